@@ -51,13 +51,9 @@ def outcome(code: str, tests: Any, reward: PythonTests | None = None, **columns:
 VERDICTS: list[tuple[str, Any, Outcome]] = [
     (RIGHT, ADD, Outcome.RIGHT),
     ("def add(a, b): return a - b", ADD, Outcome.WRONG),
-    ("def add(a, b): return 3", ADD, Outcome.WRONG),
-    ("def plus(a, b): return a + b", ADD, Outcome.WRONG),
     ("def add(a, b): return a + b\n1 / 0", ADD, Outcome.WRONG),
-    ("def add(a, b): return", ADD, Outcome.WRONG),
     ("def add(a, b", ADD, Outcome.NO_ANSWER),
     ("", ADD, Outcome.NO_ANSWER),
-    ("  \n", ADD, Outcome.NO_ANSWER),
     ("x = '\0'", ADD, Outcome.NO_ANSWER),
     ("x = '\ud800'", ADD, Outcome.NO_ANSWER),
     (RIGHT, HUMAN_EVAL + "\ncheck(add)", Outcome.RIGHT),
@@ -65,7 +61,6 @@ VERDICTS: list[tuple[str, Any, Outcome]] = [
     ("def add(a, b): return 3", HUMAN_EVAL + "\ncheck(add)", Outcome.WRONG),
     (RIGHT, "for i in range(9):\n    assert add(i, 1) == i + 1", Outcome.RIGHT),
     ("print(sum(map(int, input().split())))", SUM, Outcome.RIGHT),
-    ("print(3)", SUM, Outcome.WRONG),
     ("print(sum(map(int, input().split())), 'is the sum')", SUM, Outcome.WRONG),
     ("print(sum(map(int, input().split())))\nraise SystemExit(1)", SUM, Outcome.WRONG),
     ("print(sum(map(int, input().split())))\nexit()\n1 / 0", SUM, Outcome.RIGHT),
@@ -78,7 +73,6 @@ VERDICTS: list[tuple[str, Any, Outcome]] = [
     ("x = 'a' * 10**10", ADD, Outcome.DIED),
     ("def add(a, b): return 'a' * 10**10", ADD, Outcome.DIED),
     ("import ctypes\nctypes.string_at(0)", ADD, Outcome.DIED),
-    ("import ctypes\nctypes.string_at(0)", SUM, Outcome.DIED),
     ("import os\nos.kill(os.getpid(), 9)", ADD, Outcome.DIED),
     ("def add(a, b): return print(sys.exit())", ADD, Outcome.WRONG),
     (RIGHT, ["def test_add(): pass"], Outcome.UNPARSEABLE),
@@ -86,7 +80,6 @@ VERDICTS: list[tuple[str, Any, Outcome]] = [
     (RIGHT, ["import math", "x = 1"], Outcome.UNPARSEABLE),
     (RIGHT, ["assert True"], Outcome.UNPARSEABLE),
     (RIGHT, ["assert 1 + 1 == 2"], Outcome.UNPARSEABLE),
-    (RIGHT, ["add(1, 2)"], Outcome.UNPARSEABLE),
     (RIGHT, ["if add(0, 0): assert add(1, 2) == 3"], Outcome.UNPARSEABLE),
     (RIGHT, ["import no_such_module\nassert add(1, 2) == 3"], Outcome.UNPARSEABLE),
     (RIGHT, ["while True: pass\nassert add(1, 2) == 3"], Outcome.UNPARSEABLE),
@@ -100,7 +93,6 @@ VERDICTS: list[tuple[str, Any, Outcome]] = [
     (RIGHT, [{"input": "1 2"}], Outcome.UNPARSEABLE),
     (RIGHT, [{"input": "1", "output": 1}], Outcome.UNPARSEABLE),
     (RIGHT, ["assert True", {"input": "1", "output": "1"}], Outcome.UNPARSEABLE),
-    (RIGHT, None, Outcome.UNPARSEABLE),
     (RIGHT, 3, Outcome.UNPARSEABLE),
 ]
 
@@ -268,13 +260,6 @@ def test_a_failing_assert_that_is_caught_fails() -> None:
     assert outcome("def f(x): raise ValueError", [swallowed]) is Outcome.WRONG
 
 
-def test_asserts_inside_conditions_count_where_they_are_reached() -> None:
-    test = "for i in range(3):\n    if i: assert f(i) == 1"
-    assert outcome("def f(x): return 1", [test]) is Outcome.RIGHT
-    assert outcome("def f(x): return x", [test]) is Outcome.WRONG
-    assert outcome("def f(x): return 2", ["if False: assert f(1) == 1"]) is Outcome.UNPARSEABLE
-
-
 def test_set_up_among_statements_is_no_test_of_its_own() -> None:
     tests = ["import math", "x = 3", "assert f(2) == x", "assert f(3) == 0"]
     [one] = PythonTests(partial=True).judge(completions=[fence("def f(n): return 3")], tests=[tests])
@@ -307,26 +292,20 @@ def test_a_test_passes_exactly_where_python_says_that_the_values_are_equal(pairs
 # --- reading ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("text", "code"),
-    [
-        ("x = 1", "x = 1"),
-        ("a\n```python\nx = 1\n```\nb", "x = 1"),
-        ("```python\nx = 1\n```\n```python\nx = 2\n```", "x = 2"),
-        ("```python\nx = 1\n```\n```\noutput\n```", "x = 1"),
-        ("```py\nx = 1\n```\n```bash\nls\n```", "x = 1"),
-        ("```\nx = 1\n```\n```text\nx = 2\n```", "x = 2"),
-        ("```Python title=a.py\nx = 1\n```", "x = 1"),
-        ("```python\nx = 1", "x = 1"),
-        ("````python\n```\nx\n```\n````", "```\nx\n```"),
-        ("~~~python\nx = 1\n~~~", "x = 1"),
-        ("  ```python\nx = 1\n  ```", "x = 1"),
-        ("```python\n```", ""),
-        ("", ""),
-    ],
-)
-def test_the_code_of_a_completion(text: str, code: str) -> None:
-    assert fenced_code(text) == code
+def test_the_code_of_a_completion() -> None:
+    codes = {
+        "x = 1": "x = 1",
+        "```python\nx = 1\n```\n```python\nx = 2\n```": "x = 2",
+        "```py\nx = 1\n```\n```bash\nls\n```": "x = 1",
+        "```\nx = 1\n```\n```text\nx = 2\n```": "x = 2",
+        "```Python title=a.py\nx = 1\n```": "x = 1",
+        "```python\nx = 1": "x = 1",
+        "````python\n```\nx\n```\n````": "```\nx\n```",
+        "~~~python\nx = 1\n~~~": "x = 1",
+        "  ```python\nx = 1\n  ```": "x = 1",
+        "```python\n```": "",
+    }
+    assert {text: fenced_code(text) for text in codes} == codes
 
 
 def test_the_whole_text_can_be_the_code() -> None:
@@ -347,17 +326,6 @@ def test_unreadable_tests_are_none_with_a_warning_and_outcomes_change_that() -> 
         PythonTests(timeout=0.2, outcomes={"timeout": "raise"})(completions=["while 1: pass"], tests=[ADD])
 
 
-def test_outcomes_are_logged() -> None:
-    metrics: dict[str, float] = {}
-    extra: dict[str, Sequence[Any]] = {}
-    PythonTests()(
-        completions=[fence(RIGHT), ""], tests=[ADD, ADD], log_metric=metrics.__setitem__, log_extra=extra.__setitem__
-    )
-    assert metrics["outcomes/python_tests/right"] == metrics["outcomes/python_tests/no_answer"] == 0.5
-    assert metrics["outcomes/python_tests/timeout"] == 0.0
-    assert extra == {"python_tests_outcome": ["right", "no_answer"]}
-
-
 def test_a_missing_column_is_an_error_that_names_it() -> None:
     with pytest.raises(RewardError, match=r"python_tests needs the column 'tests'; .*\['answer'\]. Rename the column"):
         PythonTests()(completions=["x"], answer=["1"])
@@ -365,9 +333,15 @@ def test_a_missing_column_is_an_error_that_names_it() -> None:
         PythonTests()(completions=["x", "y"], tests=[ADD])
 
 
-def test_it_pickles() -> None:
+def test_outcomes_are_logged_and_it_pickles() -> None:
+    metrics: dict[str, float] = {}
+    extra: dict[str, Sequence[Any]] = {}
     reward = pickle.loads(pickle.dumps(PythonTests(partial=True, timeout=2.5)))
-    assert reward(completions=[fence("def add(a, b): return 3")], tests=[ADD]) == [1 / 3]
+    columns = {"completions": [fence("def add(a, b): return 3"), ""], "tests": [ADD, ADD]}
+    assert reward(**columns, log_metric=metrics.__setitem__, log_extra=extra.__setitem__) == [1 / 3, 0.0]
+    assert metrics["outcomes/python_tests/scored"] == metrics["outcomes/python_tests/no_answer"] == 0.5
+    assert metrics["outcomes/python_tests/timeout"] == 0.0
+    assert extra == {"python_tests_outcome": ["scored", "no_answer"]}
 
 
 @pytest.mark.parametrize(
@@ -375,14 +349,10 @@ def test_it_pickles() -> None:
     [
         ({"partial": 1}, "partial must be true or false, got 1"),
         ({"timeout": 0}, "timeout must be a positive number of seconds, got 0"),
-        ({"timeout": True}, "timeout must be a positive number of seconds, got True"),
         ({"memory_mb": 0}, "memory_mb must be a whole number, 1 or more, got 0"),
         ({"workers": 0}, "workers must be a whole number, 1 or more, got 0"),
-        ({"max_characters": 1.5}, "max_characters must be a whole number"),
         ({"code": "first"}, "code must be 'fence' or 'text', got 'first'"),
         ({"require": "files"}, "require must be a list of files, network, processes, memory, got 'files'"),
-        ({"require": ["file"]}, "require must be a list of"),
-        ({"require": [["files"]]}, "require must be a list of"),
         ({"outcomes": {"error": 0}}, "has no outcome 'error' to set"),
     ],
 )

@@ -1,7 +1,7 @@
-"""The process that runs a model's code, against code that wants more than it is given."""
+"""The processes that run a model's code, against code that wants more than it is given."""
 
-# The code that is run is easier to read on one line.
-# ruff: noqa: E501
+# The code that is run is easier to read on one line; what belongs together is asserted together.
+# ruff: noqa: E501, PT018
 from __future__ import annotations
 
 import functools
@@ -15,7 +15,7 @@ import tempfile
 import textwrap
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,25 +36,31 @@ needs_layers = pytest.mark.skipif(
 
 def module(code: str, *tests: str, seconds: float = 10.0, memory_mb: int = 256, **more: Any) -> Run:
     """Hold code in one process and run tests of it in another."""
-    plan = {**plan_of(tests), "stop": False, "own_copies": False, "seen": {}}
-    return run_python(textwrap.dedent(code), plan, seconds=seconds, memory_mb=memory_mb, **more)
-
-
-def plan_of(tests: Sequence[str]) -> dict[str, Any]:
     checks = read_tests([*tests] or ["assert nothing"])
     assert isinstance(checks, Checks)
-    return dict(checks.plan)
+    plan = {**checks.plan, "stop": False, "own_copies": False, "seen": {}}
+    return run_python(textwrap.dedent(code), plan, seconds=seconds, memory_mb=memory_mb, **more)
 
 
 def program(code: str, stdin: str = "", seconds: float = 10.0) -> Run:
     return run_python(textwrap.dedent(code), seconds=seconds, memory_mb=256, stdin=stdin.encode())
 
 
+def in_parallel(codes: list[str], **limits: Any) -> list[Run]:
+    def work(code: str, stop: threading.Event) -> Run:
+        return module(code, stop=stop, **limits)
+
+    return run_all([functools.partial(work, code) for code in codes], workers=2)
+
+
+def failure(run: Run) -> str:
+    """The name of the exception that the code ended with."""
+    [message] = run.messages
+    return str(message["failed"][0])
+
+
 def raised(code: str) -> str:
-    """The name of the exception that code ends with."""
-    [message] = module(code).messages
-    name: str = message["failed"][0]
-    return name
+    return failure(module(code))
 
 
 def statuses(run: Run) -> list[str]:
@@ -62,14 +68,13 @@ def statuses(run: Run) -> list[str]:
 
 
 @pytest.fixture(autouse=True)
-def nothing_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No directory and no process but the server outlives a test."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     yield
     server = sandbox._SERVER.process
-    children = Path(f"/proc/{server.pid}/task/{server.pid}/children") if server is not None else Path("/none")
-    deadline = time.monotonic() + 10  # a keeper ends after it has answered
-    while children.exists() and any(KEEPER in command_line(int(pid)) for pid in children.read_text().split()):
+    deadline = time.monotonic() + 30  # a keeper ends after it has answered
+    while server is not None and any(KEEPER in command_line(pid) for pid in descendants(server.pid)):
         assert time.monotonic() < deadline
         time.sleep(0.01)
     assert list(tmp_path.glob("python-tests-*")) == []
@@ -82,6 +87,14 @@ def command_line(pid: int) -> bytes:
         return b""
 
 
+def descendants(pid: int) -> list[int]:
+    try:
+        children = [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        return []
+    return [*children, *(below for child in children for below in descendants(child))]
+
+
 # --- running ---------------------------------------------------------------------------------------------------------
 
 
@@ -89,22 +102,21 @@ def test_tests_are_reported_one_by_one() -> None:
     tests = ("assert add(1, 2) == 3", "assert add(1, 2) == 4", "1 / 0", "add", "assert add(1, 2) and None is None")
     run = module("def add(a, b): return a + b", *tests)
     assert statuses(run) == ["pass", "fail", "fail", "setup", "pass"]
-    assert run.messages[-1]["end"]
-    assert (run.ended, run.status, run.judge) == ("exited", 0, 0)
+    assert run.messages[-1]["end"] and (run.ended, run.status, run.judge) == ("exited", 0, 0)
 
 
-def test_a_program_reads_and_prints() -> None:
+def test_a_program_reads_prints_and_ends_as_python_does(monkeypatch: pytest.MonkeyPatch) -> None:
     run = program("import sys\nprint(sum(map(int, sys.stdin.read().split())))", "1 2\n39\n")
     assert (run.output, run.ended, run.status) == (b"42\n", "exited", 0)
     run = program("import os\nos.write(1, os.read(0, 2))\nprint(open(0).read())", "ab\ncd")
     assert (run.output, run.status) == (b"ab\ncd\n", 0)
-
-
-def test_a_program_ends_as_python_does() -> None:
     run = program("import atexit\natexit.register(print, 'bye')\nif __name__ == '__main__': raise SystemExit(3)")
     assert (run.output, run.status) == (b"bye\n", 3)
-    assert program("1 / 0").messages == [{"failed": ["ZeroDivisionError", "division by zero"]}]
-    assert program("1 / 0").status == 1
+    run = program("1 / 0")
+    assert (run.messages, run.status) == ([{"failed": ["ZeroDivisionError", "division by zero"]}], 1)
+    monkeypatch.setenv("MY_TOKEN", "secret")
+    run = program("import gc, os\nprint(sorted(os.environ), os.listdir(), gc.isenabled())")
+    assert run.output.decode() == "['HOME', 'LANG', 'PATH', 'PYTHONHASHSEED', 'TMPDIR'] [] True\n"
 
 
 def test_what_needs_a_real_module_works() -> None:
@@ -132,51 +144,18 @@ def test_what_needs_a_real_module_works() -> None:
     assert statuses(run) == ["pass"] * 4, run.messages
 
 
-@pytest.mark.parametrize(
-    "code", ["def f(", "x = '\0'", "x = '\ud800'", "(" * 5000, "é = '" + "x" * 10**6, "-" * 10**5 + "1"]
-)
+@pytest.mark.parametrize("code", ["def f(", "x = '\0'", "x = '\ud800'", "(" * 5000, "-" * 10**5 + "1"])
 def test_code_that_does_not_compile_is_reported_so_or_ends_the_process(code: str) -> None:
     run = module(code)
     assert "unread" in run.messages[0] or run.status < 0, "a parser that overflows the stack ends it"
 
 
-def test_the_environment_is_empty(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MY_TOKEN", "secret")
-    run = program("import os\nprint(sorted(os.environ), os.listdir())")
-    assert run.output.decode() == "['HOME', 'LANG', 'PATH', 'PYTHONHASHSEED', 'TMPDIR'] []\n"
-
-
-def test_garbage_is_collected() -> None:
-    assert program("import gc\nprint(gc.isenabled())").output == b"True\n"
-    assert statuses(module("import gc", "assert gc.isenabled() is True")) == ["pass"]
-
-
-def test_runs_leave_no_descriptor_and_no_thread() -> None:
+def test_runs_come_in_order_so_many_at_a_time_and_leave_nothing() -> None:
     module("pass")
     descriptors, threads = len(list(Path("/dev/fd").iterdir())), threading.active_count()
     tasks = [lambda stop: module("while True: pass", seconds=0.05, stop=stop), lambda stop: program("print(1)")] * 4
     assert [run.ended for run in run_all(tasks, workers=3)] == ["timeout", "exited"] * 4
     assert (len(list(Path("/dev/fd").iterdir())), threading.active_count()) == (descriptors, threads)
-
-
-def test_results_come_in_order_and_so_many_at_a_time() -> None:
-    running, most, lock = 0, 0, threading.Lock()
-
-    def task(number: int) -> Any:
-        def work(stop: threading.Event) -> int:
-            nonlocal running, most
-            with lock:
-                running += 1
-                most = max(most, running)
-            time.sleep(0.02 * (4 - number))
-            with lock:
-                running -= 1
-            return number
-
-        return work
-
-    assert run_all([task(number) for number in range(4)], workers=2) == [0, 1, 2, 3]
-    assert most == 2
     assert run_all([], workers=2) == []
 
 
@@ -193,140 +172,96 @@ def test_code_that_does_not_end_is_ended() -> None:
         "import re\nre.match('(a+)+$', 'a' * 50 + 'b')",
         "import threading\nfor _ in 'abc': threading.Thread(target=lambda: list(iter(int, 1))).start()\nwhile 1: pass",
     ]
-    start = time.monotonic()
-    for run in run_all([lambda stop, code=code: module(code, seconds=0.5, stop=stop) for code in codes], workers=2):  # type: ignore[misc]
-        assert run.ended == "timeout"
-        assert run.seconds >= 0.5
-    assert time.monotonic() - start < 60
+    assert [(run.ended, run.seconds >= 0.5) for run in in_parallel(codes, seconds=0.5)] == [("timeout", True)] * 6
     [message] = module("import os\nos.closerange(0, 100)\nwhile True: pass").messages
     assert message["gone"] == "closed"
 
 
-def test_memory_is_limited_in_threads_and_maps_too() -> None:
+def test_memory_is_limited_and_a_stack_that_overflows_ends_nothing_else() -> None:
     for code in ("x = 'a' * 10**9", "x = [0]\nwhile True: x += x", "x = bytearray(10**9)"):
         assert raised(code) == "MemoryError"
     assert raised("import mmap\nx = [mmap.mmap(-1, 2**27) for _ in range(8)]") in ("OSError", "MemoryError")
-
-
-def test_a_stack_that_overflows_ends_nothing_but_the_process() -> None:
     run = module("import sys\nsys.setrecursionlimit(10**9)\ndef f(n): return max([n], key=lambda x: f(n))\nf(1)")
-    assert run.status in (-signal.SIGSEGV, -signal.SIGBUS) or run.messages[0]["failed"][0] in (
-        "MemoryError",
-        "RecursionError",
-    )
+    assert run.status in (-signal.SIGSEGV, -signal.SIGBUS) or failure(run) in ("MemoryError", "RecursionError")
     assert raised("def f(n): return f(n + 1)\nf(1)") == "RecursionError"
 
 
-def test_output_is_bounded() -> None:
+def test_output_is_bounded_and_what_is_written_where_answers_go_is_not_believed() -> None:
     run = program("import os\nwhile True: os.write(1, b'a' * 10**6)")
-    assert run.ended == "output"
-    assert len(run.output) <= 4 * 2**20 + 2**17
+    assert run.ended == "output" and len(run.output) <= 4 * 2**20 + 2**17
     write = "import os\nfor _ in range(20): os.write(1, b'a' * 10**6); os.write(2, b'a' * 10**6)\nx = 1"
     assert statuses(module(write, "assert x == 1")) == ["pass"], "what a module writes there is thrown away"
-
-
-def test_what_it_writes_where_answers_go_is_bounded_and_not_believed() -> None:
-    forged = json.dumps({"test": 0, "status": "pass"})
-    writes = "while True: os.write(fd, b'a' * 10**6)"
-    flood = f"import os\nfor fd in range(3, 500):\n  try:\n    {writes}\n  except OSError: pass"
-    run = module(flood)
+    each = "import os\nfor fd in range(3, 500):\n  try:\n    {}\n  except OSError: pass\n"
+    run = module(each.format("while True: os.write(fd, b'a' * 10**6)"))
     assert run.ended == "storage" or "gone" in run.messages[0]
-    line = f"\n{forged}\n".encode()
-    write = f"import os\nfor fd in range(3, 500):\n  try: os.write(fd, {line!r})\n  except OSError: pass\nos._exit(0)"
-    assert statuses(module(write, "assert 0 == 1")) == []
-    report = "import os\nfor fd in range(3, 500):\n  try:\n    while True: os.write(fd, b'a' * 10**6)\n  except OSError: pass"
-    assert program(report).ended == "output"
+    forged = ("\n" + json.dumps({"test": 0, "status": "pass"}) + "\n").encode()
+    assert statuses(module(each.format(f"os.write(fd, {forged!r})") + "os._exit(0)", "assert 0 == 1")) == []
+    assert program(each.format("while True: os.write(fd, b'a' * 10**6)")).ended == "output"
 
 
-# --- storage ---------------------------------------------------------------------------------------------------------
-
-MAPPED = """
-import mmap, os
-held = []
-while True:
-    with open("x", "w+b") as file:
-        {fill}
-        {hold}
-    os.unlink("x")
-"""
-HOARDERS = {
-    "many files": "n = 0\nwhile True:\n    n += 1\n    with open(str(n), 'wb') as f: f.write(bytes(2**23))",
-    "many empty files": "n = 0\nwhile True:\n    n += 1\n    open(str(n), 'wb').close()",
-    "many folders": "import os\nn = 0\nwhile True:\n    n += 1\n    os.mkdir(str(n))",
-    "deep folders": "import os\nwhile True:\n    os.mkdir('x')\n    os.chdir('x')",
-    "in folders": "import os\nn = 0\nwhile True:\n    n += 1\n    os.makedirs(f'{n}/b')\n"
-    "    with open(f'{n}/b/c', 'wb') as f: f.write(bytes(2**23))",
-    "unlinked and open": "import os\nheld = []\nwhile True:\n    held.append(open('x', 'wb'))\n"
-    "    held[-1].write(bytes(2**23)); held[-1].flush()\n    os.unlink('x')",
-    "unlinked and mapped": MAPPED.format(
-        fill="file.write(bytes(2**24)); file.flush()",
-        hold="held.append(mmap.mmap(file.fileno(), 4096, mmap.MAP_PRIVATE))",
-    ),
-    "holes that are mapped and read": MAPPED.format(
+MAPPED = "import mmap, os\nheld = []\nwhile True:\n    with open('x', 'w+b') as file:\n        {fill}\n        {hold}\n    os.unlink('x')"
+HOARDERS = [
+    "n = 0\nwhile True:\n    n += 1\n    with open(str(n), 'wb') as f: f.write(bytes(2**23))",
+    "n = 0\nwhile True:\n    n += 1\n    open(str(n), 'wb').close()",
+    "import os\nn = 0\nwhile True:\n    n += 1\n    os.mkdir(str(n))",
+    "import os\nwhile True:\n    os.mkdir('x')\n    os.chdir('x')",
+    "import os\nheld = []\nwhile True:\n    held.append(open('x', 'wb'))\n    held[-1].write(bytes(2**23)); held[-1].flush()\n    os.unlink('x')",
+    MAPPED.format(fill="file.write(bytes(2**24)); file.flush()", hold="held.append(mmap.mmap(file.fileno(), 4096, mmap.MAP_PRIVATE))"),
+    MAPPED.format(
         fill="file.truncate(2**24)",
         hold="held.append(mmap.mmap(file.fileno(), 2**24, mmap.MAP_PRIVATE)); [held[-1][i] for i in range(0, 2**24, 4096)]",
     ),
-    "without a name": "import tempfile\nheld = []\nwhile True:\n    held.append(tempfile.TemporaryFile())\n"
-    "    held[-1].write(bytes(2**23)); held[-1].flush()",
-    "written and removed again": "import os\nwhile True:\n    with open('x', 'wb') as f: f.write(bytes(2**23))\n    os.unlink('x')",
-}
+    "import os\nwhile True:\n    with open('x', 'wb') as f: f.write(bytes(2**23))\n    os.unlink('x')",
+]  # fmt: skip
 
 
 @needs_layers
-@pytest.mark.parametrize("folder", ["disk", "memory"])
-def test_what_is_written_is_limited_and_not_what_is_listed(
-    folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("folder", ["disk", pytest.param("memory", marks=pytest.mark.slow)])
+def test_what_is_written_is_limited_and_not_what_is_listed(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if folder == "memory":
         if not os.access("/dev/shm", os.W_OK):
             pytest.skip("needs a file system in memory")
         monkeypatch.setattr(tempfile, "tempdir", "/dev/shm")
-    runs = run_all([functools.partial(_stopped, code) for code in HOARDERS.values()], workers=2)
-    assert {name: run.ended for name, run in zip(HOARDERS, runs, strict=True)} == dict.fromkeys(HOARDERS, "storage")
+    found = {code: run.ended for code, run in zip(HOARDERS, in_parallel(HOARDERS), strict=True)}
+    assert found == dict.fromkeys(HOARDERS, "storage")
     assert list(Path(tempfile.gettempdir()).glob("python-tests-*")) == []
 
 
 @needs_layers
-def test_a_shared_map_of_a_file_would_be_a_way_around_the_limit() -> None:
-    code = "import mmap\nwith open('x', 'w+b') as file:\n    file.truncate(2**20)\n    mmap.mmap(file.fileno(), 2**20)"
-    assert raised(code) == "PermissionError"
-
-
-def test_files_are_limited_in_size_and_number() -> None:
-    large = "with open('x', 'wb') as file:\n    for _ in range(100): file.write(bytes(2**20)); file.flush()"
-    assert raised(large) == "OSError"
+def test_files_and_threads_are_limited() -> None:
+    shared = (
+        "import mmap\nwith open('x', 'w+b') as file:\n    file.truncate(2**20)\n    mmap.mmap(file.fileno(), 2**20)"
+    )
+    assert raised(shared) == "PermissionError", "a shared map would be a way around the limit"
+    assert raised("with open('x', 'wb') as f:\n    for _ in range(100): f.write(bytes(2**20)); f.flush()") == "OSError"
     assert raised("files = [open('x', 'w') for _ in range(1000)]") == "OSError"
+    thread = "threading.Thread(target={}, daemon=True)"
+    many = f"import threading, time\nthreading.stack_size(32768)\nwhile True: {thread.format('lambda: time.sleep(9)')}.start()"
+    assert module(many).ended == "threads"
+    again = f"import threading\ndef run():\n    for _ in range(300): t = {thread.format('int')}; t.start(); t.join()\n    return True"
+    assert statuses(module(again, "assert run() is True")) == ["pass"]
 
 
-# --- files that it may not empty -------------------------------------------------------------------------------------
-
-
-@needs_layers
-@pytest.mark.parametrize("mode", ["os.O_RDONLY", "os.O_WRONLY", "os.O_RDWR", "3"])
-def test_a_library_file_cannot_be_emptied(mode: str) -> None:
-    """Landlock before its third version lets `O_RDONLY | O_TRUNC` pass."""
-    code = f"import json, os\nos.open(json.__file__, {mode} | os.O_TRUNC)"
-    assert raised(code) == "PermissionError"
+# --- what it may not do ----------------------------------------------------------------------------------------------
 
 
 def test_an_old_landlock_is_no_layer_without_the_filter(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Libc:
+        def __init__(self, *rest: Any, **more: Any) -> None:
+            pass
+
+        def prctl(self, *rest: Any) -> int:
+            return 0
+
     held = {}
     for abi in (0, 1, 2, 3):
         for calls in (True, False):
             monkeypatch.setattr(layers, "_restrict_files", lambda *rest, abi=abi: (abi, abi > 0))
             monkeypatch.setattr(layers, "_restrict_calls", lambda *rest, calls=calls: calls)
             monkeypatch.setattr(layers, "_limit", lambda *rest: False)
-            monkeypatch.setattr(layers.ctypes, "CDLL", _Libc)
+            monkeypatch.setattr(layers.ctypes, "CDLL", Libc)
             held[abi, calls] = "files" in layers.isolate(["/"], 1, 1, os.getppid())
     assert {key for key, files in held.items() if files} == {(1, True), (2, True), (3, True), (3, False)}
-
-
-class _Libc:
-    def __init__(self, *rest: Any, **more: Any) -> None:
-        pass
-
-    def prctl(self, *rest: Any) -> int:
-        return 0
 
 
 @needs_layers
@@ -345,32 +280,6 @@ def test_the_filter_alone_keeps_what_is_open_for_reading_from_being_emptied() ->
     assert done.returncode == 0, done.stderr.decode()
 
 
-# --- threads ---------------------------------------------------------------------------------------------------------
-
-
-@needs_layers
-def test_threads_are_limited_and_some_are_there() -> None:
-    many = "import threading, time\nthreading.stack_size(32768)\nwhile True:\n"
-    many += "    threading.Thread(target=time.sleep, args=(9,), daemon=True).start()"
-    assert module(many).ended == "threads"
-    again = "import threading\ndef run():\n    for _ in range(300):\n"
-    again += "        thread = threading.Thread(target=len, args=('',)); thread.start(); thread.join()\n    return True"
-    assert statuses(module(again, "assert run() is True")) == ["pass"]
-
-
-# --- what it may not do ----------------------------------------------------------------------------------------------
-
-
-@needs_layers
-def test_a_secret_beside_it_cannot_be_read(tmp_path: Path) -> None:
-    secret = tmp_path / "secret"
-    secret.write_text("secret")
-    secret.chmod(0o666)
-    assert raised(f"open({str(secret)!r}).read()") == "PermissionError"
-    assert raised(f"open({str(secret)!r}, 'w')") == "PermissionError"
-    assert secret.read_text() == "secret"
-
-
 FORBIDDEN = [
     # files elsewhere; the judge's folder lies beside its own
     "import os\nos.listdir('..')",
@@ -380,7 +289,6 @@ FORBIDDEN = [
     "import os\nopen(f'/proc/{os.getppid()}/environ')",
     "import os\nos.listdir('/')",
     "open('/tmp/planted', 'w')",
-    "open('../planted', 'w')",
     "open('/dev/shm/planted', 'w')",
     "import os\nos.mkdir('../outside')",
     "import os\nos.rmdir('/var/tmp')",
@@ -394,9 +302,9 @@ FORBIDDEN = [
     "import os\nos.setxattr('.', 'user.x', b'1')",
     "import os\nos.memfd_create('x')",
     "import json\nopen(json.__file__, 'ab')",
+    *(f"import json, os\nos.open(json.__file__, {mode} | os.O_TRUNC)" for mode in ("os.O_RDONLY", "os.O_RDWR", "3")),
     # other processes
     "import os\nwhile True: os.fork()",
-    "import os\nif os.fork() == 0:\n    os.setsid()\n    if os.fork() == 0:\n        import time; time.sleep(1000)",
     "import subprocess\nsubprocess.run(['/bin/sh', '-c', 'sleep 1000'])",
     "import os\nos.execv('/bin/sh', ['sh'])",
     "import os\nos.posix_spawn('/bin/sh', ['sh'], {})",
@@ -411,39 +319,23 @@ FORBIDDEN = [
     "import fcntl, os\nfcntl.fcntl(os.pipe()[0], fcntl.F_SETOWN, os.getppid())",
     "import os\nos.setuid(65534)",
     "import os\nos.chroot('.')",
-]
+    # the network
+    *(f"import socket\nsocket.socket(socket.AF_{family}, socket.SOCK_DGRAM)" for family in "INET6 UNIX NETLINK PACKET".split()),  # noqa: SIM905
+    "import socket\nsocket.create_connection(('127.0.0.1', 9))",
+]  # fmt: skip
 
 
 @needs_layers
-def test_files_elsewhere_and_other_processes_are_out_of_reach() -> None:
-    runs = run_all([functools.partial(_stopped, code) for code in FORBIDDEN], workers=2)
-    assert {code: run.messages[0]["failed"][0] for code, run in zip(FORBIDDEN, runs, strict=True)} == dict.fromkeys(
-        FORBIDDEN, "PermissionError"
-    )
-
-
-def _stopped(code: str, stop: threading.Event) -> Run:
-    return module(code, stop=stop)
-
-
-@needs_layers
-def test_limits_cannot_be_raised_again() -> None:
-    assert raised("import resource\nresource.setrlimit(resource.RLIMIT_AS, (-1, -1))") in (
-        "ValueError",
-        "PermissionError",
-    )
-
-
-@needs_layers
-def test_the_network_is_out_of_reach() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        server.settimeout(0.5)
-        port = server.getsockname()[1]
-        assert raised(f"import socket\nsocket.create_connection(('127.0.0.1', {port}))") == "PermissionError"
-        with pytest.raises(TimeoutError):
-            server.accept()
-    for family in ("AF_INET6", "AF_UNIX", "AF_NETLINK", "AF_PACKET", "AF_VSOCK"):
-        assert raised(f"import socket\nsocket.socket(socket.{family}, socket.SOCK_DGRAM)") == "PermissionError"
+def test_files_elsewhere_other_processes_and_the_network_are_out_of_reach(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("secret")
+    secret.chmod(0o666)
+    codes = [*FORBIDDEN, f"open({str(secret)!r}).read()", f"open({str(secret)!r}, 'w')"]
+    found = {code: failure(run) for code, run in zip(codes, in_parallel(codes), strict=True)}
+    assert found == dict.fromkeys(codes, "PermissionError")
+    assert secret.read_text() == "secret"
+    limit = raised("import resource\nresource.setrlimit(resource.RLIMIT_AS, (-1, -1))")
+    assert limit in ("ValueError", "PermissionError")
 
 
 @needs_layers
@@ -460,6 +352,7 @@ def test_a_pair_of_sockets_reaches_nobody_else(tmp_path: Path) -> None:
 
 
 @needs_layers
+@pytest.mark.skipif(os.uname().machine != "x86_64", reason="the numbers are those of x86-64")
 def test_raw_system_calls_do_not_help() -> None:
     code = """
     import ctypes
@@ -467,19 +360,10 @@ def test_raw_system_calls_do_not_help() -> None:
     def refused(number, *arguments):
         return libc.syscall(number, *arguments) == -1 and ctypes.get_errno() in (1, 38)
     """
-    calls = {"clone3": 435, "io_uring_setup": 425, "bpf": 321, "ptrace": 101, "vfork": 58, "unshare": 272, "mount": 165}
-    calls |= {"openat2": 437, "creat": 85, "truncate": 76, "sendfile": 40, "copy_file_range": 326, "splice": 275}
-    calls |= {
-        "fallocate": 285,
-        "perf_event_open": 298,
-        "userfaultfd": 323,
-        "process_vm_readv": 310,
-        "keyctl": 250,
-        "reboot": 169,
-    }
-    if os.uname().machine != "x86_64":
-        pytest.skip("the numbers are those of x86-64")
-    run = module(code, *(f"assert refused({number}, 0, 0, 0, 0, 0), {name!r}" for name, number in calls.items()))
+    # clone3, io_uring_setup, bpf, ptrace, vfork, unshare, mount, openat2, creat, truncate, sendfile, copy_file_range,
+    # splice, fallocate, perf_event_open, userfaultfd, process_vm_readv, keyctl, reboot
+    numbers = [435, 425, 321, 101, 58, 272, 165, 437, 85, 76, 40, 326, 275, 285, 298, 323, 310, 250, 169]
+    run = module(code, *(f"assert refused({number}, 0, 0, 0, 0, 0)" for number in numbers))
     assert set(statuses(run)) == {"pass"}, run.messages
     assert module("import ctypes\nctypes.CDLL(None).syscall(0x40000000 + 39)").status == -signal.SIGSYS
 
@@ -489,7 +373,7 @@ def test_a_required_layer_that_does_not_hold_is_an_error() -> None:
         module("pass", require=["magic"])
 
 
-# --- ends ------------------------------------------------------------------------------------------------------------
+# --- ends and time ---------------------------------------------------------------------------------------------------
 
 
 def test_all_ends_with_the_parent(tmp_path: Path) -> None:
@@ -509,39 +393,24 @@ def test_all_ends_with_the_parent(tmp_path: Path) -> None:
         time.sleep(0.02)
     parent.kill()
     parent.wait()
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while any(KEEPER in command_line(pid) for pid in found):
         assert time.monotonic() < deadline, "something outlives its parent"
         time.sleep(0.02)
 
 
-def descendants(pid: int) -> list[int]:
-    try:
-        children = [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    except OSError:
-        return []
-    return [*children, *(below for child in children for below in descendants(child))]
-
-
-def test_a_server_that_was_killed_is_started_again() -> None:
+def test_a_server_that_was_killed_and_one_of_a_forked_copy_are_started() -> None:
     module("pass")
     server = sandbox._SERVER.process
     assert server is not None
     server.kill()
     server.wait()
     assert program("print(1)").output == b"1\n"
-
-
-def test_a_forked_copy_has_a_server_of_its_own() -> None:
-    module("pass")
     pid = os.fork()
     if pid == 0:
         os._exit(0 if program("print(1)").output == b"1\n" else 1)
     assert os.waitpid(pid, 0)[1] == 0
     assert program("print(2)").output == b"2\n"
-
-
-# --- time ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -559,12 +428,19 @@ def test_time_is_the_code_s_own_however_busy_the_machine() -> None:
             process.wait()
 
 
-def test_who_took_the_time() -> None:
-    assert module("import time\ndef f(): time.sleep(1000)", "assert f()", seconds=0.2).ended == "timeout"
-    assert module("def f(): return 1", "while f(): pass\nassert f()", seconds=0.3).ended == "timeout"
-    assert module("def f(): return 1", "while True: pass\nassert f()", seconds=0.3).ended == "tests"
-    assert module("def f(): return 1", "import time\ntime.sleep(1000)\nassert f()", seconds=0.2).ended == "tests"
-    assert module("def f():\n    while True: yield 1", "assert list(f())", seconds=0.5).ended == "timeout"
+@pytest.mark.parametrize(
+    ("code", "test", "ended"),
+    [
+        ("import time\ndef f(): time.sleep(1000)", "assert f()", "timeout"),
+        ("def f(): return 1", "while f(): pass\nassert f()", "timeout"),
+        ("def f(): return range(10 ** 15)", "assert sum(f()) == 3", "timeout"),
+        ("def f():\n    while True: yield 1", "assert list(f())", "timeout"),
+        ("def f(): return 1", "while True: pass\nassert f()", "tests"),
+        ("def f(): return 1", "import time\ntime.sleep(1000)\nassert f()", "tests"),
+    ],
+)
+def test_who_took_the_time(code: str, test: str, ended: str) -> None:
+    assert module(code, test, seconds=0.3).ended == ended
 
 
 def test_an_interrupt_ends_all_runs() -> None:
@@ -580,10 +456,8 @@ def test_an_interrupt_ends_all_runs() -> None:
         os.kill(os.getpid(), signal.SIGINT)
 
     thread = threading.Thread(target=send)
-    start = time.monotonic()
     with interruptible():
         thread.start()
         with pytest.raises(KeyboardInterrupt):
             run_all([forever, forever], workers=2)
         thread.join()
-    assert time.monotonic() - start < 30

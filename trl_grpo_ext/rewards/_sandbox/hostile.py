@@ -99,18 +99,15 @@ class Solution(Codec):
                 value = getattr(self, f"_do_{what}")(*arguments)
                 reply = ["ok", sequence, self.pack(value)]
             except BaseException as error:
-                reply = ["no", sequence, self._failure(error)]
+                try:
+                    reply = ["no", sequence, self.pack(error)]
+                except BaseException as other:
+                    reply = ["no", sequence, self.pack(type(other)("a value could not be handed over"))]
             finally:
                 self._sequence = outer
             self._send(reply)
         except ViolationError:
             self._send(["no", sequence, self.pack(OverflowError("the value is too large to be handed over"))])
-
-    def _failure(self, error: BaseException) -> Any:
-        try:
-            return self.pack(error)
-        except BaseException as other:
-            return self.pack(type(other)("a value could not be handed over"))
 
     def _send(self, message: list[Any]) -> None:
         events, self.events = self.events[:_MAX_EVENTS], []
@@ -153,14 +150,7 @@ class Solution(Codec):
     def _do_call(self, called: Any, arguments: Any, keywords: Any) -> Any:
         return called(*arguments, **dict(keywords))
 
-    def _do_get(self, value: Any, name: str) -> Any:
-        return getattr(value, name)
-
-    def _do_set(self, value: Any, name: str, new: Any) -> None:
-        setattr(value, name, new)
-
-    def _do_delete(self, value: Any, name: str) -> None:
-        delattr(value, name)
+    _do_get, _do_set, _do_delete = staticmethod(getattr), staticmethod(setattr), staticmethod(delattr)
 
     def _do_operate(self, value: Any, name: str, arguments: Any) -> Any:
         return getattr(type(value), name)(value, *arguments)
@@ -176,13 +166,14 @@ class Solution(Codec):
         async def waited() -> Any:
             return await value
 
-        return _in_loop(waited())
+        loop = asyncio.new_event_loop()
+        try:
+            return loop.run_until_complete(waited())
+        finally:
+            loop.close()
 
     def _do_wait_next(self, value: Any) -> Any:
-        async def waited() -> Any:
-            return await type(value).__anext__(value)
-
-        return _in_loop(waited())
+        return self._do_wait(type(value).__anext__(value))
 
     def _do_seed(self, value: Any) -> None:
         random.seed(value)
@@ -213,7 +204,7 @@ class Solution(Codec):
             return self._class(value)
         content: Any = None
         if isinstance(value, BaseException):
-            content = [self._argument(argument) for argument in value.args]
+            content = self._arguments(value)
         else:
             for kind in _BUILT_IN:
                 if isinstance(value, kind):
@@ -221,11 +212,11 @@ class Solution(Codec):
                     break
         return ["h", self._number(value), self._class(type(value)), content]
 
-    def _argument(self, value: Any) -> Any:
+    def _arguments(self, error: BaseException) -> list[Any]:
         try:
-            return self.encode(value)
+            return [self.encode(argument) for argument in error.args]
         except RecursionError:
-            return None
+            return []
 
     def _number(self, value: Any) -> int:
         number = self._by_identity.get(id(value))
@@ -275,7 +266,8 @@ class Solution(Codec):
         if kind is None:
             body: dict[str, Any] = {operator: _asking(self, operator) for operator in own}
             if attributes:
-                body |= _asking_attributes(self)
+                body["__getattr__"] = lambda lent, name: self.ask("get", lent, name)
+                body["__setattr__"] = lambda lent, name, value: self.ask("set", lent, name, value)
             kind = self._lent_classes[key] = type(name, (Lent,), body)
         value: Any = object.__new__(kind)
         Lent._number.__set__(value, number)  # type: ignore[attr-defined]
@@ -293,14 +285,6 @@ class Solution(Codec):
             error = Exception(*decoded)
         self._raised[id(error)] = (error, number)
         return error
-
-
-def _in_loop(waiting: Any) -> Any:
-    loop = asyncio.new_event_loop()
-    try:
-        return loop.run_until_complete(waiting)
-    finally:
-        loop.close()
 
 
 def _exact(kind: Any, value: Any) -> Any:
@@ -333,17 +317,7 @@ def find_by_name(module: str, name: str) -> Any:
 
 
 def _asking(side: Solution, operator: str) -> Callable[..., Any]:
-    def ask(self: Any, *arguments: Any, **keywords: Any) -> Any:
-        return side.ask("operate", self, operator, list(arguments), keywords)
-
-    return ask
-
-
-def _asking_attributes(side: Solution) -> dict[str, Any]:
-    return {
-        "__getattr__": lambda self, name: side.ask("get", self, name),
-        "__setattr__": lambda self, name, value: side.ask("set", self, name, value),
-    }
+    return lambda self, *arguments, **keywords: side.ask("operate", self, operator, list(arguments), keywords)
 
 
 class _Stdin(io.TextIOBase):
@@ -382,10 +356,7 @@ def hold(requests: int, replies: int) -> None:
     sys.stdin = _Stdin(side)
     sys.argv = ["solution.py"]
 
-    def ask_for_input(prompt: object = "", /) -> str:
-        return str(side.ask("input", str(prompt)))
-
-    builtins.input = ask_for_input
+    builtins.input = lambda prompt="", /: str(side.ask("input", str(prompt)))
     _forward_warnings_and_logs(side)
     watch_processes(lambda event: side.events.append(("process", None, event)))
     side.serve()

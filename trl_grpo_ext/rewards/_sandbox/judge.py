@@ -14,7 +14,7 @@ if one of its sides is the same with and without the changes.
 """
 
 # Tables of words are easier to read as words; beside the tests' own process, pathlib gives nothing here.
-# ruff: noqa: SIM905, PTH100, PTH109, PTH117, PTH118, PTH123
+# ruff: noqa: SIM905, PTH100, PTH109, PTH117, PTH118, PTH123, SIM115
 from __future__ import annotations
 
 import asyncio
@@ -24,6 +24,7 @@ import copy
 import dataclasses
 import doctest
 import functools
+import hashlib
 import importlib
 import importlib.abc
 import importlib.machinery
@@ -114,7 +115,8 @@ class RemoteType(type):
     """A class of the solution."""
 
     def __call__(cls, *arguments: Any, **keywords: Any) -> Any:
-        return _mark(SIDE.request("call", cls, arguments, tuple(keywords.items())), "_made")
+        made = SIDE.request("call", cls, arguments, tuple(keywords.items()))
+        return _mark(made, "_made") if type.__getattribute__(cls, "_remote_wanted") else made
 
     def __getattr__(cls, name: str) -> Any:
         return _attribute(cls, name)
@@ -124,15 +126,6 @@ class RemoteType(type):
 
     def __delattr__(cls, name: str) -> None:
         SIDE.request("delete", cls, name)
-
-    def __iter__(cls) -> Any:
-        return cls._meta("__iter__")
-
-    def __len__(cls) -> Any:
-        return cls._meta("__len__")
-
-    def __getitem__(cls, key: Any) -> Any:
-        return cls._meta("__getitem__", key)
 
     def __contains__(cls, value: Any) -> bool:
         return any(member is value for member in cls)
@@ -144,6 +137,10 @@ class RemoteType(type):
         if name not in type.__getattribute__(cls, "_remote_meta"):
             raise TypeError(f"the class {cls.__name__} has no {name}")
         return _given(name, SIDE.request("operate", cls, name, arguments))
+
+    __iter__ = functools.partialmethod(_meta, "__iter__")
+    __len__ = functools.partialmethod(_meta, "__len__")
+    __getitem__ = functools.partialmethod(_meta, "__getitem__")
 
 
 class Remote:
@@ -202,6 +199,13 @@ def _ask_informed(value: Any, name: str) -> None:
     """Whether it may still give data: `abs(f(2) - 2.5) < 1e-6` is for numbers, `(vector * 2).x` is fine."""
     if _is_marked(value, "_informed") and (name in _TO_NUMBERS or not _is_marked(value, "_made")):
         raise SIDE.refused(f"it takes {name} of what the solution's own arithmetic made of a value of the tests", value)
+
+
+def _named_by_tests(name: str, value: Any) -> Any:
+    """A name of the solution: the tests want a class if they write it as one, and may then compare its objects."""
+    if isinstance(value, RemoteType) and name[:1].isupper():
+        type.__setattr__(value, "_remote_wanted", True)
+    return value
 
 
 def _number(value: Any) -> int:
@@ -295,7 +299,7 @@ class _SolutionModule(types.ModuleType):
         if name.startswith("__"):
             raise AttributeError(name)
         try:
-            return SIDE.request("name", name)
+            return _named_by_tests(name, SIDE.request("name", name))
         except KeyError:
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}") from None
 
@@ -343,7 +347,7 @@ class Namespace(dict[str, Any]):
         if name not in self.free:
             raise KeyError(name)
         try:
-            return SIDE.request("name", name)
+            return _named_by_tests(name, SIDE.request("name", name))
         except KeyError:
             raise NameError(f"name {name!r} is not defined") from None
 
@@ -351,27 +355,22 @@ class Namespace(dict[str, Any]):
 # --- what a test says, and what is known of it -----------------------------------------------------------------------
 
 
-class _UnprintableError(Exception):
-    pass
-
-
 class _Printer(Codec):
     """Writes a value down, to see whether it is the same in the other run."""
 
     def opaque(self, value: Any) -> Any:
-        if isinstance(value, Remote | RemoteType):
-            raise _UnprintableError
-        if isinstance(value, type | types.FunctionType | types.BuiltinFunctionType | types.ModuleType):
+        if isinstance(value, type | types.FunctionType | types.ModuleType) and not isinstance(value, RemoteType):
             return [value.__name__]
-        if not hasattr(value, "__dict__"):
-            raise _UnprintableError
+        if isinstance(value, Remote | RemoteType) or not hasattr(value, "__dict__"):
+            raise ValueError("it cannot be written down")
         return [type(value).__name__, self.encode(vars(value))]
 
 
 def _printed(value: Any) -> str | None:
     try:
-        return json.dumps(_Printer(0).pack(value))[:100_000]
-    except (_UnprintableError, RecursionError, ValueError):
+        text = json.dumps(_Printer(0).pack(value))
+        return hashlib.blake2b(text.encode("ascii"), digest_size=16).hexdigest()
+    except (RecursionError, ValueError):
         return None
 
 
@@ -379,14 +378,6 @@ def _is_nothing(value: Any) -> bool:
     numpy = sys.modules.get("numpy")
     value = getattr(value, "expected", value) if type(value).__name__.startswith("Approx") else value
     return len(value) == 0 if type(value) in (list, tuple) else numpy is not None and bool(numpy.size(value) == 0)
-
-
-class _Assertion:
-    """One that is being evaluated: the sides of its comparisons, and what is wrong with the earlier ones."""
-
-    def __init__(self, empty: int) -> None:
-        self.sides: dict[str, list[tuple[str, Any]]] = {}
-        self.fault, self.empty = "", empty
 
 
 class _Checks(Codec):
@@ -397,7 +388,7 @@ class _Checks(Codec):
         self.own_copies = own_copies
         self.seen: dict[str, list[str]] = dict(seen)
         self._counts: dict[str, int] = {}
-        self._open: list[_Assertion] = []
+        self._open: list[tuple[dict[str, list[tuple[str, Any]]], list[str], int]] = []
         self.inside = 0
         self.fresh()
 
@@ -407,33 +398,32 @@ class _Checks(Codec):
         self._open.clear()
 
     def begin(self) -> int:
-        """Begin with an assertion."""
-        self._open.append(_Assertion(self.empty))
+        """Begin with an assertion: the sides of its comparisons, what is wrong with them, the empty loops so far."""
+        self._open.append(({}, [], self.empty))
         return len(self._open) - 1
 
     def op(self, site: str, position: int, kind: str, value: Any) -> Any:
         """A side of a comparison: the solution's ("s"), the tests' own ("o"), a constant ("c"); capital if not `in`."""
         if self._open:
-            now = self._open[-1]
+            comparisons, faults, _ = self._open[-1]
             if position == 0:
-                self._settle(now, site)
-            now.sides.setdefault(site, []).append((kind, value))
+                faults.append(self._fault(site, comparisons.pop(site, [])))
+            comparisons.setdefault(site, []).append((kind, value))
         return value
 
-    def _close(self, token: int) -> tuple[str, bool]:
-        """End an assertion: why it says nothing, and whether all its loops ran."""
-        [now, *_] = self._open[token:] or [_Assertion(self.empty)]
-        for site in list(now.sides):
-            self._settle(now, site)
+    def _holds(self, token: int) -> bool:
+        """End an assertion: whether it says something."""
+        [(comparisons, faults, empty), *_] = self._open[token:] or [({}, [], self.empty)]
+        faults += [self._fault(site, sides) for site, sides in comparisons.items()]
         del self._open[token:]
-        return now.fault, self.empty == now.empty
-
-    def _settle(self, now: _Assertion, site: str) -> None:
-        sides = now.sides.pop(site, [])
-        if len(sides) > 1:
-            now.fault = now.fault or self._fault(site, sides)
+        fault = next(filter(None, faults), "")
+        self.failure = self.failure or fault
+        self.ran += self.empty == empty
+        return not fault
 
     def _fault(self, site: str, sides: list[tuple[str, Any]]) -> str:
+        if len(sides) < 2:
+            return ""
         count = self._counts[site] = self._counts.get(site, 0) + 1
         numpy = sys.modules.get("numpy")
         values = [value for kind, value in sides if kind.isupper()]
@@ -457,29 +447,22 @@ class _Checks(Codec):
 
     def check(self, token: int, value: Any, swallowed: bool = False) -> bool:
         """Whether an assert holds; `swallowed` says whether its exception would be caught and forgotten."""
-        truth = bool(value)
-        fault, full = self._close(token)
-        self.ran += full
-        if truth and fault:
-            self.failure = self.failure or fault
-            truth = False
+        held = bool(value)
+        truth = self._holds(token) and held
         if not truth and (swallowed or self.inside):
             self.failure = self.failure or "an assert failed, and its exception was caught"
         return truth or self._goes_on("an assert failed")
 
     def value(self, token: int, value: Any) -> Any:
         """An expression of a doctest, or the condition of an `if` that raises."""
-        fault, full = self._close(token)
-        self.failure = self.failure or fault
-        self.ran += full
+        self._holds(token)
         return value
 
     def _goes_on(self, failure: str) -> bool:
         """With copies of their own, tests go on after a failure: the other run needs to know what they expect."""
-        if self.own_copies and self.changed:
-            self.failure = self.failure or failure
-            return True
-        return False
+        goes_on = self.own_copies and self.changed
+        self.failure = self.failure or (failure if goes_on else "")
+        return goes_on
 
     def checking(self, function: Any) -> Callable[..., Any]:
         """A call such as `self.assertEqual(...)`."""
@@ -493,13 +476,10 @@ class _Checks(Codec):
             except AssertionError as error:
                 if self.inside:
                     self.failure = "an assert failed, and its exception was caught"
-                self._close(token)
                 if not self._goes_on(str(error)[:_MAX_TEXT]):
                     raise
-                return None
-            fault, full = self._close(token)
-            self.failure = self.failure or fault
-            self.ran += full
+                result = None
+            self._holds(token)
             return result
 
         return call
@@ -524,6 +504,13 @@ class _Checks(Codec):
             self.sites[site] = True
             yield value
         self.empty += not self.sites[site]
+
+    def looped(self, site: str, value: Any) -> bool:
+        """The condition of a `while` that the solution decides."""
+        again = bool(value)
+        self.empty += not (again or self.sites.get(site, False))
+        self.sites[site] = self.sites.get(site, False) or again
+        return again
 
     def zipped(self, given: list[int], *values: Any, **keywords: Any) -> Iterator[Any]:
         """`zip`, where asserts follow: those that the solution has given may be too short for the tests' own."""
@@ -554,15 +541,7 @@ class _Checks(Codec):
 
 
 class Side(_Checks):
-    """The tests' side of the conversation, and what is known so far of the test that runs.
-
-    Args:
-        requests: Where requests are written.
-        replies: Where replies are read.
-        shared: Bytes for `keeper`: an answer is awaited, one has come, the solution has changed an argument.
-        own_copies: Whether the solution's changes of its arguments stay away from the tests.
-        seen: What the tests expected with copies of their own.
-    """
+    """The tests' side of the conversation, and what is known so far of the test that runs."""
 
     def __init__(self, requests: int, replies: int, shared: Any, own_copies: bool, seen: Mapping[str, Any]) -> None:
         super().__init__(own_copies, seen)
@@ -616,11 +595,8 @@ class Side(_Checks):
             self._shared[0] = 1
             send(self._requests, ["do", sequence, released, twins, packed])
             value = self._reply(sequence)
-        except ClosedError as error:
-            self.gone = "closed"
-            raise GoneError(str(error)) from None
-        except ViolationError as error:
-            self.gone = f"violation: {error}"
+        except (ClosedError, ViolationError) as error:
+            self.gone = "closed" if isinstance(error, ClosedError) else f"violation: {error}"
             raise GoneError(str(error)) from None
         except StopIteration as error:
             if what != "call":
@@ -659,7 +635,7 @@ class Side(_Checks):
                 if not isinstance(value, BaseException) or isinstance(value, UnjudgedError | WrongError | GoneError):
                     raise ViolationError("no exception")
                 self.memory = self.memory or isinstance(value, MemoryError)
-                self._raised.append(value)
+                self._raised = [*self._raised[-50:], value]
                 raise value
             return value
 
@@ -694,12 +670,8 @@ class Side(_Checks):
         send(self._requests, answer)
 
     def _answer(self, what: str, *arguments: Any) -> Any:
-        if what == "input":
-            return input(*arguments)
-        if what == "read":
-            return sys.stdin.read(*arguments)
-        if what == "readline":
-            return sys.stdin.readline()
+        if what in ("input", "read", "readline"):
+            return {"input": input, "read": sys.stdin.read, "readline": sys.stdin.readline}[what](*arguments)
         value, name, *rest = arguments
         number = self._lent_numbers.get(id(value), -1)
         if number < 0 or self._lent[number][0] is not value:
@@ -750,7 +722,7 @@ class Side(_Checks):
         own, attributes = _lendable(value)
         if type(value).__module__ == "tests" and attributes:
             self.changed = True  # its attributes are within reach
-            if self.own_copies:
+            if self.own_copies and id(value) not in self._lent_numbers:
                 with contextlib.suppress(Exception):
                     value = copy.deepcopy(value, self.copies)
         return ["g", self._lend(value, own, attributes), type(value).__name__, list(own), attributes]
@@ -821,7 +793,7 @@ class Side(_Checks):
         except TypeError:  # no order of the bases suits
             kind = _remote_class(name, module, (), own, changing)
         waits = module == "builtins" and name == "coroutine"
-        facts = {"number": number, "meta": frozenset(meta), "changing": bool(changing), "waits": waits}
+        facts = {"number": number, "meta": frozenset(meta), "changing": bool(changing), "waits": waits, "wanted": False}
         for fact, value in facts.items():
             type.__setattr__(kind, f"_remote_{fact}", value)
         self._classes[number] = kind
@@ -1046,9 +1018,7 @@ class _Judging:
                 asyncio.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in wanted}))
                 return True
 
-            def pytest_collectreport(self, report: Any) -> None:
-                if report.failed:
-                    failures.append(str(report.longrepr)[-_MAX_TEXT:])
+            pytest_collectreport = pytest_runtest_logreport
 
         _forward_monkeypatch(pytest.MonkeyPatch)
         off = ("cacheprovider", "assertion", "faulthandler", "threadexception", "unraisableexception")
@@ -1134,10 +1104,6 @@ def _of_something(first: int, otherwise: Any) -> Callable[[Any], Any]:
     return make
 
 
-def _unpickle(*arguments: Any, **keywords: Any) -> Any:
-    raise SIDE.unjudged("it unpickles, which would run what the solution has written")
-
-
 def _watching(work: str) -> Callable[[str, tuple[Any, ...]], None]:
     """Tests run no code that lies where the solution may write, and no process."""
 
@@ -1153,8 +1119,12 @@ def _watching(work: str) -> Callable[[str, tuple[Any, ...]], None]:
 
 def _prepare_modules() -> None:
     """Make the modules that tests use safe, and patches and seeds reach the solution's process, too."""
+
+    def unpickle(*arguments: Any, **keywords: Any) -> Any:
+        raise SIDE.unjudged("it unpickles, which would run what the solution has written")
+
     for name in ("load", "loads", "Unpickler", "_load", "_loads", "_Unpickler"):
-        setattr(pickle, name, _unpickle)
+        setattr(pickle, name, unpickle)
     for module, names in ((dataclasses, "asdict astuple fields is_dataclass replace"), (inspect, "signature")):
         for name in names.split():
             _replace(module, name, _there)
@@ -1218,19 +1188,8 @@ def _forwarded(target: Any, name: str) -> bool:
     return (target.__name__, name) not in _OWN_WAY and target.__name__ != "tests"
 
 
-def judge(
-    job: dict[str, Any], requests: int, replies: int, shared: Any, folder: str, report: Callable[..., None]
-) -> None:
-    """Load the solution, run the plan's tests and report on each.
-
-    Args:
-        job: `code`, and the plan of `test_forms`.
-        requests: Where requests to the solution's process are written.
-        replies: Where its replies are read.
-        shared: Bytes of shared memory (`Side`).
-        folder: One that the solution cannot reach.
-        report: Takes what there is to say.
-    """
+def judge(job: dict[str, Any], requests: int, replies: int, shared: Any, folder: str, report: Any) -> None:
+    """Load the solution, run the plan's tests (`test_forms`), and report on each; `folder` is out of its reach."""
     global SIDE
     SIDE = Side(requests, replies, shared, job["own_copies"], job["seen"])
     vars(builtins)["__judge__"] = SIDE
@@ -1240,7 +1199,7 @@ def judge(
     sys.meta_path[:] = [*(finder for finder in sys.meta_path if "PathFinder" not in str(finder)), _Finder()]
     sys.modules["tests"] = types.ModuleType("tests")
     sys.stdin = io.StringIO()
-    sys.stdout, sys.stderr = _Nowhere(), _Nowhere()
+    sys.stdout, sys.stderr = open(os.devnull, "w", encoding="utf-8"), open(os.devnull, "w", encoding="utf-8")
     sys.argv = ["tests.py"]
     try:
         unread = SIDE.request("load", job["code"])
@@ -1258,15 +1217,3 @@ def judge(
     _prepare_modules()
     sys.addaudithook(_watching(os.getcwd()))
     _Judging(job, folder).run(report)
-
-
-class _Nowhere(io.TextIOBase):
-    """Discards what is printed if nothing captures it."""
-
-    encoding = "utf-8"
-
-    def write(self, text: str) -> int:
-        return len(text)
-
-    def writable(self) -> bool:
-        return True

@@ -5,28 +5,19 @@ processes: one that holds the code (`hostile`), one that runs the tests (`judge`
 The environment is empty, the directory is the job's own, and before any code runs each process gives up rights in
 layers (`layers`). A kernel may lack some; `isolation()` lists those that hold here:
 
-- "files": Landlock (Linux 5.13). It can read Python's libraries, installed packages and the system's libraries, and
-  read and write in its own directory, and that is all: no home directory, no data set, no /proc, no /tmp. It can
-  execute no file, and empty none that it may not write: before Linux 6.2, whose Landlock knows of that, the filter of
-  the next layers sees to it, and where neither does, this layer does not hold. Nor does it where what is written
-  cannot be counted (/proc/PID/io).
-- "network", "processes": a seccomp filter (x86-64 and ARM) that lets a list of system calls pass. It can open no
-  socket of any family, start no process, signal, trace or change no process but itself, and change no owner, mode or
-  mount. Capabilities are dropped, so it holds for root too. It may have 64 threads: the keeper answers for each that is
-  to be started; where the kernel cannot ask (another supervisor does so already), there are none.
+- "files": Landlock (Linux 5.13). It reads Python's libraries, installed packages and the system's libraries, reads and
+  writes in its own directory, executes no file, and empties none that it may not write. The layer does not hold where
+  what is written cannot be counted (/proc/PID/io).
+- "network", "processes": a seccomp filter (x86-64 and ARM) that lets a list of system calls pass: no socket, no
+  process, no signal to others. Capabilities are dropped, so it holds for root too.
 - "memory": a limit on its address space.
 
-What it writes is limited, not what is listed: bytes handed to the kernel in all, deleted files included; files cannot
-be mapped in a way that would write past that. So are the number of files and folders, open descriptors and what it may
-print. Namespaces and cgroups are not used, because containers commonly forbid them; these layers need no rights at all.
+What it writes is limited in all, deleted files included; so are files, folders, descriptors, threads and output. Time
+is its own processor time, and half of the time in which nothing of the job runs. These are checked every 20 ms, so a
+job may exceed them a little. Namespaces and cgroups are not used, because containers commonly forbid them.
 
-Time is the process's own processor time, not wall-clock time. Half of the time in which nothing of the job runs or
-waits for a processor (a solution that sleeps) counts too.
-
-This is not a boundary against an attacker with an exploit of the kernel or the interpreter. It hides neither the files
-in the library directories (including installed packages), nor the existence, size and owner of others (`stat` is
-allowed), nor the time, the machine's name and its number of cores. It shares the processor and its caches. The limits
-on storage and time are checked every 20 ms, so a job may exceed them a little.
+This is no boundary against an exploit of the kernel or the interpreter. It hides neither installed packages, nor the
+existence, size and owner of other files, nor the time, the machine's name and its number of cores.
 """
 
 from __future__ import annotations
@@ -49,7 +40,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 from ...errors import RewardError
 from ...guard.progress import report_progress
@@ -68,27 +59,30 @@ serve(int(sys.argv[2]), sys.argv[3:])
 _LENGTH = struct.Struct("!Q")
 _TICK = 0.05
 _GRACE, _SLOWEST = 300.0, 100.0  # on the wall, with that much of a machine's time for a job
+_ENVIRONMENT = {"PATH": "", "LANG": "C.UTF-8", "PYTHONHASHSEED": "0"} | dict.fromkeys(
+    ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"), "1"
+)
 
 T = TypeVar("T")
 
 
 @dataclass
 class Run:
-    """The result of one process.
+    """The result of a job.
 
     Attributes:
-        ended: "exited" by itself, or what it had too much of; "tests" if these took all the time themselves.
-        status: Its exit status, negative for a signal.
-        output: What it printed, if requested.
+        ended: "exited", or what it had too much of: "timeout", "output", "storage", "threads"; "tests" if these took
+            all the time themselves.
+        status: Exit status of the code's process, negative for a signal; `judge` is that of the tests'.
+        output: What a program printed.
         layers: The layers that held before it ran the code.
         messages: Reports of the tests' process, or of a program.
         seconds: Processor time of the code, plus half the time that it slept.
-        judge: Exit status of the tests' process, if there was one.
         answered: Whether the tests have had an answer of the code.
         changed: Whether the code has changed an argument.
     """
 
-    ended: Literal["exited", "timeout", "output", "storage", "threads", "tests"] = "exited"
+    ended: str = "exited"
     status: int = 0
     output: bytes = b""
     layers: tuple[str, ...] = ()
@@ -106,12 +100,7 @@ def isolation(memory_mb: int = 512) -> tuple[str, ...]:
 
 
 def run_all(tasks: Sequence[Callable[[threading.Event], T]], workers: int) -> list[T]:
-    """Run tasks in this many threads and return their results in order. Never leaves a process running.
-
-    Args:
-        tasks: Each takes an event that is set to stop it, for `run_python`.
-        workers: How many run at a time.
-    """
+    """Run tasks, so many at a time, and return their results in order; each takes an event that is set to stop it."""
     stop = threading.Event()
     pool = ThreadPoolExecutor(max(1, min(workers, len(tasks))), thread_name_prefix="python-tests")
     try:
@@ -157,8 +146,7 @@ def run_python(
     text = f"{code} {json.dumps(plan)}"
     wanted = ("numpy" in text) + 2 * ("pytest" in text)
     with _SERVER.connect(libraries, "-npb"[wanted].encode("ascii")) as connection:
-        sent = [job] if plan is None or code is None else [job, plan]
-        data = b"".join(_frame(part) for part in sent)
+        data = b"".join(map(_frame, [job] if plan is None or code is None else [job, plan]))
         answer = _ask(connection, data, _GRACE + _SLOWEST * seconds, stop)
     if answer is None:
         if stop is not None and stop.is_set():
@@ -194,20 +182,17 @@ def _ask(connection: socket.socket, data: bytes, longest: float, stop: threading
     """Send a job and wait for its answer, or None."""
     connection.setblocking(False)
     view, answer, deadline = memoryview(data), bytearray(), time.monotonic() + longest
+    poller = select.poll()
     while time.monotonic() < deadline and not (stop is not None and stop.is_set()):
-        poller = select.poll()
         poller.register(connection, select.POLLIN | (select.POLLOUT if view else 0))
         for _, event in poller.poll(_TICK * 1000):
             try:
                 if event & select.POLLOUT:
                     view = view[connection.send(view) :]
-                if event & (select.POLLIN | select.POLLHUP | select.POLLERR):
+                if event & ~select.POLLOUT:
                     piece = connection.recv(1 << 16)
                     if not piece:
-                        if len(answer) < _LENGTH.size:
-                            return None
-                        read: dict[str, Any] = json.loads(answer[_LENGTH.size :])
-                        return read
+                        return json.loads(answer[_LENGTH.size :]) if len(answer) >= _LENGTH.size else None
                     answer += piece
             except BlockingIOError:
                 continue
@@ -225,11 +210,7 @@ class _Server:
         self.control: socket.socket | None = None
 
     def connect(self, libraries: Sequence[str], wanted: bytes) -> socket.socket:
-        """A connection to a new keeper.
-
-        Raises:
-            RewardError: The server cannot be started.
-        """
+        """A connection to a new keeper."""
         with self.lock:
             for _ in range(2):
                 if self.process is None or self.process.poll() is not None or self.control is None:
@@ -246,28 +227,22 @@ class _Server:
 
     def _start(self, libraries: Sequence[str]) -> None:
         self.close()
-        ours, theirs = socket.socketpair()
-        environment = {"PATH": "", "LANG": "C.UTF-8", "PYTHONHASHSEED": "0", "OPENBLAS_NUM_THREADS": "1"}
-        environment |= {"OMP_NUM_THREADS": "1"}
+        self.control, theirs = socket.socketpair()
+        command = [sys.executable, "-P", "-s", "-S", "-B", "-X", "utf8", "-c", _SERVE, str(Path(__file__).parents[1])]
+        nothing: Any = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
         with theirs:
             try:
                 self.process = subprocess.Popen(
-                    [
-                        *(sys.executable, "-P", "-s", "-S", "-B", "-X", "utf8", "-c", _SERVE),
-                        *(str(Path(__file__).parents[1]), str(theirs.fileno()), *libraries),
-                    ],
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.DEVNULL,
-                    stderr=subprocess.DEVNULL,
+                    [*command, str(theirs.fileno()), *libraries],
+                    **nothing,
                     cwd="/",
-                    env=environment,
+                    env=_ENVIRONMENT,
                     pass_fds=[theirs.fileno()],
                     start_new_session=True,
                 )
             except OSError as error:
-                ours.close()
+                self.close()
                 raise RewardError(f"The server that runs Python code could not be started: {error}") from error
-        self.control = ours
 
     def close(self) -> None:
         """End the server."""

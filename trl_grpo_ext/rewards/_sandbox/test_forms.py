@@ -263,30 +263,22 @@ def _holds_tests(node: ast.ClassDef) -> bool:
     return any(base.endswith("TestCase") for base in bases) or (methods and not bases and node.name.startswith("Test"))
 
 
-def _needs_pytest(
-    tree: ast.Module, functions: Sequence[ast.FunctionDef | ast.AsyncFunctionDef], classes: Sequence[ast.ClassDef]
-) -> bool:
+def _needs_pytest(tree: ast.Module, functions: Sequence[Any], classes: Sequence[ast.ClassDef]) -> bool:
     """Fixtures and marks are for pytest itself to run. `pytest.raises` alone is not."""
-    for node in (*functions, *(inner for kind in classes for inner in kind.body if isinstance(inner, _FUNCTIONS))):
-        marks = [ast.unparse(mark) for mark in node.decorator_list]
-        if any("pytest" in mark and not mark.endswith((".asyncio", ".anyio")) for mark in marks):
-            return True
+    plain = [kind for kind in classes if not any(ast.unparse(base).endswith("TestCase") for base in kind.bases)]
+    methods = [part for kind in plain for part in kind.body if isinstance(part, _FUNCTIONS) and part.name[:4] == "test"]
+    if any(len(node.args.args) > 1 for node in methods):
+        return True
     if any(node.args.args and not node.args.defaults for node in functions):
         return True
-    marked = any(
-        "fixture" in ast.unparse(mark)
+    marks = [
+        ast.unparse(mark)
         for node in ast.walk(tree)
-        if isinstance(node, _FUNCTIONS)
+        if isinstance(node, _FUNCTIONS | ast.ClassDef)
         for mark in node.decorator_list
-    )
-    plain = [kind for kind in classes if not any(ast.unparse(base).endswith("TestCase") for base in kind.bases)]
-    taking = [
-        inner
-        for kind in plain
-        for inner in kind.body
-        if isinstance(inner, _FUNCTIONS) and inner.name.startswith("test") and len(inner.args.args) > 1
     ]
-    return marked or bool(taking) or "pytestmark" in {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)}
+    marked = any("pytest" in mark and not mark.endswith((".asyncio", ".anyio")) for mark in marks)
+    return marked or "pytestmark" in _bound_names(tree)
 
 
 def _checks_something(node: ast.AST) -> bool:
@@ -517,17 +509,19 @@ class _Rewriting(ast.NodeTransformer):
             elif isinstance(node.func, ast.Attribute) and len(node.args) == 1 and not node.keywords:
                 node.func.value, *node.args = self.sides([node.func.value, *node.args])
             else:
-                self.arguments(node)
+                plain = [number for number, value in enumerate(node.args) if not isinstance(value, ast.Constant)]
+                self.arguments(node, plain if len(plain) > 1 else [0, 1])
         return node
 
-    def arguments(self, node: ast.Call) -> None:
-        """Hand over the first two arguments of a call."""
-        if not any(isinstance(value, ast.Starred) for value in node.args[:2]):
+    def arguments(self, node: ast.Call, which: Sequence[int] = (0, 1)) -> None:
+        """Hand over arguments of a call, of those that it has."""
+        which = [number for number in which if number < len(node.args)]
+        if not any(isinstance(node.args[number], ast.Starred) for number in which):
             named = [keyword for keyword in node.keywords if keyword.arg in _SIDES][: max(0, 2 - len(node.args))]
-            count = len(node.args[:2])
-            handed = self.sides([*node.args[:2], *(keyword.value for keyword in named)])
-            node.args[:2] = handed[:count]
-            for keyword, value in zip(named, handed[count:], strict=True):
+            handed = self.sides([*(node.args[number] for number in which), *(keyword.value for keyword in named)])
+            for number, value in zip(which, handed, strict=False):
+                node.args[number] = value
+            for keyword, value in zip(named, handed[len(which) :], strict=True):
                 keyword.value = value
 
     def sides(self, values: list[ast.expr], compares: bool = False) -> list[ast.expr]:
@@ -627,6 +621,13 @@ class _Rewriting(ast.NodeTransformer):
             node.iter = self.several(_Vacuous(self).visit(node.iter))
         return node
 
+    def visit_While(self, node: ast.While) -> ast.stmt:
+        decided = _has_checks(node.body) and _from_solution(node.test, self.tainted)
+        self.generic_visit(node)
+        if decided:
+            node.test = _call("looped", self.site(), node.test)
+        return node
+
     def several(self, values: ast.expr) -> ast.expr:
         """Count whether there is anything in what the solution gives."""
         return _call("several", self.site(), values)
@@ -675,6 +676,8 @@ class _Vacuous(ast.NodeTransformer):
         self.rewriting = rewriting
 
     def visit_Call(self, node: ast.Call) -> ast.expr:
+        if _called_name(node) in ("list", "tuple", "dict", "set", "sorted", "len"):
+            return node  # what it has is compared
         self.generic_visit(node)
         tainted = self.rewriting.tainted
         given = [number for number, value in enumerate(node.args) if _from_solution(value, tainted)]
