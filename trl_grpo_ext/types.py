@@ -601,11 +601,17 @@ class GroupFilter(Protocol):
 
 
 def implements(plugin: object, method: str) -> bool:
-    """Whether a plugin has a method of its own; a stub inherited from one of the protocols above does not count."""
+    """Whether a plugin has a method of its own; a stub inherited from one of the protocols above does not count.
+
+    Raises:
+        PluginContractError: Looking it up raised, as a property can; so nobody knows.
+    """
     try:
         found = getattr(plugin, method, None)
-    except Exception:  # a property that raises is no method
-        return False
+    except Exception as error:
+        raise PluginContractError(
+            f"{method} of {type(plugin).__qualname__} raised {type(error).__name__}: {error}. Make it a method."
+        ) from error
     return callable(found) and getattr(found, "__module__", None) != __name__
 
 

@@ -22,6 +22,7 @@ from trl_grpo_ext.errors import (
     BrokenPluginError,
     ConfigurationError,
     PluginBlockedError,
+    PluginContractError,
     PluginParameterError,
     PluginTypeError,
     TRLGRPOExtError,
@@ -514,7 +515,6 @@ def test_each_kind_takes_its_own(own: ModuleType, kind: Any, name: str) -> None:
         ("advantage_hook", "plain", "is the function plain, not an advantage hook. Required: a class"),
         ("advantage_hook", "Weighs", "looks like a loss aggregation: offer it in trl_grpo_ext.loss_aggregations"),
         ("loss_aggregation", "Late", "It has on_forward, so it looks like an advantage hook"),
-        ("loss_aggregation", "Odd", "is an object of type Odd, not a loss aggregation"),
     ],
 )
 def test_each_kind_refuses_the_others(own: ModuleType, kind: Any, name: str, says: str) -> None:
@@ -522,6 +522,11 @@ def test_each_kind_refuses_the_others(own: ModuleType, kind: Any, name: str, say
         wanted = wanted() if isinstance(wanted, type) else wanted
         with pytest.raises(PluginTypeError, match=re.escape(says)):
             resolve(kind, wanted)
+
+
+def test_a_property_that_raises_is_not_taken_for_a_missing_method(own: ModuleType) -> None:
+    with pytest.raises(PluginContractError, match="weights of Odd raised RuntimeError: do not look"):
+        resolve("loss_aggregation", own.Odd())
 
 
 def test_class_in_place_of_its_instance(own: ModuleType) -> None:

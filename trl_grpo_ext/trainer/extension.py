@@ -504,6 +504,7 @@ class Extension:
     def _apply_rollout_hooks(self, sampled: SampledBatch) -> SampledBatch:
         with self.agreement.section():
             advantages_B_T, changes = self.chain.on_rollout(sampled.batch["advantages"], sampled.rollout)
+        with self.agreement.section():  # another, which gathers: so that a hook that gathers on one rank is found out
             allowed_signs_B_T = self.chain.allowed_signs(sampled.rollout)
             uninformative_B = self.chain.uninformative(sampled.rollout)
         rollout = replace(sampled.rollout, advantages_B_T=advantages_B_T, uninformative_B=uninformative_B)
