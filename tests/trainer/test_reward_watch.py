@@ -134,12 +134,10 @@ def test_what_holds_the_interpreter_ends_the_process_with_a_traceback(tmp_path: 
             watch.wrap(tower, "tower")(completions=["a"])
         """
     )
-    started = time.monotonic()
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 1
     assert "Timeout" in done.stderr
     assert "in tower" in done.stderr
-    assert time.monotonic() - started < 30
 
 
 @pytest.mark.slow
@@ -162,11 +160,9 @@ def test_a_rank_that_waits_for_the_others_is_not_ended() -> None:
 
 
 def test_only_runs_of_several_processes_have_a_limit_by_themselves(tmp_path: Path) -> None:
-    args = GRPOExtConfig(str(tmp_path), use_cpu=True, bf16=False, ddp_timeout=100)
-    assert reward_limit(args, 1) is None
-    assert reward_limit(args, 2) == 80.0
-    args = GRPOExtConfig(str(tmp_path), use_cpu=True, bf16=False, reward_timeout=5)
-    assert reward_limit(args, 1) == reward_limit(args, 2) == 5
+    assert reward_limit(None, 100.0, 1) is None
+    assert reward_limit(None, 100.0, 2) == 80.0
+    assert reward_limit(5, 100.0, 1) == reward_limit(5, 100.0, 2) == 5
     for value in (0, -1.0, True, "5", float("nan")):
         with pytest.raises(ConfigurationError, match="reward_timeout must be a number of seconds above 0"):
             GRPOExtConfig(str(tmp_path), use_cpu=True, bf16=False, reward_timeout=value)

@@ -292,10 +292,9 @@ def _find_completion(error: Exception, function: Any, columns: Mapping[str, Any]
     return f" (at row {failing} of {count}, whose completion is {shown(completions[failing])})"
 
 
-def reward_limit(args: Any, processes: int) -> float | None:
+def reward_limit(reward_timeout: float | None, ddp_timeout: float, processes: int) -> float | None:
     """Seconds for the reward functions of a run; by default short enough to report to the other ranks in time."""
-    limit: float | None = getattr(args, "reward_timeout", None)
-    return 0.8 * float(args.ddp_timeout) if limit is None and processes > 1 else limit
+    return 0.8 * ddp_timeout if reward_timeout is None and processes > 1 else reward_timeout
 
 
 def _end_process_after(seconds: float | None) -> None:

@@ -377,7 +377,8 @@ class Extension:
     ) -> torch.Tensor:
         """The rewards of all ranks, `(N, K)`, with a column for each shaper."""
         trl, names, sampling = self._trainer, self.facts.reward_names, self._sampling
-        watch, failure = RewardWatch(reward_limit(self._args, self.facts.ranks)), None
+        limit = reward_limit(self.settings.reward_timeout, float(self._args.ddp_timeout), self.facts.ranks)
+        watch, failure = RewardWatch(limit), None
         shape = len(prompts), len(names)  # now: a reward may empty what it is given
         if sampling is not None and sampling.show_columns is not None:
             sampling.show_columns(())
