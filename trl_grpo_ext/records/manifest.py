@@ -393,10 +393,10 @@ def differences(old: Manifest, new: Manifest) -> list[str]:
         else:
             texts += [f"{_describe(here[key])}: {text}" for text in _changes(before[key], here[key])]
     for kind in KINDS:
-        order = [key[2] for key in before if key[0] == kind and key in here]
-        order_here = [key[2] for key in here if key[0] == kind and key in before]
+        order = [key for key in before if key[0] == kind and key in here]
+        order_here = [key for key in here if key[0] == kind and key in before]
         if order != order_here:
-            names, names_here = (", ".join(map(_text, of)) for of in (order, order_here))
+            names, names_here = (", ".join(_text(key[2]) for key in of) for of in (order, order_here))
             texts.append(f"{LABELS[kind]}s: the order is {names} in the checkpoint, {names_here} here")
     return texts
 

@@ -232,22 +232,20 @@ def test_what_may_not_be_read_is_told() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = write_history(Path(name), HISTORY)
         (folder / "token_records").mkdir(mode=0o700)
-        folder.chmod(0o755)
         (folder / STATE).chmod(0o600)
-        os.seteuid(65534)
-        try:
-            run = load_run(folder)
-        finally:
-            os.seteuid(0)
+        for mode in (0o755, 0o700):
+            folder.chmod(mode)
+            os.seteuid(65534)
+            try:
+                if mode == 0o700:
+                    with pytest.raises(ConfigurationError, match="Permission denied"):
+                        load_run(folder)
+                else:
+                    run = load_run(folder)
+            finally:
+                os.seteuid(0)
         assert told(run, STATE, "Permission denied")
         assert told(run, "token_records", "Permission denied")
-        folder.chmod(0o700)
-        os.seteuid(65534)
-        try:
-            with pytest.raises(ConfigurationError, match="Permission denied"):
-                load_run(folder)
-        finally:
-            os.seteuid(0)
 
 
 # ---------------------------------------------------------------------------------------------- several
