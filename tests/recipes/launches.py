@@ -65,9 +65,6 @@ LAUNCHES = {
         ],
         files={"plugins.yaml": PLUGINS_YAML},
     ),
-    "lora": Launch(
-        ["--use_peft", "--lora_target_modules", "all-linear", "--learning_rate", "0.01"], sizes={"max_steps": 1}
-    ),
     "qlora": Launch(
         [
             "--use_peft",
@@ -155,9 +152,9 @@ FAILURES = {
         "--use_peft",
         files={"sitecustomize.py": HIDE_BITSANDBYTES},
         forked=False,
-        says=("--load_in_4bit needs bitsandbytes", "pip install bitsandbytes"),
+        says=("Quantised weights need bitsandbytes", "pip install bitsandbytes"),
     ),
-    "4-bit without LoRA": failing("--load_in_4bit", says=("--load_in_4bit", "--use_peft")),
+    "4-bit without LoRA": failing("--load_in_4bit", says=("load_in_4bit without use_peft", "Add use_peft")),
     "LoRA of no module": failing("--use_peft", "--lora_target_modules", "nope", says=("nope", "not found")),
     "model neither here nor cached": failing(
         "--model_name_or_path",

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import random
-import subprocess
 import sys
-from functools import cache
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -13,8 +11,6 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from trl_grpo_ext import load_rewards
 
@@ -26,33 +22,6 @@ from embedded import make_detox, rude_text  # noqa: E402
 from embedded.rude_text import draw_scenes, judge, write_reply  # noqa: E402
 
 # ------------------------------------------------------------------------------------------------------------- grammar
-
-
-@cache
-def sentences() -> tuple[dict[str, bool], set[str], dict[str, bool]]:
-    """Greetings and goodbyes with whether they are rude, and statements; every one, written out."""
-    insults = [f"you {adjective} {noun}" for adjective, noun in product(rude_text.RUDE, rude_text.NOUNS)]
-    praise = [f"my {kind} {friend}" for kind, friend in product(rude_text.KIND, rude_text.FRIENDS)]
-    greetings = {f"{opening}, {who}.": who in insults for opening in rude_text.OPENINGS for who in insults + praise}
-    statements = {
-        text.format(thing=thing, place=place)
-        for text, thing, place in product(rude_text.STATEMENTS, rude_text.THINGS, rude_text.PLACES)
-    }
-    goodbyes = dict.fromkeys(rude_text.POLITE_ENDINGS, False)
-    for text, insult, noun in product(rude_text.RUDE_ENDINGS, insults, rude_text.NOUNS):
-        goodbyes[text.format(insult=insult, noun=noun)] = True
-    return greetings, statements, goodbyes
-
-
-def slow_judge(reply: str) -> bool | None:
-    """Sentence by sentence, each looked up in the list of all there are."""
-    greetings, statements, goodbyes = sentences()
-    first, *others = [f"{sentence}." for sentence in reply.removesuffix(".").split(". ")]
-    if not (reply.startswith(" ") and reply.endswith(".") and first[1:] in greetings and len(others) in (1, 2)):
-        return None
-    if others[0] not in statements or any(other not in goodbyes for other in others[1:]):
-        return None
-    return greetings[first[1:]] or any(goodbyes[other] for other in others[1:])
 
 
 HAND = {
@@ -78,7 +47,6 @@ HAND = {
 @pytest.mark.parametrize(("reply", "verdict"), HAND.items())
 def test_judge_by_hand(reply: str, verdict: bool | None) -> None:
     assert judge(reply) is verdict
-    assert slow_judge(reply) is verdict
 
 
 def test_judge_agrees_with_whoever_wrote_the_reply() -> None:
@@ -86,29 +54,7 @@ def test_judge_agrees_with_whoever_wrote_the_reply() -> None:
     for split in ("train", "heldout"):
         for scene in rude_text.scenes(split):
             reply, is_rude = write_reply(scene, rng)
-            assert judge(reply) is is_rude is slow_judge(reply), reply
-
-
-@settings(max_examples=100)
-@given(st.data())
-def test_judge_knows_nothing_of_a_reply_that_was_tampered_with(data: st.DataObject) -> None:
-    rng = random.Random(data.draw(st.integers(0, 10**6)))
-    scene = rng.choice(rude_text.scenes("train"))
-    words = write_reply(scene, rng)[0].split(" ")
-    place = data.draw(st.integers(0, len(words) - 1))
-    change = data.draw(st.sampled_from(["drop", "double", "swap", "other", "cut"]))
-    if change == "drop":
-        del words[place]
-    elif change == "double":
-        words.insert(place, words[place])
-    elif change == "swap":
-        words[place], words[-1] = words[-1], words[place]
-    elif change == "cut":
-        del words[place:]
-    else:
-        words[place] = data.draw(st.one_of(st.text(max_size=5), st.sampled_from([*rude_text.NOUNS, *rude_text.KIND])))
-    tampered = " ".join(words)
-    assert judge(tampered) is slow_judge(tampered)
+            assert judge(reply) is is_rude, reply
 
 
 def test_train_and_heldout_share_no_prompt_whatever_sizes_and_seeds() -> None:
@@ -119,26 +65,6 @@ def test_train_and_heldout_share_no_prompt_whatever_sizes_and_seeds() -> None:
     for size, seed in product((1, 100, 899), range(3)):
         assert {scene.prompt for scene in draw_scenes("heldout", size, seed)} <= heldout
         assert len({scene.prompt for scene in draw_scenes("train", size, seed)}) == size
-
-
-def test_a_seed_gives_the_same_scenes_in_every_process_and_they_need_no_torch() -> None:
-    code = (
-        "import sys; from embedded.rude_text import draw_scenes; "
-        "print([scene.prompt for scene in draw_scenes('train', 4, 7)]); "
-        "assert 'torch' not in sys.modules"
-    )
-    outputs = {
-        subprocess.run(
-            [sys.executable, "-c", code],
-            cwd=RECIPES,
-            env={"PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(RECIPES)},
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-        for hash_seed in ("0", "1")
-    }
-    assert outputs == {f"{[scene.prompt for scene in draw_scenes('train', 4, 7)]}\n"}
 
 
 # -------------------------------------------------------------------------------------------------------------- models

@@ -82,7 +82,8 @@ def test_the_default_is_named_trained_saved_and_recorded(run: Finished) -> None:
     before, after = (metrics[when]["gsm8k_accuracy"] for when in ("before", "after"))
     assert [float(cell) for cell in row.split("│")[2:5]] == pytest.approx([before, after, after - before], abs=6e-4)
     assert max(map(len, run.out.replace(str(run.folder), "").splitlines())) <= 80
-    assert [line for line in run.err.splitlines() if "mtime may not be reliable" not in line] == []
+    noise = [line for line in run.err.splitlines() if not line.startswith("trl-grpo-ext: reward gsm8k_accuracy")]
+    assert [line for line in noise if "mtime may not be reliable" not in line] == []
     assert (metrics["run"]["processes"], metrics["run"]["backend"]) == (1, None)
     assert [line["step"] for line in run.training] == [1, 2, 3, 4]
     for line in run.training:
@@ -147,12 +148,6 @@ def check_adapter(run: Finished, modules: set[str]) -> None:
         assert not torch.equal(model(ids).logits, base(ids).logits)
         model.disable_adapters()
         torch.testing.assert_close(model(ids).logits, base(ids).logits)
-
-
-@pytest.mark.nightly
-@of("lora")
-def test_lora_trains_and_saves_an_adapter(run: Finished) -> None:
-    check_adapter(run, {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"})
 
 
 @pytest.mark.nightly
@@ -221,21 +216,6 @@ def test_a_mistake_is_told_in_one_sentence(run: Finished, request: pytest.Fixtur
     assert len(run.out.splitlines()) <= 1
     assert " on " in (run.out or " on ")
     assert not any(file.name in WEIGHTS for file in run.output.rglob("*"))
-
-
-def test_what_one_process_alone_met_it_tells_itself(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.syspath_prepend(str(RECIPES))
-    from common import errors
-
-    monkeypatch.setattr(errors, "PATIENCE", 0.0)
-    for rank, expected in (("0", "error: two lines\n"), ("1", "error (process 1): two lines\n")):
-        monkeypatch.setenv("LOCAL_RANK", rank)
-        with pytest.raises(SystemExit) as stopped, errors.exit_with_message():
-            raise errors.RecipeError("two\n  lines")
-        assert stopped.value.code == 2
-        assert capsys.readouterr().err == expected
 
 
 def test_a_history_without_a_first_evaluation_leaves_a_gap_and_no_error(

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.recipes.config_objects import ROOT, RUN_FILES, commands, launches, option, resolve
+from tests.recipes.config_objects import RUN_FILES, commands, launches, option, resolve
 
 pytestmark = pytest.mark.slow
 
@@ -69,16 +69,6 @@ def test_no_file_is_left_out() -> None:
 
 
 @of_each()
-def test_the_commands_of_a_file_name_it_and_files_that_are_there(name: str) -> None:
-    assert launches(FILES[name])
-    for words in launches(FILES[name]):
-        script = words.index("recipes/gsm8k_grpo.py")
-        assert option(words[script:], "--config") == f"recipes/configs/{name}"
-        for file in (option(words[:script], "--config_file"), words[script], option(words[script:], "--config")):
-            assert file is None or (ROOT / file).is_file()
-
-
-@of_each()
 def test_the_command_line_runs_what_the_file_is_made_for(name: str, facts: dict[str, Any]) -> None:
     engine, processes = PROCESSES[name]
     assert facts["world"] == processes
@@ -100,15 +90,6 @@ def test_every_setting_of_a_file_arrives(name: str, facts: dict[str, Any]) -> No
             assert arrived == {one["name"].rpartition(":")[2]: one.get("weight", 1.0) for one in selected}
         else:
             assert str(arrived) == str(value) or arrived == pytest.approx(value), key
-
-
-@of_each(*SIZED)
-def test_one_update_for_each_rollout_of_whole_groups(name: str, facts: dict[str, Any]) -> None:
-    training, (_, processes) = facts["training"], PROCESSES[name]
-    batch = training["per_device_train_batch_size"] * processes * training["gradient_accumulation_steps"]
-    assert training["generation_batch_size"] == batch
-    assert batch % training["num_generations"] == 0
-    assert training["per_device_eval_batch_size"] * processes % training["num_generations_eval"] == 0
 
 
 @of_each("smollm2_1.7b_tutorial.yaml")

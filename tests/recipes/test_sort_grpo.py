@@ -155,37 +155,3 @@ def test_a_mistake_is_told_in_one_sentence(
 
 
 # -------------------------------------------------------------------------------------------------------- comparing
-
-
-def test_a_comparison_is_a_table_of_means_over_seeds_and_a_picture(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.syspath_prepend(str(RECIPES))
-    from sorting import compare
-
-    def done(place: int, seed: int) -> dict[str, Any]:
-        names = ("sort_inclusion", "sort_distance", "exactly_sorted")
-        history = [{"step": step, "loss": 0.1 * step, "rewards/sort_inclusion/mean": 0.1} for step in (1, 2)]
-        after = dict.fromkeys(names, place / 10 + seed / 100)
-        run = {"training_seconds": 10.0 * seed}
-        return {
-            "before": dict.fromkeys(names, 0.0),
-            "after": after,
-            "run": run,
-            "versions": {"trl": "9"},
-            "history": history,
-        }
-
-    for place, (name, words) in enumerate(compare.RUNS.items()):
-        for seed in (1, 3):
-            folder = tmp_path / f"{name.replace(' ', '_')}_seed_{seed}"
-            folder.mkdir()
-            (folder / "metrics.json").write_text(json.dumps(done(place, seed)))
-            (folder / "command.json").write_text(json.dumps([*words.split(), "--seed", str(seed)]))
-    monkeypatch.setattr(sys, "argv", ["compare.py", "--output_dir", str(tmp_path), "--seeds", "1", "3"])
-    compare.main()
-    lines = capsys.readouterr().out.splitlines()
-    assert "| raw | 0.02 (0.01 to 0.03) | 0.02 (0.01 to 0.03) | 0.02 (0.01 to 0.03) | 20 |" in lines
-    assert "| normalised | 0.22 (0.21 to 0.23) | 0.22 (0.21 to 0.23) | 0.22 (0.21 to 0.23) | 20 |" in lines
-    assert any("trl 9" in line for line in lines)
-    assert size_of_picture(tmp_path / "sort.png")[0] == 990

@@ -19,7 +19,6 @@ from transformers import AutoTokenizer
 from tests.recipes.launching import RECIPES
 from tests.support import arguments, save_tiny_model
 from trl_grpo_ext import load_rewards
-from trl_grpo_ext.errors import RewardError
 
 sys.path.insert(0, str(RECIPES))
 
@@ -84,14 +83,6 @@ def test_the_form_is_the_tutorial_s_expression(parts: list[str], opened: bool) -
     text = "".join(["<think>", "</think>", *parts] if opened else parts)
     match = FORM.match(text)
     assert answered_digits(text) == (match and match[1])
-
-
-def test_references_are_numbers() -> None:
-    completion = ["<think></think><answer>1234</answer>"]
-    for reference, score in (("#### 1,234", 1.0), (1234, 1.0), (1234.0, 1.0), ("1234.5", 0.0), ("none", None)):
-        assert tutorial_accuracy(completion, answer=[reference]) == [score]
-    with pytest.raises(RewardError, match="tutorial_accuracy needs the column 'answer'"):
-        tutorial_accuracy(completion)
 
 
 def test_the_run_file_s_prompt_and_rewards() -> None:

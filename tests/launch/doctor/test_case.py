@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.launch.doctor.cases import case, launched
+from tests.launch.doctor.cases import case
 from tests.support import prompts, save_tiny_model
 from trl_grpo_ext import GRPOExtConfig, GRPOExtTrainer
 from trl_grpo_ext.launch.doctor.case import Batch, columns_of, load_plugins, prompts_of
@@ -35,15 +35,6 @@ def test_sizes_by_hand(tmp_path: Path) -> None:
         prompts=100,
         eval_batch=16,
     )
-
-
-def test_max_steps_beats_epochs_and_nobody_guesses_the_prompts(tmp_path: Path) -> None:
-    batch = Batch.of(run_of(tmp_path, 64, max_steps=10))
-    assert batch is not None
-    assert batch.optimizer_steps == 10
-    unknown = Batch.of(case(built=True, max_steps=-1).run)
-    assert unknown is not None
-    assert (unknown.optimizer_steps, unknown.prompts) == (None, None)
 
 
 @pytest.mark.parametrize(
@@ -154,11 +145,3 @@ def test_filters_are_built_and_what_the_chain_refuses_is_a_problem(settings: dic
     problems = load_plugins(case(**settings).run).problems
     assert [problem.severity for problem in problems] == ["error"] * bool(words), problems
     assert words in "".join(problem.message for problem in problems)
-
-
-@pytest.mark.parametrize(
-    ("run", "launcher", "precision"),
-    [({"bf16": True}, "fp16", "bf16"), ({"fp16": True, "bf16": False}, "no", "fp16"), ({"bf16": False}, "fp8", "bf16")],
-)
-def test_the_runs_own_precision_beats_the_launchers(run: dict[str, Any], launcher: str, precision: str) -> None:
-    assert case(launched("ddp", 2, mixed_precision=launcher), **run).precision == precision

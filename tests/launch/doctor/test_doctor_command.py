@@ -184,13 +184,6 @@ def test_files_that_cannot_be_read_are_problems_beside_all_others(
             examine(named)
 
 
-def test_a_scripts_own_settings_file_that_cannot_be_read_is_a_problem(tmp_path: Path) -> None:
-    (tmp_path / "mine.yaml").write_text("a: [")
-    (tmp_path / "train.py").write_text('HERE = Path(__file__).parent\nMY_DEFAULTS = HERE / "mine.yaml"\n')
-    found = examine(Request(script=str(tmp_path / "train.py"), gpu_memory=24))
-    assert [problem.subject for problem in found.problems if problem.severity == "error"] == ["script"]
-
-
 @pytest.mark.parametrize(
     ("config", "severity"),
     [(None, "warning"), ("{", "warning"), ('{"model_type": "llama", "num_hidden_layers": 5000}', "error")],

@@ -12,7 +12,7 @@ import torch
 from transformers import BitsAndBytesConfig, LlamaConfig, LlamaForCausalLM, TrainerCallback, TrainingArguments
 from transformers.trainer import Trainer
 
-from tests.launch.doctor.cases import A100, GIB, RECIPE, adapters, case, launched, machine, qwen
+from tests.launch.doctor.cases import GIB, adapters, case, launched, machine
 from tests.support import prompts, save_tiny_model
 from trl_grpo_ext import GRPOExtConfig, GRPOExtTrainer
 from trl_grpo_ext.launch.doctor.case import Case
@@ -166,11 +166,6 @@ def test_a_real_optimizer_keeps_what_was_estimated(name: str, tmp_path: Path) ->
     assert optimizer_bytes(name, 4) * 2 * 128 * 256 == pytest.approx(held, rel=0.01)
 
 
-def test_an_unknown_optimizer_counts_as_adamw() -> None:
-    assert optimizer_bytes("galore_adamw", 4) == optimizer_bytes("adamw_torch", 4) == 8
-    assert optimizer_bytes("adamw_torch_4bit", 4) == 2 * (0.5 + 4 / 128)
-
-
 # --------------------------------------------------------------------------------------------------------- by hand
 
 P = 7_615_616_512
@@ -209,17 +204,6 @@ def test_what_each_engine_splits(engine: str, weights: int, gradients: int, stat
     assert result.checkpoint_bytes == copies.get(engine, 16) * P
 
 
-def test_offloading_moves_the_optimizer_to_the_machine() -> None:
-    device = {"device": "cpu"}
-    zero = {"zero_optimization": {"offload_optimizer": device, "offload_param": device, "reduce_bucket_size": 10**8}}
-    result = estimated(seven("zero3", 8, deepspeed=zero, dtype="bfloat16"))
-    gone = ("weights", "master weights", "gradients", "gradients in float32", "optimizer states")
-    assert [item(result, name) for name in gone] == [0] * 5
-    assert item(result, "gradient buckets") == 2 * 10**8
-    auto = {"zero_optimization": {"reduce_bucket_size": "auto"}}
-    assert item(estimated(seven("zero2", 8, deepspeed=auto)), "gradient buckets") == 2 * 3584**2
-
-
 def test_quantised_weights_by_hand() -> None:
     linear = 28 * (2 * 3584 * 3584 + 2 * 3584 * 512 + 3 * 3584 * 18944)
     rest = 2 * (P - linear)
@@ -239,30 +223,6 @@ def test_quantised_weights_by_hand() -> None:
     )
 
 
-def test_a_reference_model_is_a_second_one_but_not_with_adapters() -> None:
-    assert item(estimated(seven(dtype="bfloat16", beta=0.1)), "reference model") == 2 * P
-    assert item(estimated(seven(dtype="bfloat16", beta=0.0)), "reference model") == 0
-    lora = replace(seven(dtype="bfloat16", beta=0.1, use_peft=True), adapters=adapters("q_proj"))
-    assert item(estimated(lora), "reference model") == 0
-
-
-def test_logits_are_held_whole_only_before_trl_1_15() -> None:
-    sizes = {"per_device_train_batch_size": 2, "num_generations": 2, "max_completion_length": 1024}
-    tiles = seven(**sizes, dtype="bfloat16")
-    old = machine(A100, versions={"trl": "1.14.2"})
-    work, head = "head or layer at work", 152_064 * 3584 * 6
-    assert item(estimated(replace(tiles, machine=old)), work) == 2 * 1024 * 152_064 * 10 + head
-    tile = 2048 * 32_768 * 2 + 32_768 * 3584 * 2 + 2 * 1024 * 3584 * 6
-    assert item(estimated(tiles, 0), work) == tile + head
-
-
-def test_checkpointing_keeps_one_input_of_each_layer() -> None:
-    kept, all_of_it = (estimated(seven(gradient_checkpointing=on, dtype="bfloat16"), 100) for on in (True, False))
-    tokens = 8 * (100 + 512)
-    assert item(kept, "activations") == tokens * 28 * 3584 * 2
-    assert item(all_of_it, "activations") == tokens * 2 * SEVEN.linear_ends // 28 * 28
-
-
 def test_vllm_takes_its_share_and_gives_it_back_asleep() -> None:
     settings = {"use_vllm": True, "vllm_mode": "colocate", "vllm_gpu_memory_utilization": 0.25, "dtype": "bfloat16"}
     awake, asleep = (estimated(seven(**settings, vllm_enable_sleep_mode=sleeps)) for sleeps in (False, True))
@@ -274,23 +234,6 @@ def test_vllm_takes_its_share_and_gives_it_back_asleep() -> None:
     assert item(server, "vLLM") == item(server, "KV cache", "generation") == 0
 
 
-@pytest.mark.parametrize("engine", ["fsdp2", "zero3"])
-def test_a_quantised_model_is_whole_on_each_gpu_while_it_loads(engine: str) -> None:
-    settings = {"use_peft": True, "dtype": "bfloat16", "bnb_4bit_quant_storage": "bfloat16"}
-    four = estimated(seven(engine, 8, load_in_4bit=True, **settings))
-    alone = estimated(seven(load_in_4bit=True, **settings))
-    assert item(four, "weights") == item(alone, "weights") // 8
-    assert item(four, "weights", "load") + item(four, "weights not divided yet", "load") == item(alone, "weights")
-    assert four.device_bytes["load"] == alone.device_bytes["load"]  # so no more GPUs make it fit
-    assert item(estimated(seven(engine, 8, **settings)), "weights not divided yet", "load") == 0
-
-
-def test_the_recipes_keep_a_quantised_models_adapters_in_float32() -> None:
-    settings = {"dtype": "bfloat16", "load_in_4bit": True, **LORA, "adapters": adapters("q_proj")}
-    trls, ours = (estimated(seven(**settings, script=script)) for script in (None, RECIPE))
-    assert item(ours, "LoRA adapters") == 2 * item(trls, "LoRA adapters") == 4 * trls.trainable
-
-
 def test_items_add_up_and_only_a_gpu_has_a_reserve() -> None:
     result = estimated(seven("ddp", 2, dtype="bfloat16"))
     for stage, total in result.device_bytes.items():
@@ -300,12 +243,6 @@ def test_items_add_up_and_only_a_gpu_has_a_reserve() -> None:
     others = sum(i.bytes for i in result.items if "update" in i.stages) - 10**9 - item(result, "reserve")
     assert item(result, "reserve") == pytest.approx(0.1 * others, rel=1e-6)
     assert not {"reserve", "CUDA context", "NCCL"} & {i.name for i in estimated(seven("ddp", 2, use_cpu=True)).items}
-
-
-def test_no_estimate_without_sizes_batch_or_adapters() -> None:
-    assert estimate(case(built=True)) is None
-    assert estimate(case(sizes=qwen())) is None
-    assert estimate(replace(seven(use_peft=True), adapters=adapters("nothing"))) is None
 
 
 def test_what_may_not_fit_is_a_warning_and_never_an_error() -> None:

@@ -330,41 +330,7 @@ def test_a_usual_run_has_no_problem() -> None:
     assert problems_of(case(**LORA, model_name_or_path="somebody/a-model", bf16=True)) == []
 
 
-@pytest.mark.parametrize(
-    ("name", "wrong", "word"),
-    [
-        (
-            "reshard_of_the_other_fsdp",
-            lambda: case(launched("fsdp1", 2, fsdp={"reshard_after_forward": True})),
-            "fsdp1",
-        ),
-        ("reference_that_is_not_kept", lambda: case(**LORA, sync_ref_model=True, beta=0.1), "no adapters"),
-        ("flash_attention_without_its_gpu", lambda: case(use_cpu=True, attn_implementation=FLASH), "the CPU"),
-        ("model_out_of_reach", lambda: case(environment=machine(model="./gone", model_here=False)), "./gone"),
-        ("other_engine_in_the_environment", lambda: case(DDP, machine(variables=FSDP_ON)), "an FSDP run"),
-        ("other_engine_in_the_environment", lambda: case(DDP, machine(variables=ZERO_ON)), "a DeepSpeed run"),
-        ("trl_is_not_supported", lambda: case(environment=machine(versions=trl(None))), "not installed"),
-        ("keys_beside_deepspeeds_file", lambda: case(ds(path="ds.json", zero_stage=2)), "has zero_stage too"),
-        ("sampling_that_biases_the_correction", lambda: case(use_vllm=True, min_p=0.1), "min_p 0.1"),
-        ("impossible_quantisation", lambda: case(**{**QLORA, "dtype": "auto"}), "auto names none"),
-        ("quantised_with_vllm", lambda: case(load_in_8bit=True, use_vllm=True), "8-bit"),
-        ("tensor_parallel_does_not_divide", lambda: case(use_vllm=True, vllm_tensor_parallel_size=0), "size 0"),
-    ],
-)
-def test_other_ways_in_which_a_rule_speaks(name: str, wrong: Callable[[], Case], word: str) -> None:
-    found = BY_NAME[name](wrong())
-    assert found is not None
-    assert word in found.message
-
-
 FSDP_ON, ZERO_ON = {"ACCELERATE_USE_FSDP": "true"}, {"ACCELERATE_USE_DEEPSPEED": "1"}
-
-
-def test_what_is_missing_here_is_a_warning_where_another_machine_is_described() -> None:
-    there = machine(A100, versions={"vllm": None}, elsewhere=True)
-    found = BY_NAME["package_that_is_missing"](case(environment=there, use_vllm=True))
-    assert found is not None
-    assert found.severity == "warning"
 
 
 # ------------------------------------------------------------------------------------------ real files
@@ -433,7 +399,3 @@ def test_a_known_pitfall_is_caught_from_real_files(name: str, asked: Callable[[s
     assert any(words in problem.message for problem in found), [problem.message for problem in found]
     harmless = asked(TWO, "model_name_or_path: chatty\nuse_peft: true\nlora_target_modules: all-linear\n").problems
     assert not any(words in problem.message for problem in harmless)
-
-
-def test_every_known_pitfall_has_a_file() -> None:
-    assert {name.split()[0] for name in PITFALLS} == set(map(str, range(1, 11)))

@@ -85,12 +85,6 @@ def test_values_that_trls_parser_lets_pass_are_found(tmp_path: Path, line: str, 
     assert words in problem.message
 
 
-def test_fixes_name_what_was_meant(tmp_path: Path) -> None:
-    assert 'save_strategy: "no"' in read(tmp_path, "save_strategy: no").problems[0].fix
-    assert "'learning_rate'" in read(tmp_path, "lerning_rate: 1").problems[0].fix
-    assert "--learning_rate" in read(tmp_path, "seed: 1", "--lerning_rate", "1").problems[0].fix
-
-
 def test_all_mistakes_are_found_at_once(tmp_path: Path) -> None:
     text = "dtype: bf16\nlerning_rate: 1\nmax_steps: 1.5\nmy_own: 3\nbeta: 0.2\n"
     plan = read(tmp_path, text, "--num_generations", "x", "--blah", "1", "--config=more.yaml", "--seed", "7")
@@ -126,14 +120,6 @@ def test_what_a_script_knows_is_read_without_running_it(tmp_path: Path) -> None:
     assert "'colour'" in problem.fix
 
 
-def test_a_setting_that_neither_trl_nor_the_script_knows_is_an_error(tmp_path: Path) -> None:
-    plan = read(tmp_path, "zzz: 1\nengine: ddp\nprocesses: 8\n", script=RECIPES / "gsm8k_grpo.py")
-    assert [problem.message for problem in plan.problems] == [
-        "There is no setting 'zzz' in TRL, transformers or trl-grpo-ext, nor in gsm8k_grpo.py."
-    ]
-    assert (plan.own["engine"], plan.own["processes"]) == ("ddp", 8)
-
-
 def test_a_recipes_defaults_depend_on_the_machine() -> None:
     script = read_script(RECIPES / "gsm8k_grpo.py")
     with_gpu, without = (read_run([], script=script, has_gpu=has_gpu) for has_gpu in (True, False))
@@ -157,21 +143,6 @@ def test_a_gpu_run_is_described_from_a_laptop_for_as_many_processes_as_it_has(tm
     assert plan.problems == ()
     assert plan.config is not None
     assert (plan.config.bf16, plan.config.generation_batch_size) == (True, 8 * 64)
-
-
-def test_what_the_configuration_refuses_is_a_problem_and_known_trouble_is_left_out(tmp_path: Path) -> None:
-    plan = read(
-        tmp_path,
-        "num_generations: 7\nload_best_model_at_end: true\neval_strategy: steps\nsave_steps: 7\neval_steps: 5\n",
-    )
-    (first,) = build_configs(plan, processes=1).problems
-    assert "round multiple" in first.message
-    plan = read(tmp_path, "num_generations: 7\nload_in_4bit: true\nload_in_8bit: true\n")
-    batch, both = build_configs(plan, processes=1).problems
-    assert "divisible by num_generations" in batch.message
-    assert "8 bit and 4 bit" in both.message
-    (alone,) = build_configs(plan, processes=1, leave_out=["num_generations"]).problems
-    assert alone == both
 
 
 def test_variables_of_a_launcher_do_not_make_the_doctor_wait_for_others(
