@@ -180,15 +180,7 @@ class Match:
         arms: Sequence[str] = (PLAIN, EXACT),
         script: type[Script] = Script,
     ) -> None:
-        """Build the trainers.
-
-        Args:
-            model: Folder of a model and its tokenizer.
-            folder: For the trainers' output.
-            size: Of an update.
-            arms: Of `OWN`.
-            script: Makes the rollouts.
-        """
+        """Build the trainers."""
         self.script, self.meter, self.conductor = script(size), Meter(), threading.Semaphore(0)
         self.turns = {arm: Turns(self.meter, self.conductor) for arm in arms}
         self.failed: list[BaseException] = []

@@ -32,7 +32,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 
 from bench import study
-from bench.tables import write_block
+from bench.tables import machine, write_block
 
 from sorting.choices import NAIVE, NEVER_CLIPS  # isort: skip (`study` puts the recipes on the path)
 from sorting.response_log import ResponseLog  # isort: skip
@@ -645,7 +645,7 @@ def work(cell: Cell) -> dict[str, Any]:
         **round_rows(found),
         "seconds": seconds,
         "versions": study.versions(),
-        "on": study.machine(),
+        "on": machine(),
     }
 
 

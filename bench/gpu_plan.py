@@ -13,17 +13,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 @dataclass(frozen=True)
 class Run:
-    """One process.
-
-    Attributes:
-        function: Of `gpu_runs` (or of `module`), which measures.
-        rows: Of the section's table that it fills.
-        seconds: That it may take on an H100, the start included: a guess until it was measured. Three times as long
-            is its limit.
-        keywords: For the function.
-        environment: Variables that have to be set before Python starts.
-        launcher: Words before the script's name, for runs of several processes.
-    """
+    """One process."""
 
     function: str
     rows: tuple[str, ...]

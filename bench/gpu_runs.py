@@ -144,13 +144,7 @@ def free() -> None:
 
 
 class Watch:
-    """Seconds and peaks of a training by stage; the device has done its work before each reading.
-
-    Attributes:
-        seconds: By stage, since the last optimizer step.
-        steps: Those of each optimizer step.
-        peaks: By stage, bytes that torch's allocator had given out and had reserved at most.
-    """
+    """Seconds and peaks of a training by stage; the device has done its work before each reading."""
 
     def __init__(self, cuda: bool) -> None:
         self.cuda = cuda
@@ -326,9 +320,8 @@ def estimate(words: Sequence[str], stage: str) -> float:
         configs=(words[words.index("--config") + 1],),
         overrides=tuple(words[2:]),
         script=str(RECIPES / "gsm8k_grpo.py"),
-        prompt_length=WATCH.longest_prompt,
     )
-    memory = examine(request).memory
+    memory = examine(request, WATCH.longest_prompt).memory
     assert memory is not None, "the doctor knows no sizes"
     return float(memory.device_bytes[stage])  # type: ignore[index]
 

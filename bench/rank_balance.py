@@ -60,11 +60,7 @@ def draw_blocks(profile: str, share: int, ranks: int, generator: np.random.Gener
 
 
 def exchange(blocks: Sequence[Block]) -> tuple[list[Block], int]:
-    """Deal the rows that run to the ranks in order of length.
-
-    Returns:
-        Each rank's rows, as many as it had, and the bytes that move. Rows that do not run stay where they are.
-    """
+    """Deal the rows that run to the ranks in order of length."""
     rows = [(rank, int(row)) for rank, (_, runs) in enumerate(blocks) for row in np.flatnonzero(runs)]
     lengths = np.array([blocks[rank][0][row] for rank, row in rows], dtype=np.int64).reshape(-1, 2)
     order = np.lexsort((lengths[:, 1], -lengths.sum(axis=1)))

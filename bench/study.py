@@ -57,18 +57,7 @@ Rewards = Callable[..., Any]
 
 @dataclass(frozen=True)
 class Task:
-    """A model, problems, a reward to train on, and what is measured.
-
-    Attributes:
-        reward: Trained on, and its mean is measured.
-        accuracy: The share of 1.0 is the accuracy.
-        methods: Names in `METHODS`.
-        token_budget: Completion tokens that a training generates; it stops after the batch that reaches it.
-        learning_rates: The grid.
-        tuning_seeds: Trainings of each rate.
-        batch_size: Completions of a generation batch, which is one optimizer step.
-        held_out: Problems in each of the validation and the test split.
-    """
+    """A model, problems, a reward to train on, and what is measured."""
 
     reward: Rewards
     accuracy: Rewards
@@ -247,18 +236,7 @@ def train_once(
     watching: Sequence[Any] = (),
     plain: bool = False,
 ) -> Any:
-    """Train once, deterministic in the arguments alone, and return the trainer.
-
-    Args:
-        task: The reward and the sizes.
-        rows: To train on.
-        model: The folder of the model to start from.
-        seed: Of sampling and of the order of the rows.
-        chosen: Settings besides the task's, or in place of the defaults here.
-        callbacks: One of them ends the training, unless `chosen` has `max_steps`.
-        watching: Advantage hooks as objects, after those that `chosen` names.
-        plain: By TRL's own trainer.
-    """
+    """Train once, deterministic in the arguments alone, and return the trainer."""
     random.seed(seed)
     torch.manual_seed(seed)
     chosen = dict(chosen)
@@ -407,7 +385,7 @@ def check_settings(folder: Path) -> None:
         "tasks": {name: task.settings() for name, task in TASKS.items()},
         "methods": METHODS,
         "evaluation_seeds": EVALUATION_SEEDS,
-        "versions": {name: version(name) for name in PACKAGES},
+        "versions": versions(),
         "machine": machine(),
     }
     text, path = json.dumps(settings, indent=1, sort_keys=True), folder / "settings.json"
@@ -416,18 +394,15 @@ def check_settings(folder: Path) -> None:
     path.write_text(text)
 
 
+def versions() -> dict[str, str]:
+    """Of what the numbers depend on."""
+    return {name: version(name) for name in PACKAGES}
+
+
 def run_missing(
     runs: Sequence[Any], results: Results, jobs: int, work: Callable[[Any], dict[str, Any]], shown: str
 ) -> None:
-    """Do the missing runs. One that fails is printed and left missing: the next start tries it again.
-
-    Args:
-        runs: All that there should be in the end.
-        results: Where they go.
-        jobs: Processes at a time.
-        work: In a process of its own, from a run to its line.
-        shown: Which number of a line is printed.
-    """
+    """Do the missing runs. One that fails is printed and left missing: the next start tries it again."""
     missing = results.missing(runs)
     with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), prepare_worker) as pool:
         waiting = {pool.submit(work, run): run for run in missing}

@@ -73,14 +73,7 @@ class Row:
 
 
 def rows_of(task: str, lines: Sequence[Line], rates: Mapping[str, float], kinds: Mapping[str, str]) -> list[Row]:
-    """The methods of a task that have two evaluation seeds or more, in the order of `rates`.
-
-    Args:
-        task: Its name.
-        lines: All results.
-        rates: Each method's tuned learning rate; results at another rate are left out.
-        kinds: "plain", "hook" or "aggregation" for each method.
-    """
+    """The methods of a task that have two evaluation seeds or more, in the order of `rates`."""
     found: dict[str, dict[int, Line]] = {}
     for line in lines:
         method = line["method"]

@@ -59,11 +59,7 @@ def option(words: Sequence[str], name: str) -> str | None:
 
 
 def resolve(cases: Mapping[str, Sequence[str]]) -> dict[str, dict[str, Any]]:
-    """Return what becomes of each command line, or `error` where it fails.
-
-    Args:
-        cases: The words behind `accelerate launch`; before them, `NAME=value` for the environment.
-    """
+    """Return what becomes of each command line, or `error` where it fails."""
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("ACCELERATE_", "FSDP_", "PARALLELISM_"))}
     with tempfile.TemporaryDirectory() as empty:
         done = subprocess.run(

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import logging
 import os
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
 _CONTEXT = {"allow_extra_args": True, "ignore_unknown_options": False}
+_LAUNCHERS = "As for `accelerate launch`."
 
 
 def register(app: typer.Typer) -> None:
@@ -20,47 +21,32 @@ def register(app: typer.Typer) -> None:
     )
 
 
+def _option(name: str, text: str, **more: Any) -> Any:
+    """An option that may be written with dashes, too."""
+    return typer.Option(*dict.fromkeys((f"--{name}", f"--{name.replace('_', '-')}")), help=text, **more)
+
+
 def doctor_command(
     context: typer.Context,
-    config_file: Annotated[
-        str | None,
-        typer.Option("--config_file", "--config-file", help="The launch file, as for `accelerate launch`."),
-    ] = None,
+    config_file: Annotated[str | None, _option("config_file", "The launch file, as for `accelerate launch`.")] = None,
     config: Annotated[
-        list[str] | None,
-        typer.Option("--config", help="The run's settings (YAML); later files override earlier ones."),
+        list[str] | None, _option("config", "The run's settings (YAML); later files override earlier ones.")
     ] = None,
     script: Annotated[
-        str | None, typer.Option("--script", help="The training script, read for its own settings but not run.")
+        str | None, _option("script", "The training script, read for its own settings but not run.")
     ] = None,
     gpu_memory: Annotated[
         float | None,
-        typer.Option(
-            "--gpu_memory",
-            "--gpu-memory",
-            min=0.1,
-            max=100_000,
-            help="Examine another machine: GiB of each of its GPUs, one GPU per process.",
+        _option(
+            "gpu_memory", "Examine another machine: GiB of each of its GPUs, one GPU per process.", min=0.1, max=100_000
         ),
     ] = None,
-    num_processes: Annotated[
-        int | None,
-        typer.Option("--num_processes", "--num-processes", min=1, max=1_000_000, help="As for `accelerate launch`."),
-    ] = None,
-    machine_rank: Annotated[
-        int | None, typer.Option("--machine_rank", "--machine-rank", min=0, help="As for `accelerate launch`.")
-    ] = None,
-    main_process_ip: Annotated[
-        str | None, typer.Option("--main_process_ip", "--main-process-ip", help="As for `accelerate launch`.")
-    ] = None,
-    rdzv_backend: Annotated[
-        str | None, typer.Option("--rdzv_backend", "--rdzv-backend", help="As for `accelerate launch`.")
-    ] = None,
+    num_processes: Annotated[int | None, _option("num_processes", _LAUNCHERS, min=1, max=1_000_000)] = None,
+    machine_rank: Annotated[int | None, _option("machine_rank", _LAUNCHERS, min=0)] = None,
+    main_process_ip: Annotated[str | None, _option("main_process_ip", _LAUNCHERS)] = None,
+    rdzv_backend: Annotated[str | None, _option("rdzv_backend", _LAUNCHERS)] = None,
     prompt_length: Annotated[
-        int | None,
-        typer.Option(
-            "--prompt_length", "--prompt-length", min=0, max=10_000_000, help="Tokens in the longest prompt [256]."
-        ),
+        int | None, _option("prompt_length", "Tokens in the longest prompt [256].", min=0, max=10_000_000)
     ] = None,
     assumptions: Annotated[
         bool, typer.Option("--assumptions", help="Show the formula of each item of the memory estimate.")
@@ -85,20 +71,10 @@ def doctor_command(
         from .examine import Request, examine
         from .render import render
 
-        request = Request(
-            config_file,
-            tuple(config or ()),
-            tuple(context.args),
-            script=script,
-            gpu_memory=gpu_memory,
-            num_processes=num_processes,
-            machine_rank=machine_rank,
-            main_process_ip=main_process_ip,
-            rdzv_backend=rdzv_backend,
-            prompt_length=prompt_length,
-        )
+        launcher = (num_processes, machine_rank, main_process_ip, rdzv_backend)
+        request = Request(config_file, tuple(config or ()), tuple(context.args), script, gpu_memory, *launcher)
         with Console(stderr=True).status("Looking around"):
-            examination = examine(request)
+            examination = examine(request, prompt_length)
     finally:
         root.setLevel(level)
     if as_json:

@@ -36,7 +36,6 @@ class Request:
     machine_rank: int | None = None
     main_process_ip: str | None = None
     rdzv_backend: str | None = None
-    prompt_length: int | None = None  # tokens in the longest prompt; None for an assumption
 
 
 @dataclass(frozen=True)
@@ -68,8 +67,11 @@ class Examination:
         return {key: as_json(value) for key, value in found.items()}
 
 
-def examine(request: Request) -> Examination:
-    """Examine a launch, a run and a machine together; a `ConfigurationError` if a named file is missing."""
+def examine(request: Request, prompt_length: int | None = None) -> Examination:
+    """Examine a launch, a run and a machine together; a `ConfigurationError` if a named file is missing.
+
+    `prompt_length` is the tokens in the longest prompt, None for an assumption.
+    """
     for path in (request.config_file, *request.configs, request.script):
         if path is not None and not _is_file(path):
             raise ConfigurationError(f"There is no file {one_line(path, 300)}.")
@@ -84,7 +86,7 @@ def examine(request: Request) -> Examination:
     sizes, adapters, source = _model(run, found)
     case = Case(launch, run, machine, sizes, adapters, plugins, Batch.of(run), columns_of(run))
     found += problems_of(case)
-    memory = estimate(case, request.prompt_length)
+    memory = estimate(case, prompt_length)
     found += [] if memory is None else memory_problems(case, memory)
     ordered = sorted(dict.fromkeys(found), key=lambda problem: _ORDER[problem.severity])
     return Examination(case, source, memory, tuple(ordered))

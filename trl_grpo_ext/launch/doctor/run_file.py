@@ -271,19 +271,19 @@ def _from_words(words: Sequence[str], parser: _Parser) -> tuple[dict[str, Any], 
 def _unknown_word(word: str, parser: _Parser) -> Problem:
     name = word.lstrip("-").split("=")[0].replace("-", "_")
     if name == "config":
-        message = f"TRL's parser ignores {one_line(word)!r}: it only knows `--config FILE` as two words."
+        message = f"TRL's parser ignores {one_line(word, 100)!r}: it only knows `--config FILE` as two words."
         fix = "Give files to the doctor with --config FILE, before the `--`."
         return Problem("error", "command line", message, fix)
     near = difflib.get_close_matches(name, [action.dest for action in parser._actions], n=2)
     fix = f"Did you mean {' or '.join(f'--{n}' for n in near)}?" if near else "Remove it, or name the --script."
-    return Problem("error", "command line", f"There is no setting {one_line(word)!r} (command line).", fix)
+    return Problem("error", "command line", f"There is no setting {one_line(word, 100)!r} (command line).", fix)
 
 
 def _unknown(name: str, parser: _Parser, script: Script | None) -> list[Problem]:
     if script is not None and name in script.settings:
         return []
     near = difflib.get_close_matches(name, [action.dest for action in parser._actions], n=2, cutoff=0.8)
-    message = f"There is no setting {one_line(name)!r} in TRL, transformers or trl-grpo-ext"
+    message = f"There is no setting {one_line(name, 100)!r} in TRL, transformers or trl-grpo-ext"
     if near:
         return [Problem("error", "settings", f"{message}.", f"Did you mean {' or '.join(map(repr, near))}?")]
     if script is not None:
@@ -295,13 +295,13 @@ def _unknown(name: str, parser: _Parser, script: Script | None) -> list[Problem]
 
 def read_script(path: str | Path) -> Script:
     """Read a script's dataclasses and constants; nothing is imported or run."""
-    name, here = one_line(path), Path(path)
+    name, here = one_line(path, 300), Path(path)
     try:
         if not here.is_file() or here.stat().st_size > MOST_BYTES:
             raise ConfigurationError(f"There is no script {name} (--script).")
         tree = ast.parse(here.read_text(encoding="utf-8"))
     except (SyntaxError, ValueError, RecursionError, OSError) as error:
-        raise ConfigurationError(f"{name} (--script) is not Python: {one_line(error)}") from error
+        raise ConfigurationError(f"{name} (--script) is not Python: {one_line(error, 300)}") from error
     settings: dict[str, Any] = {}
     constants: dict[str, ast.expr] = {}
     imported: set[str] = set()
