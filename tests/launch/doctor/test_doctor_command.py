@@ -154,6 +154,15 @@ def test_a_model_that_may_not_fit_is_a_warning_with_what_takes_most(tmp_path: Pa
     assert not [problem for problem in large.problems if problem.subject == "memory"]
 
 
+def test_plugins_beside_the_script_are_found_as_when_it_runs(tmp_path: Path) -> None:
+    (tmp_path / "my_reward_of_doctor.py").write_text("def points(completions, **columns):\n    return [1.0]\n")
+    (tmp_path / "train.py").write_text("")
+    words = ("--rewards", "my_reward_of_doctor:points")
+    beside = examine(Request(overrides=words, script=str(tmp_path / "train.py"), gpu_memory=24))
+    assert beside.case.plugins.problems == ()
+    assert str(tmp_path) not in sys.path
+
+
 def test_a_data_set_of_our_own_is_counted_and_its_columns_are_looked_at(tmp_path: Path) -> None:
     (tmp_path / "train.jsonl").write_text('{"question": "a", "solution": "1"}\n' * 40 + "\n")
     (tmp_path / "run.yaml").write_text(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -80,7 +83,8 @@ def examine(request: Request, prompt_length: int | None = None) -> Examination:
     launch = _launch(request, gpus, found)
     run = _run(request, request.gpu_memory is not None or gpus > 0, found)
     machine = _machine(request, launch, run)
-    plugins = load_plugins(run)
+    with _folder_on_path(run):
+        plugins = load_plugins(run)
     run = build_configs(run, processes=launch.processes, leave_out=PLUGIN_FIELDS if plugins.problems else ())
     found += [*launch.problems, *run.problems, *plugins.problems]
     sizes, adapters, source = _model(run, found)
@@ -90,6 +94,18 @@ def examine(request: Request, prompt_length: int | None = None) -> Examination:
     found += [] if memory is None else memory_problems(case, memory)
     ordered = sorted(dict.fromkeys(found), key=lambda problem: _ORDER[problem.severity])
     return Examination(case, source, memory, tuple(ordered))
+
+
+@contextlib.contextmanager
+def _folder_on_path(run: RunPlan) -> Iterator[None]:
+    """As when the script runs: modules beside it can be imported."""
+    before = [*sys.path]
+    if run.script is not None:
+        sys.path.insert(0, str(Path(run.script.path).resolve().parent))
+    try:
+        yield
+    finally:
+        sys.path[:] = before
 
 
 def _is_file(path: str) -> bool:
