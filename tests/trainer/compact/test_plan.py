@@ -146,27 +146,11 @@ def test_fewer_rows_than_micro_steps_leave_micro_steps_of_one_placeholder() -> N
     assert (plan.computed, plan.idle) == (5 + 5 + 2 + 2, 2)
 
 
-@pytest.mark.parametrize("runs", [0, 1, 2])
-def test_a_rank_where_nothing_runs(runs: int) -> None:
-    busy = [((2, 3), number < runs) for number in range(2)]
-    quiet: Rank = [((2, 3), False)] * 2
-    one, two = plans_of([busy, quiet], 2)
-    assert two.steps == (((-1,),), ((-1,),))
-    assert (two.live, two.dropped, two.idle, two.computed) == (0, 2, 2, 4)
-    assert [len(step) for step in one.steps] == [1, 1]
-    assert one.idle == 2 - runs
-
-
 def test_a_budget_makes_more_parts_than_micro_steps() -> None:
     # 21 tokens: one row of 20 by itself, then four of 5. They are dealt to the micro-steps in turn.
     (plan,) = plans_of([all_run((5, 15), *[(2, 3)] * 8)], 2, max_tokens=21)
     assert [len(part) for part in parts_of(plan)] == [1, 4, 4]
     assert plan.steps == (((0,), (5, 6, 7, 8)), ((1, 2, 3, 4),))
-
-
-def test_a_row_above_the_budget_runs_by_itself() -> None:
-    (plan,) = plans_of([all_run((5, 15), (5, 14), (1, 1), (1, 1))], 1, max_tokens=4)
-    assert plan.steps == (((0,), (1,), (2, 3)),)
 
 
 @pytest.mark.parametrize(("rows", "micro_steps", "sizes"), [(8, 4, [2] * 4), (10, 4, [2, 2, 3, 3]), (3, 2, [1, 2])])
@@ -178,14 +162,6 @@ def test_rows_of_one_length_are_cut_evenly(rows: int, micro_steps: int, sizes: l
 def test_rows_that_stay_are_one_part() -> None:
     measured = np.array([[2, 5], [4, 1]])
     assert plan_in_place(measured) == Plan((((0, 1),),), live=12, computed=2 * (4 + 5), dropped=0, idle=0)
-
-
-def test_the_order_does_not_depend_on_where_rows_of_equal_length_stood() -> None:
-    # (5, 3) and (3, 5) have as many tokens. Side by side they compute 10 a row, apart 8.
-    together, mixed = [(5, 3), (5, 3), (3, 5), (3, 5)], [(5, 3), (3, 5), (3, 5), (5, 3)]
-    for rows in (together, mixed):
-        (plan,) = plans_of([all_run(*rows)], 2)
-        assert plan.computed == 4 * 8
 
 
 # ----------------------------------------------------------------------------------------------- of any plan
