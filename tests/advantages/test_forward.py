@@ -66,11 +66,6 @@ class TestZeroVariance:
         assert wrong == pytest.approx([-0.2, 0, -0.1])
         assert other == [7, 7, 7]
 
-    def test_right_is_above_the_threshold(self) -> None:
-        at, above = self.rows([0.5, 0.6], [True, True])
-        assert at[0] < 0 < above[0]
-        assert self.rows([2.0], [True], correct_above=2.0)[0][0] < 0 < self.rows([2.1], [True], correct_above=2.0)[0][0]
-
     def test_entropies_off_the_mask_are_not_read(self) -> None:
         entropies = padded([[1.0, math.nan, math.inf]])
         forward = make_forward(entropies, entropies, mask_of([1], 3), zero_variance_B=torch.tensor([True]))

@@ -69,7 +69,7 @@ def test_the_baseline_is_the_groups_mean_return() -> None:
 
 
 def test_spans_are_steps_up_to_their_ends() -> None:
-    # Tokens of two characters. Steps end at 2 (first token), at 5 (inside the third), and nothing comes behind.
+    # Tokens of two characters. Steps end at 2 (first token), at 5 (inside the third), and nothing comes after.
     rollout = make_rollout(
         [5],
         [7.0],
@@ -134,7 +134,7 @@ def test_steps_by_hand(text: str, pieces: list[str]) -> None:
 
 def test_last_tokens_by_hand() -> None:
     offsets = [(0, 0), (0, 2), (2, 2), (2, 3), (2, 4), (4, 6), (6, 6)]
-    #  end 1, 2: the second token and the silent one behind it; 3: both tokens that share it; 6: with the end
+    #  end 1, 2: the second token and the silent one after it; 3: both tokens that share it; 6: with the end
     assert last_tokens(offsets, [0, 1, 2, 3, 4, 5, 6]) == [2, 2, 2, 4, 4, 6, 6]
     assert last_tokens([(0, 0), (0, 0)], [0]) == [1]
     assert last_tokens([], [0, 3]) == [-1, -1]
@@ -175,15 +175,6 @@ def test_the_function_is_agreed_on_by_all_ranks() -> None:
     second.reward_spans.clear()  # type: ignore[attr-defined]
     results = Ranks([first, second]).run(lambda r: advantages(r, **PLAIN))
     assert torch.cat(results).tolist() == advantages(whole, **PLAIN).tolist() == [[1, 0], [0, 0]]
-
-
-def test_rows_without_live_tokens_are_in_the_baseline_and_need_no_offsets() -> None:
-    def offsets(row: int) -> list[tuple[int, int]]:
-        assert row == 0
-        return [(0, 1), (1, 2)]
-
-    rollout = stepped([[1, 2], [5, 4]], mask_B_T=torch.tensor([[1.0, 1.0], [0.0, 0.0]]), offsets=offsets)
-    assert advantages(rollout, form="sum").tolist() == [[-3, -4], [0, 0]]  # mean of 3 and 9
 
 
 @pytest.mark.parametrize("span", [(0, 3, 1.0), (0, 1, NAN)])

@@ -24,13 +24,13 @@ class TestReturns:
         values_B_T = rollout.old_logps_B_T
         assert values_B_T is not None
         result = discounted_returns(values_B_T, rollout.mask_B_T > 0, gamma)
-        behind = live_tokens_after(rollout.mask_B_T > 0)
+        after = live_tokens_after(rollout.mask_B_T > 0)
         for row in range(len(result)):
             total, expected = 0.0, [0.0] * result.size(1)
             for count, place in enumerate(reversed(live_places(rollout, row))):
                 total = float(values_B_T[row, place]) + gamma * total
                 expected[place] = total
-                assert int(behind[row, place]) == count
+                assert int(after[row, place]) == count
             assert result[row].tolist() == pytest.approx(expected, abs=1e-12)
 
     def test_what_stands_off_the_live_tokens_is_not_read(self) -> None:

@@ -148,12 +148,3 @@ def test_a_token_across_a_boundary_has_the_weight_of_its_larger_part() -> None:
     assert weights_of([text], [[(0, 9), (9, 9), (9, 20)]]) == [[5, 2, 5]]
     # A character cut over three tokens, each of which has it.
     assert weights_of(["<think>€"], [[(0, 7), (7, 8), (7, 8), (7, 8), (8, 8)]]) == [[5, 2, 2, 2, 2]]
-
-
-def test_weights_of_one_change_nothing_and_zero_silences() -> None:
-    rollout = make_rollout([3, 0, 2])
-    advantages = torch.tensor([1.0, 2.0, -3.0], dtype=torch.float32)
-    result = flow.apply_rollout_hooks(advantages, [hook("segment_weights")], rollout)
-    assert result.dtype == torch.float32
-    assert result.tolist() == [[1, 1, 1], [0, 0, 0], [-3, -3, 0]]
-    assert by_character("<think>a</think>b", think=0, tags=0, answer=1) == "0" * 16 + "11"

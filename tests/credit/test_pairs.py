@@ -59,6 +59,9 @@ REWARDS = (
 )
 """Of five groups: two mixed, one all right, two all wrong. None is negative, as `mean_relative` asks."""
 
+RIGHT_OR_WRONG = (1.0, 0.0, 0.0, 1.0, 1.0, 0.0, 0.0, 0.0, *[1.0] * 4, *[0.0] * 8)
+"""The same groups with rewards of 0 and 1."""
+
 CUT = {1, 4, 9, 13, 17}
 """Completions that ended at the limit: a wrong one, a right one, and one of either group without signal."""
 
@@ -92,16 +95,16 @@ POLICY = Policy()
 LOGPS = {name: POLICY.logps(weights) for name, weights in POLICY.weights.items()}
 
 
-def batch() -> Rollout:
+def batch(rewards: Sequence[float]) -> Rollout:
     pieces = ["<think>", "a", "b", "</think>", *"cdefgh"]
     rows = [pieces[:length] for length in POLICY.lengths]
     starts = [[0, *itertools.accumulate(map(len, row))] for row in rows]
-    spans = [[(0, 8, reward / 2), (8, starts[i][-1], reward / 2)] for i, reward in enumerate(REWARDS)]
-    rewards_B_2 = torch.tensor([[reward, 0.1 * (row % 3)] for row, reward in enumerate(REWARDS)], dtype=torch.float64)
+    spans = [[(0, 8, reward / 2), (8, starts[i][-1], reward / 2)] for i, reward in enumerate(rewards)]
+    rewards_B_2 = torch.tensor([[reward, 0.1 * (row % 3)] for row, reward in enumerate(rewards)], dtype=torch.float64)
     rewards_B_2[2 * G :, 1] = 0.0  # or the groups of equal rewards would not be
     numbers = [[0] * 4 + [1] * (length - 4) + [-1] * (T - length) for length in POLICY.lengths]
     # Two turns each, the first of which is a call; where groups have signal, one in three fails, and turns earn.
-    worth = [(row % 3) / 4 if row < 2 * G else reward / 4 for row, reward in enumerate(REWARDS)]
+    worth = [(row % 3) / 4 if row < 2 * G else reward / 4 for row, reward in enumerate(rewards)]
 
     def turns(row: int) -> list[Turn]:
         call = ToolCall(name="t", tokens=(1, 3), outcome="raised" if row < 2 * G and row % 3 == 2 else "returned")
@@ -112,19 +115,19 @@ def batch() -> Rollout:
 
     return make_rollout(
         POLICY.lengths,
-        REWARDS,
-        [row // G for row in range(len(REWARDS))],
+        rewards,
+        [row // G for row in range(len(rewards))],
         limit=T,
         texts=["".join(row) for row in rows],
         completions=["".join(row) for row in rows],
         offsets=lambda row: list(itertools.pairwise(starts[row])),
         completion_ids_B_T=POLICY.ids_B_T,
-        truncated_B=torch.tensor([row in CUT for row in range(len(REWARDS))]),
+        truncated_B=torch.tensor([row in CUT for row in range(len(rewards))]),
         rewards_B_K=rewards_B_2,
         reward_names=("points", "plain"),
         reward_weights_K=torch.tensor([1.0, 0.0], dtype=torch.float64),
         reward_spans={"points": spans},
-        reward_turns={"points": [[one, reward - one] for one, reward in zip(worth, REWARDS, strict=True)]},
+        reward_turns={"points": [[one, reward - one] for one, reward in zip(worth, rewards, strict=True)]},
         turns_B_T=torch.tensor(numbers),
         turns=turns,
         num_generations=G,
@@ -135,12 +138,7 @@ def batch() -> Rollout:
     )
 
 
-BATCH = batch()
-KEPT = (
-    *("texts", "completions", "offsets", "completion_ids_B_T", "truncated_B", "reward_names", "turns"),
-    *("reward_weights_K", "turns_B_T", "num_generations", "old_logps_B_T", "old_entropies_B_T", "ref_logps_B_T"),
-)
-"""What the batch of rewards of 0 and 1 has in common with it."""
+BATCHES = {"graded": batch(REWARDS), "right or wrong": batch(RIGHT_OR_WRONG)}
 
 
 def forward_of(rollout: Rollout) -> Forward:
@@ -165,7 +163,7 @@ def selection_of(hook: Hook) -> dict[str, Any]:
 
 def gradient(selections: Sequence[Mapping[str, Any]]) -> torch.Tensor:
     """What a run with these hooks, in this order, would do to the policy at one step."""
-    return _gradient(tuple(json.dumps(selection) for selection in selections))
+    return played(tuple(json.dumps(selection) for selection in selections))[0]
 
 
 @functools.cache
@@ -175,16 +173,21 @@ def _loaded(selection: str) -> Any:
 
 
 @functools.cache
-def _gradient(selections: tuple[str, ...]) -> torch.Tensor:
+def played(selections: tuple[str, ...], rewards: str = "graded") -> tuple[torch.Tensor, tuple[str, ...]]:
+    """The gradient of these hooks, and what the chain says of them."""
     chain = HookChain([_loaded(selection) for selection in selections])
-    rollout = chain.on_rewards(BATCH)
-    trls_B = group_advantages(rollout, "group", "sum_then_normalize")
-    advantages_B_T, _ = chain.on_rollout(trls_B, rollout)
-    rollout = Rollout(**{**vars(rollout), "advantages_B_T": advantages_B_T})
-    advantages_B_T, _ = chain.on_forward(advantages_B_T, forward_of(rollout), chain.allowed_signs(rollout))
+    rollout = chain.on_rewards(BATCHES[rewards])
+    advantages_B_T, changes = chain.on_rollout(group_advantages(rollout, "group", "sum_then_normalize"), rollout)
+    rollout = replace(rollout, advantages_B_T=advantages_B_T, uninformative_B=chain.uninformative(rollout))
+    advantages_B_T, later = chain.on_forward(advantages_B_T, forward_of(rollout), chain.allowed_signs(rollout))
+    said = [*chain.overruled(signal_table(rollout))]
+    for step in range(PATIENCE):
+        for part in (changes, later):
+            if part:
+                said += chain.without_effect(part, change_tables(part, rollout.mask_B_T), step)
     weights = POLICY.weights["now"].clone().requires_grad_()
     loss = -(advantages_B_T * POLICY.logps(weights)[0]).sum()
-    return torch.autograd.grad(loss, weights)[0]
+    return torch.autograd.grad(loss, weights)[0], tuple(said)
 
 
 def differ(one: torch.Tensor, other: torch.Tensor) -> bool:
@@ -244,52 +247,18 @@ def _beside_normalised(alone: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return [alone] if alone["name"] == "normalised" else [{"name": "centred"}, alone]
 
 
-# ---------------------------------------------------------------------------------------------- as most will run them
-
-
-RIGHT_OR_WRONG = (1.0, 0.0, 0.0, 1.0, 1.0, 0.0, 0.0, 0.0, *[1.0] * 4, *[0.0] * 4, *[0.0] * 4)
-"""The same batch with rewards of 0 and 1, of which two groups have both."""
-
-
-@functools.cache
-def played(selections: tuple[str, ...]) -> tuple[torch.Tensor, tuple[str, ...]]:
-    """The gradient of hooks at their defaults, with rewards of 0 and 1, and what the chain says of them."""
-    chain = HookChain([_loaded(selection) for selection in selections])
-    rewards_B = torch.tensor(RIGHT_OR_WRONG, dtype=torch.float64)
-    rollout = make_rollout(
-        POLICY.lengths,
-        RIGHT_OR_WRONG,
-        BATCH.group_ids_B.tolist(),
-        **{name: getattr(BATCH, name) for name in KEPT},
-        rewards_B_K=torch.stack([rewards_B, torch.zeros_like(rewards_B)], dim=1),
-        reward_spans={"points": [[(0, 8, reward / 2), (8, 9, reward / 2)] for reward in RIGHT_OR_WRONG]},
-        reward_turns={"points": [[reward, 0.0] for reward in RIGHT_OR_WRONG]},
-    )
-    rollout = chain.on_rewards(rollout)
-    advantages_B_T, changes = chain.on_rollout(group_advantages(rollout, "group", "sum_then_normalize"), rollout)
-    rollout = replace(rollout, advantages_B_T=advantages_B_T)
-    advantages_B_T, later = chain.on_forward(advantages_B_T, forward_of(rollout), chain.allowed_signs(rollout))
-    said = [*chain.overruled(signal_table(rollout))]
-    for step in range(PATIENCE):
-        for part in (changes, later):
-            if part:
-                said += chain.without_effect(part, change_tables(part, rollout.mask_B_T), step)
-    weights = POLICY.weights["now"].clone().requires_grad_()
-    loss = -(advantages_B_T * POLICY.logps(weights)[0]).sum()
-    return torch.autograd.grad(loss, weights)[0], tuple(said)
-
-
 def test_with_rewards_of_0_and_1_and_at_its_defaults_a_hook_acts_or_it_is_said() -> None:
     silent = []
     for first, second in itertools.combinations(hooks(), 2):
         if verdict(first, second)[0] == REFUSED or {first.label, second.label} == STOPPED:
             continue
         selections = [json.dumps(dict(hook.selection)) for hook in (first, second)]
-        both, said = played(tuple(selections))
+        both, said = played(tuple(selections), "right or wrong")
         for hook, alone in ((first, selections[1]), (second, selections[0])):
-            beside = (alone,)
+            beside: tuple[str, ...] = (alone,)
             if hook.label in ("normalised", "turn_rewards"):  # TRL's own, the second for a first turn
                 beside = ('{"name": "centred"}', alone)
-            if not differ(both, played(beside)[0]) and not any(hook.selection["name"] in text for text in said):
+            is_said = any(repr(hook.selection["name"]) in text for text in said)
+            if not is_said and not differ(both, played(beside, "right or wrong")[0]):
                 silent.append(f"{hook.label} beside {json.loads(alone)}")
     assert not silent

@@ -229,8 +229,8 @@ def test_turns_of_a_template(name: str, masks_truncated: bool, tmp_path: Path) -
         for turn, (place, said) in zip(turns, wrote, strict=True):
             assert turn.tokens == (place, place + len(said[: LIMIT - place]))
             assert rollout.texts[row][slice(*turn.characters)] == turn.text
-            behind = wrote[turn.number + 1][0] if turn.number + 1 < len(wrote) else len(ids)
-            assert turn.observation == tokenizer.decode(ids[turn.tokens[1] : behind], skip_special_tokens=True)
+            after = wrote[turn.number + 1][0] if turn.number + 1 < len(wrote) else len(ids)
+            assert turn.observation == tokenizer.decode(ids[turn.tokens[1] : after], skip_special_tokens=True)
         check_messages(rollout, row, turns)
         if family.parallel and row in OUTCOMES:
             assert [[call.outcome for call in turn.calls] for turn in turns] == OUTCOMES[row]

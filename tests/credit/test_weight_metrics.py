@@ -44,15 +44,6 @@ def test_a_sequence_mean_favours_the_short_by_hand() -> None:
     assert metrics == pytest.approx(expected, rel=1e-6)
 
 
-def test_empty_completions_and_missing_signs() -> None:
-    metrics = metrics_of("token_mean", [1.0, 1.0, 0.0, 0.0], [2, 2, 0, 0])
-    assert metrics["loss_weight/length_q1"] == pytest.approx(1.0)
-    assert metrics["loss_weight/positive_advantage"] == pytest.approx(1.0)
-    assert math.isnan(metrics["loss_weight/length_q4"])  # all are of one length
-    assert math.isnan(metrics["loss_weight/negative_advantage"])
-    assert all(math.isnan(value) for value in metrics_of("token_mean", [0.0, 0.0], [0, 0]).values())
-
-
 def logged(run: Run, name: str) -> list[float]:
     return [log[name] for log in run.logs if name in log]
 

@@ -115,18 +115,18 @@ class OptimalTokenBaseline:
         lengths_N = rollout.gather(live_B_T.sum(dim=1))
         steps_S = torch.arange(energies_N_S.size(1), device=lengths_N.device)
         scored_N_1 = ~torch.isnan(rewards_N).unsqueeze(1)
-        there_N_S = ((steps_S < lengths_N.unsqueeze(1)) & scored_N_1).to(rewards_N.dtype)
+        present_N_S = ((steps_S < lengths_N.unsqueeze(1)) & scored_N_1).to(rewards_N.dtype)
 
-        counts_N_S = column_sums(there_N_S, groups_N)
-        energy_N_S = column_sums(there_N_S * energies_N_S, groups_N)
-        weights_N_S = torch.where(energy_N_S > 0, energies_N_S, 1.0) * there_N_S
+        counts_N_S = column_sums(present_N_S, groups_N)
+        energy_N_S = column_sums(present_N_S * energies_N_S, groups_N)
+        weights_N_S = torch.where(energy_N_S > 0, energies_N_S, 1.0) * present_N_S
         # Above the group's lowest reward, so that equal rewards are their own baseline to the last bit.
         lowest_N, _ = group_extremes(rewards_N, groups_N)
         above_N_1 = (rewards_N - lowest_N).nan_to_num(nan=0.0).unsqueeze(1)
         weighted_N_S = column_sums(weights_N_S * above_N_1, groups_N)
         sums_N_S = column_sums(weights_N_S, groups_N)
         baselines_N_S = weighted_N_S / torch.where(sums_N_S > 0, sums_N_S, 1.0)  # 0 only where no completion is as long
-        apart_N_S = torch.where((there_N_S > 0) & (counts_N_S > 1), above_N_1 - baselines_N_S, 0.0)
+        apart_N_S = torch.where((present_N_S > 0) & (counts_N_S > 1), above_N_1 - baselines_N_S, 0.0)
         apart_B_S = apart_N_S[rollout.local_rows, : order_B_T.size(1)]
         return torch.zeros_like(apart_B_S).scatter(1, order_B_T, apart_B_S).to(advantages_B_T.dtype)
 

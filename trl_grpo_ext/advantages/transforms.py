@@ -59,13 +59,13 @@ class Whiten:
         lowest_B = values_B_T.masked_fill(~(live_B_T & counted_B.unsqueeze(1)), torch.inf).amin(dim=1)
         lowest = rollout.gather(lowest_B)[counted_N].min()
         above_B_T = torch.where(live_B_T, values_B_T - lowest, 0.0)
-        entries_B_E, there_B_E = above_B_T, live_B_T
+        entries_B_E, present_B_E = above_B_T, live_B_T
         if self.over == "completions":
             lengths_B = live_B_T.sum(dim=1).clamp(min=1).to(values_B_T.dtype)
-            entries_B_E, there_B_E = (row_sums(above_B_T) / lengths_B).unsqueeze(1), live_B_T.any(dim=1, keepdim=True)
-        count = rollout.gather(there_B_E.sum(dim=1).to(values_B_T.dtype))[counted_N].sum()
+            entries_B_E, present_B_E = (row_sums(above_B_T) / lengths_B).unsqueeze(1), live_B_T.any(dim=1, keepdim=True)
+        count = rollout.gather(present_B_E.sum(dim=1).to(values_B_T.dtype))[counted_N].sum()
         mean = rollout.gather(row_sums(entries_B_E))[counted_N].sum() / count
-        squares_B = row_sums(torch.where(there_B_E, (entries_B_E - mean).square(), 0.0))
+        squares_B = row_sums(torch.where(present_B_E, (entries_B_E - mean).square(), 0.0))
         sigma = (rollout.gather(squares_B)[counted_N].sum() / (count - 1).clamp(min=1)).sqrt()
         # A mean that is what rounding leaves of 0 is 0, or it would give what has no advantage one of its size.
         apart_B_T = values_B_T if not without_rounding(lowest + mean, sigma) else above_B_T - mean

@@ -52,9 +52,9 @@ def tool_calls(message: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return [function for function in functions if isinstance(function, Mapping)]
 
 
-def true_runs(wrote: Sequence[bool]) -> list[tuple[int, int]]:
+def true_runs(by_model: Sequence[bool]) -> list[tuple[int, int]]:
     """The runs of True, as `(first, end)`."""
-    padded = [False, *wrote, False]
+    padded = [False, *by_model, False]
     edges = [place for place in range(len(padded) - 1) if padded[place] != padded[place + 1]]
     return list(zip(edges[::2], edges[1::2], strict=True))
 
@@ -70,7 +70,7 @@ class Parsing:
 def read_turns(
     tokenizer: Any,
     ids: Sequence[int],
-    wrote: Sequence[bool],
+    by_model: Sequence[bool],
     completion: Any,
     text: str,
     offsets: Sequence[tuple[int, int]],
@@ -79,7 +79,7 @@ def read_turns(
     parsing: Parsing | None = None,
 ) -> list[Turn]:
     """The turns of one completion."""
-    runs, pairs = true_runs(wrote), exchanges(completion)
+    runs, pairs = true_runs(by_model), exchanges(completion)
     if len(pairs) != len(runs) and len(pairs) > 1:
         raise AlignmentError(
             f"The completion has {len(pairs)} assistant messages, but its tokens have {len(runs)} turns (runs of "
