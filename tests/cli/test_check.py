@@ -107,7 +107,7 @@ def test_levels_are_printed_and_are_in_the_json_and_the_badge_has_the_lowest(fol
     assert "each report has its own `badge`" in checked("golden", "--badge", "--json").err
 
 
-@pytest.mark.parametrize("width", [60, 100, None])
+@pytest.mark.parametrize("width", [60, None])
 def test_a_broken_rule_is_shown_with_its_example_and_its_reason_and_ends_with_1(
     folder: Path, width: int | None
 ) -> None:
@@ -143,10 +143,9 @@ def test_whatever_a_plugin_does_the_command_says_so_and_its_status_too(
 
 def test_a_constant_reward_is_no_error_without_strict_and_what_it_prints_is_cut(folder: Path) -> None:
     done = check(folder, "constant", "--json")
-    assert done.status == 0
     (report,) = json.loads(done.out)
+    assert (done.status, [len(line) for line in report["printed"][1:]]) == (0, [203] * 4)
     assert report["no_effect"].startswith("it gave every text of the kit 0.5")
-    assert [len(line) for line in report["printed"][1:]] == [203] * 4
 
 
 @pytest.mark.parametrize(
@@ -183,12 +182,8 @@ def test_parameters_columns_and_completions(folder: Path, tmp_path: Path) -> Non
     ("name", "text", "option"),
     [
         ("a.yaml", "- 1", "--columns"),
-        ("a.yaml", "1: 2", "--columns"),
-        ("a.json", "{", "--columns"),
-        ("a.yaml", "[]", "--completions"),
         ("a.yaml", "[1]", "--completions"),
         ("a.jsonl", '"x"\n{', "--completions"),
-        ("a.txt", "", "--completions"),
         ("a.yaml", "!!python/object/apply:os.system ['true']", "--completions"),
         ("absent.yaml", None, "--columns"),
     ],
@@ -212,13 +207,9 @@ def test_all_of_a_distribution_with_what_its_own_project_says(folder: Path, tmp_
     assert [name for name, report in reports.items() if report["ok"]] == ["choosy", "constant", "fine"]
     assert "reward.length" in [broken["rule"] for broken in reports["short"]["violations"]]
     assert "8 of 8" in done.err
-
-
-def test_a_plugin_of_a_distribution_that_cannot_be_loaded_is_in_the_json_and_ends_with_2(folder: Path) -> None:
     done = check(folder, "--distribution", "ch_raises", "--json")
-    assert done.status == 2
     (report,) = json.loads(done.out)
-    assert (report["subject"], report["kind"], report["ok"]) == ("raises", "reward", False)
+    assert (done.status, report["subject"], report["ok"]) == (2, "raises", False)
     assert "RuntimeError: not today" in report["error"]
 
 

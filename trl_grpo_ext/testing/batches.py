@@ -24,8 +24,6 @@ PIECES = ("<think>", "2", "+", "2", "=", "4", "</think>", "<answer>", "4", "</an
 REWARD_NAMES = ("right", "form")
 REWARD_WEIGHTS = (1.0, 0.5)
 LIMIT = 8
-LONG = (64, 512, 4096)
-"""Tokens of long completions."""
 
 
 @dataclass(frozen=True)
@@ -275,9 +273,8 @@ class SmallBatch:
         for group in groups if len(groups) > 1 else ():
             yield replace(self, rows=tuple(row for row in self.rows if row.group != group))
         size = len(self.rows) // len(groups)
-        for place in range(size) if size > 2 else ():
-            gone = {id([row for row in self.rows if row.group == group][place]) for group in groups}
-            yield replace(self, rows=tuple(row for row in self.rows if id(row) not in gone))
+        for place in range(size) if size > 2 else ():  # a group's rows are next to each other
+            yield replace(self, rows=tuple(row for i, row in enumerate(self.rows) if i % size != place))
         for place, row in enumerate(self.rows):
             for cut in dict.fromkeys((len(row.live) // 2, 1) if len(row.live) > 2 * LIMIT else (1,)):
                 if row.live:
@@ -415,11 +412,10 @@ def equal_rewards(setting: Setting) -> list[SmallBatch]:
 
 def long_batches(setting: Setting) -> dict[str, SmallBatch]:
     """Batches of long and short completions."""
+    counts = {length: (length, length // 2, length - 3, 1) for length in (64, 512, 4096)}
     return {
-        f"completions of up to {length} tokens": _batch(
-            setting, 2, [(1,) * count for count in (length, length // 2, length - 3, 1)], [1.0, 0.0, 0.5, 0.25]
-        )
-        for length in LONG
+        f"completions of up to {length} tokens": _batch(setting, 2, [(1,) * n for n in each], [1.0, 0.0, 0.5, 0.25])
+        for length, each in counts.items()
     }
 
 
