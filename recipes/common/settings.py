@@ -21,6 +21,7 @@ from trl_grpo_ext.launch.checkpoints import checkpoint_problem, last_complete_ch
 from trl_grpo_ext.launch.engine import ExpectedRun, check_launch
 from trl_grpo_ext.launch.ranges import quantised_with_vllm, wrong_quantisation, wrong_values
 
+from . import models
 from .errors import RecipeError, one_line, settings_errors
 
 
@@ -125,6 +126,10 @@ def check_setup(
 ) -> None:
     """Stop if the run cannot be what was asked for, and finish the settings that TRL's parser leaves undone."""
     check_launch(state, asked, args=args)
+    if model_args.model_name_or_path == models.NAME:
+        with state.local_main_process_first():
+            models.make(models.cache_folder())
+        model_args.model_name_or_path = str(models.cache_folder())
     if Path(args.output_dir).exists() and not Path(args.output_dir).is_dir():
         raise RecipeError(f"{args.output_dir!r} (--output_dir) is a file, not a folder.")
     if Path(args.output_dir).resolve() == Path(str(model_args.model_name_or_path)).resolve():
