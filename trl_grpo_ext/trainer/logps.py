@@ -40,14 +40,9 @@ class Models:
         policy_pass: TRL's own pass of the policy over a batch, so many rows at a time, with entropies or without:
             `(batch, rows, entropies) -> (B, T), (B, T) or None`.
         as_reference: A context in which the policy's pass is the reference's. None if there is no reference policy.
-        prepared: Puts a teacher on the policy's device, sharded like it, with TRL's head if `in_tiles`.
+        prepared: Puts a teacher on the policy's device, sharded like it.
         in_tiles: Whether TRL gives a model a head that projects logits in tiles, as it does to the policy.
-        autocast: The precision of the policy's passes.
-        samples_with_logps: Whether the sampler reports log-probabilities.
         one_update: The settings by which a generation batch feeds only one optimizer step; else None.
-        name: Of the policy.
-        temperature: The logits are divided by it.
-        trust_remote_code: Whether a teacher's own code may run.
     """
 
     policy_pass: Callable[[dict[str, Any], int, bool], tuple[torch.Tensor, torch.Tensor | None]]

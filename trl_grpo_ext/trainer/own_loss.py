@@ -2,7 +2,7 @@
 
 Plugins hand over advantages `(B, T)`. TRL's loss takes them. A loss written for `(B,)`, or copied from an older TRL, at
 best fails on them: `advantages.unsqueeze(1)` broadcasts `(B, T)` to `(B, B, T)`, and then every completion is trained
-with the advantages of all. So such a loss is tried out once, before the first step, with made-up log-probabilities, and
+with the advantages of all. So such a loss is tried out once, before the first step, with invented numbers, and
 compared with itself and with TRL's. A loss that takes `(B,)` gets `(B,)`, as long as the hooks give each completion one
 number.
 """
@@ -45,14 +45,7 @@ class LossKind:
 
 @dataclass(frozen=True)
 class LossNeeds:
-    """What a run needs of its loss.
-
-    Attributes:
-        hooks: Advantage hooks act.
-        forward_hooks: Some of them act at the loss forward.
-        aggregation: Label of the selected one, or None.
-        compact: `compact_updates: exact`.
-    """
+    """What a run needs of its loss: whether hooks act, the aggregation's label, whether updates are compact."""
 
     hooks: bool
     forward_hooks: bool

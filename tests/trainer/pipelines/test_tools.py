@@ -215,18 +215,6 @@ def test_tools(tool_model: Path, tmp_path: Path) -> None:
     assert recorder.logs[0]["tools/call_frequency"] == sum(len(turns) == 3 for turns in conversations) / 8
 
 
-def test_environments(tool_model: Path, tmp_path: Path) -> None:
-    hook = Falling()
-    own = {"tools": None, "environment_factory": Calculator}
-    trainer, recorder = tool_run(tool_model, tmp_path, [hook], [answered], **own)
-    conversations = check_credit(trainer, recorder, hook, tool_model)
-    (rollout,) = hook.rollouts
-    assert rollout.reward_names == ("answered", "Calculator")
-    asked = [0.5 * (len(turns) == 3) for turns in conversations]
-    assert rollout.rewards_B_K[:, 1].tolist() == asked
-    assert rollout.rewards_B.tolist() == pytest.approx((rollout.rewards_B_K.sum(1)).tolist())
-
-
 @pytest.mark.parametrize("compact", ["off", "exact"])
 def test_a_rollout_function_with_turns_of_an_environment(tiny_model: Path, tmp_path: Path, compact: str) -> None:
     turns = {
