@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from trl_grpo_ext.guard.guarded import guarded
-from trl_grpo_ext.guard.progress import listen, report_progress
+from trl_grpo_ext.guard.progress import listen
 from trl_grpo_ext.rewards.math_accuracy import MathAccuracy
-from trl_grpo_ext.rewards.python_tests import PythonTests
 
 
 def lengths(completions: list[str], **columns: Any) -> list[float]:
@@ -41,27 +40,9 @@ def test_a_guarded_reward_counts_its_calls(heard: list[tuple[int, int]], workers
     assert_counts_up(heard, 6)
 
 
-def test_python_tests_counts_its_programs(heard: list[tuple[int, int]]) -> None:
-    programs = [f"```python\ndef f():\n    return {number}\n```" for number in range(4)]
-    reward = PythonTests(workers=1, require=[])
-    assert reward(completions=programs, tests=["assert f() == 2"] * 4) == [0.0, 0.0, 1.0, 0.0]
-    assert_counts_up(heard, 4)
-
-
 @pytest.mark.slow
 def test_math_accuracy_counts_its_pairs_and_not_its_loading(heard: list[tuple[int, int]]) -> None:
     texts = [f"\\boxed{{\\sqrt{{{number}}} + x}}" for number in range(1, 6)]
     reward = MathAccuracy(workers=1)
     assert reward(completions=texts, solution=["$x+\\sqrt{2}$"] * 5) == [0.0, 1.0, 0.0, 0.0, 0.0]
     assert_counts_up(heard, 5)
-
-
-def test_nobody_has_to_listen() -> None:
-    said: list[tuple[int, int]] = []
-    reward = guarded(lengths, timeout=20.0, workers=0, batch_size=1)
-    with listen(lambda done, total: said.append((done, total))):
-        report_progress(1, 2)
-    report_progress(2, 2)
-    assert reward(prompts=["p"] * 2, completions=["a", "bc"], completion_ids=[[1]] * 2) == [1, 2]
-    reward.close()
-    assert said == [(1, 2)]  # who has gone hears nothing more

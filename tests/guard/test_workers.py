@@ -9,7 +9,6 @@ import contextlib
 import gc
 import json
 import os
-import pickle
 import signal
 import subprocess
 import sys
@@ -162,13 +161,6 @@ def pids_in(file: Path) -> list[list[int]]:
 # ---------------------------------------------------------------------------------------------- results
 
 
-def test_workers_stay_for_the_next_batch(pool: WorkerPool) -> None:
-    first = {done.value for done in pool.run(["pid"] * 20, allowance=10.0)}
-    assert {done.value for done in pool.run(["pid"] * 20, allowance=10.0)} <= first
-    assert len(first) <= 2
-    assert os.getpid() not in first
-
-
 def test_any_json_comes_back_as_it_went() -> None:
     values = st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.text()
     with contextlib.closing(WorkerPool(lambda job: job, workers=2)) as pool:
@@ -260,12 +252,6 @@ def test_a_reply_that_is_none_counts_as_a_death(pool: WorkerPool) -> None:
     done = pool.run([("garbage", sent) for sent in none], allowance=30.0, patience=30.0)
     detail = "its worker process sent an invalid reply, twice"
     assert [(one.status, one.detail) for one in done] == [("died", detail)] * len(none)
-
-
-def test_a_copy_of_the_worker_cannot_answer_twice(pool: WorkerPool) -> None:
-    for _ in range(3):
-        assert one(pool, "fork").status == "done"
-        assert [done.value for done in pool.run([("length", "x" * n) for n in range(9)], allowance=10.0)] == [*range(9)]
 
 
 def test_a_job_that_fills_the_memory_dies_and_a_worker_that_has_grown_goes(pool: WorkerPool) -> None:
@@ -456,15 +442,6 @@ def test_a_child_forked_in_the_middle_of_a_batch_does_not_wait_for_the_parents_l
     assert [done.status for done in results] == ["done"] * 2
 
 
-def test_it_pickles_without_its_processes() -> None:
-    with contextlib.closing(WorkerPool(json.dumps, workers=1, memory_mb=100, name="texts")) as pool:
-        assert one(pool, [1]).value == "[1]"
-        with contextlib.closing(pickle.loads(pickle.dumps(pool))) as copy:
-            assert repr(copy) == repr(pool) == "WorkerPool('texts', workers=1, memory_mb=100)"
-            assert copy._processes._server is None
-            assert one(copy, [2]).value == "[2]"
-
-
 def test_processes_end_with_the_pool_and_after_close() -> None:
     pool = WorkerPool(trouble(), workers=1)
     first = one(pool, "pid").value
@@ -561,28 +538,6 @@ def test_no_process_outlives_the_parent_however_it_ends(tmp_path: Path, end: str
     assert time.monotonic() - begin < 5
     all_gone(trace)
     process.communicate(timeout=60)
-
-
-def test_a_server_that_is_still_loading_ends_with_the_parent(tmp_path: Path) -> None:
-    told = tmp_path / "server"
-    process, _, _ = program(
-        tmp_path,
-        f"""
-        class SlowToLoad:
-            def __reduce__(self):
-                return eval, ("open({str(told)!r}, 'w').write(str(__import__('os').getpid())) and "
-                              "__import__('time').sleep(60)",)
-            def __call__(self, job): pass
-        pool = WorkerPool(SlowToLoad()); pool.start(); time.sleep(60)
-        """,
-    )
-    wait_until(lambda: told.exists() and told.read_text() != "", 60)
-    server = int(told.read_text())
-    assert is_running(server)
-    process.kill()
-    process.communicate(timeout=60)
-    wait_until(lambda: not is_running(server))
-    assert not is_running(server)
 
 
 # ---------------------------------------------------------------------------------------------- what is refused

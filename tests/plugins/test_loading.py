@@ -732,3 +732,16 @@ def test_two_papers_call_themselves_lambda_grpo_and_neither_is_ambiguous() -> No
 def test_an_alias_is_of_one_kind() -> None:
     with pytest.raises(UnknownPluginError, match="'dapo' is a loss aggregation, not an advantage hook"):
         find("advantage_hook", "dapo")
+
+
+def test_a_function_that_makes_a_reward_is_called_at_loading_and_no_later() -> None:
+    pytest.importorskip("trl.rewards")
+    name = "trl.rewards:get_soft_overlong_punishment"
+    [reward] = load_rewards([{"name": name, "max_completion_len": 10, "soft_punish_cache": 4}])
+    assert reward(prompts=["?"] * 2, completions=["x"] * 2, completion_ids=[[1] * 8, [1] * 11]) == [-0.5, -1]
+    with pytest.raises(PluginParameterError, match="needs the parameter 'max_completion_len'"):
+        load_rewards([name])
+    with pytest.raises(PluginParameterError, match="has no parameter 'cache'"):
+        load_rewards([{"name": name, "max_completion_len": 10, "soft_punish_cache": 4, "cache": 1}])
+    with pytest.raises(PluginParameterError, match=r"takes neither completions nor \*\*columns and returned '/a'"):
+        load_rewards([{"name": "posixpath:normpath", "path": "/a"}])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import pickle
 from pathlib import Path
@@ -164,16 +163,6 @@ def test_a_score_that_is_not_finite_is_an_error(tmp_path: Path, bert: Path) -> N
     AutoTokenizer.from_pretrained(bert).save_pretrained(tmp_path)
     with pytest.raises(RewardError, match="gives nan at row 0"):
         scored(Classifier(tmp_path, label=0), ["a"])
-
-
-def test_a_tokenizer_without_a_pad_token_pads_with_the_end(tmp_path: Path, tiny_model: Path) -> None:
-    folder = save_tiny_classifier(tmp_path, tiny_model, kind="llama", pad_token_id=None)
-    settings = json.loads((folder / "tokenizer_config.json").read_text())
-    settings.pop("pad_token")
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
-    assert AutoTokenizer.from_pretrained(folder).pad_token is None
-    wanted = logits_one_by_one(folder, TEXTS).softmax(dim=-1)[:, 1].tolist()
-    assert scored(Classifier(folder, label=1), TEXTS) == pytest.approx(wanted, abs=1e-6)
 
 
 class ZeRO3:

@@ -100,28 +100,12 @@ NUMBERS = r"""
 3200: three thousand, two hundred
 """
 ODD_NUMBERS = [
-    ("1234", "1\xa0234"),
-    ("1234", "1\u202f234"),
-    ("1234567", "1\u2009234\u2009567"),
-    ("18", "\uff11\uff18"),
-    ("18", "\u0661\u0668"),
-    ("18", "\U0001d7cf\U0001d7d6"),
-    ("18", "1\u200b8"),
-    ("18", "\xa318"),
-    ("18", "\u20ac18"),
-    ("18", "18\u20ac"),
-    ("18", "\u20b918"),
-    ("18", "18 m\xb2"),
-    ("1/2", "\xbd"),
-    ("1/2", "1\u20442"),
-    ("37/2", "18,50 \u20ac"),
-    ("-18", "\u221218"),
-    ("-18", "\uff0d18"),
-    ("-18", "\u201318"),
-    ("2469/2", "\uff11\uff0c\uff12\uff13\uff14\uff0e\uff15"),
-    ("3/2", "1\xbd"),
-    ("8/3", "2\u2154"),
-    ("1800", "1.8 \xd7 10^3"),
+    *(("1234", "1\xa0234"), ("1234", "1\u202f234"), ("1234567", "1\u2009234\u2009567"), ("18", "\uff11\uff18")),
+    *(("18", "\u0661\u0668"), ("18", "\U0001d7cf\U0001d7d6"), ("18", "1\u200b8"), ("18", "\xa318")),
+    *(("18", "\u20ac18"), ("18", "18\u20ac"), ("18", "\u20b918"), ("18", "18 m\xb2"), ("1/2", "\xbd")),
+    *(("1/2", "1\u20442"), ("37/2", "18,50 \u20ac"), ("-18", "\u221218"), ("-18", "\uff0d18")),
+    *(("-18", "\u201318"), ("2469/2", "\uff11\uff0c\uff12\uff13\uff14\uff0e\uff15"), ("3/2", "1\xbd")),
+    *(("8/3", "2\u2154"), ("1800", "1.8 \xd7 10^3")),
 ]
 
 
@@ -242,21 +226,12 @@ None: 18 = 3 * 6 ¦ \boxed{5-7} ¦ 20-18
 """,
 }
 ODD = [
-    ("18", "Total: **9 \xd7 2 = 18** for 2 people"),
-    ("18", "\u4e00\u517118\u5143"),
-    ("18", "  18  \n\n"),
-    ("18", "\x0018\x00"),
-    ("18", "\ud80018\udfff"),
-    ("None", ""),
-    ("None", "#### "),
+    *(("18", "Total: **9 \xd7 2 = 18** for 2 people"), ("18", "\u4e00\u517118\u5143"), ("18", "  18  \n\n")),
+    *(("18", "\x0018\x00"), ("18", "\ud80018\udfff"), ("None", ""), ("None", "#### ")),
     ("18", "Answer: 18 (since 16 - 3 - 4 = 9 and 9 \xd7 2 = 18, for 4 days)"),
-    ("18", "The answer is 3 \xd7 6 = 18 for 2 days."),
-    ("33", "The answer is 100 / 3 = 33.333 \u2248 33"),
-    ("18", "the total \u2014 18 dollars"),
-    ("18", "the total is\u201418 dollars"),
-    ("18", "They need 5\u201318 apples"),
-    ("-18", "The answer is \u201418."),
-    ("-18", "\\boxed{\u201418}"),
+    *(("18", "The answer is 3 \xd7 6 = 18 for 2 days."), ("33", "The answer is 100 / 3 = 33.333 \u2248 33")),
+    *(("18", "the total \u2014 18 dollars"), ("18", "the total is\u201418 dollars")),
+    *(("18", "They need 5\u201318 apples"), ("-18", "The answer is \u201418."), ("-18", "\\boxed{\u201418}")),
 ]
 
 
@@ -444,64 +419,44 @@ def test_no_medley_of_markers_raises(parts: list[str]) -> None:
 
 
 LONG = 100_000
-HOSTILE = {
-    "one huge integer": "9" * 200_000,
-    "marked huge integer": "The answer is " + "9" * 200_000,
-    "huge with groups": "#### 1" + ",000" * (LONG // 4),
-    "spaced groups": "1" + " 111" * (LONG // 4),
-    "commas": "1," * (LONG // 2),
-    "indian groups": "11," * (LONG // 3),
-    "huge exponent": "The answer is 1e" + "9" * LONG,
-    "huge power": "The answer is 9^" + "9" * LONG,
-    "powers": r"1 \times 10^" * (LONG // 12),
-    "open boxes": "\\boxed{" * (LONG // 7),
-    "nested boxes": "\\boxed{" * (LONG // 14) + "}" * (LONG // 14),
-    "open fractions": "\\frac{1}{" * (LONG // 9),
-    "open answers": "<answer>" * (LONG // 8),
-    "answers of words": "<answer>x " * (LONG // 10),
-    "hashes": "#" * LONG,
-    "empty markers": "####\n" * (LONG // 5),
-    "answer is": "the answer is " * (LONG // 14),
-    "answer to": "answer to a b c d e f g h i j k l m n o p q r s t u " * (LONG // 52),
-    "answer headings": "Answer:\n" * (LONG // 8),
-    "letters": "A:\n" * (LONG // 3),
-    "questions": "Question: 1\nanswer is\n" * (LONG // 22),
-    "turn ends": "</s>" * (LONG // 4) + "1",
-    "thoughts": "1</think>" * (LONG // 9),
-    "spaces": "The answer is" + " " * LONG,
-    "newlines": "1\n" * (LONG // 2),
-    "labels": "1. a\n" * (LONG // 5),
-    "ordinals": "1st " * (LONG // 4),
-    "equations": "The answer is " + "1=" * (LONG // 2),
-    "variables": "The answer is " + "x=" * (LONG // 2),
-    "units": "The answer is 1 " + "a " * (LONG // 2),
-    "words": "The answer is " + "one " * (LONG // 4),
-    "bold": "**1" * (LONG // 3),
-    "stars": "*" * LONG,
-    "minuses": "-" * LONG,
-    "slashes": "1/" * (LONG // 2),
-    "nul": "\x00" * LONG,
-    "surrogates": "\ud800" * LONG,
-    "scripts": "".join(chr(c) for c in range(0x100, 0x100 + LONG) if not 0xD800 <= c < 0xE000),
-    "arabic digits": "٣" * LONG,
-    "combining marks": "a" + "\u0301\u0316" * (LONG // 2),
-    "leading zeros": "0" * LONG,
-    "denials": "not 18 " * (LONG // 7),
-    "answers denied": "the answer is not 18 " * (LONG // 21),
-    "roots": r"\sqrt{18" * (LONG // 8),
-    "factorials": "18!" * (LONG // 3),
-    "braces": "{" * LONG + "18" + "}" * LONG,
-    "emphasis": "*1" * (LONG // 2),
-    "commands": "\\a" * (LONG // 2) + "18",
-    "sums": "the sum of " + "1, " * (LONG // 3) + "18",
-    "comparatives": "er than " * (LONG // 8) + "18",
-    "fillers": "not " + "the " * (LONG // 4) + "18",
-    "spaces around": "half of" + " " * LONG + "18" + " " * LONG + "squared",
-}
+REPEATED = [
+    *("1,", "11,", " 111", r"1 \times 10^", "\\boxed{", "\\frac{1}{", "<answer>", "<answer>x ", "#", "####\n", "A:\n"),
+    *(
+        "the answer is ",
+        "answer to a b c d e f g h i j k l m n o p q r s t u ",
+        "Answer:\n",
+        "</s>",
+        "1</think>",
+        "1\n",
+    ),
+    *(
+        "Question: 1\nanswer is\n",
+        "1. a\n",
+        "1st ",
+        "**1",
+        "*",
+        "-",
+        "1/",
+        "\x00",
+        "\ud800",
+        "\u0663",
+        "0",
+        "9",
+        ",000",
+    ),
+    *("9", ",000", "not 18 ", "the answer is not 18 ", r"\sqrt{18", "18!", "*1", "\\a", "er than ", "a\u0301\u0316"),
+]
+AFTER_A_MARKER = [*("9", " ", "1=", "x=", "one ", "1 a ", "not the ", "{", "("), *("1e9", "9^9")]
 
 
 def test_hostile_texts_are_read_in_time_that_is_linear_in_them() -> None:
-    for text in HOSTILE.values():  # a scan that is not would take minutes for one of them
+    """A scan that is not would take minutes for one of them."""
+    texts = [unit * (LONG // len(unit)) for unit in REPEATED]
+    texts += ["The answer is " + unit * (LONG // len(unit)) for unit in AFTER_A_MARKER]
+    texts += ["\\boxed{" * (LONG // 14) + "}" * (LONG // 14), "{" * LONG + "18" + "}" * LONG, "1e" + "9" * LONG]
+    texts += ["half of" + " " * LONG + "18" + " " * LONG + "squared", "the sum of " + "1, " * (LONG // 3) + "18"]
+    texts += ["".join(chr(c) for c in range(0x100, 0x100 + LONG) if not 0xD800 <= c < 0xE000)]
+    for text in texts:
         extract_final_answer(text)
 
 

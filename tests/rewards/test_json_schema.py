@@ -34,49 +34,28 @@ def outcomes(schema: Any, completions: list[Any], extract: str = "whole", **para
 # ------------------------------------------------------------------------------------------------------ where it is
 
 
-@pytest.mark.parametrize(
-    ("text", "inside"),
-    [
-        ('```json\n{"a": 1}\n```', '{"a": 1}'),
+def test_the_last_closed_fence_marked_json_is_read() -> None:
+    for text, inside in (
         ("First\n```json\n1\n```\nthen\n```json\n2\n```\nend", "2"),
         ("```json\n1\n```\n```\n2\n```", "1"),  # a marked fence goes before
-        ("```\n1\n```\n```python\n2\n```", "1"),
-        ("```JSON\n1\n```", "1"),
+        *(("```\n1\n```\n```python\n2\n```", "1"), ("```JSON\n1\n```", "1"), ("````json\n```\n````", "```")),
         ("```json\n1\n```\n```json\n2", "1"),  # the last one is not closed
-        ("````json\n```\n````", "```"),
-        ("```json\n1\n``` x\n```", "1\n``` x"),
-        ("```json 1 ```", None),
-        ("```json\n1", None),
-        ("```python\n1\n```", None),
-        ("no fence", None),
-        ("", None),
-    ],
-)
-def test_the_last_closed_fence_marked_json_is_read(text: str, inside: str | None) -> None:
-    assert fenced(text) == inside
+        *(("```json\n1\n``` x\n```", "1\n``` x"), ("```json 1 ```", None), ("```json\n1", None), ("", None)),
+        *(("```python\n1\n```", None), ("no fence", None)),
+    ):
+        assert fenced(text) == inside, text
 
 
-@pytest.mark.parametrize(
-    ("text", "found"),
-    [
-        ('so {"a": {"b": 2}} it is', '{"a": {"b": 2}}'),
-        ('{"a": 1} and {"b": 2}.', '{"b": 2}'),
+def test_the_last_closed_object_is_found_whatever_stands_around_it() -> None:
+    for text, found in (
+        *(('so {"a": {"b": 2}} it is', '{"a": {"b": 2}}'), ('{"a": 1} and {"b": 2}.', '{"b": 2}'), ("{}", "{}")),
         ('a { brace, "a quote and {"b": "}{\\""} here', '{"b": "}{\\""}'),
-        ('{"a": 1} } and }', '{"a": 1}'),
-        ('{"a": 1} or {not json}', '{"a": 1}'),
-        ('The answer is: {"a": 1}', '{"a": 1}'),
-        ('Here, {"a": 1}', '{"a": 1}'),
+        *(('{"a": 1} } and }', '{"a": 1}'), ('{"a": 1} or {not json}', '{"a": 1}'), ("[1]", None), ("{", None)),
+        *(('The answer is: {"a": 1}', '{"a": 1}'), ('Here, {"a": 1}', '{"a": 1}'), ("}" * 100, None), ("", None)),
         ('{"a": {"b": 1}', None),  # part of an object that was cut off
         ('{"x": 0} {"a": [{"b": 1}, {"c": 2}', '{"x": 0}'),
-        ("{}", "{}"),
-        ("[1]", None),
-        ("{", None),
-        ("}" * 100, None),
-        ("", None),
-    ],
-)
-def test_the_last_closed_object_is_found_whatever_stands_around_it(text: str, found: str | None) -> None:
-    assert last_object(text) == found
+    ):
+        assert last_object(text) == found, text
 
 
 @given(value=st.dictionaries(st.text('k"\\{}', max_size=3), JSON, max_size=4), before=st.text('ab {"\\}', max_size=20))
@@ -138,40 +117,24 @@ def test_references_inside_the_schema_and_to_the_standard_work() -> None:
 # ------------------------------------------------------------------------------------------------------ hostile JSON
 
 
-HOSTILE: list[tuple[Any, str]] = [
-    ("[" * 100_000, "refused"),
-    ("[" * 45_000 + "]" * 45_000, "refused"),
-    ('{"a":' * 10_000 + "1" + "}" * 10_000, "refused"),
-    ("[" * 50 + "]" * 50, "right"),
-    ("[" * 51 + "]" * 51, "refused"),
-    ("9" * 1000, "right"),
-    ("9" * 5000, "refused"),
-    ("-" + "9" * 99_000, "refused"),
-    ("1e999", "refused"),
-    ("1e-999", "right"),
-    ("NaN", "no_answer"),
-    ('{"a": -Infinity}', "no_answer"),
-    ('{"a": 1, "a": 2}', "wrong"),
-    ('{"a": {"b": 1, "\\u0062": 2}}', "wrong"),
-    ('"\\ud800"', "right"),
-    ('"\ud800"', "right"),
-    ('"\x00"', "no_answer"),
-    ("\ufeff1", "no_answer"),
-    ('"' + '\\"' * 45_000, "no_answer"),
-    ("{}{}", "no_answer"),
-    ("", "no_answer"),
-    (" \n", "no_answer"),
-    (None, "no_answer"),
-    ([], "no_answer"),
-    ([{"role": "assistant", "content": None}], "no_answer"),
-    ("[" + "1," * 49_000 + "1]", "right"),
-    ("x" * 1_000_001, "refused"),
-]
+HOSTILE: dict[str, list[Any]] = {
+    "refused": [
+        *("[" * 100_000, "[" * 45_000 + "]" * 45_000, '{"a":' * 10_000 + "1" + "}" * 10_000, "[" * 51 + "]" * 51),
+        *("9" * 5000, "-" + "9" * 99_000, "1e999", "x" * 1_000_001),
+    ],
+    "right": ["[" * 50 + "]" * 50, "9" * 1000, "1e-999", '"\\ud800"', '"\ud800"', "[" + "1," * 49_000 + "1]"],
+    "wrong": ['{"a": 1, "a": 2}', '{"a": {"b": 1, "\\u0062": 2}}'],
+    "no_answer": [
+        *("NaN", '{"a": -Infinity}', '"\x00"', "\ufeff1", '"' + '\\"' * 45_000, "{}{}", "", " \n", None, []),
+        [{"role": "assistant", "content": None}],
+    ],
+}
 
 
 def test_hostile_json_has_an_outcome() -> None:
-    found = outcomes(True, [text for text, _ in HOSTILE])
-    assert [repr(row)[:80] for row, seen in zip(HOSTILE, found, strict=True) if row[1] != seen] == []
+    for outcome, texts in HOSTILE.items():
+        found = outcomes(True, texts)
+        assert [repr(text)[:80] for text, seen in zip(texts, found, strict=True) if seen != outcome] == []
 
 
 def test_a_schema_that_takes_for_ever_on_a_completion_is_a_timeout() -> None:

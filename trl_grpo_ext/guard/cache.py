@@ -12,11 +12,7 @@ T = TypeVar("T")
 
 
 class Recent(Generic[T]):
-    """Keeps the most recently used results by `digest`. Thread-safe; a pickled copy starts empty.
-
-    Args:
-        size: The number of results to keep; 0 keeps none.
-    """
+    """Keeps the `size` most recently used results by `digest`. Thread-safe; a pickled copy starts empty."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -35,7 +31,7 @@ class Recent(Generic[T]):
             return self._kept[key]
 
     def put(self, key: bytes | None, result: T) -> None:
-        """Keep a result, evicting the least recently used one. Without a key, do nothing."""
+        """Keep a result; without a key, do nothing."""
         if key is None:
             return
         with self._lock:

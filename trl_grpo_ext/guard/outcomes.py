@@ -20,7 +20,6 @@ __all__ = ["Consequence", "Judgement", "Outcome", "OutcomePolicy", "shown"]
 
 OUTCOME_SUFFIX = "_outcome"
 """Appended to a reward's name, the column of its outcomes in TRL's table."""
-
 RAISE: Literal["raise"] = "raise"
 Consequence = float | None | Literal["raise"]
 """What an outcome becomes."""
@@ -69,7 +68,7 @@ class Judgement:
 
     Attributes:
         outcome: The outcome.
-        detail: The reason, in a few words, for messages and tables. It may quote the model.
+        detail: The reason, in a few words. It may quote the model.
         score: The reward's own value if the outcome is `SCORED`; no policy replaces it.
     """
 

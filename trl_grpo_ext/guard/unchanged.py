@@ -14,12 +14,7 @@ _FEW = 4
 
 
 class Fingerprints:
-    """Fingerprints of some inputs.
-
-    Args:
-        inputs: By name; only tensors and lists are checked.
-        whole: Whether to check the contents of all rows of a list, not only a few.
-    """
+    """Fingerprints of inputs by name; of lists, the contents of all rows if `whole`, else of a few."""
 
     def __init__(self, inputs: Mapping[str, Any], whole: bool) -> None:
         self._inputs, self._whole = dict(inputs), whole
@@ -32,14 +27,10 @@ class Fingerprints:
     def _taken(self) -> Iterator[tuple[str, Any]]:
         for name, value in self._inputs.items():
             if isinstance(value, list):
-                rows = range(len(value)) if self._whole else _few(len(value))
+                rows = range(0, len(value), 1 if self._whole else max(1, len(value) // _FEW))
                 yield name, (len(value), [id(entry) for entry in value], [_of(value[row]) for row in rows])
             elif _is_tensor(value) and not value.is_inference():
                 yield name, value._version
-
-
-def _few(count: int) -> list[int]:
-    return sorted({*range(0, count, max(1, count // _FEW))})
 
 
 def _of(value: Any) -> Any:

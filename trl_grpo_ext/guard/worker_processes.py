@@ -80,10 +80,7 @@ class Processes:
 
     def give_back(self, worker: Worker, most: int) -> None:
         """Keep a worker that has answered for the next job, unless `most` are already idle."""
-        if len(self._idle) < most:
-            self._idle.append(worker)
-        else:
-            self.drop(worker)
+        self._idle.append(worker) if len(self._idle) < most else self.drop(worker)
 
     def drop(self, worker: Worker) -> None:
         """Kill a worker."""
@@ -125,6 +122,11 @@ class Server:
     def __init__(self, name: str, task: Callable[[Any], Any], memory_mb: int | None) -> None:
         self._name, self._ready = name, False
         try:
+            os.fstat(2)
+            output = 2
+        except OSError:  # this process has no standard error
+            output = subprocess.DEVNULL
+        try:
             data = pickle_by_value(task)
         except Exception as error:  # whatever an object's own pickling raises
             raise RewardError(
@@ -140,8 +142,8 @@ class Server:
                     pass_fds=[theirs.fileno()],
                     start_new_session=True,
                     stdin=subprocess.DEVNULL,
-                    stdout=_standard_error(),
-                    stderr=_standard_error(),
+                    stdout=output,
+                    stderr=output,
                     env=_environment(),
                 )
             except OSError as error:
@@ -363,17 +365,8 @@ def _is_reply(reply: Any) -> bool:
 
 
 def _anonymous_file() -> Any:
-    if hasattr(os, "memfd_create"):
-        return os.fdopen(os.memfd_create("task"), "w+b")
-    return tempfile.TemporaryFile()
-
-
-def _standard_error() -> int:
-    try:
-        os.fstat(2)
-    except OSError:
-        return subprocess.DEVNULL
-    return 2
+    in_memory = hasattr(os, "memfd_create")
+    return os.fdopen(os.memfd_create("task"), "w+b") if in_memory else tempfile.TemporaryFile()
 
 
 def _environment() -> dict[str, str]:

@@ -90,7 +90,7 @@ class WorkerPool:
         self._renew()
 
     def _renew(self) -> None:
-        """Start without processes: at construction, after unpickling, and in a forked child."""
+        """Start without processes, also after unpickling and in a forked child."""
         self._lock = threading.Lock()
         self._processes = Processes(self.name)
         self._end = weakref.finalize(self, self._processes.end)
@@ -116,11 +116,7 @@ class WorkerPool:
         return default_workers() if self._workers is None else self._workers
 
     def start(self) -> None:
-        """Start the server in the background, so that the task's imports overlap with other work. Optional.
-
-        Raises:
-            RewardError: The task cannot be pickled, or no process can be started.
-        """
+        """Start the server in the background, so that the task's imports overlap with other work. Optional."""
         with self._lock:
             self._processes.start(self._task, self._memory_mb)
 

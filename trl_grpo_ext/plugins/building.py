@@ -122,13 +122,17 @@ def check_contract(info: PluginInfo, exported: Any) -> None:
 
 
 def build(info: PluginInfo, exported: Any, parameters: dict[str, Any]) -> Any:
-    """Make the usable object: instantiate a class, bind a function's parameters, take an instance as it is."""
-    if inspect.isroutine(exported) or isinstance(exported, functools.partial):
+    """Make the usable object: instantiate a class, bind a function's parameters, take an instance as it is.
+
+    A reward function that takes none of what TRL passes is a factory, as `trl.rewards.get_...` are, and is called.
+    """
+    makes_reward = info.kind == "reward" and _is_factory(exported)
+    if (inspect.isroutine(exported) or isinstance(exported, functools.partial)) and not makes_reward:
         if info.kind != "reward" or not parameters:
             return exported  # of the wrong kind, which the check that follows says better
         check_parameters(info, exported, parameters)
         return functools.partial(exported, **parameters)  # picklable, and TRL names it after the function
-    if not isinstance(exported, type):
+    if not isinstance(exported, type) and not makes_reward:
         if parameters:
             raise PluginParameterError(
                 f"{sentence_subject(info)} from {info.source} takes no parameters: {info.target} is "
@@ -137,7 +141,10 @@ def build(info: PluginInfo, exported: Any, parameters: dict[str, Any]) -> Any:
         return exported
     check_parameters(info, exported, parameters)
     try:
-        return exported(**parameters)
+        made = exported(**parameters)
+        if makes_reward and not callable(made):
+            raise TypeError(f"it takes neither completions nor **columns and returned {made!r:.80}, no reward function")
+        return made
     except (TypeError, ValueError) as error:
         strings = [f"{name}={value!r}" for name, value in parameters.items() if looks_like_a_number(value)]
         hint = (
@@ -156,7 +163,7 @@ def check_parameters(info: PluginInfo, exported: Callable[..., Any], parameters:
         signature = inspect.signature(exported)
     except (TypeError, ValueError):  # some built-in and extension types have none
         return
-    is_class = isinstance(exported, type)
+    is_class = isinstance(exported, type) or _is_factory(exported)
     keyword = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     takes = {
         name: parameter
@@ -180,6 +187,18 @@ def check_parameters(info: PluginInfo, exported: Callable[..., Any], parameters:
             f"{sentence_subject(info)} from {info.source} needs the parameter {missing[0]!r}; write "
             f"{{name: {info.name}, {missing[0]}: ...}}. {listed}"
         )
+
+
+def _is_factory(exported: Any) -> bool:
+    """Whether this is a function that TRL could not call as a reward: it has no parameter for what TRL passes."""
+    if not (inspect.isroutine(exported) or isinstance(exported, functools.partial)):
+        return False
+    try:
+        parameters = inspect.signature(exported).parameters
+    except (TypeError, ValueError):
+        return False
+    open_ended = any(p.kind in (p.VAR_KEYWORD, p.VAR_POSITIONAL) for p in parameters.values())
+    return not open_ended and PASSED_BY_TRL.isdisjoint(parameters)
 
 
 def describe(plugin: Any) -> str:

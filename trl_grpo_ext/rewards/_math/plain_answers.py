@@ -76,13 +76,7 @@ _OPENING = frozenset("{([")
 
 @dataclass(frozen=True)
 class PlainNumber:
-    """A number as it was written.
-
-    Attributes:
-        text: The number as written, without currency, units and box.
-        value: Its exact value.
-        decimal: Whether it has a decimal point, so that it is compared with rounding.
-    """
+    """A number as it was written, without currency, units and box, and whether it has a decimal point."""
 
     text: str
     value: Fraction
@@ -90,20 +84,12 @@ class PlainNumber:
 
 
 def plain_reference(reference: str) -> PlainNumber | None:
-    r"""Read a reference that is nothing but a number: `18`, `1,234.5`, `3/4`, `#### 18`, `$18$`, `\boxed{18}`.
-
-    Returns:
-        The number, or None where only math-verify can say what it reads.
-    """
+    r"""Read a reference that is nothing but a number: `18`, `1,234.5`, `3/4`, `#### 18`, `$18$`, `\boxed{18}`."""
     return _read_reference(reference) if len(reference) <= _LONGEST_REFERENCE else None
 
 
 def plain_answer(text: str) -> PlainNumber | None:
-    r"""Read the answer of a completion whose only box holds nothing but a number, with currency or `\text{unit}`.
-
-    Returns:
-        The number, or None where only math-verify can say what it reads.
-    """
+    r"""Read the answer of a completion whose only box holds nothing but a number, with currency or `\text{unit}`."""
     box = only_box(text)
     if box is None or box[1] - box[0] >= _LONGEST_CONTENT or _PERCENT.search(text, box[1]):
         return None
@@ -122,11 +108,7 @@ def has_no_answer(text: str) -> bool:
 
 
 def verdict(reference: PlainNumber, answer: PlainNumber) -> Outcome | None:
-    """Compare two numbers as math-verify does.
-
-    Returns:
-        `RIGHT`, `WRONG`, or None where it depends on how decimals are rounded.
-    """
+    """Compare two numbers as math-verify does; None where it depends on how decimals are rounded."""
     if reference.value == answer.value:
         return Outcome.RIGHT
     if (reference.decimal or answer.decimal) and abs(reference.value - answer.value) < _MARGIN:
@@ -136,18 +118,14 @@ def verdict(reference: PlainNumber, answer: PlainNumber) -> Outcome | None:
 
 def excess_of_reference(reference: str, max_characters: int) -> str | None:
     """Say why a reference is too much to be parsed, or None where it is not."""
-    if len(reference) > max_characters:
-        return f"{len(reference)} characters, more than max_characters, {max_characters}"
-    return _excess(reference)
+    return _too_long(reference, max_characters) or _excess(reference)
 
 
 def excess_of_completion(text: str, max_characters: int) -> str | None:
     """Say why a completion is too much to be parsed, or None where it is not."""
-    if len(text) > max_characters:
-        return f"{len(text)} characters, more than max_characters, {max_characters}"
-    box = only_box(text)
-    if box is None:
-        return None
+    too_long, box = _too_long(text, max_characters), only_box(text)
+    if too_long or box is None:
+        return too_long
     start, end = box
     if end - start > LONGEST_ANSWER:
         return f"a box with {end - start} characters, more than {LONGEST_ANSWER}"
@@ -188,6 +166,10 @@ def _number(text: str) -> PlainNumber | None:
         sign = -1 if digits.startswith("-\\") else 1
         return PlainNumber(text, sign * Fraction(int(above), int(below)), decimal=False)
     return PlainNumber(text, Fraction(digits), decimal="." in digits)
+
+
+def _too_long(text: str, limit: int) -> str | None:
+    return f"{len(text)} characters, more than max_characters, {limit}" if len(text) > limit else None
 
 
 def _excess(expression: str) -> str | None:

@@ -38,16 +38,11 @@ _SHOWN = 200
 
 
 def check(job: Mapping[str, Any]) -> dict[str, str]:
-    """Judge one completion, or one reference alone.
-
-    Args:
-        job: `reference`, and `answer`, the completion's text. Without `answer` the reference is compared with a plain
-            number, to see whether it can be parsed and compared at all.
+    """Judge `answer`, a completion's text, or without one see whether `reference` alone can be parsed and compared.
 
     Returns:
-        `outcome` ("right", "wrong", "no_answer", "unparseable_reference", or "scored" for a reference alone that is in
-        order), and what was read, `gold` and `found`, as LaTeX. Sympy's own spelling is not asked for: writing out
-        a number of a million digits is what never returns.
+        `outcome`, "scored" for a reference alone that is in order, and what was read, `gold` and `found`, as LaTeX.
+        Sympy's own spelling is not asked for: writing out a number of a million digits is what never returns.
     """
     gold = _reference(job["reference"])
     if not gold:

@@ -51,11 +51,7 @@ def fenced(text: str) -> str | None:
 
 
 def last_object(text: str) -> str | None:
-    """The last closed object that is not part of another value.
-
-    It is read backwards from its closing brace, so braces and quotes in the prose before it do no harm. Some that do
-    not parse are passed over, at most 16.
-    """
+    """The last closed object that is not part of another value and parses, read backwards from its closing brace."""
     tokens = [(match.group(), match.start()) for match in _QUOTES_AND_BRACES.finditer(text)]
     last = len(tokens) - 1
     for _ in range(_ATTEMPTS):
@@ -122,24 +118,12 @@ def depth_of(text: str) -> int:
 
 
 def read_json(text: str, max_depth: int) -> Any:
-    """Parse JSON strictly: NaN and Infinity are none, and an object has each key once.
-
-    Raises:
-        ValueError: It is not JSON.
-        RefusedError: It is nested deeper than `max_depth`, or has an integer of more than 1,000 digits or a number that
-            is no finite double.
-        AmbiguousError: An object has a key twice.
-    """
+    """Parse JSON strictly: NaN and Infinity are none, an object has each key once, numbers fit a finite double."""
     deepest = depth_of(text)
     if deepest > max_depth:
         raise RefusedError(f"nested {deepest} deep, more than max_depth, {max_depth}")
-    return json.loads(
-        text,
-        parse_int=_integer,
-        parse_float=_finite,
-        parse_constant=_no_constant,
-        object_pairs_hook=_object,
-    )
+    hooks: dict[str, Any] = {"parse_int": _integer, "parse_float": _finite, "parse_constant": _no_constant}
+    return json.loads(text, object_pairs_hook=_object, **hooks)
 
 
 def _integer(digits: str) -> int:

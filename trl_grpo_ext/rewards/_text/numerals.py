@@ -89,11 +89,9 @@ _CAPTION = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """One number as written in a text.
+    """One number as written in a text, from `start` (sign and currency included) to `end`.
 
     Attributes:
-        start: Offset of its first character (sign and currency included).
-        end: Offset after its last character.
         value: Its value; None if it is not a plain quantity (a date, a time like 12:30, a division by zero) or has more
             than `MAX_DIGITS` digits.
         face: The same without the word after it: 60 for "60 million", whose `value` is 60,000,000.

@@ -14,15 +14,10 @@ from typing import Any
 
 
 class RegexCost:
-    """A bound on the steps of one pattern.
+    """A bound on the steps of one pattern; with `full` it is tried from the text's beginning only.
 
     Every path of the matcher is counted: a repeat may end after any number of rounds, each alternative may be tried,
     and what follows is tried again for each of them. So choices multiply along a sequence and add up over alternatives.
-
-    Args:
-        pattern: The pattern.
-        flags: Flags as `re.compile` takes them.
-        full: Whether the whole text is matched, which is tried from its beginning only.
     """
 
     def __init__(self, pattern: str, flags: int = 0, *, full: bool = False) -> None:
@@ -111,12 +106,9 @@ def _of_element(name: str, argument: Any, length: int) -> tuple[float, int]:
     if name == "BRANCH":
         branches = [_choices(branch, length) for branch in argument[1]]
         return sum(ways for ways, _ in branches), sum(elements for _, elements in branches)
-    if name == "SUBPATTERN":
-        return _choices(argument[3], length)
-    if name == "ATOMIC_GROUP":
-        return _choices(argument, length)
-    if name in ("ASSERT", "ASSERT_NOT"):
-        return _choices(argument[1], length)
+    if name in ("SUBPATTERN", "ATOMIC_GROUP", "ASSERT", "ASSERT_NOT"):
+        inside = {"SUBPATTERN": 3, "ATOMIC_GROUP": None}.get(name, 1)
+        return _choices(argument if inside is None else argument[inside], length)
     if name in ("GROUPREF", "GROUPREF_IGNORE"):
         return length + 1.0, 1  # compares as many characters
     if name == "GROUPREF_EXISTS":
