@@ -150,10 +150,6 @@ def is_running(pid: int) -> bool:
         return False
 
 
-def zombies() -> set[int]:
-    return {process.pid for process in psutil.process_iter() if process.status() == psutil.STATUS_ZOMBIE}
-
-
 def pids_in(file: Path) -> list[list[int]]:
     return [[int(word) for word in line.split()] for line in file.read_text().splitlines()] if file.exists() else []
 
@@ -280,34 +276,6 @@ def test_an_honest_job_has_its_result_whatever_its_neighbours_use_up(tmp_path: P
             }
 
 
-def test_no_zombie_is_left_anywhere_by_what_was_killed(tmp_path: Path) -> None:
-    before = zombies()
-    pool = WorkerPool(trouble(), workers=2)
-    jobs = [("child", str(tmp_path / "pid")), "exit", ("sleep", 60), "kill", "pid"]
-    statuses = [done.status for done in pool.run(jobs, allowance=0.6, patience=0.6)]
-    assert statuses == ["timeout", "died", "timeout", "died", "done"]
-    worker = one(pool, "pid").value
-    pool.close()
-    left = zombies() - before
-    assert worker not in left
-    assert int((tmp_path / "pid").read_text()) not in left
-    assert not {pid for pid in left if psutil.Process(pid).ppid() == os.getpid()}
-
-
-@pytest.mark.slow
-def test_ordinary_jobs_among_hostile_ones_all_have_their_result(pool: WorkerPool) -> None:
-    hostile = ["exit", ("sleep", 60), "spin", ("memory", 4000), "close", "recurse", "kill"]
-    jobs: list[Any] = []
-    for number in range(24):
-        jobs += [("length", "x" * number), *hostile[number % 8 : number % 8 + 1]]
-    done = pool.run(jobs, allowance=1.0, patience=1.0)
-    for job, result in zip(jobs, done, strict=True):
-        if job[0] == "length":
-            assert (result.status, result.value) == ("done", len(job[1]))
-        else:
-            assert result.status != "done"
-
-
 def test_a_job_takes_no_longer_for_a_busy_machine(tmp_path: Path) -> None:
     jobs = [("work", str(tmp_path / f"{number}"), 0.4) for number in range(4)]
     with contextlib.closing(WorkerPool(trouble(), workers=2)) as pair, busy(4 * (os.cpu_count() or 1)):
@@ -324,18 +292,6 @@ def in_background(pool: WorkerPool, jobs: list[Any], **options: Any) -> tuple[th
     thread = threading.Thread(target=lambda: results.extend(pool.run(jobs, **{"allowance": 30.0, **options})))
     thread.start()
     return thread, results
-
-
-@pytest.mark.slow
-def test_workers_killed_from_outside_cost_nobody_a_result(pool: WorkerPool, tmp_path: Path) -> None:
-    trace = tmp_path / "trace"
-    jobs = [("mark", str(trace), 0.3) for _ in range(8)]
-    thread, results = in_background(pool, jobs)
-    wait_until(lambda: len(pids_in(trace)) >= 2)
-    for worker, _ in pids_in(trace):
-        os.kill(worker, signal.SIGKILL)
-    thread.join(30)
-    assert [done.status for done in results] == ["done"] * 8
 
 
 def test_a_server_killed_from_outside_is_started_again(pool: WorkerPool, tmp_path: Path) -> None:

@@ -249,7 +249,7 @@ def _answer_jobs(sock: socket.socket, task: Callable[[Any], Any], memory: int) -
 
 
 def _describe(error: BaseException) -> tuple[str, str, str]:
-    """The exception's type, message and last lines of the traceback, shortened for display."""
+    """The exception's type, message and last lines of the traceback."""
     try:
         message = str(error)[:_LONGEST_MESSAGE]
     except Exception:
@@ -262,7 +262,7 @@ def _describe(error: BaseException) -> tuple[str, str, str]:
 
 
 def _address_space() -> int:
-    """This process's virtual memory in bytes; 0 if the system does not say."""
+    """This process's virtual memory in bytes, 0 if unknown."""
     try:
         return int(Path("/proc/self/statm").read_bytes().split()[0]) * resource.getpagesize()
     except OSError:

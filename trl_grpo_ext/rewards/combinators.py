@@ -145,7 +145,7 @@ class Clip:
             raise ConfigurationError(f"clip: low must not be above high, got low={low!r} and high={high!r}")
 
     def __call__(self, completions: Sequence[Any], **kwargs: Any) -> list[float | None]:
-        """`B` scores within the bounds, or None where the reward gave None. It gets all columns."""
+        """`B` scores within the bounds, or None where the reward gave None."""
         scores = _child_scores(self.reward, {"completions": completions, **kwargs}, len(completions))
         return [None if score is None else self._within(score) for score in scores]
 
