@@ -80,17 +80,12 @@ _NAMES = frozenset(
     ).split()
 )
 _IMMUTABLE = (str, bytes, int, float, complex, tuple, frozenset)
-_SEEN_AS = {
-    "generator": types.GeneratorType,
-    "function": types.FunctionType,
-    "method": types.MethodType,
-    "builtin_function_or_method": types.BuiltinFunctionType,
-    "coroutine": types.CoroutineType,
-    "async_generator": types.AsyncGeneratorType,
-    "list": list,
-    "dict": dict,
-    "set": set,
-    "bytearray": bytearray,
+_SEEN_AS: dict[str, type] = {
+    kind.__name__: kind
+    for kind in (
+        *(types.GeneratorType, types.FunctionType, types.MethodType, types.BuiltinFunctionType, types.CoroutineType),
+        *(types.AsyncGeneratorType, list, dict, set, bytearray),
+    )
 }
 _MOCKS_OWN = ("assert", "configure_mock", "attach_mock", "mock_add_spec", "reset_mock", "method_calls", "call")
 """How the attributes of a mock begin that are for the tests."""

@@ -96,18 +96,9 @@ def isolate(
     libraries: Sequence[str] = (),
     counted: bool = False,
 ) -> list[str]:
-    """Give up all rights that this machine lets a process give up, for good.
+    """Give up all rights that this machine lets a process give up, for good, and say which layers hold.
 
-    Args:
-        folders: The directories in which files may be written.
-        memory_mb: Memory beyond what the interpreter has now.
-        cpu_seconds: Processor time after which the kernel ends it, if its parent has not.
-        parent: Process id of the parent, with which it ends.
-        libraries: More directories that it may read.
-        counted: Whether its parent counts what it writes.
-
-    Returns:
-        The layers that hold: of "memory", "files", "network" and "processes".
+    It may write in `folders` and read `libraries`; `counted` says whether its parent counts what it writes.
     """
     holds = ["memory"] if _limit(memory_mb, cpu_seconds) else []
     if sys.platform != "linux":

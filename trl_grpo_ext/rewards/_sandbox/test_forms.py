@@ -37,12 +37,7 @@ class UnreadableTestsError(Exception):
 
 @dataclass(frozen=True)
 class Checks:
-    """Tests that call the solution.
-
-    Attributes:
-        plan: What `judge` runs, as JSON has it.
-        count: How many tests there are.
-    """
+    """Tests that call the solution: what `judge` runs, as JSON has it, and how many there are."""
 
     plan: Mapping[str, Any]
     count: int
@@ -50,26 +45,13 @@ class Checks:
 
 @dataclass(frozen=True)
 class Examples:
-    """What a program reads and what it must print.
-
-    Attributes:
-        pairs: Input and output.
-    """
+    """What a program reads and what it must print, in pairs."""
 
     pairs: tuple[tuple[str, str], ...]
 
 
 def read_tests(tests: Any, entry_point: Any = None) -> Checks | Examples:
-    """Read one row's tests.
-
-    Args:
-        tests: A list of statements, one source text, or a list of mappings with `input` and `output`.
-        entry_point: What a source text's `check` is called with, where it does not call it itself.
-
-    Raises:
-        UnreadableTestsError: They are in none of these forms, there are none, they are no Python, or nothing in them
-            could fail: no assert, no expected exception, no doctest, or only in definitions that nobody calls.
-    """
+    """Read one row's tests: statements, one source text, or mappings with `input` and `output`."""
     entry = entry_point if isinstance(entry_point, str) and entry_point.strip() else None
     if isinstance(tests, str):
         if not tests.strip():
