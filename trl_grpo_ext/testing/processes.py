@@ -177,7 +177,7 @@ class _Child:
             if self._reports.poll(min(max(left, 0.05), _POLL_SECONDS)):
                 try:
                     return self._reports.recv()
-                except EOFError:
+                except (EOFError, OSError):  # it may end in the middle of a report
                     raise _LostError(self._how_it_ended()) from None
 
     def _how_it_ended(self) -> str:
