@@ -10,7 +10,7 @@ import yaml
 
 from tests.recipes.config_objects import RUN_FILES, commands, launches, option, resolve
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly  # the doctor looks at every file daily
 
 OF_OTHER_RECIPES = {"sort.yaml", "detox.yaml", "detox_workflow.yaml", "tools.yaml"}
 FILES = {path.name: path for path in RUN_FILES if path.name not in OF_OTHER_RECIPES}
