@@ -55,11 +55,10 @@ GRACE = 40
 
 INTRODUCTION = """# On a GPU
 
-What only a GPU can show. `make gpu` measures it and writes each figure into this page, in order, for at most nine and
-a half minutes; the next call continues where it stopped. It downloads nothing: models have the shapes of Qwen2.5 and
-random weights. (`make` sets up `.venv` first; `python -m bench.gpu` does the same with a Python that has the packages.)
-`make gpu LEARN=1` runs the trainings near the end. A cell that says "not run yet" was never measured, "failed" means it
-was tried, and "–" that the device has no such figure (a CPU has no peaks of torch's allocator and no synchronisations).
+What only a GPU can show. `make gpu` (or `python -m bench.gpu`) measures it and writes each figure into this page, for
+at most nine and a half minutes; the next call continues. It downloads nothing: models have the shapes of Qwen2.5 and
+random weights. `make gpu LEARN=1` runs the trainings near the end. "Not run yet" was never measured, "failed" was
+tried, and "–" is a figure that the device does not have (a CPU has no peaks of torch's allocator).
 GB are 10⁹ bytes."""
 
 
@@ -89,6 +88,8 @@ def page(sections: Sequence[Section], found: Mapping[str, Mapping[str, Any]]) ->
 
 
 def table(section: Section, runs: Mapping[str, Any]) -> str:
+    if not runs:
+        return f"{NOT_YET.capitalize()}."
     lines = [["", *section.columns], ["---", *["---:"] * len(section.columns)]]
     rows = {row: figures for run in runs.values() for row, figures in run["rows"].items()}
     for run in section.runs:

@@ -7,7 +7,6 @@ import ast
 import inspect
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -207,8 +206,8 @@ def test_all_sections_on_the_cpu_and_an_interrupted_call_goes_on(tmp_path: Path)
         for row in section.rows:
             assert set(section.columns) - {gpu.TIMES} <= set(rows[row]), row
     assert not [row for row, shown in cells(path).items() if any("failed" in cell for cell in shown)]
-    never = [line for line in path.read_text().splitlines() if gpu.NOT_YET in line and line.startswith("|")]
-    assert all(re.match(r"\| (DDP|ZeRO-3|FSDP2), ", line) for line in never)
+    never = [line for line in path.read_text().splitlines() if gpu.NOT_YET in line.lower() and "was tried" not in line]
+    assert never == ["Not run yet."]  # on several GPUs
     compact = found["2"]["; ".join(SECTIONS[1].runs[0].rows)]["rows"]
     assert compact["float32"]["gradient gap"] < 1e-5
     for row in ("bf16 with checkpointing", "QLoRA in bf16"):

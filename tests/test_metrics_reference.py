@@ -17,7 +17,6 @@ from trl_grpo_ext.types import Forward, Rollout
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
-COLUMNS = ("name", "unit", "what it says", "what to look for", "when")
 
 
 def documented() -> dict[str, list[str]]:
@@ -26,7 +25,7 @@ def documented() -> dict[str, list[str]]:
     for chapter in re.split(r"^## ", PAGE, flags=re.MULTILINE)[1:]:
         rows = [line.split("|")[1:-1] for line in chapter.splitlines() if line.startswith("|")]
         names = [found[1] for row in rows if (found := re.fullmatch(r" `(.+)` ", row[0]))]
-        assert all(len(row) == len(COLUMNS) for row in rows), chapter[:30]
+        assert all(1 < len(row) < 5 for row in rows), chapter[:30]
         if names:
             chapters[chapter.split("\n")[0]] = names
     return chapters
