@@ -80,13 +80,11 @@ _NAMES = frozenset(
     ).split()
 )
 _IMMUTABLE = (str, bytes, int, float, complex, tuple, frozenset)
-_SEEN_AS: dict[str, type] = {
-    kind.__name__: kind
-    for kind in (
-        *(types.GeneratorType, types.FunctionType, types.MethodType, types.BuiltinFunctionType, types.CoroutineType),
-        *(types.AsyncGeneratorType, list, dict, set, bytearray),
-    )
-}
+_CODE_TYPES: tuple[type, ...] = (
+    *(types.GeneratorType, types.FunctionType, types.MethodType, types.BuiltinFunctionType, types.CoroutineType),
+    *(types.AsyncGeneratorType, list, dict, set, bytearray),
+)
+_SEEN_AS = {kind.__name__: kind for kind in _CODE_TYPES}
 _MOCKS_OWN = ("assert", "configure_mock", "attach_mock", "mock_add_spec", "reset_mock", "method_calls", "call")
 """How the attributes of a mock begin that are for the tests."""
 
