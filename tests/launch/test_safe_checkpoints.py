@@ -21,7 +21,7 @@ from trl_grpo_ext.errors import CheckpointError, ConfigurationError
 from trl_grpo_ext.launch.checkpoints import SafeCheckpoints
 from trl_grpo_ext.launch.checkpoints.in_use import FolderLock
 from trl_grpo_ext.launch.checkpoints.safe import Staging
-from trl_grpo_ext.launch.checkpoints.whole import UNFINISHED, checkpoint_problem, last_complete_checkpoint
+from trl_grpo_ext.records.checkpoints import UNFINISHED, checkpoint_problem, last_complete_checkpoint
 
 ROOT = Path(__file__).parents[2]
 SWEEPS = ("sweep_full", "sweep_replaces", "sweep_stock")
@@ -169,7 +169,7 @@ def test_a_broken_checkpoint_is_passed_over_with_its_reason(
     plain: Path, tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A library that configures logging may have silenced the loggers that were there; that is not what is asked here.
-    logger = logging.getLogger("trl_grpo_ext.launch.checkpoints.whole")
+    logger = logging.getLogger("trl_grpo_ext.records.checkpoints")
     caplog.set_level(logging.WARNING, logger.name)
     monkeypatch.setattr(logger, "disabled", False)
     monkeypatch.setattr(logger, "handlers", [caplog.handler])
@@ -203,7 +203,7 @@ def test_what_transformers_goes_on_without_is_a_warning(
     trainer = make(tiny_model, tmp_path, max_steps=3, save_only_model=True)
     with caplog.at_level(logging.WARNING):
         trainer.train(resume_from_checkpoint=True)
-    assert "checkpoint-2 has no an optimizer's state and rng_state.pth" in caplog.text
+    assert "checkpoint-2 has no optimizer state and rng_state.pth" in caplog.text
     assert trainer.state.global_step == 3
 
 

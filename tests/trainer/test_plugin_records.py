@@ -17,7 +17,7 @@ from tests.tiny_classifier import save_tiny_classifier
 from tests.trainer.launch import on_two_ranks
 from tests.trainer.manifest_worker import SafeTrainer, run_attempts
 from trl_grpo_ext import GRPOExtTrainer, load_rewards
-from trl_grpo_ext.errors import ManifestError
+from trl_grpo_ext.errors import CheckpointError, ManifestError
 from trl_grpo_ext.records.manifest import FILE, Manifest
 from trl_grpo_ext.trainer.plugin_records import ManifestWarning
 
@@ -216,6 +216,39 @@ def test_what_is_a_warning(
     if sentence.startswith("cannot be read"):
         with pytest.raises(ManifestError, match=r"as a record of plugins: JSONDecodeError.*delete it"):
             resume(tiny_model, tmp_path / "copy", tmp_path / "stops")
+
+
+@pytest.mark.parametrize(
+    ("lost", "damaged", "says"),
+    [
+        (("rng_state.pth",), (), "no rng_state.pth"),
+        (("optimizer.pt",), (), "no optimizer.pt"),
+        (("scheduler.pt", "rng_state.pth"), (), "no scheduler.pt and no rng_state.pth"),
+        ((), ("optimizer.pt",), "optimizer.pt is"),
+        ((), ("scheduler.pt",), "scheduler.pt is"),
+        ((), ("rng_state.pth",), "rng_state.pth is"),
+    ],
+)
+def test_a_damaged_training_state_is_not_resumed_in_silence(
+    tiny_model: Path, run: Path, tmp_path: Path, lost: tuple[str, ...], damaged: tuple[str, ...], says: str
+) -> None:
+    checkpoint = shutil.copytree(run / "checkpoint-1", tmp_path / "checkpoint-1")
+    for name in lost:
+        (checkpoint / name).unlink()
+    for name in damaged:
+        content = (checkpoint / name).read_bytes()
+        third = len(content) // 3
+        (checkpoint / name).write_bytes(content[:third] + bytes(third) + content[2 * third :])
+    with pytest.raises(CheckpointError, match=f"Cannot resume from .*{says}"):
+        resume(tiny_model, tmp_path, tmp_path / "out")
+
+
+def test_weights_and_no_training_state_at_all_are_a_warning(tiny_model: Path, run: Path, tmp_path: Path) -> None:
+    checkpoint = shutil.copytree(run / "checkpoint-1", tmp_path / "checkpoint-1")
+    for name in ("rng_state.pth", "optimizer.pt", "scheduler.pt"):
+        (checkpoint / name).unlink()
+    with pytest.warns(ManifestWarning, match="no optimizer state and rng_state.pth"):
+        resume(tiny_model, tmp_path, tmp_path / "out")
 
 
 def test_the_comparison_comes_before_the_states_of_hooks(tiny_model: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What a call of a reward may leave after in its process: changed global state, threads, child processes."""
+"""What a call of a reward may change in its process: global state, threads, child processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Write a run's plugin manifest, and compare it with the checkpoint's when the run resumes.
+"""Write a run's plugin manifest; when the run resumes, compare it with the checkpoint's, which must be whole.
 
 Every rank compares its plugins with the file that the main process reads, so one rank with other plugins stops all. The
 manifest is that of the trainer at construction.
@@ -17,6 +17,7 @@ from transformers.trainer_utils import get_last_checkpoint
 
 from ..errors import ManifestError
 from ..guard.agreement import Agreement
+from ..records.checkpoints import STATE, check_resumed, starts_afresh
 from ..records.manifest import FILE, Manifest, differences, version_notes, with_plugins
 from ..records.settings import FILE as SETTINGS
 
@@ -71,6 +72,9 @@ class PluginRecords:
         place = ""
         with self._agreement.section():
             if self._main_process and (folder := self._checkpoint(resume_from_checkpoint)) is not None:
+                check_resumed(folder)
+                if (folder / STATE).is_file() and (lacking := starts_afresh(folder, 0, self._args.world_size)):
+                    _warn(f"{folder} has no {lacking}: the resumed run differs from one that went on.")
                 place = str(folder)
                 found = self._recorded(folder)
         place, found = broadcast_object_list([place, found])

@@ -1,7 +1,7 @@
 """Complete checkpoints or none, and signals that save one, for any `transformers.Trainer`."""
 
+from ...records.checkpoints import checkpoint_problem, last_complete_checkpoint
 from .safe import SafeCheckpoints
 from .stop_signal import SaveOnSignal, exit_status
-from .whole import checkpoint_problem, last_complete_checkpoint
 
 __all__ = ["SafeCheckpoints", "SaveOnSignal", "checkpoint_problem", "exit_status", "last_complete_checkpoint"]

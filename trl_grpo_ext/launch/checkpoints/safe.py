@@ -42,19 +42,20 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, rotate_checkpoints
 
 from ...errors import CheckpointError, ConfigurationError
 from ...guard.agreement import Agreement
-from ...trainer import upstream
-from .in_use import FolderLock
-from .stop_signal import SaveOnSignal
-from .whole import (
+from ...records.checkpoints import (
     REPLACED,
     STATE,
     UNFINISHED,
+    check_resumed,
     checkpoint_problem,
     checkpoint_steps,
     last_complete_checkpoint,
     put_back,
     starts_afresh,
 )
+from ...trainer import upstream
+from .in_use import FolderLock
+from .stop_signal import SaveOnSignal
 
 _WRITE_ERRORS = (OSError, RuntimeError, SafetensorError)
 """Errors of a write to a full disk: from Python, PyTorch's archive writer and safetensors."""
@@ -158,16 +159,11 @@ class SafeCheckpoints:
 
     def _check_resumed(self, checkpoint: Path) -> None:
         """Refuse a damaged checkpoint, and say what is not in it; a folder of weights alone is not judged."""
-        if not (checkpoint / STATE).is_file() and not checkpoint.name.startswith(f"{PREFIX_CHECKPOINT_DIR}-"):
-            return
         with self._agree():
-            leads = self.args.local_process_index == 0
-            if leads and (problem := checkpoint_problem(checkpoint, all_checksums=True)):
-                raise CheckpointError(
-                    f"Cannot resume from {checkpoint}: {problem}. Name an earlier checkpoint, or pass "
-                    "resume_from_checkpoint=True for the newest complete one."
-                )
-        if lacking := starts_afresh(checkpoint, self.args.process_index, self.args.world_size):
+            if self.args.local_process_index == 0:
+                check_resumed(checkpoint, all_checksums=True)
+        lacking = starts_afresh(checkpoint, self.args.process_index, self.args.world_size)
+        if lacking and (checkpoint / STATE).is_file():
             logger.warning("%s has no %s: the resumed run differs from one that went on.", checkpoint, lacking)
 
     # ------------------------------------------------------------------ one save

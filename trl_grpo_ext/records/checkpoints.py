@@ -19,7 +19,7 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from ...errors import CheckpointError
+from ..errors import CheckpointError
 
 UNFINISHED = "_unfinished_checkpoint"
 """The folder in `output_dir` in which checkpoints lie while they are written."""
@@ -122,8 +122,23 @@ def starts_afresh(folder: Path, process: int, processes: int) -> str:
     """What transformers does not find for a process in a checkpoint and goes on without; empty if nothing."""
     optimizer, scheduler, random_states = _training_state(folder)
     random_state = f"rng_state_{process}.pth" if processes > 1 else "rng_state.pth"
-    lacking = ["an optimizer's state"] * (not optimizer and not scheduler)
+    lacking = ["optimizer state"] * (not optimizer and not scheduler)
     return " and ".join([*lacking, *([random_state] if random_state not in random_states else [])])
+
+
+def check_resumed(folder: Path, *, all_checksums: bool = False) -> None:
+    """Refuse to resume from a damaged checkpoint; a folder of weights alone is not judged.
+
+    Raises:
+        CheckpointError: It is incomplete or damaged; the message says where.
+    """
+    if not (folder / STATE).is_file() and not _CHECKPOINT.match(folder.name):
+        return
+    if problem := checkpoint_problem(folder, all_checksums=all_checksums):
+        raise CheckpointError(
+            f"Cannot resume from {folder}: {problem}. Name an earlier checkpoint; `last_complete_checkpoint` of "
+            "trl_grpo_ext.launch.checkpoints finds the newest complete one."
+        )
 
 
 def _check_state(folder: Path) -> None:
