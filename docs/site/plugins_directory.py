@@ -17,6 +17,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -98,7 +99,9 @@ def tables(found: Sequence[Tried]) -> str:
     )
     for one in found:
         lines += ["", f"## {one.known['name']}", ""]
-        lines += _table(("plugin", "kind", "level", "what the next level needs"), one.plugins)
+        alike = groupby(one.plugins, key=lambda plugin: plugin[1:])
+        rows = [(", ".join(name for name, *_ in plugins), *rest) for rest, plugins in alike]
+        lines += _table(("plugins", "kind", "level", "what the next level needs"), rows)
     return "\n".join(lines)
 
 
@@ -111,7 +114,10 @@ def read(page: str) -> list[Tried]:
     """What the page says, by the entries that are known now."""
     between = page.partition(BEGIN)[2].partition(END)[0]
     summary, *parts = between.split("\n## ")
-    plugins = {part.partition("\n")[0]: _rows(part) for part in parts}
+    plugins = {
+        part.partition("\n")[0]: [(name, *rest) for names, *rest in _rows(part) for name in names.split(", ")]
+        for part in parts
+    }
     tested = {row[0].partition("]")[0].removeprefix("["): row[2:6] for row in _rows(summary)}
     return [
         Tried(entry, tested.get(entry["name"], ()), plugins.get(entry["name"], []))  #
