@@ -48,7 +48,8 @@ COMPARE = {"gsm8k_accuracy", "math_accuracy", "reasoning_accuracy"}
 """Rewards that compare with a reference."""
 
 
-def documented_plugin(info: PluginInfo) -> Any:
+def documented_example(info: PluginInfo) -> Any:
+    """The selection in a plugin's entry in the docs."""
     section = re.search(rf"^### `{info.name}`\n(.*?)(?=^#|\Z)", PAGE, re.MULTILINE | re.DOTALL)
     assert section, f"docs/plugins.md has no entry '### `{info.name}`'"
     block = re.search(r"```yaml\n(.*?)```", section.group(1), re.DOTALL)
@@ -56,6 +57,11 @@ def documented_plugin(info: PluginInfo) -> Any:
     selection = yaml.safe_load(block.group(1))
     for key in FACTS[info.kind].setting:
         selection = selection[key]
+    return selection
+
+
+def documented_plugin(info: PluginInfo) -> Any:
+    selection = documented_example(info)
     if not FACTS[info.kind].several:
         return (load_loss_aggregation if info.kind == "loss_aggregation" else load_group_filter)(selection)
     (plugin,) = load_rewards(selection) if info.kind == "reward" else load_advantage_hooks(selection)

@@ -63,7 +63,11 @@ TEMPLATES = (
 
 
 def calc(sum: str) -> int:
-    """Work out a sum."""
+    """Work out a sum.
+
+    Args:
+        sum: Whole numbers with +, - and * between them, such as 3*4+5.
+    """
     if _SUM.fullmatch(sum) is None:
         raise ValueError(f"{sum!r} is not a sum")
     total = 0

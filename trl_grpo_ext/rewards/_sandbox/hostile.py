@@ -400,6 +400,7 @@ def processes_as_threads() -> None:
     dummy.SimpleQueue, dummy.pool, dummy.__path__ = _Queue, multiprocessing.pool, multiprocessing.__path__
     multiprocessing.pool.get_context = dummy.get_context  # type: ignore[attr-defined]
     dummy.Process.is_alive, dummy.Process.terminate = threading.Thread.is_alive, lambda self: None
+    dummy.Process.pid = property(lambda self: self.ident or 0)  # a pool names the workers that it still waits for
     sys.modules["multiprocessing"] = dummy
     concurrent.futures.ProcessPoolExecutor = _Executor  # type: ignore[assignment, misc]
 
