@@ -114,6 +114,27 @@ def test_references_inside_the_schema_and_to_the_standard_work() -> None:
     assert outcomes({"$ref": "#"}, ["1"]) == ["refused"]  # to itself, without end
 
 
+def test_each_row_may_have_its_own_schema() -> None:
+    number, text = '{"type": "integer"}', '{"type": "string"}'
+    reward = JSONSchema(extract="whole", column="wanted")
+    completions = ["1", '"a"', "1", "1", "x" * 2_000_000]
+    assert reward(completions=completions, wanted=[number, text, text, "true", number]) == [1.0, 1.0, 0.0, 1.0, 0.0]
+    metrics: dict[str, float] = {}
+    text_of_none = ['{"type": "objekt"}', "{", '"schema.json"', "3", "[" * 9000, '{"$ref": "#/$defs/a"}']
+    bad = [*text_of_none, None, {"type": "integer"}]
+    with pytest.warns(UserWarning, match=r"schema at row 1 .*not valid at \$.type: .*; 8 of 9 in this batch"):
+        scores = reward(["1"] * 9, wanted=[number, *bad], log_metric=metrics.__setitem__)
+    assert scores == [1.0, *[None] * 8]
+    assert metrics["outcomes/json_schema/unparseable_reference"] == pytest.approx(8 / 9)
+    assert JSONSchema(True, extract="whole")(["1"], schema=["not looked at"]) == [1.0]
+    for columns, message in (
+        ({"prompts": ["?"]}, "needs the column 'schema'"),
+        ({"schema": []}, "1 completions but 0"),
+    ):
+        with pytest.raises(RewardError, match=message):
+            JSONSchema()(["1"], **columns)
+
+
 # ------------------------------------------------------------------------------------------------------ hostile JSON
 
 

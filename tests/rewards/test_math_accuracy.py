@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from hypothesis import strategies as st
 
 from trl_grpo_ext.errors import RewardError
 from trl_grpo_ext.guard.outcomes import Outcome
+from trl_grpo_ext.plugins.loading import load_rewards
 from trl_grpo_ext.rewards.math_accuracy import MathAccuracy, ReasoningAccuracy, math_accuracy, reasoning_accuracy
 
 pytestmark = pytest.mark.filterwarnings("ignore:(math|reasoning)_accuracy cannot read the reference")
@@ -40,8 +40,8 @@ VERDICTS: list[tuple[Any, Any, Outcome]] = [
     ("no number", "I don't know", Outcome.UNPARSEABLE),
     (None, "\\boxed{18}", Outcome.UNPARSEABLE),
     (18, "\\boxed{18}", Outcome.UNPARSEABLE),
-    ("18", f"\\boxed{{{NEVER_ENDS}}}", Outcome.TIMEOUT),
-    ("$x+1$", f"\\boxed{{{NEVER_ENDS}}}", Outcome.TIMEOUT),
+    ("18", f"\\boxed{{{NEVER_ENDS}}}", Outcome.REFUSED),
+    ("$x+1$", f"\\boxed{{{NEVER_ENDS}}}", Outcome.REFUSED),
     (f"${NEVER_ENDS}$", "\\boxed{18}", Outcome.UNPARSEABLE),
     (f"${NEVER_ENDS}$", f"\\boxed{{{NEVER_ENDS}}}", Outcome.RIGHT),
     (f"${'(' * 500}1{')' * 500}$", "\\boxed{18}", Outcome.UNPARSEABLE),
@@ -62,18 +62,9 @@ VERDICTS: list[tuple[Any, Any, Outcome]] = [
 def test_every_way_to_end_has_its_outcome_alone_and_in_any_batch(reward: MathAccuracy) -> None:
     references, completions, expected = zip(*VERDICTS, strict=True)
     for order in (1, -1):
-        judged = reward.judge(completions=completions[::order], solution=references[::order])
+        with pytest.warns(UserWarning, match=r"cannot read the reference .*\(8 of 27 in this batch\)"):
+            judged = reward.judge(completions=completions[::order], solution=references[::order])
         assert [one.outcome for one in judged][::order] == list(expected)
-
-
-@pytest.mark.slow
-def test_neither_side_is_blamed_for_the_other(reward: MathAccuracy) -> None:
-    references = ["$x+1$", f"${NEVER_ENDS}$", "$x+1$", f"${NEVER_ENDS}$"]
-    completions = [f"\\boxed{{{NEVER_ENDS}}}", "\\boxed{18}", "\\boxed{x+1}", "\\boxed{19}"]
-    with pytest.warns(UserWarning, match=r"cannot read the reference '\$9\^.*\(2 of 4 in this batch\)"):
-        judgements = reward.judge(completions=completions, solution=references)
-    found = [judgement.outcome for judgement in judgements]
-    assert found == [Outcome.TIMEOUT, Outcome.UNPARSEABLE, Outcome.RIGHT, Outcome.UNPARSEABLE]
 
 
 def test_outcomes_and_what_was_read_are_logged(reward: MathAccuracy) -> None:
@@ -124,22 +115,6 @@ def test_a_verdict_is_asked_for_once_and_the_oldest_are_forgotten(
         assert asked == [1] * times
 
 
-def test_it_works_in_other_threads(reward: MathAccuracy) -> None:
-    scores: list[list[float | None]] = [[]] * 4
-
-    def score(thread: int) -> None:
-        answers = [f"\\boxed{{x+{thread * 100 + row}}}" for row in range(20)]
-        scores[thread] = reward(completions=answers, solution=["$x+203$"] * 20)
-
-    threads = [threading.Thread(target=score, args=(thread,)) for thread in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    expected = [[float(thread * 100 + row == 203) for row in range(20)] for thread in range(4)]
-    assert scores == expected
-
-
 @pytest.mark.slow
 def test_importing_and_plain_numbers_start_no_process_and_import_no_sympy() -> None:
     script = (
@@ -155,6 +130,12 @@ def test_importing_and_plain_numbers_start_no_process_and_import_no_sympy() -> N
         pytest.skip("needs /proc")
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_load_rewards_starts_the_workers_imports() -> None:
+    (reward,) = load_rewards([{"name": "math_accuracy", "workers": 1}])
+    assert reward._verifier.pool._processes._server is not None
+    reward.close()
 
 
 # Only what follows the reasoning -----------------------------------------------------------------------------------

@@ -40,14 +40,11 @@ def differences(reward: MathAccuracy, pairs: list[tuple[str, str]]) -> list[obje
 
 
 @pytest.mark.slow
-def test_every_pair_of_the_corpus_has_trls_verdict(reward: MathAccuracy, with_math_workers: Any) -> None:
+def test_every_pair_of_the_corpus_has_trls_verdict(reward: MathAccuracy) -> None:
     ours, theirs = both(reward, PAIRS)
     assert [row for row in zip(PAIRS, ours, theirs, strict=True) if row[1] != row[2]] == []
     assert len(set(PAIRS)) >= 250
     assert min(theirs.count(1.0), theirs.count(0.0), theirs.count(None)) >= 5
-    alone = with_math_workers(cache=0)
-    for (reference, completion), together in [*zip(PAIRS, ours, strict=True)][::17]:
-        assert alone(completions=[completion], solution=[reference]) == [together]
 
 
 def gsm8k_like(seed: int, count: int) -> list[tuple[str, str]]:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import random
 import re
 import signal
 import threading
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -27,51 +28,8 @@ pytestmark = [
     pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs /proc"),
 ]
 
-
-@pytest.fixture(scope="module")
-def reward(with_math_workers: Any) -> MathAccuracy:
-    made: MathAccuracy = with_math_workers(timeout=0.5)
-    return made
-
-
-def resident_mb() -> float:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
-
-
-def children() -> dict[int, str]:
-    """The state of every process below this one: R, S, Z, ..."""
-    parents, states = {}, {}
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdigit():
-            try:
-                state, parent = (folder / "stat").read_text().rpartition(")")[2].split()[:2]
-            except (FileNotFoundError, ProcessLookupError):
-                continue
-            parents[int(folder.name)], states[int(folder.name)] = int(parent), state
-    below, grown = {os.getpid()}, True
-    while grown:
-        found = {pid for pid, parent in parents.items() if parent in below} - below
-        below |= found
-        grown = bool(found)
-    return {pid: states[pid] for pid in below - {os.getpid()}}
-
-
-def verdicts_on_ordinary(reward: MathAccuracy) -> list[float | None]:
-    reward._verifier._verdicts = type(reward._verifier._verdicts)(0)
-    return reward(completions=[row[1] for row in ORDINARY], solution=[row[0] for row in ORDINARY])
-
-
-def test_a_batch_of_hostile_completions_ends_and_the_next_one_is_as_before(reward: MathAccuracy) -> None:
-    right = [row[2] for row in ORDINARY]
-    assert verdicts_on_ordinary(reward) == right
-    memory = resident_mb()
-    judgements = reward.judge(completions=HOSTILE, solution=["18"] * len(HOSTILE))
-    assert resident_mb() - memory < 100
-    found = {judgement.outcome for judgement in judgements}
-    assert found <= {Outcome.WRONG, Outcome.NO_ANSWER, Outcome.TIMEOUT, Outcome.DIED, Outcome.REFUSED}
-    assert {Outcome.TIMEOUT, Outcome.REFUSED} <= found
-    assert verdicts_on_ordinary(reward) == right
-
+UNBOUNDED = "\\boxed{\\sum_{k=1}^{\\infty} \\frac{\\sin(k^k)}{k^2}}"
+"""Nothing in it is large, so that only the time that it takes ends it."""
 
 SLOW = [
     ("$\\frac{\\pi}{4}$", "\\boxed{\\int_0^1 \\frac{1}{1+x^2} dx}", 1.0),
@@ -80,45 +38,60 @@ SLOW = [
 """Honest, and about a second of CPU time each."""
 
 
+@pytest.fixture(scope="module")
+def reward(with_math_workers: Any) -> MathAccuracy:
+    made: MathAccuracy = with_math_workers(timeout=0.5, cache=0)
+    return made
+
+
+def scores(reward: MathAccuracy, rows: list[tuple[str, str, float]]) -> list[float | None]:
+    return reward(completions=[row[1] for row in rows], solution=[row[0] for row in rows])
+
+
+def test_a_batch_of_hostile_completions_ends_and_the_next_one_is_as_before(reward: MathAccuracy) -> None:
+    right = [row[2] for row in ORDINARY]
+    assert scores(reward, ORDINARY) == right
+    memory = psutil.Process().memory_info().rss
+    judgements = reward.judge(completions=HOSTILE, solution=["18"] * len(HOSTILE))
+    assert psutil.Process().memory_info().rss - memory < 100 * 2**20
+    found = Counter(judgement.outcome for judgement in judgements)
+    assert found.keys() <= {Outcome.WRONG, Outcome.NO_ANSWER, Outcome.TIMEOUT, Outcome.DIED, Outcome.REFUSED}
+    assert found[Outcome.REFUSED] >= 45  # known from the answer alone, whatever the machine does
+    assert reward.judge(completions=[UNBOUNDED], solution=["18"])[0].outcome is Outcome.TIMEOUT
+    assert scores(reward, ORDINARY) == right
+
+
 @pytest.mark.parametrize("order", [1, -1])
 def test_honest_completions_among_hostile_ones_have_the_verdicts_that_they_have_alone(order: int) -> None:
-    honest = [*SLOW, *ORDINARY]
-    rows = [*(("18", text, 0.0) for text in HOSTILE[:16]), *honest][::order]
-    reward = MathAccuracy(timeout=3.0, cache=0)
-    with contextlib.closing(reward), busy(2 if order == 1 else 0):
-        for reference, completion, score in SLOW:
-            assert reward(completions=[completion], solution=[reference]) == [score]
-        scores = reward(completions=[row[1] for row in rows], solution=[row[0] for row in rows])
-    assert scores == [row[2] for row in rows]
+    rows = [*(("18", text, 0.0) for text in [UNBOUNDED] * 3 + HOSTILE), *SLOW, *ORDINARY][::order]
+    with contextlib.closing(MathAccuracy(cache=0)) as reward, busy(2 if order == 1 else 0):
+        for row in SLOW:
+            assert scores(reward, [row]) == [row[2]]
+        assert scores(reward, rows) == [row[2] for row in rows]
 
 
 def test_hostile_references_are_nobodys_fault(reward: MathAccuracy) -> None:
     references = [reference for reference in HOSTILE_REFERENCES for _ in range(4)]
-    completions = ["\\boxed{18}", "\\boxed{x+1}", "The answer is $\\frac{1}{2}$", "\\boxed{18.5}"] * len(
-        HOSTILE_REFERENCES
-    )
+    completions = ["\\boxed{18}", "\\boxed{x+1}", "The answer is $\\frac{1}{2}$", "\\boxed{18.5}"] * 5
     judgements = reward.judge(completions=completions, solution=references)
-    found = [judgement.outcome for judgement in judgements]
-    assert set(found) <= {Outcome.UNPARSEABLE, Outcome.WRONG}  # wrong where math-verify did come to an end
-    assert found.count(Outcome.UNPARSEABLE) >= 16
+    assert {judgement.outcome for judgement in judgements} == {Outcome.UNPARSEABLE}
 
 
 def test_a_worker_that_is_killed_from_outside_again_and_again_is_an_outcome(with_math_workers: Any) -> None:
-    reward = with_math_workers(timeout=20.0)
+    reward = with_math_workers(timeout=60.0)
     over = threading.Event()
 
     def kill_workers() -> None:
         while not over.wait(0.1):
-            for pid in children():
-                with contextlib.suppress(OSError):
-                    parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-                    if parent != os.getpid():  # the server of the workers is ours, the workers are its own
-                        os.kill(pid, signal.SIGKILL)
+            for server in psutil.Process().children():
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    for worker in server.children():
+                        worker.send_signal(signal.SIGKILL)
 
     killer = threading.Thread(target=kill_workers)
     killer.start()
     try:
-        [judgement] = reward.judge(completions=[HOSTILE[0]], solution=["18"])
+        [judgement] = reward.judge(completions=[UNBOUNDED], solution=["18"])
     finally:
         over.set()
         killer.join()
@@ -144,7 +117,7 @@ def test_no_text_raises(reward: MathAccuracy, reference: str, completion: str, b
     assert judgement.outcome is not Outcome.ERROR
 
 
-def random_texts(seed: int, count: int) -> list[str]:
+def odd_texts(seed: int, count: int) -> list[str]:
     """Random bytes in and around boxes, decoded in the ways in which tokenizers leave them."""
     rng = random.Random(seed)
     made = []
@@ -155,19 +128,26 @@ def random_texts(seed: int, count: int) -> list[str]:
     return made
 
 
-def test_a_thousand_random_completions_leave_no_process_behind() -> None:
-    reward = MathAccuracy(cache=0, timeout=0.5)
-    others = set(children())
-    for batch in range(2):
-        completions = random_texts(batch, 500)
-        judgements = reward.judge(completions=completions, solution=["18", "$x+1$"] * 250)
-        assert Outcome.ERROR not in {judgement.outcome for judgement in judgements}
-        assert len(judgements) == 500
-    running = {pid: state for pid, state in children().items() if pid not in others}
-    assert len(running) <= reward._verifier.pool.workers + 1
-    assert "Z" not in running.values()
+@pytest.mark.parametrize("count", [120, pytest.param(800, marks=pytest.mark.nightly)])
+def test_an_outcome_depends_on_the_answer_alone_and_no_process_is_left(count: int) -> None:
+    others = set(psutil.Process().children(recursive=True))
+    reward = MathAccuracy(cache=0)
+    rows = [(("18", "$x+1$")[row % 2], text) for row, text in enumerate([*HOSTILE[:24], *odd_texts(1, count)])]
+
+    def outcomes(some: list[tuple[str, str]]) -> list[Outcome]:
+        judged = reward.judge(completions=[text for _, text in some], solution=[reference for reference, _ in some])
+        return [judgement.outcome for judgement in judged]
+
+    together = outcomes(rows)
+    assert Outcome.ERROR not in together
+    assert outcomes(rows[::-1])[::-1] == together
+    alone = rows if count > 120 else rows[::6]
+    assert [outcomes([row])[0] for row in alone] == together[:: 1 if count > 120 else 6]
+    left = set(psutil.Process().children(recursive=True)) - others
+    assert len(left) <= reward._verifier.pool.workers + 1
+    assert psutil.STATUS_ZOMBIE not in {process.status() for process in left}
     reward.close()
-    patience = time.monotonic() + 10
-    while set(children()) - others and time.monotonic() < patience:
+    end = time.monotonic() + 30
+    while any(process.is_running() for process in left):
+        assert time.monotonic() < end, "a process is left"
         time.sleep(0.05)
-    assert set(children()) - others == set()

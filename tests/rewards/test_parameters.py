@@ -62,6 +62,8 @@ REFUSED: list[tuple[str, dict[str, Any], dict[str, list[Any]]]] = [
             "max_characters": [0],
         },
     ),
+    ("python_tests", {}, {"partial": [1], "timeout": [0], "memory_mb": [0], "workers": [0], "code": ["first"]}),
+    ("python_tests", {}, {"require": ["files"], "outcomes": [{"error": 0}]}),
     ("repetition", {}, {"n": [0, 2.0, True], "max_penalty": [0.5, -INF], "units": ["characters"]}),
     ("tool_use", {}, {"at_most": [-1], "marker": ["", 5], "returned": [NAN]}),
     ("turn_length", {"longest": 5}, {"longest": [0], "cache": [6]}),

@@ -13,6 +13,8 @@ from trl_grpo_ext.rewards._math.plain_answers import (
     DEEPEST,
     LONGEST_ANSWER,
     MOST_DIGITS,
+    MOST_POWERS,
+    answer_alone,
     excess_of_completion,
     excess_of_reference,
     has_no_answer,
@@ -190,24 +192,67 @@ def test_the_only_box_is_found_by_its_braces() -> None:
         assert (None if box is None else text[slice(*box)]) == content
 
 
-def test_a_box_is_too_deep_only_beyond_the_limit() -> None:
-    for opening, closing in (("(", ")"), ("{", "}"), ("[", "]"), ("\\{", "\\}"), ("\\left(", "\\right)")):
-        content = f"{opening * DEEPEST}1{closing * DEEPEST}"
-        if "\\{" not in opening:
-            assert excess_of_completion(f"\\boxed{{{content}}}", 10**6) is None
-        assert excess_of_reference(content, 10**6) is None
-        deeper = f"{opening}{content}{closing}"
-        assert excess_of_reference(deeper, 10**6) == f"brackets {DEEPEST + 1} deep, more than {DEEPEST}"
+@pytest.mark.parametrize(
+    ("within", "beyond", "why"),
+    [
+        *(
+            (f"{opening * depth}1{closing * depth}", f"{opening * (depth + 1)}1{closing * (depth + 1)}", why)
+            for opening, closing, depth, why in (
+                *((*pair, DEEPEST, f"brackets more than {DEEPEST} deep") for pair in ("()", "{}", "[]")),
+                ("\\left(", "\\right)", DEEPEST, f"brackets more than {DEEPEST} deep"),
+                ("x^{", "}", MOST_POWERS, f"powers more than {MOST_POWERS} deep"),
+            )
+        ),
+        ("9" * MOST_DIGITS, "9" * (MOST_DIGITS + 1), "more than 2000 digits in a row"),
+        ("\\binom{9999999}{3}", "\\binom{9999999}{999999}", "a binomial coefficient with too many digits"),
+        ("\\det 1" + "&1" * 35, "\\det 1" + "&1" * 36, "a determinant with more than 36 cells"),
+    ],
+)
+def test_what_would_take_the_parser_too_long_is_refused(within: str, beyond: str, why: str) -> None:
+    for excess in (
+        lambda text: excess_of_completion(f"\\boxed{{{text}}}", 10**6),
+        lambda t: excess_of_reference(t, 10**6),
+    ):
+        assert excess(within) is None
+        assert excess(beyond) == why
+    assert excess_of_completion("\\boxed{" * 9 + "{" * 50, 10**6) == f"brackets more than {DEEPEST} deep"
 
 
-def test_digits_in_a_row_and_the_length_of_a_box_are_limited() -> None:
-    assert excess_of_completion(f"\\boxed{{{'9' * MOST_DIGITS}}}", 10**6) is None
-    assert excess_of_completion(f"\\boxed{{{'9' * (MOST_DIGITS + 1)}}}", 10**6) == "more than 2000 digits in a row"
+def test_the_length_of_a_box_is_limited() -> None:
     assert excess_of_completion(f"\\boxed{{{'9,' * (LONGEST_ANSWER // 2)}}}", 10**6) is None
-    assert (
-        excess_of_completion(f"\\boxed{{{'9,' * LONGEST_ANSWER}}}", 10**6)
-        == "a box with 40000 characters, more than 20000"
+    longer = excess_of_completion(f"\\boxed{{{'9,' * LONGEST_ANSWER}}}", 10**6)
+    assert longer == "a box with 6000 characters, more than 3000"
+
+
+@pytest.mark.slow
+@given(before=texts, content=texts | spellings().map("+".join), after=texts)
+@settings(max_examples=200)
+def test_the_box_alone_is_read_like_the_whole_completion(before: str, content: str, after: str) -> None:
+    from trl_grpo_ext.rewards._math import verification
+
+    completion = f"{before}\\boxed{{{content}}}{after}"
+    alone, whole = (
+        verification._parsed(text, verification._ANSWER, "first_match")
+        for text in (answer_alone(completion), completion)
     )
+    assert str(alone) == str(whole)
+
+
+def test_a_box_stands_alone_only_where_nothing_else_can_be_read() -> None:
+    for text, alone in (
+        ("So $x = \\boxed{\\frac{1}{2}}$.", "\\boxed{\\frac{1}{2}}"),
+        ("50% of it is \\boxed{(1,2]} in all", "\\boxed{(1,2]}"),
+    ):
+        assert answer_alone(text) == alone
+    for text in (
+        "\\boxed{1} \\boxed{2}",
+        "$\\boxed{5}$ %",
+        "\\boxed{a $b$}",
+        "x [ \\boxed{[1,2] }",
+        "\\boxed{ }",
+        "none",
+    ):
+        assert answer_alone(text) == text
 
 
 def test_a_hostile_middle_does_not_count_beside_an_ordinary_box() -> None:

@@ -80,7 +80,7 @@ VERDICTS: list[tuple[str, Any, Outcome]] = [
     (RIGHT, ["import math", "x = 1"], Outcome.UNPARSEABLE),
     (RIGHT, ["assert True"], Outcome.UNPARSEABLE),
     (RIGHT, ["assert 1 + 1 == 2"], Outcome.UNPARSEABLE),
-    (RIGHT, ["if add(0, 0): assert add(1, 2) == 3"], Outcome.UNPARSEABLE),
+    ("def add(a, b): return None", ["r = add(1, 2)\nif r is not None: assert r == 3"], Outcome.WRONG),
     (RIGHT, ["import no_such_module\nassert add(1, 2) == 3"], Outcome.UNPARSEABLE),
     (RIGHT, ["while True: pass\nassert add(1, 2) == 3"], Outcome.UNPARSEABLE),
     (RIGHT, [], Outcome.UNPARSEABLE),
@@ -187,11 +187,12 @@ def test_attacks_are_worth_nothing_and_choose_no_none() -> None:
     } == {}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_verdicts_are_the_same_in_any_order_alone_and_beside_busy_processes() -> None:
     both = HONEST | {name: pair for name, pair in ATTACKS.items() if "range" not in name}
     first = {name: one.outcome for name, one in outcomes(both, workers=2).items()}
     backwards = {name: one.outcome for name, one in outcomes(dict([*both.items()][::-1]), workers=1).items()}
+    alone = {name: outcomes({name: pair})[name].outcome for name, pair in both.items()}
     busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(4)]
     try:
         beside = {name: one.outcome for name, one in outcomes(both, workers=2).items()}
@@ -199,7 +200,7 @@ def test_verdicts_are_the_same_in_any_order_alone_and_beside_busy_processes() ->
         for process in busy:
             process.kill()
             process.wait()
-    assert first == backwards == beside
+    assert first == backwards == alone == beside
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -342,23 +343,6 @@ def test_outcomes_are_logged_and_it_pickles() -> None:
     assert metrics["outcomes/python_tests/scored"] == metrics["outcomes/python_tests/no_answer"] == 0.5
     assert metrics["outcomes/python_tests/timeout"] == 0.0
     assert extra == {"python_tests_outcome": ["scored", "no_answer"]}
-
-
-@pytest.mark.parametrize(
-    ("parameters", "says"),
-    [
-        ({"partial": 1}, "partial must be true or false, got 1"),
-        ({"timeout": 0}, "timeout must be a positive number of seconds, got 0"),
-        ({"memory_mb": 0}, "memory_mb must be a whole number, 1 or more, got 0"),
-        ({"workers": 0}, "workers must be a whole number, 1 or more, got 0"),
-        ({"code": "first"}, "code must be 'fence' or 'text', got 'first'"),
-        ({"require": "files"}, "require must be a list of files, network, processes, memory, got 'files'"),
-        ({"outcomes": {"error": 0}}, "has no outcome 'error' to set"),
-    ],
-)
-def test_parameters_that_cannot_work_are_refused_at_construction(parameters: dict[str, Any], says: str) -> None:
-    with pytest.raises(ConfigurationError, match=says):
-        PythonTests(**parameters)
 
 
 def test_a_machine_without_a_required_layer_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,6 @@ import pytest
 
 from tests.interrupts import interruptible
 from trl_grpo_ext.errors import RewardError
-from trl_grpo_ext.rewards._sandbox import layers
 from trl_grpo_ext.rewards._sandbox import run as sandbox
 from trl_grpo_ext.rewards._sandbox.run import LAYERS, Run, isolation, run_all, run_python
 from trl_grpo_ext.rewards._sandbox.test_forms import Checks, read_tests
@@ -243,25 +242,6 @@ def test_files_and_threads_are_limited() -> None:
 
 
 # --- what it may not do ----------------------------------------------------------------------------------------------
-
-
-def test_an_old_landlock_is_no_layer_without_the_filter(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Libc:
-        def __init__(self, *rest: Any, **more: Any) -> None:
-            pass
-
-        def prctl(self, *rest: Any) -> int:
-            return 0
-
-    held = {}
-    for abi in (0, 1, 2, 3):
-        for calls in (True, False):
-            monkeypatch.setattr(layers, "_restrict_files", lambda *rest, abi=abi: (abi, abi > 0))
-            monkeypatch.setattr(layers, "_restrict_calls", lambda *rest, calls=calls: calls)
-            monkeypatch.setattr(layers, "_limit", lambda *rest: False)
-            monkeypatch.setattr(layers.ctypes, "CDLL", Libc)
-            held[abi, calls] = "files" in layers.isolate(["/"], 1, 1, os.getppid())
-    assert {key for key, files in held.items() if files} == {(1, True), (2, True), (3, True), (3, False)}
 
 
 @needs_layers

@@ -1,7 +1,7 @@
 """The forms in which tests come, what is found in them without running them, and the values that cross."""
 
 # Tables of words are easier to read as words; what belongs together is asserted together.
-# ruff: noqa: SIM905, PT018, E501
+# ruff: noqa: SIM905, PT018
 from __future__ import annotations
 
 import contextlib
@@ -9,7 +9,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from trl_grpo_ext.rewards._sandbox.test_forms import Checks, UnreadableTestsError, read_tests, same_output
@@ -82,23 +82,6 @@ def test_which_names_are_the_solution_s(tests: str, entry: str | None, free: lis
 def test_tests_in_which_nothing_can_fail_are_unreadable(tests: str) -> None:
     with pytest.raises(UnreadableTestsError, match="nothing in the tests can fail"):
         read_tests(tests)
-
-
-@pytest.mark.parametrize(
-    "tests",
-    [
-        "def helper(x):\n    assert x == 1\ndef test_f():\n    helper(f(1))",
-        "def helper(x):\n    assert x == 1\nhelper(f(1))",
-        "class T(unittest.TestCase):\n    def helper(self): self.assertEqual(f(1), 1)\n    def test(self): self.helper()",
-        "import pytest\ndef test_f():\n    with pytest.raises(ValueError):\n        f(1)",
-        "def run():\n    assert f(1) == 1\nif __name__ == '__main__':\n    run()",
-        "if f(1) != 1: raise AssertionError",
-        ">>> f(1)\n1",
-        "import numpy as np\nnp.testing.assert_allclose(f(1), 1)",
-    ],
-)
-def test_tests_in_which_something_can_fail_are_read(tests: str) -> None:
-    assert isinstance(read_tests(tests), Checks)
 
 
 def test_fixtures_and_marks_are_left_to_pytest_and_nothing_else() -> None:
@@ -235,34 +218,22 @@ _JSON = st.recursive(
     | st.integers()
     | st.floats()
     | st.text(max_size=3)
-    | st.sampled_from("= i f c b r q D date datetime time delta zone uuid path e T t F slice keys values items".split())
-    | st.sampled_from("l d s B od ct dd dq ul ud ar ns n n0 ustring list float".split()),
+    | st.sampled_from(
+        "= i f c b range Fraction Decimal date datetime time timedelta uuid PosixPath T t F slice keys items x".split()
+    )
+    | st.sampled_from("l d s B od ct dd dq ul ud n n0 list float builtins ValueError".split()),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=2), inner, max_size=2),
     max_leaves=12,
 )
 
 
 @given(_JSON)
+@example(["i", "f" * 10**6])
+@example(["s", 1, [["i", format(number * (2**61 - 1), "x")] for number in range(5_000)]])
+@example(["d", 1, [1, 1, 1]])
+@example(["l", True, []])
+@example(["n", 1, ["|O", ["t", [1]], ["b", "00" * 8]]])
 def test_no_message_raises_anything_but_that_it_is_none(message: Any) -> None:
-    for sent in (message, [message, []], [[1], [message]]):
+    for sent in (message, [message, [], []], [[1], [message], []], [message, [], [0]]):
         with contextlib.suppress(ViolationError):
             Other(0).unpack(sent)
-
-
-@pytest.mark.parametrize(
-    "encoded",
-    [
-        ["i", "f" * 10**6],
-        ["s", 1, [["i", format(number * (2**61 - 1), "x")] for number in range(5_000)]],
-        ["b", "0" * (10**6 + 1)],
-        ["d", 1, [1, 1, 1]],
-        ["l", 0, []],
-        ["l", True, []],
-        ["T", "__import__"],
-        ["n", 1, "|O", [1], "00" * 8],
-    ],
-    ids=lambda encoded: str(encoded)[:30],
-)
-def test_a_hostile_value_is_read_or_is_none(encoded: Any) -> None:
-    with contextlib.suppress(ViolationError):
-        Other(0).unpack([encoded, []])

@@ -72,3 +72,30 @@ def test_turn_length_by_hand() -> None:
         (0.0,),
     ]
     assert turns(TurnLength(longest=20), ["x" * 20, "x" * 21]) == [(0.0,), (-1.0,)]
+
+
+ODD_CALLS: list[Any] = [
+    *(
+        None,
+        "add",
+        7,
+        {},
+        {"function": CALL["function"]},
+        [None, 3, "add", []],
+        [{"function": None}, {"function": "f"}],
+    ),
+    [{}, {"name": None}, {"function": {}}, {"function": {"name": ["add"], "arguments": object()}}],
+    [{"function": {"name": "add", "arguments": {1: {2: float("nan")}}}}, {"arguments": "{"}, {"name": "\ud800"}],
+]
+
+
+def test_calls_of_any_kind_are_counted_or_left_out_and_none_raises() -> None:
+    completions = [[says("", tool_calls=calls), *answers("1", None, FAILED)] for calls in ODD_CALLS]
+    completions += [[{"tool_calls": [CALL]}, {"role": "tool"}], [says("", 1), {"role": None}, {"content": 3}, None]]
+    scores = turns(ToolUse(returned=1.0, failed=-10.0, made=100.0), completions)
+    assert scores == [(0.0,)] * 7 + [(392.0,), (292.0,), (101.0,), (101.0, 0.0)]
+    lengths = turns(TurnLength(longest=1000, cache=0), completions)
+    assert lengths == [(0.0,) * len(row) for row in scores]
+    itself: dict[str, Any] = {"name": "add"}
+    itself["arguments"] = itself
+    assert turns(TurnLength(longest=2), [[says("", tool_calls=[itself])]]) == [(-1.0,)], "add alone is counted"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -11,13 +12,14 @@ from typing import Any, ClassVar
 from ..errors import ConfigurationError
 from ..guard.messages import completion_text
 from ..guard.outcomes import Judgement, Outcome, OutcomePolicy, shown
-from ..guard.parameters import checked_choice, checked_number, checked_whole, optional_module
+from ..guard.parameters import checked_choice, checked_number, checked_text, checked_whole, optional_module
+from ..guard.parameters import column as checked_column
 from ..guard.workers import Done, WorkerPool
 from ._text.json_text import AmbiguousError, RefusedError, fenced, last_object, read_json
 
 _DRAFT = "https://json-schema.org/draft/2020-12/schema"
 _OUTCOMES = (
-    *(Outcome.RIGHT, Outcome.WRONG, Outcome.NO_ANSWER),
+    *(Outcome.RIGHT, Outcome.WRONG, Outcome.NO_ANSWER, Outcome.UNPARSEABLE),
     *(Outcome.REFUSED, Outcome.TIMEOUT, Outcome.DIED, Outcome.ERROR),
 )
 
@@ -33,15 +35,18 @@ class JSONSchema:
     the draft. References are never fetched: the target of `$ref` must be in the schema.
 
     Args:
-        schema: The schema, or the path of its file.
+        schema: The schema, or the path of its file. Without it, each row has its own in the column `column`.
+        column: The dataset's column of schemas, as JSON text. (As mappings, `datasets` would give every row the keys of
+            all rows.)
         extract: Where the JSON is. "fence": inside the last closed fence marked `json`, or else the last unmarked one.
             "whole": the whole completion. "last": the last closed object that is not part of another value.
         partial: The score of JSON that parses but is not valid; `outcomes: {wrong: ...}` overrides it.
         max_characters: Longer JSON is refused, and so is a completion more than ten times as long.
         max_depth: JSON with deeper nesting is refused.
         timeout: CPU seconds that one completion may take.
-        outcomes: Values of the outcomes `right`, `wrong`, `no_answer` (no JSON), `refused` (also for too large
-            numbers), `timeout`, `died` and `error`.
+        outcomes: Values of the outcomes `right`, `wrong`, `no_answer` (no JSON), `unparseable_reference` (a row's
+            schema is none that could be given as `schema`), `refused` (also for too large numbers), `timeout`, `died`
+            and `error`.
 
     Raises:
         ConfigurationError: The schema cannot be read, is invalid, or has a reference that leads nowhere; a parameter is
@@ -56,8 +61,9 @@ class JSONSchema:
 
     def __init__(
         self,
-        schema: Mapping[str, Any] | bool | str | Path,
+        schema: Mapping[str, Any] | bool | str | Path | None = None,
         *,
+        column: str = "schema",
         extract: str = "fence",
         partial: float = 0.0,
         max_characters: int = 100_000,
@@ -65,14 +71,16 @@ class JSONSchema:
         timeout: float = 2.0,
         outcomes: Mapping[str, Any] | None = None,
     ) -> None:
-        self.schema = _checked_schema(_loaded(schema))
+        self.schema = None if schema is None else _checked_schema(_loaded(schema))
+        optional_module("json_schema", "jsonschema")
+        self.column = checked_text("json_schema: column", column)
         self.extract = checked_choice("json_schema: extract", extract, ("fence", "whole", "last"))
         self.partial = checked_number("json_schema: partial", partial, "a finite number")
         self.max_characters = checked_whole("json_schema: max_characters", max_characters, 1)
         self.max_depth = checked_whole("json_schema: max_depth", max_depth, 1)
         self.timeout = checked_number("json_schema: timeout", timeout, "a positive number", lambda x: x > 0)
         self.policy = OutcomePolicy("json_schema", _OUTCOMES, outcomes, {Outcome.WRONG: self.partial})
-        task = functools.partial(verdict, json.dumps(self.schema), self.extract, self.max_characters, self.max_depth)
+        task = functools.partial(verdict, self.extract, self.max_characters, self.max_depth)
         self._pool = WorkerPool(task, name="json_schema")
 
     def __repr__(self) -> str:
@@ -80,21 +88,57 @@ class JSONSchema:
 
     def __call__(self, completions: Sequence[Any], **columns: Any) -> list[float | None]:
         """`B` scores. No completion raises."""
-        judgements = self.judge(completions)
+        judgements = self.judge(completions, **columns)
+        unread = [row for row, judged in enumerate(judgements) if judged.outcome is Outcome.UNPARSEABLE]
+        if unread:
+            warnings.warn(
+                f"json_schema cannot use the schema at row {unread[0]} ({judgements[unread[0]].detail}; {len(unread)} "
+                f"of {len(judgements)} in this batch); these completions get None unless `outcomes` says otherwise.",
+                stacklevel=2,
+            )
         self.policy.log(judgements, columns.get("log_metric"), columns.get("log_extra"))
         return self.policy.scores(judgements)
 
     def judge(self, completions: Sequence[Any], **columns: Any) -> list[Judgement]:
-        """The outcomes of `B` completions."""
-        texts = [completion_text(completion) for completion in completions]
+        """The outcomes of `B` completions.
+
+        Raises:
+            RewardError: There is no schema, and no column of schemas with one for each completion.
+        """
+        if self.schema is None:
+            advice = "Give json_schema a schema, or name the column that has each row's."
+            column = checked_column("json_schema", self.column, columns, len(completions), advice)
+            schemas = [given if isinstance(given, str) else f"{given!r:.60}, not text" for given in column]
+        else:
+            schemas = [json.dumps(self.schema)] * len(completions)
+        jobs = list(zip(schemas, map(completion_text, completions), strict=True))
+        distinct = dict.fromkeys(jobs)
+        judged = {job: known for job in distinct if (known := self._known(*job)) is not None}
+        waiting = [job for job in distinct if job not in judged]
+        judged.update(zip(waiting, map(_judged, self._pool.run(waiting, allowance=self.timeout)), strict=True))
+        return [judged[job] for job in jobs]
+
+    def _known(self, schema: str, text: str) -> Judgement | None:
+        """The outcome that needs no worker, if it has one."""
+        if self.schema is None and (problem := _problem(schema)):
+            return Judgement(Outcome.UNPARSEABLE, problem)
         longest = self.max_characters if self.extract == "whole" else 10 * self.max_characters
-        jobs = [text for text in dict.fromkeys(texts) if len(text) <= longest]
-        judged = dict(zip(jobs, map(_judged, self._pool.run(jobs, allowance=self.timeout)), strict=True))
-        return [
-            judged.get(text)
-            or Judgement(Outcome.REFUSED, f"a completion of {len(text)} characters, more than {longest}")
-            for text in texts
-        ]
+        if len(text) > longest:
+            return Judgement(Outcome.REFUSED, f"a completion of {len(text)} characters, more than {longest}")
+        return None
+
+
+@functools.lru_cache(maxsize=1024)
+def _problem(schema: str) -> str:
+    """Why a row's schema cannot be used; empty if it can."""
+    try:
+        loaded = json.loads(schema)
+        if not isinstance(loaded, dict | bool):  # a path, say
+            return f"{shown(schema[:60])} is no schema"
+        _checked_schema(_loaded(loaded))
+    except (ConfigurationError, ValueError, RecursionError) as error:
+        return f"{shown(schema[:60])}: {str(error)[:200]}"
+    return ""
 
 
 def _judged(done: Done) -> Judgement:
@@ -102,8 +146,9 @@ def _judged(done: Done) -> Judgement:
     return Judgement(Outcome(name), detail)
 
 
-def verdict(schema: str, extract: str, max_characters: int, max_depth: int, completion: str) -> tuple[str, str]:
-    """The outcome of one completion, and why. Runs in a worker."""
+def verdict(extract: str, max_characters: int, max_depth: int, job: tuple[str, str]) -> tuple[str, str]:
+    """The outcome of one completion under one schema, and why. Runs in a worker."""
+    schema, completion = job
     if extract == "whole":
         text: str | None = completion.strip()
     else:
@@ -129,7 +174,7 @@ def verdict(schema: str, extract: str, max_characters: int, max_depth: int, comp
     return Outcome.WRONG.value, f"breaks {problem.validator!r} at {shown(problem.json_path)}"
 
 
-@functools.lru_cache(maxsize=8)
+@functools.lru_cache(maxsize=256)
 def _validator(schema: str) -> Any:
     return _build(json.loads(schema))
 

@@ -17,6 +17,7 @@ from ..guard.messages import completion_text
 from ..guard.outcomes import Judgement, Outcome, OutcomePolicy, shown
 from ..guard.parameters import checked_number, checked_whole, column
 from ._math.plain_answers import (
+    answer_alone,
     excess_of_completion,
     excess_of_reference,
     has_no_answer,
@@ -52,17 +53,16 @@ class MathAccuracy:
 
     The verdict is math-verify's, with the settings of TRL's `accuracy_reward`: the reference is read by `parse` with
     its defaults; the completion's answer must be LaTeX, in `\boxed{}` or in an environment after the word "answer".
-    But math-verify's timeouts are signals. They only work in the main thread (TRL turns them off in others), don't
-    bound memory, and cannot interrupt one long operation:
-    `\boxed{\dfrac{5^{\left(5^{\left(5^{\left(5^5\right)}\right)} - 4\right)} - 5}{16}}` hangs a training. Where they do
-    work, `\boxed{9^{9^{9^9}}}` costs five seconds or more. Here math-verify runs in worker processes, which are killed.
-    Pairs of plain numbers, most of a GSM8K training, need no worker if math-verify's verdict can be proved
-    (`trl_grpo_ext.rewards._math.plain_answers`).
+    But math-verify's timeouts are signals: they only work in the main thread, don't bound memory, and cannot interrupt
+    one long operation, so that a completion such as `\boxed{9^{9^{9^9}}}` costs five seconds or hangs a training. Here
+    it runs in worker processes, and most answers never get that far: pairs of plain numbers need no worker where its
+    verdict can be proved (`_math.plain_answers`), equal texts are not parsed, completions with the same answer are
+    judged once, and what asks for too much work is not evaluated (`_math.work`).
 
     The outcomes and their default values: `right` 1.0; `wrong`, `no_answer` 0.0; `unparseable_reference` None (the
-    reference parses to nothing, is too large, or cannot be compared even with a plain number in time); `timeout`,
-    `died` (twice, or out of memory) and `refused` (too large) 0.0; `error` raises. If a pair has no verdict, the
-    reference is tried alone, once, to find which of the two is at fault.
+    reference parses to nothing, asks for too much, or cannot be compared even with a plain number in time); `timeout`,
+    `died` (twice, or out of memory) and `refused` (the answer asks for too much) 0.0; `error` raises. If a pair has no
+    verdict, the reference is tried alone, once, to find which of the two is at fault.
 
     All times are CPU seconds of a worker, and each completion has its own, so a verdict depends neither on the rest of
     the batch nor on what else the machine does.
@@ -71,10 +71,10 @@ class MathAccuracy:
         timeout: CPU seconds for one completion, parsing and comparing. An ordinary pair takes 1 to 20 milliseconds, an
             integral about a second, the solution of a differential equation up to 4.
         workers: Number of processes; None means the number of cores divided among this machine's ranks, at most 8. They
-            start with the first completion that needs one.
+            start with `load_rewards` or `start_workers`, else with the first completion that needs one.
         memory_mb: Memory that a worker may add to what it starts with, in MiB; None means no limit.
-        max_characters: Longer completions are `refused`, longer references unparseable. So are boxes with more than
-            20,000 characters, more than 2000 digits in a row or brackets more than 100 deep.
+        max_characters: Longer completions are `refused`, longer references unparseable. The other limits
+            ("refused" in docs/rewards.md) are fixed.
         outcomes: Values of outcomes, by name: a number, None, or "raise".
         cache: Number of verdicts kept over batches; timeouts and deaths are not kept.
 
@@ -157,8 +157,8 @@ class MathAccuracy:
         """The outcomes of `B` completions; arguments and errors as in a call."""
         return [reading.judgement for reading in self._read(completions, solution, columns)]
 
-    def start(self) -> None:
-        """Start the worker processes' imports in the background. Optional: the first call does it otherwise."""
+    def start_workers(self) -> None:
+        """Start the worker processes' imports in the background, as `load_rewards` does; else the first call does."""
         self._verifier.pool.start()
 
     def close(self) -> None:
@@ -207,7 +207,7 @@ class MathAccuracy:
             return Reading(Judgement(Outcome.UNPARSEABLE, excess))
         excess = excess_of_completion(answer, self.max_characters)
         if excess is None:
-            return _Question((reference, answer))
+            return _Question((reference, answer_alone(answer)))
         if gold is None:
             return _Question((reference, None), refused=excess)
         return Reading(Judgement(Outcome.REFUSED, excess), gold.text)

@@ -31,11 +31,10 @@ class PythonTests:
     The dataset's column `tests` has, for each row, one of
 
     - a list of statements, `["assert add(1, 2) == 3", ...]` (MBPP): each is a test;
-    - one source text (HumanEval, pytest, unittest, doctests): one test. Test functions and classes in it are run. If it
-      defines `check` and does not call it, `check(<entry_point>)` is called, with the row's value in the column
-      `entry_point`;
-    - a list of `{"input": ..., "output": ...}`: each is a test, in which the code is a program that reads `input` and
-      must print `output`. White space at the ends of lines does not count.
+    - one source text (HumanEval, pytest, unittest, doctests): one test, for which `check(candidate)` is called with
+      the row's value in the column `entry_point`;
+    - a list of `{"input": ..., "output": ...}` (LiveCodeBench), or `{"inputs": [...], "outputs": [...]}` (APPS, TACO):
+      the code is a program that reads and prints, or a function that is called (`testtype: functional`, `fn_name`).
 
     The code is the completion's last fence marked python, else its last fence, else its whole text.
 

@@ -60,18 +60,27 @@ _PERCENT = re.compile(r"%|[Pp]ercent|[Pp]ct")
 # Two numbers that are equal when rounded to 6 places are nearer than 1e-6. The rest is for binary floating point.
 _MARGIN = Fraction(2, 10**6)
 
-DEEPEST = 100
-"""Brackets within brackets. math-verify's parser needs a dozen Python frames for each, so it never gets this far."""
+DEEPEST = 40
+"""Brackets within brackets. math-verify's parser needs a dozen Python frames for each, and a second for a hundred."""
+
+MOST_POWERS = 8
+"""Exponents within exponents, in which its parser's time is exponential."""
 
 MOST_DIGITS = 2_000
 """Digits in a row. Python itself refuses to read an integer of more than 4300."""
 
-LONGEST_ANSWER = 20_000
-"""Characters in a box."""
+LONGEST_ANSWER = 3_000
+"""Characters in a box. Its parser takes up to a millisecond for each; answers of people have a hundred at most."""
 
 _DIGITS = re.compile(rf"[0-9]{{{MOST_DIGITS + 1}}}")
-_BRACES, _BRACKETS = re.compile(r"[{}]"), re.compile(r"\\?[{}()\[\]]")
+_BRACES, _BRACKETS = re.compile(r"[{}]"), re.compile(r"\\?\^?\\?[{}()\[\]]")
 _OPENING = frozenset("{([")
+# What is worked out while it is parsed, before its tree can be looked at.
+_LARGE_BINOMIAL = re.compile(r"\\[dt]?binom\s*\{\s*[0-9]{7,}\s*\}\s*\{\s*[0-9]{6,}\s*\}")
+_DETERMINANT, _MOST_CELLS = re.compile(r"\\det|vmatrix"), 36
+# What could end a LaTeX environment inside of a box.
+_ENDS = re.compile(r"\$|\\[\])]")
+_OPEN_BRACKET = re.compile(r"\s\[")
 
 
 @dataclass(frozen=True)
@@ -123,13 +132,29 @@ def excess_of_reference(reference: str, max_characters: int) -> str | None:
 
 def excess_of_completion(text: str, max_characters: int) -> str | None:
     """Say why a completion is too much to be parsed, or None where it is not."""
-    too_long, box = _too_long(text, max_characters), only_box(text)
-    if too_long or box is None:
+    if too_long := _too_long(text, max_characters):
         return too_long
+    if (box := only_box(text)) is None:
+        unclosed = text.rfind("\\boxed{")
+        return _excess(text[unclosed:]) if unclosed >= 0 and text.count("{") > text.count("}") + DEEPEST else None
     start, end = box
     if end - start > LONGEST_ANSWER:
         return f"a box with {end - start} characters, more than {LONGEST_ANSWER}"
     return _excess(text[start:end])
+
+
+def answer_alone(text: str) -> str:
+    r"""The completion's box alone where it is surely all that math-verify reads, else the whole completion.
+
+    Completions with the same answer are then judged once, and no regular expression has to search their reasoning.
+    """
+    box = only_box(text)
+    content = "" if box is None else text[slice(*box)]
+    if box is None or not content.strip() or _ENDS.search(content) or _PERCENT.search(text, box[1]):
+        return text
+    if "]" in content and _OPEN_BRACKET.search(text, 0, box[0]):
+        return text
+    return f"\\boxed{{{content}}}"
 
 
 def only_box(text: str) -> tuple[int, int] | None:
@@ -175,11 +200,18 @@ def _too_long(text: str, limit: int) -> str | None:
 def _excess(expression: str) -> str | None:
     if _DIGITS.search(expression):
         return f"more than {MOST_DIGITS} digits in a row"
-    depth = deepest = 0
+    if _LARGE_BINOMIAL.search(expression):
+        return "a binomial coefficient with too many digits"
+    if _DETERMINANT.search(expression) and expression.count("&") + expression.count("\\\\") >= _MOST_CELLS:
+        return f"a determinant with more than {_MOST_CELLS} cells"
+    is_power: list[bool] = []
     for bracket in _BRACKETS.finditer(expression):
         if bracket[0][-1] in _OPENING:
-            depth += 1
-            deepest = max(deepest, depth)
-        else:
-            depth = max(0, depth - 1)
-    return f"brackets {deepest} deep, more than {DEEPEST}" if deepest > DEEPEST else None
+            is_power.append("^" in bracket[0])
+            if len(is_power) > DEEPEST:
+                return f"brackets more than {DEEPEST} deep"
+            if sum(is_power) > MOST_POWERS:
+                return f"powers more than {MOST_POWERS} deep"
+        elif is_power:
+            is_power.pop()
+    return None

@@ -15,10 +15,12 @@ from functools import lru_cache
 from typing import Any
 
 from latex2sympy2_extended import NormalizationConfig
-from math_verify import ExprExtractionConfig, LatexExtractionConfig, verify
+from math_verify import ExprExtractionConfig, LatexExtractionConfig, parser, verify
 from math_verify.parser import extract_target_from_pred, get_extraction_regexes
-from sympy import Add, Float, Mul, Pow, Rational, Symbol
+from sympy import Add, FiniteSet, Float, Mul, Pow, Rational, Symbol
 from sympy.core.expr import UnevaluatedExpr
+
+from .work import excess_of_work
 
 for _name in ("math_verify.parser", "math_verify.grader", "latex2sympy2_extended.math_normalization"):
     logging.getLogger(_name).setLevel(logging.CRITICAL)  # "Timeout is disabled", once per worker
@@ -35,33 +37,38 @@ _ANSWER = get_extraction_regexes(
 )
 _PROBE = "x \\boxed{7}"
 _SHOWN = 200
+_UNPARSED = Symbol("unparsed")
 
 
 def check(job: Mapping[str, Any]) -> dict[str, str]:
     """Judge `answer`, a completion's text, or without one see whether `reference` alone can be parsed and compared.
 
+    Equal texts are right without being parsed, as they are to math-verify, which compares texts last. What asks for too
+    much work (`work`) is not evaluated.
+
     Returns:
-        `outcome`, "scored" for a reference alone that is in order, and what was read, `gold` and `found`, as LaTeX.
-        Sympy's own spelling is not asked for: writing out a number of a million digits is what never returns.
+        `outcome`, "scored" for a reference alone that is in order; what was read, `gold` and `found`, as LaTeX; and the
+        `detail` of a refusal. Sympy's own spelling is not asked for: writing out a million digits never returns.
     """
-    gold = _reference(job["reference"])
+    reference, text = job["reference"], job.get("answer", _PROBE)
+    same = _text(reference, _REFERENCE, "any_match").strip()
+    if same and same == _text(text, _ANSWER, "first_match").strip():
+        return {"outcome": "right", "gold": same[:_SHOWN], "found": same[:_SHOWN]}
+    gold = _reference(reference)
     if not gold:
         return {"outcome": "unparseable_reference"}
-    if "answer" not in job:
-        verify(list(gold), _parsed(_PROBE, _ANSWER, "first_match"), timeout_seconds=None)
-        return {"outcome": "scored", "gold": _shown(gold)}
-    answer = _parsed(job["answer"], _ANSWER, "first_match")
+    if excess := excess_of_work(gold):
+        return {"outcome": "unparseable_reference", "detail": excess}
+    read = {"gold": _shown(gold)}
+    answer = _parsed(text, _ANSWER, "first_match")
     if not answer:
-        return {"outcome": "no_answer", "gold": _shown(gold)}
-    right = _same_text(gold, answer) or (
-        verify(list(gold), answer, timeout_seconds=None) and not _different_fractions(gold[0], answer[0])
-    )
-    return {"outcome": "right" if right else "wrong", "gold": _shown(gold), "found": _shown(answer)}
-
-
-@lru_cache(maxsize=1024)
-def _reference(text: str) -> tuple[Any, ...]:
-    return tuple(_parsed(text, _REFERENCE, "any_match"))
+        return {"outcome": "no_answer", **read}
+    if excess := excess_of_work(answer):
+        return {"outcome": "refused", "detail": excess, "found": _shown(answer), **read}
+    right = verify(list(gold), answer, timeout_seconds=None) and not _different_fractions(gold[0], answer[0])
+    if "answer" not in job:
+        return {"outcome": "scored", **read}
+    return {"outcome": "right" if right else "wrong", "found": _shown(answer), **read}
 
 
 def _parsed(text: str, expressions: list[Any], mode: str) -> list[Any]:
@@ -76,12 +83,21 @@ def _parsed(text: str, expressions: list[Any], mode: str) -> list[Any]:
     return found
 
 
-def _same_text(gold: Any, answer: Any) -> bool:
-    """Whether the texts are equal, which `verify` compares last; then nothing else needs to be compared."""
-    first, second = gold[-1], answer[-1]
-    return (
-        isinstance(first, str) and isinstance(second, str) and bool(first.strip()) and first.strip() == second.strip()
-    )
+_reference = lru_cache(maxsize=1024)(lambda text: tuple(_parsed(text, _REFERENCE, "any_match")))
+
+
+def _text(text: str, expressions: list[Any], mode: str) -> str:
+    """The one LaTeX that math-verify reads, normalised, without parsing it; empty where it reads none or several."""
+    parse_latex, parser.parse_latex_cached = parser.parse_latex_cached, _unparsed
+    try:
+        found = _parsed(text, expressions, mode)
+    finally:
+        parser.parse_latex_cached = parse_latex
+    return found[-1] if found and isinstance(found[-1], str) and not isinstance(found[0], FiniteSet) else ""
+
+
+def _unparsed(latex: str) -> Symbol:
+    return _UNPARSED
 
 
 def _different_fractions(first: Any, second: Any) -> bool:
@@ -102,8 +118,7 @@ def _different_fractions(first: Any, second: Any) -> bool:
 
 
 def _shown(parsed: Any) -> str:
-    text = parsed[-1]
-    return text[:_SHOWN] if isinstance(text, str) else "[parsed]"
+    return parsed[-1][:_SHOWN] if isinstance(parsed[-1], str) else "[parsed]"
 
 
 _FORMS = (

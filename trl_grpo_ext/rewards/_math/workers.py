@@ -13,9 +13,8 @@ from ...guard.workers import Done, WorkerPool
 from .plain_answers import plain_reference
 
 _MOST_REFERENCES = 10_000
-# Where short expressions have their large values from.
-_COSTLY = re.compile(r"\^|!|\\(?:sum|prod|int|lim|binom)|[0-9]{7}")
-_COST_OF_OPERATOR = 50
+_SLOW = re.compile(r"\\(?:int|lim|sum|prod)")  # sympy may search for seconds
+_COST_OF_SLOW = 1_000  # characters
 
 Pair = tuple[str, str | None]
 """A reference, and the text in which the answer is looked for; None asks for the reference alone."""
@@ -42,7 +41,7 @@ class Verifier:
     def readings(self, pairs: Sequence[Pair]) -> dict[Pair, Reading]:
         """Judge distinct pairs: cached verdicts first, workers for the others."""
         readings = {pair: known for pair in pairs if (known := self._verdicts.get(digest(pair))) is not None}
-        jobs = sorted((pair for pair in pairs if pair not in readings), key=_expected_cost)
+        jobs = sorted((pair for pair in pairs if pair not in readings), key=_expected_cost, reverse=True)
         failed: dict[Pair, Judgement] = {}
         for pair, done in zip(jobs, self._run(jobs), strict=True):
             if done.status == "done":
@@ -96,11 +95,12 @@ def _math_verify() -> Callable[[Mapping[str, Any]], dict[str, str]]:
 
 
 def _expected_cost(pair: Pair) -> int:
-    """The sort key of jobs: short and simple ones first, so that progress shows early."""
+    """The sort key of jobs: slow ones first, so that no worker is left with one while the others have nothing to do."""
     texts = (pair[0], pair[1] or "")
-    return sum(len(text) + _COST_OF_OPERATOR * len(_COSTLY.findall(text)) for text in texts)
+    return sum(len(text) + _COST_OF_SLOW * len(_SLOW.findall(text)) for text in texts)
 
 
 def _reading(done: Done) -> Reading:
     value = done.value
-    return Reading(Judgement(Outcome(value["outcome"])), value.get("gold", ""), value.get("found", ""))
+    judgement = Judgement(Outcome(value["outcome"]), value.get("detail", ""))
+    return Reading(judgement, value.get("gold", ""), value.get("found", ""))

@@ -12,6 +12,7 @@ import asyncio
 import builtins
 import collections
 import concurrent.futures
+import contextlib
 import importlib
 import io
 import logging
@@ -27,7 +28,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-from .wire import ClosedError, Codec, ViolationError, receive, send
+from .wire import ClosedError, Conversation, exception_class, find_by_name
 
 OPERATORS = tuple(
     f"__{name}__"
@@ -55,78 +56,37 @@ class Lent:
     __slots__ = ("__weakref__", "_number")
 
 
-class Solution(Codec):
+class Solution(Conversation):
     """The solution's side of the conversation."""
 
     def __init__(self, requests: int, replies: int) -> None:
-        super().__init__(1)
-        self._requests, self._replies = requests, replies
-        self._objects: dict[int, Any] = {}
-        self._by_identity: dict[int, int] = {}
+        super().__init__(1, requests, replies)
+        self._objects: list[Any] = []
+        self._numbers_of: dict[int, int] = {}
         self._described: set[int] = set()
-        self._count = 0
         self._lent: dict[int, Any] = {}
         self._lent_classes: dict[tuple[str, ...], type] = {}
-        self._raised: dict[int, tuple[BaseException, int]] = {}
-        self._lock = threading.RLock()
-        self._sequence: Any = None
-        self._patched: dict[tuple[str, str], list[Any]] = {}
+        self._originals: dict[tuple[str, str], Any] = {}
         self.events: list[tuple[str, Any, str]] = []
         self.module = types.ModuleType("solution")
         sys.modules["solution"] = self.module
         self.module.__file__ = "solution.py"
 
-    # The conversation.
-
     def serve(self) -> None:
         """Answer until the conversation ends."""
-        while True:
-            try:
-                self._answer(receive(self._requests))
-            except ClosedError:
-                return
-
-    def _answer(self, message: Any) -> None:
-        _, sequence, objects, twins, packed = message
-        for number in objects:
-            self._by_identity.pop(id(self._objects.pop(number)), None)
-        for number in twins:
-            self.forget(number)
-        outer, self._sequence = self._sequence, sequence
-        try:
-            try:
-                what, *arguments = self.unpack(packed)
-                value = getattr(self, f"_do_{what}")(*arguments)
-                reply = ["ok", sequence, self.pack(value)]
-            except BaseException as error:
-                try:
-                    reply = ["no", sequence, self.pack(error)]
-                except BaseException as other:
-                    reply = ["no", sequence, self.pack(type(other)("a value could not be handed over"))]
-            finally:
-                self._sequence = outer
-            self._send(reply)
-        except ViolationError:
-            self._send(["no", sequence, self.pack(OverflowError("the value is too large to be handed over"))])
-
-    def _send(self, message: list[Any]) -> None:
-        events, self.events = self.events[:_MAX_EVENTS], []
-        message.append([_drain(sys.stdout), _drain(sys.stderr), self.pack(events) if events else None])
-        send(self._replies, message)
-
-    def ask(self, what: str, *arguments: Any) -> Any:
-        """Ask the tests' process to do something with an object of its own."""
-        with self._lock:
-            self._send(["ask", self._sequence, self.pack([what, *arguments])])
+        with contextlib.suppress(ClosedError):
             while True:
-                message = receive(self._requests)
-                if message[0] == "do":
-                    self._answer(message)
-                    continue
-                value = self.unpack(message[1])
-                if message[0] == "no":
-                    raise value
-                return value
+                _, packed, news = self._receive()
+                self.answer(packed, news)
+
+    def news(self) -> Any:
+        events = self.events[:_MAX_EVENTS]
+        self.events.clear()
+        printed = [(name, None, _drain(getattr(sys, name))) for name in ("stdout", "stderr")]
+        return [*events, *(event for event in printed if event[2])] or None
+
+    def perform(self, what: Any, *arguments: Any) -> Any:
+        return getattr(self, f"_do_{what}")(*arguments)
 
     # What is asked for.
 
@@ -141,11 +101,11 @@ class Solution(Codec):
     def _do_name(self, name: str) -> Any:
         return vars(self.module)[name]
 
-    def _do_bind(self, name: str, value: Any) -> None:
-        vars(self.module)[name] = value
-
-    def _do_unbind(self, name: str) -> None:
-        del vars(self.module)[name]
+    def _do_bind(self, name: str, *value: Any) -> None:
+        if value:
+            [vars(self.module)[name]] = value
+        else:
+            del vars(self.module)[name]
 
     def _do_call(self, called: Any, arguments: Any, keywords: Any) -> Any:
         return called(*arguments, **dict(keywords))
@@ -156,11 +116,8 @@ class Solution(Codec):
         return getattr(type(value), name)(value, *arguments)
 
     def _do_content(self, value: Any) -> Any:
-        kind: Any
-        for kind in _CHANGING:
-            if isinstance(value, kind):
-                return kind(kind.items(value) if kind is dict else kind.__iter__(value))
-        return None
+        kind: Any = next(kind for kind in _CHANGING if isinstance(value, kind))
+        return kind(kind.items(value) if kind is dict else kind.__iter__(value))
 
     def _do_wait(self, value: Any) -> Any:
         async def waited() -> Any:
@@ -180,13 +137,10 @@ class Solution(Codec):
         if "numpy" in sys.modules and type(value) is int and 0 <= value < 2**32:
             sys.modules["numpy"].random.seed(value)
 
-    def _do_patch(self, module: str, name: str, value: Any) -> None:
+    def _do_patch(self, module: str, name: str, *value: Any) -> None:
         target = importlib.import_module(module)
-        self._patched.setdefault((module, name), []).append(getattr(target, name))
-        setattr(target, name, value)
-
-    def _do_unpatch(self, module: str, name: str) -> None:
-        setattr(importlib.import_module(module), name, self._patched[module, name].pop())
+        original = self._originals.setdefault((module, name), getattr(target, name))
+        setattr(target, name, value[0] if value else original)
 
     def _do_environ(self, values: Any) -> None:
         os.environ.clear()
@@ -197,14 +151,16 @@ class Solution(Codec):
     def opaque(self, value: Any) -> Any:
         if isinstance(value, Lent):
             return ["g", value._number]  # type: ignore[attr-defined]
-        raised = self._raised.get(id(value))
-        if raised is not None and raised[0] is value:
-            return ["g", raised[1]]
         if isinstance(value, type):
             return self._class(value)
         content: Any = None
         if isinstance(value, BaseException):
+            if "_lent" in vars(value):
+                return ["g", vars(value)["_lent"]]
             content = self._arguments(value)
+            known = exception_class(type(value))
+            if known is not None:
+                return ["x", known.__module__, known.__qualname__, content]
         else:
             for kind in _BUILT_IN:
                 if isinstance(value, kind):
@@ -219,26 +175,23 @@ class Solution(Codec):
             return []
 
     def _number(self, value: Any) -> int:
-        number = self._by_identity.get(id(value))
-        if number is None or self._objects.get(number) is not value:
-            self._count += 1
-            number = self._count
-            self._objects[number], self._by_identity[id(value)] = value, number
-        return number
+        if id(value) not in self._numbers_of:
+            self._numbers_of[id(value)] = len(self._objects)
+            self._objects.append(value)  # it is kept, so its identity stays its own
+        return self._numbers_of[id(value)]
 
     def _class(self, kind: type) -> Any:
-        known = str(kind.__module__).partition(".")[0] in sys.stdlib_module_names
-        if known and issubclass(kind, BaseException) and find_by_name(kind.__module__, kind.__qualname__) is kind:
-            return ["X", kind.__module__, kind.__qualname__]
+        known = exception_class(kind)
+        if known is not None:
+            return ["X", known.__module__, known.__qualname__]
         number = self._number(kind)
         if number in self._described:
             return ["C", number]
         self._described.add(number)
         own = [name for name in OPERATORS if owner_of(kind, name) not in (None, object)]
-        meta = [name for name in OPERATORS if owner_of(type(kind), name) not in (None, object, type)]
         bases = [self.encode(base) for base in kind.__bases__ if base is not object]
         changing = next((base.__name__ for base in _CHANGING if issubclass(kind, base)), None)
-        return ["C", number, str(kind.__name__), str(kind.__module__), bases, own, meta, changing]
+        return ["C", number, str(kind.__name__), str(kind.__module__), bases, own, changing]
 
     def special(self, tag: Any, parts: list[Any]) -> Any:
         if tag == "H":
@@ -253,10 +206,10 @@ class Solution(Codec):
         if tag == "p":
             return importlib.import_module("re").compile(*parts)
         if tag == "z":
-            return self._lent_exception(*parts)
-        if tag == "g":
-            return self._borrow(*parts)
-        raise ViolationError("an unknown kind of value")
+            error = self.decode(parts[1])
+            vars(error)["_lent"] = parts[0]
+            return error
+        return self._borrow(*parts)
 
     def _borrow(self, number: int, name: str, own: list[str], attributes: bool) -> Any:
         if number in self._lent:
@@ -266,25 +219,13 @@ class Solution(Codec):
         if kind is None:
             body: dict[str, Any] = {operator: _asking(self, operator) for operator in own}
             if attributes:
-                body["__getattr__"] = lambda lent, name: self.ask("get", lent, name)
-                body["__setattr__"] = lambda lent, name, value: self.ask("set", lent, name, value)
+                body["__getattr__"] = lambda lent, name: self.request("get", lent, name)
+                body["__setattr__"] = lambda lent, name, value: self.request("set", lent, name, value)
             kind = self._lent_classes[key] = type(name, (Lent,), body)
         value: Any = object.__new__(kind)
         Lent._number.__set__(value, number)  # type: ignore[attr-defined]
         self._lent[number] = value
         return value
-
-    def _lent_exception(self, number: int, module: str, name: str, arguments: Any) -> BaseException:
-        kind = find_by_name(module, name)
-        if not isinstance(kind, type) or not issubclass(kind, BaseException):
-            kind = type(name.rpartition(".")[2], (Exception,), {})
-        decoded = [self.decode(argument) for argument in arguments]
-        try:
-            error: BaseException = kind(*decoded)
-        except TypeError:
-            error = Exception(*decoded)
-        self._raised[id(error)] = (error, number)
-        return error
 
 
 def _exact(kind: Any, value: Any) -> Any:
@@ -308,16 +249,8 @@ def owner_of(kind: type, name: str) -> Any:
     return None
 
 
-def find_by_name(module: str, name: str) -> Any:
-    """Find an object in a loaded module by its dotted name, or None."""
-    value: Any = sys.modules.get(module)
-    for part in name.split("."):
-        value = getattr(value, part, None)
-    return value
-
-
 def _asking(side: Solution, operator: str) -> Callable[..., Any]:
-    return lambda self, *arguments, **keywords: side.ask("operate", self, operator, list(arguments), keywords)
+    return lambda self, *arguments, **keywords: side.request("operate", self, operator, list(arguments), keywords)
 
 
 class _Stdin(io.TextIOBase):
@@ -330,10 +263,10 @@ class _Stdin(io.TextIOBase):
         return True
 
     def read(self, size: int | None = -1) -> str:
-        return str(self._side.ask("read", -1 if size is None else size))
+        return str(self._side.request("read", -1 if size is None else size))
 
     def readline(self, size: int = -1) -> str:  # type: ignore[override]
-        return str(self._side.ask("readline"))
+        return str(self._side.request("readline"))
 
 
 def _drain(stream: Any) -> str:
@@ -342,9 +275,8 @@ def _drain(stream: Any) -> str:
         return ""
     stream.flush()
     text = stream.buffer.getvalue()
-    if text:
-        stream.buffer.seek(0)
-        stream.buffer.truncate()
+    stream.buffer.seek(0)
+    stream.buffer.truncate()
     return text[:_MAX_PRINTED].decode("utf-8", "replace")
 
 
@@ -356,22 +288,22 @@ def hold(requests: int, replies: int) -> None:
     sys.stdin = _Stdin(side)
     sys.argv = ["solution.py"]
 
-    builtins.input = lambda prompt="", /: str(side.ask("input", str(prompt)))
-    _forward_warnings_and_logs(side)
+    builtins.input = lambda prompt="", /: str(side.request("input", str(prompt)))
+    _forward_warnings_and_logs(side.events)
     watch_processes(lambda event: side.events.append(("process", None, event)))
     side.serve()
 
 
-def _forward_warnings_and_logs(side: Solution) -> None:
+def _forward_warnings_and_logs(events: list[Any]) -> None:
     """Have the tests' process warn and log, too, where it can be expected."""
 
     def showwarning(message: Any, category: Any, *rest: Any, **more: Any) -> None:
-        side.events.append(("warn", message, ""))
+        events.append(("warn", message, ""))
 
     is_enabled, handle = logging.Logger.isEnabledFor, logging.Logger.handle
 
     def forward(logger: logging.Logger, record: logging.LogRecord) -> None:
-        side.events.append(("log", (record.name, record.levelno), record.getMessage()))
+        events.append(("log", (record.name, record.levelno), record.getMessage()))
         if is_enabled(logger, record.levelno):
             handle(logger, record)
 
@@ -437,7 +369,7 @@ def run_program(source: str, report: Callable[[dict[str, Any]], None]) -> None:
         exec(code, module.__dict__)
     except SystemExit:
         raise
-    except BaseException as error:
+    except BaseException as error:  # what the code raises ends the program, whatever it is
         name = type(error).__name__[:_MAX_TEXT]
         try:
             text = str(error)[:_MAX_TEXT]

@@ -28,6 +28,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from multiprocessing.connection import Connection
 from typing import Any, NoReturn
 
 from . import hostile, judge, layers
@@ -36,7 +37,6 @@ MAX_OUTPUT = 4 * 2**20
 """Bytes that a program may print, and bytes that a process may report."""
 MAX_FILES, MAX_STORED, MAX_THREADS = 1000, 64 * 2**20, 256
 _TICK = 0.02
-_LENGTH = struct.Struct("!Q")
 _WARM = (
     "array asyncio bisect binascii calendar cmath collections concurrent.futures configparser contextlib copy csv "
     "ctypes dataclasses datetime "
@@ -79,35 +79,20 @@ def serve(descriptor: int, libraries: list[str]) -> None:
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                 control.close()
                 gc.disable()
-                _keep(socket.socket(fileno=file))
+                _keep(Connection(file))
             os.close(file)
 
 
-def _keep(connection: socket.socket) -> NoReturn:
+def _keep(connection: Connection) -> NoReturn:
     status = 1
     try:
-        answer = json.dumps(_Keeper(_received(connection), connection).run()).encode("ascii")
-        connection.sendall(_LENGTH.pack(len(answer)) + answer)
+        answer = _Keeper(json.loads(connection.recv_bytes()), connection).run()
+        connection.send_bytes(json.dumps(answer).encode("ascii"))
         status = 0
     except (EOFError, OSError):
         pass
     finally:
         os._exit(status)
-
-
-def _received(connection: socket.socket) -> Any:
-    (length,) = _LENGTH.unpack(_exactly(connection, _LENGTH.size))
-    return json.loads(_exactly(connection, length))
-
-
-def _exactly(connection: socket.socket, size: int) -> bytes:
-    data = bytearray()
-    while len(data) < size:
-        piece = connection.recv(min(size - len(data), 2**20))
-        if not piece:
-            raise EOFError
-        data += piece
-    return bytes(data)
 
 
 class _Process:
@@ -126,7 +111,7 @@ class _Process:
             except SystemExit as error:
                 status = error.code if isinstance(error.code, int) else int(error.code is not None)
             finally:
-                with contextlib.suppress(BaseException):
+                with contextlib.suppress(BaseException):  # the code's own stream: this process has to end
                     sys.stdout.flush()
                 os._exit(status & 0xFF)
         self.ended = os.pidfd_open(self.pid) if hasattr(os, "pidfd_open") else -1
@@ -145,14 +130,14 @@ class _Process:
         except OSError:
             return 0
 
-    def waited(self) -> float:
-        """How long its threads waited for a core."""
-        waited = 0
+    def runs(self) -> bool:
+        """Whether one of its threads runs or waits for a core, which is no sleep however busy the machine is."""
         with contextlib.suppress(OSError):
             for task in os.listdir(f"/proc/{self.pid}/task"):
-                with open(f"/proc/{self.pid}/task/{task}/schedstat", "rb") as file:
-                    waited += int(file.read().split()[1])
-        return waited / 1e9
+                with open(f"/proc/{self.pid}/task/{task}/stat", "rb") as file:
+                    if file.read().rpartition(b")")[2].split()[0] == b"R":
+                        return True
+        return False
 
     def poll(self) -> bool:
         if self.status is None:
@@ -174,7 +159,7 @@ class _Process:
 class _Keeper:
     """Watches over one job's processes."""
 
-    def __init__(self, job: dict[str, Any], connection: socket.socket) -> None:
+    def __init__(self, job: dict[str, Any], connection: Connection) -> None:
         self.job, self.connection = job, connection
         # Of the tests: 0, an answer is awaited; 1, one has come; 2, an argument has been changed; 8 to 16, bytes read.
         self.shared = mmap.mmap(-1, 16)
@@ -233,7 +218,7 @@ class _Keeper:
         self.watched |= {reports: self.reported, prints: self.printed}
         token = secrets.token_hex(16).encode("ascii")  # the solution's process has never had it, nor what follows
         if job["module"] and "code" in job:
-            plan = _received(self.connection)
+            plan = json.loads(self.connection.recv_bytes())
             verdicts, judged = os.pipe()
             own = tempfile.mkdtemp(dir=home)
 
@@ -271,7 +256,8 @@ class _Keeper:
     def _watch_over(self, first: _Process, second: _Process | None, token: bytes) -> dict[str, Any]:
         seconds, ended = self.job["seconds"], "exited"
         checked = last = time.monotonic()
-        idle, before = [0.0, 0.0], self._clocks(first, second)  # of the tests, of the solution
+        processes = [process for process in (first, second) if process is not None]
+        idle, before = [0.0, 0.0], [process.seconds() for process in processes]  # of the tests, of the solution
         deciding = second or first
         while ended == "exited":
             over = deciding.poll()
@@ -286,8 +272,9 @@ class _Keeper:
             if now - checked < _TICK / 2:
                 continue
             checked = now
-            clocks = self._clocks(first, second)
-            idle[second is None or self.shared[0]] += max(0.0, now - last - sum(clocks) + sum(before))
+            clocks = [process.seconds() for process in processes]
+            if not any(process.runs() for process in processes):
+                idle[second is None or self.shared[0]] += max(0.0, now - last - sum(clocks) + sum(before))
             last, before = now, clocks
             if clocks[0] + idle[1] / 2 > seconds:
                 ended = "timeout"
@@ -341,12 +328,6 @@ class _Keeper:
                 if not data:
                     del self.watched[descriptor]
         return busy
-
-    def _clocks(self, first: _Process, second: _Process | None) -> tuple[float, float, float, float]:
-        """Processor time of the two, and time that they waited for a processor."""
-        if second is None:
-            return first.seconds(), 0.0, first.waited(), 0.0
-        return first.seconds(), second.seconds(), first.waited(), second.waited()
 
     def _stores_too_much(self, process: _Process) -> bool:
         written = _written(process.pid)

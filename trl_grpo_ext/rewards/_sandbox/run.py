@@ -13,8 +13,9 @@ layers (`layers`). A kernel may lack some; `isolation()` lists those that hold h
 - "memory": a limit on its address space.
 
 What it writes is limited in all, deleted files included; so are files, folders, descriptors, threads and output. Time
-is its own processor time, and half of the time in which nothing of the job runs. These are checked every 20 ms, so a
-job may exceed them a little. Namespaces and cgroups are not used, because containers commonly forbid them.
+is its own processor time, and half of the time in which nothing of the job runs or waits for a core. These are checked
+every 20 ms, so a job may exceed them a little. Namespaces and cgroups are not used, because containers commonly forbid
+them.
 
 This is no boundary against an exploit of the kernel or the interpreter. It hides neither installed packages, nor the
 existence, size and owner of other files, nor the time, the machine's name and its number of cores.
@@ -26,9 +27,7 @@ import base64
 import functools
 import json
 import os
-import select
 import socket
-import struct
 import subprocess
 import sys
 import sysconfig
@@ -39,6 +38,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -56,7 +56,6 @@ sys.path.pop(0)
 serve(int(sys.argv[2]), sys.argv[3:])
 """
 """`_sandbox` as a package of its own: what is forked has nothing of this package in it."""
-_LENGTH = struct.Struct("!Q")
 _TICK = 0.05
 _GRACE, _SLOWEST = 300.0, 100.0  # on the wall, with that much of a machine's time for a job
 _ENVIRONMENT = {"PATH": "", "LANG": "C.UTF-8", "PYTHONHASHSEED": "0"} | dict.fromkeys(
@@ -146,8 +145,9 @@ def run_python(
     text = f"{code} {json.dumps(plan)}"
     wanted = ("numpy" in text) + 2 * ("pytest" in text)
     with _SERVER.connect(libraries, "-npb"[wanted].encode("ascii")) as connection:
-        data = b"".join(map(_frame, [job] if plan is None or code is None else [job, plan]))
-        answer = _ask(connection, data, _GRACE + _SLOWEST * seconds, stop)
+        answer = _ask(
+            connection, [job, plan] if plan and code is not None else [job], _GRACE + _SLOWEST * seconds, stop
+        )
     if answer is None:
         if stop is not None and stop.is_set():
             return Run(ended="timeout")
@@ -173,31 +173,20 @@ def _libraries() -> list[str]:
     return list(dict.fromkeys(path for path in (paths["purelib"], paths["platlib"]) if Path(path).is_dir()))
 
 
-def _frame(part: Any) -> bytes:
-    data = json.dumps(part).encode("ascii")
-    return _LENGTH.pack(len(data)) + data
-
-
-def _ask(connection: socket.socket, data: bytes, longest: float, stop: threading.Event | None) -> dict[str, Any] | None:
+def _ask(
+    connection: Connection, parts: Sequence[Any], longest: float, stop: threading.Event | None
+) -> dict[str, Any] | None:
     """Send a job and wait for its answer, or None."""
-    connection.setblocking(False)
-    view, answer, deadline = memoryview(data), bytearray(), time.monotonic() + longest
-    poller = select.poll()
-    while time.monotonic() < deadline and not (stop is not None and stop.is_set()):
-        poller.register(connection, select.POLLIN | (select.POLLOUT if view else 0))
-        for _, event in poller.poll(_TICK * 1000):
-            try:
-                if event & select.POLLOUT:
-                    view = view[connection.send(view) :]
-                if event & ~select.POLLOUT:
-                    piece = connection.recv(1 << 16)
-                    if not piece:
-                        return json.loads(answer[_LENGTH.size :]) if len(answer) >= _LENGTH.size else None
-                    answer += piece
-            except BlockingIOError:
-                continue
-            except OSError:
-                return None
+    deadline = time.monotonic() + longest
+    try:
+        for part in parts:
+            connection.send_bytes(json.dumps(part).encode("ascii"))
+        while time.monotonic() < deadline and not (stop is not None and stop.is_set()):
+            if connection.poll(_TICK):
+                answer: dict[str, Any] = json.loads(connection.recv_bytes())
+                return answer
+    except (EOFError, OSError):  # the keeper has died
+        pass
     return None
 
 
@@ -209,13 +198,13 @@ class _Server:
         self.process: subprocess.Popen[bytes] | None = None
         self.control: socket.socket | None = None
 
-    def connect(self, libraries: Sequence[str], wanted: bytes) -> socket.socket:
+    def connect(self, libraries: Sequence[str], wanted: bytes) -> Connection:
         """A connection to a new keeper."""
         with self.lock:
             for _ in range(2):
                 if self.process is None or self.process.poll() is not None or self.control is None:
                     self._start(libraries)
-                ours, theirs = socket.socketpair()
+                ours, theirs = Pipe()
                 with theirs:
                     try:
                         socket.send_fds(self.control, [wanted], [theirs.fileno()])  # type: ignore[arg-type]

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import ast
 import builtins
-import contextlib
 import doctest
 import functools
+import json
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -51,22 +51,71 @@ class Examples:
 
 
 def read_tests(tests: Any, entry_point: Any = None) -> Checks | Examples:
-    """Read one row's tests: statements, one source text, or mappings with `input` and `output`."""
+    """Read one row's tests: statements, one source text, mappings with `input` and `output`, or one of `inputs`."""
     entry = entry_point if isinstance(entry_point, str) and entry_point.strip() else None
     if isinstance(tests, str):
         if not tests.strip():
             raise UnreadableTestsError("there are no tests")
-        return _checks((tests,), entry)
+        if tests.lstrip()[0] not in "[{":
+            return _checks((tests,), entry)
+        try:
+            tests = json.loads(tests)
+        except (ValueError, RecursionError):
+            return _checks((tests,), entry)
+    if isinstance(tests, Mapping) and isinstance(tests.get("inputs"), list) and isinstance(tests.get("outputs"), list):
+        if len(tests["inputs"]) != len(tests["outputs"]):
+            raise UnreadableTestsError("there are not as many `inputs` as `outputs`")
+        return _cases([*zip(tests["inputs"], tests["outputs"], strict=True)], tests.get("fn_name"))
     if not isinstance(tests, list | tuple) or not tests:
         raise UnreadableTestsError(f"the tests are {shown(tests)}, not a list of tests and not a source text")
     if all(isinstance(test, str) for test in tests):
         return _checks(tuple(tests), entry)
-    if all(isinstance(test, Mapping) for test in tests):
-        pairs = [(test.get("input"), test.get("output")) for test in tests]
-        if all(isinstance(given, str) and isinstance(wanted, str) for given, wanted in pairs):
-            return Examples(tuple(pairs))
+    if not all(isinstance(test, Mapping) for test in tests):
+        raise UnreadableTestsError(f"the tests are neither all strings nor all mappings: {shown(tests)}")
+    pairs = [(test.get("input"), test.get("output")) for test in tests]
+    if any(test.get("testtype") == "functional" for test in tests):
+        if entry is None:
+            raise UnreadableTestsError("the tests call a function, and there is no column `entry_point`")
+        try:
+            return _cases(
+                [([*map(json.loads, given.split("\n"))], json.loads(wanted)) for given, wanted in pairs], entry
+            )
+        except (ValueError, TypeError, AttributeError, RecursionError) as error:
+            raise UnreadableTestsError("a test has no `input` or no `output` of JSON") from error
+    return _cases(pairs, None)
+
+
+def _cases(pairs: Sequence[tuple[Any, Any]], name: Any) -> Checks | Examples:
+    """APPS, TACO, LiveCodeBench: arguments and results of a function, as JSON has them, or what a program reads."""
+    if name is None:
+        texts = [["\n".join(t) if isinstance(t, list) and _all_texts(t) else t for t in pair] for pair in pairs]
+        if pairs and all(map(_all_texts, texts)):
+            return Examples(tuple((given, wanted) for given, wanted in texts))
         raise UnreadableTestsError("a test has no `input` or no `output` that is a string")
-    raise UnreadableTestsError(f"the tests are neither all strings nor all mappings: {shown(tests)}")
+    if not isinstance(name, str) or not name.isidentifier() or not all(isinstance(given, list) for given, _ in pairs):
+        raise UnreadableTestsError(f"`inputs` are not lists of arguments, or {shown(name)} is no name of a function")
+    calls = [
+        f"candidate(*json.loads({json.dumps(given)!r})), json.loads({json.dumps(wanted)!r})" for given, wanted in pairs
+    ]
+    return _checks((_CALLING.format(name=name), *(f"assert same({call})" for call in calls)), None)
+
+
+_CALLING = """
+import json
+def plain(value):
+    return [plain(part) for part in value] if isinstance(value, (list, tuple)) else value
+def same(got, wanted):
+    return plain(got) == wanted or [plain(got)] == wanted
+try:
+    candidate = Solution().{name}
+except NameError:
+    candidate = {name}
+"""
+"""JSON has no tuples, and the results of APPS and TACO stand in a list of one."""
+
+
+def _all_texts(values: Sequence[Any]) -> bool:
+    return all(isinstance(value, str) for value in values)
 
 
 def same_output(printed: bytes, expected: str) -> bool:
@@ -81,11 +130,11 @@ def same_output(printed: bytes, expected: str) -> bool:
 @functools.lru_cache(maxsize=4096)  # the completions of a group have the same tests
 def _checks(tests: tuple[str, ...], entry: str | None) -> Checks:
     sources = [_Source(test, number) for number, test in enumerate(tests)]
-    free = _free_names([source.tree for source in sources if source.tree is not None], entry)
-    for source in sources:
-        for text in [source.text] if source.tree is None else _docstrings(source.tree):
-            free |= _doctest_names(text, sources)
-    modules = {name: _MODULES[name] for name in free & _MODULES.keys() if _only_as_module(name, sources)}
+    trees = [tree for source in sources for tree in source.trees]
+    free = _free_names(trees, entry)
+    if "candidate" in free and entry is not None:  # MBPP+ in its original form
+        return _checks((f"candidate = {entry}", *tests), entry)
+    modules = {name: _MODULES[name] for name in free & _MODULES.keys() if _only_as_module(name, trees)}
     free -= modules.keys()
     try:
         planned = [source.plan(free, entry) for source in sources]
@@ -108,9 +157,9 @@ _MODULES |= {"numpy": "numpy", "np": "numpy"}
 """Modules that tests use without importing them: they are the tests' own all the same, and not the solution's."""
 
 
-def _only_as_module(name: str, sources: Sequence[_Source]) -> bool:
+def _only_as_module(name: str, trees: Sequence[ast.AST]) -> bool:
     """Whether a name is used for its attributes alone."""
-    nodes = [node for source in sources if source.tree is not None for node in ast.walk(source.tree)]
+    nodes = [node for tree in trees for node in ast.walk(tree)]
     used = sum(isinstance(node, ast.Name) and node.id == name for node in nodes)
     bases = (node.value for node in nodes if isinstance(node, ast.Attribute))
     return used == sum(isinstance(base, ast.Name) and base.id == name for base in bases)
@@ -120,26 +169,24 @@ class _Source:
     """One test's source text."""
 
     def __init__(self, text: str, number: int) -> None:
-        self.text, self.number = text, number
-        self.tree: ast.Module | None = None
-        try:
-            self.tree = ast.parse(text)
-        except _TOO_BAD as error:
-            if _doctest_examples(text):
-                return
-            try:
-                self.tree = ast.parse(textwrap.dedent(text))
-            except _TOO_BAD:
-                raise UnreadableTestsError(f"a test is no Python: {shown(str(error))}") from error
-        if not self.tree.body:
+        self.number = number
+        tree = _parsed(text) or (None if _doctest(text) else _parsed(textwrap.dedent(text)))
+        if tree is None and not _doctest(text):
+            raise UnreadableTestsError(f"a test is no Python: {shown(text)}")
+        if tree is not None and not tree.body:
             raise UnreadableTestsError("a test is empty")
+        self.tree = tree or ast.Module([], [])
+        nodes = [node for node in self.tree.body if isinstance(node, _FUNCTIONS | ast.ClassDef)]
+        texts = [ast.get_docstring(node) or "" for node in (self.tree, *nodes)] if tree is not None else [text]
+        self.doctests = [examples for text in texts if (examples := _doctest(text))]
+        parsed = [_parsed(example.source) for examples in self.doctests for example in examples]
+        self.trees = [self.tree, *(tree for tree in parsed if tree is not None)]
 
     def plan(self, free: set[str], entry: str | None) -> dict[str, Any]:
         """What `judge` needs."""
-        tree, main = _without_main(self.tree) if self.tree is not None else (ast.Module([], []), [])
+        tree, main = _without_main(self.tree)
         rewriting = _Rewriting(_tainted([tree, ast.Module(main, [])], free), self.number)
-        docstrings = [self.text] if self.tree is None else _docstrings(tree)
-        planned: dict[str, Any] = {"calls": [], "doctests": [_examples(text, rewriting) for text in docstrings]}
+        planned: dict[str, Any] = {"calls": [], "doctests": [_examples(part, rewriting) for part in self.doctests]}
         called = set(map(_called_name, _outside_definitions(tree)))
         functions = [node for node in tree.body if isinstance(node, _FUNCTIONS) and node.name not in called]
         classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
@@ -159,23 +206,21 @@ class _Source:
         planned["classes"] = [node.name for node in classes if _holds_tests(node)]
         planned["pytest"] = bool(wanted or planned["classes"]) and _needs_pytest(tree, wanted, classes)
         runs = {*planned["functions"], *planned["classes"], *(node.name for node in candidates)}
-        planned["empty"] = not docstrings and not _can_fail(tree, main, runs)
+        planned["empty"] = not self.doctests and not _can_fail(tree, main, runs)
         for name, part in (("source", tree), ("main", ast.Module(main, []))):
             planned[name] = ast.unparse(ast.fix_missing_locations(rewriting.visit(part))) if part.body else ""
         compile(planned["source"], "<test>", "exec", dont_inherit=True)
         return planned
 
 
-def _examples(text: str, rewriting: _Rewriting) -> list[list[str | None]]:
+def _examples(found: list[doctest.Example], rewriting: _Rewriting) -> list[list[str | None]]:
     """The examples of a doctest: source, what it prints, and its exception."""
     examples: list[list[str | None]] = []
-    for example in doctest.DocTestParser().get_examples(text):
-        source = example.source
-        with contextlib.suppress(*_TOO_BAD):
-            tree = ast.parse(source)
-            if len(tree.body) == 1 and isinstance(tree.body[0], ast.Expr):
-                tree.body[0].value = rewriting.expression(tree.body[0].value)
-                source = ast.unparse(ast.fix_missing_locations(tree)) + "\n"
+    for example in found:
+        source, tree = example.source, _parsed(example.source)
+        if tree is not None and len(tree.body) == 1 and isinstance(tree.body[0], ast.Expr):
+            tree.body[0].value = rewriting.expression(tree.body[0].value)
+            source = ast.unparse(ast.fix_missing_locations(tree)) + "\n"
         examples.append([source, example.want, example.exc_msg])
     return examples
 
@@ -183,28 +228,20 @@ def _examples(text: str, rewriting: _Rewriting) -> list[list[str | None]]:
 # --- what tests consist of -------------------------------------------------------------------------------------------
 
 
-def _doctest_examples(text: str) -> bool:
+def _parsed(source: str) -> ast.Module | None:
     try:
-        return any(example.want for example in doctest.DocTestParser().get_examples(text))
+        return ast.parse(source)
+    except _TOO_BAD:
+        return None
+
+
+def _doctest(text: str) -> list[doctest.Example]:
+    """The examples of a text, if one of them says what it prints."""
+    try:
+        examples = doctest.DocTestParser().get_examples(text)
     except ValueError:
-        return False
-
-
-def _docstrings(tree: ast.Module) -> list[str]:
-    """Those of the module and its definitions that hold doctests."""
-    nodes = [tree, *(node for node in tree.body if isinstance(node, _FUNCTIONS | ast.ClassDef))]
-    return [text for node in nodes if _doctest_examples(text := ast.get_docstring(node) or "")]
-
-
-def _doctest_names(text: str, sources: Sequence[_Source]) -> set[str]:
-    trees: list[ast.Module] = []
-    for example in doctest.DocTestParser().get_examples(text):
-        try:
-            trees.append(ast.parse(example.source))
-        except _TOO_BAD:
-            continue
-    bound = {name for source in sources if source.tree is not None for name in _bound_names(source.tree)}
-    return _free_names(trees, None) - bound
+        return []
+    return examples if any(example.want for example in examples) else []
 
 
 def _without_main(tree: ast.Module) -> tuple[ast.Module, list[ast.stmt]]:
@@ -215,10 +252,8 @@ def _without_main(tree: ast.Module) -> tuple[ast.Module, list[ast.stmt]]:
             main += node.body
         else:
             body.append(node)
-    if not body:
-        body.append(ast.Pass())
-    calls = (node for node in main if "unittest.main" in ast.unparse(node) or "pytest.main" in ast.unparse(node))
-    return ast.Module(body, tree.type_ignores), [] if any(True for _ in calls) else main
+    runs = any("unittest.main" in ast.unparse(node) or "pytest.main" in ast.unparse(node) for node in main)
+    return ast.Module(body, tree.type_ignores), [] if runs else main
 
 
 def _outside_definitions(tree: ast.AST) -> Iterator[ast.AST]:
@@ -249,18 +284,11 @@ def _needs_pytest(tree: ast.Module, functions: Sequence[Any], classes: Sequence[
     """Fixtures and marks are for pytest itself to run. `pytest.raises` alone is not."""
     plain = [kind for kind in classes if not any(ast.unparse(base).endswith("TestCase") for base in kind.bases)]
     methods = [part for kind in plain for part in kind.body if isinstance(part, _FUNCTIONS) and part.name[:4] == "test"]
-    if any(len(node.args.args) > 1 for node in methods):
-        return True
-    if any(node.args.args and not node.args.defaults for node in functions):
-        return True
-    marks = [
-        ast.unparse(mark)
-        for node in ast.walk(tree)
-        if isinstance(node, _FUNCTIONS | ast.ClassDef)
-        for mark in node.decorator_list
-    ]
+    fixtures = any(len(node.args.args) > 1 for node in methods)
+    fixtures = fixtures or any(node.args.args and not node.args.defaults for node in functions)
+    marks = [ast.unparse(mark) for node in ast.walk(tree) for mark in getattr(node, "decorator_list", ())]
     marked = any("pytest" in mark and not mark.endswith((".asyncio", ".anyio")) for mark in marks)
-    return marked or "pytestmark" in _bound_names(tree)
+    return fixtures or marked or "pytestmark" in _bound_names(tree)
 
 
 def _checks_something(node: ast.AST) -> bool:
@@ -342,24 +370,18 @@ def _free_names(trees: Sequence[ast.AST], entry: str | None) -> set[str]:
     A name of Python's own stays Python's, whatever the solution defines, unless nothing but such names is tested
     (`assert sum(10, 15) == 6`): then the one that is called innermost in the asserts.
     """
-    used, bound, imported = set[str](), set[str](), False
-    for tree in trees:
-        used |= {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
-        bound |= _bound_names(tree)
-        imported = imported or any(_imports_solution(node) for node in ast.walk(tree))
-    if entry is not None:
-        try:
-            named = {node.id for node in ast.walk(ast.parse(entry, mode="eval")) if isinstance(node, ast.Name)}
-        except _TOO_BAD:
-            named = set()
-        return ((used - bound - _BUILT_IN) | named) - {JUDGE}
+    nodes = [node for tree in trees for node in ast.walk(tree)]
+    used = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
+    bound = {name for tree in trees for name in _bound_names(tree)}
     free = used - bound - _BUILT_IN - {JUDGE}
-    if free or imported:
+    if entry is not None:
+        expression = _parsed(entry.strip())
+        return free | {node.id for node in ast.walk(expression or ast.Pass()) if isinstance(node, ast.Name)}
+    if free or any(map(_imports_solution, nodes)):
         return free
     inner = {
         _called_name(node)
-        for tree in trees
-        for check in ast.walk(tree)
+        for check in nodes
         if isinstance(check, ast.Assert)
         for node in ast.walk(check)
         if isinstance(node, ast.Call) and not any(isinstance(n, ast.Call) for a in node.args for n in ast.walk(a))
@@ -592,7 +614,8 @@ class _Rewriting(ast.NodeTransformer):
         if decided:
             for own, other in ((0, 1), (1, 0)):
                 raises = branches[other] and all(map(_always_fails, branches[other]))
-                if not checks[own] and not raises and (checks[other] or (leaves[own] and later)):
+                rest = later and leaves[other] and not leaves[own]  # what follows is checked instead
+                if not checks[own] and not raises and ((checks[other] and not rest) or (leaves[own] and later)):
                     bodies[own].insert(0, ast.Expr(_call("skipped")))
         return ast.copy_location(ast.If(test, bodies[0], bodies[1]), node)
 

@@ -1,27 +1,25 @@
-"""Messages between the process that runs the tests and the one that holds the solution: values as data, by exact type.
+"""The conversation of the process that runs the tests with the one that holds the solution: values as data, by type.
 
-A message is JSON with its length before it. A value of a plain type is rebuilt on the other side as what it was; a
-subclass is not plain. Containers that can change (`list`, `dict`, `set`, ...) have a twin on the other side: each
-message brings the twins up to date, and `a is b` stays so. What is not data crosses as whatever a side makes of it
-(`Codec.opaque`, `Codec.special`). Nothing here trusts the other side: what is no message raises `ViolationError`.
+A value of a plain type is rebuilt on the other side as what it was; a subclass is not plain. Containers that can change
+(`list`, `dict`, `set`, ...) have a twin on the other side: each message brings the twins up to date, and `a is b` stays
+so. What is not data crosses as whatever a side makes of it (`Codec.opaque`, `Codec.special`). Either side may ask while
+it answers. Nothing here trusts the other side: what is no message raises `ViolationError`.
 """
 
 from __future__ import annotations
 
-import array
 import collections
 import datetime
 import decimal
 import fractions
 import json
 import operator
-import os
 import pathlib
-import struct
 import sys
-import types
+import threading
 import uuid
 from collections.abc import Callable
+from multiprocessing.connection import Connection
 from typing import Any
 
 SOLUTION_MODULES = frozenset(
@@ -31,13 +29,10 @@ SOLUTION_MODULES = frozenset(
 """Module names from which tests import the solution."""
 MAX_MESSAGE = 16 * 2**20
 """Bytes of one message."""
-_LENGTH = struct.Struct("!I")
 _SMALL = 2**53
 _NUMPY_KINDS = "biufcUSMm"
+_NO_EXCEPTIONS_OF = ("unittest", "doctest", "bdb")  # those that a runner of tests takes for its own
 Json = Any
-
-received = 0
-"""Bytes that this process has read so far."""
 
 
 class ViolationError(Exception):
@@ -48,43 +43,8 @@ class ClosedError(Exception):
     """The other side has closed."""
 
 
-def send(descriptor: int, message: Json) -> None:
-    """Write one message."""
-    data = json.dumps(message).encode("ascii")
-    if len(data) > MAX_MESSAGE:
-        raise ViolationError("it is too long")
-    view = memoryview(_LENGTH.pack(len(data)) + data)
-    try:
-        while view:
-            view = view[os.write(descriptor, view) :]
-    except OSError as error:
-        raise ClosedError(str(error)) from error
-
-
-def receive(descriptor: int) -> Json:
-    """Read one message."""
-    (length,) = _LENGTH.unpack(_exactly(descriptor, _LENGTH.size))
-    if length > MAX_MESSAGE:
-        raise ViolationError("a message is too long")
-    try:
-        return json.loads(_exactly(descriptor, length))
-    except (ValueError, RecursionError) as error:
-        raise ViolationError("a message is no JSON") from error
-
-
-def _exactly(descriptor: int, size: int) -> bytes:
-    global received
-    received += size
-    data = bytearray()
-    while len(data) < size:
-        try:
-            piece = os.read(descriptor, min(size - len(data), 2**20))
-        except OSError as error:
-            raise ClosedError(str(error)) from error
-        if not piece:
-            raise ClosedError("the end")
-        data += piece
-    return bytes(data)
+class TooLongError(Exception):
+    """A message is longer than is allowed."""
 
 
 # --- plain values ----------------------------------------------------------------------------------------------------
@@ -100,7 +60,6 @@ _TYPES: dict[str, type] = {
     )
 }
 _TYPE_NAMES = {kind: name for name, kind in _TYPES.items()}
-_NUMBERED = (Ellipsis, NotImplemented)
 
 
 def _text(value: Any) -> str:
@@ -109,125 +68,126 @@ def _text(value: Any) -> str:
     return value
 
 
-def _hex(parts: Any) -> list[str]:
-    return [format(part, "x") for part in parts]
+# Values written as text or numbers: tag, writing (None where it is no data), reading.
+_SCALARS: dict[type, tuple[str, Callable[[Any], Any], Callable[[Any], Any]]] = {
+    int: ("i", lambda value: format(value, "x"), lambda text: int(text, 16)),
+    float: ("f", float.hex, float.fromhex),
+    complex: ("c", lambda value: [value.real.hex(), value.imag.hex()], lambda p: complex(*map(float.fromhex, p))),
+    bytes: ("b", bytes.hex, bytes.fromhex),
+    uuid.UUID: ("uuid", str, lambda text: uuid.UUID(_text(text))),
+    type(Ellipsis): ("...", bool, lambda _: Ellipsis),
+    type(NotImplemented): ("ni", lambda _: True, lambda _: NotImplemented),
+    type: ("T", _TYPE_NAMES.get, lambda name: _TYPES[name]),
+}
 
 
-def _ints(parts: Any) -> list[int]:
-    return [int(part, 16) for part in parts]
+def _arguments(value: Any) -> list[Any]:
+    """What its class makes an equal one of."""
+    _, arguments, *_ = value.__reduce_ex__(4)
+    return list(arguments)
 
 
-def _iso(value: Any) -> list[Any] | None:
-    zone = value.tzinfo
-    return [value.isoformat(), value.fold] if zone is None or type(zone) is datetime.timezone else None
-
-
-# Values written as text or numbers: type, tag, writing, reading.
-_SCALARS: list[tuple[type, str, Callable[[Any], Any], Callable[[Any], Any]]] = [
-    (int, "i", lambda value: format(value, "x"), lambda text: int(text, 16)),
-    (float, "f", float.hex, float.fromhex),
-    (complex, "c", lambda value: [value.real.hex(), value.imag.hex()], lambda p: complex(*map(float.fromhex, p))),
-    (bytes, "b", bytes.hex, bytes.fromhex),
-    (range, "r", lambda value: _hex((value.start, value.stop, value.step)), lambda parts: range(*_ints(parts))),
-    (
-        *(fractions.Fraction, "q", lambda value: _hex((value.numerator, value.denominator))),
-        lambda parts: fractions.Fraction(*_ints(parts)),
-    ),
-    (decimal.Decimal, "D", str, lambda text: decimal.Decimal(_text(text))),
-    (datetime.date, "date", datetime.date.isoformat, datetime.date.fromisoformat),
-    (datetime.datetime, "datetime", _iso, lambda p: datetime.datetime.fromisoformat(p[0]).replace(fold=p[1])),
-    (datetime.time, "time", _iso, lambda p: datetime.time.fromisoformat(p[0]).replace(fold=p[1])),
-    (
-        *(datetime.timedelta, "delta", lambda value: [value.days, value.seconds, value.microseconds]),
-        lambda parts: datetime.timedelta(*parts),
-    ),
-    (
-        *(datetime.timezone, "zone", lambda value: value.utcoffset(None).total_seconds()),
-        lambda seconds: datetime.timezone(datetime.timedelta(seconds=seconds)),
-    ),
-    (uuid.UUID, "uuid", lambda value: value.hex, lambda text: uuid.UUID(_text(text))),
-    (pathlib.PosixPath, "path", str, lambda text: pathlib.PosixPath(_text(text))),
-    (type(Ellipsis), "e", lambda value: 0, lambda index: _NUMBERED[index]),
-    (type(NotImplemented), "e", lambda value: 1, lambda index: _NUMBERED[index]),
-]
-# Values made of others that never change: the same, from and to a list of them.
-_VALUES: list[tuple[type, str, Callable[[Any], list[Any]], Callable[[list[Any]], Any]]] = [
-    (tuple, "t", list, tuple),
-    (frozenset, "F", list, frozenset),
-    (slice, "slice", lambda value: [value.start, value.stop, value.step], lambda parts: slice(*parts)),
-    (type({}.keys()), "keys", list, lambda items: dict.fromkeys(items).keys()),
-    (type({}.values()), "values", list, lambda items: dict(enumerate(items)).values()),
-    (type({}.items()), "items", list, lambda items: dict(items).items()),
-    (
-        *(collections.UserString, "ustring", lambda value: [value.data]),
-        lambda parts: collections.UserString(_text(parts[0])),
-    ),
-]
-_WRITE_SCALAR = {kind: (tag, write) for kind, tag, write, _ in _SCALARS}
-_READ_SCALAR: dict[str, Callable[[Any], Any]] = {tag: read for _, tag, _, read in _SCALARS}
-_READ_SCALAR["T"] = lambda name: _TYPES[name]
-_WRITE_VALUE = {kind: (tag, parts) for kind, tag, parts, _ in _VALUES}
-_READ_VALUE = {tag: read for _, tag, _, read in _VALUES}
+# Values made of others that never change: tag, from and to a list of them.
+_VALUES: dict[type, tuple[str, Callable[[Any], list[Any]], Callable[[list[Any]], Any]]] = {
+    tuple: ("t", list, tuple),
+    frozenset: ("F", list, frozenset),
+    type({}.keys()): ("keys", list, lambda items: dict.fromkeys(items).keys()),
+    type({}.values()): ("values", list, lambda items: dict(enumerate(items)).values()),
+    type({}.items()): ("items", list, lambda items: dict(items).items()),
+}
+for _kind in (
+    *(range, slice, fractions.Fraction, decimal.Decimal, pathlib.PosixPath),
+    *(datetime.date, datetime.datetime, datetime.time, datetime.timedelta, datetime.timezone),
+):
+    _VALUES[_kind] = (_kind.__name__, _arguments, lambda parts, kind=_kind: kind(*parts))  # type: ignore[misc]
 
 
 def _pairs(value: Any) -> list[Any]:
     return [part for pair in dict.items(value) for part in pair]
 
 
-def _fill_slice(value: Any, parts: list[Any]) -> None:
-    value[:] = parts
+def _fill(value: Any, parts: list[Any]) -> None:
+    """Change a container to hold what was written of another one."""
+    if isinstance(value, dict):
+        value.clear()
+        if isinstance(value, collections.defaultdict):
+            value.default_factory, *parts = parts
+        for key, part in zip(parts[::2], parts[1::2], strict=True):
+            value[key] = part
+    elif isinstance(value, set):
+        value.clear()
+        value.update(parts)
+    elif isinstance(value, collections.UserList | collections.UserDict):
+        [value.data] = parts
+    elif isinstance(value, collections.deque):
+        value.clear()
+        value.extend(parts[1:])
+    elif isinstance(value, list | bytearray):
+        value[:] = parts if isinstance(value, list) else parts[0]
+    else:
+        new = _new_array(parts)
+        if value.shape != new.shape or value.dtype != new.dtype:
+            raise ViolationError("an array of another shape")
+        value[...] = new
 
 
-def _fill_bytes(value: Any, parts: list[Any]) -> None:
-    value[:] = parts[0]
+def _new_array(parts: list[Any]) -> Any:
+    numpy: Any = sys.modules.get("numpy")
+    if numpy is None:
+        raise ViolationError("numpy is not loaded")
+    kind = numpy.dtype(_text(parts[0]))
+    if kind.kind not in _NUMPY_KINDS:
+        raise ViolationError("an array of objects")
+    return numpy.frombuffer(parts[2], kind).reshape(parts[1]).copy()
 
 
-def _fill_set(value: Any, parts: list[Any]) -> None:
-    value.clear()
-    value.update(parts)
-
-
-def _fill_dict(value: Any, parts: list[Any]) -> None:
-    value.clear()
-    for key, part in zip(parts[::2], parts[1::2], strict=True):
-        value[key] = part
-
-
-def _fill_default(value: Any, parts: list[Any]) -> None:
-    value.default_factory = parts[0]
-    _fill_dict(value, parts[1:])
-
-
-def _fill_rest(value: Any, parts: list[Any]) -> None:
-    while value:
-        value.pop()
-    value.extend(parts[1:])
-
-
-def _fill_user(value: Any, parts: list[Any]) -> None:
-    value.data = parts[0]
-
-
-def _fill_namespace(value: Any, parts: list[Any]) -> None:
-    _fill_dict(vars(value), [_text(part) if number % 2 == 0 else part for number, part in enumerate(parts)])
-
-
-# Containers that can change: tag, its contents as a list of values, and back into one that is there.
-_CONTAINERS: dict[type, tuple[str, Callable[[Any], list[Any]], Callable[[Any, list[Any]], None]]] = {
-    list: ("l", list, _fill_slice),
-    dict: ("d", _pairs, _fill_dict),
-    set: ("s", list, _fill_set),
-    bytearray: ("B", lambda value: [bytes(value)], _fill_bytes),
-    collections.OrderedDict: ("od", _pairs, _fill_dict),
-    collections.Counter: ("ct", _pairs, _fill_dict),
-    collections.defaultdict: ("dd", lambda value: [value.default_factory, *_pairs(value)], _fill_default),
-    collections.deque: ("dq", lambda value: [value.maxlen, *value], _fill_rest),
-    collections.UserList: ("ul", lambda value: [value.data], _fill_user),
-    collections.UserDict: ("ud", lambda value: [value.data], _fill_user),
-    array.array: ("ar", lambda value: [value.typecode, *value], _fill_rest),
-    types.SimpleNamespace: ("ns", lambda value: _pairs(vars(value)), _fill_namespace),
+_Container = tuple[str, Callable[[Any], list[Any]], Callable[[list[Any]], Any]]
+# Containers that can change: tag, contents as a list of values, and a new one from what was written of its contents.
+_CONTAINERS: dict[type, _Container] = {
+    list: ("l", list, lambda _: []),
+    dict: ("d", _pairs, lambda _: {}),
+    set: ("s", list, lambda _: set()),
+    bytearray: ("B", lambda value: [bytes(value)], lambda _: bytearray()),
+    collections.OrderedDict: ("od", _pairs, lambda _: collections.OrderedDict()),
+    collections.Counter: ("ct", _pairs, lambda _: collections.Counter()),
+    collections.defaultdict: ("dd", lambda v: [v.default_factory, *_pairs(v)], lambda _: collections.defaultdict()),
+    collections.deque: ("dq", lambda value: [value.maxlen, *value], lambda parts: collections.deque(maxlen=parts[0])),
+    collections.UserList: ("ul", lambda value: [value.data], lambda _: collections.UserList()),
+    collections.UserDict: ("ud", lambda value: [value.data], lambda _: collections.UserDict()),
 }
-_TAGS = {tag: (kind, fill) for kind, (tag, _, fill) in _CONTAINERS.items()}
+_ARRAY: _Container = (
+    *("n", lambda value: [value.dtype.str, value.shape, value.tobytes()]),
+    lambda parts: _new_array([parts[0], parts[1][1], bytes.fromhex(parts[2][1])]),
+)
+_READ_SCALAR = {tag: read for tag, _, read in _SCALARS.values()}
+_READ_VALUE = {tag: read for tag, _, read in _VALUES.values()}
+_READ_CONTAINER = {row[0]: row for row in (*_CONTAINERS.values(), _ARRAY)}
+
+
+def _is_plain(value: Any) -> bool:
+    return value.dtype.kind in _NUMPY_KINDS
+
+
+def _container(value: Any) -> _Container | None:
+    numpy: Any = sys.modules.get("numpy")
+    if numpy is not None and type(value) is numpy.ndarray and _is_plain(value):
+        return _ARRAY
+    return _CONTAINERS.get(type(value))
+
+
+def find_by_name(module: str, name: str) -> Any:
+    """Find an object in a loaded module by its dotted name, or None."""
+    value: Any = sys.modules.get(module)
+    for part in name.split("."):
+        value = getattr(value, part, None)
+    return value
+
+
+def exception_class(kind: type) -> type[BaseException] | None:
+    """The class itself if it is an exception of the standard library, else None."""
+    module = str(kind.__module__)
+    known = module.partition(".")[0] in sys.stdlib_module_names and issubclass(kind, BaseException)
+    return kind if known and find_by_name(module, kind.__qualname__) is kind else None
 
 
 class Codec:
@@ -239,10 +199,12 @@ class Codec:
 
     own_copies = False
     """Whether this side's containers stay as they are when the other side changes them: it then has new ones."""
+    forgets = False
+    """Whether it lets go of twins, and says so with each message."""
 
     def __init__(self, first: int) -> None:
         self._parity = self._next = first
-        self._twins: dict[int, list[Any]] = {}  # by number: the object, and its parts when it last crossed
+        self._twins: dict[int, list[Any]] = {}  # by number: the object, its parts when it last crossed, its container
         self._numbers: dict[int, int] = {}
         self._written: set[int] = set()
         self.changed = False  # whether the other side has changed a container of this side
@@ -258,66 +220,55 @@ class Codec:
     # Writing.
 
     def pack(self, value: Any) -> Json:
-        """Encode a value, with whatever twins have changed since the last message."""
+        """Encode a value, with whatever twins have changed since the last message, and those to forget."""
+        forgotten = self._forgotten() if self.forgets else []
         self._written = set()
         payload = self.encode(value)
-        changes = [
-            self._full(number, twin[0])
-            for number, twin in list(self._twins.items())
-            if number not in self._written and self._differs(twin)
-        ]
-        return [payload, changes]
+        changed = [n for n in list(self._twins) if n not in self._written and self._differs(n)]
+        return [payload, [self._full(number) for number in changed], forgotten]
 
     def encode(self, value: Any) -> Json:
         """Encode a value as part of the message that is being packed."""
         kind = type(value)
         if value is None or kind is bool or kind is str or (kind is int and -_SMALL < value < _SMALL):
             return value
-        if kind in _CONTAINERS:
-            return self._container(value)
-        if kind in _WRITE_SCALAR:
-            tag, write = _WRITE_SCALAR[kind]
+        row = _container(value)
+        if row is not None:
+            number = self._numbers.get(id(value))
+            if number is None:
+                number, self._next = self._next, self._next + 2
+                self._keep(number, value, row)
+            elif number in self._written or not self._differs(number):
+                return ["=", number]
+            return self._full(number)
+        if kind in _SCALARS:
+            tag, write, _ = _SCALARS[kind]
             written = write(value)
             return self.opaque(value) if written is None else [tag, written]
-        if kind in _WRITE_VALUE:
-            tag, parts = _WRITE_VALUE[kind]
+        zone = getattr(value, "tzinfo", None) if kind in (datetime.datetime, datetime.time) else None
+        if kind in _VALUES and type(zone) in (type(None), datetime.timezone):
+            tag, parts, _ = _VALUES[kind]
             return [tag, [self.encode(part) for part in parts(value)]]
-        if kind is type and value in _TYPE_NAMES:
-            return ["T", _TYPE_NAMES[value]]
-        numpy = sys.modules.get("numpy")
-        if numpy is not None and kind.__module__ == "numpy":
-            if kind is numpy.ndarray and value.dtype.kind in _NUMPY_KINDS:
-                return self._container(value)
-            if issubclass(kind, numpy.generic) and value.dtype.kind in _NUMPY_KINDS:
-                return ["n0", value.dtype.str, value.tobytes().hex()]
+        numpy: Any = sys.modules.get("numpy")
+        if numpy is not None and kind.__module__ == "numpy" and isinstance(value, numpy.generic):
+            return ["n0", [value.dtype.str, value.tobytes().hex()]] if _is_plain(value) else self.opaque(value)
         return self.opaque(value)
 
-    def _container(self, value: Any) -> Json:
-        number = self._numbers.get(id(value))
-        if number is None:
-            number = self._next
-            self._next += 2
-            self._keep(number, value)
-        elif number in self._written or not self._differs(self._twins[number]):
-            return ["=", number]
-        return self._full(number, value)
-
-    def _full(self, number: int, value: Any) -> Json:
+    def _full(self, number: int) -> Json:
         self._written.add(number)
-        parts = self._twins[number][1] = _parts(value)
-        if type(value) not in _CONTAINERS:
-            return ["n", number, value.dtype.str, list(value.shape), parts[0].hex()]
-        return [_CONTAINERS[type(value)][0], number, [self.encode(part) for part in parts]]
+        value, _, (tag, parts, _) = twin = self._twins[number]
+        twin[1] = parts(value)
+        return [tag, number, [self.encode(part) for part in twin[1]]]
 
-    @staticmethod
-    def _differs(twin: list[Any]) -> bool:
-        parts, before = _parts(twin[0]), twin[1]
-        if type(twin[0]) is bytearray or type(twin[0]) not in _CONTAINERS:
-            return bool(parts != before)
-        return len(parts) != len(before) or not all(map(operator.is_, parts, before))
+    def _differs(self, number: int) -> bool:
+        value, before, (tag, parts, _) = self._twins[number]
+        now = parts(value)
+        if tag in ("n", "B"):
+            return bool(now != before)
+        return len(now) != len(before) or not all(map(operator.is_, now, before))
 
-    def _keep(self, number: int, value: Any) -> None:
-        self._twins[number] = [value, ()]
+    def _keep(self, number: int, value: Any, row: _Container) -> None:
+        self._twins[number] = [value, (), row]
         self._numbers[id(value)] = number
 
     # Reading.
@@ -325,7 +276,9 @@ class Codec:
     def unpack(self, message: Json) -> Any:
         """Decode a message, and bring the twins that it speaks of up to date."""
         try:
-            payload, changes = message
+            payload, changes, forgotten = message
+            for number in forgotten:
+                self._forget(number)
             value = self.decode(payload)
             for change in changes:
                 self.decode(change)
@@ -347,43 +300,22 @@ class Codec:
             return _READ_SCALAR[tag](parts[0])
         if tag in _READ_VALUE:
             return _READ_VALUE[tag]([self.decode(part) for part in parts[0]])
-        if tag in _TAGS:
-            return self._read_container(tag, parts[0], parts[1])
-        if tag in ("n", "n0"):
-            return self._read_numpy(tag, parts)
+        if tag in _READ_CONTAINER:
+            return self._read_container(tag, *parts)
+        if tag == "n0":
+            return _new_array([parts[0][0], [1], bytes.fromhex(parts[0][1])])[0]
+        if tag == "x":
+            return self._read_exception(*parts)
         return self.special(tag, parts)
 
     def _read_container(self, tag: str, number: Any, encoded: Any) -> Any:
-        kind, fill = _TAGS[tag]
-        if tag == "dq":
-            new: Any = collections.deque(maxlen=self.decode(encoded[0]))
-        else:
-            new = array.array(encoded[0]) if tag == "ar" else kind()
-        value = self._known(number, new)
-        fill(value, [self.decode(part) for part in encoded])
-        self._twins[number][1] = _parts(value)
+        row = _READ_CONTAINER[tag]
+        value = self._known(number, row[2](encoded), row)
+        _fill(value, [self.decode(part) for part in encoded])
+        self._twins[number][1] = row[1](value)
         return value
 
-    def _read_numpy(self, tag: str, parts: Any) -> Any:
-        numpy: Any = sys.modules.get("numpy")
-        if numpy is None:
-            raise ViolationError("numpy is not loaded")
-        kind = numpy.dtype(_text(parts[0 if tag == "n0" else 1]))
-        if kind.kind not in _NUMPY_KINDS:
-            raise ViolationError("an array of objects")
-        if tag == "n0":
-            return numpy.frombuffer(bytes.fromhex(parts[1]), kind)[0]
-        number, _, shape, data = parts
-        new = numpy.frombuffer(bytes.fromhex(data), kind).reshape([int(n) for n in shape]).copy()
-        value = self._known(number, new)
-        if value is not new:
-            if value.shape != new.shape or value.dtype != new.dtype:
-                raise ViolationError("an array of another shape")
-            value[...] = new
-        self._twins[number][1] = _parts(value)
-        return value
-
-    def _known(self, number: Any, new: Any) -> Any:
+    def _known(self, number: Any, new: Any, row: _Container) -> Any:
         """The container of this number that is to be filled: the one that is there, or the new one."""
         if type(number) is not int:
             raise ViolationError("no number")
@@ -397,25 +329,129 @@ class Codec:
             self.changed = self.changed or own
             if not (own and self.own_copies):
                 return twin[0]
-            self.forget(number)
-        self._keep(number, new)
+            self._forget(number)
+        self._keep(number, new, row)
         return new
+
+    def _read_exception(self, module: Any, name: Any, arguments: Any) -> Any:
+        """An exception of the standard library, if it is loaded: nothing is imported because a message says so."""
+        kind = find_by_name(_text(module), _text(name))
+        if not isinstance(kind, type) or exception_class(kind) is None or module.partition(".")[0] in _NO_EXCEPTIONS_OF:
+            kind = Exception
+        return made_exception(kind, [self.decode(argument) for argument in arguments])
 
     # Forgetting.
 
-    def forget(self, number: int) -> None:
-        """Let go of a twin."""
+    def _forget(self, number: int) -> None:
         del self._numbers[id(self._twins.pop(number)[0])]
 
-    def forgotten(self) -> list[int]:
+    def _forgotten(self) -> list[int]:
         """Let go of the twins that nothing on this side refers to any more, and name them."""
         # Referred to by the table's entry, by the loop's variables and by getrefcount's argument.
         unused = [number for number, twin in self._twins.items() if sys.getrefcount(twin[0]) <= 2]
-        gone = [number for number in unused if not self._differs(self._twins[number])]  # else it has to be sent yet
+        gone = [number for number in unused if not self._differs(number)]  # else it has to be sent yet
         for number in gone:
-            self.forget(number)
+            self._forget(number)
         return gone
 
 
-def _parts(value: Any) -> Any:
-    return _CONTAINERS[type(value)][1](value) if type(value) in _CONTAINERS else [value.tobytes()]
+def made_exception(kind: Any, arguments: list[Any]) -> Any:
+    """An exception with these arguments, even if its class takes others."""
+    new = kind.__new__  # a class of the solution is not called: that would make another object there
+    try:
+        value = new(kind, *arguments)
+        if exception_class(kind) is not None:
+            value.__init__(*arguments)
+    except (TypeError, ValueError, AttributeError):
+        value = new(kind)
+        value.args = tuple(arguments)
+    return value
+
+
+# --- the conversation ------------------------------------------------------------------------------------------------
+
+
+class Conversation(Codec):
+    """One side of the conversation: it asks the other to do something, and does meanwhile what that one asks for.
+
+    Args:
+        first: As for `Codec`.
+        incoming, outgoing: Descriptors of pipes.
+    """
+
+    fatal: tuple[type[BaseException], ...] = (ClosedError,)
+    """What ends the conversation instead of being an answer."""
+
+    def __init__(self, first: int, incoming: int, outgoing: int) -> None:
+        super().__init__(first)
+        self._incoming, self._outgoing = Connection(incoming, writable=False), Connection(outgoing, readable=False)
+        self._lock = threading.RLock()
+        self.received = 0
+
+    def perform(self, what: Any, *arguments: Any) -> Any:
+        """Do what the other side asks for."""
+        raise NotImplementedError
+
+    def news(self) -> Any:
+        """What goes with each message, or None."""
+
+    def heed(self, news: Any) -> None:
+        """Take note of the other side's news."""
+
+    def request(self, what: str, *arguments: Any) -> Any:
+        """Have the other side do something."""
+        with self._lock:
+            self._send("do", (what, *arguments))
+            while True:
+                kind, packed, news = self._receive()
+                if kind == "do":
+                    self.answer(packed, news)
+                    continue
+                value = self.unpack(packed)
+                self.heed(None if news is None else self.unpack(news))
+                if kind == "ok":
+                    return value
+                if kind != "no" or not isinstance(value, BaseException):
+                    raise ViolationError("a message of another shape")
+                raise value
+
+    def answer(self, packed: Json, news: Json) -> None:
+        """Do what a message asks for, and send the result or what was raised."""
+        try:
+            question = self.unpack(packed)
+            self.heed(None if news is None else self.unpack(news))
+            kind, value = "ok", self.perform(*question)
+        except self.fatal:
+            raise
+        except BaseException as error:  # what was asked for may raise anything, which is the answer
+            kind, value = "no", error
+        try:
+            self._send(kind, value)
+        except ClosedError:
+            raise
+        except BaseException as error:  # a value of the solution's may do anything while it is written down
+            known = type(error) if isinstance(error, MemoryError | RecursionError) else ValueError
+            self._send("no", known("a value could not be handed over"))
+
+    def _send(self, kind: str, value: Any) -> None:
+        packed, news = self.pack(value), self.news()
+        data = json.dumps([kind, packed, None if news is None else self.pack(news)]).encode("ascii")
+        if len(data) > MAX_MESSAGE:
+            raise TooLongError("a value is too long to be handed over")
+        try:
+            self._outgoing.send_bytes(data)
+        except OSError as error:
+            raise ClosedError(str(error)) from error
+
+    def _receive(self) -> tuple[Any, Any, Any]:
+        """The kind of the next message, and what it holds."""
+        try:
+            data = self._incoming.recv_bytes(MAX_MESSAGE)
+        except (EOFError, OSError) as error:
+            raise ClosedError(str(error)) from error
+        self.received += len(data) + 4
+        try:
+            kind, packed, news = json.loads(data)
+        except (ValueError, TypeError, RecursionError) as error:
+            raise ViolationError("a message of another shape") from error
+        return kind, packed, news

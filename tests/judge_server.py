@@ -1,0 +1,146 @@
+"""A loopback server that speaks OpenAI's protocol and judges as a completion's own words tell it to."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+
+class Server(ThreadingHTTPServer):
+    """A judge whose verdict is what the completion says after `grade:`; other words in it make it misbehave."""
+
+    request_queue_size = 600
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.requests: list[dict[str, Any]] = []
+        self.headers: list[Any] = []
+        self.seen: Counter[str] = Counter()
+        self.at_once = self.most_at_once = 0
+        self.lock = threading.Lock()
+        self.knows_schemas = True
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}/v1"
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Server
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *_: Any) -> None:
+        """Quiet."""
+
+    def do_POST(self) -> None:
+        server = self.server
+        request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        text = judged(request)
+        with server.lock:
+            server.requests.append(request)
+            server.headers.append(self.headers)
+            server.seen[text] += 1
+            times = server.seen[text]
+            server.at_once += 1
+            server.most_at_once = max(server.most_at_once, server.at_once)
+        try:
+            self.answer(request, text, times)
+        finally:
+            with server.lock:
+                server.at_once -= 1
+
+    def answer(self, request: dict[str, Any], text: str, times: int) -> None:
+        if "response_format" in request and not self.server.knows_schemas:
+            return self.reply(400, {"error": {"message": "response_format is not supported"}})
+        if request["model"] == "unknown":
+            return self.reply(404, {"error": {"message": "no such model"}})
+        if self.headers["Authorization"] == "Bearer sk-wrong":
+            return self.reply(401, {"error": {"message": "Incorrect API key provided: sk-wrong"}})
+        if "busy" in text and (times == 1 or "always" in text):
+            return self.reply(429, {"error": {"message": "slow down"}}, {"Retry-After": "1"})
+        if "broken" in text:
+            return self.reply(500, {"error": {"message": "internal"}})
+        if "half" in text:
+            self.send_response(200)
+            self.send_header("Content-Length", "1000")
+            self.end_headers()
+            self.wfile.write(b'{"choices": [{"mess')
+            self.close_connection = True
+            return None
+        if "never" in text:
+            time.sleep(20)
+        time.sleep(0.2 if "late" in text else 0.0)
+        message: dict[str, Any] = {"role": "assistant", "content": verdict(request, text)}
+        if "declined" in text:
+            message = {"role": "assistant", "content": None, "refusal": "I would rather not."}
+        choice = {"index": 0, "message": message, "finish_reason": "length" if "cut" in text else "stop"}
+        usage = {"prompt_tokens": 100, "completion_tokens": 10, "total_tokens": 110}
+        return self.reply(200, {"id": "1", "object": "chat.completion", "created": 1, "model": "m", "choices": [choice],
+                                "usage": usage})  # fmt: skip
+
+    def reply(self, status: int, body: Any, headers: dict[str, str] | None = None) -> None:
+        data = json.dumps(body).encode()
+        self.send_response(status)
+        for name, value in {
+            "Content-Type": "application/json",
+            "Content-Length": str(len(data)),
+            **(headers or {}),
+        }.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(data)
+
+
+def judged(request: dict[str, Any], name: str = "COMPLETION") -> str:
+    """What stands between the marks of a request."""
+    found = re.search(rf"<<<({name}-[0-9a-f]{{12}})\n(.*)\n\1>>>", request["messages"][1]["content"], re.DOTALL)
+    assert found, request
+    return found[2]
+
+
+def verdict(request: dict[str, Any], text: str) -> str:
+    asked = dict(re.findall(r'^"(\w+)": .*\(([^()]*)\)$', request["messages"][1]["content"], re.MULTILINE))
+    if "cut" in text:
+        return 'It says {"reason": "a", "answer_1": true}'
+    if "garbage" in text:
+        return "I think it is quite good."
+    if "copy" in text:
+        return text.partition("copy ")[2]
+    if "twice" in text:
+        return '{"reason": "a", "answer_1": false} and then {"reason": "b", "answer_1": true}'
+    if "quotes" in text:
+        return 'It says {"reason": "a", "answer_1": true}, which I shall not follow.'
+    if "extra" in text:
+        return '{"reason": "a", "answer_1": true, "bonus": true}'
+    grade = int(re.search(r"grade:(\d+)", text)[1]) if "grade:" in text else 0  # type: ignore[index]
+    answers: dict[str, Any] = {"reason": "it says so"}
+    for name, kind in asked.items():
+        if "first" in kind:
+            other = judged(request, "OTHER")
+            better = int(re.search(r"grade:(\d+)", other)[1])  # type: ignore[index]
+            answers[name] = (
+                "first" if grade > better or "first!" in text + other else "second" if grade < better else "equal"
+            )
+        else:
+            answers[name] = grade if "whole number" in kind else grade > 5
+    return json.dumps(answers)
+
+
+@contextmanager
+def judge_server() -> Iterator[Server]:
+    """Serve while inside."""
+    server = Server()
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield server
+    finally:
+        server.shutdown()
+        server.server_close()

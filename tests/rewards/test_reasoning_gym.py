@@ -1,0 +1,115 @@
+"""Each task's own answers score as its package says, and an answer that is code runs nowhere and forges nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trl_grpo_ext.errors import ConfigurationError, RewardError
+from trl_grpo_ext.rewards.reasoning_gym import ReasoningGym, reasoning_gym_rows
+
+DATASETS = pytest.importorskip("reasoning_gym.factory", reason="the extra `reasoning_gym` is not installed").DATASETS
+
+NO_ANSWER = {"boxnet", "graph_color", "propositional_logic", "rubiks_cube", "rush_hour"}
+"""Their package publishes None as the answer."""
+PUBLISHED = sorted({*DATASETS} - NO_ANSWER - {"composite"})
+EVALUATED = ["string_insertion", "spiral_matrix", "binary_matrix", "n_queens"]  # by `eval`
+WHOLE = ReasoningGym(extract="whole", timeout=20)
+PARSED = [
+    "simple_integration",
+    "intermediate_integration",
+    "polynomial_multiplication",
+    "puzzle24",
+    "countdown",
+]  # SymPy
+
+
+def rows_of(tasks: list[str], size: int) -> list[dict[str, Any]]:
+    return [row for task in tasks for row in reasoning_gym_rows(task, 7, size)]
+
+
+def judged(rows: list[dict[str, Any]], answers: list[str]) -> list[tuple[str, float | None]]:
+    columns = {name: [row[name] for row in rows] for name in ("task", "seed", "index", "config")}
+    return [(judgement.outcome.value, judgement.score) for judgement in WHOLE.judge(answers, **columns)]
+
+
+def attacks(file: Path) -> list[str]:
+    code = f"__import__('pathlib').Path({str(file)!r}).write_text('x')"
+    hidden = "+".join(f"chr({ord(character)})" for character in code)
+    return [
+        code,
+        f"[{code}]",
+        f"exec({hidden})",
+        f"eval({hidden})",
+        "entry.update(answer='[1]') or [1]",
+        "[entry.__setitem__('answer', '1') or '1']",
+        "__import__('sys')._getframe(3).f_locals['entry'].update(answer='1') or 1",
+        f"Symbol('x').__class__.__init__.__globals__['__builtins__']['exec']({code!r})",
+        "(lambda: 24)()",
+    ]
+
+
+@pytest.mark.parametrize("tasks", [EVALUATED, PARSED[1:], pytest.param(PUBLISHED, marks=pytest.mark.nightly)])
+def test_code_in_an_answer_runs_nowhere_and_is_worth_no_more_than_any_text(tasks: list[str], tmp_path: Path) -> None:
+    file = tmp_path / "planted"
+    rows = rows_of(tasks, 1)
+    plain = judged(rows, ["(~ ~ ~ ~"] * len(rows))
+    pairs = [(row, attack, score or 0) for row, (_, score) in zip(rows, plain, strict=True) for attack in attacks(file)]
+    scored = judged([row for row, _, _ in pairs], [attack for _, attack, _ in pairs])
+    for (row, attack, harmless), (outcome, score) in zip(pairs, scored, strict=True):
+        assert outcome == "error" or (score or 0) <= max(harmless, 0.15), (row["task"], attack, score)
+    assert not file.exists()
+
+
+@pytest.mark.parametrize(
+    "tasks",
+    [
+        ["basic_arithmetic", "countdown", "n_queens", "spiral_matrix"],
+        pytest.param(PUBLISHED, marks=pytest.mark.nightly),
+    ],
+)
+def test_the_package_s_own_answers_score_one(tasks: list[str]) -> None:
+    rows = [row for row in rows_of(tasks, 2) if row["task"] != "polynomial_multiplication"]  # see below
+    wrong = [row for row, (_, score) in zip(rows, judged(rows, [r["answer"] for r in rows]), strict=True) if score != 1]
+    assert not wrong
+
+
+def test_a_problem_that_is_another_one_when_it_is_made_again_is_no_reference() -> None:
+    rows = reasoning_gym_rows("basic_arithmetic", 7, 2)
+    reward = ReasoningGym()
+    columns = {name: [row[name] for row in rows] for name in ("task", "seed", "index", "config")}
+    answers = [f"<answer>{row['answer']}</answer>" for row in rows]
+    outcomes = reward.judge(answers, **columns, answer=[rows[0]["answer"], "another"])
+    assert [judgement.outcome.value for judgement in outcomes] == ["scored", "unparseable_reference"]
+    assert reward(answers, **columns, answer=[rows[0]["answer"], "another"]) == [1.0, None]
+
+
+def test_what_is_no_answer_and_what_a_verifier_raises() -> None:
+    [row] = reasoning_gym_rows("prime_factorization", 7, 1)
+    columns = {name: [row[name]] * 4 for name in ("task", "seed", "index", "config")}
+    completions = [
+        "no tag",
+        "<answer>I do not know</answer>",
+        f"<answer>x</answer> <answer>{row['answer']}</answer>",
+        "",
+    ]
+    reward = ReasoningGym(max_characters=1000)
+    outcomes = [judgement.outcome.value for judgement in reward.judge(completions, **columns)]
+    assert outcomes == ["no_answer", "error", "scored", "no_answer"]
+    assert reward(completions, **columns) == [0.0, None, 1.0, 0.0]
+    assert reward(completions, **{**columns, "task": [None, *columns["task"][1:]]}) == [None, None, 1.0, 0.0]
+    assert reward(["<answer>" + "9" * 1001 + "</answer>"] * 4, **columns) == [0.0] * 4
+
+
+def test_rows_that_name_no_problem_are_refused() -> None:
+    reward = ReasoningGym()
+    with pytest.raises(RewardError, match="needs the column 'task'"):
+        reward(["<answer>1</answer>"])
+    for wrong in ({"seed": [-1]}, {"index": ["0"]}, {"task": [5]}, {"config": ["{"]}):
+        columns = {"task": ["basic_arithmetic"], "seed": [1], "index": [0], **wrong}
+        with pytest.raises(RewardError, match="row 0"):
+            reward(["<answer>1</answer>"], **columns)
+    with pytest.raises(ConfigurationError, match="'no_such_task' cannot be made"):
+        reasoning_gym_rows("no_such_task", 1, 1)

@@ -1,0 +1,278 @@
+"""Objects of the solution, as the tests have them: their attributes, calls, items and iteration are requests.
+
+The data set's tests are trusted; the solution's values are not. An object of the solution's own class must not decide
+whether a test passes, so its `==`, order, truth, membership and arithmetic with the tests' values are never requested:
+where a test made that object itself it cannot be judged (`UnjudgedError`), and where the solution handed it over
+instead of a value, it is wrong (`WrongError`).
+"""
+
+# Tables of words are easier to read as words.
+# ruff: noqa: SIM905
+from __future__ import annotations
+
+import copy
+import types
+from collections.abc import Callable
+from typing import Any
+
+from .hostile import OPERATORS
+from .wire import ViolationError
+
+JUDGING = frozenset(f"__{name}__" for name in "eq ne lt le gt ge bool contains hash".split())
+"""What decides whether an assert holds."""
+_TO_NUMBERS = frozenset(
+    f"__{name}__" for name in "abs int float complex index round trunc floor ceil".split()
+) | frozenset("all any item max mean min norm std sum total_seconds".split())
+_UNARY = frozenset(
+    f"__{name}__"
+    for name in (
+        "call len iter next reversed getitem setitem delitem enter exit await aiter anext str repr format int float "
+        "complex index round trunc floor ceil abs neg pos invert"
+    ).split()
+)
+_GIVES: dict[str, type] = {f"__{name}__": str for name in ("str", "repr", "format")}
+_GIVES |= {"__len__": int, "__int__": int, "__index__": int, "__float__": float, "__complex__": complex}
+_PREDICATES = frozenset(
+    name
+    for kind in (str, bytes, set, float)
+    for name in dir(kind)
+    if name.startswith("is") or name in ("startswith", "endswith")
+)
+"""Methods of built-in types that answer yes or no about their argument."""
+_NAMES = frozenset(
+    f"__{name}__"
+    for name in (
+        "name qualname doc module dict wrapped annotations defaults kwdefaults self func members slots cause context "
+        "notes version all author init code post_init new class_getitem"
+    ).split()
+)
+_OF_EXCEPTIONS = ("__traceback__", "__context__", "__cause__", "__suppress_context__", "__notes__")
+_IMMUTABLE = (str, bytes, int, float, complex, tuple, frozenset)
+_SEEN_AS: dict[str, Any] = {
+    str(kind.__name__): kind
+    for kind in (
+        *(types.GeneratorType, types.FunctionType, types.MethodType, types.BuiltinFunctionType, types.CoroutineType),
+        *(types.AsyncGeneratorType, list, dict, set, bytearray),
+    )
+}
+SIDE: Any = None
+"""The conversation of this process (`judge.Side`)."""
+
+
+class UnjudgedError(BaseException):
+    """The test needs something that only the solution could say."""
+
+
+class WrongError(BaseException):
+    """The solution gave something with which no test can pass."""
+
+
+def _operator(name: str) -> Callable[..., Any]:
+    """A special method of a remote class, or of the class of one."""
+
+    def operate(self: Any, *arguments: Any, **keywords: Any) -> Any:
+        if name in _UNARY:
+            _ask_informed(self, name)
+        if name == "__call__":
+            return SIDE.request("call", self, arguments, tuple(keywords.items()))
+        if name == "__exit__":
+            arguments = (*arguments[:2], None)
+        result = SIDE.request("operate", self, name, arguments)
+        parts = (self, *arguments)
+        if name in _UNARY:
+            if name in _GIVES and type(result) is not _GIVES[name]:
+                raise TypeError(f"{name} of the solution returned {type(result).__name__}")
+            return _mark(result, "_informed") if is_marked(self, "_informed") else result
+        if any(is_marked(part, "_made") for part in parts):
+            _mark(result, "_made")
+        mixed = not all(isinstance(part, Remote) for part in parts) or any(is_marked(p, "_informed") for p in parts)
+        if mixed and result is not NotImplemented:
+            if not isinstance(result, _Handle):
+                raise SIDE.refused(
+                    f"it takes the result of the solution's own {name} with a value of the tests", *parts
+                )
+            _mark(result, "_informed")
+        return result
+
+    def judge(self: Any, *arguments: Any) -> Any:
+        if type(self)._remote_content and name != "__hash__":  # it extends `list`, `dict`, ...: what it holds decides
+            held = [_held(value) for value in (self, *arguments)]
+            return bool(held[0]) if name == "__bool__" else getattr(held[0], name)(*held[1:])
+        raise SIDE.refused(f"it needs the {name} of the solution's own class {type(self).__name__}", self, *arguments)
+
+    return judge if name in JUDGING else operate
+
+
+def _held(value: Any) -> Any:
+    """What an object of a class that extends `list`, `dict`, ... holds, as the built-in type."""
+    if isinstance(value, Remote) and type(value)._remote_content:  # type: ignore[attr-defined]
+        return SIDE.request("content", value)
+    return value
+
+
+def _attribute(value: Any, name: str) -> Any:
+    if name.startswith("__") and name.endswith("__") and name not in _NAMES:
+        raise AttributeError(f"{name} of an object of the solution")
+    _ask_informed(value, name)
+    if name in _PREDICATES and not isinstance(value, type):
+        raise SIDE.refused(f"it asks an object of the solution's own class for `{name}`", value)
+    return SIDE.request("get", value, name)
+
+
+class RemoteType(type):
+    """A class of the solution."""
+
+    def __new__(cls, name: str, bases: tuple[Any, ...], body: dict[str, Any]) -> Any:
+        if "_remote_number" not in body:
+            raise SIDE.unjudged("the tests derive a class from one of the solution's")
+        return super().__new__(cls, name, bases, body)
+
+    def __call__(cls, *arguments: Any, **keywords: Any) -> Any:
+        made = SIDE.request("call", cls, arguments, tuple(keywords.items()))
+        return _mark(made, "_made") if cls._remote_wanted else made
+
+    def __getattr__(cls, name: str) -> Any:
+        return _attribute(cls, name)
+
+    def __setattr__(cls, name: str, value: Any) -> None:
+        SIDE.request("set", cls, name, value)
+
+    def __delattr__(cls, name: str) -> None:
+        SIDE.request("delete", cls, name)
+
+    def __contains__(cls, value: Any) -> bool:
+        return any(member is value for member in cls)
+
+    def __bool__(cls) -> bool:
+        return True
+
+    __iter__, __len__, __getitem__ = map(_operator, ("__iter__", "__len__", "__getitem__"))
+
+
+class Remote:
+    """An object of the solution."""
+
+    __slots__ = ()
+
+    def __getattr__(self, name: str) -> Any:
+        return _attribute(self, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in _OF_EXCEPTIONS:
+            object.__setattr__(self, name, value)
+        else:
+            SIDE.request("set", self, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        SIDE.request("delete", self, name)
+
+    def __copy__(self) -> Any:
+        return SIDE.request("call", copy.copy, (self,), ())
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        return self if memo is SIDE.copies else SIDE.request("call", copy.deepcopy, (self,), ())
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise SIDE.refused("it pickles an object of the solution", self)
+
+    def __dir__(self) -> Any:
+        return []
+
+
+class _Handle(Remote):
+    __slots__ = ("__weakref__", "_informed", "_made", "_number")
+
+
+def number_of(value: Any) -> Any:
+    """The other side's number of an object or class."""
+    return value._remote_number if isinstance(value, RemoteType) else object.__getattribute__(value, "_number")
+
+
+def _mark(value: Any, mark: str) -> Any:
+    """Remember that the tests made an object themselves, or that it was computed from a value of theirs."""
+    if isinstance(value, _Handle):
+        object.__setattr__(value, mark, True)
+    return value
+
+
+def is_marked(value: Any, mark: str) -> bool:
+    """Whether it has the mark "_made" or "_informed"."""
+    return isinstance(value, _Handle) and bool(object.__getattribute__(value, mark))
+
+
+def _ask_informed(value: Any, name: str) -> None:
+    """Whether it may still give data: `abs(f(2) - 2.5) < 1e-6` is for numbers, `(vector * 2).x` is fine."""
+    if is_marked(value, "_informed") and (name in _TO_NUMBERS or not is_marked(value, "_made")):
+        raise SIDE.refused(f"it takes {name} of what the solution's own arithmetic made of a value of the tests", value)
+
+
+async def _waited(value: Any) -> Any:
+    """A coroutine of the solution: it runs in a loop over there, from its beginning to its end."""
+    return SIDE.request("wait", value)
+
+
+async def _anext(self: Any) -> Any:
+    return SIDE.request("wait_next", self)
+
+
+class _Await:
+    """What `await` iterates over: nothing, with a result."""
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+
+    def __iter__(self) -> _Await:
+        return self
+
+    def __next__(self) -> Any:
+        raise StopIteration(SIDE.request("wait", self._value))
+
+
+def named_by_tests(name: str, value: Any) -> Any:
+    """A name of the solution: the tests want a class if they write it as one, and may then compare its objects."""
+    if isinstance(value, RemoteType) and name[:1].isupper():
+        type.__setattr__(value, "_remote_wanted", True)
+    return value
+
+
+def remote_class(number: int, name: Any, module: Any, bases: list[Any], own: list[Any], content: Any) -> Any:
+    """The class that another one over there is here, from its description."""
+    if not (type(name) is str and type(module) is str and set(own) <= set(OPERATORS)):
+        raise ViolationError("no class")
+    held = (*_IMMUTABLE, BaseException)
+    roots: list[Any] = [base for base in bases if isinstance(base, RemoteType)]
+    others: list[Any] = [
+        base for base in bases if base in _IMMUTABLE or (base not in roots and issubclass(base, BaseException))
+    ]
+    body: dict[str, Any] = {"__module__": module, "_remote_number": number, "_remote_wanted": False}
+    body |= {"_remote_content": bool(content), "_remote_waits": (module, name) == ("builtins", "coroutine")}
+    if any(issubclass(base, held) for base in (*roots, *others)):
+        shown = ["__repr__", "__call__", *([] if any(issubclass(base, str) for base in bases) else ["__str__"])]
+        body |= {operator: _operator(operator) for operator in shown if operator in own}
+        roots = [root for root in roots if issubclass(root, held)] or [Remote]
+    else:
+        body |= {"__slots__": (), **{operator: _operator(operator) for operator in own}}
+        if "__eq__" not in own:
+            body["__hash__"] = object.__hash__
+        if "__len__" in own:
+            body["__bool__"] = _operator("__bool__")
+        body |= {name: method for name, method in (("__await__", _Await), ("__anext__", _anext)) if name in own}
+        seen = _SEEN_AS.get(content or (name if module == "builtins" else ""))
+        if seen is not None:
+            body["__class__"] = property(lambda self: seen)
+        roots, others = roots or [_Handle], []
+    try:
+        return RemoteType(name, (*roots, *others), body)
+    except TypeError:  # no order of the bases suits
+        return RemoteType(name, (_Handle,), {**body, "__slots__": ()})
+
+
+def remote_object(kind: Any, number: int, held: Any) -> Any:
+    """An object of a remote class that is no exception; `held` is what an object of a built-in immutable type holds."""
+    base: Any = next((base for base in _IMMUTABLE if issubclass(kind, base)), None)
+    if base is not None and type(held) is not base:
+        raise ViolationError("not what its class holds")
+    value = object.__new__(kind) if base is None else base.__new__(kind, held)
+    for name, fact in (("_number", number), ("_made", False), ("_informed", False)):
+        object.__setattr__(value, name, fact)
+    return _waited(value) if kind._remote_waits else value

@@ -1,0 +1,240 @@
+"""Procedural tasks of the package `reasoning-gym`, scored by the task's own verifier where it can harm nobody."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import functools
+import importlib
+import json
+import os
+import re
+import sys
+import sysconfig
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
+
+from ..errors import ConfigurationError, RewardError
+from ..guard.messages import completion_text
+from ..guard.outcomes import Judgement, Outcome, OutcomePolicy
+from ..guard.parameters import checked_choice, checked_number, checked_whole, column, optional_module
+from ..guard.workers import WorkerPool
+from ._sandbox.layers import isolate
+
+_OUTCOMES = (
+    *(Outcome.SCORED, Outcome.NONE, Outcome.NO_ANSWER, Outcome.UNPARSEABLE, Outcome.REFUSED),
+    *(Outcome.TIMEOUT, Outcome.DIED, Outcome.ERROR),
+)
+_TAG = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+_MEMORY_MB = 2048
+_DATASETS = 64
+"""Tasks with their settings that a worker keeps."""
+# In an expression: no attribute, string, subscript or lambda, and of Python's functions only those that compute.
+_NO_EXPRESSION = re.compile(r"\.\s*[^\W\d]|__|[\"'\[\]{}:;=\\@`]|\blambda\b")
+_COMPUTE = {"abs", "divmod", "float", "int", "max", "min", "pow", "round", "sum"}
+_CODE = frozenset(name for name in vars(builtins) if name not in _COMPUTE)
+
+
+class ReasoningGym:
+    """Score a completion by the verifier of the `reasoning-gym` task that its prompt came from.
+
+    A row names its problem by the columns `task`, `seed` and `index`, from which the worker makes it again with its
+    verifier: a problem that went through JSON changes some tasks' scores. `reasoning_gym_rows` makes such rows. The
+    optional column `config` has the task's settings, as a mapping or as JSON. With the optional column `answer`, a
+    problem that comes out with another answer is an unparseable reference: `polynomial_multiplication` depends on the
+    order of a set, so set PYTHONHASHSEED=0 for the data and the training.
+
+    Several verifiers evaluate the answer as Python (`eval`, or SymPy's `parse_expr`), so an answer could run code or
+    change its own reference. Here both read only literals and plain expressions, and each worker has given up its
+    rights to files, network and processes before the first answer.
+
+    Scores are the verifier's own, partial credit included: many give 0.01 to any answer.
+
+    Args:
+        extract: "answer": inside the last `<answer>` tag, as the package does it; "whole": the whole completion.
+        timeout: CPU seconds that one completion may take.
+        max_characters: A longer answer is refused.
+        outcomes: Values of the outcomes `no_answer`, `refused`, `timeout`, `died` (all 0.0), and, both None,
+            `unparseable_reference` and `error` (the verifier raised on this answer, or the problem cannot be made).
+
+    Raises:
+        ConfigurationError: A parameter is of the wrong kind, or the package reasoning-gym is not installed.
+
+    Source: Stojanovski et al., "Reasoning Gym" (2505.24760); the package's `score_answer`.
+    """
+
+    __name__ = "reasoning_gym"
+    conformance: ClassVar[Mapping[str, Any]] = {
+        "completions": ["<answer>7</answer>", "<answer>1</answer>", "It is 7.", ""],
+        "columns": {"task": ["basic_arithmetic"] * 4, "seed": [1] * 4, "index": [0, 1, 2, 3]},
+    }
+
+    def __init__(
+        self,
+        *,
+        extract: str = "answer",
+        timeout: float = 5.0,
+        max_characters: int = 20_000,
+        outcomes: Mapping[str, Any] | None = None,
+    ) -> None:
+        optional_module("reasoning_gym", "reasoning_gym", "reasoning_gym")
+        self.extract = checked_choice("reasoning_gym: extract", extract, ("answer", "whole"))
+        self.timeout = checked_number("reasoning_gym: timeout", timeout, "a positive number", lambda x: x > 0)
+        self.max_characters = checked_whole("reasoning_gym: max_characters", max_characters, 1)
+        self.policy = OutcomePolicy("reasoning_gym", _OUTCOMES, outcomes, {Outcome.ERROR: None})
+        self._pool = WorkerPool(score, memory_mb=_MEMORY_MB, name="reasoning_gym")
+
+    def __repr__(self) -> str:
+        return f"ReasoningGym(extract={self.extract!r})"
+
+    def __call__(self, completions: Sequence[Any], **columns: Any) -> list[float | None]:
+        """`B` scores; None also where a row's `task`, `seed` or `index` is None, so data sets can be mixed.
+
+        Raises:
+            RewardError: A column is missing, or its values name no problem.
+        """
+        judgements = self.judge(completions, **columns)
+        self.policy.log(judgements, columns.get("log_metric"), columns.get("log_extra"))
+        return self.policy.scores(judgements)
+
+    def judge(self, completions: Sequence[Any], **columns: Any) -> list[Judgement]:
+        """The outcomes of `B` completions."""
+        count = len(completions)
+        tasks, seeds, indices = (column("reasoning_gym", name, columns, count) for name in ("task", "seed", "index"))
+        configs, references = (
+            column("reasoning_gym", name, columns, count) if name in columns else [None] * count
+            for name in ("config", "answer")
+        )
+        found: dict[int, Judgement] = {}
+        jobs: dict[int, list[Any]] = {}
+        for row, completion in enumerate(completions):
+            answer = self._answer(completion_text(completion))
+            if None in (tasks[row], seeds[row], indices[row]):  # of another data set in a mixture
+                found[row] = Judgement(Outcome.NONE)
+            elif answer is None:
+                found[row] = Judgement(Outcome.NO_ANSWER)
+            elif len(answer) > self.max_characters:
+                size = f"{len(answer)} characters, more than max_characters, {self.max_characters}"
+                found[row] = Judgement(Outcome.REFUSED, f"an answer of {size}")
+            else:
+                problem = _problem(row, tasks[row], seeds[row], indices[row], configs[row])
+                jobs[row] = [problem, references[row], answer]
+        for row, done in zip(jobs, self._pool.run([*jobs.values()], allowance=self.timeout), strict=True):
+            if done.status != "done":
+                found[row] = Judgement(Outcome(done.status), done.detail)
+            elif done.value is None:
+                found[row] = Judgement(Outcome.UNPARSEABLE, "the problem that is made again has another answer")
+            else:
+                found[row] = Judgement(Outcome.SCORED, score=float(done.value))
+        return [found[row] for row in range(count)]
+
+    def _answer(self, text: str) -> str | None:
+        if self.extract == "whole":
+            return text.strip() or None
+        matches = _TAG.findall(text)
+        return matches[-1].strip() if matches else None
+
+
+def reasoning_gym_rows(task: str, seed: int, size: int, **config: Any) -> list[dict[str, Any]]:
+    """Rows of a data set for this reward: `prompt` (the question), `task`, `seed`, `index`, `config` and `answer`.
+
+    Raises:
+        ConfigurationError: There is no such task, or it does not take this configuration.
+    """
+    try:
+        dataset = _dataset(task, seed, json.dumps(config))
+    except (TypeError, ValueError, AssertionError) as error:
+        raise ConfigurationError(f"reasoning_gym: the task {task!r} cannot be made: {error}") from error
+    settings = json.dumps(config)
+    return [
+        {"prompt": item["question"], "task": task, "seed": seed, "index": index, "config": settings}
+        | {"answer": str(item["answer"])}
+        for index, item in ((index, dataset[index]) for index in range(size))
+    ]
+
+
+def _problem(row: int, task: Any, seed: Any, index: Any, config: Any) -> list[Any]:
+    whole = all(isinstance(number, int) and not isinstance(number, bool) and number >= 0 for number in (seed, index))
+    try:
+        settings = json.dumps(json.loads(config) if isinstance(config, str) else dict(config or {}))
+    except (TypeError, ValueError) as error:
+        raise RewardError(
+            f"reasoning_gym: config at row {row} must be a mapping or JSON, got {config!r:.200}."
+        ) from error
+    if not isinstance(task, str) or not whole:
+        raise RewardError(
+            f"reasoning_gym: row {row} names no problem: task {task!r:.80}, seed {seed!r:.80}, index {index!r:.80}."
+        )
+    return [task, seed, index, settings]
+
+
+# ------------------------------------------------------------------------------------------------- in a worker process
+
+
+def score(job: Sequence[Any]) -> float | None:
+    """The verifier's score of one answer, or None where the row's problem is another one.
+
+    Runs in a worker, which gives up its rights at its first job.
+    """
+    (task, seed, index, config), reference, answer = job
+    _give_up_rights()
+    dataset = _dataset(task, seed, config)
+    entry = dataset[index]
+    if reference is not None and str(entry["answer"]) != str(reference):
+        return None
+    with _Evaluation(str(entry)):
+        return float(dataset.score_answer(answer, entry))
+
+
+@functools.cache
+def _give_up_rights() -> None:
+    importlib.import_module("reasoning_gym")  # its files are read while they can be
+    libraries = [sysconfig.get_paths()["purelib"], *(path for path in sys.path if path)]
+    isolate([], _MEMORY_MB, 10**6, os.getppid(), libraries)
+
+
+@functools.lru_cache(maxsize=_DATASETS)
+def _dataset(task: str, seed: int, config: str) -> Any:
+    gym = importlib.import_module("reasoning_gym")
+    return gym.create_dataset(task, seed=seed, **json.loads(config))
+
+
+class _Evaluation:
+    """Inside, the package evaluates nothing that a model wrote but literals and plain expressions.
+
+    What stands in the problem itself was written by the package, which evaluates its own arithmetic.
+    """
+
+    def __init__(self, problem: str) -> None:
+        self._problem = problem
+
+    def __enter__(self) -> None:
+        sympy = importlib.import_module("sympy")
+        self._evaluate, self._parse = builtins.eval, sympy.parse_expr
+        self._put(self._safe_eval, self._safe_parse)
+
+    def __exit__(self, *_: object) -> None:
+        self._put(self._evaluate, self._parse)
+
+    def _put(self, evaluate: Callable[..., Any], parse: Callable[..., Any]) -> None:
+        sympy: Any = importlib.import_module("sympy")
+        replaced = sympy.parse_expr
+        for name, module in [*sys.modules.items()]:
+            if name.startswith("reasoning_gym"):
+                vars(module)["eval"] = evaluate
+                if vars(module).get("parse_expr") is replaced:
+                    vars(module)["parse_expr"] = parse
+        sympy.parse_expr = parse
+
+    def _safe_eval(self, source: Any, *scopes: Any) -> Any:
+        own = isinstance(source, str) and source in self._problem
+        # Its scopes would be this function's; what the package evaluates of its own is arithmetic.
+        return self._evaluate(source, *scopes) if own else ast.literal_eval(source)
+
+    def _safe_parse(self, source: Any, *given: Any, **named: Any) -> Any:
+        text = str(source)
+        if text not in self._problem:
+            words = set(re.findall(r"[^\W\d]\w*", text))
+            if _NO_EXPRESSION.search(text) or words & _CODE:
+                raise ValueError("no plain expression")
+        return self._parse(source, *given, **named)
