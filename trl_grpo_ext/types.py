@@ -531,8 +531,8 @@ class AdvantageHook(Protocol):
       shapers.
     - `needs`: names from `NEEDS`. The trainer is not constructed if one is unavailable; log-probabilities that TRL does
       not compute cost an extra pass.
-    - `teachers`: ids or paths of causal language models whose log-probabilities the hook reads from
-      `rollout.teacher_logps_B_T`.
+    - `teachers`: names of models whose log-probabilities the hook reads from `rollout.teacher_logps_B_T`: an id or
+      path, or `teacher_name(model, column)`, the same, "policy" or "reference" after the prompts of another column.
     - `per_group = True`: `on_rewards` and `on_rollout` treat each group on its own and keep no state, so a group's
       advantages do not depend on the rest of the batch. `resample` requires it of shapers, and of all hooks if its
       filter reads advantages.
@@ -598,6 +598,22 @@ class GroupFilter(Protocol):
             counted under `groups/dropped/<words>`.
         """
         ...
+
+
+POLICY, REFERENCE = "policy", "reference"
+"""Teachers that are no other model: the policy as it generated, and the one that TRL keeps as the reference."""
+_GIVEN = " given "
+
+
+def teacher_name(model: str, column: str | None = None) -> str:
+    """The name in `teachers` of a model that sees the prompts of a column of the data set, or the usual ones."""
+    return model if column is None else f"{model}{_GIVEN}{column}"
+
+
+def split_teacher(name: str) -> tuple[str, str]:
+    """The model and the column of a name that `teacher_name` made; the column is empty for the usual prompts."""
+    model, _, column = name.partition(_GIVEN)
+    return model, column
 
 
 def implements(plugin: object, method: str) -> bool:

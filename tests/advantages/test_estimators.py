@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from tests.contexts import Ranks, cut, make_rollout
 from trl_grpo_ext import load_advantage_hooks
 from trl_grpo_ext.credit import flow
-from trl_grpo_ext.errors import PluginOutputError
+from trl_grpo_ext.errors import PluginOutputError, PluginParameterError
 from trl_grpo_ext.types import Rollout
 
 NAN = math.nan
@@ -95,42 +95,6 @@ def test_optimal_baseline_by_hand() -> None:
     masked = torch.tensor([[0.0, 0.0, 1.0], [1.0, 1.0, 1.0]], dtype=torch.float64)
     rollout = replace(make_rollout([3, 3], [1.0, 0.0]), mask_B_T=masked)
     assert on_tokens("optimal_baseline", rollout).tolist() == [[0, 0, 0.75], [-0.25, -0.25, -0.25]]
-
-
-# ---------------------------------------------------------------------------------------------- odd batches
-
-WITHOUT_BASELINE = ("raw_reward", "constant_baseline", "max_only")
-SELECTIONS = [
-    *("raw_reward", "constant_baseline", "max_only", "centred", "normalised", "quantile_baseline", "best_margin"),
-    *("leave_one_out", "batch_whitening", {"name": "batch_whitening", "baseline": "batch"}, "optimal_baseline"),
-    *("mean_relative", {"name": "pass_at_k", "k": 2}, {"name": "normalised", "std": "population", "std_floor": 0.1}),
-]
-
-
-@pytest.mark.parametrize("selection", SELECTIONS, ids=str)
-def test_equal_and_missing_rewards_several_ranks_and_half_precision(selection: Any) -> None:
-    for reward in (0.1, 1e-30, 12345.678) if selection not in WITHOUT_BASELINE else ():
-        for dtype in (torch.float32, torch.float64):
-            rollout = make_rollout([1, 2, 3, 1, 2, 3, 1], [reward] * 7)
-            rollout = replace(rollout, rewards_B=rollout.rewards_B.to(dtype), raw_rewards_B=rollout.rewards_B.to(dtype))
-            assert not on_tokens(selection, rollout).any()  # nor what rounding would leave
-    rewards = [2.0, 0.0, 0.0, 1.5]
-    with_holes = advantages(selection, [NAN, *rewards[:2], NAN, *rewards[2:], NAN])
-    assert [with_holes[i] for i in (0, 3, 6)] == [0, 0, 0]
-    assert [with_holes[i] for i in (1, 2, 4, 5)] == pytest.approx(advantages(selection, rewards))
-    assert advantages(selection, [NAN] * 4, [0, 0, 1, 1]) == [0] * 4
-    # In bfloat16 counting stops at 256. All of these rewards and lengths are exact in it.
-    many = range(600)
-    whole = make_rollout([i % 4 for i in many], [float(i % 3 == 0) * 2 for i in many], [i % 2 for i in many])
-    expected = on_tokens(selection, whole)
-    parts = Ranks(cut(whole, [7, 1, 592])).run(lambda part: on_tokens(selection, part))
-    torch.testing.assert_close(torch.cat(parts), expected, rtol=1e-9, atol=1e-12)
-    for dtype in (torch.bfloat16, torch.float16):
-        rounded = {name: getattr(whole, name).to(dtype) for name in ("rewards_B", "raw_rewards_B", "mask_B_T")}
-        result = on_tokens(selection, replace(whole, **rounded), dtype)
-        assert result.dtype == dtype
-        # Rounding is relative to the largest number that took part, which the highest reward is.
-        torch.testing.assert_close(result.double(), expected, rtol=2 * torch.finfo(dtype).eps, atol=2e-6)
 
 
 # ---------------------------------------------------------------------------------------------- refused
@@ -211,3 +175,53 @@ def test_a_k_that_no_group_can_have_stops_every_rank_in_training() -> None:
     refused_on_all_ranks({"name": "pass_at_k", "k": 4}, make_rollout([1] * 6, rewards, groups), [3, 2, 1], says)
     smaller = make_rollout([1] * 6, rewards, groups, training=False)  # as groups in evaluation may be
     assert pass_at_k(4, smaller).tolist() == [[0.0]] * 6
+
+
+def two_rewards(first: list[float], second: list[float], groups: list[int], **parameters: Any) -> list[float]:
+    """`decoupled_normalisation` of two reward functions, the second of weight 0.5."""
+    rewards_B_K = torch.tensor([first, second], dtype=torch.float64).T
+    weights_K = torch.tensor([1.0, 0.5], dtype=torch.float64)
+    total = (rewards_B_K * weights_K).nansum(1).masked_fill(rewards_B_K.isnan().all(1), math.nan)
+    both = {"rewards_B_K": rewards_B_K, "reward_names": ("a", "b"), "reward_weights_K": weights_K}
+    rollout = make_rollout([1] * len(first), total.tolist(), groups, **both)
+    (gdpo,) = load_advantage_hooks([{"name": "gdpo", **parameters}])
+    advantages_B_T: torch.Tensor = gdpo.on_rollout(torch.full((len(first), 1), 9.0, dtype=torch.float64), rollout)
+    return advantages_B_T.squeeze(1).tolist()
+
+
+def test_decoupled_normalisation_by_hand() -> None:
+    # Of two, one is 1/√2 above and one below; where both got 1, both are 0. The sums are ±0.5/√2, and σ is √(0.5/3).
+    advantages = two_rewards([1, 0, 1, 1], [0, 2, 1, 3], [0, 0, 1, 1], epsilon=1e-9)
+    assert advantages == pytest.approx([0.75**0.5, -(0.75**0.5), -(0.75**0.5), 0.75**0.5])
+    # One function has no opinion on the third completion, none has one on the fourth; a group of equal rewards is 0.
+    nan = math.nan
+    advantages = two_rewards([1, 0, nan, nan, 0.3, 0.3], [1, 3, 5, nan, 0.1, 0.1], [0, 0, 0, 0, 1, 1], epsilon=1e-9)
+    sums = [0.5**0.5 - 0.5, -(0.5**0.5), 0.5]  # 1, 3, 5 are -1, 0 and 1 standard deviation from their mean
+    spread = (sum(x * x for x in sums) / 4) ** 0.5  # of five, two of which are 0, about a mean of 0
+    assert advantages == pytest.approx([*(x / spread for x in sums), 0, 0, 0])
+    assert advantages[3:] == [0, 0, 0]
+
+
+def test_running_baseline_by_hand() -> None:
+    (rae,) = load_advantage_hooks([{"name": "rae", "decay": 0.5, "column": "player"}])
+    players, given = ["white", "black", "white", "black"], torch.zeros(4, 1, dtype=torch.float64)
+
+    def batch(*rewards: float, training: bool = True) -> list[float]:
+        rollout = make_rollout([1] * 4, rewards, columns={"player": players}, training=training)
+        advantages_B_T: torch.Tensor = rae.on_rollout(given, rollout)
+        return advantages_B_T.squeeze(1).tolist()
+
+    assert batch(1, -1, 0, 0, training=False) == [1, -1, 0, 0]  # which moves nothing
+    assert batch(1, -1, 0, 0) == [1, -1, 0, 0]
+    # Two rewards of mean 0.5 each way: three quarters of the way to them.
+    assert batch(1, -1, 1, math.nan) == [0.625, -0.625, 0.625, 0]
+    # white: 0.25·0.375 + 0.75·1; black, with one reward: 0.5·(-0.375) + 0.5·(-1)
+    state = json.loads(json.dumps(rae.state_dict()))
+    assert sorted(state.values()) == [-0.6875, 0.84375]
+    (rae,) = load_advantage_hooks([{"name": "running_baseline", "decay": 0.5, "column": "player"}])
+    rae.load_state_dict(state)
+    assert batch(0, 0, 0, 0) == [-0.84375, 0.6875, -0.84375, 0.6875]
+    with pytest.raises(PluginOutputError, match="there is no column 'player'; the data set has none"):
+        rae.on_rollout(given, make_rollout([1] * 4))
+    with pytest.raises(PluginParameterError, match="column must name a column"):
+        load_advantage_hooks([{"name": "rae", "column": ""}])

@@ -21,6 +21,8 @@ REFUSED: dict[str, dict[str, tuple[Any, ...]]] = {
     "constant_baseline": {"baseline": (INF, "1", True)},
     "quantile_baseline": {"quantile": (0, 1), "scale": ("yes",), "epsilon": (0,)},
     "best_margin": {"scale": (1,), "epsilon": (0,)},
+    "decoupled_normalisation": {"epsilon": (0, INF)},
+    "running_baseline": {"decay": (-0.1, 1), "column": ("", 5)},
     "batch_whitening": {"std_floor": (0,), "baseline": ("prompt", ["group"])},
     "pass_at_k": {"k": (0, 2.5, True), "threshold": (NAN,)},
     "group_mean_gae": {"gamma": (0, 1.1), "gae_lambda": (-0.1,), "length_alpha": (0,)},
@@ -35,7 +37,8 @@ REFUSED: dict[str, dict[str, tuple[Any, ...]]] = {
         "coefficient": (INF,),
     },
     "span_credit": {"normalise": (1,), "without_spans": ("some",), "patterns": (["a"], {"r": 5}, {5: "a"}, {"r": "("})},
-    "teacher_log_ratio": {"teacher": ("  ", 3), "coefficient": (0,), "mode": ("",)},
+    "self_distilled": {"prompt": ("", 3), "teacher": ("",), "strength": (0, 1.1), "clip": (0, 2)},
+    "teacher_log_ratio": {"prompt": ("", 3), "teacher": ("  ", 3), "coefficient": (0,), "mode": ("",)},
     "prefix_tree": {"mode": ("multiply",)},
     "turn_rewards": {"form": ("sum",), "gamma": (1.5,), "turn_weight": (-1.0,), "baseline": ("x",), "normalise": (1,)},
     "gigpo": {"step_weight": (-1,), "gamma": (2,), "normalise": (1,), "anchor": ("text",), "states": ("s",)},
@@ -76,6 +79,7 @@ REFUSED: dict[str, dict[str, tuple[Any, ...]]] = {
         "safety_threshold": (0,),
     },
     "covariance_clip": {"low": (NAN,), "high": (1.0,), "ratio": (0,)},
+    "divergence_mask": {"low": (0, 1.1), "high": (-0.1, NAN)},
 }
 TOGETHER: dict[str, dict[str, Any]] = {
     "sign_scaling": {"positive": 0, "negative": 0},
@@ -108,10 +112,22 @@ def test_every_parameter_refuses_what_it_cannot_take_with_name_and_value(info: A
             load_advantage_hooks([{"name": info.name, "alpha": 1.0}])
 
 
-def test_the_ends_of_the_ranges_are_allowed() -> None:
-    hook("sign_scaling", positive=0), hook("low_probability", alpha=1), hook("group_mean_gae", gamma=1, gae_lambda=0)
-    hook("future_kl", epsilon_low=1, safety_threshold=None), hook("covariance_clip", ratio=1)
-    hook("process_rewards", gamma=0, coefficient=-1.0), hook("normalised", std_floor=0)
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        ("sign_scaling", {"positive": 0}),
+        ("low_probability", {"alpha": 1}),
+        ("group_mean_gae", {"gamma": 1, "gae_lambda": 0}),
+        ("future_kl", {"epsilon_low": 1, "safety_threshold": None}),
+        ("covariance_clip", {"ratio": 1}),
+        ("divergence_mask", {"low": 1, "high": 1}),
+        ("process_rewards", {"gamma": 0, "coefficient": -1.0}),
+        ("normalised", {"std_floor": 0}),
+    ],
+)
+def test_the_ends_of_the_ranges_are_allowed(name: str, parameters: dict[str, Any]) -> None:
+    built = hook(name, **parameters)
+    assert {parameter: getattr(built, parameter) for parameter in parameters} == parameters
 
 
 def test_an_adapted_coefficient_survives_pickling() -> None:

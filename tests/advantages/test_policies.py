@@ -15,6 +15,7 @@ from tests.advantages.token_batches import after_rollout, hook, on_ranks
 from tests.contexts import make_rollout, padded
 from trl_grpo_ext.credit import flow
 from trl_grpo_ext.credit.chain import HookChain
+from trl_grpo_ext.errors import ConfigurationError
 from trl_grpo_ext.types import Rollout, role_of
 
 LOGPS, REF_LOGPS = [-1.0, -0.5, -2.0], [-1.5, -0.4, -1.0]  # k1: .5, -.1, -1
@@ -130,10 +131,6 @@ class TestKLOfTheCompletion:
             assert not hasattr(one, lacks)
 
 
-def after_rollout_of(one: Any, rollout: Rollout) -> None:
-    flow.apply_rollout_hooks(torch.zeros(len(rollout.prompts), dtype=torch.float64), [one], rollout)
-
-
 def test_teacher_by_hand_with_the_reference_as_teacher() -> None:
     rollout = three_tokens()
     (row,) = after_rollout(rollout, [9.0], "teacher_log_ratio")
@@ -147,6 +144,22 @@ def test_teacher_by_hand_with_a_model_of_its_own() -> None:
     assert row == pytest.approx([-1.0, 0.2, 2.0])
     (row,) = after_rollout(rollout, [9.0], "on_policy_distillation", teacher="org/teacher", mode="add")
     assert row == pytest.approx([8.5, 9.1, 10.0])
+
+
+def test_a_teacher_with_another_prompt_by_hand() -> None:
+    hinted = {"policy given hint": padded([REF_LOGPS])}
+    rollout = three_tokens(teacher_logps_B_T=hinted)
+    (row,) = after_rollout(rollout, [9.0], "teacher_log_ratio", teacher="policy", prompt="hint")
+    assert row == pytest.approx([-0.5, 0.1, 1.0])
+    weighed: dict[str, Any] = {"prompt": "hint", "strength": 0.5, "clip": 0.2}
+    (row,) = after_rollout(rollout, [1.0], "self_distilled", **weighed)
+    assert row == pytest.approx([0.9, 1 + 0.5 * (math.exp(0.1) - 1), 1.1])
+    (row,) = after_rollout(rollout, [-2.0], "rlsd", **weighed)
+    assert row == pytest.approx([-2.2, -2 * (1 + 0.5 * (math.exp(-0.1) - 1)), -1.8])
+    (row,) = after_rollout(rollout, [0.0], "self_distilled", **weighed)
+    assert row == [0.0, 0.0, 0.0]
+    with pytest.raises(ConfigurationError, match="teacher 'policy' needs prompt"):
+        hook("teacher_log_ratio", teacher="policy")
 
 
 @pytest.mark.parametrize(

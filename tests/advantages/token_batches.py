@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import fields, replace
 from functools import cache
 from typing import Any
 
 import torch
-from hypothesis import strategies as st
 from torch.nn.functional import pad
 
-from tests.contexts import Ranks, cut, make_forward, make_rollout
+from tests.contexts import Ranks, cut
 from trl_grpo_ext import load_advantage_hooks
 from trl_grpo_ext.credit import flow
-from trl_grpo_ext.types import Forward, Rollout
+from trl_grpo_ext.types import Rollout
 
 Rows = list[list[float]]
 
@@ -36,42 +34,6 @@ def after_rollout(rollout: Rollout, advantages: Sequence[float], name: str, **pa
     incoming = torch.tensor(list(advantages), dtype=torch.float64)
     result: Rows = flow.apply_rollout_hooks(incoming, [hook(name, **parameters)], rollout).tolist()
     return result
-
-
-@st.composite
-def rollouts(draw: Any, most_rows: int = 6, longest: int = 6) -> Rollout:
-    """Rows of two groups in any order, with tokens of tools, empty rows, missing rewards and few distinct tokens."""
-    rows = draw(st.integers(1, most_rows))
-    lengths = draw(st.lists(st.integers(0, longest), min_size=rows, max_size=rows))
-    width = max(*lengths, 1) + draw(st.integers(0, 2))
-    groups = draw(st.lists(st.integers(0, 1), min_size=rows, max_size=rows))
-    groups = [sorted(set(groups)).index(group) for group in groups]
-    rewards = draw(st.lists(st.sampled_from([0.0, 1.0, 0.25, -2.0, math.nan]), min_size=rows, max_size=rows))
-
-    def table(values: Any) -> Any:
-        return draw(st.lists(st.lists(values, min_size=width, max_size=width), min_size=rows, max_size=rows))
-
-    of_the_model = torch.tensor(table(st.sampled_from([1.0, 1.0, 0.0])), dtype=torch.float64)
-    completion = make_rollout(lengths, rewards, groups, width=width).mask_B_T
-    logps = st.floats(-4, 0)
-    return make_rollout(
-        lengths,
-        rewards,
-        groups,
-        width=width,
-        mask_B_T=completion * of_the_model,
-        tool_mask_B_T=of_the_model,
-        completion_ids_B_T=torch.tensor(table(st.integers(0, 2))),
-        old_logps_B_T=torch.tensor(table(logps), dtype=torch.float64),
-        ref_logps_B_T=torch.tensor(table(logps), dtype=torch.float64),
-        teacher_logps_B_T={"teacher": torch.tensor(table(logps), dtype=torch.float64)},
-        truncated_B=torch.tensor(draw(st.lists(st.booleans(), min_size=rows, max_size=rows))),
-    )
-
-
-def live_places(rollout: Rollout | Forward, row: int) -> list[int]:
-    """Where a row's live tokens are."""
-    return [place for place, live in enumerate(rollout.mask_B_T[row].tolist()) if live]
 
 
 def narrowed(rollout: Rollout) -> Rollout:
@@ -100,17 +62,3 @@ def on_ranks(rollout: Rollout, sizes: Sequence[int], advantages: Sequence[float]
     width = rollout.mask_B_T.size(1)
     rows: Rows = torch.cat([pad(result, (0, width - result.size(1))) for result in ranks.run(run)]).tolist()
     return rows
-
-
-def forward_of(rollout: Rollout, **overrides: Any) -> Forward:
-    """A micro-batch of a rollout's rows."""
-    assert rollout.old_logps_B_T is not None
-    assert rollout.ref_logps_B_T is not None
-    settings: dict[str, Any] = {
-        "old_logps_B_T": rollout.old_logps_B_T,
-        "rewards_B": rollout.rewards_B,
-        "group_baselines_B": rollout.group_baselines_B,
-        "gather": rollout.gather,
-    }
-    logps_B_T = rollout.ref_logps_B_T  # any other policy
-    return make_forward(logps_B_T, -logps_B_T, rollout.mask_B_T, **{**settings, **overrides})

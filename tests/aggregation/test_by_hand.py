@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from tests.aggregation.batches import Batch, completion, loss_and_gradient, rollout_of
-from tests.contexts import make_rollout, mask_of, padded
+from tests.contexts import mask_of, padded
 from trl_grpo_ext import available, load_loss_aggregation
 from trl_grpo_ext.credit import flow
 from trl_grpo_ext.types import StepTotals, Totals
@@ -172,21 +172,3 @@ def test_token_mean_step_and_token_mean_part_where_a_batch_feeds_several_steps()
         step = StepTotals(tokens=sum(map(len, rows)), sequences=len(rows))
         loss = aggregation.reduce(padded(rows), mask_of([len(row) for row in rows]), replace(totals, step=step))
         assert float(loss) == pytest.approx(expected)
-
-
-def test_lengths_of_any_size_stay_finite() -> None:
-    lengths = torch.tensor([1.0, 100_000.0])
-    mask = (torch.arange(100_000) < lengths.unsqueeze(1)).float()
-    rollout = replace(
-        make_rollout([1, 1], rewards=[1, 0]),
-        mask_B_T=mask,
-        completion_ids_B_T=mask.long(),
-        totals=Totals(tokens=100_001, sequences=2, prompts=1, max_completion_length=100_000),
-    )
-    for alpha in (1.0, 200.0):
-        weights = flow.token_weights(load_loss_aggregation({"name": "length_power", "alpha": alpha}), rollout)
-        assert weights.sum(1)[0] == pytest.approx(1 / (1 + 100_000**-alpha))
-    for lam, r in ((1e6, 0.9), (-1e6, 0.9)):
-        weights = flow.token_weights(load_loss_aggregation({"name": "length_softmax", "lam": lam, "r": r}), rollout)
-        favoured = 1 if lam > 0 else 0
-        assert weights[:, 0].tolist() == pytest.approx([0 if i != favoured else 2 / 100_001 for i in range(2)])

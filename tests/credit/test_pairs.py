@@ -8,6 +8,7 @@ since it generated.
 
 from __future__ import annotations
 
+import copy
 import functools
 import itertools
 import json
@@ -36,6 +37,8 @@ PARAMETERS: Mapping[str, Mapping[str, Any]] = {
     "batch_whitening": {"std_floor": 1.0},  # or there would be nothing left to whiten
     "clip_advantages": {"low": -0.3, "high": 0.3},
     "covariance_clip": {"low": 0.01, "high": 50.0, "ratio": 0.2},
+    "decoupled_normalisation": {"epsilon": 0.3},  # or with one reward it is TRL's own, up to a factor
+    "divergence_mask": {"low": 0.01, "high": 0.01},
     "future_kl": {"epsilon_low": 0.2},
     "kl_in_reward": {"coefficient": 1.0},
     "outcome_filter": {"keep": "failures", "threshold": 0.95},  # the best of one group is one
@@ -134,6 +137,7 @@ def batch(rewards: Sequence[float]) -> Rollout:
         old_logps_B_T=LOGPS["old"][0],
         old_entropies_B_T=LOGPS["old"][1],
         ref_logps_B_T=LOGPS["ref"][0],
+        teacher_logps_B_T={"policy given teacher_prompt": LOGPS["ref"][0]},
         sampling_logps_B_T=LOGPS["old"][0],
     )
 
@@ -175,7 +179,7 @@ def _loaded(selection: str) -> Any:
 @functools.cache
 def played(selections: tuple[str, ...], rewards: str = "graded") -> tuple[torch.Tensor, tuple[str, ...]]:
     """The gradient of these hooks, and what the chain says of them."""
-    chain = HookChain([_loaded(selection) for selection in selections])
+    chain = HookChain([copy.deepcopy(_loaded(selection)) for selection in selections])  # one of them remembers
     rollout = chain.on_rewards(BATCHES[rewards])
     advantages_B_T, changes = chain.on_rollout(group_advantages(rollout, "group", "sum_then_normalize"), rollout)
     rollout = replace(rollout, advantages_B_T=advantages_B_T, uninformative_B=chain.uninformative(rollout))
@@ -256,7 +260,7 @@ def test_with_rewards_of_0_and_1_and_at_its_defaults_a_hook_acts_or_it_is_said()
         both, said = played(tuple(selections), "right or wrong")
         for hook, alone in ((first, selections[1]), (second, selections[0])):
             beside: tuple[str, ...] = (alone,)
-            if hook.label in ("normalised", "turn_rewards"):  # TRL's own, the second for a first turn
+            if hook.label in ("normalised", "decoupled_normalisation", "turn_rewards"):  # TRL's own, up to a factor
                 beside = ('{"name": "centred"}', alone)
             is_said = any(repr(hook.selection["name"]) in text for text in said)
             if not is_said and not differ(both, played(beside, "right or wrong")[0]):

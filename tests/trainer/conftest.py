@@ -1,25 +1,12 @@
-"""Fixtures of trainings: a mixture of experts, and a price by which prompts are shared."""
+"""A fixture of trainings: a mixture of experts."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from transformers import AutoTokenizer, Qwen3MoeConfig, Qwen3MoeForCausalLM
-
-from trl_grpo_ext.trainer.compact.shared import Price, SharedPrompts
-
-
-@pytest.fixture
-def fixed_price(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Prompts are shared whatever this machine measures."""
-
-    def measure(self: SharedPrompts, *arguments: Any) -> None:
-        self.price = Price(overhead=2.0)
-
-    monkeypatch.setattr(SharedPrompts, "measure", measure)
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,6 @@ import json
 import os
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -20,6 +19,7 @@ from typing import Any
 
 import torch
 
+from tests import forking
 from tests.trainer.process_worker import Job, run_jobs
 
 ROOT = Path(__file__).parents[2]
@@ -42,18 +42,15 @@ class Ranks:
             "LOCAL_WORLD_SIZE": str(processes),
         }
         common |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        self.said = [self.folder / f"said{rank}" for rank in range(processes)]
         self.processes = [
-            subprocess.Popen(
-                [sys.executable, "-m", "tests.trainer.process_worker"],
+            forking.start(
+                "tests.trainer.process_worker",
+                [],
                 cwd=ROOT,
                 env={**common, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-                stdin=subprocess.PIPE,
-                stdout=said.open("w"),
-                stderr=subprocess.STDOUT,
-                text=True,
+                piped=True,
             )
-            for rank, said in enumerate(self.said)
+            for rank in range(processes)
         ]
 
     @property
@@ -73,7 +70,7 @@ class Ranks:
         while not all(answer.exists() for answer in answers):
             if not self.alive or time.monotonic() > deadline:
                 self.end()
-                raise AssertionError("\n".join(said.read_text()[-6000:] for said in self.said))
+                raise AssertionError("\n".join((p.out + p.err)[-6000:] for p in self.processes))
             time.sleep(0.02)
         return [torch.load(answer, weights_only=False) for answer in answers]
 

@@ -30,7 +30,8 @@ SCALE = {"name": "sign_scaling", "positive": 0.5}
 FITTING: dict[str, Any] = {
     "pass_at_k": {"k": 2, "threshold": 4.0},
     "process_rewards": {"reward": "vowels"},
-    "teacher_log_ratio": {"teacher": "reference", "mode": "add"},
+    "self_distilled": {"teacher": "reference", "prompt": "prompt"},
+    "teacher_log_ratio": {"teacher": "reference", "prompt": None, "mode": "add"},
 }
 """Parameters in place of the documented examples': groups have four members with rewards from 2 to 6, two functions
 return spans, and the policy begins as its own reference."""

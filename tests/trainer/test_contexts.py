@@ -11,35 +11,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from transformers import AutoTokenizer
 
 from tests.support import arguments, length_reward, prompts, scripted_completion, train
+from tests.trainer.watch import WatchBoth
 from trl_grpo_ext import Forward, GRPOExtTrainer, Rollout
 from trl_grpo_ext.errors import AlignmentError
 from trl_grpo_ext.types import SpanScore, StepTotals, Totals, span_reward
 
 
-class Watch:
-    """Changes nothing and keeps what it sees."""
-
-    role = "transform"
-
-    def __init__(self) -> None:
-        self.rollouts: list[Rollout] = []
-        self.forwards: list[Forward] = []
-
-    def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
-        self.rollouts.append(rollout)
-        return advantages_B_T
-
-    def on_forward(self, advantages_B_T: torch.Tensor, forward: Forward) -> torch.Tensor:
-        self.forwards.append(forward)
-        return advantages_B_T
-
-
-def watched(model: Path, folder: Path, **settings: Any) -> Watch:
-    watch = Watch()
+def watched(model: Path, folder: Path, **settings: Any) -> WatchBoth:
+    watch = WatchBoth()
     arguments = {"advantage_hooks": [watch], **settings.pop("trainer_arguments", {})}
     train(model, folder, trainer_arguments=arguments, **{"max_steps": 1, **settings})
     return watch
@@ -116,7 +98,7 @@ def test_a_row_keeps_what_is_known_of_it_when_it_is_shuffled(tiny_model: Path, t
         known[ids] = (rollout.rewards_B[row].item(), rollout.group_baselines_B[row].item(), rollout.prompts[row][0])
     assert len(watch.forwards) == 2
     order = []
-    for forward in watch.forwards:
+    for _, forward in watch.forwards:
         assert len(forward.rewards_B) == 8
         for row, ids in enumerate(forward.completion_ids_B_T.tolist()):
             reward, baseline, prompt = known[tuple(ids)]
@@ -211,7 +193,7 @@ def test_conversations(tiny_model: Path, tmp_path: Path) -> None:
         ids = [ids_of(prompt[0]["content"], row % 4) for row, prompt in enumerate(prompts_)]
         return {"prompt_ids": [[5, 6]] * len(ids), "completion_ids": ids, "logprobs": [[-1.0] * len(i) for i in ids]}
 
-    watch = Watch()
+    watch = WatchBoth()
     settings = {"advantage_hooks": [watch, {"name": "span_credit"}], "rollout_func": scripted}
     trainer = GRPOExtTrainer(
         str(tiny_model),

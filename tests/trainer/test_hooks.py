@@ -10,7 +10,8 @@ import torch
 from trl import GRPOTrainer
 
 from tests.support import Run, length_reward, relative_gap, train
-from trl_grpo_ext import Forward, Rollout
+from tests.trainer.watch import WatchBoth
+from trl_grpo_ext import Rollout
 
 
 class Scale:
@@ -21,24 +22,6 @@ class Scale:
         setattr(self, stage, lambda advantages_B_T, context: advantages_B_T * factor)
 
 
-class Watch:
-    """Changes nothing and keeps what it sees."""
-
-    role = "transform"
-
-    def __init__(self) -> None:
-        self.rollouts: list[Rollout] = []
-        self.forwards: list[tuple[torch.Tensor, Forward]] = []
-
-    def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
-        self.rollouts.append(rollout)
-        return advantages_B_T
-
-    def on_forward(self, advantages_B_T: torch.Tensor, forward: Forward) -> torch.Tensor:
-        self.forwards.append((advantages_B_T, forward))
-        return advantages_B_T
-
-
 def with_hooks(model: Path, folder: Path, *hooks: Any, **settings: Any) -> Run:
     return train(model, folder, trainer_arguments={"advantage_hooks": list(hooks)}, **settings)
 
@@ -47,9 +30,25 @@ def with_hooks(model: Path, folder: Path, *hooks: Any, **settings: Any) -> Run:
 def test_token_advantages_that_are_constant_train_like_trls(tiny_model: Path, tmp_path: Path, loss_type: str) -> None:
     settings: dict[str, Any] = {"loss_type": loss_type, "num_iterations": 2, "beta": 0.04}
     theirs = train(tiny_model, tmp_path / "trl", GRPOTrainer, **settings)
-    ours = with_hooks(tiny_model, tmp_path / "ext", Watch(), **settings)
+    ours = with_hooks(tiny_model, tmp_path / "ext", WatchBoth(), **settings)
     for our_step, their_step in zip(ours.gradients, theirs.gradients, strict=True):
         assert relative_gap(our_step, their_step) < 2e-6
+
+
+def test_decoupled_normalisation_trains_as_trl_with_normalize_then_sum(tiny_model: Path, tmp_path: Path) -> None:
+    def even(completion_ids: list[list[int]], **columns: Any) -> list[float | None]:
+        return [None if ids[0] % 3 == 0 else float(sum(ids) % 2) for ids in completion_ids]
+
+    rewards: dict[str, Any] = {"reward_funcs": [length_reward, even], "reward_weights": [0.3, 2.0], "prompt_count": 8}
+    theirs = train(
+        tiny_model, tmp_path / "trl", GRPOTrainer, multi_objective_aggregation="normalize_then_sum", **rewards
+    )
+    ours = train(
+        tiny_model, tmp_path / "ext", trainer_arguments={"advantage_hooks": ["decoupled_normalisation"]}, **rewards
+    )
+    for our_step, their_step in zip(ours.gradients, theirs.gradients, strict=True):
+        assert relative_gap(our_step, their_step) < 1e-5
+    assert any(bool(gradient.any()) for gradient in theirs.gradients[0].values())
 
 
 @pytest.mark.parametrize("aggregation", [None, "seq_mean_token_mean", "token_mean_local"])
@@ -68,7 +67,7 @@ def test_what_a_rollout_hook_sees(tiny_model: Path, tmp_path: Path) -> None:
     def sometimes(completion_ids: list[list[int]], **columns: Any) -> list[float | None]:
         return [None if len(ids) % 2 else float(len(ids)) for ids in completion_ids]
 
-    watch = Watch()
+    watch = WatchBoth()
     run = with_hooks(
         tiny_model,
         tmp_path,
@@ -107,7 +106,7 @@ def test_what_a_rollout_hook_sees(tiny_model: Path, tmp_path: Path) -> None:
 
 
 def test_what_a_forward_hook_sees(tiny_model: Path, tmp_path: Path) -> None:
-    watch = Watch()
+    watch = WatchBoth()
     with_hooks(tiny_model, tmp_path, watch, max_steps=2, num_iterations=2)
     assert len(watch.forwards) == 2
     (first_advantages, first), (_, second) = watch.forwards

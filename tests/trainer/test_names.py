@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import re
 from pathlib import Path
 from typing import Any
@@ -115,46 +114,6 @@ def test_names_that_are_ours_are_refused(tiny_model: Path, tmp_path: Path, name:
 
     with pytest.raises(ConfigurationError, match=f"attribute '{name}' of its own.* Rename that attribute"):
         mixed(Sets)(str(tiny_model), length_reward, arguments(tmp_path), train_dataset=prompts())
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("order", [mixed, on_top])
-def test_trl_cgrpo(tiny_model: Path, tmp_path: Path, order: Any) -> None:
-    """C-GRPO, which has a `_sample` of its own (pip install --no-deps trl-cgrpo==0.2.0; TRL 1.14)."""
-    cgrpo = pytest.importorskip("trl_cgrpo", reason="trl-cgrpo is not installed")
-    data = prompts(4).map(lambda row: {"answer": str(row["answer"])})
-
-    def run(trainer_class: type, name: str, **plugins: Any) -> Any:
-        torch.manual_seed(0)
-        random.seed(0)
-        settings = {"budget_grid": [2, 4], "max_steps": 2, "per_device_train_batch_size": 8, "temperature": 1.0}
-        args = arguments(tmp_path / name, cgrpo.CGRPOConfig, **settings)
-        extractor: Any = {"calibration_dataset": data, "answer_extractor": lambda text: text[:1]}
-        trainer = trainer_class(str(tiny_model), length_reward, args=args, train_dataset=data, **extractor, **plugins)
-        trainer.train()
-        return trainer
-
-    plain, nothing = run(cgrpo.CGRPOTrainer, "plain"), run(order(cgrpo.CGRPOTrainer), "nothing")
-    weights = dict(plain.model.named_parameters())
-    assert all(torch.equal(value, weights[name]) for name, value in nothing.model.named_parameters())
-    selected = run(order(cgrpo.CGRPOTrainer), "hooks", advantage_hooks=HOOKS, loss_aggregation="token_mean")
-    assert selected.state.global_step == 2
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("order", [mixed, on_top])
-def test_pace_of_aligntune(tiny_model: Path, tmp_path: Path, order: Any) -> None:
-    """PACE, which makes advantages of its own (pip install --no-deps aligntune==0.1.28, and what it imports)."""
-    pace = pytest.importorskip("aligntune.backends.trl.rl.pace.pace", reason="aligntune is not installed")
-    runs = []
-    for name in ("plain", "nothing", "hooks"):
-        base = pace.PaceGRPOTrainer.create_trainer_class(pace.UnifiedBaseline(), 4)
-        hooks = {"trainer_arguments": {"advantage_hooks": HOOKS[1:]}} if name == "hooks" else {}
-        trainer_class = base if name == "plain" else order(base)
-        runs.append(train(tiny_model, tmp_path / name, trainer_class, max_steps=3, **hooks))
-    plain, nothing, selected = runs
-    assert all(torch.equal(nothing.weights[name], plain.weights[name]) for name in plain.weights)
-    assert any(not torch.equal(selected.weights[name], plain.weights[name]) for name in plain.weights)
 
 
 # ---------------------------------------------------------------------------------------------- nothing silently off

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,27 +23,14 @@ from tests.support import (
     scripted_rollout,
     train,
 )
+from tests.trainer.watch import Watch
 from trl_grpo_ext import GRPOExtTrainer, Rollout
 from trl_grpo_ext.errors import ConfigurationError
 from trl_grpo_ext.trainer import upstream
 from trl_grpo_ext.trainer.logps import completion_logps, tiled_logps
 
 
-class Needs:
-    """Keeps the rollouts of a hook with these needs and teachers."""
-
-    role = "transform"
-
-    def __init__(self, *needs: str, teachers: tuple[str, ...] = ()) -> None:
-        self.needs, self.teachers = needs, teachers
-        self.rollouts: list[Rollout] = []
-
-    def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
-        self.rollouts.append(rollout)
-        return advantages_B_T
-
-
-def rollout_of(hook: Needs, model: Path, folder: Path, **settings: Any) -> Rollout:
+def rollout_of(hook: Watch, model: Path, folder: Path, **settings: Any) -> Rollout:
     trainer_arguments = {"advantage_hooks": [hook], **settings.pop("trainer_arguments", {})}
     train(model, folder, trainer_arguments=trainer_arguments, **{"max_steps": 1, **settings})
     return hook.rollouts[-1]
@@ -78,8 +66,8 @@ def assert_equal_on_the_mask(logps_B_T: torch.Tensor | None, rows: list[list[flo
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_the_old_policys_where_trl_has_none(tiny_model: Path, tmp_path: Path, temperature: float) -> None:
-    assert rollout_of(Needs(), tiny_model, tmp_path / "no").old_logps_B_T is None
-    rollout = rollout_of(Needs("old_logps"), tiny_model, tmp_path / "yes", temperature=temperature)
+    assert rollout_of(Watch(), tiny_model, tmp_path / "no").old_logps_B_T is None
+    rollout = rollout_of(Watch("old_logps"), tiny_model, tmp_path / "yes", temperature=temperature)
     model = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
     assert_equal_on_the_mask(rollout.old_logps_B_T, slowly(model, rollout, temperature), rollout)
 
@@ -92,7 +80,7 @@ def test_trls_own_are_used_where_it_has_them(tiny_model: Path, tmp_path: Path) -
             type(self).calls += 1
             return super()._get_per_token_logps_and_entropies(*arguments, **keywords)
 
-    hook = Needs("old_logps", "ref_logps")
+    hook = Watch("old_logps", "ref_logps")
     settings: dict[str, Any] = {"beta": 0.04, "num_iterations": 2, "max_steps": 1}
     train(tiny_model, tmp_path, Counts, trainer_arguments={"advantage_hooks": [hook]}, **settings)
     assert Counts.calls == 3  # old policy and reference by TRL, and the loss forward
@@ -107,7 +95,7 @@ def adapter() -> LoraConfig:
 def test_the_reference_of_an_adapter_is_the_model_without_it(
     tiny_model: Path, tmp_path: Path, adapter: LoraConfig
 ) -> None:
-    hook = Needs("old_logps", "ref_logps")
+    hook = Watch("old_logps", "ref_logps")
     rollout = rollout_of(hook, tiny_model, tmp_path, trainer_arguments={"peft_config": adapter}, beta=0.0)
     base = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
     assert_equal_on_the_mask(rollout.ref_logps_B_T, slowly(base, rollout), rollout)
@@ -145,7 +133,7 @@ class Peft:
 def test_the_reference_of_an_adapter_trained_further_is_the_policy_as_training_began(
     tiny_model: Path, tmp_path: Path, adapter: LoraConfig, beta: float
 ) -> None:
-    hook = Needs("old_logps", "ref_logps")
+    hook = Watch("old_logps", "ref_logps")
     run = Peft(tiny_model, adapter).train(tmp_path, [hook], beta=beta)
     first, second = hook.rollouts
     live = first.mask_B_T > 0
@@ -164,8 +152,8 @@ def test_the_reference_of_an_adapter_trained_further_is_the_policy_as_training_b
 def test_keeping_the_adapter_changes_nothing_for_the_training(
     tiny_model: Path, tmp_path: Path, adapter: LoraConfig
 ) -> None:
-    asked = Peft(tiny_model, adapter).train(tmp_path / "a", [Needs("ref_logps")])
-    plain = Peft(tiny_model, adapter).train(tmp_path / "b", [Needs()])
+    asked = Peft(tiny_model, adapter).train(tmp_path / "a", [Watch("ref_logps")])
+    plain = Peft(tiny_model, adapter).train(tmp_path / "b", [Watch()])
     assert "ref" not in plain.trainer.model.peft_config
     for one, other in zip(asked.gradients, plain.gradients, strict=True):
         assert one
@@ -173,9 +161,9 @@ def test_keeping_the_adapter_changes_nothing_for_the_training(
 
 
 def test_the_old_policys_entropies(tiny_model: Path, tmp_path: Path) -> None:
-    hook = Needs("old_entropies")
+    hook = Watch("old_entropies")
     for number, settings in enumerate(({}, {"num_iterations": 2})):
-        hook.rollouts.clear()
+        hook.seen.clear()
         rollout = rollout_of(hook, tiny_model, tmp_path / str(number), max_steps=1, **settings)
         assert rollout.old_entropies_B_T is not None
         model = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
@@ -192,38 +180,30 @@ def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_a_teachers_log_probabilities(tiny_model: Path, tmp_path: Path, teacher: Path, temperature: float) -> None:
-    hook = Needs(teachers=(str(teacher),))
+    hook = Watch(teachers=(str(teacher),))
     rollout = rollout_of(hook, tiny_model, tmp_path, temperature=temperature)
     model = AutoModelForCausalLM.from_pretrained(teacher, dtype=torch.float32)
     rows = slowly(model, rollout, temperature)
     assert_equal_on_the_mask(rollout.teacher_logps_B_T[str(teacher)], rows, rollout)
 
 
-@pytest.mark.nightly
-def test_distillation_brings_the_policy_to_the_teacher(tiny_model: Path, tmp_path: Path, teacher: Path) -> None:
-    hook = {"name": "teacher_log_ratio", "teacher": str(teacher)}
-    watch = Needs("old_logps", teachers=(str(teacher),))
-    train(
-        tiny_model,
-        tmp_path,
-        scripted=False,
-        trainer_arguments={"advantage_hooks": [hook, watch]},
-        max_steps=40,
-        learning_rate=0.02,
-        optim="adamw_torch",
-        per_device_train_batch_size=32,
-        num_generations=8,
-        max_grad_norm=1.0,
-    )
+def test_a_teacher_after_another_prompt(tiny_model: Path, tmp_path: Path, teacher: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
+    policy = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
+    other = AutoModelForCausalLM.from_pretrained(teacher, dtype=torch.float32)
+    hook = Watch(teachers=tuple(f"{name} given hint" for name in ("policy", "reference", str(teacher))))
+    dataset = prompts().map(lambda row, number: {"hint": "b c " * (number % 3) + row["prompt"]}, with_indices=True)
+    rollout = rollout_of(hook, tiny_model, tmp_path, trainer_arguments={"train_dataset": dataset}, beta=0.1)
+    hinted = tokenizer(rollout.columns["hint"], padding=True, padding_side="left", return_tensors="pt")
+    assert hinted["input_ids"].shape != rollout.prompt_ids_B_P.shape
+    after = replace(rollout, prompt_ids_B_P=hinted["input_ids"], prompt_mask_B_P=hinted["attention_mask"])
+    for name, model in (("policy", policy), ("reference", policy), (str(teacher), other)):
+        assert_equal_on_the_mask(rollout.teacher_logps_B_T[f"{name} given hint"], slowly(model, after), rollout)
 
-    def divergence(rollout: Rollout) -> float:
-        assert rollout.old_logps_B_T is not None
-        ratio_B_T = (rollout.old_logps_B_T - rollout.teacher_logps_B_T[str(teacher)]) * rollout.mask_B_T
-        return float(ratio_B_T.sum() / rollout.mask_B_T.sum())
 
-    before = sum(divergence(rollout) for rollout in watch.rollouts[:3]) / 3
-    after = sum(divergence(rollout) for rollout in watch.rollouts[-3:]) / 3
-    assert after < 0.7 * before
+def test_a_column_of_prompts_that_a_row_lacks_is_named(tiny_model: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"'self_distilled' shows its teacher the column 'teacher_prompt'"):
+        train(tiny_model, tmp_path, trainer_arguments={"advantage_hooks": ["self_distilled"]}, max_steps=1)
 
 
 def test_a_reference_of_its_own_for_full_fine_tuning(tiny_model: Path, tmp_path: Path) -> None:
@@ -267,8 +247,8 @@ def test_positions_do_not_count_the_padding(teacher: Path, absolute: bool, tiled
 def test_a_teacher_never_makes_all_logits(tiny_model: Path, tmp_path: Path, teacher: Path) -> None:
     if upstream.add_fused_lm_head is None:
         pytest.skip("this TRL gives no other model its head")
-    trainer = made(tiny_model, tmp_path, Needs(teachers=(str(teacher),)), beta=0.04, max_steps=1)
-    [model] = trainer._trl_grpo_ext.scorer._teachers.values()
+    trainer = made(tiny_model, tmp_path, Watch(teachers=(str(teacher),)), beta=0.04, max_steps=1)
+    [model] = trainer._trl_grpo_ext.scorer._loaded.values()
     projected: list[int] = []
     model.get_output_embeddings().register_forward_hook(lambda *call: projected.append(1))
     trainer.train()
@@ -297,9 +277,9 @@ def other_vocabulary(model: Path, folder: Path, **changes: int) -> Path:
 
 def test_a_teacher_with_another_vocabulary_is_refused(tiny_model: Path, tmp_path: Path) -> None:
     other = other_vocabulary(tiny_model, tmp_path / "other", a=4, b=3)
-    hook = Needs(teachers=(str(other),))
+    hook = Watch(teachers=(str(other),))
     with pytest.raises(
-        ConfigurationError, match=r"'Needs' has a different vocabulary: 2 of the policy's .*'a' with .* 3 "
+        ConfigurationError, match=r"'Watch' has a different vocabulary: 2 of the policy's .*'a' with .* 3 "
     ):
         made(tiny_model, tmp_path, hook)
 
@@ -312,11 +292,11 @@ def test_a_teacher_with_another_vocabulary_is_refused(tiny_model: Path, tmp_path
     [
         ("kl_in_reward", "'kl_in_reward' needs a reference policy, but beta is 0.0"),
         ({"name": "teacher_log_ratio", "teacher": "reference"}, "'teacher_log_ratio' needs a reference policy"),
-        (Needs("entropies"), "'Needs' needs entropies but has only on_rollout"),
-        (Needs("sampling_logps"), "'Needs' needs the sampler's log-probabilities, which only vLLM and a rollout_func"),
+        (Watch("entropies"), "'Watch' needs entropies but has only on_rollout"),
+        (Watch("sampling_logps"), "'Watch' needs the sampler's log-probabilities, which only vLLM and a rollout_func"),
         (
-            Needs("gradients"),
-            "'Needs' needs 'gradients', which does not exist. Possible needs: old_logps, old_entropies",
+            Watch("gradients"),
+            "'Watch' needs 'gradients', which does not exist. Possible needs: old_logps, old_entropies",
         ),
         ({"name": "kl_in_reward", "preserve_sum": True}, "'kl_in_reward' needs a reference policy"),
     ],

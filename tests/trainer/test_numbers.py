@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from tests.support import Run, length_reward, train
+from tests.trainer.watch import Watch
 from trl_grpo_ext import load_advantage_hooks
 from trl_grpo_ext.credit.chain import HookChain
 from trl_grpo_ext.testing.builders import make_rollout
-from trl_grpo_ext.types import Rollout
 
 
 def advantages(selection: list[Any], rewards: list[float], groups: list[int] | None = None) -> list[float]:
@@ -123,19 +123,6 @@ def test_ratios_are_clipped_at_02_in_trls_loss(one_update: Callable[..., tuple[R
         (slope_B_T,) = torch.autograd.grad(loss, leaf_B_T)
         moving = [ratio == chosen * sign for ratio, chosen in zip(RATIOS, worst, strict=True)]
         assert [bool(value) for value in slope_B_T[:4, 0]] == moving
-
-
-class Watch:
-    """Keeps what comes out of the transforms before it."""
-
-    role = "transform"
-
-    def __init__(self) -> None:
-        self.seen: list[tuple[torch.Tensor, Rollout]] = []
-
-    def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
-        self.seen.append((advantages_B_T, rollout))
-        return advantages_B_T
 
 
 def test_a_penalised_reward_is_compared_in_its_group_and_then_in_the_batch(tiny_model: Path, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from trl import GRPOTrainer
 
 from tests.contexts import make_rollout
 from tests.support import relative_gap, train
+from tests.trainer.watch import WatchBoth
 from trl_grpo_ext import load_advantage_hooks, load_loss_aggregation
 from trl_grpo_ext.credit import flow
 
@@ -28,10 +29,6 @@ def test_group_advantages_under_both_standard_deviations(std: str, deviation: fl
     assert found[0] == pytest.approx({"sample": 1.0, "population": 1.2247}[std], abs=5e-5)
 
 
-"""Of the new probability of a token to the old one."""
-"""By the sign of the advantage, `min(ρA, clip(ρ, 0.8, 1.2)A)` of each; the lower bound of a gain, never of a loss."""
-
-
 # ------------------------------------------------------------------------------------------------- the worked batch
 
 
@@ -46,20 +43,6 @@ def worked_reward(completion_ids: list[list[int]], **columns: Any) -> list[float
     return [REWARDS[LENGTHS.index(len(ids))] for ids in completion_ids]
 
 
-class Seen:
-    """Keeps what the loss saw at each forward."""
-
-    __name__ = "seen"
-    role = "forward"
-
-    def __init__(self) -> None:
-        self.forwards: list[tuple[torch.Tensor, Any]] = []
-
-    def on_forward(self, advantages_B_T: torch.Tensor, forward: Any) -> torch.Tensor:
-        self.forwards.append((advantages_B_T.clone(), forward))
-        return advantages_B_T
-
-
 def worked(model: Path, folder: Path, trainer_class: type | None = None, **settings: Any) -> Any:
     given = {} if trainer_class is None else {"trainer_class": trainer_class}
     settings = {"per_device_train_batch_size": 3, "num_generations": 3, "num_iterations": 2, "max_steps": 2, **settings}
@@ -71,7 +54,7 @@ def worked(model: Path, folder: Path, trainer_class: type | None = None, **setti
 def test_the_worked_batch_is_the_same_through_trl_and_through_the_pipeline(
     tiny_model: Path, tmp_path: Path, loss_type: str, aggregation: str
 ) -> None:
-    seen = Seen()
+    seen = WatchBoth()
     theirs = worked(tiny_model, tmp_path / "trl", GRPOTrainer, loss_type=loss_type)
     hooks = {"advantage_hooks": ["normalised", seen], "loss_aggregation": aggregation}
     ours = worked(tiny_model, tmp_path / "ext", trainer_arguments=hooks)

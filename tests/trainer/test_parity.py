@@ -41,7 +41,6 @@ def marked(number: int, cell: Cell) -> Any:
 # ---------------------------------------------------------------------------------------------------- the grid
 
 
-@pytest.mark.usefixtures("fixed_price")
 @pytest.mark.parametrize(
     "cell", [marked(*one) for one in enumerate(CELLS) if one[1] in BY_STRENGTH[3] + BY_STRENGTH[2]]
 )
@@ -232,7 +231,6 @@ def trained(model: Path, folder: Path, trainer_class: type, lora: bool = False, 
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("fixed_price")
 @pytest.mark.parametrize(
     ("mode", "lora"),
     [pytest.param(mode, bool(number % 2), id=name) for number, (name, mode) in enumerate(MODES.items())],
@@ -257,7 +255,7 @@ def test_within_bfloat16s_own_noise(tiny_model: Path, tmp_path: Path, mode: Mapp
 @pytest.mark.slow
 @pytest.mark.parametrize("loss_type", OWN_AGGREGATION)
 def test_the_precision_of_training(tiny_model: Path, tmp_path: Path, loss_type: str) -> None:
-    # One step: after it, float32 runs would differ by what rounding does to the weights. The price is the measured one.
+    # One step: after it, float32 runs would differ by what rounding does to the weights.
     settings: dict[str, Any] = {"loss_type": loss_type, "beta": 0.0}
     theirs = trained(tiny_model, tmp_path / "trl", GRPOTrainer, **settings)
     aggregated = {"loss_aggregation": OWN_AGGREGATION[loss_type]}
@@ -265,5 +263,5 @@ def test_the_precision_of_training(tiny_model: Path, tmp_path: Path, loss_type: 
         ours = trained(tiny_model, tmp_path / str(number), GRPOExtTrainer, **settings, **selected)
         assert relative_gap(ours.gradients[0], theirs.gradients[0]) < (TOLERANCE if selected == aggregated else 1e-5)
         assert ours.losses == pytest.approx(theirs.losses, abs=1e-5)
-    assert ours.trainer._trl_grpo_ext.compact._sharing.price is not None
+    assert ours.trainer._trl_grpo_ext.compact._packing.share
     assert compact_logs(ours)[0]["rows_dropped"] == 0.5

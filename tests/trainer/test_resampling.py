@@ -347,12 +347,6 @@ def test_a_checkpoint_inside_a_generation_batch_is_refused(tiny_model: Path, tmp
         resumed(tiny_model, tmp_path, 2, **settings, save_steps=2, max_steps=5)
 
 
-def test_a_second_training_begins_with_the_first_prompts(tiny_model: Path, tmp_path: Path) -> None:
-    done = run(tiny_model, tmp_path, max_steps=2)
-    done.trainer.train()
-    assert [trained_on(done.trainer, step) for step in range(4)] == ["bc", "ef", "bc", "ef"]
-
-
 def test_a_checkpoint_without_a_state_goes_on_where_the_data_is(tiny_model: Path, tmp_path: Path) -> None:
     run(tiny_model, tmp_path, max_steps=2, save_strategy="steps", save_steps=1, resample=None)
     assert not (tmp_path / "checkpoint-2" / STATE_FILE).exists()
@@ -390,23 +384,6 @@ def test_answers_that_break_the_contract(tiny_model: Path, tmp_path: Path) -> No
     for answer, message in BAD.values():
         with pytest.raises(PluginOutputError, match=message):
             train(tiny_model, tmp_path, max_steps=1, trainer_arguments={"resample": {"filter": Answers(answer)}})
-
-
-def test_reasons_are_counted_from_their_first_time_on(tiny_model: Path, tmp_path: Path) -> None:
-    calls = iter(range(100))
-
-    def answer(rollout: Rollout) -> Any:
-        return [{0: "too short", 3: False}.get(next_call, True)] * 8 if (next_call := next(calls)) is not None else None
-
-    done = train(
-        tiny_model, tmp_path, max_steps=3, trainer_arguments={"resample": {"filter": Answers(answer)}}, prompt_count=8
-    )
-    dropped = [{k: v for k, v in log.items() if k.startswith("dropped/")} for log in groups_logged(done)]
-    assert dropped == [
-        {"dropped/too_short": 2},
-        {"dropped/too_short": 0},
-        {"dropped/too_short": 0, "dropped/dropped": 2},
-    ]
 
 
 def test_what_a_filter_sees_and_raises(tiny_model: Path, tmp_path: Path) -> None:
@@ -490,14 +467,3 @@ def test_the_setting_in_all_its_spellings(tmp_path: Path) -> None:
     assert json.loads(json.dumps(config.to_dict()["resample"])) == bounded
     assert read_resample(None) is None
     assert isinstance(config, GRPOExtConfig)
-
-
-def test_it_is_in_the_manifest(tiny_model: Path, tmp_path: Path) -> None:
-    bounded = {"filter": {"name": "all_of", "filters": ["signal", {"name": "novel", "distinct": 3}]}}
-    done = run(tiny_model, tmp_path, resample=bounded, max_steps=1)
-    records = [record for record in done.trainer.plugin_manifest.plugins if record.kind == "group_filter"]
-    assert [(record.name, record.inside) for record in records] == [
-        ("all_of", None),
-        ("signal", "all_of, filters[0]"),
-        ("novel", "all_of, filters[1]"),
-    ]

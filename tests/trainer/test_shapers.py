@@ -15,6 +15,7 @@ from trl import GRPOTrainer
 
 from tests.support import Run, length_reward, prompts, relative_gap, scripted_rollout, train
 from tests.trainer.pipelines.page import mixed
+from tests.trainer.watch import WatchBoth
 from trl_grpo_ext import GRPOExtTrainer, Rollout
 from trl_grpo_ext.errors import ConfigurationError, PluginOutputError, UpstreamError
 from trl_grpo_ext.trainer.contexts import Sampling, ScoredBatch
@@ -52,25 +53,6 @@ class PerToken(ByTokens):
 
 def _rows(rollout: Rollout) -> Any:
     return zip(rollout.completion_ids_B_T, rollout.completion_mask_B_T, strict=True)
-
-
-class Watch:
-    """Changes nothing and keeps what it sees behind the shapers."""
-
-    role = "transform"
-
-    def __init__(self, *needs: str) -> None:
-        self.needs = needs
-        self.seen: list[tuple[torch.Tensor, Rollout]] = []
-        self.forwards: list[Any] = []
-
-    def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
-        self.seen.append((advantages_B_T, rollout))
-        return advantages_B_T
-
-    def on_forward(self, advantages_B_T: torch.Tensor, forward: Any) -> torch.Tensor:
-        self.forwards.append(forward)
-        return advantages_B_T
 
 
 def by_tokens(completion_ids: list[list[int]], **columns: Any) -> list[float]:
@@ -147,7 +129,7 @@ def test_completions_that_no_function_scored_stay_so(
     theirs = train(
         tiny_model, tmp_path / "trl", GRPOTrainer, reward_funcs=[sometimes, by_tokens_where_scored], **settings
     )
-    watch = Watch()
+    watch = WatchBoth()
     ours = shaped(tiny_model, tmp_path / "ext", watch, ByTokens(), reward_funcs=sometimes, **settings)
     for our_step, their_step in zip(ours.gradients, theirs.gradients, strict=True):
         assert relative_gap(our_step, their_step) < 1e-5  # advantages are (B, T) here, because of the watching hook
@@ -160,7 +142,7 @@ def test_completions_that_no_function_scored_stay_so(
 
 
 def test_what_the_hooks_behind_it_see(tiny_model: Path, tmp_path: Path) -> None:
-    watch, tokens, completions = Watch(), PerToken(), ByTokens()
+    watch, tokens, completions = WatchBoth(), PerToken(), ByTokens()
     settings: dict[str, Any] = {"max_steps": 1, "reward_weights": [0.5], "loss_aggregation": "token_mean"}
     shaped(tiny_model, tmp_path, watch, "centred", tokens, completions, **settings)
     (first,), (second,), ((advantages_B_T, last),) = tokens.rollouts, completions.rollouts, watch.seen
@@ -187,7 +169,7 @@ def test_what_the_hooks_behind_it_see(tiny_model: Path, tmp_path: Path) -> None:
     expected_B = expected_B - expected_B.view(2, 4).mean(1).repeat_interleave(4)
     torch.testing.assert_close(advantages_B_T, expected_B.unsqueeze(1) * last.mask_B_T)
     # And the row's own numbers have come along to the loss.
-    (forward,) = watch.forwards
+    ((_, forward),) = watch.forwards
     for row, ids in enumerate(forward.completion_ids_B_T):
         place = next(i for i, other in enumerate(last.completion_ids_B_T) if torch.equal(ids, other))
         assert forward.rewards_B[row] == last.rewards_B[place]
@@ -212,7 +194,7 @@ def test_a_shaper_has_the_tensors_of_the_batch_before_there_is_one(
     tiny_model: Path, tmp_path: Path, settings: dict[str, Any]
 ) -> None:
     needs = ("old_logps", "ref_logps") if settings.get("beta") else ("old_logps",)
-    watch, shaper, passes = Watch(*needs), ByTokens(), []
+    watch, shaper, passes = WatchBoth(*needs), ByTokens(), []
     shaper.needs = needs  # type: ignore[attr-defined]
 
     class Counts(GRPOTrainer):
@@ -259,7 +241,7 @@ def test_tool_tokens_count_for_nothing(tiny_model: Path, tmp_path: Path) -> None
             self.rollouts.append(rollout)
             return torch.ones_like(rollout.mask_B_T)
 
-    watch, ones = Watch(), Ones()
+    watch, ones = WatchBoth(), Ones()
     shaped(
         tiny_model,
         tmp_path,

@@ -9,6 +9,7 @@ every difference from the mean is exactly 0.
 from __future__ import annotations
 
 import math
+import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -24,7 +25,7 @@ from ..credit.groups import (
     group_std,
     group_sum,
 )
-from ..errors import PluginOutputError
+from ..errors import ConfigurationError, PluginOutputError
 from ..guard.parameters import checked_choice, checked_flag, checked_number, checked_whole
 from ..types import Rollout
 
@@ -286,6 +287,109 @@ class BatchWhitening(_Estimator):
         batch_N = torch.zeros_like(groups_N)  # one group of all
         centred_N = rewards_N - group_mean(rewards_N, groups_N if self.baseline == "group" else batch_N)
         return centred_N / group_std(centred_N, batch_N).clamp(min=self.std_floor)
+
+
+class DecoupledNormalisation(_Estimator):
+    """Normalise each reward function in its group by itself, then sum: `A_i = s_i / (σ + ε)`.
+
+    With `s_i = Σ_k w_k·(r_ik - μ_k)/(σ_k + ε)`: μ_k and σ_k are of function k over the completion's group, w_k its
+    weight, and σ is the standard deviation of the sums over the scored completions of all prompts and ranks. Summed
+    before they are normalised, different combinations of rewards get the same advantage, and the function with the
+    largest spread decides; here each function has a say of its weight. A shaper is one more function, of weight 1.
+
+    Without shapers these are TRL's own advantages under `multi_objective_aggregation="normalize_then_sum"`.
+
+    Source: GDPO (2601.05242).
+
+    Departures: σ is over completions, as in TRL; implementations in verl take it over tokens, which is this and then
+    `whiten`. The mean of the sums is not subtracted: it is 0, since each group's is, and so a group of equal rewards
+    has advantages of exactly 0. σ is the sample's (n - 1) and ε is 1e-4, as in TRL. A function that gave a completion
+    no reward adds nothing there and is left out of its μ and σ.
+
+    Args:
+        epsilon: ε, positive.
+    """
+
+    __name__ = "decoupled_normalisation"
+    per_group = False
+
+    def __init__(self, *, epsilon: float = 1e-4) -> None:
+        wanted = "a positive number"
+        self.epsilon = checked_number("decoupled_normalisation: epsilon", epsilon, wanted, lambda x: x > 0)
+
+    def _advantages(self, rewards_N: torch.Tensor, groups_N: torch.Tensor, rollout: Rollout) -> torch.Tensor:
+        rewards_N_K = rollout.gather(rollout.rewards_B_K.to(rewards_N.dtype))
+        sums_N = torch.zeros_like(rewards_N)
+        for weight, of_one_N in zip(rollout.reward_weights_K.tolist(), rewards_N_K.unbind(dim=1), strict=True):
+            apart_N = of_one_N - group_mean(of_one_N, groups_N)
+            sums_N += weight * (apart_N / (group_std(of_one_N, groups_N) + self.epsilon)).nan_to_num(nan=0.0)
+        scored_N = sums_N.masked_fill(torch.isnan(rewards_N), torch.nan)
+        return sums_N / (group_std(scored_N, torch.zeros_like(groups_N)) + self.epsilon)
+
+
+class RunningBaseline(_Estimator):
+    """A completion's reward minus a running mean of rewards of its role: `A_i = r_i - b_c`.
+
+    After each reward, `b_c ← γ·b_c + (1 - γ)·r`. The baseline needs no group, so the completions of a prompt need not
+    be comparable, as in self-play, where the opponent's moves differ, or with few completions for each prompt. A
+    column of the data set may name roles (a game and a player, say) of different expected reward; each value `c` of
+    it then has a baseline of its own. With one for all, a role that usually loses would only be punished. A batch
+    with n completions of a role moves its baseline by `γ^n` to the mean of theirs, as n steps would if they were
+    equal. Baselines start at 0 and are saved in checkpoints.
+
+    Source: role-conditioned advantage estimation (RAE) of SPIRAL (2506.24119), whose γ is 0.95.
+
+    Departures: the authors move a baseline game by game; here all of a batch are compared with what earlier batches
+    left, so their order does not matter and the gradient is unbiased. TRL samples at least two completions of a
+    prompt. A completion without a reward gets advantage 0 and moves nothing.
+
+    Args:
+        decay: γ, from 0 (the last batch alone) to below 1.
+        column: The column that names the role. None: one baseline for all.
+    """
+
+    __name__ = "running_baseline"
+    per_group = False
+    signal_everywhere = True
+
+    def __init__(self, *, decay: float = 0.95, column: str | None = None) -> None:
+        wanted = "a number from 0 to below 1"
+        self.decay = checked_number("running_baseline: decay", decay, wanted, lambda x: 0 <= x < 1)
+        if column is not None and not (isinstance(column, str) and column):
+            raise ConfigurationError(f"running_baseline: column must name a column of the data set, got {column!r}.")
+        self.column = column
+        self.baselines: dict[int, float] = {}
+
+    def state_dict(self) -> dict[str, float]:
+        """The baselines, by a checksum of the role."""
+        return {str(role): baseline for role, baseline in self.baselines.items()}
+
+    def load_state_dict(self, state: Mapping[str, float]) -> None:
+        """Take over saved baselines."""
+        self.baselines = {int(role): float(baseline) for role, baseline in state.items()}
+
+    def _advantages(self, rewards_N: torch.Tensor, groups_N: torch.Tensor, rollout: Rollout) -> torch.Tensor:
+        # Ranks cannot exchange texts, so a role is known by its checksum.
+        roles = [0] * len(rollout.prompts)
+        if self.column is not None:
+            if self.column not in rollout.columns:
+                raise PluginOutputError(
+                    f"running_baseline: there is no column {self.column!r}; the data set has "
+                    f"{', '.join(rollout.columns) or 'none'}. Name one of these, or leave `column` out."
+                )
+            roles = [zlib.crc32(repr(role).encode()) for role in rollout.columns[self.column]]
+        roles_N = rollout.gather(torch.tensor(roles, device=rewards_N.device)).tolist()
+        advantages_N = rewards_N - rewards_N.new_tensor([self.baselines.get(role, 0.0) for role in roles_N])
+        of_role: dict[int, list[float]] = {}
+        for role, reward in zip(roles_N, rewards_N.tolist(), strict=True):
+            of_role.setdefault(role, []).extend([] if math.isnan(reward) else [reward])
+        for role, rewards in of_role.items():
+            if rewards and rollout.training:
+                kept = self.decay ** len(rewards)
+                self.baselines[role] = kept * self.baselines.get(role, 0.0) + (1 - kept) * math.fsum(rewards) / len(
+                    rewards
+                )
+        return advantages_N
 
 
 class OptimalBaseline(_Estimator):

@@ -6,6 +6,8 @@ Log-probabilities and entropies are the current policy's, detached, in nats.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import torch
 
@@ -186,6 +188,53 @@ class FutureKL:
             risky_B_T = (advantages_B_T < 0) & (moved_B_T > math.log(self.safety_threshold))
             weights_B_T = torch.where(risky_B_T, weights_B_T.clamp(max=1.0), weights_B_T)
         return (advantages_B_T * weights_B_T).to(advantages_B_T.dtype)
+
+
+class DivergenceMask:
+    """Drop tokens whose probability has moved too far the way the advantage pushes: `A'_t = 0` there, else `A_t`.
+
+    With the probability π of the sampled token now and `μ` when it was generated, a token is dropped if `A_t > 0` and
+    `π - μ > high`, or `A_t < 0` and `π - μ < -low`. `|π - μ|` is the total variation between the two policies if all
+    other tokens are taken as one. PPO's clip bounds the ratio π/μ instead: of an improbable token it drops harmless
+    changes, and of a probable one it lets large ones pass.
+
+    It takes the place of the ratio clip, so let that not bind. `loss_type: cispo` with `epsilon_high: 20` has, token by
+    token, the gradient of the authors' code, `-A·min(π/μ, 20)·∇log π`. TRL's other clipped losses with `epsilon: 1` and
+    `epsilon_high: 1e6` have prime-rl's, `-A·π/μ·∇log π`. With TRL's default `epsilon: 0.2` a token is dropped if either
+    says so.
+
+    In the first update after generation π = μ. So it needs several optimizer steps per generation batch, as `future_kl`
+    does; runs with one are refused at construction.
+
+    Source: DPPO with the binary total variation of Rethinking the Trust Region in LLM Reinforcement Learning
+    (2602.04879), as verl (`dppo_tv`) and prime-rl (its default loss) have it, with their thresholds.
+
+    Departures: μ is TRL's old policy, computed by the model that trains. The authors' μ is what the inference engine
+    said, so that its error counts too; TRL corrects for that with weights of its own (`vllm_importance_sampling_...`).
+
+    Args:
+        low: How far the probability may fall under a negative advantage, above 0 and at most 1.
+        high: How far it may rise under a positive advantage, above 0 and at most 1.
+    """
+
+    __name__ = "divergence_mask"
+    role = "forward"
+    needs = ("several_updates",)
+    per_completion = True
+    last = True
+    conformance: ClassVar[Mapping[str, Any]] = {"parameters": {"low": 0.01, "high": 0.01}}
+
+    def __init__(self, *, low: float = 0.2, high: float = 0.2) -> None:
+        wanted = "above 0 and at most 1"
+        self.low = checked_number("divergence_mask: low", low, wanted, lambda x: 0 < x <= 1)
+        self.high = checked_number("divergence_mask: high", high, wanted, lambda x: 0 < x <= 1)
+
+    def on_forward(self, advantages_B_T: torch.Tensor, forward: Forward) -> torch.Tensor:
+        """Return the new advantages `(B, T)`."""
+        dtype = compute_dtype(forward.logps_B_T.dtype)
+        moved_B_T = forward.logps_B_T.to(dtype).exp() - forward.old_logps_B_T.to(dtype).exp()
+        too_far_B_T = torch.where(advantages_B_T > 0, moved_B_T > self.high, moved_B_T < -self.low)
+        return torch.where(too_far_B_T, 0.0, advantages_B_T)
 
 
 class CovarianceClip:

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from ..errors import ConfigurationError
-from ..guard.parameters import checked_choice, checked_number
-from ..types import Rollout
+from ..guard.parameters import checked_choice, checked_number, checked_text
+from ..types import POLICY, REFERENCE, Rollout, teacher_name
 from .returns import compute_dtype, discounted_returns, live_tokens_after, live_tokens_first
 
 
@@ -151,19 +151,24 @@ class TeacherLogRatio:
     """Credit each token by how much likelier the teacher finds it: `A_t = c·(log π_teacher - log π_old)`.
 
     In expectation over the policy's own tokens this is the gradient of the reverse KL divergence from the policy to the
-    teacher, token by token: distillation on the student's own completions. It needs no reward and no group. In mode
+    teacher, token by token: distillation on the student's own completions. With `prompt`, the teacher sees the prompt
+    in another column, such as one with feedback, a hint or a solution; with `teacher: policy` that is self-distillation
+    (SDPO): `A_t = log π(y_t | x, feedback) - log π(y_t | x)`. It needs no reward and no group. In mode
     "replace" it is an estimator; in mode "add", a transform, it is added to the incoming advantages. Every completion
     gets it, with or without a reward.
 
-    Source: MiniLLM (2306.08543) minimises the reverse KL on the student's own samples by policy gradient.
+    Source: MiniLLM (2306.08543) minimises the reverse KL on the student's own samples by policy gradient. SDPO
+    (2601.20802) and self-distillation (2601.19897) for a teacher that is the policy after another prompt.
 
     Departures: each token is credited with its own log-ratio alone, where MiniLLM sums the ratios of the tokens that
     follow (`kl_in_reward` does, with the teacher as the reference); there is no length normalisation and no mixing of
-    the teacher into the sampling.
+    the teacher into the sampling. Of SDPO, the sampled token's estimate is computed, not the divergence over the top K
+    tokens; its teacher is an exponential average of the policy, ours the policy that generated.
 
     Args:
-        teacher: Id or path of a causal language model with the policy's tokenizer, or "reference" for the policy that
-            TRL keeps as the reference.
+        teacher: Id or path of a causal language model with the policy's tokenizer; "reference" for the policy that TRL
+            keeps as the reference; "policy", with `prompt`, for the policy itself.
+        prompt: The column with the teacher's prompts, texts or messages; None: the policy's own prompts.
         coefficient: c, positive.
         mode: "replace" or "add".
     """
@@ -173,9 +178,16 @@ class TeacherLogRatio:
     signal_everywhere = True
     uses_total_reward = False
 
-    def __init__(self, *, teacher: str = "reference", coefficient: float = 1.0, mode: str = "replace") -> None:
-        self.teacher = check_model("teacher_log_ratio: teacher", teacher)
-        self.needs, self.teachers = needs_of(teacher)
+    def __init__(
+        self,
+        *,
+        teacher: str = "reference",
+        coefficient: float = 1.0,
+        mode: str = "replace",
+        prompt: str | None = None,
+    ) -> None:
+        self.teacher = teacher_of("teacher_log_ratio", teacher, prompt)
+        self.needs, self.teachers = needs_of(self.teacher)
         self.coefficient = checked_number("teacher_log_ratio: coefficient", coefficient, "positive", lambda x: x > 0)
         self.mode = checked_choice("teacher_log_ratio: mode", mode, ("replace", "add"))
         self.role = "estimator" if self.mode == "replace" else "transform"
@@ -192,8 +204,58 @@ class TeacherLogRatio:
         return new_B_T.to(advantages_B_T.dtype)
 
 
-REFERENCE = "reference"
-"""TRL's reference policy; any other name is a model's id or path."""
+class SelfDistilled:
+    """Weigh each token's advantage by how much a teacher that knows more agrees with it (RLSD).
+
+    `A_t = A_t·[(1 - λ) + λ·clip(exp(sign(A_t)·d_t), 1 - ε, 1 + ε)]` with `d_t = log π(y_t | x, hint) - log π(y_t | x)`.
+    The reward alone decides the direction of a token's update; the teacher, by default the policy itself after the
+    prompt in the column `prompt`, decides its size within `1 ± λε`.
+
+    Source: RLSD (2604.03128), equations of its token-level reweighting; ms-swift has it too.
+
+    Departures: λ is constant, where a schedule may let it fall during a training.
+
+    Args:
+        prompt: The column with the teacher's prompts, texts or messages.
+        teacher: "policy", "reference", or the id or path of a causal language model with the policy's tokenizer.
+        strength: λ, above 0 and at most 1.
+        clip: ε, above 0 and at most 1.
+    """
+
+    __name__ = "self_distilled"
+    role = "transform"
+    per_group = True
+
+    def __init__(
+        self, *, prompt: str = "teacher_prompt", teacher: str = POLICY, strength: float = 1.0, clip: float = 0.2
+    ) -> None:
+        def share(parameter: str, value: object) -> float:
+            return checked_number(f"self_distilled: {parameter}", value, "above 0 and at most 1", lambda x: 0 < x <= 1)
+
+        self.teacher = teacher_of("self_distilled", teacher, checked_text("self_distilled: prompt", prompt))
+        self.needs, self.teachers = needs_of(self.teacher)
+        self.strength, self.clip = share("strength", strength), share("clip", clip)
+
+    def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
+        """Return the new advantages `(B, T)`."""
+        dtype = compute_dtype(advantages_B_T.dtype)
+        teacher_B_T = logps_of("self_distilled", self.teacher, rollout).to(dtype)
+        logps_B_T = require("self_distilled", "old_logps_B_T", rollout.old_logps_B_T).to(dtype)
+        agreement_B_T = (advantages_B_T.sign().to(dtype) * (teacher_B_T - logps_B_T)).exp()
+        factors_B_T = 1 + self.strength * (agreement_B_T.clamp(1 - self.clip, 1 + self.clip) - 1)
+        return (advantages_B_T.to(dtype) * factors_B_T).to(advantages_B_T.dtype)
+
+
+def teacher_of(label: str, teacher: object, prompt: str | None) -> str:
+    """The name in `teachers` of a hook's teacher with its prompts."""
+    name = check_model(f"{label}: teacher", teacher)
+    if prompt is None:
+        if name == POLICY:
+            raise ConfigurationError(
+                f"{label}: teacher {POLICY!r} needs prompt, a column: after its own prompts it is equal."
+            )
+        return name
+    return teacher_name(name, checked_text(f"{label}: prompt", prompt))
 
 
 def check_model(label: str, name: object) -> str:

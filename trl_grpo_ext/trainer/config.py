@@ -45,14 +45,14 @@ class GRPOExtConfig(GRPOConfig):
         reward_timeout: Wall-clock seconds that all reward functions together may take for one generation batch on each
             rank. It ends a hang before the waiting ranks time out, by an error on all ranks that names the reward. None
             means no limit in one process and 80 % of `ddp_timeout` in several.
-        compact_updates: `off`, or `exact`: the update sorts rows by length, trims padding and leaves out rows without
-            signal, with the same gradient (see `trl_grpo_ext.trainer.compact.updates`).
+        compact_updates: `off`, or `exact`: the update computes no padding and leaves out rows without signal, with the
+            same gradient (see `trl_grpo_ext.trainer.compact.updates`).
         balance_ranks: With `compact_updates: exact`, deal the rows of each optimizer window to the ranks again, so that
             all compute equally many tokens. Pays off if many rows are left out.
         max_tokens_per_micro_batch: With `compact_updates: exact`, the most tokens that a forward pass may compute, with
             padding; larger micro-batches are cut further. None means as many as without compact updates.
-        share_prompts: With `compact_updates: exact`, compute each prompt once for all its completions, if that is exact
-            and cheaper (see `trl_grpo_ext.trainer.compact.shared`).
+        share_prompts: With `compact_updates: exact`, compute each prompt once for all its completions where that is
+            exact (see `trl_grpo_ext.trainer.compact.packed`).
         token_records: Completions of each generation batch to record token by token, in whole groups. Writes one
             parquet file per logging step to `output_dir/token_records`. 0 records nothing.
         plugin_changes: What to do when a run resumes from a checkpoint with different plugins: `stop` with an error

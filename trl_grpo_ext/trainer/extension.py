@@ -41,7 +41,7 @@ from ..records.token_records import TokenRecorder
 from ..types import Totals
 from . import upstream
 from .batch import BatchKeys, whole_rows
-from .compact.shared import shared_prompts
+from .compact.packed import packing_of
 from .compact.updates import CompactUpdates, freedom_of, loss_of_parts
 from .config import OurSettings
 from .contexts import Sampling, ScoredBatch, loss_mask, make_forward, make_rollout, row_entries, step_totals
@@ -146,6 +146,13 @@ class Extension:
         args = self._args = trl.args
         settings = self.settings = OurSettings(args)
         upstream.check_instance(trl)
+        if (served := upstream.served_instead(trl)) is not None:
+            warnings.warn(
+                f"The vLLM server has the model {served!r}, and this run trains {trl.model.config._name_or_path!r}. If "
+                "they differ in shape, vLLM keeps weights of its own and says so in its own log alone: start it with "
+                "the model that is trained.",
+                stacklevel=2,
+            )
         trl.reward_func_names = unique_names(trl.reward_func_names)
         rewards.set_weights(trl)
         trl.add_callback(LiveLog())
@@ -158,7 +165,9 @@ class Extension:
         self._phases = PhaseClock(facts.device)
         self.compact = self._make_compact_updates(policy_logps) if settings.compact_updates == "exact" else None
         self.shaping = Shaping(facts, upstream.batch_shape_of(trl)) if self.chain.acts("on_rewards") else None
-        self._trls_advantages = not any("_generate_and_score_completions" in vars(owner) for owner in self._between)
+        self._trls_advantages = not upstream.transforms_advantages(trl) and not any(
+            "_generate_and_score_completions" in vars(owner) for owner in self._between
+        )
         needing = [*self.advantage_hooks, *([] if self.group_filter is None else [self.group_filter])]
         self.scorer = Scorer(needing, self._models(), facts.tokenizer)
         self._resampling = self._make_resampling()
@@ -194,17 +203,17 @@ class Extension:
             )
         loss = upstream.loss_settings_of(trl)
         freedom = freedom_of(loss, self.loss_aggregation, self.advantage_hooks, trl.model.config)
-        sharing = None
-        if settings.share_prompts:
-            sharing = shared_prompts(
-                trl.model,
-                loss,
-                relative=freedom.trim_left,
-                compiled=self._args.torch_compile,
-                ranks=self.facts.ranks,
-                gather=self.facts.gather,
-                budget=settings.max_tokens_per_micro_batch,
-            )
+        packing = packing_of(
+            trl.model,
+            loss,
+            share=settings.share_prompts,
+            relative=freedom.trim_left,
+            compiled=self._args.torch_compile,
+            overridden=any("_get_per_token_logps_and_entropies" in vars(owner) for owner in self._between),
+            ranks=self.facts.ranks,
+            device=self.facts.device,
+            gather=self.facts.gather,
+        )
         return CompactUpdates(
             freedom,
             self.facts,
@@ -212,7 +221,7 @@ class Extension:
             max_tokens=settings.max_tokens_per_micro_batch,
             balance=settings.balance_ranks,
             keeps_records=bool(settings.token_records),
-            sharing=sharing,
+            packing=packing,
             policy=lambda: (policy_logps, trl.model),
             log=self.add_metrics,
         )
@@ -251,6 +260,7 @@ class Extension:
         trl = self._trainer
         return Models(
             policy_pass=self._policy_pass,
+            prompt_tokens=lambda prompts: trl._tokenize_prompts(prompts)[0],
             as_reference=upstream.reference_of(trl),
             prepared=functools.partial(upstream.prepare_like_policy, trl),
             in_tiles=upstream.add_fused_lm_head is not None,
@@ -384,6 +394,10 @@ class Extension:
             sampling.show_columns(())
         try:
             with self._phases.during("rewards"), self._watch_rewards(watch, shape[0]), watch.time_limit():
+                columns = {name: [row[name] for row in inputs] for name in inputs[0]}
+                for reward in trl.reward_funcs:  # one that waits for a server waits while the others compute
+                    if callable(start := getattr(reward, "start_scoring", None)):
+                        start(completions, prompts=prompts, **columns)
                 rewards_N_K = inherited(inputs, prompts, completions, completion_ids)
         except BaseException as error:  # also SystemExit and Ctrl-C: the others wait in the one gather of this method
             failure = error
@@ -415,7 +429,7 @@ class Extension:
         batch = shaping.batch(sampling, has_reference=trl.beta != 0.0)
         assert sampling and sampling.scored and sampling.show_columns  # noqa: PT018
         shaping.refuse_images(sampling, self.scorer.missing(batch))
-        scores = self.scorer.scores(batch, self.facts.rows_at_once(progress.training))
+        scores = self._scores(batch, sampling.scored.rows, progress)
         scored = sampling.scored = sampling.scored.agreed(self.facts)
         with self.agreement.section():
             raw = self._rollout(progress, batch, scored, scores)
@@ -481,13 +495,18 @@ class Extension:
         finally:
             self._sampling = None
 
+    def _scores(self, batch: dict[str, Any], rows: Sequence[Mapping[str, Any]], progress: Progress) -> Scores:
+        with self.agreement.section():
+            prompted = self.scorer.with_prompts(batch, rows)
+        return self.scorer.scores(batch, prompted, self.facts.rows_at_once(progress.training))
+
     def _sample(self, inherited: Inherited, inputs: Any, progress: Progress) -> SampledBatch:
         """Let TRL sample and score a batch, and make its rollout."""
         batch, sampling = self._sample_as_trl(inherited, inputs)
         upstream.check_batch(batch)
         scored, scores = sampling.take(), Scores()
         if self.shaping is None:
-            scores = self.scorer.scores(batch, self.facts.rows_at_once(progress.training))
+            scores = self._scores(batch, scored.rows, progress)
             scored = scored.agreed(self.facts)
         with self.agreement.section():
             if self.shaping is None:

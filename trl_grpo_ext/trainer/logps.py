@@ -18,7 +18,7 @@ import torch
 from ..credit.alignment import check_alignment
 from ..credit.flow import plugin_label
 from ..errors import ConfigurationError, is_out_of_memory
-from ..types import NEEDS, implements
+from ..types import NEEDS, POLICY, REFERENCE, implements, split_teacher
 from .batch import whole_rows
 
 
@@ -39,6 +39,7 @@ class Models:
     Attributes:
         policy_pass: TRL's own pass of the policy over a batch, so many rows at a time, with entropies or without:
             `(batch, rows, entropies) -> (B, T), (B, T) or None`.
+        prompt_tokens: TRL's own tokens of prompts, strings or messages, with its chat template.
         as_reference: A context in which the policy's pass is the reference's. None if there is no reference policy.
         prepared: Puts a teacher on the policy's device, sharded like it.
         in_tiles: Whether TRL gives a model a head that projects logits in tiles, as it does to the policy.
@@ -46,6 +47,7 @@ class Models:
     """
 
     policy_pass: Callable[[dict[str, Any], int, bool], tuple[torch.Tensor, torch.Tensor | None]]
+    prompt_tokens: Callable[[list[Any]], list[list[int]]]
     as_reference: Callable[[], AbstractContextManager[Any]] | None
     prepared: Callable[[Any], Any]
     in_tiles: bool
@@ -65,19 +67,31 @@ class Scorer:
         self.needs = {need for hook in hooks for need in _strings(hook, "needs")}
         for hook in hooks:
             _check(hook, models, tokenizer)
-        self._teachers: dict[str, Any] = {}
+        self._pad = tokenizer.pad_token_id
+        self._loaded: dict[str, Any] = {}
+        self._teachers: dict[str, str] = {}  # by name, a hook that asks for it
         for hook in hooks:
             for name in _strings(hook, "teachers"):
-                if name not in self._teachers:
-                    teacher = _load_teacher(name, plugin_label(hook), tokenizer, models.trust_remote_code)
-                    self._teachers[name] = models.prepared(teacher).eval()
+                model, _ = split_teacher(name)
+                if model not in (POLICY, REFERENCE) and model not in self._loaded:
+                    teacher = _load_teacher(model, plugin_label(hook), tokenizer, models.trust_remote_code)
+                    self._loaded[model] = models.prepared(teacher).eval()
+                self._teachers.setdefault(name, plugin_label(hook))
 
     def missing(self, batch: dict[str, Any]) -> list[str]:
         """What `scores` would compute for a batch: names from `needs`, and names of teachers."""
         keys = {"old_logps": "old_per_token_logps", "old_entropies": None, "ref_logps": "ref_per_token_logps"}
         return [need for need, key in keys.items() if need in self.needs and key not in batch] + [*self._teachers]
 
-    def scores(self, batch: dict[str, Any], rows_at_once: int) -> Scores:
+    def with_prompts(self, batch: dict[str, Any], inputs: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+        """The batch after the prompts of each column that a teacher sees, by column.
+
+        `inputs` are the rows of the data set that the batch was sampled from. It may raise on one rank alone.
+        """
+        columns = {column: hook for name, hook in self._teachers.items() if (column := split_teacher(name)[1])}
+        return {column: self._after_prompts(batch, inputs, column, hook) for column, hook in columns.items()}
+
+    def scores(self, batch: dict[str, Any], prompted: Mapping[str, dict[str, Any]], rows_at_once: int) -> Scores:
         """Score one generation batch. All ranks call it, since sharded models need all of them."""
         old_B_T = old_entropies_B_T = ref_B_T = None
         missing = self.missing(batch)
@@ -88,10 +102,21 @@ class Scorer:
             assert self._models.as_reference is not None  # checked at construction
             with self._models.as_reference():
                 ref_B_T, _ = self._models.policy_pass(batch, rows_at_once, False)
-        teachers = {name: self._teacher_logps(model, batch, rows_at_once) for name, model in self._teachers.items()}
+        teachers = {name: self._teacher_logps(name, batch, prompted, rows_at_once) for name in self._teachers}
         return Scores(old_B_T, old_entropies_B_T, ref_B_T, teachers)
 
-    def _teacher_logps(self, model: Any, batch: dict[str, Any], rows_at_once: int) -> torch.Tensor:
+    def _teacher_logps(
+        self, name: str, batch: dict[str, Any], prompted: Mapping[str, dict[str, Any]], rows_at_once: int
+    ) -> torch.Tensor:
+        teacher, column = split_teacher(name)
+        batch = prompted.get(column, batch)
+        if teacher == POLICY:
+            return self._models.policy_pass(batch, rows_at_once, False)[0]
+        if teacher == REFERENCE:
+            assert self._models.as_reference is not None  # checked at construction
+            with self._models.as_reference():
+                return self._models.policy_pass(batch, rows_at_once, False)[0]
+        model = self._loaded[teacher]
         ids, mask = whole_rows(batch)
         length, temperature = batch["completion_ids"].size(1), float(self._models.temperature)
         logps = tiled_logps if self._models.in_tiles else partial(completion_logps, temperature=temperature)
@@ -101,6 +126,35 @@ class Scorer:
             with torch.no_grad(), self._models.autocast():
                 parts.append(logps(model, ids[rows], mask[rows], length))
         return torch.cat(parts)
+
+    def _after_prompts(
+        self, batch: dict[str, Any], inputs: Sequence[Mapping[str, Any]], column: str, hook: str
+    ) -> dict[str, Any]:
+        """The batch's completions after other prompts: those of a column."""
+        prompts = [row.get(column) for row in inputs]
+        if not all(prompts):
+            row = [*map(bool, prompts)].index(False)
+            raise ConfigurationError(
+                f"The advantage hook {hook!r} shows its teacher the column {column!r}, which row {row} "
+                f"lacks; the columns are {sorted(inputs[0])}. Write a prompt into each row, a text or messages."
+            )
+        messages = [message for prompt in prompts if not isinstance(prompt, str) for message in prompt or ()]
+        blocks = [block for message in messages for block in message["content"] or () if not isinstance(block, str)]
+        images = any(block.get("type") == "image" for block in blocks)
+        if images or batch.get("pixel_values") is not None:
+            raise ConfigurationError(
+                f"The advantage hook {hook!r} shows its teacher other prompts, but not with images."
+            )
+        tokens = self._models.prompt_tokens(prompts)
+        width, like = max(map(len, tokens)), batch["prompt_ids"]
+        ids = like.new_tensor([[self._pad] * (width - len(row)) + list(row) for row in tokens])
+        mask = batch["prompt_mask"].new_tensor([[0] * (width - len(row)) + [1] * len(row) for row in tokens])
+        return {
+            "prompt_ids": ids,
+            "prompt_mask": mask,
+            "completion_ids": batch["completion_ids"],
+            "completion_mask": batch["completion_mask"],
+        }
 
 
 def tiled_logps(model: Any, ids: torch.Tensor, attention_mask: torch.Tensor, length: int) -> torch.Tensor:
@@ -183,7 +237,8 @@ def _check(hook: Any, models: Models, tokenizer: Any) -> None:
             f"{label} needs the sampler's log-probabilities, which only vLLM and a rollout_func provide. Set "
             "use_vllm: true, or use a hook that takes old_logps."
         )
-    if "ref_logps" in needs and models.as_reference is None:
+    of_reference = any(split_teacher(name)[0] == REFERENCE for name in _strings(hook, "teachers"))
+    if ("ref_logps" in needs or of_reference) and models.as_reference is None:
         raise ConfigurationError(
             f"{label} needs a reference policy, but beta is 0.0 and the model has no adapter that could be switched "
             f"off. Set beta above 0, train an adapter (use_peft: true), or name a model where the hook "

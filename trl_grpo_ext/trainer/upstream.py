@@ -44,6 +44,7 @@ METHODS: dict[str, tuple[str, ...]] = {
     "_generate": ("self", "prompts"),
     "_generate_and_score_completions": ("self", "inputs"),
     "_generate_single_turn": ("self", "prompt_ids"),
+    "_tokenize_prompts": ("self", "prompts"),
     "_prepare_inputs": ("self", "generation_batch"),
     "_calculate_rewards": ("self", "inputs", "prompts", "completions", "completion_ids_list"),
     # Called with positional arguments by some releases and passed through untouched, so only `self, model` matter.
@@ -69,9 +70,9 @@ METHODS: dict[str, tuple[str, ...]] = {
     "train": ("self", "resume_from_checkpoint"),
     "training_step": ("self", "model", "inputs"),
 }
-"""Methods of `GRPOTrainer` that we wrap, or call to draw prompts, with their leading parameters."""
+"""Methods of `GRPOTrainer` that we wrap, or call to draw and tokenise prompts, with their leading parameters."""
 
-CALLED = frozenset({"_get_train_sampler", "_remove_unused_columns"})
+CALLED = frozenset({"_get_train_sampler", "_remove_unused_columns", "_tokenize_prompts"})
 """Those that are called and not wrapped."""
 
 LOSS_METHODS = frozenset({"_compute_loss", "compute_loss"})
@@ -217,6 +218,12 @@ def classes_between(trainer_class: type, mixin: type) -> Sequence[type]:
             f"and compact updates need. Rewards work in any trainer: reward_funcs=load_rewards([...])."
         )
     return order[order.index(mixin) + 1 : order.index(GRPOTrainer)]
+
+
+def transforms_advantages(trainer: Any) -> bool:
+    """Whether a class of the user's changes advantages before TRL logs them, as TRL's pull request 7298 lets it."""
+    method = getattr(type(trainer), "_transform_advantages", None)
+    return method is not None and not str(method.__module__).startswith("trl.")
 
 
 def check_batch(batch: dict[str, Any]) -> None:
@@ -428,6 +435,13 @@ def keep_adapter_as_reference(model: Any, args: Any, peft_config: Any) -> None:
             "a model where the hook takes one (`reference`, `teacher`), or update peft."
         ) from error
     set_peft_model_state_dict(model, get_peft_model_state_dict(model, adapter_name=trained), adapter_name="ref")
+
+
+def served_instead(trainer: Any) -> str | None:
+    """The name of the model that a vLLM server has, on the rank that talks to it, if it is not the trained one's."""
+    served = getattr(getattr(getattr(trainer, "vllm_generation", None), "vllm_client", None), "model", None)
+    named = [str(name).rstrip("/").rpartition("/")[2].lower() for name in (served, trainer.model.config._name_or_path)]
+    return None if served is None or named[0] == named[1] else str(served)
 
 
 def reference_of(trainer: Any) -> Callable[[], AbstractContextManager[Any]] | None:

@@ -221,4 +221,4 @@ def test_parts_of_a_fixed_size_hold_every_row(rows: int, micro_steps: int, count
 
 
 def test_a_part_of_a_row_without_tokens_still_computes_one_of_each() -> None:
-    assert part_tokens(np.array([[0, 0], [2, 3]]), (0,)) == (2, False)
+    assert part_tokens(np.array([[0, 0], [2, 3]]), (0,)) == 2

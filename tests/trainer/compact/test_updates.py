@@ -7,6 +7,7 @@ gradient would then be another one. Whole trainings are in `test_trainings`.
 import logging
 import math
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -30,13 +31,14 @@ from tests.trainer.compact.runs import (
     batches_of,
     cases,
 )
-from tests.trainer.process_worker import Float64CompactTrainer
+from tests.trainer.process_worker import Float64CompactTrainer, Float64Trainer
 from trl_grpo_ext import GRPOExtConfig, GRPOExtTrainer, Totals
 from trl_grpo_ext.credit.chain import HookChain
 from trl_grpo_ext.errors import ConfigurationError
 from trl_grpo_ext.plugins.loading import load_loss_aggregation
 from trl_grpo_ext.trainer import upstream
 from trl_grpo_ext.trainer.batch import BatchKeys, counting_mask
+from trl_grpo_ext.trainer.compact.packed import Packing
 from trl_grpo_ext.trainer.compact.updates import CompactUpdates, Freedom, _warn_once, freedom_of
 from trl_grpo_ext.trainer.extension import Extension
 from trl_grpo_ext.trainer.reaggregation import Reaggregation
@@ -60,6 +62,8 @@ class Bench:
         self.trainer.model.train()
         self.trainer._trl_grpo_ext.self_checked = True
         self.trainer._trl_grpo_ext.row_count = 10**6  # made-up rows are not in the table of completions
+        self.packings = {None: None, False: Packing(share=False), True: Packing(share=True)}
+        self.shares: bool | None = None  # None: rows are padded
 
     def set(
         self, loss_type: str, beta: float = 0.0, aggregation: Any = None, hook: Any = None, **values: Any
@@ -87,6 +91,8 @@ class Bench:
             replace(trainer._trl_grpo_ext.facts, accumulation=case.micro_steps, steps_per_generation=case.micro_steps),
             loss_type=trainer.loss_type if self.aggregation is None else None,
             max_tokens=case.budget if self.freedom.any_count else None,
+            packing=self.packings[self.shares],
+            policy=lambda: (partial(Float64Trainer._get_per_token_logps_and_entropies, trainer), trainer.model),
             log=trainer._trl_grpo_ext.add_metrics,
         )
 
@@ -145,18 +151,33 @@ class Bench:
 
 
 @pytest.fixture(scope="module")
-def bench(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Bench:
+def made(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Bench:
     return Bench(tiny_model, tmp_path_factory.mktemp("bench"))
+
+
+@pytest.fixture
+def bench(made: Bench) -> Bench:
+    made.shares = None
+    return made
 
 
 LOSSES = [*OWN_AGGREGATION, "weights"]
 
 
 @pytest.mark.slow
-@given(case=cases(), name=st.sampled_from(LOSSES), beta=st.sampled_from([0.0, 0.1]), level=st.booleans())
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_the_gradient_of_any_batch_is_the_same(bench: Bench, case: Case, name: str, beta: float, level: bool) -> None:
+@given(
+    case=cases(),
+    name=st.sampled_from(LOSSES),
+    beta=st.sampled_from([0.0, 0.1]),
+    level=st.booleans(),
+    shares=st.sampled_from([None, False, True]),
+)
+@settings(max_examples=90, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_the_gradient_of_any_batch_is_the_same(
+    bench: Bench, case: Case, name: str, beta: float, level: bool, shares: bool | None
+) -> None:
     bench.trainer.importance_sampling_level = "sequence" if level else "token"
+    bench.shares = shares
     bench.set("grpo" if name == "weights" else name, beta, Weights() if name == "weights" else None)
     assert bench.gap(case) < EXACT["float64"]
 

@@ -12,6 +12,7 @@ from transformers import AutoTokenizer
 
 from tests.docs_site.blocks import ROOT, blocks_of
 from tests.trainer.pipelines.test_tools import ASKED, RESPONSE, TEMPERATURE, biases, call, result, save_tool_model
+from tests.trainer.watch import Watch
 from trl_grpo_ext.advantages.turns import rewards_of_turns
 from trl_grpo_ext.types import SpanScore, TurnScores
 
@@ -24,18 +25,6 @@ def block(part: str) -> str:
 @pytest.fixture(scope="module")
 def tool_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tool_model(tmp_path_factory.mktemp("tool_model"))
-
-
-class Watch:
-    role = "transform"
-    seen: list[Any]
-
-    def __init__(self) -> None:
-        self.seen = []
-
-    def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Any) -> torch.Tensor:
-        self.seen.append((advantages_B_T, rollout))
-        return advantages_B_T
 
 
 def names_of_the_reader(model: Path, folder: Path, scripts: Any, **columns: Any) -> dict[str, Any]:

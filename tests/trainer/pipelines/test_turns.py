@@ -26,8 +26,8 @@ from tests.trainer.pipelines.test_tools import (
     result,
     save_tool_model,
 )
-from trl_grpo_ext import GRPOExtConfig, GRPOExtTrainer, Rollout
-from trl_grpo_ext.trainer.compact.shared import Price, SharedPrompts
+from tests.trainer.watch import Watch
+from trl_grpo_ext import GRPOExtConfig, GRPOExtTrainer
 from trl_grpo_ext.types import TurnScores
 
 SCRIPTS = {  # two turns in every completion, so that a group's turns are compared with all of it
@@ -42,17 +42,6 @@ class CountingCalculator(Calculator):
 
     def get_reward(self) -> float:
         return TurnScores([0.5 * self.asked])
-
-
-class Watch:
-    role = "transform"
-
-    def __init__(self) -> None:
-        self.seen: list[tuple[torch.Tensor, Rollout]] = []
-
-    def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
-        self.seen.append((advantages_B_T, rollout))
-        return advantages_B_T
 
 
 @pytest.fixture(scope="module")
@@ -134,17 +123,10 @@ MODES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture
-def cheap_sharing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Prompts are shared wherever that saves tokens, however fast the machine is."""
-    monkeypatch.setattr(SharedPrompts, "measure", lambda self, *rest: setattr(self, "price", Price(overhead=2.0)))
-
-
 def weights_of(trainer: Any) -> dict[str, torch.Tensor]:
     return {name: weight.detach() for name, weight in trainer.model.named_parameters()}
 
 
-@pytest.mark.usefixtures("cheap_sharing")
 def test_compact_updates_and_shared_prompts_are_the_same(tool_model: Path, tmp_path: Path) -> None:
     """With completions that are cut off within their second turn, none of which counts."""
     common = {"rewards": ["tool_use"], "loss_aggregation": "token_mean", "mask_truncated_completions": True}

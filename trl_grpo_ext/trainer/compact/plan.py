@@ -1,24 +1,20 @@
-"""Plan which rows of an optimizer window run together, to compute little padding. Numbers only.
+"""Plan which rows of an optimizer window run together, to compute few tokens. Numbers only.
 
-The rows of some consecutive micro-steps of one window, a block, are sorted by length and cut into one part per
-micro-step, such that the tokens computed, `Σ rows · (longest prompt + longest completion)`, are as few as possible. The
-cut is made on a profile that all ranks know, so that it has the same shape on all of them: TRL gathers one number per
-row of a micro-batch, and sharded models need as many forwards on each rank.
-
-With shared prompts (`shared`), an order that keeps the rows of a group together is tried too, and a part costs as much
-as the cheaper of its two layouts.
+The rows of some consecutive micro-steps of one window, a block, are sorted and cut into one part per micro-step, such
+that the tokens computed are as few as possible: `Σ rows · (longest prompt + longest completion)` where rows are padded;
+where they are packed (`packed`), their own tokens, the prompt of a group once in each part. The cut has the same shape
+on all ranks: TRL gathers one number per row of a micro-batch, and sharded models need as many forwards on each rank.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from .shared import GAIN, Groups, Lengths, Price, shared_rows, sizes_of, width_of
+from .packed import Groups, Lengths, together
 
 Runs = npt.NDArray[np.bool_]
 """Which rows have to run."""
@@ -38,17 +34,7 @@ class Plan:
     computed: int  # tokens computed, with padding and placeholders
     dropped: int  # rows that are not in the plan
     idle: int  # micro-steps that hold nothing but placeholders
-    distinct: int = 0  # live tokens, counting each prompt once; 0 if prompts are not shared
-    shared: int = 0  # parts in the shared layout
-
-
-@dataclass(frozen=True)
-class Shared:
-    """How prompts may be shared."""
-
-    groups: Sequence[Groups]  # for each rank a number for each of its rows, the same for rows of the same prompt
-    price: Price  # of a forward pass
-    max_tokens: int  # that one may compute, see `token_limit`
+    distinct: int = 0  # live tokens, counting the prompt of a group once; 0 if rows are padded
 
 
 def plan_block(
@@ -57,39 +43,39 @@ def plan_block(
     *,
     rows_per_part: int | None = None,
     max_tokens: int | None = None,
-    shared: Shared | None = None,
+    groups: Sequence[Groups] | None = None,
 ) -> list[Plan]:
     """Cut one block; the ranks' plans have the same number of parts, and the same number of rows in each part.
 
-    `ranks` has the rows' lengths and which have to run. A part may compute `max_tokens` on any rank, and then there may
-    be more parts than micro-steps; by default as many as TRL's largest micro-batch. A longer row runs by itself. Every
-    part has `rows_per_part` rows where a loss counts them; then every row runs.
+    `ranks` has the rows' lengths and which have to run. With `groups`, for each rank a number for each of its rows,
+    rows are packed. A part may compute `max_tokens` on any rank, and then there may be more parts than micro-steps; by
+    default as many as TRL's largest micro-batch. A longer row runs by itself. Every part has `rows_per_part` rows where
+    a loss counts them; then every row runs.
     """
     limits = (max_tokens, 1) if max_tokens else _limits_without_plan(ranks, micro_steps)
     best: tuple[float, list[int], list[npt.NDArray[np.int64]]] | None = None
-    for key in range(3 if shared is None else 4):
-        if key < 3:
+    for key in range(3 if groups is None else 1):
+        if groups is None:
             orders = [_order(lengths, runs, key) for lengths, runs in ranks]
         else:
-            assert shared is not None
-            orders = [_by_group(*rank, groups) for rank, groups in zip(ranks, shared.groups, strict=True)]
+            orders = [_by_group(*rank, own) for rank, own in zip(ranks, groups, strict=True)]
         ordered = [lengths[order] for (lengths, _), order in zip(ranks, orders, strict=True)]
-        costs = _costs(_profile(ordered), *limits, rows_per_part)
-        parts = _parts(costs, micro_steps)
-        if shared is not None:
-            groups = [groups[order] for groups, order in zip(shared.groups, orders, strict=True)]
-            costs = _costs_with_shared(costs, ordered, groups, shared)
+        if groups is None:
+            costs = _costs(_profile(ordered), *limits, rows_per_part)
+        else:
+            of_rows = [own[order] for own, order in zip(groups, orders, strict=True)]
+            costs = _packed_costs(list(zip(ordered, of_rows, strict=True)), *limits, rows_per_part)
         if rows_per_part is not None:
             sizes = [rows_per_part] * micro_steps
             cost = float(sum(costs[rows_per_part - 1, ::rows_per_part][:micro_steps]))
         else:
-            sizes, cost = _cheapest_cut(costs, micro_steps, max(parts, _parts(costs, micro_steps)))
+            sizes, cost = _cheapest_cut(costs, micro_steps, _parts(costs, micro_steps))
         if best is None or cost < best[0]:
             best = (cost, sizes, orders)
     assert best is not None
     _, sizes, orders = best
     return [
-        _deal(lengths, order, sizes, micro_steps, None if shared is None else (shared.groups[rank], shared))
+        _deal(lengths, order, sizes, micro_steps, None if groups is None else groups[rank])
         for rank, ((lengths, _), order) in enumerate(zip(ranks, orders, strict=True))
     ]
 
@@ -111,11 +97,6 @@ def _profile(sorted_ranks: Sequence[Lengths]) -> Lengths:
     for lengths in sorted_ranks:
         profile[: len(lengths)] = np.maximum(profile[: len(lengths)], lengths)
     return profile
-
-
-def token_limit(ranks: Sequence[tuple[Lengths, Runs]], micro_steps: int, max_tokens: int | None) -> int:
-    """Tokens that a part may compute: `max_tokens`, or as many as the largest micro-batch would have without a plan."""
-    return max_tokens or _limits_without_plan(ranks, micro_steps)[0]
 
 
 def _limits_without_plan(ranks: Sequence[tuple[Lengths, Runs]], micro_steps: int) -> tuple[int, int]:
@@ -163,51 +144,29 @@ def _costs(
     return costs
 
 
-def _costs_with_shared(
-    tokens: npt.NDArray[np.float64], ordered: Sequence[Lengths], groups: Sequence[Groups], shared: Shared
+def _packed_costs(
+    ordered: Sequence[tuple[Lengths, Groups]], max_tokens: int, rows_at_any_length: int, rows_per_part: int | None
 ) -> npt.NDArray[np.float64]:
-    """Like `_costs`, but by price: for each part its cheaper layout, on the rank where it costs most.
-
-    In the shared layout the rows of a part fill rows of some size in turn, see `shared.fill_rows`. Their number and
-    width are computed for all sizes, ranks and starts at once, adding one row to each part at a time.
-    """
-    price, rows = shared.price, tokens.shape[1]
-    widths = np.full((max(rows, len(tokens)), rows), np.inf)  # a group may fit if shared, though not as separate rows
-    places = np.arange(1, len(widths) + 1)[:, None]
-    widths[: len(tokens)] = tokens / places[: len(tokens)]
-    finite = np.where(np.isfinite(widths), widths, 0.0)
-    masked, causal = (
-        np.where(np.isfinite(widths), cost(places, finite) * GAIN, np.inf) for cost in (price.masked, price.causal)
-    )
-    alike_R_1 = np.array([[len(own) == rows and bool((own == own[:1]).all())] for own in ordered])
-    costs = causal if alike_R_1.all() else masked
-
-    of_ranks = list(itertools.starmap(sizes_of, zip(ordered, groups, strict=True)))
-    most = max(map(len, of_ranks))
-    sizes_S_R_1 = np.array([np.pad(sizes, (0, most - len(sizes)), "edge") for sizes in of_ranks]).T[..., None]
-    prompts_R_N, more_R_N = (np.zeros((len(ordered), rows), dtype=np.int64) for _ in range(2))
-    first_R_N = np.ones((len(ordered), rows), dtype=bool)  # of its group
-    none_R_N = np.ones((len(ordered), rows), dtype=bool)  # no row of this rank is left
-    for rank, (own, group) in enumerate(zip(ordered, groups, strict=True)):
-        live = np.flatnonzero(own[:, 1])
-        prompts_R_N[rank, live], more_R_N[rank, live] = own[live, 0] - 1, own[live, 1] + 1
-        first_R_N[rank, live[1:]] = group[live[1:]] != group[live[:-1]]
-        none_R_N[rank, : len(own)] = False
-    filled, held, wide = (np.zeros((most, len(ordered), rows), dtype=np.int64) for _ in range(3))
-    for count in range(1, rows + 1):
-        at, starts = slice(count - 1, rows), slice(0, rows - count + 1)
-        filled, held, wide = (counted[..., starts] for counted in (filled, held, wide))
-        begins = (first_R_N[:, at] | (held + more_R_N[:, at] > sizes_S_R_1) | (filled == 0)) & (more_R_N[:, at] > 0)
-        held = np.where(begins, prompts_R_N[:, at], held) + more_R_N[:, at]
-        filled, wide = filled + begins, np.maximum(wide, held)
-        allowed = price.memory(filled, wide) <= shared.max_tokens
+    """Like `_costs` of packed rows: each rank's own tokens, on the rank that has most."""
+    rows = max(len(lengths) for lengths, _ in ordered)
+    prompts_R_N, own_R_N = (np.zeros((len(ordered), rows), dtype=np.int64) for _ in range(2))
+    first_R_N = np.zeros((len(ordered), rows), dtype=bool)  # of its group
+    for rank, (lengths, groups) in enumerate(ordered):
+        live = np.flatnonzero(lengths[:, 1])
+        prompts_R_N[rank, live], own_R_N[rank, live] = lengths[live].T
+        first_R_N[rank, live] = np.append(True, groups[live[1:]] != groups[live[:-1]])[: len(live)]
+    sums_R_N = np.cumsum(np.pad(own_R_N + np.where(first_R_N, prompts_R_N, 0), ((0, 0), (1, 0))), axis=1)
+    again_R_N = np.where(first_R_N, 0, prompts_R_N)  # a part that begins inside a group computes its prompt too
+    costs = np.full((rows_per_part or rows, rows), np.inf)
+    for size in range(1, len(costs) + 1):
+        starts = rows - size + 1
+        tokens = (sums_R_N[:, size:] - sums_R_N[:, :starts] + again_R_N[:, :starts]).max(axis=0)
+        allowed = (tokens <= max_tokens) | (size <= rows_at_any_length) | (rows_per_part is not None)
         if not allowed.any():  # nor with more rows
-            break
-        something = (filled > 0) | none_R_N[:, starts]
-        together_R_N = np.where(allowed & something, price.masked(filled, wide), np.inf).min(axis=0)
-        alone_R_N = np.where(alike_R_1, causal[count - 1, starts], masked[count - 1, starts])
-        costs[count - 1, starts] = np.minimum(together_R_N, alone_R_N).max(axis=0)
-    return costs[: 1 + int(np.flatnonzero(np.isfinite(costs).any(axis=1)).max(initial=0))]
+            return costs[: size - 1]
+        # Equal cuts are ranked by the sum of squares, so that the largest part is small.
+        costs[size - 1, :starts] = np.where(allowed, tokens + 1e-6 * tokens.astype(float) ** 2, np.inf)
+    return costs
 
 
 def _cheapest_cut(costs: npt.NDArray[np.float64], micro_steps: int, parts: int) -> tuple[list[int], float]:
@@ -256,7 +215,7 @@ def _deal(
     order: npt.NDArray[np.int64],
     sizes: Sequence[int],
     micro_steps: int,
-    shared: tuple[Groups, Shared] | None,
+    groups: Groups | None,
 ) -> Plan:
     """Deal this rank's rows to the parts, and the parts to the micro-steps."""
     steps: list[list[tuple[int, ...]]] = [[] for _ in range(micro_steps)]
@@ -267,41 +226,37 @@ def _deal(
         steps[number % micro_steps].append((*taken, *[-1] * (size - len(taken))))
     for step in steps[len(sizes) :]:  # fewer rows than micro-steps
         step.append((-1,))
-    return _measured(steps, lengths, order, shared)
+    return _measured(steps, lengths, order, groups)
 
 
-def plan_in_place(lengths: Lengths, shared: tuple[Groups, Shared] | None = None) -> Plan:
+def plan_in_place(lengths: Lengths, groups: Groups | None = None) -> Plan:
     """The plan of a block of one micro-step whose rows stay as they are."""
-    return _measured([[tuple(range(len(lengths)))]], lengths, np.arange(len(lengths)), shared)
+    return _measured([[tuple(range(len(lengths)))]], lengths, np.arange(len(lengths)), groups)
 
 
 def _measured(
     steps: Sequence[Sequence[tuple[int, ...]]],
     lengths: Lengths,
     order: npt.NDArray[np.int64],
-    shared: tuple[Groups, Shared] | None,
+    groups: Groups | None,
 ) -> Plan:
-    parts = [part_tokens(lengths, part, shared) for step in steps for part in step]
-    prompts = {} if shared is None else dict(zip(shared[0][order].tolist(), lengths[order, 0].tolist(), strict=True))
+    prompts = {} if groups is None else dict(zip(groups[order].tolist(), lengths[order, 0].tolist(), strict=True))
     return Plan(
         steps=tuple(map(tuple, steps)),
         live=int(lengths[order].sum()),
-        computed=sum(tokens for tokens, _ in parts),
+        computed=sum(part_tokens(lengths, part, groups) for step in steps for part in step),
         dropped=len(lengths) - len(order),
         idle=sum(all(row < 0 for part in step for row in part) for step in steps),
-        distinct=0 if shared is None else sum(prompts.values()) + int(lengths[order, 1].sum()),
-        shared=sum(is_shared for _, is_shared in parts),
+        distinct=0 if groups is None else sum(prompts.values()) + int(lengths[order, 1].sum()),
     )
 
 
-def part_tokens(lengths: Lengths, part: Sequence[int], shared: tuple[Groups, Shared] | None = None) -> tuple[int, bool]:
-    """Tokens that a part computes on this rank, padding and placeholders counted; and whether it shares prompts."""
+def part_tokens(lengths: Lengths, part: Sequence[int], groups: Groups | None = None) -> int:
+    """Tokens that a part computes on this rank, padding and placeholders counted."""
     rows = [row for row in part if row >= 0]
     if not rows:
-        return len(part) * PLACEHOLDER_TOKENS, False
-    if shared is not None and len(part) > 1:
-        groups, how = shared
-        filled = shared_rows(lengths[rows], groups[rows], how.price, how.max_tokens, placeholders=len(part) - len(rows))
-        if filled is not None:
-            return len(filled) * width_of(lengths[rows], filled), True
-    return len(part) * int(np.maximum(lengths[rows], 1).max(axis=0).sum()), False
+        return len(part) * PLACEHOLDER_TOKENS
+    if groups is not None and lengths[rows, 1].any():
+        bundles = together(lengths[rows], groups[rows])  # the last token of a completion need not run, but counts here
+        return sum(int(lengths[rows][own[0], 0] + lengths[rows][own, 1].sum()) for own in bundles)
+    return len(part) * int(np.maximum(lengths[rows], 1).max(axis=0).sum())

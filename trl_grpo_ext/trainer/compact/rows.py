@@ -12,8 +12,8 @@ import torch
 
 from ...credit.signal import has_signal
 from ..batch import PROMPT_KEYS, BatchKeys, counting_mask, join_batches
-from .plan import Plan, Runs, Shared, plan_block, token_limit
-from .shared import Lengths, SharedPrompts
+from .packed import Lengths, Packing
+from .plan import Plan, Runs, plan_block
 
 RowFactor = Callable[[dict[str, Any], dict[str, Any]], float | None]
 """From TRL's micro-batch and a part: the factor on the advantages of its rows in that part; None for 1."""
@@ -170,50 +170,35 @@ def exchange_rows(
 
 
 def logps_by_length(
-    method: Any, given: dict[str, Any], chunk: int, trim_left: bool, sharing: SharedPrompts | None = None
+    method: Any, given: dict[str, Any], chunk: int, trim_left: bool, packing: Packing | None = None
 ) -> Any:
     """Log-probabilities without a gradient, in as many forward passes as before, each over rows of similar length.
 
-    With shared prompts the passes are planned like the parts of an update.
+    Packed passes are planned like the parts of an update.
     """
     ids, mask, keep = given["input_ids"], given["attention_mask"], given["logits_to_keep"]
     prompts_B, completions_B = _width(mask[:, :-keep].flip(1)), _width(mask[:, -keep:])
     order = torch.argsort(prompts_B + completions_B, descending=True, stable=True)
     start_of_completion, entropies = ids.size(1) - keep, given.get("compute_entropy", False)
     results: dict[int, torch.Tensor] = {}
-    chunks, limit = [order[first : first + chunk] for first in range(0, len(order), chunk)], None
-    if sharing is not None and (planned := _passes_with_shared(ids, mask, keep, len(chunks), sharing)) is not None:
-        chunks, limit = planned
+    chunks = [order[first : first + chunk] for first in range(0, len(order), chunk)]
+    if packing is not None and (found := packing.measured(ids, mask, keep)) is not None:
+        (plan,) = plan_block([(found[0], np.ones(len(ids), dtype=bool))], len(chunks), groups=[found[1]])
+        # A pass without rows repeats the first row, since every rank runs the same number.
+        parts = [[max(row, 0) for row in part] for step in plan.steps for part in step]
+        chunks = [torch.tensor(part, device=ids.device) for part in parts]
     for rows in chunks:
         left = start_of_completion - max(1, int(prompts_B[rows].max())) if trim_left else 0
         width = max(1, int(completions_B[rows].max()))
         columns = slice(left, start_of_completion + width)
         arguments = (given["model"], ids[rows, columns], mask[rows, columns], width)
-        layout = None if sharing is None else sharing.layout(*arguments[1:], limit)
-        if sharing is not None and layout is not None:
+        packed = None if packing is None else packing.pack(*arguments[1:])
+        if packing is not None and packed is not None:
             some = dict(zip(("model", "input_ids", "attention_mask", "logits_to_keep"), arguments, strict=True))
-            output = sharing.logps(method, {**some, "compute_entropy": entropies}, layout)
+            output = packing.logps(method, {**some, "compute_entropy": entropies}, packed)
         else:
             output = method(*arguments, batch_size=len(rows), compute_entropy=entropies)
         for number, values in enumerate(output[:2]):
             if values is not None:
                 results.setdefault(number, values.new_zeros((len(order), keep)))[rows, :width] = values
     return results.get(0), results.get(1), None
-
-
-def _passes_with_shared(
-    ids: torch.Tensor, mask: torch.Tensor, keep: int, passes: int, sharing: SharedPrompts
-) -> tuple[list[torch.Tensor], int] | None:
-    """The rows of each pass, and the tokens that one may compute; None if prompts are not shared.
-
-    A pass without rows repeats the first row, since every rank runs the same number.
-    """
-    found = sharing.usable(ids, mask, keep)
-    if found is None or sharing.price is None:
-        return None
-    lengths, groups = found
-    blocks = [(lengths, np.ones(len(lengths), dtype=bool))]
-    limit = token_limit(blocks, passes, sharing.budget)
-    (plan,) = plan_block(blocks, passes, shared=Shared([groups], sharing.price, limit))
-    parts = [[max(row, 0) for row in part] for step in plan.steps for part in step]
-    return [torch.tensor(part, device=ids.device) for part in parts], limit

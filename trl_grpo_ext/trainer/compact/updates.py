@@ -11,7 +11,7 @@ run.
 | `_prepare_inputs` | the buffered micro-batches, rearranged (`plan`, `rows`) |
 | `compute_loss` | a micro-step of several parts: the gradient of each is accumulated |
 | `_get_per_token_logps_and_entropies` | the old policy's and the reference's forward passes, in order of length too |
-| the same | with `share_prompts`, each prompt once for its completions, in all three passes (`shared`) |
+| the same | rows without padding and, with `share_prompts`, each prompt once, in all three passes (`packed`) |
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ from ...types import implements
 from .. import upstream
 from ..batch import PROMPT_KEYS, BatchKeys, counting_mask, join_batches
 from ..facts import LossSettings, RunFacts
-from .plan import Plan, Runs, Shared, plan_block, plan_in_place, token_limit
+from .packed import Groups, Lengths, Packing
+from .plan import Plan, Runs, plan_block, plan_in_place
 from .rows import (
     Layout,
     deal_rows,
@@ -45,7 +46,6 @@ from .rows import (
     row_lengths_and_kinds,
     rows_to_plan,
 )
-from .shared import Groups, Lengths, SharedPrompts, prompt_groups
 
 logger = logging.getLogger(__name__)
 
@@ -134,7 +134,7 @@ class CompactUpdates:
         max_tokens: int | None = None,
         balance: bool = False,
         keeps_records: bool = False,
-        sharing: SharedPrompts | None = None,
+        packing: Packing | None = None,
         policy: Callable[[], tuple[Callable[..., Any], Any]] | None = None,
         log: Callable[[dict[str, float]], None],
     ) -> None:
@@ -149,8 +149,7 @@ class CompactUpdates:
             logger.info("compact_updates: %s.", reason)
         self.freedom, self._facts, self._loss_type = freedom, facts, loss_type
         self._max_tokens, self._balances, self._log = max_tokens, balance and facts.ranks > 1, log
-        self._sharing, self._policy = sharing, policy
-        self._limit: int | None = None
+        self._packing, self._policy = packing, policy
         self._planned: list[dict[str, Any]] | None = None
 
     # ------------------------------------------------------------------ once per generation batch
@@ -175,14 +174,15 @@ class CompactUpdates:
         table_B_3 = torch.cat([row_lengths_and_kinds(batch, freedom.ratios_multiply) for batch in micro_batches])
         if not freedom.trim_left:  # padding that stays in front of a prompt is computed too
             table_B_3[:, 0] = micro_batches[0]["prompt_ids"].size(1)
-        if self._sharing is not None:
+        packing = self._packing
+        if packing is not None:
             prompts = join_batches([{key: batch[key] for key in PROMPT_KEYS} for batch in micro_batches])
-            groups_B = prompt_groups(prompts["prompt_ids"], prompts["prompt_mask"])
+            groups_B_1 = packing.groups(prompts["prompt_ids"], prompts["prompt_mask"])
         else:
-            groups_B = torch.arange(len(table_B_3), device=table_B_3.device)
-        tables_N_4 = self._facts.gather(torch.cat([table_B_3, groups_B.unsqueeze(1)], dim=1)).cpu().numpy()
+            groups_B_1 = table_B_3[:, :1]
+        tables_N_4 = self._facts.gather(torch.cat([table_B_3, groups_B_1], dim=1)).cpu().numpy()
         ranks = tables_N_4.reshape(self._facts.ranks, count // block, block * rows, 4)
-        sharing = self._usable_sharing(ranks[..., :2].reshape(-1, 2), rows)
+        packs = packing is not None and packing.fits(ranks[..., :2].reshape(-1, 2)) and self._packs()
         layout = Layout(
             factor=functools.partial(row_factor, self._loss_type),
             precision=precision,
@@ -193,31 +193,21 @@ class CompactUpdates:
         for number in range(count // block):
             steps, table_R_B_4 = micro_batches[number * block : (number + 1) * block], ranks[:, number]
             lengths_R_B, runs_R_B = table_R_B_4[:, :, :2], _must_run(table_R_B_4[:, :, 2], freedom)
-            shared = None
-            if sharing is not None and sharing.price is not None:
-                limit = token_limit(list(zip(lengths_R_B, runs_R_B, strict=True)), block, self._max_tokens)
-                self._limit = limit if number == 0 else max(limit, self._limit or 0)
-                shared = Shared([*table_R_B_4[:, :, 3]], sharing.price, limit)
-            made, own = self._plan_block(steps, lengths_R_B, runs_R_B, layout, shared)
+            groups_R_B = [*table_R_B_4[:, :, 3]] if packs else None
+            made, own = self._plan_block(steps, lengths_R_B, runs_R_B, layout, groups_R_B)
             if (table_R_B_4[:, :, 2] == 0).all():  # no token counts: log zeros, as TRL does
                 own = [{key: value for key, value in step.items() if key != BatchKeys.idle} for step in own]
             plans += made
             planned += own
-        if sharing is not None and sharing.price is not None and not any(plan.shared for plan in plans):
-            price, common = sharing.price, any(plan.live > plan.distinct for plan in plans)
-            cost = f"attention between two tokens costs {price.area:.2g} of a token, their mask {price.pair_memory:.2g}"
-            sharing.warn_once(f"separate rows cost less ({cost})" if common else "no two rows of a block have the same")
+        if packs and packing is not None and packing.share and all(plan.live == plan.distinct for plan in plans):
+            packing.say_once("no two rows of a block have the same")
         self._log_plan(plans, all_rows=tables_N_4.shape[0])
         return planned
 
-    def _usable_sharing(self, lengths: Lengths, rows: int) -> SharedPrompts | None:
-        """The measured `SharedPrompts`, if the rows allow sharing; `rows` are those of a micro-batch."""
-        if self._sharing is None or not self._sharing.fits(lengths):
-            return None
+    def _packs(self) -> bool:
+        assert self._packing is not None
         assert self._policy is not None
-        longest = int(lengths.sum(axis=1).max())
-        self._sharing.measure(*self._policy(), longest, self._max_tokens or rows * longest)
-        return self._sharing
+        return self._packing.check(*self._policy())
 
     def _plan_block(
         self,
@@ -225,25 +215,24 @@ class CompactUpdates:
         lengths_R_B: Lengths,
         runs_R_B: Runs,
         layout: Layout,
-        shared: Shared | None,
+        groups_R_B: Sequence[Groups] | None,
     ) -> tuple[list[Plan], list[dict[str, Any]]]:
         """The plans of all ranks for one block, and this rank's micro-steps."""
         rank, rows = self._facts.rank, steps[0]["completion_ids"].size(0)
         if not self.freedom.sort:
-            sharing: Sequence[tuple[Groups, Shared] | None] = [None] * len(lengths_R_B)
-            if shared is not None:
-                sharing = [(groups, shared) for groups in shared.groups]
-            made = list(map(plan_in_place, lengths_R_B, sharing))
+            groups = [None] * len(lengths_R_B) if groups_R_B is None else [*groups_R_B]
+            made = list(map(plan_in_place, lengths_R_B, groups))
             return made, make_micro_steps(steps, made[rank], lengths_R_B[rank], layout)
         numbers, blocks = None, list(zip(lengths_R_B, runs_R_B, strict=True))
         if self._balances:
             numbers, blocks = rows_to_plan(lengths_R_B, deal_rows(lengths_R_B, runs_R_B))
+            groups_R_B = None if groups_R_B is None else [np.arange(len(lengths)) for lengths, _ in blocks]
         made = plan_block(
             blocks,
             len(steps),
             rows_per_part=None if self.freedom.any_count else rows,
             max_tokens=self._max_tokens,
-            shared=shared,
+            groups=groups_R_B,
         )
         if numbers is None:
             return made, _mark_idle(make_micro_steps(steps, made[rank], lengths_R_B[rank], layout), made)
@@ -264,36 +253,35 @@ class CompactUpdates:
                 "compact/micro_steps_skipped": float(sum(plan.idle for plan in plans)),
             }
         )
-        if distinct := sum(plan.distinct for plan in plans):
+        if self._packing is not None and self._packing.share and (distinct := sum(plan.distinct for plan in plans)):
             self._log({"compact/distinct_tokens": float(distinct), "compact/computed_to_distinct": computed / distinct})
 
     # ------------------------------------------------------------------ at every forward pass
 
     def logps(self, method: Callable[..., Any], model: Any, *arguments: Any, **keywords: Any) -> Any:
-        """TRL's log-probabilities, with shared prompts; rows are sorted by length in passes without a gradient."""
-        if torch.is_grad_enabled() and self._sharing is None:
+        """TRL's log-probabilities of packed rows; rows are sorted by length in passes without a gradient."""
+        packing, inferring = self._packing, not torch.is_grad_enabled()
+        if packing is None and not inferring:
             return method(model, *arguments, **keywords)
         bound = inspect.signature(method).bind(model, *arguments, **keywords).arguments
         named = {**bound, **bound.pop("kwargs", {})}
         named |= dict(zip(_LOGPS_ARGUMENTS, named.pop("args", ()), strict=False))  # TRL 1.14 names fewer of them
         given = {name: value for name, value in named.items() if value is not None and value is not False}
         if not {"input_ids", "attention_mask", "logits_to_keep"} <= given.keys() <= {"model", *_LOGPS_ARGUMENTS}:
-            if self._sharing is not None:
-                self._sharing.warn_once(f"a forward pass takes {', '.join(given)}")
+            if packing is not None:
+                packing.say_once(f"a forward pass takes {', '.join(given)}")
             return method(model, *arguments, **keywords)
-        rows, sharing = given["input_ids"].size(0), self._sharing
+        rows, packed = given["input_ids"].size(0), None
         chunk = given.get("batch_size") or rows
-        if sharing is not None and not torch.is_grad_enabled():
-            sharing.measure(method, given["model"], given["input_ids"].size(1), chunk * given["input_ids"].size(1))
-        if rows > chunk and not torch.is_grad_enabled():
-            return logps_by_length(method, given, chunk, self.freedom.trim_left, sharing)
-        layout = None
-        if sharing is not None and rows <= chunk:
-            limit = self._limit if torch.is_grad_enabled() else None
-            layout = sharing.layout(given["input_ids"], given["attention_mask"], given["logits_to_keep"], limit)
-        if sharing is None or layout is None:
+        if packing is not None and inferring:
+            packing.check(method, given["model"])
+        if rows > chunk and inferring:
+            return logps_by_length(method, given, chunk, self.freedom.trim_left, packing)
+        if packing is not None and rows <= chunk:
+            packed = packing.pack(given["input_ids"], given["attention_mask"], given["logits_to_keep"])
+        if packing is None or packed is None:
             return method(model, *arguments, **keywords)
-        return sharing.logps(method, given, layout)
+        return packing.logps(method, given, packed)
 
 
 def row_factor(loss_type: str | None, before: dict[str, Any], part: dict[str, Any]) -> float | None:

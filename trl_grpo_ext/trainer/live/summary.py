@@ -1,22 +1,19 @@
-"""A console summary every n steps: a growing table in a terminal, plain lines in a file or a pipe.
+"""A console summary every n steps: one line under a header, in a terminal as in a file or a pipe.
 
-In a terminal, what does not fit into the row stands below it. Anywhere else a summary is one line under a header,
-without control sequences; if COLUMNS is set, it is laid out for that width.
+In a terminal, or where COLUMNS is set, what does not fit into the line stands below it.
 """
 
 from __future__ import annotations
 
 import math
 import os
+import shutil
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from rich.cells import cell_len
-from rich.console import Console
-from rich.padding import Padding
-from rich.text import Text
+from rich.cells import cell_len, chop_cells
 from tqdm import tqdm  # type: ignore[import-untyped]
 from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCallback
 
@@ -24,19 +21,11 @@ from ...errors import ConfigurationError
 from ...guard.untrusted import printable_name
 from ...records.log import number
 
-_GAP = Text("  ")
+_GAP = "  "
 _ROWS_PER_HEADER = 25
 _UNLIMITED = 100_000  # columns of a file
-_MARKS, _ASCII_MARKS, _STYLES = ("↑", "↓", "="), ("+", "-", "="), ("green", "red", "")
+_MARKS, _ASCII_MARKS = ("↑", "↓", "="), ("+", "-", "=")
 _NO_SIGNAL = "no signal"
-
-
-class _LiveConsole(Console):
-    """A console that survives a closed terminal, on which rich would end the process and the training."""
-
-    def on_broken_pipe(self) -> None:
-        raise
-
 
 ORDINARY = frozenset({"right", "wrong", "scored"})
 """Outcomes that need no attention."""
@@ -118,57 +107,50 @@ class ConsoleSummary(TrainerCallback):
         before = self._before.setdefault(kind, {})
         # Evaluations do not train, and groups of one completion never differ.
         values = [cell for cell in metric_cells(metrics) if kind == "training" or cell.name != _NO_SIGNAL]
-        shown: dict[str, Text] = {}
+        shown: dict[str, str] = {}
         for cell in [*values[:1], *cells[:1], *values[1:], *cells[1:]]:
-            text = Text(_encodable(stream, cell.text))
-            if cell.followed:  # the mark has a column of its own, so that the numbers stay aligned
-                mark = arrow(cell, before, marks)
-                text.append(mark or " ", _STYLES[marks.index(mark)] if mark else "")
-            shown[_encodable(stream, cell.name)] = text
+            # The mark has a column of its own, so that the numbers stay aligned.
+            mark = (arrow(cell, before, marks) or " ") if cell.followed else ""
+            shown[_encodable(stream, cell.name)] = _encodable(stream, cell.text) + mark
         before.update({cell.name: cell.value for cell in values})
         notes = [_encodable(stream, note) for note in notable_outcomes(metrics)]
         laid_out = stream.isatty() or os.environ.get("COLUMNS", "").isdigit()
-        console = _LiveConsole(
-            file=stream, highlight=False, markup=False, emoji=False, width=None if laid_out else _UNLIMITED
-        )
+        width = shutil.get_terminal_size().columns if laid_out else _UNLIMITED
+        if kind == "evaluation":  # it has few columns, so it names them
+            lines = _beside([f"eval {state.global_step}", *_named(shown)], width)
+        else:
+            step = f"{state.global_step}/{state.max_steps}" if state.max_steps > 0 else f"{state.global_step}"
+            self._widths["step"] = max(self._widths.get("step", 0), 2 * len(str(state.max_steps)) + 1)
+            lines = self._row({"step": step, **shown}, width, repeats=stream.isatty())
+        if laid_out:
+            lines += [line for note in notes for line in _beside([note], width)]
+        elif notes:
+            lines[-1] += _GAP + "; ".join(notes)
         try:
             # The trainer's progress bar steps aside while we print.
             with tqdm.external_write_mode(file=stream):
-                if kind == "evaluation":  # it has few columns, so it names them
-                    _print_below([f"eval {state.global_step}", *_named(shown)], "", notes, console, indent=0)
-                else:
-                    step = f"{state.global_step}/{state.max_steps}" if state.max_steps > 0 else f"{state.global_step}"
-                    self._widths["step"] = max(self._widths.get("step", 0), 2 * len(str(state.max_steps)) + 1)
-                    self._print_row({"step": Text(step), **shown}, notes, console)
+                stream.write("".join(f"{line}\n" for line in lines))
                 stream.flush()
         except (OSError, ValueError):  # the reader is gone
             return
 
-    def _print_row(self, shown: Mapping[str, Text], notes: Sequence[str], console: Console) -> None:
-        """Print a row as wide as the console, under a header if the columns changed."""
-        room, row = console.width, dict[str, Text]()
+    def _row(self, shown: Mapping[str, str], width: int, repeats: bool) -> list[str]:
+        """A row as wide as the terminal, under a header if the columns changed, and below it what did not fit."""
+        room, row = width, dict[str, str]()
         for name, text in shown.items():
-            width = max(cell_len(name), text.cell_len, self._widths.get(name, 0))
-            room -= width + (len(_GAP) if row else 0)
+            size = max(cell_len(name), cell_len(text), self._widths.get(name, 0))
+            room -= size + (len(_GAP) if row else 0)
             if room < 0 and row:
                 break
-            self._widths[name], row[name] = width, text
-        header = tuple(row)
-        again = header != self._header or (console.is_terminal and self._rows % _ROWS_PER_HEADER == 0)
-        self._header, self._rows = header, 1 if again else self._rows + 1
-
-        def line(texts: Sequence[Text]) -> Text:
-            widths = (self._widths[name] for name in header)
-            return _GAP.join(
-                Text(" " * (width - text.cell_len)) + text for text, width in zip(texts, widths, strict=True)
-            )
-
-        if again:
-            console.print(line([Text(name, "bold") for name in header]), overflow="fold")
-        in_row = [Text("; ".join(notes))] if console.width == _UNLIMITED and notes else []
-        console.print(_GAP.join([line([*row.values()]), *in_row]), overflow="fold")
-        rest = {name: text for name, text in shown.items() if name not in row}
-        _print_below(_named(rest), "dim", [] if in_row else notes, console, indent=len(_GAP))
+            self._widths[name], row[name] = size, text
+        again = tuple(row) != self._header or (repeats and self._rows % _ROWS_PER_HEADER == 0)
+        self._header, self._rows = tuple(row), 1 if again else self._rows + 1
+        lines = [
+            _GAP.join(" " * (self._widths[name] - cell_len(text)) + text for name, text in zip(row, texts, strict=True))
+            for texts in ([[*row]] if again else []) + [[*row.values()]]
+        ]
+        rest = _named({name: text for name, text in shown.items() if name not in row})
+        return lines + [_GAP + line for line in _beside(rest, width - len(_GAP))]
 
 
 class Bars(ProgressCallback):
@@ -197,18 +179,19 @@ def use_console_summary(trainer: Trainer, every: int = 1) -> ConsoleSummary:
     return summary
 
 
-def _named(shown: Mapping[str, Text]) -> list[str]:
-    return [f"{name} {text.plain.strip()}" for name, text in shown.items()]
+def _named(shown: Mapping[str, str]) -> list[str]:
+    return [f"{name} {text.strip()}" for name, text in shown.items()]
 
 
-def _print_below(texts: Sequence[str], style: str, notes: Sequence[str], console: Console, indent: int) -> None:
-    """Print texts side by side as far as there is room, and each note on a line of its own."""
-    if texts and console.width == _UNLIMITED:
-        console.print(_GAP.join(map(Text, [*texts, *filter(None, ["; ".join(notes)])])))
-        return
-    for text, look in (("  ".join(texts), style), *((note, "yellow") for note in notes)):
-        if text:
-            console.print(Padding(Text(text, look, overflow="fold"), (0, 0, 0, indent)))
+def _beside(texts: Sequence[str], width: int) -> list[str]:
+    """Texts side by side, on as many lines as they need."""
+    lines: list[str] = []
+    for text in (piece for whole in texts for piece in chop_cells(whole, width)):
+        if lines and cell_len(lines[-1]) + len(_GAP) + cell_len(text) <= width:
+            lines[-1] += _GAP + text
+        else:
+            lines.append(text)
+    return lines
 
 
 def _encodable(stream: Any, text: str) -> str:

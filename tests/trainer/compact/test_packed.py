@@ -1,0 +1,347 @@
+"""Packed rows, with each prompt once or not, give the log-probabilities and the gradient of rows by themselves.
+
+With a float64 forward to 1e-9. Trainings are in `test_trainings` and `test_parity`.
+"""
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from peft import LoraConfig, PrefixTuningConfig, get_peft_model
+from transformers import (
+    AutoModelForCausalLM,
+    FalconConfig,
+    Gemma2Config,
+    GPT2Config,
+    LlamaConfig,
+    MambaConfig,
+    MistralConfig,
+    MixtralConfig,
+    Qwen2Config,
+    Qwen3Config,
+    Qwen3MoeConfig,
+)
+
+from tests.support import relative_gap
+from tests.trainer.compact.runs import EXACT
+from tests.trainer.process_worker import Float64Trainer, norms_in_float64
+from trl_grpo_ext.errors import UpstreamError
+from trl_grpo_ext.trainer.compact.packed import (
+    PackedRows,
+    Packing,
+    packing_of,
+    reason_against,
+    reason_against_sharing,
+    window_of,
+)
+from trl_grpo_ext.trainer.compact.plan import part_tokens, plan_block
+from trl_grpo_ext.trainer.facts import LossSettings
+
+LOSS = LossSettings("dapo", 0.0, "token", False, False, False, 1.0)
+ENDS = {"vocab_size": 42, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 1}
+SIZES: dict[str, Any] = {
+    **ENDS,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 128,
+    "initializer_range": 0.3,
+}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+
+
+def model_of(config: Any, dtype: torch.dtype = torch.float64) -> Any:
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config).to(dtype)
+    if dtype == torch.float64:
+        norms_in_float64(model)
+    return model.train()
+
+
+def score(*arguments: Any, **keywords: Any) -> Any:
+    return Float64Trainer._get_per_token_logps_and_entropies(None, *arguments, **keywords)  # type: ignore[arg-type]
+
+
+ROWS = [(5, 9, 0), (5, 3, 0), (5, 0, 0), (7, 4, 1), (7, 1, 1), (1, 6, 2), (1, 2, 2), (3, 5, 3)]
+"""Tokens of prompts and completions, and whose prompt it is."""
+
+
+def batch_of(rows: list[tuple[int, int, int]] = ROWS, prompt: int = 8, width: int = 10) -> dict[str, Any]:
+    ids = torch.randint(3, 42, (len(rows), prompt + width), generator=torch.Generator().manual_seed(1))
+    mask = torch.zeros_like(ids)
+    for row, (p, c, group) in enumerate(rows):
+        ids[row, :prompt] = torch.arange(prompt) + 3 + group
+        mask[row, prompt - p : prompt + c] = 1
+    return {"input_ids": ids, "attention_mask": mask, "logits_to_keep": width}
+
+
+# -------------------------------------------------------------------------------------------------- packed rows
+
+
+def test_packed_rows_by_hand() -> None:
+    ids = torch.tensor([[0, 10, 11, 20, 21, 22], [0, 10, 11, 30, 0, 0], [12, 13, 14, 40, 41, 0]])
+    packed = PackedRows.of(ids, 3, np.array([[2, 3], [2, 1], [3, 2]]), np.array([7, 7, 2]))
+    assert packed is not None
+    # The prompt of two rows, what runs of their completions (nothing of the second), and the third row.
+    assert packed.ids_1_L.tolist() == [[10, 11, 20, 21, 12, 13, 14, 40]]
+    assert packed.positions_1_L.tolist() == [[0, 1, 2, 3, 0, 1, 2, 3]]
+    assert packed.predictors_K.tolist() == [1, 2, 3, 1, 6, 7]
+    assert packed.scored_K.tolist() == [20, 21, 22, 30, 40, 41]
+    first, second = packed.mask.blocks
+    assert first.places_N_W.tolist() == [[0, 1, 1, 1], [4, 5, 6, 7]]
+    assert (second.places_N_W.tolist(), second.before_P.tolist()) == ([[2, 3]], [0, 1])  # type: ignore[union-attr]
+    assert second.allowed.long().tolist() == [[1, 1, 1, 0], [1, 1, 1, 1]]  # type: ignore[union-attr]
+    assert packed.back(torch.arange(6.0).unsqueeze(0), 3, 3).tolist() == [[0, 1, 2], [3, 0, 0], [4, 5, 0]]
+    assert PackedRows.of(ids, 3, np.array([[2, 0]] * 3), np.arange(3)) is None  # nothing to score
+
+
+CONFIGS: dict[str, tuple[Any, torch.dtype]] = {
+    "llama": (LlamaConfig(**SIZES), torch.float64),
+    "qwen2": (Qwen2Config(**SIZES), torch.float64),
+    "qwen3": (Qwen3Config(**SIZES), torch.float64),
+    "mistral": (MistralConfig(**SIZES, sliding_window=None), torch.float64),
+    "a window as long as a row": (MistralConfig(**SIZES, sliding_window=14), torch.float64),
+    "experts": (Qwen3MoeConfig(**SIZES, **EXPERTS), torch.float32),
+}
+
+
+@pytest.mark.parametrize("share", [False, True])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_log_probabilities_entropies_and_gradient_are_those_of_rows_by_themselves(name: str, share: bool) -> None:
+    config, dtype = CONFIGS[name]
+    assert_same(model_of(config, dtype), EXACT["float64" if dtype == torch.float64 else "float32"], share)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_with_gradient_checkpointing(reentrant: bool) -> None:
+    """The layers run again in the backward pass, when the hooks on the model are gone."""
+    model = model_of(LlamaConfig(**SIZES))
+    model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+    model.enable_input_require_grads()
+    assert_same(model, EXACT["float64"], share=True)
+
+
+def test_with_an_adapter() -> None:
+    adapted = get_peft_model(model_of(LlamaConfig(**SIZES)), LORA)
+    torch.nn.init.normal_(adapted.base_model.model.model.layers[0].self_attn.q_proj.lora_B["default"].weight)
+    assert_same(adapted, EXACT["float64"], share=True)
+
+
+def assert_same(model: Any, tolerance: float, share: bool) -> None:
+    """Log-probabilities, entropies and gradient of packed rows and of rows by themselves."""
+    packing, batch = Packing(share, window_of(model.config)), batch_of()
+    assert packing.check(score, model)
+    packed = packing.pack(*batch.values())
+    assert packed is not None
+    # Prompts of 5, 5, 7, 7, 1, 1, 3 or of 5, 7, 1, 3, and completions without their last token.
+    assert packed.ids_1_L.size(1) == (16 if share else 29) + 8 + 2 + 3 + 0 + 5 + 1 + 4
+    slope = torch.randn(len(ROWS), 10, generator=torch.Generator().manual_seed(2), dtype=packed_dtype(model))
+    found = []
+    for scored in (score(model, *batch.values()), packing.logps(score, {"model": model, **batch}, packed)):
+        model.zero_grad()
+        live = batch["attention_mask"][:, -10:]
+        ((scored[0] + 0.3 * scored[1]) * slope * live).sum().backward()
+        gradient = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+        found.append((gradient, (scored[0] * live).detach(), (scored[1] * live).detach()))
+    assert relative_gap(found[1][0], found[0][0]) < tolerance
+    assert (found[1][1] - found[0][1]).abs().max() < 10 * tolerance
+    assert (found[1][2] - found[0][2]).abs().max() < 10 * tolerance
+
+
+def packed_dtype(model: Any) -> torch.dtype:
+    dtype: torch.dtype = next(model.parameters()).dtype
+    return dtype
+
+
+def test_completions_that_saw_each_other_would_be_noticed() -> None:
+    model, batch, packing = model_of(*CONFIGS["llama"]), batch_of(), Packing(share=True)
+    assert packing.check(score, model)
+    packed = packing.pack(*batch.values())
+    assert packed is not None
+    for block in packed.mask.blocks[1:]:
+        block.allowed.fill_(True)  # type: ignore[union-attr]
+    with torch.no_grad():
+        wrong = packing.logps(score, {"model": model, **batch}, packed)[0]
+        right = score(model, *batch.values())[0] * batch["attention_mask"][:, -10:]
+    assert (wrong - right).abs().max() > 1e-3
+
+
+# -------------------------------------------------------------------------------------------------- what it costs
+
+
+@given(
+    rows=st.lists(st.tuples(st.integers(0, 3), st.integers(1, 40)), min_size=1, max_size=12),
+    prompt=st.integers(1, 60),
+    micro_steps=st.integers(1, 4),
+    budget=st.none() | st.integers(50, 400),
+)
+def test_no_plan_computes_more_tokens_than_without_sharing_or_padded(
+    rows: list[tuple[int, int]], prompt: int, micro_steps: int, budget: int | None
+) -> None:
+    lengths = np.array([[prompt + group, completion] for group, completion in rows])
+    shared, alone = np.array([group for group, _ in rows]), np.arange(len(rows))
+    block = [(lengths, np.ones(len(rows), dtype=bool))]
+    plans = [
+        plan_block(block, micro_steps, max_tokens=budget, groups=groups)[0] for groups in ([shared], [alone], None)
+    ]
+    assert plans[0].computed <= plans[1].computed <= plans[2].computed
+    for plan, groups in zip(plans[:2], (shared, alone), strict=True):
+        parts = [part for step in plan.steps for part in step]
+        assert sorted(row for part in parts for row in part if row >= 0) == [*range(len(rows))]
+        width = max(p for p, _ in lengths) + max(c for _, c in lengths)
+        limit = budget or -(-len(rows) // micro_steps) * width
+        assert all(part_tokens(lengths, part, groups) <= limit or len(part) == 1 for part in parts)
+        assert budget is not None or len(parts) == micro_steps
+    assert plans[0].distinct == lengths[:, 1].sum() + sum(prompt + group for group in set(shared.tolist()))
+
+
+def test_groups_are_cut_where_a_part_is_full() -> None:
+    # A group of four is 10 + 4 * 5 tokens. By itself a row is 15.
+    lengths, groups = np.array([[10, 5]] * 8), np.array([0, 1] * 4)
+    (plan,) = plan_block([(lengths, np.ones(8, dtype=bool))], 2, groups=[groups])
+    assert plan.steps == (((0, 2, 4, 6),), ((1, 3, 5, 7),))
+    assert (plan.computed, plan.live, plan.distinct) == (60, 120, 60)
+    (plan,) = plan_block([(lengths, np.ones(8, dtype=bool))], 4, groups=[groups])
+    assert (plan.computed, plan.idle) == (60 + 2 + 2, 2)  # two micro-steps are left with a placeholder
+    (plan,) = plan_block([(lengths, np.ones(8, dtype=bool))], 2, max_tokens=15, groups=[groups])
+    assert plan.computed == 8 * 15
+
+
+# ---------------------------------------------------------------------------------------------- what is refused
+
+
+def adapted(config: Any) -> Callable[[Any], Any]:
+    return lambda model: get_peft_model(model, config)
+
+
+def dropping(model: Any) -> Any:
+    model.model.layers[0].self_attn.attention_dropout = 0.1
+    return model
+
+
+LORA = LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM")
+DROPPING_LORA = LoraConfig(r=2, target_modules=["q_proj"], lora_dropout=0.1, task_type="CAUSAL_LM")
+PREFIX = PrefixTuningConfig(num_virtual_tokens=2, task_type="CAUSAL_LM")
+ALIBI = FalconConfig(vocab_size=42, hidden_size=16, num_attention_heads=2, num_hidden_layers=1, alibi=True)
+
+
+@pytest.mark.parametrize(
+    ("config", "change", "reason"),
+    [
+        (LlamaConfig(**SIZES), adapted(LORA), None),
+        (ALIBI, None, "(alibi)"),
+        (LlamaConfig(**SIZES), adapted(PREFIX), "PREFIX_TUNING prepends tokens of its own"),
+        (MambaConfig(vocab_size=42, hidden_size=16, num_hidden_layers=1), None, "takes no position_ids"),
+        (Gemma2Config(**SIZES, attn_implementation="eager"), None, "attention 'eager' computes all pairs"),
+    ],
+)
+def test_models_whose_rows_are_not_packed(config: Any, change: Any, reason: str | None) -> None:
+    model = AutoModelForCausalLM.from_config(config)
+    found = reason_against(model if change is None else change(model))
+    assert found is None if reason is None else reason in str(found)
+
+
+@pytest.mark.parametrize(
+    ("config", "change", "reason"),
+    [
+        (LlamaConfig(**SIZES), None, None),
+        (LlamaConfig(**SIZES), dropping, "layers.0.self_attn has attention_dropout 0.1"),
+        (LlamaConfig(**SIZES), adapted(DROPPING_LORA), "q_proj.lora_dropout.default has p 0.1"),
+        (MixtralConfig(**SIZES, num_local_experts=2, router_jitter_noise=0.1), None, "has jitter_noise 0.1"),
+    ],
+)
+def test_models_whose_prompts_are_not_shared(config: Any, change: Any, reason: str | None) -> None:
+    model = AutoModelForCausalLM.from_config(config)
+    found = reason_against_sharing(model if change is None else change(model))
+    assert found is None if reason is None else reason in str(found)
+
+
+def test_reasons_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    absolute = AutoModelForCausalLM.from_config(GPT2Config(vocab_size=42, n_embd=16, n_layer=1, n_head=2))
+    model, quantile = model_of(*CONFIGS["llama"]), replace(LOSS, top_entropy_quantile=0.5)
+    options: dict[str, Any] = {"compiled": False, "overridden": False, "ranks": 1, "device": torch.device("cpu")}
+    options["gather"] = lambda tensor: tensor
+    with caplog.at_level(logging.INFO, logger="trl_grpo_ext.trainer.compact.packed"):
+        assert packing_of(absolute, LOSS, share=True, relative=False, **options) is None
+        assert packing_of(model, quantile, share=True, relative=True, **options) is None
+        assert packing_of(model, LOSS, share=False, relative=True, **{**options, "overridden": True}) is None
+        sharing = packing_of(model, LOSS, share=True, relative=True, **{**options, "overridden": True})
+        assert sharing is not None
+        assert sharing.share
+        without = packing_of(dropping(model_of(*CONFIGS["llama"])), LOSS, share=True, relative=True, **options)
+        assert without is not None
+        assert not without.share
+        made = Packing(share=True, window=13)
+        assert made.check(score, model)
+        inside = batch_of()
+        inside["attention_mask"][0, 9] = 0
+        for _ in range(2):
+            assert made.pack(*batch_of().values()) is None
+            assert made.pack(*inside.values()) is None
+    said = [(record.levelname, record.getMessage()) for record in caplog.records if "packed" in record.name]
+    assert [level for level, _ in said] == ["WARNING", "WARNING", "INFO", "WARNING", "WARNING", "WARNING"]
+    expected = (
+        *("positions are absolute", "top_entropy_quantile", "a class of yours overrides", "attention_dropout 0.1"),
+        *("a row of 14 tokens is longer than the sliding window of 13", "a row has padding inside"),
+    )
+    assert all(reason in text for reason, (_, text) in zip(expected, said, strict=True))
+
+
+def ignores_positions(model: Any) -> None:
+    forward = model.model.rotary_emb.forward
+    model.model.rotary_emb.forward = lambda x, position_ids: forward(
+        x, torch.arange(x.size(1)).unsqueeze(0) if len(position_ids) == 1 else position_ids
+    )
+
+
+def ignores_positions_and_drops(model: Any) -> None:
+    """Its dropout would change log-probabilities by as much as its positions do."""
+    ignores_positions(dropping(model))
+
+
+def reads_the_mask(model: Any) -> None:
+    layer = model.model.layers[0]
+    forward = layer.forward
+    layer.forward = lambda *arguments, attention_mask, **keywords: forward(
+        *arguments, attention_mask=attention_mask & attention_mask, **keywords
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (ignores_positions, "the log-probabilities differ by"),
+        (ignores_positions_and_drops, "the log-probabilities differ by"),
+        (reads_the_mask, "the model calls __and__ on the mask"),
+    ],
+)
+def test_a_model_in_which_it_would_not_be_exact_is_noticed(
+    change: Callable[[Any], None], reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = model_of(*CONFIGS["llama"])
+    assert Packing(share=True).check(score, model)
+    change(model)
+    packing = Packing(share=True)
+    with caplog.at_level(logging.WARNING, logger="trl_grpo_ext.trainer.compact.packed"):
+        assert not packing.check(score, model)
+    assert all(module.training for module in model.modules())
+    assert reason in caplog.text
+    assert packing.pack(*batch_of().values()) is None
+
+
+def test_a_pass_that_does_not_run_the_model_is_noticed() -> None:
+    model, batch, packing = model_of(*CONFIGS["llama"]), batch_of(), Packing(share=True)
+    assert packing.check(score, model)
+    packed = packing.pack(*batch.values())
+    assert packed is not None
+    with pytest.raises(UpstreamError, match="LlamaModel ran 0 times in one pass"):
+        packing.logps(lambda *_, **__: (torch.zeros(1), None, None), {"model": model, **batch}, packed)

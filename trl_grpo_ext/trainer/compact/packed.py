@@ -1,0 +1,470 @@
+"""Run the rows of a forward pass without padding, each prompt once: the same log-probabilities and gradient.
+
+The tokens of a pass run as one row `[prompt][completion 1][completion 2]...[next prompt]...`, at the positions that
+they have in rows of their own. Attention is the only place where tokens meet: in place of a mask the model passes on a
+`PackedMask`, on which `scaled_dot_product_attention` dispatches, as it does on torch's own `CausalBias`. Attention then
+runs block by block: rows without padding between them, and completions that see the keys and values of their prompt.
+No pair of tokens is computed that separate rows would not compute, so packing never costs more than padding.
+
+TRL's own method is called with the tokens that are scored and no others. Two hooks on the model's backbone replace
+these by the packed row, and what it returns by the hidden states that predict the scored tokens. So the head makes no
+logits of prompts and padding, and later code sees `(B, T)` as usual.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from accelerate.utils import extract_model_from_parallel
+from torch.nn.functional import scaled_dot_product_attention
+
+from ...errors import UpstreamError, is_out_of_memory
+from ..facts import LossSettings
+
+logger = logging.getLogger(__name__)
+
+Integers = npt.NDArray[np.int64]
+
+Lengths = Integers
+"""`(rows, 2)`: tokens of each row's prompt and of its completion, without padding."""
+
+Groups = Integers
+"""A number for each row, the same for rows that share a prompt."""
+
+
+# ------------------------------------------------------------------------------------------------------- attention
+
+
+@dataclass(frozen=True)
+class Block:
+    """Rows whose attention runs at once: a token sees those to its left in its row and, before them, all of `before`.
+
+    Rows shorter than the longest repeat their last token on the right, which none of their tokens sees.
+    """
+
+    places_N_W: torch.Tensor  # of each row's tokens in the packed row
+    before_P: torch.Tensor | None = None  # of the prompt that all rows share
+    allowed: torch.Tensor | None = None  # with a prompt, `(W, P + W)`
+
+    def attention(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **options: Any) -> torch.Tensor:
+        """Attention of these rows, `(heads, N * W, size)`, out of `(1, heads, L, size)`."""
+        (rows, width), places = self.places_N_W.shape, self.places_N_W.flatten()
+
+        def own(states: torch.Tensor) -> torch.Tensor:  # (N, heads, W, size)
+            return states[0].index_select(1, places).view(-1, rows, width, states.size(3)).transpose(0, 1)
+
+        def seen_by_own(states: torch.Tensor) -> torch.Tensor:
+            if self.before_P is None:
+                return own(states)
+            prompt = states.index_select(2, self.before_P).expand(rows, -1, -1, -1)
+            return torch.cat([prompt, own(states)], dim=2)
+
+        options |= {"attn_mask": self.allowed, "is_causal": self.allowed is None}
+        seen = scaled_dot_product_attention(own(query), seen_by_own(key), seen_by_own(value), **options)
+        return seen.transpose(0, 1).flatten(1, 2)
+
+
+class PackedMask(torch.Tensor):
+    """Stands for the attention mask `(1, 1, L, L)` of a packed row, of which it holds no pair."""
+
+    blocks: Sequence[Block]
+    back_L: torch.Tensor  # each token's place in the attention of all blocks
+
+    @classmethod
+    def of(cls, blocks: Sequence[Block], back_L: torch.Tensor) -> PackedMask:
+        """The mask of a row of some blocks."""
+        length = len(back_L)
+        everywhere = torch.ones((), dtype=torch.bool, device=back_L.device).expand(1, 1, length, length)
+        mask: PackedMask = everywhere.as_subclass(cls)
+        mask.blocks, mask.back_L = blocks, back_L
+        return mask
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Attention block by block; any other use of the mask is refused, because it would let all tokens meet."""
+        if func is scaled_dot_product_attention:
+            return _attention(*args, **(kwargs or {}))
+        if func.__name__ not in {"__get__", "size", "dim", "is_floating_point", "__repr__"}:
+            raise UpstreamError(
+                f"compact_updates: the model calls {func.__name__} on the mask of packed rows, which only attention "
+                "may use. Set compact_updates: off, or attn_implementation: sdpa."
+            )
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **(kwargs or {}))
+
+
+def _attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: PackedMask,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> torch.Tensor:
+    """`scaled_dot_product_attention` of a packed row; `is_causal` goes without saying."""
+    options = {"dropout_p": dropout_p, "scale": scale, "enable_gqa": enable_gqa}
+    seen = torch.cat([block.attention(query, key, value, **options) for block in attn_mask.blocks], dim=1)
+    return seen.index_select(1, attn_mask.back_L).unsqueeze(0)
+
+
+# -------------------------------------------------------------------------------------------------------- the rows
+
+
+@dataclass(frozen=True)
+class PackedRows:
+    """The rows of one forward pass as one row of `L` tokens, of which `K` predict a token that is scored."""
+
+    ids_1_L: torch.Tensor  # tokens
+    positions_1_L: torch.Tensor  # each token's position in its own row
+    mask: PackedMask
+    predictors_K: torch.Tensor  # places in the packed row of the tokens that predict
+    scored_K: torch.Tensor  # the tokens that they predict
+    target_K: torch.Tensor  # where these belong in `(B, T)`
+
+    @classmethod
+    def of(cls, ids: torch.Tensor, keep: int, lengths: Lengths, groups: Groups) -> PackedRows | None:
+        """Pack the rows that have a completion; None if that is less than two tokens. The last of each need not run."""
+        start, width = ids.size(1) - keep, ids.size(1)
+        source, positions, predictors, target = (list[Integers]() for _ in range(4))
+        causal, completions, prompts = list[Integers](), list[list[Integers]](), list[Integers]()
+        end = 0
+        for rows in together(lengths, groups):
+            prompt = int(lengths[rows[0], 0])
+            before = end + np.arange(prompt)
+            source.append(rows[0] * width + start - prompt + np.arange(prompt))
+            positions.append(np.arange(prompt))
+            end += prompt
+            own = []
+            for row in rows:
+                run = np.arange(int(lengths[row, 1]) - 1)
+                own.append(end + run)
+                source.append(row * width + start + run)
+                positions.append(prompt + run)
+                predictors.append(np.append(before[-1], own[-1]))
+                target.append(row * keep + np.arange(len(run) + 1))
+                end += len(run)
+            if len(rows) == 1:
+                causal.append(np.append(before, own[0]))
+            else:
+                causal.append(before)
+                if own := [places for places in own if len(places)]:
+                    prompts.append(before)
+                    completions.append(own)
+        if end < 2:  # transformers takes one token for a step of decoding
+            return None
+
+        def tensor(numbers: Integers) -> torch.Tensor:
+            return torch.from_numpy(numbers).to(ids.device)
+
+        flat = ids.reshape(-1)
+        targets = np.concatenate(target)
+        return cls(
+            ids_1_L=flat[tensor(np.concatenate(source))].unsqueeze(0),
+            positions_1_L=tensor(np.concatenate(positions)).unsqueeze(0),
+            mask=_mask_of([causal, *completions], [None, *prompts], end, tensor),
+            predictors_K=tensor(np.concatenate(predictors)),
+            scored_K=flat[tensor(targets // keep * width + start + targets % keep)],
+            target_K=tensor(targets),
+        )
+
+    def back(self, values_1_K: torch.Tensor, rows: int, keep: int) -> torch.Tensor:
+        """`(B, T)` of `(1, K)`; zero where there is no completion."""
+        empty = values_1_K.new_zeros(rows * keep)
+        return empty.index_put((self.target_K,), values_1_K.reshape(-1)).view(rows, keep)
+
+
+def together(lengths: Lengths, groups: Groups) -> list[list[int]]:
+    """The rows that have a completion, by group in order of their first."""
+    found: dict[int, list[int]] = {}
+    for row in np.flatnonzero(lengths[:, 1]).tolist():
+        found.setdefault(int(groups[row]), []).append(row)
+    return list(found.values())
+
+
+def _mask_of(
+    blocks: Sequence[Sequence[Integers]],
+    prompts: Sequence[Integers | None],
+    length: int,
+    tensor: Callable[[Integers], torch.Tensor],
+) -> PackedMask:
+    made, back, first = [], np.zeros(length, dtype=np.int64), 0
+    for rows, prompt in zip(blocks, prompts, strict=True):
+        width = max(map(len, rows))
+        for number, places in enumerate(rows):
+            back[places] = first + number * width + np.arange(len(places))
+        first += len(rows) * width
+        places_N_W = tensor(np.array([np.pad(places, (0, width - len(places)), "edge") for places in rows]))
+        if prompt is None:
+            made.append(Block(places_N_W))
+        else:
+            ones = torch.ones(width, len(prompt) + width, dtype=torch.bool, device=places_N_W.device)
+            made.append(Block(places_N_W, tensor(prompt), ones.tril(len(prompt))))
+    return PackedMask.of(made, tensor(back))
+
+
+# ---------------------------------------------------------------------------------------------------- what refuses
+
+
+def reason_against(model: Any) -> str | None:
+    """Why rows cannot be packed in the forward passes of a policy, adapted or not; None if they can."""
+    for adapter in getattr(model, "peft_config", {}).values():
+        if getattr(adapter, "is_prompt_learning", False):
+            return f"{adapter.peft_type.value} prepends tokens of its own to each row"
+    base = _without_adapter(model)
+    name = type(base).__name__
+    if "position_ids" not in inspect.signature(type(backbone_of(model)).forward).parameters:
+        return f"{name} takes no position_ids"
+    if not hasattr(sys.modules[type(base).__module__], "create_causal_mask"):
+        return f"{name} makes its attention mask in its own way, so a mask of four dimensions may not be taken"
+    if getattr(base.config, "alibi", False):
+        return f"{name} takes its positions from a mask of two dimensions (alibi)"
+    if (attention := str(base.config.get_text_config()._attn_implementation)) != "sdpa":
+        return f"attention {attention!r} computes all pairs of a row or takes no mask; sdpa does neither"
+    return None
+
+
+def reason_against_sharing(model: Any) -> str | None:
+    """Why completions that share a prompt would differ from rows of their own; None if they would not."""
+    for part, module in model.named_modules():
+        for setting, rate in vars(module).items():
+            drops = isinstance(module, torch.nn.Dropout) if setting == "p" else "drop" in setting or "jitter" in setting
+            if drops and isinstance(rate, int | float) and not isinstance(rate, bool) and rate > 0:
+                return (
+                    f"{part} has {setting} {rate:g}, and would draw the prompt's dropout once for all its completions"
+                )
+    return None
+
+
+@contextmanager
+def _without_dropout(model: torch.nn.Module) -> Iterator[None]:
+    """Inside, modules are in evaluation mode: dropout would hide a difference, and draw from the run's generator."""
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+def backbone_of(model: Any) -> torch.nn.Module:
+    """The part of a model below its head, which makes the attention mask; also of a wrapped or adapted model."""
+    backbone: torch.nn.Module = _without_adapter(extract_model_from_parallel(model)).base_model
+    return backbone
+
+
+def _without_adapter(model: Any) -> Any:
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+def window_of(config: Any) -> int | None:
+    """Tokens of the sliding window of a model's attention, if any of its layers has one."""
+    text = config.get_text_config()
+    layers = getattr(text, "layer_types", None)
+    if layers is not None and "sliding_attention" not in layers:
+        return None
+    window = getattr(text, "sliding_window", None)
+    return None if window is None else int(window)
+
+
+# ---------------------------------------------------------------------------------------------------- at the passes
+
+
+def packing_of(
+    model: Any,
+    loss: LossSettings,
+    *,
+    share: bool,
+    relative: bool,
+    compiled: bool,
+    overridden: bool,
+    ranks: int,
+    device: torch.device,
+    gather: Callable[[torch.Tensor], torch.Tensor],
+) -> Packing | None:
+    """The `Packing` of a run; None, with the reason logged, if its rows cannot be packed.
+
+    `overridden` says that a user's class makes the log-probabilities in its own way, which may need whole rows; who
+    selects `share_prompts` says that it does not.
+    """
+    reason = reason_against(model)
+    if not relative:
+        reason = "the model's positions are absolute or depend on the length, or some of its layers are recurrent"
+    if loss.auxiliary_loss:
+        reason = "the router's auxiliary loss is computed over separate rows"
+    if loss.top_entropy_quantile < 1.0:
+        reason = "top_entropy_quantile cuts at one token's entropy, so a last digit decides which tokens count"
+    if compiled:
+        reason = "the model is compiled (torch_compile)"
+    if share and reason is None and (reason := reason_against_sharing(model)) is not None:
+        logger.warning("share_prompts: prompts are not shared: %s.", reason)
+        share, reason = False, None
+    if overridden and not share:
+        reason = reason or "a class of yours overrides _get_per_token_logps_and_entropies"
+
+    def agree(numbers: Sequence[float]) -> list[float]:
+        everyone = gather(torch.tensor([numbers], dtype=torch.float32, device=device)).view(ranks, -1)
+        return [float(number) for number in everyone.double().mean(dim=0)]
+
+    packing = Packing(share, window_of(model.config), agree, device)
+    if reason is not None:
+        packing.say_once(reason)
+        return None
+    return packing
+
+
+_CPU = torch.device("cpu")
+
+
+class Packing:
+    """Packs the rows of TRL's forward passes, after a check that this is exact."""
+
+    def __init__(
+        self,
+        share: bool,
+        window: int | None = None,
+        agree: Callable[[Sequence[float]], list[float]] = list,
+        device: torch.device = _CPU,
+    ) -> None:
+        self.share, self._window, self._agree = share, window, agree
+        self._device = device  # of batches; parameters that are offloaded are elsewhere
+        self._exact: bool | None = None
+        self._said: set[str] = set()
+
+    def say_once(self, reason: str) -> None:
+        """Say once that rows are not packed, and why: a warning where prompts were to be shared."""
+        if reason not in self._said:
+            self._said.add(reason)
+            if self.share:
+                logger.warning("share_prompts: prompts are not shared: %s.", reason)
+            else:
+                logger.info("compact_updates: rows keep their padding: %s.", reason)
+
+    def fits(self, lengths: Lengths) -> bool:
+        """Whether rows are short enough for the model's sliding window."""
+        longest = int(lengths.sum(axis=1).max(initial=0))
+        if self._window is not None and longest > self._window:
+            self.say_once(f"a row of {longest} tokens is longer than the sliding window of {self._window}")
+            return False
+        return True
+
+    def measured(self, ids: torch.Tensor, mask: torch.Tensor, keep: int) -> tuple[Lengths, Groups] | None:
+        """Lengths of a pass's rows, and their groups; None if they are not packed."""
+        if not self._exact:
+            return None
+        start = ids.size(1) - keep
+        prompts, completions = mask[:, :start], mask[:, start:]
+        lengths_B_2 = torch.stack([prompts.sum(dim=1), completions.sum(dim=1)], dim=1)
+        columns = torch.arange(ids.size(1), device=ids.device)
+        first, last = start - lengths_B_2[:, :1], start + lengths_B_2[:, 1:]
+        tidy = (((columns >= first) & (columns < last)) == (mask != 0)).all() & (lengths_B_2[:, 0] > 0).all()
+        table_B_4 = torch.cat([lengths_B_2, self.groups(ids[:, :start], prompts), tidy.expand(len(ids), 1)], dim=1)
+        table = table_B_4.cpu().numpy()
+        if not table[:, 3].all():
+            self.say_once("a prompt is empty, or a row has padding inside")
+            return None
+        return (table[:, :2], table[:, 2]) if self.fits(table[:, :2]) else None
+
+    def groups(self, prompt_ids: torch.Tensor, prompt_mask: torch.Tensor) -> torch.Tensor:
+        """`(B, 1)`, a number for each row; rows of the same prompt have the same if prompts are shared."""
+        if not self.share:
+            return torch.arange(len(prompt_ids), device=prompt_ids.device).unsqueeze(1)
+        without_padding = torch.where(prompt_mask != 0, prompt_ids, -1)
+        groups_B: torch.Tensor = torch.unique(without_padding, dim=0, return_inverse=True)[1]
+        return groups_B.unsqueeze(1)
+
+    def pack(self, ids: torch.Tensor, mask: torch.Tensor, keep: int) -> PackedRows | None:
+        """The rows of one pass, packed; None if they run as they are."""
+        found = self.measured(ids, mask, keep)
+        return None if found is None else PackedRows.of(ids, keep, *found)
+
+    def logps(self, method: Callable[..., Any], given: dict[str, Any], packed: PackedRows) -> Any:
+        """The result of TRL's method for `given`, its arguments by name."""
+        backbone = backbone_of(given["model"])
+        ran = 0
+
+        def put(module: Any, arguments: Any, keywords: dict[str, Any]) -> Any:
+            nonlocal ran
+            ran += 1
+            row = {"input_ids": packed.ids_1_L, "attention_mask": packed.mask, "position_ids": packed.positions_1_L}
+            return arguments, {**keywords, **row}
+
+        def pick(module: Any, arguments: Any, output: Any) -> Any:
+            # TRL's head drops the last one, as it has no next token.
+            chosen = torch.cat([packed.predictors_K, packed.predictors_K[-1:]])
+            output.last_hidden_state = output.last_hidden_state.index_select(1, chosen)
+            return output
+
+        scored = torch.cat([packed.scored_K[:1], packed.scored_K]).unsqueeze(0)
+        hooks = [backbone.register_forward_pre_hook(put, with_kwargs=True), backbone.register_forward_hook(pick)]
+        try:
+            entropies, keep = given.get("compute_entropy", False), len(packed.scored_K)
+            output = method(given["model"], scored, torch.ones_like(scored), keep, compute_entropy=entropies)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        if ran != 1:
+            raise UpstreamError(
+                f"compact_updates: {type(backbone).__name__} ran {ran} times in one pass of TRL's, not once, so its "
+                "rows were not those of the batch. Set compact_updates: off."
+            )
+        rows, keep = given["input_ids"].size(0), given["logits_to_keep"]
+        return tuple(None if values is None else packed.back(values, rows, keep) for values in (*output[:2], None))
+
+    def check(self, method: Callable[..., Any], model: Any) -> bool:
+        """Whether packing is exact, found out once on a few made-up tokens; all ranks call it, with the same result."""
+        if self._exact is not None:
+            return self._exact
+        keep = 6
+        vocabulary = model.get_input_embeddings().num_embeddings if hasattr(model, "get_input_embeddings") else 16
+        ids = torch.randint(0, vocabulary, (3, 5 + keep), generator=torch.Generator().manual_seed(0)).to(self._device)
+        ids[1, :5] = ids[0, :5]
+        lengths = np.array([[5, 4], [5, 6], [2, 3]])
+        mask = torch.zeros_like(ids)
+        for row, (prompt, completion) in enumerate(lengths.tolist()):
+            mask[row, 5 - prompt : 5 + completion] = 1
+        given = {"model": model, "input_ids": ids, "attention_mask": mask, "logits_to_keep": keep}
+
+        def separate(padding: int) -> torch.Tensor:
+            wide = [torch.nn.functional.pad(rows, (padding, 0)) for rows in (ids, mask)]
+            return cast("torch.Tensor", method(model, *wide, keep)[0]) * mask[:, 5:]
+
+        why, noise, gap = "", 0.0, torch.nan
+        with torch.no_grad(), _without_dropout(model):
+            expected = separate(0)
+            noise = float((separate(3) - expected).abs().max())
+            try:
+                packed = PackedRows.of(ids, keep, lengths, np.array([0, 0, 1]))
+                assert packed is not None
+                gap = float((self.logps(method, given, packed)[0] - expected).abs().max())
+            except (
+                UpstreamError,
+                AttributeError,
+                IndexError,
+                RuntimeError,
+                TypeError,
+                ValueError,
+            ) as error:  # the model
+                if is_out_of_memory(error):
+                    raise
+                why = f" ({type(error).__name__}: {error})"
+        noise, gap = self._agree([noise, gap])
+        floor = 1e-9 if expected.dtype == torch.float64 else 1e-4
+        self._exact = gap <= max(floor, 20 * noise)
+        if not self._exact:
+            self.say_once(
+                f"on made-up rows the log-probabilities differ by {gap:.2g}, where padding alone changes them by "
+                f"{noise:.2g}{why}"
+            )
+        return self._exact
