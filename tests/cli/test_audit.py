@@ -80,12 +80,12 @@ def test_references_for_math_verify() -> None:
         {"problem": "a", "solution": "0.5"},
         {"problem": "a", "solution": "$\\frac{1}{3}$"},
         {"problem": "b", "solution": "see the proof above"},
-        {"problem": "c", "solution": "$9^{9^{9^9}}$"},  # equal to itself as a text, and to nothing else in time
+        {"problem": "c", "solution": "$9^{9^{9^9}}$"},
         {"problem": "d", "solution": "She has 3 of 4.\n#### 18"},
     ]
     found = audit(reward, rows)
     assert problems(found) == [(2, "ambiguous"), (3, "does not parse"), (4, "does not parse")]
-    assert "compared with another answer" in found.findings[2].detail
+    assert "digits" in found.findings[2].detail
     as_answer = [{"answer": row["solution"]} for row in rows[:3]]
     assert audit(reward, as_answer, column="answer").column == "answer"
     with pytest.raises(ConfigurationError, match="reads the column 'solution', and the columns are answer"):
@@ -303,6 +303,6 @@ def test_tests_in_which_nothing_can_fail_are_found_beforehand() -> None:
     ]
     rows = [{"tests": test, "code": code} for test in tests]
     found = audit(PythonTests(require=[]), rows, column="tests", completions="code")
-    assert problems(found) == [(row, "does not parse") for row in (1, 2, 3, 4)]
+    wrong = (3, "wrong against itself")  # its only assert never runs, by the code's own result
+    assert problems(found) == [(1, "does not parse"), (2, "does not parse"), wrong, (4, "does not parse")]
     assert "nothing in the tests can fail" in found.findings[0].detail
-    assert "under a condition that the solution decides" in found.findings[2].detail

@@ -115,7 +115,7 @@ def test_a_broken_rule_is_shown_with_its_example_and_its_reason_and_ends_with_1(
     assert done.status == 1
     assert_readable(done.out[done.out.rindex("reward short") :], width)  # before it a terminal has the rule at hand
     assert "broken reward.length" in done.plain
-    for label in ("rule: ", "found: ", "smallest example: ", "why: "):
+    for label in ("rule: ", "found: ", "example: ", "why: "):
         assert label in done.plain
     assert ("\x1b[" in done.out) == (width is not None)
 

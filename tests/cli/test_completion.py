@@ -55,29 +55,12 @@ def test_what_a_shell_would_evaluate_is_not_offered_and_nothing_is_imported(tmp_
     assert imported(tmp_path) == []
 
 
-def test_a_setting_that_is_wrong_does_not_spoil_the_line() -> None:
-    done = complete("bash", "show", "entropy_s", env={"TRL_GRPO_EXT_PLUGINS": "none,other"})
-    assert done.out.split() == ["entropy_shaping"]
-    assert done.err == ""
-
-
 def test_completing_imports_neither_torch_nor_a_plugin() -> None:
     env = {"PYTHONPROFILEIMPORTTIME": "1", "_TRL_GRPO_EXT_COMPLETE": "complete_bash"}
     done = run_command(env={**env, "COMP_WORDS": "trl-grpo-ext show entropy_s", "COMP_CWORD": "2"})
     modules = {line.rpartition("|")[2].strip() for line in done.err.splitlines() if line.startswith("import time:")}
     assert "trl_grpo_ext.plugins.discovery" in modules
     assert not modules & {"torch", "trl", "transformers", "trl_grpo_ext.rewards", "trl_grpo_ext.advantages"}
-
-
-@pytest.mark.parametrize("shell", SHELLS)
-def test_the_script_can_be_shown_and_is_the_shells_own_language(shell: str, tmp_path: Path) -> None:
-    done = invoke(env={"_TRL_GRPO_EXT_COMPLETE": f"source_{shell}"})
-    assert done.status == 0
-    assert f"_TRL_GRPO_EXT_COMPLETE=complete_{shell}" in done.out
-    if (interpreter := shutil.which(shell)) is not None:
-        script = tmp_path / "script"
-        script.write_text(done.out)
-        subprocess.run([interpreter, "-n", str(script)], check=True)
 
 
 def test_bash_completes_with_the_installed_script(tmp_path: Path) -> None:
@@ -90,13 +73,3 @@ def test_bash_completes_with_the_installed_script(tmp_path: Path) -> None:
     line += '$(complete -p trl-grpo-ext | sed "s/.*-F \\([^ ]*\\).*/\\1/") trl-grpo-ext\necho "${COMPREPLY[@]}"\n'
     done = subprocess.run([bash, "--norc", "-c", line], capture_output=True, text=True, check=True, cwd=tmp_path)
     assert done.stdout.split() == ["entropy_shaping"]
-
-
-def test_installing_writes_to_the_home_folder(tmp_path: Path) -> None:
-    env = {"HOME": str(tmp_path), "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1", "SHELL": "/bin/bash"}
-    done = invoke("--install-completion", "bash", env=env)
-    assert done.status == 0, done
-    assert "_TRL_GRPO_EXT_COMPLETE=complete_bash" in (tmp_path / ".bash_completions" / "trl-grpo-ext.sh").read_text()
-    shown = invoke("--show-completion", "bash", env=env)
-    assert shown.status == 0
-    assert "_TRL_GRPO_EXT_COMPLETE=complete_bash" in shown.out

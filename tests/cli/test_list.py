@@ -133,7 +133,7 @@ def test_an_abbreviation_does_not_end_the_line_of_docs(listed: dict[tuple[str, s
         ("st-gone", "no_colon", "no attribute", "its target 'st_gone' is not of the form module:attribute"),
         ("st-unparsable", "syntax", "unparsable", "SyntaxError"),
         ("st-unparsable", "null", "unparsable", "null bytes"),
-        ("st-unparsable", "encoding", "unparsable", "st_encoding.py cannot be decoded"),
+        ("st-unparsable", "encoding", "unparsable", "st_encoding.py cannot be read as Python"),
         ("st-unparsable", "deep", "unparsable", "too many nested parentheses"),
         ("st-lacking", "lacking", "no attribute", "st_lacking.py defines no 'Absent'"),
         ("st-lacking", "made", "ready", ""),  # what runs at import may make it

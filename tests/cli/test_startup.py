@@ -67,13 +67,7 @@ def heavy(modules: list[str]) -> list[str]:
 
 
 COMMANDS = (
-    *(
-        ["--help"],
-        ["--version"],
-        ["list"],
-        ["list", "--json"],
-        ["show", "span_credit", "--no-import"],
-    ),
+    *(["--help"], ["--version"], ["list"], ["list", "--json"], ["show", "--help"]),
     *([name, "--help"] for name in ("check", "new", "replay", "gradients", "report", "doctor", "audit")),
     ["check", "--list-rules"],
 )
@@ -129,7 +123,7 @@ def test_a_slow_plugin_delays_only_its_user(tmp_path: Path) -> None:
     write_distribution(
         tmp_path, "su-quick", {"reward": {"su_quick": "su_quick:reward"}}, {"su_quick.py": MARKED + quick}
     )
-    seen = probed(tmp_path, ["list"], ["list", "--json"], ["show", "su_quick", "--no-import"], ["list", "rewards"])
+    seen = probed(tmp_path, ["list"], ["list", "--json"], ["list", "rewards"])
     assert all("Quick." in answer["out"] for answer in seen["answers"])
     assert imported(tmp_path) == []
     code = "from trl_grpo_ext import load_rewards; print(load_rewards([{name!r}])[0](completions=['']))"

@@ -35,26 +35,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(
-    "words", [["list"], ["list", "aggregations"], ["show", "grpo"], ["show", "python_tests"]], ids=" ".join
-)
-@pytest.mark.parametrize("width", [60, 100])
-def test_nothing_is_cut_or_too_wide(words: list[str], width: int) -> None:
-    done = invoke(*words, width=width)
-    assert done.status == 0
-    assert_readable(done.out, width)
-    assert "\x1b[" in done.out
-
-
 @pytest.mark.parametrize("width", [60, 100])
 def test_every_name_and_alias_can_be_read_whole(width: int) -> None:
-    shown = invoke("list", width=width).plain
+    done = invoke("list", width=width)
+    assert_readable(done.out, width)
+    assert "\x1b[" in done.out
+    shown = done.plain
     for entry in json.loads(invoke("list", "--json").out):
         for name in (entry["name"], *entry["aliases"]):
             assert name in shown
 
 
-@pytest.mark.parametrize("width", [60, 100, None])
+@pytest.mark.parametrize("width", [60, None])
 @pytest.mark.parametrize("command", ["", *commands()])
 def test_help_can_be_read(command: str, width: int | None) -> None:
     done = invoke(*command.split(), "--help", width=width)
@@ -62,7 +54,7 @@ def test_help_can_be_read(command: str, width: int | None) -> None:
     assert_readable(done.out, width)
     assert "Usage" in done.plain
     assert "..." not in done.plain.partition("Options:")[2]  # nothing is cut
-    for option in ("--help", *({"": ["--version"], "list": ["--json"], "show": ["--no-import"]}.get(command, []))):
+    for option in ("--help", *({"": ["--version"], "list": ["--json"]}.get(command, []))):
         assert option in done.plain
     if width is None:
         assert "\x1b" not in done.out
@@ -115,7 +107,7 @@ def test_hostile_plugins_are_text(folder: Path, width: int | None) -> None:
         assert "[red]notred[/red][link=http://x]y[/link]:smile:" in joined
 
 
-@pytest.mark.parametrize("width", [60, 100, None])
+@pytest.mark.parametrize("width", [60, None])
 def test_a_hostile_plugin_is_shown_as_text(folder: Path, width: int | None) -> None:
     done = invoke("show", "[bold]name", width=width, env={"PYTHONPATH": str(folder)})
     assert done.status == 0

@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from tests import forking
 from tests.launch.safe_checkpoint_worker import SafeTrainer, make
 from trl_grpo_ext import GRPOExtTrainer
 from trl_grpo_ext.errors import CheckpointError, ConfigurationError
@@ -29,26 +31,26 @@ Rows = list[dict[str, Any]]
 
 
 def run_worker(names: str, model: Path, folder: Path, *before: str) -> dict[str, Rows]:
-    done = subprocess.run(
-        [*before, sys.executable, "-m", "tests.launch.safe_checkpoint_worker", names, str(model), str(folder)],
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"},
-        capture_output=True,
-        text=True,
-        timeout=400,
-        check=False,
-    )
+    worker, words = "tests.launch.safe_checkpoint_worker", [names, str(model), str(folder)]
+    if before:  # a disk of its own needs a process of its own
+        done = subprocess.run([*before, sys.executable, "-m", worker, *words], cwd=ROOT, capture_output=True, text=True)
+    else:
+        done = forking.run(worker, words, cwd=ROOT)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
     return {name: json.loads((folder / f"{name}.json").read_text()) for name in names.split(",")}
 
 
 @pytest.fixture(scope="module")
-def sweeps(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Rows]:
-    return run_worker(",".join(SWEEPS), tiny_model, tmp_path_factory.mktemp("sweeps"))
+def sweeps(
+    request: pytest.FixtureRequest, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Rows]:
+    at_night = any(item.path == request.path and item.get_closest_marker("nightly") for item in request.session.items)
+    names = SWEEPS if at_night else SWEEPS[:1]
+    return run_worker(",".join(names), tiny_model, tmp_path_factory.mktemp("sweeps"))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", SWEEPS[:-1])
+@pytest.mark.parametrize("name", [SWEEPS[0], pytest.param(SWEEPS[1], marks=pytest.mark.nightly)])
 def test_a_kill_at_any_moment_leaves_the_earlier_checkpoint_or_the_new_one(sweeps: dict[str, Rows], name: str) -> None:
     rows = sweeps[name]
     assert rows[-1]["status"] == 0  # the last attempt was over before its moment, so none was left out after it
@@ -69,7 +71,7 @@ def test_after_a_kill_the_run_goes_on_to_the_same_end(sweeps: dict[str, Rows]) -
     assert all(after == {"status": 0, "equal": True, "rubbish": []} for _, after in resumed)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_same_kills_break_the_checkpoints_of_the_plain_trainer(sweeps: dict[str, Rows]) -> None:
     rows = sweeps["sweep_stock"]
     assert any(row["theirs"].startswith("broken") for row in rows)  # so these tests can fail
@@ -275,8 +277,15 @@ from pathlib import Path
 from trl_grpo_ext.launch.checkpoints.in_use import FolderLock
 FolderLock(Path(sys.argv[1])).acquire()
 print("held", flush=True)
-time.sleep(600)
+time.sleep(int(sys.argv[2]))
 """
+
+
+def hold(folder: Path, seconds: int = 600) -> forking.Process:
+    """Another process that takes the lock and keeps it."""
+    script = folder.with_name("hold.py")
+    script.write_text(HOLD)
+    return forking.start(script, [str(folder), str(seconds)], cwd=ROOT)
 
 
 def files_of(folder: Path) -> set[str]:
@@ -288,10 +297,11 @@ def test_a_second_run_in_the_folder_is_refused_until_the_first_is_gone(tiny_mode
     unfinished = tmp_path / UNFINISHED / "7" / "checkpoint-1" / "model.safetensors"
     unfinished.parent.mkdir(parents=True)
     unfinished.touch()  # what the first is about to write
-    holder = subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path)], stdout=subprocess.PIPE, cwd=ROOT, text=True)
+    holder = hold(tmp_path)
     try:
-        assert holder.stdout is not None
-        assert holder.stdout.readline() == "held\n"
+        while "held" not in holder.out:
+            assert holder.poll() is None, holder.err
+            time.sleep(0.05)
         before = files_of(tmp_path)
         with pytest.raises(CheckpointError, match=rf"is in use: process {holder.pid} on .* choose another output_dir"):
             make(tiny_model, tmp_path, max_steps=1).train()
@@ -299,9 +309,7 @@ def test_a_second_run_in_the_folder_is_refused_until_the_first_is_gone(tiny_mode
         assert not (tmp_path / "checkpoint-1").exists()
     finally:
         holder.kill()
-        holder.wait()
-        assert holder.stdout is not None
-        holder.stdout.close()
+        holder.wait(60)
     make(tiny_model, tmp_path, max_steps=1).train()  # the lock is gone with its holder, the file is not
     assert last_complete_checkpoint(tmp_path) == str(tmp_path / "checkpoint-1")
     assert not (tmp_path / "_in_use").exists()
@@ -318,11 +326,11 @@ def test_a_forked_child_does_not_keep_the_lock(tmp_path: Path) -> None:
         os._exit(0)
     os.close(reading)
     lock.release()
-    held = f"{HOLD.replace('time.sleep(600)', '')}"
-    done = subprocess.run([sys.executable, "-c", held, str(tmp_path)], cwd=ROOT, capture_output=True, text=True)
+    other = hold(tmp_path, seconds=0)
+    other.wait(60)
     os.close(writing)
     os.waitpid(child, 0)
-    assert done.stdout == "held\n", done.stderr
+    assert other.out == "held\n", other.err
 
 
 def test_a_checkpoint_without_its_weights_is_never_published(tiny_model: Path, tmp_path: Path) -> None:

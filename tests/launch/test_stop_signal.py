@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests import forking
 from tests.launch.safe_checkpoint_worker import make
 from trl_grpo_ext.errors import ConfigurationError
 from trl_grpo_ext.launch.checkpoints import stop_signal
@@ -27,15 +28,7 @@ NOTHING: Any = None
 @pytest.fixture(scope="module")
 def jobs(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("stop_signal")
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.launch.stop_signal_worker", str(tiny_model), str(folder)],
-        cwd=ROOT,
-        env=ENVIRONMENT,
-        capture_output=True,
-        text=True,
-        timeout=400,
-        check=False,
-    )
+    done = forking.run("tests.launch.stop_signal_worker", [str(tiny_model), str(folder)], cwd=ROOT, env=ENVIRONMENT)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
     return folder
 

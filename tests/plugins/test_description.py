@@ -7,19 +7,18 @@ import inspect
 import math
 import re
 import sys
-import zipfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from hypothesis import example as hypothesis_example
 from hypothesis import given
 from hypothesis import strategies as st
 
 from trl_grpo_ext.plugins.description import (
     PLACEHOLDER,
     Parameter,
+    _bindings,
     describe,
     example,
     module_spec,
@@ -77,18 +76,16 @@ FILES = {
     "so_pack/star.py": "from .deeper.down import Original as Starred\n",
     "so_pack/cycle_a.py": "from .cycle_b import X\n",
     "so_pack/cycle_b.py": "from .cycle_a import X\n",
-    "so_alone.py": "import functools\nimport so_pack.direct as d\nclass Base:\n    pass\n"
-    'class Mine(Base, d.Other):\n    "Mine."\nmade = Mine()\nalso = Mine\nX = X\n'
+    "so_alone.py": "from so_pack.direct import Other\nclass Base:\n    pass\n"
+    'class Mine(Base, Other):\n    "Mine."\nmade = Mine()\nalso = Mine\nX = X\n'
     'if True:\n    class Conditional:\n        "If."\n        def __init__(self, s):\n'
     "            self.role = 'shaper' if s else 'transform'\n"
-    'def function(completions):\n    "A function."\npartial = functools.partial(function, k=1)\n'
+    'def function(completions):\n    "A function."\n'
     'try:\n    from so_nowhere import Fast\nexcept ImportError:\n    class Fast:\n        "Fast."\n'
     "        def on_forward(self, a, f): ...\n",
     "so_namespace/inner/leaf.py": 'class Leaf:\n    "A leaf."\n',
     "so_deep.py": "X = " + "(" * 100_000,
-    "so_null.py": "class X: ...\n\0",
     "so_encoding.py": "# coding: no-such\nclass X: ...",
-    "so_long.py": "a = 1\n" * 100_000 + "class X: ...",
     "so_branches.py": "if 1: pass\n" + "elif 1: pass\n" * 2000 + "class X: ...",
     "so_lattice.py": "class A0: ...\nclass B0: ...\n"
     + "".join(f"class A{i + 1}(A{i}, B{i}): ...\nclass B{i + 1}(A{i}, B{i}): ...\n" for i in range(60))
@@ -102,11 +99,9 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         file = tmp_path / name
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text)
-    with zipfile.ZipFile(tmp_path / "all.zip", "w") as archive:
-        archive.writestr("so_zipped.py", "class X:\n    'Zipped.'\n")
-    for place in (tmp_path, tmp_path / "all.zip"):
-        monkeypatch.syspath_prepend(place)
+    monkeypatch.syspath_prepend(tmp_path)
     module_spec.cache_clear()
+    _bindings.cache_clear()
     for name in [name for name in sys.modules if name.startswith("so_")]:
         monkeypatch.delitem(sys.modules, name)
     return tmp_path
@@ -123,23 +118,18 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("so_alone:also", "ready", "Mine.", "estimator"),
         ("so_alone:Conditional", "ready", "If.", "shaper or transform"),
         ("so_alone:function", "ready", "A function.", ""),
-        ("so_alone:partial", "ready", "A function.", ""),
         ("so_alone:Fast", "ready", "Fast.", "forward"),
         ("so_alone:X", "ready", "", ""),
         ("so_namespace.inner.leaf:Leaf", "ready", "A leaf.", ""),
-        ("so_zipped:X", "ready", "Zipped.", ""),
         ("so_lattice:X", "ready", "A lattice of bases.", ""),
         ("so_pack.cycle_a:X", "ready", "", ""),
         ("math:sqrt", "ready", "", ""),
-        ("so_long:X", "ready", "", ""),
         ("so_branches:X", "ready", "", ""),
         ("so_alone:Nothing", "no attribute", "", ""),
         ("so_pack.nowhere:X", "no module", "", ""),
-        ("so_pack.direct.deeper:X", "no module", "", ""),
         ("..:X", "no module", "", ""),
         ("/etc/passwd:X", "no module", "", ""),
         ("so_deep:X", "unparsable", "", ""),
-        ("so_null:X", "unparsable", "", ""),
         ("so_encoding:X", "unparsable", "", ""),
         ("so_pack", "no attribute", "", ""),
     ],
@@ -304,7 +294,7 @@ def test_no_docstring_breaks_the_reading(text: str) -> None:
 @pytest.mark.parametrize("piece", ["`", "(", ":math:`", "$", "a. ", "Source: ", "    a (", "2401.", "\n\n    = "])
 def test_a_megabyte_of_hostile_docs_is_read_at_once(piece: str) -> None:
     for start in ("", "Args:\n"):  # a blow-up would take hours
-        read_docstring(start + piece * (1_000_000 // len(piece)))
+        assert len(read_docstring(start + piece * (1_000_000 // len(piece))).description) <= 20_000
 
 
 # ------------------------------------------------------------------------------------------------- a selection in YAML
@@ -315,26 +305,26 @@ def parameter(name: str, type_: str | None, default: Any = ...) -> Parameter:
     return Parameter(name, type_, text, default, inspect.Parameter.KEYWORD_ONLY)
 
 
-plain = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
-    max_leaves=6,
-)
-
-
-@given(plain)
-@hypothesis_example({"\n": None, "\U00010000": None})
-@hypothesis_example({"\n": "\\ud800\\udc00", "\x7f": "\\\U0001f469\x7f"})
-@hypothesis_example({"\n": [float("inf"), 1e16, -1e-9, "1e16", "null"]})
-def test_any_default_is_written_on_one_line_and_read_back(value: Any) -> None:
-    text = to_yaml(value)
-    assert text.replace("\t", "").isprintable()
-    read = yaml.safe_load(f"key: {text}")["key"]
-    assert repr(read) == repr(value) or (isinstance(value, float) and math.isnan(value))
-
-
 @pytest.mark.parametrize(
-    "value", [1e-5, 1e20, -1e-300, math.inf, "1e-5", "yes", "on", "null", "1_000", "0x1f", "a: b", "# a"]
+    "value",
+    [
+        1e-5,
+        1e20,
+        -1e-300,
+        math.inf,
+        "1e-5",
+        "yes",
+        "on",
+        "null",
+        "1_000",
+        "0x1f",
+        "a: b",
+        "# a",
+        "a\nb",
+        "\u202e",
+        "é",
+        [1, ["x: y"]],
+    ],
 )
 def test_what_yaml_reads_as_something_else_is_quoted(value: Any) -> None:
     read = yaml.safe_load(f"key: {to_yaml(value)}")["key"]

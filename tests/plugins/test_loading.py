@@ -669,33 +669,6 @@ def test_two_models_of_one_name_are_warned_of(own: ModuleType) -> None:
     assert isinstance(rewards[2], Model), "TRL must see that it is a model"
 
 
-def test_async_rewards_stay_async(own: ModuleType) -> None:
-    from trl.trainer.utils import is_async_callable
-
-    rewards = load_rewards(["own_plugins:later", _with("Later", target=2)])
-    assert all(is_async_callable(reward) for reward in rewards)
-    assert asyncio.run(rewards[1](completions=[""])) == [2.0]
-    assert is_async_callable(load_rewards(_with("later", scale=2.0))[0])
-
-
-def test_built_in_rewards_load() -> None:
-    rewards = load_rewards(["gsm8k_accuracy", {"name": "think_format", "weight": 0.2}])
-    assert rewards.names == ["gsm8k_accuracy", "think_format"]
-    assert rewards.weights == [1.0, 0.2]
-
-
-@pytest.mark.parametrize(
-    "info", [pytest.param(info, id=f"{info.kind}-{info.name}") for info in available() if info.builtin]
-)
-def test_every_built_in_loads_or_says_which_parameter_it_needs(info: Any) -> None:
-    problem = "needs the parameter"
-    try:
-        resolve(info.kind, f"{info.distribution}:{info.name}")
-    except PluginParameterError as error:
-        problem = str(error)
-    assert "needs the parameter" in problem
-
-
 # ---------------------------------------------------------------------------------------------- aliases
 
 
@@ -711,22 +684,6 @@ def test_every_alias_selects_its_plugin_and_is_listed() -> None:
             assert load_loss_aggregation(alias).__name__ == name
     assert listed["token_mean"] == ("dapo",)
     assert listed["length_power"] == ("delta_l_norm", "vl_norm")
-
-
-def test_the_docs_list_every_alias() -> None:
-    text = (Path(__file__).parents[2] / "docs" / "plugins.md").read_text()
-    for info in available():
-        if info.builtin and info.aliases:
-            assert f"| `{info.name}` | {', '.join(f'`{alias}`' for alias in info.aliases)} |" in text
-
-
-def test_two_papers_call_themselves_lambda_grpo_and_neither_is_ambiguous() -> None:
-    assert find("loss_aggregation", "lambda_grpo_2509_21154").name == "prefix_share"
-    assert find("loss_aggregation", "lambda_grpo_2510_06870").name == "length_softmax"
-    with pytest.raises(UnknownPluginError) as raised:
-        find("loss_aggregation", "lambda_grpo")
-    assert "lambda_grpo_2509_21154 (which is prefix_share)" in str(raised.value)
-    assert "lambda_grpo_2510_06870 (which is length_softmax)" in str(raised.value)
 
 
 def test_an_alias_is_of_one_kind() -> None:

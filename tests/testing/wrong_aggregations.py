@@ -112,14 +112,6 @@ def gather_sometimes(rollout: Any) -> Any:
     return rollout.mask_B_T
 
 
-def reduce_on_one_rank(rollout: Any) -> Any:
-    from torch import distributed
-
-    if distributed.is_initialized() and float(rollout.lengths_B.max()) > 3:
-        distributed.all_reduce(rollout.lengths_B.clone())
-    return rollout.mask_B_T
-
-
 def rows_of_all_ranks(rollout: Any) -> Any:
     rows = rollout.gather(torch.ones_like(rollout.lengths_B)).sum()
     return rollout.mask_B_T / rollout.lengths_B.clamp(min=1.0).unsqueeze(1) / rows
@@ -173,7 +165,7 @@ BREAKS: list[tuple[str, Any]] = [
     ("aggregation.micro_batches", Reduces(lambda t, s: token_mean(t, s) / s.step.micro_batches, True)),
     ("aggregation.ranks", tokens_of_this_rank),
     ("aggregation.ranks", Reduces(lambda t, s: token_mean(t, s) / s.processes, True)),
-    *(("aggregation.gathers", Counts(function)) for function in (gather_sometimes, reduce_on_one_rank)),
+    ("aggregation.gathers", Counts(gather_sometimes)),
     ("aggregation.totals", Weighs(rows_of_all_ranks)),
     ("aggregation.padding", Counts(lambda rollout: rollout.mask_B_T / rollout.mask_B_T.size(1))),
     ("aggregation.row_permutation", counts_places),

@@ -257,14 +257,6 @@ def gather_sometimes(advantages_B_T: torch.Tensor, rollout: Any) -> torch.Tensor
     return advantages_B_T * 2.0
 
 
-def reduce_on_one_rank(advantages_B_T: torch.Tensor, rollout: Any) -> torch.Tensor:
-    from torch import distributed
-
-    if distributed.is_initialized() and rollout.local_rows.start == 0:
-        distributed.all_reduce(rollout.truncated_B.sum())
-    return advantages_B_T * 2.0
-
-
 def want_one_number(advantages_B_T: torch.Tensor, rollout: Any) -> torch.Tensor:
     for row, live in zip(advantages_B_T, rollout.mask_B_T > 0, strict=True):
         if len(row[live].unique()) > 1:
@@ -331,7 +323,7 @@ BREAKS: list[tuple[str, Any]] = [
     ("hook.group_permutation", By(lambda a_B_T, rollout: a_B_T * column(1.0 + rollout.group_ids_B).to(a_B_T.dtype))),
     *(("hook.padding", plugin) for plugin in (AtForwardBy(ratio_over_the_width), ShapesTheWidth)),
     *(("hook.split", plugin) for plugin in (mean_of_this_rank, By(groups_of_this_rank))),
-    *(("hook.gathers", By(function)) for function in (gather_sometimes, reduce_on_one_rank)),
+    ("hook.gathers", By(gather_sometimes)),
     ("hook.micro_batches", SaysPerCompletion),
     ("hook.composition", By(want_one_number)),
     ("hook.determinism", By(lambda a_B_T, rollout: a_B_T * (2.0 + noise()))),

@@ -149,13 +149,10 @@ compares_on_purpose.per_completion = False  # type: ignore[attr-defined]
 
 
 class Slotted:
-    """No `__dict__`, no `__name__`; and its examples say what it pays for.
-
-    >>> Slotted("rhubarb")(completions=["some rhubarb", "none"])
-    [1.0, 0.0]
-    """
+    """No `__dict__`, no `__name__`; and it declares what it is tried with."""
 
     __slots__ = ("word",)
+    conformance = {"completions": ["some rhubarb", "none", "rhubarb"]}  # noqa: RUF012
 
     def __init__(self, word: str) -> None:
         self.word = word
@@ -324,15 +321,6 @@ def exit_with(status: Any) -> None:
     raise SystemExit(status)
 
 
-def reduce_on_one_rank(texts: list[str], columns: Any) -> None:
-    """A collective where there is something to share."""
-    import torch
-    from torch import distributed
-
-    if distributed.is_initialized() and found(texts)[0]:
-        distributed.all_reduce(torch.tensor(found(texts)))
-
-
 def noise() -> float:
     """Too little for the rules that compare scores up to the last digits."""
     return 1e-9 * int.from_bytes(os.urandom(2)) / 2**16
@@ -383,7 +371,6 @@ BREAKS: list[tuple[str, Any]] = [
     ("reward.threads", after(lambda t, c: signal.signal(signal.SIGUSR2, signal.getsignal(signal.SIGUSR2)))),
     ("reward.leftovers", after(lambda t, c: threading.Thread(target=ENOUGH.wait, daemon=True).start())),
     ("reward.leftovers", after(lambda texts, columns: subprocess.Popen(["sleep", "5"]))),
-    ("reward.collectives", after(reduce_on_one_rank)),
     ("reward.global_state", after(lambda texts, columns: random.seed(0))),
     ("reward.global_state", after(lambda texts, columns: os.environ.update(SET_BY_A_REWARD="1"))),  # the first time
     ("reward.time", Slow),

@@ -47,11 +47,7 @@ def paragraph(console: Console, text: Text, indent: int = 0) -> None:
 
 
 def kind_of(word: str | None) -> Kind | None:
-    """Read a kind: `reward`, `hook`, `advantage-hooks`, `loss_aggregation`, ... None stays None.
-
-    Raises:
-        ConfigurationError: There is no such kind.
-    """
+    """Read a kind: `reward`, `hook`, `advantage-hooks`, `loss_aggregation`, ... None stays None."""
     if word is None:
         return None
     folded = word.strip().lower().replace("-", "_").removesuffix("s")

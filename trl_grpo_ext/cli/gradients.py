@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from ..guard.untrusted import escape, printable
+from ..guard.untrusted import printable
 from .console import messages, results
 from .replay import AsJson, Dataset, Limit, NumGenerations, Step, print_table, progress_if_slow, step_range
 
@@ -24,11 +24,7 @@ def register(app: typer.Typer) -> None:
 
 def gradients_command(
     completions: Annotated[
-        Path,
-        typer.Argument(
-            help="A run's output_dir, or saved completions in a form that `replay` reads. With --prompts: the folder "
-            "for the new completions."
-        ),
+        Path, typer.Argument(help="A run's output_dir, or saved completions in a form that `replay` reads.")
     ],
     model: Annotated[
         str, typer.Option(help="The policy that sampled them: path or hub id of a model, or folder of an adapter.")
@@ -37,14 +33,6 @@ def gradients_command(
         list[str],
         typer.Option("--with", help="A YAML file with rewards, advantage_hooks, loss_aggregation. Repeat it."),
     ],
-    prompts: Annotated[
-        Path | None,
-        typer.Option(help="A .jsonl or .parquet file with a column prompt; completions are sampled for these."),
-    ] = None,
-    samples: Annotated[int, typer.Option(min=2, help="Completions to sample for each prompt.")] = 8,
-    max_completion_length: Annotated[
-        int | None, typer.Option("--max_completion_length", min=1, help="Most tokens of a sampled completion.")
-    ] = None,
     batch_size: Annotated[
         int | None,
         typer.Option(
@@ -66,39 +54,25 @@ def gradients_command(
     ] = 4096,
     rows: Annotated[int, typer.Option(min=1, help="Completions per micro-batch.")] = 8,
     resamples: Annotated[int, typer.Option(min=100, help="Bootstrap resamples.")] = 1000,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the sketch, the bootstrap and the sampling.")] = 0,
-    shares: Annotated[
-        bool, typer.Option(help="Also measure which tokens the gradient comes from, in a second pass.")
-    ] = True,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the sketch and the bootstrap.")] = 0,
     dtype: Annotated[str, typer.Option(help="Data type of the weights, such as bfloat16.")] = "auto",
     device: Annotated[str | None, typer.Option(help="Device of the model. Default: the GPU, if there is one.")] = None,
     load_in_4bit: Annotated[
         bool, typer.Option("--load_in_4bit", help="Load the weights below an adapter in 4 bits.")
     ] = False,
-    keep: Annotated[
-        Path | None, typer.Option(help="Folder for intermediate results. Default: gradients/ beside the completions.")
-    ] = None,
-    out: Annotated[Path | None, typer.Option(help="Write a page with the tables and the figure.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Measure how much of each selection's gradient is signal, and where it points, without training.
-
-    A stopped measurement resumes where it was. Another selection on the same completions runs the model only for what
-    is new in it.
-    """
+    """Measure how much of each selection's gradient is signal, and where it points, without training."""
     steps = step_range(step)
-    from ..history.gradients import measure_gradients  # slow to import
+    from ..history.gradients import load_policy, measure_gradients  # slow to import
 
     said = messages()
     found = measure_gradients(
         completions,
         with_,
-        model=model,
-        tokenizer=tokenizer,
+        model=load_policy(model, dtype=dtype, device=device, load_in_4bit=load_in_4bit),
+        tokenizer=tokenizer or model,
         dataset=dataset,
-        prompts=prompts,
-        samples=samples,
-        max_completion_length=max_completion_length,
         batch_size=batch_size,
         steps=steps,
         limit=limit,
@@ -108,19 +82,9 @@ def gradients_command(
         rows=rows,
         seed=seed,
         resamples=resamples,
-        with_shares=shares,
-        keep=keep,
-        dtype=dtype,
-        device=device,
-        load_in_4bit=load_in_4bit,
         say=lambda sentence: said.print(printable(sentence), soft_wrap=not said.is_terminal),
         progress=lambda items, count, what: progress_if_slow(items, count, said, what),
     )
-    if out is not None:
-        from ..history.gradients.page import write_page
-
-        write_page(found, out)
-        said.print(escape(str(out)), soft_wrap=True)
     if as_json:
         typer.echo(json.dumps(found.plain(), indent=2, allow_nan=False))
     else:
@@ -128,9 +92,32 @@ def gradients_command(
 
 
 def _print(found: GradientQuality, console: Console) -> None:
-    from ..history.gradients.tables import head, main_table, share_tables
+    error = "exact" if found.sketch_error == 0 else f"squared norms to {found.sketch_error:.1%}"
+    console.print(
+        printable(
+            f"{found.source}: {found.completions:,} completions in {found.groups:,} groups of {found.prompts:,} "
+            f"prompts, {found.tokens:,} tokens; {found.model}: {found.parameters:,} trained parameters in "
+            f"{found.dimensions:,} dimensions ({error})"
+        )
+    )
+    columns = (
+        f"signal / noise of {found.batch_size} completions",
+        "worth x completions",
+        "p",
+        "cosine to plain TRL",
+        "cosine to policy gradient",
+        "p below 1",
+    )
+    lines = []
+    for place, one in enumerate(found.selections):  # plain TRL and the policy gradient come first
+        worth = "-" if place == 0 else one.worth.text(2)
+        to_plain = "-" if place == 0 else one.to_plain.text(2)
+        to_policy_gradient = "-" if place == 1 else one.to_policy_gradient.text(2)
+        cells = [one.ratio.text(), worth, p_text(one.worth_p), to_plain, to_policy_gradient, p_text(one.bias_p)]
+        lines.append((one.name, cells))
+    print_table(console, "gradients, with 95 % intervals; p corrected by Holm's method", columns, lines)
 
-    for sentence in head(found):
-        console.print(printable(sentence))
-    for title, columns, lines in (main_table(found), *share_tables(found)):
-        print_table(console, title, columns, lines)
+
+def p_text(p: float | None) -> str:
+    """A p-value."""
+    return "-" if p is None else "< 0.001" if p < 0.001 else f"{p:.3f}"

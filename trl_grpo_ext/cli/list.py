@@ -7,9 +7,7 @@ import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich import box
 from rich.cells import cell_len
-from rich.table import Table
 from rich.text import Text
 
 from ..errors import ConfigurationError
@@ -22,9 +20,6 @@ if TYPE_CHECKING:
 
     from ..plugins.description import Entry
     from ..plugins.discovery import Installed, PluginInfo
-
-_NARROW = 90
-"""On a narrower console a table would break names, so each plugin gets lines of its own."""
 
 
 def register(app: typer.Typer) -> None:
@@ -83,14 +78,9 @@ def _of_distribution(shown: list[PluginInfo], distribution: str, installed: Inst
 
 def _plain(entry: Entry) -> dict[str, Any]:
     info = entry.info
+    of_info = ("kind", "name", "aliases", "distribution", "version", "builtin", "target")
     return {
-        "kind": info.kind,
-        "name": info.name,
-        "aliases": list(info.aliases),
-        "distribution": info.distribution,
-        "version": info.version,
-        "builtin": info.builtin,
-        "target": info.target,
+        **{key: getattr(info, key) for key in of_info},
         "state": entry.state,
         "detail": entry.detail,
         "summary": entry.summary,
@@ -99,55 +89,24 @@ def _plain(entry: Entry) -> dict[str, Any]:
 
 
 def _print(entries: list[Entry], console: Console) -> None:
+    """Print a few lines for each plugin, which fit any width."""
     for kind in dict.fromkeys(entry.info.kind for entry in entries):
         of_kind = [entry for entry in entries if entry.info.kind == kind]
-        title = Text(f"{LABELS[kind].capitalize()}s ({len(of_kind)})", style="bold")
-        console.print(title)
-        if console.width < _NARROW:
-            _print_stacked(of_kind, console)
-        else:
-            _print_table(of_kind, console)
+        console.print(Text(f"{LABELS[kind].capitalize()}s ({len(of_kind)})", style="bold"))
+        for entry in of_kind:
+            info, ready = entry.info, entry.state == "ready"
+            name = Text(one_line(info.name), style="bold")
+            for alias in info.aliases:
+                name.append(f" ({one_line(alias)})", style="not bold dim")
+            name.append(f"  {one_line(entry.role)}" if entry.role else "", style="not bold dim")
+            if not (info.builtin and ready):
+                name.append(f"  {one_line(info.source)}, ", style="not bold dim")
+                name.append(entry.state, style="not bold green" if ready else "bold yellow")
+            paragraph(console, name)
+            for text, style in ((entry.summary, ""), (entry.detail, "yellow")):
+                if text:
+                    paragraph(console, Text(one_line(text), style=style), indent=2)
         console.print()
-
-
-def _print_table(entries: list[Entry], console: Console) -> None:
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    longest = max(cell_len(name) for entry in entries for name in (entry.info.name, *map(_also, entry.info.aliases)))
-    roles = any(entry.role for entry in entries)
-    table.add_column("name", overflow="fold", min_width=min(longest, 32), max_width=32)
-    if roles:
-        table.add_column("role", overflow="fold", max_width=12)
-    table.add_column("distribution", overflow="fold", max_width=24)
-    table.add_column("state", overflow="fold", max_width=11)
-    table.add_column("what it does", overflow="fold", ratio=1)
-    for entry in entries:
-        name = Text(one_line(entry.info.name), style="bold")
-        for alias in entry.info.aliases:
-            name.append(f"\n{_also(alias)}", style="not bold dim")
-        role = [Text(_role(entry))] if roles else []
-        table.add_row(name, *role, Text(_source(entry)), _state(entry), Text("\n").join(_words(entry)))
-    console.print(table)
-
-
-def _print_stacked(entries: list[Entry], console: Console) -> None:
-    for entry in entries:
-        name = Text(one_line(entry.info.name), style="bold")
-        for alias in entry.info.aliases:
-            name.append(f" {_also(alias)}", style="not bold dim")
-        paragraph(console, name)
-        role = f"{_role(entry)}, " if entry.role else ""
-        source = Text(f"{role}{_source(entry)}, ").append_text(_state(entry))
-        for text in (source, *_words(entry)):
-            paragraph(console, text, indent=2)
-
-
-def _also(alias: str) -> str:
-    return f"({one_line(alias)})"
-
-
-def _words(entry: Entry) -> list[Text]:
-    summary, detail = Text(one_line(entry.summary)), Text(one_line(entry.detail), style="yellow")
-    return [text for text in (summary, detail) if text]
 
 
 def _print_lines(entries: list[Entry]) -> None:
@@ -164,15 +123,3 @@ def _print_lines(entries: list[Entry]) -> None:
     for row in rows:
         padded = (cell + " " * (width - cell_len(cell)) for cell, width in zip(row, widths, strict=True))
         typer.echo("  ".join(padded).rstrip())
-
-
-def _source(entry: Entry) -> str:
-    return one_line(f"{entry.info.distribution} {entry.info.version or '(version unknown)'}")
-
-
-def _role(entry: Entry) -> str:
-    return one_line(entry.role)
-
-
-def _state(entry: Entry) -> Text:
-    return Text(entry.state, style="green" if entry.state == "ready" else "bold yellow")

@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 import shlex
-import textwrap
 import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, get_args
 
 import typer
-from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
 from ..errors import ConfigurationError
-from .console import kind_of, results
-from .scaffold import Ci, License, Made, PluginKind, Role
+from .console import kind_of, paragraph, results
+from .scaffold import Made, PluginKind, Role
 
 if TYPE_CHECKING:
     from .scaffold.distribution import GeneratedFile, NewDistribution
-
-_PURPOSE_WIDTH = 24
-"""Least columns for a file's purpose beside its path; with fewer it goes below."""
 
 
 def register(app: typer.Typer) -> None:
@@ -52,16 +47,9 @@ def new_command(
         str | None,
         typer.Option(help="An existing distribution's folder, to add the plugin to.", show_default=False),
     ] = None,
-    license: Annotated[License, typer.Option(help="The licence.")] = "apache-2.0",
-    author: Annotated[
-        str,
-        typer.Option(help="The copyright holder. Default: the developers of the distribution.", show_default=False),
-    ] = "",
-    description: Annotated[str, typer.Option(help="What it does, in a sentence.", show_default=False)] = "",
     distribution: Annotated[
         str, typer.Option(help="The distribution's name. Default: grpo- and the plugin's name.", show_default=False)
     ] = "",
-    ci: Annotated[Ci, typer.Option(help="Continuous integration.")] = "github",
 ) -> None:
     """Make a small distribution with a plugin that works as it is: a module, tests, types, a licence, CI.
 
@@ -85,10 +73,6 @@ def new_command(
             name=names[one],
             role=role if one == "hook" or kind != "all" else None,
             distribution=distribution,
-            description=description,
-            author=author,
-            license=license,
-            ci=ci,
             there=into is not None or place > 0,
         )
         for place, one in enumerate(kinds)
@@ -123,29 +107,17 @@ def _folder(directory: str) -> str:
 
 
 def _print(made: Sequence[NewDistribution], folder: str, files: Sequence[GeneratedFile], console: Console) -> None:
+    """Say what was made and what to do next; paths and commands are never broken, so that they can be copied."""
     what = ", ".join(f"the {new.kind} {new.name}" for new in made)
     console.print(Text(f"{made[0].distribution}, with {what}, is in {folder}", overflow="fold"))
     console.print()
-    for line in _file_lines(files, console.width):
-        console.print(Text(line), soft_wrap=True)
+    for file in files:
+        console.print(Text(f"  {file.path}"), soft_wrap=True)
+        paragraph(console, Text(file.purpose, style="dim"), indent=6)
     console.print()
     console.print(Text("Next:"))
     for command in _next(made, folder):
-        for line in _fold(command, console.width):
-            console.print(Text(line), soft_wrap=True)
-
-
-def _file_lines(files: Sequence[GeneratedFile], width: int) -> list[str]:
-    """Each file with its purpose, beside it if there is room, else below. Paths are never broken."""
-    column = max(len(file.path) for file in files) + 4
-    if width - column < _PURPOSE_WIDTH:
-        return [line for file in files for line in (f"  {file.path}", f"      {file.purpose}")]
-    lines = []
-    for file in files:
-        first, *rest = textwrap.wrap(file.purpose, width - column)
-        lines.append(f"  {file.path}".ljust(column) + first)
-        lines.extend(" " * column + line for line in rest)
-    return lines
+        console.print(Text(f"  {shlex.join(command)}"), soft_wrap=True)
 
 
 def _next(made: Sequence[NewDistribution], folder: str) -> list[list[str]]:
@@ -158,14 +130,3 @@ def _next(made: Sequence[NewDistribution], folder: str) -> list[list[str]]:
         ["trl-grpo-ext", "check", *(listed if several else [f"{new.distribution}:{new.name}"])],
         ["python", "-m", "pytest", folder],
     ]
-
-
-def _fold(command: Sequence[str], width: int) -> list[str]:
-    """A command folded with backslashes, so that it can be copied from a narrow terminal."""
-    lines, line = [], "  "
-    for word in map(shlex.quote, command):
-        if line.strip() and cell_len(f"{line}{word} \\") > width:
-            lines.append(f"{line}\\")
-            line = "    "
-        line += f"{word} "
-    return [*lines, line.rstrip()]

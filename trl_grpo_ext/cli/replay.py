@@ -38,10 +38,7 @@ def register(app: typer.Typer) -> None:
 Tokenizer = Annotated[str | None, typer.Option(help="A tokenizer, path or hub id, for files without tokens.")]
 Dataset = Annotated[
     str | None,
-    typer.Option(
-        help="A .jsonl or .parquet file with the columns that rewards need, joined by prompt. By default the "
-        "`dataset_path` of the first selection that has one."
-    ),
+    typer.Option(help="A .jsonl or .parquet file with the columns that rewards need, joined by prompt."),
 ]
 Step = Annotated[str | None, typer.Option(help="The step, or the first and last as N..M.")]
 Limit = Annotated[int | None, typer.Option(min=1, help="Most completions to use, in whole groups.")]
@@ -76,7 +73,7 @@ def replay_command(
     step: Step = None,
     limit: Limit = None,
     num_generations: NumGenerations = None,
-    show: Annotated[int, typer.Option(min=0, help="Completions and groups to list.")] = 5,
+    show: Annotated[int, typer.Option(min=0, help="Completions to list.")] = 5,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Print all tables.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -239,8 +236,7 @@ def _tables(found: Comparison) -> Iterator[tuple[str, Sequence[str], list[tuple[
         yield "mean advantage", names, lines
     for pair in found.pairs:
         values = {
-            "correlation of advantages (Pearson)": _number(pair.pearson),
-            "correlation of advantages (Spearman)": _number(pair.spearman),
+            "correlation of advantages": _number(pair.pearson),
             "completions with the same sign": _percent(pair.same_sign),
             "gradient mass moved to other completions": _percent(pair.moved),
             "gradient mass moved to other tokens": _percent(pair.moved_between_tokens),
@@ -261,15 +257,6 @@ def _print_examples(pair: Pair, console: Console, most: int | None = None) -> No
             console.print(printable(f"   {name}: {_percent(side.mass)} of the mass, {numbers}"))
         console.print(Text(f"   prompt: {_excerpt(one.prompt)}"))
         console.print(Text(f"   completion: {_excerpt(one.completion)}"))
-    if pair.flips:
-        console.print(Text("Groups whose rankings differ most", style="bold"))
-    for number, flip in enumerate(pair.flips[:most], start=1):
-        turned = f"{flip.pairs:,} pair{'s' * (flip.pairs > 1)} turned"
-        console.print(printable(f"{number}. step {flip.step}, group {flip.group}: {turned}"))
-        for name, advantages in zip(names, (flip.base, flip.other), strict=True):
-            listed = " ".join(map(_number, advantages[:16])) + (" ..." if len(advantages) > 16 else "")
-            console.print(printable(f"   {name}: {listed}"))
-        console.print(Text(f"   prompt: {_excerpt(flip.prompt)}"))
 
 
 def _excerpt(text: str) -> str:

@@ -1,4 +1,4 @@
-"""`trl-grpo-ext show`: everything about one plugin, from its source text if that suffices."""
+"""`trl-grpo-ext show`: everything about one plugin, which is imported for it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import typer
 from rich.cells import cell_len
 from rich.text import Text
 
-from ..guard.untrusted import escape, one_line, printable
+from ..guard.untrusted import as_json, escape, one_line, printable
+from ..plugins.kinds import LABELS
 from .console import KIND_HELP, complete_kind, complete_name, kind_of, messages, paragraph, results
 
 if TYPE_CHECKING:
@@ -38,24 +39,18 @@ def show_command(
     kind: Annotated[
         str | None, typer.Option(metavar="KIND", help=f"Only this kind: {KIND_HELP}", autocompletion=complete_kind)
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print a list of objects.")] = False,
-    no_import: Annotated[
-        bool, typer.Option("--no-import", help="Never import it, even if its source text does not say what it takes.")
-    ] = False,
+    json_: Annotated[bool, typer.Option("--json", help="Print a list of objects.")] = False,
 ) -> None:
     """Show a plugin's documentation and parameters, and how to select it.
 
-    All plugins of that name are shown. Exits with 1 if one had to be imported and failed.
+    All plugins of that name are imported and shown. Exits with 1 if that failed for one.
     """
     from ..plugins.description import describe, find_named
     from ..plugins.discovery import scan
 
     installed = scan()
-    found = [
-        describe(info, installed.plugins, importing=not no_import)
-        for info in find_named(name, kind_of(kind), installed)
-    ]
-    if as_json:
+    found = [describe(info, installed.plugins) for info in find_named(name, kind_of(kind), installed)]
+    if json_:
         typer.echo(json.dumps([docs.plain() for docs in found], indent=2))
     else:
         console = results()
@@ -107,14 +102,11 @@ def _print(docs: PluginDocs, console: Console) -> None:
 
 
 def _facts(docs: PluginDocs) -> list[tuple[str, str]]:
-    from ..plugins.kinds import LABELS
-
     info = docs.info
     state = docs.state if not docs.detail else f"{docs.state}: {docs.detail}"
     where = None if docs.file is None else f"{docs.file}:{docs.line}"
     declares = [
-        (name, value if isinstance(value, str) else json.dumps(_as_json(value)))
-        for name, value in docs.declares.items()
+        (name, value if isinstance(value, str) else json.dumps(as_json(value))) for name, value in docs.declares.items()
     ]
     facts = [
         ("kind", LABELS[info.kind]),
@@ -122,21 +114,13 @@ def _facts(docs: PluginDocs) -> list[tuple[str, str]]:
         ("state", state),
         ("target", info.target),
         ("file", where),
-        ("form", docs.form if not docs.imported else f"{docs.form}, found by importing it"),
+        ("form", docs.form),
         ("signature", None if docs.signature is None else f"{info.target.partition(':')[2].strip()}{docs.signature}"),
         ("columns", ", ".join(docs.columns)),
         ("methods", ", ".join(docs.methods)),
         *declares,
     ]
     return [(label, value) for label, value in facts if value]
-
-
-def _as_json(value: object) -> object:
-    if isinstance(value, list | tuple | set | frozenset):
-        return [_as_json(inner) for inner in value]
-    if isinstance(value, dict):
-        return {str(key): _as_json(inner) for key, inner in value.items()}
-    return value if isinstance(value, str | int | float | bool | None) else repr(value)
 
 
 def _heading(console: Console, title: str) -> None:

@@ -61,14 +61,15 @@ def call(function: Callable[..., Any], columns: Mapping[str, Any]) -> Any:
         return function(**columns)
     import asyncio
 
-    return asyncio.run_coroutine_threadsafe(function(**columns), _loop()).result()
+    return asyncio.run_coroutine_threadsafe(function(**columns), reward_loop()).result()
 
 
 _LOCK = threading.Lock()
 _LOOPS: dict[int, asyncio.AbstractEventLoop] = {}
 
 
-def _loop() -> asyncio.AbstractEventLoop:
+def reward_loop() -> asyncio.AbstractEventLoop:
+    """The event loop of this process that async rewards run on, in a thread of its own."""
     import asyncio
 
     with _LOCK:

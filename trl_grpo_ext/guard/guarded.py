@@ -177,6 +177,11 @@ class Guarded:
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.__name__})"
 
+    def start_workers(self) -> None:
+        """Start the worker processes' imports in the background, if any, as `load_rewards` does."""
+        if self._pool is not None:
+            self._pool.start()
+
     def close(self) -> None:
         """End the worker processes, if any; the next call starts new ones."""
         if self._pool is not None:
@@ -235,7 +240,8 @@ class Guarded:
     def _in_workers(self, pool: WorkerPool, calls: _Calls, due: Sequence[int]) -> list[_Result]:
         limit = _NO_LIMIT if self.timeout is None else float(self.timeout)
         # What waits for a network or a disk uses no CPU time, so the limit holds for its sleep too.
-        dones = pool.run(_Jobs(calls, due), allowance=limit, patience=limit)
+        jobs = [calls.columns_of(call, leave_out=_STAY_HERE) for call in due]
+        dones = pool.run(jobs, allowance=limit, patience=limit)
         return [_from_worker(done, len(calls.rows[call]), self.__name__) for call, done in zip(due, dones, strict=True)]
 
     def _in_this_process(self, calls: _Calls, call: int) -> _Result:
@@ -351,19 +357,6 @@ class _Calls:
         for row, other in self._same_as.items():
             judged[row], self.causes[row] = judged[other], self.causes[other]
         return [judged[row] for row in range(self._count)]
-
-
-class _Jobs(Sequence[Any]):
-    """Calls as jobs of a `WorkerPool`, made when they are asked for."""
-
-    def __init__(self, calls: _Calls, due: Sequence[int]) -> None:
-        self._calls, self._due = calls, due
-
-    def __len__(self) -> int:
-        return len(self._due)
-
-    def __getitem__(self, index: Any) -> Any:
-        return self._calls.columns_of(self._due[index], leave_out=_STAY_HERE)
 
 
 @dataclass

@@ -89,12 +89,12 @@ def lengths(reward: str, completion_ids: Sequence[Sequence[int]] | None, columns
     return [len(ids) for ids in completion_ids]
 
 
-def optional_module(reward: str, name: str) -> ModuleType:
-    """Import a module of the extra `rewards` when it is first needed."""
+def optional_module(reward: str, name: str, extra: str = "rewards") -> ModuleType:
+    """Import a module of an extra when it is first needed."""
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         raise ConfigurationError(
             f"{reward} needs the package {name.partition('.')[0]!r}, which is not installed here. Install it with "
-            "'pip install trl-grpo-ext[rewards]'."
+            f"'pip install trl-grpo-ext[{extra}]'."
         ) from error

@@ -1,10 +1,8 @@
-"""The parent's side of a `WorkerPool`: sockets and pidfds of the server and its workers.
+"""The parent's side of a `WorkerPool`: the sockets of the server and of its workers.
 
-Nothing here waits for a worker. A worker is killed by its pidfd, which never refers to another process that reuses the
-pid. Without pidfds the server does it: its children keep their pids until it collects them.
-
-A worker's time is the CPU time of its process, so it does not depend on what else the machine does. Linux shows it to
-any process of the same user; on other systems it is the wall clock.
+Nothing here waits for a worker. The server kills and collects the workers, its children, so that a pid never refers to
+another process. A worker's time is the CPU time of its process, so it does not depend on what else the machine does.
+Linux shows it to any process of the same user; on other systems it is the wall clock.
 """
 
 from __future__ import annotations
@@ -14,26 +12,23 @@ import json
 import os
 import pickle
 import select
-import signal
 import socket
 import struct
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from ..errors import RewardError
-from .worker_server import COMMAND, FORK, HEADER, KILL, LOAD, LONGEST_REPLY, ORIGINAL_PATH
+from .worker_server import COMMAND, FORK, HEADER, LONGEST_REPLY, ORIGINAL_PATH
 
 _LOADING_LIMIT = 300.0  # seconds that the task's imports may take
 _FORK_LIMIT = 60.0
 _CLOSE_ON_EXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
 _UNKNOWN_SLEEP = 10.0  # where the kernel does not say how long a process waited for a core, time off it counts a tenth
-_DIED = "its worker process died"
-_NO_REPLY = "its worker process sent an invalid reply"
 
 
 class LostError(Exception):
@@ -43,19 +38,19 @@ class LostError(Exception):
 class Processes:
     """The server and its workers. They belong to the process that made this object, not to its forks."""
 
-    def __init__(self, name: str) -> None:
-        self._name, self._owner = name, os.getpid()
+    def __init__(self, name: str, task: Callable[[Any], Any], memory_mb: int | None) -> None:
+        self._name, self._task, self._memory_mb, self._owner = name, task, memory_mb, os.getpid()
         self._server: Server | None = None
         self._all: set[Worker] = set()
         self._idle: list[Worker] = []
 
-    def start(self, task: Callable[[Any], Any], memory_mb: int | None) -> Server:
+    def start(self) -> Server:
         """Start the server if there is none, without waiting for it."""
         if self._server is None:
-            self._server = Server(self._name, task, memory_mb)
+            self._server = Server(self._name, self._task, self._memory_mb)
         return self._server
 
-    def take(self, task: Callable[[Any], Any], memory_mb: int | None) -> Worker:
+    def take(self) -> Worker:
         """An idle worker, or a fresh one."""
         while self._idle:
             worker = self._idle.pop()
@@ -64,7 +59,7 @@ class Processes:
             self.drop(worker)  # it died, or spoke without having been asked
         why = ""
         for _ in range(3):
-            server = self.start(task, memory_mb)
+            server = self.start()
             try:
                 worker = server.fork()
             except LostError as lost:
@@ -84,7 +79,7 @@ class Processes:
 
     def drop(self, worker: Worker) -> None:
         """Kill a worker."""
-        if not worker.kill() and self._server is not None:
+        if worker in self._all and self._server is not None:
             self._server.kill(worker.pid)
         worker.close()
         self._all.discard(worker)
@@ -99,8 +94,7 @@ class Processes:
         if self._owner != os.getpid():
             return
         self._idle.clear()
-        for worker in [*self._all]:
-            self.drop(worker)
+        self.drop_busy()
         self._end_server()
 
     def _end_server(self) -> None:
@@ -133,15 +127,17 @@ class Server:
                 f"{name}: {task!r:.80} cannot be sent to worker processes: {type(error).__name__}: {error}"
             ) from error
         self._sock, theirs = socket.socketpair()
-        with theirs, _anonymous_file() as file:
+        # By file, because a large task does not fit into a pipe and the server does not read yet.
+        with theirs, tempfile.TemporaryFile() as file:
             file.write(data)
-            file.flush()
+            file.seek(0)
+            command = [sys.executable, "-P", "-m", f"{__package__}.worker_server"]
             try:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-P", "-m", f"{__package__}.worker_server", str(theirs.fileno())],
+                    [*command, str(theirs.fileno()), str(memory_mb or 0)],
                     pass_fds=[theirs.fileno()],
                     start_new_session=True,
-                    stdin=subprocess.DEVNULL,
+                    stdin=file,
                     stdout=output,
                     stderr=output,
                     env=_environment(),
@@ -149,9 +145,6 @@ class Server:
             except OSError as error:
                 self._sock.close()
                 raise RewardError(f"{name}: the server of the worker processes cannot be started: {error}") from error
-            # By file, because a large task does not fit into the socket and the server does not read yet.
-            with contextlib.suppress(OSError):  # it is gone already; the first fork will show it
-                socket.send_fds(self._sock, [COMMAND.pack(LOAD, memory_mb or 0)], [file.fileno()])
 
     def fork(self) -> Worker:
         """Make one more worker."""
@@ -163,24 +156,27 @@ class Server:
                     f"{self._name}: the task cannot be loaded in the worker processes: {kind}: {message}\n{lines}"
                 )
             self._ready = True
-        try:
-            self._sock.sendall(COMMAND.pack(FORK, 0))
-        except OSError as error:
-            raise LostError(f"the server of the worker processes has died ({error})") from error
+        self._command(FORK)
         reply, pid, files = self._receive(_FORK_LIMIT)
         if "error" in reply:
             raise RewardError(f"{self._name}: no worker can be forked: {': '.join(reply['error'][:2])}")
-        return Worker(pid, files)
+        return Worker(pid, files[0])
 
     def kill(self, pid: int) -> None:
-        """Have the server kill a worker for which there is no pidfd."""
-        with contextlib.suppress(OSError):
-            self._sock.sendall(COMMAND.pack(KILL, pid))
+        """Kill a worker; if the server is gone, its workers are too."""
+        with contextlib.suppress(LostError):
+            self._command(pid)
+
+    def _command(self, command: int) -> None:
+        try:
+            self._sock.sendall(COMMAND.pack(command))
+        except OSError as error:
+            raise LostError(f"the server of the worker processes has died ({error})") from error
 
     def _receive(self, limit: float) -> tuple[dict[str, Any], int, list[int]]:
         self._sock.settimeout(limit)
         try:
-            data, files, *_ = socket.recv_fds(self._sock, HEADER.size, 2, _CLOSE_ON_EXEC)
+            data, files, *_ = socket.recv_fds(self._sock, HEADER.size, 1, _CLOSE_ON_EXEC)
             serial, size = HEADER.unpack(data)
             text = b""
             while len(text) < size and (piece := self._sock.recv(size - len(text))):
@@ -207,28 +203,28 @@ class Server:
 
 
 class Worker:
-    """One forked worker."""
+    """One forked worker. It answers its jobs in turn; the clocks are those of the first one without an answer."""
 
-    def __init__(self, pid: int, files: Sequence[int]) -> None:
+    def __init__(self, pid: int, descriptor: int) -> None:
         self.pid = pid
-        self._sock = socket.socket(fileno=files[0])
+        self._sock = socket.socket(fileno=descriptor)
         self._sock.setblocking(False)
-        self._pidfd = files[1] if len(files) > 1 else None
-        self._serial = 0
-        self._out = memoryview(b"")
-        self._in = bytearray()
-        self._closed = False
+        self._sent = self._answered = 0
+        self._out, self._in = bytearray(), bytearray()
         self._begun = self._cpu_before = self._cpu = self._queued_before = self._queued = 0.0
 
-    def begin(self, job: bytes) -> None:
+    def send(self, job: bytes) -> None:
         """Send a job, as much of it as goes without waiting; `advance` sends the rest."""
-        self._serial += 1
-        self._cpu = self._cpu_before = _cpu_seconds(self.pid) or 0.0
-        self._queued = self._queued_before = queued_seconds(self.pid) or 0.0
-        self._begun = time.monotonic()
-        self._out = memoryview(HEADER.pack(self._serial, len(job)) + job)
-        self._in.clear()
+        if self._sent == self._answered:
+            self._cpu = _cpu_seconds(self.pid) or self._cpu
+            self._begin()
+        self._sent += 1
+        self._out += HEADER.pack(self._sent, len(job)) + job
         self._write()
+
+    def _begin(self) -> None:
+        self._cpu_before, self._begun = self._cpu, time.monotonic()
+        self._queued = self._queued_before = queued_seconds(self.pid) or self._queued
 
     @property
     def seconds(self) -> float:
@@ -246,82 +242,70 @@ class Worker:
         self._queued = queued_seconds(self.pid) or self._queued  # of a dead process: what was last seen
         return off_core - (self._queued - self._queued_before)
 
-    def watched(self) -> list[tuple[int, int]]:
-        """File descriptors and the events to wait for."""
-        watched = [(self._sock.fileno(), select.POLLIN | (select.POLLOUT if self._out else 0))]
-        if self._pidfd is not None:  # a process that the task has started may hold the socket open
-            watched.append((self._pidfd, select.POLLIN))
-        return watched
+    def watched(self) -> tuple[int, int]:
+        """The file descriptor and the events to wait for."""
+        return self._sock.fileno(), select.POLLIN | (select.POLLOUT if self._out else 0)
 
     def is_quiet(self) -> bool:
         """Whether it is alive and has sent nothing."""
-        return not _readable(*(descriptor for descriptor, _ in self.watched()))
+        poll = select.poll()
+        poll.register(*self.watched())
+        return not poll.poll(0) and self.is_alive()
 
-    def advance(self) -> dict[str, Any] | None:
-        """Write and read what is possible without waiting; return the reply once it is complete."""
-        alive = self._is_alive()  # asked before reading: what it wrote before it died counts
+    def is_alive(self) -> bool:
+        """False once the server has collected it, also where a process that it started still holds the socket open."""
+        return not _HAS_CPU_CLOCK or _cpu_seconds(self.pid) is not None
+
+    def advance(self) -> tuple[dict[str, Any], float] | None:
+        """Write and read what is possible without waiting; a reply and its job's CPU seconds once it is complete."""
+        alive = self.is_alive()  # asked before reading: what it wrote before it died counts
         self._write()
         try:
-            while piece := self._sock.recv(2**20):
+            while (reply := self._reply()) is None:
+                if not (piece := self._sock.recv(2**20)):
+                    raise LostError("its worker process died")
                 self._in += piece
-                if (reply := self._reply()) is not None:
-                    return reply
         except BlockingIOError:
             if alive:
                 return None
+            raise LostError("its worker process died") from None
         except OSError as error:
-            raise LostError(f"{_DIED} ({error})") from error
-        raise LostError(_DIED)
+            raise LostError("its worker process died") from error
+        seconds = self.seconds
+        if _HAS_CPU_CLOCK:
+            self._cpu = max(self._cpu_before, min(self._cpu, reply["cpu"]))  # it may have begun the next job
+            seconds = self._cpu - self._cpu_before
+        self._answered += 1
+        self._begin()
+        return reply, seconds
 
     def _write(self) -> None:
         with contextlib.suppress(OSError):  # full; or it is gone, which reading shows
             while self._out:
-                self._out = self._out[self._sock.send(self._out[: 2**20]) :]
+                del self._out[: self._sock.send(memoryview(self._out)[: 2**20])]
 
     def _reply(self) -> dict[str, Any] | None:
         if len(self._in) < HEADER.size:
             return None
         serial, size = HEADER.unpack_from(self._in)
-        if serial != self._serial or size > LONGEST_REPLY or len(self._in) > HEADER.size + size:
-            raise LostError(_NO_REPLY)
-        if len(self._in) < HEADER.size + size:
+        end = HEADER.size + size
+        is_next = serial == self._answered + 1 <= self._sent
+        if not is_next or size > LONGEST_REPLY or (serial == self._sent and len(self._in) > end):
+            raise LostError("its worker process sent an invalid reply")
+        if len(self._in) < end:
             return None
         try:
-            reply = json.loads(self._in[HEADER.size :])
-        except (ValueError, RecursionError) as error:
-            raise LostError(_NO_REPLY) from error
+            reply = json.loads(self._in[HEADER.size : end])
+        except (ValueError, RecursionError):
+            reply = None
+        del self._in[:end]
         if not _is_reply(reply):
-            raise LostError(_NO_REPLY)
-        self._in.clear()
+            raise LostError("its worker process sent an invalid reply")
         return reply  # type: ignore[no-any-return]
 
-    def _is_alive(self) -> bool:
-        return self._pidfd is None or not _readable(self._pidfd)  # without a pidfd only the socket shows it
-
-    def kill(self) -> bool:
-        """Kill the process; False if only the server can, because there is no pidfd."""
-        if self._closed:
-            return True
-        if self._pidfd is None:
-            return False
-        with contextlib.suppress(ProcessLookupError):
-            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
-        return True
-
     def close(self) -> None:
-        """Close the socket and the pidfd."""
-        if not self._closed:
-            self._closed = True
-            self._sock.close()
-            if self._pidfd is not None:
-                os.close(self._pidfd)
-
-
-def _readable(*descriptors: int) -> bool:
-    poll = select.poll()
-    for descriptor in descriptors:
-        poll.register(descriptor, select.POLLIN)
-    return bool(poll.poll(0))
+        """Close the socket."""
+        self._sock.close()
 
 
 def _cpu_seconds(pid: int) -> float | None:
@@ -356,17 +340,12 @@ def pickle_by_value(value: Any) -> bytes:
 
 
 def _is_reply(reply: Any) -> bool:
-    if not isinstance(reply, dict):
+    if not isinstance(reply, dict) or not isinstance(reply.get("cpu"), float):
         return False
     if "error" in reply:
         error = reply["error"]
         return isinstance(error, list) and len(error) == 3 and all(isinstance(part, str) for part in error)
     return "value" in reply or reply.get("memory") is True
-
-
-def _anonymous_file() -> Any:
-    in_memory = hasattr(os, "memfd_create")
-    return os.fdopen(os.memfd_create("task"), "w+b") if in_memory else tempfile.TemporaryFile()
 
 
 def _environment() -> dict[str, str]:

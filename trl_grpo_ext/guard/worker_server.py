@@ -1,8 +1,8 @@
-"""The process that forks workers: `python -m trl_grpo_ext.guard.worker_server FD`, started by `guard.workers`.
+"""The process that forks workers: `python -m trl_grpo_ext.guard.worker_server FD MEMORY`, started by `guard.workers`.
 
-It loads the task, with its imports, once, and forks a worker within milliseconds whenever its parent asks for one. It
-never imports the parent's `__main__` and runs no job itself. When its parent closes the socket or is gone, it kills its
-workers with everything that they started, and ends.
+It loads the task, with its imports, once, from stdin, and forks a worker within milliseconds whenever its parent asks
+for one. It never imports the parent's `__main__` and runs no job itself. When its parent closes the socket or is gone,
+it kills its workers with everything that they started, and ends.
 
 The parent sends trusted pickles. Workers send JSON back, so that a compromised worker cannot make the parent run code.
 """
@@ -30,10 +30,9 @@ from typing import Any, NoReturn
 
 HEADER = struct.Struct("!QQ")
 """Before every job and every reply: a serial number, which the reply repeats, and the length of the body."""
-COMMAND = struct.Struct("!cQ")
-"""What the parent sends to the server: `LOAD` with the memory limit and a file, `FORK`, or, without pidfds, `KILL` with
-a worker's pid."""
-LOAD, FORK, KILL = b"L", b"F", b"K"
+COMMAND = struct.Struct("!Q")
+"""What the parent sends to the server: `FORK`, or the pid of a worker to kill."""
+FORK = 0
 
 ORIGINAL_PATH = "TRL_GRPO_EXT_ORIGINAL_PYTHONPATH"
 """The environment variable with the PYTHONPATH for processes that a task starts."""
@@ -43,10 +42,10 @@ _SET_PDEATHSIG, _SET_CHILD_SUBREAPER = 1, 36  # of Linux' prctl
 _COLLECTING_LIMIT = 0.5
 _LONGEST_MESSAGE = 2000
 _LONGEST_TRACEBACK = 4000
-_OUT_OF_MEMORY = json.dumps({"memory": True, "last": True}).encode()  # made now: later there is no memory for it
+_OUT_OF_MEMORY = b'{"memory": true, "last": true, "cpu": 0.0}'  # made now: later there is no memory for it
 
 
-def send(sock: socket.socket, serial: int, message: bytes, files: tuple[int, ...] = ()) -> None:
+def send(sock: socket.socket, serial: int, message: bytes, *files: int) -> None:
     """Send one message with its header, and open files along with it."""
     data = HEADER.pack(serial, len(message)) + message
     sent = socket.send_fds(sock, [data], files) if files else 0
@@ -64,7 +63,7 @@ def receive(sock: socket.socket, size: int) -> bytes | None:
     return bytes(data)
 
 
-def main(descriptor: int) -> None:
+def main(descriptor: int, memory: int) -> None:
     """Load the task and fork workers until the parent closes the socket or is gone."""
     parent = os.getppid()
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
@@ -81,7 +80,11 @@ def main(descriptor: int) -> None:
     watch = threading.Thread(target=_leave_without_parent, args=(parent, loaded), daemon=True)
     watch.start()
     try:
-        task, memory = _load(control)
+        with open(0, "rb", closefd=False) as file:
+            task = pickle.load(file)
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(nothing, 0)
+        os.close(nothing)
     except BaseException as error:
         send(control, 0, json.dumps({"error": _describe(error)}).encode())
         return
@@ -98,14 +101,6 @@ def _leave_without_parent(parent: int, loaded: threading.Event) -> None:
     while not loaded.wait(0.5):
         if os.getppid() != parent:
             os._exit(1)
-
-
-def _load(control: socket.socket) -> tuple[Callable[[Any], Any], int]:
-    data, files, *_ = socket.recv_fds(control, COMMAND.size, 1)
-    _, memory = COMMAND.unpack(data)
-    with os.fdopen(files[0], "rb") as file:
-        file.seek(0)
-        return pickle.load(file), memory
 
 
 class _Server:
@@ -146,11 +141,11 @@ class _Server:
             data = None
         if data is None:
             return False
-        command, pid = COMMAND.unpack(data)
+        (command,) = COMMAND.unpack(data)
         if command == FORK:
             self._fork()
-        elif pid in self._workers:  # not reaped yet, so the number is still this worker's
-            os.kill(pid, signal.SIGKILL)
+        elif command in self._workers:  # not reaped yet, so the number is still this worker's
+            os.kill(command, signal.SIGKILL)
         return True
 
     def _call_prctl(self, option: int, value: int) -> None:
@@ -188,16 +183,8 @@ class _Server:
         self._workers.add(pid)
         with contextlib.suppress(OSError):  # the worker does so too: whoever comes first
             os.setpgid(pid, pid)
-        files = [theirs.fileno()]
-        with contextlib.suppress(AttributeError, OSError):  # not on this system: the parent asks for kills
-            files.append(os.pidfd_open(pid))
-        try:
-            with contextlib.suppress(BrokenPipeError):  # the parent has ended, which the next read will show
-                send(self._control, pid, b"{}", tuple(files))
-        finally:
-            theirs.close()
-            for file in files[1:]:
-                os.close(file)
+        with theirs, contextlib.suppress(BrokenPipeError):  # the parent has ended, which the next read will show
+            send(self._control, pid, b"{}", theirs.fileno())
 
     def _work(self, sock: socket.socket, server: int) -> NoReturn:
         """Be a worker. Never returns into the server's code."""
@@ -228,23 +215,25 @@ def _answer_jobs(sock: socket.socket, task: Callable[[Any], Any], memory: int) -
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     while (header := receive(sock, HEADER.size)) is not None:
         serial, size = HEADER.unpack(header)
+        is_last = False
         try:
             job = receive(sock, size)
             if job is None:
                 return
             value = task(pickle.loads(job))
-            bloated = bool(memory) and _address_space() - before > memory // 2  # would be the next job's trouble
-            reply = json.dumps({"value": value, "last": bloated}).encode()
+            is_last = bool(memory) and _address_space() - before > memory // 2  # would be the next job's trouble
+            reply = json.dumps({"value": value, "last": is_last, "cpu": time.process_time()}).encode()
             if len(reply) > LONGEST_REPLY:
                 raise OverflowError(f"the reply has {len(reply)} bytes; at most {LONGEST_REPLY} can be sent")
         except MemoryError:
+            is_last = True
             reply = _OUT_OF_MEMORY
         except BaseException as error:  # SystemExit too: what a task raises is its answer, and no end of the worker
-            reply = json.dumps({"error": _describe(error)}).encode()
+            reply = json.dumps({"error": _describe(error), "cpu": time.process_time()}).encode()
         if os.getpid() != own:  # the task forked, and this is the copy
             return
         send(sock, serial, reply)
-        if reply is _OUT_OF_MEMORY:
+        if is_last:
             return
 
 
@@ -275,4 +264,4 @@ def _kill_group(pid: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(int(sys.argv[1]), int(sys.argv[2]))

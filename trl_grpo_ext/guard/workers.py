@@ -92,7 +92,7 @@ class WorkerPool:
     def _renew(self) -> None:
         """Start without processes, also after unpickling and in a forked child."""
         self._lock = threading.Lock()
-        self._processes = Processes(self.name)
+        self._processes = Processes(self.name, self._task, self._memory_mb)
         self._end = weakref.finalize(self, self._processes.end)
         _POOLS.add(self)
 
@@ -118,7 +118,7 @@ class WorkerPool:
     def start(self) -> None:
         """Start the server in the background, so that the task's imports overlap with other work. Optional."""
         with self._lock:
-            self._processes.start(self._task, self._memory_mb)
+            self._processes.start()
 
     def close(self) -> None:
         """End all processes. The next `run` starts new ones."""
@@ -143,68 +143,87 @@ class WorkerPool:
         for name, seconds in (("allowance", allowance), ("patience", patience)):
             checked_number(f"{self.name}: {name}", seconds, "a positive number of seconds", lambda x: x > 0)
         with self._lock:
-            batch = _Batch(self._processes, len(jobs), allowance, patience)
+            batch = _Batch(self, jobs, allowance, patience)
             try:
-                while True:
-                    while len(batch.running) < self.workers and batch.waiting:
-                        self._begin(batch, jobs)
-                    if not batch.running:
-                        return [batch.done[job] for job in range(len(jobs))]
-                    batch.wait(self.workers)
+                while batch.hand_out():
+                    batch.wait()
                     report_progress(len(batch.done), len(jobs))
             finally:
                 self._processes.drop_busy()  # there are some only after an error or an interrupt
-
-    def _begin(self, batch: _Batch, jobs: Sequence[Any]) -> None:
-        job, first_death = batch.waiting.popleft()
-        try:
-            payload = pickle_by_value(jobs[job])
-        except Exception as error:  # whatever an object's own pickling raises
-            raise RewardError(
-                f"{self.name}: job {job} cannot be sent to a worker: {type(error).__name__}: {error}"
-            ) from error
-        worker = self._processes.take(self._task, self._memory_mb)
-        worker.begin(payload)
-        batch.running[worker] = job, first_death
+        return [batch.done[job] for job in range(len(jobs))]
 
 
 class _Batch:
-    """The jobs of one batch: those that wait, those that run, and the results so far."""
+    """The jobs of one batch: those that wait, those that workers have, and the results so far."""
 
-    def __init__(self, processes: Processes, count: int, allowance: float, patience: float) -> None:
-        self._processes, self._allowance, self._patience = processes, allowance, patience
-        self.waiting: deque[tuple[int, str]] = deque((job, "") for job in range(count))  # and how it died before
-        self.running: dict[Worker, tuple[int, str]] = {}
+    def __init__(self, pool: WorkerPool, jobs: Sequence[Any], allowance: float, patience: float) -> None:
+        self._name, self._workers, self._processes = pool.name, pool.workers, pool._processes
+        self._jobs, self._allowance, self._patience = jobs, allowance, patience
+        self._waiting = deque(range(len(jobs)))
+        self._given: dict[Worker, deque[int]] = {}
+        self._deaths: dict[int, str] = {}
         self.done: dict[int, Done] = {}
 
-    def wait(self, most_idle: int) -> None:
+    def hand_out(self) -> bool:
+        """Give every worker a job, and a second one ahead, so that none waits for this process; False at the end.
+
+        Nothing is given ahead near the end, where it could wait for a slow job while others have nothing to do.
+        """
+        while self._waiting and len(self._given) < self._workers:
+            worker = self._processes.take()
+            self._given[worker] = deque()
+            self._give(worker)
+        for worker, jobs in self._given.items():
+            if len(jobs) == 1 and len(self._waiting) > self._workers:
+                self._give(worker)
+        return bool(self._given)
+
+    def _give(self, worker: Worker) -> None:
+        job = self._waiting.popleft()
+        try:
+            payload = pickle_by_value(self._jobs[job])
+        except Exception as error:  # whatever an object's own pickling raises
+            raise RewardError(
+                f"{self._name}: job {job} cannot be sent to a worker: {type(error).__name__}: {error}"
+            ) from error
+        worker.send(payload)
+        self._given[worker].append(job)
+
+    def wait(self) -> None:
         """Sleep until a worker has sent something or may have used up its time, then settle what has ended."""
         poll = select.poll()
-        owners: dict[int, Worker] = {}
-        for worker in self.running:
-            for descriptor, mask in worker.watched():
-                poll.register(descriptor, mask)
-                owners[descriptor] = worker
+        for worker in self._given:
+            poll.register(*worker.watched())
         # CPU time passes no faster than the wall clock, so nothing is missed by sleeping for as long as one has left.
-        rest = min(self._patience, *(self._allowance - worker.seconds for worker in self.running))
-        events = poll.poll(min(max(rest, _SHORTEST_SLEEP), _LONGEST_SLEEP) * 1000 + 1)
-        for worker in dict.fromkeys(owners[descriptor] for descriptor, _ in events):
+        rest = min(self._patience, *(self._allowance - worker.seconds for worker in self._given))
+        poll.poll(min(max(rest, _SHORTEST_SLEEP), _LONGEST_SLEEP) * 1000 + 1)
+        for worker in [*self._given]:
             try:
-                reply = worker.advance()
+                self._read(worker)
             except LostError as lost:
                 self._take_death(worker, str(lost))
-                self._processes.drop(worker)
-                continue
-            if reply is not None:
-                self._take_reply(worker, reply)
-                if reply.get("last"):
-                    self._processes.drop(worker)
-                else:
-                    self._processes.give_back(worker, most_idle)
-        for worker in [*self.running]:
-            if late := self._late(worker):
-                self._settle(worker, Done("timeout", None, late, worker.seconds))
-                self._processes.drop(worker)
+
+    def _read(self, worker: Worker) -> None:
+        while (answer := worker.advance()) is not None:
+            reply, seconds = answer
+            if reply.get("memory"):
+                raise LostError("out of memory")
+            if "error" in reply:
+                kind, message, lines = reply["error"]
+                done = Done("error", None, f"{kind}: {message}", seconds, lines)
+            else:
+                done = Done("done", reply["value"], "", seconds)
+            self.done[self._given[worker].popleft()] = done
+            if reply.get("last"):
+                self._drop(worker)
+                return
+            if not self._given[worker]:
+                del self._given[worker]
+                self._processes.give_back(worker, self._workers)
+                return
+        if late := self._late(worker):
+            self.done[self._given[worker].popleft()] = Done("timeout", None, late, worker.seconds)
+            self._drop(worker)
 
     def _late(self, worker: Worker) -> str:
         if worker.seconds >= self._allowance:
@@ -213,28 +232,21 @@ class _Batch:
             return f"no result within {self._patience:g} s of sleep and {worker.seconds:.2g} s of CPU time"
         return ""
 
-    def _take_reply(self, worker: Worker, reply: dict[str, Any]) -> None:
-        if reply.get("memory"):
-            self._take_death(worker, "out of memory")
-        elif "error" in reply:
-            kind, message, lines = reply["error"]
-            self._settle(worker, Done("error", None, f"{kind}: {message}", worker.seconds, lines))
-        else:
-            self._settle(worker, Done("done", reply["value"], "", worker.seconds))
-
     def _take_death(self, worker: Worker, why: str) -> None:
         """Try a job again whose worker died, or settle it after the second death."""
-        job, first = self.running[worker]
-        if not first:
-            del self.running[worker]
-            self.waiting.append((job, why))
-            return
-        detail = f"{first}, twice" if first == why else f"{first}; then {why}"
-        self._settle(worker, Done("died", None, detail, worker.seconds))
+        job = self._given[worker].popleft()
+        if (first := self._deaths.pop(job, None)) is None:
+            self._deaths[job] = why
+            self._waiting.append(job)
+        else:
+            detail = f"{first}, twice" if first == why else f"{first}; then {why}"
+            self.done[job] = Done("died", None, detail, worker.seconds)
+        self._drop(worker)
 
-    def _settle(self, worker: Worker, done: Done) -> None:
-        job, _ = self.running.pop(worker)
-        self.done[job] = done
+    def _drop(self, worker: Worker) -> None:
+        """Kill a worker; what it was given ahead is given to others."""
+        self._waiting.extendleft(reversed(self._given.pop(worker)))
+        self._processes.drop(worker)
 
 
 def default_workers() -> int:

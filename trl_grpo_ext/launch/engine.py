@@ -73,14 +73,9 @@ class Running:
 
 
 def launched_engine(environment: Mapping[str, str] | None = None, args: Any = None) -> str | None:
-    """Return the engine requested from the launcher; None if the script itself asks for FSDP.
+    """The engine requested from the launcher, or by the `deepspeed` and `fsdp` of the training arguments.
 
-    Args:
-        environment: Where `accelerate launch` and torchrun leave it, `os.environ` by default.
-        args: `TrainingArguments`, whose `deepspeed` and `fsdp` choose an engine too.
-
-    Raises:
-        EngineError: DeepSpeed's file cannot be read.
+    None if the script itself asks for FSDP; an `EngineError` if DeepSpeed's file cannot be read.
     """
     env = os.environ if environment is None else environment
     deepspeed = getattr(args, "deepspeed", None)

@@ -74,6 +74,16 @@ def quantised_with_vllm(settings: Mapping[str, Any]) -> tuple[str, str] | None:
     return why, "Set use_vllm: false, or train plain LoRA (use_peft without load_in_4bit and load_in_8bit)."
 
 
+def vllm_without_cuda(settings: Mapping[str, Any]) -> tuple[str, str] | None:
+    """What vLLM or TRL's connection to it cannot do where the trainer has no CUDA device, and what to do."""
+    if settings["use_vllm"] and settings["vllm_mode"] == "server":
+        why = "vllm_mode server without a CUDA device: TRL sends the weights to the server over NCCL, which needs one."
+        return why, "Train on a GPU, or set vllm_mode: colocate."
+    if settings["use_vllm"] and settings["vllm_enable_sleep_mode"]:
+        return "vllm_enable_sleep_mode on the CPU: vLLM sleeps on GPUs alone.", "Set vllm_enable_sleep_mode: false."
+    return None
+
+
 def _number(value: Any) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None

@@ -9,31 +9,31 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import dis
 import importlib.util
 import inspect
+import json
 import re
 import sys
 import warnings
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, lru_cache, partial
+from functools import lru_cache, partial
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from typing import Any
 
-from ..errors import ConfigurationError, PluginError, UnknownPluginError
+from ..errors import PluginError, UnknownPluginError
 from ..guard.calls import PASSED_BY_TRL
 from ..guard.outcomes import exception_text
 from ..guard.untrusted import as_json, one_line
 from ..types import HOOK_METHODS, ROLES
 from .building import import_plugin
-from .discovery import ENVIRONMENT_VARIABLE, Installed, PluginInfo, find, is_allowed, suggest_names
+from .discovery import ENVIRONMENT_VARIABLE, Installed, PluginInfo, find, is_allowed, unknown_name
 from .docstrings import Docstring, first_sentence, read_docstring
-from .kinds import FACTS, LABELS, Kind, kind_of_methods
+from .kinds import FACTS, Kind, kind_of_methods
 from .metadata import normalise
-from .selection import Selection
+from .selection import Selection, parse_selection
 
 READY = "ready"
 STATES = {
@@ -123,37 +123,18 @@ def _role(classes: Sequence[Definition]) -> str:
 
 def find_named(name: str, kind: Kind | None, installed: Installed) -> list[PluginInfo]:
     """The plugins that a name, an alias, `distribution:name` or a dotted path refers to, by default of any kind."""
-    first, colon, rest = (part.strip() for part in name.partition(":"))
-    wanted = rest if colon else first
-    if not wanted or (colon and not first) or ":" in rest:
-        raise ConfigurationError(
-            f"{name!r} names no plugin: write a name, `distribution:name` or `package.module:attribute`."
-        )
-    offered = [info for info in installed.plugins if kind in (None, info.kind)]
-    if colon:
-        offered = [info for info in offered if normalise(info.distribution or "") == normalise(first)]
-    if found := [info for info in offered if info.answers_to(wanted)]:
+    asked = parse_selection(kind or "reward", {"name": name})
+    offered = [info for info in installed.plugins if kind in (None, info.kind) and info.answers_to(asked.name)]
+    if asked.distribution is None:
+        if not offered:
+            raise UnknownPluginError(unknown_name(kind, asked, installed))
+        return offered
+    if found := [one for one in offered if normalise(one.distribution or "") == normalise(asked.distribution)]:
         return found
-    what = LABELS[kind] if kind else "plugin"
-    text = f"No installed distribution offers a {what} called {wanted!r}."
-    if colon:
-        try:
-            bodies = [node for one in _definitions(first, rest) for node in one.body]
-            methods = tuple(node.name for node in bodies if isinstance(node, ast.FunctionDef))
-            return [find(kind or kind_of_methods(methods), name)]
-        except NotInTextError as error:
-            if error.state == "unparsable":
-                return [find(kind or "reward", name)]
-            if normalise(first) not in installed.distributions:
-                raise UnknownPluginError(
-                    f"{name!r} names no {what}: no installed distribution is called {first!r}, and {error}."
-                ) from error
-        text = f"The distribution {first!r} offers no {what} {wanted!r}."
-    text += suggest_names(wanted, [each for info in offered for each in (info.name, *info.aliases)])
-    text += f" `trl-grpo-ext list{f' --distribution {first}' if colon else ''}` shows what there is."
-    if installed.unreadable:
-        text += f" Distributions whose metadata cannot be read: {'; '.join(installed.unreadable)}."
-    raise UnknownPluginError(text)
+    with contextlib.suppress(NotInTextError):  # `find` says so better
+        bodies = [node for one in _definitions(asked.distribution, asked.name) for node in one.body]
+        kind = kind or kind_of_methods(tuple(node.name for node in bodies if isinstance(node, ast.FunctionDef)))
+    return [find(kind or "reward", asked)]
 
 
 # ------------------------------------------------------------------------------- from `module:attribute` to its text
@@ -198,97 +179,65 @@ def module_spec(name: str) -> ModuleSpec | None:
 
 
 @lru_cache(maxsize=256)
-def _parsed(name: str) -> tuple[ast.Module, str] | None:
-    """A module's tree and text; None if it has no text that can be read at once."""
+def _bindings(name: str) -> tuple[dict[str, Any], bool]:
+    """What a module's text binds names to, and whether it may bind others at run time (or cannot be read at once)."""
     spec = module_spec(name)
     if spec is None:
         raise NotInTextError("no module", f"there is no module {name!r} on sys.path")
     try:
         text = getattr(spec.loader, "get_source", lambda name: None)(spec.name)
         if text is None or len(text) > _CHARACTERS:
-            return None
+            return {}, True
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return ast.parse(text), text
+            return dict(_bound(ast.parse(text).body)), bool(_AT_RUN_TIME.search(text))
     except (ImportError, OSError, RecursionError, MemoryError):
-        return None
+        return {}, True
     except (SyntaxError, ValueError) as error:
-        what = "parsed" if "text" in locals() else "decoded"
-        detail = f"{spec.origin} cannot be {what}: {type(error).__name__}: {error}"
+        detail = f"{spec.origin} cannot be read as Python: {type(error).__name__}: {error}"
         raise NotInTextError("unparsable", detail) from error
+
+
+def _bound(body: Sequence[ast.stmt]) -> Iterator[tuple[str, Any]]:
+    """Names with their definition, the expression that they are set to, or where they are imported from."""
+    for node in body:
+        match node:
+            case ast.ClassDef() | ast.FunctionDef() | ast.AsyncFunctionDef():
+                yield node.name, node
+            case ast.Assign(value=value, targets=targets):
+                yield from ((target.id, value) for target in targets if isinstance(target, ast.Name))
+            case ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value):
+                yield name, value
+            case ast.ImportFrom():
+                yield from ((one.asname or one.name, (node.level, node.module, one.name)) for one in node.names)
+            case ast.Import():
+                yield from ((one.asname or one.name.partition(".")[0], None) for one in node.names)
+            case ast.If() | ast.Try():
+                handlers = [each for one in getattr(node, "handlers", ()) for each in one.body]
+                yield from _bound([*node.body, *handlers, *node.orelse, *getattr(node, "finalbody", ())])
 
 
 def _definitions(module: str, attribute: str, hops: int = _HOPS) -> list[Definition]:
     """The function, or the class and its bases, nearest first; empty if the text does not show them."""
-    parsed = _parsed(module) if hops > 0 else None
-    if parsed is None:
+    bound, more = _bindings(module)
+    if attribute not in bound:
+        if not more and "." not in attribute and module_spec(f"{module}.{attribute}") is None:
+            raise NotInTextError("no attribute", f"{module_spec(module).origin} defines no {attribute!r}")  # type: ignore[union-attr]
         return []
-    first, *inner = attribute.split(".")
-    tree, text = parsed
-    node = _binding(tree.body, first)
-    if node is None:
-        if not _AT_RUN_TIME.search(text) and module_spec(f"{module}.{first}") is None:
-            raise NotInTextError("no attribute", f"{module_spec(module).origin} defines no {first!r}")  # type: ignore[union-attr]
-        return []
-    for part in inner:
-        node = _binding(node.body, part) if isinstance(node, ast.ClassDef) else None
-    return _resolved(module, tree, node, hops)
-
-
-def _resolved(module: str, tree: ast.Module, node: Any, hops: int) -> list[Definition]:
-    with contextlib.suppress(NotInTextError):
-        if isinstance(node, ast.ClassDef):
-            return [node, *(each for base in node.bases for each in _named(module, tree, base, hops - 1))]
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            return [node]
-        if isinstance(node, ast.Call):  # an instance, or a partial of a function
-            is_partial = ast.unparse(node.func) in ("partial", "functools.partial") and node.args
-            return _named(module, tree, node.args[0] if is_partial else node.func, hops - 1)
-        if isinstance(node, ast.Name | ast.Attribute):
-            return _named(module, tree, node, hops - 1)
-        if isinstance(node, tuple):  # imported from a module under a name
-            level, origin, name = node
-            is_package = bool((spec := module_spec(module)) and spec.submodule_search_locations)
-            package = module.split(".")[: len(module.split(".")) - level + is_package] if level else []
-            return _definitions(".".join([*package, *([origin] if origin else [])]), name, hops - 1)
-    return []
-
-
-def _named(module: str, tree: ast.Module, node: ast.expr, hops: int) -> list[Definition]:
-    if hops <= 0:
-        return []
-    if isinstance(node, ast.Subscript):  # Generic[T]
-        node = node.value
-    if isinstance(node, ast.Name):
-        return _resolved(module, tree, _binding(tree.body, node.id), hops)
-    if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-        owner = _binding(tree.body, node.value.id)
-        if isinstance(owner, tuple) and owner[2] is None:
-            return _definitions(owner[1], node.attr, hops)
-    return []
-
-
-def _binding(body: Sequence[ast.stmt], name: str) -> Any:
-    """What the last statement that binds a name binds it to: a definition, an expression, or an import."""
-    found: Any = None
-    for node in body:
-        if isinstance(node, Definition) and node.name == name:
-            found = node
-        elif isinstance(node, ast.Assign | ast.AnnAssign):
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            if any(isinstance(target, ast.Name) and target.id == name for target in targets):
-                found = node.value or found
-        elif isinstance(node, ast.ImportFrom):
-            names = [each.name for each in node.names if (each.asname or each.name) == name]
-            found = (node.level, node.module, names[-1]) if names else found
-        elif isinstance(node, ast.Import):
-            names = [each.name for each in node.names if (each.asname or each.name) == name]
-            found = (0, names[-1], None) if names else found
-        else:
-            for inner in ("body", "handlers", "orelse", "finalbody"):
-                for each in getattr(node, inner, ()):
-                    deeper = _binding(each.body if isinstance(each, ast.ExceptHandler) else [each], name)
-                    found = found if deeper is None else deeper
+    node = bound[attribute]
+    followed = [node.func] if isinstance(node, ast.Call) else [node]  # an instance is of what it calls
+    if isinstance(node, ast.ClassDef):
+        followed = [base.value if isinstance(base, ast.Subscript) else base for base in node.bases]  # Generic[T]
+    found = [node] if isinstance(node, Definition) else []
+    for each in followed if hops else ():
+        with contextlib.suppress(NotInTextError):
+            if isinstance(each, ast.Name):
+                found += _definitions(module, each.id, hops - 1)
+            elif isinstance(each, tuple):
+                level, origin, name = each
+                is_package = bool((spec := module_spec(module)) and spec.submodule_search_locations)
+                package = module.split(".")[: len(module.split(".")) - level + is_package] if level else []
+                found += _definitions(".".join([*package, *([origin] if origin else [])]), name, hops - 1)
     return found
 
 
@@ -339,7 +288,6 @@ class PluginDocs:
     doc: Docstring = field(default_factory=Docstring)
     file: Path | None = None
     line: int | None = None
-    imported: bool = False
 
     @property
     def example(self) -> str:
@@ -365,30 +313,30 @@ class PluginDocs:
             **{key: getattr(self, key) for key in ("state", "detail", "form", "signature")},
             "parameters": parameters,
             "file": None if self.file is None else str(self.file),
-            **{key: getattr(self, key) for key in ("columns", "declares", "methods", "line", "example", "imported")},
+            **{key: getattr(self, key) for key in ("columns", "declares", "methods", "line", "example")},
             **{key: getattr(self.doc, key) for key in ("summary", "description", "formulas", "papers", "sections")},
         }
         return {key: as_json(value) for key, value in found.items()}
 
 
-def describe(info: PluginInfo, installed: Sequence[PluginInfo], importing: bool = True) -> PluginDocs:
-    """Describe a plugin by importing it; without that, and if it is blocked, there is its docstring alone."""
+def describe(info: PluginInfo, installed: Sequence[PluginInfo]) -> PluginDocs:
+    """Describe a plugin by importing it; of one that is blocked there is its docstring alone."""
     same_name = [one for one in installed if is_allowed(one) and one.kind == info.kind and one.answers_to(info.name)]
     entry, found = _look(info, same_name)
     docs = PluginDocs(info, entry.state, entry.detail)
     if found:
         docs = replace(docs, doc=read_docstring(ast.get_docstring(found[0]) or ""))
-    if not importing or entry.state == "blocked":
+    if entry.state == "blocked":
         return docs
     try:
         with contextlib.redirect_stdout(sys.stderr):  # results go to stdout, and a plugin's chatter is none
             exported = import_plugin(info, Selection(info.name, info.distribution), None)
             return _of_object(docs, exported, entry.role)
     except PluginError as error:
-        return replace(docs, state="broken", detail=str(error), imported=True)
+        return replace(docs, state="broken", detail=str(error))
     except Exception as error:  # a metaclass or a property of somebody's
         problem = f"reading {info.target} raised {type(error).__name__}: {exception_text(error)}"
-        return replace(docs, state="broken", detail=problem, imported=True)
+        return replace(docs, state="broken", detail=problem)
 
 
 def _of_object(docs: PluginDocs, exported: Any, role: str) -> PluginDocs:
@@ -426,7 +374,6 @@ def _of_object(docs: PluginDocs, exported: Any, role: str) -> PluginDocs:
         doc=read_docstring(inspect.getdoc(subject) or inspect.getdoc(inspect.getmodule(subject)) or ""),
         file=file,
         line=line,
-        imported=True,
     )
 
 
@@ -438,10 +385,9 @@ def _without_init(thing: Any) -> bool:
 def _declared(exported: Any, name: str) -> Any:
     """An attribute's value; `BY_PARAMETERS` if it is a property or `__init__` sets it."""
     value = inspect.getattr_static(exported, name, None)
-    maker = exported.__init__ if isinstance(exported, type) else None  # type: ignore[misc]
-    steps = dis.get_instructions(maker) if inspect.isfunction(maker) else ()
-    set_by_maker = any(step.opname == "STORE_ATTR" and step.argval == name for step in steps)
-    if isinstance(value, property) or inspect.isfunction(value) or set_by_maker:
+    maker = getattr(exported, "__init__", None) if isinstance(exported, type) else None
+    named = getattr(getattr(maker, "__code__", None), "co_names", ())
+    if isinstance(value, property) or inspect.isfunction(value) or name in named:
         return BY_PARAMETERS
     return getattr(exported, name, None)
 
@@ -516,29 +462,14 @@ def to_yaml(value: Any) -> str:
     """Write a plain value as one line of YAML 1.1 without control characters; a ValueError if it cannot be."""
     import yaml  # here, because only examples need it
 
+    looks: dict[str, Any] = {"default_flow_style": True, "width": 1_000_000, "allow_unicode": True}
     try:
-        for unicode in (True, False):
-            looks: dict[str, Any] = {"default_flow_style": True, "width": 1_000_000, "allow_unicode": unicode}
-            text: str = yaml.dump(value, Dumper=_dumper(), sort_keys=False, **looks)
-            text = text.removesuffix("\n").removesuffix("...").removesuffix("\n")
-            if text.replace("\t", "").isprintable():
-                return text
-    except (yaml.YAMLError, TypeError, RecursionError) as error:
+        text: str = yaml.safe_dump(value, sort_keys=False, **looks)
+    except (yaml.YAMLError, RecursionError) as error:
         raise ValueError(f"{value!r} cannot be written as YAML: {error}") from error
+    text = text.removesuffix("\n").removesuffix("...").removesuffix("\n")
+    if text.isprintable():
+        return text
+    if isinstance(value, str):
+        return json.dumps(value)  # in double quotes, with escapes that YAML reads too
     raise ValueError(f"{value!r} cannot be written as YAML on one line.")
-
-
-@cache
-def _dumper() -> Any:
-    """PyYAML's dumper without aliases, and with line breaks in double quotes, so that keys stay on one line."""
-    import yaml
-
-    class OneLine(yaml.SafeDumper):
-        def ignore_aliases(self, data: Any) -> bool:
-            return True
-
-    def string(dumper: Any, text: str) -> Any:
-        return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=None if text.isprintable() else '"')
-
-    OneLine.add_representer(str, string)
-    return OneLine

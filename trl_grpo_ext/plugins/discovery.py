@@ -195,7 +195,7 @@ def find_and_explain(kind: Kind, asked: Selection) -> tuple[PluginInfo, str | No
         if not matches:
             return _find_dotted(kind, asked, installed)
     if not matches:
-        raise UnknownPluginError(_unknown(kind, asked, installed))
+        raise UnknownPluginError(unknown_name(kind, asked, installed))
     allowed = [info for info in matches if is_allowed(info)]
     if not allowed:
         raise PluginBlockedError(_blocked(matches))
@@ -279,20 +279,21 @@ def suggest_names(name: str, names: Iterable[str], shown: Mapping[str, str] | No
     return f" Did you mean {' or '.join(by_folded[match] for match in matches)}?" if matches else ""
 
 
-def _unknown(kind: Kind, asked: Selection, installed: Installed) -> str:
-    of_kind = [info for info in installed.plugins if info.kind == kind]
-    names = [info.name for info in of_kind]
-    meant = {alias: f"{alias} (which is {info.name})" for info in of_kind for alias in info.aliases}
-    text = f"No installed distribution offers the {LABELS[kind]} {asked.name!r}."
+def unknown_name(kind: Kind | None, asked: Selection, installed: Installed) -> str:
+    """Say that nothing of this kind, or of any, has this name, and what was perhaps meant."""
+    offered = [info for info in installed.plugins if kind in (None, info.kind)]
+    meant = {alias: f"{alias} (which is {info.name})" for info in offered for alias in info.aliases}
+    text = f"No installed distribution offers the {LABELS[kind] if kind else 'plugin'} {asked.name!r}."
     elsewhere = [info for info in installed.plugins if info.answers_to(asked.name)]
-    if elsewhere:
+    if kind and elsewhere:
         text += f" {asked.name!r} is {with_article(elsewhere[0].kind)}, not {with_article(kind)}."
     else:
-        text += suggest_names(asked.name, [*meant, *names], shown=meant)
+        text += suggest_names(asked.name, [*meant, *(info.name for info in offered)], shown=meant)
     module, dot, attribute = asked.name.rpartition(".")
     if dot and all(part.isidentifier() for part in asked.name.split(".")):
         text += f" A dotted path has a colon before the attribute: '{module}:{attribute}'."
-    text += f" Installed: {', '.join(sorted(set(names))) or 'none'}."
+    names = sorted({info.name for info in offered})
+    text += f" Installed: {', '.join(names) or 'none'}." if kind else " `trl-grpo-ext list` shows what there is."
     if installed.unreadable:
         text += f" Distributions whose metadata cannot be read: {'; '.join(installed.unreadable)}."
     return text

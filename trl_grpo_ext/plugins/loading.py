@@ -157,6 +157,8 @@ def resolve(kind: Kind, selection_or_object: Any) -> Loaded:
 def load_rewards(selections: Any) -> RewardList:
     """Load reward functions: `GRPOTrainer(..., reward_funcs=load_rewards(["gsm8k_accuracy", "think_format"]))`.
 
+    Those that work in processes of their own start them now, so that their imports overlap with loading the model.
+
     Args:
         selections: One selection or a list of them. Callables pass through unchanged, except that the second reward of
             one name becomes `name_2`, since TRL would log both as one metric; then the callable is wrapped, not
@@ -165,7 +167,11 @@ def load_rewards(selections: Any) -> RewardList:
     Raises:
         PluginError, ConfigurationError: As for `resolve`.
     """
-    return _reward_list(selections, _resolve_several("reward", selections))
+    rewards = _reward_list(selections, _resolve_several("reward", selections))
+    for reward in rewards:
+        if callable(start := getattr(reward, "start_workers", None)):
+            start()
+    return rewards
 
 
 def _reward_list(selections: Any, loaded: Sequence[Loaded]) -> RewardList:
@@ -213,11 +219,7 @@ def load_loss_aggregation(selection: Any) -> Any:
 
 
 def resolve_loss_aggregation(selection: Any) -> Loaded:
-    """Load the loss aggregation, with its origin.
-
-    Raises:
-        PluginError, ConfigurationError: As for `resolve`.
-    """
+    """Load the loss aggregation, with its origin."""
     if isinstance(selection, list | tuple):
         raise ConfigurationError(f"There is one loss aggregation, not a list: select one of {selection!r}.")
     return resolve("loss_aggregation", selection)
@@ -233,11 +235,7 @@ def load_group_filter(selection: Any) -> Any:
 
 
 def resolve_group_filter(selection: Any) -> Loaded:
-    """Load the group filter, with its origin.
-
-    Raises:
-        PluginError, ConfigurationError: As for `resolve`.
-    """
+    """Load the group filter, with its origin."""
     if isinstance(selection, list | tuple):
         raise ConfigurationError(
             f"There is one group filter, not a list: combine {selection!r} by {{name: all_of, filters: [...]}}, which "

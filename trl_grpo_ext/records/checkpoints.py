@@ -127,11 +127,7 @@ def starts_afresh(folder: Path, process: int, processes: int) -> str:
 
 
 def check_resumed(folder: Path, *, all_checksums: bool = False) -> None:
-    """Refuse to resume from a damaged checkpoint; a folder of weights alone is not judged.
-
-    Raises:
-        CheckpointError: It is incomplete or damaged; the message says where.
-    """
+    """Refuse to resume from a damaged checkpoint; a folder of weights alone is not judged."""
     if not (folder / STATE).is_file() and not _CHECKPOINT.match(folder.name):
         return
     if problem := checkpoint_problem(folder, all_checksums=all_checksums):

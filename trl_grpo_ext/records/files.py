@@ -1,18 +1,15 @@
-"""Atomic file writes: each file is written beside its place, then renamed."""
+"""Atomic file writes, each beside its place and then renamed; and some of many files."""
 
 from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 
 def write_atomically(path: str | os.PathLike[str], content: str | bytes) -> None:
-    """Write or replace a file in one step; text is encoded as UTF-8.
-
-    Raises:
-        OSError: It cannot be written. No partial file remains.
-    """
+    """Write or replace a file in one step; text is encoded as UTF-8."""
     path = Path(path)
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
     try:
@@ -21,3 +18,11 @@ def write_atomically(path: str | os.PathLike[str], content: str | bytes) -> None
     except OSError:
         unfinished.unlink(missing_ok=True)
         raise
+
+
+def evenly(paths: Sequence[Path], most: int) -> list[Path]:
+    """At most so many of the files, evenly spread, with the first and the last; the last alone of one."""
+    if most < 2:
+        return list(paths[-most:]) if most else []
+    count = min(most, len(paths))
+    return [paths[round(number * (len(paths) - 1) / max(count - 1, 1))] for number in range(count)]

@@ -2,13 +2,15 @@
 
 The trainer writes its log history, `trainer_state.json`, only with a checkpoint. This file has the same entries, one
 JSON object per line, each written when it is logged. When training begins, the file is rewritten with the trainer's
-history so far: empty, or the checkpoint's if the run resumes. NaN and infinity become null.
+history so far: empty, or the checkpoint's if the run resumes. NaN and infinity become null. When training ends, what
+went wrong is printed (`findings`).
 """
 
 from __future__ import annotations
 
 import json
 import math
+import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from transformers import TrainerCallback
 
 from ..guard.untrusted import as_json
 from .files import write_atomically
+from .findings import findings_of
 
 LOG_FILE = "trl_grpo_ext_log.jsonl"
 
@@ -50,6 +53,20 @@ class LiveLog(TrainerCallback):
         except OSError as error:
             self._give_up(error)
         self._written = len(state.log_history)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Print on stderr what went wrong in the run, if anything did."""
+        if not state.is_world_process_zero or sys.stderr is None:
+            return
+        try:
+            found = findings_of(args.output_dir, state.log_history)
+        except Exception as error:  # whatever a log holds, a finished training must be saved
+            warnings.warn(f"The findings of this run are unknown: {error!r}. The report shows the rest.", stacklevel=2)
+            return
+        if found:
+            print(
+                "\n".join([f"trl-grpo-ext: what went wrong in {args.output_dir}:", *map(str, found)]), file=sys.stderr
+            )
 
     def _give_up(self, error: OSError) -> None:
         warnings.warn(

@@ -15,7 +15,6 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
-from importlib.metadata import PackageNotFoundError, version
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ from ..guard.calls import is_model
 from ..guard.untrusted import escape
 from ..plugins.kinds import KINDS, LABELS
 from ..plugins.loading import Kind, Loaded, LoadedList
-from ..plugins.metadata import installed_distributions, owner_of, provenance
+from ..plugins.metadata import installed_distributions, installed_version, owner_of, provenance
 from ..plugins.selection import Selection
 from ..types import CONTRACT_VERSION, role_of
 from .files import write_atomically
@@ -37,7 +36,7 @@ FILE = "trl_grpo_ext_plugins.json"
 """The manifest's name, in a run's folder and in each checkpoint."""
 
 _FORMAT = 1
-_VERSIONS_OF = ("trl-grpo-ext", "trl", "transformers", "torch", "accelerate")
+_VERSIONS_OF = ("trl-grpo-ext", "trl", "transformers", "torch", "accelerate", "vllm")
 HIDDEN = "(not recorded)"
 _SECRET = re.compile(r"api_?key|secret|passw(or)?d|credential|(access|auth|hf|bearer)_?token", re.IGNORECASE)
 _WRAPPERS = {
@@ -132,7 +131,8 @@ class Manifest:
             records += made.records("loss_aggregation", known)
         if (kept := getattr(trainer, "group_filter", None)) is not None:
             records += made.records("group_filter", group_filter or Loaded(kept))
-        return cls(tuple(records), {name: _version(name) for name in _VERSIONS_OF})
+        versions = {name: installed_version(name) for name in _VERSIONS_OF}
+        return cls(tuple(records), {name: found for name, found in versions.items() if found is not None})
 
     def line(self) -> str:
         """Every plugin and its origin in one line; empty if there is none."""
@@ -154,11 +154,7 @@ class Manifest:
         }
 
     def write(self, path: str | os.PathLike[str]) -> None:
-        """Write it atomically as JSON.
-
-        Raises:
-            OSError: The file cannot be written.
-        """
+        """Write it atomically as JSON."""
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, json.dumps(self.plain(), indent=2) + "\n")
 
@@ -357,13 +353,6 @@ def plain_value(value: Any) -> Any:
     return f"<{named.__module__}:{named.__qualname__}>"
 
 
-def _version(distribution: str) -> str | None:
-    try:
-        return version(distribution)
-    except PackageNotFoundError:
-        return None
-
-
 # -------------------------------------------------------------------------------------------------- how two differ
 
 
@@ -425,31 +414,27 @@ def _by_key(manifest: Manifest) -> dict[_Key, PluginRecord]:
 
 
 def _changes(old: PluginRecord, new: PluginRecord) -> Iterator[str]:
-    same_origin = (old.distribution, old.version) == (new.distribution, new.version)
-    if not same_origin:
-        here = new.origin if old.distribution != new.distribution else new.version or "no version"
-        yield f"{_text(old.origin)} in the checkpoint, {_text(here)} here"
-    if old.target != new.target:
-        yield f"it is {_text(old.target)} in the checkpoint, {_text(new.target)} here"
-    elif same_origin and None not in (old.source_hash, new.source_hash) and old.source_hash != new.source_hash:
-        same = f"although the version {_text(new.version)} is the same" if new.version else f"({_text(new.origin)})"
-        yield f"its source differs {same}"
-    before, now = _facts(old), _facts(new)
-    if (old.parameters is None) != (new.parameters is None):
-        known = ["not known" if one.parameters is None else "known" for one in (old, new)]
-        yield f"its parameters are {known[0]} in the checkpoint, {known[1]} here"
-        before, now = ({key: it for key, it in of.items() if key[0] != "parameter "} for of in (before, now))
-    for key in {**before, **now}:
-        if key not in before or key not in now or not _same(before[key], now[key]):
-            texts = [_cut(json.dumps(of[key])) if key in of else "not set" for of in (before, now)]
-            yield f"{key[0]}{_text(key[1])} {texts[0]} in the checkpoint, {texts[1]} here"
+    before, here = _facts(old), _facts(new)
+    if None in (old.parameters, new.parameters):
+        before, here = ({key: of[key] for key in of if not key.startswith("parameter ")} for of in (before, here))
+    if _origin(old) == _origin(new) and len({old.source_hash, new.source_hash} - {None}) > 1:
+        yield "its source differs, although its version does not"
+    for key in {**before, **here}:
+        if key not in before or key not in here or not _same(before[key], here[key]):
+            texts = [_cut(json.dumps(of[key])) if key in of else "not set" for of in (before, here)]
+            yield f"{_text(key)} {texts[0]} in the checkpoint, {texts[1]} here"
 
 
-def _facts(record: PluginRecord) -> dict[tuple[str, str], Any]:
-    """The values of a record that a user sets, by what they are and their name."""
-    parameters = {("parameter ", name): value for name, value in (record.parameters or {}).items()}
-    switches = {("", name): value for name, value in record.switches.items()}
-    return {**parameters, **switches, ("", "weight"): record.weight}
+def _origin(record: PluginRecord) -> tuple[str | None, str | None, str]:
+    return record.distribution, record.version, record.target
+
+
+def _facts(record: PluginRecord) -> dict[str, Any]:
+    """What two runs compare of a plugin, by the words for it."""
+    named = ("distribution", "version", "target", "weight")
+    facts = {name: getattr(record, name) for name in named} | record.switches
+    facts["parameters"] = "not known" if record.parameters is None else "known"
+    return facts | {f"parameter {name}": value for name, value in (record.parameters or {}).items()}
 
 
 def _same(old: Any, new: Any) -> bool:

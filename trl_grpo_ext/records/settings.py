@@ -63,21 +63,13 @@ def settings_of(trainer: Any) -> dict[str, Any]:
 
 
 def write_settings(trainer: Any, path: str | os.PathLike[str]) -> None:
-    """Write the settings atomically as JSON.
-
-    Raises:
-        OSError: The file cannot be written.
-    """
+    """Write the settings atomically as JSON."""
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, json.dumps({"format": _FORMAT, "settings": settings_of(trainer)}, indent=2) + "\n")
 
 
 def from_plain(value: Any) -> dict[str, Any]:
-    """The settings in a file's content.
-
-    Raises:
-        ManifestError: It is malformed.
-    """
+    """The settings in a file's content."""
     if not isinstance(value, dict) or value.get("format") != _FORMAT or not isinstance(value.get("settings"), dict):
         raise ManifestError("it is no record of settings that this version reads")
     return dict(value["settings"])

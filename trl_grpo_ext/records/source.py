@@ -1,8 +1,8 @@
 """A hash of a plugin's Python source, read from files without importing anything.
 
 It covers the plugin's module, its parent packages, and everything that these import, directly or indirectly, from their
-own top-level package and from other top-level modules of their distribution. For modules of no distribution it also
-covers imported modules in the same folder. Extension modules count by their bytes. Line endings don't count.
+own top-level package; for modules of no distribution also from modules in the same folder. Extension modules count by
+their bytes. Line endings don't count.
 
 It does not cover imports by name at run time, data files, environment variables, other distributions or imports for
 type checkers only. For objects defined in the script that Python was started with, only their own text counts.
@@ -14,17 +14,16 @@ import ast
 import hashlib
 import importlib.util
 import inspect
-import json
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from importlib.machinery import EXTENSION_SUFFIXES, ModuleSpec
-from importlib.metadata import PackageNotFoundError, distribution
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import Any
 
 _MOST_MODULES = 1000
-_OURS = "trl_grpo_ext"
+_NEVER = {*sys.stdlib_module_names, "trl_grpo_ext"}
+"""No part of a module that lies beside them."""
 
 
 @dataclass(frozen=True)
@@ -43,13 +42,18 @@ class SourceReader:
 
     def of_module(self, module: str, owner: str | None) -> Source:
         """The source of a module that can be imported; `owner` is its distribution, None for the user's own module."""
-        finder = _Finder(module.partition(".")[0], owner)
+        top = module.partition(".")[0]
+        folders = _folders(top)
+        beside = owner is None and not any(one.name in ("site-packages", "dist-packages") for one in folders)
         files: dict[str, Path] = {}
         waiting = [*_ancestors(module)]
         try:
             while waiting:
                 name = waiting.pop()
-                if name in files or (path := finder.file(name)) is None:
+                first = name.partition(".")[0]
+                if name in files or not (first == top or (beside and first not in _NEVER)):
+                    continue
+                if (path := _file(name, folders)) is None:
                     continue
                 files[name] = path
                 if len(files) > _MOST_MODULES:
@@ -92,66 +96,23 @@ def of_text(thing: Any) -> Source:
     return Source(hashlib.sha256(content).hexdigest(), f"the text of {name} alone, in the script that was run")
 
 
-class _Finder:
-    """Finds the files of modules that belong to the same distribution or folder as a top-level module."""
-
-    def __init__(self, top: str, owner: str | None) -> None:
-        self._top = top
-        self._bases: dict[str, list[Path]] = {}
-        self._roots = {base.parent for base in self._base(top)}
-        record = _files_of(owner) if owner is not None else None
-        if record is not None:
-            firsts = {line.partition(",")[0].partition("/")[0] for line in record.splitlines()}
-            self._declared: set[str] | None = {first.partition(".")[0] for first in firsts}
-        else:
-            in_site_packages = any(root.name in ("site-packages", "dist-packages") for root in self._roots)
-            self._declared = set() if in_site_packages else None
-
-    def file(self, module: str) -> Path | None:
-        """The file of a module, if it belongs and exists."""
-        top, *rest = module.split(".")
-        if not self._belongs(top):
-            return None
-        endings = ["/__init__.py", ".py", *EXTENSION_SUFFIXES]
-        bases = [base.joinpath(*rest) for base in self._base(top)]
-        return next((file for base in bases for end in endings if (file := Path(f"{base}{end}")).is_file()), None)
-
-    def _belongs(self, top: str) -> bool:
-        if top == self._top:
-            return True
-        if top == _OURS or top in sys.stdlib_module_names:
-            return False
-        if self._declared is not None and top not in self._declared:
-            return False
-        return any(base.parent in self._roots for base in self._base(top))
-
-    def _base(self, top: str) -> list[Path]:
-        """The path of a top-level module: its folder, or its file without the suffix."""
-        if top not in self._bases:
-            spec = _spec(top)
-            found = [*(spec.submodule_search_locations or [])] if spec else []
-            if spec and not found and spec.origin and spec.has_location:
-                found = [str(Path(spec.origin).with_name(top))]
-            self._bases[top] = [Path(base).resolve() for base in found]
-        return self._bases[top]
-
-
-def _spec(top: str) -> ModuleSpec | None:
+def _folders(top: str) -> list[Path]:
+    """The folders in which a top-level module lies."""
     try:
-        return importlib.util.find_spec(top)
+        spec = importlib.util.find_spec(top)
     except (ImportError, ValueError):  # ValueError: a module without `__spec__`, such as `__main__`
-        return None
+        return []
+    places = [*(spec.submodule_search_locations or [])] if spec else []
+    if spec and not places and spec.origin and spec.has_location:
+        places = [spec.origin]
+    return [Path(place).resolve().parent for place in places]
 
 
-def _files_of(owner: str) -> str | None:
-    """A distribution's list of files; None if its modules are elsewhere, as in an editable installation."""
-    try:
-        found = distribution(owner)
-        origin = json.loads(found.read_text("direct_url.json") or "{}")
-        editable = isinstance(origin, dict) and bool((origin.get("dir_info") or {}).get("editable"))
-        return None if editable else found.read_text("RECORD")
-    except (PackageNotFoundError, OSError, ValueError, AttributeError):  # metadata may hold anything
-        return None
+def _file(module: str, folders: list[Path]) -> Path | None:
+    """The file of a module, if it exists in one of the folders."""
+    bases = [folder.joinpath(*module.split(".")) for folder in folders]
+    endings = ["/__init__.py", ".py", *EXTENSION_SUFFIXES]
+    return next((file for base in bases for end in endings if (file := Path(f"{base}{end}")).is_file()), None)
 
 
 def _ancestors(module: str) -> list[str]:

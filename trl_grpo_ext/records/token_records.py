@@ -138,11 +138,7 @@ def _row(values_B_T: torch.Tensor, row: int, size: int) -> list[float]:
 
 
 def write_records(records: Sequence[dict[str, Any]], output_dir: str, step: int) -> Path | None:
-    """Write the records of all ranks to one file in one step, ordered by group and member; None if there are none.
-
-    Raises:
-        OSError: The file cannot be written. No partial file remains.
-    """
+    """Write the records of all ranks to one file in one step, ordered by group and member; None if there are none."""
     import pyarrow
     import pyarrow.parquet
 

@@ -1,7 +1,7 @@
 """The generation batches that the kit tries plugins on.
 
-A `SmallBatch` is made from a few numbers, so that it can be made smaller. A row's tokens, log-probabilities and losses
-depend only on its number and the seed. So a row is the same in any batch, order and padding, which most rules rely on.
+A row's tokens, log-probabilities and losses depend only on its number and the seed. So a row is the same in any batch,
+order and padding, which most rules rely on.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import math
 import random
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -266,26 +266,6 @@ class SmallBatch:
             "step": 3,
         }
         return Forward(**{**settings, **overrides})
-
-    def smaller(self) -> Iterator[SmallBatch]:
-        """Smaller batches, the greatest steps first: without a group, a row of each group, a token, a reward."""
-        groups = list(dict.fromkeys(row.group for row in self.rows))
-        for group in groups if len(groups) > 1 else ():
-            yield replace(self, rows=tuple(row for row in self.rows if row.group != group))
-        size = len(self.rows) // len(groups)
-        for place in range(size) if size > 2 else ():  # a group's rows are next to each other
-            yield replace(self, rows=tuple(row for i, row in enumerate(self.rows) if i % size != place))
-        for place, row in enumerate(self.rows):
-            for cut in dict.fromkeys((len(row.live) // 2, 1) if len(row.live) > 2 * LIMIT else (1,)):
-                if row.live:
-                    yield self._with(place, replace(row, live=row.live[:-cut]))
-        for place, row in enumerate(self.rows):
-            simple = float(row.rewards[0] > 0), float(row.rewards[1] > 0)
-            if simple != row.rewards and not any(map(math.isnan, row.rewards)):
-                yield self._with(place, replace(row, rewards=simple))
-
-    def _with(self, place: int, row: Row) -> SmallBatch:
-        return replace(self, rows=(*self.rows[:place], row, *self.rows[place + 1 :]))
 
     def _ids(self, width: int, padding: float) -> torch.Tensor:
         return padded([self.ids(row) for row in self.rows], width, 7 if padding else 0, torch.long)

@@ -203,11 +203,7 @@ class Ranks:
             first = rows.stop
 
     def run(self, call: Callable[[Rollout], Any]) -> list[Any]:
-        """Run `call` on each rank and return the results.
-
-        Raises:
-            UnequalGathers: The ranks don't gather equally often. (An exception of `call` is raised first.)
-        """
+        """Run `call` on each rank and return the results."""
         self._gone, self._failed = 0, False
 
         def on(rollout: Rollout) -> Any:

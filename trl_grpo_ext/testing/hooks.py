@@ -167,7 +167,7 @@ class HookChecks(TensorChecks):
                 if "on_forward" in self.stages:
                     self._raw("on_forward", batch.incoming(), batch.forward(ref="ref_logps" in needs))
 
-        self.over(self.ordinary, judge, SmallBatch.smaller)
+        self.over(self.ordinary, judge)
 
     def shape(self) -> None:
         single = [replace(batch, rows=batch.rows[:2]) for batch in self.ordinary]

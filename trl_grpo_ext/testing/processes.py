@@ -1,9 +1,9 @@
-"""Check the rules of one plugin, here or in a process that can be stopped.
+"""Check in another process, so that a plugin that hangs, exits or crashes only breaks the rule that it does so in.
 
-A plugin may sleep for ever, raise `SystemExit`, call `os._exit` or crash the interpreter. So it is loaded and tried in
-a forked copy of this process (a plugin given as an object need not pickle), which reports each rule over a pipe. If a
-rule takes longer than the limit, or the process ends, that rule is broken, and another copy continues with the next.
-The limit counts the process's own time, not the time that it waits for a core on a busy machine.
+A forked copy of this process imports and builds the plugin and checks rule after rule. It reports events, the same that
+come of checking here: `events`. If a rule takes longer than the limit, or the process ends, that rule is broken, and
+another copy continues with the next. The limit counts the process's own time, not the time that it waits for a core on
+a busy machine.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -46,157 +45,140 @@ Progress = Callable[[str, int, int], None]
 """Called with the rule's name, its number and the number of rules."""
 
 
-@dataclass
+def events(rules: Sequence[Rule], prepare: Prepare, trying: Callable[[str], object] = str) -> Iterator[tuple[Any, ...]]:
+    """Load a plugin and check the rules; yields what happens, for `Results.take`."""
+    name, checks = prepare()
+    yield "loaded", name, checks.timeout
+    checks.trying = trying
+    for rule in rules:
+        yield "rule", rule
+        found = checks.check(rule)
+        yield "found", found
+        if isinstance(found, Broken) and rule.short in GATES:
+            break
+    yield "end", checks.measured(), checks.no_effect()
+
+
 class Results:
     """What came of the rules so far, as in `Report`, and the rules that are left."""
 
-    left: list[Rule]
-    name: str = ""
-    passed: list[Rule] = field(default_factory=list)
-    violations: list[Violation] = field(default_factory=list)
-    skipped: list[tuple[Rule, str]] = field(default_factory=list)
-    because: dict[str, str] = field(default_factory=dict)
-    measured: dict[str, float | str] = field(default_factory=dict)
-    no_effect: str = ""
-    printed: tuple[tuple[str, ...], int] = ((), 0)
+    def __init__(self, rules: Sequence[Rule], timeout: float, progress: Progress | None) -> None:
+        self.left, self._rules, self._progress = [*rules], rules, progress
+        self.name, self._timeout, self.limit = "", timeout, LOADING_SECONDS
+        self.rule: Rule | None = None
+        self.example = ""
+        self.passed: list[Rule] = []
+        self.violations: list[Violation] = []
+        self.skipped: list[tuple[Rule, str]] = []
+        self.because: dict[str, str] = {}
+        self.measured: dict[str, float | str] = {}
+        self.no_effect = ""
+        self.printed: tuple[tuple[str, ...], int] = ((), 0)
 
-    def add(self, rule: Rule, found: Finding) -> None:
-        """Record what came of a rule; without a gate the rules that are left cannot be checked."""
-        del self.left[: self.left.index(rule) + 1]
+    def restart(self) -> None:
+        """Expect a process that has loaded nothing yet."""
+        self.rule, self.limit = None, LOADING_SECONDS
+
+    def take(self, event: tuple[Any, ...]) -> None:
+        """Record an event; `limit` is then the time until the next."""
+        match event:
+            case "error", kind, text:
+                raise getattr(errors, kind, TRLGRPOExtError)(text)
+            case "loaded", name, declared:
+                self.name, self._timeout = name, declared or self._timeout
+            case "rule", Rule() as rule:
+                self.rule, self.example = rule, ""
+                self.limit = self._timeout * (FIRST_CALL if rule.short == "run" else 1.0)
+                if self._progress is not None:
+                    self._progress(rule.name, self._rules.index(rule) + 1, len(self._rules))
+            case "trying", str() as text:
+                self.example = text
+            case "found", found:
+                self.add(found)
+            case "end", measured, no_effect:
+                self.measured, self.no_effect = measured, "" if self.violations else no_effect
+                self.left = []
+
+    def add(self, found: Finding) -> None:
+        """Record what came of the present rule; without a gate the rules that are left cannot be checked."""
+        assert self.rule is not None
+        del self.left[: self.left.index(self.rule) + 1]
         if found is None:
-            self.passed.append(rule)
+            self.passed.append(self.rule)
         elif isinstance(found, Broken):
-            self.violations.append(Violation(rule, found.message, found.example, found.cause))
-            if rule.short in GATES:
-                self.skip_rest(f"{rule.name} is broken")
+            self.violations.append(Violation(self.rule, found.message, found.example, found.cause))
+            if self.rule.short in GATES:
+                self.skip_rest(f"{self.rule.name} is broken")
         else:
-            self.skipped.append((rule, str(found)))
-            self.because[rule.name] = type(found).__name__
+            self.skipped.append((self.rule, str(found)))
+            self.because[self.rule.name] = type(found).__name__
 
     def skip_rest(self, reason: str) -> None:
         """Record that the rules that are left are not checked."""
         while self.left:
-            self.add(self.left[0], Unknown(reason))
+            self.rule = self.left[0]
+            self.add(Unknown(reason))
 
 
 def run_here(rules: Sequence[Rule], prepare: Prepare, progress: Progress | None = None) -> Results:
     """Check the rules in this process, which the plugin may stop or change."""
-    results = Results([*rules])
-    results.name, checks = prepare()
-    for number, rule in enumerate(rules, 1):
-        if rule in results.left:
-            if progress is not None:
-                progress(rule.name, number, len(rules))
-            results.add(rule, checks.check(rule))
-    results.measured, results.no_effect = checks.measured(), "" if results.violations else checks.no_effect()
+    results = Results(rules, LOADING_SECONDS, progress)
+    for event in events(rules, prepare):
+        results.take(event)
     return results
 
 
 def run_in_process(
     rules: Sequence[Rule], prepare: Prepare, timeout: float, progress: Progress | None = None
 ) -> Results:
-    """Check the rules in forked processes, with so many seconds for each rule.
-
-    Raises:
-        TRLGRPOExtError: The plugin cannot be loaded, or not within `LOADING_SECONDS`.
-    """
-    results, ended = Results([*rules]), 0
+    """Check the rules in forked processes, with so many seconds for each rule."""
+    results, ended = Results(rules, timeout, progress), 0
     with tempfile.TemporaryFile() as output:
         while results.left:
-            with _forked(results.left, prepare, output.fileno()) as child:
-                went_on = _follow(child, results, rules, timeout, progress)
-            if went_on:
-                break
-            ended += 1
+            results.restart()
+            with _forked(results.left, prepare, output.fileno()) as (process, reports):
+                lost = _follow(process, reports, results)
+            if lost and results.rule is None:
+                what = f"{results.name or 'the plugin'} cannot be loaded: while it was imported and built, {lost}"
+                raise BrokenPluginError(f"{what}.{_last_line(output)}")
+            if lost:
+                results.add(Broken(lost, results.example, f"lost: {lost}"))
+                ended += 1
             if ended == _MOST_ENDED:
                 results.skip_rest(f"its process had to be ended {ended} times")
         results.printed = _printed(output)
-    if results.violations:
-        results.no_effect = ""
     return results
 
 
-def _follow(child: _Child, results: Results, rules: Sequence[Rule], timeout: float, progress: Progress | None) -> bool:
-    """Record a child's reports until it is done. False if it was lost in a rule, which is then broken."""
-    rule: Rule | None = None
-    example, limit = "", LOADING_SECONDS
-    while True:
+def _follow(process: Any, reports: Connection, results: Results) -> str:
+    """Record a process's events until it is done; how it was lost, in words, if it was."""
+
+    def own_time() -> float:
+        return time.monotonic() - (queued_seconds(process.pid) or 0.0)
+
+    began, event = own_time(), ("",)
+    while event[0] != "end":
+        left = results.limit - (own_time() - began)
+        if left <= 0:
+            return f"it did not return within {results.limit:g} s, and its process was ended"
+        if not reports.poll(min(max(left, 0.05), _POLL_SECONDS)):
+            continue
         try:
-            report = child.next(limit)
-        except _LostError as lost:
-            if rule is None:
-                what = f"{results.name or 'the plugin'} cannot be loaded: while it was imported and built, {lost}"
-                raise BrokenPluginError(f"{what}.{child.last_line()}") from None
-            results.add(rule, Broken(str(lost), example, f"lost: {lost}"))
-            return False
-        match report:
-            case "error", kind, text:
-                raise getattr(errors, kind, TRLGRPOExtError)(text)
-            case "loaded", name, declared:
-                results.name, timeout = name, declared or timeout
-            case "rule", Rule() as rule:
-                example, limit = "", timeout * (FIRST_CALL if rule.short == "run" else 1.0)
-                if progress is not None:
-                    progress(rule.name, list(rules).index(rule) + 1, len(rules))
-            case "trying", str() as example:
-                continue  # the clock of the rule runs on
-            case "found", found:
-                assert rule is not None
-                results.add(rule, found)
-            case "end", measured, no_effect:
-                results.measured, results.no_effect = measured, no_effect
-                return True
-        child.restart_clock()
-
-
-class _LostError(Exception):
-    """A process ended or did not report in time; the message says which."""
-
-
-class _Child:
-    """A forked process that reports."""
-
-    def __init__(self, process: Any, reports: Connection, output: int) -> None:
-        self.process, self._reports, self._output = process, reports, output
-        self.restart_clock()
-
-    def restart_clock(self) -> None:
-        """Count from now on."""
-        self._began, self._queued = time.monotonic(), self._waited()
-
-    def _waited(self) -> float:
-        return queued_seconds(self.process.pid) or 0.0
-
-    def next(self, limit: float) -> Any:
-        """Its next report, within so many seconds of its own time; else `_LostError`."""
-        while True:
-            waited = max(self._waited() - self._queued, 0.0)
-            left = limit - (time.monotonic() - self._began - waited)
-            if left <= 0:
-                raise _LostError(f"it did not return within {limit:g} s, and its process was ended")
-            if self._reports.poll(min(max(left, 0.05), _POLL_SECONDS)):
-                try:
-                    return self._reports.recv()
-                except (EOFError, OSError):  # it may end in the middle of a report
-                    raise _LostError(self._how_it_ended()) from None
-
-    def _how_it_ended(self) -> str:
-        self.process.join()
-        code = self.process.exitcode
-        if code < 0:
+            event = reports.recv()
+        except (EOFError, OSError):  # it may end in the middle of a report
+            process.join()
+            code = process.exitcode
             with contextlib.suppress(ValueError):
                 return f"it crashed the process ({signal.Signals(-code).name})"
-        return f"it ended the process with exit status {code} (os._exit?)"
-
-    def last_line(self) -> str:
-        """What it printed last."""
-        size = os.fstat(self._output).st_size
-        text = os.pread(self._output, 1000, max(size - 1000, 0)).decode(errors="replace").strip()
-        return f" It printed {shown(text.splitlines()[-1])}." if text else ""
+            return f"it ended the process with exit status {code} (os._exit?)"
+        results.take(event)
+        if event[0] != "trying":  # during which the clock of the rule runs on
+            began = own_time()
+    return ""
 
 
 @contextlib.contextmanager
-def _forked(rules: Sequence[Rule], prepare: Prepare, output: int) -> Iterator[_Child]:
+def _forked(rules: Sequence[Rule], prepare: Prepare, output: int) -> Iterator[tuple[Any, Connection]]:
     """A process that checks rules; in the end it is killed, with everything that it started."""
     context = multiprocessing.get_context("fork")
     reports, pipe = context.Pipe(duplex=False)
@@ -206,7 +188,7 @@ def _forked(rules: Sequence[Rule], prepare: Prepare, output: int) -> Iterator[_C
         process.start()
     pipe.close()
     try:
-        yield _Child(process, reports, output)
+        yield process, reports
     finally:
         reports.close()
         with contextlib.suppress(ProcessLookupError, PermissionError):  # there is no such group yet, or no more
@@ -227,33 +209,20 @@ def _work(
             ctypes.CDLL(None).prctl(_SET_PDEATHSIG, int(signal.SIGKILL))
         if os.getppid() == parent:
             _redirect(output)
-            _report(pipe.send, rules, prepare)
+            try:
+                for event in events(rules, prepare, lambda example: pipe.send(("trying", example))):
+                    pipe.send(event)
+            except TRLGRPOExtError as error:
+                pipe.send(("error", type(error).__name__, str(error)))
+            except BaseException as error:  # SystemExit too; rules catch what they provoke
+                problem = f"while the plugin was imported and built {describe_exception(error)}"
+                pipe.send(("error", "BrokenPluginError", problem))
             status = 0
     finally:
         with contextlib.suppress(BaseException):
             sys.stdout.flush()
             sys.stderr.flush()
         os._exit(status)
-
-
-def _report(send: Callable[[Any], None], rules: Sequence[Rule], prepare: Prepare) -> None:
-    try:
-        name, checks = prepare()
-    except TRLGRPOExtError as error:
-        send(("error", type(error).__name__, str(error)))
-        return
-    except BaseException as error:  # SystemExit too
-        send(("error", "BrokenPluginError", f"while the plugin was imported and built {describe_exception(error)}"))
-        return
-    send(("loaded", name, checks.timeout))
-    checks.trying = lambda example: send(("trying", example))
-    for rule in rules:
-        send(("rule", rule))
-        found = checks.check(rule)
-        send(("found", found))
-        if isinstance(found, Broken) and rule.short in GATES:
-            break
-    send(("end", checks.measured(), checks.no_effect()))
 
 
 def _redirect(output: int) -> None:
@@ -271,6 +240,13 @@ def _redirect(output: int) -> None:
     torch = sys.modules.get("torch")
     if torch is not None:  # what OpenMP had started is not in a forked copy
         torch.set_num_threads(1)
+
+
+def _last_line(output: Any) -> str:
+    """What it printed last."""
+    size = os.fstat(output.fileno()).st_size
+    text = os.pread(output.fileno(), 1000, max(size - 1000, 0)).decode(errors="replace").strip()
+    return f" It printed {shown(text.splitlines()[-1])}." if text else ""
 
 
 def _printed(output: Any) -> tuple[tuple[str, ...], int]:

@@ -70,8 +70,9 @@ class ConformanceCollector(pytest.Collector):
                 yield RuleItem.from_parent(self, name=f"{info.name}::{rule.name}", rule=rule.name, report=report)
 
     def _plugins(self) -> list[PluginInfo]:
-        from ..errors import ConfigurationError
-        from ..plugins.discovery import available
+        from ..errors import ConfigurationError, UnknownPluginError
+        from ..plugins.description import find_named
+        from ..plugins.discovery import scan
         from ..plugins.kinds import GROUPS
         from ..plugins.metadata import normalise
         from .kit import project_name
@@ -84,22 +85,16 @@ class ConformanceCollector(pytest.Collector):
                 f"{OPTION} checks the distribution whose pyproject.toml is in {self.config.rootpath}, and there is "
                 f"none that has a project name. Name plugins or distributions instead: {OPTION}=NAME."
             )
-        installed, found = available(), []
+        installed, found = scan(), []
         for word in words:
-            distribution, colon, name = word.rpartition(":")
-            of_distribution = [info for info in installed if normalise(info.distribution or "") == normalise(word)]
-            named = [
-                info
-                for info in installed
-                if info.answers_to(name)
-                and (not colon or normalise(info.distribution or "") == normalise(distribution))
-            ]
-            if not of_distribution and not named:
+            of_it = [one for one in installed.plugins if normalise(one.distribution or "") == normalise(word)]
+            try:
+                found += [one for one in of_it or find_named(word, None, installed) if one not in found]
+            except UnknownPluginError as error:
                 raise ConfigurationError(
                     f"No installed plugin or distribution is called {word!r}. Is it installed here (pip install -e .), "
                     f"and has its pyproject.toml an entry point in one of the groups {', '.join(GROUPS.values())}?"
-                )
-            found += [info for info in (of_distribution or named) if info not in found]
+                ) from error
         return found
 
 

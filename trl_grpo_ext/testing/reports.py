@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from textwrap import indent
 from typing import Any, Literal
 
 from ..errors import TRLGRPOExtError
@@ -37,7 +38,7 @@ class Violation:
     Attributes:
         rule: The rule.
         message: What was wrong, with the values.
-        example: The smallest input found on which it breaks the rule, as printable text.
+        example: An input on which it breaks the rule, as printable text.
         cause: An exception and its line, or a part of the contract; empty if two results differ.
         follows: The name of the broken rule that causes this one, if any.
     """
@@ -49,10 +50,9 @@ class Violation:
     follows: str = ""
 
     def __str__(self) -> str:
-        lines = [f"broken: {self.rule.name}: {self.rule.summary}", *_indented(self.message)]
-        if self.example:
-            lines += _indented(f"smallest example: {self.example}")
-        return "\n".join([*lines, *_indented(f"why: {self.rule.why}")])
+        example = [f"example: {self.example}"] if self.example else []
+        said = "\n".join([self.message, *example, f"why: {self.rule.why}"])
+        return f"broken: {self.rule.name}: {self.rule.summary}\n{indent(said, '  ')}"
 
 
 @dataclass(frozen=True)
@@ -176,7 +176,7 @@ class Report:
         yield 0, [(one_line(f"{LABELS[self.kind]} {self.subject}"), "bold"), (": ", ""), (self.counts(), style)]
         for root in self.roots:
             yield 2, [("broken ", "red"), (root.rule.name, "bold red")]
-            said = {"found": root.message, "smallest example": root.example, "rule": root.rule.summary}
+            said = {"found": root.message, "example": root.example, "rule": root.rule.summary}
             for label, text in {**said, "why": root.rule.why}.items():
                 for place, line in enumerate(printable(text).split("\n") if text else ()):
                     yield 4, [("" if place else f"{label}: ", "dim"), (line, "")]
@@ -199,7 +199,7 @@ class Report:
                 yield 2, [(label, style), (one_line(text), "")]
 
     def __str__(self) -> str:
-        return "\n".join(" " * indent + "".join(text for text, _ in parts) for indent, parts in self.lines(True))
+        return "\n".join(" " * width + "".join(text for text, _ in parts) for width, parts in self.lines(True))
 
     def standing(self) -> str:
         """The level and what the next one needs, in a line."""
@@ -223,10 +223,6 @@ _LISTED = 6
 def _listed(names: Sequence[str]) -> str:
     more = len(names) - _LISTED
     return ", ".join(names[:_LISTED]) + (f" and {more} more" if more > 0 else "")
-
-
-def _indented(text: str) -> list[str]:
-    return [f"  {line}" for line in text.split("\n")]
 
 
 def with_roots(violations: Sequence[Violation]) -> tuple[Violation, ...]:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import ast
-import contextlib
 import copy
-import doctest
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -128,32 +125,10 @@ class RewardCall:
         """The same with another value in one row of a column."""
         return self.with_item(row, columns={**self.items[row].columns, column: value})
 
-    def smaller(self) -> Iterator[RewardCall]:
-        """Smaller calls, the greatest steps first: without a row, without a column, with parts of a text."""
-        count = len(self.items)
-        for row in range(count) if count > 1 else ():
-            yield self.with_items(self.items[:row] + self.items[row + 1 :])
-        for name in self.columns:
-            kept = [{key: value for key, value in item.columns.items() if key != name} for item in self.items]
-            yield self.with_items(replace(item, columns=left) for item, left in zip(self.items, kept, strict=True))
-        for row, item in enumerate(self.items):
-            for shorter in _shorter(item.completion):
-                yield self.with_item(row, completion=shorter)
-
     def _in_form(self, text: Any, role: str) -> Any:
         if isinstance(text, str) and self.form == "messages":
             return [{"role": role, "content": text}]
         return copy.deepcopy(text)
-
-
-def _shorter(text: Any) -> Iterator[str]:
-    """Nothing, then without each half, and so on; of a long text only without the beginning or the end."""
-    size = len(text) if isinstance(text, str) else 0
-    while size:
-        everywhere = size * 8 > len(text) or len(text) <= 40
-        for start in range(0, len(text), size) if everywhere else (0, len(text) - size):
-            yield text[:start] + text[start + size :]
-        size //= 2
 
 
 class TrainerState:
@@ -172,8 +147,8 @@ def ordinary_call(
     columns: Mapping[str, Sequence[Any]],
     form: Form,
 ) -> RewardCall:
-    """An ordinary call: the given completions, or `COMPLETIONS` with those of the docstring's examples, and texts that
-    say what stands in the column that the reward compares with. Prompts and columns are repeated."""
+    """An ordinary call: the given completions, or `COMPLETIONS` and texts that say what stands in the column that the
+    reward compares with. Prompts and columns are repeated."""
     asked, every = prompts or PROMPTS, {**COLUMNS, **columns}
     items = [
         Item(asked[row % len(asked)], text, {name: values[row % len(values)] for name, values in every.items()})
@@ -181,43 +156,11 @@ def ordinary_call(
     ]
     if completions is None:
         first, column = items[0], getattr(reward, "reference_column", None)
-        items += [replace(first, completion=text, columns={**first.columns, **o}) for text, o in examples_of(reward)]
         if isinstance(column, str) and column in columns:
             value = str(first.columns[column])
             said = (value, rf"\boxed{{{value}}}", f"<answer>{value}</answer>", f"#### {value}")
             items += [replace(first, completion=text) for text in said]
     return RewardCall(tuple(items[:_MOST_ITEMS]), form)
-
-
-def examples_of(reward: Any) -> list[tuple[Any, dict[str, Any]]]:
-    """Completions and columns from the literal calls in a reward's docstring examples."""
-    found: list[tuple[Any, dict[str, Any]]] = []
-    holders = (reward, type(reward), vars(type(reward)).get("__call__"))
-    for text in dict.fromkeys(getattr(holder, "__doc__", None) for holder in holders):
-        for example in _EXAMPLES.get_examples(text) if isinstance(text, str) and ">>>" in text else ():
-            with contextlib.suppress(SyntaxError):
-                for node in ast.walk(ast.parse(example.source)):
-                    found += _rows_of_call(node) if isinstance(node, ast.Call) else []
-    return found
-
-
-_EXAMPLES = doctest.DocTestParser()
-
-
-def _rows_of_call(node: ast.Call) -> list[tuple[Any, dict[str, Any]]]:
-    given: dict[str, Any] = {}
-    for keyword in node.keywords:
-        with contextlib.suppress(ValueError):
-            given[str(keyword.arg)] = ast.literal_eval(keyword.value)
-    if "completions" not in given and node.args:
-        with contextlib.suppress(ValueError):
-            given["completions"] = ast.literal_eval(node.args[-1])
-    texts = given.pop("completions", None)
-    if not isinstance(texts, list) or not all(isinstance(text, str | list) for text in texts):
-        return []
-    columns = {name: value for name, value in given.items() if isinstance(value, list) and len(value) == len(texts)}
-    columns.pop("prompts", None)
-    return [(text, {name: value[row] for name, value in columns.items()}) for row, text in enumerate(texts)]
 
 
 def _ids(completion: Any) -> list[int]:

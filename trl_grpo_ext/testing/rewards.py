@@ -15,7 +15,6 @@ from typing import Any
 from ..errors import PluginOutputError
 from ..guard.calls import PASSED_BY_TRL, call, check_scores, reward_name
 from ..guard.outcomes import shown
-from .collectives import collectives_of_ranks, describe_difference, mentions_collectives
 from .process_state import differences, global_state, running, running_after_waiting
 from .reward_calls import EMPTY, HOSTILE, Form, RewardCall
 from .rules import (
@@ -125,9 +124,7 @@ class RewardChecks(Checks):
                 return []
             raise Broken(str(error), batch) from error
 
-    def _over(
-        self, batches: Iterable[RewardCall], judge: Callable[[RewardCall], Any], where: str = "", smaller: bool = True
-    ) -> None:
+    def _over(self, batches: Iterable[RewardCall], judge: Callable[[RewardCall], Any], where: str = "") -> None:
         """Judge calls; the reward's exceptions are `Broken` too."""
 
         def guarded(batch: RewardCall) -> None:
@@ -141,7 +138,7 @@ class RewardChecks(Checks):
                     message += f". The batch has the columns {', '.join(batch.columns)}; give others in `columns`"
                 raise Broken(message, batch, cause_of(error)) from error
 
-        self.over(batches, guarded, RewardCall.smaller if smaller else lambda batch: ())
+        self.over(batches, guarded)
 
     def _agree(self, ours: Scores, theirs: Scores, what: str, batch: RewardCall) -> None:
         """Compare scores that should be equal; `what` names the two."""
@@ -286,10 +283,10 @@ class RewardChecks(Checks):
         texts = [item for item in self.ordinary.items if isinstance(item.completion, str)]
         mark = f"{time.time_ns():x}"
         marked = [replace(item, completion=f"{item.completion} {mark}{row}") for row, item in enumerate(texts)]
-        self._over([self.ordinary], first, smaller=False)
+        self._over([self.ordinary], first)
         self._over([self.ordinary], repeated)
-        self._over([self.ordinary.with_items(marked)] if marked else [], unseen, smaller=False)
-        self._over([self.ordinary] if len(self.ordinary.items) > 1 else [], rebuilt, smaller=False)
+        self._over([self.ordinary.with_items(marked)] if marked else [], unseen)
+        self._over([self.ordinary] if len(self.ordinary.items) > 1 else [], rebuilt)
 
     def rows(self) -> None:
         """One text with each row's columns, in three orders."""
@@ -357,9 +354,8 @@ class RewardChecks(Checks):
                     what = f"with the reference {shown(reference)} a right answer gets {_said(score)}, as a wrong one"
                     raise Broken(f"{what}; give None", tried)
 
-            # Made no smaller: of a completion that is right, half is not.
             tried = batch.with_value(0, column, reference)
-            self._over([tried], judge, f"{column!r} is {shown(reference)}", smaller=False)
+            self._over([tried], judge, f"{column!r} is {shown(reference)}")
 
     def _keeps_contract(self, completions: Sequence[Any], where: str) -> None:
         """No exception, and values that keep the contract, in all forms that it takes."""
@@ -436,20 +432,6 @@ class RewardChecks(Checks):
             if all(later > earlier for earlier, later in pairwise(numbers)):
                 listed = ", ".join(map(str, numbers))
                 raise Broken(f"each call leaves {what} running: {listed} after one call each", self.ordinary)
-
-    def collectives(self) -> None:
-        """On two ranks with half the batch each."""
-        if not mentions_collectives(self.reward):
-            raise NotChecked("it does not use torch.distributed")
-
-        def judge(batch: RewardCall) -> None:
-            half = len(batch.items) // 2
-            halves = batch.with_items(batch.items[:half]), batch.with_items(batch.items[half:])
-            if difference := describe_difference(collectives_of_ranks(lambda rank: self._raw(halves[rank]))):
-                raise Broken(difference, batch)
-
-        rows = self.ordinary.items
-        self._over((self.ordinary.with_items(rows[i:] + rows[:i]) for i in range(len(rows))), judge, smaller=False)
 
     def global_state(self) -> None:
         if self._changed_first:

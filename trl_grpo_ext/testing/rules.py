@@ -9,7 +9,6 @@ import copy
 import linecache
 import pickle
 import re
-import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -97,8 +96,6 @@ threads (rests on determinism): gives the same scores off the main thread, and t
   mixed up.
 leftovers: no call leaves more threads or child processes running. Why: One thread per call is ten thousand after a
   day. A pool that is made once and kept is fine.
-collectives: with torch.distributed, calls collectives equally often on every rank. Why: A rank that gathers under a
-  condition on its own completions leaves the others waiting for ever.
 global_state (rests on determinism): leaves random generators, working directory, environment, signal handlers, locale
   and torch's settings as they were. Why: random.seed(0) in a reward makes every rank sample alike from then on, and
   nothing says so.
@@ -316,35 +313,11 @@ class Checks:
             return finding.with_traceback(None)
         return None
 
-    def over(self, items: Iterable[T], judge: Callable[[T], Any], smaller: Callable[[T], Iterable[T]]) -> None:
-        """Judge inputs, and raise `Broken` with the smallest version of the first that breaks the rule."""
-
-        def tried(item: T) -> Broken | None:
-            self.trying(str(item))
-            try:
-                judge(item)
-            except Broken as broken:
-                return broken
-            return None
-
+    def over(self, items: Iterable[T], judge: Callable[[T], Any]) -> None:
+        """Judge inputs one after the other; each is reported before the plugin is tried on it."""
         for item in items:
-            if (broken := tried(item)) is not None:
-                raise shrunk(item, broken, tried, smaller)
-
-
-_TRIES, _SECONDS = 300, 3.0
-"""What is spent on making an input smaller."""
-
-
-def shrunk(item: T, broken: Broken, tried: Callable[[T], Broken | None], smaller: Callable[[T], Iterable[T]]) -> Broken:
-    """Take a smaller input that breaks for the same cause, as long as there is one. Deterministic."""
-    until, left, candidates = time.monotonic() + _SECONDS, _TRIES, iter(smaller(item))
-    while left and time.monotonic() < until and (candidate := next(candidates, None)) is not None:
-        left -= 1
-        again = tried(candidate)
-        if again is not None and again.cause == broken.cause:
-            broken, candidates = again, iter(smaller(candidate))
-    return broken
+            self.trying(str(item))
+            judge(item)
 
 
 @contextmanager

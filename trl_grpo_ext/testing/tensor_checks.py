@@ -19,7 +19,6 @@ from ..errors import PluginOutputError
 from ..types import Rollout
 from .batches import Setting, SmallBatch, long_batches, odd_beside_ordinary, ordinary_batches
 from .builders import Ranks, cut
-from .collectives import collectives_of_ranks, describe_difference, mentions_collectives
 from .rules import (
     Broken,
     Checks,
@@ -118,7 +117,7 @@ class TensorChecks(Checks, ABC):
                 if part is not None and (breaks[0] is None or _ORDER.index(part) < _ORDER.index(breaks[0])):
                     refused.append(part)
 
-        self.over(batches, guarded, SmallBatch.smaller)
+        self.over(batches, guarded)
         if len(refused) == len(batches):  # nothing was checked, and another rule says why
             raise Unknown(f"{self.prefix}.{refused[0]} is broken")
 
@@ -198,24 +197,7 @@ class TensorChecks(Checks, ABC):
             yield count, torch.cat(ranks.run(lambda rollout: self._result_on_rank(batch, rollout)))
 
     def gathers(self) -> None:
-        """Collectives that bypass `gather` too."""
         self._over(self.varied, lambda batch: list(self._on_ranks(batch)), breaks=("gathers", None))
-        if not mentions_collectives(self.plugin):
-            return
-
-        def judge(batch: SmallBatch) -> None:
-            half = len(batch.rows) // 2
-            parts = cut(self._rollout(batch, totals=replace(batch.totals(), processes=2)), [half, half])
-
-            def call(rank: int) -> None:
-                rows = slice(rank * half, (rank + 1) * half)
-                alone = replace(parts[rank], local_rows=rows, gather=lambda tensor: torch.cat([tensor, tensor]))
-                self._result_on_rank(batch, alone)
-
-            if difference := describe_difference(collectives_of_ranks(call)):
-                raise Broken(difference, batch)
-
-        self._over([batch for batch in self.varied if len(batch.rows) % 2 == 0], judge)
 
     def _long(self, stray: float) -> None:
         """Long completions: sums of thousands of tokens in float32 may be off by so much, relatively."""

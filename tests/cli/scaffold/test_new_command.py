@@ -23,43 +23,27 @@ FILES = [
 
 def commands(out: str) -> list[list[str]]:
     """The commands below "Next:", as a shell reads them."""
-    below = out.partition("Next:\n")[2]
-    return [shlex.split(command) for command in below.replace("\\\n", " ").strip().split("\n")]
+    return [shlex.split(command) for command in out.partition("Next:\n")[2].strip().split("\n")]
 
 
-@pytest.mark.parametrize("width", [None, 60, 100])
-@pytest.mark.parametrize("folder", [None, "my plugins/it's", "a_folder_with_a_long_name/and_another_one_in_it/polite"])
+@pytest.mark.parametrize(("width", "folder"), [(None, None), (60, "my plugins/it's")])
 def test_it_says_what_it_made_and_what_to_do_next(width: int | None, folder: str | None, tmp_path: Path) -> None:
     where = [] if folder is None else ["--directory", folder]
     done = invoke("new", "reward", "polite", *where, width=width, cwd=tmp_path)
     assert done.status == 0, done
-    assert not done.err
-    assert done.plain == done.out  # no colours, so none to switch off
     assert_readable(done.out, width)
     shown = f"./{folder or 'grpo-polite'}"
-    words = done.out.split()
+    words = done.plain.split()
     assert [word for word in words if word in FILES] == FILES  # whole, and in this order
     assert sorted(FILES) == sorted(
         p.relative_to(tmp_path / shown).as_posix() for p in tmp_path.rglob("*") if p.is_file()
     )
-    assert shown.replace(" ", "") in "".join(words)
-    assert commands(done.out) == [
+    assert commands(done.plain) == [
         ["pip", "install", "--editable", shown],
         ["trl-grpo-ext", "list", "reward", "--distribution", "grpo-polite"],
         ["trl-grpo-ext", "check", "grpo-polite:polite"],
         ["python", "-m", "pytest", shown],
     ]
-
-
-@pytest.mark.parametrize("width", [60, 100])
-def test_long_names_are_never_broken(width: int, tmp_path: Path) -> None:
-    name = "tokens_of_a_reason_that_is_given_at_last"
-    done = invoke("new", "hook", name, width=width, cwd=tmp_path)
-    assert done.status == 0, done
-    assert f"\n  src/grpo_{name}/{name}.py" in done.out
-    assert commands(done.out)[2] == ["trl-grpo-ext", "check", f"grpo-{name.replace('_', '-')}:{name}"]
-    below = done.out.partition("Next:")[0]
-    assert "its numbers worked out by hand, and the rules" in " ".join(below.split())
 
 
 @pytest.mark.parametrize(
@@ -68,15 +52,12 @@ def test_long_names_are_never_broken(width: int, tmp_path: Path) -> None:
         (["reward", "think_format"], "There is a reward 'think_format' already, from trl-grpo-ext 0.1.0"),
         (["aggregation", "dapo"], "'dapo' is another name of it"),
         (["hook", "MyHook"], "Perhaps 'my_hook'?"),
-        (["reward", "polite", "--author", " "], "--author is blank"),
-        (["reward", "polite", "--description", "\x1b[31mred"], "U+001B"),
         (["reward", "polite", "--distribution", "json"], "a module of that name already"),
         (["reward", "polite", "--directory", "taken"], "taken is not empty"),
         (["reward", "polite", "--directory", "taken/mine"], "taken/mine is a file"),
         (["reward", "polite", "--directory", ""], "--directory is blank"),
         (["reward", "polite", "--directory", "a\x1b[2Jb"], "control character: 'a\\x1b[2Jb'"),
         (["thing", "polite"], "'thing' is not one of 'reward', 'hook', 'aggregation'"),
-        (["reward", "polite", "--license", "wtfpl"], "'apache-2.0'"),
         (["reward", "polite", "--role", "shaper"], "--role shaper: only hooks have a role, and this is a reward"),
         (["hook", "polite", "--role", "mask"], "'mask' is not one of 'transform', 'estimator', 'shaper', 'forward'"),
     ],
@@ -102,27 +83,18 @@ def test_a_folder_is_never_taken_for_an_option(tmp_path: Path) -> None:
     assert (tmp_path / "-r" / "pyproject.toml").is_file()
 
 
-@pytest.mark.parametrize(
-    ("words", "files"),
-    [((), ["ci.yml", "publish.yml"]), (("--license", "none"), ["ci.yml"]), (("--ci", "none"), [])],
-)
-def test_its_workflows_are_yaml_and_none_publishes_what_no_index_takes(
-    words: list[str], files: list[str], tmp_path: Path
-) -> None:
-    assert invoke("new", "reward", "polite", "--directory", "polite", *words, cwd=tmp_path).status == 0
-    found = sorted((tmp_path / "polite").glob(".github/workflows/*"))
-    assert [file.name for file in found] == files
+def test_its_workflows_are_yaml_and_what_builds_and_tests_may_not_publish(tmp_path: Path) -> None:
+    assert invoke("new", "reward", "polite", cwd=tmp_path).status == 0
+    found = (tmp_path / "grpo-polite").glob(".github/workflows/*")
     workflows = {file.name: yaml.safe_load(file.read_text()) for file in found}
-    assert ("publish.yml" in (tmp_path / "polite" / "README.md").read_text()) == ("publish.yml" in workflows)
-    if "publish.yml" in workflows:
-        build, publish = workflows["publish.yml"]["jobs"].values()
-        assert (publish["needs"], publish["environment"], publish["permissions"]) == (
-            *("build", "release"),
-            {"id-token": "write"},
-        )
-        assert "permissions" not in build, "what builds and tests may not publish"
-        steps = [step.get("run", "") for step in build["steps"]]
-        assert "trl-grpo-ext check --distribution grpo-polite --strict" in steps
+    build, publish = workflows["publish.yml"]["jobs"].values()
+    assert (publish["needs"], publish["environment"], publish["permissions"]) == (
+        *("build", "release"),
+        {"id-token": "write"},
+    )
+    assert "permissions" not in build
+    steps = [step.get("run", "") for step in build["steps"]]
+    assert "trl-grpo-ext check --distribution grpo-polite --strict" in steps
 
 
 def test_an_empty_folder_may_be_there_already(tmp_path: Path) -> None:

@@ -15,22 +15,13 @@ from typing import get_args
 
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from trl_grpo_ext.cli.scaffold import Ci, License, PluginKind
-from trl_grpo_ext.cli.scaffold.distribution import (
-    LICENSE_IDS,
-    NewDistribution,
-    class_of,
-    docstring,
-    markdown,
-    quoted,
-    requirement,
-)
+from trl_grpo_ext.cli.scaffold import PluginKind
+from trl_grpo_ext.cli.scaffold.distribution import NewDistribution, class_of, requirement
 from trl_grpo_ext.errors import ConfigurationError
 
-YEAR = date.today().year
 KINDS: tuple[PluginKind, ...] = get_args(PluginKind)
 NAMES = [
     "a",
@@ -48,16 +39,10 @@ NAMES = [
 ]
 
 
-def rendered(new: NewDistribution) -> dict[str, str]:
-    return {file.path: file.text for file in new.files()}
-
-
 def check_files(new: NewDistribution, files: dict[str, str]) -> None:
     """Every file parses, and says what was asked for."""
     project = tomllib.loads(files["pyproject.toml"])
     assert project["project"]["name"] == new.distribution
-    assert project["project"]["description"] == new.description
-    assert project["project"]["authors"] == [{"name": new.author}]
     (points,) = project["project"]["entry-points"].values()
     ((name, target),) = points.items()
     assert name == new.name
@@ -70,55 +55,20 @@ def check_files(new: NewDistribution, files: dict[str, str]) -> None:
     imported = {a.asname or a.name for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) for a in n.names}
     assert class_name not in imported
     assert not hasattr(builtins, class_name)
-    said = " ".join((ast.get_docstring(defined) or "").split("\n\n")[0].split())
-    assert said == new.description.replace('"', "'")
+    said = (ast.get_docstring(defined) or "").split("\n\n")[0]
+    assert said == project["project"]["description"]
     for path, text in files.items():
         if path.endswith(".py"):
             compile(text, path, "exec")
         assert text.endswith("\n") != path.endswith("py.typed")
-    if ".github/workflows/ci.yml" in files:
-        workflow = yaml.safe_load(files[".github/workflows/ci.yml"])
-        (_, setup, *steps) = workflow["jobs"]["test"]["steps"]
-        assert setup["with"]["python-version"] == "${{ matrix.python-version }}"
-        assert steps[-1]["run"] == f"trl-grpo-ext check {new.distribution}:{new.name}"
+    workflow = yaml.safe_load(files[".github/workflows/ci.yml"])
+    (_, setup, *steps) = workflow["jobs"]["test"]["steps"]
+    assert setup["with"]["python-version"] == "${{ matrix.python-version }}"
+    assert steps[-1]["run"] == f"trl-grpo-ext check {new.distribution}:{new.name}"
+    assert f"Copyright {date.today().year} The {new.distribution} developers" in files["LICENSE"]
 
 
-LINES = st.text(st.characters(codec="utf-8"), max_size=200)
-HOSTILE = [
-    *('O"Neill \\', '"""', "\\", '\\"""', "a\nb\r\nc", "{{ name }}", "{% raw %}", "${{ x }}", "#", "'''", '"', "`" * 3),
-    *(
-        "\\N{DASH}",
-        "\\x",
-        "1. a",
-        "# noqa",
-        "x" * 200,
-        "e\u0301",
-        "[a](b)",
-        "<script>",
-        "\u200d",
-        "x" * 110 + " a" * 20,
-    ),
-    *("\N{CJK UNIFIED IDEOGRAPH-8A9E}" * 90, "\N{ROBOT FACE}" * 60, "\N{CJK UNIFIED IDEOGRAPH-8A9E} a " * 50),
-]
-ANY = LINES | st.sampled_from(HOSTILE) | st.tuples(st.sampled_from(HOSTILE), LINES).map(" ".join)
-
-
-@settings(max_examples=60)
-@given(st.sampled_from(KINDS), ANY, ANY)
-def test_any_description_and_author_are_refused_or_harmless(kind: PluginKind, description: str, author: str) -> None:
-    try:
-        new = NewDistribution(kind=kind, name="polite", description=description, author=author)
-    except ConfigurationError as error:
-        assert str(error).startswith(("--description ", "--author "))  # noqa: PT017 - most are not refused
-        return
-    assert not description.split() or new.description.split() == description.split()
-    assert not author.split() or new.author.split() == author.split()
-    files = rendered(new)
-    check_files(new, files)
-    assert new.author in files["LICENSE"]
-
-
-def test_whatever_the_words_the_linter_has_nothing_to_say(tmp_path: Path) -> None:
+def test_whatever_the_name_the_linter_has_nothing_to_say(tmp_path: Path) -> None:
     for kind in KINDS:
         for name in NAMES:
             longest = f"d{'x' * 59}" if len(name) == 40 else ""
@@ -126,10 +76,6 @@ def test_whatever_the_words_the_linter_has_nothing_to_say(tmp_path: Path) -> Non
             files = {file.path: file.text for file in new.write(tmp_path / kind / name)}
             check_files(new, files)
             assert not re.search(r"(?<!\$)\{\{|\{%|\{#", "".join(files.values()))  # nothing of a template is left over
-        for number, text in enumerate(HOSTILE):
-            NewDistribution(kind=kind, name="polite", description=text, author=text).write(
-                tmp_path / kind / f"{number}"
-            )
     ruff = Path(sys.executable).parent / "ruff"
     for command in (["check"], ["format", "--check"]):
         done = subprocess.run([ruff, *command, "--no-cache", tmp_path], capture_output=True, text=True, check=False)
@@ -164,40 +110,12 @@ def test_a_name_is_refused_or_works_as_a_module_and_in_yaml(name: str) -> None:
         ),
         ("distribution", ("json", "Pytest", "torch"), "is installed already|a module of that name already"),
         ("distribution", ("jinja2",), r"Jinja2 \d.* is installed already"),
-        ("author", ("\x1b[31m", "a\x00b", "\ud800", "a\u202eb", " \n ", "x" * 301, "\x7f"), "^--author"),
     ],
 )
 def test_words_that_cannot_be_used_are_refused(option: str, words: tuple[str, ...], reason: str) -> None:
     for word in words:
         with pytest.raises(ConfigurationError, match=reason):
             NewDistribution(**{"kind": "reward", "name": "polite", option: word})  # type: ignore[arg-type]
-
-
-def test_a_text_is_escaped_for_where_it_goes() -> None:
-    assert quoted('O"Neill \\ é') == '"O\\"Neill \\\\ é"'
-    assert docstring('say "hi" \\n') == "say 'hi' \\\\n"
-    assert docstring(" ".join(["word"] * 30)).split("\n    ") == [" ".join(["word"] * 21), " ".join(["word"] * 9)]
-    assert markdown("# no `code`, [link] <b>") == "\\# no \\`code\\`, \\[link] \\<b>"
-    assert markdown("1. a") == "1\\. a"
-    assert markdown("2 words - no list") == "2 words - no list"
-
-
-@pytest.mark.parametrize("license", get_args(License))
-@pytest.mark.parametrize("ci", get_args(Ci))
-def test_licence_and_ci_are_those_that_were_chosen(license: License, ci: Ci) -> None:
-    new = NewDistribution(kind="hook", name="x", license=license, ci=ci, author="Ada")
-    files = rendered(new)
-    assert (".github/workflows/ci.yml" in files) == (ci == "github")
-    assert ("LICENSE" in files) == (license != "none")
-    assert tomllib.loads(files["pyproject.toml"])["project"].get("license") == LICENSE_IDS[license]
-    lines = files.get("LICENSE", "").split("\n")
-    holder = {
-        "apache-2.0": f"   Copyright {YEAR} Ada",
-        "mit": f"Copyright (c) {YEAR} Ada",
-        "bsd-3-clause": f"Copyright (c) {YEAR}, Ada",
-        "none": "",
-    }[license]
-    assert holder in lines or license == "none"
 
 
 def test_the_required_versions_begin_with_this_one_and_end_before_the_next_major_one(

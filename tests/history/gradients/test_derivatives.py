@@ -1,4 +1,4 @@
-"""Groups' gradients are the trainer's; sketches keep what they promise; nothing is computed twice."""
+"""Groups' gradients are the trainer's; sketches keep what they promise; equal directions are computed once."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from tests.support import relative_gap, scripted_completion, train
 from trl_grpo_ext.history.gradients import PLAIN, POLICY_GRADIENT, measure_gradients
-from trl_grpo_ext.history.gradients.derivatives import CountSketch, Group, Groups, Policy, new_rows
+from trl_grpo_ext.history.gradients.derivatives import CountSketch, Group, Policy, basis_of, group_gradients
 
 CHAIN: list[Any] = ["centred", {"name": "sign_scaling", "positive": 0.5}, {"name": "entropy_shaping", "alpha": 0.3}]
 SELECTIONS: dict[str, dict[str, Any]] = {
@@ -77,8 +77,8 @@ def test_the_batch_gradient_from_groups_is_the_trainers(
     settings = {"max_completion_length": 10, **SELECTIONS[name]}
     plain: dict[str, Any] = {"token_records": 0, "per_device_train_batch_size": 16, "max_steps": 1}
     run = train(tiny_model, tmp_path, dtype="float64", **plain, **settings)
-    arguments: dict[str, Any] = {"model": str(tiny_model), "dtype": "float64", "keep": tmp_path / "kept"}
-    found = measure_gradients(recorded, {name: settings}, dimensions=ALL, with_shares=False, **arguments)
+    model = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float64)
+    found = measure_gradients(recorded, {name: settings}, dimensions=ALL, model=model, tokenizer=str(tiny_model))
     assert found.sketch_error == 0
     assert found.groups == 4
     parameters = run.gradients[0]
@@ -91,38 +91,36 @@ def test_the_batch_gradient_from_groups_is_the_trainers(
 
 
 def test_many_selections_need_as_many_backward_passes_as_their_coefficients_have_dimensions(
-    tiny_model: Path, recorded: Path, tmp_path: Path
+    tiny_model: Path, recorded: Path
 ) -> None:
-    model = str(tiny_model)
     proportional: dict[str, Any] = {
         "a": {"advantage_hooks": ["centred"]},
         "b": {"loss_aggregation": "constant_length"},
         "c": {},
     }
-    arguments: dict[str, Any] = {"model": model, "keep": tmp_path, "with_shares": False}
-    first = measure_gradients(recorded, proportional, **arguments)
+    first = measure_gradients(recorded, proportional, model=str(tiny_model))
     assert first.backward_passes == 4  # one for each group: every selection is a multiple of plain TRL
-    again = measure_gradients(recorded, {**proportional, "d": {"loss_aggregation": "token_sum"}}, **arguments)
-    assert again.backward_passes == 0  # without the model
-    assert torch.equal(first.gradients["a"], again.gradients["a"])
-    more = measure_gradients(recorded, {"length": {"loss_aggregation": "seq_mean_token_mean"}}, **arguments)
-    assert more.backward_passes == 4
-    # What was computed in two goes is what is computed in one.
-    fresh = measure_gradients(
-        recorded, {"length": {"loss_aggregation": "seq_mean_token_mean"}}, model=model, keep=tmp_path / "new"
-    )
-    assert torch.allclose(more.gradients["length"], fresh.gradients["length"], rtol=1e-4, atol=1e-6)
+    plain, same = first.selections[0], first.selections[4]
+    assert plain.name == PLAIN
+    assert plain.ratio.value == pytest.approx(same.ratio.value)
+    assert same.worth.value == pytest.approx(1.0)
+    assert same.worth_p == 1.0
+    length = {"length": {"loss_aggregation": "seq_mean_token_mean"}}
+    more = measure_gradients(recorded, {**proportional, **length}, model=str(tiny_model))
+    assert more.backward_passes == 8
+    # What shares rows with others is what it is by itself.
+    alone = measure_gradients(recorded, length, model=str(tiny_model))
+    assert torch.allclose(more.gradients["length"], alone.gradients["length"], rtol=1e-4, atol=1e-6)
 
 
-def test_other_weights_find_nothing_kept(tiny_model: Path, recorded: Path, tmp_path: Path) -> None:
+def test_another_policy_is_noted(tiny_model: Path, recorded: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(tiny_model)
-    arguments: dict[str, Any] = {"keep": tmp_path, "with_shares": False, "tokenizer": str(tiny_model)}
-    measure_gradients(recorded, [{}], model=model, **arguments)
     said: list[str] = []
+    measure_gradients(recorded, [{}], model=model, tokenizer=str(tiny_model), say=said.append)
+    assert not any("another policy" in sentence for sentence in said)
     with torch.no_grad():
         model.lm_head.weight.mul_(1.5)
-    moved = measure_gradients(recorded, [{}], model=model, say=said.append, **arguments)
-    assert moved.backward_passes == 4
+    measure_gradients(recorded, [{}], model=model, tokenizer=str(tiny_model), say=said.append)
     assert any("another policy" in sentence for sentence in said)  # the records are of the one before
 
 
@@ -131,47 +129,28 @@ def test_micro_batches_against_one_completion_at_a_time(tiny_model: Path, rows: 
     policy = policy_of(tiny_model, rows=rows)
     (group,) = groups_of()
     coefficients_S_n = torch.randn(2, group.tokens, dtype=torch.float64)
-    groups = Groups(policy, CountSketch(policy.trained, ALL, 0), None)
-    sketches_S_k, logps_n = groups.gradients(group, coefficients_S_n)
+    sketch = CountSketch(policy.trained, ALL, 0)
+    sketches_S_k, logps_n, passes = group_gradients(policy, sketch, group, coefficients_S_n)
+    assert passes == 2
     for coefficients_n, sketch_k in zip(coefficients_S_n, sketches_S_k, strict=True):
         expected = slow_gradient(policy, group, coefficients_n)
         assert (sketch_k - expected).norm() < 2e-6 * expected.norm()
-    scores = [value for logps, _ in policy.scores(group) for value in logps]
     assert logps_n is not None
-    assert logps_n.tolist() == pytest.approx(scores, abs=1e-5)
-
-
-def test_derivatives_along_a_direction_add_up_to_the_product_with_the_gradient(tiny_model: Path) -> None:
-    policy = policy_of(tiny_model)
-    (group,) = groups_of()
-    for dimensions in (ALL, 64):
-        sketch = CountSketch(policy.trained, dimensions, 3)
-        groups = Groups(policy, sketch, None)
-        direction_k = torch.randn(sketch.dimensions)
-        coefficients_n = torch.randn(group.tokens, dtype=torch.float64)
-        along_1_n = groups.along(group, {"x": direction_k})
-        sketched, _ = groups.gradients(group, coefficients_n.unsqueeze(0))
-        assert float(along_1_n[0] @ coefficients_n) == pytest.approx(
-            float(sketched[0] @ direction_k.double()), rel=1e-4
-        )
-    # Each token by itself.
-    exact = CountSketch(policy.trained, ALL, 0)
-    direction_k = torch.randn(exact.dimensions)
-    along_1_n = Groups(policy, exact, None).along(group, {"x": direction_k})
-    for token in range(group.tokens):
-        one_hot = torch.zeros(group.tokens)
-        one_hot[token] = 1.0
-        expected = float(slow_gradient(policy, group, one_hot) @ direction_k)
-        assert float(along_1_n[0, token]) == pytest.approx(expected, rel=1e-3, abs=1e-4)
+    logps = []
+    for completion in group.completions:
+        logits = policy.model(input_ids=torch.tensor([[*group.prompt, *completion]])).logits[0]
+        logps_T_V = torch.log_softmax(logits[len(group.prompt) - 1 : -1], dim=1)
+        logps += logps_T_V.gather(1, torch.tensor(completion).unsqueeze(1)).flatten().tolist()
+    assert logps_n.tolist() == pytest.approx(logps, abs=1e-5)
 
 
 def test_sketches_are_unbiased_within_the_stated_error(tiny_model: Path) -> None:
     """Over 300 seeds: means within four standard errors, and the standard error itself not above the bound."""
     policy = policy_of(tiny_model)
     group, other = groups_of(2)
-    exact = Groups(policy, CountSketch(policy.trained, ALL, 0), None)
+    exact = CountSketch(policy.trained, ALL, 0)
     # Of one sign, so that signs that did not cancel would show.
-    (x,), (y,) = (exact.gradients(g, torch.ones(1, g.tokens))[0].abs() for g in (group, other))
+    (x,), (y,) = (group_gradients(policy, exact, g, torch.ones(1, g.tokens))[0].abs() for g in (group, other))
     pieces = [one.shape for one in policy.trained.values()]
     split = [size.numel() for size in pieces]
     k, seeds = 256, 300
@@ -195,36 +174,10 @@ def test_sketches_are_unbiased_within_the_stated_error(tiny_model: Path) -> None
         assert float(found.std()) > 0.2 * bound  # and it is no identity
 
 
-def test_rows_of_coefficients() -> None:
+def test_basis_of_coefficients() -> None:
     one = torch.tensor([1.0, 1.0, 0.0, 0.0], dtype=torch.float64)
     two = torch.tensor([1.0, 0.0, 0.0, 0.0], dtype=torch.float64)
-    nothing = torch.zeros(0, 4, dtype=torch.float64)
-    rows = new_rows(nothing, torch.stack([one, 3 * one, two, one - 5 * two, 0 * one]))
+    rows = basis_of(torch.stack([one, 3 * one, two, one - 5 * two, 0 * one]))
     assert len(rows) == 2
     assert torch.allclose(rows @ rows.T, torch.eye(2, dtype=torch.float64))
-    assert len(new_rows(rows, torch.stack([two - 0.1 * one]))) == 0
-    assert len(new_rows(rows, torch.eye(4, dtype=torch.float64))) == 2
-
-
-def test_shares_add_up_and_a_group_that_is_cut_off_goes_on(tiny_model: Path, recorded: Path, tmp_path: Path) -> None:
-    class StoppedError(Exception):
-        pass
-
-    def stops(items: Any, count: int, what: str) -> Any:
-        for number, item in enumerate(items):
-            if what == "Gradients" and number == 2:
-                raise StoppedError
-            yield item
-
-    with pytest.raises(StoppedError):
-        measure_gradients(recorded, [{}], model=str(tiny_model), keep=tmp_path, progress=stops)
-    found = measure_gradients(recorded, [{}], model=str(tiny_model), keep=tmp_path)
-    assert 0 < found.backward_passes <= 4  # those of two groups, with two rows each at most
-    for one in found.selections:
-        assert [len(parts) for parts in (one.by_position, one.by_sign, one.by_length)] == [10, 2, 4]
-        for parts in (one.by_position, one.by_sign, one.by_length):
-            assert sum(part.share.value or 0.0 for part in parts) == pytest.approx(1.0, abs=1e-4)
-    plain, same = found.selections[0], found.selections[2]
-    assert (plain.name, plain.ratio) == (PLAIN, same.ratio)
-    assert same.worth.value == pytest.approx(1.0)
-    assert same.worth_p == 1.0
+    assert len(basis_of(torch.zeros(2, 4, dtype=torch.float64))) == 0

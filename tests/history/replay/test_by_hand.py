@@ -81,12 +81,10 @@ def test_mass_by_correctness_and_position(compared: Comparison) -> None:
 def test_how_far_they_agree_and_where_not(compared: Comparison) -> None:
     (pair,) = compared.pairs
     assert pair.pearson == pytest.approx(0.5 / (0.5**0.5 * 0.75**0.5))
-    assert pair.spearman == pytest.approx(3 / (4.5**0.5 * 3**0.5))  # ranks 4 1 2.5 2.5 and 3 1 3 3
     assert pair.same_sign == 0.25
     assert pair.moved == pytest.approx((2 / 3 + 1 / 3 + 1 / 3) / 2)
     assert pair.moved_between_tokens == pytest.approx(2 / 3)
     assert pair.groups_flipped == 0
-    assert list(pair.flips) == []
     first, second, third = pair.disagreements  # the first completion has a third of the mass under both
     assert (first.step, first.group, first.member, first.tokens) == (0, "0", 1, 4)
     assert (first.prompt, first.completion) == ("p", "a b c d")
@@ -111,7 +109,7 @@ def test_moved_between_tokens_sees_what_stays_within_a_completion(tmp_path: Path
     assert pair.moved_between_tokens == pytest.approx(1 / 3 / 2 + 2 / 3 * 3 / 4)
 
 
-def test_a_turned_ranking_is_counted_and_shown(tmp_path: Path) -> None:
+def test_a_reversed_ranking_is_counted(tmp_path: Path) -> None:
     def rows(numbers: list[float], prompt: str) -> list[dict[str, object]]:
         return [{"prompt": prompt, "completion": "a", "first": a, "second": -a} for a in numbers]
 
@@ -120,9 +118,6 @@ def test_a_turned_ranking_is_counted_and_shown(tmp_path: Path) -> None:
     sides = [{"rewards": ["saved:first"], **plain}, {"rewards": ["saved:second"], **plain}]
     (pair,) = replay(file, sides, num_generations=3).pairs
     assert pair.groups_flipped == 0.5
-    (flip,) = pair.flips
-    assert (flip.group, flip.pairs, flip.prompt) == ("0", 3, "p")
-    assert (list(flip.base), list(flip.other)) == ([-1, 0, 1], [1, 0, -1])
     assert pair.pearson == pytest.approx(-1)
 
 

@@ -96,16 +96,11 @@ def assert_silent(driver: Any) -> None:
 
 
 def rows_of(run: Path) -> list[dict[str, Any]]:
-    """All records of a run, with the outcome from TRL's table, as the files have them."""
+    """All records of a run, with the outcome of `right_answer`, as the files have them."""
     rows: list[dict[str, Any]] = []
     for file in sorted((run / "token_records").iterdir()):
-        part = pyarrow.parquet.read_table(file).to_pylist()
-        table = pyarrow.parquet.read_table(run / "completions" / file.name.replace("step_", "completions_")).to_pylist()
-        outcomes = {(row["prompt"], row["completion"]): row["right_answer_outcome"] for row in table}
-        rows += [
-            {**row, "outcome": outcomes[row["prompt"], row["completion"]], "rewards": dict(row["rewards"])}
-            for row in part
-        ]
+        for row in pyarrow.parquet.read_table(file).to_pylist():
+            rows.append({**row, "outcome": dict(row["outcomes"])["right_answer"], "rewards": dict(row["rewards"])})
     return rows
 
 

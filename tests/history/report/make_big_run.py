@@ -74,8 +74,13 @@ def rollout_of(
     )
 
 
-def write_step(folder: Path, step: int, rollout: Rollout, *, trained: bool = True) -> Path:
-    """One file of token records of all rows of a generation batch, with made-up numbers for the forward."""
+def write_step(
+    folder: Path, step: int, rollout: Rollout, *, right: Sequence[str] | None = None, trained: bool = True
+) -> Path:
+    """One file of token records of all rows of a generation batch, with made-up numbers for the forward.
+
+    `right` are the outcomes of the first reward, if it has some.
+    """
     torch.manual_seed(step)
     mask_B_T = rollout.mask_B_T.clone()
     mask_B_T[:, 3] = 0.0  # as if a tool had written it
@@ -86,7 +91,7 @@ def write_step(folder: Path, step: int, rollout: Rollout, *, trained: bool = Tru
     recorder = TokenRecorder(len(mask_B_T), seed=0)
     places_B = torch.arange(len(mask_B_T))
     stages = [(STAGES[0], whole_B_T), (STAGES[1], 0.9 * whole_B_T)]
-    recorder.start(dataclasses.replace(rollout, mask_B_T=mask_B_T), places_B, stages)
+    recorder.start(dataclasses.replace(rollout, mask_B_T=mask_B_T), places_B, stages, right and {REWARDS[0]: right})
     if trained:
         weights_B_T = mask_B_T / mask_B_T.sum()
         used = {"advantage": shaped_B_T, "weight": weights_B_T}
@@ -160,12 +165,12 @@ def write_big_run(
         rewards = torch.stack([torch.randint(0, 2, (rows,)), torch.rand(rows), torch.rand(rows) - 0.5], dim=1).double()
         rewards[generator.sample(range(rows), 3), 0] = NAN
         rollout = rollout_of(prompts, completions, tokenizer, rewards, limit=tokens)
-        write_step(folder, step, rollout, trained=number != 2)
         right = [
             "unparseable_reference" if value != value else ("right" if value else "wrong")
             for value in rewards[:, 0].tolist()
         ]
         right = ["no_answer" if word == "wrong" and generator.random() < 0.2 else word for word in right]
+        write_step(folder, step, rollout, right=right, trained=number != 2)
         write_table(folder, step, rollout, right_answer_outcome=right, note=["logged by the reward"] * rows)
     return folder
 
@@ -209,7 +214,7 @@ def write_hostile_run(folder: Path) -> Path:
         rollout = rollout_of(
             [HOSTILE[3] + HOSTILE[5] + HOSTILE[0]], completions, tokenizer, rewards, names, limit=10**6
         )
-        write_step(folder, step, rollout)
+        write_step(folder, step, rollout, right=HOSTILE)
         write_table(folder, step, rollout, **{HOSTILE[1]: list(HOSTILE), "right_answer_outcome": list(HOSTILE)})
     return folder
 

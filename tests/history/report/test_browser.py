@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -43,6 +44,7 @@ from tests.history.report.make_big_run import (
     write_hostile_run,
     write_step,
 )
+from tests.history.report.trained import write_history
 from trl_grpo_ext.history.report import load_run, load_runs
 from trl_grpo_ext.history.report.page import visible, write_page
 from trl_grpo_ext.testing.builders import turns_between
@@ -396,6 +398,24 @@ def test_a_really_trained_run_is_shown(chromium: Any, own_runs: Path) -> None:
     assert_silent(chromium)
 
 
+def test_a_finding_leads_to_its_figure_and_its_completions(chromium: Any, big: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(big / "first", run)
+    steps = range(1, 101)
+    write_history(run, [{"step": n, "reward": n / 100, "raw_reward": 1 - n / 100} for n in steps])
+    page = write_page(load_runs([big / "second", run]), tmp_path / "report.html").path
+    for driver in freshly(chromium, page):
+        driver.execute_script("document.querySelector('#findings button').click()")
+        wait_until(driver, "return document.querySelectorAll('#results [data-key]').length > 0")
+        state = "return ['run', 'step', 'filter'].map((id) => document.getElementById(id).value)"
+        assert driver.execute_script(state) == ["1", "4", "wrong-rewarded"]
+        assert found(driver) == expected(rows_of(run), "wrong-rewarded")
+        assert driver.execute_script("return document.getElementById('completions').getBoundingClientRect().top < 200")
+        for width in (1280, 375):
+            set_device(driver, width, 812)
+            assert driver.execute_script("return document.documentElement.scrollWidth <= innerWidth")
+
+
 # ---------------------------------------------------------------------------------------------- a training that goes on
 
 
@@ -426,22 +446,6 @@ def test_a_watched_page_loads_itself_again_and_stays_where_it_was(chromium: Any,
     begun = chromium.execute_script(ORIGIN)
     time.sleep(4)
     assert chromium.execute_script(ORIGIN) == begun
-
-
-def test_who_looks_at_the_newest_step_sees_the_next(chromium: Any, own_runs: Path) -> None:
-    page, newest = own_runs / "watched.html", sorted((own_runs / "one" / "token_records").iterdir())[-1]
-    table = own_runs / "one" / "completions" / newest.name.replace("step_", "completions_")
-    kept = {path: path.read_bytes() for path in (newest, table)}
-    for path in kept:
-        path.unlink()
-    write_page([load_run(own_runs / "one")], page, reload_seconds=3)
-    open_page(chromium, page)
-    shown = "Number(document.getElementById('step').selectedOptions[0].textContent)"
-    before = chromium.execute_script(f"return {shown}")
-    for path, content in kept.items():
-        path.write_bytes(content)
-    write_page([load_run(own_runs / "one")], page, reload_seconds=3)
-    assert wait_until(chromium, f"return document.documentElement.dataset.ready && {shown} > arguments[0]", before)
 
 
 # ---------------------------------------------------------------------------------------------- turns

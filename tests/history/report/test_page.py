@@ -21,12 +21,10 @@ from hypothesis import strategies as st
 from tests.history.report.make_big_run import HOSTILE, HOSTILE_NAMES, write_around, write_big_run, write_hostile_run
 from tests.history.report.trained import write_history
 from trl_grpo_ext.errors import ConfigurationError
-from trl_grpo_ext.history.files import step_of
 from trl_grpo_ext.history.report import load_run, load_runs
 from trl_grpo_ext.history.report import page as page_module
 from trl_grpo_ext.history.report.page import script_json, visible, write_page
 from trl_grpo_ext.history.report.page_data import _digits, page_data, plain_text, utf16_spans
-from trl_grpo_ext.records.token_records import write_records
 
 VOID = {"meta", "link", "br", "wbr", "img", "input", "hr"}
 KNOWN = (
@@ -231,27 +229,12 @@ def test_the_credit_is_what_the_update_did(shown: Page, small: Path) -> None:
     assert trained == {20: {True}, 40: {False}}
 
 
-def test_outcomes_come_from_trls_table_of_the_step(shown: Page, small: Path) -> None:
+def test_outcomes_are_those_of_the_record(shown: Page, small: Path) -> None:
     for run in shown.index["runs"]:
         for step in run["steps"]:
-            table = pyarrow.parquet.read_table(
-                small / run["name"] / "completions" / f"completions_{step['step']:05d}.parquet"
-            )
-            assert [row["right_answer"] for row in step["outcomes"]] == table.column("right_answer_outcome").to_pylist()
-
-
-def test_the_outcomes_of_a_record_are_its_own(small: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    shutil.copytree(small / "first", run)
-    file = sorted((run / "token_records").iterdir())[0]
-    rows = pyarrow.parquet.read_table(file).to_pylist()
-    for number, row in enumerate(rows[:2]):
-        row["outcomes"] = [("right_answer", f"said {number}"), ("other", "x" * 100)]
-    write_records(rows, str(run), step_of(file))
-    first = min(page_data([load_run(run)], 1000).index["runs"][0]["steps"], key=lambda step: step["step"])
-    told = [{"right_answer": f"said {number}", "other": "x" * 60 + "…"} for number in (0, 1)]
-    assert first["outcomes"][:2] == told
-    assert [set(row) for row in first["outcomes"][2:]] == [{"right_answer"}] * (len(rows) - 2)  # the table's
+            wanted = [dict(row["outcomes"]) for row in saved(small / run["name"], step["step"])]
+            assert step["outcomes"] == wanted
+            assert all(row.keys() == {"right_answer"} for row in wanted)
 
 
 def test_numbers_that_json_lacks_keep_their_meaning() -> None:
@@ -389,6 +372,32 @@ def test_what_cannot_be_written_is_refused(tmp_path_factory: pytest.TempPathFact
     with pytest.raises(ConfigurationError, match="cannot be written"):
         write_page([run], tmp_path / "folder", limit=0)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["folder"]
+
+
+def test_findings_are_shown_first_with_their_figure_and_completions(small: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(small / "first", run)
+    steps = range(1, 41)
+    write_history(run, [{"step": n, "reward": n / 40, "eval_reward": 1 - n / 40, "entropy": 1.0} for n in steps])
+    page = Page(write_page(load_runs([run, small / "second"]), tmp_path / "report.html").path.read_text("utf-8"))
+    text = " ".join(" ".join(page.text).split())
+    sentence = "Since step 8 the reward rises (0.112 to 0.912) while the held-out reward falls (0.887 to 0.0875)."
+    assert sentence in text
+    assert text.index("Findings (1)") < text.index(sentence) < text.index("Summary", text.index("Findings (1)") + 60)
+    assert ("a", {"href": "#figure-reward_functions"}) in page.elements or (
+        "a",
+        {"href": "#figure-reward_total"},
+    ) in page.elements
+    (button,) = [attributes for tag, attributes in page.elements if tag == "button" and "data-run" in attributes]
+    assert {key: value for key, value in button.items() if key.startswith("data-")} == {
+        "data-run": "run",
+        "data-step": "40",
+        "data-filter": "wrong-rewarded",
+    }
+
+
+def test_without_findings_the_page_is_silent_about_them(shown: Page) -> None:
+    assert "Findings" not in " ".join(shown.text)
 
 
 def test_differences_between_runs_stand_first(shown: Page) -> None:

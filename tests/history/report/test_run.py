@@ -78,12 +78,10 @@ def test_a_checkpoint_that_is_not_whole_leaves_the_one_before(own_runs: Path, da
     assert told(run, "checkpoint-4", "complete", "An older")  # which was read
 
 
-def test_an_older_training_in_the_same_folder_is_not_mixed_in(tmp_path: Path) -> None:
+def test_the_live_log_is_of_the_last_training_in_a_folder(tmp_path: Path) -> None:
     write_history(tmp_path, [*HISTORY, {"loss": 0.1, "step": 3}])
     (tmp_path / LOG).write_text('{"loss": 0.75, "step": 1}\n')
-    run = load_run(tmp_path)
-    assert run.history == [{"loss": 0.75, "step": 1}]
-    assert told(run, "another training", "output_dir of its own")
+    assert load_run(tmp_path).history == [{"loss": 0.75, "step": 1}]
 
 
 def test_entries_are_ordered_and_what_is_no_number_is_none(tmp_path: Path) -> None:
@@ -132,7 +130,6 @@ DAMAGED: dict[str, tuple[str, bytes, str]] = {
     "half a state": (STATE, b'{"log_history": [{"step": 1, "lo', "not complete JSON"),
     "garbage for a state": (STATE, bytes(range(256)), "not text"),
     "very deep JSON": (STATE, b"[" * 200_000, "not complete JSON"),
-    "another program's metrics": ("metrics.json", b'{"accuracy": 0.5}', "another program wrote it"),
     "another manifest": ("trl_grpo_ext_plugins.json", b'{"format": 99}', "record of plugins is unusable"),
     "other settings": ("trl_grpo_ext_settings.json", b'{"format": 1, "settings": []}', "cannot be used"),
     "an empty table": ("token_records/step_00003.parquet", b"", "not a complete parquet file"),
@@ -143,6 +140,8 @@ DAMAGED: dict[str, tuple[str, bytes, str]] = {
 @pytest.mark.parametrize("case", DAMAGED.values(), ids=DAMAGED)
 def test_what_is_damaged_is_a_sentence(own_runs: Path, case: tuple[str, bytes, str]) -> None:
     file, content, sentence = case
+    if file == STATE:  # which counts where there is no live log
+        (own_runs / "one" / LOG).unlink()
     whole = load_run(own_runs / "one")
     (own_runs / "one" / file).write_bytes(content)
     run = load_run(own_runs / "one")
@@ -204,7 +203,7 @@ def test_no_damage_is_an_error(own_runs: Path, seed: int) -> None:
 
 def test_a_pipe_in_a_files_place_is_not_waited_for(own_runs: Path) -> None:
     folder = own_runs / "one"
-    for name in (LOG, "metrics.json", "token_records/step_00009.parquet"):
+    for name in (LOG, "token_records/step_00009.parquet"):
         (folder / name).unlink(missing_ok=True)
         os.mkfifo(folder / name)
     assert load_run(folder).last_step == 4
@@ -256,7 +255,7 @@ def test_several_runs_get_different_names(tmp_path: Path, monkeypatch: pytest.Mo
     for place in places:
         write_history(tmp_path / place, HISTORY)
     runs = load_runs([tmp_path / place for place in places])
-    assert [run.name for run in runs] == ["a/run", "b/run", "other", "b/run (2)"]
+    assert [run.name for run in runs] == ["a/run", "b/run", "other", "b/run_2"]
     with pytest.raises(ConfigurationError, match="No run is named"):
         load_runs([])
     monkeypatch.chdir(tmp_path / "c" / "other")

@@ -49,11 +49,10 @@ def train_two(model: Path, folder: Path) -> dict[str, list[dict[str, Any]]]:
     return histories
 
 
-def write_history(folder: Path, history: Sequence[Any], file: str = "trainer_state.json") -> Path:
+def write_history(folder: Path, history: Sequence[Any]) -> Path:
     """A run's folder that has only this history."""
     folder.mkdir(parents=True, exist_ok=True)
-    key = {"trainer_state.json": "log_history", "metrics.json": "history"}[file]
-    (folder / file).write_text(json.dumps({key: list(history)}), encoding="ascii")
+    (folder / "trainer_state.json").write_text(json.dumps({"log_history": list(history)}), encoding="ascii")
     return folder
 
 

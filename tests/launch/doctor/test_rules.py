@@ -15,7 +15,7 @@ import torch
 
 from tests.launch.doctor.cases import A100, RECIPE, T4, adapters, case, launched, machine, qwen
 from trl_grpo_ext.launch.doctor.case import Case, Plugins
-from trl_grpo_ext.launch.doctor.examine import Examination, Request, examine
+from trl_grpo_ext.launch.doctor.examine import Request, examine
 from trl_grpo_ext.launch.doctor.problem import Severity
 from trl_grpo_ext.launch.doctor.rules import RULES, _movable, problems_of
 from trl_grpo_ext.launch.doctor.run_file import Script
@@ -230,6 +230,9 @@ PAIRS: dict[str, Pair] = {
     "tensor_parallel_does_not_divide": Pair("error", "does not divide the 4",
         lambda: case(launched("ddp", 4), use_vllm=True, vllm_tensor_parallel_size=3),
         lambda: case(launched("ddp", 4), use_vllm=True, vllm_tensor_parallel_size=2)),
+    "vllm_without_cuda": Pair("error", "NCCL, which needs one",
+        lambda: case(environment=machine(), use_vllm=True, vllm_mode="server"),
+        lambda: case(environment=machine(), use_vllm=True, vllm_max_model_length=2048)),
     "vllm_length_not_set": Pair("warning", "not set",
         lambda: case(use_vllm=True), lambda: case(use_vllm=True, vllm_max_model_length=2048)),
     "sampling_that_biases_the_correction": Pair("warning", "top_p 0.9, top_k 50",
@@ -247,7 +250,7 @@ PAIRS: dict[str, Pair] = {
         lambda: case(use_liger_kernel=True, plugins=hook())),
     "liger_with_compact_updates": Pair("error", "use_liger_kernel",
         lambda: case(use_liger_kernel=True, compact_updates="exact"), lambda: case(use_liger_kernel=True)),
-    "shared_prompts_without_a_mask": Pair("warning", "flash_attention_2",
+    "shared_prompts_without_sdpa": Pair("warning", "flash_attention_2",
         lambda: case(compact_updates="exact", share_prompts=True, attn_implementation="flash_attention_2", bf16=True),
         lambda: case(compact_updates="exact", share_prompts=True)),
     "liger_replaces_the_head": Pair("error", "fused_linear_cross_entropy",
@@ -340,62 +343,61 @@ TWO = f"{LAUNCH}distributed_type: MULTI_GPU\nnum_processes: 2\n"
 MODEL = Path(__file__).parents[3] / "recipes" / "embedded" / "model"
 SMALL = f"model_name_or_path: {MODEL}\nnum_generations: 4\nrewards: [gsm8k_accuracy]\nbf16: false\n"
 
-PITFALLS: dict[str, tuple[str, str, str]] = {
-    "1 QLoRA with vLLM": (TWO, "use_vllm: true\nload_in_4bit: true\nuse_peft: true\ndtype: bfloat16\n", "trl#4973"),
-    "2 bf16 weights under DDP": (TWO, "dtype: bfloat16\nlearning_rate: 1.0e-6\n", "hardly move"),
-    "3 dtype auto with 4-bit": (TWO, "dtype: auto\nload_in_4bit: true\nuse_peft: true\n", "auto names none"),
-    "4 reentrant, DDP and QLoRA": (
-        TWO,
-        "load_in_4bit: true\nuse_peft: true\ndtype: bfloat16\ngradient_checkpointing_kwargs: {use_reentrant: true}\n",
-        "ready only once",
+EVERYTHING = """
+use_vllm: true
+vllm_mode: colocate
+vllm_tensor_parallel_size: 4
+top_p: 0.9
+load_in_4bit: true
+use_peft: true
+lora_target_modules: [q_proj]
+dtype: auto
+gradient_checkpointing_kwargs: {use_reentrant: true}
+max_completion_length: 16
+dataset_path: train.jsonl
+"""
+PITFALLS = {  # the launch and the run, and what is said of the two together
+    "DDP": (
+        TWO.replace("num_machines: 1", "num_machines: 2"),
+        EVERYTHING,
+        (
+            *("trl#4973", "auto names none", "ready only once", "regular expression", "has no chat template"),
+            *("may not parse", "does not divide the 2", "vllm_max_model_length is not set", "biases the correction"),
+            "no job forms",
+        ),
     ),
-    "5 one LoRA target": (TWO, "use_peft: true\nlora_target_modules: [q_proj]\n", "regular expression"),
-    "6 a JSON file and mixed_precision": (
+    "DeepSpeed": (
         f"{LAUNCH}distributed_type: DEEPSPEED\nnum_processes: 2\nmixed_precision: bf16\n"
         "deepspeed_config: {deepspeed_config_file: ds.json}\n",
         "",
-        "names a deepspeed_config_file and has mixed_precision",
+        ("names a deepspeed_config_file and has mixed_precision",),
     ),
-    "6 accumulation in two places": (
-        f"{LAUNCH}distributed_type: DEEPSPEED\nnum_processes: 2\n"
-        "deepspeed_config: {zero_stage: 2, gradient_accumulation_steps: 1}\n",
-        "gradient_accumulation_steps: 4\n",
-        "is 1 in launch.yaml and 4 in the run",
-    ),
-    "7 nothing happens, silently": (TWO, "max_completion_length: 16\n", "has no chat template"),
-    "8 tensor parallel and processes": (TWO, "use_vllm: true\nvllm_tensor_parallel_size: 4\n", "does not divide the 2"),
-    "8 no length for vLLM": (TWO, "use_vllm: true\n", "vllm_max_model_length is not set"),
-    "8 the server's log-probabilities": (TWO, "use_vllm: true\nvllm_mode: server\n", "processed log-probabilities"),
-    "8 a biased correction": (TWO, "use_vllm: true\ntop_p: 0.9\n", "biases the correction"),
-    "9 references that nobody audited": (TWO, "dataset_path: {folder}/train.jsonl\n", "may not parse"),
-    "10 every node is machine 0": (
-        TWO.replace("num_machines: 1", "num_machines: 2"),
-        "",
-        "is one and the same of 2: no job forms",
-    ),
+    "CPU": (TWO, "use_vllm: true\nvllm_enable_sleep_mode: true\nuse_cpu: true\n", ("GPUs alone",)),
+    "full": (TWO, "dtype: bfloat16\nlearning_rate: 1.0e-6\n", ("hardly move",)),
 }
 
 
-@pytest.fixture
-def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], Examination]:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "ds.json").write_text('{"zero_optimization": {"stage": 2}, "gradient_accumulation_steps": "auto"}')
-    shutil.copytree(MODEL, tmp_path / "chatty")
-    (tmp_path / "chatty" / "chat_template.jinja").write_text("{{ messages }}")
-    (tmp_path / "train.jsonl").write_text('{"question": "How many?", "answer": "#### 18"}\n')
-
-    def look(launch: str, run: str) -> Examination:
-        (tmp_path / "launch.yaml").write_text(launch)
-        (tmp_path / "run.yaml").write_text(SMALL + run.replace("{folder}", str(tmp_path)))
-        return examine(Request(config_file="launch.yaml", configs=("run.yaml",), gpu_memory=24))
-
-    return look
+def said_of(launch: str, run: str) -> str:
+    """What the doctor says of these files in this folder."""
+    Path("ds.json").write_text('{"zero_optimization": {"stage": 2}, "gradient_accumulation_steps": "auto"}')
+    Path("train.jsonl").write_text('{"question": "How many?", "answer": "#### 18"}\n')
+    Path("launch.yaml").write_text(launch)
+    Path("run.yaml").write_text(SMALL + run)
+    found = examine(Request(config_file="launch.yaml", configs=("run.yaml",), gpu_memory=24))
+    return " ".join(problem.message for problem in found.problems)
 
 
 @pytest.mark.parametrize("name", PITFALLS)
-def test_a_known_pitfall_is_caught_from_real_files(name: str, asked: Callable[[str, str], Examination]) -> None:
+def test_known_pitfalls_are_caught_from_real_files(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     launch, run, words = PITFALLS[name]
-    found = asked(launch, run).problems
-    assert any(words in problem.message for problem in found), [problem.message for problem in found]
-    harmless = asked(TWO, "model_name_or_path: chatty\nuse_peft: true\nlora_target_modules: all-linear\n").problems
-    assert not any(words in problem.message for problem in harmless)
+    said = said_of(launch, run)
+    assert [part for part in words if part not in said] == []
+
+
+def test_none_of_them_is_said_of_a_sound_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(MODEL, "chatty")
+    Path("chatty/chat_template.jinja").write_text("{{ messages }}")
+    said = said_of(TWO, "model_name_or_path: chatty\nuse_peft: true\nlora_target_modules: all-linear\n")
+    assert [part for _, _, words in PITFALLS.values() for part in words if part in said] == []

@@ -5,5 +5,3 @@ from typing import Literal
 PluginKind = Literal["reward", "hook", "aggregation", "filter"]
 Made = Literal[PluginKind, "all"]
 Role = Literal["transform", "estimator", "shaper", "forward"]
-License = Literal["apache-2.0", "mit", "bsd-3-clause", "none"]
-Ci = Literal["github", "none"]

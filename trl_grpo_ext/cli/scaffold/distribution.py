@@ -1,7 +1,7 @@
 """A new distribution with one plugin in it, from the templates beside this file, written where nothing is.
 
 A plugin's name becomes an entry point, a module, a class, a file of tests and a word in YAML; a distribution's name
-becomes a package. Both are held to what all of these take. Descriptions and authors may be anything on one line.
+becomes a package. Both are held to what all of these take.
 """
 
 from __future__ import annotations
@@ -10,40 +10,28 @@ import builtins
 import functools
 import importlib.metadata
 import importlib.util
-import json
 import keyword
 import re
 import sys
-import textwrap
 import tomllib
-import unicodedata
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from rich.cells import cell_len
 
 from ...errors import ConfigurationError
 from ...plugins.kinds import GROUPS, LABELS, WORDS, with_article
 from ...plugins.metadata import installed_distributions, normalise, provenance
 from ...types import CONTRACT_VERSION
-from . import Ci, License, PluginKind, Role
+from . import PluginKind, Role
 
-LICENSE_IDS: dict[License, str | None] = {
-    "apache-2.0": "Apache-2.0",
-    "mit": "MIT",
-    "bsd-3-clause": "BSD-3-Clause",
-    "none": None,
-}
 LINE_LENGTH = 120
 """As the scaffold's own pyproject.toml sets it."""
-_DOCSTRING_WIDTH = 108  # less the indentation and the quotes, and some to spare
-_LONGEST_NAME, _LONGEST_DISTRIBUTION, _LONGEST_TEXT = 40, 60, 300
+_LONGEST_NAME, _LONGEST_DISTRIBUTION = 40, 60
 _NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
 _DISTRIBUTION = re.compile(r"[A-Za-z][A-Za-z0-9]*([._-]+[A-Za-z0-9]+)*")  # PEP 508, without a digit in front
 _READ_BY_YAML = frozenset({"yes", "no", "on", "off", "true", "false", "null"})
-_BIDIRECTIONAL = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 _IMPORTED = frozenset({"Any", "Sequence", "ConfigurationError", "Rollout", "Span"})  # by the templates
 _DESCRIPTIONS: dict[str, str] = {
     "reward": "Pays completions that say a phrase.",
@@ -73,10 +61,6 @@ class NewDistribution:
     name: str
     role: Role | None = None
     distribution: str = ""
-    description: str = ""
-    author: str = ""
-    license: License = "apache-2.0"
-    ci: Ci = "github"
     there: bool = False
 
     def __post_init__(self) -> None:
@@ -88,8 +72,6 @@ class NewDistribution:
         if not self.there:
             _check_new(self.distribution)
         self.templates = f"hook/{self.role or 'transform'}" if self.kind == "hook" else self.kind
-        self.description = _checked_text("--description", self.description or _DESCRIPTIONS[self.templates])
-        self.author = _checked_text("--author", self.author or f"The {self.distribution} developers")
         self.package = package_of(self.distribution)
         self.target = f"{self.package}.{self.name}:{class_of(self.name, self.kind)}"
 
@@ -99,7 +81,8 @@ class NewDistribution:
         values = {
             **vars(self),
             "class_name": class_of(self.name, self.kind),
-            "license_id": LICENSE_IDS[self.license],
+            "description": _DESCRIPTIONS[self.templates],
+            "author": f"The {self.distribution} developers",
             "year": date.today().year,
             "group": GROUPS[kind],
             "label": LABELS[kind],
@@ -119,15 +102,10 @@ class NewDistribution:
                 (f"src/{self.package}/__init__.py", "common/package", "offers the class"),
                 (f"src/{self.package}/py.typed", "", "says that it has types"),
                 (".gitignore", "common/gitignore", "what git leaves out"),
+                (".github/workflows/ci.yml", "common/ci", "lint, types and tests on every push"),
+                (".github/workflows/publish.yml", "common/publish", "puts a release on the package index"),
+                ("LICENSE", "common/LICENSE", "Apache-2.0; replace it if you choose another"),
             ]
-            if self.ci == "github":
-                places.append((".github/workflows/ci.yml", "common/ci", "lint, types and tests on every push"))
-            if self.ci == "github" and self.license != "none":  # the index refuses it without one
-                publish = ".github/workflows/publish.yml"
-                places.append((publish, "common/publish", "puts a release on the package index"))
-            if self.license != "none":
-                purpose = f"{LICENSE_IDS[self.license]}, {values['year']}"
-                places.append(("LICENSE", f"licenses/{self.license}", purpose))
         render = _environment().get_template
         return [
             GeneratedFile(path, render(f"{template}.jinja").render(values) if template else "", purpose)
@@ -135,11 +113,7 @@ class NewDistribution:
         ]
 
     def write(self, directory: Path) -> list[GeneratedFile]:
-        """Write the distribution into a folder that is not there yet or empty, or the plugin into one that is there.
-
-        Raises:
-            ConfigurationError: Something is there already, or the folder cannot be written.
-        """
+        """Write the distribution into a folder that is not there yet or empty, or the plugin into one that is there."""
         files, project = self.files(), directory / "pyproject.toml"
         try:
             if not self.there and directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
@@ -263,18 +237,6 @@ def _check_new(distribution: str) -> None:
         )
 
 
-def _checked_text(option: str, text: str) -> str:
-    line = " ".join(text.split())
-    if not line:
-        raise ConfigurationError(f"{option} is blank; give some text, or leave the option out.")
-    # Control characters, lone surrogates, and what turns the direction of writing.
-    if bad := [c for c in line if unicodedata.category(c) in ("Cc", "Cs") or c in _BIDIRECTIONAL]:
-        raise ConfigurationError(f"{option} holds the character U+{ord(bad[0]):04X}, which is no text. Leave it out.")
-    if len(line) > _LONGEST_TEXT:
-        raise ConfigurationError(f"{option} has {len(line)} characters; {_LONGEST_TEXT} at most.")
-    return line
-
-
 def package_of(distribution: str) -> str:
     """The import package of a distribution: `Grpo-Manners` has `grpo_manners`."""
     return re.sub(r"[-_.]+", "_", distribution).lower()
@@ -289,26 +251,6 @@ def class_of(name: str, kind: str) -> str:
 # --------------------------------------------------------------------------------------------------------- templates
 
 
-def quoted(text: str) -> str:
-    """As a string of TOML, which a string of JSON also is, once it holds no DEL."""
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
-
-
-def docstring(text: str) -> str:
-    """As the beginning of a class's docstring: no double quotes or lone backslashes in it, and wrapped."""
-    safe = text.replace("\\", "\\\\").replace('"', "'")
-    width = (
-        _DOCSTRING_WIDTH // 2 if cell_len(safe) != len(safe) else _DOCSTRING_WIDTH
-    )  # wide characters take two columns
-    return "\n    ".join(textwrap.wrap(safe, width, break_long_words=False, break_on_hyphens=False))
-
-
-def markdown(text: str) -> str:
-    """As a paragraph of Markdown that neither begins another element nor opens a code span, a link or a tag."""
-    escaped = re.sub(r"([\\`\[<&])", r"\\\1", text)
-    return re.sub(r"^(\d*)([#>+\-=~*_|.)])", r"\1\\\2", escaped)
-
-
 def imported(name: str, module: str) -> str:
     """The import of one name, in parentheses where the line would be longer than ruff and its formatter leave it."""
     line = f"from {module} import {name}"
@@ -320,10 +262,10 @@ def _environment() -> Environment:
     environment = Environment(
         loader=PackageLoader("trl_grpo_ext.cli.scaffold"),
         undefined=StrictUndefined,
-        autoescape=False,  # nothing here is HTML; the filters escape for TOML, Python and Markdown
+        autoescape=False,  # nothing here is HTML, and every word was checked
         keep_trailing_newline=True,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"quoted": quoted, "docstring": docstring, "markdown": markdown, "imported": imported}
+    environment.filters["imported"] = imported
     return environment

@@ -25,8 +25,6 @@ import torch
 
 LEVEL = 0.95
 """Confidence level of intervals."""
-SPLITS = 200
-"""Random halvings over which the cosine between halves is averaged."""
 _AT_ONCE = 1 << 24
 """Most cells of counts times prompts to process at a time."""
 
@@ -40,12 +38,31 @@ class Estimate:
     high: float | None
     error: float | None = None
 
+    def times(self, factor: float) -> Estimate:
+        """The same of a multiple of the number."""
+        values = (self.value, self.low, self.high, self.error)
+        return Estimate(*(None if value is None else value * factor for value in values))
 
-@dataclass(frozen=True)
+    def text(self, digits: int | None = None) -> str:
+        """The number and its interval, with a number of decimals or three significant digits; `-` if undefined."""
+        form = ".3g" if digits is None else f".{digits}f"
+        value, low, high = ("-" if one is None else f"{one:{form}}" for one in (self.value, self.low, self.high))
+        return "-" if self.value is None else f"{value} [{low}, {high}]"
+
+
+@dataclass(frozen=True, kw_only=True)
 class Quality:
-    """Estimates of one selection's gradient, as `SelectionQuality` has them, for a single group and uncorrected.
+    """Estimates of one selection's gradient.
 
-    `worth_p` is two-sided, by the jackknife's error and Student's t; `bias_p` is one-sided.
+    Attributes:
+        ratio: Signal-to-noise ratio `|μ|² / tr Σ` of the gradient of a batch, with `μ` the mean and `Σ` the covariance
+            of that gradient: of a batch of `GradientQuality.batch_size` completions, or of one group from `compare`.
+        worth: How many times more completions plain TRL needs for the same ratio.
+        worth_p: Two-sided p of a difference of the ratio to plain TRL's, by the jackknife's error and Student's t;
+            `measure_gradients` corrects it by Holm's method.
+        to_plain: Cosine of the mean gradient to plain TRL's.
+        to_policy_gradient: Cosine of the mean gradient to the policy gradient of the raw reward.
+        bias_p: One-sided p of that cosine being below 1, corrected in the same way.
     """
 
     ratio: Estimate
@@ -54,7 +71,6 @@ class Quality:
     to_plain: Estimate
     to_policy_gradient: Estimate
     bias_p: float | None
-    halves: Estimate
 
 
 # ----------------------------------------------------------------------------------------------------- U-statistics
@@ -118,16 +134,6 @@ def cosine(product_R: torch.Tensor, signal_R: torch.Tensor, other_R: torch.Tenso
     return (product_R / norms_R).clamp(-1.0, 1.0).masked_fill(~found, torch.nan)
 
 
-def cosine_between_halves(gram_M_M: torch.Tensor, halves_R_M: torch.Tensor, counts_R_M: torch.Tensor) -> torch.Tensor:
-    """Cosine between the mean gradients of the prompts in `halves` and of the others, `(R,)`."""
-    first_R_M, second_R_M = counts_R_M * halves_R_M, counts_R_M * (1 - halves_R_M)
-
-    def product(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-        return ((one @ gram_M_M) * other).sum(dim=1)
-
-    return product(first_R_M, second_R_M) / (product(first_R_M, first_R_M) * product(second_R_M, second_R_M)).sqrt()
-
-
 # ------------------------------------------------------------------------------------------------------- resampling
 
 
@@ -137,13 +143,6 @@ def bootstrap_counts(prompts: int, resamples: int, seed: int) -> torch.Tensor:
     drawn_R_M = torch.randint(prompts, (resamples, prompts), generator=generator)
     ones = torch.ones(resamples, prompts, dtype=torch.float64)
     return torch.zeros_like(ones).scatter_add_(1, drawn_R_M, ones)
-
-
-def random_halves(prompts: int, count: int, seed: int) -> torch.Tensor:
-    """Random halves, `(count, M)`, 1.0 for the first."""
-    generator = torch.Generator().manual_seed(seed)
-    order = torch.rand(count, prompts, generator=generator).argsort(dim=1)
-    return (order < prompts // 2).to(torch.float64)
 
 
 def jackknife_error(left_out_M: torch.Tensor) -> float | None:
@@ -204,10 +203,9 @@ def compare(
     """
     sums = {name: prompts.sums(gradient_N_k) for name, gradient_N_k in gradients.items()}
     sizes_M, size = prompts.sizes_M, len(prompts.sizes_M)
-    whole, resampled = torch.ones(1, size, dtype=torch.float64), bootstrap_counts(size, resamples, seed)
-    counts = torch.cat([whole, 1.0 - torch.eye(size, dtype=torch.float64), resampled])
+    whole, left_out = torch.ones(1, size, dtype=torch.float64), 1.0 - torch.eye(size, dtype=torch.float64)
+    counts = torch.cat([whole, left_out, bootstrap_counts(size, resamples, seed)])
     parts = [1, size, resamples]
-    splits_R_M = random_halves(size, resamples, seed + 1)
 
     def product(one: str, other: str) -> torch.Tensor:
         return pair_mean(sums[one] @ sums[other].T, counts, sizes_M)
@@ -225,9 +223,6 @@ def compare(
             torch.split(cosine(product(name, other), signal, signals[other]), parts)
             for other in (plain, policy_gradient)
         )
-        gram_M_M = sums[name] @ sums[name].T
-        split_R = cosine_between_halves(gram_M_M, splits_R_M, resampled)
-        split_0 = cosine_between_halves(gram_M_M, splits_R_M[:SPLITS], whole.expand(min(SPLITS, resamples), -1))
         is_true, shortfall = name == policy_gradient, 1 - float(to_true[0])
         found[name] = Quality(
             ratio=_estimate(*torch.split(ratios[name], parts)),
@@ -236,19 +231,8 @@ def compare(
             to_plain=_estimate(*to_plain),
             to_policy_gradient=_estimate(*to_true),
             bias_p=None if is_true else _p_below(shortfall, jackknife_error(to_true[1]), size - 1),
-            halves=Estimate(_number(split_0.mean()), *interval(split_R)),
         )
     return found
-
-
-def shares(parts_N_P: torch.Tensor, prompts: Prompts, *, resamples: int, seed: int) -> list[Estimate]:
-    """The shares of parts of a sum over groups, with intervals over prompts."""
-    sums_M_P = prompts.sums(parts_N_P)
-    whole = torch.ones(1, len(sums_M_P), dtype=torch.float64)
-    sums_R_P = torch.cat([whole, bootstrap_counts(len(sums_M_P), resamples, seed)]) @ sums_M_P
-    whole_R_1 = sums_R_P.sum(dim=1, keepdim=True)
-    shares_R_P = (sums_R_P / whole_R_1).masked_fill(whole_R_1 <= 0, torch.nan)
-    return [Estimate(_number(column[0]), *interval(column[1:])) for column in shares_R_P.unbind(dim=1)]
 
 
 def _estimate(value: torch.Tensor, left_out_M: torch.Tensor, resampled_R: torch.Tensor) -> Estimate:

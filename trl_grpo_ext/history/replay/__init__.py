@@ -12,18 +12,17 @@ The parts: `saved` and `tokens` read, `selections` loads the plugins, `running` 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from ...errors import ConfigurationError
-from ..files import SUFFIXES, Say
+from ..files import Say
 from .comparison import (
     Comparison,
     Disagreement,
     Pair,
     Part,
-    RankingFlip,
     RewardNumbers,
     SelectionNumbers,
     Side,
@@ -37,7 +36,7 @@ from .comparison import (
 )
 from .running import BatchResult, RewardCaller, run_selection
 from .saved import SavedBatch, join_columns, read_saved
-from .selections import ReplaySelection, read_selections, selection_settings
+from .selections import ReplaySelection, Selections, read_selections
 from .tokens import Tokenize, load_tokenizer
 
 __all__ = [
@@ -46,7 +45,6 @@ __all__ = [
     "Disagreement",
     "Pair",
     "Part",
-    "RankingFlip",
     "RewardNumbers",
     "SavedBatch",
     "SelectionNumbers",
@@ -62,7 +60,7 @@ Progress = Callable[[Iterable[SavedBatch], int], Iterable[SavedBatch]]
 
 def replay(
     completions: str | Path,
-    selections: Sequence[str | Path | Mapping[str, Any]],
+    selections: Selections,
     *,
     tokenizer: str | Any = None,
     dataset: str | Path | None = None,
@@ -81,16 +79,15 @@ def replay(
         completions: A run's output_dir, a folder or a file with token records, TRL's tables of completions, or JSON
             Lines with `prompt` and `completion`.
         selections: Paths of YAML files, or what such files hold; the first is the base. They may hold all of a run's
-            settings; those that matter here are read.
+            settings; those that matter here are read. A mapping gives them names.
         tokenizer: A tokenizer, its path or hub id, for files without tokens. None splits texts into words.
-        dataset: A `.jsonl` or `.parquet` file with the columns that rewards need, joined by the prompt; by default the
-            `dataset_path` of the first selection that names such a file.
+        dataset: A `.jsonl` or `.parquet` file with the columns that rewards need, joined by the prompt.
         correct: A reward or column that says which completions are right; None means the base's first reward.
         right_at: The least of its values that counts as right.
         steps: First and last step; None means no bound.
         limit: Most completions, in whole groups.
         num_generations: Completions per prompt, for files that don't say; None infers it.
-        show: How many completions and groups to list for each pair.
+        show: How many completions to list for each pair.
         say: Called, as it goes, with what will be in the comparison's `notes`.
         progress: Wraps the loop over the batches.
 
@@ -110,9 +107,6 @@ def replay(
             say(sentence)
 
     chosen = read_selections(selections)
-    if dataset is None and (named := next(filter(None, map(_dataset_of, selections)), None)) is not None:
-        note(f"Columns are joined from {named}, the dataset_path of a selection.")
-        dataset = named
     hoped_for = next((one.settings["num_generations"] for one in chosen if one.settings["num_generations"]), None)
     batches = read_saved(
         completions, note, steps=steps, limit=limit, num_generations=num_generations, hoped_for=hoped_for
@@ -153,17 +147,6 @@ def replay(
         batches=tuple(batches),
         results=results,
     )
-
-
-def _dataset_of(selection: str | Path | Mapping[str, Any]) -> Path | None:
-    """The existing file that a selection's run was trained on, if the selection names it.
-
-    A relative path counts from the working directory, as for a recipe, or from the selection's folder.
-    """
-    name = selection_settings(selection).get("dataset_path")
-    folders = [Path()] if isinstance(selection, Mapping) else [Path(), Path(selection).parent]
-    files = [folder / name for folder in folders] if isinstance(name, str) else []
-    return next((file for file in files if file.is_file() and file.suffix in SUFFIXES), None)
 
 
 def _with_log_probabilities(batches: list[SavedBatch], note: Say) -> list[SavedBatch]:

@@ -131,27 +131,6 @@ class Disagreement:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RankingFlip:
-    """A group whose completions two selections rank differently.
-
-    Attributes:
-        step: The step at which it was saved.
-        group: The group, by the file's number or a running one.
-        pairs: Pairs of its completions in reverse order.
-        prompt: The prompt as text.
-        base: The members' advantages under the base.
-        other: The members' advantages under the other selection.
-    """
-
-    step: int
-    group: str
-    pairs: int
-    prompt: str
-    base: Sequence[float]
-    other: Sequence[float]
-
-
-@dataclass(frozen=True, kw_only=True)
 class Pair:
     """The base and another selection.
 
@@ -159,25 +138,21 @@ class Pair:
         base: Name of the base.
         other: Name of the other.
         pearson: Pearson's correlation of the completions' advantages.
-        spearman: Spearman's.
         same_sign: Share of the completions whose advantages have the same sign, or are 0 under both.
         moved: Share of the gradient mass that moves to other completions: half the sum of the absolute differences.
         moved_between_tokens: The same, between tokens.
         groups_flipped: Share of the groups in which a pair of completions is reversed.
         disagreements: The completions whose shares of the gradient mass differ most, largest difference first.
-        flips: The groups with most pairs reversed, most first.
     """
 
     base: str
     other: str
     pearson: float | None
-    spearman: float | None
     same_sign: float
     moved: float | None
     moved_between_tokens: float | None
     groups_flipped: float
     disagreements: Sequence[Disagreement]
-    flips: Sequence[RankingFlip]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -378,45 +353,34 @@ def pair(
     steps_N = (differences_N / (_SAME * base.shares_N.max())).round() if has_mass else torch.zeros_like(differences_N)
     worst = steps_N.argsort(descending=True, stable=True)[:show].tolist()
     rows = [(batch, row) for batch in batches for row in range(len(batch.texts))]
-    flipped = _flipped_by_group(base, other, batches)
     one_sign, other_sign = (signs(one.advantages_N, _NOTHING) for one in both)
     between_tokens = (
         float((a.mass_B_T.double() / masses[0] - b.mass_B_T.double() / masses[1]).abs().sum())
         for a, b in zip(*(results[name] for name in names), strict=True)
     )
 
-    def common(index: int) -> dict[str, Any]:
-        batch, row = rows[index]
-        return {"step": batch.step, "group": str(batch.group_names[row]), "prompt": join_key(batch.prompts[row])}
-
     def disagreement(index: int) -> Disagreement:
         batch, row = rows[index]
         return Disagreement(
-            **common(index),
+            step=batch.step,
+            group=str(batch.group_names[row]),
             member=row % batch.num_generations,
             tokens=int(base.lengths_N[index]),
+            prompt=join_key(batch.prompts[row]),
             completion=batch.texts[row],
             base=_side(base, index),
             other=_side(other, index),
         )
 
-    def flip(index: int) -> RankingFlip:
-        members = slice(index, index + rows[index][0].num_generations)
-        one, two = (totals.advantages_N[members].tolist() for totals in both)
-        return RankingFlip(**common(index), pairs=flipped[index], base=one, other=two)
-
-    most_flipped = sorted(flipped, key=lambda index: -flipped[index])[:show]
     return Pair(
         base=names[0],
         other=names[1],
-        pearson=pearson(base.advantages_N, other.advantages_N),
-        spearman=pearson(ranks(base.advantages_N), ranks(other.advantages_N)),
+        pearson=correlation(base.advantages_N, other.advantages_N),
         same_sign=float((one_sign == other_sign).double().mean()),
         moved=float(differences_N.sum()) / 2 if has_mass else None,
         moved_between_tokens=sum(between_tokens) / 2 if has_mass else None,
-        groups_flipped=sum(pairs > 0 for pairs in flipped.values()) / len(flipped),
+        groups_flipped=_share_flipped(base, other, batches),
         disagreements=[disagreement(index) for index in worst if steps_N[index] > 0],
-        flips=[flip(index) for index in most_flipped if flipped[index]],
     )
 
 
@@ -458,16 +422,15 @@ def _mean_and_std(values: torch.Tensor) -> tuple[float | None, float | None]:
     return (float(known.mean()) if len(known) else None, float(known.std()) if len(known) > 1 else None)
 
 
-def _flipped_by_group(base: SelectionTotals, other: SelectionTotals, batches: Sequence[SavedBatch]) -> dict[int, int]:
-    """The number of reversed pairs, by the index of each group's first completion."""
-    flipped: dict[int, int] = {}
-    first = 0
-    for batch in batches:
-        rows, size = slice(first, first + len(batch.texts)), batch.num_generations
-        pairs_Q = flipped_pairs(base.advantages_N[rows], other.advantages_N[rows], size, _NOTHING)
-        flipped |= {first + group * size: int(pairs) for group, pairs in enumerate(pairs_Q.tolist())}
-        first = rows.stop
-    return flipped
+def _share_flipped(base: SelectionTotals, other: SelectionTotals, batches: Sequence[SavedBatch]) -> float:
+    """The share of the groups in which a pair of completions is reversed."""
+    sizes = [len(batch.texts) for batch in batches]
+    split = (torch.split(one.advantages_N, sizes) for one in (base, other))
+    flipped = [
+        has_reversed_pair(one_B, other_B, batch.num_generations, _NOTHING)
+        for batch, one_B, other_B in zip(batches, *split, strict=True)
+    ]
+    return float(torch.cat(flipped).double().mean())
 
 
 def _side(totals: SelectionTotals, index: int) -> Side:
@@ -517,20 +480,10 @@ def share(part: torch.Tensor, whole: torch.Tensor) -> float | None:
     return float(part.sum()) / total if total > 0 else None
 
 
-def pearson(one_N: torch.Tensor, other_N: torch.Tensor) -> float | None:
+def correlation(one_N: torch.Tensor, other_N: torch.Tensor) -> float | None:
     """Pearson's correlation; None if either is constant."""
-    one_N, other_N = one_N.double() - one_N.double().mean(), other_N.double() - other_N.double().mean()
-    size = float(one_N.norm() * other_N.norm())
-    return float(one_N @ other_N) / size if size > 0 else None
-
-
-def ranks(values_N: torch.Tensor) -> torch.Tensor:
-    """Each value's rank from 1, equal values sharing their mean rank."""
-    found: tuple[torch.Tensor, ...] = values_N.unique(return_inverse=True, return_counts=True)  # type: ignore[no-untyped-call]
-    _, places_N, counts = found
-    last = counts.cumsum(0).double()
-    mean_ranks: torch.Tensor = last - (counts.double() - 1) / 2
-    return mean_ranks[places_N]
+    found = float(torch.corrcoef(torch.stack([one_N.double(), other_N.double()]))[0, 1]) if len(one_N) > 1 else math.nan
+    return None if math.isnan(found) else found
 
 
 def signs(values_N: torch.Tensor, nothing: float) -> torch.Tensor:
@@ -538,9 +491,9 @@ def signs(values_N: torch.Tensor, nothing: float) -> torch.Tensor:
     return torch.where(values_N.abs() <= nothing, torch.zeros_like(values_N), values_N.sign())
 
 
-def flipped_pairs(one_B: torch.Tensor, other_B: torch.Tensor, size: int, nothing: float) -> torch.Tensor:
-    """For each group of `size` rows, the number of pairs that the other ranking reverses, `(Q,)`."""
+def has_reversed_pair(one_B: torch.Tensor, other_B: torch.Tensor, size: int, nothing: float) -> torch.Tensor:
+    """For each group of `size` rows whether the other ranking reverses a pair, `(Q,)`."""
     one_Q_G, other_Q_G = one_B.view(-1, size), other_B.view(-1, size)
     one_Q_G_G = signs(one_Q_G.unsqueeze(2) - one_Q_G.unsqueeze(1), nothing)
     other_Q_G_G = signs(other_Q_G.unsqueeze(2) - other_Q_G.unsqueeze(1), nothing)
-    return (one_Q_G_G * other_Q_G_G < 0).sum(dim=(1, 2)) // 2
+    return (one_Q_G_G * other_Q_G_G < 0).any(dim=(1, 2))

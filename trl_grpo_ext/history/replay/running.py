@@ -8,6 +8,7 @@ bounds the ratio): a token's score, which is the gradient of its log-probability
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
 from collections import Counter
@@ -22,13 +23,13 @@ from ...credit.chain import HookChain
 from ...credit.flow import plugin_label
 from ...credit.groups import group_mean, group_std, weighted_rewards
 from ...credit.signal import groups_of, signal_table, zero_variance_of
-from ...credit.turns import scores_turns, turn_values
+from ...credit.turns import place_spans, scores_turns, turn_values
 from ...errors import ConfigurationError, PluginOutputError, PluginRunError, RewardError
 from ...guard.calls import PASSED_BY_TRL, call
 from ...guard.messages import joined_text
 from ...guard.outcomes import OUTCOME_SUFFIX
 from ...guard.reward_watch import RewardWatch
-from ...types import Forward, Rollout, Span, StepTotals, Totals, TurnSpan, implements, role_of
+from ...types import Forward, Rollout, Span, StepTotals, Totals, Turn, TurnSpan, implements, role_of
 from .saved import SavedBatch
 from .selections import ReplaySelection, RewardSource, check_replayable
 from .tokens import Tokens
@@ -327,9 +328,13 @@ class RewardCaller:
         spans = watch.spans.get(source.name)
         if spans is None:
             return OneReward(returned, outcomes=dict(outcomes))
-        pairs = zip(spans, batch.completions, strict=True)
-        moved = [None if row is None else _in_the_text(row, _message_spans(completion)) for row, completion in pairs]
-        return OneReward(returned, moved, spans if any(map(scores_turns, spans)) else None, dict(outcomes))
+        placed = [
+            None
+            if row is None
+            else place_spans(row, functools.partial(_turns_of, completion), completion, text, number)
+            for number, (row, completion, text) in enumerate(zip(spans, batch.completions, batch.texts, strict=True))
+        ]
+        return OneReward(returned, placed, spans if any(map(scores_turns, spans)) else None, dict(outcomes))
 
     def _advice(self, batch: SavedBatch) -> str:
         has = f"The columns there are: {', '.join(sorted(batch.columns)) or 'none'}"
@@ -365,31 +370,19 @@ def _missing(function: Any, batch: SavedBatch) -> list[str]:
     return [name for name in required if name not in PASSED_BY_TRL - {"environments"} and name not in batch.columns]
 
 
-def _in_the_text(spans: Sequence[Span | TurnSpan], messages: Sequence[tuple[int, int]]) -> list[Span]:
-    """Convert spans from characters of the assistant's messages to characters of the whole text."""
-    last = next((place for place in reversed(messages) if place[1] > place[0]), (0, 0))
-    moved: list[Span] = []
-    for span in spans:
-        if len(span) == 3:
-            moved.append((last[0] + span[0], last[0] + span[1], span[2]))
-            continue
-        turn, start, end, value = span
-        if not 0 <= turn < len(messages):
-            raise PluginOutputError(f"A reward has a value for turn {turn} of a completion with {len(messages)}.")
-        first = messages[turn][0]
-        moved.append((*messages[turn], value) if end is None else (first + start, first + end, value))
-    return moved
-
-
-def _message_spans(completion: Any) -> list[tuple[int, int]]:
-    """The place of each assistant message in the whole text."""
-    places, place = [], 0
+def _turns_of(completion: Any) -> list[Turn]:
+    """The assistant messages of a completion and where they are in its whole text."""
+    turns: list[Turn] = []
+    start = 0
     for message in [completion] if isinstance(completion, str) else completion:
         text = joined_text(message)
+        end = start + len(text)
         if isinstance(message, str) or message.get("role", "assistant") == "assistant":
-            places.append((place, place + len(text)) if text.strip() else (place, place))
-        place += len(text)
-    return places
+            turns.append(
+                Turn(number=len(turns), tokens=(0, 0), text=text, characters=(start, end), content=(start, end))
+            )
+        start = end
+    return turns
 
 
 def _numbers(values: Sequence[float | None]) -> torch.Tensor:

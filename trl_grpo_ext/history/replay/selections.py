@@ -47,6 +47,9 @@ _CHOICES: Mapping[str, tuple[Any, ...]] = {
     "scale_rewards": ("group", "batch", "none"),
     "multi_objective_aggregation": ("sum_then_normalize", "normalize_then_sum"),
 }
+Selections = Sequence[str | Path | Mapping[str, Any]] | Mapping[str, str | Path | Mapping[str, Any]]
+"""Files of selections, or what they hold; a mapping gives them names."""
+
 _FROM_THE_POLICY = {"old_logps", "old_entropies", "entropies"}
 _NOT_SAVED = {"ref_logps": "log-probabilities under a reference", "sampling_logps": "the sampler's log-probabilities"}
 
@@ -94,19 +97,24 @@ class ReplaySelection:
         return bool(self.at_forward or self.needs & _FROM_THE_POLICY)
 
 
-def read_selections(given: Sequence[str | Path | Mapping[str, Any]]) -> list[ReplaySelection]:
-    """Read, load and name selections; each is the path of a YAML file, or what such a file holds.
+def read_selections(given: Selections) -> list[ReplaySelection]:
+    """Read, load and name selections.
 
     Raises:
         ConfigurationError: A file is not there or no mapping, or a setting in it cannot work.
         PluginError: A plugin does not load.
     """
+    return [load_selection(name, item) for name, item in named_selections(given).items()]
+
+
+def named_selections(given: Selections) -> Mapping[str, str | Path | Mapping[str, Any]]:
+    """Selections by name: a file's is its stem, or its path if two have that stem."""
+    if isinstance(given, Mapping):
+        return given
     paths = [str(item) if isinstance(item, str | Path) else None for item in given]
     stems = [Path(path).stem if path else f"selection {number}" for number, path in enumerate(paths, start=1)]
-    names = [
-        path if path and stems.count(stem) > 1 else stem for path, stem in zip(paths, stems, strict=True)
-    ]  # two folders with an a.yaml each are distinguished by their paths
-    return [load_selection(name, item) for name, item in zip(unique_names(names), given, strict=True)]
+    names = [path if path and stems.count(stem) > 1 else stem for path, stem in zip(paths, stems, strict=True)]
+    return dict(zip(unique_names(names), given, strict=True))
 
 
 def load_selection(name: str, given: str | Path | Mapping[str, Any]) -> ReplaySelection:

@@ -1,8 +1,9 @@
-"""A report on a finished or running training: curves, completions token by token, settings.
+"""A report on a finished or running training: findings, curves, completions token by token, settings.
 
 `run` reads the folder, `files` its files, `figures` lists the figures, `page` writes the HTML page.
 """
 
+from ...records.findings import Finding, findings_of
 from .run import Run, load_run, load_runs
 
-__all__ = ["Run", "load_run", "load_runs"]
+__all__ = ["Finding", "Run", "findings_of", "load_run", "load_runs"]

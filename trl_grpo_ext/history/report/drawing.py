@@ -24,6 +24,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from ...guard.untrusted import escape
+from ...records.files import evenly
 from .run import LARGEST_NUMBER, Run
 
 INK = "#010203"
@@ -145,15 +146,19 @@ class Panel:
     """One pair of axes; of a `share` the values lie between 0 and 1, and `evaluated` draws held-out values too."""
 
     title: str
-    series: Sequence[Series]
+    series: Sequence[Series | str]
     share: bool = False
     evaluated: bool = True
+
+    def lines(self, runs: Sequence[Run]) -> list[Series]:
+        """The series with data in one of the runs; a plain metric is one."""
+        every = [Series(one) if isinstance(one, str) else one for one in self.series]
+        return [one for one in every if any(_has_data(run, one) for run in runs)]
 
 
 def draw_lines(runs: Sequence[Run], panels: Sequence[Panel], reason: str) -> Figure | Absent:
     """Draw runs in panels, from the top; panels without data, and those beyond the twelfth, are left out."""
-    known = [(panel, [one for one in panel.series if any(_has_data(run, one) for run in runs)]) for panel in panels]
-    there = [(panel, shown) for panel, shown in known if shown][:MOST_PANELS]
+    there = [(panel, shown) for panel in panels if (shown := panel.lines(runs))][:MOST_PANELS]
     if not there:
         return Absent(reason)
     names = list(dict.fromkeys(one.name for _, shown in there for one in shown if one.name))
@@ -354,13 +359,6 @@ def live_values(run: Run, path: Path, column: str) -> Any:
     return kept if kept.size else None
 
 
-def evenly(paths: Sequence[Path], most: int = MOST_FILES) -> list[Path]:
-    """At most this many of the files, evenly spread, including the first and the last."""
-    if len(paths) <= most:
-        return list(paths)
-    return [paths[round(index * (len(paths) - 1) / (most - 1))] for index in range(most)]
-
-
 def _bands(runs: Sequence[Run], column: str, what: str) -> Figure | Absent:
     tables = [(run, table) for run in runs if (table := _quantiles(run, column)).size][:MOST_PANELS]
     if not tables:
@@ -383,7 +381,7 @@ def _bands(runs: Sequence[Run], column: str, what: str) -> Figure | Absent:
 def _quantiles(run: Run, column: str) -> Any:
     """Step and quantiles by row."""
     rows = []
-    for path in evenly(run.records):
+    for path in evenly(run.records, MOST_FILES):
         values = live_values(run, path, column)
         if values is None:
             continue

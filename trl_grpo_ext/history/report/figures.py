@@ -147,7 +147,7 @@ _LENGTHS = [
             )
         ],
     ),
-    Panel("share cut off at the limit", [Series("completions/clipped_ratio")], share=True),
+    Panel("share cut off at the limit", ["completions/clipped_ratio"], share=True),
 ]
 _QUARTERS = ("shortest quarter", "second", "third", "longest quarter")
 _LOSS_WEIGHTS = [
@@ -166,10 +166,10 @@ _LOSS_WEIGHTS = [
     ),
 ]
 _CLIPPED = [
-    Panel("share of the tokens clipped from below", [Series("clip_ratio/low_mean")], evaluated=False),
-    Panel("share of the tokens clipped from above", [Series("clip_ratio/high_mean")], evaluated=False),
-    Panel("share of the tokens outside the clip range", [Series("clip_ratio/region_mean")], evaluated=False),
-    Panel("share of the tokens clipped (CISPO)", [Series("cispo_clip_ratio")], evaluated=False),
+    Panel("share of the tokens clipped from below", ["clip_ratio/low_mean"], evaluated=False),
+    Panel("share of the tokens clipped from above", ["clip_ratio/high_mean"], evaluated=False),
+    Panel("share of the tokens outside the clip range", ["clip_ratio/region_mean"], evaluated=False),
+    Panel("share of the tokens clipped (CISPO)", ["cispo_clip_ratio"], evaluated=False),
 ]
 _RATIO = "sampling/importance_sampling_ratio"
 _TOKENS = [
@@ -177,9 +177,9 @@ _TOKENS = [
         "tokens of an update",
         [Series("compact/live_tokens", "that count"), Series("compact/computed_tokens", "computed")],
     ),
-    Panel("computed tokens per token that counts", [Series("compact/computed_to_live")]),
-    Panel("share of the rows left out", [Series("compact/rows_dropped")], share=True),
-    Panel("tokens seen in all, prompts included", [Series("num_tokens")], evaluated=False),
+    Panel("computed tokens per token that counts", ["compact/computed_to_live"]),
+    Panel("share of the rows left out", ["compact/rows_dropped"], share=True),
+    Panel("tokens seen in all, prompts included", ["num_tokens"], evaluated=False),
 ]
 
 PLOTS: tuple[Plot, ...] = (
@@ -219,10 +219,10 @@ PLOTS: tuple[Plot, ...] = (
         "The share of groups whose completions all got the same reward; near 1 nothing is learned, because the "
         "problems are too easy or too hard, or the reward is too coarse.",
         _of_metrics(
-            Panel("groups without spread in the reward", [Series("frac_reward_zero_std")], share=True, evaluated=False),
+            Panel("groups without spread in the reward", ["frac_reward_zero_std"], share=True, evaluated=False),
             Panel(
                 "groups without spread, by the plugins' count",
-                [Series("groups/zero_variance")],
+                ["groups/zero_variance"],
                 share=True,
                 evaluated=False,
             ),
@@ -239,8 +239,8 @@ PLOTS: tuple[Plot, ...] = (
         "The generation rounds it took to fill batches with groups that the filter keeps, and how full they got. If "
         "rounds rise and batches are no longer full, the prompts are used up.",
         _of_metrics(
-            Panel("share of the batch that the filter kept", [Series("groups/kept")], share=True, evaluated=False),
-            Panel("rounds for a batch", [Series("groups/rounds")], evaluated=False),
+            Panel("share of the batch that the filter kept", ["groups/kept"], share=True, evaluated=False),
+            Panel("rounds for a batch", ["groups/rounds"], evaluated=False),
             Panel(
                 "groups sampled, and kept beyond the batch",
                 [Series("groups/prompts_used", "sampled"), Series("groups/surplus", "surplus")],
@@ -280,12 +280,12 @@ PLOTS: tuple[Plot, ...] = (
         *("entropy", "Completions", "Entropy"),
         "Mean entropy of the next token; a fall to 0 means that the policy no longer explores, a steep rise that it "
         "breaks down.",
-        _of_metrics(Panel("entropy, nats", [Series("entropy")])),
+        _of_metrics(Panel("entropy, nats", ["entropy"])),
     ),
     Plot(
         *("kl", "Update", "KL divergence"),
         "Distance from the reference model; a jump often comes before a collapse.",
-        _of_metrics(Panel("KL, nats per token", [Series("kl")]), reason="beta is 0, so no KL divergence is computed."),
+        _of_metrics(Panel("KL, nats per token", ["kl"]), reason="beta is 0, so no KL divergence is computed."),
     ),
     Plot(
         *("clip_shares", "Update", "Clipping"),
@@ -309,9 +309,9 @@ PLOTS: tuple[Plot, ...] = (
         "The loss of GRPO says little; check the gradient norm for spikes, and the learning rate for the schedule "
         "you meant.",
         _of_metrics(
-            Panel("loss", [Series("loss")], evaluated=False),
-            Panel("gradient norm before clipping", [Series("grad_norm")], evaluated=False),
-            Panel("learning rate", [Series("learning_rate")], evaluated=False),
+            Panel("loss", ["loss"], evaluated=False),
+            Panel("gradient norm before clipping", ["grad_norm"], evaluated=False),
+            Panel("learning rate", ["learning_rate"], evaluated=False),
         ),
     ),
     Plot(
@@ -327,25 +327,10 @@ PLOTS: tuple[Plot, ...] = (
 )
 
 
-@dataclass(frozen=True)
-class PageFigure:
-    """A figure on the page: one `<svg>` element without style, script or outside link, or the reason for none."""
-
-    name: str
-    theme: str
-    title: str
-    caption: str
-    svg: str | None
-    reason: str = ""
-
-
-def figures(runs: Sequence[Run]) -> list[PageFigure]:
-    """All figures of these runs, overlaid in each, in the order in which they are shown."""
-    shown = []
+def svgs(runs: Sequence[Run]) -> Iterator[tuple[Plot, str | Absent]]:
+    """Each figure as one `<svg>` element without style, script or outside link, or why there is none."""
     for plot, drawn in draw_plots(runs):
-        found = (None, drawn.reason) if isinstance(drawn, Absent) else (svg_of(drawn, plot.name, plot.title), "")
-        shown.append(PageFigure(plot.name, plot.theme, plot.title, plot.caption, *found))
-    return shown
+        yield plot, drawn if isinstance(drawn, Absent) else svg_of(drawn, plot.name, plot.title)
 
 
 def draw_plots(runs: Sequence[Run]) -> Iterator[tuple[Plot, Figure | Absent]]:

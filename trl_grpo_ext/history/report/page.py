@@ -15,10 +15,9 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
@@ -26,6 +25,7 @@ from markupsafe import Markup
 from ...errors import ConfigurationError
 from ...plugins.kinds import LABELS
 from ...records.files import write_atomically
+from ...records.findings import findings
 from ...records.manifest import PluginRecord
 from ..files import step_of
 from .page_data import page_data
@@ -80,16 +80,18 @@ def write_page(
 
 def page(runs: Sequence[Run], limit: int, reload_seconds: float | None = None) -> tuple[str, list[str]]:
     """The page as text, and the sentences of `WrittenPage.notes`."""
-    from .figures import figures
+    from .figures import svgs
 
-    shown = figures(runs)
     themes: dict[str, list[dict[str, Any]]] = {}
-    for figure in shown:
-        if figure.svg is not None:
-            entry = {"name": figure.name, "title": figure.title, "caption": figure.caption, "svg": Markup(figure.svg)}
-            themes.setdefault(figure.theme, []).append(entry)
-    absent = [f"{figure.title}: {figure.reason}" for figure in shown if figure.svg is None]
+    absent = []
+    for plot, svg in svgs(runs):
+        if isinstance(svg, str):
+            entry = {"name": plot.name, "title": plot.title, "caption": plot.caption, "svg": Markup(svg)}
+            themes.setdefault(plot.theme, []).append(entry)
+        else:
+            absent.append(f"{plot.title}: {svg.reason}")
     data = page_data(runs if limit else [], limit)
+    titles = {one["name"]: one["title"] for entries in themes.values() for one in entries}
     notes = list(dict.fromkeys([*(sentence for run in runs for sentence in run.missing), *data.notes]))
     style, script = join_assets(STYLES), join_assets(SCRIPTS)
     html = (
@@ -102,6 +104,9 @@ def page(runs: Sequence[Run], limit: int, reload_seconds: float | None = None) -
             script=Markup(script),
             runs=[{"name": run.name, "facts": facts(run), "summary": summaries(run)} for run in runs],
             notes=notes,
+            findings=[(run.name, found) for run in runs if (found := findings(run.facts()))],
+            titles=titles,
+            with_completions=[run["name"] for run in data.index["runs"] if run["steps"]],
             themes=themes,
             absent=absent,
             settings=settings(runs),
@@ -171,8 +176,7 @@ def environment() -> Environment:
 # ---------------------------------------------------------------------------------------------------------- tables
 
 
-@dataclass(frozen=True)
-class Line:
+class Line(NamedTuple):
     """One line of a table: a name and a text for each run; `differs` says whether the runs differ in it."""
 
     name: str
@@ -180,8 +184,7 @@ class Line:
     differs: bool = False
 
 
-@dataclass(frozen=True)
-class Summary:
+class Summary(NamedTuple):
     """One metric of one run: the first and last value, the best with its step, as text."""
 
     metric: str
@@ -222,29 +225,13 @@ def summaries(run: Run) -> list[Summary]:
 
 
 def facts(run: Run) -> list[str]:
-    """Sentences for the head of the page: steps, files, dates."""
+    """Sentences for the head of the page."""
     texts = [f"{run.last_step:,} optimizer steps"] if run.last_step else []
     files = [*run.records, *run.completions]
     if files:
         steps = sorted({step_of(file) for file in files})
         texts.append(f"completions saved at {len(steps)} steps, {steps[0]} to {steps[-1]}")
-    times = []
-    for file in [*files, *run.folder.glob("*.json*")]:
-        try:
-            times.append(file.stat().st_mtime)
-        except OSError:
-            continue
-    if times:
-        first, last = map(_date, (min(times), max(times)))
-        texts.append(f"files written {first}" if first == last else f"files written {first} to {last}")
     return texts
-
-
-def _date(time: float) -> str:
-    try:
-        return datetime.fromtimestamp(time).strftime("%Y-%m-%d %H:%M")
-    except (ValueError, OverflowError, OSError):  # a damaged disk, or a clock set by somebody
-        return f"at an impossible time (time stamp {time:.0f})"
 
 
 def settings(runs: Sequence[Run]) -> list[Line]:

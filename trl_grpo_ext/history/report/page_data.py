@@ -20,6 +20,7 @@ import numpy
 
 from ...guard.messages import content_text
 from ...guard.outcomes import OUTCOME_SUFFIX
+from ...records.files import evenly
 from ...records.token_records import COLUMNS
 from ..files import messages_in, step_of
 from .run import Run, is_number
@@ -34,6 +35,9 @@ PER_TOKEN = ("advantage", "weight", "logp", "entropy")
 _OF_TABLE = ("step", "prompt", "completion", "advantage")
 _RIGHT_OR_WRONG = re.compile(r"accura|correct|right|exact|solved|tests|match", re.IGNORECASE)
 _NOT_FINITE = {"nan": "null", "inf": "1e999", "-inf": "-1e999"}
+
+_AS_THEY_ARE = ("group", "member", "truncated", "reward", "credit", "outcomes")
+"""Fields of `Row` that the index has as columns."""
 
 Numbers = numpy.ndarray[Any, Any]
 
@@ -51,7 +55,7 @@ def page_data(runs: Sequence[Run], limit: int) -> PageData:
     """Collect the completions of runs, at most `limit`, but at least one group of each run.
 
     Takes as many whole groups as fit, of steps spread evenly from the first to the last; each run gets the same share.
-    If a step has token records, TRL's table is used for the outcomes only.
+    If a step has token records, TRL's table of it is not shown.
     """
     data = PageData(index={"runs": []})
     share = max(limit // max(len(runs), 1), 1)
@@ -89,11 +93,7 @@ def _choose(run: Run, share: int, tokens: int, characters: int) -> Iterator[tupl
     if first is None:
         return
     group = max(sum(1 for row in first if row.group == first[0].group), 1)
-    count = min(len(files), max(share // group, 1))
-    if count > 1:
-        files = [files[round(number * (len(files) - 1) / (count - 1))] for number in range(count)]
-    else:
-        files = files[-1:]
+    files = evenly(files, max(share // group, 1))
     left = share
     before: list[tuple[str, str]] = []
     for number, path in enumerate(files):
@@ -151,16 +151,11 @@ def _add_to_index(data: PageData, path: Path, rows: Sequence[Row]) -> dict[str, 
         "step": step_of(path),
         "text": text,
         "numbers": numbers,
-        "group": [row.group for row in rows],
-        "member": [row.member for row in rows],
         "length": [len(row.tokens) if row.tokens is not None else None for row in rows],
         "characters": [len(row.completion) for row in rows],
-        "truncated": [row.truncated for row in rows],
-        "reward": [row.reward for row in rows],
-        "credit": [row.credit for row in rows],
         "trained": ["weight" in row.values and "advantage" in row.values for row in rows],
         "rewards": {name: [row.rewards.get(name) for row in rows] for row in rows for name in row.rewards},
-        "outcomes": [row.outcomes for row in rows],
+        **{name: [getattr(row, name) for row in rows] for name in _AS_THEY_ARE},
     }
 
 
@@ -265,21 +260,18 @@ def _of_records(run: Run, path: Path) -> list[Row]:
     columns = run.columns_of(path, list(COLUMNS))
     if columns is None:
         return []
-    in_table = _outcomes(run, step_of(path))  # records of 0.1.0 have none of their own
     rows = []
     for index in range(len(columns["prompt"])):
         at = {name: values[index] for name, values in columns.items()}
-        prompt, completion = plain_text(at["prompt"]), str(at["completion"])
-        outcomes = {str(name): _short(value, 60) for name, value in dict(at.get("outcomes") or {}).items()}
         row = Row(
             group=int(at["group"]),
             member=int(at["member"]),
-            prompt=prompt,
-            completion=completion,
+            prompt=plain_text(at["prompt"]),
+            completion=str(at["completion"]),
             truncated=at.get("truncated"),
             rewards={str(name): number(value) for name, value in dict(at["rewards"] or {}).items()},
             reward=number(at.get("reward")),
-            outcomes=outcomes or in_table.get((prompt, completion), {}),
+            outcomes={str(name): _short(value, 60) for name, value in dict(at.get("outcomes") or {}).items()},
             tokens=[str(token) for token in at["tokens"]],
             failed_turns=[int(turn) for turn in ([] if at.get("failed_turns") is None else at["failed_turns"])],
         )
@@ -320,19 +312,6 @@ def _credit(row: Row) -> float | None:
         products = row.values["advantage"].astype(numpy.float64) * row.values["weight"]
         return number(float(products[row.live].sum()))
     return number(float(row.stages[-1][1].astype(numpy.float64)[row.live].mean())) if row.stages else None
-
-
-def _outcomes(run: Run, step: int) -> dict[tuple[str, str], dict[str, str]]:
-    """What rewards logged of each completion in TRL's table for the same step, by prompt and completion."""
-    files = [path for path in run.completions if step_of(path) == step]
-    columns = run.columns_of(files[0]) if files else None
-    if columns is None:
-        return {}
-    texts = zip(columns["prompt"], columns["completion"], strict=True)
-    return {
-        (plain_text(prompt), _completion_text(completion)): _outcomes_at(columns, index)
-        for index, (prompt, completion) in enumerate(texts)
-    }
 
 
 # ---------------------------------------------------------------------------------------------- TRL's tables

@@ -2,15 +2,14 @@
 
 | what | from |
 | --- | --- |
-| history | `trl_grpo_ext_log.jsonl`, `trainer_state.json` there or in the newest whole checkpoint, `metrics.json` |
+| history | `trl_grpo_ext_log.jsonl`, else `trainer_state.json` there or in the newest whole checkpoint |
 | settings | `trl_grpo_ext_settings.json` |
 | manifest | `trl_grpo_ext_plugins.json` |
 | records | `token_records/step_*.parquet` |
 | completions | `completions/completions_*.parquet`, TRL's |
 
-Among several histories the longest counts; if there is a live log, only those that agree with it. `training_args.bin`
-is not read: it is a pickle, and opening an untrusted pickle runs its code. An unusable file becomes a sentence, never
-an error.
+`training_args.bin` is not read: it is a pickle, and opening an untrusted pickle runs its code. An unusable file becomes
+a sentence, never an error.
 """
 
 from __future__ import annotations
@@ -22,7 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import ConfigurationError, ManifestError
+from ...guard.calls import unique_names
 from ...guard.untrusted import escape
+from ...records.findings import RunFacts
 from ...records.log import LOG_FILE as LOG
 from ...records.manifest import FILE as MANIFEST
 from ...records.manifest import Manifest
@@ -43,7 +44,7 @@ from ..files import (
     step_of,
 )
 
-STATE, METRICS = "trainer_state.json", "metrics.json"
+STATE = "trainer_state.json"
 
 _CHECKPOINT = re.compile(r"checkpoint-(\d{1,12})")
 _RECORD_COLUMNS = (
@@ -100,6 +101,10 @@ class Run:
         """The names of the metrics in the history, in order of first appearance."""
         return list(dict.fromkeys(key for entry in self.history for key in entry))
 
+    def facts(self) -> RunFacts:
+        """What the findings are made of."""
+        return RunFacts.of(self.history, self.manifest.plugins if self.manifest else (), self.records)
+
     def note(self, sentence: str) -> None:
         """Add a sentence to `missing`, once."""
         if sentence not in self.missing:
@@ -134,10 +139,10 @@ def load_run(folder: str | Path) -> Run:
         raise ConfigurationError(
             f"{str(folder)!r} is not a readable folder ({reason_of(error)}). Name the output_dir of a training."
         ) from error
-    known = {LOG, STATE, METRICS, SETTINGS, MANIFEST, RECORDS, COMPLETIONS}
+    known = {LOG, STATE, SETTINGS, MANIFEST, RECORDS, COMPLETIONS}
     if not entries & known and not any(_CHECKPOINT.fullmatch(name) for name in entries):
         raise ConfigurationError(
-            f"No training data found in {str(folder)!r}: no {STATE}, {LOG}, {METRICS}, {RECORDS}/, {COMPLETIONS}/ or "
+            f"No training data found in {str(folder)!r}: no {STATE}, {LOG}, {RECORDS}/, {COMPLETIONS}/ or "
             "checkpoint. Name the output_dir of a training."
         )
     note = missing.append
@@ -176,20 +181,10 @@ def load_runs(folders: Sequence[str | Path]) -> list[Run]:
     """
     if not folders:
         raise ConfigurationError("No run is named. Name at least one output_dir.")
-    runs = [load_run(folder) for folder in {Path(folder).resolve(): folder for folder in reversed(folders)}.values()]
-    order = list(dict.fromkeys(Path(folder).resolve() for folder in folders))
-    runs.sort(key=lambda run: order.index(run.folder.resolve()))
+    runs = [load_run(folder) for folder in dict.fromkeys(Path(folder).resolve() for folder in folders)]
     names = [run.name for run in runs]
-    named: list[Run] = []
-    for run in runs:
-        parts = run.folder.resolve().parts[-2:]
-        name = run.name if names.count(run.name) == 1 else "/".join(parts).lstrip("/")
-        unique, number = name, 1
-        while unique in {other.name for other in named}:
-            number += 1
-            unique = f"{name} ({number})"
-        named.append(replace(run, name=unique))
-    return named
+    longer = [run.name if names.count(run.name) == 1 else "/".join(run.folder.parts[-2:]).lstrip("/") for run in runs]
+    return [replace(run, name=name) for run, name in zip(runs, unique_names(longer), strict=True)]
 
 
 def is_number(value: Any) -> bool:
@@ -201,62 +196,32 @@ def is_number(value: Any) -> bool:
 
 
 def _history(folder: Path, note: Say) -> History:
-    live: History = []
+    """The live log, which is of the last training in the folder; without one what the trainer saved."""
+    found: History | None = None
     if is_file(folder / LOG):
         try:
-            values = read_json_lines(folder / LOG, bad=lambda sentence: note(f"{sentence} Curves may miss a point."))
-            live = _entries(values, folder / LOG, note) or []
+            lines = read_json_lines(folder / LOG, bad=lambda sentence: note(f"{sentence} Curves may miss a point."))
+            found = _entries(lines, folder / LOG, note)
         except UnreadableError as error:
             note(f"{error} Curves may miss a point.")
-    found = [history for history in (live, *_saved_histories(folder, note)) if history]
-    agreeing = [history for history in found if not live or _agree(live, history)]
-    if len(agreeing) < len(found):
-        note(
-            f"{folder} also holds checkpoints or metrics of another training. The report shows {LOG}, which belongs "
-            f"to the last one. Give every training an output_dir of its own."
-        )
-    best = max(agreeing, key=lambda history: (max(entry["step"] for entry in history), len(history)), default=[])
-    return sorted(best, key=lambda entry: float(entry["step"]))
+    return sorted(found or next(_saved_states(folder, note), []), key=lambda entry: float(entry["step"]))
 
 
-def _saved_histories(folder: Path, note: Say) -> Iterator[History]:
-    lost = "Its curves are missing if no other file has them."
-    if is_file(folder / STATE) and (history := _state_history(folder / STATE, note, lost)):
-        yield history
-    try:
-        names = [(int(found[1]), entry) for entry in folder.iterdir() if (found := _CHECKPOINT.fullmatch(entry.name))]
-    except OSError:
-        names = []
-    for _, checkpoint in sorted(names, reverse=True):
-        if not is_file(checkpoint / STATE):
-            note(f"{checkpoint} has no {STATE}, so it is incomplete or still being written. An older one was read.")
-        elif history := _state_history(checkpoint / STATE, note, "An older checkpoint was read, if there is one."):
+def _saved_states(folder: Path, note: Say) -> Iterator[History]:
+    """The histories in the trainer's states: that of the end, then those of checkpoints, newest first."""
+    checkpoints = [(int(found[1]), entry) for entry in folder.iterdir() if (found := _CHECKPOINT.fullmatch(entry.name))]
+    for place in (folder, *(checkpoint for _, checkpoint in sorted(checkpoints, reverse=True))):
+        path = place / STATE
+        if not is_file(path):
+            if place != folder:
+                note(f"{place} has no {STATE}, so it is incomplete or still being written. An older one was read.")
+            continue
+        content = _json(path, note, "An older checkpoint was read, if there is one.")
+        history = _entries(content.get("log_history"), path, note) if isinstance(content, dict) else None
+        if history is None and content is not None:
+            note(f"{path} is not a state of transformers' Trainer: it has no log_history. An older one was read.")
+        if history:
             yield history
-            break
-    if is_file(folder / METRICS) and (content := _json(folder / METRICS, note, lost)) is not None:
-        recorded = _entries(content.get("history"), folder / METRICS, note) if isinstance(content, dict) else None
-        if recorded:
-            yield recorded
-        else:
-            note(f"{folder / METRICS} was left out: it has no history of log entries, so another program wrote it.")
-
-
-def _state_history(path: Path, note: Say, lost: str) -> History:
-    content = _json(path, note, lost)
-    history = _entries(content.get("log_history"), path, note) if isinstance(content, dict) else None
-    if history is None and content is not None:
-        note(f"{path} is not a state of transformers' Trainer: it has no log_history. {lost}")
-    return history or []
-
-
-def _agree(live: History, other: History) -> bool:
-    """Whether two histories have the same numbers at the first step of training that both know."""
-    firsts = [{entry["step"]: entry for entry in reversed(history) if "loss" in entry} for history in (live, other)]
-    common = sorted(firsts[0].keys() & firsts[1].keys())
-    if not common:
-        return True
-    one, two = (first[common[0]] for first in firsts)
-    return all(one[key] == two[key] for key in one if is_number(one[key]) and is_number(two.get(key)))
 
 
 def _entries(values: Any, path: Path, note: Say) -> History | None:

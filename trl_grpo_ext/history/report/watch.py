@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from ...errors import ConfigurationError
@@ -14,7 +16,6 @@ Signature = dict[str, tuple[int, int]]
 
 _FILES = (
     "trainer_state.json",
-    "metrics.json",
     "trl_grpo_ext_log.jsonl",
     "trl_grpo_ext_plugins.json",
     "trl_grpo_ext_settings.json",
@@ -40,13 +41,11 @@ def watch(
     if isinstance(every, bool) or not isinstance(every, int | float) or not 0 < every < 86400:
         raise ConfigurationError(f"--watch must be a number of seconds above 0 and under a day, got {every!r}.")
     stop = stop or threading.Event()
-    shown: Signature | None = None
-    complaint = ""
+    shown, complaint = None, ""
     try:
         while True:
             # Taken before reading: what changes while the report is written makes another one.
-            now = signature(folders)
-            if now != shown:
+            if (now := signature(folders)) != shown:
                 try:
                     write()
                     complaint, shown = "", now
@@ -62,15 +61,9 @@ def watch(
 
 def signature(folders: Iterable[str | Path]) -> Signature:
     """What the runs' files look like now; a file that goes away meanwhile is left out."""
-    return dict(_stat_files(folders))
-
-
-def _stat_files(folders: Iterable[str | Path]) -> Iterator[tuple[str, tuple[int, int]]]:
-    for folder in folders:
-        for pattern in _FILES:
-            try:
-                for file in Path(folder).glob(pattern):
-                    stat = file.stat()
-                    yield str(file), (stat.st_mtime_ns, stat.st_size)
-            except OSError:  # a checkpoint that is being replaced, say
-                continue
+    found: Signature = {}
+    for folder, pattern in itertools.product(folders, _FILES):
+        with suppress(OSError):  # a checkpoint that is being replaced, say
+            stats = {str(file): file.stat() for file in Path(folder).glob(pattern)}
+            found |= {name: (stat.st_mtime_ns, stat.st_size) for name, stat in stats.items()}
+    return found

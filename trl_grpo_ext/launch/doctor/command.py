@@ -51,10 +51,9 @@ def doctor_command(
     assumptions: Annotated[
         bool, typer.Option("--assumptions", help="Show the formula of each item of the memory estimate.")
     ] = False,
-    verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="Show the machine, the run, its batches and its memory as tables.")
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print everything as JSON: the machine, the run, its batches, its memory.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:
     """Check a launch, a run and a machine before any weights load. Say what will fail and what to do.
 
@@ -80,5 +79,5 @@ def doctor_command(
     if as_json:
         typer.echo(json.dumps(examination.plain(), indent=2))
     else:
-        render(examination, Console(), assumptions=assumptions, verbose=verbose)
+        render(examination, Console(), assumptions=assumptions)
     raise typer.Exit(examination.exit_code)

@@ -10,7 +10,6 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from importlib import metadata
 from pathlib import Path
 
 import torch
@@ -19,6 +18,7 @@ from packaging.version import InvalidVersion, Version
 
 from ...guard.untrusted import one_line
 from ...plugins.discovery import ENVIRONMENT_VARIABLE
+from ...plugins.metadata import installed_version
 
 PACKAGES = (
     *("trl", "transformers", "torch", "accelerate", "peft", "bitsandbytes", "math-verify", "deepspeed", "vllm"),
@@ -105,7 +105,7 @@ def inspect_machine(
     lacking = [] if shutil.which("ninja") or importlib.util.find_spec("ninja") else ["ninja"]
     lacking += [] if shutil.which(os.environ.get("CXX", "c++")) or shutil.which("g++") else ["a C++ compiler"]
     return Environment(
-        versions={name: _version(name) for name in PACKAGES},
+        versions={name: installed_version(name) for name in PACKAGES},
         devices=devices,
         elsewhere=gpu_memory is not None,
         python=".".join(map(str, sys.version_info[:3])),
@@ -125,13 +125,6 @@ def inspect_machine(
     )
 
 
-def _version(name: str) -> str | None:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None
-
-
 def _devices() -> tuple[Device, ...]:
     found = []
     for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
@@ -148,7 +141,9 @@ def _probe_bitsandbytes() -> tuple[str | None, bool]:
     command = [sys.executable, "-c", _PROBE]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    except (OSError, subprocess.TimeoutExpired) as error:
+    except subprocess.TimeoutExpired:
+        return None, False  # the machine is busy, which says nothing about the library
+    except OSError as error:
         return one_line(error, 300), False
     if done.returncode:
         lines = [line for line in done.stderr.splitlines() if line.strip()]

@@ -23,7 +23,7 @@ from ...guard.untrusted import one_line
 from ...trainer import upstream
 from ...types import implements
 from ..engine import ExpectedRun
-from ..ranges import quantised_with_vllm, wrong_quantisation, wrong_values
+from ..ranges import quantised_with_vllm, vllm_without_cuda, wrong_quantisation, wrong_values
 from .case import Case
 from .environment import Device
 from .problem import Problem, Severity
@@ -164,11 +164,10 @@ _MACHINE = (
         lambda c: _flash(c) and c.dtype == "float32" and c.precision == "no",
         "attn_implementation {run[attn_implementation]} computes in 16 bits; the run is in float32.",
         "Set bf16: true."),
-    Rule("shared_prompts_without_a_mask", "warning", "attention",
-        lambda c: c.run["share_prompts"]
-        and c.run["attn_implementation"] not in (None, "", "sdpa", "eager", "flex_attention"),
-        "share_prompts does nothing with attn_implementation {run[attn_implementation]}, which takes no mask of four "
-        "dimensions.", "Leave attn_implementation out (sdpa), or take share_prompts out."),
+    Rule("shared_prompts_without_sdpa", "warning", "attention",
+        lambda c: c.run["share_prompts"] and c.run["attn_implementation"] not in (None, "", "sdpa"),
+        "share_prompts does nothing with attn_implementation {run[attn_implementation]}.",
+        "Leave attn_implementation out (sdpa), or take share_prompts out."),
     Rule("bfloat16_on_an_old_gpu", "error", "precision",
         lambda c: (c.bf16 or c.dtype == "bfloat16") and (old := _old_gpu(c)) and old.name,
         "bfloat16 needs compute capability 8.0, which {found} lacks.",
@@ -444,6 +443,9 @@ def _cut(case: Case) -> str:
 
 
 _VLLM = (
+    Rule("vllm_without_cuda", "error", "vllm",
+        lambda c: vllm_without_cuda(c.run.settings) if c.on_cpu or not c.machine.devices else None,
+        "{found[0]}", "{found[1]}"),
     Rule("unknown_vllm_mode", "error", "vllm",
         lambda c: c.run["use_vllm"] and c.run["vllm_mode"] not in ("server", "colocate"),
         "vllm_mode is {run[vllm_mode]!r}.", "Write server or colocate."),

@@ -63,6 +63,22 @@ function watchChoices() {
   clicked("more-results", moreResults);
 }
 
+// A finding's completions: its filter over the whole run, and the step that is nearest to the one to look at.
+function watchFindings() {
+  for (const button of document.querySelectorAll("#findings button")) {
+    const { run, step, filter } = button.dataset;
+    button.addEventListener("click", async () => {
+      state.filter = at("filter").value = filter;
+      const place = INDEX.runs.findIndex((each) => visible(each.name) === run);
+      at("run").value = String(place);
+      await chooseRun(place);
+      const away = runNow().steps.map((each) => Math.abs(each.step - Number(step)));
+      await moveStep(away.indexOf(Math.min(...away)) - state.step);
+      at("completions").scrollIntoView();
+    });
+  }
+}
+
 async function start() {
   for (const hidden of document.querySelectorAll(".needs-script")) hidden.hidden = false;
   watchTheme();
@@ -76,6 +92,7 @@ async function start() {
       fillSelect(at("run"), runs, runs[0][0]);
       watchTokens(at("cards"));
       watchChoices();
+      watchFindings();
       await chooseRun(Number(runs[0][0]));
       await returnToPlace();
     }

@@ -1,0 +1,293 @@
+"""Each finding on records made by hand: seen from the right step, and silent where nothing is wrong."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.support import length_reward, train
+from trl_grpo_ext.records.findings import (
+    MOST_FILES,
+    Curve,
+    Finding,
+    RunFacts,
+    credit_share,
+    findings,
+    findings_of,
+)
+
+STEPS = 40
+History = list[dict[str, Any]]
+
+
+def history(seed: int = 0, steps: int = STEPS, **changed: Callable[[int], float] | float) -> History:
+    """A healthy run, with noise like that of 64 completions; what is changed has none. Slashes are written `__`."""
+    noise = random.Random(seed)
+    entries: History = []
+    for step in range(1, steps + 1):
+        done = step / steps
+        right = min(1.0, max(0.0, 0.3 + 0.4 * done + noise.gauss(0, 0.06)))
+        entry: dict[str, Any] = {
+            "step": step,
+            "reward": right + 0.2,
+            "rewards/exact/mean": right,
+            "rewards/exact/std": math.sqrt(right * (1 - right)),
+            "rewards/form/mean": 0.2,
+            "rewards/form/std": 0.1 * noise.random(),
+            "rewards/watched/mean": right + noise.gauss(0, 0.03),
+            "rewards/watched/std": 0.4,
+            "outcomes/exact/timeout": 0.02 * noise.random(),
+            "frac_reward_zero_std": 0.2 + 0.5 * done + noise.gauss(0, 0.05),
+            "entropy": 1.5 - done + noise.gauss(0, 0.1),
+            "completions/clipped_ratio": 0.1 + 0.1 * noise.random(),
+            "advantage/hook/mass_moved": 0.1 * noise.random(),
+            "groups/rounds": 1.0,
+            "groups/kept": 1.0,
+            "groups/dropped/equal": float(noise.random() < 0.5),
+        }
+        for key, value in changed.items():
+            entry[key.replace("__", "/")] = value(step) if callable(value) else value
+        entries.append(entry)
+        if step % 5 == 0:
+            entries.append({"step": step, "eval_reward": right + noise.gauss(0, 0.03)})
+    return entries
+
+
+def names(entries: History, **facts: Any) -> list[str]:
+    return [one.name for one in findings(RunFacts(entries, **{"untrained": {"watched"}, **facts}))]
+
+
+def test_healthy_runs_have_no_findings() -> None:
+    for seed in range(200):
+        assert names(history(seed)) == [], seed
+
+
+def after(step: int, before: float, then: float) -> Callable[[int], float]:
+    return lambda now: before if now <= step else then
+
+
+CASES: dict[str, tuple[History, str, tuple[int, int], str]] = {
+    "a metric of weight 0 falls": (
+        history(reward=lambda n: n / 40, rewards__watched__mean=lambda n: 0.6 - max(n - 12, 0) / 60),
+        "reward_against_metric",
+        (8, 12),
+        "the reward rises (0.112 to 0.912) while watched, which is not trained on, falls (0.6 to 0.192)",
+    ),
+    "the reward before shaping falls": (
+        history(reward=lambda n: n / 40, raw_reward=lambda n: 0.8 - n / 80),
+        "reward_against_metric",
+        (8, 8),
+        "the reward before shaping falls",
+    ),
+    "the reward is lost again": (
+        history(reward=lambda n: 0.3 + min(n, 20) / 40 - 0.4 * (n > 25)),
+        "reward_fell",
+        (20, 28),
+        "the reward falls (0.791 to 0.4)",
+    ),
+    "all are right": (
+        history(
+            frac_reward_zero_std=after(20, 0.5, 1.0),
+            rewards__exact__mean=after(20, 0.5, 1.0),
+            rewards__exact__std=after(20, 0.5, 0.0),
+        ),
+        "all_right",
+        (21, 28),
+        "100% of the groups have no signal: 100% are all right, 0% all wrong",
+    ),
+    "all are wrong": (
+        history(frac_reward_zero_std=0.95, outcomes__exact__right=0.02),
+        "all_wrong",
+        (1, 1),
+        "95% of the groups have no signal: 0% are all right, 93% all wrong",
+    ),
+    "as prompt rates count them": (
+        history(groups__zero_variance=0.95, groups__all_solved=0.5, groups__none_solved=0.45),
+        "no_signal",
+        (1, 1),
+        "50% are all right, 45% all wrong",
+    ),
+    "lengths run to the limit": (
+        history(completions__clipped_ratio=lambda n: min(n / 30, 1.0)),
+        "truncated",
+        (14, 24),
+        "100% of the completions are cut off at the limit (15% at first)",
+    ),
+    "the limit is too short": (
+        history(completions__clipped_ratio=0.9, reward=0.1),
+        "truncated",
+        (1, 1),
+        "90% of the completions are cut off at the limit, and the reward does not rise",
+    ),
+    "the entropy is gone": (
+        history(entropy=after(6, 1.5, 0.01), reward=0.3),
+        "entropy_gone",
+        (7, 15),
+        "the entropy is gone (1.5 to 0.01 nats) and the reward has not risen",
+    ),
+    "one reward is silent": (
+        history(rewards__form__std=0.0),
+        "constant_reward",
+        (1, 1),
+        "the reward form is 0.2 for every completion",
+    ),
+    "references cannot be read": (
+        history(outcomes__exact__unparseable_reference=after(20, 0.0, 0.3)),
+        "failing_reward",
+        (20, 28),
+        "of the completions (1% at first), most of them for unparseable reference",
+    ),
+    "None grows": (
+        history(rewards__form__none=lambda n: n / 100),
+        "failing_reward",
+        (14, 26),
+        "form cannot judge 36% of the completions (5% at first), most of them for none",
+    ),
+    "nothing can be read any more, so that there is no reward": (
+        history(
+            outcomes__exact__unparseable_reference=after(30, 0.0, 1.0),
+            reward=lambda n: 0.5 if n <= 30 else math.nan,
+        ),
+        "failing_reward",
+        (31, 36),
+        "exact cannot judge",
+    ),
+    "a hook does nothing": (
+        history(advantage__hook__mass_moved=0.0, advantage__hook__forward__mass_moved=0.0),
+        "idle_hook",
+        (1, 1),
+        "the hook hook changes no advantage",
+    ),
+    "a filter does nothing": (
+        history(groups__dropped__equal=0.0),
+        "idle_filter",
+        (1, 1),
+        "the group filter drops no group",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_fault_is_found_alone_and_from_its_step(case: str) -> None:
+    entries, name, (first, last), sentence = CASES[case]
+    (found,) = findings(RunFacts(entries, {"watched"}))
+    assert found.name == name
+    assert first <= found.since <= last
+    assert sentence in found.sentence
+    assert found.look_at == STEPS
+    assert str(found).startswith(
+        f"since step {found.since} {found.sentence}. See figure {found.figure}, completions of"
+    )
+
+
+QUIET: dict[str, History] = {
+    "a metric that falls with the reward": history(
+        reward=lambda n: 1.0 - n / 400, rewards__watched__mean=lambda n: 0.6 - n / 100
+    ),
+    "a trained reward that gives way to another": history(reward=lambda n: n / 40, rewards__form__mean=lambda n: -n),
+    "pass at a large k falls": history(**{"eval_pass@1": lambda n: n / 80, "eval_pass@16": lambda n: 1 - n / 80}),
+    "entropy gone where the reward has risen": history(entropy=lambda n: 1.5 if n < 5 else 0.01),
+    "many cut off, and learning": history(completions__clipped_ratio=0.9),
+    "a state that lasts five steps": history(frac_reward_zero_std=lambda n: 1.0 if n > 35 else 0.5),
+    "a reward that is None for some by design": history(rewards__form__none=0.5),
+    "a constant metric of weight 0": history(rewards__watched__std=0.0),
+    "values that are no numbers": history(entropy=math.nan, frac_reward_zero_std=math.inf),
+    "a run of seven steps": history(steps=7, frac_reward_zero_std=1.0, reward=0.0),
+    "nothing at all": [],
+}
+
+
+@pytest.mark.parametrize("case", QUIET)
+def test_what_is_no_fault_is_not_told(case: str) -> None:
+    assert names(QUIET[case]) == []
+
+
+def test_a_shaper_is_no_reward_that_is_silent() -> None:
+    entries = history(rewards__overlong__mean=0.0, rewards__overlong__std=0.0)
+    assert names(entries, shapers={"overlong"}) == []
+    assert names(entries) == ["constant_reward"]
+
+
+def test_a_curve_by_hand() -> None:
+    curve = Curve.of({step: float(step) for step in range(1, 11)})
+    assert curve.window == 2
+    assert curve.means.tolist() == pytest.approx([1.5, 2.5, 3.5, 4.5, 5.5, 6.5, 7.5, 8.5, 9.5])
+    assert curve.change() == pytest.approx(8.0)  # a line has no noise
+    assert curve.change(8) == 0.0
+    assert (curve.end_of(3), curve.window_at(5), curve.window_at(1)) == (5, 3, 0)
+    assert curve.since(curve.means > 5) == 5  # the window of 4 and 5 has 4.5
+    assert curve.since(curve.means > 9) is None  # too short a time
+    jagged = Curve.of({step: float(step % 2) for step in range(1, 11)})
+    assert jagged.change() == jagged.fall() == 0.0
+
+
+@given(st.lists(st.floats(0, 1, width=16), min_size=4, max_size=30))
+def test_a_curve_turned_around_changes_the_other_way(values: list[float]) -> None:
+    forth, back = (Curve.of(dict(enumerate(each))) for each in (values, values[::-1]))
+    assert forth.change() == pytest.approx(-back.change())
+
+
+def write_records(file: Path, rows: Sequence[tuple[list[float] | None, list[float], list[bool]]]) -> Path:
+    file.parent.mkdir(exist_ok=True)
+    columns = dict(zip(("advantage", "weight", "live"), map(list, zip(*rows, strict=True)), strict=True))
+    pyarrow.parquet.write_table(pyarrow.table(columns), file)
+    return file
+
+
+def test_the_tokens_that_carry_the_credit_by_hand(tmp_path: Path) -> None:
+    one = [1.0, -1.0, 2.0, 9.0], [0.5, 0.5, 0.5, 0.5], [True, True, True, False]
+    rows = [one, ([0.0, 0.0], [0.5, 0.5], [True, True]), (None, [1.0], [True])]
+    # Masses .5, .5, 1 of the completion with signal: 4 / (3 * 1.5).
+    assert credit_share(write_records(tmp_path / "records" / "step_00001.parquet", rows)) == pytest.approx(8 / 9)
+    assert credit_share(write_records(tmp_path / "silent.parquet", rows[1:])) is None
+    (tmp_path / "damaged.parquet").write_bytes(b"PAR1")
+    assert credit_share(tmp_path / "damaged.parquet") is None
+
+
+def test_credit_on_few_tokens_is_found_in_the_records_of_a_run(tmp_path: Path) -> None:
+    spiked = [1.0] + [1e-3] * 99
+    for step in range(1, 2 * MOST_FILES, 2):
+        values = [1.0] * 100 if step < 20 else spiked
+        write_records(tmp_path / "token_records" / f"step_{step:05d}.parquet", [(values, [1.0] * 100, [True] * 100)])
+    (tmp_path / "token_records" / "step_00040.parquet").write_bytes(b"half")
+    (found,) = findings_of(tmp_path, history())
+    assert (found.name, found.figure) == ("few_tokens", "advantages")
+    assert 20 <= found.since <= 40
+    assert "the credit is on 1.2% of the tokens" in found.sentence
+
+
+def test_a_training_ends_with_its_findings_on_stderr(
+    tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def silent(completions: list[str], **columns: Any) -> list[float]:
+        return [1.0] * len(completions)
+
+    settings: dict[str, Any] = {"max_steps": 8, "max_completion_length": 4, "learning_rate": 0.0}
+    train(tiny_model, tmp_path / "two", reward_funcs=[length_reward, silent], reward_weights=[1.0, 0.5], **settings)
+    told = capsys.readouterr().err
+    assert f"what went wrong in {tmp_path / 'two'}:\nsince step 1 the reward silent is 1 for every completion." in told
+    train(tiny_model, tmp_path / "zero", reward_funcs=[length_reward, silent], reward_weights=[1.0, 0.0], **settings)
+    assert "what went wrong" not in capsys.readouterr().err
+    log = (tmp_path / "two" / "trl_grpo_ext_log.jsonl").read_text().splitlines()
+    (again,) = findings_of(tmp_path / "two", list(map(json.loads, log)))
+    assert again == Finding("constant_reward", 1, "the reward silent is 1 for every completion", "reward_functions", 8)
+
+
+@pytest.mark.nightly
+def test_a_part_of_the_measurement(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two healthy trainings are quiet and five planted faults are found, as docs/report.md says of all."""
+    from bench import findings as measured
+
+    healthy, planted = ["plain_1", "leave_one_out"], ["gamed", "hot", "server", "runaway", "one_token"]
+    measured.main(["--output", str(tmp_path), "--only", *healthy, *planted])
+    assert "2 of 2 healthy trainings are quiet, 5 of 5 planted faults are found" in capsys.readouterr().out

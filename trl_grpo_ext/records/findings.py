@@ -1,0 +1,398 @@
+"""What went wrong in a run, from what it recorded: for the end of the run, the report and anybody's script.
+
+| finding | what is seen |
+| --- | --- |
+| `reward_against_metric` | the reward rises while a metric that is not trained on falls |
+| `reward_fell` | the reward loses at least half of what it had gained |
+| `all_right`, `all_wrong`, `no_signal` | nine groups in ten have no signal |
+| `truncated` | more and more completions end at the limit, or most do and nothing is learned |
+| `entropy_gone` | the entropy is gone and the reward has not risen |
+| `constant_reward` | one reward of several is the same for all completions |
+| `failing_reward` | outcomes grow that say nothing of the completion: timeouts, unreadable references |
+| `idle_hook`, `idle_filter` | a hook or a filter changed nothing |
+| `few_tokens` | nearly all credit is on a few tokens |
+
+Silence is the default. A change counts if it is large and at least four times what noise does to a difference of two
+means; a state counts if it lasts to the end, for a quarter of the run or more. Runs with fewer than eight log entries
+and metrics with fewer than four points have no findings. docs/report.md#findings shows on which runs this was tried.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..errors import ManifestError
+from ..guard.untrusted import printable_name
+from .files import evenly
+from .manifest import FILE as MANIFEST
+from .manifest import Manifest, PluginRecord
+from .token_records import FOLDER as RECORDS
+
+History = Sequence[Mapping[str, Any]]
+Values = np.ndarray[Any, Any]
+
+SHORTEST_RUN, SHORTEST_METRIC = 8, 4
+"""Fewest log entries of training, and fewest points of a metric, that can have a finding."""
+SIGMAS = 4.0
+"""Standard errors by which a change must exceed noise."""
+LARGE_FALL = 0.2
+"""Least fall, relative to the largest of the values compared."""
+NO_SIGNAL, TRUNCATED, ENTROPY_LEFT, FAILING, FEW_TOKENS = 0.9, 0.5, 0.05, 0.05, 0.02
+"""Shares: of groups, of completions, of the first entropy, of completions, of tokens."""
+MOST_FILES = 40
+"""Most token record files read, spread evenly over the run."""
+
+_FAILURES = ("timeout", "died", "refused", "error", "unparseable_reference", "none", "nan")
+_MOVED = re.compile(r"advantage/(.+?)(?:/forward)?/mass_moved", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that went wrong.
+
+    Attributes:
+        name: Which finding; stable.
+        since: The optimizer step from which on it is seen.
+        sentence: What happened, with the numbers.
+        figure: Name of the report's figure that shows it.
+        look_at: A step whose completions show it.
+        filter: The filter of the report's completion browser that finds them.
+    """
+
+    name: str
+    since: int
+    sentence: str
+    figure: str
+    look_at: int
+    filter: str = "all"
+
+    def __str__(self) -> str:
+        """One line."""
+        shown = "" if self.filter == "all" else f" ({self.filter.replace('-', ' but ')})"
+        where = f"figure {self.figure}, completions of step {self.look_at}{shown}"
+        return f"since step {self.since} {self.sentence}. See {where}."
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A metric over steps, with its means over a moving window of a fifth of the points."""
+
+    steps: Sequence[int]
+    values: Values
+
+    @classmethod
+    def of(cls, values: Mapping[int, float]) -> Curve:
+        """Values by step."""
+        steps = sorted(values)
+        return cls(steps, np.array([values[step] for step in steps]))
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+    @property
+    def window(self) -> int:
+        """Points of a mean."""
+        return max(len(self) // 5, 1)
+
+    @cached_property
+    def means(self) -> Values:
+        """The means of all windows, in order."""
+        return np.convolve(self.values, np.full(self.window, 1 / self.window), mode="valid")
+
+    @property
+    def best(self) -> int:
+        """The window with the highest mean."""
+        return int(self.means.argmax())
+
+    def change(self, window: int = 0) -> float:
+        """By how much the last mean exceeds that of a window; 0 if noise or rounding may have done it.
+
+        The noise is estimated from second differences, so that a steady rise counts as none.
+        """
+        bends = np.diff(self.values, n=2)
+        noise = np.sqrt(np.mean(bends**2) / 6 * 2 / self.window) if len(bends) else math.inf
+        change = float(self.means[-1] - self.means[window])
+        return change if abs(change) > max(SIGMAS * noise, 0.02 * self.size) else 0.0
+
+    def fall(self) -> float:
+        """By how much the last mean is below the best; 0 unless the fall is large."""
+        fall = -self.change(self.best)
+        return fall if fall > 0 and fall >= LARGE_FALL * self.size else 0.0
+
+    @property
+    def size(self) -> float:
+        """The largest magnitude of the first, the best and the last mean."""
+        return float(np.abs(self.means[[0, self.best, -1]]).max())
+
+    def end_of(self, window: int) -> int:
+        """The last step of a window."""
+        return self.steps[window + self.window - 1]
+
+    def window_at(self, step: int) -> int:
+        """The last window that ends at a step or before; the first if there is none."""
+        return max(sum(end <= step for end in self.steps[self.window - 1 :]) - 1, 0)
+
+    def since(self, holds: Values, share: float = 0.25) -> int | None:
+        """The point from which something holds for every mean to the end; None if that is too short a time."""
+        broken = np.flatnonzero(~holds)
+        first = int(broken[-1]) + self.window if len(broken) else 0
+        return first if len(self) - first >= max(share * len(self), SHORTEST_METRIC) else None
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """What the findings know of a run.
+
+    Attributes:
+        history: Its log entries, each with a `step`.
+        untrained: Rewards of weight 0.
+        shapers: Hooks that change rewards; the log has them among the rewards.
+        credit: By step, the share of the tokens that carry the credit (`credit_share`).
+    """
+
+    history: History
+    untrained: Collection[str] = ()
+    shapers: Collection[str] = ()
+    credit: Mapping[int, float] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, history: History, plugins: Sequence[PluginRecord], records: Sequence[Path]) -> RunFacts:
+        """The facts from a run's log, the plugins of its manifest, and its token record files."""
+        untrained = {one.name for one in plugins if one.kind == "reward" and one.weight == 0 and one.inside is None}
+        shares = {int(path.stem.removeprefix("step_")): credit_share(path) for path in evenly(records, MOST_FILES)}
+        credit = {step: share for step, share in shares.items() if share is not None}
+        return cls(history, untrained, {one.name for one in plugins if one.role == "shaper"}, credit)
+
+    def curve(self, key: str) -> Curve:
+        """The finite values of a metric."""
+        known = [(entry["step"], entry.get(key)) for entry in self.history if "step" in entry]
+        return Curve.of({int(s): float(v) for s, v in known if isinstance(v, int | float) and math.isfinite(v)})
+
+    @cached_property
+    def keys(self) -> list[str]:
+        """The names of all metrics."""
+        return list(dict.fromkeys(key for entry in self.history for key in entry))
+
+    @cached_property
+    def rewards(self) -> list[str]:
+        """The names of the rewards that are trained on."""
+        found = (re.fullmatch(r"rewards/(.+)/mean", key, re.DOTALL) for key in self.keys)
+        return [one[1] for one in found if one and one[1] not in self.untrained and one[1] not in self.shapers]
+
+    @cached_property
+    def reward(self) -> Curve:
+        """The weighted sum that is trained on."""
+        return self.curve("reward")
+
+
+def findings_of(folder: str | Path, history: History) -> list[Finding]:
+    """The findings of the run in a folder.
+
+    Args:
+        folder: Its output_dir, with the manifest and, if there are any, the token records.
+        history: Its log entries, as `trainer.state.log_history` has them.
+    """
+    try:
+        plugins: Sequence[PluginRecord] = Manifest.read(Path(folder) / MANIFEST).plugins
+    except (ManifestError, OSError):
+        plugins = ()
+    records = [path for path in sorted(Path(folder, RECORDS).glob("step_*.parquet")) if path.stem[5:].isdecimal()]
+    return findings(RunFacts.of(history, plugins, records))
+
+
+def findings(run: RunFacts) -> list[Finding]:
+    """The findings of a run, in the order of the table above."""
+    if len(run.reward) < SHORTEST_RUN:
+        return []
+    return [one for detect in DETECTORS for one in detect(run)]
+
+
+def reward_against_metric(run: RunFacts) -> Iterator[Finding]:
+    """The reward rises while something independent of it falls: held-out values, weight 0, the reward before shapers.
+
+    Of pass@k the smallest k counts: a large k may fall in a healthy run. The largest fall counts.
+    """
+    names = {f"rewards/{name}/mean": f"{printable_name(name)}, which is not trained on," for name in run.untrained}
+    names |= {f"eval_rewards/{name}/mean": f"held-out {printable_name(name)}" for name in run.untrained}
+    at_k = sorted((int(k[1]), key) for key in run.keys if (k := re.match(r"eval_pass@(\d+)", key)))
+    names |= {key: f"held-out pass@{k}" for k, key in at_k[:1]}
+    names |= {"eval_reward": "the held-out reward", "raw_reward": "the reward before shaping"}
+    found: dict[Finding, float] = {}
+    for key, metric in names.items():
+        curve = run.curve(key)
+        if len(curve) < SHORTEST_METRIC or not (fall := curve.fall()):
+            continue
+        step = curve.end_of(curve.best)
+        before = run.reward.window_at(step)
+        if run.reward.change(before) > 0:
+            rise = f"{_number(run.reward.means[before])} to {_number(run.reward.means[-1])}"
+            sentence = (
+                f"the reward rises ({rise}) while {metric} falls ({_number(curve.means[curve.best])} to "
+                f"{_number(curve.means[-1])})"
+            )
+            last = run.reward.steps[-1]
+            one = Finding("reward_against_metric", step, sentence, "reward_functions", last, "wrong-rewarded")
+            found[one] = fall / curve.size
+    if found:
+        yield max(found, key=found.__getitem__)
+
+
+def reward_fell(run: RunFacts) -> Iterator[Finding]:
+    """The reward lost at least half of what it had gained, or sank from the start."""
+    curve = run.reward
+    fall, best = curve.fall(), float(curve.means[curve.best])
+    if fall and fall >= (best - curve.means[0]) / 2:
+        sentence = f"the reward falls ({_number(best)} to {_number(curve.means[-1])})"
+        yield Finding("reward_fell", curve.end_of(curve.best), sentence, "reward_total", curve.steps[-1])
+
+
+def without_signal(run: RunFacts) -> Iterator[Finding]:
+    """Nine groups in ten teach nothing, because all of their completions are right, or all wrong."""
+    curve = run.curve("groups/zero_variance" if "groups/zero_variance" in run.keys else "frac_reward_zero_std")
+    if len(curve) < SHORTEST_RUN or (first := curve.since(curve.means >= NO_SIGNAL)) is None:
+        return
+    silent, since = float(curve.values[first:].mean()), curve.steps[first]
+
+    def later(curve: Curve) -> float:
+        return float(np.mean([value for step, value in zip(curve.steps, curve.values, strict=True) if step >= since]))
+
+    if "groups/all_solved" in run.keys:
+        right, wrong = (later(run.curve(f"groups/{which}_solved")) for which in ("all", "none"))
+    elif (share := _share_right(run)) is not None:
+        # At most the groups with signal are mixed, so there are at least so many of each.
+        right, wrong = max(later(share) - (1 - silent), 0.0), max(silent - later(share), 0.0)
+    else:
+        right = wrong = 0.0
+    name = "all_right" if right > 2 * wrong else "all_wrong" if wrong > 2 * right else "no_signal"
+    split = f": {right:.0%} are all right, {wrong:.0%} all wrong" if right + wrong else ""
+    sentence = f"{silent:.0%} of the groups have no signal{split} (reward {_number(later(run.reward))})"
+    yield Finding(name, since, sentence, "no_signal", curve.steps[-1])
+
+
+def truncated(run: RunFacts) -> Iterator[Finding]:
+    """Lengths run to the limit; or most completions were cut off from the start and the reward does not rise."""
+    curve = run.curve("completions/clipped_ratio")
+    if len(curve) < SHORTEST_RUN or (first := curve.since(curve.means >= TRUNCATED)) is None:
+        return
+    grew = curve.change() >= TRUNCATED / 2
+    if grew or run.reward.change() <= 0:
+        before = f" ({curve.means[0]:.0%} at first)" if grew else ", and the reward does not rise"
+        sentence = f"{curve.means[-1]:.0%} of the completions are cut off at the limit{before}"
+        yield Finding("truncated", curve.steps[first], sentence, "lengths", curve.steps[-1], "truncated")
+
+
+def entropy_gone(run: RunFacts) -> Iterator[Finding]:
+    """Next to nothing is left of the entropy, and the reward has not risen."""
+    curve = run.curve("entropy")
+    start = float(curve.values[:3].mean()) if len(curve) >= SHORTEST_RUN else 0.0  # it may go within the first window
+    first = curve.since(curve.means <= ENTROPY_LEFT * start) if start > 0 else None
+    if first is not None and run.reward.change() <= 0:
+        left = f"{_number(start)} to {_number(curve.means[-1])} nats"
+        sentence = f"the entropy is gone ({left}) and the reward has not risen"
+        yield Finding("entropy_gone", curve.steps[first], sentence, "entropy", curve.steps[-1])
+
+
+def constant_reward(run: RunFacts) -> Iterator[Finding]:
+    """One of several rewards is the same for all completions, for half of the run or more."""
+    for name in run.rewards if len(run.rewards) > 1 else ():
+        spread, mean = run.curve(f"rewards/{name}/std"), run.curve(f"rewards/{name}/mean")
+        if len(spread) >= SHORTEST_RUN and (first := spread.since(spread.means <= 1e-9, share=0.5)) is not None:
+            sentence = f"the reward {printable_name(name)} is {_number(mean.values[-1])} for every completion"
+            yield Finding("constant_reward", spread.steps[first], sentence, "reward_functions", spread.steps[-1])
+
+
+def failing_reward(run: RunFacts) -> Iterator[Finding]:
+    """A reward cannot judge a growing share of the completions, for reasons other than the completion."""
+    for name in run.rewards:
+        by_outcome = {outcome: f"outcomes/{name}/{outcome}" for outcome in _FAILURES}
+        judged = any(key.startswith(f"outcomes/{name}/") for key in run.keys)
+        keys = by_outcome if judged else {outcome: f"rewards/{name}/{outcome}" for outcome in ("none", "nan")}
+        curves = {outcome: run.curve(key) for outcome, key in keys.items()}
+        # An outcome is logged only when it occurs, and the reward only if it is known.
+        nothing = dict.fromkeys({*run.reward.steps, *(step for curve in curves.values() for step in curve.steps)}, 0.0)
+        parts = {
+            outcome: Curve.of(nothing | dict(zip(curve.steps, curve.values, strict=True)))
+            for outcome, curve in curves.items()
+        }
+        total = Curve(sorted(nothing), np.sum([part.values for part in parts.values()], axis=0))
+        first = total.since(total.means >= (total.means[0] + total.means[-1]) / 2, share=0.0)
+        if total.change() < FAILING or first is None:
+            continue
+        most = max(parts, key=lambda outcome: parts[outcome].means[-1]).replace("_", " ")
+        share = f"{total.means[-1]:.0%} of the completions ({total.means[0]:.0%} at first)"
+        sentence = f"{printable_name(name)} cannot judge {share}, most of them for {most}"
+        yield Finding("failing_reward", total.steps[first], sentence, "outcomes", total.steps[-1], "unparseable")
+
+
+def idle_plugins(run: RunFacts) -> Iterator[Finding]:
+    """An advantage hook or a group filter never changed anything."""
+    first, last = run.reward.steps[0], run.reward.steps[-1]
+    moved: dict[str, list[float]] = {}
+    for key in run.keys:
+        if found := _MOVED.fullmatch(key):
+            moved.setdefault(found[1], []).extend(run.curve(key).values)
+    for name, values in moved.items():
+        if len(values) >= SHORTEST_RUN and not any(values):
+            yield Finding("idle_hook", first, f"the hook {printable_name(name)} changes no advantage", "hooks", last)
+    kept, rounds = run.curve("groups/kept").values, run.curve("groups/rounds").values
+    dropped = any(run.curve(key).values.any() for key in run.keys if key.startswith("groups/dropped/"))
+    if len(rounds) >= SHORTEST_RUN and not dropped and (rounds == 1).all() and (kept == 1).all():
+        yield Finding("idle_filter", first, "the group filter drops no group", "resampled", last)
+
+
+def few_tokens(run: RunFacts) -> Iterator[Finding]:
+    """The credit of the recorded completions is on a few of their tokens."""
+    curve = Curve.of(run.credit)
+    if len(curve) >= SHORTEST_METRIC and (first := curve.since(curve.means <= FEW_TOKENS)) is not None:
+        sentence = f"the credit is on {np.median(curve.values[first:]):.1%} of the tokens of completions with signal"
+        yield Finding("few_tokens", curve.steps[first], sentence, "advantages", curve.steps[-1])
+
+
+DETECTORS: tuple[Callable[[RunFacts], Iterator[Finding]], ...] = (
+    *(reward_against_metric, reward_fell, without_signal, truncated, entropy_gone),
+    *(constant_reward, failing_reward, idle_plugins, few_tokens),
+)
+
+
+def credit_share(path: Path) -> float | None:
+    """The share of the tokens that carry the credit in one file of token records; None if nothing there has signal.
+
+    With m = |advantage| · weight of the n live tokens of completions with signal it is (Σm)² / (n Σm²): 1 if all have
+    the same credit, 1/n if one has all of it.
+    """
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        table = pyarrow.parquet.read_table(path, columns=["advantage", "weight", "live"], use_threads=False)
+        rows = [row for row in table.to_pylist() if None not in row.values()]
+        masses = [np.abs(np.multiply(row["advantage"], row["weight"]))[np.array(row["live"], bool)] for row in rows]
+    except (pyarrow.ArrowException, OSError, ValueError, TypeError, IndexError):  # damaged; the report names it
+        return None
+    mass = np.concatenate([np.zeros(0), *(one for one in masses if one.any() and np.isfinite(one).all())])
+    return float(mass.sum() ** 2 / (len(mass) * (mass**2).sum())) if len(mass) else None
+
+
+def _share_right(run: RunFacts) -> Curve | None:
+    """The share of right completions, of the first trained reward that has such outcomes or is 0 or 1."""
+    for name in run.rewards:
+        if f"outcomes/{name}/right" in run.keys:
+            return run.curve(f"outcomes/{name}/right")
+        mean, std = run.curve(f"rewards/{name}/mean"), run.curve(f"rewards/{name}/std")
+        inside = len(mean) == len(std) and (mean.values >= 0).all() and (mean.values <= 1).all()
+        # Of all rewards between 0 and 1 only those that are 0 or 1 have the variance m (1 - m).
+        if inside and mean.values.any() and (np.abs(std.values**2 - mean.values * (1 - mean.values)) < 0.02).all():
+            return mean
+    return None
+
+
+def _number(value: float) -> str:
+    return f"{value:.3g}"
