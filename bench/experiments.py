@@ -32,7 +32,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 
 from bench import study
-from bench.tables import machine, write_block
+from bench.runner import Results, run_missing
+from bench.tables import machine, markdown, write_block
 
 from sorting.choices import NAIVE, NEVER_CLIPS  # isort: skip (`study` puts the recipes on the path)
 from sorting.response_log import ResponseLog  # isort: skip
@@ -210,7 +211,7 @@ def figure_naive(lines: Sequence[Line], figure: Any) -> str:
         lecture = f"{LECTURE[variant]:.3f}" if variant in LECTURE else "not run"
         rows.append([variant, spread(early, 2), *cells, lecture])
     titles = ["deltas", f"naive, after {EARLY * STEPS} steps", "naive, last ten rollouts", "clipped, last ten rollouts"]
-    return table([*titles, "the lecture: naive, last rollout"], rows)
+    return markdown([*titles, "the lecture: naive, last rollout"], rows)
 
 
 # ------------------------------------------------------------------------------- baselines: the exact b* of a policy
@@ -330,7 +331,7 @@ def figure_baselines(lines: Sequence[Line], figure: Any) -> str:
         values = [spread([mean(line, step, f"b {name}") for line in lines], 2) for name in ("mean reward", "b*")]
         rows.append([str(step), *values, *(spread(found, 4) for found in shares.values())])
     titles = ["step", "E[r]", "b*", *(f"variance left by {name}" for name in BASELINES[1:])]
-    return table(titles, rows)
+    return markdown(titles, rows)
 
 
 # ------------------------------------------------------------------------------------- reuse: steps for each rollout
@@ -422,7 +423,7 @@ def figure_reuse(lines: Sequence[Line], figure: Any) -> str:
         )
     titles = ["loss, steps for each rollout", f"test accuracy after {EQUAL_ROLLOUTS} rollouts"]
     titles += [f"after {EQUAL_UPDATES} updates", "std of log ratio, last step", "tokens outside 1 ± 0.2, last step"]
-    return table(titles, rows)
+    return markdown(titles, rows)
 
 
 # ------------------------------------------------------------------------- length: what the aggregation does to lengths
@@ -472,7 +473,7 @@ def figure_length(lines: Sequence[Line], figure: Any) -> str:
         for name in LENGTHS
         if any(line["name"] == name for line in lines)
     ]
-    return table(["aggregation", "test accuracy", "tokens", "of right completions", "of wrong completions"], rows)
+    return markdown(["aggregation", "test accuracy", "tokens", "of right completions", "of wrong completions"], rows)
 
 
 MEASURED = (("accuracy", 3), ("length", 1), ("length_right", 1), ("length_wrong", 1))
@@ -537,27 +538,22 @@ def figure_detox(lines: Sequence[Line], figure: Any) -> str:
     starts = [line["before"] for line in lines if line["name"] == "default"]  # the same for all
     before = [[start[key] for start in starts] for key in ("rude", "polite", "neither")]
     rows.insert(0, ["before", *(spread(values, 3) for values in before), "0", ""])
-    return table(["", "rude", "polite", "neither", "KL, nats", "coefficient, end"], rows)
+    return markdown(["", "rude", "polite", "neither", "KL, nats", "coefficient, end"], rows)
 
 
 # ------------------------------------------------------------------------------------------------- tables and figures
 
 
 def spread(values: Sequence[float], digits: int) -> str:
-    """Mean (lowest to highest)."""
+    """Mean (lowest–highest)."""
     mean = f"{statistics.fmean(values):.{digits}f}"
-    return mean if len(values) < 2 else f"{mean} ({min(values):.{digits}f} to {max(values):.{digits}f})"
+    return mean if len(values) < 2 else f"{mean} ({min(values):.{digits}f}–{max(values):.{digits}f})"
 
 
 def over_seeds(lines: Iterable[Line], name: str, key: str, digits: int = 3) -> str:
     """One number of all runs of a name; empty if there is none."""
     values = [line[key] for line in lines if line["name"] == name and line[key] is not None]
     return spread(values, digits) if values else ""
-
-
-def table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """In Markdown."""
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in [titles, ["---"] * len(titles), *rows])
 
 
 def band(
@@ -659,14 +655,12 @@ def draw(name: str, lines: Sequence[Line], docs: Path) -> None:
         figure = Figure(figsize=experiment.size, layout="constrained")
         found = experiment.draw(lines, figure)
         figure.savefig(docs / "images" / f"experiment_{name}.svg", metadata={"Date": None})
-    versions = ", ".join(f"{package} {number}" for package, number in lines[0]["versions"].items())
     minutes = sum(line["seconds"] for line in lines) / 60
     seeds = sorted({line["seed"] for line in lines})
-    mean = f"Mean over the seeds {', '.join(map(str, seeds))} (lowest to highest)"
-    said = f"{mean if len(seeds) > 1 else f'Seed {seeds[0]}'}. {len(lines)} runs, {minutes:.1f} minutes in all"
-    where = f"one thread each, on {lines[0]['on']}, beside other work; {versions}."
+    mean = f"Mean over the seeds {', '.join(map(str, seeds))} (lowest–highest)"
+    said = f"{mean if len(seeds) > 1 else f'Seed {seeds[0]}'}. {len(lines)} runs, {minutes:.1f} minutes of one thread."
     figure_line = f"![{experiment.about}](images/experiment_{name}.svg)"
-    write_block(docs / "experiments.md", name, f"{figure_line}\n\n{found}\n\n{said}, {where}")
+    write_block(docs / "experiments.md", name, f"{figure_line}\n\n{found}\n\n{said}")
     print(docs / "images" / f"experiment_{name}.svg")
 
 
@@ -681,13 +675,13 @@ def main(words: list[str] | None = None) -> None:
     options = parser.parse_args(words)
     torch.set_num_threads(1)
     for name in EXPERIMENTS if options.experiment == "all" else (options.experiment,):
-        results = study.Results(options.runs / f"{name}.jsonl")
+        results = Results(options.runs / f"{name}.jsonl")
         if not options.draw:
             seeds = options.seeds or EXPERIMENTS[name].seeds
             cells = [Cell(name, one, seed) for seed in seeds for one in EXPERIMENTS[name].names]
             if name == "reuse":
                 study.model_of("sorting", ROOT / "outputs" / "experiments")  # made once, before the workers
-            study.run_missing(cells, results, options.jobs, work, EXPERIMENTS[name].shown)
+            run_missing(cells, results, options.jobs, work, EXPERIMENTS[name].shown)
         if results.lines:
             draw(name, results.lines, options.docs)
 

@@ -4,7 +4,6 @@
     python -m bench.gpu --learn                      # the trainings of `make gpu LEARN=1`
     python -m bench.gpu --only 3 5 --again           # two sections, also where they were measured
     python -m bench.gpu --page                       # write the page again from its own figures, and measure nothing
-    python -m bench.gpu --several                    # on a host with several GPUs (never run)
     python -m bench.gpu --tiny --device cpu --file outputs/gpu/tiny.md
 
 Each run is a process of its own, so that its peaks are its own and its crash ends nothing else. It hands its figures
@@ -37,7 +36,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from bench.gpu_plan import DIFFER, HALF, LEARN, OURS, ROOT, SECTIONS, TIMES, Run, Section, all_sections, several
+from bench.gpu_plan import DIFFER, HALF, LEARN, OURS, ROOT, SECTIONS, TIMES, Run, Section, all_sections
+from bench.tables import markdown
 
 PAGE = ROOT / "docs" / "gpu.md"
 CURVES = "gpu_learning.png"
@@ -47,8 +47,6 @@ NOT_YET = "not run yet"
 NONE_HERE = "–"
 TINY_LIMIT = 300
 """Seconds of a run with tiny shapes."""
-GRACE = 40
-"""Seconds in which a launcher ends its workers; Torch's gives them thirty."""
 
 
 # ------------------------------------------------------------------------------------------------------------- page
@@ -75,22 +73,26 @@ def read_figures(path: Path) -> dict[str, dict[str, Any]]:
 
 def page(sections: Sequence[Section], found: Mapping[str, Mapping[str, Any]]) -> str:
     """The whole page, of these sections."""
-    parts = [INTRODUCTION]
+    titles = {s.name: f"Section {s.name}: {s.title}" if s.name.isdigit() else s.title for s in sections}
+    missing = [titles[section.name] for section in sections if not found.get(section.name)]
+    parts = [
+        INTRODUCTION,
+        *(["\n".join([f"{NOT_YET.capitalize()}:\n", *(f"- {title}" for title in missing)])] if missing else []),
+    ]
     for section in sections:
-        numbered = f"{section.name}. {section.title}" if section.name.isdigit() else section.title
+        if titles[section.name] in missing:
+            continue
         begin, end = markers(section)
         runs = found.get(section.name, {})
         body = [begin, table(section, runs), provenance(runs), figures_comment(section, runs), end]
         if curves(section, runs):
             body.insert(2, f"![Right answers in training batches, on the GPU and on the CPU]({CURVES})")
-        parts += [f"## {numbered}", section.text, "\n\n".join(part for part in body if part)]
+        parts += [f"## {titles[section.name]}", section.text, "\n\n".join(part for part in body if part)]
     return "\n\n".join(parts) + "\n"
 
 
 def table(section: Section, runs: Mapping[str, Any]) -> str:
-    if not runs:
-        return f"{NOT_YET.capitalize()}."
-    lines = [["", *section.columns], ["---", *["---:"] * len(section.columns)]]
+    lines = []
     rows = {row: figures for run in runs.values() for row, figures in run["rows"].items()}
     for run in section.runs:
         failed = runs.get(run.name, {}).get("failed")
@@ -109,7 +111,7 @@ def table(section: Section, runs: Mapping[str, Any]) -> str:
             elif failed and whole and row == run.rows[-1]:
                 cells[-1] += f"; failed: {failed}"
             lines.append([row, *cells])
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return markdown(["", *section.columns], lines)
 
 
 def curves(section: Section, runs: Mapping[str, Any]) -> dict[str, list[tuple[int, float]]]:
@@ -155,8 +157,6 @@ def provenance(runs: Mapping[str, Any]) -> str:
 
 
 def figures_comment(section: Section, runs: Mapping[str, Any]) -> str:
-    if not runs:
-        return ""
     written = json.dumps(runs, ensure_ascii=False, sort_keys=True).replace("<", "\\u003c").replace(">", "\\u003e")
     return f"<!-- figures of {section.name}: {written} -->"
 
@@ -290,8 +290,7 @@ class Work:
     def measure(self, section: Section, run: Run) -> str:
         """Run one process, and write what it says as it says it. Returns how it ended, in a few words."""
         tiny = self.options.tiny
-        grace = GRACE if run.launcher else 0
-        left, own = self.until - time.monotonic() - grace, TINY_LIMIT if tiny else 3 * run.seconds
+        left, own = self.until - time.monotonic(), TINY_LIMIT if tiny else 3 * run.seconds
         if left < (1 if tiny else run.seconds):
             return "left for the next call: too little time"
         answer, log = self.folder / "answer.json", self.folder / "log.txt"
@@ -301,10 +300,10 @@ class Work:
         words += ["--folder", str(self.folder), "--device", self.options.device, *(["--tiny"] if tiny else [])]
         environment = {**os.environ, **run.environment, "HF_HUB_OFFLINE": "1"}
         environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-        if not run.launcher:  # TRL spreads a model over all GPUs that one process sees
-            environment["CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
+        # TRL spreads a model over all GPUs that one process sees.
+        environment["CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
         deadline, seen, state = time.monotonic() + min(left, own), 0.0, self._state()
-        with start_process(words, environment, log, grace) as process:
+        with start_process(words, environment, log) as process:
             while process.poll() is None and time.monotonic() < deadline:
                 time.sleep(0.2)
                 if answer.exists() and (changed := answer.stat().st_mtime) != seen:
@@ -340,13 +339,8 @@ class Work:
 
 
 @contextmanager
-def start_process(
-    words: Sequence[str], environment: Mapping[str, str], log: Path, grace: float
-) -> Iterator[subprocess.Popen[bytes]]:
-    """A process in its own group, which is gone at the end.
-
-    A launcher gets some seconds of grace: its workers are in groups of their own, and it ends them itself.
-    """
+def start_process(words: Sequence[str], environment: Mapping[str, str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A process in its own group, which is gone at the end."""
     with log.open("wb") as file:
         process = subprocess.Popen(
             words, cwd=ROOT, env=dict(environment), stdout=file, stderr=file, start_new_session=True
@@ -354,10 +348,6 @@ def start_process(
         try:
             yield process
         finally:
-            if grace and process.poll() is None:
-                process.terminate()
-                with suppress(subprocess.TimeoutExpired):
-                    process.wait(grace)
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
@@ -367,14 +357,6 @@ def _one_line(text: str) -> str:
     return " ".join(text.split()).replace("|", "/")[:300]
 
 
-def gpus(device: str) -> int:
-    """How many this host has, asked in another process, because this one must hold nothing on them. On a CPU: two."""
-    if device == "cpu":
-        return 2  # only DDP can be shown there, and the other engines fail
-    asked = "import torch; print(torch.cuda.device_count())"
-    return int(subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True).stdout)
-
-
 def main(given: Sequence[str] | None = None) -> None:
     names = [section.name for section in SECTIONS]
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -382,7 +364,6 @@ def main(given: Sequence[str] | None = None) -> None:
     parser.add_argument("--again", action="store_true", help="also what was measured on this device with this code")
     parser.add_argument("--only", nargs="+", choices=names, help="these sections")
     parser.add_argument("--learn", action="store_true", help="the trainings")
-    parser.add_argument("--several", action="store_true", help="engines on all GPUs of this host")
     parser.add_argument("--page", action="store_true", help="write the page again and measure nothing")
     parser.add_argument("--file", type=Path, default=PAGE, help="the page")
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
@@ -396,7 +377,7 @@ def main(given: Sequence[str] | None = None) -> None:
         return
     # A killed call ends what it started: `start_process` does it on the way out.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    wanted = several(gpus(options.device)) if options.several else LEARN if options.learn else SECTIONS
+    wanted = LEARN if options.learn else SECTIONS
     chosen = [section for section in wanted if options.only is None or section.name in options.only]
     command = shlex.join(["python", "-m", "bench.gpu", *(sys.argv[1:] if given is None else given)])
     until = time.monotonic() + 60 * options.minutes

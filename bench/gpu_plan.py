@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -193,32 +192,6 @@ LEARN = (
 )
 
 
-ENGINES = {"DDP": "ddp", "ZeRO-3": "zero3", "FSDP2": "fsdp2"}
-"""By the name of its row; the launch file has the name of the engine."""
-
-
-def several(processes: int) -> tuple[Section, ...]:
-    """The section of a host with that many GPUs."""
-    start = (sys.executable, "-m", "accelerate.commands.launch", "--num_processes", str(processes), "--config_file")
-
-    def run(engine: str, arm: str) -> Run:
-        launcher = (*start, str(ROOT / "recipes" / "accelerate" / f"{ENGINES[engine]}.yaml"))
-        return Run("several", (f"{engine}, {arm}",), 90, {"engine": engine, "arm": arm}, {}, launcher)
-
-    return (
-        Section(
-            "S",
-            "On several GPUs",
-            "`python -m bench.gpu --several` on a host that has them; it was written without one. Qwen2.5-0.5B's shape "
-            f"in full, for each GPU 2 x 8 completions of up to 512 tokens ({DIFFER}). The quicker of two updates after "
-            "the first, on the slowest rank; peaks of the fullest rank.",
-            ("update, s", "allocated, GB", "reserved, GB", "share of the weights on a rank", TIMES),
-            tuple(run(engine, arm) for engine in ENGINES for arm in (PLAIN, OURS)),
-            ("update, s", {f"{engine}, {OURS}": f"{engine}, {PLAIN}" for engine in ENGINES}),
-        ),
-    )
-
-
 def all_sections() -> tuple[Section, ...]:
     """All of the page."""
-    return (*SECTIONS, *LEARN, *several(1))
+    return (*SECTIONS, *LEARN)

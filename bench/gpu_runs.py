@@ -12,7 +12,6 @@ import argparse
 import contextlib
 import gc
 import json
-import math
 import os
 import random
 import re
@@ -29,14 +28,13 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator, PartialState
-from accelerate.utils import gather_object
 from datasets import Dataset
 from peft import LoraConfig
 from transformers import BitsAndBytesConfig, Qwen2Config, Qwen2ForCausalLM, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from bench.compact_rollouts import PROFILES, Cell, Script, Size
-from bench.gpu_plan import DIFFER, ENGINES, EQUAL, OURS, PLAIN, ROOT
+from bench.gpu_plan import DIFFER, EQUAL, OURS, PLAIN, ROOT
 from tests.support import CHARACTERS, arguments, relative_gap, save_tiny_model, train
 from trl_grpo_ext import GRPOExtConfig, GRPOExtTrainer, load_rewards
 from trl_grpo_ext.launch.checkpoints import SafeCheckpoints
@@ -712,86 +710,11 @@ def learn(job: Job, task: str, where: str) -> None:
     )
 
 
-def several(job: Job, engine: str, arm: str) -> None:
-    """One rank of several: two updates of 0.5B in full under an engine, held to its sharded shapes. Never run."""
-    global SCRIPT
-    from tests.recipes.engines.on_cpu import shapes as stored
-
-    state = PartialState(cpu=not job.cuda)
-    ranks, measured, everyone = state.num_processes, {"share": 0.0}, []
-    assert ranks > 1, "one process is no engine of several"
-    if state.is_main_process:
-        job.model("0.5B")
-    state.wait_for_everyone()
-
-    class Slice(Script):
-        """This rank's part of the script."""
-
-        def rollout(self, prompts: list[str], trainer: Any) -> dict[str, Any]:
-            whole = super().rollout(["-"] * self.size.rows, trainer)
-            first = state.process_index * len(prompts)
-            return {name: rows[first : first + len(prompts)] for name, rows in whole.items()}
-
-        def reward(self, completions: list[Any], **columns: Any) -> list[float]:
-            whole = super().reward([None] * self.size.rows)
-            first = state.process_index * len(completions)
-            return whole[first : first + len(completions)]
-
-    class Shards(TrainerCallback):
-        """What this rank stores of all weights; at the end what every rank measured, before they part."""
-
-        def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **keywords: Any) -> None:
-            found = [stored(parameter) for parameter in model.parameters()]
-            whole = sum(math.prod(shape["whole"]) for shape in found)
-            measured["share"] = sum(shape["elements"] for shape in found) / whole
-
-        def on_train_end(self, args: Any, state: Any, control: Any, **keywords: Any) -> None:
-            steps = [sum(step.values()) - step.get("generation", 0.0) for step in WATCH.steps[1:]]
-            memory = WATCH.memory("update")
-            everyone.extend(gather_object([{"update, s": min(steps), **measured, **memory}]))
-
-    SCRIPT = Slice(Size(2 * ranks, 8, job.size(512, 16)))
-    SCRIPT.cell = Cell(PROFILES[2], 40)
-    words = recipe_words(
-        job,
-        "qwen2.5_0.5b.yaml",
-        "0.5B",
-        {
-            "rewards": "bench.gpu_runs:scripted_reward",
-            "max_steps": 3,
-            "max_completion_length": job.size(512, 16),
-            "per_device_train_batch_size": 8,
-            "gradient_accumulation_steps": 2,
-            "num_generations": 8,
-            "engine": ENGINES[engine],
-            "processes": ranks,
-        },
-    )
-    kept = TimedOurs if arm == OURS else TimedPlain
-    original = kept.__init__
-
-    def with_shards(self: Any, *arguments: Any, **keywords: Any) -> None:
-        original(self, *arguments, **keywords)
-        self.add_callback(Shards())
-
-    kept.__init__ = with_shards  # type: ignore[method-assign]
-    run_recipe(words, arm)
-    shares = [rank["share"] for rank in everyone]
-    if engine == "DDP":
-        assert shares == [1.0] * ranks, f"DDP keeps all weights on each rank; here are {shares} of them"
-    else:
-        assert max(shares) < 1.2 / ranks, f"{engine} on {ranks} ranks: {shares} of the weights are on each"
-    figures = {"update, s": max(rank["update, s"] for rank in everyone), "share of the weights on a rank": max(shares)}
-    for column in ("allocated, GB", "reserved, GB"):
-        figures[column] = max(rank[column] for rank in everyone) if job.cuda else None
-    job.say(job.rows[0], figures)
-
-
 RUNS: dict[str, Callable[..., None]] = {
     function.__name__: function
     for function in (
         *(gpu_tests, compact_against_off, scripted_updates, with_generation, stages, overhead, shapes, teacher),
-        *(resume, learn, several),
+        *(resume, learn),
     )
 }
 

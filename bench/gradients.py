@@ -17,8 +17,9 @@ from pathlib import Path
 import torch
 
 from bench import study
-from trl_grpo_ext.history.gradients import PLAIN, GradientQuality, measure_gradients
-from trl_grpo_ext.history.gradients.tables import format_estimate, format_p
+from bench.tables import markdown
+from trl_grpo_ext.cli.gradients import p_text
+from trl_grpo_ext.history.gradients import PLAIN, GradientQuality, load_policy, measure_gradients
 
 SEED = 1
 RATES = {"sorting": 2e-4, "word problems": 1e-4}
@@ -44,9 +45,7 @@ def measure(task: str, share: float, folder: Path, groups: int, dimensions: int)
     """All methods of a task at one point."""
     settings = study.TASKS[task]
     model = train_to(task, share, folder, study.model_of(task, folder))
-    prompts = folder / f"{task.replace(' ', '_')}.jsonl"
-    rows = study.problems(task, "train", groups, 1000 + SEED)
-    prompts.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    place = folder / f"{task.replace(' ', '_')}_{share:g}_rollout"
     methods = {
         name: {"rewards": [settings.reward], "max_completion_length": settings.max_completion_length}
         | study.METHODS[name]
@@ -54,17 +53,28 @@ def measure(task: str, share: float, folder: Path, groups: int, dimensions: int)
         if name != study.PLAIN
     }
     return measure_gradients(
-        folder / f"{task.replace(' ', '_')}_{share:g}_rollout",
+        sample(task, model, groups, place),
         methods,
-        model=str(model),
-        prompts=prompts,
-        samples=settings.num_generations,
+        model=load_policy(str(model), dtype="float32"),
+        tokenizer=str(model),
+        dataset=place / "prompts.jsonl",
         batch_size=settings.batch_size,
-        max_completion_length=settings.max_completion_length,
         dimensions=dimensions,
-        with_shares=False,
-        dtype="float32",
     )
+
+
+def sample(task: str, model: Path, groups: int, place: Path) -> Path:
+    """Completions of new problems as token records: a training whose learning rate is 0 writes them."""
+    settings = study.TASKS[task]
+    if not (place / "done").is_file():
+        place.mkdir(parents=True, exist_ok=True)
+        rows = study.problems(task, "train", groups, 1000 + SEED)
+        (place / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        steps = groups * settings.num_generations // settings.batch_size
+        chosen = {"learning_rate": 0.0, "max_steps": steps, "token_records": settings.batch_size}
+        study.train_once(settings, rows, model, SEED, {**chosen, "output_dir": str(place), "shuffle_dataset": False})
+        (place / "done").touch()
+    return place
 
 
 def table(points: dict[float, GradientQuality]) -> str:
@@ -72,7 +82,7 @@ def table(points: dict[float, GradientQuality]) -> str:
     titles = ["method"]
     for share in points:
         titles += [f"worth at {share:.0%}", "p", "cosine"]
-    lines = [titles, ["---"] * len(titles)]
+    lines = []
     first = next(iter(points.values()))
     for place, one in enumerate(first.selections):
         if place == 1:
@@ -80,14 +90,14 @@ def table(points: dict[float, GradientQuality]) -> str:
         cells = [one.name if one.name == PLAIN else f"`{one.name}`"]
         for found in points.values():
             own = found.selections[place]
-            worth = "1" if own.name == PLAIN else format_estimate(own.worth, 2)
+            worth = "1" if own.name == PLAIN else own.worth.text(2)
             cells += [
                 worth,
-                "" if own.name == PLAIN else format_p(own.worth_p),
-                format_estimate(own.to_policy_gradient, 2),
+                "" if own.name == PLAIN else p_text(own.worth_p),
+                own.to_policy_gradient.text(2),
             ]
         lines.append(cells)
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+    return markdown(titles, lines)
 
 
 def main(words: list[str] | None = None) -> None:
@@ -107,7 +117,7 @@ def main(words: list[str] | None = None) -> None:
             print(
                 task,
                 share,
-                [(one.name, format_estimate(one.ratio)) for one in points[share].selections[:2]],
+                [(one.name, one.ratio.text()) for one in points[share].selections[:2]],
                 flush=True,
             )
         text = table(points)

@@ -14,6 +14,7 @@ from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from bench.tables import markdown
 from tests.support import OWN_AGGREGATION, save_tiny_model
 from tests.trainer import parity_grid
 from tests.trainer.parity_grid import FACTORS
@@ -89,10 +90,10 @@ def page(runs: list[Measured]) -> str:
     parts = [
         INTRODUCTION,
         f"## The settings\n\n{SETTINGS}",
-        _table(["Setting", "Off", "On"], settings),
+        markdown(["Setting", "Off", "On"], settings),
         "\n".join(f"- {exception}" for exception in parity_grid.EXCEPTIONS),
         f"## The gaps\n\n{RESULTS}",
-        _table(["Loss type", "Aggregation", "Cells", *columns], rows),
+        markdown(["Loss type", "Aggregation", "Cells", *columns], rows),
         *(f"TRL {run.release}: {_versions(run)}, CPU." for run in runs),
     ]
     return "\n\n".join(parts) + "\n"
@@ -118,10 +119,6 @@ def _in_a_process(pythonpath: Path | None, answer: Path) -> Measured:
     if done.returncode != 0:
         sys.exit(done.stderr)
     return read(answer.read_text(encoding="utf-8"))
-
-
-def _table(head: list[str], rows: list[list[str]]) -> str:
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *rows))
 
 
 def _number(gap: float) -> str:

@@ -11,6 +11,7 @@ from trl_grpo_ext.rewards.python_tests import PythonTests
 
 COMPLETIONS, ROUNDS = 60, 5
 ADD = "```python\ndef add(a, b):\n    return a + b\n```"
+SORT = "```python\ndef sort(a):\n    a.sort()\n```"
 SUM = "```python\nprint(sum(map(int, input().split())))\n```"
 CASES: dict[str, tuple[str, Any]] = {
     "3 asserts": (ADD, ["assert add(1, 2) == 3", "assert add(-1, 1) == 0", "assert add('a', 'b') == 'ab'"]),
@@ -19,6 +20,7 @@ CASES: dict[str, tuple[str, Any]] = {
         ADD,
         "import pytest\n@pytest.mark.parametrize('a', [1, 2])\ndef test_add(a):\n    assert add(a, 1) == a + 1\n",
     ),
+    "in place, run twice": (SORT, ["a = [3, 1, 2]\nsort(a)\nassert a == [1, 2, 3]"]),
     "2 programs": (SUM, [{"input": "1 2", "output": "3"}, {"input": "2 2", "output": "4"}]),
 }
 

@@ -13,27 +13,21 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
-import multiprocessing
 import os
-import random
-import sys
-import tempfile
 import time
-import traceback
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from datasets import Dataset
-from transformers import PrinterCallback, TrainerCallback
+from transformers import TrainerCallback
 
-from bench.study import EVALUATION_SEEDS, TASKS, measure, model_of, prepare_worker, problems
+from bench.runner import Results, run_missing
+from bench.study import EVALUATION_SEEDS, TASKS, measure, model_of, problems, train_once
 from bench.study_report import estimate
 from bench.tables import markdown, write_block
-from trl_grpo_ext import GRPOExtConfig, GRPOExtTrainer
 
 METHODS: dict[str, dict[str, Any]] = {
     "plain TRL": {},
@@ -51,7 +45,8 @@ Plain TRL, `compact_updates: exact`, and that with `resample: {filter: signal, m
 completion tokens and at equal updates, on the two tasks above with rewards of 1 for a right answer and 0 for any other.
 The learning rate is the one that was tuned for plain TRL above, for all. Intervals are 95 % by Student's t over the
 seeds, and differences are paired by seed. "With signal" is the share of a batch's groups that teach something, in the
-mean over the updates. Measured is one sample for each problem of the test split. Made by `python -m bench.resampling`.
+mean over the updates. Five seeds; measured is one sample for each problem of the test split. Made by
+`python -m bench.resampling`.
 """
 
 
@@ -60,7 +55,7 @@ class Measures(TrainerCallback):
 
     def __init__(self, task: str) -> None:
         self.task, self.found = task, dict[str, dict[str, float]]()
-        self.generated, self.kept, self.trainer = 0, list[float](), None
+        self.generated, self.kept = 0, list[float]()
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Mapping[str, float] | None = None, **rest: Any) -> None:
         if not logs or "completions/mean_length" not in logs:
@@ -72,93 +67,48 @@ class Measures(TrainerCallback):
         reached = {"tokens": self.generated >= TOKENS[self.task], "updates": state.global_step >= UPDATES[self.task]}
         for at in AT:
             if reached[at] and at not in self.found:
-                self.found[at] = self._measured(state.global_step)
+                self.found[at] = self._measured(state.global_step, rest["model"], rest["processing_class"])
         control.should_training_stop = len(self.found) == len(AT)
 
-    def _measured(self, step: int) -> dict[str, float]:
+    def _measured(self, step: int, model: Any, tokenizer: Any) -> dict[str, float]:
         """The model as it is; the random numbers of the training stay as they were."""
-        state, trainer = torch.get_rng_state(), self.trainer
-        assert trainer is not None
-        found = measure(self.task, "test", trainer.model, trainer.processing_class)
-        trainer.model.train()
+        state = torch.get_rng_state()
+        found = measure(self.task, "test", model, tokenizer)
+        model.train()
         torch.set_rng_state(state)
         signal = sum(self.kept) / len(self.kept)
         return {**found, "generated": self.generated, "steps": step, "with_signal": signal}
 
 
-def work(task: str, method: str, seed: int, model: Path) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Run:
+    """One training."""
+
+    task: str
+    method: str
+    seed: int
+
+
+def work(run: Run, folder: Path) -> dict[str, Any]:
     """One training: the line of `results.jsonl`."""
-    started, settings = time.process_time(), TASKS[task]
-    random.seed(seed)
-    torch.manual_seed(seed)
-    measures = Measures(task)
-    with tempfile.TemporaryDirectory() as folder, open(os.devnull, "w") as nowhere:  # noqa: PTH123
-        arguments = GRPOExtConfig(
-            output_dir=folder,
-            seed=seed,
-            learning_rate=RATES[task],
-            lr_scheduler_type="constant_with_warmup",
-            warmup_steps=settings.warmup_steps,
-            max_steps=1_000_000,  # never reached: `measures` ends it
-            per_device_train_batch_size=settings.batch_size,
-            gradient_accumulation_steps=1,
-            num_generations=settings.num_generations,
-            max_completion_length=settings.max_completion_length,
-            loss_type="dapo",
-            beta=0.0,
-            temperature=1.0,
-            use_cpu=True,
-            bf16=False,
-            gradient_checkpointing=False,
-            logging_steps=1,
-            save_strategy="no",
-            report_to="none",
-            disable_tqdm=True,
-            **METHODS[method],
-        )
-        trainer = GRPOExtTrainer(
-            str(model),
-            settings.accuracy,
-            arguments,
-            train_dataset=Dataset.from_list(problems(task, "train", settings.train_problems, seed)),
+    started, settings = time.process_time(), TASKS[run.task]
+    measures = Measures(run.task)
+    with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):  # noqa: PTH123
+        train_once(
+            replace(settings, reward=settings.accuracy),
+            problems(run.task, "train", settings.train_problems, run.seed),
+            model_of(run.task, folder),
+            run.seed,
+            {"learning_rate": RATES[run.task], **METHODS[run.method]},
             callbacks=[measures],
         )
-        measures.trainer = trainer
-        trainer.remove_callback(PrinterCallback)
-        with contextlib.redirect_stdout(nowhere):
-            trainer.train()
-    seconds = round(time.process_time() - started, 2)
-    return {"task": task, "method": method, "seed": seed, **measures.found, "seconds": seconds}
-
-
-def run(folder: Path, tasks: Sequence[str], seeds: Sequence[int], jobs: int) -> None:
-    """Run the missing trainings."""
-    lines, file = read(folder), folder / "results.jsonl"
-    done = {(line["task"], line["method"], line["seed"]) for line in lines}
-    wanted = [(task, method, seed) for seed in seeds for task in tasks for method in METHODS]
-    models = {task: model_of(task, folder) for task in tasks}
-    with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), prepare_worker) as pool:
-        waiting = {pool.submit(work, *one, models[one[0]]): one for one in wanted if one not in done}
-        for future in as_completed(waiting):
-            try:
-                line = future.result()
-            except Exception:
-                print(f"{waiting[future]} failed\n{traceback.format_exc()}", file=sys.stderr, flush=True)
-                continue
-            with file.open("a") as to:
-                to.write(json.dumps(line) + "\n")
-            print(waiting[future], *(f"{at}: {line[at]['accuracy']:.3f}" for at in AT), line["seconds"], flush=True)
-
-
-def read(folder: Path) -> list[dict[str, Any]]:
-    file = folder / "results.jsonl"
-    folder.mkdir(parents=True, exist_ok=True)
-    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    accuracy, seconds = measures.found["tokens"]["accuracy"], round(time.process_time() - started, 2)
+    return {**asdict(run), **measures.found, "accuracy": accuracy, "seconds": seconds}
 
 
 def table(lines: Sequence[Mapping[str, Any]], task: str) -> str:
     """One row for each method at equal tokens and at equal updates; differences to plain TRL are paired by seed."""
-    heads = ["at equal", "method", "seeds", "accuracy", "difference to plain TRL", "updates", "tokens", "with signal"]
+    heads = ["at equal", "method", "accuracy", "difference to plain TRL", "updates", "tokens", "with signal"]
     rows = []
     for at in AT:
         by_method = {
@@ -172,7 +122,7 @@ def table(lines: Sequence[Mapping[str, Any]], task: str) -> str:
             }
             rows.append(
                 [
-                    *(at, name, str(len(found)), _interval([x["accuracy"] for x in found.values()])),
+                    *(at, name, _interval([x["accuracy"] for x in found.values()])),
                     "" if name == "plain TRL" else _interval(paired),
                     *(f"{mean['steps']:.0f}", f"{mean['generated']:,.0f}", f"{mean['with_signal']:.0%}"),
                 ]
@@ -208,9 +158,8 @@ def plot(path: Path, lines: Sequence[Mapping[str, Any]], tasks: Sequence[str]) -
     figure.savefig(path, dpi=120)
 
 
-def report(folder: Path, docs: Path) -> None:
+def report(lines: Sequence[Mapping[str, Any]], docs: Path) -> None:
     """Write the tables and the plot."""
-    lines = read(folder)
     tasks = [task for task in TASKS if any(line["task"] == task for line in lines)]
     parts = [ABOUT.strip(), *(f"**{task.capitalize()}**\n\n{table(lines, task)}" for task in tasks)]
     parts.append("![Accuracy of each training, means and 95 % intervals](images/resampling.png)")
@@ -227,11 +176,15 @@ def main(words: list[str] | None = None) -> None:
     parser.add_argument("--seeds", nargs="+", type=int, default=EVALUATION_SEEDS)
     parser.add_argument("--docs", type=Path, default=Path("docs"), help="where `report` finds study.md")
     options = parser.parse_args(words)
+    results = Results(options.output / "results.jsonl")
     if options.command == "report":
-        report(options.output, options.docs)
-    else:
-        torch.set_num_threads(1)
-        run(options.output, options.tasks, options.seeds, options.jobs)
+        report(results.lines, options.docs)
+        return
+    torch.set_num_threads(1)
+    for task in options.tasks:
+        model_of(task, options.output)  # made once, before the workers
+    runs = [Run(task, method, seed) for seed in options.seeds for task in options.tasks for method in METHODS]
+    run_missing(runs, results, options.jobs, partial(work, folder=options.output), "accuracy")
 
 
 if __name__ == "__main__":

@@ -14,8 +14,6 @@ import argparse
 import random
 import statistics
 import tempfile
-import threading
-import time
 import timeit
 import warnings
 from collections.abc import Callable
@@ -23,11 +21,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, TrainerCallback, TrainerState
+from transformers import LlamaForCausalLM, TrainerState
 from trl import GRPOConfig, GRPOTrainer
 
 from bench.tables import machine, markdown, versions
-from tests.support import arguments, length_reward, prompts, save_tiny_model, scripted_rollout
+from bench.turns import TakingTurns, Turns, save_llama
+from tests.support import arguments, length_reward, prompts, scripted_rollout
 from trl_grpo_ext import GRPOExtConfig, GRPOExtTrainer
 from trl_grpo_ext.credit.flow import _unchanged
 from trl_grpo_ext.guard.reward_watch import RewardWatch
@@ -43,47 +42,9 @@ ARMS: dict[str, dict[str, Any]] = {
 WARM_UP = 5
 
 
-class Turns(TrainerCallback):
-    """Lets one of several trainings, each in a thread of its own, make its next optimizer step, and times it."""
-
-    def __init__(self, own: threading.Semaphore, conductor: threading.Semaphore) -> None:
-        self.own, self.conductor = own, conductor
-        self.seconds: list[float] = []
-        self._start = 0.0
-
-    def on_step_begin(self, args: Any, state: Any, control: Any, **keywords: Any) -> None:
-        self.own.acquire()
-        self._start = time.process_time()
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **keywords: Any) -> None:
-        self.seconds.append(time.process_time() - self._start)
-        self.conductor.release()
-
-
-def save_model(folder: Path) -> Path:
-    """About a million parameters, with the tests' character tokenizer."""
-    save_tiny_model(folder)
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=128,
-        intermediate_size=512,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=4,
-        max_position_embeddings=256,
-        pad_token_id=0,
-        eos_token_id=1,
-        bos_token_id=1,
-    )
-    LlamaForCausalLM(config).save_pretrained(folder)
-    return folder
-
-
 def trainer_of(model: Path, folder: Path, arm: str, steps: int, turns: Turns) -> Any:
-    settings: dict[str, Any] = {"loss_type": "dapo", "beta": 0.04, "max_completion_length": 128, "max_steps": steps}
-    settings |= {"per_device_train_batch_size": 16, "logging_steps": 10_000, **ARMS[arm]}
+    settings: dict[str, Any] = {"loss_type": "dapo", "beta": 0.04, "max_completion_length": 128, "max_steps": steps + 1}
+    settings |= {"per_device_train_batch_size": 16, **ARMS[arm]}
     plain = arm == PLAIN
     return (GRPOTrainer if plain else GRPOExtTrainer)(
         str(model),
@@ -97,19 +58,13 @@ def trainer_of(model: Path, folder: Path, arm: str, steps: int, turns: Turns) ->
 
 def measure(model: Path, folder: Path, steps: int) -> dict[str, list[float]]:
     """Seconds of every step of every arm, the warm-up left out."""
-    conductor = threading.Semaphore(0)
-    turns = {arm: Turns(threading.Semaphore(0), conductor) for arm in ARMS}
-    trainers = {arm: trainer_of(model, folder, arm, steps, turns[arm]) for arm in ARMS}
-    threads = [threading.Thread(target=trainer.train) for trainer in trainers.values()]
-    for thread in threads:
-        thread.start()
+    arms = TakingTurns(ARMS, lambda arm, turns: trainer_of(model, folder, arm, steps, turns))
+    seconds: dict[str, list[float]] = {arm: [] for arm in ARMS}
     for number in range(steps):
         for arm in random.Random(number).sample(list(ARMS), len(ARMS)):
-            turns[arm].own.release()
-            conductor.acquire()
-    for thread in threads:
-        thread.join()
-    return {arm: turn.seconds[WARM_UP:] for arm, turn in turns.items()}
+            seconds[arm].append(arms.turn(arm).seconds)
+    arms.close()
+    return {arm: times[WARM_UP:] for arm, times in seconds.items()}
 
 
 def fingerprint_seconds(rows: int = 64, tokens: int = 1024, calls: int = 200) -> dict[str, float]:
@@ -150,7 +105,7 @@ def main() -> None:
     warnings.simplefilter("ignore")
 
     with tempfile.TemporaryDirectory() as folder:
-        model = save_model(Path(folder) / "model")
+        model = save_llama(Path(folder) / "model", hidden_size=128, intermediate_size=512, max_position_embeddings=256)
         parameters = LlamaForCausalLM.from_pretrained(model).num_parameters()
         seconds = measure(model, Path(folder) / "run", options.steps)
 

@@ -13,19 +13,13 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import gc
 import json
-import multiprocessing
 import os
 import random
 import statistics
-import sys
 import tempfile
 import time
-import traceback
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib.metadata import version
@@ -35,10 +29,10 @@ from typing import Any
 import torch
 from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback, TrainerCallback
-from transformers.utils.logging import disable_progress_bar
 from trl import GRPOConfig, GRPOTrainer
 
 from bench import sorting, study_report
+from bench.runner import Results, run_missing
 from bench.tables import machine
 from trl_grpo_ext import GRPOExtConfig, GRPOExtTrainer
 from trl_grpo_ext.rewards.gsm8k_accuracy import gsm8k_accuracy
@@ -306,15 +300,6 @@ def work(run: Run, model: Path) -> dict[str, Any]:
     return {**asdict(run), **result, "seconds": round(time.process_time() - started, 2)}
 
 
-def prepare_worker() -> None:
-    """One thread each, no network, no noise; and what is imported now is not collected after every training."""
-    torch.set_num_threads(1)
-    warnings.simplefilter("ignore")
-    disable_progress_bar()
-    gc.collect()
-    gc.freeze()
-
-
 # -------------------------------------------------------------------------------------------------------------- plan
 
 
@@ -359,26 +344,6 @@ def evaluation_runs(task: str, rates: Mapping[str, float]) -> list[Run]:
     return [Run(task, START, "evaluation", 0.0, 0), *runs]
 
 
-class Results:
-    """The lines of a JSON Lines file, one for each finished run."""
-
-    def __init__(self, file: Path) -> None:
-        self.file = file
-        file.parent.mkdir(parents=True, exist_ok=True)
-        self.lines = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
-
-    def missing(self, runs: Iterable[Any]) -> list[Any]:
-        """Those of the runs, all of one dataclass, that have no line yet."""
-        return [
-            run for run in runs if not any(all(line[k] == v for k, v in asdict(run).items()) for line in self.lines)
-        ]
-
-    def add(self, line: dict[str, Any]) -> None:
-        self.lines.append(line)
-        with self.file.open("a") as file:
-            file.write(json.dumps(line) + "\n")
-
-
 def check_settings(folder: Path) -> None:
     """Write the study's settings down, or stop where the folder holds results of other ones."""
     settings = {
@@ -397,26 +362,6 @@ def check_settings(folder: Path) -> None:
 def versions() -> dict[str, str]:
     """Of what the numbers depend on."""
     return {name: version(name) for name in PACKAGES}
-
-
-def run_missing(
-    runs: Sequence[Any], results: Results, jobs: int, work: Callable[[Any], dict[str, Any]], shown: str
-) -> None:
-    """Do the missing runs. One that fails is printed and left missing: the next start tries it again."""
-    missing = results.missing(runs)
-    with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), prepare_worker) as pool:
-        waiting = {pool.submit(work, run): run for run in missing}
-        for number, future in enumerate(as_completed(waiting), start=1):
-            run = waiting[future]
-            what = f"[{number}/{len(missing)}] {', '.join(f'{value}' for value in asdict(run).values())}"
-            try:
-                results.add(line := future.result())
-            except Exception:
-                print(f"{what}: failed\n{traceback.format_exc()}", file=sys.stderr, flush=True)
-                continue
-            print(f"{what}: {shown} {line[shown]:.3f}, {line['seconds']:.1f} s", flush=True)
-    if failed := results.missing(runs):
-        raise SystemExit(f"error: {len(failed)} of {len(runs)} trainings failed; the same command tries them again.")
 
 
 def main(words: list[str] | None = None) -> None:

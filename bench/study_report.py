@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.tables import write_block
+from bench.tables import markdown, write_block
 from trl_grpo_ext.history.gradients.statistics import holm, t_within
 
 KINDS = {"hook": ("#0072B2", "o"), "aggregation": ("#D55E00", "s"), "plain": ("#000000", "D")}
@@ -111,17 +111,17 @@ def rows_of(task: str, lines: Sequence[Line], rates: Mapping[str, float], kinds:
 
 def table(rows: Sequence[Row], with_reward: bool) -> str:
     """Markdown: the methods of one task."""
-    titles = ["method", "kind", "learning rate", "accuracy", *(["mean reward"] if with_reward else [])]
+    titles = ["method", "learning rate", "accuracy", *(["mean reward"] if with_reward else [])]
     titles += ["tokens", "if right", "if wrong", "difference to plain TRL", "p (Holm)"]
-    out = [titles, ["---"] * len(titles)]
+    out = []
     for row in rows:
         name = row.method if row.kind == "plain" else f"`{row.method}`"
-        cells = [name, "" if row.kind == "plain" else row.kind, f"{row.learning_rate:g}", str(row.accuracy)]
+        cells = [name, f"{row.learning_rate:g}", str(row.accuracy)]
         cells += [str(row.reward)] if with_reward else []
         cells += [f"{length:.1f}" for length in row.lengths]
         difference = f"{row.difference.mean:+.3f} ± {row.difference.half_width:.3f}" if row.difference else ""
         out.append([*cells, difference, "" if row.p is None else "< 0.001" if row.p < 0.001 else f"{row.p:.3f}"])
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in out)
+    return markdown(titles, out)
 
 
 def findings(rows: Sequence[Row], grid: Sequence[float], seeds: int) -> str:

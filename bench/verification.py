@@ -3,19 +3,20 @@ r"""`math_accuracy` beside TRL's `accuracy_reward`: hostile completions, ordinar
     python -m bench.verification hostile [--limit 20]
     python -m bench.verification throughput [--rounds 7]
     python -m bench.verification agreement --gsm8k FOLDER
-    python -m bench.verification load [--gsm8k FOLDER] [--pairs FILE] [--busy 2] [--each 18]
+    python -m bench.verification load [--gsm8k FOLDER] [--pairs FILE] [--busy 4] [--each 18]
 
 `hostile` gives TRL each completion in a process of its own, which is killed after `--limit` seconds, and ours all of
 them as one batch. `throughput` lets both take turns on the same batches, new ones in every round so that no cache
 helps, and takes the best time of each. `agreement` compares the scores on every answer of GSM8K's files, in several
-spellings. `load` compares scores and speed on an idle machine and beside `--busy` spinning processes per core: on
-ordinary pairs, on college-level expressions, on GSM8K's answers, and on those of a file with a `reference` and an
-`answer` in each line of JSON; and what 64 hostile completions cost.
+spellings. `load` lets both take turns on an idle machine and beside `--busy` spinning processes: on ordinary pairs, on
+college-level expressions, on GSM8K's answers, and on those of a file with a `reference` and an `answer` in each line of
+JSON; and it says what the first batch and 64 hostile completions cost.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import json
 import logging
@@ -24,11 +25,13 @@ import os
 import random
 import time
 import warnings
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import psutil
 from rich.console import Console
 from rich.table import Table
 from trl.rewards import accuracy_reward
@@ -229,8 +232,8 @@ def agreement(folder: Path, processes: int) -> None:
 # ---------------------------------------------------------------------------------------------------------- load
 
 
-def load(gsm8k: Path | None, file: Path | None, busy_per_core: int, each: int) -> None:
-    """Print pairs per second and how many verdicts differ, idle and busy; and the CPU seconds of hostile ones."""
+def load(gsm8k: Path | None, file: Path | None, busy_processes: int, each: int) -> None:
+    """Print pairs per second and CPU time, idle and busy, how many verdicts differ, and what hostile ones cost."""
     warnings.simplefilter("ignore")
     logging.disable()
     sets = {
@@ -244,62 +247,68 @@ def load(gsm8k: Path | None, file: Path | None, busy_per_core: int, each: int) -
         lines = [json.loads(line) for line in file.read_text("utf-8").splitlines()]
         sets[file.name] = [(line["reference"], line["answer"]) for line in lines]
     theirs(sets["ordinary"][:64])
-    table = Table(
-        "pairs", "number", "machine", "TRL, pairs/s", "1 worker", "all workers", "differ", "first differences"
-    )
+    columns = ("pairs", "number", "machine", "TRL, pairs/s", "1 worker", "2 workers", "CPU: TRL, 2 workers", "differ")
+    table = Table(*columns, title="in turns, batches of 64")
     for name, pairs in sets.items():
-        wanted: list[float | None] = []
-        for machine, spinning in (("idle", 0), ("busy", busy_per_core * (os.cpu_count() or 1))):
+        for machine, spinning in (("idle", 0), ("busy", busy_processes)):
             with busy(spinning):
-                cells, differences = [], []
-                start = time.perf_counter()
-                scores = theirs(pairs)
-                cells.append(time.perf_counter() - start)
-                wanted = wanted or scores  # TRL's own timeouts are on the wall clock: only the idle ones count
-                for workers in (1, None):
-                    reward = MathAccuracy(workers=workers, cache=0)
-                    ours(reward, [("$x$", "\\boxed{x}")])
-                    start = time.perf_counter()
-                    given = [score for at in range(0, len(pairs), 64) for score in ours(reward, pairs[at : at + 64])]
-                    cells.append(time.perf_counter() - start)
-                    reward.close()
-                    differences += [
-                        f"{one} for {other}: {pair[0][:60]}"
-                        for one, other, pair in zip(given, wanted, pairs, strict=True)
-                        if one != other
-                    ]
-            speeds = [f"{len(pairs) / cell:.0f} ({cells[0] / cell:.2f}x)" for cell in cells]
-            table.add_row(name, str(len(pairs)), machine, *speeds, str(len(differences)), "\n".join(differences[:3]))
+                wall, cpu, differ = _in_turns(pairs)
+            speeds = [f"{len(pairs) / wall[arm]:.0f} ({wall[0] / wall[arm]:.2f}x)" for arm in (0, 1, 2)]
+            cost = f"{cpu[0]:.1f} s, {cpu[2]:.1f} s ({cpu[0] / cpu[2]:.2f}x)"
+            table.add_row(name, str(len(pairs)), machine, *speeds, cost, str(differ))
     CONSOLE.print(table)
-    for machine, spinning in (("idle", 0), ("busy", busy_per_core * (os.cpu_count() or 1))):
+    for machine, spinning in (("idle", 0), ("busy", busy_processes)):
         with busy(spinning):
-            wall, cpu, right = _hostile_among_ordinary()
-        CONSOLE.print(
-            f"64 hostile completions, {machine}: {wall:.1f} s, {cpu:.1f} s of CPU time; {right} of {len(ORDINARY)} "
-            "ordinary ones judged with them are right"
-        )
+            CONSOLE.print(f"{machine}: {_hostile_among_ordinary()}")
 
 
-def _hostile_among_ordinary() -> tuple[float, float, int]:
-    """Seconds, and CPU seconds of the workers, for the hostile ones alone; and how many others are right among them."""
+def _in_turns(pairs: Sequence[Pair]) -> tuple[list[float], list[float], int]:
+    """Seconds and CPU seconds of TRL's reward and of ours with one and two workers, and how many scores differ."""
+    rewards = [MathAccuracy(workers=workers, cache=0) for workers in (1, 2)]
+    arms: list[Callable[..., Any]] = [theirs, *(functools.partial(ours, reward) for reward in rewards)]
+    for arm in arms:
+        arm([("$x$", "\\boxed{y}")] * 2)
+    wall, cpu, differ = [0.0] * 3, [0.0] * 3, 0
+    for start in range(0, len(pairs), 64):
+        scores: dict[int, Any] = {}
+        for arm in (0, 1, 2) if start % 128 else (2, 1, 0):
+            before, begun = cpu_seconds(), time.perf_counter()
+            scores[arm] = arms[arm](pairs[start : start + 64])
+            wall[arm] += time.perf_counter() - begun
+            cpu[arm] += cpu_seconds() - before
+        differ += sum(len({*row}) > 1 for row in zip(*scores.values(), strict=True))
+    for reward in rewards:
+        reward.close()
+    return wall, cpu, differ
+
+
+def cpu_seconds() -> float:
+    """Of this process and all below it, those that have ended included."""
+    total = time.process_time()
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            times = process.cpu_times()
+            total += times.user + times.system + times.children_user + times.children_system
+    return total
+
+
+def _hostile_among_ordinary() -> str:
+    """What the hostile ones cost alone, which bound ends them, and how many others are right among them."""
     reward = MathAccuracy(cache=0)
-    ours(reward, [("$x$", "\\boxed{x}")])
-    used = [0.0]
-    pool = reward._verifier.pool
-    run = pool.run
-
-    def counted(*jobs: Any, **options: Any) -> Any:
-        done = run(*jobs, **options)
-        used[0] += sum(one.seconds for one in done)
-        return done
-
-    pool.run = counted  # type: ignore[method-assign]
+    reward.start_workers()
+    time.sleep(10)  # as the model is loaded meanwhile
+    first = seconds(lambda: ours(reward, batch_of(mixed, 64, "first", GROUP)))
+    before = cpu_seconds()
     wall = seconds(lambda: ours(reward, [("18", text) for text in HOSTILE]))
-    cpu = used[0]
+    cpu = cpu_seconds() - before
+    ends = Counter(judged.outcome.value for judged in reward.judge(HOSTILE, ["18"] * len(HOSTILE)))
     pairs = [pair for row, text in zip(ORDINARY, HOSTILE, strict=True) for pair in (row[:2], ("18", text))]
-    scores = ours(reward, pairs)[::2]
+    right = sum(score == row[2] for score, row in zip(ours(reward, pairs)[::2], ORDINARY, strict=True))
     reward.close()
-    return wall, cpu, sum(score == row[2] for score, row in zip(scores, ORDINARY, strict=True))
+    return (
+        f"the first 64 completions take {first:.2f} s; 64 hostile ones {wall:.1f} s and {cpu:.1f} s of CPU time, "
+        f"{dict(ends)}; {right} of {len(ORDINARY)} ordinary ones judged with them are right"
+    )
 
 
 def main() -> None:
@@ -316,7 +325,7 @@ def main() -> None:
     under_load = commands.add_parser("load")
     under_load.add_argument("--gsm8k", type=Path, help="folder with GSM8K's test.jsonl")
     under_load.add_argument("--pairs", type=Path, help="a JSON Lines file with `reference` and `answer`")
-    under_load.add_argument("--busy", type=int, default=2, help="spinning processes per core, default %(default)s")
+    under_load.add_argument("--busy", type=int, default=4, help="spinning processes, default %(default)s")
     under_load.add_argument("--each", type=int, default=18, help="expressions of a college form, default %(default)s")
     given = parser.parse_args()
     CONSOLE.print(f"{tables.machine()}, {tables.versions('trl', 'math-verify', 'sympy')}")

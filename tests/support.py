@@ -27,7 +27,7 @@ OWN_AGGREGATION = TRL_REDUCTIONS
 CHARACTERS = string.ascii_lowercase + string.digits + " .#"
 
 
-def save_tiny_model(folder: Path, seed: int = 0) -> Path:
+def save_tiny_model(folder: Path, seed: int = 0, head_dim: int = 8) -> Path:
     """Save a Llama of about 30,000 parameters with wide initial weights, so that its distributions are not flat."""
     special = ["<pad>", "<eos>", "<unk>"]
     vocabulary = {token: number for number, token in enumerate([*special, *CHARACTERS])}
@@ -44,6 +44,7 @@ def save_tiny_model(folder: Path, seed: int = 0) -> Path:
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
+        head_dim=head_dim,
         max_position_embeddings=128,
         pad_token_id=0,
         eos_token_id=1,
@@ -154,6 +155,7 @@ def train(
     dtype: str = "float32",
     prompt_count: int = 4,
     trainer_arguments: dict[str, Any] | None = None,
+    resume: str | None = None,
     **overrides: Any,
 ) -> Run:
     """Train for a few steps and keep gradients, logs and final weights."""
@@ -167,13 +169,16 @@ def train(
         str(model),
         reward_funcs,
         args,
-        train_dataset=prompts(prompt_count),
         callbacks=[recorder, *callbacks],
-        **{"rollout_func": scripted_rollout if scripted else None, **trainer_arguments},
+        **{
+            "rollout_func": scripted_rollout if scripted else None,
+            "train_dataset": prompts(prompt_count),
+            **trainer_arguments,
+        },
     )
     for callback in callbacks:
         callback.trainer = trainer
-    trainer.train()
+    trainer.train(resume_from_checkpoint=resume)
     weights = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
     return Run(trainer, recorder.gradients, recorder.logs, weights)
 

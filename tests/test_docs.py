@@ -203,4 +203,7 @@ def test_the_recipe_trains_with_the_installed_plugin(author: Environment, tmp_pa
 @pytest.mark.parametrize("page", [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md"], ids=lambda p: p.name)
 def test_files_that_a_page_names_exist(page: Path) -> None:
     named = re.findall(r"`((?:trl_grpo_ext|recipes|tests|bench|docs)/[\w./-]+)`", page.read_text(encoding="utf-8"))
-    assert [name for name in named if not (ROOT / name).exists()] == []
+    others = {
+        name for name in named if page.name == "comparison.md" and name.startswith("docs/")
+    }  # in repositories of others
+    assert [name for name in named if not (ROOT / name).exists() and name not in others] == []

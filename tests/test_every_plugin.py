@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import pickle
 import re
+from contextlib import nullcontext
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import yaml
 from docs.site import plugins_directory
 from docs.site.worked import WITHOUT, all_worked
 from tests.contexts import make_rollout
+from tests.judge_server import judge_server
 from trl_grpo_ext import available, load_advantage_hooks, load_group_filter, load_loss_aggregation, load_rewards
 from trl_grpo_ext.credit import flow
 from trl_grpo_ext.plugins.kinds import FACTS
@@ -93,7 +95,10 @@ def test_it_keeps_every_rule_as_the_command_checks_it_and_has_its_level_in_the_d
     info: PluginInfo, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(ROOT)  # as the command does, whose options are in pyproject.toml there
-    report = check(info.kind, f"trl-grpo-ext:{info.name}", **project_options(ROOT).get(info.name, {}))
+    with judge_server() if info.name == "judge" else nullcontext() as server:
+        if server is not None:
+            monkeypatch.setenv("OPENAI_BASE_URL", server.url)
+        report = check(info.kind, f"trl-grpo-ext:{info.name}", **project_options(ROOT).get(info.name, {}))
     assert report.ok, str(report)
     assert not report.no_effect, str(report)
     assert report.level == LEVELS[FACTS[info.kind].label, info.name], str(report)
@@ -112,7 +117,12 @@ def test_hooks_that_say_so_look_at_each_group_by_itself() -> None:
         def result(rows: list[int], hook: Any = hook) -> torch.Tensor:
             torch.manual_seed(0)
             entropies = torch.rand(6, 6, dtype=torch.float64)[rows, :3]
-            settings = {"old_logps_B_T": -entropies, "old_entropies_B_T": entropies, "ref_logps_B_T": -2 * entropies}
+            settings: dict[str, Any] = {
+                "old_logps_B_T": -entropies,
+                "old_entropies_B_T": entropies,
+                "ref_logps_B_T": -2 * entropies,
+            }
+            settings["teacher_logps_B_T"] = {"policy given teacher_prompt": -2 * entropies}
             picked = ([values[row] for row in rows] for values in (lengths, rewards, groups))
             rollout = make_rollout(*picked, width=3, **settings)
             advantages = torch.tensor([0.5, -0.5, 0.0, 1.0, -0.2, -0.8], dtype=torch.float64)[rows]

@@ -56,7 +56,7 @@ def walked(tmp_path_factory: pytest.TempPathFactory, clone: Path) -> list[Walked
     return walk(STEPS, make_author(tmp_path_factory.mktemp("reader_environment") / "venv"), clone)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_every_command_of_the_page_does_what_the_page_says(walked: list[Walked]) -> None:
     for done in walked:
         assert done.status == 0, f"{done.step.text}{done.out}\n{done.err}"
@@ -66,7 +66,7 @@ def test_every_command_of_the_page_does_what_the_page_says(walked: list[Walked])
     assert len(walked) == len([step for step in STEPS if step.language == "sh"]) > 5
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_reward_of_the_page_was_trained_with(walked: list[Walked], clone: Path) -> None:
     metrics: dict[str, Any] = json.loads((clone / "outputs" / "first_plugin" / "metrics.json").read_text())
     logs = [log for log in metrics["history"] if "reward" in log]
@@ -79,7 +79,7 @@ def test_the_reward_of_the_page_was_trained_with(walked: list[Walked], clone: Pa
     assert metrics["before"]["no_guess"] > metrics["before"]["gsm8k_accuracy"]  # a right answer does not guess
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_walk_leaves_the_repository_as_it_was(walked: list[Walked]) -> None:
     assert walked
     assert not (ROOT / "grpo-no-guess").exists()

@@ -98,7 +98,12 @@ def test_the_runs_call_the_recipes_as_they_are(monkeypatch: pytest.MonkeyPatch) 
         node for node in ast.walk(ast.parse((ROOT / "bench" / "gpu_runs.py").read_text())) if isinstance(node, ast.Call)
     ]
     (call,) = [node for node in calls if ast.unparse(node.func) == "train_and_report"]
-    inspect.signature(train_and_report).bind(*call.args, **{str(keyword.arg): None for keyword in call.keywords})
+    parameters = inspect.signature(train_and_report).parameters
+    required = {name for name, one in parameters.items() if one.default is one.empty}
+    given = [*[*parameters][: len(call.args)], *(keyword.arg for keyword in call.keywords)]
+    assert required <= set(given)
+    assert set(given) <= set(parameters)
+    assert len(set(given)) == len(given)
 
 
 @pytest.mark.slow
@@ -147,9 +152,7 @@ def test_what_does_not_fit_into_the_time_is_left(tmp_path: Path) -> None:
     section = a_section(
         slow="say({'slow': {'seconds': 1}}); time.sleep(60)", next="say({'next': {'seconds': 1, 'GB': 1}})"
     )
-    assert measured(path, section, minutes=(3 + gpu.GRACE) / 60) == [
-        "slow"
-    ]  # cut off when the time was over; 6 s are its limit
+    assert measured(path, section, minutes=3 / 60) == ["slow"]  # cut off when the time was over; 6 s are its limit
     assert cells(path)["slow"] == ["1", "not run yet"]
     assert cells(path)["next"] == ["not run yet", "not run yet"]
     assert work(path, section).todo([section])[0][1].name == "slow"
@@ -206,9 +209,7 @@ def test_all_sections_on_the_cpu_and_an_interrupted_call_goes_on(tmp_path: Path)
         for row in section.rows:
             assert set(section.columns) - {gpu.TIMES} <= set(rows[row]), row
     assert not [row for row, shown in cells(path).items() if any("failed" in cell for cell in shown)]
-    lines = path.read_text().partition("## ")[2].splitlines()
-    never = [line for line in lines if gpu.NOT_YET in line.lower()]
-    assert never == ["Not run yet."]  # on several GPUs
+    assert gpu.NOT_YET not in path.read_text().partition("## ")[2].lower()
     compact = found["2"]["; ".join(SECTIONS[1].runs[0].rows)]["rows"]
     assert compact["float32"]["gradient gap"] < 1e-5
     for row in ("bf16 with checkpointing", "QLoRA in bf16"):

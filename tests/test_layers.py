@@ -20,6 +20,7 @@ KNOW_TRL = {"trainer", "records", "history", "testing", "launch"}
 
 IN_CHILD_PROCESSES = {
     "trl_grpo_ext.rewards._math.verification": {"math_verify", "latex2sympy2_extended", "sympy"},
+    "trl_grpo_ext.rewards._math.work": {"sympy"},
     "trl_grpo_ext.rewards._sandbox.judge": {"pytest"},
 }
 """What modules import that only a process of their own loads."""

@@ -12,6 +12,7 @@ import pytest
 import torch
 from trl.trainer import grpo_trainer
 
+from tests.judge_server import judge_server
 from tests.support import length_reward, prompts, train
 from trl_grpo_ext.types import Forward, Rollout
 
@@ -113,6 +114,7 @@ RUNS: dict[str, dict[str, Any]] = {
         "prompt_rates": True,
         "trainer_arguments": {"eval_dataset": prompts(2)},
     },
+    "a judge": {"rewards": [{"name": "judge", "model": "m", "criteria": "Is it right?"}]},
     "tensorboard": {
         "loss_aggregation": "token_mean",
         "advantage_hooks": ["entropy_shaping"],
@@ -126,7 +128,8 @@ def histories(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dic
     found: dict[str, list[dict[str, Any]]] = {}
     for name, settings in RUNS.items():
         folder = tmp_path_factory.mktemp("run")
-        with pytest.MonkeyPatch.context() as patch:
+        with pytest.MonkeyPatch.context() as patch, judge_server() as server:
+            patch.setenv("OPENAI_BASE_URL", server.url)
             patch.setenv("TENSORBOARD_LOGGING_DIR", str(folder / "events"))
             chosen = {"max_steps": 2, "seed": 1, **settings}
             if chosen.get("report_to") == "tensorboard":

@@ -79,4 +79,4 @@ def train_and_report(
         print(f"step {trainer.state.global_step} reached in {done.seconds:.0f} s of training")
         metrics = save_metrics(folder, {"before": before, "after": after, "run": run}, history)
         print_places(folder, metrics=metrics, curve=curve(folder, history, before, after))
-    leave(trainer.accelerator)
+    leave(trainer)

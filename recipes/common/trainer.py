@@ -10,6 +10,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import torch
+from transformers import DynamicCache
+
 from trl_grpo_ext import GRPOExtTrainer
 from trl_grpo_ext.launch.checkpoints import SafeCheckpoints, exit_status
 from trl_grpo_ext.launch.engine import EngineCheck, ExpectedRun
@@ -67,6 +70,33 @@ def stop_at_strings(trainer: Any) -> None:
     model.generate = partial(model.generate, tokenizer=tokenizer)
 
 
+def share_prefill(trainer: Any) -> None:
+    """Compute each prompt once for all its completions when sampling with transformers, as `share_prompts` trains.
+
+    TRL gives `generate` each prompt as often as it is to be answered; on a CPU, reading prompts is much of the work.
+    """
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    generate = model.generate
+
+    def generate_from_shared(*, input_ids: torch.Tensor, attention_mask: torch.Tensor, **settings: Any) -> Any:
+        numbers: dict[tuple[int, ...], int] = {}
+        rows = torch.cat([input_ids, attention_mask], dim=1).tolist()
+        which = [numbers.setdefault(tuple(row), len(numbers)) for row in rows]
+        if len(numbers) < len(rows):
+            firsts = [which.index(number) for number in range(len(numbers))]
+            ids, mask = input_ids[firsts, :-1], attention_mask[firsts, :-1]  # `generate` reads the last token itself
+            places = (mask.cumsum(dim=1) - 1).clamp(min=0)
+            cache = settings["past_key_values"] = DynamicCache()
+            with torch.no_grad():
+                model.get_decoder()(
+                    input_ids=ids, attention_mask=mask, position_ids=places, past_key_values=cache, use_cache=True
+                )
+            cache.batch_select_indices(torch.tensor(which, device=input_ids.device))
+        return generate(input_ids=input_ids, attention_mask=attention_mask, **settings)
+
+    model.generate = generate_from_shared
+
+
 @dataclass(frozen=True)
 class Scored:
     """A finished training."""
@@ -110,5 +140,5 @@ def exit_if_stopped(trainer: RecipeTrainer) -> None:
         f"{stopped_by.name}: saved checkpoint-{step} in {folder}; continue with --resume_from_checkpoint true",
         flush=True,
     )
-    leave(trainer.accelerator)
+    leave(trainer)
     sys.exit(exit_status(stopped_by))

@@ -113,6 +113,7 @@ RUN: dict[tuple[str, str], tuple[str, str]] = {
     ),
     ("docs/conformance.md", "conformance = {"): ("", "set(Polite.conformance) == {'parameters', 'columns'}"),
     ("docs/report.md", "def pictures("): ("", "callable(pictures)"),
+    ("docs/recipes.md", "def judged("): ("", "judged(['a 5', 'b'], ['5', None]) == [1.0, None]"),
     ("docs/metrics.md", "use_console_summary("): (
         A_TRAINER,
         "[c.every for c in trainer.callback_handler.callbacks if type(c).__name__ == 'ConsoleSummary'] == [10]",

@@ -65,7 +65,7 @@ def check(words: list[str]) -> str:
         if not words:
             return "a variable"
     program, *rest = words
-    program = program.removeprefix(".venv/bin/")  # where `make` puts it
+    program = re.sub(r"^\.venv(-vllm)?/bin/", "", program)  # where `make` puts it
     if program in ("srun", "env"):
         return check(rest)
     if "..." in rest:

@@ -74,6 +74,8 @@ HOOKS: dict[str, list[Any]] = {
     "max_only": [[0, 0, 0, 3]],
     "leave_one_out": [[0, -4 / 3, -4 / 3, 8 / 3]],
     "batch_whitening": [[0, -(0.5**0.5), -(0.5**0.5), 2**0.5]],
+    "decoupled_normalisation": [[0.75**0.5, -(0.75**0.5), -(0.75**0.5), 0.75**0.5]],
+    "running_baseline": [[1, 0, 1, 0], [0.53125, -0.46875, 0.53125, 0.53125]],
     "optimal_baseline": [[0.75, -0.25]],
     "optimal_token_baseline": [[[1 - 5 / 6, 1 - 10 / 13, 0], [-5 / 6, -10 / 13]]],
     "mean_relative": [[3, 3, *[-1] * 6]],
@@ -85,6 +87,7 @@ HOOKS: dict[str, list[Any]] = {
     "entropy_weighted": [[[1.15, 1.05], [1.05, 1.15], [-1.04, -1.16], [-1.16, -1.04]]],
     "kl_in_reward": [[1.06, 1.11, 1.1]],
     "teacher_log_ratio": [[-0.5, 0.1, 1.0]],
+    "self_distilled": [[0.9, 1 + 0.5 * 0.1051709, 1.1]],  # e^.1
     "group_mean_gae": [[[0.125, 0.25, 0.5], [-0.25, -0.5]]],
     "segment_weights": [[1, 0.5, 0.5, 0.5, 1, 2]],
     # exp(-.8), exp(.4), exp(-.6) are .449329, 1.491825, .548812, together 2.489966; times the rewards,
@@ -103,6 +106,7 @@ HOOKS: dict[str, list[Any]] = {
     "zero_variance_credit": [[0.1, 0.3, 0.2], [-0.2, 0, -0.1]],
     "future_kl": [[1.1331485, 1.0512711, 1.1051709]],  # e^.125, e^.05, e^.1
     "covariance_clip": [[[0, 1, 1], [-1, 0, -1]]],
+    "divergence_mask": [[0, 1, 1, 1], [-1, -1, -1, 0]],
 }
 REWARDS: dict[str, list[float | None]] = {
     "gsm8k_accuracy": [1, 0, 0],

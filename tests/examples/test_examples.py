@@ -32,6 +32,7 @@ EXAMPLES = ROOT / "docs" / "examples"
 OFFERS = {
     "grpo-sql-rewards": [("reward", "sql_execution"), ("reward", "sql_match")],
     "grpo-equation-credit": [("advantage_hook", "equation_credit"), ("reward", "equation_accuracy")],
+    "grpo-gspo-token": [("advantage_hook", "gspo_token")],
     "grpo-difficulty-softmax": [("loss_aggregation", "difficulty_softmax")],
 }
 DIRECTORY = plugins_directory.read(plugins_directory.PAGE.read_text(encoding="utf-8"))
@@ -315,7 +316,7 @@ def test_uninstalled_they_are_gone_and_selecting_one_is_an_error_with_near_names
     made = make_environment(tmp_path / "venv")
     made.pip("install", "-q", "--no-deps", "--no-index", *wheels.values())
     assert offered(made) == OFFERS
-    made.pip("uninstall", "-q", "-y", "grpo-difficulty-softmax", "grpo-equation-credit")
+    made.pip("uninstall", "-q", "-y", "grpo-difficulty-softmax", "grpo-equation-credit", "grpo-gspo-token")
     assert offered(made) == {"grpo-sql-rewards": OFFERS["grpo-sql-rewards"]}
     made.pip("uninstall", "-q", "-y", "grpo-sql-rewards")
     assert offered(made) == {}

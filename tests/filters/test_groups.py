@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from dataclasses import replace
 from typing import Any
@@ -21,7 +20,6 @@ from trl_grpo_ext.errors import (
     UnknownPluginError,
 )
 from trl_grpo_ext.filters.groups import AllOf, AnyOf, NotAllTruncated, Novel, Signal
-from trl_grpo_ext.testing.builders import Ranks, cut
 
 NAN = math.nan
 
@@ -110,28 +108,3 @@ def test_what_is_no_filter() -> None:
         load_group_filter(Weights())
     with pytest.raises(PluginTypeError, match="pass an instance"):
         load_group_filter(Novel)
-
-
-@pytest.mark.parametrize(
-    "selection",
-    [
-        "signal",
-        "accuracy_between",
-        {"name": "not_all_truncated", "below": 0.5},
-        "novel",
-        {"name": "all_of", "filters": ["novel", "signal"]},
-    ],
-    ids=str,
-)
-def test_ranks_agree_wherever_the_members_are(selection: Any) -> None:
-    generator = torch.Generator().manual_seed(0)
-    rewards = torch.randint(0, 2, (12,), generator=generator).float().tolist()
-    texts = [f"{number}" for number in torch.randint(0, 2, (12,), generator=generator).tolist()]
-    cut_off = torch.tensor([1, 1, 0, 1, 0, 0, 0, 0, 0, 1, 1, 1]).bool()
-    whole = rollout_of(rewards, 3, texts=texts, truncated_B=cut_off)
-    group_filter = load_group_filter(selection)
-    alone = group_verdicts(group_filter, whole)
-    assert len(set(alone)) > 1
-    for sizes in ([6, 6], [4, 8], [2, 5, 5]):
-        parts = Ranks(cut(whole, sizes)).run(lambda rollout: group_verdicts(group_filter, rollout))
-        assert [*itertools.chain(*parts)] == alone

@@ -115,6 +115,7 @@ def test_every_public_name_is_there_and_on_the_page(name: str) -> None:
     assert len(set(module.__all__)) == len(module.__all__)
     section = API_PAGE.split(f"## `{name}`\n")[1].split("\n## ")[0]
     documented = re.findall(r"^\| `(\w+)`", section, re.MULTILINE)
+    documented += re.findall(r"`(\w+)`", "".join(re.findall(r"^As above: .*$", section, re.MULTILINE)))
     assert sorted(documented) == sorted(module.__all__)
     assert all(hasattr(module, public) for public in module.__all__)
 

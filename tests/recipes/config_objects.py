@@ -88,11 +88,9 @@ def described(words: list[str]) -> dict[str, Any]:
     os.environ.update(word.split("=", 1) for word in words[:first])
     script, environment = launched(words[first:], facts)
     os.environ.update(environment)
-    recipe, args, model_args, state = parsed(script, facts)
+    recipe, args, state = parsed(script, facts)
     engine(args, state, facts)
-    plugins(args, facts)
     facts["recipe"] = {**vars(recipe), "embedded": bool(recipe.embedded)}
-    facts["model"] = {k: str(v) for k, v in vars(model_args).items()}
     return facts
 
 
@@ -131,7 +129,7 @@ def launched(words: list[str], facts: dict[str, Any]) -> tuple[list[str], dict[s
     return [args.training_script, *args.training_script_args], environment
 
 
-def parsed(script: list[str], facts: dict[str, Any]) -> tuple[Any, Any, Any, Any]:
+def parsed(script: list[str], facts: dict[str, Any]) -> tuple[Any, Any, Any]:
     """The settings, through the recipe's own parser, defaults and checks."""
     import runpy
 
@@ -153,7 +151,7 @@ def parsed(script: list[str], facts: dict[str, Any]) -> tuple[Any, Any, Any, Any
     check_setup(args, model_args, state, asked_for(model_args, recipe.engine, recipe.processes))
     facts["training"] = {name: value for name, value in vars(args).items() if isinstance(value, (int, float, str))}
     facts["world"] = state.num_processes
-    return recipe, args, model_args, state
+    return recipe, args, state
 
 
 def engine(args: Any, state: Any, facts: dict[str, Any]) -> None:
@@ -224,19 +222,6 @@ def tiny_model(hidden: int) -> Any:
     return LlamaForCausalLM(
         LlamaConfig(hidden_size=hidden, intermediate_size=64, num_hidden_layers=1, num_attention_heads=1, vocab_size=8)
     )
-
-
-def plugins(args: Any, facts: dict[str, Any]) -> None:
-    from trl_grpo_ext.plugins.loading import load_advantage_hooks, load_loss_aggregation, load_rewards
-
-    rewards = load_rewards(args.rewards)
-    aggregation = args.loss_aggregation
-    facts["plugins"] = {
-        "rewards": dict(zip(rewards.names, rewards.weights, strict=True)),
-        "hooks": [type(hook).__name__ for hook in load_advantage_hooks(args.advantage_hooks or [])],
-        "aggregation": None if aggregation is None else type(load_loss_aggregation(aggregation)).__name__,
-        "compact_updates": args.compact_updates,
-    }
 
 
 def main() -> None:

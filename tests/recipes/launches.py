@@ -147,6 +147,9 @@ FAILURES = {
         "--per_device_eval_batch_size", "10", says=("batch of 10", "groups of 4", "per_device_eval_batch_size")
     ),
     "too few problems": failing("--train_problems", "3", says=("3 training problem(s)", "takes 4", "batch_size")),
+    "vLLM's server without CUDA": failing(
+        *("--use_vllm", "true", "--vllm_mode", "server"), says=("over NCCL, which needs one", "vllm_mode: colocate")
+    ),
     "4-bit without bitsandbytes": failing(
         "--load_in_4bit",
         "--use_peft",

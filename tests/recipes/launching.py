@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 import torch
 
+from tests import forking
+
 RECIPES = Path(__file__).resolve().parents[2] / "recipes"
 SCRIPT = RECIPES / "gsm8k_grpo.py"
 MODEL = RECIPES / "embedded" / "model"
@@ -83,25 +85,6 @@ class Finished:
         return [row for file in files for row in parquet.read_table(file).to_pylist()]
 
 
-FORKING = """
-import json, os, runpy, sys
-script = sys.argv[1]
-sys.path[0] = os.path.dirname(script)
-runpy.run_path(script)  # its imports; `main` is not called
-for line in sys.stdin:
-    words, folder = json.loads(line)
-    child = os.fork()
-    if child == 0:
-        os.chdir(folder)
-        for stream, name in ((1, "out"), (2, "err")):
-            os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT), stream)
-        sys.argv = words
-        runpy.run_path(script, run_name="__main__")
-        sys.exit()
-    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
-"""
-
-
 def prepared(launch: Launch, folder: Path, finished: Callable[[str], Finished]) -> list[str]:
     """Write the files of a launch and return the words of its command line, from the script on."""
     for name, text in launch.files.items():
@@ -158,18 +141,9 @@ def start_forked(
 
 
 def forked(script: Path, lines: Sequence[tuple[list[str], Path]]) -> list[Finished]:
-    """Run command lines of one script, each in its folder, one after the other in forks of one process."""
-    done = subprocess.run(
-        [sys.executable, "-c", FORKING, str(script)],
-        env=environment(lines[0][1]),
-        input="".join(f"{json.dumps([words, str(folder)])}\n" for words, folder in lines),
-        stdout=subprocess.PIPE,
-        text=True,
-        timeout=1800,
-        check=True,
-    )
-    statuses = [line for line in done.stdout.splitlines() if line.lstrip("-").isdigit()]
-    return [
-        Finished(int(status), (folder / "out").read_text(), (folder / "err").read_text(), folder)
-        for status, (_, folder) in zip(statuses, lines, strict=True)
-    ]
+    """Run command lines of one script, each in its folder, one after the other and without the imports."""
+    done = []
+    for (_, *words), folder in lines:
+        ended = forking.run(script, words, cwd=folder, env=environment(folder), timeout=1800)
+        done.append(Finished(ended.returncode, ended.stdout, ended.stderr, folder))
+    return done

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
+import yaml
 
 from bench.config_memory import LAUNCH_FILES, RUN_FILES, named_gpu, run_doctor
 from tests.recipes.config_objects import launches
@@ -23,3 +25,12 @@ def test_the_doctor_finds_no_error_in_a_shipped_command_line(path: Path, command
     assert status == 0
     assert said["launch"]["processes"] >= 1
     assert said["run"] is not None
+
+
+@pytest.mark.parametrize("path", RUN_FILES, ids=lambda path: path.name)
+def test_the_header_names_every_extra(path: Path) -> None:
+    (named,) = re.findall(r"^# Needs: pip install 'trl-grpo-ext\[(.*)\]'\.$", path.read_text(), re.MULTILINE)
+    chosen = yaml.safe_load(path.read_text())
+    wanted = {"deepspeed": str(chosen.get("engine")).startswith("zero"), "vllm": chosen.get("use_vllm", False)}
+    wanted["real"] = chosen.get("model_name_or_path") == "smollm2"
+    assert named.split(",") == ["recipes", *(extra for extra, needed in wanted.items() if needed)]

@@ -83,6 +83,7 @@ FAILURES: dict[str, tuple[list[str], tuple[str, ...]]] = {
     "one prompt": (["--dataset_path", "one.jsonl"], ("one.jsonl has 1 different prompt(s)",)),
     "unknown option": (["--kl_target", "1"], ("no setting '--kl_target'",)),
 }
+DAILY = ("no target", "no such label", "not a prompt")
 FILES = {
     "prompts.jsonl": PROMPTS,
     "bad.jsonl": '{"prompt": "Tom"}\n{"text": "Tom"}\n',
@@ -215,7 +216,9 @@ def test_with_an_adapter_the_reference_is_the_model_without_it(run: Finished) ->
 # --------------------------------------------------------------------------------------------------------- what fails
 
 
-@pytest.mark.parametrize("run", list(FAILURES), indirect=True)
+@pytest.mark.parametrize(
+    "run", [pytest.param(name, marks=[pytest.mark.nightly] * (name not in DAILY)) for name in FAILURES], indirect=True
+)
 def test_a_mistake_is_told_in_one_sentence(run: Finished, request: pytest.FixtureRequest) -> None:
     _, says = FAILURES[request.node.callspec.params["run"]]
     assert run.status == 2, run.err[-2000:]

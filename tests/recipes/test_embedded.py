@@ -107,13 +107,13 @@ def test_the_tokenizer_round_trips_all_generated_text(tokenizer: Any) -> None:
 
 @pytest.mark.slow
 def test_sampled_accuracy_starts_low_and_short_of_what_the_model_knows(model: Any, tokenizer: Any) -> None:
-    problems = word_problems.draw_problems("heldout", 400, 1)
+    problems = word_problems.draw_problems("heldout", 200, 1)
     torch.manual_seed(0)
     completions = make_model.answer(model, tokenizer, problems, sample=True)
     accuracy = sum(make_model.rewards(completions, problems)) / len(problems)
     assert 0.15 < accuracy <= 0.40
     # It ends its answers itself: what was cut off at the limit would have the limit's length.
-    assert sum(len(completion) < 56 for completion in completions) > 390
+    assert sum(len(completion) < 56 for completion in completions) > 195
 
 
 # ------------------------------------------------------------------------------------------------------- make_model.py

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests import forking
 
 ROOT = Path(__file__).parents[2]
 
 
 def make(folder: Path, **environ: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "recipes.common.models", "smollm2", str(folder)]
     env = {**os.environ, "HF_HUB_OFFLINE": "1", **environ}
-    return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+    return forking.run("recipes.common.models", ["smollm2", str(folder)], cwd=ROOT, env=env)
 
 
 @pytest.mark.slow

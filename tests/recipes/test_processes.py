@@ -15,6 +15,7 @@ from tests.recipes.test_nodes import free_port
 
 RANK = """
 import sys, time
+from types import SimpleNamespace
 import torch
 from accelerate import Accelerator
 from common.processes import leave
@@ -31,7 +32,13 @@ for _ in range(50):  # nobody waits for these: the threads are the last to hold 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("end", ["leave(accelerator)", "accelerator.end_training()"])
+@pytest.mark.parametrize(
+    "end",
+    [
+        "leave(SimpleNamespace(accelerator=accelerator))",
+        pytest.param("accelerator.end_training()", marks=pytest.mark.nightly),
+    ],
+)
 def test_two_processes_end_without_an_abort(end: str, tmp_path: Path) -> None:
     common = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     common |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(RECIPES)}

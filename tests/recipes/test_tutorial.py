@@ -153,3 +153,14 @@ def test_stop_strings_are_refused_where_padding_would_be_trained_on(model: Path,
     trainer = trainer_of(model, tmp_path, [], pad="<pad>", generation_kwargs={"stop_strings": ["e"]})
     with pytest.raises(RecipeError, match=r"stop_strings \['e'\] need a tokenizer that pads .* pads with '<pad>'"):
         stop_at_strings(trainer)
+
+
+def test_the_run_file_s_settings_are_the_published_ones() -> None:
+    published = {"temperature": 0.9, "top_p": 0.9, "top_k": 50, "max_completion_length": 300, "num_generations": 8}
+    published |= {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 4, "max_steps": 200}
+    published |= {"learning_rate": 5e-5, "beta": 0.04, "loss_type": "grpo", "num_generations_eval": 8}
+    published |= {"eval_temperature": 0.7, "eval_problems": 1319, "user_prompt": "Question: {question}"}
+    settings = yaml.safe_load((RECIPES / "configs" / "smollm2_1.7b_tutorial.yaml").read_text())
+    assert {name: settings[name] for name in published} == published
+    assert "advantage_hooks" not in settings
+    assert "loss_aggregation" not in settings

@@ -19,21 +19,8 @@ from deepspeed.utils import safe_get_full_fp32_param
 from safetensors.torch import save_file
 
 from tests.support import train
-from trl_grpo_ext.trainer.compact.shared import Price, SharedPrompts
 
 FLOAT32 = "float32.safetensors"
-
-
-def without_overhead() -> None:
-    """After passes were measured, let only tokens cost: on a tiny model sharing would not pay."""
-    original = SharedPrompts.measure
-
-    def changed(self: SharedPrompts, *arguments: Any) -> None:
-        original(self, *arguments)
-        assert self.price is not None
-        self.price = Price()
-
-    SharedPrompts.measure = changed  # type: ignore[method-assign]
 
 
 def run_case(model: Path, folder: Path, rows: int, case: dict[str, Any]) -> None:
@@ -60,7 +47,6 @@ def float32(parameter: Any) -> torch.Tensor:
 
 
 def main() -> None:
-    without_overhead()
     cases, model, folder = (Path(argument) for argument in sys.argv[1:4])
     for name, case in json.loads(cases.read_text()).items():
         run_case(model, folder / name, int(sys.argv[4]), case)

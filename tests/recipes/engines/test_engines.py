@@ -120,7 +120,7 @@ def arguments(name: str, kind: str, **changed: Any) -> list[str]:
     ]
 
 
-def runs_of(file: str, kinds: Iterable[str]) -> list[Run]:
+def runs_of(file: str, kinds: Iterable[str], at_night: bool) -> list[Run]:
     runs = []
     for kind in kinds:
         claims = ["--engine", ENGINES[file], "--processes", "2"]
@@ -130,9 +130,9 @@ def runs_of(file: str, kinds: Iterable[str]) -> list[Run]:
     if file not in ("fsdp2_qlora.yaml", "zero3_offload.yaml"):
         paths = ["{folder}/../tiny", "{folder}/gradients", "8"]
         runs.append(Run("gradients", ["{folder}/../cases.json", *paths], GRADIENTS))
-        if file != "ddp.yaml":  # which keeps no copy, and is in tests/trainer/test_processes.py
+        if at_night and file != "ddp.yaml":  # which keeps no copy, and is in tests/trainer/test_processes.py
             runs.append(Run("gradients_in_bf16", ["{folder}/../cases_in_bf16.json", *paths], GRADIENTS))
-        if file.startswith("zero"):
+        if at_night and file.startswith("zero"):
             paths[1] = "{folder}/gradients_fp32_sums"
             cases = ["{folder}/../cases_in_bf16.json", *paths]
             runs.append(Run("gradients_fp32_sums", cases, GRADIENTS, sums="fp32"))
@@ -167,7 +167,8 @@ def launches(request: pytest.FixtureRequest, place: Path) -> Launches:
         folder = place / file.removesuffix(".yaml")
         folder.mkdir()
         of_others = {kind for _, kind in asked} if file == "ddp.yaml" else set()  # what the others are compared with
-        launch(file, runs_of(file, [k for k in TRAINED_BY[file] if (file, k) in asked or k in of_others]), folder)
+        kinds = [kind for kind in TRAINED_BY[file] if (file, kind) in asked or kind in of_others]
+        launch(file, runs_of(file, kinds, any(item.get_closest_marker("nightly") for item in items)), folder)
         return folder
 
     return launched
@@ -298,20 +299,15 @@ def test_gradients_are_those_of_one_process(
         {name: tensor - start[name] for name, tensor in weights(f / case).items()}
         for f in (one_process, folder / "gradients")
     )
-    assert relative_gap(ours, theirs) < 1e-5
+    assert relative_gap(ours, theirs) < 2e-5  # of the change of two steps, in float32
     others = [weights(one_process / other) for other in CASES if other != case]
     assert all(relative_gap({n: w[n] - start[n] for n in w}, theirs) > 1e-2 for w in others)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("file", "sums"),
-    [
-        pytest.param("zero2.yaml", "", marks=pytest.mark.nightly),
-        pytest.param("zero2.yaml", "fp32", marks=pytest.mark.nightly),
-        ("zero3.yaml", ""),
-        pytest.param("zero3.yaml", "fp32", marks=pytest.mark.nightly),
-        ("fsdp2.yaml", ""),
-    ],
+    [("zero2.yaml", ""), ("zero2.yaml", "fp32"), ("zero3.yaml", ""), ("zero3.yaml", "fp32"), ("fsdp2.yaml", "")],
 )
 def test_in_bfloat16_compact_updates_are_as_near_to_float32_as_the_engine_is(
     launches: Launches, one_process: Path, place: Path, file: str, sums: str

