@@ -15,6 +15,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
             "agents",
             "recipes",
             "launching",
+            "vllm",
             "doctor",
             "report",
             "replay",

@@ -76,5 +76,7 @@ WITHOUT: dict[tuple[str, str], str] = {
         "It scores with a model of yours, and a model is nothing that the build of a page could bring along. Its tests "
         "run a tiny one, and the recipe `detox_grpo.py` trains with one."
     ),
+    ("reward", "reasoning_gym"): "Its examples are the tasks of a package, which the build of a page does not install.",
+    ("reward", "judge"): "It asks a server, and the build of a page has none. Its tests run one on this machine.",
 }
 """By kind and name, why a plugin has no example."""

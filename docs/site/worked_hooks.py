@@ -85,7 +85,8 @@ _THREE = ["token 1", "token 2", "token 3"]
 
 def _with_reference(incoming: float) -> Any:
     def run(selection: Any) -> Mapping[str, Any]:
-        policies = {"old_logps_B_T": _rows([LOGPS]), "ref_logps_B_T": _rows([REFERENCE])}
+        hinted = {"policy given teacher_prompt": _rows([REFERENCE])}
+        policies = {"old_logps_B_T": _rows([LOGPS]), "ref_logps_B_T": _rows([REFERENCE]), "teacher_logps_B_T": hinted}
         return {"advantage after": _after_rollout(selection, [3], [incoming], **policies)[0]}
 
     return run
@@ -232,7 +233,36 @@ def _covariance(selection: Any) -> Mapping[str, Any]:
     return {"advantages after": _after_forward(selection, [1.0, -1.0], logps, -logps)}
 
 
+GENERATED, NOW = (0.6, 0.45, 0.01, 0.7), (0.9, 0.5, 0.05, 0.3)
+
+
+def _divergence(selection: Any) -> Mapping[str, Any]:
+    logps, old = (_rows([probabilities] * 2).log() for probabilities in (NOW, GENERATED))
+    up, down = _after_forward(selection, [1.0, -1.0], logps, -logps, old_logps_B_T=old)
+    return {"after, from 1": up, "after, from −1": down}
+
+
 _FOUR = (1.0, 0.0, 0.0, 3.0)
+_TWO_REWARDS = ((1.0, 0.0, 1.0, 1.0), (0.0, 2.0, 1.0, 3.0))
+
+
+def _decoupled(selection: Any) -> Mapping[str, Any]:
+    rewards_B_K = torch.tensor(_TWO_REWARDS, dtype=torch.float64).T
+    weights_K = torch.tensor([1.0, 0.5], dtype=torch.float64)
+    both = {"rewards_B_K": rewards_B_K, "reward_names": ("first", "second"), "reward_weights_K": weights_K}
+    rewards = (rewards_B_K @ weights_K).tolist()
+    rows = _after_rollout(selection, [1] * 4, [9.0] * 4, rewards, [0, 0, 1, 1], num_generations=2, **both)
+    return {"advantage": [row[0] for row in rows]}
+
+
+def _running(selection: Any) -> Mapping[str, Any]:
+    (hook,) = load_advantage_hooks([selection])
+    given, ones = torch.zeros(4, dtype=torch.float64), [1] * 4
+    batches = ([1.0, 0.0, 1.0, 0.0], [1.0, 0.0, 1.0, 1.0])
+    first, second = (flow.apply_rollout_hooks(given, [hook], make_rollout(ones, rewards)) for rewards in batches)
+    return {"advantage at first": first[:, 0].tolist(), "then": second[:, 0].tolist()}
+
+
 _EIGHT = (1.0, 1.0, *[0.0] * 6)
 
 EXAMPLES: dict[str, Worked] = {
@@ -253,6 +283,21 @@ EXAMPLES: dict[str, Worked] = {
     "max_only": _estimator("max_only", _FOUR),
     "leave_one_out": _estimator("leave_one_out", _FOUR),
     "batch_whitening": _estimator("batch_whitening", _FOUR, note="It is all of the batch."),
+    "decoupled_normalisation": Worked(
+        {"name": "decoupled_normalisation", "epsilon": 1e-9},
+        completions(4),
+        {"first reward": _TWO_REWARDS[0], "second reward": _TWO_REWARDS[1], "group": (1, 1, 2, 2)},
+        _decoupled,
+        "The second reward has weight 0.5. Of two completions, one is 1/√2 above and one below; the sums are ±0.5/√2, "
+        "and their standard deviation is √(1/6).",
+    ),
+    "running_baseline": Worked(
+        {"name": "running_baseline", "decay": 0.5},
+        completions(4),
+        {"reward in the first batch": (1.0, 0.0, 1.0, 0.0), "in the second": (1.0, 0.0, 1.0, 1.0)},
+        _running,
+        "The baseline is 0, then (1 - 0.5⁴)·0.5.",
+    ),
     "optimal_baseline": _estimator("optimal_baseline", (1.0, 0.0), (2, 6), note="The baseline is 2/8."),
     "optimal_token_baseline": Worked(
         "optimal_token_baseline",
@@ -308,6 +353,13 @@ EXAMPLES: dict[str, Worked] = {
         {**_POLICIES, "advantage before": (9.0,) * 3},
         _with_reference(9.0),
         "What comes in is replaced.",
+    ),
+    "self_distilled": Worked(
+        {"name": "self_distilled", "strength": 0.5, "clip": 0.2},
+        _THREE,
+        {"log π_old": LOGPS, "log π_old after the teacher's prompt": REFERENCE, "advantage before": (1.0,) * 3},
+        _with_reference(1.0),
+        "The teacher's log-ratios are −0.5, 0.1 and 1; their exponentials are clipped to 0.8, 1.105 and 1.2.",
     ),
     "group_mean_gae": Worked(
         {"name": "group_mean_gae", "gamma": 1.0, "gae_lambda": 0.5},
@@ -426,5 +478,12 @@ EXAMPLES: dict[str, Worked] = {
         _covariance,
         "The mean of log π is −2 and that of the advantages 0: the covariances are 2, −1, 0 and 0, 3, −2. A third "
         "of six tokens is two.",
+    ),
+    "divergence_mask": Worked(
+        {"name": "divergence_mask", "low": 0.2, "high": 0.2},
+        ["token 1", "token 2", "token 3", "token 4"],
+        {"μ": GENERATED, "π": NOW},
+        _divergence,
+        "The third is five times as likely as before, which a ratio clip would drop, and has moved by 0.04.",
     ),
 }
