@@ -249,9 +249,12 @@ def reason_against_sharing(model: Any) -> str | None:
 @contextmanager
 def _without_dropout(model: torch.nn.Module) -> Iterator[None]:
     """Inside, modules are in evaluation mode: dropout would hide a difference, and draw from the run's generator."""
-    training = [module for module in model.modules() if module.training]
-    model.eval()
+    # A 4-bit layer of bitsandbytes has no dropout, and on a CPU it rewrites its weights for good once it is evaluated.
+    quantised = {module for module in model.modules() if hasattr(getattr(module, "weight", None), "quant_state")}
+    training = [module for module in model.modules() if module.training and module not in quantised]
     try:
+        for module in training:
+            module.training = False
         yield
     finally:
         for module in training:
