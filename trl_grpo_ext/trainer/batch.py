@@ -29,12 +29,10 @@ class BatchKeys:
     """A `Totals`, once the rows are dealt."""
     loss_factor = "trl_grpo_ext_loss_factor"
     """A number by which a loss is multiplied that counts masked groups of `resample` as rows."""
-    parts = "trl_grpo_ext_parts"
-    """Batches that a compact micro-step runs before its own."""
     idle = "trl_grpo_ext_idle"
     """Whether a compact micro-step has placeholders only, on all ranks."""
     factor = "trl_grpo_ext_factor"
-    """`(B,)`, factor on a compact part's advantages."""
+    """`(B,)`, factor on the advantages of a compact micro-step."""
 
 
 PROMPT_KEYS = frozenset({"prompt_ids", "prompt_mask"})

@@ -47,10 +47,6 @@ class GRPOExtConfig(GRPOConfig):
             means no limit in one process and 80 % of `ddp_timeout` in several.
         compact_updates: `off`, or `exact`: the update computes no padding and leaves out rows without signal, with the
             same gradient (see `trl_grpo_ext.trainer.compact.updates`).
-        balance_ranks: With `compact_updates: exact`, deal the rows of each optimizer window to the ranks again, so that
-            all compute equally many tokens. Pays off if many rows are left out.
-        max_tokens_per_micro_batch: With `compact_updates: exact`, the most tokens that a forward pass may compute, with
-            padding; larger micro-batches are cut further. None means as many as without compact updates.
         share_prompts: With `compact_updates: exact`, compute each prompt once for all its completions where that is
             exact (see `trl_grpo_ext.trainer.compact.packed`).
         token_records: Completions of each generation batch to record token by token, in whole groups. Writes one
@@ -99,10 +95,6 @@ class GRPOExtConfig(GRPOConfig):
     compact_updates: str = field(
         default="off", metadata=_help("off, or exact: cheaper updates with the same gradient.")
     )
-    balance_ranks: bool = field(default=False, metadata=_help("Balance the rows of a compact update between ranks."))
-    max_tokens_per_micro_batch: int | None = field(
-        default=None, metadata=_help("Most tokens that a forward pass of a compact update may compute.")
-    )
     share_prompts: bool = field(
         default=False, metadata=_help("Compute each prompt once for its completions in a compact update.")
     )
@@ -148,19 +140,11 @@ class GRPOExtConfig(GRPOConfig):
         for name, allowed in {"plugin_changes": ("stop", "warn"), "compact_updates": ("off", "exact")}.items():
             if getattr(self, name) not in allowed:
                 raise ConfigurationError(f"{name} must be {' or '.join(allowed)}, got {getattr(self, name)!r}.")
-        for name, least in {"token_records": 0, "summary_steps": 0, "max_tokens_per_micro_batch": 1}.items():
-            value = getattr(self, name)
-            if (value is not None or least == 0) and (not _is_number(value, int) or value < least):
-                raise ConfigurationError(f"{name} must be a number from {least} up, got {value!r}.")
-        if self.compact_updates == "off":
-            for name in ("max_tokens_per_micro_batch", "balance_ranks", "share_prompts"):
-                if getattr(self, name):
-                    raise ConfigurationError(f"{name} needs compact_updates: exact.")
-        if self.share_prompts and self.balance_ranks:
-            raise ConfigurationError(
-                "share_prompts keeps the completions of a prompt together, but balance_ranks deals them to ranks by "
-                "length. Choose one."
-            )
+        for name in ("token_records", "summary_steps"):
+            if not _is_number(value := getattr(self, name), int) or value < 0:
+                raise ConfigurationError(f"{name} must be a number from 0 up, got {value!r}.")
+        if self.compact_updates == "off" and self.share_prompts:
+            raise ConfigurationError("share_prompts needs compact_updates: exact.")
         limit = self.reward_timeout
         if limit is not None and not (_is_number(limit, int | float) and limit > 0):
             raise ConfigurationError(f"reward_timeout must be a number of seconds above 0, or None, got {limit!r}.")

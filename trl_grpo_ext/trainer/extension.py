@@ -42,7 +42,7 @@ from ..types import Totals
 from . import upstream
 from .batch import BatchKeys, whole_rows
 from .compact.packed import packing_of
-from .compact.updates import CompactUpdates, freedom_of, loss_of_parts
+from .compact.updates import CompactUpdates, freedom_of
 from .config import OurSettings
 from .contexts import Sampling, ScoredBatch, loss_mask, make_forward, make_rollout, row_entries, step_totals
 from .facts import LossSettings, Progress
@@ -218,9 +218,6 @@ class Extension:
             freedom,
             self.facts,
             loss_type=loss.loss_type if self.loss_aggregation is None else None,
-            max_tokens=settings.max_tokens_per_micro_batch,
-            balance=settings.balance_ranks,
-            keeps_records=bool(settings.token_records),
             packing=packing,
             policy=lambda: (policy_logps, trl.model),
             log=self.add_metrics,
@@ -579,13 +576,11 @@ class Extension:
     # ------------------------------------------------------------------ at every loss forward
 
     def compute_loss(self, inherited: Inherited, model: Any, inputs: Any, *arguments: Any, **keywords: Any) -> Any:
-        """The loss of a micro-step, which may have several parts."""
+        """The loss of a micro-step."""
         trl, passes = self._trainer, self._loss_passes
         idle = isinstance(inputs, dict) and inputs.get(BatchKeys.idle, False)
         with upstream.restore_after_trial(trl) if idle else nullcontext():  # placeholders alone log nothing
-            loss = loss_of_parts(
-                lambda batch: inherited(model, batch, *arguments, **keywords), model, inputs, trl.accelerator
-            )
+            loss = inherited(model, inputs, *arguments, **keywords)
         needed = self._acts_at_forward or (self._changes_advantages and not self._own_loss.owners)  # those were tried
         if needed and self._loss_passes == passes:
             raise UpstreamError(

@@ -11,7 +11,7 @@
 | `_generate` | who wrote which token; what was generated, for shapers |
 | `_generate_single_turn` | a bar |
 | `_calculate_rewards` | what rewards return checked, errors and limits on all ranks, spans; rates; bars; shapers |
-| `compute_loss` | a micro-step of several parts; stop if the selected plugins were bypassed |
+| `compute_loss` | stop if the selected plugins were bypassed |
 | `_compute_loss` | the self-check, once; the same loss with the selected aggregation; records |
 | `_get_per_token_logps_and_entropies` | passes sorted, prompts shared; forward hooks; what the KL term needs |
 | `log` | the token records written |
@@ -198,7 +198,7 @@ class GRPOExtMixin(_Next):
         self._trl_grpo_ext.load_resampling(checkpoint)
 
     def compute_loss(self, model: Any, inputs: Any, *arguments: Any, **keywords: Any) -> Any:
-        """Compute TRL's loss, part by part, and stop if the selected plugins were bypassed."""
+        """Compute TRL's loss, and stop if the selected plugins were bypassed."""
         return self._trl_grpo_ext.compute_loss(super().compute_loss, model, inputs, *arguments, **keywords)
 
     def _compute_loss(self, model: Any, inputs: Any) -> Any:

@@ -17,7 +17,7 @@ import torch
 
 from ..errors import ConfigurationError, SelfCheckError, is_out_of_memory
 from . import upstream
-from .batch import BatchKeys, join_batches
+from .batch import join_batches
 from .loss_trial import LossOf, LossTrial
 
 RELATIVE_TOLERANCE = 1e-5
@@ -93,7 +93,7 @@ class OwnLoss:
         if any(upstream.reason_per_completion(owner) for owner in self.owners):
             self._kind = LossKind(as_trl=False, per_token=False)
             return
-        batch = {key: value for key, value in inputs.items() if key != BatchKeys.parts}
+        batch = dict(inputs)
         if batch["completion_ids"].size(0) == 1:  # with one row there is nothing to mix up
             batch = join_batches([batch, batch])
         kind = self._kind = try_out(batch, loss_of, trls_loss_of)

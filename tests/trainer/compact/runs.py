@@ -56,8 +56,7 @@ def pair(model: Path, folder: Path, trainer_class: type = Float64CompactTrainer,
     found = {"dtype": "float64", **COMMON, **overrides}
     found["trainer_arguments"] = {"rollout_func": uneven_rollout, **found.get("trainer_arguments", {})}
     exact = train(model, folder / "exact", trainer_class, **found, compact_updates="exact")
-    for ours in ("max_tokens_per_micro_batch", "share_prompts"):
-        found.pop(ours, None)
+    found.pop("share_prompts", None)
     return exact, train(model, folder / "off", trainer_class, **found)
 
 
@@ -125,7 +124,6 @@ class Case:
     per_token: bool
     padding: tuple[int, int]
     tool_mask: bool
-    budget: int | None
     sequence_ratio: bool
 
 
@@ -146,7 +144,6 @@ def cases(draw: st.DrawFn) -> Case:
         draw(st.booleans()),
         (draw(st.integers(0, 2)), draw(st.integers(0, 2))),
         draw(st.booleans()),
-        draw(st.none() | st.integers(1, 30)),
         draw(st.booleans()),
     )
 

@@ -182,25 +182,21 @@ def test_completions_that_saw_each_other_would_be_noticed() -> None:
     rows=st.lists(st.tuples(st.integers(0, 3), st.integers(1, 40)), min_size=1, max_size=12),
     prompt=st.integers(1, 60),
     micro_steps=st.integers(1, 4),
-    budget=st.none() | st.integers(50, 400),
 )
 def test_no_plan_computes_more_tokens_than_without_sharing_or_padded(
-    rows: list[tuple[int, int]], prompt: int, micro_steps: int, budget: int | None
+    rows: list[tuple[int, int]], prompt: int, micro_steps: int
 ) -> None:
     lengths = np.array([[prompt + group, completion] for group, completion in rows])
     shared, alone = np.array([group for group, _ in rows]), np.arange(len(rows))
     block = [(lengths, np.ones(len(rows), dtype=bool))]
-    plans = [
-        plan_block(block, micro_steps, max_tokens=budget, groups=groups)[0] for groups in ([shared], [alone], None)
-    ]
+    plans = [plan_block(block, micro_steps, groups=groups)[0] for groups in ([shared], [alone], None)]
     assert plans[0].computed <= plans[1].computed <= plans[2].computed
     for plan, groups in zip(plans[:2], (shared, alone), strict=True):
-        parts = [part for step in plan.steps for part in step]
-        assert sorted(row for part in parts for row in part if row >= 0) == [*range(len(rows))]
+        assert sorted(row for part in plan.steps for row in part if row >= 0) == [*range(len(rows))]
         width = max(p for p, _ in lengths) + max(c for _, c in lengths)
-        limit = budget or -(-len(rows) // micro_steps) * width
-        assert all(part_tokens(lengths, part, groups) <= limit or len(part) == 1 for part in parts)
-        assert budget is not None or len(parts) == micro_steps
+        limit = -(-len(rows) // micro_steps) * width
+        assert all(part_tokens(lengths, part, groups) <= limit for part in plan.steps)
+        assert len(plan.steps) == micro_steps
     assert plans[0].distinct == lengths[:, 1].sum() + sum(prompt + group for group in set(shared.tolist()))
 
 
@@ -208,12 +204,10 @@ def test_groups_are_cut_where_a_part_is_full() -> None:
     # A group of four is 10 + 4 * 5 tokens. By itself a row is 15.
     lengths, groups = np.array([[10, 5]] * 8), np.array([0, 1] * 4)
     (plan,) = plan_block([(lengths, np.ones(8, dtype=bool))], 2, groups=[groups])
-    assert plan.steps == (((0, 2, 4, 6),), ((1, 3, 5, 7),))
+    assert plan.steps == ((0, 2, 4, 6), (1, 3, 5, 7))
     assert (plan.computed, plan.live, plan.distinct) == (60, 120, 60)
     (plan,) = plan_block([(lengths, np.ones(8, dtype=bool))], 4, groups=[groups])
     assert (plan.computed, plan.idle) == (60 + 2 + 2, 2)  # two micro-steps are left with a placeholder
-    (plan,) = plan_block([(lengths, np.ones(8, dtype=bool))], 2, max_tokens=15, groups=[groups])
-    assert plan.computed == 8 * 15
 
 
 # ---------------------------------------------------------------------------------------------- what is refused

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trl_grpo_ext.trainer.compact.plan import Plan, part_tokens, plan_block, plan_in_place
+from trl_grpo_ext.trainer.compact.plan import Plan, part_tokens, plan_block
 
 Row = tuple[int, int]
 """Tokens of the prompt, and of the completion."""
@@ -35,16 +35,10 @@ def all_run(*rows: Row) -> Rank:
     return [(row, True) for row in rows]
 
 
-def parts_of(plan: Plan) -> list[tuple[int, ...]]:
-    """The parts in the order in which the sorted rows were cut."""
-    most = max(len(step) for step in plan.steps)
-    return [step[turn] for turn in range(most) for step in plan.steps if turn < len(step)]
-
-
 def shapes(ranks: Sequence[Rank], plans: Sequence[Plan]) -> list[tuple[int, int, int]]:
     """Rows, longest prompt and longest completion of each part, over all ranks; placeholders alone have no length."""
     found = []
-    for parts in zip(*(parts_of(plan) for plan in plans), strict=True):
+    for parts in zip(*(plan.steps for plan in plans), strict=True):
         (size,) = {len(part) for part in parts}
         rows = [rank[row][0] for rank, part in zip(ranks, parts, strict=True) for row in part if row >= 0]
         found.append((size, max((p for p, _ in rows), default=0), max((c for _, c in rows), default=0)))
@@ -59,33 +53,26 @@ def rows_without_plan(ranks: Sequence[Rank], micro_steps: int) -> int:
     return -(-max(len(rank) for rank in ranks) // micro_steps)
 
 
-def budget_without_plan(ranks: Sequence[Rank], micro_steps: int) -> int:
+def limit_without_plan(ranks: Sequence[Rank], micro_steps: int) -> int:
     """What a micro-batch of TRL's computes: its rows, padded to the longest prompt and completion of the rank."""
     rows = rows_without_plan(ranks, micro_steps)
     return rows * max(max(p for (p, _), _ in rank) + max(c for (_, c), _ in rank) for rank in ranks if rank)
 
 
-def cheapest(ranks: Sequence[Rank], micro_steps: int, budget: int | None) -> int:
-    """Tokens of the best of all cuts of all three orders."""
-    limit = budget_without_plan(ranks, micro_steps) if budget is None else budget
-    rows_at_any_length = rows_without_plan(ranks, micro_steps) if budget is None else 1
-    by_order = []
-    for order in (sum, lambda row: row[1], lambda row: row[0]):
-        kept = [[row for row, runs in rank if runs] for rank in ranks]
-        # Rows of equal length in the order's sense: the longer in all first, then the longer completion.
-        ordered = [sorted(rows, key=lambda row: (order(row), sum(row), row[1]), reverse=True) for rows in kept]
-        profile = [tuple(map(max, zip(*place, strict=True))) for place in zip_longest(*ordered, fillvalue=(0, 0))]
-        costs: dict[int, list[int]] = {}
-        for count in range(len(profile)):
-            for cuts in combinations(range(1, len(profile)), count):
-                pieces = [profile[a:b] for a, b in pairwise((0, *cuts, len(profile)))]
-                cost = [len(piece) * (max(p for p, _ in piece) + max(c for _, c in piece)) for piece in pieces]
-                if all(c <= limit or len(piece) <= rows_at_any_length for c, piece in zip(cost, pieces, strict=True)):
-                    costs.setdefault(len(pieces), []).append(sum(cost))
-        if not profile:
-            return 0
-        by_order.append(min(costs[max(min(micro_steps, len(profile)), min(costs))]))
-    return min(by_order)
+def cheapest(ranks: Sequence[Rank], micro_steps: int) -> int:
+    """Tokens of the best of all cuts into one part for each micro-step, or for each row where these are fewer."""
+    limit, rows_at_any_length = limit_without_plan(ranks, micro_steps), rows_without_plan(ranks, micro_steps)
+    kept = [[row for row, runs in rank if runs] for rank in ranks]
+    # Rows of equal length: the longer completion first.
+    ordered = [sorted(rows, key=lambda row: (sum(row), row[1]), reverse=True) for rows in kept]
+    profile = [tuple(map(max, zip(*place, strict=True))) for place in zip_longest(*ordered, fillvalue=(0, 0))]
+    found = [] if profile else [0]
+    for cuts in combinations(range(1, len(profile)), min(micro_steps, len(profile)) - 1) if profile else ():
+        pieces = [profile[a:b] for a, b in pairwise((0, *cuts, len(profile)))]
+        costs = [len(piece) * (max(p for p, _ in piece) + max(c for _, c in piece)) for piece in pieces]
+        if all(c <= limit or len(piece) <= rows_at_any_length for c, piece in zip(costs, pieces, strict=True)):
+            found.append(sum(costs))
+    return min(found)
 
 
 lengths = st.tuples(st.integers(1, 6), st.integers(1, 9))
@@ -96,7 +83,6 @@ ranks_of_rows = st.integers(1, 3).flatmap(
         )
     )
 )
-budgets = st.none() | st.integers(1, 60)
 
 
 # ----------------------------------------------------------------------------------------------------- by hand
@@ -104,27 +90,24 @@ budgets = st.none() | st.integers(1, 60)
 
 def test_long_rows_go_with_long_rows() -> None:
     (plan,) = plans_of([all_run((2, 1), (2, 9), (2, 1), (2, 9))], 2)
-    assert plan == Plan((((1, 3),), ((0, 2),)), live=28, computed=28, dropped=0, idle=0)
+    assert plan == Plan(((1, 3), (0, 2)), live=28, computed=28, dropped=0, idle=0)
 
 
 def test_one_long_row_is_left_alone_and_the_short_ones_meet() -> None:
     # In parts of 3 and 3: 3 * 10 + 3 * 2 = 36 tokens, in parts of 1 and 5: 10 + 5 * 2 = 20. Without a plan 3 * 10 may
     # run at a time, so that five short ones may.
     (plan,) = plans_of([all_run((1, 1), (1, 1), (1, 9), (1, 1), (1, 1), (1, 1))], 2)
-    assert plan.steps == (((2,),), ((0, 1, 3, 4, 5),))
+    assert plan.steps == ((2,), (0, 1, 3, 4, 5))
     assert (plan.live, plan.computed) == (20, 20)
 
 
 def test_rows_that_count_each_other_stay_as_many() -> None:
-    (plan,) = plans_of([all_run((1, 1), (1, 1), (1, 9), (1, 1))], 2, rows_per_part=2)
-    assert plan.steps == (((2, 0),), ((1, 3),))
+    (plan,) = plans_of([all_run((1, 1), (1, 1), (1, 9), (1, 1))], 2, rows_per_step=2)
+    assert plan.steps == ((0, 2), (1, 3))
     assert plan.computed == 2 * 10 + 2 * 2
-
-
-def test_rows_that_do_not_have_to_run_are_dropped() -> None:
-    rank = [((3, 4), False), ((1, 2), True), ((3, 5), False), ((1, 2), True)]
-    (plan,) = plans_of([rank], 2)
-    assert plan == Plan((((1,),), ((3,),)), live=6, computed=6, dropped=2, idle=0)
+    # In a block of one micro-step they stay as they are.
+    (plan,) = plans_of([all_run((2, 5), (4, 1))], 1, rows_per_step=2)
+    assert plan == Plan(((0, 1),), live=12, computed=2 * (4 + 5), dropped=0, idle=0)
 
 
 def test_a_rank_with_fewer_rows_gets_placeholders() -> None:
@@ -133,8 +116,8 @@ def test_a_rank_with_fewer_rows_gets_placeholders() -> None:
     first = all_run((2, 8), (2, 8), (2, 1), (2, 1))
     second = [((3, 2), False), ((2, 5), False), ((4, 3), True), ((2, 9), False)]
     one, two = plans_of([first, second], 2)
-    assert one.steps == (((0, 1),), ((2, 3),))
-    assert two.steps == (((2, -1),), ((-1, -1),))
+    assert one.steps == ((0, 1), (2, 3))
+    assert two.steps == ((2, -1), (-1, -1))
     assert (one.computed, one.idle, one.dropped) == (2 * 10 + 2 * 3, 0, 0)
     assert (two.computed, two.idle, two.dropped, two.live) == (2 * 7 + 2 * 2, 1, 3, 7)
 
@@ -142,83 +125,56 @@ def test_a_rank_with_fewer_rows_gets_placeholders() -> None:
 def test_fewer_rows_than_micro_steps_leave_micro_steps_of_one_placeholder() -> None:
     rank = [((2, 3), True), ((2, 3), False), ((1, 4), True), ((2, 3), False)]
     (plan,) = plans_of([rank], 4)
-    assert plan.steps == (((2,),), ((0,),), ((-1,),), ((-1,),))
+    assert plan.steps == ((2,), (0,), (-1,), (-1,))
     assert (plan.computed, plan.idle) == (5 + 5 + 2 + 2, 2)
-
-
-def test_a_budget_makes_more_parts_than_micro_steps() -> None:
-    # 21 tokens: one row of 20 by itself, then four of 5. They are dealt to the micro-steps in turn.
-    (plan,) = plans_of([all_run((5, 15), *[(2, 3)] * 8)], 2, max_tokens=21)
-    assert [len(part) for part in parts_of(plan)] == [1, 4, 4]
-    assert plan.steps == (((0,), (5, 6, 7, 8)), ((1, 2, 3, 4),))
 
 
 @pytest.mark.parametrize(("rows", "micro_steps", "sizes"), [(8, 4, [2] * 4), (10, 4, [2, 2, 3, 3]), (3, 2, [1, 2])])
 def test_rows_of_one_length_are_cut_evenly(rows: int, micro_steps: int, sizes: list[int]) -> None:
     (plan,) = plans_of([all_run(*[(3, 4)] * rows)], micro_steps)
-    assert sorted(len(part) for part in parts_of(plan)) == sizes
+    assert sorted(map(len, plan.steps)) == sizes
 
 
-def test_rows_that_stay_are_one_part() -> None:
-    measured = np.array([[2, 5], [4, 1]])
-    assert plan_in_place(measured) == Plan((((0, 1),),), live=12, computed=2 * (4 + 5), dropped=0, idle=0)
+def test_a_part_of_a_row_without_tokens_still_computes_one_of_each() -> None:
+    assert part_tokens(np.array([[0, 0], [2, 3]]), (0,)) == 2
 
 
 # ----------------------------------------------------------------------------------------------- of any plan
 
 
-@given(ranks_of_rows, st.integers(1, 5), budgets, st.randoms(use_true_random=False))
+@given(ranks_of_rows, st.integers(1, 5), st.randoms(use_true_random=False))
 @settings(max_examples=300)
-def test_of_any_plan(ranks: list[Rank], micro_steps: int, budget: int | None, random: Any) -> None:
-    plans = plans_of(ranks, micro_steps, max_tokens=budget)
+def test_of_any_plan(ranks: list[Rank], micro_steps: int, random: Any) -> None:
+    plans = plans_of(ranks, micro_steps)
     # No cut computes fewer tokens.
-    assert sum(map(tokens, shapes(ranks, plans))) == cheapest(ranks, micro_steps, budget)
-    # Ranks run as many parts of the same size in each micro-step.
-    assert len({tuple(tuple(map(len, step)) for step in plan.steps) for plan in plans}) == 1
+    assert sum(map(tokens, shapes(ranks, plans))) == cheapest(ranks, micro_steps)
     assert all(len(plan.steps) == micro_steps and all(plan.steps) for plan in plans)
-    # No part is above the budget but a row by itself. Without a budget no rank computes more at a time than the largest
-    # micro-batch, and there are no more parts than micro-steps.
-    limit = budget_without_plan(ranks, micro_steps)
-    if budget is not None:
-        assert all(tokens(shape) <= budget or shape[0] == 1 for shape in shapes(ranks, plans))
     for rank, plan in zip(ranks, plans, strict=True):
-        placed = [row for part in parts_of(plan) for row in part if row >= 0]
+        placed = [row for part in plan.steps for row in part if row >= 0]
         assert sorted(placed) == [row for row, (_, runs) in enumerate(rank) if runs]
         assert plan.dropped == len(rank) - len(placed)
         assert plan.live == sum(sum(rank[row][0]) for row in placed)
-        assert plan.idle == sum(all(row < 0 for part in step for row in part) for step in plan.steps)
+        assert plan.idle == sum(all(row < 0 for row in part) for part in plan.steps)
         expected = 0
-        for part in parts_of(plan):
+        for part in plan.steps:
             rows = [rank[row][0] for row in part if row >= 0]
             longest = (max(p for p, _ in rows), max(c for _, c in rows)) if rows else (1, 1)
             expected += len(part) * sum(longest)
         assert plan.computed == expected >= plan.live
-        if budget is None:
-            assert all(tokens(shape) <= limit for shape in shapes([rank], [plan]))
-            assert all(len(step) == 1 for step in plan.steps)
+        # No rank computes more at a time than the largest micro-batch of TRL's.
+        assert all(tokens(shape) <= limit_without_plan(ranks, micro_steps) for shape in shapes([rank], [plan]))
     # The order in which rows come does not matter.
     shuffled = [random.sample(rank, len(rank)) for rank in ranks]
-    other = plans_of(shuffled, micro_steps, max_tokens=budget)
+    other = plans_of(shuffled, micro_steps)
     assert shapes(ranks, plans) == shapes(shuffled, other)
     assert [plan.computed for plan in plans] == [plan.computed for plan in other]
-
-
-def test_long_prompts_of_one_rank_and_long_completions_of_another_do_not_make_more_parts() -> None:
-    # Three rows of 3 + 3 tokens would be 18; but neither rank has both, and computes 3 * 4 as without a plan.
-    first = [((3, 1), True), *[((1, 1), False)] * 2]
-    second = all_run((1, 3), (1, 1), (1, 1))
-    assert [len(plan.steps[0]) for plan in plans_of([first, second], 1)] == [1, 1]
 
 
 @given(st.integers(1, 4), st.integers(1, 4), st.integers(1, 3), st.data())
 def test_parts_of_a_fixed_size_hold_every_row(rows: int, micro_steps: int, count: int, data: st.DataObject) -> None:
     total = rows * micro_steps
     ranks = [all_run(*data.draw(st.lists(lengths, min_size=total, max_size=total), label="rows")) for _ in range(count)]
-    for rank, plan in zip(ranks, plans_of(ranks, micro_steps, rows_per_part=rows), strict=True):
-        assert [len(part) for step in plan.steps for part in step] == [rows] * micro_steps
-        assert sorted(row for part in parts_of(plan) for row in part) == list(range(total))
-        assert plan.computed <= budget_without_plan([rank], micro_steps) * micro_steps
-
-
-def test_a_part_of_a_row_without_tokens_still_computes_one_of_each() -> None:
-    assert part_tokens(np.array([[0, 0], [2, 3]]), (0,)) == 2
+    for rank, plan in zip(ranks, plans_of(ranks, micro_steps, rows_per_step=rows), strict=True):
+        assert [len(part) for part in plan.steps] == [rows] * micro_steps
+        assert sorted(row for part in plan.steps for row in part) == list(range(total))
+        assert plan.computed <= limit_without_plan([rank], micro_steps) * micro_steps

@@ -1,4 +1,4 @@
-"""Rows taken out of micro-batches and put together in new ones, on this rank or another, keep every value that counts.
+"""Rows taken out of micro-batches and put together in new ones keep every value that counts.
 
 The batches are made up in TRL's form. That the gradient is the same is in `test_updates`.
 """
@@ -15,20 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
-from tests.contexts import Ranks, make_rollout
 from tests.trainer.compact.runs import ROW_ID, WEIGHTS, Case, Row, batches_of
-from trl_grpo_ext import Rollout
-from trl_grpo_ext.trainer.batch import BatchKeys
-from trl_grpo_ext.trainer.compact.plan import Plan, plan_block
-from trl_grpo_ext.trainer.compact.rows import (
-    Layout,
-    deal_rows,
-    exchange_rows,
-    logps_by_length,
-    make_micro_steps,
-    row_lengths_and_kinds,
-    rows_to_plan,
-)
+from trl_grpo_ext.trainer.compact.plan import Plan
+from trl_grpo_ext.trainer.compact.rows import logps_by_length, make_micro_steps, row_lengths_and_kinds
 
 # ----------------------------------------------------------------------------------------------- by hand
 
@@ -41,19 +30,20 @@ def test_a_row_is_measured_by_its_masks() -> None:
         Row(3, (), (2.0,) * 6),
         Row(3, (False, True), (2.0, 0.0, 2.0, 2.0, 2.0, 2.0)),
     ]
-    (batch,) = batches_of(Case(rows, 1, True, (1, 2), True, None, False))
+    (batch,) = batches_of(Case(rows, 1, True, (1, 2), True, False))
     # Signal; none; all tokens are the environment's; no token; the advantages are where nothing counts.
     assert row_lengths_and_kinds(batch).tolist() == [[2, 3, 2], [4, 1, 1], [1, 2, 0], [3, 0, 0], [3, 2, 1]]
 
 
 def test_a_part_by_hand() -> None:
     rows = [Row(1, (True,), (1.0,) * 6), Row(3, (True,) * 5, (2.0,) * 6), Row(2, (True,) * 2, (-1.0,) * 6)]
-    batches = batches_of(Case(rows, 1, False, (2, 1), False, None, False))
+    batches = batches_of(Case(rows, 1, False, (2, 1), False, False))
     lengths = np.array([[1, 1], [3, 5], [2, 2]])
-    plan = Plan((((2, 0, -1), (-1,)),), 0, 0, 0, 0)
-    layout = Layout(lambda before, part: part["advantages"].numel() / 10, torch.float64, True)
-    (step,) = make_micro_steps(batches, plan, lengths, layout)
-    (idle,) = step[BatchKeys.parts]
+    plan = Plan(((2, 0, -1), (-1,)), 0, 0, 0, 0)
+    options: dict[str, Any] = {"precision": torch.float64, "trim_left": True}
+    step, idle = make_micro_steps(
+        batches, plan, lengths, lambda before, part: part["advantages"].numel() / 10, **options
+    )
     assert step["prompt_ids"].tolist() == [[1013, 1014], [1003, 1004], [1003, 1004]]
     assert step["prompt_mask"].tolist() == [[1, 1], [0, 1], [0, 1]]
     assert step["completion_ids"].tolist() == [[5012, 5013], [5000, 5001], [5000, 5001]]
@@ -69,10 +59,10 @@ def test_a_part_by_hand() -> None:
 def test_the_batches_of_trl_are_left_as_they_were() -> None:
     # TRL buffers them, and other iterations read them again.
     rows = [Row(2, (True,) * 3, (1.0,) * 6), Row(1, (True,), (0.0,) * 6)]
-    case = Case(rows, 2, False, (1, 1), True, None, False)
+    case = Case(rows, 2, False, (1, 1), True, False)
     batches, untouched = batches_of(case), batches_of(case)
-    plan, layout = Plan((((0, -1),), ((-1, -1),)), 0, 0, 1, 1), Layout(lambda b, p: 3.0, torch.float64, True)
-    make_micro_steps(batches, plan, np.array([[2, 3], [1, 1]]), layout)
+    plan, lengths = Plan(((0, -1), (-1, -1)), 0, 0, 1, 1), np.array([[2, 3], [1, 1]])
+    make_micro_steps(batches, plan, lengths, lambda before, part: 3.0, torch.float64, trim_left=True)
     for batch, before in zip(batches, untouched, strict=True):
         for key, value in before.items():
             assert torch.equal(batch[key], value) if isinstance(value, torch.Tensor) else batch[key] == value
@@ -159,67 +149,3 @@ def test_rows_that_move_within_their_padding(llama: Any, gpt2: Any) -> None:
     # Absolute positions keep what is in front of the prompts.
     assert gap_in_order(Scored(gpt2, positions=False), False, seed=1) < 1e-12
     assert gap_in_order(Scored(gpt2, positions=False), True, seed=1) > 1e-2
-
-
-# ----------------------------------------------------------------------------------------------- between ranks
-
-
-def test_rows_dealt_by_hand() -> None:
-    lengths = np.array([[[2, 9], [2, 1], [2, 5]], [[2, 7], [2, 3], [2, 8]]])  # rows 0-2 and 3-5
-    runs = np.array([[True, True, True], [True, False, True]])
-    first, second = deal_rows(lengths, runs)
-    assert first.tolist() == [0, 3, 1]  # 9, 7, 1
-    assert second.tolist() == [5, 2]  # 8, 5
-
-
-@given(st.integers(1, 5), st.integers(1, 6), st.randoms(use_true_random=False))
-def test_every_row_that_runs_is_dealt_once_and_evenly(ranks: int, rows: int, random: Any) -> None:
-    lengths = np.array([[[random.randint(1, 9), random.randint(0, 30)] for _ in range(rows)] for _ in range(ranks)])
-    runs = np.array([[random.random() < 0.5 for _ in range(rows)] for _ in range(ranks)])
-    dealt = deal_rows(lengths, runs)
-    assert sorted(np.concatenate(dealt).tolist()) == np.flatnonzero(runs.reshape(-1)).tolist()
-    counts = [len(own) for own in dealt]
-    assert max(counts) - min(counts) <= 1
-    totals = lengths.sum(axis=2).reshape(-1)
-    longest = totals[np.flatnonzero(runs.reshape(-1))].max() if runs.any() else 0
-    tokens = [int(totals[own].sum()) for own in dealt]
-    assert max(tokens) - min(tokens) <= longest  # as even as dealing whole rows in turn can be
-    numbers, blocks = rows_to_plan(lengths, dealt)
-    assert all(len(own) >= 1 for own in numbers)
-    plans = plan_block(blocks, 2)
-    for own, plan in zip(dealt, plans, strict=True):
-        placed = [row for step in plan.steps for part in step for row in part if row >= 0]
-        assert sorted(placed) == list(range(len(own)))
-
-
-def test_nothing_of_a_row_is_lost_on_the_way() -> None:
-    widths = [(3, 4), (5, 2)]  # of prompts and completions, by rank
-
-    def rows_of(rank: int) -> dict[str, Any]:
-        prompt, completion = widths[rank]
-        ids = torch.arange(2 * prompt).view(2, prompt) + 100 * (rank + 1)
-        return {
-            "prompt_ids": ids,
-            "prompt_mask": torch.ones(2, prompt, dtype=torch.long),
-            "completion_ids": torch.arange(2 * completion).view(2, completion) + 1000 * (rank + 1),
-            "advantages": torch.tensor([rank + 0.25, rank + 0.5]),
-            "names": [f"{rank}a", f"{rank}b"],
-            "num_items_in_batch": torch.tensor(7),
-        }
-
-    mine = [np.array([3, 0]), np.array([1])]
-    everyone = [name for rank in range(2) for name in rows_of(rank)["names"]]
-
-    def run(rollout: Rollout) -> dict[str, Any]:
-        rank = int(rollout.local_rows.start)
-        return exchange_rows(rows_of(rank), mine[rank], rollout.gather, lambda names: everyone)
-
-    first, second = Ranks([make_rollout([1]), make_rollout([1])]).run(run)
-    assert first["prompt_ids"].tolist() == [[205, 206, 207, 208, 209], [0, 0, 100, 101, 102]]
-    assert first["prompt_mask"].tolist() == [[1] * 5, [0, 0, 1, 1, 1]]
-    assert first["completion_ids"].tolist() == [[2002, 2003, 0, 0], [1000, 1001, 1002, 1003]]
-    assert first["advantages"].tolist() == [1.5, 0.25]
-    assert first["names"] == ["1b", "0a"]
-    assert first["num_items_in_batch"] == 7
-    assert second["prompt_ids"].tolist() == [[0, 0, 103, 104, 105]]
-    assert second["names"] == ["0b"]

@@ -32,12 +32,12 @@ from tests.trainer.compact.runs import (
     cases,
 )
 from tests.trainer.process_worker import Float64CompactTrainer, Float64Trainer
-from trl_grpo_ext import GRPOExtConfig, GRPOExtTrainer, Totals
+from trl_grpo_ext import GRPOExtConfig, Totals
 from trl_grpo_ext.credit.chain import HookChain
 from trl_grpo_ext.errors import ConfigurationError
 from trl_grpo_ext.plugins.loading import load_loss_aggregation
 from trl_grpo_ext.trainer import upstream
-from trl_grpo_ext.trainer.batch import BatchKeys, counting_mask
+from trl_grpo_ext.trainer.batch import counting_mask
 from trl_grpo_ext.trainer.compact.packed import Packing
 from trl_grpo_ext.trainer.compact.updates import CompactUpdates, Freedom, _warn_once, freedom_of
 from trl_grpo_ext.trainer.extension import Extension
@@ -90,7 +90,6 @@ class Bench:
             freedom or self.freedom,
             replace(trainer._trl_grpo_ext.facts, accumulation=case.micro_steps, steps_per_generation=case.micro_steps),
             loss_type=trainer.loss_type if self.aggregation is None else None,
-            max_tokens=case.budget if self.freedom.any_count else None,
             packing=self.packings[self.shares],
             policy=lambda: (partial(Float64Trainer._get_per_token_logps_and_entropies, trainer), trainer.model),
             log=trainer._trl_grpo_ext.add_metrics,
@@ -192,7 +191,7 @@ def test_the_same_with_a_forward_hook(bench: Bench, case: Case, name: str, beta:
 
 
 ROWS = [(1, 6, 1.0), (3, 1, 0.0), (2, 2, -1.0), (1, 3, 0.5), (2, 4, 0.0), (2, 1, 2.0)]
-MIXED = Case([Row(p, (True,) * c, (a,) * 6) for p, c, a in ROWS], 3, False, (1, 1), False, None, False)
+MIXED = Case([Row(p, (True,) * c, (a,) * 6) for p, c, a in ROWS], 3, False, (1, 1), False, False)
 LONELY = replace(MIXED, rows=[MIXED.rows[0], *[Row(2, (), (0.0,) * 6)] * 5])
 """One row that runs, for three micro-steps."""
 
@@ -262,7 +261,6 @@ def test_multimodal_batches_run_as_trl_deals_them(bench: Bench, caplog: pytest.L
         with caplog.at_level(logging.WARNING, logger="trl_grpo_ext.trainer.compact.updates"):
             assert trainer._prepare_inputs(None) is dealt[1]
     assert trainer._buffered_inputs is dealt
-    assert not any(BatchKeys.parts in batch for batch in dealt)
     said = [record.getMessage() for record in caplog.records if record.name == "trl_grpo_ext.trainer.compact.updates"]
     assert said == ["compact_updates: multimodal inputs (num_images, pixel_values) run as TRL deals them."]
 
@@ -274,22 +272,10 @@ def test_a_liger_loss_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "overrides", [{"beta": 0.04, "loss_type": "grpo"}, {"entropy_coef": 0.1}, {"loss_aggregation": "token_mean_local"}]
-)
-def test_a_budget_that_cannot_be_exact_is_refused(tiny_model: Path, tmp_path: Path, overrides: dict[str, Any]) -> None:
-    args = arguments(tmp_path, compact_updates="exact", max_tokens_per_micro_batch=100, **overrides)
-    with pytest.raises(ConfigurationError, match="max_tokens_per_micro_batch=100 cannot be exact in this run"):
-        GRPOExtTrainer(str(tiny_model), length_reward, args, train_dataset=prompts(4))
-
-
-@pytest.mark.parametrize(
     ("overrides", "message"),
     [
         ({"compact_updates": "on"}, "compact_updates must be off or exact, got 'on'"),
-        ({"compact_updates": "exact", "max_tokens_per_micro_batch": 2.5}, "must be a number from 1 up, got 2.5"),
-        ({"max_tokens_per_micro_batch": 9}, "max_tokens_per_micro_batch needs compact_updates: exact"),
         ({"share_prompts": True}, "share_prompts needs compact_updates: exact"),
-        ({"share_prompts": True, "compact_updates": "exact", "balance_ranks": True}, "Choose one"),
     ],
 )
 def test_settings_are_checked(tmp_path: Path, overrides: dict[str, Any], message: str) -> None:

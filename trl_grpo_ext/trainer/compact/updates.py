@@ -9,7 +9,6 @@ run.
 | TRL calls | `CompactUpdates` adds |
 | --- | --- |
 | `_prepare_inputs` | the buffered micro-batches, rearranged (`plan`, `rows`) |
-| `compute_loss` | a micro-step of several parts: the gradient of each is accumulated |
 | `_get_per_token_logps_and_entropies` | the old policy's and the reference's forward passes, in order of length too |
 | the same | rows without padding and, with `share_prompts`, each prompt once, in all three passes (`packed`) |
 """
@@ -20,32 +19,19 @@ import functools
 import inspect
 import logging
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
-from accelerate.utils import gather_object
 
-from ...errors import ConfigurationError
 from ...types import implements
 from .. import upstream
 from ..batch import PROMPT_KEYS, BatchKeys, counting_mask, join_batches
 from ..facts import LossSettings, RunFacts
-from .packed import Groups, Lengths, Packing
-from .plan import Plan, Runs, plan_block, plan_in_place
-from .rows import (
-    Layout,
-    deal_rows,
-    exchange_rows,
-    logps_by_length,
-    make_micro_steps,
-    row_lengths_and_kinds,
-    rows_to_plan,
-)
+from .packed import Packing
+from .plan import Plan, plan_block
+from .rows import logps_by_length, make_micro_steps, row_lengths_and_kinds
 
 logger = logging.getLogger(__name__)
 
@@ -131,25 +117,14 @@ class CompactUpdates:
         facts: RunFacts,
         *,
         loss_type: str | None,
-        max_tokens: int | None = None,
-        balance: bool = False,
-        keeps_records: bool = False,
         packing: Packing | None = None,
         policy: Callable[[], tuple[Callable[..., Any], Any]] | None = None,
         log: Callable[[dict[str, float]], None],
     ) -> None:
-        if max_tokens is not None and not freedom.any_count:
-            raise ConfigurationError(
-                f"max_tokens_per_micro_batch={max_tokens} cannot be exact in this run: {'; '.join(freedom.reasons)}. "
-                "Select a loss_aggregation by weights (seq_mean_token_mean is GRPO's), or take the budget out."
-            )
-        if balance:
-            _check_balance(freedom, loss_type, keeps_records)
         for reason in freedom.reasons:
             logger.info("compact_updates: %s.", reason)
         self.freedom, self._facts, self._loss_type = freedom, facts, loss_type
-        self._max_tokens, self._balances, self._log = max_tokens, balance and facts.ranks > 1, log
-        self._packing, self._policy = packing, policy
+        self._packing, self._policy, self._log = packing, policy, log
         self._planned: list[dict[str, Any]] | None = None
 
     # ------------------------------------------------------------------ once per generation batch
@@ -167,36 +142,46 @@ class CompactUpdates:
         return self._planned
 
     def _replan(self, micro_batches: Sequence[dict[str, Any]], precision: torch.dtype) -> list[dict[str, Any]]:
-        freedom, count = self.freedom, len(micro_batches)
+        freedom, count, packing, rank = self.freedom, len(micro_batches), self._packing, self._facts.rank
         # Wherever optimizer windows begin, this many consecutive micro-steps lie in one.
         block = math.gcd(self._facts.accumulation, count) if freedom.sort else 1
         rows = micro_batches[0]["completion_ids"].size(0)
         table_B_3 = torch.cat([row_lengths_and_kinds(batch, freedom.ratios_multiply) for batch in micro_batches])
         if not freedom.trim_left:  # padding that stays in front of a prompt is computed too
             table_B_3[:, 0] = micro_batches[0]["prompt_ids"].size(1)
-        packing = self._packing
+        groups_B_1 = table_B_3[:, :1]
         if packing is not None:
             prompts = join_batches([{key: batch[key] for key in PROMPT_KEYS} for batch in micro_batches])
             groups_B_1 = packing.groups(prompts["prompt_ids"], prompts["prompt_mask"])
-        else:
-            groups_B_1 = table_B_3[:, :1]
         tables_N_4 = self._facts.gather(torch.cat([table_B_3, groups_B_1], dim=1)).cpu().numpy()
         ranks = tables_N_4.reshape(self._facts.ranks, count // block, block * rows, 4)
-        packs = packing is not None and packing.fits(ranks[..., :2].reshape(-1, 2)) and self._packs()
-        layout = Layout(
-            factor=functools.partial(row_factor, self._loss_type),
-            precision=precision,
-            trim_left=freedom.trim_left,
-        )
+        packs = False
+        if packing is not None and packing.fits(ranks[..., :2].reshape(-1, 2)):
+            assert self._policy is not None
+            packs = packing.check(*self._policy())
+        # Rows that must run: never those without live tokens; those without signal only under some losses.
+        least = 2 if freedom.drop else 1 if freedom.any_count else 0
         planned: list[dict[str, Any]] = []
         plans: list[Plan] = []
         for number in range(count // block):
-            steps, table_R_B_4 = micro_batches[number * block : (number + 1) * block], ranks[:, number]
-            lengths_R_B, runs_R_B = table_R_B_4[:, :, :2], _must_run(table_R_B_4[:, :, 2], freedom)
-            groups_R_B = [*table_R_B_4[:, :, 3]] if packs else None
-            made, own = self._plan_block(steps, lengths_R_B, runs_R_B, layout, groups_R_B)
-            if (table_R_B_4[:, :, 2] == 0).all():  # no token counts: log zeros, as TRL does
-                own = [{key: value for key, value in step.items() if key != BatchKeys.idle} for step in own]
+            table_R_B_4 = ranks[:, number]
+            made = plan_block(
+                [(table_B_4[:, :2], table_B_4[:, 2] >= least) for table_B_4 in table_R_B_4],
+                block,
+                rows_per_step=None if freedom.any_count else rows,
+                groups=[*table_R_B_4[:, :, 3]] if packs else None,
+            )
+            own = make_micro_steps(
+                micro_batches[number * block : (number + 1) * block],
+                made[rank],
+                table_R_B_4[rank, :, :2],
+                functools.partial(row_factor, self._loss_type),
+                precision,
+                freedom.trim_left,
+            )
+            if (table_R_B_4[:, :, 2] != 0).any():  # else no token counts: log zeros, as TRL does
+                for step, of_ranks in zip(own, zip(*(plan.steps for plan in made), strict=True), strict=True):
+                    step[BatchKeys.idle] = all(max(rows) < 0 for rows in of_ranks)
             plans += made
             planned += own
         if packs and packing is not None and packing.share and all(plan.live == plan.distinct for plan in plans):
@@ -204,52 +189,14 @@ class CompactUpdates:
         self._log_plan(plans, all_rows=tables_N_4.shape[0])
         return planned
 
-    def _packs(self) -> bool:
-        assert self._packing is not None
-        assert self._policy is not None
-        return self._packing.check(*self._policy())
-
-    def _plan_block(
-        self,
-        steps: Sequence[dict[str, Any]],
-        lengths_R_B: Lengths,
-        runs_R_B: Runs,
-        layout: Layout,
-        groups_R_B: Sequence[Groups] | None,
-    ) -> tuple[list[Plan], list[dict[str, Any]]]:
-        """The plans of all ranks for one block, and this rank's micro-steps."""
-        rank, rows = self._facts.rank, steps[0]["completion_ids"].size(0)
-        if not self.freedom.sort:
-            groups = [None] * len(lengths_R_B) if groups_R_B is None else [*groups_R_B]
-            made = list(map(plan_in_place, lengths_R_B, groups))
-            return made, make_micro_steps(steps, made[rank], lengths_R_B[rank], layout)
-        numbers, blocks = None, list(zip(lengths_R_B, runs_R_B, strict=True))
-        if self._balances:
-            numbers, blocks = rows_to_plan(lengths_R_B, deal_rows(lengths_R_B, runs_R_B))
-            groups_R_B = None if groups_R_B is None else [np.arange(len(lengths)) for lengths, _ in blocks]
-        made = plan_block(
-            blocks,
-            len(steps),
-            rows_per_part=None if self.freedom.any_count else rows,
-            max_tokens=self._max_tokens,
-            groups=groups_R_B,
-        )
-        if numbers is None:
-            return made, _mark_idle(make_micro_steps(steps, made[rank], lengths_R_B[rank], layout), made)
-        kept = exchange_rows(join_batches(steps), numbers[rank], self._facts.gather, gather_object)
-        # The rows' own micro-batches have the same number of rows on every rank.
-        own = make_micro_steps([kept], made[rank], blocks[rank][0], layout, came_from=[steps[0]] * len(numbers[rank]))
-        return made, _mark_idle(own, made)
-
     def _log_plan(self, plans: Sequence[Plan], all_rows: int) -> None:
         live, computed = (sum(getattr(plan, name) for plan in plans) for name in ("live", "computed"))
-        rows = sum(row >= 0 for plan in plans for step in plan.steps for part in step for row in part)
         self._log(
             {
                 "compact/live_tokens": float(live),
                 "compact/computed_tokens": float(computed),
                 "compact/computed_to_live": computed / max(live, 1),
-                "compact/rows_dropped": 1.0 - rows / all_rows,
+                "compact/rows_dropped": sum(plan.dropped for plan in plans) / all_rows,
                 "compact/micro_steps_skipped": float(sum(plan.idle for plan in plans)),
             }
         )
@@ -298,70 +245,9 @@ def row_factor(loss_type: str | None, before: dict[str, Any], part: dict[str, An
     return None if rows == 1.0 else rows
 
 
-def loss_of_parts(compute: Callable[[dict[str, Any]], torch.Tensor], model: Any, inputs: Any, accelerator: Any) -> Any:
-    """The loss of a micro-step, by `compute`; of its parts all but one have run their backward already."""
-    parts = inputs.get(BatchKeys.parts) if isinstance(inputs, dict) else None
-    if not parts:
-        return compute(inputs)
-    others: Any = 0.0
-    for part in parts:
-        with _accumulating(accelerator, model):
-            loss = compute(part)
-            scale = {} if accelerator.distributed_type != "DEEPSPEED" else {"scale_wrt_gas": False}
-            accelerator.backward(loss, **scale)
-        others += loss.detach()
-    return compute({key: value for key, value in inputs.items() if key != BatchKeys.parts}) + others
-
-
-@contextmanager
-def _accumulating(accelerator: Any, model: Any) -> Iterator[None]:
-    """Inside, a backward only adds to the gradients; synchronisation and optimizer steps wait.
-
-    If the whole micro-step only accumulates, the trainer's own `no_sync` is active. Under FSDP2 a nested one would end
-    it, because its `no_sync` resets a switch rather than restoring it, and each micro-step would exchange gradients.
-    With `sync_each_batch`, which keeps FSDP's gradients sharded at all times, every part exchanges.
-    """
-    state = accelerator.gradient_state
-    synced, always = state.sync_gradients, state.plugin_kwargs.get("sync_each_batch", False)
-    left_alone = always or not (synced or accelerator.distributed_type == "DEEPSPEED")  # which has none around it
-    state._set_sync_gradients(False)
-    try:
-        with nullcontext() if left_alone else accelerator.no_sync(model):
-            yield
-    finally:
-        state._set_sync_gradients(synced)
-
-
-def _check_balance(freedom: Freedom, loss_type: str | None, keeps_records: bool) -> None:
-    reasons = list(freedom.reasons) if not (freedom.any_count and freedom.trim_left) else []
-    if loss_type in upstream.LOCAL_TOKEN_MEAN:
-        reasons.append(f"{loss_type} is a mean over the tokens of each rank's micro-batch")
-    if keeps_records:
-        reasons.append("token_records are kept on the rank that generated a row")
-    if reasons:
-        raise ConfigurationError(
-            f"balance_ranks moves rows to other ranks, which cannot be done in this run: {'; '.join(reasons)}. "
-            "Remove it, or what conflicts with it."
-        )
-
-
 _LOGPS_ARGUMENTS = ("input_ids", "attention_mask", "logits_to_keep", "batch_size", "compute_entropy")
 
 
 @functools.cache
 def _warn_once(reason: str) -> None:
     logger.warning("compact_updates: %s.", reason)
-
-
-def _mark_idle(steps: list[dict[str, Any]], plans: Sequence[Plan]) -> list[dict[str, Any]]:
-    """Mark micro-steps with only placeholders on all ranks; they log nothing."""
-    for step, of_ranks in zip(steps, zip(*(plan.steps for plan in plans), strict=True), strict=True):
-        step[BatchKeys.idle] = all(row < 0 for parts in of_ranks for part in parts for row in part)
-    return steps
-
-
-def _must_run(kind_B: npt.NDArray[np.int64], freedom: Freedom) -> Runs:
-    """Rows that must run: never those without live tokens; those without signal only under some losses."""
-    least = 2 if freedom.drop else 1 if freedom.any_count else 0
-    runs_B: Runs = kind_B >= least
-    return runs_B
