@@ -91,17 +91,15 @@ def test_rounds_kept_groups_and_metrics(tiny_model: Path, tmp_path: Path) -> Non
     assert [log["epoch"] for log in logs] == [0.25, 0.5, 0.75, 1.0]  # as without
 
 
-def test_what_is_missing_is_masked_or_counted_as_sampled(tiny_model: Path, tmp_path: Path) -> None:
-    for counts in (False, True):
-        chosen = {**SIGNAL, "max_rounds": 2, "count_dropped": counts}
-        done = run(tiny_model, tmp_path / str(counts), letters="acd", resample=chosen, max_steps=2)
-        # 1: ab, cd: only b is kept, and a of the first round fills up. 2: ef.
-        assert [trained_on(done.trainer, step) for step in range(2)] == ["ab", "ef"]
-        live = [int((batch["completion_mask"].sum(1) > 0).sum()) for batch in done.trainer.seen]
-        assert live == [8 if counts else 4, 8]
-        first, second = groups_logged(done)
-        assert (first["kept"], first["rounds"], first["dropped/equal_rewards"]) == (0.5, 2, 3)
-        assert (second["kept"], second["rounds"], second["dropped/equal_rewards"]) == (1, 1, 0)
+def test_what_is_missing_is_masked(tiny_model: Path, tmp_path: Path) -> None:
+    chosen = {**SIGNAL, "max_rounds": 2}
+    done = run(tiny_model, tmp_path, letters="acd", resample=chosen, max_steps=2)
+    # 1: ab, cd: only b is kept, and a of the first round fills up. 2: ef.
+    assert [trained_on(done.trainer, step) for step in range(2)] == ["ab", "ef"]
+    assert [int((batch["completion_mask"].sum(1) > 0).sum()) for batch in done.trainer.seen] == [4, 8]
+    first, second = groups_logged(done)
+    assert (first["kept"], first["rounds"], first["dropped/equal_rewards"]) == (0.5, 2, 3)
+    assert (second["kept"], second["rounds"], second["dropped/equal_rewards"]) == (1, 1, 0)
 
 
 DENOMINATORS: dict[str, dict[str, Any]] = {
@@ -122,10 +120,6 @@ def test_a_batch_that_is_not_full_has_the_denominators_of_what_is_trained_on(
     assert groups_logged(filled)[0]["kept"] == 0.5
     wanted = by_hand(tiny_model, tmp_path / "hand", "b", per_device_train_batch_size=4, **settings)
     assert relative_gap(weights_of(filled.trainer), weights_of(wanted)) < 1e-12
-    counted = run(
-        tiny_model, tmp_path / "counted", "acdefgh", max_steps=1, **settings, resample={**SIGNAL, "count_dropped": True}
-    )
-    assert relative_gap(weights_of(counted.trainer), weights_of(wanted)) > 1e-5
 
 
 @pytest.mark.parametrize("loss_type", ["dapo", "grpo"])
@@ -213,7 +207,7 @@ def test_a_hook_of_the_whole_batch_sees_the_one_that_is_trained_on(tiny_model: P
     assert relative_gap(weights_of(filled.trainer), weights_of(wanted)) < 1e-13
 
 
-def test_hooks_records_and_the_table_see_each_completion_once(tiny_model: Path, tmp_path: Path) -> None:
+def test_hooks_see_what_is_trained_on_and_the_table_each_completion_once(tiny_model: Path, tmp_path: Path) -> None:
     class Counting:
         role, per_group = "transform", True
 
@@ -238,8 +232,9 @@ def test_hooks_records_and_the_table_see_each_completion_once(tiny_model: Path, 
             max_steps=4 if resample == "signal" else 3,
             log_completions=True,
         )
-        # With `signal` the hook runs on what is sampled, else on what is trained on.
-        assert [row[0] for row in hook.rows[::4]] == [*rows]
+        # With `signal` the hook runs on what is sampled too: ab, cd, then on what is trained on: bc, ...
+        seen = [row[0] for row in hook.rows[::4]]
+        assert seen == [*("abcdbcefefghghabcdbc" if resample == "signal" else rows)]
         table = list(done.trainer._logs["prompt"])  # as many rows as a generation batch has: the newest
         sampled = rows if resample == "signal" else "abcdef"
         assert [prompt[0] for prompt in table[::4]] == [*sampled[-2:]]
@@ -445,7 +440,6 @@ def test_a_shaper_of_groups_is_exact(tiny_model: Path, tmp_path: Path) -> None:
         ({}, "does not say which groups to keep"),
         ({"filter": "signal", "rounds": 3}, "resample has no 'rounds'"),
         ({"filter": "signal", "max_rounds": 0}, "max_rounds must be a whole number, 1 or more, got 0"),
-        ({"filter": "signal", "count_dropped": "yes"}, "count_dropped must be true or false, got 'yes'"),
         ({"filter": "sgnal"}, "Did you mean 'signal'"),
         ({"filter": "centred"}, "is an advantage hook, not a group filter"),
         ("{filter: ", "resample is not YAML"),
@@ -457,11 +451,11 @@ def test_settings_that_cannot_be_read(tmp_path: Path, value: Any, message: str) 
 
 
 def test_the_setting_in_all_its_spellings(tmp_path: Path) -> None:
-    whole = {"filter": "signal", "max_rounds": 4, "count_dropped": False}
+    whole = {"filter": "signal", "max_rounds": 4}
     for value in ("signal", "{filter: signal}", {"filter": "signal"}, whole):
         assert arguments(tmp_path, resample=value).resample == whole
     assert arguments(tmp_path, resample="none").resample is None
-    bounded = {"filter": {"name": "accuracy_between", "low": 0.2}, "max_rounds": 2, "count_dropped": True}
+    bounded = {"filter": {"name": "accuracy_between", "low": 0.2}, "max_rounds": 2}
     config = arguments(tmp_path, resample=json.dumps(bounded))
     assert config.resample == bounded
     assert json.loads(json.dumps(config.to_dict()["resample"])) == bounded

@@ -38,10 +38,9 @@ class GRPOExtConfig(GRPOConfig):
             mapping may hold `preserve_sign` and `preserve_sum`.
         loss_aggregation: One loss aggregation. None leaves TRL's own reduction (`loss_type`) in place. A mapping may
             hold `skip_zero_variance`, which excludes groups without signal from an aggregation by weights.
-        resample: Which groups to train on: a group filter, or a mapping of `filter`, `max_rounds` (4 by default) and
-            `count_dropped` (false). Other groups are replaced by groups of further prompts, until the generation batch
-            is full or the rounds are used up; what is missing then is masked, or with `count_dropped` trained on as
-            sampled (see `trl_grpo_ext.trainer.resampling`).
+        resample: Which groups to train on: a group filter, or a mapping of `filter` and `max_rounds` (4 by default).
+            Other groups are replaced by groups of further prompts, until the generation batch is full or the rounds are
+            used up; what is missing then is masked (see `trl_grpo_ext.trainer.resampling`).
         reward_timeout: Wall-clock seconds that all reward functions together may take for one generation batch on each
             rank. It ends a hang before the waiting ranks time out, by an error on all ranks that names the reward. None
             means no limit in one process and 80 % of `ddp_timeout` in several.
@@ -86,7 +85,7 @@ class GRPOExtConfig(GRPOConfig):
         default=None,
         metadata=_help(
             "Resample until a group filter has kept enough groups to fill the batch: the filter's name, or "
-            "'{filter: signal, max_rounds: 4, count_dropped: false}'."
+            "'{filter: signal, max_rounds: 4}'."
         ),
     )
     reward_timeout: float | None = field(

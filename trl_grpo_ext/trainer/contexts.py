@@ -17,7 +17,7 @@ from ..credit.alignment import token_offsets
 from ..credit.groups import group_mean, weighted_rewards
 from ..credit.turns import place_spans, read_turns, scores_turns, turn_values
 from ..errors import ConfigurationError, UpstreamError
-from ..types import Forward, Rollout, Span, StepTotals, Totals, Turn, TurnSpan, turn_numbers
+from ..types import NEEDS, Forward, Rollout, Span, StepTotals, Totals, Turn, TurnSpan, turn_numbers
 from .batch import BatchKeys, counting_mask
 from .facts import Progress, RunFacts
 from .logps import Scores
@@ -69,6 +69,16 @@ class ScoredBatch:
         for row, mask in enumerate(self.tool_masks):
             written_B_T[row, : len(mask)] = torch.tensor(mask, dtype=torch.bool)
         return written_B_T.to(is_token_B_T.device)
+
+
+@dataclass(frozen=True)
+class SampledBatch:
+    """A generation batch of this rank, before the rollout hooks."""
+
+    batch: dict[str, Any]  # TRL's, with `BatchKeys.row_id`
+    scored: ScoredBatch
+    scores: Scores
+    rollout: Rollout
 
 
 @dataclass
@@ -225,11 +235,11 @@ def make_rollout(
             micro_batches=progress.steps_per_generation,
             optimizer_steps=progress.steps_per_generation / facts.accumulation if progress.training else 1.0,
         ),
-        old_logps_B_T=batch.get("old_per_token_logps", scores.old_B_T),
-        old_entropies_B_T=scores.old_entropies_B_T,
-        ref_logps_B_T=batch.get("ref_per_token_logps", scores.ref_B_T),
+        old_logps_B_T=batch.get("old_per_token_logps", scores.get("old_logps")),
+        old_entropies_B_T=scores.get("old_entropies"),
+        ref_logps_B_T=batch.get("ref_per_token_logps", scores.get("ref_logps")),
         sampling_logps_B_T=batch.get("sampling_per_token_logps"),
-        teacher_logps_B_T=scores.teachers,
+        teacher_logps_B_T={name: logps_B_T for name, logps_B_T in scores.items() if name not in NEEDS},
         step=progress.step,
         training=progress.training,
         tokenizer=facts.tokenizer,
@@ -255,7 +265,7 @@ def _check_rows(facts: RunFacts, batch: dict[str, Any], scored: ScoredBatch) -> 
 
 
 def row_entries(
-    rollout: Rollout, zero_variance_N: torch.Tensor, allowed_signs_B_T: torch.Tensor | None, row_ids_B: torch.Tensor
+    rollout: Rollout, zero_variance_N: torch.Tensor, allowed_signs_B_T: torch.Tensor | None
 ) -> dict[str, torch.Tensor]:
     """What each row needs at its loss forward, by the names of `BatchKeys`; `zero_variance_N` is that of all ranks."""
     entries = {
@@ -263,7 +273,6 @@ def row_entries(
         BatchKeys.raw_reward: rollout.raw_rewards_B,
         BatchKeys.baseline: rollout.group_baselines_B,
         BatchKeys.zero_variance: zero_variance_N[rollout.local_rows],
-        BatchKeys.row_id: row_ids_B,
     }
     return entries if allowed_signs_B_T is None else {**entries, BatchKeys.allowed_signs: allowed_signs_B_T}
 

@@ -38,13 +38,22 @@ from ..records.manifest import Manifest
 from ..records.prompt_rates import PromptRates, read_prompt_weights, shares_of, solved_groups
 from ..records.settings import write_settings
 from ..records.token_records import TokenRecorder
-from ..types import Totals
+from ..types import Rollout, Totals
 from . import upstream
 from .batch import BatchKeys, whole_rows
 from .compact.packed import packing_of
 from .compact.updates import CompactUpdates, freedom_of
 from .config import OurSettings
-from .contexts import Sampling, ScoredBatch, loss_mask, make_forward, make_rollout, row_entries, step_totals
+from .contexts import (
+    SampledBatch,
+    Sampling,
+    ScoredBatch,
+    loss_mask,
+    make_forward,
+    make_rollout,
+    row_entries,
+    step_totals,
+)
 from .facts import LossSettings, Progress
 from .hook_states import states_of
 from .live.bars import bars_wanted, generation_bar, with_bar
@@ -56,7 +65,7 @@ from .pass_at_k import columns_of, pass_at_k_of
 from .phase_times import PhaseClock
 from .plugin_records import PluginRecords
 from .reaggregation import LossForward, Reaggregation, trl_weights
-from .resampling import Prompts, Resampling, SampledBatch, read_resample, refuse_inexact
+from .resampling import Prompts, Resampling, read_resample, refuse_inexact
 from .self_check import SelfCheck
 from .shaping import Shaping
 
@@ -439,7 +448,7 @@ class Extension:
         self.add_metrics({"raw_reward": float(known_N.mean()), "raw_reward_std": float(known_N.std())})
         return scored.rewards_N_K
 
-    def _rollout(self, progress: Progress, batch: dict[str, Any], scored: ScoredBatch, scores: Scores) -> Any:
+    def _rollout(self, progress: Progress, batch: dict[str, Any], scored: ScoredBatch, scores: Scores) -> Rollout:
         weights_K = self._trainer.reward_weights
         return make_rollout(self.facts, progress, batch, scored, scores, weights_K, self.agreement.gather)
 
@@ -474,9 +483,9 @@ class Extension:
         if refill is None or not progress.training:
             return self._finish_batch(self._sample(inherited, inputs, progress), progress)
 
-        def one_round(rows: list[Any]) -> SampledBatch:
+        def one_round(rows: list[Any]) -> tuple[SampledBatch, Rollout]:
             sampled = self._sample(inherited, rows, progress)
-            return self._apply_rollout_hooks(sampled) if refill.reads_advantages else sampled
+            return sampled, self._apply_rollout_hooks(sampled)[0] if refill.reads_advantages else sampled.rollout
 
         filled, metrics = refill.fill(one_round, progress, self._trainer.reward_weights)
         self.add_metrics(metrics)
@@ -514,31 +523,31 @@ class Extension:
             if self._changes_advantages or any(one is not None for one in selected):
                 self._zero_rounding(batch, scored)
         numbers_N = torch.arange(rollout.totals.sequences, device=rollout.mask_B_T.device)
-        row_ids_B = self.row_count + numbers_N[rollout.local_rows]
+        batch[BatchKeys.row_id] = self.row_count + numbers_N[rollout.local_rows]
         self.row_count += rollout.totals.sequences
-        return SampledBatch(batch, scored, scores, rollout, row_ids_B)
+        return SampledBatch(batch, scored, scores, rollout)
 
-    def _apply_rollout_hooks(self, sampled: SampledBatch) -> SampledBatch:
+    def _apply_rollout_hooks(self, sampled: SampledBatch) -> tuple[Rollout, list[Change], torch.Tensor | None]:
+        """The rollout with the advantages, what each hook did, and the signs that its masks allow."""
         with self.agreement.section():
             advantages_B_T, changes = self.chain.on_rollout(sampled.batch["advantages"], sampled.rollout)
         with self.agreement.section():  # another, which gathers: so that a hook that gathers on one rank is found out
             allowed_signs_B_T = self.chain.allowed_signs(sampled.rollout)
             uninformative_B = self.chain.uninformative(sampled.rollout)
         rollout = replace(sampled.rollout, advantages_B_T=advantages_B_T, uninformative_B=uninformative_B)
-        return replace(sampled, rollout=rollout, changes=changes, allowed_signs_B_T=allowed_signs_B_T)
+        return rollout, changes, allowed_signs_B_T
 
     def _finish_batch(self, sampled: SampledBatch, progress: Progress) -> dict[str, Any]:
         """Finish the batch to train on: hooks, the aggregation's weights, entries of rows, records, metrics."""
-        sampled = self._apply_rollout_hooks(sampled) if sampled.changes is None else sampled
-        batch, rollout, changes = sampled.batch, sampled.rollout, sampled.changes or []
-        advantages_B_T = rollout.advantages_B_T
+        rollout, changes, allowed_signs_B_T = self._apply_rollout_hooks(sampled)
+        batch, advantages_B_T = sampled.batch, rollout.advantages_B_T
         assert advantages_B_T is not None
         if self.reaggregation is not None and self.reaggregation.by_weights:
             with self.agreement.section():
                 batch[BatchKeys.weights] = flow.token_weights(self.reaggregation.aggregation, rollout)
         signal_N_C = self.facts.gather(signal_table(rollout))
         self._warn(self.chain.overruled(signal_N_C))
-        batch.update(row_entries(rollout, zero_variance_of(signal_N_C), sampled.allowed_signs_B_T, sampled.row_ids_B))
+        batch.update(row_entries(rollout, zero_variance_of(signal_N_C), allowed_signs_B_T))
         if self._recorder is not None and progress.training:
             at_first_B_T = flow.expand_advantages(batch["advantages"], rollout.mask_B_T)
             stages = [("trl", at_first_B_T), *((change.name, change.after_B_T) for change in changes)]

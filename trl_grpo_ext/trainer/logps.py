@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -21,15 +21,8 @@ from ..errors import ConfigurationError, is_out_of_memory
 from ..types import NEEDS, POLICY, REFERENCE, implements, split_teacher
 from .batch import whole_rows
 
-
-@dataclass(frozen=True)
-class Scores:
-    """What TRL has not computed for one generation batch, `(B, T)`; None or empty if no hook needs it."""
-
-    old_B_T: torch.Tensor | None = None
-    old_entropies_B_T: torch.Tensor | None = None
-    ref_B_T: torch.Tensor | None = None
-    teachers: Mapping[str, torch.Tensor] = field(default_factory=dict)
+Scores = dict[str, torch.Tensor]
+"""What hooks need and TRL has not computed for one generation batch, `(B, T)`, by need or by name of a teacher."""
 
 
 @dataclass(frozen=True)
@@ -93,17 +86,15 @@ class Scorer:
 
     def scores(self, batch: dict[str, Any], prompted: Mapping[str, dict[str, Any]], rows_at_once: int) -> Scores:
         """Score one generation batch. All ranks call it, since sharded models need all of them."""
-        old_B_T = old_entropies_B_T = ref_B_T = None
-        missing = self.missing(batch)
+        missing, found = self.missing(batch), Scores()
         with_entropies = "old_entropies" in missing
         if with_entropies or "old_logps" in missing:
-            old_B_T, old_entropies_B_T = self._models.policy_pass(batch, rows_at_once, with_entropies)
+            found["old_logps"], entropies_B_T = self._models.policy_pass(batch, rows_at_once, with_entropies)
+            if entropies_B_T is not None:
+                found["old_entropies"] = entropies_B_T
         if "ref_logps" in missing:
-            assert self._models.as_reference is not None  # checked at construction
-            with self._models.as_reference():
-                ref_B_T, _ = self._models.policy_pass(batch, rows_at_once, False)
-        teachers = {name: self._teacher_logps(name, batch, prompted, rows_at_once) for name in self._teachers}
-        return Scores(old_B_T, old_entropies_B_T, ref_B_T, teachers)
+            found["ref_logps"] = self._teacher_logps(REFERENCE, batch, prompted, rows_at_once)
+        return found | {name: self._teacher_logps(name, batch, prompted, rows_at_once) for name in self._teachers}
 
     def _teacher_logps(
         self, name: str, batch: dict[str, Any], prompted: Mapping[str, dict[str, Any]], rows_at_once: int

@@ -9,13 +9,13 @@ each completion once, when it is sampled. What is trained on is put together aft
 
 - A batch takes what it needs; groups kept beyond it are dropped and counted as surplus.
 - TRL's batches have a fixed size. A batch that is not full after `max_rounds` is filled up with dropped groups of its
-  rounds, whose tokens are masked: they are in no loss and no denominator. `count_dropped: true` trains on them instead.
+  rounds, whose tokens are masked: they are in no loss and no denominator.
 - Prompts come in the order of TRL's sampler. Each pass has every prompt once, also those that TRL leaves out where the
   data is no multiple of a batch; no batch has two groups of one prompt. An epoch is as many updates as without
   `resample`, and the data is passed faster.
-- Hooks run on the batch that is trained on, once. Where the filter reads advantages they have to run before, in each
-  round, which is the same only if each of them looks at every group by itself (`per_group`). Shapers always run in the
-  round. What cannot be exact is refused when the trainer is constructed.
+- Hooks run on the batch that is trained on. Where the filter reads advantages they run in each round too, which gives
+  the same only if each of them looks at every group by itself (`per_group`). Shapers always run in the round. What
+  cannot be exact is refused when the trainer is constructed.
 - A checkpoint has the number of rounds drawn (`STATE_FILE`). One inside a generation batch lacks that batch, which TRL
   would sample again from other weights: it cannot be resumed from, and `save_steps` that would write one are refused.
 """
@@ -26,25 +26,23 @@ import json
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate.utils import gather_object
 
-from ..credit.chain import Change
 from ..credit.flow import group_verdicts, plugin_label, verdicts_by_group
 from ..credit.turns import scores_turns
 from ..errors import ConfigurationError
 from ..guard.agreement import Agreement
-from ..guard.parameters import checked_flag, checked_whole
+from ..guard.parameters import checked_whole
 from ..types import Rollout, implements, role_of
 from . import upstream
 from .batch import PROMPT_KEYS, BatchKeys, counting_mask
-from .contexts import ScoredBatch, make_rollout
+from .contexts import SampledBatch, ScoredBatch, make_rollout
 from .facts import Progress, RunFacts
-from .logps import Scores
 
 STATE_FILE = "trl_grpo_ext_resample.json"
 """In a checkpoint: how many rounds were drawn, and whether it is inside a generation batch."""
@@ -56,8 +54,8 @@ _PAD: Mapping[str, float] = {
 }
 """Padding values of TRL's batch, where not 0."""
 
-_SHAPED = ("rewards_B", "raw_rewards_B", "group_baselines_B", "token_rewards_B_T", "uninformative_B")
-"""Entries of a rollout that shapers or the chain make, kept so that these need not run again."""
+_SHAPED = ("rewards_B", "raw_rewards_B", "group_baselines_B", "token_rewards_B_T")
+"""Entries of a rollout that shapers make, kept so that these need not run again."""
 
 
 @dataclass(frozen=True)
@@ -66,37 +64,22 @@ class ResampleSettings:
 
     filter: Any  # A selection of a group filter, or one
     max_rounds: int = 4  # most generations for one batch
-    count_dropped: bool = False  # whether dropped groups that fill up a batch are trained on, as they were sampled
 
 
 def read_resample(value: Any) -> ResampleSettings | None:
-    """Read the setting: None, a filter's name, or a mapping of `filter`, `max_rounds` and `count_dropped`."""
+    """Read the setting: None, a filter's name, or a mapping of `filter` and `max_rounds`."""
     if value is None:
         return None
     if isinstance(value, str):
         value = {"filter": value}
-    how = "Write a filter's name, or {filter: signal, max_rounds: 4, count_dropped: false}."
+    how = "Write a filter's name, or {filter: signal, max_rounds: 4}."
     if not isinstance(value, Mapping) or value.get("filter") is None:
         raise ConfigurationError(f"resample: {value!r} does not say which groups to keep. {how}")
     if unknown := [key for key in value if key not in ResampleSettings.__dataclass_fields__]:
         raise ConfigurationError(f"resample has no {unknown[0]!r}. {how}")
     settings = ResampleSettings(**value)
     checked_whole("resample: max_rounds", settings.max_rounds, lowest=1)
-    checked_flag("resample: count_dropped", settings.count_dropped)
     return settings
-
-
-@dataclass(frozen=True)
-class SampledBatch:
-    """A generation batch of this rank, from TRL's batch to the output of the rollout hooks."""
-
-    batch: dict[str, Any]  # TRL's
-    scored: ScoredBatch  # what `_calculate_rewards` saw of it
-    scores: Scores  # log-probabilities that hooks need
-    rollout: Rollout  # with the advantages, once the hooks have run
-    row_ids_B: torch.Tensor  # running numbers of the completions in TRL's table
-    changes: list[Change] | None = None  # what each hook did; None before they have run
-    allowed_signs_B_T: torch.Tensor | None = None  # of `HookChain.allowed_signs`
 
 
 @dataclass(frozen=True)
@@ -113,15 +96,6 @@ class SampledRow:
 
 
 Group = list[SampledRow]
-
-
-@dataclass
-class Counts:
-    """Counts of groups on the way to one batch."""
-
-    rounds: int = 0
-    drawn: int = 0
-    dropped: Counter[str] = field(default_factory=Counter)
 
 
 class Prompts:
@@ -194,32 +168,51 @@ class Resampling:
     # ------------------------------------------------------------------ once per generation batch
 
     def fill(
-        self, sample: Callable[[list[Any]], SampledBatch], progress: Progress, reward_weights_K: torch.Tensor
+        self,
+        sample: Callable[[list[Any]], tuple[SampledBatch, Rollout]],
+        progress: Progress,
+        reward_weights_K: torch.Tensor,
     ) -> tuple[SampledBatch, dict[str, float]]:
-        """Sample rounds until the batch is full; this rank's rows of it, and metrics."""
+        """Sample rounds until the batch is full; this rank's rows of it, and metrics.
+
+        `sample` returns a round, and the rollout that the filter sees of it.
+        """
         kept, others = dict[int, Group](), dict[int, Group]()
-        counts, wanted = Counts(), 0
-        while not counts.rounds or (len(kept) < wanted and counts.rounds < self.settings.max_rounds):
+        dropped, rounds, wanted = Counter[str](), 0, 0
+        while not rounds or (len(kept) < wanted and rounds < self.settings.max_rounds):
             with self._agreement.section():
                 prompts, rows = self.prompts.draw()
-            sampled = sample(rows)
+            sampled, seen = sample(rows)
             _refuse_images(sampled.batch)
             with self._agreement.section():
-                seen = sampled.rollout if self.reads_advantages else replace(sampled.rollout, advantages_B_T=None)
+                seen = seen if self.reads_advantages else replace(seen, advantages_B_T=None)
                 verdicts = group_verdicts(self.filter, seen)
-            wanted = len(prompts)
-            counts.rounds += 1
-            counts.drawn += wanted
+            rounds, wanted = rounds + 1, len(prompts)
             for prompt, (group, verdict) in zip(prompts, self._groups(sampled, verdicts), strict=True):
                 if verdict is True and prompt not in kept:
                     kept[prompt] = group
                     continue
                 others.setdefault(prompt, group)
-                counts.dropped["prompt already in batch" if verdict is True else verdict or "dropped"] += 1
-        self._warn_if_none_kept(counts, len(kept))
+                dropped["prompt already in batch" if verdict is True else verdict or "dropped"] += 1
+        if not kept and self._facts.rank == 0:
+            why = ", ".join(f"{reason} ({number})" for reason, number in dropped.most_common())
+            warnings.warn(
+                f"resample: the filter {plugin_label(self.filter)!r} kept none of {rounds * wanted} groups in {rounds} "
+                f"rounds: {why}. If this persists, look at the completions (log_completions), or change the data "
+                "(prompt_weights), num_generations, the temperature or the filter.",
+                stacklevel=2,
+            )
         chosen = [*kept.values(), *(group for prompt, group in others.items() if prompt not in kept)][:wanted]
-        counted = wanted if self.settings.count_dropped else min(len(kept), wanted)
-        metrics = self._count_metrics(counts, wanted, len(kept))
+        counted = min(len(kept), wanted)
+        self._reasons |= dropped.keys()  # once seen, a reason is logged even when it is 0
+        metrics = {
+            "groups/kept": counted / wanted,
+            "groups/rounds": float(rounds),
+            "groups/prompts_used": float(rounds * wanted),
+            "groups/surplus": float(len(kept) - counted),
+            "groups/data_passes": self.prompts.passes,
+            **{f"groups/dropped/{why.replace(' ', '_')}": float(dropped[why]) for why in sorted(self._reasons)},
+        }
         return self._join(chosen, counted, sampled, progress, reward_weights_K), metrics
 
     def _groups(self, sampled: SampledBatch, verdicts: Sequence[bool | str]) -> list[tuple[Group, bool | str]]:
@@ -231,28 +224,6 @@ class Resampling:
         by_group = verdicts_by_group(self.filter, verdicts, [row // size for row in range(len(rows))])
         groups = [rows[start : start + size] for start in range(0, len(rows), size)]
         return list(zip(groups, by_group.values(), strict=True))
-
-    def _warn_if_none_kept(self, counts: Counts, kept: int) -> None:
-        if kept or self._facts.rank:
-            return
-        why = ", ".join(f"{reason} ({number})" for reason, number in counts.dropped.most_common())
-        warnings.warn(
-            f"resample: the filter {plugin_label(self.filter)!r} kept none of {counts.drawn} groups in {counts.rounds} "
-            f"rounds: {why}. If this persists, look at the completions (log_completions), or change the data "
-            "(prompt_weights), num_generations, the temperature or the filter.",
-            stacklevel=2,
-        )
-
-    def _count_metrics(self, counts: Counts, wanted: int, kept: int) -> dict[str, float]:
-        self._reasons |= counts.dropped.keys()  # once seen, a reason is logged even when it is 0
-        return {
-            "groups/kept": min(kept, wanted) / wanted,
-            "groups/rounds": float(counts.rounds),
-            "groups/prompts_used": float(counts.drawn),
-            "groups/surplus": float(max(kept - wanted, 0)),
-            "groups/data_passes": self.prompts.passes,
-            **{f"groups/dropped/{why.replace(' ', '_')}": float(counts.dropped[why]) for why in sorted(self._reasons)},
-        }
 
     # ------------------------------------------------------------------ rows put together
 
@@ -289,7 +260,7 @@ class Resampling:
         if self._loss_counts_rows and 0 < counted < len(groups):
             batch[BatchKeys.loss_factor] = torch.tensor(len(groups) / counted, device=self._facts.device)
         scored = self._join_scored(rows, everybody)
-        scores = replace(like.scores, **self._columns(rows, "scores"), teachers=self._columns(rows, "teachers"))
+        scores = self._columns(rows, "scores")
         with self._agreement.section():
             raw = replace(scored, rewards_N_K=scored.rewards_N_K[:, : len(reward_weights_K)])
             gather = self._agreement.gather
@@ -302,16 +273,7 @@ class Resampling:
             totals=replace(rollout.totals, sequences=trained, prompts=counted),
             **self._columns(rows, "rollout"),
         )
-        joined = SampledBatch(batch, scored, scores, rollout, self._column(rows, "row", "id"))
-        if like.changes is None:
-            return joined
-        changes = [
-            Change(change.name, self._column(rows, "before", str(n)), self._column(rows, "after", str(n)))
-            for n, change in enumerate(like.changes)
-        ]
-        rollout = replace(rollout, advantages_B_T=self._column(rows, "row", "advantages"))
-        held = None if like.allowed_signs_B_T is None else self._column(rows, "row", "allowed_signs")
-        return replace(joined, rollout=rollout, changes=changes, allowed_signs_B_T=held)
+        return SampledBatch(batch, scored, scores, rollout)
 
     def _join_scored(self, rows: Sequence[SampledRow], everybody: Sequence[SampledRow]) -> ScoredBatch:
         def beside_scores(what: str, silent: Callable[[SampledRow, str], Any]) -> dict[str, list[Any]]:
@@ -373,18 +335,13 @@ def _by_row(value: Any) -> bool:
 
 def _rows_of_batch(sampled: SampledBatch) -> list[SampledRow]:
     """The rows of a batch, each with all its data."""
-    scored, rollout, scores = sampled.scored, sampled.rollout, sampled.scores
+    scored, rollout = sampled.scored, sampled.rollout
     sources: dict[str, dict[str, Any]] = {
         "batch": sampled.batch,
         "rollout": {name: getattr(rollout, name) for name in _SHAPED},
-        "scores": vars(scores),
-        "teachers": dict(scores.teachers),
-        "row": {"rewards": scored.rewards_N_K[rollout.local_rows], "id": sampled.row_ids_B},
+        "scores": sampled.scores,
+        "row": {"rewards": scored.rewards_N_K[rollout.local_rows]},
     }
-    if sampled.changes is not None:
-        sources["row"] |= {"advantages": rollout.advantages_B_T, "allowed_signs": sampled.allowed_signs_B_T}
-        sources["before"] = {str(number): change.before_B_T for number, change in enumerate(sampled.changes)}
-        sources["after"] = {str(number): change.after_B_T for number, change in enumerate(sampled.changes)}
     columns = {
         (source, name): value.detach().cpu()
         for source, values in sources.items()

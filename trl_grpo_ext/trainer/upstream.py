@@ -305,18 +305,14 @@ class TrainingData:
     Attributes:
         rows: Rows by index.
         collate: Makes the input of TRL's methods from rows.
-        sampler: A new sampler, of indices for all ranks: each generation batch `repeats` times, one after the other.
-        batches: Generation batches of one pass.
+        sampler: A new sampler, of indices for all ranks.
         batch_size: Indices of one generation batch, over all ranks.
-        repeats: Repetitions of each, one for every step that uses it.
     """
 
     rows: Any
     collate: Callable[[list[Any]], Any]
     sampler: Callable[[], Any]
-    batches: int
     batch_size: int
-    repeats: int
 
 
 def refuse_stream(dataset: Any) -> None:
@@ -333,11 +329,10 @@ def training_data_of(trainer: Any) -> TrainingData:
     args, rows = trainer.args, trainer._remove_unused_columns(trainer.train_dataset, "training")
     sampler = partial(trainer._get_train_sampler, rows)
     batch_size, repeats = int(args.generation_batch_size), int(args.num_iterations) * int(args.steps_per_generation)
-    batches = len(sampler()) // (batch_size * repeats)
-    if batches < 1:
+    if len(sampler()) < batch_size * repeats:
         prompts = batch_size // int(args.num_generations)
         raise ConfigurationError(f"A generation batch has {prompts} prompts, but train_dataset has fewer. Add some.")
-    return TrainingData(rows, trainer.data_collator, sampler, batches, batch_size, repeats)
+    return TrainingData(rows, trainer.data_collator, sampler, batch_size)
 
 
 def batches_done(trainer: Any, checkpoint: str) -> int:
