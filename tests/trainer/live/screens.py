@@ -38,16 +38,11 @@ def printed(
     *,
     every: int = 1,
     screen: Screen | None = None,
-    width: int | None = None,
     steps: int = 8,
 ) -> str:
-    """What a summary prints of these logs, by step; `width` stands in COLUMNS."""
+    """What a summary prints of these logs, by step."""
     screen = screen or Screen()
     monkeypatch.setattr(sys, "stdout", screen)
-    monkeypatch.delenv("COLUMNS", raising=False)
-    if width is not None:
-        monkeypatch.setenv("COLUMNS", str(width))
-    monkeypatch.setenv("TERM", "xterm-256color")
     summary = ConsoleSummary(every)
     summary.on_train_begin(None, state(0, steps), None)
     for step, log in logs:

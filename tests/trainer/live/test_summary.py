@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import re
 import sys
 from pathlib import Path
@@ -13,10 +12,8 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from rich.cells import cell_len
 from transformers import PrinterCallback, ProgressCallback, TrainerState
 
-from tests.cli.terminal import without_escapes
 from tests.support import train
 from tests.trainer.live.screens import Screen, columns, printed, state
 from trl_grpo_ext.errors import ConfigurationError
@@ -50,9 +47,9 @@ def test_what_is_shown_of_a_log() -> None:
 def test_arrows_say_what_can_be_seen() -> None:
     def of(value: float, before: float | None) -> str:
         (cell,) = metric_cells({"reward": value})
-        return arrow(cell, {} if before is None else {"reward": before}, ("U", "D", "S"))
+        return arrow(cell, {} if before is None else {"reward": before})
 
-    assert [of(0.5, 0.4), of(0.4, 0.5), of(0.5001, 0.5004)] == ["U", "D", "S"]
+    assert [of(0.5, 0.4), of(0.4, 0.5), of(0.5001, 0.5004)] == ["↑", "↓", "="]
     assert [of(0.5, None), of(math.nan, 0.5), of(0.5, math.nan)] == ["", "", ""]
     seconds = {0: "0 s", 60: "1:00", 187: "3:07", 3729: "1:02:09", math.nan: "-", math.inf: "-", -1: "-"}
     assert [duration(number) for number in seconds] == [*seconds.values()]
@@ -122,18 +119,13 @@ def test_where_nobody_reads_any_more_the_training_goes_on(
         def write(self, text: str) -> int:
             raise error
 
-        def fileno(self) -> int:  # of a real file: there rich would end the process
-            return os.open(os.devnull, os.O_WRONLY)
-
-    for terminal in (True, False):
-        assert printed(monkeypatch, [(1, {"reward": 1.0}), (1, {"eval_reward": 1.0})], screen=Gone(terminal)) == ""
+    assert printed(monkeypatch, [(1, {"reward": 1.0}), (1, {"eval_reward": 1.0})], screen=Gone(True)) == ""
 
 
-def test_where_arrows_cannot_be_written_there_are_signs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_written_is_escaped(monkeypatch: pytest.MonkeyPatch) -> None:
     logs = [(1, {"reward": 1.0, "rewards/é/mean": 1.0, "rewards/b/mean": 1.0}), (2, {"reward": 2.0})]
     out = printed(monkeypatch, logs, screen=Screen(encoding="ascii"))
     assert out.isascii()
-    assert "2.000+" in out
     assert "\\xe9" in out
 
 
@@ -147,35 +139,12 @@ NAMES = st.one_of(
 
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    logs=st.lists(st.dictionaries(NAMES, VALUES, max_size=12), max_size=4),
-    width=st.none() | st.integers(20, 200),
-    terminal=st.booleans(),
-)
-def test_whatever_is_logged_no_error_no_wide_line_and_no_control_character(
-    logs: list[dict[str, Any]], width: int | None, terminal: bool
-) -> None:
+@given(logs=st.lists(st.dictionaries(NAMES, VALUES, max_size=12), max_size=4))
+def test_whatever_is_logged_no_error_and_no_control_character(logs: list[dict[str, Any]]) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        all_logs = [(step, {"reward": 1.0, **log}) for step, log in enumerate(logs, 1)]
-        out = printed(patch, all_logs, screen=Screen(terminal), width=width)
-    plain = without_escapes(out)
-    assert terminal or plain == out
-    for line in plain.split("\n"):
-        assert width is None or cell_len(line) <= width, (width, line)
-        assert all(character.isprintable() for character in line), ascii(line)
+        out = printed(patch, [(step, {"reward": 1.0, **log}) for step, log in enumerate(logs, 1)])
+    assert all(character.isprintable() for line in out.split("\n") for character in line), ascii(out)
     assert out.count("\n") >= len(logs)
-
-
-@pytest.mark.parametrize(("width", "terminal"), [(40, True), (80, False), (200, True)])
-def test_nothing_is_lost_where_there_is_little_room(
-    monkeypatch: pytest.MonkeyPatch, width: int, terminal: bool
-) -> None:
-    log = {f"rewards/reward_number_{i}/mean": i + 0.125 for i in range(6)}
-    log |= {"reward": 9.5, "entropy": 1.25, "kl": 0.75, "outcomes/reward_number_1/timeout": 0.5}
-    plain = without_escapes(printed(monkeypatch, [(1, log)], screen=Screen(terminal), width=width))
-    assert all(cell_len(line) <= width for line in plain.split("\n"))
-    assert all(f"{value}.125" in plain and f"reward_number_{value}" in plain for value in range(6))
-    assert all(text in plain for text in ("1/8", "9.500", "1.250", "0.75", "reward_number_1: timeout 50%"))
 
 
 def test_summary_steps_puts_the_summary_in_place_of_the_trainers_lines(

@@ -83,41 +83,28 @@ def with_bar(function: Any, name: str, count: int, before: float | None = None) 
 @contextmanager
 def _late_bar(label: str, count: int, unit: str) -> Iterator[Callable[[int, int], None]]:
     """Show a bar once the block has taken `AFTER_SECONDS`; yields a function of the work done and the total."""
-    bar = _Bar(label, count, unit)
-    thread = threading.Thread(target=bar.draw, name=f"bar: {label}", daemon=True)
-    thread.start()
-    try:
-        yield bar.update
-    finally:
-        bar.ended.set()
-        thread.join(_EVERY_SECONDS * 4)  # don't wait for a blocked terminal
+    ended, began, done = threading.Event(), time.monotonic(), ""
 
+    def update(number: int, total: int) -> None:
+        nonlocal done
+        # Without news a 0 would suggest a hang.
+        done = f"{round(min(max(number / total, 0.0), 1.0) * count)}/" if total > 0 else ""
 
-class _Bar:
-    def __init__(self, label: str, count: int, unit: str) -> None:
-        self.ended = threading.Event()
-        self._label, self._count, self._unit = label, count, unit
-        self._began, self._done = time.monotonic(), ""
-
-    def update(self, done: int, total: int) -> None:
-        share = min(max(done / total, 0.0), 1.0) if total > 0 else None  # without news a 0 would suggest a hang
-        self._done = "" if share is None else f"{round(share * self._count)}/"
-
-    def draw(self) -> None:
-        if self.ended.wait(AFTER_SECONDS):
+    def draw() -> None:
+        if ended.wait(AFTER_SECONDS):
             return
         while not _SCREEN.acquire(blocking=False):
-            if self.ended.wait(_EVERY_SECONDS):
+            if ended.wait(_EVERY_SECONDS):
                 return
         try:
             sys.stderr.write("\n")  # the trainer's bar keeps its line
             while True:
-                minutes, seconds = divmod(round(time.monotonic() - self._began), 60)
-                text = f"{self._label}: {self._done}{self._count} {self._unit} {minutes}:{seconds:02}"
+                minutes, seconds = divmod(round(time.monotonic() - began), 60)
+                text = f"{label}: {done}{count} {unit} {minutes}:{seconds:02}"
                 room = shutil.get_terminal_size().columns - 1
                 sys.stderr.write(f"\r\x1b[2K{set_cell_size(text, room).rstrip()}")
                 sys.stderr.flush()
-                if self.ended.wait(_EVERY_SECONDS):
+                if ended.wait(_EVERY_SECONDS):
                     break
             sys.stderr.write("\r\x1b[2K\x1b[1A")
             sys.stderr.flush()
@@ -125,3 +112,11 @@ class _Bar:
             return
         finally:
             _SCREEN.release()
+
+    thread = threading.Thread(target=draw, name=f"bar: {label}", daemon=True)
+    thread.start()
+    try:
+        yield update
+    finally:
+        ended.set()
+        thread.join(_EVERY_SECONDS * 4)  # don't wait for a blocked terminal

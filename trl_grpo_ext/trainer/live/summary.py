@@ -1,19 +1,13 @@
-"""A console summary every n steps: one line under a header, in a terminal as in a file or a pipe.
-
-In a terminal, or where COLUMNS is set, what does not fit into the line stands below it.
-"""
+"""A console summary every n steps: one line under a header, in a terminal as in a file or a pipe."""
 
 from __future__ import annotations
 
 import math
-import os
-import shutil
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from rich.cells import cell_len, chop_cells
 from tqdm import tqdm  # type: ignore[import-untyped]
 from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCallback
 
@@ -23,8 +17,6 @@ from ...records.log import number
 
 _GAP = "  "
 _ROWS_PER_HEADER = 25
-_UNLIMITED = 100_000  # columns of a file
-_MARKS, _ASCII_MARKS = ("↑", "↓", "="), ("+", "-", "=")
 _NO_SIGNAL = "no signal"
 
 ORDINARY = frozenset({"right", "wrong", "scored"})
@@ -51,8 +43,8 @@ class ConsoleSummary(TrainerCallback):
         if isinstance(every, bool) or not isinstance(every, int) or every < 1:
             raise ConfigurationError(f"ConsoleSummary: every must be a number of steps from 1 up, got {every!r}.")
         self.every = every
-        self._header: tuple[str, ...] = ()
         self._widths: dict[str, int] = {}
+        self._header: tuple[str, ...] = ()
         self._rows = 0
         self._before: dict[str, dict[str, float]] = {}
         self._begin(None)
@@ -100,57 +92,40 @@ class ConsoleSummary(TrainerCallback):
         self._show("training", metrics, state, cells)
 
     def _show(self, kind: str, metrics: Mapping[str, float], state: Any, cells: list[Cell]) -> None:
-        stream = sys.stdout
-        if stream is None:
-            return
-        marks = _MARKS if _encodable(stream, "".join(_MARKS)) == "".join(_MARKS) else _ASCII_MARKS
         before = self._before.setdefault(kind, {})
         # Evaluations do not train, and groups of one completion never differ.
         values = [cell for cell in metric_cells(metrics) if kind == "training" or cell.name != _NO_SIGNAL]
         shown: dict[str, str] = {}
         for cell in [*values[:1], *cells[:1], *values[1:], *cells[1:]]:
             # The mark has a column of its own, so that the numbers stay aligned.
-            mark = (arrow(cell, before, marks) or " ") if cell.followed else ""
-            shown[_encodable(stream, cell.name)] = _encodable(stream, cell.text) + mark
+            shown[cell.name] = cell.text + ((arrow(cell, before) or " ") if cell.followed else "")
         before.update({cell.name: cell.value for cell in values})
-        notes = [_encodable(stream, note) for note in notable_outcomes(metrics)]
-        laid_out = stream.isatty() or os.environ.get("COLUMNS", "").isdigit()
-        width = shutil.get_terminal_size().columns if laid_out else _UNLIMITED
         if kind == "evaluation":  # it has few columns, so it names them
-            lines = _beside([f"eval {state.global_step}", *_named(shown)], width)
+            line = _GAP.join([f"eval {state.global_step}", *(f"{name} {text.strip()}" for name, text in shown.items())])
         else:
             step = f"{state.global_step}/{state.max_steps}" if state.max_steps > 0 else f"{state.global_step}"
-            self._widths["step"] = max(self._widths.get("step", 0), 2 * len(str(state.max_steps)) + 1)
-            lines = self._row({"step": step, **shown}, width, repeats=stream.isatty())
-        if laid_out:
-            lines += [line for note in notes for line in _beside([note], width)]
-        elif notes:
-            lines[-1] += _GAP + "; ".join(notes)
+            line = self._row({"step": step, **shown})
+        if notes := notable_outcomes(metrics):
+            line += _GAP + "; ".join(notes)
+        stream = sys.stdout
         try:
+            encoding = getattr(stream, "encoding", None) or "utf-8"
             # The trainer's progress bar steps aside while we print.
             with tqdm.external_write_mode(file=stream):
-                stream.write("".join(f"{line}\n" for line in lines))
+                stream.write(line.encode(encoding, "backslashreplace").decode(encoding) + "\n")
                 stream.flush()
-        except (OSError, ValueError):  # the reader is gone
+        except (AttributeError, OSError, ValueError):  # nobody reads
             return
 
-    def _row(self, shown: Mapping[str, str], width: int, repeats: bool) -> list[str]:
-        """A row as wide as the terminal, under a header if the columns changed, and below it what did not fit."""
-        room, row = width, dict[str, str]()
+    def _row(self, shown: Mapping[str, str]) -> str:
+        """A row, under a header if the columns changed or the last one is far above."""
         for name, text in shown.items():
-            size = max(cell_len(name), cell_len(text), self._widths.get(name, 0))
-            room -= size + (len(_GAP) if row else 0)
-            if room < 0 and row:
-                break
-            self._widths[name], row[name] = size, text
-        again = tuple(row) != self._header or (repeats and self._rows % _ROWS_PER_HEADER == 0)
-        self._header, self._rows = tuple(row), 1 if again else self._rows + 1
-        lines = [
-            _GAP.join(" " * (self._widths[name] - cell_len(text)) + text for name, text in zip(row, texts, strict=True))
-            for texts in ([[*row]] if again else []) + [[*row.values()]]
-        ]
-        rest = _named({name: text for name, text in shown.items() if name not in row})
-        return lines + [_GAP + line for line in _beside(rest, width - len(_GAP))]
+            self._widths[name] = max(len(name), len(text), self._widths.get(name, 0))
+        again = tuple(shown) != self._header or self._rows % _ROWS_PER_HEADER == 0
+        self._header, self._rows = tuple(shown), 1 if again else self._rows + 1
+        lines = [[*shown], [*shown.values()]] if again else [[*shown.values()]]
+        padded = [[text.rjust(self._widths[name]) for name, text in zip(shown, line, strict=True)] for line in lines]
+        return "\n".join(_GAP.join(texts) for texts in padded)
 
 
 class Bars(ProgressCallback):
@@ -177,27 +152,6 @@ def use_console_summary(trainer: Trainer, every: int = 1) -> ConsoleSummary:
     if sys.stderr is not None and sys.stderr.isatty() and not trainer.args.disable_tqdm:
         trainer.add_callback(Bars())
     return summary
-
-
-def _named(shown: Mapping[str, str]) -> list[str]:
-    return [f"{name} {text.strip()}" for name, text in shown.items()]
-
-
-def _beside(texts: Sequence[str], width: int) -> list[str]:
-    """Texts side by side, on as many lines as they need."""
-    lines: list[str] = []
-    for text in (piece for whole in texts for piece in chop_cells(whole, width)):
-        if lines and cell_len(lines[-1]) + len(_GAP) + cell_len(text) <= width:
-            lines[-1] += _GAP + text
-        else:
-            lines.append(text)
-    return lines
-
-
-def _encodable(stream: Any, text: str) -> str:
-    """Escape what the stream's encoding cannot represent."""
-    encoding = getattr(stream, "encoding", None) or "utf-8"
-    return text.encode(encoding, "backslashreplace").decode(encoding)
 
 
 # ---------------------------------------------------------------------------------------------- what is shown
@@ -253,13 +207,12 @@ def notable_outcomes(metrics: Mapping[str, float]) -> list[str]:
     return [f"{reward}: {', '.join(shares)}" for reward, shares in by_reward.items()]
 
 
-def arrow(cell: Cell, before: Mapping[str, float], marks: Sequence[str]) -> str:
+def arrow(cell: Cell, before: Mapping[str, float]) -> str:
     """A mark for up, down or no visible change; empty if there is nothing to compare."""
     last = before.get(cell.name, math.nan)
     if not cell.followed or math.isnan(cell.value) or math.isnan(last):
         return ""
-    up, down, same = marks
-    return same if _decimal(last) == cell.text else up if cell.value > last else down
+    return "=" if _decimal(last) == cell.text else "↑" if cell.value > last else "↓"
 
 
 def duration(seconds: float) -> str:
