@@ -16,7 +16,7 @@ import yaml
 
 from tests.contexts import make_rollout
 from tests.plugins_env import Environment, make_environment
-from trl_grpo_ext import load_advantage_hooks, load_rewards
+from trl_grpo_ext import load_rewards
 from trl_grpo_ext.aggregation.means import SeqMeanTokenSum
 from trl_grpo_ext.credit import flow
 from trl_grpo_ext.guard.guarded import guarded
@@ -71,12 +71,6 @@ def test_the_example_reward_that_returns_spans() -> None:
     assert scores == [-0.2, 0.0, -0.1]
     assert [score.spans for score in scores] == [((1, 2, -0.1), (3, 4, -0.1)), (), ((0, 1, -0.1),)]
     assert torch.tensor(scores).tolist() == pytest.approx([-0.2, 0.0, -0.1])  # what plain TRL does with them
-
-
-def test_the_example_selection_with_switches() -> None:
-    (selection,) = [yaml.safe_load(block) for block in blocks(PAGE, "yaml") if "preserve_sum" in block]
-    hooks = load_advantage_hooks(selection["advantage_hooks"])
-    assert [hook.__name__ for hook in hooks] == ["leave_one_out", "segment_weights"]
 
 
 def test_the_example_aggregation() -> None:

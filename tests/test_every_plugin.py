@@ -139,7 +139,6 @@ def test_hooks_that_say_so_look_at_each_group_by_itself() -> None:
 @pytest.mark.parametrize(
     ("kind", "selection"),
     [
-        ("advantage_hook", {"name": "entropy_shaping", "preserve_sign": True, "preserve_sum": True}),
         ("loss_aggregation", {"name": "token_mean", "skip_zero_variance": True}),
         ("reward", {"name": "think_format", "guard": {"timeout": 5}}),
     ],

@@ -102,7 +102,7 @@ RUNS: dict[str, dict[str, Any]] = {
         "max_steps": 3,
     },
     "shared prompts": {"compact_updates": "exact", "share_prompts": True},
-    "a reduction, cispo": {"loss_aggregation": {"name": "power_mean", "p": 2.0}, "loss_type": "cispo"},
+    "a reduction, cispo": {"loss_aggregation": "tail_mean", "loss_type": "cispo"},
     "vespo, pass@k": {
         "loss_type": "vespo",
         "gradient_accumulation_steps": 2,

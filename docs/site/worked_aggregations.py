@@ -79,6 +79,5 @@ EXAMPLES: dict[str, Worked] = {
         ("length_softmax", "length_softmax", _ONE_PROMPT),
         ("difficulty_weighted", "difficulty_weighted", _ONE_PROMPT),
         ("tail_mean", {"name": "tail_mean", "fraction": 0.5}, f"{_ONE_PROMPT} {_SLOPE}"),
-        ("power_mean", {"name": "power_mean", "p": 2.0}, f"{_ONE_PROMPT} {_SLOPE}"),
     )
 }

@@ -54,5 +54,4 @@ EXAMPLES: dict[str, Worked] = {
     "not_all_truncated": _example("not_all_truncated"),
     "novel": _example({"name": "novel", "distinct": 2}),
     "all_of": _example({"name": "all_of", **_BOTH}),
-    "any_of": _example({"name": "any_of", **_BOTH}),
 }

@@ -273,7 +273,6 @@ EXAMPLES: dict[str, Worked] = {
         _FOUR,
         note="σ is √2: the squares sum to 6, over three degrees of freedom.",
     ),
-    "constant_baseline": _estimator({"name": "constant_baseline", "baseline": 0.9}, (1.0, 0.0)),
     "quantile_baseline": _estimator(
         {"name": "quantile_baseline", "quantile": 0.4, "scale": False},
         _FOUR,

@@ -223,5 +223,5 @@ def test_running_baseline_by_hand() -> None:
     assert batch(0, 0, 0, 0) == [-0.84375, 0.6875, -0.84375, 0.6875]
     with pytest.raises(PluginOutputError, match="there is no column 'player'; the data set has none"):
         rae.on_rollout(given, make_rollout([1] * 4))
-    with pytest.raises(PluginParameterError, match="column must name a column"):
+    with pytest.raises(PluginParameterError, match="column must be"):
         load_advantage_hooks([{"name": "rae", "column": ""}])

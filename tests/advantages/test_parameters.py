@@ -18,7 +18,6 @@ from trl_grpo_ext.plugins.loading import parse_selection
 NAN, INF = math.nan, math.inf
 REFUSED: dict[str, dict[str, tuple[Any, ...]]] = {
     "normalised": {"epsilon": (0, NAN), "std_floor": (-0.1,), "std": ("unbiased",)},
-    "constant_baseline": {"baseline": (INF, "1", True)},
     "quantile_baseline": {"quantile": (0, 1), "scale": ("yes",), "epsilon": (0,)},
     "best_margin": {"scale": (1,), "epsilon": (0,)},
     "decoupled_normalisation": {"epsilon": (0, INF)},

@@ -55,7 +55,6 @@ BY_HAND: dict[str, tuple[Any, float]] = {
     "difficulty_weighted": ("difficulty_weighted", 3.361900),
     # k = 1.5 of the means 2, 2, 6: all of the 6, and half a completion between the two that tie.
     "tail_mean": ("tail_mean", (6 + 1 / 4 * 2 + 1 / 4 * 2) / 1.5),
-    "power_mean": ("power_mean", math.sqrt((4 + 4 + 36) / 3)),
 }
 
 
@@ -145,23 +144,6 @@ def test_prefix_share_reads_what_a_tool_wrote_but_does_not_count_it() -> None:
 @pytest.mark.parametrize(("fraction", "expected"), [(1.0, 10 / 3), (2 / 3, 4), (0.5, 14 / 3), (1 / 3, 6), (0.1, 6)])
 def test_tail_mean_from_all_to_the_worst(fraction: float, expected: float) -> None:
     assert loss_and_gradient({"name": "tail_mean", "fraction": fraction}, BATCH)[0] == pytest.approx(expected)
-
-
-def test_power_mean_of_losses_and_gains() -> None:
-    # Sequence losses 3, -4, 0, 5: √((9 + 25)/4) - √(16/4); slopes s / (n M) = 3/(4·2.915) and 4/(4·2).
-    batch = [completion([3]), completion([-4]), completion([0]), completion([5])]
-    value, slopes = loss_and_gradient("power_mean", batch)
-    root = math.sqrt(34 / 4)
-    assert value == pytest.approx(root - 2)
-    assert slopes.squeeze(1).tolist() == pytest.approx([3 / 4 / root, 4 / 4 / 2, 0, 5 / 4 / root])
-
-
-@pytest.mark.parametrize("scale", [1e-200, 1e200])
-def test_power_mean_neither_overflows_nor_vanishes(scale: float) -> None:
-    batch = [completion([3 * scale]), completion([-4 * scale])]
-    value, slopes = loss_and_gradient({"name": "power_mean", "p": 4}, batch)
-    assert value == pytest.approx(-scale / 2**0.25)
-    assert slopes.squeeze(1).tolist() == pytest.approx([2**-0.25, 2**-0.25])
 
 
 def test_token_mean_step_and_token_mean_part_where_a_batch_feeds_several_steps() -> None:

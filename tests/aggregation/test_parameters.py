@@ -27,7 +27,6 @@ REFUSED: dict[str, dict[str, tuple[Any, ...]]] = {
         "reward": (1, ["solved"]),
     },
     "tail_mean": {"fraction": (0, 1.01)},
-    "power_mean": {"p": (0.99, True)},
 }
 
 

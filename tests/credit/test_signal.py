@@ -107,7 +107,7 @@ EVERYWHERE: list[list[Any]] = [
     ["kl_in_reward"],
     [{"name": "kl_in_reward", "form": "completion"}],
     [{"name": "teacher_log_ratio", "mode": "add"}],
-    ["constant_baseline"],
+    ["running_baseline"],
     ["raw_reward"],
     [{"name": "repetition_penalty", "ngram": 1}],
     ["sign_scaling", "whiten"],
@@ -152,7 +152,7 @@ def test_a_hook_for_equal_groups_that_finds_none_left_says_so_once() -> None:
     assert list(chain.overruled(signal_table(rollout))) == []
     chain, rollout = after(["zero_variance_credit"], ONE_RIGHT, ALL_RIGHT)
     assert list(chain.overruled(signal_table(rollout))) == []
-    for giver in ("constant_baseline", {"name": "batch_whitening", "baseline": "batch"}):
+    for giver in ("running_baseline", {"name": "batch_whitening", "baseline": "batch"}):
         with pytest.raises(ConfigurationError, match="gives groups of equal rewards an advantage, so 'zero_varia"):
             HookChain(load_advantage_hooks([giver, "zero_variance_credit"]))
 

@@ -24,7 +24,6 @@ FILTERS: dict[str, list[str]] = {
     "not_all_truncated": ["kept", "kept", "truncated", "kept"],
     "novel": ["kept", "alike", "kept", "kept"],
     "all_of": ["kept", "alike", "truncated", "kept"],
-    "any_of": ["kept", "kept", "kept", "kept"],
 }
 
 # Losses [1, 3], [2, 2, 0, 4], [6] of one group, 7 tokens; sums 4, 8, 6, means 2, 2, 6. Rewards 1, 0, 1; signs + - +.
@@ -43,7 +42,6 @@ TOTALS: dict[str, float] = {
     "length_softmax": 2.625185,
     "difficulty_weighted": 3.361900,
     "tail_mean": (6 + 1 / 4 * 2 + 1 / 4 * 2) / 1.5,
-    "power_mean": (44 / 3) ** 0.5,
 }
 WEIGHTS: dict[str, list[list[float]]] = {
     "token_mean": [[1 / 7] * 2, [1 / 7] * 4, [1 / 7]],
@@ -61,14 +59,11 @@ WEIGHTS: dict[str, list[list[float]]] = {
     "length_softmax": [[0.964693 / 7] * 2, [1.152840 / 7] * 4, [0.882467 / 7]],
     "difficulty_weighted": [[1.166765 / 7] * 2, [1.483206 / 7] * 4, [1.166765 / 7]],
     "tail_mean": [[1 / 12] * 2, [1 / 24] * 4, [2 / 3]],
-    # The slope of √(mean m²) in a mean m is m / (3 · 3.829708), shared by the completion's tokens.
-    "power_mean": [[2 / 11.489125 / 2] * 2, [2 / 11.489125 / 4] * 4, [6 / 11.489125]],
 }
 HOOKS: dict[str, list[Any]] = {
     "raw_reward": [[1, 0, 0, 3]],
     "centred": [[0, -1, -1, 2]],
     "normalised": [[0, -(0.5**0.5), -(0.5**0.5), 2**0.5]],
-    "constant_baseline": [[0.1, -0.9]],
     "quantile_baseline": [[0.8, -0.2, -0.2, 2.8]],
     "best_margin": [[0, 0, 0, 2]],
     "max_only": [[0, 0, 0, 3]],

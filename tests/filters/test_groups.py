@@ -19,7 +19,7 @@ from trl_grpo_ext.errors import (
     PluginTypeError,
     UnknownPluginError,
 )
-from trl_grpo_ext.filters.groups import AllOf, AnyOf, NotAllTruncated, Novel, Signal
+from trl_grpo_ext.filters.groups import AllOf, NotAllTruncated, Novel, Signal
 
 NAN = math.nan
 
@@ -86,11 +86,10 @@ def test_several_as_one() -> None:
     rollout = rollout_of([1, 0, 1, 1, 0, 0, 1, 0], 2, texts=["a", "b", "a", "b", "c", "c", "c", "c"])
     both = ["signal", {"name": "novel", "distinct": 2}]
     assert by_group({"name": "all_of", "filters": both}, rollout) == [True, "equal rewards", "equal rewards", "alike"]
-    assert by_group({"name": "any_of", "filters": both}, rollout) == [True, True, "equal rewards", True]
-    nested = {"name": "any_of", "filters": [{"name": "all_of", "filters": both}, "not_all_truncated"]}
-    assert by_group(nested, rollout) == [True] * 4
+    nested = {"name": "all_of", "filters": [{"name": "all_of", "filters": both}, "not_all_truncated"]}
+    assert by_group(nested, rollout) == [True, "equal rewards", "equal rewards", "alike"]
     assert load_group_filter(nested).reads_advantages
-    assert not AnyOf(filters=[Novel()]).reads_advantages
+    assert not AllOf(filters=[Novel()]).reads_advantages
     assert AllOf(filters=[Novel(), Signal()]).filters[1].__name__ == "signal"
     with pytest.raises(PluginParameterError, match="must be a list of group filters"):
         load_group_filter({"name": "all_of", "filters": []})

@@ -20,7 +20,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trl_grpo_ext import load_advantage_hooks, load_rewards
-from trl_grpo_ext.credit.composition import Preserving
 from trl_grpo_ext.errors import ManifestError
 from trl_grpo_ext.guard.guarded import guarded
 from trl_grpo_ext.plugins.loading import LoadedList, resolve_loss_aggregation
@@ -323,7 +322,7 @@ def test_objects_are_recorded_by_what_they_are_built_with() -> None:
     judge = Judge(2.0, {"a": (1, math.inf)})
     rewards = [functools.partial(reward, limit=3), judge, guarded(judge, timeout=4), Judge(options=object()).__call__]
     hook = load_advantage_hooks("segment_weights")[0]
-    records = Manifest.of(bare(rewards, [Preserving(hook, preserve_sum=True)])).plugins
+    records = Manifest.of(bare(rewards, [hook])).plugins
     assert [record.parameters for record in records[:4]] == [
         {"limit": 3},
         {"limit": 2.0, "options": {"a": [1, "inf"]}, "api_key": "(not recorded)"},
@@ -335,7 +334,6 @@ def test_objects_are_recorded_by_what_they_are_built_with() -> None:
     ]
     assert records[2].switches["guard"]["timeout"] == 4
     assert records[4].target.endswith("spans:SegmentWeights")
-    assert records[4].switches == {"preserve_sum": True}
     assert records[4].distribution == "trl-grpo-ext"
     assert all(record.source_hash for record in records)
 

@@ -22,8 +22,8 @@ from trl_grpo_ext import available
 
 CHAIN: list[Any] = [
     "leave_one_out",
-    {"name": "kl_in_reward", "coefficient": 0.2, "gamma": 0.9, "preserve_sign": True},
-    {"name": "segment_weights", "answer": 0.5, "preserve_sum": True},
+    {"name": "kl_in_reward", "coefficient": 0.2, "gamma": 0.9},
+    {"name": "segment_weights", "answer": 0.5},
     "entropy_shaping",
 ]
 SCALE = {"name": "sign_scaling", "positive": 0.5}

@@ -25,8 +25,8 @@ def state_of(run: Any) -> Any:
 @pytest.mark.parametrize("restore_callbacks", [False, True])
 @pytest.mark.parametrize(
     "selection",
-    [ADAPTIVE, {**ADAPTIVE, "preserve_sum": True}, {**ADAPTIVE, "form": "completion"}],
-    ids=["plain", "preserving", "shaper"],
+    [ADAPTIVE, {**ADAPTIVE, "form": "completion"}],
+    ids=["plain", "shaper"],
 )
 def test_resuming_is_exact(tiny_model: Path, tmp_path: Path, selection: Any, restore_callbacks: bool) -> None:
     settings = {**SETTINGS, "restore_callback_states_from_checkpoint": restore_callbacks}

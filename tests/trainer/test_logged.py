@@ -157,7 +157,7 @@ def test_a_later_trls_own_transform_is_what_hooks_get_and_what_is_logged(
 # ---------------------------------------------------------------------------------------------- the token records
 
 
-@pytest.mark.parametrize("aggregation", [None, "prompt_mean", "power_mean"])
+@pytest.mark.parametrize("aggregation", [None, "prompt_mean", "tail_mean"])
 @pytest.mark.parametrize("settings", [{}, {"gradient_accumulation_steps": 2, "prompt_count": 8, "beta": 0.04}])
 def test_records_have_what_the_loss_used(
     tiny_model: Path, tmp_path: Path, aggregation: str | None, settings: dict[str, Any]

@@ -298,9 +298,8 @@ def test_a_teacher_with_another_vocabulary_is_refused(tiny_model: Path, tmp_path
             Watch("gradients"),
             "'Watch' needs 'gradients', which does not exist. Possible needs: old_logps, old_entropies",
         ),
-        ({"name": "kl_in_reward", "preserve_sum": True}, "'kl_in_reward' needs a reference policy"),
     ],
-    ids=["kl", "teacher", "entropies", "sampling", "unknown", "preserving"],
+    ids=["kl", "teacher", "entropies", "sampling", "unknown"],
 )
 def test_what_is_not_there_is_said_at_construction(tiny_model: Path, tmp_path: Path, hook: Any, message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):

@@ -157,10 +157,6 @@ CHANGED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "none": ({"aggregation": None}, r"loss aggregation token_sum \(.*\) is in the checkpoint and not here"),
     "a weight": ({"reward_weights": [0.5]}, r"reward length_reward: weight 1\.0 in the checkpoint, 0\.5 here"),
-    "a switch": (
-        {"hooks": [{**WEIGHTS, "preserve_sign": True}, "centred"]},
-        "segment_weights: preserve_sign not set in the checkpoint, true here",
-    ),
 }
 
 

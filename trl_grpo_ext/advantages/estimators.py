@@ -2,8 +2,8 @@
 
 Their role is "estimator": a chain has at most one, it runs before every transform wherever a selection lists it, and
 its advantages replace TRL's. With a shaper, rewards are the shaped ones. All estimators use the rewards and groups of
-all ranks. A completion without a reward gets advantage 0 and is left out of all statistics. In a group of equal rewards
-every difference from the mean is exactly 0.
+all ranks. A completion without a reward gets advantage 0 and is left out of all statistics, which no paper speaks of.
+In a group of equal rewards every difference from the mean is exactly 0.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import zlib
 from abc import ABC, abstractmethod
+from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -25,8 +26,8 @@ from ..credit.groups import (
     group_std,
     group_sum,
 )
-from ..errors import ConfigurationError, PluginOutputError
-from ..guard.parameters import checked_choice, checked_flag, checked_number, checked_whole
+from ..errors import PluginOutputError
+from ..guard.parameters import checked_choice, checked_flag, checked_number, checked_text, checked_whole
 from ..types import Rollout
 
 
@@ -51,13 +52,12 @@ class _Estimator(ABC):
 class RawReward(_Estimator):
     """A completion's reward as it is: `A_i = r_i`.
 
-    Unbiased, but with the largest variance: with rewards of 0 and 1 only successes have a gradient, and easy prompts
-    have more of it than hard ones. Use it to study the effect of a baseline, or, with rewards of both signs, in front
-    of `sign_scaling`.
+    Unbiased, but with the largest variance: with rewards of 0 and 1 only successes have a gradient. Use it to study the
+    effect of a baseline, or, with rewards of both signs, in front of `sign_scaling`.
 
     Source: REINFORCE (Williams, 1992), with the baseline left out.
 
-    Departures: a completion without a reward gets advantage 0.
+    Departures: none.
     """
 
     __name__ = "raw_reward"
@@ -72,10 +72,9 @@ class Centred(_Estimator):
     There is no division by the group's standard deviation, which would make prompts that are nearly always or nearly
     never solved count more than the others.
 
-    Source: Dr. GRPO (2503.20783), its advantage. The other half of the method, a constant divisor instead of each
-    completion's length, is the aggregation `constant_length`.
+    Source: Dr. GRPO (2503.20783), its advantage. The other half of the method is the aggregation `constant_length`.
 
-    Departures: a completion without a reward gets advantage 0 and is left out of the mean.
+    Departures: none.
     """
 
     __name__ = "centred"
@@ -88,7 +87,6 @@ class Normalised(_Estimator):
     """A completion's reward in standard deviations from the mean of its group: `A_i = (r_i - μ) / (max(σ, floor) + ε)`.
 
     Without a floor these are TRL's own advantages under `scale_rewards="group"`, whatever the run's `scale_rewards` is.
-
     With graded rewards (a classifier's probability, a length), a group of nearly equal completions has a tiny σ, and
     dividing by it blows up negligible differences. The floor bounds that factor.
 
@@ -96,9 +94,7 @@ class Normalised(_Estimator):
 
     Departures: the paper has no ε and does not say which σ; as in TRL, σ is the sample's (n - 1) and ε is 1e-4. With
     the population's (n) advantages are √(n/(n-1)) times as large: for three right answers out of five .8165 and -1.2247
-    instead of .7303 and -1.0954. The floor is ours. A completion without a reward gets advantage 0 and is left out of μ
-    and σ; so does the only completion of its group with a reward. In a group of equal rewards all advantages are
-    exactly 0; TRL's are what rounding leaves of it.
+    instead of .7303 and -1.0954. The floor is ours.
 
     Args:
         epsilon: ε, in units of the reward; positive.
@@ -121,31 +117,6 @@ class Normalised(_Estimator):
         return (rewards_N - group_mean(rewards_N, groups_N)) / (stds_N.clamp(min=self.std_floor) + self.epsilon)
 
 
-class ConstantBaseline(_Estimator):
-    """A completion's reward minus a number: `A_i = r_i - b`.
-
-    The bar is the same for all prompts: with rewards of 0 and 1 and b = 0.9 a success gets 0.1 and a failure -0.9,
-    whatever the rest of its group got. It needs no group, so it works with one completion per prompt, or where you want
-    to fix the weights of successes and failures. Groups with equal rewards count too, unless the rewards equal b.
-
-    Source: REINFORCE with a baseline (Williams, 1992).
-
-    Departures: Williams lets a baseline adapt; this one stays. A completion without a reward gets advantage 0.
-
-    Args:
-        baseline: b, in units of the reward.
-    """
-
-    __name__ = "constant_baseline"
-    signal_everywhere = True
-
-    def __init__(self, *, baseline: float = 0.5) -> None:
-        self.baseline = checked_number("constant_baseline: baseline", baseline, "a finite number")
-
-    def _advantages(self, rewards_N: torch.Tensor, groups_N: torch.Tensor, rollout: Rollout) -> torch.Tensor:
-        return rewards_N - self.baseline
-
-
 class QuantileBaseline(_Estimator):
     """A completion's reward minus a quantile of its group's rewards: `A_i = (r_i - Q_K(r)) / (σ + ε)`.
 
@@ -156,8 +127,7 @@ class QuantileBaseline(_Estimator):
     Source: Quantile Advantage Estimation (2509.22611), and its authors' code: the quantile is interpolated between the
     two rewards beside it, σ is the sample's (n - 1), about the mean.
 
-    Departures: ε is 1e-4, theirs 1e-6. A completion without a reward gets advantage 0 and is left out of the
-    statistics; so does the only completion of its group with a reward.
+    Departures: ε is 1e-4, theirs 1e-6.
 
     Args:
         quantile: K, above 0 and below 1. The authors use 0.4.
@@ -188,8 +158,7 @@ class BestMargin(_Estimator):
     `grpo_passk` of verl has it, which adds the division by the sample standard deviation. Pass@k for k below the size
     of the group is `pass_at_k`.
 
-    Departures: a completion without a reward gets advantage 0 and is not the second; one that is the only
-    scored completion of its group gets 0, where verl refuses such a group.
+    Departures: the only scored completion of a group gets 0, where verl refuses such a group.
 
     Args:
         scale: Whether to divide by `σ + ε`.
@@ -215,13 +184,13 @@ class MaxOnly(_Estimator):
     """Credit only the best of a group, each with its reward: `A_i = r_i` where `r_i = max_j r_j`, else 0.
 
     Completions that share the highest reward all keep it. A partial success next to a better completion earns nothing,
-    so the policy does not settle for partial successes. There is no baseline, so nothing pushes away from failures. Use
-    it with non-negative rewards: a highest reward below 0 would push away from the best completion.
+    and nothing pushes away from failures. Use it with non-negative rewards: a highest reward below 0 would push away
+    from the best completion.
 
     Source: one of the four "deltas" of Stanford CS336 (2025), lecture 17, with `raw_reward`, `centred` and
     `normalised`.
 
-    Departures: a completion without a reward gets advantage 0 and is not the best.
+    Departures: none.
     """
 
     __name__ = "max_only"
@@ -239,8 +208,7 @@ class LeaveOneOut(_Estimator):
 
     Source: RLOO (2402.14740), eq. 6.
 
-    Departures: a completion without a reward gets advantage 0 and is in no baseline; so does the only scored
-    completion of a group, which has no others to compare with.
+    Departures: the only scored completion of a group gets 0.
     """
 
     __name__ = "leave_one_out"
@@ -255,24 +223,18 @@ class BatchWhitening(_Estimator):
     """Subtract a baseline, then divide by one standard deviation for all: `A_i = (r_i - b_i) / max(σ, floor)`.
 
     σ is the unbiased standard deviation of `r - b` over the scored completions of all prompts and ranks. One divisor
-    keeps the prompts' proportions, while a divisor per group (`normalised`) blows up prompts that are nearly always or
-    nearly never solved.
-
-    Late in training, or with hard prompts, nearly all rewards of a batch agree and σ tends to 0; the few that differ
-    would get huge advantages. The floor bounds them.
+    keeps the prompts' proportions, which a divisor per group (`normalised`) does not. Where nearly all rewards of a
+    batch agree, σ tends to 0; the floor bounds the advantages of the few that differ.
 
     Source: REINFORCE++ (2501.03262): with the group's mean as baseline its variant REINFORCE++-baseline.
 
     Departures: the floor is ours. σ is over completions; implementations of the paper (OpenRLHF, verl) take it, and a
-    mean that they subtract, over tokens, so that long completions count more in it: that is `centred` (or
-    `raw_reward`), then `whiten`, where a KL penalty on the tokens (`kl_in_reward`) may stand between the two. A
-    completion without a reward gets advantage 0 and is left out of b and σ.
+    mean that they subtract, over tokens: that is `centred` (or `raw_reward`), then `whiten`.
 
     Args:
         baseline: What b is: "group", the mean reward of the completion's group, or "batch", the mean over all.
         std_floor: The least divisor, in units of the reward; positive. 0.1 bounds the factor to 10. That suits rewards
-            between about 0 and 1, whose σ is .3 to .5 if prompts are neither all solved nor all failed; scale it with
-            the rewards.
+            between about 0 and 1, whose σ is .3 to .5; scale it with the rewards.
     """
 
     __name__ = "batch_whitening"
@@ -302,9 +264,8 @@ class DecoupledNormalisation(_Estimator):
     Source: GDPO (2601.05242).
 
     Departures: σ is over completions, as in TRL; implementations in verl take it over tokens, which is this and then
-    `whiten`. The mean of the sums is not subtracted: it is 0, since each group's is, and so a group of equal rewards
-    has advantages of exactly 0. σ is the sample's (n - 1) and ε is 1e-4, as in TRL. A function that gave a completion
-    no reward adds nothing there and is left out of its μ and σ.
+    `whiten`. The mean of the sums is not subtracted: it is 0, since each group's is. σ is the sample's (n - 1) and ε is
+    1e-4, as in TRL. A function that gave a completion no reward adds nothing there.
 
     Args:
         epsilon: ε, positive.
@@ -341,7 +302,7 @@ class RunningBaseline(_Estimator):
 
     Departures: the authors move a baseline game by game; here all of a batch are compared with what earlier batches
     left, so their order does not matter and the gradient is unbiased. TRL samples at least two completions of a
-    prompt. A completion without a reward gets advantage 0 and moves nothing.
+    prompt.
 
     Args:
         decay: γ, from 0 (the last batch alone) to below 1.
@@ -355,9 +316,7 @@ class RunningBaseline(_Estimator):
     def __init__(self, *, decay: float = 0.95, column: str | None = None) -> None:
         wanted = "a number from 0 to below 1"
         self.decay = checked_number("running_baseline: decay", decay, wanted, lambda x: 0 <= x < 1)
-        if column is not None and not (isinstance(column, str) and column):
-            raise ConfigurationError(f"running_baseline: column must name a column of the data set, got {column!r}.")
-        self.column = column
+        self.column = None if column is None else checked_text("running_baseline: column", column)
         self.baselines: dict[int, float] = {}
 
     def state_dict(self) -> dict[str, float]:
@@ -380,15 +339,13 @@ class RunningBaseline(_Estimator):
             roles = [zlib.crc32(repr(role).encode()) for role in rollout.columns[self.column]]
         roles_N = rollout.gather(torch.tensor(roles, device=rewards_N.device)).tolist()
         advantages_N = rewards_N - rewards_N.new_tensor([self.baselines.get(role, 0.0) for role in roles_N])
-        of_role: dict[int, list[float]] = {}
+        of_role: dict[int, list[float]] = defaultdict(list)
         for role, reward in zip(roles_N, rewards_N.tolist(), strict=True):
-            of_role.setdefault(role, []).extend([] if math.isnan(reward) else [reward])
+            if rollout.training and not math.isnan(reward):
+                of_role[role].append(reward)
         for role, rewards in of_role.items():
-            if rewards and rollout.training:
-                kept = self.decay ** len(rewards)
-                self.baselines[role] = kept * self.baselines.get(role, 0.0) + (1 - kept) * math.fsum(rewards) / len(
-                    rewards
-                )
+            kept, mean = self.decay ** len(rewards), math.fsum(rewards) / len(rewards)
+            self.baselines[role] = kept * self.baselines.get(role, 0.0) + (1 - kept) * mean
         return advantages_N
 
 
@@ -401,8 +358,7 @@ class OptimalBaseline(_Estimator):
 
     Source: On-Policy RL with Optimal Reward Baseline (2505.23585).
 
-    Departures: a completion without a reward gets advantage 0 and is left out of the baseline. In a group
-    whose scored completions have no token that counts, the baseline is the mean.
+    Departures: in a group whose scored completions have no token that counts, the baseline is the mean.
     """
 
     __name__ = "optimal_baseline"
@@ -425,8 +381,7 @@ class MeanRelative(_Estimator):
 
     Source: Maximum Likelihood Reinforcement Learning (2602.02710).
 
-    Departures: the paper has rewards of 0 and 1; this takes any non-negative ones. A completion without a reward gets
-    advantage 0 and is left out of μ.
+    Departures: the paper has rewards of 0 and 1; this takes any non-negative ones.
 
     Raises:
         PluginOutputError: From `on_rollout`: a reward is negative, so the mean is not a meaningful divisor.
@@ -456,13 +411,12 @@ class PassAtK(_Estimator):
     - a failure: `(1 - R̄ - C(n-c-1, k-1) / C(n-1, k-1)) / σ`.
 
     They sum to zero over a group. All are 0 if no completion succeeds, or if so many succeed that every set holds a
-    success: prompts that are solved well enough are left alone, which keeps the policy exploring. k = 1 is `normalised`
-    with the biased standard deviation and no ε.
+    success: prompts that are solved well enough are left alone. k = 1 is `normalised` with the population's standard
+    deviation and no ε.
 
     Source: Pass@k Training for Adaptively Balancing Exploration and Exploitation (2508.10751), the analytical solution.
 
-    Departures: a completion without a reward gets advantage 0, and n does not count it. A group that has
-    fewer than k scored completions gets 0 as well: there is no set of k to judge.
+    Departures: a group that has fewer than k scored completions gets 0: there is no set of k to judge.
 
     Args:
         k: Size of the sets; at least 1, and at most the size of a group, `num_generations`.

@@ -155,26 +155,7 @@ class Novel:
         return _verdicts(rollout, counts_Q[groups_N] >= self.distinct, lambda row: "alike")
 
 
-class _Several:
-    """Several filters as one."""
-
-    __name__ = "several"
-    takes_filters = ("filters",)
-
-    def __init__(self, *, filters: Sequence[Any]) -> None:
-        several = filters if isinstance(filters, list | tuple) else [filters]
-        if not several or not all(callable(getattr(one, "keep", None)) for one in several):
-            raise ConfigurationError(f"{self.__name__}: filters must be a list of group filters, got {filters!r}.")
-        self.filters = list(several)
-        self.reads_advantages = any(getattr(one, "reads_advantages", False) for one in self.filters)
-        self.needs = tuple(sorted({need for one in self.filters for need in getattr(one, "needs", ())}))
-
-    def _asked(self, rollout: Rollout) -> list[Verdicts]:
-        """Each filter's verdicts; all run on every rank, since they may gather."""
-        return [group_verdicts(one, rollout) for one in self.filters]
-
-
-class AllOf(_Several):
+class AllOf:
     """Keep groups that all of several filters keep. The reason is that of the first filter that drops the group.
 
     Source: our own.
@@ -186,32 +167,21 @@ class AllOf(_Several):
     """
 
     __name__ = "all_of"
+    takes_filters = ("filters",)
     conformance: ClassVar[Mapping[str, Any]] = {"parameters": {"filters": ["signal", "not_all_truncated"]}}
+
+    def __init__(self, *, filters: Sequence[Any]) -> None:
+        several = filters if isinstance(filters, list | tuple) else [filters]
+        if not several or not all(callable(getattr(one, "keep", None)) for one in several):
+            raise ConfigurationError(f"all_of: filters must be a list of group filters, got {filters!r}.")
+        self.filters = list(several)
+        self.reads_advantages = any(getattr(one, "reads_advantages", False) for one in self.filters)
+        self.needs = tuple(sorted({need for one in self.filters for need in getattr(one, "needs", ())}))
 
     def keep(self, rollout: Rollout) -> Verdicts:
         """Say of each completion whether all filters keep its group."""
-        return [
-            next((said for said in row if said is not True), True) for row in zip(*self._asked(rollout), strict=True)
-        ]
-
-
-class AnyOf(_Several):
-    """Keep groups that at least one of several filters keeps. The reason for a dropped group is the first filter's.
-
-    Source: our own.
-
-    Departures: none.
-
-    Args:
-        filters: Selections of filters.
-    """
-
-    __name__ = "any_of"
-    conformance: ClassVar[Mapping[str, Any]] = {"parameters": {"filters": ["signal", "not_all_truncated"]}}
-
-    def keep(self, rollout: Rollout) -> Verdicts:
-        """Say of each completion whether any filter keeps its group."""
-        return [True if True in row else row[0] for row in zip(*self._asked(rollout), strict=True)]
+        asked = [group_verdicts(one, rollout) for one in self.filters]  # each on every rank, since it may gather
+        return [next((said for said in row if said is not True), True) for row in zip(*asked, strict=True)]
 
 
 def _verdicts(rollout: Rollout, kept_N: torch.Tensor, why: Callable[[int], str]) -> Verdicts:

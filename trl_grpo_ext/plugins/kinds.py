@@ -71,7 +71,6 @@ FACTS: dict[Kind, KindFacts] = {
             *("needs", "teachers", "per_completion", "per_group", "conformance"),
         ),
         one_method=False,
-        switches=("preserve_sign", "preserve_sum"),
     ),
     "loss_aggregation": KindFacts(
         label="loss aggregation",

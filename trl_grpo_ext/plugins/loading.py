@@ -147,10 +147,6 @@ def resolve(kind: Kind, selection_or_object: Any) -> Loaded:
         built, own = _guarded(built, info, asked.guard), True
     if "skip_zero_variance" in asked.switches:
         built = _without_zero_variance(built, info)
-    if kind == "advantage_hook" and asked.switches:
-        from ..credit.composition import Preserving  # here, because it imports torch
-
-        built = Preserving(built, **dict.fromkeys(asked.switches, True))
     return Loaded(built, info, asked, own, tuple(inner))
 
 
@@ -226,7 +222,7 @@ def resolve_loss_aggregation(selection: Any) -> Loaded:
 
 
 def load_group_filter(selection: Any) -> Any:
-    """Load the group filter for `resample`; combine several by `all_of` or `any_of`.
+    """Load the group filter for `resample`; combine several by `all_of`.
 
     Raises:
         PluginError, ConfigurationError: As for `resolve`.
@@ -239,7 +235,7 @@ def resolve_group_filter(selection: Any) -> Loaded:
     if isinstance(selection, list | tuple):
         raise ConfigurationError(
             f"There is one group filter, not a list: combine {selection!r} by {{name: all_of, filters: [...]}}, which "
-            "keeps what all keep, or by any_of."
+            "keeps what all keep."
         )
     return resolve("group_filter", selection)
 

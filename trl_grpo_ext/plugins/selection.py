@@ -3,8 +3,8 @@
 `think_format`, `some-dist:think_format`, `pkg.mod:attr`, or a mapping `{name: ..., weight: 0.2, <parameter>: ...}`. A
 string that starts with `{` is such a mapping in YAML's flow style, for parameters on a command line.
 
-Some keys are not the plugin's own parameters: a reward's `weight` and `guard`, an advantage hook's `preserve_sign` and
-`preserve_sum`, and a loss aggregation's `skip_zero_variance`.
+Some keys are not the plugin's own parameters: a reward's `weight` and `guard`, and a loss aggregation's
+`skip_zero_variance`.
 """
 
 from __future__ import annotations

@@ -41,7 +41,6 @@ HIDDEN = "(not recorded)"
 _SECRET = re.compile(r"api_?key|secret|passw(or)?d|credential|(access|auth|hf|bearer)_?token", re.IGNORECASE)
 _WRAPPERS = {
     **dict.fromkeys(("Renamed", "RenamedAsync", "Guarded", "AsyncGuarded"), "reward"),
-    "Preserving": "hook",
     "SkipZeroVariance": "aggregation",
 }
 """Our own classes around a plugin, with the attribute that holds it."""
@@ -60,7 +59,7 @@ class PluginRecord:
         parameters: The selected parameters, as JSON; for an object given in Python its constructor's arguments, if it
             keeps them under the same names; None if they are unknown.
         weight: Weight of a reward that the trainer calls or that another reward lists; None for other plugins.
-        switches: What the selection says beyond parameters: `guard`, `preserve_sign` and so on.
+        switches: What the selection says beyond parameters: `guard`, `skip_zero_variance`.
         source_hash: SHA-256 of its source (see `records.source`); None if it has none to read.
         source: What the hash covers, or why there is none.
         inside: For a reward inside another reward's parameters, that reward and parameter; else None.
@@ -299,7 +298,7 @@ def _switches(wrapper: Any) -> dict[str, Any]:
         return {"guard": guard | ({"outcomes": dict(wrapper.policy.changed)} if wrapper.policy.changed else {})}
     if type(wrapper).__qualname__ == "SkipZeroVariance":
         return {"skip_zero_variance": True}
-    return {name: True for name, value in asked.items() if value is True}
+    return {}
 
 
 def _constructed_with(thing: Any) -> dict[str, Any] | None:

@@ -34,8 +34,7 @@ class GRPOExtConfig(GRPOConfig):
 
     Args:
         rewards: Reward plugins, added to the `reward_funcs` given in Python. A mapping may hold `weight`.
-        advantage_hooks: Advantage hooks. They run in order of their roles; hooks of one role run in this order. A
-            mapping may hold `preserve_sign` and `preserve_sum`.
+        advantage_hooks: Advantage hooks. They run in order of their roles; hooks of one role run in this order.
         loss_aggregation: One loss aggregation. None leaves TRL's own reduction (`loss_type`) in place. A mapping may
             hold `skip_zero_variance`, which excludes groups without signal from an aggregation by weights.
         resample: Which groups to train on: a group filter, or a mapping of `filter` and `max_rounds` (4 by default).

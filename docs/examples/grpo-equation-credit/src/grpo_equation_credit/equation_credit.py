@@ -28,8 +28,6 @@ class EquationCredit:
     An equation that holds counts once in a completion, where it first occurs, and at most `most` of them count;
     otherwise a policy could write "1+1=2" for ever. One that doesn't hold costs every time.
 
-    To move credit between tokens and add none, write `preserve_sum: true` beside the name.
-
     Source: no paper describes this hook. That steps of arithmetic can be checked without a model is the idea of GSM8K's
     calculator annotations (Cobbe et al., 2021, arXiv:2110.14168).
 
