@@ -6,11 +6,8 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import accumulate, chain, groupby
 from typing import Any
-
-REPLACEMENT = "\ufffd"
-"""What invalid bytes are decoded to."""
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _CLEAN_UP = ((" .", "."), (" ?", "?"), (" !", "!"), (" ,", ","), (" ' ", "'"), (" n't", "n't"), (" 'm", "'m"))
@@ -89,7 +86,7 @@ def _ranges(whole: _Piece, wrote: set[int], count: int) -> list[tuple[int, int]]
     return offsets
 
 
-def _fused(pieces: list[_Piece]) -> _Piece:
+def _fused(pieces: Sequence[_Piece]) -> _Piece:
     return _Piece(
         pieces[0].token if pieces else 0,
         "".join(piece.text for piece in pieces),
@@ -98,19 +95,17 @@ def _fused(pieces: list[_Piece]) -> _Piece:
     )
 
 
-def _replaced(piece: _Piece, pattern: str, content: str, most: int = -1) -> _Piece:
+def _replaced(piece: _Piece, pattern: str, content: str) -> _Piece:
+    """Replace every `pattern`; what stands of it in `content` keeps its tokens, anything else has those of all."""
     if pattern not in piece.text:
         return piece
     parts, position = [], 0
     kept = pattern.find(content)
-    while most and (found := piece.text.find(pattern, position)) >= 0:
-        most -= 1
+    while (found := piece.text.find(pattern, position)) >= 0:
         end = found + len(pattern)
         parts.append(piece.part(position, found))
         if kept >= 0:
             parts.append(piece.part(found + kept, found + kept + len(content)))
-        elif len(content) == len(pattern):
-            parts.append(_Piece(piece.token, content, piece.first[found:end], piece.last[found:end]))
         else:
             first, last = piece.first[found], piece.last[end - 1]
             parts.append(_Piece(piece.token, content, [first] * len(content), [last] * len(content)))
@@ -132,10 +127,6 @@ def _replace(pieces: list[_Piece], step: _Step) -> list[_Piece]:
     return [_replaced(piece, pattern, step["content"]) for piece in pieces]
 
 
-def _fuse(pieces: list[_Piece], step: _Step) -> list[_Piece]:
-    return [_fused(pieces)]
-
-
 def _join(pieces: list[_Piece], step: _Step) -> list[_Piece]:
     return [piece.after_space() if index else piece for index, piece in enumerate(pieces)]
 
@@ -143,11 +134,9 @@ def _join(pieces: list[_Piece], step: _Step) -> list[_Piece]:
 def _strip(pieces: list[_Piece], step: _Step) -> list[_Piece]:
     stripped = []
     for piece in pieces:
-        start, end = 0, len(piece.text)
-        while start < min(step["start"], end) and piece.text[start] == step["content"]:
-            start += 1
-        while len(piece.text) - end < step["stop"] and end > start and piece.text[end - 1] == step["content"]:
-            end -= 1
+        inner = piece.text
+        start = min(step["start"], len(inner) - len(inner.lstrip(step["content"])))
+        end = len(inner) - min(step["stop"], len(inner[start:]) - len(inner[start:].rstrip(step["content"])))
         stripped.append(piece.part(start, end))
     return stripped
 
@@ -175,28 +164,20 @@ def _word_ends(pieces: list[_Piece], step: _Step) -> list[_Piece]:
 def _byte_fallback(pieces: list[_Piece], step: _Step) -> list[_Piece]:
     """Decode runs of `<0xE2>` tokens as UTF-8; an invalid run becomes one U+FFFD per byte."""
     result: list[_Piece] = []
-    run: list[tuple[int, _Piece]] = []
-
-    def flush() -> None:
-        if not run:
-            return
-        data = bytes(byte for byte, _ in run)
+    for is_byte, run in groupby(pieces, lambda piece: _BYTE_TOKEN.fullmatch(piece.text) is not None):
+        together = list(run)
+        if not is_byte:
+            result += together
+            continue
+        data = bytes(int(piece.text[3:5], 16) for piece in together)
         try:
             data.decode()
         except UnicodeDecodeError:
-            result.extend(_Piece(p.token, REPLACEMENT, p.first[:1], p.last[-1:]) for _, p in run)
+            result.extend(_Piece(piece.token, "\ufffd", piece.first[:1], piece.last[-1:]) for piece in together)
         else:
-            result.append(_decoded(data, [p.first[0] for _, p in run], [p.last[-1] for _, p in run]))
-        run.clear()
-
-    for piece in pieces:
-        match = _BYTE_TOKEN.fullmatch(piece.text)
-        if match:
-            run.append((int(match[1], 16), piece))
-        else:
-            flush()
-            result.append(piece)
-    flush()
+            result.append(
+                _decoded(data, [piece.first[0] for piece in together], [piece.last[-1] for piece in together])
+            )
     return result
 
 
@@ -204,41 +185,29 @@ def _byte_level(pieces: list[_Piece], step: _Step) -> list[_Piece]:
     """Every character stands for a byte; tokens with any other character stand for themselves."""
     data, first, last = bytearray(), [], []
     for piece in pieces:
-        if all(character in _BYTE_OF for character in piece.text):
-            data += bytes(_BYTE_OF[character] for character in piece.text)
-            first += piece.first
-            last += piece.last
-        else:
-            for character, begin, end in zip(piece.text, piece.first, piece.last, strict=True):
-                encoded = character.encode()
-                data += encoded
-                first += [begin] * len(encoded)
-                last += [end] * len(encoded)
+        stands_for_bytes = all(character in _BYTE_OF for character in piece.text)
+        for character, begin, end in zip(piece.text, piece.first, piece.last, strict=True):
+            encoded = bytes([_BYTE_OF[character]]) if stands_for_bytes else character.encode()
+            data += encoded
+            first += [begin] * len(encoded)
+            last += [end] * len(encoded)
     return [_decoded(bytes(data), first, last)]
 
 
 def _decoded(data: bytes, first: list[int], last: list[int]) -> _Piece:
     """UTF-8 to characters; invalid bytes become U+FFFD, grouped as Rust and Python do."""
-    begins, ends, position = [], [], 0
-    while position < len(data):
-        begins.append(first[position])
-        position += _character_width(data, position)
-        ends.append(last[position - 1])
-    return _Piece(begins[0] if begins else 0, data.decode("utf-8", "replace"), begins, ends)
-
-
-def _character_width(data: bytes, position: int) -> int:
-    """Bytes of the character at a position, or of one U+FFFD (the longest valid prefix of a character)."""
-    lead = data[position]
-    following = 0 if lead < 0xC2 or lead > 0xF4 else 1 if lead < 0xE0 else 2 if lead < 0xF0 else 3
-    low = {0xE0: 0xA0, 0xF0: 0x90}.get(lead, 0x80)  # no overlong forms,
-    high = {0xED: 0x9F, 0xF4: 0x8F}.get(lead, 0xBF)  # no surrogates, nothing beyond U+10FFFF
-    width = 1
-    for byte in data[position + 1 : position + 1 + following]:
-        if not low <= byte <= high:
-            break
-        width, low, high = width + 1, 0x80, 0xBF
-    return width
+    widths: list[int] = []
+    rest = data
+    while rest:
+        try:
+            valid, invalid = rest.decode(), 0
+        except UnicodeDecodeError as error:
+            valid, invalid = rest[: error.start].decode(), error.end - error.start
+        widths += [*(len(character.encode()) for character in valid), *([invalid] if invalid else [])]
+        rest = rest[len(valid.encode()) + invalid :]
+    ends = list(accumulate(widths))
+    begins = [first[end - width] for end, width in zip(ends, widths, strict=True)]
+    return _Piece(first[0] if first else 0, data.decode("utf-8", "replace"), begins, [last[end - 1] for end in ends])
 
 
 def _byte_alphabet() -> dict[str, int]:
@@ -253,7 +222,7 @@ _STEPS: dict[str, Callable[[list[_Piece], _Step], list[_Piece]]] = {
     "Replace": _replace,
     "ByteFallback": _byte_fallback,
     "ByteLevel": _byte_level,
-    "Fuse": _fuse,
+    "Fuse": lambda pieces, step: [_fused(pieces)],
     "Join": _join,
     "Strip": _strip,
     "Metaspace": _metaspace,
