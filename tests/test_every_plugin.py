@@ -14,7 +14,6 @@ import pytest
 import torch
 import yaml
 
-from docs.site import plugins_directory
 from docs.site.worked import WITHOUT, all_worked
 from tests.contexts import make_rollout
 from tests.judge_server import judge_server
@@ -23,7 +22,7 @@ from trl_grpo_ext.credit import flow
 from trl_grpo_ext.plugins.kinds import FACTS
 from trl_grpo_ext.plugins.loading import Kind, PluginInfo
 from trl_grpo_ext.testing import check
-from trl_grpo_ext.testing.kit import project_options
+from trl_grpo_ext.testing.kit import project
 
 ROOT = Path(__file__).parent.parent
 FOLDERS: dict[Kind, str] = {
@@ -39,13 +38,6 @@ TESTS = {
     kind: "".join(file.read_text(encoding="utf-8") for file in (ROOT / "tests" / folder).glob("test_*.py"))
     for kind, folder in FOLDERS.items()
 }
-LEVELS = {
-    (kind, name.strip("`")): level
-    for tried in plugins_directory.read(plugins_directory.PAGE.read_text(encoding="utf-8"))
-    if tried.known["name"] == "trl-grpo-ext"
-    for name, kind, level, _ in tried.plugins
-}
-"""What `docs/plugins-directory.md` says, by label and name."""
 COMPARE = {"gsm8k_accuracy", "math_accuracy", "reasoning_accuracy"}
 """Rewards that compare with a reference."""
 
@@ -91,17 +83,14 @@ def test_it_is_tested_worked_out_and_documented_and_the_example_loads_and_pickle
 
 @pytest.mark.slow
 @pytest.mark.parametrize("info", BUILT_IN, ids=lambda info: info.name)
-def test_it_keeps_every_rule_as_the_command_checks_it_and_has_its_level_in_the_directory(
-    info: PluginInfo, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_keeps_every_rule_as_the_command_checks_it(info: PluginInfo, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)  # as the command does, whose options are in pyproject.toml there
     with judge_server() if info.name == "judge" else nullcontext() as server:
         if server is not None:
             monkeypatch.setenv("OPENAI_BASE_URL", server.url)
-        report = check(info.kind, f"trl-grpo-ext:{info.name}", **project_options(ROOT).get(info.name, {}))
+        report = check(info.kind, f"trl-grpo-ext:{info.name}", **project(ROOT)[1].get(info.name, {}))
     assert report.ok, str(report)
     assert not report.no_effect, str(report)
-    assert report.level == LEVELS[FACTS[info.kind].label, info.name], str(report)
     assert ("reward.outcomes" in {rule.name for rule in report.passed}) == (info.name in COMPARE)
 
 

@@ -27,7 +27,6 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         *(
             "catalogue/index",
             "plugins",
-            "plugins-directory",
             "metrics",
             "command_line",
             "conformance",

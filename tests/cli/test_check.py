@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,6 @@ import pytest
 from tests.cli.distributions import write_distribution
 from tests.cli.terminal import Finished, assert_readable, invoke
 from trl_grpo_ext.plugins.kinds import KINDS
-from trl_grpo_ext.testing.reports import badge
 
 REWARDS = '''
 print("chatter at import")
@@ -79,32 +77,9 @@ def test_a_reward_that_keeps_the_rules(folder: Path) -> None:
     assert done.status == 0, done
     assert done.out.startswith("reward fine: 1")
     assert " 0 broken" in done.out
-    assert "it printed" in done.out
-    assert "the first: chatter at import" in done.out
+    assert "it printed: chatter at import" in done.out
     assert "reward.length" in check(folder, "fine", "--verbose").out
     assert "Checking fine, 1 of 1" in done.err
-
-
-def test_levels_are_printed_and_are_in_the_json_and_the_badge_has_the_lowest(folder: Path, tmp_path: Path) -> None:
-    write_distribution(tmp_path, "ch-gold", {"reward": {"golden": "ch_rewards:fine", "leaden": "ch_rewards:short"}})
-    path = f"{tmp_path}{os.pathsep}{folder}"
-
-    def checked(*words: str) -> Finished:
-        return invoke("check", *words, env={"PYTHONPATH": path})
-
-    assert "level: silver; for gold: a Documentation URL" in checked("golden").out
-    metadata = tmp_path / "ch_gold-1.0.dist-info" / "METADATA"
-    for header, readme in (("Project-URL: Documentation, https://x.y/z", ""), ("Summary: x", "Select `golden`.")):
-        metadata.write_text(f"Metadata-Version: 2.1\nName: ch-gold\nVersion: 1.0\n{header}\n\n{readme}\n")
-        one = checked("golden", "--badge")
-        assert one.out.splitlines()[-2:] == ["  level: gold", badge("gold")], one
-    (report,) = json.loads(checked("golden", "--json").out)
-    assert (report["level"], report["missing"], report["badge"]) == ("gold", None, badge("gold"))
-    both = checked("--distribution", "ch-gold", "--badge")
-    assert (both.status, both.out.splitlines()[-1]) == (1, badge("none"))
-    unloaded = check(folder, "raises", "--badge")
-    assert (unloaded.status, unloaded.out.splitlines()) == (2, [badge("none")])
-    assert "each report has its own `badge`" in checked("golden", "--badge", "--json").err
 
 
 @pytest.mark.parametrize("width", [60, None])
@@ -127,7 +102,7 @@ def test_a_broken_rule_is_shown_with_its_example_and_its_reason_and_ends_with_1(
         ("vanishes", 1, ["broken reward.run", "it ended the process with exit status 0"]),
         ("hangs", 1, ["broken reward.run", "it did not return within 1 s, and its process was ended"]),
         ("remembers", 1, ["broken reward.determinism", "in its first call and later: 1.0 and 0.0"]),
-        ("constant", 3, ["not shown to work: it gave every text of the kit 0.5", "it printed "]),
+        ("constant", 3, ["not shown to work: it gave every text of the kit 0.5", "it printed: "]),
         ("fine", 0, ["18 rules kept, 0 broken"]),
     ],
 )
@@ -141,10 +116,10 @@ def test_whatever_a_plugin_does_the_command_says_so_and_its_status_too(
     assert "\x1b" not in done.out
 
 
-def test_a_constant_reward_is_no_error_without_strict_and_what_it_prints_is_cut(folder: Path) -> None:
+def test_a_constant_reward_is_no_error_without_strict(folder: Path) -> None:
     done = check(folder, "constant", "--json")
     (report,) = json.loads(done.out)
-    assert (done.status, [len(line) for line in report["printed"][1:]]) == (0, [203] * 4)
+    assert done.status == 0
     assert report["no_effect"].startswith("it gave every text of the kit 0.5")
 
 

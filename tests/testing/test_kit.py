@@ -25,20 +25,13 @@ from trl_grpo_ext.plugins.kinds import FACTS
 from trl_grpo_ext.testing import (
     RULES,
     ConformanceError,
-    Report,
-    Violation,
     assert_conforms,
     check,
-    check_advantage_hook,
-    check_loss_aggregation,
-    check_reward,
     make_forward,
     make_rollout,
 )
 from trl_grpo_ext.testing.builders import Ranks, UnequalGathers, cut
-from trl_grpo_ext.testing.kit import project_name, project_options
-from trl_grpo_ext.testing.reports import badge, lowest
-from trl_grpo_ext.testing.rules import rules_of
+from trl_grpo_ext.testing.kit import project
 
 
 class Wants:
@@ -85,7 +78,7 @@ def test_the_site_lists_every_rule_with_its_reason() -> None:
 
 
 def test_a_report_is_json_and_text() -> None:
-    report = check_reward(wrong_rewards.in_words, rules=["reward.run", "reward.types", "reward.pickle"])
+    report = check("reward", wrong_rewards.in_words, rules=["reward.run", "reward.types", "reward.pickle"])
     plain = json.loads(json.dumps(report.plain()))
     assert plain["ok"] is False
     assert plain["passed"] == ["reward.run"]
@@ -105,48 +98,6 @@ def test_assert_conforms_raises_with_the_report() -> None:
     assert isinstance(failed.value, TRLGRPOExtError)
 
 
-def test_levels_from_none_to_silver_and_what_the_next_one_needs() -> None:
-    def level(kind: Any, plugin: Any, **options: Any) -> tuple[str | None, str]:
-        report = check(kind, plugin, isolated=False, **options)
-        assert report.plain()["level"] == report.level
-        assert f"level: {report.level}" in str(report) or report.level is None
-        return report.level, report.missing
-
-    types = level("reward", wrong_rewards.in_words)
-    assert types[0] == "none"
-    assert types[1].startswith("keep reward.types")
-    ranks = level("loss_aggregation", wrong_aggregations.tokens_of_this_rank)
-    assert ranks[0] == "bronze"
-    assert "aggregation.ranks" in ranks[1]
-    constant = level("reward", lambda completions, **columns: [0.5 for _ in completions], rules=None)
-    assert constant[0] == "bronze"  # a lambda does not pickle either
-    random = level("reward", wrong_rewards.Declared())
-    assert random[0] == "silver"
-    assert "reward.determinism" in random[1]
-    assert "reward.formats" not in random[1]
-    right = level("loss_aggregation", wrong_aggregations.Right())
-    assert right == ("silver", "a Documentation URL in its distribution's metadata, or a README that names it")
-    assert level("loss_aggregation", wrong_aggregations.Right(), rules=["aggregation.run"]) == (None, "")
-
-
-def test_a_contract_that_a_lost_process_left_unchecked_is_not_taken_for_kept() -> None:
-    rules = rules_of("loss_aggregation")
-    ended = Violation(rules[-1], "it ended the process", "")
-    unchecked = tuple((rule, "its process had to be ended 2 times") for rule in rules[1:-1])
-    because = {rule.name: "Unknown" for rule, _ in unchecked}
-    report = Report("lost", "loss_aggregation", rules[:1], (ended,), unchecked, because=because)
-    assert report.level == "none"
-    assert "aggregation.shape" in report.missing
-    assert Report("kept", "loss_aggregation", rules, documentation="its README").level == "gold"
-    assert Report("idle", "loss_aggregation", rules, no_effect="no token changed", documentation="x").level == "bronze"
-
-
-def test_a_distribution_has_the_lowest_level_and_its_badge_says_so() -> None:
-    assert lowest(["gold", "bronze", "silver"]) == "bronze"
-    assert lowest([]) == "none"
-    assert badge("gold").startswith("![trl-grpo-ext: gold](https://img.shields.io/badge/trl--grpo--ext-gold-")
-
-
 def test_a_selection_gets_the_parameters_and_columns_that_its_plugin_declares() -> None:
     assert check("reward", WANTS).ok
     given = check("reward", WANTS, columns={"polite": [1]}, parameters={"word": "x"})
@@ -161,35 +112,35 @@ def test_what_the_caller_gives_wins_over_the_declaration() -> None:
 
     fails_on_false.conformance = {"columns": {"polite": [0]}}  # type: ignore[attr-defined]
     rules = ["reward.run"]
-    assert not check_reward(fails_on_false, rules=rules).ok
-    assert check_reward(fails_on_false, columns={"polite": 1}, rules=rules).ok
+    assert not check("reward", fails_on_false, rules=rules).ok
+    assert check("reward", fails_on_false, columns={"polite": 1}, rules=rules).ok
 
 
 def test_declared_exemptions_skip_their_rules() -> None:
-    skipped = {rule.name for rule, _ in check_reward(wrong_rewards.Declared()).skipped}
+    skipped = {rule.name for rule, _ in check("reward", wrong_rewards.Declared()).skipped}
     assert {"reward.determinism", "reward.order", "reward.neighbours"} <= skipped
-    assert not check_reward(wrong_rewards.Declared(), deterministic=True, rules=["reward.determinism"]).ok
+    assert not check("reward", wrong_rewards.Declared(), deterministic=True, rules=["reward.determinism"]).ok
 
     rules = ["reward.neighbours", "reward.order"]
-    assert check_reward(wrong_rewards.less_the_mean, per_completion=False, rules=rules).ok
-    assert check_reward(wrong_rewards.By(wrong_rewards.lower_references), required=["answer"]).ok
-    assert check_reward(wrong_rewards.reads_the_brackets, formats=["text"]).ok
-    assert check_reward(wrong_rewards.Slow(), seconds_per_completion=0.5).ok
+    assert check("reward", wrong_rewards.less_the_mean, per_completion=False, rules=rules).ok
+    assert check("reward", wrong_rewards.By(wrong_rewards.lower_references), required=["answer"]).ok
+    assert check("reward", wrong_rewards.reads_the_brackets, formats=["text"]).ok
+    assert check("reward", wrong_rewards.Slow(), seconds_per_completion=0.5).ok
 
 
 def test_rules_that_the_flow_lets_nobody_check_say_which_one_is_broken() -> None:
-    report = check_loss_aggregation(wrong_aggregations.detaches)
+    report = check("loss_aggregation", wrong_aggregations.detaches)
     reasons = {rule.name: reason for rule, reason in report.skipped}
     for rule in ("mask", "finite", "padding", "row_permutation", "determinism"):
         assert reasons[f"aggregation.{rule}"] == "aggregation.gradient is broken"
     assert "aggregation.homogeneous" in {rule.name for rule in report.passed}  # which asks for no gradient
-    report = check_loss_aggregation(wrong_aggregations.advantage)
+    report = check("loss_aggregation", wrong_aggregations.advantage)
     assert "aggregation.finite" in {rule.name for rule in report.passed}  # the flow looks at signs later
 
 
 def test_references_that_are_declared_unreadable_are_tried() -> None:
-    assert check_reward(AnyReference()).ok
-    report = check_reward(AnyReference(), unreadable=["see the appendix"])
+    assert check("reward", AnyReference()).ok
+    report = check("reward", AnyReference(), unreadable=["see the appendix"])
     assert [broken.rule.name for broken in report.violations] == ["reward.outcomes"]
     assert "see the appendix" in report.violations[0].message
 
@@ -210,7 +161,7 @@ compares.reference_column = "answer"  # type: ignore[attr-defined]
     ],
 )
 def test_a_rule_that_cannot_be_checked_says_why(rule: str, options: dict[str, Any], reason: str) -> None:
-    report = check_reward(compares, rules=[rule], **options)
+    report = check("reward", compares, rules=[rule], **options)
     assert report.ok
     assert not report.passed
     ((_, said),) = report.skipped
@@ -231,7 +182,7 @@ def test_what_a_reward_may_return(returned: Any, rule: str | None, message: str)
     def reward(completions: list[Any], **columns: Any) -> Any:
         return returned(len(completions))
 
-    report = check_reward(reward, rules=["reward.call", "reward.length", "reward.types"])
+    report = check("reward", reward, rules=["reward.call", "reward.length", "reward.types"])
     assert [broken.rule.name for broken in report.violations] == ([] if rule is None else [rule])
     assert message in "".join(broken.message for broken in report.violations)
 
@@ -273,7 +224,7 @@ def test_examples_are_the_same_in_every_run() -> None:
 
 def test_another_seed_draws_other_batches() -> None:
     def message(seed: int) -> str:
-        report = check_advantage_hook(wrong_hooks.centres_columns, seed=seed, rules=["hook.mask"])
+        report = check("advantage_hook", wrong_hooks.centres_columns, seed=seed, rules=["hook.mask"])
         return report.violations[0].message
 
     assert message(0) != message(1)
@@ -281,7 +232,7 @@ def test_another_seed_draws_other_batches() -> None:
 
 def test_texts_and_columns_of_the_caller_are_in_the_batch() -> None:
     SEEN.clear()
-    report = check_advantage_hook(Looks(), completions=["a = 1; b = 2"], columns={"level": [3]}, isolated=False)
+    report = check("advantage_hook", Looks(), completions=["a = 1; b = 2"], columns={"level": [3]}, isolated=False)
     assert report.ok, str(report)
     text, level, offsets = SEEN[0]
     assert (text, level) == ("a = 1; b = 2", 3)
@@ -295,7 +246,7 @@ def test_the_builders_make_what_a_unit_test_needs() -> None:
     rollout = make_rollout([2, 1], rewards=[1.0, 0.0])
     assert rollout.mask_B_T.tolist() == [[1, 1], [1, 0]]
     assert rollout.group_baselines_B.tolist() == [0.5, 0.5]
-    assert check_loss_aggregation(wrong_aggregations.Right()).ok
+    assert check("loss_aggregation", wrong_aggregations.Right()).ok
     forward = make_forward(torch.zeros(2, 3), torch.ones(2, 3))
     assert forward.mask_B_T.tolist() == [[1, 1, 1], [1, 1, 1]]
 
@@ -337,7 +288,7 @@ class RefusesItsResult(wrong_hooks.Transform):
 
 
 def test_an_error_that_names_a_part_of_the_contract_breaks_that_rule_in_whatever_words() -> None:
-    report = check_advantage_hook(RefusesItsResult(), rules=["hook.shape", "hook.finite", "hook.long"])
+    report = check("advantage_hook", RefusesItsResult(), rules=["hook.shape", "hook.finite", "hook.long"])
     assert [broken.rule.name for broken in report.roots] == ["hook.finite"], str(report)
 
 
@@ -345,17 +296,19 @@ def test_a_reward_that_takes_messages_alone_is_tried_with_messages_and_the_repor
     def last(completions: list[Any], **columns: Any) -> list[float]:
         return [float("18" in (completion[-1]["content"] or "" if completion else "")) for completion in completions]
 
-    report = check_reward(last, rules=["reward.call", "reward.run", "reward.formats", "reward.empty", "reward.order"])
+    report = check(
+        "reward", last, rules=["reward.call", "reward.run", "reward.formats", "reward.empty", "reward.order"]
+    )
     assert report.ok, str(report)
     assert "it takes messages alone: with strings it raised TypeError" in str(report)
-    assert check_reward("trl.rewards:accuracy_reward", rules=["reward.run", "reward.length", "reward.types"]).ok
+    assert check("reward", "trl.rewards:accuracy_reward", rules=["reward.run", "reward.length", "reward.types"]).ok
 
 
 def test_what_makes_a_reward_is_not_told_to_take_columns() -> None:
     def make(target: int, scale: float = 1.0) -> Any:
         return wrong_rewards.Simple()
 
-    (broken,) = check_reward(make, rules=["reward.call"]).violations
+    (broken,) = check("reward", make, rules=["reward.call"]).violations
     assert "if it makes a reward, call it" in broken.message
     assert "**columns" not in broken.message
 
@@ -382,17 +335,15 @@ def test_ranks_gather_in_their_order_many_times() -> None:
 
 
 def test_options_come_from_pyproject(tmp_path: Path) -> None:
-    assert project_options(tmp_path) == {}
-    assert project_name(tmp_path) is None
+    assert project(tmp_path) == (None, {})
     (tmp_path / "pyproject.toml").write_text(
         '[project]\nname = "politeness"\n[tool.trl-grpo-ext.check.polite]\ncolumns = {answer = ["a", "b"]}\n'
     )
-    assert project_options(tmp_path) == {"polite": {"columns": {"answer": ["a", "b"]}}}
-    assert project_name(tmp_path) == "politeness"
+    assert project(tmp_path) == ("politeness", {"polite": {"columns": {"answer": ["a", "b"]}}})
     for broken in ("[tool.trl-grpo-ext]\ncheck = 3\n", "[tool.trl-grpo-ext.check]\npolite = 3\n", "[tool"):
         (tmp_path / "pyproject.toml").write_text(broken)
         with pytest.raises(ConfigurationError, match="pyproject"):
-            project_options(tmp_path)
+            project(tmp_path)
 
 
 def test_importing_the_kit_imports_no_torch() -> None:

@@ -89,15 +89,9 @@ def check_command(
         bool, typer.Option("--verbose", "-v", help="Name every rule, including those that broke as a consequence.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print a list of reports.")] = False,
-    with_badge: Annotated[
-        bool, typer.Option("--badge", help="End with the lowest level found, as a badge in Markdown for a README.")
-    ] = False,
     list_rules: Annotated[bool, typer.Option("--list-rules", help="Print the rules of one kind, or all.")] = False,
 ) -> None:
     """Check that a plugin keeps the rules that training relies on.
-
-    Each gets a level: bronze loads and keeps what a run enforces, silver keeps all rules and is shown to work, gold is
-    also compared on several ranks and after resuming, and documented.
 
     Exits with 1 if a rule is broken and with 2 if a plugin cannot be loaded. With --strict, exits with 3 if all rules
     are kept but nothing shows that a plugin does anything.
@@ -106,8 +100,6 @@ def check_command(
     if list_rules:
         _print_rules(wanted, as_json)
         return
-    if with_badge and as_json:
-        raise ConfigurationError("--badge is a line of text; with --json each report has its own `badge`.")
     if (selection is None) == (distribution is None):
         raise ConfigurationError("Say what to check: either a selection or --distribution NAME.")
     from ..plugins.discovery import scan
@@ -135,7 +127,7 @@ def check_command(
                 status.update(Text(f"{rule}, rule {number} of {count}", style="dim"))
 
             found.append(_check(info, asked, {**_project_settings(info), **given}, at))
-    _finish(found, as_json, strict, verbose, with_badge)
+    _finish(found, as_json, strict, verbose)
 
 
 def _select(selection: str, kind: Kind | None, installed: Installed) -> list[tuple[PluginInfo, Any]]:
@@ -147,15 +139,13 @@ def _select(selection: str, kind: Kind | None, installed: Installed) -> list[tup
     plain = asked.plain()
     given: dict[str, Any] = plain if isinstance(plain, dict) else {}
     found = find_named(str(asked), kind, installed)
-    return [(info, {**given, "name": _unique_name(info, asked.name)}) for info in found]
+    return [(info, {**given, "name": info.selection}) for info in found]
 
 
 def _offered(distribution: str, kind: Kind | None, installed: Installed) -> list[tuple[PluginInfo, Any]]:
     from ..plugins.discovery import suggest_names
-    from ..plugins.metadata import normalise
 
-    offered = [info for info in installed.plugins if normalise(info.distribution or "") == normalise(distribution)]
-    found = [(info, {"name": _unique_name(info, info.name)}) for info in offered if kind in (None, info.kind)]
+    found = [(info, {"name": info.selection}) for info in installed.of(distribution) if kind in (None, info.kind)]
     if not found:
         names = {info.distribution or "" for info in installed.plugins}
         raise ConfigurationError(
@@ -164,20 +154,14 @@ def _offered(distribution: str, kind: Kind | None, installed: Installed) -> list
     return found
 
 
-def _unique_name(info: PluginInfo, name: str) -> str:
-    return info.target if info.dotted else f"{info.distribution}:{name}"
-
-
 def _project_settings(info: PluginInfo) -> dict[str, Any]:
     """A plugin's check settings from pyproject.toml in the current folder, if the plugin belongs to that project."""
     from ..plugins.metadata import normalise
-    from ..testing.kit import project_name, project_options
+    from ..testing.kit import project
 
-    here = Path.cwd()
-    name = project_name(here)
-    if name is None or normalise(name) != normalise(info.distribution or ""):
-        return {}
-    return project_options(here).get(info.name, {})
+    name, options = project(Path.cwd())
+    same = name is not None and normalise(name) == normalise(info.distribution or "")
+    return options.get(info.name, {}) if same else {}
 
 
 def _check(info: PluginInfo, asked: Mapping[str, Any], options: Mapping[str, Any], progress: Any) -> Report | _Unloaded:
@@ -189,7 +173,7 @@ def _check(info: PluginInfo, asked: Mapping[str, Any], options: Mapping[str, Any
         return _Unloaded(info.kind, info.name, str(error))
 
 
-def _finish(found: list[Report | _Unloaded], as_json: bool, strict: bool, verbose: bool, with_badge: bool) -> None:
+def _finish(found: list[Report | _Unloaded], as_json: bool, strict: bool, verbose: bool) -> None:
     if as_json:
         typer.echo(json.dumps([one.plain() for one in found], indent=2))
     console = results()
@@ -202,20 +186,12 @@ def _finish(found: list[Report | _Unloaded], as_json: bool, strict: bool, verbos
             for indent, parts in one.lines(verbose):
                 paragraph(console, Text.assemble(*parts), indent=indent)
     reports = [one for one in found if not isinstance(one, _Unloaded)]
-    if with_badge:
-        _print_badge(reports if len(reports) == len(found) else [])
     if len(reports) < len(found):
         raise typer.Exit(FAILED)
     if not all(one.ok for one in reports):
         raise typer.Exit(BROKEN)
     if strict and any(one.no_effect for one in reports):
         raise typer.Exit(NO_EFFECT)
-
-
-def _print_badge(reports: list[Report]) -> None:
-    from ..testing.reports import badge, lowest
-
-    typer.echo(badge(lowest(report.level or "none" for report in reports)))
 
 
 def _print_rules(kind: Kind | None, as_json: bool) -> None:

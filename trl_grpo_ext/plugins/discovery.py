@@ -67,6 +67,11 @@ class PluginInfo:
         return name == self.name or name in self.aliases
 
     @property
+    def selection(self) -> str:
+        """What selects this plugin and no other: `distribution:name`, or its dotted path."""
+        return self.target if self.dotted or self.distribution is None else f"{self.distribution}:{self.name}"
+
+    @property
     def source(self) -> str:
         """Distribution and version in words; the module if it belongs to no distribution."""
         if self.distribution is None:
@@ -119,6 +124,10 @@ class Installed:
     plugins: list[PluginInfo]
     distributions: dict[str, Distribution]
     unreadable: list[str]
+
+    def of(self, distribution: str) -> list[PluginInfo]:
+        """The plugins of one distribution; its name may be spelled in any way that packaging takes for the same."""
+        return [info for info in self.plugins if normalise(info.distribution or "") == normalise(distribution)]
 
 
 def scan() -> Installed:
@@ -237,7 +246,7 @@ def _why_no_entry_point(kind: Kind, asked: Selection, installed: Installed) -> s
     name = asked.distribution or ""
     if normalise(name) not in installed.distributions:
         return f"no installed distribution is called {name!r}"
-    offered = [info for info in installed.plugins if normalise(info.distribution or "") == normalise(name)]
+    offered = installed.of(name)
     others = [info.kind for info in offered if info.answers_to(asked.name)]
     if others:
         is_a, is_not = with_article(others[0]), with_article(kind)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from email.parser import HeaderParser
 from importlib.metadata import Distribution, PackageNotFoundError, distributions, version
 from pathlib import Path
@@ -118,20 +118,6 @@ def provenance(key: str, distribution: Distribution) -> tuple[str, str | None]:
     """Name and version for people to read, even if the metadata lacks them."""
     fields = _fields(distribution)
     return fields.get("name") or key, fields.get("version") or next(iter(_stem(distribution)[1:]), None)
-
-
-def documentation(distribution: Distribution, names: Iterable[str]) -> str:
-    """Where a distribution documents a plugin: the URL that its metadata calls documentation, or "its README" where
-    that has one of the plugin's names in backticks or quotation marks; else empty. No URL is opened.
-    """
-    text = _text(distribution, "METADATA") or _text(distribution, "PKG-INFO")
-    header, _, readme = text.partition("\n\n")
-    for url in HeaderParser().parsestr(header).get_all("Project-URL", []):
-        label, _, address = url.partition(",")
-        if label.strip().lower() in ("documentation", "docs") and address.strip():
-            return address.strip()
-    named = any(f"{mark}{name}{mark}" in readme for name in names for mark in "`'\"")
-    return "its README" if named else ""
 
 
 def owner_of(module: str, installed: Mapping[str, Distribution]) -> tuple[str, Distribution] | None:

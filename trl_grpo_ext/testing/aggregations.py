@@ -11,7 +11,7 @@ import torch
 from ..credit.flow import reduced_loss, reduced_weights, token_weights
 from ..types import Rollout, Totals, implements
 from .batches import Row, Setting, SmallBatch, dead_batches, long_batches, odd_batches, with_empty_rows
-from .rules import Broken, Exempt, NotChecked, plugin_code
+from .rules import Broken, NotChecked, plugin_code
 from .tensor_checks import Call, Results, TensorChecks, compare, compare_numbers
 
 _DEAD = 90
@@ -75,7 +75,7 @@ class AggregationChecks(TensorChecks):
     def _parts_agree(self, parts: str) -> None:
         """The mean of `reduce` over the `micro_batches` or `processes` of a step equals its value for the whole."""
         if not self.needs_step:
-            raise Exempt("its reduce sees one micro-batch at a time and does not declare needs_step_totals = True")
+            raise NotChecked("its reduce sees one micro-batch at a time and does not declare needs_step_totals = True")
 
         def judge(batch: SmallBatch) -> None:
             loss_B_T, mask_B_T = batch.losses(), batch.mask()
@@ -202,7 +202,7 @@ class AggregationChecks(TensorChecks):
         self._reduce_only()
         self._comparable_only()
         if getattr(self.plugin, "homogeneous", True) is False:
-            raise Exempt("it declares homogeneous = False")
+            raise NotChecked("it declares homogeneous = False")
 
         def judge(batch: SmallBatch) -> None:
             once, twice = (self._reduced(f * batch.losses(), batch.mask(), batch.step_totals()) for f in (1, 2))
@@ -213,7 +213,7 @@ class AggregationChecks(TensorChecks):
     def step_totals(self) -> None:
         self._reduce_only()
         if self.needs_step:
-            raise Exempt("it declares needs_step_totals = True")
+            raise NotChecked("it declares needs_step_totals = True")
 
         def judge(batch: SmallBatch) -> None:
             with plugin_code(batch, before="where totals.step is None "):

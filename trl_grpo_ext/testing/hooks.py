@@ -14,7 +14,7 @@ from ..credit.flow import run_hook, run_shaper
 from ..errors import PluginContractError, PluginRunError, TRLGRPOExtError
 from ..types import HOOK_METHODS, NEEDS, Forward, Rollout, implements, role_of
 from .batches import Setting, SmallBatch, dead_batches, equal_rewards, negative_batch, odd_batches, with_empty_rows
-from .rules import Broken, Exempt, NotChecked, plugin_code
+from .rules import Broken, NotChecked, plugin_code
 from .tensor_checks import Call, Results, TensorChecks, compare, number
 
 _NOTHING = 1e-9
@@ -247,7 +247,7 @@ class HookChecks(TensorChecks):
         if "on_forward" not in self.stages:
             raise NotChecked("it has no on_forward")
         if getattr(self.plugin, "per_completion", False) is not True:
-            raise Exempt("it does not declare per_completion = True")
+            raise NotChecked("it does not declare per_completion = True")
 
         def judge(batch: SmallBatch) -> None:
             incoming_B_T, mask_B_T, forward = batch.incoming(), batch.mask(), batch.forward()
@@ -310,7 +310,7 @@ class HookChecks(TensorChecks):
 
         self._over(self.varied, judge)
 
-    def measured(self) -> dict[str, float | str]:
+    def measured(self) -> dict[str, float]:
         """How often it acts; empty if it cannot be run."""
         try:
             return {"share_of_tokens_changed": self._share_changed()}

@@ -10,85 +10,31 @@ from __future__ import annotations
 import os
 import sys
 import tomllib
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypedDict, Unpack
+from typing import Any
 
 from ..errors import ConfigurationError
 from ..guard.calls import reward_name
 from ..guard.parameters import checked_number
 from ..plugins.building import import_plugin
-from ..plugins.discovery import find, find_and_explain
+from ..plugins.discovery import find_and_explain
 from ..plugins.kinds import KINDS, Kind
 from ..plugins.loading import resolve
-from ..plugins.metadata import documentation, installed_distributions, normalise
 from ..plugins.selection import Selection, parse_selection
 from .processes import Progress, run_here, run_in_process
-from .reports import ConformanceError, Report, with_roots
-from .rules import Checks, CopyError, fresh_copy, rules_of
+from .reports import ConformanceError, Report, Violation, with_roots
+from .rules import Broken, Checks, CopyError, fresh_copy, rules_of
 
 ATTRIBUTE = "conformance"
-TABLE = ("tool", "trl-grpo-ext", "check")
 
 TIMEOUT = 10.0
 """Seconds for each rule, unless the caller or the plugin sets another limit."""
 
-
-class Options(TypedDict, total=False):
-    """Options for any plugin. Those left out follow the plugin's own declaration, then the default."""
-
-    parameters: Mapping[str, Any] | None
-    """Parameters to build the plugin with, if the selection has none."""
-
-    columns: Mapping[str, Any] | None
-    """The data set's columns: one value for all rows, or a list of values, repeated. A reward is given some beside them
-    that many data sets have (`answer`, `solution`, ...), since TRL passes all."""
-
-    completions: Sequence[Any] | None
-    """What a reward scores, by default a few of several kinds. Of a rollout its texts, repeated, each cut into as many
-    tokens as the batch wants; by default they are made of `<think>` and the like."""
-
-    prompts: Sequence[Any] | None
-    """Prompts, repeated."""
-
-    deterministic: bool | None
-    """False for plugins that draw random numbers on purpose."""
-
-    seed: int | None
-    """The seed for log-probabilities, tokens and losses. Batches for rewards are the same in every run."""
-
-    rules: Iterable[str] | None
-    """Names of rules; all by default."""
-
-    timeout: float | None
-    """Seconds per rule, 10 by default; twice that for the first, which may load a model."""
-
-
-class RewardOptions(Options, total=False):
-    """Options for a reward."""
-
-    required: Sequence[str] | None
-    """Columns that are never None in the data, so that None need not be tried."""
-
-    unreadable: Sequence[Any] | None
-    """References, besides None, that it cannot read, for `reward.outcomes`."""
-
-    formats: Sequence[str] | None
-    """The forms of completions that it takes, "text" and "messages"."""
-
-    per_completion: bool | None
-    """False for a reward that compares completions with each other on purpose."""
-
-    seconds_per_completion: float | None
-    """The limit of `reward.time`."""
-
-
-class ContextOptions(Options, total=False):
-    """Options for an advantage hook, a loss aggregation or a group filter."""
-
-    tokenizer: Any
-    """`rollout.tokenizer`; None by default. Only the caller can give it, since a file holds no object."""
+OPTIONS = ("parameters", "columns", "completions", "prompts", "deterministic", "seed", "rules", "timeout")
+OF_REWARDS = ("required", "unreadable", "formats", "per_completion", "seconds_per_completion")
+FORMATS = ("text", "messages")
 
 
 def check(
@@ -103,8 +49,8 @@ def check(
             rule. Use False for a debugger or to measure coverage. If CUDA is in use in this process, it cannot be
             forked, and the checks run here.
         progress: Called before each rule with its name, its number and the number of rules.
-        **options: Those of `check_reward`, `check_advantage_hook`, `check_loss_aggregation` and
-            `check_group_filter`.
+        **options: `OPTIONS`, for a reward also `OF_REWARDS`, for the others `tokenizer`; docs/conformance.md says what
+            each is. None is as good as leaving one out: then the plugin's own declaration counts, then the default.
 
     Raises:
         ConfigurationError: There is no such kind, rule or option.
@@ -113,41 +59,28 @@ def check(
     if kind not in KINDS:
         raise ConfigurationError(f"{kind!r} is not a kind of plugin; the kinds are {', '.join(KINDS)}.")
     given = {key: value for key, value in options.items() if value is not None}
-    _check_keys(kind, given, f"check({kind!r}, ...)", by_caller=True)
+    _check_keys(kind, given, f"check({kind!r}, ...)", ("tokenizer",))
     rules = rules_of(kind, given.get("rules"))
     timeout = checked_number("timeout", given.get("timeout", TIMEOUT), "a positive number of seconds", lambda x: x > 0)
 
-    def prepare() -> tuple[str, Checks]:
-        subject = load_subject(kind, plugin_or_selection, given)
-        return subject.name, _checks(kind, subject)
+    def prepare() -> Checks:
+        return _checks(kind, plugin_or_selection, given)
 
     if isolated and _may_fork():
-        found = run_in_process(rules, prepare, timeout, progress)
+        results = run_in_process(rules, prepare, timeout, progress)
     else:
-        found = run_here(rules, prepare, progress)
+        results = run_here(rules, prepare, progress)
+    broken = [(rule, found) for rule, found in results.found.items() if isinstance(found, Broken)]
     return Report(
-        subject=found.name,
+        subject=results.name,
         kind=kind,
-        passed=tuple(found.passed),
-        violations=with_roots(found.violations),
-        skipped=tuple(found.skipped),
-        measured=found.measured,
-        no_effect=found.no_effect,
-        printed=found.printed,
-        documentation=_documentation(kind, plugin_or_selection),
-        because=found.because,
+        passed=tuple(rule for rule, found in results.found.items() if found is None),
+        violations=with_roots([Violation(rule, one.message, one.example, one.cause) for rule, one in broken]),
+        skipped=tuple((rule, str(one)) for rule, one in results.found.items() if one and not isinstance(one, Broken)),
+        measured=results.measured,
+        no_effect="" if broken else results.no_effect,
+        printed=results.printed,
     )
-
-
-def _documentation(kind: Kind, plugin_or_selection: Any) -> str:
-    """Where the distribution of a selected plugin documents it; an object is of no distribution."""
-    if not isinstance(plugin_or_selection, str | Mapping | Selection):
-        return ""
-    info = find(kind, plugin_or_selection)
-    if info.builtin:
-        return "docs/plugins.md"  # which has them all: `tests/test_every_plugin.py`
-    distribution = dict(installed_distributions()).get(normalise(info.distribution or ""))
-    return "" if distribution is None else documentation(distribution, (info.name, *info.aliases))
 
 
 def _may_fork() -> bool:
@@ -168,39 +101,21 @@ def assert_conforms(kind: Kind, plugin_or_selection: Any, **options: Any) -> Non
         raise ConformanceError(str(report))
 
 
-def check_reward(reward: Any, **options: Unpack[RewardOptions]) -> Report:
-    """Check a reward, given as a function or a selection, like `check`."""
-    return check("reward", reward, **options)
-
-
-def check_advantage_hook(hook: Any, **options: Unpack[ContextOptions]) -> Report:
-    """Check an advantage hook, given as an object or a selection, like `check`."""
-    return check("advantage_hook", hook, **options)
-
-
-def check_loss_aggregation(aggregation: Any, **options: Unpack[ContextOptions]) -> Report:
-    """Check a loss aggregation, given as an object or a selection, like `check`."""
-    return check("loss_aggregation", aggregation, **options)
-
-
-def check_group_filter(group_filter: Any, **options: Unpack[ContextOptions]) -> Report:
-    """Check a group filter, given as an object or a selection, like `check`."""
-    return check("group_filter", group_filter, **options)
-
-
-def _checks(kind: Kind, subject: Subject) -> Checks:
-    """The checks of a kind, whose modules are imported here, since most import torch."""
-    options = subject.options
-    texts, prompts = (as_texts(name, options.get(name)) for name in ("completions", "prompts"))
+def _checks(kind: Kind, plugin_or_selection: Any, given: Mapping[str, Any]) -> Checks:
+    """The checks of a plugin. The modules of its kind are imported here, since most import torch."""
+    plugin, name, options, again = _subject(kind, plugin_or_selection, given)
+    texts, prompts = (as_texts(what, options.get(what)) for what in ("completions", "prompts"))
     columns = as_columns(options.get("columns"))
     checks: Checks
     if kind == "reward":
         from .reward_calls import ordinary_call
         from .rewards import RewardChecks
 
-        forms = _forms(subject.name, options.get("formats", ("text", "messages")))
-        ordinary = ordinary_call(subject.plugin, texts, prompts, columns, forms[0])
-        checks = RewardChecks(subject.plugin, ordinary, forms, options, subject.again)
+        formats = options.get("formats", FORMATS)
+        forms = (formats,) if isinstance(formats, str) else tuple(formats)
+        if not forms or not set(forms) <= {*FORMATS}:
+            raise ConfigurationError(f"{name}: formats must be some of {', '.join(FORMATS)}, got {formats!r}.")
+        checks = RewardChecks(plugin, ordinary_call(plugin, texts, prompts, columns, forms[0]), forms, options, again)
     else:
         from .aggregations import AggregationChecks
         from .batches import Setting
@@ -213,95 +128,58 @@ def _checks(kind: Kind, subject: Subject) -> Checks:
             "loss_aggregation": AggregationChecks,
             "group_filter": FilterChecks,
         }
-        checks = of_kind[kind](subject.plugin, setting, bool(options.get("deterministic", True)))
-    if "timeout" in options:
-        checks.timeout = float(options["timeout"])
+        checks = of_kind[kind](plugin, setting, bool(options.get("deterministic", True)))
+    checks.name, checks.timeout = name, options.get("timeout")
     return checks
 
 
-def _forms(name: str, formats: Any) -> tuple[Any, ...]:
-    known = ("text", "messages")
-    listed = [formats] if isinstance(formats, str) else formats
-    if not isinstance(listed, Sequence) or not listed or any(form not in known for form in listed):
-        raise ConfigurationError(f"{name}: formats must be some of {', '.join(known)}, got {formats!r}.")
-    return tuple(listed)
-
-
-@dataclass(frozen=True)
-class Subject:
-    """A plugin to check, its name in reports, its options, and what builds another one (None if nothing can)."""
-
-    plugin: Any
-    name: str
-    options: Mapping[str, Any]
-    again: Callable[[], Any] | None
-
-
-def load_subject(kind: Kind, plugin_or_selection: Any, given: Mapping[str, Any]) -> Subject:
-    """Load a plugin, unless it is already one, and collect its options; the caller's come first.
+def _subject(
+    kind: Kind, plugin_or_selection: Any, given: Mapping[str, Any]
+) -> tuple[Any, str, dict[str, Any], Callable[[], Any] | None]:
+    """A plugin, loaded unless it already is; its name; its options; what builds another one (None if nothing can).
 
     A selection without parameters gets those that the plugin declares for its checks.
     """
     if isinstance(plugin_or_selection, str | Mapping | Selection):
         asked = parse_selection(kind, plugin_or_selection)
         info, why_not = find_and_explain(kind, asked)
-        exported = import_plugin(info, asked, why_not)
-        options = {**declared(kind, exported, asked.name), **given}
+        options = {**_declared(kind, import_plugin(info, asked, why_not), asked.name), **given}
         if not asked.parameters:
             asked = replace(asked, parameters=dict(options.get("parameters", {})))
-        plugin, wanted = resolve(kind, asked).object, asked
-        options = {**options, **declared(kind, plugin, asked.name), **given}
-        return Subject(plugin, asked.name, options, lambda: resolve(kind, wanted).object)
-    if isinstance(plugin_or_selection, type):
-        plugin_or_selection = resolve(kind, plugin_or_selection).object  # which says what to pass instead
-    name = reward_name(plugin_or_selection)
-    options = {**declared(kind, plugin_or_selection, name), **given}
+        plugin = resolve(kind, asked).object
+        options = {**options, **_declared(kind, plugin, asked.name), **given}
+        return plugin, asked.name, options, lambda: resolve(kind, asked).object
+    plugin = resolve(kind, plugin_or_selection).object if isinstance(plugin_or_selection, type) else plugin_or_selection
+    name = reward_name(plugin)
+    options = {**_declared(kind, plugin, name), **given}
     try:
-        unused = fresh_copy(plugin_or_selection)
+        unused = fresh_copy(plugin)
     except CopyError:
-        return Subject(plugin_or_selection, name, options, None)
-    return Subject(plugin_or_selection, name, options, lambda: fresh_copy(unused))
+        return plugin, name, options, None
+    return plugin, name, options, lambda: fresh_copy(unused)
 
 
-def declared(kind: Kind, exported: Any, name: str) -> dict[str, Any]:
+def _declared(kind: Kind, exported: Any, name: str) -> dict[str, Any]:
     """The options that a plugin, or its class, declares."""
-    options: dict[str, Any] = {}
-    attribute = getattr(exported, ATTRIBUTE, None)
-    if attribute is not None:
-        if not isinstance(attribute, Mapping):
-            raise ConfigurationError(f"{name}: `{ATTRIBUTE}` must be a mapping, and is {attribute!r:.200}.")
-        _check_keys(kind, attribute, f"{name}.{ATTRIBUTE}")
-        options |= attribute
-    for key in ("deterministic", "per_completion") if kind == "reward" else ("deterministic",):
-        value = getattr(exported, key, None)
-        if isinstance(value, bool):
-            options.setdefault(key, value)
-    return options
+    options = getattr(exported, ATTRIBUTE, None) or {}
+    if not isinstance(options, Mapping):
+        raise ConfigurationError(f"{name}: `{ATTRIBUTE}` must be a mapping, and is {options!r:.200}.")
+    _check_keys(kind, options, f"{name}.{ATTRIBUTE}")
+    switches = ("deterministic", "per_completion") if kind == "reward" else ("deterministic",)
+    declared = {key: getattr(exported, key, None) for key in switches}
+    return {**{key: value for key, value in declared.items() if isinstance(value, bool)}, **options}
 
 
-def project_options(folder: Path) -> dict[str, dict[str, Any]]:
-    """The options of each plugin in a folder's pyproject.toml, by name."""
-    table: Any = _project(folder)
-    for key in TABLE:
-        table = table.get(key, {}) if isinstance(table, dict) else {}
-    wrong = [name for name, value in table.items() if not isinstance(value, dict)] if isinstance(table, dict) else [""]
-    if wrong:
-        raise ConfigurationError(f"{folder / 'pyproject.toml'}: [{'.'.join(TABLE)}.{wrong[0]}] must be a table.")
-    return dict(table)
-
-
-def project_name(folder: Path) -> str | None:
-    """The name of the distribution whose pyproject.toml is in a folder, or None."""
-    project = _project(folder).get("project", {})
-    name = project.get("name") if isinstance(project, dict) else None
-    return name if isinstance(name, str) else None
-
-
-def _project(folder: Path) -> dict[str, Any]:
+def project(folder: Path) -> tuple[str | None, dict[str, dict[str, Any]]]:
+    """From a folder's pyproject.toml the distribution's name, None if there is none, and each plugin's options."""
     file = folder / "pyproject.toml"
+    if not file.is_file():
+        return None, {}
     try:
-        return tomllib.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        read = tomllib.loads(file.read_text(encoding="utf-8"))
+        options = read.get("tool", {}).get("trl-grpo-ext", {}).get("check", {})
+        return read.get("project", {}).get("name"), {name: dict(of_plugin) for name, of_plugin in options.items()}
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, AttributeError, TypeError, ValueError) as error:
         raise ConfigurationError(f"{file} cannot be read: {error}") from error
 
 
@@ -329,9 +207,8 @@ def as_texts(what: str, texts: Any) -> tuple[Any, ...] | None:
     return tuple(texts)
 
 
-def _check_keys(kind: Kind, options: Mapping[str, Any], place: str, by_caller: bool = False) -> None:
-    more = RewardOptions if kind == "reward" else ContextOptions if by_caller else Options
-    known = [*Options.__annotations__, *(key for key in more.__annotations__ if key not in Options.__annotations__)]
+def _check_keys(kind: Kind, options: Mapping[str, Any], place: str, more: Sequence[str] = ()) -> None:
+    known = [*OPTIONS, *(OF_REWARDS if kind == "reward" else more)]
     unknown = [key for key in options if key not in known]
     if unknown:
         raise ConfigurationError(f"{place} has no option {unknown[0]!r}; there are {', '.join(known)}.")

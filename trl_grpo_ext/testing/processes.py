@@ -2,8 +2,8 @@
 
 A forked copy of this process imports and builds the plugin and checks rule after rule. It reports events, the same that
 come of checking here: `events`. If a rule takes longer than the limit, or the process ends, that rule is broken, and
-another copy continues with the next. The limit counts the process's own time, not the time that it waits for a core on
-a busy machine.
+those after it are not checked. The limit counts the process's own time, not the time that it waits for a core on a busy
+machine.
 """
 
 from __future__ import annotations
@@ -26,8 +26,7 @@ from .. import errors
 from ..errors import BrokenPluginError, TRLGRPOExtError
 from ..guard.outcomes import shown
 from ..guard.worker_processes import queued_seconds
-from .reports import Violation
-from .rules import GATES, Broken, Checks, Finding, Rule, Unknown, describe_exception
+from .rules import GATES, Broken, Checks, Finding, NotChecked, Rule, describe_exception
 
 LOADING_SECONDS = 120.0
 """Seconds for importing and building a plugin: some import frameworks, on slow disks."""
@@ -35,20 +34,19 @@ LOADING_SECONDS = 120.0
 FIRST_CALL = 2.0
 """Factor on the limit for the rule `run`, whose first call may load a model."""
 
-_MOST_ENDED, _POLL_SECONDS = 2, 0.5
-_LONGEST_LINE, _LINES = 200, 5
+_POLL_SECONDS, _PRINTED = 0.5, 20_000
 _SET_PDEATHSIG = 1  # of Linux' prctl
 
-Prepare = Callable[[], tuple[str, Checks]]
-"""Loads the plugin and returns its name and checks. Runs in the process of the checks."""
+Prepare = Callable[[], Checks]
+"""Loads the plugin and returns its checks. Runs in the process of the checks."""
 Progress = Callable[[str, int, int], None]
 """Called with the rule's name, its number and the number of rules."""
 
 
 def events(rules: Sequence[Rule], prepare: Prepare, trying: Callable[[str], object] = str) -> Iterator[tuple[Any, ...]]:
     """Load a plugin and check the rules; yields what happens, for `Results.take`."""
-    name, checks = prepare()
-    yield "loaded", name, checks.timeout
+    checks = prepare()
+    yield "loaded", checks.name, checks.timeout
     checks.trying = trying
     for rule in rules:
         yield "rule", rule
@@ -60,24 +58,16 @@ def events(rules: Sequence[Rule], prepare: Prepare, trying: Callable[[str], obje
 
 
 class Results:
-    """What came of the rules so far, as in `Report`, and the rules that are left."""
+    """What came of each rule so far."""
 
     def __init__(self, rules: Sequence[Rule], timeout: float, progress: Progress | None) -> None:
-        self.left, self._rules, self._progress = [*rules], rules, progress
-        self.name, self._timeout, self.limit = "", timeout, LOADING_SECONDS
+        self._rules, self._progress, self._timeout = rules, progress, timeout
+        self.name, self.example, self.limit = "", "", LOADING_SECONDS
         self.rule: Rule | None = None
-        self.example = ""
-        self.passed: list[Rule] = []
-        self.violations: list[Violation] = []
-        self.skipped: list[tuple[Rule, str]] = []
-        self.because: dict[str, str] = {}
-        self.measured: dict[str, float | str] = {}
+        self.found: dict[Rule, Finding] = {}
+        self.measured: dict[str, float] = {}
         self.no_effect = ""
-        self.printed: tuple[tuple[str, ...], int] = ((), 0)
-
-    def restart(self) -> None:
-        """Expect a process that has loaded nothing yet."""
-        self.rule, self.limit = None, LOADING_SECONDS
+        self.printed: tuple[str, ...] = ()
 
     def take(self, event: tuple[Any, ...]) -> None:
         """Record an event; `limit` is then the time until the next."""
@@ -96,28 +86,16 @@ class Results:
             case "found", found:
                 self.add(found)
             case "end", measured, no_effect:
-                self.measured, self.no_effect = measured, "" if self.violations else no_effect
-                self.left = []
+                self.measured, self.no_effect = measured, no_effect
 
     def add(self, found: Finding) -> None:
-        """Record what came of the present rule; without a gate the rules that are left cannot be checked."""
+        """Record what came of the present rule; without a gate, or a process, the others cannot be checked."""
         assert self.rule is not None
-        del self.left[: self.left.index(self.rule) + 1]
-        if found is None:
-            self.passed.append(self.rule)
-        elif isinstance(found, Broken):
-            self.violations.append(Violation(self.rule, found.message, found.example, found.cause))
-            if self.rule.short in GATES:
-                self.skip_rest(f"{self.rule.name} is broken")
-        else:
-            self.skipped.append((self.rule, str(found)))
-            self.because[self.rule.name] = type(found).__name__
-
-    def skip_rest(self, reason: str) -> None:
-        """Record that the rules that are left are not checked."""
-        while self.left:
-            self.rule = self.left[0]
-            self.add(Unknown(reason))
+        self.found[self.rule] = found
+        lost = isinstance(found, Broken) and found.cause.startswith("lost")
+        if lost or (isinstance(found, Broken) and self.rule.short in GATES):
+            reason = "the process was lost before" if lost else f"{self.rule.name} is broken"
+            self.found |= {rule: NotChecked(reason) for rule in self._rules if rule not in self.found}
 
 
 def run_here(rules: Sequence[Rule], prepare: Prepare, progress: Progress | None = None) -> Results:
@@ -131,22 +109,18 @@ def run_here(rules: Sequence[Rule], prepare: Prepare, progress: Progress | None 
 def run_in_process(
     rules: Sequence[Rule], prepare: Prepare, timeout: float, progress: Progress | None = None
 ) -> Results:
-    """Check the rules in forked processes, with so many seconds for each rule."""
-    results, ended = Results(rules, timeout, progress), 0
+    """Check the rules in a forked process, with so many seconds for each rule."""
+    results = Results(rules, timeout, progress)
     with tempfile.TemporaryFile() as output:
-        while results.left:
-            results.restart()
-            with _forked(results.left, prepare, output.fileno()) as (process, reports):
-                lost = _follow(process, reports, results)
-            if lost and results.rule is None:
-                what = f"{results.name or 'the plugin'} cannot be loaded: while it was imported and built, {lost}"
-                raise BrokenPluginError(f"{what}.{_last_line(output)}")
-            if lost:
-                results.add(Broken(lost, results.example, f"lost: {lost}"))
-                ended += 1
-            if ended == _MOST_ENDED:
-                results.skip_rest(f"its process had to be ended {ended} times")
-        results.printed = _printed(output)
+        with _forked(rules, prepare, output.fileno()) as (process, reports):
+            lost = _follow(process, reports, results)
+        results.printed = tuple(os.pread(output.fileno(), _PRINTED, 0).decode(errors="replace").splitlines())
+    if lost and results.rule is None:
+        last = f" It printed {shown(results.printed[-1])}." if results.printed else ""
+        what = f"{results.name or 'the plugin'} cannot be loaded: while it was imported and built, {lost}"
+        raise BrokenPluginError(f"{what}.{last}")
+    if lost:
+        results.add(Broken(lost, results.example, f"lost: {lost}"))
     return results
 
 
@@ -240,21 +214,3 @@ def _redirect(output: int) -> None:
     torch = sys.modules.get("torch")
     if torch is not None:  # what OpenMP had started is not in a forked copy
         torch.set_num_threads(1)
-
-
-def _last_line(output: Any) -> str:
-    """What it printed last."""
-    size = os.fstat(output.fileno()).st_size
-    text = os.pread(output.fileno(), 1000, max(size - 1000, 0)).decode(errors="replace").strip()
-    return f" It printed {shown(text.splitlines()[-1])}." if text else ""
-
-
-def _printed(output: Any) -> tuple[tuple[str, ...], int]:
-    """The first printed lines, and the total number."""
-    output.seek(0)
-    lines, count = [], 0
-    for count, line in enumerate(output, 1):
-        if count <= _LINES:
-            text = line[: _LONGEST_LINE + 1].decode(errors="replace").rstrip("\n")
-            lines.append(text if len(text) <= _LONGEST_LINE else f"{text[:_LONGEST_LINE]}...")
-    return tuple(lines), count

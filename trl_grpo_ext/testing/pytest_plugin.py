@@ -5,8 +5,8 @@ pytest imports this at every start, so it imports nothing but pytest until the o
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -51,35 +51,32 @@ class ConformanceCollector(pytest.Collector):
     def __init__(self, *, asked: str, **settings: Any) -> None:
         super().__init__(**settings)
         self.asked = asked
+        self.made: dict[PluginInfo, Report | Exception] = {}
 
     def collect(self) -> Iterator[pytest.Item]:
         """Yield one item for each plugin and rule, or one that fails where they cannot be found."""
         from ..errors import TRLGRPOExtError
-        from .kit import project_options
+        from .kit import project
         from .rules import rules_of
 
         try:
-            options = project_options(self.config.rootpath)
-            infos = self._plugins()
+            name, options = project(self.config.rootpath)
+            infos = self._plugins(name)
         except TRLGRPOExtError as error:
-            yield RuleItem.from_parent(self, name="plugins", rule="", report=functools.partial(_raise, error))
+            yield RuleItem.from_parent(self, name="plugins", rule="", report=partial(_given, error))
             return
         for info in infos:
-            report = _once(functools.partial(_check, info, options.get(info.name, {})))
+            report = partial(self._report, info, options.get(info.name, {}))
             for rule in rules_of(info.kind):
                 yield RuleItem.from_parent(self, name=f"{info.name}::{rule.name}", rule=rule.name, report=report)
 
-    def _plugins(self) -> list[PluginInfo]:
+    def _plugins(self, project: str | None) -> list[PluginInfo]:
         from ..errors import ConfigurationError, UnknownPluginError
         from ..plugins.description import find_named
         from ..plugins.discovery import scan
         from ..plugins.kinds import GROUPS
-        from ..plugins.metadata import normalise
-        from .kit import project_name
 
-        words = [word.strip() for word in self.asked.split(",") if word.strip()] or [
-            project_name(self.config.rootpath) or ""
-        ]
+        words = [word.strip() for word in self.asked.split(",") if word.strip()] or [project or ""]
         if words == [""]:
             raise ConfigurationError(
                 f"{OPTION} checks the distribution whose pyproject.toml is in {self.config.rootpath}, and there is "
@@ -87,42 +84,32 @@ class ConformanceCollector(pytest.Collector):
             )
         installed, found = scan(), []
         for word in words:
-            of_it = [one for one in installed.plugins if normalise(one.distribution or "") == normalise(word)]
             try:
-                found += [one for one in of_it or find_named(word, None, installed) if one not in found]
+                of_word = installed.of(word) or find_named(word, None, installed)
             except UnknownPluginError as error:
                 raise ConfigurationError(
                     f"No installed plugin or distribution is called {word!r}. Is it installed here (pip install -e .), "
                     f"and has its pyproject.toml an entry point in one of the groups {', '.join(GROUPS.values())}?"
                 ) from error
+            found += [one for one in of_word if one not in found]
         return found
 
+    def _report(self, info: PluginInfo, options: dict[str, Any]) -> Report:
+        """A plugin is checked once, when its first test runs; each gets the report or the error."""
+        from .kit import check
 
-def _check(info: PluginInfo, options: dict[str, Any]) -> Report:
-    from .kit import check
-
-    return check(info.kind, f"{info.distribution}:{info.name}" if info.distribution else info.name, **options)
-
-
-def _raise(error: Exception) -> Report:
-    raise error
-
-
-def _once(make: Callable[[], Report]) -> Callable[[], Report]:
-    """Make a report when it is first asked for, and give it, or the error, each time."""
-    made: list[Report | Exception] = []
-
-    def report() -> Report:
-        if not made:
+        if info not in self.made:
             try:
-                made.append(make())
-            except Exception as error:  # raised by each of the plugin's tests
-                made.append(error)
-        if isinstance(made[0], Exception):
-            raise made[0]
-        return made[0]
+                self.made[info] = check(info.kind, info.selection, **options)
+            except Exception as error:
+                self.made[info] = error
+        return _given(self.made[info])
 
-    return report
+
+def _given(made: Report | Exception) -> Report:
+    if isinstance(made, Exception):
+        raise made
+    return made
 
 
 class RuleItem(pytest.Item):

@@ -20,7 +20,6 @@ from .reward_calls import EMPTY, HOSTILE, Form, RewardCall
 from .rules import (
     Broken,
     Checks,
-    Exempt,
     Finding,
     NotChecked,
     Rule,
@@ -148,14 +147,14 @@ class RewardChecks(Checks):
 
     def _deterministic_only(self) -> None:
         if not self.deterministic:
-            raise Exempt("it declares deterministic = False")
+            raise NotChecked("it declares deterministic = False")
 
     def _independent_only(self) -> None:
         self._deterministic_only()
         if not self.per_completion:
-            raise Exempt("it declares per_completion = False")
+            raise NotChecked("it declares per_completion = False")
 
-    def measured(self) -> dict[str, float | str]:
+    def measured(self) -> dict[str, float]:
         if not self.seconds:
             return {}
         return {"seconds_per_completion": min(self.seconds), "seconds_of_first_call": self._first_seconds}
@@ -235,7 +234,7 @@ class RewardChecks(Checks):
         if self._refused and self._first is not None:
             raise NotChecked(f"it takes messages alone: with strings {self._refused}")
         if len(self._forms) < 2:
-            raise Exempt(f"it declares formats = {list(self._forms)}")
+            raise NotChecked(f"it declares formats = {list(self._forms)}")
 
         def judge(batch: RewardCall) -> None:
             messages = replace(batch, form="messages")

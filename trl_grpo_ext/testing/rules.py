@@ -270,14 +270,6 @@ class NotChecked(Exception):  # noqa: N818
     """A rule does not apply to this plugin; the message is the reason."""
 
 
-class Exempt(NotChecked):
-    """A rule is not checked because of what the plugin declares, or does not declare."""
-
-
-class Unknown(NotChecked):
-    """A rule cannot be checked because another one is broken."""
-
-
 Finding = Broken | NotChecked | None
 """What came of checking one rule; None if the plugin keeps it."""
 
@@ -286,16 +278,18 @@ class Checks:
     """The checks of one plugin: the method `shape` checks the rule `hook.shape`, and raises `Broken` or `NotChecked`.
 
     Attributes:
+        name: The plugin's name in reports.
         trying: Called with each input, as text, before the plugin is tried on it, to know it if the plugin hangs.
         timeout: Seconds per rule that the plugin declares, or None.
     """
 
+    name = ""
     timeout: float | None = None
 
     def __init__(self) -> None:
         self.trying: Callable[[str], object] = str
 
-    def measured(self) -> dict[str, float | str]:
+    def measured(self) -> dict[str, float]:
         """Measurements made during the checks."""
         return {}
 

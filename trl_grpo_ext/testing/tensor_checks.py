@@ -23,9 +23,7 @@ from .rules import (
     Broken,
     Checks,
     CopyError,
-    Exempt,
     NotChecked,
-    Unknown,
     cause_of,
     describe_exception,
     fresh_copy,
@@ -119,7 +117,7 @@ class TensorChecks(Checks, ABC):
 
         self.over(batches, guarded)
         if len(refused) == len(batches):  # nothing was checked, and another rule says why
-            raise Unknown(f"{self.prefix}.{refused[0]} is broken")
+            raise NotChecked(f"{self.prefix}.{refused[0]} is broken")
 
     def _agree(self, ours: Results, theirs: Results, what: str, at: SmallBatch, exactly: bool = False) -> None:
         for (method, one_B_T), (_, other_B_T) in zip(ours, theirs, strict=True):
@@ -129,7 +127,7 @@ class TensorChecks(Checks, ABC):
     def _comparable_only(self) -> None:
         """Leave a rule out that compares two results, where they may differ for another reason."""
         if not self.deterministic:
-            raise Exempt("it declares deterministic = False")
+            raise NotChecked("it declares deterministic = False")
         if not self._copyable:  # each trial changes it for the next
             raise NotChecked(f"{self.prefix}.pickle is broken: it cannot be copied, so its results are not compared")
 
