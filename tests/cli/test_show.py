@@ -93,7 +93,6 @@ def test_all_that_is_known_of_a_hook(folder: Path) -> None:
         "state": "ready",
         "detail": "",
         "form": "class",
-        "signature": "(mode: str, *, factor: float = 2.0)",
         "target": "sh_hooks:Hook",
         "parameters": [
             {"name": "mode", "type": "str", "required": True, "default": None, "doc": "How."},
@@ -118,7 +117,7 @@ def test_all_that_is_known_of_a_hook(folder: Path) -> None:
     words = invoke("show", "sh-hooks:sh_scale", env={"PYTHONPATH": str(folder)}).out
     assert f"file: {docs['file']}:{docs['line']}" in words
     assert "mode: str, required" in words
-    assert "https://arxiv.org/abs/2401.01234" in words
+    assert "Somebody et al. (2401.01234)." in words
     assert words.endswith(example)
 
 
@@ -174,13 +173,13 @@ def test_a_plugin_may_not_write_to_stdout_and_is_not_imported_where_it_may_not_l
     write_distribution(tmp_path, "sh-unsure", point, {"sh_unsure.py": MARKED + DECORATED})
     env = {"PYTHONPATH": str(tmp_path)}
     (blocked,) = json.loads(invoke("show", "sh_unsure", "--json", env={**env, "TRL_GRPO_EXT_PLUGINS": "none"}).out)
-    assert (blocked["signature"], blocked["state"]) == (None, "blocked")
+    assert (blocked["form"], blocked["state"]) == ("unknown", "blocked")
     assert blocked["summary"] == "A reward whose text does not say what it takes."
     assert imported(tmp_path) == []
     done = invoke("show", "sh_unsure", "--json", env=env)
     (docs,) = json.loads(done.out)
     assert "chatter of the plugin" in done.err
-    assert docs["signature"] == "(strength: float = 1.5, **more)"
+    assert [one["name"] for one in docs["parameters"]] == ["strength"]
 
 
 def test_a_plugin_that_cannot_be_imported_is_a_problem(folder: Path) -> None:

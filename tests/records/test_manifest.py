@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from trl_grpo_ext import load_advantage_hooks, load_rewards
 from trl_grpo_ext.errors import ManifestError
 from trl_grpo_ext.guard.guarded import guarded
-from trl_grpo_ext.plugins.loading import LoadedList, resolve_loss_aggregation
+from trl_grpo_ext.plugins.loading import LoadedList, resolve
 from trl_grpo_ext.records.manifest import Manifest, PluginRecord, differences, section, version_notes, with_plugins
 from trl_grpo_ext.records.source import SourceReader, of_text
 
@@ -377,10 +377,10 @@ def test_a_list_remembers_what_it_was_made_of_and_a_copy_does_not() -> None:
 
 
 def test_an_aggregation_is_known_only_while_it_is_the_one() -> None:
-    loaded = resolve_loss_aggregation({"name": "length_power", "alpha": 0.5})
+    loaded = resolve("loss_aggregation", {"name": "length_power", "alpha": 0.5})
     known = Manifest.of(bare([], (), loaded.object), loaded).plugins[0]
     assert (known.parameters, known.selected) == ({"alpha": 0.5}, True)
-    other = resolve_loss_aggregation("token_mean").object
+    other = resolve("loss_aggregation", "token_mean").object
     replaced = Manifest.of(bare([], (), other), loaded).plugins[0]
     assert (replaced.name, replaced.selected) == ("token_mean", False)
 

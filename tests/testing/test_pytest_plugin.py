@@ -79,7 +79,7 @@ def test_each_plugin_and_rule_is_a_test_of_its_own(pytester: pytest.Pytester) ->
 def test_the_option_takes_no_folder_for_its_value(pytester: pytest.Pytester) -> None:
     install(pytester, REWARD, POLITE)
     result = run(pytester, "--trl-grpo-ext", "test_own.py", "-k", "own or reward.length")
-    result.assert_outcomes(passed=2, deselected=18)
+    result.assert_outcomes(passed=2, deselected=17)
     assert result.ret == 0
 
 

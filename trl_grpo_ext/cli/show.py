@@ -85,17 +85,9 @@ def _print(docs: PluginDocs, console: Console) -> None:
             paragraph(console, title, indent=2)
             if text := docs.doc.parameters.get(parameter.name):
                 paragraph(console, Text(one_line(text)), indent=6)
-    if docs.doc.formulas:
-        _heading(console, "Formulas")
-        for formula in docs.doc.formulas:
-            _verbatim(console, formula, indent=2)
     for section in (title for title in _SECTIONS if title in docs.doc.sections):
         _heading(console, section)
         _verbatim(console, docs.doc.sections[section], indent=2)
-    if docs.doc.papers:
-        _heading(console, "Papers")
-        for paper in docs.doc.papers:
-            paragraph(console, Text(f"https://arxiv.org/abs/{paper}"), indent=2)
     _heading(console, "Example")
     for line in docs.example.rstrip("\n").split("\n"):
         console.print(Text(escape(line)), soft_wrap=True)  # whole lines: it is there to be copied
@@ -115,7 +107,6 @@ def _facts(docs: PluginDocs) -> list[tuple[str, str]]:
         ("target", info.target),
         ("file", where),
         ("form", docs.form),
-        ("signature", None if docs.signature is None else f"{info.target.partition(':')[2].strip()}{docs.signature}"),
         ("columns", ", ".join(docs.columns)),
         ("methods", ", ".join(docs.methods)),
         *declares,

@@ -5,9 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
-import signal
 import sys
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -27,9 +25,6 @@ from .discovery import PluginInfo, explain_neither, sentence_subject, suggest_na
 from .kinds import FACTS
 from .metadata import metadata_directory
 from .selection import Selection, looks_like_a_number
-
-OLDEST_CONTRACT = 1
-"""The oldest version of the contract that still works."""
 
 
 def import_plugin(info: PluginInfo, asked: Selection, not_an_entry_point_because: str | None) -> Any:
@@ -73,29 +68,14 @@ def import_plugin(info: PluginInfo, asked: Selection, not_an_entry_point_because
 
 @contextmanager
 def plugin_code(info: PluginInfo, what: str) -> Iterator[None]:
-    """Run code of a plugin: all that it raises is a `BrokenPluginError`, except the user's own Ctrl-C."""
-    interrupts: list[int] = []
-    before = signal.getsignal(signal.SIGINT)
-
-    def note(number: int, frame: Any) -> None:
-        interrupts.append(number)
-        before(number, frame)  # type: ignore[operator, misc]
-
-    watched = callable(before) and threading.current_thread() is threading.main_thread()
-    if watched:
-        signal.signal(signal.SIGINT, note)
+    """Run code of a plugin: all that it raises is a `BrokenPluginError`, except Ctrl-C."""
     try:
         yield
-    except TRLGRPOExtError:
+    except (TRLGRPOExtError, KeyboardInterrupt):
         raise
     except BaseException as error:  # SystemExit too: a plugin that exits must not end the run in silence
-        if interrupts:
-            raise
         problem = f"{what} raised {type(error).__name__}: {exception_text(error)}"
         raise BrokenPluginError(broken_plugin_error(info, problem)) from error
-    finally:
-        if watched and signal.getsignal(signal.SIGINT) is note:
-            signal.signal(signal.SIGINT, before)
 
 
 def check_contract(info: PluginInfo, exported: Any) -> None:
@@ -112,12 +92,6 @@ def check_contract(info: PluginInfo, exported: Any) -> None:
         raise PluginContractError(
             f"{subject} was written for version {version} of the plugin contract, and this trl-grpo-ext has version "
             f"{CONTRACT_VERSION}. Upgrade trl-grpo-ext, or install a version of {info.distribution or 'it'} for that."
-        )
-    if version < OLDEST_CONTRACT:
-        raise PluginContractError(
-            f"{subject} was written for version {version} of the plugin contract, and this trl-grpo-ext understands "
-            f"{OLDEST_CONTRACT} to {CONTRACT_VERSION}. Upgrade {info.distribution or 'it'}, or install an older "
-            "trl-grpo-ext."
         )
 
 

@@ -35,18 +35,6 @@ from .kinds import FACTS, Kind, kind_of_methods
 from .metadata import normalise
 from .selection import Selection, parse_selection
 
-READY = "ready"
-STATES = {
-    READY: "it can be selected by its name",
-    "blocked": f"{ENVIRONMENT_VARIABLE} keeps its distribution from loading",
-    "ambiguous": "another distribution offers the name too: select it as `distribution:name`",
-    "twice": "its distribution declares the name twice, differently",
-    "no module": "the metadata names a module that is not there",
-    "no attribute": "the module is there, and its text has no such name",
-    "unparsable": "the module's text is not Python that can be parsed",
-}
-"""A plugin's possible states. "ready" is no promise: an import may still fail."""
-
 BY_PARAMETERS = "depends on the parameters"
 PLACEHOLDER = "REPLACE_ME"
 _METHODS = (*(m for facts in FACTS.values() for m in facts.methods if m != "__call__"), "state_dict")
@@ -57,9 +45,10 @@ _METHODS = (*(m for facts in FACTS.values() for m in facts.methods if m != "__ca
 
 @dataclass(frozen=True)
 class Entry:
-    """A plugin in the list: one of the `STATES`, why, the first sentence of its docs, and an advantage hook's role.
+    """A plugin in the list: its state, why, the first sentence of its docs, and an advantage hook's role.
 
-    The role is empty if unknown, and several joined by " or " if the parameters decide.
+    The state is "ready", "blocked", "ambiguous", "twice" or "no module"; "ready" is no promise: an import may still
+    fail. The role is empty if unknown, and several joined by " or " if the parameters decide.
     """
 
     info: PluginInfo
@@ -82,30 +71,24 @@ def overview(shown: Sequence[PluginInfo], installed: Sequence[PluginInfo]) -> li
 def _look(info: PluginInfo, same_name: Sequence[PluginInfo]) -> tuple[Entry, list[Definition]]:
     """The entry; and the plugin's class with its bases, or its function, as far as the text shows them."""
     module, attribute = split_target(info.target)
-    state, detail, found = "no attribute", f"its target {info.target!r} is not of the form module:attribute", []
-    if module and attribute:
-        try:
-            state, detail = READY, ""
-            found = _definitions(module, attribute)
-        except RecursionError:  # thousands of branches
-            found = []
-        except NotInTextError as error:
-            state, detail = error.state, str(error)
+    found = _definitions(module, attribute)
     summary = first_sentence(ast.get_docstring(found[0]) or "") if found else ""
     role = _role(found) if info.kind == "advantage_hook" else ""
-    return Entry(info, *(_collision(info, same_name) or (state, detail)), summary, role), found
+    return Entry(info, *_state(info, same_name), summary, role), found
 
 
-def _collision(info: PluginInfo, same_name: Sequence[PluginInfo]) -> tuple[str, str] | None:
+def _state(info: PluginInfo, same_name: Sequence[PluginInfo]) -> tuple[str, str]:
     if not is_allowed(info):
-        return "blocked", STATES["blocked"]
+        return "blocked", f"{ENVIRONMENT_VARIABLE} keeps its distribution from loading"
     others = [] if info.dotted else [other for other in same_name if other != info]
     if twice := [other for other in others if other.distribution == info.distribution]:
         return "twice", f"{info.distribution} also declares it as {', '.join(other.target for other in twice)}"
     if others:
         names = ", ".join(other.distribution or "" for other in others)
         return "ambiguous", f"{names} offers the name too: select it as {info.distribution}:{info.name}"
-    return None
+    if module_spec(split_target(info.target)[0]) is None:
+        return "no module", f"there is no module for its target {info.target!r}"
+    return "ready", ""
 
 
 def _role(classes: Sequence[Definition]) -> str:
@@ -131,10 +114,10 @@ def find_named(name: str, kind: Kind | None, installed: Installed) -> list[Plugi
         return offered
     if found := [one for one in offered if normalise(one.distribution or "") == normalise(asked.distribution)]:
         return found
-    with contextlib.suppress(NotInTextError):  # `find` says so better
+    if kind is None:
         bodies = [node for one in _definitions(asked.distribution, asked.name) for node in one.body]
-        kind = kind or kind_of_methods(tuple(node.name for node in bodies if isinstance(node, ast.FunctionDef)))
-    return [find(kind or "reward", asked)]
+        kind = kind_of_methods(tuple(node.name for node in bodies if isinstance(node, ast.FunctionDef)))
+    return [find(kind, asked)]
 
 
 # ------------------------------------------------------------------------------- from `module:attribute` to its text
@@ -142,16 +125,6 @@ def find_named(name: str, kind: Kind | None, installed: Installed) -> list[Plugi
 Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 _HOPS = 8  # re-exports, aliases and base classes that are followed
 _CHARACTERS = 500_000
-_AT_RUN_TIME = re.compile(r"\b(__getattr__|globals|locals|vars|exec|eval|setattr|sys|import \*)")
-"""What in a module's text suggests attributes made at run time."""
-
-
-class NotInTextError(Exception):
-    """The text shows that there is no such module or attribute, or it is no Python; the message says which."""
-
-    def __init__(self, state: str, detail: str) -> None:
-        super().__init__(detail)
-        self.state = state
 
 
 def split_target(target: str) -> tuple[str, str]:
@@ -179,23 +152,18 @@ def module_spec(name: str) -> ModuleSpec | None:
 
 
 @lru_cache(maxsize=256)
-def _bindings(name: str) -> tuple[dict[str, Any], bool]:
-    """What a module's text binds names to, and whether it may bind others at run time (or cannot be read at once)."""
+def _bindings(name: str) -> dict[str, Any]:
+    """What a module's text binds names to; empty if there is no such module or its text cannot be read."""
     spec = module_spec(name)
-    if spec is None:
-        raise NotInTextError("no module", f"there is no module {name!r} on sys.path")
     try:
-        text = getattr(spec.loader, "get_source", lambda name: None)(spec.name)
+        text = getattr(spec.loader, "get_source", lambda name: None)(spec.name) if spec else None
         if text is None or len(text) > _CHARACTERS:
-            return {}, True
+            return {}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return dict(_bound(ast.parse(text).body)), bool(_AT_RUN_TIME.search(text))
-    except (ImportError, OSError, RecursionError, MemoryError):
-        return {}, True
-    except (SyntaxError, ValueError) as error:
-        detail = f"{spec.origin} cannot be read as Python: {type(error).__name__}: {error}"
-        raise NotInTextError("unparsable", detail) from error
+            return dict(_bound(ast.parse(text).body))
+    except (ImportError, OSError, SyntaxError, ValueError, RecursionError, MemoryError):
+        return {}
 
 
 def _bound(body: Sequence[ast.stmt]) -> Iterator[tuple[str, Any]]:
@@ -219,25 +187,19 @@ def _bound(body: Sequence[ast.stmt]) -> Iterator[tuple[str, Any]]:
 
 def _definitions(module: str, attribute: str, hops: int = _HOPS) -> list[Definition]:
     """The function, or the class and its bases, nearest first; empty if the text does not show them."""
-    bound, more = _bindings(module)
-    if attribute not in bound:
-        if not more and "." not in attribute and module_spec(f"{module}.{attribute}") is None:
-            raise NotInTextError("no attribute", f"{module_spec(module).origin} defines no {attribute!r}")  # type: ignore[union-attr]
-        return []
-    node = bound[attribute]
+    node = _bindings(module).get(attribute)
     followed = [node.func] if isinstance(node, ast.Call) else [node]  # an instance is of what it calls
     if isinstance(node, ast.ClassDef):
         followed = [base.value if isinstance(base, ast.Subscript) else base for base in node.bases]  # Generic[T]
     found = [node] if isinstance(node, Definition) else []
     for each in followed if hops else ():
-        with contextlib.suppress(NotInTextError):
-            if isinstance(each, ast.Name):
-                found += _definitions(module, each.id, hops - 1)
-            elif isinstance(each, tuple):
-                level, origin, name = each
-                is_package = bool((spec := module_spec(module)) and spec.submodule_search_locations)
-                package = module.split(".")[: len(module.split(".")) - level + is_package] if level else []
-                found += _definitions(".".join([*package, *([origin] if origin else [])]), name, hops - 1)
+        if isinstance(each, ast.Name):
+            found += _definitions(module, each.id, hops - 1)
+        elif isinstance(each, tuple):
+            level, origin, name = each
+            is_package = bool((spec := module_spec(module)) and spec.submodule_search_locations)
+            package = module.split(".")[: len(module.split(".")) - level + is_package] if level else []
+            found += _definitions(".".join([*package, *([origin] if origin else [])]), name, hops - 1)
     return found
 
 
@@ -277,11 +239,10 @@ class PluginDocs:
     """
 
     info: PluginInfo
-    state: str = READY
+    state: str = "ready"
     detail: str = ""
     form: str = "unknown"
     parameters: tuple[Parameter, ...] = ()
-    signature: str | None = None
     columns: tuple[str, ...] = ()
     declares: dict[str, Any] = field(default_factory=dict)
     methods: tuple[str, ...] = ()
@@ -310,7 +271,7 @@ class PluginDocs:
         ]
         found = {
             **{key: getattr(self.info, key) for key in of_info},
-            **{key: getattr(self, key) for key in ("state", "detail", "form", "signature")},
+            **{key: getattr(self, key) for key in ("state", "detail", "form")},
             "parameters": parameters,
             "file": None if self.file is None else str(self.file),
             **{key: getattr(self, key) for key in ("columns", "declares", "methods", "line", "example")},
@@ -367,7 +328,6 @@ def _of_object(docs: PluginDocs, exported: Any, role: str) -> PluginDocs:
         docs,
         form=form,
         parameters=tuple(ours),
-        signature=None if takes is None else _signature(takes),
         columns=columns,
         declares={name: value for name, value in declares.items() if value is not None},
         methods=tuple(name for name in _METHODS if callable(getattr(exported, name, None))),
@@ -412,21 +372,6 @@ def _parameters(called: Any) -> list[Parameter] | None:
 
 def _text(annotation: Any) -> str:
     return annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
-
-
-class _Verbatim(str):
-    """A text that a signature shows without quotes."""
-
-    __slots__ = ()
-    __repr__ = str.__str__
-
-
-def _signature(parameters: Sequence[Parameter]) -> str:
-    """`(a: int, *, b: float = 1.0)`."""
-    texts = ({"annotation": one.type, "default": one.default} for one in parameters)
-    given = ({key: _Verbatim(text) for key, text in each.items() if text is not None} for each in texts)
-    ours = [inspect.Parameter(one.name, one.kind, **each) for one, each in zip(parameters, given, strict=True)]
-    return str(inspect.Signature(ours, __validate_parameters__=False))
 
 
 # ------------------------------------------------------------------------------------------------ a selection in YAML

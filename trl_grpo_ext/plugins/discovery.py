@@ -35,7 +35,6 @@ ENVIRONMENT_VARIABLE = "TRL_GRPO_EXT_PLUGINS"
 
 _KIND_OF_GROUP = {group: kind for kind, group in GROUPS.items()}
 _KIND_OF_ALIASES = {f"{group}.aliases": kind for kind, group in GROUPS.items()}
-_warned: set[str] = set()
 
 
 @dataclass(frozen=True)
@@ -133,7 +132,7 @@ class Installed:
 def scan() -> Installed:
     """Read all entry points. One distribution's broken metadata must not hurt the others."""
     found, by_name, unreadable = set(), {}, []
-    for key, distribution in installed_distributions(_warn_of_duplicate):
+    for key, distribution in installed_distributions():
         by_name[key] = distribution
         try:
             declared = list(distribution.entry_points)
@@ -157,26 +156,6 @@ def scan() -> Installed:
     return Installed(order, by_name, unreadable)
 
 
-def _warn_of_duplicate(kept: Distribution, passed_over: Distribution) -> None:
-    """Warn of two distributions of one name in one folder: an incomplete upgrade, or names that only look different."""
-    places = directory(kept), directory(passed_over)
-    if places[1] in _warned or not any(_has_plugins(one) for one in (kept, passed_over)):
-        return
-    _warned.add(places[1])
-    warnings.warn(
-        f"{places[1]} and {places[0]} are distributions of one name to Python's packaging (case, '-', '_' and '.' "
-        "do not count); the plugins of the second are used and those of the first are not. Remove or rename one.",
-        stacklevel=5,
-    )
-
-
-def _has_plugins(distribution: Distribution) -> bool:
-    try:
-        return any(entry.group in _KIND_OF_GROUP for entry in distribution.entry_points)
-    except Exception:  # unreadable, as in `scan`
-        return True
-
-
 def _permitted() -> frozenset[str] | None:
     """The normalised names of third-party distributions that may load; None if all may."""
     value = os.environ.get(ENVIRONMENT_VARIABLE, "")
@@ -193,8 +172,7 @@ def _permitted() -> frozenset[str] | None:
 def find_and_explain(kind: Kind, asked: Selection) -> tuple[PluginInfo, str | None]:
     """Find a plugin; for a dotted path also explain why it was not read as `distribution:name`."""
     installed = scan()
-    for name in sorted((_permitted() or frozenset()) - installed.distributions.keys() - _warned):
-        _warned.add(name)
+    for name in sorted((_permitted() or frozenset()) - installed.distributions.keys()):
         warnings.warn(f"{ENVIRONMENT_VARIABLE} lists {name!r}, which is not installed.", stacklevel=4)
 
     matches = [info for info in installed.plugins if info.kind == kind and info.answers_to(asked.name)]

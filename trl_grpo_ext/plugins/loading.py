@@ -26,7 +26,7 @@ from .discovery import (
     is_allowed,
     sentence_subject,
 )
-from .kinds import FACTS, GROUPS, KINDS, Kind, with_article
+from .kinds import FACTS, GROUPS, KINDS, LABELS, Kind, with_article
 from .selection import Selection, parse_selection
 
 __all__ = [
@@ -128,6 +128,11 @@ def resolve(kind: Kind, selection_or_object: Any) -> Loaded:
         PluginContractError: It was written for another contract, or is an advantage hook without a role.
         ConfigurationError, UnknownPluginError, AmbiguousPluginError, PluginBlockedError: As for `find`.
     """
+    if isinstance(selection_or_object, list | tuple) and kind in KINDS and not FACTS[kind].several:
+        combine = " Combine them by {name: all_of, filters: [...]}." if kind == "group_filter" else ""
+        raise ConfigurationError(
+            f"There is one {LABELS[kind]}, not a list: select one of {selection_or_object!r}.{combine}"
+        )
     if not isinstance(selection_or_object, str | Mapping | Selection):
         _check_kind(kind, selection_or_object, "The object that was passed")
         return Loaded(selection_or_object)
@@ -211,14 +216,7 @@ def load_loss_aggregation(selection: Any) -> Any:
     Raises:
         PluginError, ConfigurationError: As for `resolve`.
     """
-    return resolve_loss_aggregation(selection).object
-
-
-def resolve_loss_aggregation(selection: Any) -> Loaded:
-    """Load the loss aggregation, with its origin."""
-    if isinstance(selection, list | tuple):
-        raise ConfigurationError(f"There is one loss aggregation, not a list: select one of {selection!r}.")
-    return resolve("loss_aggregation", selection)
+    return resolve("loss_aggregation", selection).object
 
 
 def load_group_filter(selection: Any) -> Any:
@@ -227,17 +225,7 @@ def load_group_filter(selection: Any) -> Any:
     Raises:
         PluginError, ConfigurationError: As for `resolve`.
     """
-    return resolve_group_filter(selection).object
-
-
-def resolve_group_filter(selection: Any) -> Loaded:
-    """Load the group filter, with its origin."""
-    if isinstance(selection, list | tuple):
-        raise ConfigurationError(
-            f"There is one group filter, not a list: combine {selection!r} by {{name: all_of, filters: [...]}}, which "
-            "keeps what all keep."
-        )
-    return resolve("group_filter", selection)
+    return resolve("group_filter", selection).object
 
 
 def _without_zero_variance(aggregation: Any, info: PluginInfo) -> Any:

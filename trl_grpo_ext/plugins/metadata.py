@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from email.parser import HeaderParser
 from importlib.metadata import Distribution, PackageNotFoundError, distributions, version
 from pathlib import Path
+from typing import Any
 
 OURS = "trl-grpo-ext"
 _PACKAGE = __name__.partition(".")[0]
@@ -58,17 +59,12 @@ def _text(distribution: Distribution, file: str) -> str:
         return ""
 
 
-def installed_distributions(
-    on_duplicate: Callable[[Distribution, Distribution], None] = lambda kept, passed_over: None,
-) -> Iterator[tuple[str, Distribution]]:
+def installed_distributions() -> Iterator[tuple[str, Distribution]]:
     """Each installed distribution once, by normalised name: the first on the path is the one that Python imports.
 
     This package itself is the distribution that the running code belongs to, wherever on the path it stands.
-
-    Args:
-        on_duplicate: Called with two distributions of one normalised name in one folder; the second is ignored.
     """
-    seen: dict[str, Distribution] = {}
+    seen: set[str] = set()
     running = _running()
     for distribution in distributions():
         name = next(iter(_stem(distribution)), None) or _fields(distribution).get("name") or ""
@@ -81,10 +77,8 @@ def installed_distributions(
         if key == OURS and running is not None:
             distribution = running
         if key not in seen:
-            seen[key] = distribution
+            seen.add(key)
             yield key, distribution
-        elif _folder(seen[key]) == _folder(distribution) and directory(seen[key]) != directory(distribution):
-            on_duplicate(seen[key], distribution)
 
 
 def _folder(distribution: Distribution) -> Path | None:
@@ -98,7 +92,7 @@ def _running() -> Distribution | None:
     root = Path(__file__).resolve().parents[2]
     where: tuple[Callable[[Distribution], bool], ...] = (
         lambda one: _folder(one) == root,
-        lambda one: _is_editable(one) and _url(one) == root.as_uri(),
+        lambda one: _is_editable(one) and _direct_url(one).get("url", "").rstrip("/") == root.as_uri(),
         lambda one: _entry_point_packages(one) <= {_PACKAGE},
     )
     for belongs in where:
@@ -159,18 +153,18 @@ def _roots(top: str) -> set[Path]:
     return {Path(place).resolve().parent for place in places}
 
 
+def _direct_url(distribution: Distribution) -> dict[str, Any]:
+    """What pip noted of an installation from a folder or URL; empty if nothing can be read."""
+    try:
+        read = json.loads(_text(distribution, "direct_url.json"))
+    except ValueError:
+        return {}
+    return read if isinstance(read, dict) else {}
+
+
 def _is_editable(distribution: Distribution) -> bool:
-    try:
-        return bool(json.loads(_text(distribution, "direct_url.json"))["dir_info"]["editable"])
-    except (ValueError, KeyError, TypeError):
-        return False
-
-
-def _url(distribution: Distribution) -> str:
-    try:
-        return str(json.loads(_text(distribution, "direct_url.json"))["url"]).rstrip("/")
-    except (ValueError, KeyError, TypeError):
-        return ""
+    how = _direct_url(distribution).get("dir_info")
+    return isinstance(how, dict) and bool(how.get("editable"))
 
 
 def _entry_point_packages(distribution: Distribution) -> set[str]:

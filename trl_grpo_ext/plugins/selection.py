@@ -60,12 +60,15 @@ class Selection:
 
         Selections inside the parameters become plain too.
         """
-        ours: dict[str, Any] = {} if self.weight is None else {"weight": self.weight}
-        ours |= dict.fromkeys(sorted(self.switches), True)
-        if self.guard is not None:
-            ours["guard"] = dict(self.guard)
+        ours = self.settings()
         parameters = {name: _plain(value) for name, value in self.parameters.items()}
         return {"name": str(self), **ours, **parameters} if ours or parameters else str(self)
+
+    def settings(self) -> dict[str, Any]:
+        """The keys of such a mapping that are neither the name nor parameters of the plugin."""
+        ours: dict[str, Any] = {} if self.weight is None else {"weight": self.weight}
+        ours |= dict.fromkeys(sorted(self.switches), True)
+        return ours if self.guard is None else {**ours, "guard": dict(self.guard)}
 
 
 def parse_selection(kind: Kind, value: str | Mapping[str, Any] | Selection) -> Selection:
@@ -81,20 +84,10 @@ def parse_selection(kind: Kind, value: str | Mapping[str, Any] | Selection) -> S
     if kind not in KINDS:
         raise ConfigurationError(f"{kind!r} is not a kind of plugin; the kinds are {', '.join(KINDS)}.")
     if isinstance(value, Selection):
-        fields = {
-            "name",
-            "weight",
-            *FACTS[kind].switches,
-            *(["guard"] if kind == "reward" else []),
-        } & value.parameters.keys()
-        if fields:
+        reserved = {"name", "weight", *FACTS[kind].switches, *(["guard"] if kind == "reward" else [])}
+        if fields := reserved & value.parameters.keys():
             raise ConfigurationError(f"`{min(fields)}` is a field of a Selection, not a parameter: {value!r}.")
-        mapping: Mapping[Any, Any] = {**value.parameters, "name": str(value)}
-        if value.weight is not None:
-            mapping = {**mapping, "weight": value.weight}
-        if value.guard is not None:
-            mapping = {**mapping, "guard": value.guard}
-        mapping = {**mapping, **dict.fromkeys(value.switches, True)}
+        mapping: Mapping[Any, Any] = {**value.parameters, "name": str(value), **value.settings()}
     elif isinstance(value, str) and value.lstrip().startswith("{"):
         mapping = _read_flow_mapping(kind, value)
     elif isinstance(value, str):

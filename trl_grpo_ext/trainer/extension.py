@@ -30,8 +30,7 @@ from ..plugins.loading import (
     RewardList,
     load_advantage_hooks,
     load_rewards,
-    resolve_group_filter,
-    resolve_loss_aggregation,
+    resolve,
 )
 from ..records.log import LiveLog
 from ..records.manifest import Manifest
@@ -114,10 +113,10 @@ class Extension:
             _one_source("advantage_hooks", advantage_hooks, settings.advantage_hooks) or []
         )
         aggregation = _one_source("loss_aggregation", loss_aggregation, settings.loss_aggregation)
-        self._loaded_aggregation = None if aggregation is None else resolve_loss_aggregation(aggregation)
+        self._loaded_aggregation = None if aggregation is None else resolve("loss_aggregation", aggregation)
         self.loss_aggregation: Any = self._loaded_aggregation and self._loaded_aggregation.object
         self._resample = read_resample(_one_source("resample", resample, settings.resample))
-        self._loaded_filter = None if self._resample is None else resolve_group_filter(self._resample.filter)
+        self._loaded_filter = None if self._resample is None else resolve("group_filter", self._resample.filter)
         self.group_filter: Any = self._loaded_filter and self._loaded_filter.object
         self.chain = HookChain(self.advantage_hooks, self.loss_aggregation)
         self._changes_advantages = self.chain.acts("on_rollout") or self.chain.acts("on_forward")

@@ -15,7 +15,7 @@ from ...credit.chain import HookChain
 from ...errors import ConfigurationError, PluginError
 from ...guard.untrusted import one_line, parse_yaml
 from ...plugins.kinds import LABELS, Kind
-from ...plugins.loading import resolve, resolve_group_filter
+from ...plugins.loading import resolve
 from ...trainer.resampling import read_resample, refuse_inexact
 from ..ranges import SIZES
 from .environment import Environment
@@ -206,7 +206,7 @@ def _group_filter(value: Any) -> Any:
         value = None if value.lower() in ("none", "null") else value
         value = parse_yaml(value, "resample") if value is not None and value.lstrip().startswith("{") else value
     settings = read_resample(value)
-    return None if settings is None else resolve_group_filter(settings.filter).object
+    return None if settings is None else resolve("group_filter", settings.filter).object
 
 
 def _selections(value: Any) -> list[Any]:
