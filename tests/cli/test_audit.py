@@ -1,4 +1,4 @@
-"""`trl-grpo-ext audit`: unreadable, wrong and ambiguous references are found before training, and shown as text."""
+"""`trl-grpo-ext audit`: unreadable and wrong references are found before training, and shown as text."""
 
 from __future__ import annotations
 
@@ -39,8 +39,6 @@ def test_good_references_have_no_findings() -> None:
     assert found.findings == []
     assert (found.reward, found.column, found.rows, found.references) == ("gsm8k_accuracy", "answer", 3, 3)
     assert found.per_second > 0
-    latency = found.latency()
-    assert 0 < latency["p50"] <= latency["p90"] <= latency["p99"] <= latency["max"]
 
 
 def test_a_reference_that_does_not_parse_is_found() -> None:
@@ -48,28 +46,7 @@ def test_a_reference_that_does_not_parse_is_found() -> None:
     assert problems(found) == [(3, "does not parse")]
     assert "\x1b" not in found.findings[0].reference
     assert "unparseable_reference" in found.findings[0].detail
-    assert found.counts() == {"does not parse": 1, "wrong against itself": 0, "fails": 0, "ambiguous": 0}
-
-
-def test_one_prompt_with_two_references_that_contradict_each_other_is_found() -> None:
-    again = [
-        {"prompt": "How many?", "answer": "18.0"},  # the same number, written otherwise
-        {"prompt": "How many?", "answer": "#### 19"},
-    ]
-    found = gsm8k([*GOOD, *again])
-    assert problems(found) == [(4, "ambiguous")]
-    assert "row 0 has the same prompt" in found.findings[0].detail
-
-
-def test_a_reference_that_holds_several_answers_is_found() -> None:
-    rows = [
-        *GOOD,
-        {"prompt": "Which?", "answer": "#### 3\n#### 4"},
-        {"prompt": "Where?", "answer": "#### 3\n#### 3.0"},  # twice the same
-    ]
-    found = gsm8k(rows)
-    assert problems(found) == [(3, "ambiguous")]
-    assert found.findings[0].detail == "'4' is right and '3' is not"
+    assert found.counts() == {"does not parse": 1, "wrong against itself": 0, "fails": 0}
 
 
 @pytest.mark.slow
@@ -78,15 +55,14 @@ def test_references_for_math_verify() -> None:
     rows = [
         {"problem": "a", "solution": "$\\frac{1}{2}$"},
         {"problem": "a", "solution": "0.5"},
-        {"problem": "a", "solution": "$\\frac{1}{3}$"},
         {"problem": "b", "solution": "see the proof above"},
         {"problem": "c", "solution": "$9^{9^{9^9}}$"},
         {"problem": "d", "solution": "She has 3 of 4.\n#### 18"},
     ]
     found = audit(reward, rows)
-    assert problems(found) == [(2, "ambiguous"), (3, "does not parse"), (4, "does not parse")]
-    assert "digits" in found.findings[2].detail
-    as_answer = [{"answer": row["solution"]} for row in rows[:3]]
+    assert problems(found) == [(2, "does not parse"), (3, "does not parse")]
+    assert "digits" in found.findings[1].detail
+    as_answer = [{"answer": row["solution"]} for row in rows[:2]]
     assert audit(reward, as_answer, column="answer").column == "answer"
     with pytest.raises(ConfigurationError, match="reads the column 'solution', and the columns are answer"):
         audit(reward, as_answer)  # training would stop there
@@ -132,14 +108,8 @@ def test_what_cannot_be_audited_is_said() -> None:
         gsm8k(GOOD, completions="code")
     with pytest.raises(RewardError, match="no connection"):
         audit(slow_on_some, GOOD)
-
-
-def test_a_reward_that_compares_with_nothing_is_only_timed() -> None:
-    found = audit(half_right, [{"answer": "1", "target": "x"}])
-    assert (found.column, found.references) == ("target", 1)  # its signature has it
-    found = audit(lambda completions, **columns: [0.0 for _ in completions], [{"answer": "1"}])
-    assert (found.column, found.references, found.findings) == ("", 0, [])
-    assert found.latency()["p50"] > 0
+    with pytest.raises(ConfigurationError, match="reads no column of references that these rows have"):
+        audit(half_right, [{"answer": "1"}])
 
 
 # ---------------------------------------------------------------------------------------------- the command
@@ -161,7 +131,7 @@ def test_the_command_exits_with_0_where_nothing_is_wrong(files: Path) -> None:
     done = invoke("audit", files / "good.jsonl", "--reward", "gsm8k_accuracy")
     assert done.status == 0, done
     assert "gsm8k_accuracy on 3 rows, 3 different references in column answer" in done.out
-    assert "milliseconds" in done.out
+    assert "completions per second" in done.out
     limited = invoke("audit", files / "bad.jsonl", "--reward", "gsm8k_accuracy", "--limit", "3")
     assert limited.status == 0
 
@@ -190,7 +160,6 @@ def test_json_is_all_that_goes_to_stdout(files: Path) -> None:
     found = json.loads(done.out)
     assert found["problems"]["does not parse"] == 2
     assert [finding["row"] for finding in found["findings"]] == [3, 4]
-    assert found["latency_seconds"].keys() == {"p50", "p90", "p99", "max"}
 
 
 @pytest.mark.parametrize(
@@ -198,6 +167,7 @@ def test_json_is_all_that_goes_to_stdout(files: Path) -> None:
     [
         ("nowhere.jsonl", ("--reward", "gsm8k_accuracy"), "No such file"),
         ("good.jsonl", ("--reward", "gsm8k_acuracy"), "Did you mean"),
+        ("good.jsonl", ("--reward", "think_format"), "there is nothing to check"),
         ("good.jsonl", ("--reward", "gsm8k_accuracy", "--reference", "solution"), "There is no column 'solution'"),
     ],
 )
@@ -241,12 +211,6 @@ def test_a_list_and_lines_are_read_alike(tmp_path: Path) -> None:
     for name, text in {"a.json": json.dumps(GOOD), "b.json": "\n".join(map(json.dumps, GOOD))}.items():
         (tmp_path / name).write_text(text + "\n\n")
         assert _rows(str(tmp_path / name), None, "train", 2) == GOOD[:2]
-
-
-def test_where_nothing_was_checked_the_status_says_so(files: Path) -> None:
-    done = invoke("audit", files / "good.jsonl", "--reward", "think_format")
-    assert done.status == 2
-    assert "so it was only timed" in " ".join(done.out.split())
 
 
 WITHOUT_NETWORK = """

@@ -1,8 +1,7 @@
 """`trl-grpo-ext audit`: does a reward understand a data set's references? Run it before you rent a GPU.
 
-Each reference goes back to the reward as if a model had written it. A reference that does not parse, that scores wrong
-against itself or that is ambiguous teaches nothing or the wrong thing. The audit also times the reward. Heavy imports
-happen when the command runs.
+Each reference goes back to the reward as if a model had written it. A reference that does not parse, or that scores
+wrong against itself, teaches nothing or the wrong thing. Heavy imports happen when the command runs.
 """
 
 from __future__ import annotations
@@ -11,17 +10,14 @@ import inspect
 import itertools
 import json
 import re
-import sys
 import time
 import warnings
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 from rich.text import Text
@@ -33,7 +29,7 @@ from .console import messages, results
 
 __all__ = ["Audit", "Finding", "audit"]
 
-PROBLEMS, NOTHING_CHECKED = 1, 2
+PROBLEMS = 1
 _FORMATS = {".csv": "from_csv", ".parquet": "from_parquet"}
 """Methods of `datasets.Dataset`: unlike `load_dataset`, they never ask the hub about a local file."""
 
@@ -48,7 +44,7 @@ _EXPLICIT = re.compile(
     r"\\boxed\s*\{|<answer>(?P<tagged>[^<]{1,2000})</answer>|^####(?P<hashed>[^\n]{1,2000})$", re.MULTILINE
 )
 _LONGEST_BOX = 2000
-_TIMED_ROWS = 256
+_KINDS = ("does not parse", "wrong against itself", "fails")
 _FAILURES = (Outcome.TIMEOUT, Outcome.DIED, Outcome.REFUSED, Outcome.ERROR)
 
 
@@ -58,7 +54,7 @@ class Finding:
 
     Attributes:
         row: Its number in the data set.
-        problem: "does not parse", "wrong against itself", "fails" or "ambiguous".
+        problem: "does not parse", "wrong against itself" or "fails".
         reference: The reference, quoted.
         detail: What exactly.
     """
@@ -75,11 +71,10 @@ class Audit:
 
     Attributes:
         reward: The reward's name.
-        column: The column that holds the references; empty where the reward reads none, and was only timed.
+        column: The column that holds the references.
         rows: Rows audited.
         references: Distinct references among them.
         findings: What is wrong, by row.
-        seconds: Of calls with one completion each, sorted.
         per_second: Completions scored per second, in batches.
     """
 
@@ -88,29 +83,15 @@ class Audit:
     rows: int
     references: int
     findings: list[Finding] = field(default_factory=list)
-    seconds: list[float] = field(default_factory=list)
     per_second: float = 0.0
 
     def counts(self) -> dict[str, int]:
         """The number of rows with each problem."""
-        problems = {"does not parse": 0, "wrong against itself": 0, "fails": 0, "ambiguous": 0}
-        for finding in self.findings:
-            problems[finding.problem] += 1
-        return problems
-
-    def latency(self) -> dict[str, float]:
-        """Seconds for one completion: the median, high quantiles and the longest."""
-        if not self.seconds:
-            return {}
-        last = len(self.seconds) - 1
-        at = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "max": 1.0}
-        return {name: self.seconds[round(share * last)] for name, share in at.items()}
+        return {kind: sum(finding.problem == kind for finding in self.findings) for kind in _KINDS}
 
     def plain(self) -> dict[str, Any]:
         """All of it as JSON values."""
-        values = asdict(self)
-        del values["seconds"]
-        return {**values, "problems": self.counts(), "latency_seconds": self.latency()}
+        return {**asdict(self), "problems": self.counts()}
 
 
 def audit(
@@ -130,7 +111,7 @@ def audit(
         rows: The data set's rows, as mappings.
         column: The column that holds the references. By default the one that the reward reads: its `reference_column`,
             or the usual name that its signature has. The reward also gets the column named here under its own column's
-            name. A reward that reads none is only timed.
+            name.
         completions: A column with a right completion for each row. Without it the reference stands in: as it is, boxed,
             in answer tags and between dollars, and one of these has to score right.
         right_at: The least score that counts as right, for a reward without `judge`.
@@ -139,39 +120,33 @@ def audit(
 
     Raises:
         ConfigurationError: There are no rows, or no such column; or the reward reads a missing one, which would stop a
-            training.
+            training; or it reads none.
         TRLGRPOExtError: What the reward itself raises.
     """
-    if not rows:
-        raise ConfigurationError("The data set has no rows to audit.")
-    column = _reference_column(reward, rows[0], column)
-    if column is None and completions is None:
-        return _only_timed(reward, rows)
-    column = column or completions
-    assert column is not None
-    if completions is not None and completions not in rows[0]:
-        raise ConfigurationError(f"There is no column {completions!r}; the columns are {', '.join(rows[0])}.")
     from ..guard.calls import reward_name  # slow to import
 
+    if not rows:
+        raise ConfigurationError("The data set has no rows to audit.")
+    if completions is not None and completions not in rows[0]:
+        raise ConfigurationError(f"There is no column {completions!r}; the columns are {', '.join(rows[0])}.")
+    column = _reference_column(reward, rows[0], column) or completions
+    if column is None:
+        raise ConfigurationError(
+            f"{reward_name(reward)} reads no column of references that these rows have ({', '.join(rows[0])}), so "
+            "there is nothing to check. If it does read references, name their column with --reference."
+        )
     judge = _Judge(reward, column, right_at)
     findings: list[Finding] = []
-    spent = 0.0
-    starts = range(0, len(rows), batch_size)
+    starts, started = range(0, len(rows), batch_size), time.perf_counter()
     for batch in progress([range(s, min(s + batch_size, len(rows))) for s in starts], len(starts)):
-        started = time.perf_counter()
         findings += _against_themselves(judge, [(row, rows[row]) for row in batch], column, completions)
-        spent += time.perf_counter() - started
-    unreadable = {finding.row for finding in findings}
-    findings += _several_answers(judge, rows, column, unreadable)
-    findings += _conflicting(judge, rows, column, unreadable)
     return Audit(
         reward=reward_name(reward),
         column=column,
         rows=len(rows),
         references=len({repr(row[column]) for row in rows}),
-        findings=sorted(findings, key=lambda finding: finding.row),
-        seconds=_timed(judge, rows, column, completions),
-        per_second=judge.calls / spent if spent else 0.0,
+        findings=findings,
+        per_second=judge.calls / (time.perf_counter() - started),
     )
 
 
@@ -182,7 +157,11 @@ class _Judge:
         self.reward, self.column, self.right_at, self.calls = reward, column, right_at, 0
         self.own_column: str | None = getattr(reward, "reference_column", None)
 
-    def __call__(self, completions: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> list[Judgement]:
+    def __call__(self, asked: Sequence[tuple[int, Mapping[str, Any], str | None]]) -> list[Judgement]:
+        """The verdicts for `(number, row, completion)` each."""
+        if not asked:
+            return []
+        rows, completions = [row for _, row, _ in asked], [text or "" for *_, text in asked]
         from ..guard.calls import PASSED_BY_TRL, call, check_scores, reward_name  # slow to import
 
         self.calls += len(completions)
@@ -192,7 +171,7 @@ class _Judge:
         if self.own_column is not None:
             columns.setdefault(self.own_column, [row[self.column] for row in rows])
         columns["prompts"] = [row.get("prompt", "") for row in rows]
-        columns["completions"] = list(completions)
+        columns["completions"] = completions
         columns["completion_ids"] = [[0] * max(1, len(completion.split())) for completion in completions]
         with warnings.catch_warnings():  # what a reward would warn of is found here
             warnings.simplefilter("ignore")
@@ -201,10 +180,6 @@ class _Judge:
                 return [self._read(judged) for judged in judgements]
             scores = check_scores(call(self.reward, columns), len(completions), reward_name(self.reward))
         return [self._read(Judgement(Outcome.NONE if s is None else Outcome.SCORED, score=s)) for s in scores]
-
-    def of(self, asked: Sequence[tuple[int, Mapping[str, Any], str | None]]) -> list[Judgement]:
-        """The same for `(number, row, completion)` each."""
-        return self([text or "" for *_, text in asked], [row for _, row, _ in asked]) if asked else []
 
     def _read(self, judged: Judgement) -> Judgement:
         if judged.outcome is not Outcome.SCORED or judged.score is None:
@@ -239,15 +214,6 @@ def _reference_column(reward: Any, row: Mapping[str, Any], asked: str | None) ->
     return next((name for name in _USUAL_COLUMNS if name in named and name in row), None)
 
 
-def _only_timed(reward: Any, rows: Sequence[Mapping[str, Any]]) -> Audit:
-    from ..guard.calls import reward_name  # slow to import
-
-    judge = _Judge(reward, "", 1.0)
-    texts = {"": RENDERINGS[1].format("18")}
-    seconds = _timed(judge, [{**row, **texts} for row in rows[:_TIMED_ROWS]], "", None)
-    return Audit(reward_name(reward), "", len(rows), 0, seconds=seconds, per_second=len(seconds) / sum(seconds))
-
-
 def _against_themselves(
     judge: _Judge, rows: Sequence[tuple[int, Mapping[str, Any]]], column: str, completions: str | None
 ) -> Iterator[Finding]:
@@ -260,11 +226,11 @@ def _against_themselves(
             if number not in found or found[number].outcome not in (Outcome.RIGHT, Outcome.UNPARSEABLE)
         }
         asked = [(number, row, texts[number]) for number, row in rows if texts.get(number) is not None]
-        for (number, _, _), judged in zip(asked, judge.of(asked), strict=True):
+        for (number, _, _), judged in zip(asked, judge(asked), strict=True):
             if number not in found or _says(judged) > _says(found[number]):
                 found[number] = judged
     right = [(number, row, _OTHER_ANSWER) for number, row in rows if found[number].outcome is Outcome.RIGHT]
-    for (number, _, _), judged in zip(right, judge.of(right), strict=True):
+    for (number, _, _), judged in zip(right, judge(right), strict=True):
         if judged.outcome is Outcome.UNPARSEABLE or judged.outcome in _FAILURES:
             found[number] = Judgement(
                 judged.outcome, f"compared with another answer{judged.detail and ': '}{judged.detail}"
@@ -291,54 +257,14 @@ def _says(judged: Judgement) -> int:
 def _rendered(reference: str, place: int) -> str | None:
     if place < len(RENDERINGS):
         return RENDERINGS[place].format(reference)
-    answers = _explicit_answers(reference)
-    return RENDERINGS[1].format(answers[-1]) if answers else None
+    answer = _explicit_answer(reference)
+    return RENDERINGS[1].format(answer) if answer else None
 
 
-def _several_answers(
-    judge: _Judge, rows: Sequence[Mapping[str, Any]], column: str, skipped: set[int]
-) -> Iterator[Finding]:
-    """References with several explicit answers, where the reward accepts some and not others."""
-    for number, row in enumerate(rows):
-        answers = _explicit_answers(str(row[column])) if number not in skipped else []
-        if len(answers) < 2:
-            continue
-        judged = judge([f"\\boxed{{{answer}}}" for answer in answers], [row] * len(answers))
-        taken = [answer for answer, j in zip(answers, judged, strict=True) if j.outcome is Outcome.RIGHT]
-        others = [answer for answer in answers if answer not in taken]
-        if taken and others:
-            yield Finding(
-                number, "ambiguous", shown(row[column]), f"{shown(taken[0])} is right and {shown(others[0])} is not"
-            )
-
-
-def _conflicting(judge: _Judge, rows: Sequence[Mapping[str, Any]], column: str, skipped: set[int]) -> Iterator[Finding]:
-    """A prompt with two references that contradict each other."""
-    by_prompt: dict[str, list[int]] = defaultdict(list)
-    for number, row in enumerate(rows):
-        prompt = row.get("prompt", row.get("question", row.get("problem")))
-        if prompt is not None and number not in skipped:
-            by_prompt[repr(prompt)].append(number)
-    for numbers in by_prompt.values():
-        first = rows[numbers[0]]
-        for number in numbers[1:]:
-            if rows[number][column] == first[column]:
-                continue
-            renderings = [_rendered(str(rows[number][column]), place) for place in range(len(RENDERINGS) + 1)]
-            texts = [text for text in renderings if text is not None]
-            if all(judged.outcome is not Outcome.RIGHT for judged in judge(texts, [first] * len(texts))):
-                detail = f"row {numbers[0]} has the same prompt and the reference {shown(first[column])}"
-                yield Finding(number, "ambiguous", shown(rows[number][column]), detail)
-
-
-def _explicit_answers(text: str) -> list[str]:
-    """The distinct contents of boxes, answer tags and `####` lines, in order."""
-    found: list[str] = []
-    for match in _EXPLICIT.finditer(text):
-        content = match["tagged"] or match["hashed"] or _box(text, match.end())
-        if content and (content := content.strip()) and content not in found:
-            found.append(content)
-    return found
+def _explicit_answer(text: str) -> str:
+    """The content of the last box, answer tag or `####` line; empty if there is none."""
+    found = [match["tagged"] or match["hashed"] or _box(text, match.end()) or "" for match in _EXPLICIT.finditer(text)]
+    return next((content.strip() for content in reversed(found) if content.strip()), "")
 
 
 def _box(text: str, start: int) -> str | None:
@@ -348,21 +274,6 @@ def _box(text: str, start: int) -> str | None:
         if depth == 0:
             return text[start:position]
     return None
-
-
-def _timed(judge: _Judge, rows: Sequence[Mapping[str, Any]], column: str, completions: str | None) -> list[float]:
-    """Time calls with one completion each, on rows spread evenly over the data set."""
-    step = max(1, len(rows) // _TIMED_ROWS)
-    seconds = []
-    for row in rows[::step][:_TIMED_ROWS]:
-        # Not the reference as it is: a reward that remembers would answer at once.
-        text = (
-            f"So the answer is {RENDERINGS[1].format(row[column])}." if completions is None else str(row[completions])
-        )
-        started = time.perf_counter()
-        judge([text], [row])
-        seconds.append(time.perf_counter() - started)
-    return sorted(seconds)
 
 
 # ---------------------------------------------------------------------------------------------- the command
@@ -377,8 +288,7 @@ def audit_command(
     data: Annotated[
         str,
         typer.Argument(
-            help="A .jsonl, .json, .csv or .parquet file, a folder of `save_to_disk`, a data set of the hub, or "
-            "`-` for JSON Lines from standard input."
+            help="A .jsonl, .json, .csv or .parquet file, a folder of `save_to_disk`, or a data set of the hub."
         ),
     ],
     reward: Annotated[
@@ -400,11 +310,11 @@ def audit_command(
     show: Annotated[int, typer.Option(min=0, help="Findings of each kind to list.")] = 10,
     as_json: Annotated[bool, typer.Option("--json", help="Print all findings as JSON.")] = False,
 ) -> None:
-    """Find references that a reward cannot read, scores as wrong or finds ambiguous; and time the reward.
+    """Find references that a reward cannot read or scores as wrong.
 
     Exits with 1 if it finds any, and with 2 if the reward reads no column of references, so that none was checked.
     """
-    from ..plugins.loading import load_rewards
+    from ..plugins.loading import load_rewards  # slow to import
 
     def progress(batches: Iterable[range], count: int) -> Iterator[range]:
         yield from track(batches, "Scoring", total=count, console=messages(), transient=True)
@@ -415,16 +325,12 @@ def audit_command(
     if as_json:
         typer.echo(json.dumps(found.plain(), indent=2))
     else:
-        _print_audit(found, results(), show)
-    if not found.column:
-        raise typer.Exit(NOTHING_CHECKED)
+        _print_audit(found, show)
     if found.findings:
         raise typer.Exit(PROBLEMS)
 
 
 def _rows(data: str, config: str | None, split: str, limit: int | None) -> list[dict[str, Any]]:
-    if data == "-":
-        return _lines(sys.stdin, limit, "standard input")
     path = Path(data)
     try:
         if path.suffix.lower() in (".jsonl", ".json"):
@@ -482,17 +388,8 @@ def _lines(stream: Iterable[str], limit: int | None, name: str) -> list[dict[str
     return rows
 
 
-def _print_audit(found: Audit, console: Console, show: int) -> None:
-    if not found.column:
-        console.print(
-            Text.assemble(
-                (one_line(found.reward), "bold"),
-                f" reads no column of references that these {found.rows:,} rows have, so it was only timed. If it "
-                f"does read references, name their column with --reference.",
-            )
-        )
-        _print_time(found, console)
-        return
+def _print_audit(found: Audit, show: int) -> None:
+    console = results()
     counted = f" on {found.rows:,} rows, {found.references:,} different references in column "
     console.print(Text.assemble((one_line(found.reward), "bold"), counted, (one_line(found.column), "bold")))
     counts = Table("problem", "rows", "share")
@@ -512,11 +409,4 @@ def _print_audit(found: Audit, console: Console, show: int) -> None:
             console.print(table)
             if len(findings) > show:
                 console.print(f"... and {len(findings) - show:,} more (--show, or --json for all)")
-    _print_time(found, console)
-
-
-def _print_time(found: Audit, console: Console) -> None:
-    latency = Table("one completion", *found.latency())
-    latency.add_row("milliseconds", *(f"{1000 * seconds:.2f}" for seconds in found.latency().values()))
-    console.print(latency)
     console.print(f"{found.per_second:,.0f} completions per second in batches")
