@@ -6,7 +6,6 @@ import json
 import shlex
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 
 import pytest
@@ -58,8 +57,6 @@ def test_it_says_what_it_made_and_what_to_do_next(width: int | None, folder: str
         (["reward", "polite", "--directory", ""], "--directory is blank"),
         (["reward", "polite", "--directory", "a\x1b[2Jb"], "control character: 'a\\x1b[2Jb'"),
         (["thing", "polite"], "'thing' is not one of 'reward', 'hook', 'aggregation'"),
-        (["reward", "polite", "--role", "shaper"], "--role shaper: only hooks have a role, and this is a reward"),
-        (["hook", "polite", "--role", "mask"], "'mask' is not one of 'transform', 'estimator', 'shaper', 'forward'"),
     ],
 )
 def test_what_it_refuses_it_refuses_in_a_sentence_and_makes_nothing(
@@ -117,51 +114,3 @@ print(json.dumps([name for name in sys.modules if name in heavy or name.startswi
             [sys.executable, "-c", code, *words], cwd=tmp_path, capture_output=True, text=True, check=True
         )
         assert json.loads(done.stdout.splitlines()[-1]) == imported
-
-
-def test_a_plugin_is_added_to_a_distribution_and_nothing_else_of_it_changes(tmp_path: Path) -> None:
-    assert invoke("new", "reward", "polite_words", cwd=tmp_path).status == 0
-    folder = tmp_path / "grpo-polite-words"
-    before = {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()}
-    done = invoke("new", "hook", "polite_credit", "--role", "forward", "--into", "grpo-polite-words", cwd=tmp_path)
-    assert done.status == 0, done
-    again = invoke("new", "reward", "brief", "--into", folder, cwd=tmp_path)
-    assert again.status == 0, again
-    project = tomllib.loads((folder / "pyproject.toml").read_text())
-    assert project["project"]["entry-points"] == {
-        "trl_grpo_ext.rewards": {
-            "polite_words": "grpo_polite_words.polite_words:PoliteWords",
-            "brief": "grpo_polite_words.brief:Brief",
-        },
-        "trl_grpo_ext.advantage_hooks": {"polite_credit": "grpo_polite_words.polite_credit:PoliteCredit"},
-    }
-    added = {file.name for file in folder.rglob("*") if file.is_file() and file not in before}
-    assert added == {"polite_credit.py", "test_polite_credit.py", "brief.py", "test_brief.py"}
-    assert {file.name for file, text in before.items() if file.read_bytes() != text} == {"pyproject.toml"}
-
-
-def test_one_distribution_with_one_plugin_of_each_kind(tmp_path: Path) -> None:
-    done = invoke("new", "all", "manners", cwd=tmp_path)
-    assert done.status == 0, done
-    points = tomllib.loads((tmp_path / "grpo-manners" / "pyproject.toml").read_text())["project"]["entry-points"]
-    assert sorted(name for group in points.values() for name in group) == [
-        *("manners_aggregation", "manners_filter", "manners_hook", "manners_reward")
-    ]
-    assert "trl-grpo-ext check --distribution grpo-manners" in done.out
-
-
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        (("--into", "nowhere"), "is not there, or names no project"),
-        (("--into", "grpo-first", "--directory", "x"), "leave --directory and --distribution out"),
-        (("--into", "grpo-first"), "first.py is there already. Choose another name."),
-    ],
-)
-def test_what_cannot_be_added_to_is_said_and_stays_as_it_is(tmp_path: Path, words: tuple[str, ...], says: str) -> None:
-    invoke("new", "reward", "first", cwd=tmp_path)
-    before = {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
-    done = invoke("new", "reward", "first", *words, cwd=tmp_path)
-    assert done.status == 2
-    assert says in done.err
-    assert {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()} == before

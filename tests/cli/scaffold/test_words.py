@@ -85,7 +85,7 @@ def test_whatever_the_name_the_linter_has_nothing_to_say(tmp_path: Path) -> None
 @given(st.text(max_size=45) | st.from_regex(r"[a-z_0-9]{1,45}", fullmatch=True) | st.sampled_from(keyword.kwlist))
 def test_a_name_is_refused_or_works_as_a_module_and_in_yaml(name: str) -> None:
     try:
-        NewDistribution(kind="reward", name=name, there=True)
+        NewDistribution(kind="reward", name=name, distribution="grpo-of-names")
     except ConfigurationError as error:
         assert repr(name) in str(error)  # noqa: PT017 - some are not refused
         return

@@ -3,5 +3,3 @@
 from typing import Literal
 
 PluginKind = Literal["reward", "hook", "aggregation", "filter"]
-Made = Literal[PluginKind, "all"]
-Role = Literal["transform", "estimator", "shaper", "forward"]
