@@ -84,7 +84,6 @@ def test_a_report_is_json_and_text() -> None:
     assert plain["passed"] == ["reward.run"]
     assert [broken["rule"] for broken in plain["violations"]] == ["reward.types"]
     assert plain["skipped"] == [{"rule": "reward.pickle", "reason": "reward.types is broken"}]
-    assert plain["measured"]["seconds_per_completion"] > 0
     text = str(report)
     for part in ("reward By", "1 rule kept, 1 broken, 1 not checked", "'1.0'", "example: completions=[", "why: TRL"):
         assert part in text
@@ -220,14 +219,6 @@ def test_examples_are_the_same_in_every_run() -> None:
         once, again = (check(kind, plugin).plain() for _ in range(2))
         assert once["violations"] == again["violations"]
         assert once["violations"]
-
-
-def test_another_seed_draws_other_batches() -> None:
-    def message(seed: int) -> str:
-        report = check("advantage_hook", wrong_hooks.centres_columns, seed=seed, rules=["hook.mask"])
-        return report.violations[0].message
-
-    assert message(0) != message(1)
 
 
 def test_texts_and_columns_of_the_caller_are_in_the_batch() -> None:

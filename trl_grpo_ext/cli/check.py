@@ -13,7 +13,7 @@ import typer
 from rich.text import Text
 
 from ..errors import ConfigurationError, PluginError
-from ..guard.untrusted import one_line, parse_json, printable, read_values
+from ..guard.untrusted import one_line, printable
 from .console import (
     KIND_HELP,
     complete_distribution,
@@ -68,25 +68,9 @@ def check_command(
             metavar="NAME", help="Check every plugin of this distribution.", autocompletion=complete_distribution
         ),
     ] = None,
-    columns: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", help="YAML or JSON: a value for each column, or a list with one value per completion."
-        ),
-    ] = None,
-    completions: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", help="Completions to score: a YAML or JSON list, .jsonl, or .txt with one per line."
-        ),
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the kit's batches.")] = 0,
     timeout: Annotated[float | None, typer.Option(help="Seconds for each rule, 10 by default.")] = None,
     strict: Annotated[
         bool, typer.Option("--strict", help="Exit with 3 if nothing shows that a plugin does anything.")
-    ] = False,
-    verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="Name every rule, including those that broke as a consequence.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print a list of reports.")] = False,
     list_rules: Annotated[bool, typer.Option("--list-rules", help="Print the rules of one kind, or all.")] = False,
@@ -113,21 +97,12 @@ def check_command(
         subjects = _select(selection, wanted, installed)
     else:
         subjects = _offered(distribution or "", wanted, installed)
-    given: dict[str, Any] = {"seed": seed} if timeout is None else {"seed": seed, "timeout": timeout}
-    given |= {} if columns is None else {"columns": _read_columns(columns)}
-    given |= {} if completions is None else {"completions": _read_completions(completions)}
+    given = {} if timeout is None else {"timeout": timeout}
     found = []
     for place, (info, asked) in enumerate(subjects, 1):
-        what = one_line(f"Checking {info.name}, {place} of {len(subjects)}")
-        console = messages()
-        console.print(Text(what), style="dim")
-        with console.status(Text("loading it", style="dim")) as status:  # on a terminal alone
-
-            def at(rule: str, number: int, count: int, status: Any = status) -> None:
-                status.update(Text(f"{rule}, rule {number} of {count}", style="dim"))
-
-            found.append(_check(info, asked, {**_project_settings(info), **given}, at))
-    _finish(found, as_json, strict, verbose)
+        messages().print(Text(one_line(f"Checking {info.name}, {place} of {len(subjects)}")), style="dim")
+        found.append(_check(info, asked, {**_project_settings(info), **given}))
+    _finish(found, as_json, strict)
 
 
 def _select(selection: str, kind: Kind | None, installed: Installed) -> list[tuple[PluginInfo, Any]]:
@@ -164,16 +139,16 @@ def _project_settings(info: PluginInfo) -> dict[str, Any]:
     return options.get(info.name, {}) if same else {}
 
 
-def _check(info: PluginInfo, asked: Mapping[str, Any], options: Mapping[str, Any], progress: Any) -> Report | _Unloaded:
+def _check(info: PluginInfo, asked: Mapping[str, Any], options: Mapping[str, Any]) -> Report | _Unloaded:
     from ..testing import check
 
     try:
-        return check(info.kind, asked, progress=progress, **options)
+        return check(info.kind, asked, **options)
     except (PluginError, ConfigurationError) as error:
         return _Unloaded(info.kind, info.name, str(error))
 
 
-def _finish(found: list[Report | _Unloaded], as_json: bool, strict: bool, verbose: bool) -> None:
+def _finish(found: list[Report | _Unloaded], as_json: bool, strict: bool) -> None:
     if as_json:
         typer.echo(json.dumps([one.plain() for one in found], indent=2))
     console = results()
@@ -183,7 +158,7 @@ def _finish(found: list[Report | _Unloaded], as_json: bool, strict: bool, verbos
         if isinstance(one, _Unloaded):
             messages().print(Text(printable(f"{one.subject}: {one.error}")), style="red", soft_wrap=True)
         elif not as_json:
-            for indent, parts in one.lines(verbose):
+            for indent, parts in one.lines():
                 paragraph(console, Text.assemble(*parts), indent=indent)
     reports = [one for one in found if not isinstance(one, _Unloaded)]
     if len(reports) < len(found):
@@ -207,27 +182,3 @@ def _print_rules(kind: Kind | None, as_json: bool) -> None:
         paragraph(console, Text(rule.name, style="bold"))
         paragraph(console, Text(rule.summary), indent=2)
         paragraph(console, Text(rule.why, style="dim"), indent=2)
-
-
-def _read_columns(file: Path) -> dict[str, Any]:
-    value = _read(file)
-    if not isinstance(value, dict) or not all(isinstance(name, str) for name in value):
-        raise ConfigurationError(f"{file} must hold a mapping from columns to values, such as `answer: '18'`.")
-    return value
-
-
-def _read_completions(file: Path) -> list[Any]:
-    value = _read(file)
-    if not isinstance(value, list) or not value or not all(isinstance(one, str | list) for one in value):
-        raise ConfigurationError(f"{file} must hold a list of completions, each a string or a list of messages.")
-    return value
-
-
-def _read(file: Path) -> Any:
-    if file.suffix not in (".txt", ".jsonl"):
-        return read_values(file)
-    try:
-        lines = file.read_text(encoding="utf-8").splitlines()
-    except (OSError, ValueError) as error:
-        raise ConfigurationError(f"{file} cannot be read: {error}") from error
-    return lines if file.suffix == ".txt" else [parse_json(line, str(file)) for line in lines if line.strip()]

@@ -1,6 +1,6 @@
 """The generation batches that the kit tries plugins on.
 
-A row's tokens, log-probabilities and losses depend only on its number and the seed. So a row is the same in any batch,
+A row's tokens, log-probabilities and losses depend only on its number. So a row is the same in any batch,
 order and padding, which most rules rely on.
 """
 
@@ -50,7 +50,6 @@ class Row:
 class Setting:
     """The common settings of all batches of one check."""
 
-    seed: int = 0
     texts: tuple[str, ...] | None = None
     prompts: tuple[Any, ...] | None = None
     columns: Mapping[str, Sequence[Any]] = field(default_factory=dict)
@@ -91,7 +90,7 @@ class SmallBatch:
             text = self.setting.texts[row.number % len(self.setting.texts)]
             size = max(1, -(-len(text) // max(len(row.live), 1)))
             return [text[i * size : (i + 1) * size] for i in range(len(row.live))]
-        chosen = random.Random(f"{self.setting.seed}/pieces/{row.number}")
+        chosen = random.Random(f"pieces/{row.number}")
         return [PIECES[0] if i == 0 else chosen.choice(PIECES) for i in range(len(row.live))]
 
     def ids(self, row: Row) -> list[int]:
@@ -112,10 +111,7 @@ class SmallBatch:
         dtype: torch.dtype = torch.float64,
     ) -> torch.Tensor:
         """A number for each token of each row, `(B, T)`."""
-        drawn = [
-            _drawn(f"{self.setting.seed}/{what}/{row.number}", low, high, max(len(row.live), 2 * LIMIT))
-            for row in self.rows
-        ]
+        drawn = [_drawn(f"{what}/{row.number}", low, high, max(len(row.live), 2 * LIMIT)) for row in self.rows]
         cut = [numbers[: len(row.live)] for numbers, row in zip(drawn, self.rows, strict=True)]
         return padded(cut, width or self.width, padding, dtype)
 

@@ -310,30 +310,17 @@ class HookChecks(TensorChecks):
 
         self._over(self.varied, judge)
 
-    def measured(self) -> dict[str, float]:
-        """How often it acts; empty if it cannot be run."""
-        try:
-            return {"share_of_tokens_changed": self._share_changed()}
-        except Exception:  # of a plugin that breaks a rule
-            return {}
-
     def no_effect(self) -> str:
-        acted = self.measured().get("share_of_tokens_changed", 1.0)
-        return "" if acted else "it changed no token of the kit's batches; give it completions or parameters"
-
-    def _share_changed(self) -> float:
-        """Share of the batches' live tokens whose advantage, or reward, the hook changed: 0 means it never acted."""
-        changed = live = 0
+        """Whether the hook changed the advantage, or the reward, of any live token of the batches."""
         for batch in (replace(batch, advantages="token") for batch in self.varied):
-            live_B_T = batch.mask() > 0
             try:
                 result_B_T = self._all_stages(self._copy(), batch)
-            except TRLGRPOExtError:  # a rule has reported it
+            except Exception:  # a rule has reported it
                 continue
             before_B_T = torch.zeros_like(result_B_T) if self.at_rollout == "on_rewards" else batch.incoming()
-            changed += int((~torch.isclose(result_B_T, before_B_T) & live_B_T).sum())
-            live += int(live_B_T.sum())
-        return changed / max(live, 1)
+            if bool((~torch.isclose(result_B_T, before_B_T) & (batch.mask() > 0)).any()):
+                return ""
+        return "it changed no token of the kit's batches; give it completions or parameters"
 
 
 def _first(batch: SmallBatch, place: int) -> int:

@@ -23,7 +23,7 @@ from ..plugins.discovery import find_and_explain
 from ..plugins.kinds import KINDS, Kind
 from ..plugins.loading import resolve
 from ..plugins.selection import Selection, parse_selection
-from .processes import Progress, run_here, run_in_process
+from .processes import run_here, run_in_process
 from .reports import ConformanceError, Report, Violation, with_roots
 from .rules import Broken, Checks, CopyError, fresh_copy, rules_of
 
@@ -32,14 +32,12 @@ ATTRIBUTE = "conformance"
 TIMEOUT = 10.0
 """Seconds for each rule, unless the caller or the plugin sets another limit."""
 
-OPTIONS = ("parameters", "columns", "completions", "prompts", "deterministic", "seed", "rules", "timeout")
+OPTIONS = ("parameters", "columns", "completions", "prompts", "deterministic", "rules", "timeout")
 OF_REWARDS = ("required", "unreadable", "formats", "per_completion", "seconds_per_completion")
 FORMATS = ("text", "messages")
 
 
-def check(
-    kind: Kind, plugin_or_selection: Any, *, isolated: bool = True, progress: Progress | None = None, **options: Any
-) -> Report:
+def check(kind: Kind, plugin_or_selection: Any, *, isolated: bool = True, **options: Any) -> Report:
     """Check a plugin against every rule of its kind.
 
     Args:
@@ -48,7 +46,6 @@ def check(
         isolated: Whether it runs in a separate process, so that a plugin that hangs, exits or crashes only breaks a
             rule. Use False for a debugger or to measure coverage. If CUDA is in use in this process, it cannot be
             forked, and the checks run here.
-        progress: Called before each rule with its name, its number and the number of rules.
         **options: `OPTIONS`, for a reward also `OF_REWARDS`, for the others `tokenizer`; docs/conformance.md says what
             each is. None is as good as leaving one out: then the plugin's own declaration counts, then the default.
 
@@ -66,10 +63,8 @@ def check(
     def prepare() -> Checks:
         return _checks(kind, plugin_or_selection, given)
 
-    if isolated and _may_fork():
-        results = run_in_process(rules, prepare, timeout, progress)
-    else:
-        results = run_here(rules, prepare, progress)
+    apart = isolated and _may_fork()
+    results = run_in_process(rules, prepare, timeout) if apart else run_here(rules, prepare)
     broken = [(rule, found) for rule, found in results.found.items() if isinstance(found, Broken)]
     return Report(
         subject=results.name,
@@ -77,7 +72,6 @@ def check(
         passed=tuple(rule for rule, found in results.found.items() if found is None),
         violations=with_roots([Violation(rule, one.message, one.example, one.cause) for rule, one in broken]),
         skipped=tuple((rule, str(one)) for rule, one in results.found.items() if one and not isinstance(one, Broken)),
-        measured=results.measured,
         no_effect="" if broken else results.no_effect,
         printed=results.printed,
     )
@@ -122,7 +116,7 @@ def _checks(kind: Kind, plugin_or_selection: Any, given: Mapping[str, Any]) -> C
         from .filters import FilterChecks
         from .hooks import HookChecks
 
-        setting = Setting(int(options.get("seed", 0)), texts, prompts, columns, options.get("tokenizer"))
+        setting = Setting(texts, prompts, columns, options.get("tokenizer"))
         of_kind: dict[Kind, Callable[..., Checks]] = {
             "advantage_hook": HookChecks,
             "loss_aggregation": AggregationChecks,

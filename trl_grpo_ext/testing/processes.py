@@ -39,8 +39,6 @@ _SET_PDEATHSIG = 1  # of Linux' prctl
 
 Prepare = Callable[[], Checks]
 """Loads the plugin and returns its checks. Runs in the process of the checks."""
-Progress = Callable[[str, int, int], None]
-"""Called with the rule's name, its number and the number of rules."""
 
 
 def events(rules: Sequence[Rule], prepare: Prepare, trying: Callable[[str], object] = str) -> Iterator[tuple[Any, ...]]:
@@ -54,18 +52,17 @@ def events(rules: Sequence[Rule], prepare: Prepare, trying: Callable[[str], obje
         yield "found", found
         if isinstance(found, Broken) and rule.short in GATES:
             break
-    yield "end", checks.measured(), checks.no_effect()
+    yield "end", checks.no_effect()
 
 
 class Results:
     """What came of each rule so far."""
 
-    def __init__(self, rules: Sequence[Rule], timeout: float, progress: Progress | None) -> None:
-        self._rules, self._progress, self._timeout = rules, progress, timeout
+    def __init__(self, rules: Sequence[Rule], timeout: float) -> None:
+        self._rules, self._timeout = rules, timeout
         self.name, self.example, self.limit = "", "", LOADING_SECONDS
         self.rule: Rule | None = None
         self.found: dict[Rule, Finding] = {}
-        self.measured: dict[str, float] = {}
         self.no_effect = ""
         self.printed: tuple[str, ...] = ()
 
@@ -79,14 +76,12 @@ class Results:
             case "rule", Rule() as rule:
                 self.rule, self.example = rule, ""
                 self.limit = self._timeout * (FIRST_CALL if rule.short == "run" else 1.0)
-                if self._progress is not None:
-                    self._progress(rule.name, self._rules.index(rule) + 1, len(self._rules))
             case "trying", str() as text:
                 self.example = text
             case "found", found:
                 self.add(found)
-            case "end", measured, no_effect:
-                self.measured, self.no_effect = measured, no_effect
+            case "end", no_effect:
+                self.no_effect = no_effect
 
     def add(self, found: Finding) -> None:
         """Record what came of the present rule; without a gate, or a process, the others cannot be checked."""
@@ -98,19 +93,17 @@ class Results:
             self.found |= {rule: NotChecked(reason) for rule in self._rules if rule not in self.found}
 
 
-def run_here(rules: Sequence[Rule], prepare: Prepare, progress: Progress | None = None) -> Results:
+def run_here(rules: Sequence[Rule], prepare: Prepare) -> Results:
     """Check the rules in this process, which the plugin may stop or change."""
-    results = Results(rules, LOADING_SECONDS, progress)
+    results = Results(rules, LOADING_SECONDS)
     for event in events(rules, prepare):
         results.take(event)
     return results
 
 
-def run_in_process(
-    rules: Sequence[Rule], prepare: Prepare, timeout: float, progress: Progress | None = None
-) -> Results:
+def run_in_process(rules: Sequence[Rule], prepare: Prepare, timeout: float) -> Results:
     """Check the rules in a forked process, with so many seconds for each rule."""
-    results = Results(rules, timeout, progress)
+    results = Results(rules, timeout)
     with tempfile.TemporaryFile() as output:
         with _forked(rules, prepare, output.fileno()) as (process, reports):
             lost = _follow(process, reports, results)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from textwrap import indent
 from typing import Any
 
@@ -53,7 +53,6 @@ class Report:
         passed: The rules that it keeps.
         violations: The rules that it breaks, in the order of the rules.
         skipped: The rules that were not checked, with the reason.
-        measured: Measurements, such as `seconds_per_completion`.
         no_effect: Why the checks do not show that the plugin does anything (all texts got one score, say); else empty.
         printed: The first lines that the plugin printed (untrusted text).
     """
@@ -63,7 +62,6 @@ class Report:
     passed: tuple[Rule, ...] = ()
     violations: tuple[Violation, ...] = ()
     skipped: tuple[tuple[Rule, str], ...] = ()
-    measured: Mapping[str, float] = field(default_factory=dict)
     no_effect: str = ""
     printed: tuple[str, ...] = ()
 
@@ -96,12 +94,11 @@ class Report:
                 for broken in self.violations
             ],
             "skipped": [{"rule": rule.name, "reason": reason} for rule, reason in self.skipped],
-            "measured": dict(self.measured),
             "no_effect": self.no_effect or None,
             "printed": list(self.printed),
         }
 
-    def lines(self, verbose: bool = False) -> Iterator[tuple[int, list[tuple[str, str]]]]:
+    def lines(self) -> Iterator[tuple[int, list[tuple[str, str]]]]:
         """The report for people: each line's indentation, and its parts with their styles as `rich` names them."""
         kept = f"{len(self.passed)} rule{'s' * (len(self.passed) != 1)} kept"
         counts = f"{kept}, {len(self.violations)} broken, {len(self.skipped)} not checked"
@@ -114,8 +111,7 @@ class Report:
                 for place, line in enumerate(printable(text).split("\n") if text else ()):
                     yield 4, [("" if place else f"{label}: ", "dim"), (line, "")]
             if followers := [broken.rule.name for broken in self.violations if broken.follows == root.rule.name]:
-                names = f": {', '.join(followers)}" if verbose else ""
-                yield 4, [(f"and {len(followers)} that follow{'s' * (len(followers) == 1)} from it{names}", "red")]
+                yield 4, [("and what follows from it: ", "red"), (_listed(followers), "")]
         reasons: dict[str, list[str]] = {}
         for rule, reason in self.skipped:
             reasons.setdefault(reason, []).append(rule.short)
@@ -123,15 +119,13 @@ class Report:
         for label, text, style in (
             ("not shown to work: ", self.no_effect, "bold yellow"),
             ("not checked: ", not_checked, "yellow"),
-            ("kept: ", ", ".join(rule.name for rule in self.passed) if verbose else "", "green"),
-            ("it printed: ", " / ".join(self.printed[: _LISTED if verbose else 1]), "dim"),
-            *((f"measured {name}: ", f"{value:.3g}", "dim") for name, value in self.measured.items()),
+            ("it printed: ", self.printed[0] if self.printed else "", "dim"),
         ):
             if text:
                 yield 2, [(label, style), (one_line(text), "")]
 
     def __str__(self) -> str:
-        return "\n".join(" " * width + "".join(text for text, _ in parts) for width, parts in self.lines(True))
+        return "\n".join(" " * width + "".join(text for text, _ in parts) for width, parts in self.lines())
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -60,7 +60,6 @@ class RewardChecks(Checks):
         self.seconds: list[float] = []
         self.slow = False
         self._first: Any = None
-        self._first_seconds = 0.0
         self._changed_first: list[str] = []
         self._refused = ""
         self._given: set[float | None] = set()
@@ -86,7 +85,6 @@ class RewardChecks(Checks):
                 self._refused = self._refused or describe_exception(error)
                 continue
             self._changed_first = differences(before, global_state())
-            self._first_seconds = self.seconds[0] * len(ordinary.items)
             self._forms, self.ordinary = (form,) if self._refused else self._forms, ordinary
             self.slow = self.seconds[0] > _SLOW
             if self.slow:
@@ -153,11 +151,6 @@ class RewardChecks(Checks):
         self._deterministic_only()
         if not self.per_completion:
             raise NotChecked("it declares per_completion = False")
-
-    def measured(self) -> dict[str, float]:
-        if not self.seconds:
-            return {}
-        return {"seconds_per_completion": min(self.seconds), "seconds_of_first_call": self._first_seconds}
 
     def no_effect(self) -> str:
         if len(self._given) != 1 or not self.seconds:

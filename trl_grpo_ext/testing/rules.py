@@ -289,10 +289,6 @@ class Checks:
     def __init__(self) -> None:
         self.trying: Callable[[str], object] = str
 
-    def measured(self) -> dict[str, float]:
-        """Measurements made during the checks."""
-        return {}
-
     def no_effect(self) -> str:
         """Why the checks do not show that the plugin does anything; empty if they do."""
         return ""
