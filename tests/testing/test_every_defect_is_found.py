@@ -54,7 +54,7 @@ def test_the_planted_defect_is_the_cause_that_is_named_first(kind: Kind, rule: s
     ("kind", "rule", "plugin"),
     [
         ("reward", "reward.determinism", wrong_rewards.RemembersOnItself),
-        ("advantage_hook", "hook.row_permutation", wrong_hooks.By(wrong_hooks.first_of_a_group)),
+        ("advantage_hook", "hook.order", wrong_hooks.By(wrong_hooks.first_of_a_group)),
         ("loss_aggregation", "aggregation.mask", wrong_aggregations.ReducesEverything),
         ("group_filter", "filter.ranks", wrong_filters.Keeps(wrong_filters.own_rows)),
     ],

@@ -117,10 +117,10 @@ def test_what_the_caller_gives_wins_over_the_declaration() -> None:
 
 def test_declared_exemptions_skip_their_rules() -> None:
     skipped = {rule.name for rule, _ in check("reward", wrong_rewards.Declared()).skipped}
-    assert {"reward.determinism", "reward.order", "reward.neighbours"} <= skipped
+    assert {"reward.determinism", "reward.neighbours"} <= skipped
     assert not check("reward", wrong_rewards.Declared(), deterministic=True, rules=["reward.determinism"]).ok
 
-    rules = ["reward.neighbours", "reward.order"]
+    rules = ["reward.neighbours"]
     assert check("reward", wrong_rewards.less_the_mean, per_completion=False, rules=rules).ok
     assert check("reward", wrong_rewards.By(wrong_rewards.lower_references), required=["answer"]).ok
     assert check("reward", wrong_rewards.reads_the_brackets, formats=["text"]).ok
@@ -130,7 +130,7 @@ def test_declared_exemptions_skip_their_rules() -> None:
 def test_rules_that_the_flow_lets_nobody_check_say_which_one_is_broken() -> None:
     report = check("loss_aggregation", wrong_aggregations.detaches)
     reasons = {rule.name: reason for rule, reason in report.skipped}
-    for rule in ("mask", "finite", "padding", "row_permutation", "determinism"):
+    for rule in ("mask", "finite", "padding", "order", "determinism"):
         assert reasons[f"aggregation.{rule}"] == "aggregation.gradient is broken"
     assert "aggregation.homogeneous" in {rule.name for rule in report.passed}  # which asks for no gradient
     report = check("loss_aggregation", wrong_aggregations.advantage)
@@ -288,7 +288,7 @@ def test_a_reward_that_takes_messages_alone_is_tried_with_messages_and_the_repor
         return [float("18" in (completion[-1]["content"] or "" if completion else "")) for completion in completions]
 
     report = check(
-        "reward", last, rules=["reward.call", "reward.run", "reward.formats", "reward.empty", "reward.order"]
+        "reward", last, rules=["reward.call", "reward.run", "reward.formats", "reward.empty", "reward.neighbours"]
     )
     assert report.ok, str(report)
     assert "it takes messages alone: with strings it raised TypeError" in str(report)

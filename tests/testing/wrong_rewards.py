@@ -356,7 +356,7 @@ BREAKS: list[tuple[str, Any]] = [
     *(("reward.determinism", reward) for reward in (RemembersForAll, RemembersOnItself, WarmsUp)),
     ("reward.rows", FirstRowOnly),
     *(("reward.neighbours", reward) for reward in (less_the_mean, SharedAnswers)),
-    ("reward.order", By(lambda texts, columns: [score - 0.1 * i for i, score in enumerate(found(texts))])),
+    ("reward.neighbours", By(lambda texts, columns: [score - 0.1 * i for i, score in enumerate(found(texts))])),
     ("reward.inputs", after(lambda texts, columns: columns["answer"].insert(0, "seen"))),
     *(("reward.inputs", reward) for reward in (pops, strips)),
     ("reward.formats", reads_the_brackets),

@@ -71,7 +71,7 @@ def run_hook(hook: Any, method: str, advantages_B_T: torch.Tensor, context: Roll
     """Run one method of one hook, turn returned spans into advantages, and check the result against the contract."""
     label = f"advantage hook {plugin_label(hook)!r}: {method}"
     mask_B_T = context.mask_B_T
-    with torch.no_grad(), _named(label, hook, context), _unchanged(label, context, advantages_B_T):
+    with torch.no_grad(), _named(label, hook, context), _unchanged(label, context, advantages_B_T=advantages_B_T):
         result = getattr(hook, method)(advantages_B_T, context)
         if isinstance(context, Rollout) and isinstance(result, list | tuple):
             result = context.span_values(result).to(advantages_B_T.dtype)
@@ -136,7 +136,7 @@ def token_weights(aggregation: Any, rollout: Rollout) -> torch.Tensor:
 def group_verdicts(group_filter: Any, rollout: Rollout) -> list[bool | str]:
     """A group filter's verdict on each of this rank's completions: True to keep its group, else False or the reason."""
     label, rows = f"group filter {plugin_label(group_filter)!r}: keep", len(rollout.texts)
-    with torch.no_grad(), _named(label, group_filter):
+    with torch.no_grad(), _named(label, group_filter), _unchanged(label, rollout):
         result = group_filter.keep(rollout)
     if isinstance(result, torch.Tensor):
         if result.dtype != torch.bool or result.shape != (rows,):
@@ -183,7 +183,7 @@ def verdicts_by_group(
 def reduced_loss(aggregation: Any, loss_B_T: torch.Tensor, mask_B_T: torch.Tensor, totals: Totals) -> torch.Tensor:
     """Get a `reduce` aggregation's scalar and check it against the contract."""
     label = f"loss aggregation {plugin_label(aggregation)!r}"
-    with _named(f"{label}: reduce", aggregation):
+    with _named(f"{label}: reduce", aggregation), _unchanged(label, None, loss_B_T=loss_B_T, mask_B_T=mask_B_T):
         result = aggregation.reduce(loss_B_T, mask_B_T, totals)
     if not isinstance(result, torch.Tensor) or result.dim() != 0:
         got = f"shape {tuple(result.shape)}" if isinstance(result, torch.Tensor) else type(result).__name__
@@ -306,15 +306,13 @@ def _not_asked_for(plugin: object, context: Rollout | Forward | None) -> str:
 
 
 @contextmanager
-def _unchanged(label: str, context: Rollout | Forward, advantages_B_T: torch.Tensor | None = None) -> Iterator[None]:
+def _unchanged(label: str, context: Rollout | Forward | None, **tensors: torch.Tensor) -> Iterator[None]:
     """Refuse plugins that write to their inputs, which other plugins, the loss and the logs also read."""
-    inputs = dict(vars(context))
+    inputs = {} if context is None else dict(vars(context))
     for mapping in ("columns", "teacher_logps_B_T"):
         value = inputs.pop(mapping, None)
         inputs |= {f"{mapping}[{name!r}]": item for name, item in value.items()} if isinstance(value, dict) else {}
-    if advantages_B_T is not None:
-        inputs["advantages_B_T"] = advantages_B_T
-    prints = Fingerprints(inputs, whole=context.step == 0)
+    prints = Fingerprints({**inputs, **tensors}, whole=context is not None and context.step == 0)
     yield
     if (name := prints.changed()) is not None:
         raise PluginOutputError(

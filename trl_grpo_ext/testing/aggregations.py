@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -10,9 +9,9 @@ import torch
 
 from ..credit.flow import reduced_loss, reduced_weights, token_weights
 from ..types import Rollout, Totals, implements
-from .batches import Row, Setting, SmallBatch, dead_batches, long_batches, odd_batches, with_empty_rows
+from .batches import Row, Setting, SmallBatch, long_batches, odd_batches
 from .rules import Broken, NotChecked, plugin_code
-from .tensor_checks import Call, Results, TensorChecks, compare, compare_numbers
+from .tensor_checks import PADDING, Results, TensorChecks, compare, compare_numbers
 
 _DEAD = 90
 """Numbers of the rows that are in no total start here."""
@@ -56,14 +55,6 @@ class AggregationChecks(TensorChecks):
     def _result_on_rank(self, batch: SmallBatch, rollout: Rollout) -> torch.Tensor:
         return token_weights(self._copy(), rollout)
 
-    def _calls(self, batch: SmallBatch) -> Iterator[Call]:
-        rollout = self._rollout(batch)
-        if self.by_weights:
-            yield rollout, {}, lambda: self._copy().weights(rollout)
-        else:
-            tensors = {"loss_B_T": batch.losses().requires_grad_(), "mask_B_T": batch.mask()}
-            yield rollout, tensors, lambda: self._copy().reduce(*tensors.values(), batch.step_totals())
-
     def _weights_only(self, reason: str) -> None:
         if not self.by_weights:
             raise NotChecked(f"it has reduce: {reason}")
@@ -103,17 +94,8 @@ class AggregationChecks(TensorChecks):
         self._over([*self.ordinary, *single], self._results, breaks=("shape", None))
 
     def finite(self) -> None:
-        self._finite({"an ordinary batch": self.ordinary[0], **odd_batches(self.setting)})
-        self._finite({"an ordinary batch": self.ordinary[1]})
-
-    def empty_rows(self) -> None:
-        self._finite(with_empty_rows(self.setting))
-
-    def nothing_live(self) -> None:
-        self._finite(dead_batches(self.setting))
-
-    def _finite(self, batches: dict[str, SmallBatch]) -> None:
-        for what, batch in batches.items():
+        self._over(self.ordinary, self._results, breaks=("finite", None))
+        for what, batch in odd_batches(self.setting).items():
             self._over([batch], self._results, what, breaks=("finite", None))
 
     def long(self) -> None:
@@ -129,7 +111,9 @@ class AggregationChecks(TensorChecks):
         self._over(self.varied, self._results, breaks=("non_negative", None))
 
     def mask(self) -> None:
-        self._over(self.ordinary, lambda batch: self._results(batch, width=batch.wider), breaks=("mask", None))
+        self._over(
+            self.ordinary, lambda batch: self._results(batch, width=batch.width + PADDING), breaks=("mask", None)
+        )
 
     def live(self) -> None:
         self._over(self.ordinary, self._some_weight)
@@ -176,14 +160,14 @@ class AggregationChecks(TensorChecks):
 
         self._over(self.varied, judge)
 
-    def row_permutation(self) -> None:
+    def order(self) -> None:
         self._permuted(lambda batch: [*range(len(batch.rows))][::-1], "the rows in order and the other way round")
 
     def masked_values(self) -> None:
         self._comparable_only()
 
         def judge(batch: SmallBatch) -> None:
-            mask_B_T, loss_B_T = batch.mask(batch.wider), batch.losses(batch.wider)
+            mask_B_T, loss_B_T = batch.mask(batch.width + PADDING), batch.losses(batch.width + PADDING)
             clean, garbled = (
                 self._reduced(torch.where(mask_B_T > 0, loss_B_T, off), mask_B_T, batch.step_totals())
                 for off in (0.0, self.garbage[0])

@@ -77,12 +77,7 @@ class SmallBatch:
     @property
     def width(self) -> int:
         """`T`, with minimal padding."""
-        return max(1, 1, *(len(row.live) for row in self.rows))
-
-    @property
-    def wider(self) -> int:
-        """A width with surplus padding."""
-        return self.width + 3
+        return max(1, *(len(row.live) for row in self.rows))
 
     def pieces(self, row: Row) -> list[str]:
         """What each of a row's tokens wrote."""
@@ -215,7 +210,7 @@ class SmallBatch:
             "old_logps_B_T": logps("old") if "old_logps" in needs else None,
             "old_entropies_B_T": logps("old_entropies", 0.01, 3.0) if "old_entropies" in needs else None,
             "ref_logps_B_T": logps("ref") if "ref_logps" in needs else None,
-            "teacher_logps_B_T": _Teachers(logps, setting.teachers, any_other=tuple(needs) == NEEDS),
+            "teacher_logps_B_T": {name: logps(f"teacher {name}") for name in setting.teachers},
             "advantages_B_T": self.incoming(width, dtype) if aggregation else None,
             "step": 3,
             "tokenizer": setting.tokenizer,
@@ -274,20 +269,6 @@ class SmallBatch:
         return [(0, end, row.rewards[0])] if end else []
 
 
-class _Teachers(dict[str, torch.Tensor]):
-    """The log-probabilities of the teachers that a hook names, or of any other if it may be asked."""
-
-    def __init__(self, logps: Any, names: Sequence[str], any_other: bool) -> None:
-        super().__init__({name: logps(f"teacher {name}") for name in names})
-        self._logps, self._any_other = logps, any_other
-
-    def __missing__(self, name: str) -> torch.Tensor:
-        if not self._any_other:
-            raise KeyError(name)
-        table_B_T: torch.Tensor = self._logps(f"teacher {name}")
-        return table_B_T
-
-
 @functools.cache
 def _drawn(name: str, low: float, high: float, count: int) -> tuple[float, ...]:
     drawn = random.Random(name)
@@ -341,32 +322,22 @@ _LIVES = [(1, 1, 1), (1,), (1, 1), (1, 1, 1, 1)]
 def odd_batches(setting: Setting) -> dict[str, SmallBatch]:
     """Batches that provoke divisions by zero, by what is odd about them."""
     nan = math.nan
-    return {
-        "a group whose rewards are all equal": _rewarded(
-            _batch(setting, 2, _LIVES, [1.0, 1.0, 0.0, 1.0]), (0, 1), 1.0, 0.0
-        ),
-        "rewards that are all zero": _rewarded(_batch(setting, 2, _LIVES, [0.0] * 4), range(4), 0.0, 0.0),
-        "one-token completions": _batch(setting, 2, [(1,)] * 4, [1.0, 0.0, 0.5, 0.0]),
-        "a completion without a reward": _rewarded(_batch(setting, 2, _LIVES, [1.0, 0.0, 0.5, 1.0]), (3,), nan, nan),
-        "completions without a reward": _rewarded(_batch(setting, 2, _LIVES, [nan] * 4), range(4), nan, nan),
-        "one group": _batch(setting, 1, _LIVES, [1.0, 0.0, 0.5, 0.0]),
-        "one group of two": _batch(setting, 1, _LIVES[:2], [1.0, 0.0]),  # the smallest that TRL trains on
-    }
-
-
-def with_empty_rows(setting: Setting) -> dict[str, SmallBatch]:
-    """Batches in which some completions have tokens that count and others have none."""
+    equal = _batch(setting, 2, _LIVES, [1.0, 1.0, 0.0, 1.0])
+    unscored = _batch(setting, 2, _LIVES, [1.0, 0.0, 0.5, 1.0])
     lives: dict[str, list[tuple[int, ...]]] = {
+        "one-token completions": [(1,)] * 4,
         "an empty completion": [(1, 1), (), (1,), (1, 1, 1)],
         "a completion that is all masked": [(1, 1), (0, 0, 0), (1,), (1, 1)],
         "a group without a live token": [(0, 0), (), (1,), (1, 1)],
     }
-    return {what: _batch(setting, 2, live, [1.0, 0.0, 0.5, 0.0]) for what, live in lives.items()}
-
-
-def dead_batches(setting: Setting) -> dict[str, SmallBatch]:
-    """Batches without any token that counts."""
     return {
+        "a group whose rewards are all equal": _rewarded(equal, (0, 1), 1.0, 0.0),
+        "rewards that are all zero": _rewarded(equal, range(4), 0.0, 0.0),
+        "a completion without a reward": _rewarded(unscored, (3,), nan, nan),
+        "completions without a reward": _rewarded(unscored, range(4), nan, nan),
+        "one group": _batch(setting, 1, _LIVES, [1.0, 0.0, 0.5, 0.0]),
+        "one group of two": _batch(setting, 1, _LIVES[:2], [1.0, 0.0]),  # the smallest that TRL trains on
+        **{what: _batch(setting, 2, live, [1.0, 0.0, 0.5, 0.0]) for what, live in lives.items()},
         "a batch whose tokens are all masked": _batch(setting, 1, [(0, 0), (0,)], [1.0, 0.0]),
         "a batch of empty completions": _batch(setting, 1, [(), ()], [1.0, 0.0]),
     }
@@ -374,7 +345,7 @@ def dead_batches(setting: Setting) -> dict[str, SmallBatch]:
 
 def odd_beside_ordinary(setting: Setting) -> list[SmallBatch]:
     """Odd batches that are tried with the ordinary ones, since some plugins only act on them."""
-    odd = {**odd_batches(setting), **with_empty_rows(setting)}
+    odd = odd_batches(setting)
     names = ("a group whose rewards are all equal", "a completion without a reward")
     return [odd[name] for name in (*names, "an empty completion", "a completion that is all masked")]
 

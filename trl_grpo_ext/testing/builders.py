@@ -190,64 +190,52 @@ class Ranks:
 
     def __init__(self, parts: Sequence[Rollout]) -> None:
         self._sent: list[torch.Tensor | None] = [None] * len(parts)
-        self._meeting = threading.Condition()
-        self._waiting, self._round, self._gone = 0, 0, 0
-        self._failed = False
-        self._result: torch.Tensor | None = None
+        self._meeting = threading.Barrier(len(parts))
+        self._over = False
         self.gathers = [0] * len(parts)
-        self.rollouts: list[Rollout] = []
-        first = 0
-        for rank, part in enumerate(parts):
-            rows = slice(first, first + len(part.mask_B_T))
-            self.rollouts.append(replace(part, gather=partial(self._gather, rank), local_rows=rows))
-            first = rows.stop
+        ends = list(accumulate((len(part.mask_B_T) for part in parts), initial=0))
+        self.rollouts = [
+            replace(part, gather=partial(self._gather, rank), local_rows=slice(*ends[rank : rank + 2]))
+            for rank, part in enumerate(parts)
+        ]
 
     def run(self, call: Callable[[Rollout], Any]) -> list[Any]:
         """Run `call` on each rank and return the results."""
-        self._gone, self._failed = 0, False
+        self._over = False
 
-        def on(rollout: Rollout) -> Any:
+        def on(rank: int, rollout: Rollout) -> Any:
             try:
                 return call(rollout)
-            except BaseException:
-                self._failed = True
-                raise
             finally:
-                with self._meeting:  # nobody waits for this rank
-                    self._gone += 1
-                    self._meeting.notify_all()
+                self._meet(rank, None)
 
         with ThreadPoolExecutor(len(self.rollouts)) as pool:
-            futures = [pool.submit(on, rollout) for rollout in self.rollouts]
+            futures = [pool.submit(on, rank, rollout) for rank, rollout in enumerate(self.rollouts)]
         errors = [error for future in futures if (error := future.exception()) is not None]
         for error in sorted(errors, key=lambda error: isinstance(error, UnequalGathers)):
             raise error
         return [future.result() for future in futures]
 
-    def _gather(self, rank: int, tensor: torch.Tensor) -> torch.Tensor:
-        with self._meeting:
-            self._sent[rank] = tensor
-            self.gathers[rank] += 1
-            self._waiting += 1
-            mine = self._round
-            if self._waiting == len(self.rollouts):
-                self._result = self._joined()
-                self._waiting, self._round = 0, self._round + 1
-                self._meeting.notify_all()
-            while self._round == mine:
-                if self._gone and self._waiting + self._gone >= len(self.rollouts):  # nobody is left who might come
-                    raise UnequalGathers(
-                        f"the ranks gathered {self.gathers} times: every rank must call gather equally often, and "
-                        "never under a condition on its own rows."
-                    )
-                self._meeting.wait()
-            assert self._result is not None
-            return self._result
+    def _meet(self, rank: int, tensor: torch.Tensor | None) -> list[torch.Tensor | None]:
+        """What all ranks send, None from those that are done. Where one is done, nobody meets again."""
+        if self._over:
+            return [None]
+        self._sent[rank] = tensor
+        self._meeting.wait()
+        sent = list(self._sent)
+        self._over = self._over or any(part is None for part in sent)
+        self._meeting.wait()  # until all have read
+        return sent
 
-    def _joined(self) -> torch.Tensor:
-        sent = [part for part in self._sent if part is not None]
-        if any(part.dim() == 0 for part in sent):
+    def _gather(self, rank: int, tensor: torch.Tensor) -> torch.Tensor:
+        self.gathers[rank] += 1
+        parts = [part for part in self._meet(rank, tensor) if part is not None]
+        if len(parts) < len(self.rollouts):
+            raise UnequalGathers(
+                f"the ranks gathered {self.gathers} times: every rank must call gather equally often, and never under "
+                "a condition on its own rows."
+            )
+        if any(part.dim() == 0 for part in parts):
             raise PluginOutputError("gather takes tensors of (B,) or (B, T), and was given a scalar.")
-        width = max(part.size(-1) for part in sent)
-        wide = [pad(part, (0, width - part.size(1))) if part.dim() == 2 else part for part in sent]
-        return torch.cat(wide)
+        width = max(part.size(-1) for part in parts)
+        return torch.cat([pad(part, (0, width - part.size(1))) if part.dim() == 2 else part for part in parts])

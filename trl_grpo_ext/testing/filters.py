@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -11,9 +10,9 @@ import torch
 
 from ..credit.flow import group_verdicts, verdicts_by_group
 from ..types import Rollout, implements
-from .batches import SmallBatch, dead_batches, odd_batches, with_empty_rows
+from .batches import SmallBatch, odd_batches
 from .rules import Broken
-from .tensor_checks import Call, Results, TensorChecks
+from .tensor_checks import Results, TensorChecks
 
 
 class FilterChecks(TensorChecks):
@@ -32,10 +31,6 @@ class FilterChecks(TensorChecks):
     def _result_on_rank(self, batch: SmallBatch, rollout: Rollout) -> torch.Tensor:
         return _numbers(self._copy(), rollout)
 
-    def _calls(self, batch: SmallBatch) -> Iterator[Call]:
-        rollout = self._rollout(batch)
-        yield rollout, {}, lambda: self._copy().keep(rollout)
-
     # ------------------------------------------------------------------------------------------ its rules
 
     def form(self) -> None:
@@ -46,8 +41,7 @@ class FilterChecks(TensorChecks):
         self._over(self.ordinary, self._results, breaks=("shape", None))
 
     def odd_batches(self) -> None:
-        odd = {**odd_batches(self.setting), **with_empty_rows(self.setting), **dead_batches(self.setting)}
-        for what, batch in odd.items():
+        for what, batch in odd_batches(self.setting).items():
             self._over([batch], self._results, what, breaks=("shape", None))
 
     def groups(self) -> None:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -13,9 +12,9 @@ import torch
 from ..credit.flow import run_hook, run_shaper
 from ..errors import PluginContractError, PluginRunError, TRLGRPOExtError
 from ..types import HOOK_METHODS, NEEDS, Forward, Rollout, implements, role_of
-from .batches import Setting, SmallBatch, dead_batches, equal_rewards, negative_batch, odd_batches, with_empty_rows
+from .batches import Setting, SmallBatch, equal_rewards, negative_batch, odd_batches
 from .rules import Broken, NotChecked, plugin_code
-from .tensor_checks import Call, Results, TensorChecks, compare, number
+from .tensor_checks import Results, TensorChecks, compare, number
 
 _NOTHING = 1e-9
 """Advantages up to this size are, in float64, what rounding leaves of zero."""
@@ -61,12 +60,6 @@ class HookChecks(TensorChecks):
         with torch.set_grad_enabled(grad):
             given = (context,) if stage == "on_rewards" else (advantages_B_T, context)
             return getattr(self._copy(), stage)(*given)
-
-    def _calls(self, batch: SmallBatch) -> Iterator[Call]:
-        for stage in self.stages:
-            incoming_B_T, context = batch.incoming(), self._context(batch, stage)
-            tensors = {} if stage == "on_rewards" else {"advantages_B_T": incoming_B_T}
-            yield context, tensors, partial(self._raw, stage, incoming_B_T, context)
 
     def _result_on_rank(self, batch: SmallBatch, rollout: Rollout) -> torch.Tensor:
         assert self.at_rollout is not None
@@ -198,7 +191,7 @@ class HookChecks(TensorChecks):
 
     def finite(self) -> None:
         named = {f"an ordinary batch ({n})": batch for n, batch in enumerate(self.ordinary)}
-        named |= {**odd_batches(self.setting), **with_empty_rows(self.setting), **dead_batches(self.setting)}
+        named |= odd_batches(self.setting)
         for what, batch in named.items():
             self._over([batch], self._results, what, breaks=("finite", None))
 
@@ -222,17 +215,13 @@ class HookChecks(TensorChecks):
 
         self._over(self.ordinary, judge)
 
-    def row_permutation(self) -> None:
-        def order(batch: SmallBatch) -> list[int]:
-            return sorted(range(len(batch.rows)), key=lambda place: (_first(batch, place), -place))
+    def order(self) -> None:
+        for what, forward, backward in (("a group's completions", 1, -1), ("the groups", -1, 1)):
 
-        self._permuted(order, "a group's completions in order and the other way round")
+            def order(batch: SmallBatch, forward: int = forward, backward: int = backward) -> list[int]:
+                return sorted(range(len(batch.rows)), key=lambda row: (forward * _first(batch, row), backward * row))
 
-    def group_permutation(self) -> None:
-        def order(batch: SmallBatch) -> list[int]:
-            return sorted(range(len(batch.rows)), key=lambda place: (-_first(batch, place), place))
-
-        self._permuted(order, "the groups in order and the other way round")
+            self._permuted(order, f"{what} in order and the other way round")
 
     def split(self) -> None:
         self._rollout_only()

@@ -147,11 +147,6 @@ class RewardChecks(Checks):
         if not self.deterministic:
             raise NotChecked("it declares deterministic = False")
 
-    def _independent_only(self) -> None:
-        self._deterministic_only()
-        if not self.per_completion:
-            raise NotChecked("it declares per_completion = False")
-
     def no_effect(self) -> str:
         if len(self._given) != 1 or not self.seconds:
             return ""
@@ -304,17 +299,10 @@ class RewardChecks(Checks):
         of_each = ([replace(o, prompt=item.prompt, completion=item.completion) for o in items] for item in texts)
         self._over([self.ordinary.with_items(same_text) for same_text in of_each], judge)
 
-    def order(self) -> None:
-        self._independent_only()
-
-        def judge(batch: RewardCall) -> None:
-            backwards = self._scores(batch.with_items(batch.items[::-1]))
-            self._agree(self._scores(batch), backwards[::-1], "in order and the other way round", batch)
-
-        self._over([self.ordinary], judge)
-
     def neighbours(self) -> None:
-        self._independent_only()
+        self._deterministic_only()
+        if not self.per_completion:
+            raise NotChecked("it declares per_completion = False")
 
         def judge(batch: RewardCall) -> None:
             alone = batch.with_items(batch.items[:1])
@@ -324,6 +312,12 @@ class RewardChecks(Checks):
         items = self.ordinary.items
         first_rows = range(0, len(items), len(items) if self.slow else 3)
         self._over([self.ordinary.with_items(items[row:] + items[:row]) for row in first_rows], judge)
+
+        def backwards(batch: RewardCall) -> None:
+            scores = self._scores(batch.with_items(items[::-1]))
+            self._agree(self._scores(batch), scores[::-1], "in order and the other way round", batch)
+
+        self._over([self.ordinary], backwards)
 
     def outcomes(self) -> None:
         column = getattr(self.reward, "reference_column", None)

@@ -64,18 +64,14 @@ length: returns one value per completion, for one completion and for many. Why: 
 types: each value is a finite number that fits float32, or None. Why: TRL makes a float32 tensor of the values. NaN
   silently means None there, infinity spoils the advantages of the whole group, and a string stops the run.
 determinism: the same call gives the same scores, also of a fresh build and after other calls, unless it declares
-  `deterministic = False`. Why: A reward that remembers texts scores by the order of sampling. Undeclared randomness
-  is noise in every advantage, makes runs impossible to repeat, and hides in the randomness of sampling.
-rows (rests on determinism): each completion is scored with its own row's columns. Why: TRL passes columns as lists,
-  one value per completion. A reward that reads the first row's reference compares every prompt's completions with one
-  answer.
-neighbours (rests on determinism, rows): a completion's score does not depend on the others in the batch, unless it
-  declares `per_completion = False`. Why: Which completions meet in a call depends on batch size and ranks, so the
-  reward would change with the number of GPUs.
-order (rests on determinism, rows, neighbours): the order of the completions does not matter. Why: TRL's order is an
-  accident of sampling. A reward that counts positions pays the first completion of a batch for being first.
-inputs: does not change its arguments. Why: The other rewards, the loss and the logs get the same lists. A popped
-  message is gone for all of them.
+  `deterministic = False`. Why: A reward that remembers texts scores by the order of sampling, and undeclared randomness
+  is noise in every advantage that hides in the randomness of sampling.
+rows (rests on determinism): each completion is scored with its own row's columns. Why: TRL passes columns as lists. A
+  reward that reads the first row's reference compares every prompt's completions with one answer.
+neighbours (rests on determinism, rows): a completion's score does not depend on the others in the batch, nor on its
+  place among them, unless it declares `per_completion = False`. Why: Which completions meet in a call depends on batch
+  size and ranks, so the reward would change with the number of GPUs.
+inputs: does not change its arguments. Why: The other rewards, the loss and the logs get the same lists.
 formats (rests on determinism): a completion as a string and as a list of one message gets the same score. Why: TRL
   passes lists of messages if the prompts are conversations. A reward that reads only strings then scores the text of
   a list, brackets included.
@@ -85,20 +81,17 @@ empty: an empty completion, a conversation without messages and a message withou
   policy that ends at once writes the empty string, and one that only calls a tool writes a message whose content is
   None. Indexing [-1] raises there.
 hostile_text: no text that a model can write makes it raise or break its contract. Why: A policy writes every text
-  sooner or later: control characters, lone surrogates, ten thousand digits, brackets that never close. One of them
-  must not end a run of days.
+  sooner or later: control characters, lone surrogates, ten thousand digits, brackets that never close.
 outcomes (rests on determinism, none): an unreadable reference does not score like a wrong answer. Why: A broken
   reference that reads as 0 teaches the policy that right answers are wrong. Say None.
 pickle (rests on determinism): pickles, and scores the same afterwards. Why: Guards run a reward in worker processes,
   and launchers send it to other ranks. Lambdas, open files and locks don't travel.
 threads (rests on determinism): gives the same scores off the main thread, and to two threads at once. Why: A reward
-  may be called from any thread, where signal.alarm does not work, and state that one call leaves for the next gets
-  mixed up.
+  may be called from any thread. signal.alarm does not work there, and what one call leaves for the next gets mixed up.
 leftovers: no call leaves more threads or child processes running. Why: One thread per call is ten thousand after a
   day. A pool that is made once and kept is fine.
 global_state (rests on determinism): leaves random generators, working directory, environment, signal handlers, locale
-  and torch's settings as they were. Why: random.seed(0) in a reward makes every rank sample alike from then on, and
-  nothing says so.
+  and torch's settings as they were. Why: random.seed(0) in a reward makes every rank sample alike from then on.
 time: takes less than a second per completion. Why: The GPUs wait for the reward. Guard what is slow, or make it
   async; a limit of your own can be declared.
 """,
@@ -108,8 +101,7 @@ form: has a role and its method: on_rewards, on_rollout or on_forward. Why: The 
 run: runs on an ordinary generation batch and on an ordinary micro-batch. Why: What fails here fails in the first
   training step.
 needs: lists what it reads in `needs`, by known names, and `teachers` as ids. Why: Log-probabilities that nobody lists
-  are not computed, so the hook finds None in the first step of a run whose configuration was checked. A name that
-  does not exist is refused at construction.
+  are not computed, so the hook finds None in the first step of a run whose configuration was checked.
 shape: returns one advantage per token, (B, T), or spans from on_rollout; a shaper one reward per completion, (B,), or
   per token, (B, T). Why: The loss takes (B, T). A result that only broadcasts would pay the wrong tokens.
 determinism: the same batch gives the same advantages, unless it declares `deterministic = False`. Why: Each rank
@@ -136,19 +128,17 @@ gradient: its result does not require grad. Why: Advantages are constants of the
   different algorithm.
 inputs: writes to none of the tensors that it is given. Why: The other hooks, the loss and the logs read the same
   tensors.
-row_permutation (rests on determinism): the order of a group's completions does not matter. Why: The order in a group
-  is an accident of sampling.
-group_permutation (rests on determinism, row_permutation): the order of the groups does not matter. Why: Which prompt
-  comes first in a batch is chance; group ids are names, not numbers to calculate with.
+order (rests on determinism): neither the order of a group's completions nor that of the groups matters. Why: Both are
+  accidents of sampling; group ids are names, not numbers to calculate with.
 padding (rests on determinism, mask): more padding changes nothing. Why: A batch is as wide as its longest completion.
   Dividing by the width pays a completion for its neighbours' length.
-split (rests on determinism, row_permutation, group_permutation): on_rollout gives the same on one rank as on two and
-  three, also where groups are spread over ranks. Why: Statistics over the rank's own rows change with the number of
-  GPUs, and of a group on two ranks each sees a half. Gather first.
+split (rests on determinism, order): on_rollout gives the same on one rank as on two and three, also where groups are
+  spread over ranks. Why: Statistics over the rank's own rows change with the number of GPUs, and of a group on two
+  ranks each sees a half. Gather first.
 gathers: calls gather equally often on every rank. Why: A rank that gathers under a condition on its own rows leaves
   the others waiting for ever.
-micro_batches (rests on determinism, row_permutation): with `per_completion = True`, on_forward gives each completion
-  the same next to any others. Why: Compact updates rely on it to put other completions next to it.
+micro_batches (rests on determinism, order): with `per_completion = True`, on_forward gives each completion the same
+  next to any others. Why: Compact updates rely on it to put other completions next to it.
 composition: takes advantages that differ from token to token, and its own result. Why: Any transform may come before
   another, so the incoming advantages are whatever the hook before it made.
 state (rests on determinism): what it remembers goes through JSON and back: state_dict and load_state_dict, both or
@@ -164,16 +154,14 @@ shape: weights returns a floating point tensor (B, T), reduce a scalar tensor. W
   broadcast, or not, with the batch that happens to come.
 determinism: the same batch gives the same weights, unless it declares `deterministic = False`. Why: Each rank would
   draw its own, and runs cannot be repeated.
-finite: gives finite numbers on ordinary batches. Why: One NaN in the loss makes every weight of the model NaN.
+finite: gives finite numbers, also where completions have no live token or the whole batch has none. Why: Truncated
+  completions are masked whole. Dividing by their length of zero gives NaN, and one NaN in the loss makes every weight
+  of the model NaN.
 non_negative: no weight is negative. Why: A negative weight flips the token's advantage: the policy unlearns what was
   right.
 mask: weights are zero off the mask; so is the gradient of reduce. Why: Padding and what a tool wrote would be trained
   on.
 live: a batch with live tokens has some weight. Why: A loss of zero trains nothing, and nothing says so.
-empty_rows: completions without a live token, or with all tokens masked, leave the others finite weights. Why:
-  Truncated completions are masked whole. Dividing by their length of zero gives NaN.
-nothing_live: a batch without any live token gives zeros. Why: Early in a run every completion may be cut off and
-  masked.
 long (rests on finite, determinism, padding): gives finite weights that float32 can hold for completions of 64 to
   4,096 tokens, and the same in float64. Why: What is right for ten tokens overflows or vanishes at four thousand.
 dtype: also takes masks, advantages, losses and log-probabilities in bfloat16 and float16. Why: In runs with bf16 the
@@ -181,18 +169,18 @@ dtype: also takes masks, advantages, losses and log-probabilities in bfloat16 an
 micro_batches (rests on determinism): the loss does not depend on how a rank's rows are cut into micro-batches. Why:
   Memory decides the cut, and would decide the gradient. A reduce is checked only if it declares `needs_step_totals =
   True`.
-ranks (rests on determinism, row_permutation): the loss is the same on one rank as on two and three, also where groups
-  are spread over ranks. Why: Counting the rank's own rows makes the gradient depend on the number of GPUs. Divide by
+ranks (rests on determinism, order): the loss is the same on one rank as on two and three, also where groups are spread
+  over ranks. Why: Counting the rank's own rows makes the gradient depend on the number of GPUs. Divide by
   rollout.totals.
 gathers: calls gather equally often on every rank. Why: A rank that gathers under a condition on its own rows leaves
   the others waiting for ever.
-totals (rests on determinism, ranks, row_permutation): counts by rollout.totals: completions that are in no total
-  change nothing. Why: `skip_zero_variance: true` takes groups without signal out of the mask and out of the totals.
-  Counting rows in any other way brings them back.
+totals (rests on determinism, ranks, order): counts by rollout.totals: completions that are in no total change nothing.
+  Why: `skip_zero_variance: true` takes groups without signal out of the mask and out of the totals. Counting rows in
+  any other way brings them back.
 padding (rests on determinism, masked_values): more padding changes nothing. Why: A batch is as wide as its longest
   completion, so the width depends on the neighbours.
-row_permutation (rests on determinism): the order of the completions does not matter. Why: Their order is an accident
-  of sampling.
+order (rests on determinism): the order of the completions does not matter. Why: Their order is an accident of
+  sampling.
 masked_values (rests on determinism, mask): values off the mask do not matter. Why: Padding holds whatever the model
   computes there, and it changes with the batch.
 gradient: reduce keeps the graph of the losses, and its gradient is finite. Why: A detached loss trains nothing, and

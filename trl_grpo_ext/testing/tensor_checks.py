@@ -6,10 +6,8 @@ reports them. Other rules skip batches on which the flow refuses the result.
 
 from __future__ import annotations
 
-import copy
-import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -30,6 +28,9 @@ from .rules import (
     pickle_round_trip,
 )
 
+PADDING = 3
+"""Columns of surplus padding to try."""
+
 RELATIVE, ABSOLUTE = 1e-5, 1e-6
 """Tolerances for numbers that should be equal, since a plugin may compute in float32."""
 
@@ -39,8 +40,6 @@ are kept."""
 
 Results = list[tuple[str, torch.Tensor]]
 """What the flow makes of each method's answer, `(B, T)` and zero off the mask, with the method's name."""
-Call = tuple[Any, dict[str, torch.Tensor], Callable[[], Any]]
-"""A method's context and tensors, and the call that hands them over."""
 
 
 class TensorChecks(Checks, ABC):
@@ -67,10 +66,6 @@ class TensorChecks(Checks, ABC):
     @abstractmethod
     def _results(self, batch: SmallBatch, *, plugin: Any = None, **how: Any) -> Results:
         """The results of a copy of the plugin, or of another one; `how` is for `SmallBatch.rollout`."""
-
-    @abstractmethod
-    def _calls(self, batch: SmallBatch) -> Iterator[Call]:
-        """Each method's call, which is not made yet."""
 
     @abstractmethod
     def _rollout(self, batch: SmallBatch, **settings: Any) -> Rollout:
@@ -134,14 +129,14 @@ class TensorChecks(Checks, ABC):
     # ------------------------------------------------------------------------------------------ rules of all kinds
 
     def run(self) -> None:
-        self._over(self.ordinary, lambda batch: [call() for *_, call in self._calls(batch)])
+        self._over(self.ordinary, self._results)
 
     def padding(self) -> None:
         self._comparable_only()
 
         def judge(batch: SmallBatch) -> None:
-            what = f"without padding and with {batch.wider - batch.width} columns of it"
-            self._agree(self._results(batch), self._results(batch, width=batch.wider), what, batch)
+            what = f"without padding and with {PADDING} columns of it"
+            self._agree(self._results(batch), self._results(batch, width=batch.width + PADDING), what, batch)
 
         self._over(self.varied, judge)
 
@@ -150,11 +145,11 @@ class TensorChecks(Checks, ABC):
         self._comparable_only()
 
         def judge(batch: SmallBatch) -> None:
-            clean = self._results(batch, width=batch.wider)
+            clean = self._results(batch, width=batch.width + PADDING)
             for garbage in self.garbage:
                 what = f"with 0 off the mask and with {garbage}"
                 try:
-                    garbled = self._results(batch, width=batch.wider, padding=garbage)
+                    garbled = self._results(batch, width=batch.width + PADDING, padding=garbage)
                 except PluginOutputError as error:
                     raise Broken(f"{what}: {describe_exception(error)}", batch, cause_of(error)) from error
                 self._agree(clean, garbled, what, batch)
@@ -226,13 +221,7 @@ class TensorChecks(Checks, ABC):
         self._over(self.ordinary, judge, "with log-probabilities in bfloat16 and float16", breaks=("shape", None))
 
     def inputs(self) -> None:
-        def judge(batch: SmallBatch) -> None:
-            for context, tensors, call in self._calls(batch):
-                unchanged = Unchanged(context, **tensors)
-                call()
-                unchanged.check(batch)
-
-        self._over(self.varied, judge)
+        self._over(self.varied, self._results, breaks=("inputs", None))
 
     def determinism(self) -> None:
         self._comparable_only()
@@ -278,36 +267,3 @@ def compare_numbers(ours: float, theirs: float, what: str, example: object) -> N
 def number(value: torch.Tensor | float, digits: int = 6) -> str:
     """A number for a message."""
     return f"{float(value):.{digits}g}"
-
-
-class Unchanged:
-    """Checks that tensors and the lists of a context are unchanged."""
-
-    def __init__(self, context: Any, **others: torch.Tensor) -> None:
-        self._tensors = [*others.items(), *_tensors_in(context)]
-        self._before = [(tensor.clone(), tensor._version) for _, tensor in self._tensors]
-        self._context = context
-        self._lists = copy.deepcopy(self._plain())
-
-    def check(self, example: object) -> None:
-        """Raise `Broken` if one of them has changed."""
-        for (name, tensor), (value, version) in zip(self._tensors, self._before, strict=True):
-            if tensor._version != version or not torch.equal(tensor.nan_to_num(), value.nan_to_num()):
-                raise Broken(f"it wrote to {name}, in place", example)
-        for name, value in self._plain().items():
-            if value != self._lists[name]:
-                raise Broken(f"it changed {name}", example)
-
-    def _plain(self) -> dict[str, Any]:
-        names = ("prompts", "completions", "texts", "columns", "reward_spans")
-        return {name: getattr(self._context, name) for name in names if hasattr(self._context, name)}
-
-
-def _tensors_in(context: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors in the fields of a context, with the fields' names."""
-    for field in dataclasses.fields(context):
-        value = getattr(context, field.name)
-        if isinstance(value, torch.Tensor):
-            yield field.name, value
-        elif isinstance(value, Mapping):
-            yield from ((f"{field.name}[{key!r}]", item) for key, item in value.items() if torch.is_tensor(item))
