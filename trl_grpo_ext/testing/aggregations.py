@@ -31,7 +31,7 @@ class AggregationChecks(TensorChecks):
         self.by_weights = implements(plugin, "weights")
         self.needs_step = bool(getattr(plugin, "needs_step_totals", False))
         if not self.by_weights:
-            self.garbage = self.garbage[:1]  # losses off the mask are numbers
+            self.garbage = (1e4, -1e4)  # losses off the mask are numbers
 
     def _rollout(self, batch: SmallBatch, **settings: Any) -> Rollout:
         return batch.rollout(aggregation=True, **settings)
@@ -168,11 +168,12 @@ class AggregationChecks(TensorChecks):
 
         def judge(batch: SmallBatch) -> None:
             mask_B_T, loss_B_T = batch.mask(batch.width + PADDING), batch.losses(batch.width + PADDING)
-            clean, garbled = (
+            clean, *garbled = (
                 self._reduced(torch.where(mask_B_T > 0, loss_B_T, off), mask_B_T, batch.step_totals())
-                for off in (0.0, self.garbage[0])
+                for off in (0.0, *self.garbage)
             )
-            compare_numbers(clean, garbled, f"with losses of 0 off the mask and of {self.garbage[0]:g}", batch)
+            for value, off in zip(garbled, self.garbage, strict=True):
+                compare_numbers(clean, value, f"with losses of 0 off the mask and of {off:g}", batch)
 
         if not self.by_weights:
             self._over(self.varied, judge)

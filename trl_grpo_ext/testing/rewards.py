@@ -238,42 +238,53 @@ class RewardChecks(Checks):
     def determinism(self) -> None:
         """To the bit: as in the first call, again, with texts that it has not seen, and of fresh builds."""
         self._deterministic_only()
-
-        def same(batch: RewardCall, once: Scores, again: Scores, what: str) -> None:
-            for row, (one, other) in enumerate(zip(once, again, strict=True)):
-                if one != other:
-                    raise Broken(f"{what}: {one!r} and {other!r} at row {row}", batch.with_items([batch.items[row]]))
-
-        def first(batch: RewardCall) -> None:
-            if self._first is not None and len(batch.items) == len(self._first):
-                same(batch, self._read(self._first, batch), self._scores(batch), "in its first call and later")
-
-        def repeated(batch: RewardCall) -> None:
-            once, quick = self._scores(batch), min(self.seconds, default=1.0) < _SLOW / _ROUNDS
-            for _ in range(_ROUNDS if quick else 1):
-                same(batch, once, self._scores(batch), "once and again")
-
-        def unseen(batch: RewardCall) -> None:
-            what = "with texts that it had not seen, once and again"
-            same(batch, self._scores(batch), self._scores(batch), what)
-
-        def rebuilt(batch: RewardCall) -> None:
-            if self._again is None:
-                raise NotChecked("reward.pickle is broken: it cannot be copied, so fresh builds are not compared")
-            one, other, half = self._again(), self._again(), len(batch.items) // 2
-            front, back = batch.with_items(batch.items[:half]), batch.with_items(batch.items[half:])
-            in_order = [self._scores(front, one), self._scores(back, one)]
-            reversed_ = [self._scores(back, other), self._scores(front, other)][::-1]
-            for part, first_come, last_come in zip((front, back), in_order, reversed_, strict=True):
-                same(part, first_come, last_come, "of two fresh builds that got two batches in either order")
-
-        texts = [item for item in self.ordinary.items if isinstance(item.completion, str)]
+        ordinary, items, first = self.ordinary, self.ordinary.items, self._first
         mark = f"{time.time_ns():x}"
-        marked = [replace(item, completion=f"{item.completion} {mark}{row}") for row, item in enumerate(texts)]
-        self._over([self.ordinary], first)
-        self._over([self.ordinary], repeated)
-        self._over([self.ordinary.with_items(marked)] if marked else [], unseen)
-        self._over([self.ordinary] if len(self.ordinary.items) > 1 else [], rebuilt)
+        texts = [item for item in items if isinstance(item.completion, str)]
+        unseen = ordinary.with_items(
+            replace(item, completion=f"{item.completion} {mark}{row}") for row, item in enumerate(texts)
+        )
+        half = len(items) // 2
+        front, back = ordinary.with_items(items[:half]), ordinary.with_items(items[half:])
+
+        def once() -> Scores:
+            return self._scores(ordinary)
+
+        def front_first() -> Scores:
+            fresh = self._another()
+            return self._scores(front, fresh) + self._scores(back, fresh)
+
+        def back_first() -> Scores:
+            fresh = self._another()
+            last = self._scores(back, fresh)
+            return self._scores(front, fresh) + last
+
+        if first is not None and len(items) == len(first):
+            self._identical(ordinary, "in its first call and later", lambda: self._read(first, ordinary), once)
+        quick = min(self.seconds, default=1.0) < _SLOW / _ROUNDS
+        self._identical(ordinary, "once and again", *[once] * (_ROUNDS if quick else 2))
+        if texts:
+            self._identical(unseen, "with texts new to it, once and again", *[lambda: self._scores(unseen)] * 2)
+        if half:
+            what = "of two fresh builds that got two batches in either order"
+            self._identical(ordinary, what, front_first, back_first)
+
+    def _another(self) -> Any:
+        if self._again is None:
+            raise NotChecked("reward.pickle is broken: it cannot be copied, so fresh builds are not compared")
+        return self._again()
+
+    def _identical(self, batch: RewardCall, what: str, *runs: Callable[[], Scores]) -> None:
+        """Runs that score the same batch do so to the bit."""
+
+        def judge(tried: RewardCall) -> None:
+            first, *others = (run() for run in runs)
+            for other in others:
+                for row, (one, two) in enumerate(zip(first, other, strict=True)):
+                    if one != two:
+                        raise Broken(f"{what}: {one!r} and {two!r} at row {row}", tried.with_items([tried.items[row]]))
+
+        self._over([batch], judge)
 
     def rows(self) -> None:
         """One text with each row's columns, in three orders."""
