@@ -60,15 +60,16 @@ class Selection:
 
         Selections inside the parameters become plain too.
         """
-        ours = self.settings()
+        ours = _settings(self)
         parameters = {name: _plain(value) for name, value in self.parameters.items()}
         return {"name": str(self), **ours, **parameters} if ours or parameters else str(self)
 
-    def settings(self) -> dict[str, Any]:
-        """The keys of such a mapping that are neither the name nor parameters of the plugin."""
-        ours: dict[str, Any] = {} if self.weight is None else {"weight": self.weight}
-        ours |= dict.fromkeys(sorted(self.switches), True)
-        return ours if self.guard is None else {**ours, "guard": dict(self.guard)}
+
+def _settings(selection: Selection) -> dict[str, Any]:
+    """The keys of its mapping that are neither the name nor parameters of the plugin."""
+    ours: dict[str, Any] = {} if selection.weight is None else {"weight": selection.weight}
+    ours |= dict.fromkeys(sorted(selection.switches), True)
+    return ours if selection.guard is None else {**ours, "guard": dict(selection.guard)}
 
 
 def parse_selection(kind: Kind, value: str | Mapping[str, Any] | Selection) -> Selection:
@@ -87,7 +88,7 @@ def parse_selection(kind: Kind, value: str | Mapping[str, Any] | Selection) -> S
         reserved = {"name", "weight", *FACTS[kind].switches, *(["guard"] if kind == "reward" else [])}
         if fields := reserved & value.parameters.keys():
             raise ConfigurationError(f"`{min(fields)}` is a field of a Selection, not a parameter: {value!r}.")
-        mapping: Mapping[Any, Any] = {**value.parameters, "name": str(value), **value.settings()}
+        mapping: Mapping[Any, Any] = {**value.parameters, "name": str(value), **_settings(value)}
     elif isinstance(value, str) and value.lstrip().startswith("{"):
         mapping = _read_flow_mapping(kind, value)
     elif isinstance(value, str):
