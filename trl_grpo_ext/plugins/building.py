@@ -24,7 +24,7 @@ from ..types import CONTRACT_VERSION
 from .discovery import PluginInfo, explain_neither, sentence_subject, suggest_names
 from .kinds import FACTS
 from .metadata import metadata_directory
-from .selection import Selection, looks_like_a_number
+from .selection import Selection, yaml_hint
 
 
 def import_plugin(info: PluginInfo, asked: Selection, not_an_entry_point_because: str | None) -> Any:
@@ -120,13 +120,9 @@ def build(info: PluginInfo, exported: Any, parameters: dict[str, Any]) -> Any:
             raise TypeError(f"it takes neither completions nor **columns and returned {made!r:.80}, no reward function")
         return made
     except (TypeError, ValueError) as error:
-        strings = [f"{name}={value!r}" for name, value in parameters.items() if looks_like_a_number(value)]
-        hint = (
-            f" YAML 1.1 reads {', '.join(strings)} as a string: write it with a point, as in 1.0e-3." if strings else ""
-        )
         raise PluginParameterError(
             f"{sentence_subject(info)} from {info.source} refused its parameters ({_shown(parameters) or 'none'}) "
-            f"with {type(error).__name__}: {error}.{hint}"
+            f"with {type(error).__name__}: {error}.{yaml_hint(parameters)}"
         ) from error
 
 

@@ -16,7 +16,7 @@ import re
 import sys
 import warnings
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from importlib.machinery import ModuleSpec, PathFinder
@@ -123,7 +123,6 @@ def find_named(name: str, kind: Kind | None, installed: Installed) -> list[Plugi
 # ------------------------------------------------------------------------------- from `module:attribute` to its text
 
 Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
-_HOPS = 8  # re-exports, aliases and base classes that are followed
 _CHARACTERS = 500_000
 
 
@@ -152,8 +151,8 @@ def module_spec(name: str) -> ModuleSpec | None:
 
 
 @lru_cache(maxsize=256)
-def _bindings(name: str) -> dict[str, Any]:
-    """What a module's text binds names to; empty if there is no such module or its text cannot be read."""
+def _definitions_in(name: str) -> dict[str, Definition]:
+    """The classes and functions of a module's text; empty if there is no such module or its text cannot be read."""
     spec = module_spec(name)
     try:
         text = getattr(spec.loader, "get_source", lambda name: None)(spec.name) if spec else None
@@ -161,45 +160,18 @@ def _bindings(name: str) -> dict[str, Any]:
             return {}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return dict(_bound(ast.parse(text).body))
+            return {node.name: node for node in ast.parse(text).body if isinstance(node, Definition)}
     except (ImportError, OSError, SyntaxError, ValueError, RecursionError, MemoryError):
         return {}
 
 
-def _bound(body: Sequence[ast.stmt]) -> Iterator[tuple[str, Any]]:
-    """Names with their definition, the expression that they are set to, or where they are imported from."""
-    for node in body:
-        match node:
-            case ast.ClassDef() | ast.FunctionDef() | ast.AsyncFunctionDef():
-                yield node.name, node
-            case ast.Assign(value=value, targets=targets):
-                yield from ((target.id, value) for target in targets if isinstance(target, ast.Name))
-            case ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value):
-                yield name, value
-            case ast.ImportFrom():
-                yield from ((one.asname or one.name, (node.level, node.module, one.name)) for one in node.names)
-            case ast.Import():
-                yield from ((one.asname or one.name.partition(".")[0], None) for one in node.names)
-            case ast.If() | ast.Try():
-                handlers = [each for one in getattr(node, "handlers", ()) for each in one.body]
-                yield from _bound([*node.body, *handlers, *node.orelse, *getattr(node, "finalbody", ())])
-
-
-def _definitions(module: str, attribute: str, hops: int = _HOPS) -> list[Definition]:
-    """The function, or the class and its bases, nearest first; empty if the text does not show them."""
-    node = _bindings(module).get(attribute)
-    followed = [node.func] if isinstance(node, ast.Call) else [node]  # an instance is of what it calls
-    if isinstance(node, ast.ClassDef):
-        followed = [base.value if isinstance(base, ast.Subscript) else base for base in node.bases]  # Generic[T]
-    found = [node] if isinstance(node, Definition) else []
-    for each in followed if hops else ():
-        if isinstance(each, ast.Name):
-            found += _definitions(module, each.id, hops - 1)
-        elif isinstance(each, tuple):
-            level, origin, name = each
-            is_package = bool((spec := module_spec(module)) and spec.submodule_search_locations)
-            package = module.split(".")[: len(module.split(".")) - level + is_package] if level else []
-            found += _definitions(".".join([*package, *([origin] if origin else [])]), name, hops - 1)
+def _definitions(module: str, attribute: str) -> list[Definition]:
+    """The function, or the class and its bases in the same module, nearest first; empty if the text has none."""
+    known, found, names = _definitions_in(module), list[Definition](), [attribute]
+    for name in names:
+        if name in known and known[name] not in found:
+            found.append(known[name])
+            names += [base.id for base in getattr(known[name], "bases", ()) if isinstance(base, ast.Name)]
     return found
 
 

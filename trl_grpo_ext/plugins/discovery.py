@@ -225,17 +225,13 @@ def _why_no_entry_point(kind: Kind, asked: Selection, installed: Installed) -> s
     if normalise(name) not in installed.distributions:
         return f"no installed distribution is called {name!r}"
     offered = installed.of(name)
-    others = [info.kind for info in offered if info.answers_to(asked.name)]
-    if others:
-        is_a, is_not = with_article(others[0]), with_article(kind)
-        return f"the distribution {name!r} offers {asked.name!r} as {is_a}, not as {is_not}"
+    if others := [info.kind for info in offered if info.answers_to(asked.name)]:
+        return f"{name!r} offers {asked.name!r} as {with_article(others[0])}, not as {with_article(kind)}"
+    if broken := [text for text in installed.unreadable if text.startswith(f"{normalise(name)} ")]:
+        return f"the metadata of {name!r} cannot be read: {broken[0]}"
     same_kind = [info.name for info in offered if info.kind == kind]
-    has = f"it offers {', '.join(same_kind)}" if same_kind else f"it offers no {LABELS[kind]}"
-    broken = [text for text in installed.unreadable if text.startswith(f"{normalise(name)} ")]
-    if broken:
-        has = f"its metadata cannot be read: {broken[0]}"
     hint = suggest_names(asked.name, same_kind)
-    return f"the distribution {name!r} offers no {LABELS[kind]} {asked.name!r}; {has}.{hint}"
+    return f"{name!r} offers no {LABELS[kind]} {asked.name!r}, but {', '.join(same_kind) or 'none'}.{hint}"
 
 
 def _why_no_module(module: str) -> str | None:
@@ -258,26 +254,24 @@ def sentence_subject(info: PluginInfo) -> str:
     return f"The {LABELS[info.kind]} {info.name!r}"
 
 
-def suggest_names(name: str, names: Iterable[str], shown: Mapping[str, str] | None = None) -> str:
-    """A hint at similar names, with a leading space; empty if there are none. `shown` replaces some of the names."""
-    shown = shown or {}
-    by_folded = {other.casefold().replace("-", "_"): shown.get(other, repr(other)) for other in names}
+def suggest_names(name: str, names: Iterable[str]) -> str:
+    """A hint at similar names, with a leading space; empty if there are none."""
+    by_folded = {other.casefold().replace("-", "_"): other for other in names}
     matches = difflib.get_close_matches(name.casefold().replace("-", "_"), by_folded, n=3)
-    return f" Did you mean {' or '.join(by_folded[match] for match in matches)}?" if matches else ""
+    return f" Did you mean {' or '.join(repr(by_folded[match]) for match in matches)}?" if matches else ""
 
 
 def unknown_name(kind: Kind | None, asked: Selection, installed: Installed) -> str:
     """Say that nothing of this kind, or of any, has this name, and what was perhaps meant."""
     offered = [info for info in installed.plugins if kind in (None, info.kind)]
-    meant = {alias: f"{alias} (which is {info.name})" for info in offered for alias in info.aliases}
     text = f"No installed distribution offers the {LABELS[kind] if kind else 'plugin'} {asked.name!r}."
     elsewhere = [info for info in installed.plugins if info.answers_to(asked.name)]
     if kind and elsewhere:
         text += f" {asked.name!r} is {with_article(elsewhere[0].kind)}, not {with_article(kind)}."
     else:
-        text += suggest_names(asked.name, [*meant, *(info.name for info in offered)], shown=meant)
+        text += suggest_names(asked.name, [name for info in offered for name in (info.name, *info.aliases)])
     module, dot, attribute = asked.name.rpartition(".")
-    if dot and all(part.isidentifier() for part in asked.name.split(".")):
+    if dot:
         text += f" A dotted path has a colon before the attribute: '{module}:{attribute}'."
     names = sorted({info.name for info in offered})
     text += f" Installed: {', '.join(names) or 'none'}." if kind else " `trl-grpo-ext list` shows what there is."

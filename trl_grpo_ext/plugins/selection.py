@@ -115,18 +115,14 @@ def parse_selection(kind: Kind, value: str | Mapping[str, Any] | Selection) -> S
                 f"Only rewards have a weight, {with_article(kind)} has none: take `weight` out of {value!r}."
             )
         weight = _weight(parameters.pop("weight"), name)
-    switches = {switch: parameters.pop(switch) for switch in FACTS[kind].switches if switch in parameters}
-    for switch, on in switches.items():
-        if not isinstance(on, bool):
-            raise ConfigurationError(f"{switch} of {name!r} is {on!r}; it must be true or false.")
+    on = set()
+    for switch in FACTS[kind].switches:
+        value_of = parameters.pop(switch, False)
+        if not isinstance(value_of, bool):
+            raise ConfigurationError(f"{switch} of {name!r} is {value_of!r}; it must be true or false.")
+        on |= {switch} if value_of else set()
     guard = _guard(parameters.pop("guard"), name) if kind == "reward" and "guard" in parameters else None
-    on = frozenset(switch for switch, is_on in switches.items() if is_on)
-    return Selection(name, distribution, parameters, weight, on, guard)
-
-
-def looks_like_a_number(value: object) -> bool:
-    """Whether this string was meant as a number, such as `1e-3`."""
-    return isinstance(value, str) and _EXPONENT_WITHOUT_POINT.fullmatch(value) is not None
+    return Selection(name, distribution, parameters, weight, frozenset(on), guard)
 
 
 def _split(kind: Kind, text: object, value: object) -> tuple[str | None, str]:
@@ -139,9 +135,20 @@ def _split(kind: Kind, text: object, value: object) -> tuple[str | None, str]:
     return (None, parts[0]) if len(parts) == 1 else (parts[0], parts[1])
 
 
+def _is_number(value: object) -> bool:
+    return isinstance(value, str) and _EXPONENT_WITHOUT_POINT.fullmatch(value) is not None
+
+
+def yaml_hint(parameters: Mapping[Any, Any]) -> str:
+    """A hint, with a leading space, at parameters that were meant as numbers; empty if there are none."""
+    strings = [f"{name}={value!r}" for name, value in parameters.items() if _is_number(value)]
+    listed = ", ".join(strings)
+    return f" YAML 1.1 reads {listed} as a string: write it with a point, as in 1.0e-3." if strings else ""
+
+
 def _weight(weight: object, name: str) -> float:
-    hint = " YAML 1.1 reads this as a string: write it with a point, as in 1.0e-3." * looks_like_a_number(weight)
     if isinstance(weight, bool) or not isinstance(weight, Real):
+        hint = yaml_hint({"weight": weight})
         raise ConfigurationError(f"The weight of the reward {name!r} is {weight!r}; it must be a number.{hint}")
     try:
         number = float(weight)
@@ -153,24 +160,20 @@ def _weight(weight: object, name: str) -> float:
 
 
 def _guard(guard: object, name: str) -> dict[str, Any]:
-    listed = ", ".join(GUARD_PARAMETERS)
+    what = f"The guard of the reward {name!r}"
     if not isinstance(guard, Mapping):
         raise ConfigurationError(
-            f"The guard of the reward {name!r} is {guard!r}; it must be a mapping that says what to guard against, "
-            f"such as {{timeout: 5, on_error: null}}. It may hold: {listed}."
+            f"{what} is {guard!r}; it must be a mapping that says what to guard against, such as {{timeout: 5, "
+            f"on_error: null}}. It may hold: {', '.join(GUARD_PARAMETERS)}."
         )
-    for key, value in guard.items():
+    for key in guard:
         if key not in GUARD_PARAMETERS:
             close = difflib.get_close_matches(str(key), GUARD_PARAMETERS, n=1)
             hint = f" Did you mean {close[0]!r}?" if close else ""
-            raise ConfigurationError(
-                f"The guard of the reward {name!r} has no parameter {key!r}.{hint} It may hold: {listed}."
-            )
-        if looks_like_a_number(value):
-            raise ConfigurationError(
-                f"The guard of the reward {name!r} has {key}={value!r}, which YAML 1.1 reads as a string: write it "
-                "with a point, as in 1.0e-3."
-            )
+            known = ", ".join(GUARD_PARAMETERS)
+            raise ConfigurationError(f"{what} has no parameter {key!r}.{hint} It may hold: {known}.")
+    if hint := yaml_hint(guard):
+        raise ConfigurationError(f"{what} holds a text for a number.{hint}")
     return dict(guard)
 
 
