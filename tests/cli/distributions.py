@@ -13,8 +13,6 @@ GROUPS = {
 MARKED = 'from pathlib import Path\nPath(__file__).with_suffix(".imported").touch()\n'
 """What a module begins with so that it leaves a trace where it is imported."""
 
-SLOW = f"import time\n{MARKED}time.sleep(1)\n"
-
 
 def write_distribution(
     folder: Path,

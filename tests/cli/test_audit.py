@@ -207,12 +207,6 @@ def test_odd_files_are_one_sentence(
         audit(half_right, _rows(name, None, "train", None))
 
 
-def test_a_list_and_lines_are_read_alike(tmp_path: Path) -> None:
-    for name, text in {"a.json": json.dumps(GOOD), "b.json": "\n".join(map(json.dumps, GOOD))}.items():
-        (tmp_path / name).write_text(text + "\n\n")
-        assert _rows(str(tmp_path / name), None, "train", 2) == GOOD[:2]
-
-
 WITHOUT_NETWORK = """
 import socket, sys
 asked = []
@@ -234,10 +228,8 @@ finally:
 @pytest.mark.parametrize(
     ("name", "status", "says"),
     [
-        ("rows.jsonl", 0, "gsm8k_accuracy on 1 rows"),
         ("rows.JSONL", 0, "gsm8k_accuracy on 1 rows"),
         ("rows", 2, "rows is a file, but none of .jsonl, .json, .csv, .parquet"),
-        ("rows.txt", 2, "rows.txt is a file, but none of"),
     ],
 )
 def test_a_file_that_is_here_is_no_question_for_a_hub(tmp_path: Path, name: str, status: int, says: str) -> None:

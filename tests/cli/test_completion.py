@@ -11,8 +11,6 @@ import pytest
 from tests.cli.distributions import MARKED, imported, write_distribution
 from tests.cli.terminal import COMMAND, Finished, invoke, run_command
 
-SHELLS = ("bash", "zsh", "fish")
-
 
 def complete(shell: str, *words: str, env: dict[str, str] | None = None) -> Finished:
     """What the completion script of a shell is answered for a line that ends in the last word."""
@@ -23,14 +21,6 @@ def complete(shell: str, *words: str, env: dict[str, str] | None = None) -> Fini
         "fish": {"_TYPER_COMPLETE_ARGS": line, "_TYPER_COMPLETE_FISH_ACTION": "get-args"},
     }[shell]
     return invoke(env={"_TRL_GRPO_EXT_COMPLETE": f"complete_{shell}", **asked, **(env or {})})
-
-
-@pytest.mark.parametrize("shell", SHELLS)
-def test_names_of_plugins_are_completed(shell: str) -> None:
-    for command in ("show", "check"):
-        done = complete(shell, command, "entropy_s")
-        assert "entropy_shaping" in done.out
-        assert "clip" not in done.out
 
 
 def test_the_answers_of_bash_are_words() -> None:
@@ -47,7 +37,7 @@ def test_what_a_shell_would_evaluate_is_not_offered_and_nothing_is_imported(tmp_
     names = {"co_good": "co_plugin:x", "co_$(touch evil)": "co_plugin:x", "co_`touch evil`": "co_plugin:x"}
     names |= {"co_'; touch evil": "co_plugin:x", 'co_"x': "co_plugin:x", "co_\x1b[31m": "co_plugin:x"}
     write_distribution(tmp_path, "co-plugin", {"reward": names}, {"co_plugin.py": f"{MARKED}def x(): ..."})
-    for shell in SHELLS:
+    for shell in ("bash", "zsh", "fish"):
         done = complete(shell, "show", "co_", env={"PYTHONPATH": str(tmp_path)})
         assert "co_good" in done.out
         assert "touch" not in done.out

@@ -66,9 +66,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     raises = f"{MARKED}{DECORATED}raise RuntimeError('not today')\n"
     modules = {"sh_unsure.py": MARKED + DECORATED, "sh_raises.py": raises}
     write_distribution(folder, "sh-unsure", unsure, modules)
-    for twin in ("sh-a", "sh-b"):
-        module = twin.replace("-", "_")
-        write_distribution(folder, twin, {"hook": {"sh_twin": f"{module}:Hook"}}, {f"{module}.py": MARKED + HOOK})
     return folder
 
 
@@ -133,15 +130,6 @@ def test_a_name_of_two_kinds_shows_both_and_says_how_to_pick_one(folder: Path) -
     assert "# strict: true" in reward["example"]
 
 
-def test_an_ambiguous_name_is_pasted_with_its_distribution(folder: Path) -> None:
-    docs = shown(folder, "sh_twin")
-    assert [one["state"] for one in docs] == ["ambiguous", "ambiguous"]
-    assert [yaml.safe_load(one["example"])["advantage_hooks"][0]["name"] for one in docs] == [
-        "sh-a:sh_twin",
-        "sh-b:sh_twin",
-    ]
-
-
 def test_a_dotted_path_needs_no_entry_point(folder: Path) -> None:
     (docs,) = shown(folder, "sh_hooks:Hook")
     assert (docs["kind"], docs["distribution"], docs["version"]) == ("advantage_hook", "sh-hooks", "3.1")
@@ -154,7 +142,7 @@ def test_a_dotted_path_needs_no_entry_point(folder: Path) -> None:
     ("name", "message"),
     [
         ("entrpy_shapng", "Did you mean 'entropy_shaping'"),
-        ("trl-grpo-ext:thinkformat", "the distribution 'trl-grpo-ext' offers no reward 'thinkformat'"),
+        ("trl-grpo-ext:thinkformat", "'trl-grpo-ext' offers no reward 'thinkformat'"),
         ("no.such:thing", "there is no module 'no' on sys.path"),
         ("a:b:c", "'a:b:c' does not select a reward"),
         ("", "'' does not select a reward"),

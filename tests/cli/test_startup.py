@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.cli.distributions import MARKED, SLOW, imported, write_distribution
+from tests.cli.distributions import MARKED, imported, write_distribution
 
 HEAVY = ("torch", "trl", "transformers", "accelerate", "numpy", "pyarrow", "jinja2", "datasets", "peft")
 MANY = 200
@@ -96,40 +96,3 @@ def test_with_200_plugins_listing_reads_each_file_once_or_twice_and_imports_none
     assert counts[".dist-info", "METADATA"] <= MANY
     assert counts[".dist-info", "RECORD"] == 0, "which lists all files, and may be long"
     assert len(opened) <= 6 * MANY, counts.most_common(5)
-
-
-def test_with_200_plugins_discovery_itself_reads_only_metadata(many: Path) -> None:
-    code = (
-        "import sys, json\nopened = []\n"
-        "sys.addaudithook(lambda event, a: opened.append(str(a[0])) if event == 'open' else 0)\n"
-        "from trl_grpo_ext import available\nfound = available('reward')\n"
-        "print(json.dumps([len(found), [p for p in opened if '/many_' in p], sorted(sys.modules)]))"
-    )
-    environ = {**os.environ, "PYTHONPATH": str(many)}
-    done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True)
-    count, opened, modules = json.loads(done.stdout)
-    assert count >= MANY
-    assert {Path(path).name for path in opened} == {"entry_points.txt", "METADATA"}
-    assert len(opened) <= 3 * MANY
-    assert heavy(modules) == []
-    assert "typer" not in modules
-    assert imported(many) == []
-
-
-@pytest.mark.slow
-def test_a_slow_plugin_delays_only_its_user(tmp_path: Path) -> None:
-    quick = 'def reward(completions, **columns):\n    """Quick."""\n    return [1.0 for _ in completions]\n'
-    write_distribution(tmp_path, "su-slow", {"reward": {"su_slow": "su_slow:reward"}}, {"su_slow.py": SLOW + quick})
-    write_distribution(
-        tmp_path, "su-quick", {"reward": {"su_quick": "su_quick:reward"}}, {"su_quick.py": MARKED + quick}
-    )
-    seen = probed(tmp_path, ["list"], ["list", "--json"], ["list", "rewards"])
-    assert all("Quick." in answer["out"] for answer in seen["answers"])
-    assert imported(tmp_path) == []
-    code = "from trl_grpo_ext import load_rewards; print(load_rewards([{name!r}])[0](completions=['']))"
-    environ = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    for name, traces in (("su_quick", ["su_quick.imported"]), ("su_slow", ["su_quick.imported", "su_slow.imported"])):
-        command = [sys.executable, "-c", code.format(name=name)]
-        done = subprocess.run(command, env=environ, capture_output=True, text=True, check=True)
-        assert done.stdout == "[1.0]\n"
-        assert imported(tmp_path) == traces

@@ -6,13 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
-from rich.console import Console
-from rich.text import Text
 
 from tests.cli.distributions import MARKED, write_distribution
-from tests.cli.terminal import assert_readable, invoke, run_command, without_escapes
+from tests.cli.terminal import assert_readable, invoke, run_command
 from tests.public_api.surface import commands
-from trl_grpo_ext.cli.console import paragraph
 
 LONG = "long_" * 60
 CLEAR = "\x1b[2J\x1b]0;title\x07\x9b31m\x7f"
@@ -129,19 +126,3 @@ def test_what_an_encoding_lacks_is_escaped() -> None:
     done = run_command("list", "aggregations", env={"PYTHONIOENCODING": "latin-1", "PYTHONUTF8": "0"})
     assert done.status == 0, done.err
     assert "\\u03a3" in done.out
-
-
-def test_a_paragraph_is_folded_and_indented() -> None:
-    console = Console(width=20, record=True, color_system=None, file=open("/dev/null", "w"))  # noqa: PTH123, SIM115
-    paragraph(console, Text("a few words and " + "x" * 30), indent=4)
-    lines = console.export_text().splitlines()
-    assert lines == ["    a few words and", "    " + "x" * 16, "    " + "x" * 14]
-    console.file.close()
-
-
-def test_the_helper_finds_what_it_looks_for() -> None:
-    assert without_escapes("\x1b[1mbold\x1b[0m \x1b]8;;http://x\x1b\\link\x1b]8;;\x1b\\") == "bold link"
-    for text, width in (("x" * 61, 60), ("漢" * 31, 60), ("cut…", 60), ("bell\x07", None)):
-        with pytest.raises(AssertionError):
-            assert_readable(text, width)
-    assert_readable("\x1b[31m" + "x" * 60 + "\x1b[0m\n", 60)

@@ -6,7 +6,7 @@ import inspect
 import pickle
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -80,14 +80,10 @@ def test_one_selection_becomes_the_reward(own: ModuleType) -> None:
 
 
 def test_a_list_becomes_a_reward_list_with_the_weights(own: ModuleType) -> None:
-    inner = keeps(inner=["own_combinators:length", {"name": "think_format", "weight": 0.5}]).inner
+    inner = keeps(inner=["own_combinators:length", {"name": "think_format", "weight": 0.5}] * 2).inner
     assert isinstance(inner, RewardList)
-    assert inner.weights == [1.0, 0.5]
-    assert inner.names == ["length", "think_format"]
-
-
-def test_names_inside_a_list_are_unique(own: ModuleType) -> None:
-    assert keeps(inner=["own_combinators:length"] * 2).inner.names == ["length", "length_2"]
+    assert inner.weights == [1.0, 0.5] * 2
+    assert inner.names == ["length", "think_format", "length_2", "think_format_2"]
 
 
 def test_a_mapping_without_a_name_maps_keys_to_rewards(own: ModuleType) -> None:
@@ -102,9 +98,6 @@ def test_callables_and_none_stay_as_they_are(own: ModuleType) -> None:
     assert keeps(inner=rewards).inner.weights == [0.25]
     assert keeps(inner={"a": own.length}).inner == {"a": own.length}
     assert keeps(inner=None).inner is None
-
-
-def test_other_parameters_are_left_alone(own: ModuleType) -> None:
     assert keeps(note=["think_format"]).note == ["think_format"]
 
 
@@ -132,11 +125,7 @@ def test_the_command_line_and_yaml_select_the_same(own: ModuleType) -> None:
 @pytest.mark.parametrize(
     ("inner", "error", "says"),
     [
-        (
-            "think_fromat",
-            UnknownPluginError,
-            "The reward 'Keeps' from your own module own_combinators, in inner: No installed",
-        ),
+        ("think_fromat", UnknownPluginError, "'Keeps' from your own module own_combinators, in inner: No installed"),
         (["think_format", "think_fromat"], UnknownPluginError, ", in inner[1]: No installed"),
         ({"a": {"name": "soft_overlong"}}, PluginParameterError, ", in inner['a']: "),
         ([3], PluginTypeError, "is an object of type int, not a reward"),
@@ -155,13 +144,6 @@ def test_an_error_inside_names_the_outer_plugin_and_the_parameter(
     assert caught.value.__cause__ is not None
 
 
-def test_an_error_two_levels_down_names_both(own: ModuleType) -> None:
-    with pytest.raises(
-        UnknownPluginError, match=r"'Keeps'.*, in other: .*'Keeps'.*, in inner\[0\]: .*'nothing_like_it'"
-    ):
-        keeps(other={"name": "own_combinators:Keeps", "inner": ["nothing_like_it"]})
-
-
 def test_a_typo_outside_comes_before_what_is_inside(own: ModuleType) -> None:
     with pytest.raises(PluginParameterError, match="no parameter 'iner'"):
         keeps(iner="x", inner="nothing_like_it")
@@ -175,22 +157,6 @@ def test_a_combinator_that_refuses_and_one_that_says_wrongly_what_it_takes(own: 
 
 
 # --- saving ----------------------------------------------------------------------------------------------------------
-
-
-def test_selections_inside_become_plain_too() -> None:
-    inner = Selection("tag_format", weight=0.5, guard={"timeout": 1})
-    outer = Selection("weighted", parameters={"rewards": [inner, "think_format", {"name": "a", "b": (1, 2)}]})
-    plain = outer.plain()
-    assert plain == {
-        "name": "weighted",
-        "rewards": [
-            {"name": "tag_format", "weight": 0.5, "guard": {"timeout": 1}},
-            "think_format",
-            {"name": "a", "b": [1, 2]},
-        ],
-    }
-    assert yaml.safe_load(yaml.safe_dump(plain)) == plain
-    assert parse_selection("reward", plain).plain() == plain
 
 
 _leaves = st.sampled_from(["a", "d:a", {"name": "b", "weight": 0.5}, Selection("c", guard={"timeout": 2})])
@@ -241,13 +207,10 @@ def test_every_way_to_write_a_guard(value: Any) -> None:
     [
         ({"name": "a", "guard": True}, "The guard of the reward 'a' is True; it must be a mapping that says what"),
         ({"name": "a", "guard": None}, "is None; it must be a mapping"),
-        (
-            {"name": "a", "guard": {"timout": 5}},
-            "no parameter 'timout'. Did you mean 'timeout'? It may hold: timeout, ",
-        ),
+        ({"name": "a", "guard": {"timout": 5}}, "no parameter 'timout'. Did you mean 'timeout'? It may hold: timeout"),
         ({"name": "a", "guard": {"name": "b"}}, "has no parameter 'name'"),
         ({"name": "a", "guard": {1: 2}}, "has no parameter 1"),
-        ({"name": "a", "guard": {"timeout": "1e-1"}}, "timeout='1e-1', which YAML 1.1 reads as a string"),
+        ({"name": "a", "guard": {"timeout": "1e-1"}}, "YAML 1.1 reads timeout='1e-1' as a string"),
         (Selection("a", parameters={"guard": {}}), "`guard` is a field of a Selection"),
     ],
 )
@@ -273,18 +236,6 @@ def test_a_guarded_reward_keeps_its_name_and_does_what_it_is_told(own: ModuleTyp
         rewards[1](prompts=["?"], completions=["x"], completion_ids=[[1]])
 
 
-def test_a_guard_works_inside_a_combinator(own: ModuleType) -> None:
-    [reward] = load_rewards(
-        {"name": "weighted", "rewards": [{"name": "own_combinators:fails", "guard": {"on_error": 2}}]}
-    )
-    assert reward(prompts=["?"], completions=["x"], completion_ids=[[1]]) == [2.0]
-
-
 def test_a_guard_that_is_refused_names_the_reward() -> None:
     with pytest.raises(ConfigurationError, match=r"think_format.*, in its guard: .*timeout.*-1"):
         load_rewards({"name": "think_format", "guard": {"timeout": -1}})
-
-
-def test_third_parties_use_the_same_path(own: ModuleType) -> None:
-    reward: Callable[..., Any] = load_rewards({"name": "weighted", "rewards": [{"name": "own_combinators:Keeps"}]})[0]
-    assert reward(completions=["a", "b"]) == [0.0, 0.0]

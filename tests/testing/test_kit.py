@@ -27,7 +27,6 @@ from trl_grpo_ext.testing import (
     ConformanceError,
     assert_conforms,
     check,
-    make_forward,
     make_rollout,
 )
 from trl_grpo_ext.testing.builders import Ranks, UnequalGathers, cut
@@ -233,15 +232,6 @@ def test_texts_and_columns_of_the_caller_are_in_the_batch() -> None:
 # ---------------------------------------------------------------------------------------------- builders, ranks
 
 
-def test_the_builders_make_what_a_unit_test_needs() -> None:
-    rollout = make_rollout([2, 1], rewards=[1.0, 0.0])
-    assert rollout.mask_B_T.tolist() == [[1, 1], [1, 0]]
-    assert rollout.group_baselines_B.tolist() == [0.5, 0.5]
-    assert check("loss_aggregation", wrong_aggregations.Right()).ok
-    forward = make_forward(torch.zeros(2, 3), torch.ones(2, 3))
-    assert forward.mask_B_T.tolist() == [[1, 1, 1], [1, 1, 1]]
-
-
 # ---------------------------------------------------------------------------------------------- what went wrong
 
 
@@ -304,22 +294,16 @@ def test_what_makes_a_reward_is_not_told_to_take_columns() -> None:
     assert "**columns" not in broken.message
 
 
-def test_a_rank_that_gathers_too_seldom_is_noticed_at_once_and_not_waited_for() -> None:
+def test_ranks_gather_in_their_order_and_one_that_gathers_too_seldom_is_not_waited_for() -> None:
+    two = Ranks(cut(make_rollout([1, 2, 3, 4]), [2, 2]))
+    sums = two.run(lambda rollout: [float(rollout.gather(rollout.lengths_B * step)[-1]) for step in range(50)])
+    assert sums == [[4.0 * step for step in range(50)]] * 2
+    assert two.gathers == [50, 50]
     ranks = Ranks(cut(make_rollout([1, 1, 1]), [1, 1, 1]))
     with pytest.raises(UnequalGathers, match=r"\[0, 1, 1\]"):
         ranks.run(lambda rollout: rollout.gather(rollout.lengths_B) if rollout.local_rows.start else None)
     with pytest.raises(ZeroDivisionError):  # what a rank raises is said first
         ranks.run(lambda rollout: rollout.gather(rollout.lengths_B) if rollout.local_rows.start else 1 / 0)
-
-
-def test_ranks_gather_in_their_order_many_times() -> None:
-    ranks = Ranks(cut(make_rollout([1, 2, 3, 4]), [2, 2]))
-
-    def sums(rollout: Any) -> list[float]:
-        return [float(rollout.gather(rollout.lengths_B * step)[-1]) for step in range(50)]
-
-    assert ranks.run(sums) == [[4.0 * step for step in range(50)]] * 2
-    assert ranks.gathers == [50, 50]
 
 
 # ---------------------------------------------------------------------------------------------- pyproject, imports
