@@ -3,6 +3,7 @@
 # No `from __future__ import annotations` here: TRL's argument parser reads the types of the fields at run time.
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -19,11 +20,16 @@ from .resampling import read_resample
 _HOW = "Each is a name, `distribution:name`, `pkg.module:attribute`, or a mapping `{name: ..., parameter: value}`."
 
 
-def _help(text: str) -> dict[str, str]:
-    return {"help": text}
+def _documented(config: type) -> type:
+    """Give each field its text in the docstring, which the command line shows as help."""
+    for name, text in re.findall(r"^ {8}(\w+): (.*(?:\n {12}.*)*)", config.__doc__ or "", re.MULTILINE):
+        if name in config.__annotations__:
+            setattr(config, name, field(default=vars(config)[name], metadata={"help": " ".join(text.split())}))
+    return config
 
 
 @dataclass
+@_documented
 class GRPOExtConfig(GRPOConfig):
     """TRL's `GRPOConfig` plus the selection of plugins.
 
@@ -42,7 +48,7 @@ class GRPOExtConfig(GRPOConfig):
             used up; what is missing then is masked (see `trl_grpo_ext.trainer.resampling`).
         reward_timeout: Wall-clock seconds that all reward functions together may take for one generation batch on each
             rank. It ends a hang before the waiting ranks time out, by an error on all ranks that names the reward. None
-            means no limit in one process and 80 % of `ddp_timeout` in several.
+            means no limit in one process and four fifths of `ddp_timeout` in several.
         compact_updates: `off`, or `exact`: the update computes no padding and leaves out rows without signal, with the
             same gradient (see `trl_grpo_ext.trainer.compact.updates`).
         share_prompts: With `compact_updates: exact`, compute each prompt once for all its completions where that is
@@ -71,60 +77,21 @@ class GRPOExtConfig(GRPOConfig):
         AmbiguousPluginError: Two distributions do.
     """
 
-    rewards: list[str] | None = field(
-        default=None, metadata=_help(f"Reward plugins. {_HOW} A reward's mapping may also hold `weight`.")
-    )
-    advantage_hooks: list[str] | None = field(
-        default=None, metadata=_help(f"Advantage hooks; they run in order of their roles, then in this order. {_HOW}")
-    )
-    loss_aggregation: dict[str, Any] | str | None = field(
-        default=None, metadata=_help(f"One loss aggregation in place of TRL's own reduction. {_HOW}")
-    )
-    resample: dict[str, Any] | str | None = field(
-        default=None,
-        metadata=_help(
-            "Resample until a group filter has kept enough groups to fill the batch: the filter's name, or "
-            "'{filter: signal, max_rounds: 4}'."
-        ),
-    )
-    reward_timeout: float | None = field(
-        default=None, metadata=_help("Seconds that the reward functions may take for one generation batch.")
-    )
-    compact_updates: str = field(
-        default="off", metadata=_help("off, or exact: cheaper updates with the same gradient.")
-    )
-    share_prompts: bool = field(
-        default=False, metadata=_help("Compute each prompt once for its completions in a compact update.")
-    )
-    token_records: int = field(
-        default=0, metadata=_help("Completions of each generation batch to record token by token, in whole groups.")
-    )
-    plugin_changes: str = field(
-        default="stop", metadata=_help("stop or warn, if a resumed run's plugins differ from the checkpoint's.")
-    )
-    summary_steps: int = field(
-        default=0, metadata=_help("Optimizer steps between summaries on the console; 0: transformers' own lines.")
-    )
-    pass_at_k: list[int] | None = field(
-        default=None, metadata=_help("Values of k for pass@k in evaluations, each at most num_generations_eval.")
-    )
-    mean_at_k: bool = field(
-        default=False, metadata=_help("Report the mean reward over num_generations_eval completions in evaluations.")
-    )
-    pass_thresholds: dict[str, Any] | str | None = field(
-        default=None,
-        metadata=_help("By reward, the least value that passes for pass_at_k, as YAML: '{gsm8k_accuracy: 1.0}'."),
-    )
-    prompt_rates: bool = field(
-        default=False, metadata=_help("Write how often each prompt was solved, as prompt_rates.jsonl.")
-    )
-    prompt_weights: dict[str, Any] | str | None = field(
-        default=None,
-        metadata=_help(
-            "prompt_rates.jsonl of an earlier run, to leave out solved prompts, or a mapping: "
-            "'{file: ..., solved: 0.1, unsolved: 0.5, mixed: 2}'."
-        ),
-    )
+    rewards: list[str] | None = None
+    advantage_hooks: list[str] | None = None
+    loss_aggregation: dict[str, Any] | str | None = None
+    resample: dict[str, Any] | str | None = None
+    reward_timeout: float | None = None
+    compact_updates: str = "off"
+    share_prompts: bool = False
+    token_records: int = 0
+    plugin_changes: str = "stop"
+    summary_steps: int = 0
+    pass_at_k: list[int] | None = None
+    mean_at_k: bool = False
+    pass_thresholds: dict[str, Any] | str | None = None
+    prompt_rates: bool = False
+    prompt_weights: dict[str, Any] | str | None = None
 
     def __post_init__(self) -> None:
         """Check the selections against the installed plugins' metadata, after TRL's own checks."""
