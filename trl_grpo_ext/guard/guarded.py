@@ -30,7 +30,6 @@ from .calls import (
 )
 from .outcomes import RAISE, Consequence, Judgement, Outcome, OutcomePolicy, exception_text, shown
 from .parameters import checked_number, checked_whole
-from .progress import report_progress
 from .workers import Done, WorkerPool
 
 _OUTCOMES = (Outcome.SCORED, Outcome.NONE, Outcome.TIMEOUT, Outcome.DIED, Outcome.ERROR)
@@ -227,10 +226,7 @@ class Guarded:
             if self._pool is not None:
                 results = self._in_workers(self._pool, calls, due)
             else:
-                results = []
-                for call in due:
-                    results.append(self._in_this_process(calls, call))
-                    report_progress(len(results), len(due))
+                results = [self._in_this_process(calls, call) for call in due]
             calls.results.update(zip(due, results, strict=True))
             due = [call for call in due if calls.results[call].outcome is Outcome.ERROR]
             if not due:

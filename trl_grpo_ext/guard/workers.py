@@ -25,7 +25,6 @@ from typing import Any, Literal
 
 from ..errors import ConfigurationError, RewardError
 from .parameters import checked_number, checked_whole
-from .progress import report_progress
 from .worker_processes import LostError, Processes, Worker, pickle_by_value
 
 __all__ = ["Done", "WorkerPool"]
@@ -147,7 +146,6 @@ class WorkerPool:
             try:
                 while batch.hand_out():
                     batch.wait()
-                    report_progress(len(batch.done), len(jobs))
             finally:
                 self._processes.drop_busy()  # there are some only after an error or an interrupt
         return [batch.done[job] for job in range(len(jobs))]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -55,7 +55,6 @@ from .contexts import (
 )
 from .facts import LossSettings, Progress
 from .hook_states import states_of
-from .live.bars import bars_wanted, generation_bar, with_bar
 from .live.summary import use_console_summary
 from .logps import Models, Scorer, Scores
 from .loss_trial import ForwardPass, LossOf
@@ -83,10 +82,7 @@ class Rewards:
         if selected and processing_classes is not None:
             classes = processing_classes if isinstance(processing_classes, list) else [processing_classes]
             self.processing_classes = [*classes, *([None] * len(selected))]
-        self._chosen = [
-            *listed,
-            *selected,
-        ]  # now, since TRL adds an environment's to the list
+        self._chosen = [*listed, *selected]  # now, since TRL adds an environment's to the list
 
     def set_weights(self, trainer: Any) -> None:
         """Put the weights where the trainer keeps them, unless the config has some."""
@@ -172,10 +168,8 @@ class Extension:
         self.agreement = Agreement(facts.rank, facts.ranks, facts.gather, facts.device)
         self._phases = PhaseClock(facts.device)
         self.compact = self._make_compact_updates(policy_logps) if settings.compact_updates == "exact" else None
-        self.shaping = Shaping(facts, upstream.batch_shape_of(trl)) if self.chain.acts("on_rewards") else None
-        self._trls_advantages = not upstream.transforms_advantages(trl) and not any(
-            "_generate_and_score_completions" in vars(owner) for owner in self._between
-        )
+        self.shaping = Shaping(facts) if self.chain.acts("on_rewards") else None
+        self._trls_advantages = not any("_generate_and_score_completions" in vars(c) for c in self._between)
         needing = [*self.advantage_hooks, *([] if self.group_filter is None else [self.group_filter])]
         self.scorer = Scorer(needing, self._models(), facts.tokenizer)
         self._resampling = self._make_resampling()
@@ -242,7 +236,6 @@ class Extension:
             self._resample,
             self.group_filter,
             facts,
-            upstream.batch_shape_of(trl),
             Prompts(trl, facts),
             self.agreement,
             loss_counts_rows=self.loss_aggregation is None and trl.loss_type in upstream.ROW_MEAN,
@@ -299,21 +292,12 @@ class Extension:
         if self._resampling is not None:
             self._resampling.prompts.start_at(0)
 
-    def evaluation_loop(
-        self,
-        inherited: Inherited,
-        dataloader: Any,
-        description: str,
-        prediction_loss_only: bool | None,
-        ignore_keys: list[str] | None,
-        prefix: str,
-    ) -> Any:
+    def evaluate(self, evaluation: Inherited, dataloader: Any, prefix: str) -> Any:
         """An evaluation, with pass@k and mean@k."""
-        arguments = (dataloader, description, prediction_loss_only, ignore_keys, prefix)
         if self._pass_at_k is None:
-            return inherited(*arguments)
+            return evaluation()
         with self._pass_at_k.evaluating():
-            output = inherited(*arguments)
+            output = evaluation()
             metrics = self._pass_at_k.metrics(upstream.rows_of(dataloader, self.facts.ranks))
         output.metrics.update({f"{prefix}_{name}": value for name, value in metrics.items()})
         return output
@@ -378,15 +362,6 @@ class Extension:
             self._sampling.begin(generated)
         return generated
 
-    def generation_bar(self, completions: int) -> AbstractContextManager[None]:
-        """A bar on a terminal."""
-        trl = self._trainer
-        if not bars_wanted(self._args, trl.accelerator.is_main_process):
-            return nullcontext()
-        elsewhere = trl.use_vllm or trl.use_transformers_continuous_batching
-        layer = None if elsewhere else trl.accelerator.unwrap_model(trl.model).get_output_embeddings()
-        return generation_bar(completions, self.facts.max_completion_length, self._latest("reward"), layer)
-
     def calculate_rewards(
         self, inherited: Inherited, inputs: Any, prompts: Any, completions: Any, completion_ids: Any
     ) -> torch.Tensor:
@@ -398,7 +373,7 @@ class Extension:
         if sampling is not None and sampling.show_columns is not None:
             sampling.show_columns(())
         try:
-            with self._phases.during("rewards"), self._watch_rewards(watch, shape[0]), watch.time_limit():
+            with self._phases.during("rewards"), self._watch_rewards(watch), watch.time_limit():
                 columns = {name: [row[name] for row in inputs] for name in inputs[0]}
                 for reward in trl.reward_funcs:  # one that waits for a server waits while the others compute
                     if callable(start := getattr(reward, "start_scoring", None)):
@@ -452,17 +427,10 @@ class Extension:
         return make_rollout(self.facts, progress, batch, scored, scores, weights_K, self.agreement.gather)
 
     @contextmanager
-    def _watch_rewards(self, watch: RewardWatch, rows: int) -> Iterator[None]:
-        """Inside, TRL's reward functions are watched and, on a terminal, show progress bars."""
-        trl, names = self._trainer, self.facts.reward_names
-        functions = trl.reward_funcs
-        watched = [watch.wrap(*pair) for pair in zip(functions, names, strict=True)]
-        if bars_wanted(self._args, trl.accelerator.is_main_process):
-            watched = [
-                with_bar(function, name, rows, self._latest(f"rewards/{name}/mean"))
-                for function, name in zip(watched, names, strict=True)
-            ]
-        trl.reward_funcs = watched
+    def _watch_rewards(self, watch: RewardWatch) -> Iterator[None]:
+        """Inside, TRL's reward functions are watched."""
+        trl, functions = self._trainer, self._trainer.reward_funcs
+        trl.reward_funcs = [watch.wrap(*pair) for pair in zip(functions, self.facts.reward_names, strict=True)]
         try:
             yield
         finally:
@@ -748,12 +716,6 @@ class Extension:
         kept = self._trainer._metrics["train" if self._trainer.model.training else "eval"]
         for name, value in metrics.items():
             kept[name].append(value)
-
-    def _latest(self, metric: str) -> float | None:
-        """The newest value of a metric in training."""
-        if kept := self._trainer._metrics["train"].get(metric):
-            return float(kept[-1])
-        return next((log[metric] for log in reversed(self._trainer.state.log_history) if metric in log), None)
 
 
 def _without_masked_groups(loss: Any, inputs: Any) -> Any:

@@ -19,6 +19,8 @@ class RunFacts:
     Attributes:
         trainer: Qualified name of the trainer's class, for messages.
         end_ids: Tokens that end a completion, padding among them.
+        pad_to_multiple_of: The width of TRL's tensors is a multiple of it; None for any width.
+        masks_truncated: Whether truncated completions have an empty mask.
         accumulation: Micro-batches of an optimizer step.
         steps_per_generation: Micro-batches of a generation batch.
         async_tools: Names of the asynchronous tools.
@@ -27,6 +29,9 @@ class RunFacts:
     trainer: str
     tokenizer: Any
     end_ids: frozenset[int]
+    pad_id: int
+    pad_to_multiple_of: int | None
+    masks_truncated: bool
     reward_names: tuple[str, ...]
     num_generations: int
     num_generations_eval: int

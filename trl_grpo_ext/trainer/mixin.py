@@ -9,8 +9,7 @@
 | `_prepare_inputs` | compact micro-batches; counts of every optimizer step; a subclass's own loss tried out |
 | `_generate_and_score_completions` | rounds (`resample`); rollout hooks: advantages `(B, T)`; weights; records |
 | `_generate` | who wrote which token; what was generated, for shapers |
-| `_generate_single_turn` | a bar |
-| `_calculate_rewards` | what rewards return checked, errors and limits on all ranks, spans; rates; bars; shapers |
+| `_calculate_rewards` | what rewards return checked, errors and limits on all ranks, spans; rates; shapers |
 | `compute_loss` | stop if the selected plugins were bypassed |
 | `_compute_loss` | the self-check, once; the same loss with the selected aggregation; records |
 | `_get_per_token_logps_and_entropies` | passes sorted, prompts shared; forward hooks; what the KL term needs |
@@ -166,7 +165,8 @@ class GRPOExtMixin(_Next):
             metric_key_prefix: As in transformers.
         """
         arguments = (dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix)
-        return self._trl_grpo_ext.evaluation_loop(super().evaluation_loop, *arguments)
+        inherited = super().evaluation_loop
+        return self._trl_grpo_ext.evaluate(lambda: inherited(*arguments), dataloader, metric_key_prefix)
 
     def training_step(self, *arguments: Any, **keywords: Any) -> Any:
         """Run TRL's step; at the end of an optimizer step log the seconds of its phases."""
@@ -177,10 +177,6 @@ class GRPOExtMixin(_Next):
 
     def _generate(self, prompts: Any) -> Any:
         return self._trl_grpo_ext.generate(super()._generate, prompts)
-
-    def _generate_single_turn(self, prompt_ids: Any, *arguments: Any, **keywords: Any) -> Any:
-        with self._trl_grpo_ext.generation_bar(len(prompt_ids)):
-            return super()._generate_single_turn(prompt_ids, *arguments, **keywords)
 
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Any:
         given = (inputs, prompts, completions, completion_ids_list)

@@ -22,6 +22,7 @@ each completion once, when it is sampled. What is trained on is put together aft
 
 from __future__ import annotations
 
+import itertools
 import json
 import warnings
 from collections import Counter
@@ -107,12 +108,12 @@ class Prompts:
 
     def start_at(self, drawn: int) -> None:
         """Continue after this many rounds."""
-        self.drawn, self._rounds = drawn, self._all(drawn)
+        self.drawn, self._rounds = drawn, itertools.islice(self._all(), drawn, None)
 
     @property
     def passes(self) -> float:
         """Passes over the data so far."""
-        return self.drawn * self._per_round / len(self._data.rows)
+        return self.drawn * self._per_round / len(self._rows)
 
     def draw(self) -> tuple[list[int], list[Any]]:
         """The next round's prompts by row number, and this rank's inputs, each prompt as often as it is sampled."""
@@ -121,28 +122,23 @@ class Prompts:
         indices = [index for index in prompts for _ in range(self._facts.num_generations)]
         rows = len(indices) // self._facts.ranks
         mine = indices[self._facts.rank * rows : (self._facts.rank + 1) * rows]
-        return prompts, list(self._data.collate([self._data.rows[index] for index in mine]))
+        return prompts, list(self._trainer.data_collator([self._rows[index] for index in mine]))
 
-    def _all(self, skipped: int) -> Iterator[list[int]]:
+    def _all(self) -> Iterator[list[int]]:
         """Each round's prompts; where a pass ends within a round, the next begins with others than the round has."""
         # Read when a training begins: callers may still change the trainer's data after construction.
-        self._data = data = upstream.training_data_of(self._trainer)
-        self._per_round = size = data.batch_size // self._facts.num_generations
-        sampler, left = data.sampler(), list[int]()
-        passes = drawn = 0
-        while True:
+        self._rows, make_sampler = upstream.training_data_of(self._trainer)
+        self._per_round = size = int(self._trainer.args.generation_batch_size) // self._facts.num_generations
+        sampler, left = make_sampler(), list[int]()
+        for passes in itertools.count():
             if hasattr(sampler, "set_epoch"):
                 sampler.set_epoch(passes)
-            passes += 1
-            order = dict.fromkeys(sampler) | dict.fromkeys(range(len(data.rows)))  # the sampler's end may be missing
+            order = dict.fromkeys(sampler) | dict.fromkeys(range(len(self._rows)))  # the sampler's end may be missing
             first = [index for index in order if index not in left][: size - len(left)] if left else []
             taken = set(first)
             coming = [*left, *first, *(index for index in order if index not in taken)]
             whole = len(coming) // size * size
-            for start in range(0, whole, size):
-                drawn += 1
-                if drawn > skipped:
-                    yield coming[start : start + size]
+            yield from (coming[start : start + size] for start in range(0, whole, size))
             left = coming[whole:]
 
 
@@ -154,14 +150,13 @@ class Resampling:
         settings: ResampleSettings,
         group_filter: Any,
         facts: RunFacts,
-        shape: upstream.BatchShape,
         prompts: Prompts,
         agreement: Agreement,
         loss_counts_rows: bool,
     ) -> None:
         self.settings, self.filter, self.prompts = settings, group_filter, prompts
         self.reads_advantages = bool(getattr(group_filter, "reads_advantages", False))
-        self._facts, self._shape, self._agreement = facts, shape, agreement
+        self._facts, self._agreement = facts, agreement
         self._loss_counts_rows = loss_counts_rows
         self._reasons: set[str] = set()
 
@@ -228,12 +223,12 @@ class Resampling:
     # ------------------------------------------------------------------ rows put together
 
     def _column(self, rows: Sequence[SampledRow], source: str, name: str) -> torch.Tensor:
-        tensors, device = [row.tensors[source, name] for row in rows], self._facts.device
+        tensors = [row.tensors[source, name] for row in rows]
         if all(tensor.numel() == 1 for tensor in tensors):
-            return torch.stack(tensors).to(device)
+            return torch.stack(tensors).to(self._facts.device)
         is_ids = name in ("prompt_ids", "completion_ids")
-        value = self._shape.pad_id if is_ids else _PAD.get(name, 0)
-        return upstream.pad_rows(tensors, self._shape, value, "left" if name in PROMPT_KEYS else "right", device)
+        value = self._facts.pad_id if is_ids else _PAD.get(name, 0)
+        return upstream.pad_rows(self._facts, tensors, value, "left" if name in PROMPT_KEYS else "right")
 
     def _columns(self, rows: Sequence[SampledRow], source: str) -> dict[str, Any]:
         return {name: self._column(rows, source, name) for where, name in rows[0].tensors if where == source}

@@ -18,7 +18,7 @@ from ..errors import ConfigurationError, UpstreamError
 from ..types import Rollout
 from .contexts import Sampling
 from .facts import RunFacts
-from .upstream import BatchShape, pad_rows
+from .upstream import pad_rows
 
 _COMPARED = (
     *("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "tool_mask", "num_items_in_batch"),
@@ -30,8 +30,8 @@ _COMPARED = (
 class Shaping:
     """Makes the batch that shapers see from a `Sampling`, with TRL's way to make tensors of tokens."""
 
-    def __init__(self, facts: RunFacts, shape: BatchShape) -> None:
-        self._facts, self._shape = facts, shape
+    def __init__(self, facts: RunFacts) -> None:
+        self._facts = facts
 
     def batch(self, sampling: Sampling | None, has_reference: bool) -> dict[str, Any]:
         """The batch that TRL will make of what was generated, as far as a `Rollout` needs it."""
@@ -42,15 +42,15 @@ class Shaping:
                 "_generate. Hooks that shape rewards need to see both."
             )
         prompt_ids, completion_ids, tool_mask, _, sampling_logps = sampling.generated[:5]
-        device, shape = self._facts.device, self._shape
+        facts = self._facts
 
         def padded(rows: Sequence[Any], value: float, side: str = "right") -> torch.Tensor:
-            return pad_rows(rows, shape, value, side, device)
+            return pad_rows(facts, rows, value, side)
 
         made: dict[str, Any] = {
-            "prompt_ids": padded(prompt_ids, shape.pad_id, "left"),
+            "prompt_ids": padded(prompt_ids, facts.pad_id, "left"),
             "prompt_mask": padded([[1] * len(ids) for ids in prompt_ids], 0, "left"),
-            "completion_ids": padded(completion_ids, shape.pad_id),
+            "completion_ids": padded(completion_ids, facts.pad_id),
             "completion_mask": padded([[1] * len(ids) for ids in completion_ids], 0),
         }
         if tool_mask is not None:
@@ -58,12 +58,12 @@ class Shaping:
         if sampling_logps is not None:
             numbers = [[torch.nan if logp is None else logp for logp in row] for row in sampling_logps]
             made["sampling_per_token_logps"] = padded(numbers, 0.0)
-        if shape.masks_truncated:
-            whole_B = torch.tensor([ids[-1] in self._facts.end_ids for ids in completion_ids], device=device)
+        if facts.masks_truncated:
+            whole_B = torch.tensor([ids[-1] in facts.end_ids for ids in completion_ids], device=facts.device)
             for key in {"completion_mask", "tool_mask"} & made.keys():
                 made[key] = made[key] * whole_B.unsqueeze(1).int()
         counting_B_T = made["completion_mask"] * made.get("tool_mask", 1)
-        made["num_items_in_batch"] = self._facts.gather(counting_B_T.sum()).sum()
+        made["num_items_in_batch"] = facts.gather(counting_B_T.sum()).sum()
         if len(sampling.passes) > has_reference:
             made["old_per_token_logps"] = sampling.passes[0]
         if has_reference and sampling.passes:

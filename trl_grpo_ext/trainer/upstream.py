@@ -12,7 +12,6 @@ import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -43,7 +42,6 @@ NEWEST_TESTED = "1.16"
 METHODS: dict[str, tuple[str, ...]] = {
     "_generate": ("self", "prompts"),
     "_generate_and_score_completions": ("self", "inputs"),
-    "_generate_single_turn": ("self", "prompt_ids"),
     "_tokenize_prompts": ("self", "prompts"),
     "_prepare_inputs": ("self", "generation_batch"),
     "_calculate_rewards": ("self", "inputs", "prompts", "completions", "completion_ids_list"),
@@ -105,8 +103,7 @@ ATTRIBUTES: tuple[str, ...] = (
     *("importance_sampling_level", "loss_type", "mask_truncated_completions", "max_completion_length"),
     *("multi_objective_aggregation", "num_generations", "num_generations_eval", "num_iterations"),
     *("pad_to_multiple_of", "reward_func_names", "reward_funcs", "reward_weights", "rollout_func", "scale_rewards"),
-    *("temperature", "tools", "top_entropy_quantile", "train_dataset", "use_transformers_continuous_batching"),
-    *("use_vllm",),
+    *("temperature", "tools", "top_entropy_quantile", "train_dataset", "use_vllm"),
 )
 """Attributes that a constructed `GRPOTrainer` has and that we read (or set aside for a trial and restore)."""
 
@@ -220,12 +217,6 @@ def classes_between(trainer_class: type, mixin: type) -> Sequence[type]:
     return order[order.index(mixin) + 1 : order.index(GRPOTrainer)]
 
 
-def transforms_advantages(trainer: Any) -> bool:
-    """Whether a class of the user's changes advantages before TRL logs them, as TRL's pull request 7298 lets it."""
-    method = getattr(type(trainer), "_transform_advantages", None)
-    return method is not None and not str(method.__module__).startswith("trl.")
-
-
 def check_batch(batch: dict[str, Any]) -> None:
     """Check that a scored generation batch has the entries that we read."""
     _raise([f"batch entry {key!r} is gone" for key in BATCH_KEYS if key not in batch], dict)
@@ -240,6 +231,9 @@ def facts_of(trainer: Any) -> RunFacts:
         trainer=type(trainer).__qualname__,
         tokenizer=tokenizer,
         end_ids=frozenset({*ends, tokenizer.pad_token_id}),
+        pad_id=tokenizer.pad_token_id,
+        pad_to_multiple_of=trainer.pad_to_multiple_of,
+        masks_truncated=bool(trainer.mask_truncated_completions),
         reward_names=tuple(trainer.reward_func_names),
         num_generations=trainer.num_generations,
         num_generations_eval=trainer.num_generations_eval,
@@ -274,15 +268,13 @@ def parsing_of(tokenizer: Any) -> Parsing | None:
 
 def progress_of(trainer: Any) -> Progress:
     """Where in its run a trainer is."""
-    precision = torch.promote_types(torch.float32, trainer.model.dtype)
-    if not trainer.model.training:
-        return Progress(training=False, step=trainer.state.global_step, precision=precision)
+    training = bool(trainer.model.training)
     return Progress(
-        training=True,
+        training=training,
         step=trainer.state.global_step,
-        accumulation=int(trainer.current_gradient_accumulation_steps),
-        steps_per_generation=int(trainer.args.steps_per_generation),
-        precision=precision,
+        accumulation=int(trainer.current_gradient_accumulation_steps) if training else 1,
+        steps_per_generation=int(trainer.args.steps_per_generation) if training else 1,
+        precision=torch.promote_types(torch.float32, trainer.model.dtype),
     )
 
 
@@ -298,23 +290,6 @@ def weighted_prompts(dataset: Any, weights: PromptWeights, args: Any) -> Any:
     return dataset.select(weights.rows(dataset["prompt"], int(args.seed), at_least))
 
 
-@dataclass(frozen=True)
-class TrainingData:
-    """A trainer's data and their order.
-
-    Attributes:
-        rows: Rows by index.
-        collate: Makes the input of TRL's methods from rows.
-        sampler: A new sampler, of indices for all ranks.
-        batch_size: Indices of one generation batch, over all ranks.
-    """
-
-    rows: Any
-    collate: Callable[[list[Any]], Any]
-    sampler: Callable[[], Any]
-    batch_size: int
-
-
 def refuse_stream(dataset: Any) -> None:
     """Refuse data that has no rows to draw."""
     if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
@@ -324,15 +299,14 @@ def refuse_stream(dataset: Any) -> None:
         )
 
 
-def training_data_of(trainer: Any) -> TrainingData:
-    """The data of a trainer; the rows are those of its own data loader, without unused columns."""
+def training_data_of(trainer: Any) -> tuple[Any, Callable[[], Any]]:
+    """The rows of a trainer's data loader, without unused columns, and a function that makes a sampler of them."""
     args, rows = trainer.args, trainer._remove_unused_columns(trainer.train_dataset, "training")
     sampler = partial(trainer._get_train_sampler, rows)
-    batch_size, repeats = int(args.generation_batch_size), int(args.num_iterations) * int(args.steps_per_generation)
-    if len(sampler()) < batch_size * repeats:
-        prompts = batch_size // int(args.num_generations)
+    if len(sampler()) < args.generation_batch_size * args.num_iterations * args.steps_per_generation:
+        prompts = int(args.generation_batch_size) // int(args.num_generations)
         raise ConfigurationError(f"A generation batch has {prompts} prompts, but train_dataset has fewer. Add some.")
-    return TrainingData(rows, trainer.data_collator, sampler, batch_size)
+    return rows, sampler
 
 
 def batches_done(trainer: Any, checkpoint: str) -> int:
@@ -461,39 +435,11 @@ def prepare_like_policy(trainer: Any, model: Any) -> Any:
     return trainer.accelerator.prepare_model(model, evaluation_mode=True)
 
 
-@dataclass(frozen=True)
-class BatchShape:
-    """How TRL makes tensors of the tokens of a generation batch.
-
-    Attributes:
-        pad_id: The padding token.
-        pad_to_multiple_of: The width is a multiple of it; None for any width.
-        masks_truncated: Whether truncated completions have an empty mask.
-    """
-
-    pad_id: int
-    pad_to_multiple_of: int | None
-    masks_truncated: bool
-
-
-def batch_shape_of(trainer: Any) -> BatchShape:
-    """How a trainer makes tensors of tokens."""
-    return BatchShape(
-        pad_id=trainer._tokenizer.pad_token_id,
-        pad_to_multiple_of=trainer.pad_to_multiple_of,
-        masks_truncated=bool(trainer.mask_truncated_completions),
-    )
-
-
-def pad_rows(
-    rows: Sequence[Sequence[float] | torch.Tensor], shape: BatchShape, value: float, side: str, device: torch.device
-) -> torch.Tensor:
+def pad_rows(facts: RunFacts, rows: Sequence[Any], value: float, side: str) -> torch.Tensor:
     """Rows of different lengths as one tensor, by TRL's own function."""
     tensors = [torch.as_tensor(row) for row in rows]
-    result: torch.Tensor = pad(
-        tensors, padding_value=value, padding_side=side, pad_to_multiple_of=shape.pad_to_multiple_of
-    )
-    return result.to(device)
+    padded: torch.Tensor = pad(tensors, value, padding_side=side, pad_to_multiple_of=facts.pad_to_multiple_of)
+    return padded.to(facts.device)
 
 
 @contextmanager
@@ -567,24 +513,10 @@ def reduction_weights(
     steps_per_generation: int,
     processes: int,
 ) -> torch.Tensor:
-    """The weight that TRL's own reduction gives every token, so that it can be divided out.
+    """The weight that TRL's own reduction gives every token of a micro-batch, `(B, T)`, so that it can be divided out.
 
-    The self-check of the first training step measures these weights on TRL's own loss and compares.
-
-    Args:
-        loss_type: TRL's `loss_type`.
-        mask_B_T: Loss mask of one micro-batch.
-        num_items_in_batch: Tokens of the generation batch over all ranks, a scalar tensor.
-        max_completion_length: The generation limit.
-        accumulation: Micro-batches per optimizer step (1 in evaluation).
-        steps_per_generation: Micro-batches per generation batch (1 in evaluation).
-        processes: Number of ranks.
-
-    Returns:
-        `(B, T)`, zero off the mask.
-
-    Raises:
-        ConfigurationError: `loss_type` is not one that we know.
+    `num_items_in_batch` are the tokens of the generation batch over all ranks. The self-check of the first training
+    step measures these weights on TRL's own loss and compares.
     """
     check_loss_type(loss_type)
     rows = mask_B_T.size(0) * accumulation

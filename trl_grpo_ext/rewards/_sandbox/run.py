@@ -43,7 +43,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ...errors import RewardError
-from ...guard.progress import report_progress
 
 LAYERS = ("files", "network", "processes", "memory")
 """The layers that a machine may support."""
@@ -103,11 +102,7 @@ def run_all(tasks: Sequence[Callable[[threading.Event], T]], workers: int) -> li
     stop = threading.Event()
     pool = ThreadPoolExecutor(max(1, min(workers, len(tasks))), thread_name_prefix="python-tests")
     try:
-        results: list[T] = []
-        for future in [pool.submit(task, stop) for task in tasks]:
-            results.append(future.result())
-            report_progress(len(results), len(tasks))
-        return results
+        return [future.result() for future in [pool.submit(task, stop) for task in tasks]]
     finally:
         stop.set()
         pool.shutdown(cancel_futures=True)

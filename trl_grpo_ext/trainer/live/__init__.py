@@ -1,4 +1,4 @@
-"""Watching a training while it runs: lines on the console, bars for slow rewards, a log that is always up to date."""
+"""Watching a training while it runs: lines on the console, a log that is always up to date."""
 
 from __future__ import annotations
 
