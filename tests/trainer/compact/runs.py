@@ -1,17 +1,15 @@
 """Pairs of trainings with and without compact updates, and how far apart they are."""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from hypothesis import strategies as st
 
 from tests.support import Run, relative_gap, train
 from tests.trainer import parity_grid
 from tests.trainer.process_worker import Float64CompactTrainer, reward_with_flat_groups, uneven_rollout
-from trl_grpo_ext.trainer.batch import BatchKeys, counting_mask
 from trl_grpo_ext.trainer.compact.updates import Freedom
 
 EXACT = {"float64": 1e-9, "float32": 1e-5}
@@ -99,88 +97,3 @@ class Whitened(Bonus):
     def on_forward(self, advantages_B_T: torch.Tensor, forward: Any) -> torch.Tensor:
         mean: torch.Tensor = (advantages_B_T * forward.mask_B_T).sum() / forward.mask_B_T.sum().clamp(min=1.0)
         return advantages_B_T - mean
-
-
-# --------------------------------------------------------------------------------------------- made-up batches
-
-ROW_ID, WEIGHTS = BatchKeys.row_id, BatchKeys.weights
-
-
-@dataclass(frozen=True)
-class Row:
-    """One completion: its lengths, which of its tokens are the model's, and its advantages."""
-
-    prompt: int
-    live: tuple[bool, ...]
-    advantages: tuple[float, ...]
-
-
-@dataclass(frozen=True)
-class Case:
-    """A generation batch of one rank, and what TRL pads it to beyond its longest row."""
-
-    rows: list[Row]
-    micro_steps: int
-    per_token: bool
-    padding: tuple[int, int]
-    tool_mask: bool
-    sequence_ratio: bool
-
-
-@st.composite
-def cases(draw: st.DrawFn) -> Case:
-    micro_steps = draw(st.integers(1, 4))
-    count = micro_steps * draw(st.integers(1, 3))
-    values = st.sampled_from([-1.5, -0.25, 0.0, 0.0, 0.5, 2.0])
-    rows = []
-    for _ in range(count):
-        live = tuple(draw(st.lists(st.sampled_from([True, True, False]), min_size=0, max_size=6)))
-        silent = draw(st.booleans())
-        advantages = [0.0] * 6 if silent else draw(st.lists(values, min_size=6, max_size=6))
-        rows.append(Row(draw(st.integers(1, 4)), live, tuple(advantages)))
-    return Case(
-        rows,
-        micro_steps,
-        draw(st.booleans()),
-        (draw(st.integers(0, 2)), draw(st.integers(0, 2))),
-        draw(st.booleans()),
-        draw(st.booleans()),
-    )
-
-
-def batches_of(case: Case) -> list[dict[str, Any]]:
-    """TRL's micro-batches; every live token has values of its own, every other place has rubbish."""
-    count, width = len(case.rows), max(1, *(len(row.live) for row in case.rows)) + case.padding[1]
-    left = max(row.prompt for row in case.rows) + case.padding[0]
-    number_B_T = torch.arange(count * width, dtype=torch.float64).view(count, width)
-    batch: dict[str, Any] = {
-        "prompt_ids": torch.arange(count * left).view(count, left) + 1000,
-        "prompt_mask": torch.tensor([[0] * (left - row.prompt) + [1] * row.prompt for row in case.rows]),
-        "completion_ids": torch.arange(count * width).view(count, width) + 5000,
-        "completion_mask": torch.tensor([[1] * len(row.live) + [0] * (width - len(row.live)) for row in case.rows]),
-        "old_per_token_logps": torch.sin(number_B_T),
-        "ref_per_token_logps": torch.cos(number_B_T),
-        "importance_sampling_ratio": torch.sin(number_B_T[:, :1] if case.sequence_ratio else number_B_T).abs(),
-        WEIGHTS: torch.sin(3 + number_B_T).abs(),
-        ROW_ID: torch.arange(count) + 40,
-        "labels": [f"row {row}" for row in range(count)],
-        "num_items_in_batch": torch.tensor(23.0),
-        "nothing": None,
-    }
-    if case.tool_mask:
-        batch["tool_mask"] = torch.tensor(
-            [[*map(int, row.live), *[1] * (width - len(row.live))] for row in case.rows]
-        ).view(count, width)
-    batch[WEIGHTS] = batch[WEIGHTS] * counting_mask(batch)
-    advantages_B_T = torch.tensor([[*row.advantages, *[0.0] * width][:width] for row in case.rows])
-    batch["advantages"] = advantages_B_T if case.per_token else advantages_B_T[:, 0].clone()
-    size = count // case.micro_steps
-    return [
-        {
-            key: value
-            if value is None or (isinstance(value, torch.Tensor) and value.dim() == 0)
-            else value[at : at + size]
-            for key, value in batch.items()
-        }
-        for at in range(0, count, size)
-    ]
