@@ -1,4 +1,4 @@
-"""How often prompts were solved, as written by a run, and what the next run draws by it."""
+"""How often prompts were solved, as written by a run."""
 
 from __future__ import annotations
 
@@ -9,18 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-from datasets import Dataset
 
-from tests.support import arguments, length_reward, prompts, train
+from tests.support import length_reward, train
 from tests.trainer.launch import launch
 from tests.trainer.process_worker import run_job
-from trl_grpo_ext import GRPOExtTrainer
-from trl_grpo_ext.errors import ConfigurationError
 from trl_grpo_ext.records.prompt_rates import (
     RATES_FILE,
     PromptRates,
-    PromptWeights,
-    read_prompt_weights,
     shares_of,
     solved_groups,
 )
@@ -41,72 +36,6 @@ def test_a_completion_solves_its_prompt_at_every_threshold() -> None:
     assert shares_of([(0, 0)]) == {}
 
 
-def written(tmp_path: Path, *entries: dict[str, Any]) -> str:
-    path = tmp_path / "rates.jsonl"
-    path.write_text("".join(json.dumps(entry) + "\n" for entry in entries), encoding="utf-8")
-    return str(path)
-
-
-CHAT = [{"role": "user", "content": "two\u2028lines"}]
-RATES: tuple[dict[str, Any], ...] = (
-    {"prompt": "a", "rate": 0.0},
-    {"prompt": "a", "rate": 1.0},
-    {"prompt": "b", "rate": 0.0},
-    {"prompt": "c", "rate": 0.5},
-    {"prompt": CHAT, "weight": 3},
-)
-
-
-def test_the_last_line_of_a_prompt_counts(tmp_path: Path) -> None:
-    file = written(tmp_path, *RATES)
-    rows = ["a", "b", "new", "c", [{"content": "two\u2028lines", "role": "user"}]]
-    assert PromptWeights(file).rows(rows, 0, 1) == [1, 2, 3, 4, 4, 4]
-    assert PromptWeights(file, solved=1, unsolved=0, mixed=2).rows(rows, 0, 1) == [0, 2, 3, 3, 4, 4, 4]
-
-
-def test_a_file_that_changes_nothing_is_said_to_and_a_run_does_not_go_by_its_own(tmp_path: Path) -> None:
-    with pytest.warns(UserWarning, match="changes nothing"):
-        assert PromptWeights(written(tmp_path, {"prompt": "a", "rate": 0.5})).rows(["a", "b"], 0, 1) == [0, 1]
-    with pytest.raises(ConfigurationError, match="is the file that this run writes"):
-        arguments(tmp_path, prompt_rates=True, prompt_weights=f"{tmp_path}/../{tmp_path.name}/{RATES_FILE}")
-
-
-def test_a_fraction_draws_its_share_the_same_every_time(tmp_path: Path) -> None:
-    file = written(tmp_path, *({"prompt": str(n), "rate": 0.5} for n in range(2000)))
-    weights, rows = PromptWeights(file, mixed=1.3), [str(n) for n in range(2000)]
-    drawn = weights.rows(rows, 7, 1)
-    assert drawn == weights.rows(rows, 7, 1) != weights.rows(rows, 8, 1)
-    assert set(drawn) == set(range(2000))
-    assert len(drawn) == pytest.approx(2600, abs=100)
-
-
-@pytest.mark.parametrize(
-    ("settings", "entries", "message"),
-    [
-        ({}, [{"prompt": "x", "rate": 0.5}], "no effect: none of the 1 prompts"),
-        ({}, [{"prompt": "a", "rate": 1.0}, {"prompt": "b", "rate": 1.0}], "leaves 1 of 3 prompts, and a generation"),
-        ({}, [{"prompt": "a"}], "line 1 of .* must be"),
-        ({}, [{"prompt": "a", "rate": 1.5}], "a rate of 1.5"),
-        ({}, [{"prompt": "a", "weight": -1}], "must be a finite number from 0 up, got -1"),
-        ({"mixed": NAN}, [], "prompt_weights: mixed must be a finite number from 0 up, got nan"),
-    ],
-)
-def test_what_cannot_be_is_refused(
-    tmp_path: Path, settings: dict[str, Any], entries: list[dict[str, Any]], message: str
-) -> None:
-    with pytest.raises(ConfigurationError, match=message):
-        PromptWeights(written(tmp_path, *entries), **settings).rows(["a", "b", "c"], 0, 2)
-
-
-def test_a_file_that_is_not_there_and_other_settings_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="cannot be read"):
-        PromptWeights(str(tmp_path / "none")).read()
-    for value in (3, {"solved": 1}, {"file": "f", "easy": 1}, ["f"]):
-        with pytest.raises(ConfigurationError, match="prompt_weights must be a file, or a mapping"):
-            read_prompt_weights(value)
-    assert read_prompt_weights(None) is None
-
-
 class Asked:
     """A reward that keeps the prompts that it saw; all solve the first, none the second, some the others."""
 
@@ -121,7 +50,7 @@ class Asked:
         return [{"a": 2.0, "b": -2.0}.get(p[0], value) for p, value in zip(prompts, other, strict=True)]
 
 
-def test_one_run_writes_what_the_next_one_goes_by(tiny_model: Path, tmp_path: Path) -> None:
+def test_what_a_run_writes(tiny_model: Path, tmp_path: Path) -> None:
     settings: dict[str, Any] = {"max_steps": 4, "prompt_count": 4, "pass_thresholds": {"asked": 0.3}}
     first = train(tiny_model, tmp_path / "1", reward_funcs=Asked(), prompt_rates=True, **settings)
     lines = lines_of(tmp_path / "1")
@@ -134,11 +63,6 @@ def test_one_run_writes_what_the_next_one_goes_by(tiny_model: Path, tmp_path: Pa
     assert 0 < lines[2]["rate"] < 1
     logged = [log["groups/all_solved"] for log in first.logs if "groups/all_solved" in log]
     assert logged[::2] == [0.5, 0.5]
-    reward = Asked()
-    chosen = {"file": str(tmp_path / "1" / RATES_FILE), "unsolved": 0, "mixed": 2}
-    train(tiny_model, tmp_path / "2", reward_funcs=reward, prompt_weights=str(chosen).replace("'", '"'), max_steps=2)
-    assert [prompt[0] for prompt in reward.prompts[::4]] == [*"ccdd"]
-    assert not (tmp_path / "2" / RATES_FILE).exists()
 
 
 def test_a_resumed_run_ends_with_the_file_of_an_uninterrupted_one(tiny_model: Path, tmp_path: Path) -> None:
@@ -160,13 +84,6 @@ def test_a_file_that_cannot_be_written_costs_the_file_and_not_the_run(tmp_path: 
     with pytest.warns(UserWarning, match="cannot be written"):
         rates.on_train_begin(args, state, None)
     rates.write(0, ["a"], [(1, 2)])
-
-
-def test_data_without_rows_or_prompts_is_refused(tiny_model: Path, tmp_path: Path) -> None:
-    args = arguments(tmp_path, prompt_weights=written(tmp_path, *RATES))
-    for data in (prompts(4).to_iterable_dataset(), Dataset.from_dict({"text": ["a"]})):
-        with pytest.raises(ConfigurationError, match="column `prompt`"):
-            GRPOExtTrainer(str(tiny_model), length_reward, args, train_dataset=data)
 
 
 @pytest.mark.slow

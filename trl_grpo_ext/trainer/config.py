@@ -6,7 +6,6 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from pathlib import Path
 from typing import Any, ClassVar
 
 from trl import GRPOConfig
@@ -14,7 +13,6 @@ from trl import GRPOConfig
 from ..errors import ConfigurationError
 from ..guard.untrusted import parse_yaml
 from ..plugins.loading import Kind, find, parse_selection
-from ..records.prompt_rates import RATES_FILE, read_prompt_weights
 from .resampling import read_resample
 
 _HOW = "Each is a name, `distribution:name`, `pkg.module:attribute`, or a mapping `{name: ..., parameter: value}`."
@@ -67,9 +65,6 @@ class GRPOExtConfig(GRPOConfig):
         pass_thresholds: By reward name, the least value that passes. None means 1.0 for the run's only reward.
         prompt_rates: Write to the output folder how many completions of each group solved their prompt, by
             `pass_thresholds` (see `trl_grpo_ext.records.prompt_rates`).
-        prompt_weights: The `prompt_rates.jsonl` of an earlier run, or a mapping of `file`, `solved`, `unsolved` and
-            `mixed`: how often an epoch draws prompts that all, none or some of their last completions solved. A file
-            alone leaves out solved prompts.
 
     Raises:
         ConfigurationError: A selection is malformed, or weights are given twice.
@@ -91,7 +86,6 @@ class GRPOExtConfig(GRPOConfig):
     mean_at_k: bool = False
     pass_thresholds: dict[str, Any] | str | None = None
     prompt_rates: bool = False
-    prompt_weights: dict[str, Any] | str | None = None
 
     def __post_init__(self) -> None:
         """Check the selections against the installed plugins' metadata, after TRL's own checks."""
@@ -114,17 +108,8 @@ class GRPOExtConfig(GRPOConfig):
         if limit is not None and not (_is_number(limit, int | float) and limit > 0):
             raise ConfigurationError(f"reward_timeout must be a number of seconds above 0, or None, got {limit!r}.")
         self.pass_thresholds = _thresholds(self.pass_thresholds)
-        if str(self.prompt_weights).lstrip().startswith("{"):
-            self.prompt_weights = _mapping("prompt_weights", self.prompt_weights)
         if not isinstance(self.prompt_rates, bool):
             raise ConfigurationError(f"prompt_rates must be true or false, got {self.prompt_rates!r}.")
-        weights = read_prompt_weights(self.prompt_weights)
-        own = Path(self.output_dir or "trainer_output") / RATES_FILE
-        if weights is not None and self.prompt_rates and Path(weights.file).resolve() == own.resolve():
-            raise ConfigurationError(
-                f"prompt_weights: {weights.file!r} is the file that this run writes, so a resumed run would draw "
-                f"other prompts. Copy it, or choose another output_dir."
-            )
         super().__post_init__()
         self._check_pass_at_k()
         weighted = [r for r in self.rewards or [] if isinstance(r, dict) and "weight" in r]

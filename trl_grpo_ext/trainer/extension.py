@@ -34,7 +34,7 @@ from ..plugins.loading import (
 )
 from ..records.log import LiveLog
 from ..records.manifest import Manifest
-from ..records.prompt_rates import PromptRates, read_prompt_weights, shares_of, solved_groups
+from ..records.prompt_rates import PromptRates, shares_of, solved_groups
 from ..records.settings import write_settings
 from ..records.token_records import TokenRecorder
 from ..types import Rollout, Totals
@@ -138,11 +138,6 @@ class Extension:
         """Keep a copy of an adapter that is trained further, if a hook needs the reference policy."""
         if any("ref_logps" in getattr(hook, "needs", ()) for hook in self.advantage_hooks):
             upstream.keep_adapter_as_reference(model, self._args, peft_config)
-
-    def weighted(self, train_dataset: Any) -> Any:
-        """The training data with each prompt as often as `prompt_weights` says."""
-        weights = read_prompt_weights(self.settings.prompt_weights)
-        return train_dataset if weights is None else upstream.weighted_prompts(train_dataset, weights, self._args)
 
     def attach(self, rewards: Rewards, policy_logps: Inherited, *, evaluates: bool) -> None:
         """Build the collaborators for the trainer that TRL has constructed."""

@@ -127,7 +127,7 @@ class GRPOExtMixin(_Next):
         ours = self._trl_grpo_ext = Extension(self, between, args, advantage_hooks, loss_aggregation, resample)
         ours.keep_reference(model, keywords.get("peft_config"))
         rewards = Rewards(reward_funcs, ours.settings.rewards, reward_processing_classes)
-        sources = (ours.weighted(train_dataset), eval_dataset, processing_class, rewards.processing_classes)
+        sources = (train_dataset, eval_dataset, processing_class, rewards.processing_classes)
         positional, named = constructor_arguments((model, rewards.functions, args), sources, arguments, keywords)
         super().__init__(*positional, **named)
         ours.attach(rewards, super()._get_per_token_logps_and_entropies, evaluates=eval_dataset is not None)

@@ -193,8 +193,8 @@ class Resampling:
             why = ", ".join(f"{reason} ({number})" for reason, number in dropped.most_common())
             warnings.warn(
                 f"resample: the filter {plugin_label(self.filter)!r} kept none of {rounds * wanted} groups in {rounds} "
-                f"rounds: {why}. If this persists, look at the completions (log_completions), or change the data "
-                "(prompt_weights), num_generations, the temperature or the filter.",
+                f"rounds: {why}. If this persists, look at the completions (log_completions), or change the data, "
+                "num_generations, the temperature or the filter.",
                 stacklevel=2,
             )
         chosen = [*kept.values(), *(group for prompt, group in others.items() if prompt not in kept)][:wanted]

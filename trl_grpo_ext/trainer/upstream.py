@@ -28,7 +28,6 @@ from trl.trainer.utils import pad, use_adapter
 from ..credit.flow import TRL_REDUCTIONS
 from ..credit.turns import Parsing
 from ..errors import ConfigurationError, UpstreamError
-from ..records.prompt_rates import PromptWeights
 from .facts import LossSettings, Progress, RunFacts
 
 try:
@@ -276,18 +275,6 @@ def progress_of(trainer: Any) -> Progress:
         steps_per_generation=int(trainer.args.steps_per_generation) if training else 1,
         precision=torch.promote_types(torch.float32, trainer.model.dtype),
     )
-
-
-def weighted_prompts(dataset: Any, weights: PromptWeights, args: Any) -> Any:
-    """The training data with each row as often as its prompt's weight says."""
-    if not hasattr(dataset, "select") or "prompt" not in (dataset.column_names or ()):
-        raise ConfigurationError(
-            f"prompt_weights chooses rows by their column `prompt`, but train_dataset is {type(dataset).__name__}"
-            f"{'' if hasattr(dataset, 'select') else ', which has no rows to choose from (a stream)'}. Load it as a "
-            "Dataset with that column, or remove prompt_weights."
-        )
-    at_least = int(args.generation_batch_size) // int(args.num_generations)
-    return dataset.select(weights.rows(dataset["prompt"], int(args.seed), at_least))
 
 
 def refuse_stream(dataset: Any) -> None:
