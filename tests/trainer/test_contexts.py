@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from tests.support import arguments, length_reward, prompts, scripted_completion, train
+from tests.support import length_reward, scripted_completion, train
 from tests.trainer.watch import WatchBoth
 from trl_grpo_ext import Forward, GRPOExtTrainer, Rollout
 from trl_grpo_ext.errors import AlignmentError
-from trl_grpo_ext.types import SpanScore, StepTotals, Totals, span_reward
+from trl_grpo_ext.types import StepTotals, Totals, span_reward
 
 
 def watched(model: Path, folder: Path, **settings: Any) -> WatchBoth:
@@ -61,24 +61,6 @@ def test_texts_prompts_and_tokens(tiny_model: Path, tmp_path: Path) -> None:
     assert bool(rollout.truncated_B.any())
     assert not bool(rollout.truncated_B.all())
     assert rollout.tool_mask_B_T is None
-
-
-def test_what_a_tool_wrote(tiny_model: Path, tmp_path: Path) -> None:
-    def with_tool(prompts_: list[str], trainer: Any) -> dict[str, Any]:
-        ids = [[5, 6, 7, 8, 1] for _ in prompts_]
-        return {
-            "prompt_ids": [trainer.processing_class(p)["input_ids"] for p in prompts_],
-            "completion_ids": ids,
-            "logprobs": [[-1.0] * 5 for _ in ids],
-            "env_mask": [[1, 0, 0, 1, 1] for _ in ids],
-        }
-
-    watch = watched(tiny_model, tmp_path, trainer_arguments={"rollout_func": with_tool})
-    (rollout,) = watch.rollouts
-    assert rollout.tool_mask_B_T is not None
-    assert rollout.tool_mask_B_T[0].tolist() == rollout.mask_B_T[0].tolist() == [1, 0, 0, 1, 1]
-    assert rollout.completion_mask_B_T[0].tolist() == [1, 1, 1, 1, 1]
-    assert rollout.sampling_logps_B_T is not None
 
 
 # ---------------------------------------------------------------------------------------------- groups
@@ -129,10 +111,6 @@ class FirstTwo:
         return first_two(completions, **columns)
 
 
-def half_and_half(completions: list[Any], **columns: Any) -> tuple[Any, ...]:
-    return tuple(SpanScore(1.0, [(0, 1, 3.0)]) if row % 2 else 0.5 for row in range(len(completions)))
-
-
 @pytest.mark.parametrize(
     "function",
     [first_two, first_two_async, FirstTwo(), functools.partial(first_two, unused=1)],
@@ -169,43 +147,4 @@ def test_spans_that_cannot_be_placed_stop_only_who_reads_them(tiny_model: Path, 
         train(tiny_model, tmp_path, OtherTexts, trainer_arguments={"advantage_hooks": ["span_credit"]}, **settings)
 
 
-def test_numbers_and_scores_may_be_mixed(tiny_model: Path, tmp_path: Path) -> None:
-    (rollout,) = watched(tiny_model, tmp_path, reward_funcs=[half_and_half]).rollouts
-    assert rollout.rewards_B_K[:, 0].tolist() == [0.5, 1.0] * 4
-    assert rollout.reward_spans["half_and_half"][:2] == [[], [(0, 1, 3.0)]]
-
-
 # ---------------------------------------------------------------------------------------------- conversations
-
-
-CHAT = (
-    "{% for m in messages %}{{ m['role'][0] }}.{{ m['content'] }} {% endfor %}"
-    "{% if add_generation_prompt %}a.{% endif %}"
-)
-
-
-def test_conversations(tiny_model: Path, tmp_path: Path) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
-    tokenizer.chat_template = CHAT
-    data = prompts(4).map(lambda row: {"prompt": [{"role": "user", "content": row["prompt"]}]})
-
-    def scripted(prompts_: list[Any], trainer: Any) -> dict[str, Any]:
-        ids = [ids_of(prompt[0]["content"], row % 4) for row, prompt in enumerate(prompts_)]
-        return {"prompt_ids": [[5, 6]] * len(ids), "completion_ids": ids, "logprobs": [[-1.0] * len(i) for i in ids]}
-
-    watch = WatchBoth()
-    settings = {"advantage_hooks": [watch, {"name": "span_credit"}], "rollout_func": scripted}
-    trainer = GRPOExtTrainer(
-        str(tiny_model),
-        [length_reward, first_two],
-        arguments(tmp_path, max_steps=1),
-        train_dataset=data,
-        processing_class=tokenizer,
-        **settings,
-    )
-    trainer.train()
-    (rollout,) = watch.rollouts
-    for row, text in enumerate(rollout.texts):
-        assert rollout.completions[row] == [{"role": "assistant", "content": text}]
-        assert rollout.reward_spans["first_two"][row] == ([(0, min(2, len(text)), 0.25)] if text else None)
-        assert [end for _, end in rollout.offsets(row)][-1] == len(text)

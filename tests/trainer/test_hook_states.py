@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from tests.support import arguments, length_reward, prompts, relative_gap, scripted_rollout, train
-from trl_grpo_ext import GRPOExtTrainer, load_advantage_hooks
+from trl_grpo_ext import GRPOExtTrainer
 from trl_grpo_ext.errors import ConfigurationError
 from trl_grpo_ext.trainer.plugin_records import ManifestWarning
 
@@ -49,14 +47,6 @@ def test_resuming_is_exact(tiny_model: Path, tmp_path: Path, selection: Any, res
     assert relative_gap(weights, whole.weights) < 1e-6
 
 
-def test_the_state_is_in_the_checkpoint(tiny_model: Path, tmp_path: Path) -> None:
-    run = train(tiny_model, tmp_path, trainer_arguments={"advantage_hooks": ["centred", ADAPTIVE]}, **SETTINGS)
-    saved = json.loads((tmp_path / "checkpoint-6" / "trainer_state.json").read_text())
-    (first, second) = saved["stateful_callbacks"]["AdvantageHookStates"]["attributes"]["saved"]
-    assert first == {"hook": "centred", "state": None}
-    assert second == {"hook": "kl_in_reward", "state": run.trainer.advantage_hooks[1].state_dict()}
-
-
 def test_a_checkpoint_of_other_hooks_is_refused(tiny_model: Path, tmp_path: Path) -> None:
     train(tiny_model, tmp_path, trainer_arguments={"advantage_hooks": [ADAPTIVE]}, **SETTINGS)
     trainer = GRPOExtTrainer(
@@ -72,11 +62,3 @@ def test_a_checkpoint_of_other_hooks_is_refused(tiny_model: Path, tmp_path: Path
     )
     with pytest.warns(ManifestWarning), refused:
         trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
-
-
-def test_without_states_nothing_is_added(tiny_model: Path, tmp_path: Path) -> None:
-    run = train(tiny_model, tmp_path, trainer_arguments={"advantage_hooks": ["centred"]}, max_steps=1)
-    names = [type(callback).__name__ for callback in run.trainer.callback_handler.callbacks]
-    assert "AdvantageHookStates" not in names
-    assert not any(hasattr(hook, "state_dict") for hook in load_advantage_hooks(["centred", "leave_one_out"]))
-    assert torch.is_tensor(next(iter(run.weights.values())))

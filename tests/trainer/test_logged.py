@@ -164,33 +164,6 @@ def test_every_stage_by_hand(tiny_model: Path, tmp_path: Path) -> None:
             assert low == pytest.approx([a * f for a, f in zip(shaped, factors, strict=True)], abs=1e-5)
 
 
-@pytest.mark.parametrize("aggregation", [None, "seq_mean_token_mean", "token_mean_local"])
-@pytest.mark.parametrize("accumulation", [1, 2])
-def test_the_weights_of_a_step_give_its_loss(
-    tiny_model: Path, tmp_path: Path, aggregation: str | None, accumulation: int
-) -> None:
-    # At ratio 1 and without a KL penalty a token's loss is minus its advantage.
-    settings = {"gradient_accumulation_steps": accumulation, "prompt_count": 4 * accumulation}
-    trainer = run(tiny_model, tmp_path, token_records=99, loss_aggregation=aggregation, max_steps=1, **settings)
-    rows = records(tmp_path, 1)
-    total = -sum(w * a for row in rows for w, a in zip(row["weight"], row["advantage"], strict=True))
-    logged = [log["loss"] for log in trainer.state.log_history if "loss" in log]
-    assert logged[0] == pytest.approx(total, abs=2e-5)
-
-
-def test_records_without_any_plugin_leave_the_training_trls(tiny_model: Path, tmp_path: Path) -> None:
-    settings: dict[str, Any] = {"max_steps": 2, "beta": 0.04, "num_iterations": 2}
-    plain = train(tiny_model, tmp_path / "plain", GRPOExtTrainer, **settings)
-    recorded = train(tiny_model, tmp_path / "recorded", GRPOExtTrainer, token_records=4, **settings)
-    for one, other in zip(recorded.gradients, plain.gradients, strict=True):
-        assert all(torch.equal(one[name], other[name]) for name in other)
-    assert recorded.logs == plain.logs
-    (row, *others) = records(tmp_path / "recorded", 2)
-    assert len(others) == 3
-    assert row["stages"] == ["trl"]
-    assert row["advantage"] == row["advantages"][0]
-
-
 @pytest.mark.parametrize("settings", [{}, {"gradient_accumulation_steps": 2, "prompt_count": 8}])
 def test_records_have_the_outcome_that_was_logged_of_their_completion(
     tiny_model: Path, tmp_path: Path, settings: dict[str, Any]

@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from datasets import Dataset
 from trl import GRPOConfig, GRPOTrainer
 
-from tests.support import arguments, length_reward, prompts, scripted_rollout, train
+from tests.support import arguments, length_reward, prompts, train
 from tests.trainer.pipelines.page import mixed, on_top
 from trl_grpo_ext import GRPOExtMixin, GRPOExtTrainer, load_rewards
 from trl_grpo_ext.errors import ConfigurationError, UpstreamError, is_out_of_memory
@@ -19,11 +18,7 @@ from trl_grpo_ext.trainer import mixin, upstream
 from trl_grpo_ext.trainer.batch import BatchKeys
 from trl_grpo_ext.trainer.config import OurSettings
 from trl_grpo_ext.trainer.contexts import Sampling, ScoredBatch
-from trl_grpo_ext.trainer.extension import Extension
 from trl_grpo_ext.trainer.own_loss import try_out
-
-HOOKS = ["centred", "entropy_shaping"]
-EVERYTHING: dict[str, Any] = {"loss_aggregation": "token_mean", "token_records": 4, "resample": "signal", "beta": 0.01}
 
 
 def test_the_table_of_the_adapter_is_what_it_overrides() -> None:
@@ -53,50 +48,6 @@ def test_a_batch_on_its_way_is_taken_once_and_not_too_early() -> None:
 
 
 # ---------------------------------------------------------------------------------------------- in front of others
-
-
-@pytest.fixture(scope="module")
-def ours(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    folder = tmp_path_factory.mktemp("ours")
-    return GRPOExtTrainer(str(tiny_model), length_reward, arguments(folder, **EVERYTHING), train_dataset=prompts())
-
-
-@pytest.fixture(scope="module")
-def theirs(ours: Any) -> type:
-    """A trainer that has a use of its own for every name that `Extension` has, short or private."""
-    names = {name.lstrip("_") for name in (*vars(ours._trl_grpo_ext), *vars(Extension)) if not name.startswith("__")}
-    names |= {"sample", "record", "models", "chain", "facts", "places", "rows", "state_of", "warn", "batch", "scorer"}
-    taken = {*dir(GRPOTrainer), *vars(ours), *mixin.OURS}
-    free = sorted({name for one in names for name in (one, f"_{one}")} - taken)
-    assert {"_sample", "_facts", "_chain", "_recorder", "settings"} <= {*free}
-    attributes, methods = free[::2], free[1::2]
-
-    class Theirs(GRPOTrainer):
-        def __init__(self, *arguments: Any, **keywords: Any) -> None:
-            super().__init__(*arguments, **keywords)
-            vars(self).update(dict.fromkeys(attributes, "theirs"))
-
-        def compute_loss(self, *arguments: Any, **keywords: Any) -> Any:
-            assert all(vars(self)[name] == "theirs" for name in attributes)
-            assert all(getattr(self, name)() == "theirs" for name in methods)
-            return super().compute_loss(*arguments, **keywords)
-
-    for name in methods:
-        setattr(Theirs, name, lambda self: "theirs")
-    return Theirs
-
-
-@pytest.mark.parametrize("order", [mixed, on_top])
-def test_a_trainer_may_have_every_short_name(tiny_model: Path, tmp_path: Path, theirs: type, order: Any) -> None:
-    plain = train(tiny_model, tmp_path / "plain", GRPOTrainer, max_steps=2)
-    nothing = train(tiny_model, tmp_path / "nothing", order(theirs), max_steps=2)
-    assert all(torch.equal(nothing.weights[name], plain.weights[name]) for name in plain.weights)
-    hooks: dict[str, Any] = {"trainer_arguments": {"advantage_hooks": HOOKS}}
-    without = train(tiny_model, tmp_path / "without", max_steps=2, **hooks, **EVERYTHING)
-    run = train(tiny_model, tmp_path / "run", order(theirs), max_steps=2, **hooks, **EVERYTHING)
-    assert all(torch.equal(run.weights[name], without.weights[name]) for name in without.weights)
-    ours, of_trl = vars(nothing.trainer).keys(), vars(plain.trainer).keys()
-    assert {name for name in ours - of_trl if vars(nothing.trainer)[name] != "theirs"} == {"_trl_grpo_ext"}
 
 
 @pytest.mark.parametrize("name", sorted(mixin.OURS))
@@ -152,26 +103,3 @@ def test_out_of_memory_says_nothing_about_a_loss() -> None:
         try_out(inputs, full, full)
     assert is_out_of_memory(RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory"))
     assert not is_out_of_memory(RuntimeError("The size of tensor a (3) must match the size of tensor b (2)"))
-
-
-def test_a_teacher_for_which_no_memory_is_left_is_not_called_unloadable(
-    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from transformers import AutoModelForCausalLM
-
-    policy = AutoModelForCausalLM.from_pretrained(tiny_model)
-
-    def full(*arguments: Any, **keywords: Any) -> Any:
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
-    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", full)
-    hooks = [{"name": "teacher_log_ratio", "teacher": str(tiny_model)}]
-    with pytest.raises(torch.OutOfMemoryError):
-        GRPOExtTrainer(
-            policy,
-            length_reward,
-            arguments(tmp_path),
-            train_dataset=Dataset.from_dict({"prompt": ["a"] * 4}),
-            rollout_func=scripted_rollout,
-            advantage_hooks=hooks,
-        )

@@ -13,47 +13,6 @@ import torch
 
 from tests.support import Run, length_reward, train
 from tests.trainer.watch import Watch
-from trl_grpo_ext import load_advantage_hooks
-from trl_grpo_ext.credit.chain import HookChain
-from trl_grpo_ext.testing.builders import make_rollout
-
-
-def advantages(selection: list[Any], rewards: list[float], groups: list[int] | None = None) -> list[float]:
-    """What a chain makes of the rewards of completions of one token each."""
-    rollout = make_rollout([1] * len(rewards), rewards, groups)
-    incoming = torch.full((len(rewards),), 9.0, dtype=torch.float64)
-    result_B_T, _ = HookChain(load_advantage_hooks(selection)).on_rollout(incoming, rollout)
-    numbers: list[float] = result_B_T.squeeze(1).tolist()
-    return numbers
-
-
-def test_within_the_group_then_over_the_batch() -> None:
-    rewards, groups = [0.3, 0.5, 0.2, 0.4, 0.1, 0.8, 0.2, 0.3], [0] * 4 + [1] * 4
-    by_group = [{"name": "normalised", "std_floor": 0.1, "epsilon": 1e-9}]
-    expected = [-0.387, 1.162, -1.162, 0.387, -0.804, 1.447, -0.482, -0.161]
-    assert advantages(by_group, rewards, groups) == pytest.approx(expected, abs=5e-4)
-    exact = advantages(by_group, rewards, groups)
-    whitened = [(a - sum(exact) / 8) / (stdev(exact) + 1e-8) for a in exact]
-    assert advantages([*by_group, "whiten"], rewards, groups) == pytest.approx(whitened, abs=1e-9)
-    assert sum(exact) == pytest.approx(0, abs=1e-12)  # so the mean takes nothing away
-    # σ of [.3, .5, .2, .4] is .129, above the floor; with a floor above it every difference is divided by that.
-    floored = advantages([{**by_group[0], "std_floor": 0.5}], rewards, groups)
-    assert floored[:4] == pytest.approx([-0.1, 0.3, -0.3, 0.1], abs=1e-6)
-
-
-def test_raw_and_centred_deviations() -> None:
-    # Their divisors are read off the advantages: r - b over them.
-    rewards, groups = [11.0, 9.0, 0.0, 2.0], [0, 0, 1, 1]
-    raw = advantages([{"name": "batch_whitening", "baseline": "batch"}], rewards, groups)
-    centred = advantages([{"name": "batch_whitening", "baseline": "group"}], rewards, groups)
-    assert (11 - 5.5) / raw[0] == pytest.approx(5.323, abs=5e-4)
-    assert 1 / centred[0] == pytest.approx(1.155, abs=5e-4)
-    assert advantages(["raw_reward", "whiten"], rewards, groups) == pytest.approx(raw)
-    assert advantages(["centred", "whiten"], rewards, groups) == pytest.approx(centred)
-
-
-PAIRS = ((0.7, 0.5), (0.1, 0.3), (0.3, 0.2), (0.2, 0.4))
-RATIOS, CLIPPED = (1.4, 1 / 3, 1.5, 0.5), (1.2, 0.8, 1.2, 0.8)
 
 
 class Keeping:
@@ -100,29 +59,6 @@ def loss_on(trainer: Any, batch: dict[str, Any], logps_B_T: torch.Tensor, advant
     trial = trainer._trl_grpo_ext.on_trial(trainer._compute_loss)
     loss: torch.Tensor = trial({**batch, "advantages": advantages}, lambda: output)
     return loss
-
-
-def test_ratios_are_clipped_at_02_in_trls_loss(one_update: Callable[..., tuple[Run, Keeping]]) -> None:
-    run, keeping = one_update(epsilon=0.2)
-    trainer, batch = run.trainer, dict(keeping.batch)
-    policy, old = (torch.tensor(values, dtype=torch.float32) for values in zip(*PAIRS, strict=True))
-    # One live token in each of the first four rows; the others count nothing.
-    mask_B_T = torch.zeros_like(batch["completion_mask"])
-    mask_B_T[:4, 0] = 1
-    logps_B_T, old_B_T = (torch.zeros(mask_B_T.shape) for _ in range(2))
-    logps_B_T[:4, 0], old_B_T[:4, 0] = policy.log(), old.log()
-    batch |= {"completion_mask": mask_B_T, "old_per_token_logps": old_B_T}
-    for sign in (1.0, -1.0):
-        advantages_B = torch.full((len(mask_B_T),), sign)
-        leaf_B_T = logps_B_T.clone().requires_grad_()
-        loss = loss_on(trainer, batch, leaf_B_T, advantages_B)
-        pairs = zip(RATIOS, CLIPPED, strict=True)
-        worst = [min(sign * ratio, sign * clipped) for ratio, clipped in pairs]
-        assert loss.item() == pytest.approx(-sum(worst) / len(mask_B_T), rel=1e-6)
-        # What is clipped has no gradient: 1.4 and 1.5 where the advantage is positive, 1/3 and .5 where it is negative.
-        (slope_B_T,) = torch.autograd.grad(loss, leaf_B_T)
-        moving = [ratio == chosen * sign for ratio, chosen in zip(RATIOS, worst, strict=True)]
-        assert [bool(value) for value in slope_B_T[:4, 0]] == moving
 
 
 def test_a_penalised_reward_is_compared_in_its_group_and_then_in_the_batch(tiny_model: Path, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import cache
-from itertools import combinations, pairwise
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +20,13 @@ from trl import GRPOTrainer
 
 from tests.support import OWN_AGGREGATION, Run, prompts, relative_gap, train
 from tests.trainer import parity_grid
-from tests.trainer.compact.runs import COMMON, compact_logs
+from tests.trainer.compact.runs import COMMON
 from tests.trainer.parity_grid import CORRECTION, CORRECTION_MODES, FACTORS, OURS, TOLERANCE, Cell
 from tests.trainer.process_worker import Float64ChunkedTrainer, uneven_rollout
 from trl_grpo_ext import GRPOExtTrainer
 
 CELLS = parity_grid.all_cells()
 BY_STRENGTH = {strength: parity_grid.covering(CELLS, strength) for strength in (2, 3)}
-
-CHOSEN = {*BY_STRENGTH[2], *BY_STRENGTH[3]}
 
 
 def marked(number: int, cell: Cell) -> Any:
@@ -95,22 +93,6 @@ def test_a_setting_changes_trls_gradient(trl_alone: Callable[..., Run], name: st
     assert relative_gap(flipped.gradients[1], base.gradients[1]) > 1e-3
     first, second, *_ = base.logs
     assert first["clip_ratio/region_mean"] == 0 < 0.1 < second["clip_ratio/region_mean"] < 0.9
-
-
-@pytest.mark.slow
-def test_every_correction_mode_changes_trls_gradient(trl_alone: Callable[..., Run]) -> None:
-    runs = [trl_alone("grpo", BASE | {CORRECTION}, mode) for mode in CORRECTION_MODES]
-    for one, other in pairwise([*runs, runs[0]]):
-        assert relative_gap(one.gradients[1], other.gradients[1]) > 1e-3
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("loss_type", OWN_AGGREGATION)
-def test_the_losses_without_clipping_do_not_read_delta(trl_alone: Callable[..., Run], loss_type: str) -> None:
-    # `parity_grid.EXCEPTIONS` says so.
-    runs = trl_alone(loss_type, BASE | {"delta"}), trl_alone(loss_type, BASE)
-    gap = relative_gap(runs[0].gradients[1], runs[1].gradients[1])
-    assert gap == 0 if loss_type in ("cispo", "sapo", "vespo") else gap > 1e-3
 
 
 def test_an_aggregation_that_is_not_trls_is_seen(
@@ -250,18 +232,3 @@ def test_within_bfloat16s_own_noise(tiny_model: Path, tmp_path: Path, mode: Mapp
         compact = trained(tiny_model, tmp_path / f"compact{number}", GRPOExtTrainer, lora, **mode, **selected)
         assert gap(compact, exact) < 1.5 * noise
         assert 0 < gap(compact, theirs) < 2 * noise, "two errors of one size, in other directions"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("loss_type", OWN_AGGREGATION)
-def test_the_precision_of_training(tiny_model: Path, tmp_path: Path, loss_type: str) -> None:
-    # One step: after it, float32 runs would differ by what rounding does to the weights.
-    settings: dict[str, Any] = {"loss_type": loss_type, "beta": 0.0}
-    theirs = trained(tiny_model, tmp_path / "trl", GRPOTrainer, **settings)
-    aggregated = {"loss_aggregation": OWN_AGGREGATION[loss_type]}
-    for number, selected in enumerate([aggregated, *COMPACT]):
-        ours = trained(tiny_model, tmp_path / str(number), GRPOExtTrainer, **settings, **selected)
-        assert relative_gap(ours.gradients[0], theirs.gradients[0]) < (TOLERANCE if selected == aggregated else 1e-5)
-        assert ours.losses == pytest.approx(theirs.losses, abs=1e-5)
-    assert ours.trainer._trl_grpo_ext.compact._packing.share
-    assert compact_logs(ours)[0]["rows_dropped"] == 0.5

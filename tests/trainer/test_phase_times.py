@@ -10,10 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from tests.support import length_reward, prompts, scripted_rollout, train
-from trl_grpo_ext.trainer.phase_times import PhaseClock
 
 NAMES = ("time/generation", "time/rewards", "time/update")
 
@@ -78,29 +76,3 @@ def test_each_phase_gets_its_own_time_and_they_add_up(
     assert not [key for log in evaluations for key in log if "time/" in key]
     (plain,) = (log for log in train(tiny_model, tmp_path / "plain", max_steps=1).trainer.state.log_history[:1])
     assert not set(NAMES) & set(plain)
-
-
-def test_the_clock_waits_for_the_device_around_an_optimizer_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    watch = Watch(monkeypatch)
-
-    class Device:
-        """Is busy for so many seconds when it is waited for."""
-
-        busy, waits = 0.0, 0
-
-        def synchronize(self) -> None:
-            watch.spend(self.busy)
-            self.waits += 1
-
-    clock, device = PhaseClock(torch.device("cpu")), Device()
-    clock._device = device
-    device.busy = 0.5  # with the optimizer's last step
-    with clock.during("update"):
-        device.busy = 0.0
-        with clock.during("generation"):
-            watch.spend(0.1)
-    with clock.during("update"):  # the next micro-step
-        assert device.waits == 1
-        device.busy = 0.2  # with the gradient
-    assert clock.take() == pytest.approx({"time/generation": 0.1, "time/rewards": 0.0, "time/update": 0.2})
-    assert device.waits == 2

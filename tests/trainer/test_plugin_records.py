@@ -98,30 +98,6 @@ def test_a_folder_that_cannot_be_written_is_an_error_at_the_start(tiny_model: Pa
 # ---------------------------------------------------------------------------------------------- where it comes from
 
 
-def test_what_load_rewards_made_is_recorded_as_selected(tiny_model: Path, tmp_path: Path) -> None:
-    gated = {"name": "gated", "reward": {"name": "regex_match", "pattern": "a"}, "gate": length_reward}
-    loaded = load_rewards([length_reward, {"name": "think_format", "weight": 0.2}, {**gated, "guard": {"timeout": 9}}])
-    selected = [{"name": "think_format", "weight": 0.5}, "trl-grpo-ext:think_format"]
-    settings = arguments(tmp_path, rewards=selected)
-    trainer = GRPOExtTrainer(str(tiny_model), loaded, settings, train_dataset=prompts(), rollout_func=scripted_rollout)
-    records = trainer.plugin_manifest.plugins
-    assert [(r.name, r.weight, r.selected, r.inside) for r in records] == [
-        ("length_reward", 1.0, False, None),
-        ("think_format", 0.2, True, None),
-        ("gated", 1.0, True, None),
-        ("regex_match", None, True, "gated, reward"),
-        ("length_reward", None, False, "gated, gate"),
-        ("think_format", 0.5, True, None),
-        ("think_format", 1.0, True, None),
-    ]
-    assert records[2].parameters == {
-        "reward": {"name": "regex_match", "pattern": "a"},
-        "gate": "<tests.support:length_reward>",
-    }
-    assert records[2].switches == {"guard": {"timeout": 9}}
-    assert records[3].parameters == {"pattern": "a"}
-
-
 def test_a_reward_model_is_recorded_by_where_it_came_from(tiny_model: Path, tmp_path: Path) -> None:
     path = save_tiny_classifier(tmp_path / "judge", tiny_model, labels=1)
     for reward in (str(path), AutoModelForSequenceClassification.from_pretrained(path)):
@@ -245,13 +221,6 @@ def test_weights_and_no_training_state_at_all_are_a_warning(tiny_model: Path, ru
         (checkpoint / name).unlink()
     with pytest.warns(ManifestWarning, match="no optimizer state and rng_state.pth"):
         resume(tiny_model, tmp_path, tmp_path / "out")
-
-
-def test_the_comparison_comes_before_the_states_of_hooks(tiny_model: Path, tmp_path: Path) -> None:
-    adaptive = {"name": "kl_in_reward", "coefficient": 0.5, "target": 0.001, "horizon": 40}
-    made(tiny_model, tmp_path, hooks=[adaptive], beta=0.001, max_steps=1).train()
-    with pytest.raises(ManifestError, match=r"centred .* is here and not in the checkpoint"):
-        resume(tiny_model, tmp_path, tmp_path / "out", "checkpoint-1", hooks=["centred", adaptive], beta=0.001)
 
 
 # ---------------------------------------------------------------------------------------------- the model card

@@ -78,7 +78,6 @@ HALVES |= {"hooks": HOOKS, "learning_rate": 0.0, "max_steps": 2}
 EVALUATED: Job = {**ROWS, "loss_aggregation": "token_mean", "hooks": HOOKS, "beta": 0.04, "max_steps": 1}
 EVALUATED |= {"evaluate": True, "per_device_eval_batch_size": 8, "seed": 1}
 SAMPLED: Job = {**ROWS, "scripted": False, "beta": 0.04, "num_iterations": 2, "max_steps": 3}
-BF16: Job = {**ROWS, "uneven": True, "beta": 0.04, "max_steps": 1, "quiet_rank": True}
 
 UNEVEN: Job = {**ROWS, "uneven": True, "float64": True, "max_steps": 2}
 COMPACT: dict[str, Job] = {
@@ -106,10 +105,6 @@ JOBS: dict[str, Job] = {
     },
     "trl sampled": {**SAMPLED, "stock": True},
     "ext sampled": SAMPLED,
-    "float32 alone": {**BF16, "stock": True},
-    "bf16": {**BF16, "stock": True, "bf16": True},
-    "bf16 compact": {**BF16, "bf16": True, "compact_updates": "exact", "gradient_checkpointing": True},
-    "bf16 aggregation": {**BF16, "bf16": True, "loss_aggregation": "token_mean"},
 }
 for _name, _job in COMPACT.items():
     JOBS[f"exact {_name}"] = {**UNEVEN, **_job, "compact_updates": "exact"}
@@ -173,25 +168,6 @@ def test_one_gradient_however_the_batch_is_cut(
 
 
 @pytest.mark.slow
-def test_the_weights_differ_from_each_other(one: One) -> None:
-    # Or else one that is silently not used would agree with itself, too.
-    assert len(BY_WEIGHTS) >= 11
-    logs = [log for log in one(jobs_of(WHOLE)["float64"])["logs"] if "loss" in log]
-    alike = {
-        name for name, log in zip(IN_TURN, logs, strict=True) if log["loss_weight/length_q1"] == pytest.approx(1.0)
-    }
-    assert alike <= {
-        "token_mean",
-        "token_mean_step",
-        "token_sum",
-        "constant_length",
-        "seq_mean_token_sum",
-        "prefix_share",
-    }
-    assert len({round(log["loss"], 9) for log in logs}) == len(logs)
-
-
-@pytest.mark.slow
 def test_a_group_that_is_split_between_processes(two: Results, one: One) -> None:
     split, whole = two["split groups"], one({**SPLIT, "per_device_train_batch_size": 12})
     assert max(gaps(split, whole)) < TOLERANCE["float32"]
@@ -236,16 +212,6 @@ def test_own_aggregation_and_nothing_selected_are_trl(two: Results) -> None:
     assert all(any(bool(gradient.any()) for gradient in step.values()) for step in theirs["gradients"])
     assert gaps(ours, theirs) == [0.0] * 3
     assert all(torch.equal(ours["weights"][name], theirs["weights"][name]) for name in theirs["weights"])
-
-
-@pytest.mark.slow
-def test_within_bfloat16s_own_noise(two: Results) -> None:
-    exact, theirs = two["float32 alone"], two["bf16"]
-    (noise,) = gaps(theirs, exact)
-    assert noise > 1e-3
-    assert gaps(two["bf16 aggregation"], theirs) == [0.0]
-    assert gaps(two["bf16 compact"], exact)[0] < 1.5 * noise
-    assert 0 < gaps(two["bf16 compact"], theirs)[0] < 2 * noise
 
 
 # ----------------------------------------------------------------------------------------------------- compact updates

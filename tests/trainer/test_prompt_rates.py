@@ -15,7 +15,6 @@ from tests.trainer.launch import launch
 from tests.trainer.process_worker import run_job
 from trl_grpo_ext.records.prompt_rates import (
     RATES_FILE,
-    PromptRates,
     shares_of,
     solved_groups,
 )
@@ -74,16 +73,6 @@ def test_a_resumed_run_ends_with_the_file_of_an_uninterrupted_one(tiny_model: Pa
     run.trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
     assert (tmp_path / RATES_FILE).read_text(encoding="utf-8") == whole
     assert len(whole.splitlines()) == 8
-
-
-def test_a_file_that_cannot_be_written_costs_the_file_and_not_the_run(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    rates = PromptRates({(0, "a"): 1.0}, 2)
-    state = type("State", (), {"is_world_process_zero": True, "global_step": 0})
-    args = type("Arguments", (), {"output_dir": str(tmp_path / "file")})
-    with pytest.warns(UserWarning, match="cannot be written"):
-        rates.on_train_begin(args, state, None)
-    rates.write(0, ["a"], [(1, 2)])
 
 
 @pytest.mark.slow

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +9,8 @@ import pytest
 import torch
 from trl import GRPOTrainer
 
-from tests.support import arguments, length_reward, prompts, scripted_rollout, train, trl_metrics
+from tests.support import arguments, scripted_rollout, train, trl_metrics
 from tests.trainer.pipelines.page import mixed
-from trl_grpo_ext import GRPOExtTrainer
 from trl_grpo_ext.errors import (
     ConfigurationError,
     SelfCheckError,
@@ -87,28 +85,6 @@ def test_a_first_micro_batch_without_a_live_token_is_no_check_that_passes(
     with pytest.raises(SelfCheckError, match=says):
         train(tiny_model, tmp_path / "wrong", mixed(Doubled), trainer_arguments={"rollout_func": endless}, **settings)
     train(tiny_model, tmp_path / "right", trainer_arguments={"rollout_func": endless}, **settings)
-
-
-@pytest.mark.parametrize(
-    ("settings", "does_nothing"),
-    [
-        ({"num_iterations": 1}, True),
-        ({"num_iterations": 2}, False),
-        ({"steps_per_generation": 2}, False),
-        ({"steps_per_generation": 1, "gradient_accumulation_steps": 2}, True),
-        ({"num_iterations": 2, "steps_per_generation": 1, "gradient_accumulation_steps": 2}, True),
-    ],
-)
-def test_future_kl_where_the_policy_never_moves(
-    tiny_model: Path, tmp_path: Path, settings: dict[str, Any], does_nothing: bool
-) -> None:
-    config = arguments(tmp_path, advantage_hooks=["future_kl"], per_device_train_batch_size=4, **settings)
-    make = functools.partial(GRPOExtTrainer, str(tiny_model), length_reward, config, train_dataset=prompts(4))
-    if not does_nothing:
-        assert make()
-        return
-    with pytest.raises(ConfigurationError, match=r"'future_kl' acts on how far the policy has moved .*num_iterations="):
-        make()
 
 
 def test_another_kl_than_trls(tiny_model: Path, tmp_path: Path) -> None:

@@ -427,13 +427,6 @@ def test_what_cannot_be_exact_is_refused(tiny_model: Path, tmp_path: Path) -> No
         GRPOExtTrainer(str(tiny_model), length_reward, arguments(tmp_path, resample=SIGNAL), **stream)
 
 
-def test_a_shaper_of_groups_is_exact(tiny_model: Path, tmp_path: Path) -> None:
-    settings = {"advantage_hooks": [{"name": "kl_in_reward", "form": "completion"}], "beta": 0.1}
-    filled = run(tiny_model, tmp_path / "filled", max_steps=2, resample={"filter": "novel"}, **settings)
-    without = run(tiny_model, tmp_path / "without", max_steps=2, resample=None, **settings)
-    assert relative_gap(filled.weights, without.weights) < 1e-13
-
-
 @pytest.mark.parametrize(
     ("value", "message"),
     [

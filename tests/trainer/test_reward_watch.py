@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import signal
 import subprocess
 import sys
 import textwrap
@@ -74,17 +73,6 @@ def test_two_partials_of_one_function_have_metrics_of_their_own(tiny_model: Path
     theirs = train(tiny_model, tmp_path / "trl", GRPOTrainer, max_steps=1, reward_funcs=rewards)
     assert "rewards/scaled_2/mean" not in theirs.logs[0]
     assert theirs.losses == run.losses
-
-
-def test_a_signal_handler_and_a_timer_of_the_users_survive(tiny_model: Path, tmp_path: Path) -> None:
-    def theirs(number: int, frame: Any) -> None: ...
-
-    before = signal.signal(signal.SIGRTMIN + 7, theirs)
-    try:
-        train(tiny_model, tmp_path, max_steps=1, reward_timeout=60.0)
-        assert signal.getsignal(signal.SIGRTMIN + 7) is theirs
-    finally:
-        signal.signal(signal.SIGRTMIN + 7, before)
 
 
 def sleeps(**columns: Any) -> list[float]:

@@ -18,7 +18,7 @@ from tests.support import arguments, length_reward, prompts, scripted_rollout, t
 from trl_grpo_ext import GRPOExtConfig, GRPOExtTrainer, load_rewards
 from trl_grpo_ext.advantages.estimators import LeaveOneOut
 from trl_grpo_ext.advantages.forward import EntropyShaping
-from trl_grpo_ext.aggregation.means import ConstantLength, TokenMean
+from trl_grpo_ext.aggregation.means import ConstantLength
 from trl_grpo_ext.errors import PluginParameterError, UnknownPluginError
 
 Selected = tuple[Any, Any, Any]
@@ -73,29 +73,6 @@ def test_the_same_selection_in_python_yaml_and_on_the_command_line(tmp_path: Pat
     assert selected(in_python) == EVERYTHING
     assert selected(parsed(tmp_path, yaml=YAML)) == EVERYTHING
     assert selected(parsed(tmp_path, *COMMAND_LINE)) == EVERYTHING
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("token_mean", "token_mean"),
-        ("trl-grpo-ext:token_mean", "trl-grpo-ext:token_mean"),
-        ("trl_grpo_ext.aggregation.means:TokenMean", "trl_grpo_ext.aggregation.means:TokenMean"),
-        ("{name: constant_length, length: 8}", {"name": "constant_length", "length": 8}),
-        ("{name: token_mean}", "token_mean"),
-    ],
-)
-def test_every_spelling_of_an_aggregation(tiny_model: Path, tmp_path: Path, text: str, expected: Any) -> None:
-    args = parsed(tmp_path, "--loss_aggregation", text)
-    assert args.loss_aggregation == expected
-    assert parsed(tmp_path, yaml=json.dumps({"loss_aggregation": text})).loss_aggregation == expected
-    assert arguments(tmp_path, loss_aggregation=text).loss_aggregation == expected
-    trainer = GRPOExtTrainer(str(tiny_model), length_reward, args, train_dataset=prompts())
-    if isinstance(expected, dict):
-        assert isinstance(trainer.loss_aggregation, ConstantLength)
-        assert trainer.loss_aggregation.length == 8
-    else:
-        assert isinstance(trainer.loss_aggregation, TokenMean)
 
 
 @pytest.mark.parametrize(

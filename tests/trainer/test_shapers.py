@@ -13,7 +13,7 @@ import pytest
 import torch
 from trl import GRPOTrainer
 
-from tests.support import Run, length_reward, prompts, relative_gap, scripted_rollout, train
+from tests.support import Run, length_reward, prompts, relative_gap, train
 from tests.trainer.pipelines.page import mixed
 from tests.trainer.watch import WatchBoth
 from trl_grpo_ext import GRPOExtTrainer, Rollout
@@ -94,10 +94,7 @@ ESTIMATORS = [
 
 
 @pytest.mark.parametrize("settings", ESTIMATORS, ids=lambda settings: "-".join(settings.values()))
-@pytest.mark.parametrize("shaper", [ByTokens, PerToken])
-def test_trls_estimator_takes_the_shaped_rewards(
-    tiny_model: Path, tmp_path: Path, shaper: type[ByTokens], settings: dict[str, Any]
-) -> None:
+def test_trls_estimator_takes_the_shaped_rewards(tiny_model: Path, tmp_path: Path, settings: dict[str, Any]) -> None:
     common: dict[str, Any] = {
         "prompt_count": 8,
         "gradient_accumulation_steps": 2,
@@ -111,7 +108,7 @@ def test_trls_estimator_takes_the_shaped_rewards(
     }
     rewards = {"reward_funcs": [length_reward, by_tokens], "reward_weights": [0.7, 1.0]}
     theirs = train(tiny_model, tmp_path / "trl", GRPOTrainer, **{**common, **rewards})
-    ours = shaped(tiny_model, tmp_path / "ext", shaper(), reward_weights=[0.7], **common)
+    ours = shaped(tiny_model, tmp_path / "ext", ByTokens(), reward_weights=[0.7], **common)
     same_training(ours, theirs)
     for prefix in ("", "eval_"):  # beside the shaped ones
         log = next(log for log in ours.logs if f"{prefix}reward" in log)
@@ -227,35 +224,6 @@ def test_a_shaper_has_the_tensors_of_the_batch_before_there_is_one(
     assert seen.old_logps_B_T is not None
     assert seen.totals == after.totals
     assert seen.totals.tokens == int(batch["num_items_in_batch"])
-
-
-def with_a_tool(prompts_: list[str], trainer: Any) -> dict[str, Any]:
-    """The second token of every completion was written by a tool."""
-    output = scripted_rollout(prompts_, trainer)
-    return {**output, "env_mask": [[int(i != 1) for i in range(len(ids))] for ids in output["completion_ids"]]}
-
-
-def test_tool_tokens_count_for_nothing(tiny_model: Path, tmp_path: Path) -> None:
-    class Ones(ByTokens):
-        def on_rewards(self, rollout: Rollout) -> torch.Tensor:
-            self.rollouts.append(rollout)
-            return torch.ones_like(rollout.mask_B_T)
-
-    watch, ones = WatchBoth(), Ones()
-    shaped(
-        tiny_model,
-        tmp_path,
-        ones,
-        watch,
-        max_steps=1,
-        trainer_arguments={"rollout_func": with_a_tool},
-        num_iterations=2,
-    )
-    ((_, rollout),) = watch.seen
-    assert rollout.tool_mask_B_T is not None
-    live = [len(ids) - (len(ids) > 1) for ids in _ids(rollout)]
-    assert rollout.rewards_B_K[:, 1].tolist() == live
-    assert torch.equal(ones.rollouts[0].mask_B_T, rollout.mask_B_T)
 
 
 # ---------------------------------------------------------------------------------------------- what is refused

@@ -108,19 +108,6 @@ def test_equal_rewards_are_skipped_unless_a_hook_learns_from_them(tiny_model: Pa
     assert kept.logs[0]["groups/zero_variance"] == 0
 
 
-@pytest.mark.parametrize("value", [0.3])
-@pytest.mark.parametrize("hooks", [["group_mean_gae"], ["batch_whitening"], ["prefix_tree"], []], ids=str)
-def test_equal_rewards_have_no_signal_to_the_bit_and_compact_updates_run_none_of_them(
-    tiny_model: Path, tmp_path: Path, hooks: list[str], value: float
-) -> None:
-    watch = Watch()
-    settings: dict[str, Any] = {"reward_funcs": always(value), "num_generations": 7, "per_device_train_batch_size": 14}
-    compact = run(tiny_model, tmp_path, *hooks, watch, compact_updates="exact", **settings)
-    assert not any(watch.signal[0])
-    assert compact.logs[0]["compact/rows_dropped"] == 1
-    assert gradient_is_zero(compact)
-
-
 @pytest.mark.parametrize("setting", ["sum_then_normalize", "normalize_then_sum"])
 def test_what_rounding_leaves_of_trls_own_advantages_is_no_signal(
     tiny_model: Path, tmp_path: Path, setting: str

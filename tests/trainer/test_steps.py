@@ -106,19 +106,3 @@ def test_steps_that_cross_generation_batches_are_refused_at_construction(
     settings = {"steps_per_generation": per_generation, "gradient_accumulation_steps": per_step}
     with pytest.raises(ConfigurationError, match=message):
         train(tiny_model, tmp_path, loss_aggregation="token_mean_step", per_device_train_batch_size=4, **settings)
-
-
-def test_a_step_of_two_generation_batches_counts_them_alike(tiny_model: Path, tmp_path: Path) -> None:
-    settings = {"per_device_train_batch_size": 4, "steps_per_generation": 2, "gradient_accumulation_steps": 4}
-    run = train(tiny_model, tmp_path / "both", loss_aggregation="token_mean", max_steps=1, **settings)
-    parts = train(
-        tiny_model,
-        tmp_path / "parts",
-        loss_aggregation="token_mean",
-        max_steps=2,
-        learning_rate=0.0,
-        per_device_train_batch_size=4,
-        gradient_accumulation_steps=2,
-    )
-    first, second = parts.gradients
-    assert relative_gap(run.gradients[0], {name: (first[name] + second[name]) / 2 for name in first}) < 1e-5

@@ -1,8 +1,6 @@
 """Trainings with `compact_updates: exact`, with shared prompts or without, are those of `off`: windows of accumulation,
 hooks, aggregations, models; and what they log and record. The grid of TRL's settings is in `test_parity`."""
 
-import logging
-import math
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -108,18 +106,6 @@ def test_aggregations_by_weights_with_token_advantages(tiny_model: Path, tmp_pat
     assert dropped == [0.0 if beta else 0.5] * len(measured)
 
 
-@pytest.mark.parametrize("loss_type", ["dapo", "grpo"])
-def test_nearly_every_completion_is_truncated(tiny_model: Path, tmp_path: Path, loss_type: str) -> None:
-    # Fewer rows than micro-steps have a token that counts: with a KL penalty, placeholders may have none either.
-    few: dict[str, Any] = {"mask_truncated_completions": True, "max_completion_length": 2, "beta": 0.04}
-    ours, theirs = pair(tiny_model, tmp_path, **few, loss_type=loss_type, num_iterations=2)
-    assert max(gaps(ours, theirs)) < EXACT["float64"]
-    undefined = [
-        {name for log in run.logs for name, value in log.items() if math.isnan(value)} for run in (ours, theirs)
-    ]
-    assert undefined[0] <= undefined[1]
-
-
 # ------------------------------------------------------------------------------------------- what is logged
 
 
@@ -209,24 +195,6 @@ def test_recorded_weights_and_advantages_are_the_loss(
     assert trained == {"exact": 8, "off": 16}
     for completion, total in totals["exact"].items():
         assert total == pytest.approx(totals["off"][completion], abs=1e-6)
-
-
-def test_what_is_not_done_is_said_once(tiny_model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    def said(**settings: Any) -> list[str]:
-        caplog.clear()
-        with caplog.at_level(logging.INFO, logger="trl_grpo_ext.trainer.compact"):
-            pair(tiny_model, tmp_path, max_steps=2, **settings)
-        return [record.getMessage() for record in caplog.records if "compact" in record.name]
-
-    own = "compact_updates: rows keep their padding: a class of yours overrides _get_per_token_logps_and_entropies."
-    assert said(beta=0.04, loss_type="grpo") == [
-        own,
-        "compact_updates: rows without signal run: the KL penalty acts on rows without signal too.",
-        "compact_updates: micro-batches keep their number of rows: with a KL penalty grpo counts rows.",
-    ]
-    found = " ".join(said(share_prompts=True, top_entropy_quantile=0.5))
-    assert "prompts are not shared: top_entropy_quantile cuts at one token's entropy" in found
-    assert said(share_prompts=True) == []
 
 
 # ------------------------------------------------------------------------------------------------------ models

@@ -61,39 +61,6 @@ def divide(a: int, b: int) -> float:
     return a / b
 
 
-class Calculator:
-    """An environment: it remembers what was asked of it, and scores that."""
-
-    def __init__(self) -> None:
-        self.asked = 0
-
-    def reset(self, **columns: Any) -> None:
-        self.asked = 0
-
-    def add(self, a: int, b: int) -> int:
-        """Add two numbers.
-
-        Args:
-            a: The first.
-            b: The second.
-        """
-        self.asked += 1
-        return a + b
-
-    def divide(self, a: int, b: int) -> float:
-        """Divide two numbers.
-
-        Args:
-            a: The first.
-            b: The second.
-        """
-        self.asked += 1
-        return a / b
-
-    def get_reward(self) -> float:
-        return 0.5 * self.asked
-
-
 @pytest.fixture(scope="module")
 def tool_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tool_model(tmp_path_factory.mktemp("tool_model"))

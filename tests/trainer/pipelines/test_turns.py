@@ -17,9 +17,7 @@ from tests.trainer.pipelines.test_tools import (
     ASKED,
     RESPONSE,
     TEMPERATURE,
-    Calculator,
     add,
-    answered,
     biases,
     call,
     divide,
@@ -28,20 +26,12 @@ from tests.trainer.pipelines.test_tools import (
 )
 from tests.trainer.watch import Watch
 from trl_grpo_ext import GRPOExtConfig, GRPOExtTrainer
-from trl_grpo_ext.types import TurnScores
 
 SCRIPTS = {  # two turns in every completion, so that a group's turns are compared with all of it
     ASKED: [call("add", a=2, b=3), call("divide", a=1, b=0)],
     result("5"): ["it is 5.", "so 5."],
     result("{'error': 'division by zero'}"): ["no."],
 }
-
-
-class CountingCalculator(Calculator):
-    """An environment that knows what each of its steps was worth."""
-
-    def get_reward(self) -> float:
-        return TurnScores([0.5 * self.asked])
 
 
 @pytest.fixture(scope="module")
@@ -151,42 +141,3 @@ def test_compact_updates_and_shared_prompts_are_the_same(tool_model: Path, tmp_p
         assert relative_gap(weights_of(trainer), weights_of(off)) < 1e-5
     for log in runs["shared"][1].logs[:3]:  # one row for each group: the prompts are computed once
         assert log["compact/distinct_tokens"] < log["compact/live_tokens"] > log["compact/computed_tokens"]
-
-
-def test_an_environments_own_rewards_by_turn(tool_model: Path, tmp_path: Path) -> None:
-    watch = Watch()
-    hooks = [{"name": "turn_rewards", "form": "turn_plus_outcome", "normalise": False}, watch]
-    own = {"tools": None, "environment_factory": CountingCalculator}
-    trainer, _ = run(tool_model, tmp_path, hooks, [answered], **own)
-    advantages_B_T, rollout = watch.seen[0]
-    assert list(rollout.reward_turns) == ["CountingCalculator"]
-    worth = rollout.reward_turns["CountingCalculator"]
-    for row in range(len(rollout.texts)):
-        first, second = rollout.turns(row)
-        (made,) = first.calls
-        assert made.outcome == ("returned" if made.name == "add" else "raised")
-        assert worth[row] == [0.5, 0.0]
-        group = [j for j in range(len(rollout.texts)) if rollout.group_ids_B[j] == rollout.group_ids_B[row]]
-        outcome = rollout.rewards_B_K[row, 0] - sum(rollout.rewards_B_K[j, 0] for j in group) / len(group)
-        for turn, expected in ((first, float(outcome)), (second, float(outcome))):  # all turns have 0.5: nothing apart
-            values = advantages_B_T[row, slice(*turn.tokens)].tolist()
-            assert values == pytest.approx([expected] * len(values), abs=1e-6)
-        between = slice(first.tokens[1], second.tokens[0])
-        assert not bool(advantages_B_T[row, between].any())
-    assert trainer.reward_func_names == ["answered", "CountingCalculator"]
-
-
-def worth_of(messages: list[dict[str, Any]]) -> list[float]:
-    """Of each turn: how long it is, and half off where its call raised."""
-    after = [*messages[1:], {"content": ""}]
-    pairs = [(one, answer) for one, answer in zip(messages, after, strict=True) if one["role"] == "assistant"]
-    return [len(one["content"]) / 8 - 0.5 * ("error" in answer["content"]) for one, answer in pairs]
-
-
-def worth(prompts: list[Any], completions: list[Any], **columns: Any) -> list[Any]:
-    """A value for each turn, or the same number for all where the question is flat."""
-    asked = [prompt[0]["content"] for prompt in prompts]
-    return [
-        1.0 if "flat" in text else TurnScores(worth_of(messages))
-        for text, messages in zip(asked, completions, strict=True)
-    ]
