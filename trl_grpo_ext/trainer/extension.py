@@ -169,14 +169,7 @@ class Extension:
         self.scorer = Scorer(needing, self._models(), facts.tokenizer)
         self._resampling = self._make_resampling()
         self._recorder = TokenRecorder(settings.token_records, args.seed) if settings.token_records else None
-        self._pass_at_k = pass_at_k_of(
-            settings.pass_at_k,
-            settings.mean_at_k,
-            settings.pass_thresholds,
-            facts.reward_names,
-            facts.group_size(training=False),
-            evaluates=evaluates,
-        )
+        self._pass_at_k = pass_at_k_of(settings, facts, evaluates=evaluates)
         self._prompt_rates: PromptRates | None = None
         if settings.prompt_rates:
             columns = columns_of(settings.pass_thresholds, facts.reward_names)
@@ -207,9 +200,7 @@ class Extension:
             relative=freedom.trim_left,
             compiled=self._args.torch_compile,
             overridden=any("_get_per_token_logps_and_entropies" in vars(owner) for owner in self._between),
-            ranks=self.facts.ranks,
-            device=self.facts.device,
-            gather=self.facts.gather,
+            facts=self.facts,
         )
         return CompactUpdates(
             freedom,

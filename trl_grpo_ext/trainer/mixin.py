@@ -26,6 +26,7 @@ user's trainer can collide with one of ours.
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 from trl import GRPOTrainer
@@ -148,25 +149,20 @@ class GRPOExtMixin(_Next):
         return super().train(resume_from_checkpoint, *arguments, **keywords)
 
     def evaluation_loop(
-        self,
-        dataloader: Any,
-        description: str,
-        prediction_loss_only: bool | None = None,
-        ignore_keys: list[str] | None = None,
-        metric_key_prefix: str = "eval",
+        self, dataloader: Any, *arguments: Any, metric_key_prefix: str = "eval", **keywords: Any
     ) -> Any:
         """Evaluate as transformers does, and add pass@k and mean@k to the metrics if configured.
 
         Args:
             dataloader: As in transformers.
-            description: As in transformers.
-            prediction_loss_only: As in transformers.
-            ignore_keys: As in transformers.
-            metric_key_prefix: As in transformers.
+            *arguments: As in transformers.
+            metric_key_prefix: As in transformers, by name.
+            **keywords: As in transformers.
         """
-        arguments = (dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix)
+        keywords["metric_key_prefix"] = metric_key_prefix
         inherited = super().evaluation_loop
-        return self._trl_grpo_ext.evaluate(lambda: inherited(*arguments), dataloader, metric_key_prefix)
+        evaluation = functools.partial(inherited, dataloader, *arguments, **keywords)
+        return self._trl_grpo_ext.evaluate(evaluation, dataloader, metric_key_prefix)
 
     def training_step(self, *arguments: Any, **keywords: Any) -> Any:
         """Run TRL's step; at the end of an optimizer step log the seconds of its phases."""

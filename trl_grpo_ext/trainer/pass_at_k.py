@@ -18,10 +18,12 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
 from ..errors import ConfigurationError
+from .facts import RunFacts
 
 
 def estimate_pass_at_k(passed: int, sampled: int, k: int) -> float:
@@ -88,15 +90,9 @@ class PassAtK:
         return found
 
 
-def pass_at_k_of(
-    ks: Sequence[int] | None,
-    mean: bool,
-    thresholds: Mapping[str, float] | None,
-    reward_names: Sequence[str],
-    group_size: int,
-    evaluates: bool,
-) -> PassAtK | None:
+def pass_at_k_of(settings: Any, facts: RunFacts, *, evaluates: bool) -> PassAtK | None:
     """The collector that the settings ask for; None if they ask for none. See `columns_of` for what it raises."""
+    ks, mean = settings.pass_at_k, settings.mean_at_k
     if not ks and not mean:
         return None
     if not evaluates:
@@ -105,7 +101,8 @@ def pass_at_k_of(
             "have no effect.",
             stacklevel=3,
         )
-    return PassAtK(ks or (), mean, columns_of(thresholds, reward_names), group_size)
+    thresholds = columns_of(settings.pass_thresholds, facts.reward_names)
+    return PassAtK(ks or (), mean, thresholds, facts.group_size(training=False))
 
 
 def columns_of(thresholds: Mapping[str, float] | None, reward_names: Sequence[str]) -> dict[tuple[int, str], float]:

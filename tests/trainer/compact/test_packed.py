@@ -6,6 +6,7 @@ With a float64 forward to 1e-9. Trainings are in `test_trainings` and `test_pari
 import logging
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -262,8 +263,8 @@ def test_models_whose_prompts_are_not_shared(config: Any, change: Any, reason: s
 def test_reasons_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     absolute = AutoModelForCausalLM.from_config(GPT2Config(vocab_size=42, n_embd=16, n_layer=1, n_head=2))
     model, quantile = model_of(*CONFIGS["llama"]), replace(LOSS, top_entropy_quantile=0.5)
-    options: dict[str, Any] = {"compiled": False, "overridden": False, "ranks": 1, "device": torch.device("cpu")}
-    options["gather"] = lambda tensor: tensor
+    facts = SimpleNamespace(ranks=1, device=torch.device("cpu"), gather=lambda tensor: tensor)
+    options: dict[str, Any] = {"compiled": False, "overridden": False, "facts": facts}
     with caplog.at_level(logging.INFO, logger="trl_grpo_ext.trainer.compact.packed"):
         assert packing_of(absolute, LOSS, share=True, relative=False, **options) is None
         assert packing_of(model, quantile, share=True, relative=True, **options) is None
@@ -271,6 +272,8 @@ def test_reasons_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
         sharing = packing_of(model, LOSS, share=True, relative=True, **{**options, "overridden": True})
         assert sharing is not None
         assert sharing.share
+        assert sharing.takes(model)
+        assert not sharing.takes(model_of(*CONFIGS["qwen2"]))  # a reference of another architecture
         without = packing_of(dropping(model_of(*CONFIGS["llama"])), LOSS, share=True, relative=True, **options)
         assert without is not None
         assert not without.share

@@ -28,7 +28,7 @@ from accelerate.utils import extract_model_from_parallel
 from torch.nn.functional import scaled_dot_product_attention
 
 from ...errors import UpstreamError, is_out_of_memory
-from ..facts import LossSettings
+from ..facts import LossSettings, RunFacts
 
 logger = logging.getLogger(__name__)
 
@@ -292,9 +292,7 @@ def packing_of(
     relative: bool,
     compiled: bool,
     overridden: bool,
-    ranks: int,
-    device: torch.device,
-    gather: Callable[[torch.Tensor], torch.Tensor],
+    facts: RunFacts,
 ) -> Packing | None:
     """The `Packing` of a run; None, with the reason logged, if its rows cannot be packed.
 
@@ -317,10 +315,10 @@ def packing_of(
         reason = reason or "a class of yours overrides _get_per_token_logps_and_entropies"
 
     def agree(numbers: Sequence[float]) -> list[float]:
-        everyone = gather(torch.tensor([numbers], dtype=torch.float32, device=device)).view(ranks, -1)
-        return [float(number) for number in everyone.double().mean(dim=0)]
+        everyone = facts.gather(torch.tensor([numbers], dtype=torch.float32, device=facts.device))
+        return [float(number) for number in everyone.view(facts.ranks, -1).double().mean(dim=0)]
 
-    packing = Packing(share, window_of(model.config), agree, device)
+    packing = Packing(share, window_of(model.config), agree, facts.device, type(backbone_of(model)))
     if reason is not None:
         packing.say_once(reason)
         return None
@@ -339,9 +337,11 @@ class Packing:
         window: int | None = None,
         agree: Callable[[Sequence[float]], list[float]] = list,
         device: torch.device = _CPU,
+        backbone: type = torch.nn.Module,
     ) -> None:
         self.share, self._window, self._agree = share, window, agree
         self._device = device  # of batches; parameters that are offloaded are elsewhere
+        self._backbone = backbone
         self._exact: bool | None = None
         self._said: set[str] = set()
 
@@ -353,6 +353,10 @@ class Packing:
                 logger.warning("share_prompts: prompts are not shared: %s.", reason)
             else:
                 logger.info("compact_updates: rows keep their padding: %s.", reason)
+
+    def takes(self, model: Any) -> bool:
+        """Whether a model is of the policy's architecture; a reference may be of another."""
+        return isinstance(backbone_of(model), self._backbone)
 
     def fits(self, lengths: Lengths) -> bool:
         """Whether rows are short enough for the model's sliding window."""

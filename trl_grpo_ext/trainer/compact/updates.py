@@ -52,41 +52,40 @@ def freedom_of(loss: LossSettings, aggregation: Any, hooks: Sequence[Any], confi
     """What is exact in a run, by TRL's loss, the selected aggregation, the advantage hooks and the model's config."""
     forward_hooks = [hook for hook in hooks if implements(hook, "on_forward")]
     by_weights = aggregation is not None and implements(aggregation, "weights")
-    order_matters = []  # why rows stay in their micro-batches
-    if loss.entropy_bonus:
-        order_matters.append("the entropy bonus is a mean over each micro-batch")
-    if loss.auxiliary_loss:
-        order_matters.append("the router's auxiliary loss is computed over each micro-batch")
-    if loss.top_entropy_quantile < 1.0:
-        order_matters.append("top_entropy_quantile is taken over each micro-batch")
-    if aggregation is not None and not by_weights:
-        order_matters.append("the selected aggregation reduces each micro-batch by itself")
-    if any(not getattr(hook, "per_completion", False) for hook in forward_hooks):
-        order_matters.append("a forward hook may look at its whole micro-batch (it has no `per_completion = True`)")
     divides = not by_weights and loss.loss_type not in upstream.GLOBAL_TOKEN_MEAN
     # What forbids scaling the advantages to undo a part's different denominator; see `row_factor`.
     unscaled = "a KL penalty" if loss.beta != 0.0 else "forward hooks" if forward_hooks else None
-    if divides and unscaled and loss.loss_type in upstream.LOCAL_TOKEN_MEAN:
-        order_matters.append(f"with {unscaled} {loss.loss_type} is a mean over each micro-batch")
-    all_rows_act = []  # why rows without signal run
-    if loss.beta != 0.0:
-        all_rows_act.append("the KL penalty acts on rows without signal too")
-    if forward_hooks:
-        all_rows_act.append("forward hooks may give rows without signal one")
-    count_matters = [f"with {unscaled} {loss.loss_type} counts rows"] if divides and unscaled else []
-    padding_matters = [] if positions_are_relative(config) else ["the model's positions are absolute"]
-    return Freedom(
-        sort=not order_matters,
-        drop=not order_matters and not all_rows_act,
-        any_count=not order_matters and not count_matters,
-        trim_left=not padding_matters,
-        ratios_multiply=loss.loss_type != "vespo",  # which takes their logarithm
-        reasons=(
-            *(f"rows stay in their micro-batches: {reason}" for reason in order_matters),
-            *(f"rows without signal run: {reason}" for reason in all_rows_act),
-            *(f"micro-batches keep their number of rows: {reason}" for reason in count_matters),
-            *(f"prompts keep their padding: {reason}" for reason in padding_matters),
+    counts = divides and unscaled is not None
+    stay = {
+        "the entropy bonus is a mean over each micro-batch": loss.entropy_bonus,
+        "the router's auxiliary loss is computed over each micro-batch": loss.auxiliary_loss,
+        "top_entropy_quantile is taken over each micro-batch": loss.top_entropy_quantile < 1.0,
+        "the selected aggregation reduces each micro-batch by itself": aggregation is not None and not by_weights,
+        "a forward hook may look at its whole micro-batch (it has no `per_completion = True`)": any(
+            not getattr(hook, "per_completion", False) for hook in forward_hooks
         ),
+        f"with {unscaled} {loss.loss_type} is a mean over each micro-batch": counts
+        and loss.loss_type in upstream.LOCAL_TOKEN_MEAN,
+    }
+    act = {
+        "the KL penalty acts on rows without signal too": loss.beta != 0.0,
+        "forward hooks may give rows without signal one": bool(forward_hooks),
+    }
+    relative = positions_are_relative(config)
+    reasons = [f"rows stay in their micro-batches: {reason}" for reason, holds in stay.items() if holds]
+    reasons += [f"rows without signal run: {reason}" for reason, holds in act.items() if holds]
+    if counts:
+        reasons.append(f"micro-batches keep their number of rows: with {unscaled} {loss.loss_type} counts rows")
+    if not relative:
+        reasons.append("prompts keep their padding: the model's positions are absolute")
+    sort = not any(stay.values())
+    return Freedom(
+        sort=sort,
+        drop=sort and not any(act.values()),
+        any_count=sort and not counts,
+        trim_left=relative,
+        ratios_multiply=loss.loss_type != "vespo",  # which takes their logarithm
+        reasons=tuple(reasons),
     )
 
 
@@ -208,6 +207,7 @@ class CompactUpdates:
     def logps(self, method: Callable[..., Any], model: Any, *arguments: Any, **keywords: Any) -> Any:
         """TRL's log-probabilities of packed rows; rows are sorted by length in passes without a gradient."""
         packing, inferring = self._packing, not torch.is_grad_enabled()
+        packing = None if packing is None or not packing.takes(model) else packing
         if packing is None and not inferring:
             return method(model, *arguments, **keywords)
         bound = inspect.signature(method).bind(model, *arguments, **keywords).arguments
