@@ -19,6 +19,7 @@ from tests.trainer.watch import WatchBoth
 from trl_grpo_ext import GRPOExtTrainer, Rollout
 from trl_grpo_ext.errors import ConfigurationError, PluginOutputError, UpstreamError
 from trl_grpo_ext.trainer.contexts import Sampling, ScoredBatch
+from trl_grpo_ext.trainer.shaping import refuse_images
 
 
 def weight_of(ids: list[int]) -> float:
@@ -276,7 +277,7 @@ def test_log_probabilities_that_only_a_pass_with_images_could_give_are_refused(
 
     def refuse(row: dict[str, Any], missing: list[str], images: Any = None) -> None:
         scored = ScoredBatch([row], ["a"], ["b"], [[3]], unseen)
-        ours.shaping.refuse_images(Sampling("Mine", [*[None] * 6, images], scored=scored), missing)
+        refuse_images(Sampling("Mine", [*[None] * 6, images], scored=scored), missing)
 
     with_image = {"prompt": "a", "image": "a picture"}
     refuse({"prompt": "a"}, ["old_logps"])

@@ -64,8 +64,8 @@ from .phase_times import PhaseClock
 from .plugin_records import PluginRecords
 from .reaggregation import LossForward, Reaggregation, trl_weights
 from .resampling import Prompts, Resampling, read_resample, refuse_inexact
-from .self_check import SelfCheck
-from .shaping import Shaping
+from .self_check import self_check
+from .shaping import batch_before_trls, refuse_images, rollout_of_shapers
 
 Inherited = Callable[..., Any]
 
@@ -163,7 +163,7 @@ class Extension:
         self.agreement = Agreement(facts.rank, facts.ranks, facts.gather, facts.device)
         self._phases = PhaseClock(facts.device)
         self.compact = self._make_compact_updates(policy_logps) if settings.compact_updates == "exact" else None
-        self.shaping = Shaping(facts) if self.chain.acts("on_rewards") else None
+        self.shapes = self.chain.acts("on_rewards")
         self._trls_advantages = not any("_generate_and_score_completions" in vars(c) for c in self._between)
         needing = [*self.advantage_hooks, *([] if self.group_filter is None else [self.group_filter])]
         self.scorer = Scorer(needing, self._models(), facts.tokenizer)
@@ -380,7 +380,7 @@ class Extension:
         if sampling is not None:
             seen = (inputs, prompts, completions, completion_ids, rewards_N_K)
             sampling.scored = ScoredBatch(*seen, **watch.extras, tool_masks=sampling.tool_masks)
-        return rewards_N_K if self.shaping is None else self._shape_rewards(self.shaping, sampling)
+        return self._shape_rewards(sampling) if self.shapes else rewards_N_K
 
     def _write_rates(self, rates: PromptRates, prompts: Sequence[Any], rewards_N_K: torch.Tensor) -> None:
         groups = solved_groups(rewards_N_K, rates.thresholds, rates.group_size)
@@ -389,12 +389,12 @@ class Extension:
             rates.write(self._trainer.state.global_step, prompts_N[:: rates.group_size], groups)
         self.add_metrics(shares_of(groups))
 
-    def _shape_rewards(self, shaping: Shaping, sampling: Sampling | None) -> torch.Tensor:
+    def _shape_rewards(self, sampling: Sampling | None) -> torch.Tensor:
         """The rewards of all ranks, with a column for what each shaper adds."""
         trl, progress = self._trainer, upstream.progress_of(self._trainer)
-        batch = shaping.batch(sampling, has_reference=trl.beta != 0.0)
+        batch = batch_before_trls(self.facts, sampling, has_reference=trl.beta != 0.0)
         assert sampling and sampling.scored and sampling.show_columns  # noqa: PT018
-        shaping.refuse_images(sampling, self.scorer.missing(batch))
+        refuse_images(sampling, self.scorer.missing(batch))
         scores = self._scores(batch, sampling.scored.rows, progress)
         scored = sampling.scored = sampling.scored.agreed(self.facts)
         with self.agreement.section():
@@ -446,7 +446,7 @@ class Extension:
 
     def _sample_as_trl(self, inherited: Inherited, inputs: Any) -> tuple[dict[str, Any], Sampling]:
         """TRL's batch, and what the other overrides saw of it."""
-        columns = nullcontext() if self.shaping is None else upstream.reward_columns(self._trainer)
+        columns = upstream.reward_columns(self._trainer) if self.shapes else nullcontext()
         sampling = self._sampling = Sampling(self.facts.trainer)
         try:
             with columns as sampling.show_columns:
@@ -464,14 +464,14 @@ class Extension:
         batch, sampling = self._sample_as_trl(inherited, inputs)
         upstream.check_batch(batch)
         scored, scores = sampling.take(), Scores()
-        if self.shaping is None:
+        if not self.shapes:
             scores = self._scores(batch, scored.rows, progress)
             scored = scored.agreed(self.facts)
         with self.agreement.section():
-            if self.shaping is None:
-                rollout = self._rollout(progress, batch, scored, scores)
+            if self.shapes:
+                rollout = rollout_of_shapers(self.facts, sampling, batch)
             else:
-                rollout = self.shaping.check(sampling, batch)
+                rollout = self._rollout(progress, batch, scored, scores)
             selected = (self.reaggregation, self.compact, self._resampling)
             if self._changes_advantages or any(one is not None for one in selected):
                 self._zero_rounding(batch, scored)
@@ -563,8 +563,8 @@ class Extension:
         if progress.training and self._acts_at_forward and self._own_loss.per_token and not self.self_checked:
             slope = upstream.slope_at_ratio_one(trl)
             with self.agreement.section(), upstream.restore_after_trial(trl):
-                check = SelfCheck(self.on_trial(inherited), self.facts, settings, progress, slope)
-                check.run(inputs, mask_B_T, self.reaggregation)
+                trial = self.on_trial(inherited)
+                self_check(trial, inputs, mask_B_T, self.reaggregation, self.facts, settings, progress, slope)
             self.self_checked = True
         forward = LossForward(dict(inputs), mask_B_T, keep_graph)
         if self.reaggregation is None:

@@ -27,72 +27,67 @@ _COMPARED = (
 """Entries of TRL's batch that a `Rollout` is made of; ours must equal them."""
 
 
-class Shaping:
-    """Makes the batch that shapers see from a `Sampling`, with TRL's way to make tensors of tokens."""
+def batch_before_trls(facts: RunFacts, sampling: Sampling | None, has_reference: bool) -> dict[str, Any]:
+    """The batch that TRL will make of what was generated, as far as a `Rollout` needs it."""
+    if sampling is None or sampling.generated is None:
+        raise UpstreamError(
+            f"Rewards of {facts.trainer} were computed for completions that were never seen: a base class "
+            "calls _calculate_rewards outside of _generate_and_score_completions, or does not generate with "
+            "_generate. Hooks that shape rewards need to see both."
+        )
+    prompt_ids, completion_ids, tool_mask, _, sampling_logps = sampling.generated[:5]
 
-    def __init__(self, facts: RunFacts) -> None:
-        self._facts = facts
+    def padded(rows: Sequence[Any], value: float, side: str = "right") -> torch.Tensor:
+        return pad_rows(facts, rows, value, side)
 
-    def batch(self, sampling: Sampling | None, has_reference: bool) -> dict[str, Any]:
-        """The batch that TRL will make of what was generated, as far as a `Rollout` needs it."""
-        if sampling is None or sampling.generated is None:
+    made: dict[str, Any] = {
+        "prompt_ids": padded(prompt_ids, facts.pad_id, "left"),
+        "prompt_mask": padded([[1] * len(ids) for ids in prompt_ids], 0, "left"),
+        "completion_ids": padded(completion_ids, facts.pad_id),
+        "completion_mask": padded([[1] * len(ids) for ids in completion_ids], 0),
+    }
+    if tool_mask is not None:
+        made["tool_mask"] = padded(tool_mask, 1)
+    if sampling_logps is not None:
+        numbers = [[torch.nan if logp is None else logp for logp in row] for row in sampling_logps]
+        made["sampling_per_token_logps"] = padded(numbers, 0.0)
+    if facts.masks_truncated:
+        whole_B = torch.tensor([ids[-1] in facts.end_ids for ids in completion_ids], device=facts.device)
+        for key in {"completion_mask", "tool_mask"} & made.keys():
+            made[key] = made[key] * whole_B.unsqueeze(1).int()
+    counting_B_T = made["completion_mask"] * made.get("tool_mask", 1)
+    made["num_items_in_batch"] = facts.gather(counting_B_T.sum()).sum()
+    if len(sampling.passes) > has_reference:
+        made["old_per_token_logps"] = sampling.passes[0]
+    if has_reference and sampling.passes:
+        made["ref_per_token_logps"] = sampling.passes[-1]
+    sampling.tensors = made
+    return made
+
+
+def refuse_images(sampling: Sampling, missing: Sequence[str]) -> None:
+    """Refuse log-probabilities, `missing` in TRL's batch, that need a pass with images."""
+    assert sampling.generated and sampling.scored  # noqa: PT018
+    made, row = sampling.generated[6] if len(sampling.generated) > 6 else None, sampling.scored.rows[0]
+    if missing and (made is not None or any(row.get(key) for key in ("image", "images"))):
+        raise ConfigurationError(
+            f"A hook that shapes rewards is selected. For a batch with images it needs {' and '.join(missing)}, "
+            "which only TRL can compute at that point: the old policy's with num_iterations above 1, the "
+            "reference's with beta above 0. Set these, or remove the hook that needs them."
+        )
+
+
+def rollout_of_shapers(facts: RunFacts, sampling: Sampling, batch: dict[str, Any]) -> Rollout:
+    """Check that TRL made the batch that the shapers saw, and return the rollout after the shapers."""
+    for key in _COMPARED:
+        seen, made = sampling.tensors.get(key), batch.get(key)
+        if seen is not made and (seen is None or made is None or not _same(seen, made)):
             raise UpstreamError(
-                f"Rewards of {self._facts.trainer} were computed for completions that were never seen: a base class "
-                "calls _calculate_rewards outside of _generate_and_score_completions, or does not generate with "
-                "_generate. Hooks that shape rewards need to see both."
+                f"Hooks that shape rewards saw a different {key!r} than is in the batch that {facts.trainer} "
+                f"made. A base class changes the batch after the rewards, or this TRL is untested."
             )
-        prompt_ids, completion_ids, tool_mask, _, sampling_logps = sampling.generated[:5]
-        facts = self._facts
-
-        def padded(rows: Sequence[Any], value: float, side: str = "right") -> torch.Tensor:
-            return pad_rows(facts, rows, value, side)
-
-        made: dict[str, Any] = {
-            "prompt_ids": padded(prompt_ids, facts.pad_id, "left"),
-            "prompt_mask": padded([[1] * len(ids) for ids in prompt_ids], 0, "left"),
-            "completion_ids": padded(completion_ids, facts.pad_id),
-            "completion_mask": padded([[1] * len(ids) for ids in completion_ids], 0),
-        }
-        if tool_mask is not None:
-            made["tool_mask"] = padded(tool_mask, 1)
-        if sampling_logps is not None:
-            numbers = [[torch.nan if logp is None else logp for logp in row] for row in sampling_logps]
-            made["sampling_per_token_logps"] = padded(numbers, 0.0)
-        if facts.masks_truncated:
-            whole_B = torch.tensor([ids[-1] in facts.end_ids for ids in completion_ids], device=facts.device)
-            for key in {"completion_mask", "tool_mask"} & made.keys():
-                made[key] = made[key] * whole_B.unsqueeze(1).int()
-        counting_B_T = made["completion_mask"] * made.get("tool_mask", 1)
-        made["num_items_in_batch"] = facts.gather(counting_B_T.sum()).sum()
-        if len(sampling.passes) > has_reference:
-            made["old_per_token_logps"] = sampling.passes[0]
-        if has_reference and sampling.passes:
-            made["ref_per_token_logps"] = sampling.passes[-1]
-        sampling.tensors = made
-        return made
-
-    def refuse_images(self, sampling: Sampling, missing: Sequence[str]) -> None:
-        """Refuse log-probabilities, `missing` in TRL's batch, that need a pass with images."""
-        assert sampling.generated and sampling.scored  # noqa: PT018
-        made, row = sampling.generated[6] if len(sampling.generated) > 6 else None, sampling.scored.rows[0]
-        if missing and (made is not None or any(row.get(key) for key in ("image", "images"))):
-            raise ConfigurationError(
-                f"A hook that shapes rewards is selected. For a batch with images it needs {' and '.join(missing)}, "
-                "which only TRL can compute at that point: the old policy's with num_iterations above 1, the "
-                "reference's with beta above 0. Set these, or remove the hook that needs them."
-            )
-
-    def check(self, sampling: Sampling, batch: dict[str, Any]) -> Rollout:
-        """Check that TRL made the batch that the shapers saw, and return the rollout after the shapers."""
-        for key in _COMPARED:
-            seen, made = sampling.tensors.get(key), batch.get(key)
-            if seen is not made and (seen is None or made is None or not _same(seen, made)):
-                raise UpstreamError(
-                    f"Hooks that shape rewards saw a different {key!r} than is in the batch that {self._facts.trainer} "
-                    f"made. A base class changes the batch after the rewards, or this TRL is untested."
-                )
-        assert sampling.rollout is not None
-        return sampling.rollout
+    assert sampling.rollout is not None
+    return sampling.rollout
 
 
 def _same(seen: torch.Tensor, made: torch.Tensor) -> bool:
