@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from statistics import stdev
 from typing import Any
 
 import pytest
@@ -225,6 +226,29 @@ def test_a_shaper_has_the_tensors_of_the_batch_before_there_is_one(
     assert seen.old_logps_B_T is not None
     assert seen.totals == after.totals
     assert seen.totals.tokens == int(batch["num_items_in_batch"])
+
+
+def test_a_penalised_reward_is_compared_in_its_group_and_then_in_the_batch(tiny_model: Path, tmp_path: Path) -> None:
+    watch = WatchBoth()
+    penalty = {"name": "kl_in_reward", "form": "completion", "coefficient": 0.3, "reference": str(tiny_model)}
+    # Listed in any order, they act by their roles.
+    hooks = ["whiten", watch, {"name": "normalised", "std_floor": 0.1, "epsilon": 1e-8}, penalty]
+    run = train(tiny_model, tmp_path, trainer_arguments={"advantage_hooks": hooks}, max_steps=2)
+    (_, first), (advantages_B_T, second) = watch.seen
+    assert torch.equal(first.rewards_B, first.raw_rewards_B)  # the policy is its reference yet
+    assert second.old_logps_B_T is not None
+    moved_B_T = (second.old_logps_B_T - second.teacher_logps_B_T[str(tiny_model)]) * second.mask_B_T
+    raw = second.raw_rewards_B.tolist()
+    rewards = [reward - 0.3 * kl for reward, kl in zip(raw, moved_B_T.sum(dim=1).tolist(), strict=True)]
+    assert second.rewards_B.tolist() == pytest.approx(rewards, abs=1e-5)
+    assert rewards != pytest.approx(raw, abs=1e-2)
+    compared: list[float] = []
+    for group in (rewards[:4], rewards[4:]):
+        compared += [(r - sum(group) / 4) / (max(stdev(group), 0.1) + 1e-8) for r in group]
+    mean, sigma = sum(compared) / 8, stdev(compared)
+    assert advantages_B_T[:, 0].tolist() == pytest.approx([(a - mean) / (sigma + 1e-8) for a in compared], abs=1e-4)
+    assert run.logs[1]["raw_reward"] == pytest.approx(sum(raw) / 8, abs=1e-5)
+    assert run.logs[1]["reward"] == pytest.approx(sum(rewards) / 8, abs=1e-5)
 
 
 # ---------------------------------------------------------------------------------------------- what is refused
