@@ -121,7 +121,7 @@ def verdict(request: dict[str, Any], text: str) -> str:
     if "extra" in text:
         return '{"reason": "a", "answer_1": true, "bonus": true}'
     grade = int(re.search(r"grade:(\d+)", text)[1]) if "grade:" in text else 0  # type: ignore[index]
-    answers: dict[str, Any] = {"reason": "it says so"}
+    answers: dict[str, Any] = {"reason": "it says so"} if '\n"reason"' in request["messages"][1]["content"] else {}
     for name, kind in asked.items():
         if "first" in kind:
             other = judged(request, "OTHER")

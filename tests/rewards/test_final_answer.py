@@ -115,26 +115,7 @@ def test_a_number_is_worth_what_it_says_in_every_place() -> None:
 
 
 def test_punctuation_after_a_number_is_no_part_of_it() -> None:
-    endings = [
-        "",
-        ".",
-        ",",
-        ".,",
-        "!",
-        "?",
-        ";",
-        ":",
-        "**",
-        ".**",
-        '"',
-        "\u201d",
-        ")",
-        "$.",
-        "\\)",
-        "\n",
-        " .",
-        "\u3002",
-    ]
+    endings = ["", " .", "\n", "\u201d", "\u3002", *items(r'.  ,  .,  !  ?  ;  :  **  .**  "  )  $.  \)')]
     numbers = {"18": Fraction(18), "1,818": Fraction(1818), "18.50": Fraction(37, 2)}
     starts = ("The answer is ", "So she makes $")
     assert misread((start + n + end, v) for n, v in numbers.items() for start in starts for end in endings) == []
@@ -365,25 +346,14 @@ def test_a_reference_is_a_number_or_nothing() -> None:
     assert misread([*table(REFERENCES), *OTHER_REFERENCES], parse_reference) == []
 
 
-STYLES = [
-    "{}",
-    "So the total is {}.",
-    "3 + 4 = {}",
-    "#### {}",
-    "A: {}",
-    "Answer: {}\n",
-    "**Answer:** {}",
-    "**Final Answer**\n\n{}",
-    "The answer is {}.",
-    "The answer is ${}. She had 7 left.",
-    "The answer is **{}** dollars, from 3 * 4 eggs.",
-    "\\boxed{{{}}}",
-    "$$\\boxed{{\\${} \\text{{ dollars}}}}$$",
-    "<answer>{}</answer> in 12 steps",
-    "<think>The answer is 12.</think>{}",
-    "The answer is 2 + 3 = {}",
-    "The answer is {}%, that is {} in 100.",
-]
+STYLES = texts(
+    r"""
+{} ¦ So the total is {}. ¦ 3 + 4 = {} ¦ #### {} ¦ A: {} ¦ Answer: {}⏎ ¦ **Answer:** {} ¦ **Final Answer**⏎⏎{}
+The answer is {}. ¦ The answer is ${}. She had 7 left. ¦ The answer is **{}** dollars, from 3 * 4 eggs. ¦ \boxed{{{}}}
+$$\boxed{{\${} \text{{ dollars}}}}$$ ¦ <answer>{}</answer> in 12 steps ¦ <think>The answer is 12.</think>{}
+The answer is 2 + 3 = {} ¦ The answer is {}%, that is {} in 100.
+"""
+)
 
 
 def _written(value: Decimal) -> list[str]:
@@ -419,33 +389,26 @@ def test_no_medley_of_markers_raises(parts: list[str]) -> None:
 
 
 LONG = 100_000
-REPEATED = [
-    *("1,", "11,", " 111", r"1 \times 10^", "\\boxed{", "\\frac{1}{", "<answer>", "<answer>x ", "#", "####\n", "A:\n"),
-    *(
-        "the answer is ",
-        "answer to a b c d e f g h i j k l m n o p q r s t u ",
-        "Answer:\n",
-        "</s>",
-        "1</think>",
-        "1\n",
-    ),
-    *(
-        "Question: 1\nanswer is\n",
-        "1. a\n",
-        "1st ",
-        "**1",
-        "*",
-        "-",
-        "1/",
-        "\x00",
-        "\ud800",
-        "\u0663",
-        "0",
-        "9",
-        ",000",
-    ),
-    *("9", ",000", "not 18 ", "the answer is not 18 ", r"\sqrt{18", "18!", "*1", "\\a", "er than ", "a\u0301\u0316"),
+REPEATED = items(
+    r"""
+    1,  11,  1 \times 10^  \boxed{  \frac{1}{  <answer>  <answer>x  #  </s>  1</think>  1st  **1  *  -  1/  0  9  ,000
+    the answer is  answer to a b c d e f g h i j k l m n o p q r s t u  not 18  the answer is not 18  \sqrt{18  18!  *1
+    \a  er than
+    """
+)
+REPEATED += [
+    "####\n",
+    "A:\n",
+    "Answer:\n",
+    "1\n",
+    "Question: 1\nanswer is\n",
+    "1. a\n",
+    " 111",
+    "\x00",
+    "\ud800",
+    "\u0663",
 ]
+REPEATED += ["the answer is ", "not 18 ", "er than ", "1st ", "a\u0301\u0316"]
 AFTER_A_MARKER = [*("9", " ", "1=", "x=", "one ", "1 a ", "not the ", "{", "("), *("1e9", "9^9")]
 
 

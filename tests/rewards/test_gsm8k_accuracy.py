@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trl_grpo_ext.errors import RewardError
 from trl_grpo_ext.guard.messages import completion_text
 from trl_grpo_ext.rewards.gsm8k_accuracy import gsm8k_accuracy
 
@@ -56,18 +55,6 @@ def test_a_reference_without_a_number_scores_none_and_warns(answer: object) -> N
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert gsm8k_accuracy(completions=["18", "17"], answer=["18", SOLUTION]) == [1.0, 0.0]
-
-
-def test_a_missing_column_or_one_of_another_length_is_an_error() -> None:
-    columns = {"prompts": ["?"], "completion_ids": [[1]], "question": ["?"], "solution": ["18"], "trainer_state": None}
-    with pytest.raises(RewardError, match=r"needs the column 'answer'.*\['question', 'solution'\]"):
-        gsm8k_accuracy(completions=["18"], **columns)
-    for answer in ([], ["18"], ["18"] * 3):
-        with pytest.raises(RewardError, match=f"2 completions but {len(answer)} entries"):
-            gsm8k_accuracy(completions=["18", "18"], answer=answer)
-    for odd in (18, (number for number in "12"), {"a": 1, "b": 2}, "18", {1, 2}):
-        with pytest.raises(RewardError, match=f"2 completions but {type(odd).__name__}, no list of entries"):
-            gsm8k_accuracy(completions=["18", "18"], answer=odd)  # type: ignore[arg-type]
 
 
 CALL = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "calculator"}}]}

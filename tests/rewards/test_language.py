@@ -100,8 +100,6 @@ def test_an_unknown_language_is_refused_at_construction_and_in_a_column() -> Non
         Language("english")
     with pytest.raises(RewardError, match=r"'language' at row 1 must be a code .* got 'xx\\ud800'"):
         scored(Language(), "a", "b", language=["en", "xx\ud800"])
-    with pytest.raises(RewardError, match=r"needs the column 'language'; the columns present are \['answer'\]"):
-        scored(Language(), "a", answer=["1"])
 
 
 def test_without_the_package_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

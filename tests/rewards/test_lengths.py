@@ -82,13 +82,6 @@ def test_a_target_that_is_no_number_of_tokens_is_an_error_with_its_row(entry: An
     assert len(str(caught.value).encode()) < 500
 
 
-def test_a_missing_column_is_named_with_those_that_are_there() -> None:
-    with pytest.raises(RewardError, match=r"needs the column 'target_length'; the columns present are \['answer'\]"):
-        scored(LengthTarget(), [1], answer=["18"])
-    with pytest.raises(RewardError, match="2 completions but 1 entries in 'target_length'"):
-        scored(LengthTarget(), [1, 1], target_length=[1])
-
-
 @pytest.mark.parametrize(
     ("length", "right", "wrong"),
     [

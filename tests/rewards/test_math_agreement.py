@@ -1,14 +1,12 @@
-"""`math_accuracy` gives the verdicts of TRL's own `accuracy_reward`: on a corpus, and on answers like GSM8K's."""
+"""`math_accuracy` gives the verdicts of TRL's own `accuracy_reward` on a corpus, but for what differs on purpose."""
 
 from __future__ import annotations
 
-import random
 from typing import Any
 
 import pytest
 
 from tests.rewards.math_corpus import PAIRS
-from trl_grpo_ext.rewards._math.plain_answers import has_no_answer, plain_answer, plain_reference
 from trl_grpo_ext.rewards.math_accuracy import MathAccuracy
 
 accuracy_rewards = pytest.importorskip("trl.rewards.accuracy_rewards", reason="TRL's own reward is the oracle here")
@@ -45,34 +43,6 @@ def test_every_pair_of_the_corpus_has_trls_verdict(reward: MathAccuracy) -> None
     assert [row for row in zip(PAIRS, ours, theirs, strict=True) if row[1] != row[2]] == []
     assert len(set(PAIRS)) >= 250
     assert min(theirs.count(1.0), theirs.count(0.0), theirs.count(None)) >= 5
-
-
-def gsm8k_like(seed: int, count: int) -> list[tuple[str, str]]:
-    """References with numbers like GSM8K's, and completions that give the number, another spelling, or another one."""
-    rng = random.Random(seed)
-    pairs = []
-    for _ in range(count):
-        number = rng.choice([rng.randrange(100), rng.randrange(10_000), rng.randrange(10**7)])
-        exact = rng.choice([f"{number}", f"{number:,}", f"{number / 4:.2f}"])
-        value = float(exact.replace(",", ""))
-        other = rng.choice([exact, exact, f"{value:g}", f"{value:.1f}", f"{value:,.2f}", f"{value + 1:g}", f"-{exact}"])
-        reference = rng.choice([exact, f"#### {exact}", f"9 * 2 = <<9*2=18>>18 a day, $5 left.\n#### {exact}"])
-        box = rng.choice(
-            ["\\boxed{%s}", "\\boxed{\\$%s}", "$\\boxed{%s}$", "\\boxed{%s\\text{ dollars}}", "%s", "$%s$"]
-        )
-        pairs.append((reference, f"She makes 9 * 2 = $18 a day. The answer is {box % other}."))
-    return pairs
-
-
-@pytest.mark.slow
-def test_answers_like_gsm8ks_have_trls_verdicts(reward: MathAccuracy) -> None:
-    assert differences(reward, gsm8k_like(1, 300)) == []
-
-
-def test_most_answers_like_gsm8ks_need_no_worker() -> None:
-    plain = [(r, c) for r, c in gsm8k_like(4, 500) if plain_reference(r) and "\\boxed" in c]
-    decided = [plain_answer(c) is not None or has_no_answer(c) for _, c in plain]
-    assert sum(decided) >= 0.9 * len(plain)
 
 
 # What differs from TRL's `accuracy_reward` on purpose ------------------------------------------------------------

@@ -15,63 +15,34 @@ NAN, INF = math.nan, math.inf
 
 # The reward, parameters that it needs, and for each parameter values that it refuses.
 REFUSED: list[tuple[str, dict[str, Any], dict[str, list[Any]]]] = [
-    (
-        "classifier",
-        {"model": "some/model"},
-        {
-            "model": ["", 5],
-            "label": [True],
-            "sign": [INF],
-            "batch_size": [0],
-            "max_length": [12.5],
-            "device": [0],
-            "text": ["prompt"],
-            "score": ["logits"],
-            "dtype": ["int8"],
-            "trust_remote_code": [1],
-        },
-    ),
+    ("classifier", {"model": "some/model"}, {"model": ["", 5], "label": [True], "sign": [INF], "batch_size": [0]}),
+    ("classifier", {"model": "some/model"}, {"max_length": [12.5], "device": [0], "text": ["prompt"]}),
+    ("classifier", {"model": "some/model"}, {"score": ["logits"], "dtype": ["int8"], "trust_remote_code": [1]}),
     (
         "json_schema",
         {"schema": {}},
         {"extract": ["first"], "partial": [True], "max_characters": [1.5], "timeout": [-1]},
     ),
     ("language", {}, {"language": [5, False, "english"], "probability": ["yes"], "min_characters": [0], "column": [5]}),
-    (
-        "length_target",
-        {"target": 5},
-        {"target": [-1, 5.0], "mode": ["min"], "alpha": [0], "delta": [1.5], "tolerance": [-1], "column": [""]},
-    ),
+    ("length_target", {"target": 5}, {"target": [-1, 5.0], "mode": ["min"], "alpha": [0], "delta": [1.5]}),
+    ("length_target", {"target": 5}, {"tolerance": [-1], "column": [""]}),
     ("soft_overlong", {"max_completion_length": 100, "cache": 20}, {"cache": [-1, 101, True]}),
     ("soft_overlong", {"max_completion_length": 100, "cache": 20}, {"max_completion_length": [0, "100"]}),
+    ("cosine_length", {"max_length": 10, "reward": "gsm8k_accuracy"}, {"max_length": [0], "threshold": [NAN]}),
     (
         "cosine_length",
-        {"max_length": 10, "reward": "gsm8k_accuracy"},
-        {"max_length": [0], "threshold": [NAN], "max_value_correct": ["1"], "exceeded_value": [INF]},
+        {"max_length": 10, "reward": "think_format"},
+        {"max_value_correct": ["1"], "exceeded_value": [INF]},
     ),
-    (
-        "regex_match",
-        {"pattern": "a"},
-        {
-            "pattern": ["(", b"a", "a{99999999999999}"],
-            "flags": ["q"],
-            "full": [1],
-            "value": [NAN],
-            "count": [0],
-            "timeout": [0],
-            "max_characters": [0],
-        },
-    ),
+    ("regex_match", {"pattern": "a"}, {"pattern": ["(", b"a", "a{99999999999999}"], "flags": ["q"], "full": [1]}),
+    ("regex_match", {"pattern": "a"}, {"value": [NAN], "count": [0], "timeout": [0], "max_characters": [0]}),
     ("python_tests", {}, {"partial": [1], "timeout": [0], "memory_mb": [0], "workers": [0], "code": ["first"]}),
     ("python_tests", {}, {"require": ["files"], "outcomes": [{"error": 0}]}),
     ("repetition", {}, {"n": [0, 2.0, True], "max_penalty": [0.5, -INF], "units": ["characters"]}),
     ("tool_use", {}, {"at_most": [-1], "marker": ["", 5], "returned": [NAN]}),
     ("turn_length", {"longest": 5}, {"longest": [0], "cache": [6]}),
-    (
-        "math_accuracy",
-        {},
-        {"timeout": [0, NAN], "workers": [0], "memory_mb": [1.5], "max_characters": [0], "cache": [False]},
-    ),
+    ("math_accuracy", {}, {"timeout": [0, NAN], "workers": [0], "memory_mb": [1.5], "max_characters": [0]}),
+    ("math_accuracy", {}, {"cache": [False]}),
     ("reasoning_accuracy", {}, {"reasoning_delimiters": [[], "</think>", [""], ["</think>", None], 3]}),
     ("gated", {"reward": "think_format", "gate": "think_format"}, {"threshold": ["1", INF], "otherwise": [True]}),
     ("gated", {"reward": "think_format", "gate": "think_format"}, {"lazy": [1]}),
@@ -108,10 +79,32 @@ def test_parameters_that_cannot_work_together_are_refused() -> None:
             Weighted(wrong)  # type: ignore[arg-type]
 
 
-def test_rewards_of_lengths_need_the_tokens() -> None:
-    for selection in ({"name": "soft_overlong", "max_completion_length": 9, "cache": 0}, "repetition"):
-        [reward] = load_rewards([selection])
-        with pytest.raises(RewardError, match=r"needs.*'completion_ids'"):
-            reward(completions=["x"])
-        with pytest.raises(RewardError, match="2 completions but 1 entries"):
-            reward(completions=["x", "y"], completion_ids=[[1]])
+NEEDED: list[tuple[str, dict[str, Any], str]] = [
+    *(("gsm8k_accuracy", {}, "answer"), ("math_accuracy", {}, "solution"), ("reasoning_accuracy", {}, "solution")),
+    *(("python_tests", {}, "tests"), ("json_schema", {}, "schema"), ("language", {}, "language")),
+    *(("length_target", {}, "target_length"), ("repetition", {}, "completion_ids")),
+    ("per_column", {"column": "t", "rewards": {"a": "think_format"}}, "t"),
+]
+
+
+@pytest.mark.parametrize(("name", "parameters", "column"), NEEDED, ids=[row[0] for row in NEEDED])
+def test_a_column_that_is_missing_or_has_not_one_entry_per_completion_is_named(
+    name: str, parameters: dict[str, Any], column: str
+) -> None:
+    [reward] = load_rewards([{"name": name, **parameters}])
+    columns: dict[str, Any] = {"prompts": ["?"] * 2, "completions": ["x", "y"], "completion_ids": [[1]] * 2}
+    columns |= {"trainer_state": None, column: None}
+    with pytest.raises(RewardError, match=rf"needs the column '{column}'; the columns present are \['other'\]"):
+        reward(**columns, other=[1, 2])
+    odd = [18, (number for number in "12"), {"a": 1, "b": 2}, "18", {1, 2}]
+    for given, said in ((["x"], "1 entries"), *((each, f"{type(each).__name__}, no list of entries") for each in odd)):
+        with pytest.raises(RewardError, match=f"got 2 completions but {said} in '{column}'"):
+            reward(**{**columns, column: given})
+
+
+def test_soft_overlong_needs_the_tokens() -> None:
+    [reward] = load_rewards([{"name": "soft_overlong", "max_completion_length": 9, "cache": 0}])
+    with pytest.raises(RewardError, match="needs 'completion_ids', the tokens"):
+        reward(completions=["x"])
+    with pytest.raises(RewardError, match="2 completions but 1 entries"):
+        reward(completions=["x", "y"], completion_ids=[[1]])

@@ -209,10 +209,7 @@ def test_the_only_box_is_found_by_its_braces() -> None:
     ],
 )
 def test_what_would_take_the_parser_too_long_is_refused(within: str, beyond: str, why: str) -> None:
-    for excess in (
-        lambda text: excess_of_completion(f"\\boxed{{{text}}}", 10**6),
-        lambda t: excess_of_reference(t, 10**6),
-    ):
+    for excess in (lambda t: excess_of_completion(f"\\boxed{{{t}}}", 10**6), lambda t: excess_of_reference(t, 10**6)):
         assert excess(within) is None
         assert excess(beyond) == why
     assert excess_of_completion("\\boxed{" * 9 + "{" * 50, 10**6) == f"brackets more than {DEEPEST} deep"
@@ -244,14 +241,8 @@ def test_a_box_stands_alone_only_where_nothing_else_can_be_read() -> None:
         ("50% of it is \\boxed{(1,2]} in all", "\\boxed{(1,2]}"),
     ):
         assert answer_alone(text) == alone
-    for text in (
-        "\\boxed{1} \\boxed{2}",
-        "$\\boxed{5}$ %",
-        "\\boxed{a $b$}",
-        "x [ \\boxed{[1,2] }",
-        "\\boxed{ }",
-        "none",
-    ):
+    two = ("\\boxed{1} \\boxed{2}", "$\\boxed{5}$ %", "\\boxed{a $b$}", "x [ \\boxed{[1,2] }", "\\boxed{ }", "none")
+    for text in two:
         assert answer_alone(text) == text
 
 

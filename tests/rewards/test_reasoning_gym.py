@@ -107,9 +107,12 @@ def test_rows_that_name_no_problem_are_refused() -> None:
     reward = ReasoningGym()
     with pytest.raises(RewardError, match="needs the column 'task'"):
         reward(["<answer>1</answer>"])
-    for wrong in ({"seed": [-1]}, {"index": ["0"]}, {"task": [5]}, {"config": ["{"]}):
+    fields: list[dict[str, list[Any]]] = [{"seed": [-1]}, {"index": ["0"]}, {"task": [5]}, {"config": ["{"]}]
+    fields += [{"task": ["no_such_task"]}, {"config": ['{"no_such": 1}']}, {"config": [{"min_terms": -1}]}]
+    fields += [{"index": [500]}, {"index": [5], "config": ['{"size": 5}']}]
+    for wrong in fields:
         columns = {"task": ["basic_arithmetic"], "seed": [1], "index": [0], **wrong}
         with pytest.raises(RewardError, match="row 0"):
             reward(["<answer>1</answer>"], **columns)
-    with pytest.raises(ConfigurationError, match="'no_such_task' cannot be made"):
+    with pytest.raises(ConfigurationError, match="the task 'no_such_task' with config"):
         reasoning_gym_rows("no_such_task", 1, 1)

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trl_grpo_ext.errors import RewardError
 from trl_grpo_ext.rewards.repetition import Repetition, repeats
 from trl_grpo_ext.types import SpanScore
 
@@ -60,10 +59,3 @@ def test_words_are_what_white_space_separates_whatever_their_case() -> None:
 def test_a_megabyte_and_long_n_grams_take_linear_time_and_memory() -> None:
     assert of_words("ab " * 350_000, n=3) == pytest.approx(-1, abs=1e-4)
     assert of_tokens(Repetition(n=20_000), [3] * 40_001) == pytest.approx([-(1 - 1 / 20_002)])
-
-
-def test_tokens_must_be_there() -> None:
-    with pytest.raises(RewardError, match=r"needs the column 'completion_ids'.*Or set units: words"):
-        Repetition()(completions=["x"])
-    with pytest.raises(RewardError, match="2 completions but 1 entries"):
-        Repetition()(completions=["x", "y"], completion_ids=[[1]])

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from trl_grpo_ext.rewards._sandbox.test_forms import Checks, UnreadableTestsError, read_tests, same_output
+from trl_grpo_ext.rewards._sandbox.test_forms import UnreadableTestsError, read_tests, same_output
 from trl_grpo_ext.rewards._sandbox.wire import Codec, ViolationError
 
 
@@ -41,9 +41,9 @@ def test_reading_tests_raises_nothing_but_that_they_are_unreadable(tests: Any) -
 
 
 def plan(*tests: str, entry: str | None = None) -> dict[str, Any]:
-    checks = read_tests([*tests], entry)
-    assert isinstance(checks, Checks)
-    return dict(checks.plan)
+    planned = read_tests([*tests], entry)
+    assert isinstance(planned, dict)
+    return planned
 
 
 @pytest.mark.parametrize(

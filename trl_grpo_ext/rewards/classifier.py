@@ -13,26 +13,14 @@ from typing import Any, NamedTuple
 
 from ..errors import ConfigurationError, RewardError
 from ..guard.messages import completion_text, content_text
-from ..guard.parameters import checked_choice, checked_flag, checked_number, checked_whole, column
+from ..guard.parameters import checked_choice, checked_flag, checked_number, checked_text, checked_whole, column
 
 _DTYPES = ("float32", "bfloat16", "float16")
 _CHARACTERS_PER_TOKEN = 32  # text beyond it is cut before it is tokenised, which would take long for a megabyte
 
 _LOADING = threading.Lock()
-_LOADED: dict[_Source, _Loaded] = {}
-
-
-class _Source(NamedTuple):
-    """A model's source; instances with the same source share one model per process."""
-
-    model: str
-    tokenizer: str
-    revision: str | None
-    dtype: str | None
-    device: str | None
-    truncation_side: str
-    local_files_only: bool
-    trust_remote_code: bool
+_LOADED: dict[tuple[Any, ...], _Loaded] = {}
+"""The models of this process, by `_load`'s arguments: rewards with the same ones share a model."""
 
 
 class _Loaded(NamedTuple):
@@ -70,9 +58,6 @@ class Classifier:
         revision: A branch, tag or commit of the model, and of its tokenizer unless `tokenizer` is set.
         local_files_only: Whether to use only files on disk.
         trust_remote_code: Whether code that comes with the model may run.
-
-    Raises:
-        ConfigurationError: A parameter is of the wrong kind or out of its range.
     """
 
     __name__ = "classifier"
@@ -94,14 +79,11 @@ class Classifier:
         local_files_only: bool = False,
         trust_remote_code: bool = False,
     ) -> None:
-        for name, value, kinds, optional in (
-            ("model", model, (str, Path), False),
-            ("tokenizer", tokenizer, (str, Path), True),
-            ("device", device, (str,), True),
-            ("revision", revision, (str,), True),
-        ):
-            if not (isinstance(value, kinds) and str(value)) and not (optional and value is None):
-                raise ConfigurationError(f"classifier: {name} must be a string, got {value!r}.")
+        given = {"model": str(model) if isinstance(model, Path) else model, "device": device, "revision": revision}
+        given["tokenizer"] = str(tokenizer) if isinstance(tokenizer, Path) else tokenizer
+        for name, value in given.items():
+            if value is not None or name == "model":
+                checked_text(f"classifier: {name}", value)
         if isinstance(label, bool) or not isinstance(label, str | int | None):
             raise ConfigurationError(f"classifier: label must be a label's name or index, got {label!r}.")
         if dtype is not None:
@@ -112,16 +94,11 @@ class Classifier:
         self.max_length = checked_whole("classifier: max_length", max_length, 1)
         self.text = checked_choice("classifier: text", text, ("completion", "prompt_and_completion"))
         self.score = checked_choice("classifier: score", score, ("probability", "logit"))
-        self._source = _Source(
-            model=self.model,
-            tokenizer=str(tokenizer or model),
-            revision=revision,
-            dtype=dtype,
-            device=device,
-            truncation_side="right" if text == "completion" else "left",
-            local_files_only=checked_flag("classifier: local_files_only", local_files_only),
-            trust_remote_code=checked_flag("classifier: trust_remote_code", trust_remote_code),
-        )
+        checked_flag("classifier: local_files_only", local_files_only)
+        checked_flag("classifier: trust_remote_code", trust_remote_code)
+        side = "right" if text == "completion" else "left"
+        shared = (local_files_only, trust_remote_code)
+        self._source = (self.model, str(tokenizer or model), revision, dtype, device, side, *shared)
 
     def __repr__(self) -> str:
         return f"Classifier({self.model!r}, label={self.label!r}, sign={self.sign})"
@@ -141,7 +118,7 @@ class Classifier:
             prompts = column("classifier", "prompts", columns, len(completions))
         with _LOADING:
             if self._source not in _LOADED:
-                _LOADED[self._source] = _load(self._source)
+                _LOADED[self._source] = _load(*self._source)
             loaded = _LOADED[self._source]
         texts = _texts(completions, prompts, loaded.tokenizer)
         return self._scores(loaded, [self._shortened(text) for text in texts])
@@ -215,43 +192,44 @@ def _texts(completions: Sequence[Any], prompts: Sequence[Any] | None, tokenizer:
     return texts
 
 
-def _load(source: _Source) -> _Loaded:
+def _load(
+    name: str,
+    tokenizer_name: str,
+    revision: str | None,
+    dtype: str | None,
+    device: str | None,
+    truncation_side: str,
+    local_files_only: bool,
+    trust_remote_code: bool,
+) -> _Loaded:
     torch, transformers = importlib.import_module("torch"), importlib.import_module("transformers")
-    shared = {"local_files_only": source.local_files_only, "trust_remote_code": source.trust_remote_code}
-    own_tokenizer = source.tokenizer == source.model
+    shared: Any = {"local_files_only": local_files_only, "trust_remote_code": trust_remote_code}
+    own = {"revision": revision if tokenizer_name == name else None, "truncation_side": truncation_side}
+    own["padding_side"] = "right"  # models with absolute positions count them from the left
+    loading = {"revision": revision, "dtype": "auto" if dtype is None else getattr(torch, dtype)}
     try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(
-            source.tokenizer,
-            revision=source.revision if own_tokenizer else None,
-            truncation_side=source.truncation_side,
-            padding_side="right",  # models with absolute positions count them from the left
-            **shared,
-        )
+        tokenizer = transformers.AutoTokenizer.from_pretrained(tokenizer_name, **own, **shared)
         with _no_sharding():
             model, report = transformers.AutoModelForSequenceClassification.from_pretrained(
-                source.model,
-                revision=source.revision,
-                dtype="auto" if source.dtype is None else getattr(torch, source.dtype),
-                output_loading_info=True,
-                **shared,
+                name, **loading, output_loading_info=True, **shared
             )
     except (OSError, ValueError) as error:
-        raise RewardError(f"classifier: the model {source.model!r} cannot be loaded: {error}") from error
+        raise RewardError(f"classifier: the model {name!r} cannot be loaded: {error}") from error
     untrained = sorted([*report["missing_keys"], *(str(key) for key in report.get("mismatched_keys", ()))])
     if untrained:
         raise RewardError(
-            f"classifier: the model {source.model!r} has no trained weights for {untrained}, so its scores would be "
-            "random. Take a model that was trained for sequence classification."
+            f"classifier: the model {name!r} has no trained weights for {untrained}, so its scores would be random. "
+            "Take a model that was trained for sequence classification."
         )
     if tokenizer.pad_token is None:
         if tokenizer.eos_token is None:
-            raise RewardError(f"classifier: the tokenizer of {source.model!r} has no token to pad with.")
+            raise RewardError(f"classifier: the tokenizer of {name!r} has no token to pad with.")
         tokenizer.pad_token = tokenizer.eos_token
     if model.config.pad_token_id is None:
         model.config.pad_token_id = tokenizer.pad_token_id  # where a decoder finds a text's last token
-    own = f"cuda:{int(os.environ.get('LOCAL_RANK', 0))}" if torch.cuda.is_available() else "cpu"
-    device = torch.device(source.device or own)
-    return _Loaded(model.to(device).eval().requires_grad_(False), tokenizer, device)
+    rank = f"cuda:{int(os.environ.get('LOCAL_RANK', 0))}" if torch.cuda.is_available() else "cpu"
+    place = torch.device(device or rank)
+    return _Loaded(model.to(place).eval().requires_grad_(False), tokenizer, place)
 
 
 @contextlib.contextmanager

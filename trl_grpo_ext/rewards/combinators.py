@@ -25,19 +25,15 @@ _VALUES_SHOWN = 10
 class Weighted:
     """Score the weighted sum of rewards, without those that give None.
 
-    Where a reward gives None it is left out, as in TRL's own sum over its reward functions; None where all do. Useful
-    inside another reward: `gated`, `clip`, `per_column`. At the top level, TRL's own sum gives the same, with a metric
-    for each.
-
-    The spans of a `SpanScore` are kept, their values times the reward's weight.
+    None where all give None. For use inside another reward: `gated`, `clip`, `per_column`. At the top level, TRL's own
+    sum gives the same, with a metric for each. The spans of a `SpanScore` are kept, their values times its weight.
 
     Args:
         rewards: The rewards. In a selection, selections, whose `weight` counts here.
-        weights: One per reward if they are not selections; None means those of the selections, or 1.
+        weights: One finite number per reward if they are not selections; None means those of the selections, or 1.
 
     Raises:
-        ConfigurationError: There is no reward, or one is not callable; the weights are not one finite number per
-            reward; weights are given both here and in the selections.
+        ConfigurationError: A parameter is of the wrong kind, or weights are given both here and in the selections.
     """
 
     __name__ = "weighted"
@@ -47,21 +43,17 @@ class Weighted:
     def __init__(self, rewards: Sequence[Callable[..., Any]], weights: Sequence[float] | None = None) -> None:
         self.rewards = _checked_children("weighted", "rewards", rewards)
         selected = list(getattr(rewards, "weights", [1.0] * len(rewards)))
-        if weights is None:
-            weights = selected
-        elif any(weight != 1 for weight in selected):
+        if weights is not None and any(weight != 1 for weight in selected):
             raise ConfigurationError(
                 f"weighted: the rewards have the weights {selected}, and weights={weights!r} is given too; write them "
                 "in one place"
             )
+        weights = selected if weights is None else weights
         if not isinstance(weights, list | tuple) or len(weights) != len(self.rewards):
             raise ConfigurationError(
-                f"weighted: weights must be a list of one number for each of the {len(self.rewards)} rewards, got "
-                f"{weights!r}"
+                f"weighted: weights must be one number for each of the {len(self.rewards)} rewards, got {weights!r}"
             )
-        self.weights = [
-            checked_number(f"weighted: weights[{index}]", w, "a finite number") for index, w in enumerate(weights)
-        ]
+        self.weights = [checked_number(f"weighted: weights[{i}]", w, "finite") for i, w in enumerate(weights)]
 
     def __call__(self, completions: Sequence[Any], **kwargs: Any) -> list[float | None]:
         """`B` sums, or None where all rewards gave None. All rewards get all columns."""
@@ -76,24 +68,18 @@ class Weighted:
         except (OverflowError, ValueError):  # the sum of infinite parts, and of infinite parts of both signs
             total = math.inf
         total = _in_range("weighted", total, row)
-        spanned = [(weight, score) for weight, score in said if isinstance(score, SpanScore)]
-        if not spanned:
-            return total
-        spans: list[Any] = [(*span[:-1], weight * span[-1]) for weight, score in spanned for span in score.spans]
-        return SpanScore(total, spans)
+        spanned = [(weight, score.spans) for weight, score in said if isinstance(score, SpanScore)]
+        spans: list[Any] = [(*span[:-1], weight * span[-1]) for weight, spans in spanned for span in spans]
+        return SpanScore(total, spans) if spanned else total
 
 
 class Product:
     """Score the product of rewards: each scales the others, and one zero makes it zero.
 
-    None where any of them gives None, even if another gives 0. Spans are dropped, because a product cannot be divided
-    among them.
+    None where any of them gives None, even if another gives 0. Spans are dropped: a product has no shares.
 
     Args:
         rewards: The rewards. In a selection, selections; a `weight` is a factor.
-
-    Raises:
-        ConfigurationError: There is no reward, or one is not callable.
     """
 
     __name__ = "product"
@@ -106,8 +92,8 @@ class Product:
 
     def __call__(self, completions: Sequence[Any], **kwargs: Any) -> list[float | None]:
         """`B` products, or None where a reward gave None. All rewards get all columns."""
-        all_scores = _all_child_scores(self.rewards, completions, kwargs)
-        return [self._product(scores, row) for row, scores in enumerate(all_scores)]
+        said = _all_child_scores(self.rewards, completions, kwargs)
+        return [self._product(scores, row) for row, scores in enumerate(said)]
 
     def _product(self, scores: Sequence[float | None], row: int) -> float | None:
         numbers = [float(score) for score in scores if score is not None]
@@ -119,8 +105,7 @@ class Product:
 class Clip:
     """Score `reward`, clipped to [`low`, `high`].
 
-    None stays None. A score within the bounds keeps its spans; a clipped score loses them, because they explain a
-    different number.
+    None stays None. A score within the bounds keeps its spans; a clipped one loses them: they explain another number.
 
     Args:
         reward: The reward to clip. In a selection, a selection.
@@ -128,7 +113,7 @@ class Clip:
         high: The greatest score; None for no bound.
 
     Raises:
-        ConfigurationError: `reward` is not callable, neither bound is given, one is not finite, or `low > high`.
+        ConfigurationError: A parameter is of the wrong kind, neither bound is given, or `low > high`.
     """
 
     __name__ = "clip"
@@ -146,33 +131,24 @@ class Clip:
 
     def __call__(self, completions: Sequence[Any], **kwargs: Any) -> list[float | None]:
         """`B` scores within the bounds, or None where the reward gave None."""
+        low, high = -math.inf if self.low is None else self.low, math.inf if self.high is None else self.high
         scores = _child_scores(self.reward, {"completions": completions, **kwargs}, len(completions))
-        return [None if score is None else self._within(score) for score in scores]
-
-    def _within(self, score: float) -> float:
-        if self.low is not None and score < self.low:
-            return self.low
-        return self.high if self.high is not None and score > self.high else score
+        return [s if s is None or low <= s <= high else min(max(float(s), low), high) for s in scores]
 
 
 class Gated:
     """Score `reward` where `gate` is at least `threshold`, and `otherwise` where it is not.
 
     For instance, correctness that counts only if the format is right. Where the gate gives None the score is None.
-    Where the gate is open the score is the reward's own, including None and spans.
-
-    By default both get the whole batch, so rewards that compare completions, and their logs, see all of it. `lazy`
-    saves time if `reward` is expensive.
+    Where it is open the score is the reward's own, including None and spans. By default both get the whole batch, so
+    rewards that compare completions, and their logs, see all of it.
 
     Args:
         reward: The reward to gate. In a selection, a selection.
         gate: The reward that opens the gate. In a selection, a selection.
         threshold: The least score of `gate` that opens it.
         otherwise: The score where the gate is closed; may be None.
-        lazy: Call `reward` only with the rows where the gate is open, and not at all if there are none.
-
-    Raises:
-        ConfigurationError: `reward` or `gate` is not callable, a number is not finite, or `lazy` is not a bool.
+        lazy: Call `reward` only with the rows where the gate is open, and not at all if there are none: saves time.
     """
 
     __name__ = "gated"
@@ -215,23 +191,20 @@ class PerColumn:
     """Score each completion with the reward for its row's value in a column.
 
     For instance, mathematics and code in one dataset, distinguished by a column `task`. Each reward is called once per
-    batch with its own rows in order, or not at all if it has none. Scores pass through, including None and spans.
+    batch with its own rows in order, or not at all if it has none. Scores pass through, including None and spans. What
+    it logs is of its own rows; a column that it logs has None in the others.
 
     Values are compared as text, `str(value)`, because YAML converts keys: the key 1 matches the values 1 and "1", and
-    the key `true` the values True and "True". Rows without a matching key get the reward `default`, or None if there is
-    no default. The metric `per_column/<column>/unrouted` is the share of such rows, and without a default a warning
-    lists their values.
-
-    Each reward logs metrics of its own rows; a column that it logs has None in the other rows.
+    the key `true` the values True and "True". The metric `per_column/<column>/unrouted` is the share of rows without a
+    matching key; without a default, a warning lists their values.
 
     Args:
         column: The column's name.
         rewards: The reward for each of its values. In a selection, selections.
-        default: The reward for all other values, if any.
+        default: The reward for all other values; without it they get None.
 
     Raises:
-        ConfigurationError: `column` is not a name, there is no reward, one is not callable, or two keys are equal as
-            text.
+        ConfigurationError: A parameter is of the wrong kind, or two keys are equal as text.
     """
 
     __name__ = "per_column"
@@ -242,10 +215,7 @@ class PerColumn:
         self, column: str, rewards: Mapping[Any, Callable[..., Any]], default: Callable[..., Any] | None = None
     ) -> None:
         if not isinstance(rewards, Mapping) or not rewards:
-            raise ConfigurationError(
-                f"per_column: rewards must map values of the column to rewards, as in {{math: gsm8k_accuracy}}, got "
-                f"{rewards!r}"
-            )
+            raise ConfigurationError(f"per_column: rewards must map values of the column to rewards, got {rewards!r}")
         self.column = checked_text("per_column: column", column)
         self.rewards: dict[str, Callable[..., Any]] = {}
         for value, reward in rewards.items():
@@ -316,10 +286,7 @@ def _in_range(owner: str, value: float, row: int) -> float:
 
 
 class _SomeRows:
-    """Calls each reward with some of a batch's rows, as if those were the batch.
-
-    What is logged with `log_extra` goes back to its rows, others get None, and `flush` logs each column once.
-    """
+    """Calls each reward with some of a batch's rows, as if those were the batch. `flush` logs what they logged."""
 
     def __init__(self, columns: Mapping[str, Any], count: int) -> None:
         self.columns, self.count = columns, count

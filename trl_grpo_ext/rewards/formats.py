@@ -26,8 +26,7 @@ def think_format(completions: Sequence[Any], **columns: Any) -> list[float | Non
     first `</think>` there must be more than white space and further `</think>` tags. The thoughts may be empty.
 
     Returns:
-        `B` scores, 1.0 or 0.0. Their spans are the tags that are in the text, which share the score equally. No
-        completion raises, and the time is linear in its length.
+        `B` scores, 1.0 or 0.0. Their spans are the tags that are in the text, which share the score equally.
 
     Departures from TRL's `think_format_reward`: an answer is required after the thoughts; completions may also be
     strings; of several messages the last assistant message with text counts, not the first message.
@@ -53,20 +52,16 @@ def tag_format(completions: Sequence[Any], **columns: Any) -> list[float | None]
     """Score 0.1 for each of `<think>`, `</think>`, `<answer>`, `</answer>` in order, 0.1 for a number in the answer.
 
     A dense companion of `think_format` for models that don't know the format yet. The tags are taken in the order
-    above. A tag earns its 0.1 if it occurs exactly once in the completion and stands after every tag that has earned
-    before it. So:
-
-    - a missing tag costs only its own 0.1: `<answer>18</answer>` alone scores 0.3;
-    - a tag out of order earns nothing: `</think><think>` scores 0.1 (for `<think>`), and
-      `<answer>18</answer><think></think>` scores 0.2 (for the thoughts);
-    - a tag that occurs twice earns nothing, so repeating tags never pays.
+    above. A tag earns its 0.1 if it occurs exactly once, so repeating tags never pays, and stands after every tag that
+    has earned before it: `<answer>18</answer>` alone scores 0.3, `</think><think>` 0.1 (for `<think>`), and
+    `<answer>18</answer><think></think>` 0.2 (for the thoughts).
 
     The last 0.1 is for a number (as `gsm8k_accuracy` reads it; "eighteen" is one) between `<answer>` and `</answer>`,
     if both have earned. The maximum is 0.5. Other text before, between and after the tags does not matter.
 
     Returns:
         `B` scores from 0.0 to 0.5. Their spans are what earned 0.1 each: tags, and the inside of an answer with a
-        number. No completion raises, and the time is linear in its length.
+        number.
     """
     return [_tags_scored(completion_text(completion)) for completion in completions]
 

@@ -27,15 +27,9 @@ class GSM8KAccuracy:
     the reference, for floating-point errors (17.999999999999996). A percent sign and units are ignored. "60 million"
     equals both 60 and 60,000,000, because GSM8K asks for either.
 
-    `gsm8k_accuracy` in this module is an instance with the defaults, for a dotted path.
-
     Args:
-        outcomes: Values of outcomes, if not the defaults: `right` 1.0, `wrong` 0.0, `no_answer` 0.0 and
-            `unparseable_reference` None (with a warning, since a broken reference must not read as a wrong answer).
-            Each may be a number, None or "raise".
-
-    Raises:
-        ConfigurationError: `outcomes` names an unknown outcome, or has an invalid value.
+        outcomes: Values of the outcomes `right` (1.0), `wrong` (0.0), `no_answer` (0.0) and `unparseable_reference`
+            (None, with a warning: a broken reference is no wrong answer), if not these: a number, None or "raise".
 
     GSM8K is Cobbe et al., 2021 (arXiv:2110.14168). Departures from its own grader, which compares the strings after
     the first `####`: numbers are compared by value, other ways to give an answer are read too, and of several answers
@@ -58,9 +52,6 @@ class GSM8KAccuracy:
             completions: `B` completions, strings or lists of messages.
             answer: `B` references: GSM8K's own solutions ("... #### 1,234") or plain numbers (string, int or float).
             **kwargs: The other columns; only TRL's `log_metric` and `log_extra` are used.
-
-        Returns:
-            `B` scores. No completion raises, and the time is linear in its length.
 
         Raises:
             RewardError: The column `answer` is missing or does not have one entry per completion, or an outcome is set

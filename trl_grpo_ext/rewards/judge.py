@@ -10,9 +10,10 @@ import os
 import re
 import tempfile
 import time
+import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, TypeAlias
 from urllib.parse import urlsplit
@@ -47,29 +48,23 @@ _FIELD = re.compile(r"\{(\w+)\}")
 # What chat templates and tokenizers read as the end of a turn, wherever it stands: <|im_end|>, </s>, [/INST] and so on.
 _CONTROL = re.compile(r"<(?=\s*[|｜])|(?<=[|｜])>|<(?=/?(?:s|bos|eos|pad|start_of_turn|end_of_turn)>)|\[(?=/?INST\])")
 _LONGEST_REPLY = 20_000
-_MILLION = 1e6
+_MOST_GRADES = 1000
 _Messages: TypeAlias = list[dict[str, str]]
 
 
-class Criterion(NamedTuple):
-    """One question: yes or no, or a grade from `low` to `high`."""
+class _Criterion(NamedTuple):
+    """A question, the answers that are asked for, in words and as a schema, and what each is worth, by its JSON."""
 
     name: str
     question: str
     weight: float
-    scale: tuple[int, int] | None
+    wanted: str
+    schema: dict[str, Any]
+    worth: dict[str, float]
 
 
-class Reply(NamedTuple):
-    """What a server said to one request.
-
-    Attributes:
-        judgement: The outcome; `SCORED` with the score from 0 to 1.
-        text: The reply itself, which a model wrote.
-        seconds: From sending the request to its reply, retries included; 0 from the cache.
-        tokens: Of the request and of the reply.
-        cached: Whether the reply came from the cache.
-    """
+class _Reply(NamedTuple):
+    """What a server said to one request, with its seconds (retries included) and tokens (of request and reply)."""
 
     judgement: Judgement
     text: str = ""
@@ -87,15 +82,6 @@ class _Server:
     next_start: float = 0.0
 
 
-@dataclass
-class _Running:
-    """What belongs to one process and its event loop."""
-
-    process: int
-    servers: list[_Server]
-    started: dict[str, asyncio.Task[Reply]] = field(default_factory=dict)  # by `start_scoring`, not yet awaited
-
-
 class Judge:
     r"""Score completions by the verdicts of a language model on an OpenAI-compatible server.
 
@@ -105,14 +91,14 @@ class Judge:
 
     A judge that gives no verdict never makes a score: a reply that is not the JSON asked for, a reply that declines, a
     timeout, a server that stays busy and one that fails are outcomes of their own, all None unless `outcomes` says
-    otherwise. If not one completion of a batch gets a verdict, or the server refuses the key or does not know the
-    model, the reward raises.
+    otherwise. A batch without any verdict warns. The reward raises if the server refuses the key, does not know the
+    model, or answers none of a batch's requests.
 
     The judged text is hostile. It stands between marks that depend on a digest of the text, so it cannot hold its own
-    end; what chat templates read as the end of a turn is broken up; the judge is instructed to follow nothing in it,
-    and only a reply counts that ends with the verdict, has each criterion's key once and is no copy of what the text
-    holds. That stops a completion from ending its own quotation. It does not stop one from *persuading* a weak judge:
-    keep a second metric that no model judges.
+    end; what chat templates read as the end of a turn and the keys of a verdict are broken up, so a verdict that the
+    judge copies from it is none; the judge is instructed to follow nothing in it, and only a reply counts that ends
+    with the verdict and has each criterion's key once. It does not stop a text from *persuading* a weak judge: keep a
+    second metric that no model judges.
 
     All requests of a batch are sent at once, up to `concurrency` per server, and equal ones once. Under
     `GRPOExtTrainer` they start before the other rewards are computed. The openai client retries what failed, with
@@ -183,7 +169,7 @@ class Judge:
         optional_module("judge", "openai", "judge")
         self.model = checked_text("judge: model", model)
         self.compare = None if compare is None else checked_choice("judge: compare", compare, ("group", "reference"))
-        self.criteria = _criteria(criteria, scaled=self.compare is None)
+        self.criteria = _criteria(criteria, compared=self.compare is not None)
         self.base_urls = _addresses(base_url)
         self.api_key_env = checked_text("judge: api_key_env", api_key_env)
         self.template = _template(template, self.compare)
@@ -194,30 +180,29 @@ class Judge:
         self.max_tokens = checked_whole("judge: max_tokens", max_tokens, 1)
         self.structured = checked_flag("judge: structured", structured)
         self.concurrency = checked_whole("judge: concurrency", concurrency, 1)
-        self.pause = 0.0
-        if requests_per_minute is not None:
-            self.pause = 60 / checked_whole("judge: requests_per_minute", requests_per_minute, 1)
+        rate = requests_per_minute and checked_whole("judge: requests_per_minute", requests_per_minute, 1)
+        self.pause = 60 / rate if rate else 0.0
         self.retries = checked_whole("judge: retries", retries, 0)
         self.timeout = _seconds("timeout", timeout)
         self.batch_timeout = None if batch_timeout is None else _seconds("batch_timeout", batch_timeout)
         self.cache = None if cache is None else Path(checked_text("judge: cache", str(cache)))
-        if self.cache is not None:
-            try:
+        try:
+            if self.cache is not None:
                 self.cache.mkdir(parents=True, exist_ok=True)
-            except OSError as error:
-                raise ConfigurationError(
-                    f"judge: cache must be a folder to write in, got {cache!r}: {error}."
-                ) from error
+        except OSError as error:
+            raise ConfigurationError(f"judge: cache must be a folder to write in, got {cache!r}: {error}.") from error
         self.price = _prices(price)
         self.max_characters = checked_whole("judge: max_characters", max_characters, 1)
         self.policy = OutcomePolicy("judge", _OUTCOMES, outcomes, _NO_VERDICT)
-        self._running: _Running | None = None
+        self._process: int | None = None  # the one that the next two belong to, and its event loop
+        self._servers: list[_Server] = []
+        self._started: dict[str, asyncio.Task[_Reply]] = {}  # by `start_scoring`, not yet awaited
 
     def __repr__(self) -> str:
         return f"Judge({self.model!r}, {[c.name for c in self.criteria]}, compare={self.compare!r})"
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_running": None}
+        return {**self.__dict__, "_process": None, "_servers": [], "_started": {}}
 
     def start_scoring(self, completions: Sequence[Any], **columns: Any) -> None:
         """Send a batch's requests without waiting for the replies, which the call with the same batch then awaits."""
@@ -228,8 +213,8 @@ class Judge:
         """`B` scores from 0 to 1, or None.
 
         Raises:
-            RewardError: A column is missing; the server refuses the key or does not know the model; no completion of
-                the batch got a verdict; or the policy of an outcome is "raise".
+            RewardError: A column is missing; the server refuses the key, does not know the model or answers no request
+                of the batch; or the policy of an outcome is "raise".
         """
         judgements, replies = await self._judged(completions, columns)
         log_metric, log_extra = columns.get("log_metric"), columns.get("log_extra")
@@ -285,54 +270,44 @@ class Judge:
         return others
 
     def _messages(self, fields: Mapping[str, str]) -> _Messages:
-        text = _FIELD.sub(lambda match: _fence(match[1], fields[match[1]]), self.template)
-        keys = ['"reason": one short sentence'] if self.reason else []
-        for criterion in self.criteria:
-            answer = "true or false"
-            if self.compare is not None:
-                answer = '"first", "second" or "equal"'
-            elif criterion.scale is not None:
-                answer = f"a whole number from {criterion.scale[0]} to {criterion.scale[1]}"
-            keys.append(f'"{criterion.name}": {criterion.question} ({answer})')
-        request = "Reply with one JSON object that has these keys in this order:\n" + "\n".join(keys)
+        keys = re.compile(f'"({"|".join(criterion.name for criterion in self.criteria)})"')
+        text = _FIELD.sub(lambda match: _fence(match[1], keys.sub(r'"\1 "', fields[match[1]])), self.template)
+        wanted = ['"reason": one short sentence'] if self.reason else []
+        wanted += [f'"{each.name}": {each.question} ({each.wanted})' for each in self.criteria]
+        request = "Reply with one JSON object that has these keys in this order:\n" + "\n".join(wanted)
         return [{"role": "system", "content": _SYSTEM}, {"role": "user", "content": f"{text}\n\n{request}"}]
 
     def _schema(self) -> dict[str, Any]:
         keys: dict[str, Any] = {"reason": {"type": "string", "maxLength": 300}} if self.reason else {}
-        for criterion in self.criteria:
-            if self.compare is not None:
-                keys[criterion.name] = {"type": "string", "enum": ["first", "second", "equal"]}
-            elif criterion.scale is None:
-                keys[criterion.name] = {"type": "boolean"}
-            else:
-                low, high = criterion.scale
-                keys[criterion.name] = {"type": "integer", "minimum": low, "maximum": high}
+        keys |= {criterion.name: criterion.schema for criterion in self.criteria}
         return {"type": "object", "properties": keys, "required": [*keys], "additionalProperties": False}
 
     # ------------------------------------------------------------------------------------------------ how it is asked
 
     async def _judged(
         self, completions: Sequence[Any], columns: Mapping[str, Any]
-    ) -> tuple[list[Judgement], list[list[Reply]]]:
+    ) -> tuple[list[Judgement], list[list[_Reply]]]:
         rows = self._rows(completions, columns)
         asks = [ask for row in rows for ask in row]
         # The client, its connections and its limits belong to one event loop, whichever one awaits this.
         answers = asyncio.run_coroutine_threadsafe(self._ask_all(asks), reward_loop())
         replies = await asyncio.wrap_future(answers)
-        next_reply = iter(replies)
-        said = [[next(next_reply) for _ in row] for row in rows]
+        each = iter(replies)
+        said = [[next(each) for _ in row] for row in rows]
         judgements = [self._judgement(completion, row) for completion, row in zip(completions, said, strict=True)]
         counts = Counter(judgement.outcome for judgement in judgements)
         if asks and not counts[Outcome.SCORED]:
             detail = next(judgement.detail for judgement in judgements if judgement.outcome in _NO_VERDICT)
-            raise RewardError(
+            problem = (
                 f"{self.__name__}: no completion of {len(judgements)} got a verdict from {self.model!r} "
-                f"({', '.join(f'{n} {outcome.value}' for outcome, n in counts.items())}; the first: {detail}). "
-                "Is the server there, and can this model judge?"
+                f"({', '.join(f'{n} {outcome.value}' for outcome, n in counts.items())}; the first: {detail})."
             )
+            if not counts[Outcome.UNREADABLE] + counts[Outcome.DECLINED]:  # the server is at fault, not its model
+                raise RewardError(f"{problem} Is the server there?")
+            warnings.warn(f"{problem} Can this model judge?", stacklevel=2)
         return judgements, said
 
-    def _judgement(self, completion: Any, replies: Sequence[Reply]) -> Judgement:
+    def _judgement(self, completion: Any, replies: Sequence[_Reply]) -> Judgement:
         if not replies:
             size = len(completion_text(completion))
             if size > self.max_characters:
@@ -345,41 +320,35 @@ class Judge:
             total += 1 - judgement.score if place % 2 else judgement.score
         return Judgement(Outcome.SCORED, score=total / len(replies))
 
-    def _here(self) -> _Running:
-        """The clients of this process; a fork or an unpickled copy starts its own."""
-        if self._running is None or self._running.process != os.getpid():
+    def _connect(self) -> None:
+        """Make the clients of this process; a fork or an unpickled copy makes its own."""
+        if self._process != os.getpid():
             openai = optional_module("judge", "openai", "judge")
-            key = os.environ.get(self.api_key_env) or "none"
-            servers = [
-                _Server(
-                    openai.AsyncOpenAI(base_url=url, api_key=key, max_retries=self.retries, timeout=self.timeout),
-                    asyncio.Semaphore(self.concurrency),
-                    self.structured,
-                )
-                for url in self.base_urls
-            ]
-            self._running = _Running(os.getpid(), servers)
-        return self._running
+            settings: Any = {"max_retries": self.retries, "timeout": self.timeout}
+            settings["api_key"] = os.environ.get(self.api_key_env) or "none"
+            clients = [openai.AsyncOpenAI(base_url=url, **settings) for url in self.base_urls]
+            self._servers = [_Server(each, asyncio.Semaphore(self.concurrency), self.structured) for each in clients]
+            self._process, self._started = os.getpid(), {}
 
     async def _start(self, asks: Sequence[_Messages]) -> None:
-        running = self._here()
-        for task in running.started.values():
+        for task in self._started.values():
             task.cancel()  # of a batch that nobody came for
-        running.started = {}
-        running.started = self._tasks(running, asks)
+        self._started = {}
+        self._started = self._tasks(asks)
 
-    def _tasks(self, running: _Running, asks: Sequence[_Messages]) -> dict[str, asyncio.Task[Reply]]:
+    def _tasks(self, asks: Sequence[_Messages]) -> dict[str, asyncio.Task[_Reply]]:
         """One task for each different request: the one that has started, or a fresh one."""
-        tasks: dict[str, asyncio.Task[Reply]] = {}
+        self._connect()
+        tasks: dict[str, asyncio.Task[_Reply]] = {}
         for ask in asks:
             if (key := json.dumps(ask)) not in tasks:
-                started = running.started.pop(key, None)
-                tasks[key] = started or asyncio.create_task(self._reply(running, ask))
+                started = self._started.pop(key) if key in self._started else None
+                tasks[key] = started or asyncio.create_task(self._reply(ask))
         return tasks
 
-    async def _ask_all(self, asks: Sequence[_Messages]) -> list[Reply]:
+    async def _ask_all(self, asks: Sequence[_Messages]) -> list[_Reply]:
         """The replies, each request's once; the first error that leaves no hope of a verdict is raised."""
-        tasks = self._tasks(self._here(), asks)
+        tasks = self._tasks(asks)
         if not tasks:
             return []
         try:
@@ -391,14 +360,14 @@ class Judge:
         finally:
             for task in tasks.values():
                 task.cancel()
-        over = Reply(Judgement(Outcome.TIMEOUT, f"no reply within batch_timeout, {self.batch_timeout} s"))
+        over = _Reply(Judgement(Outcome.TIMEOUT, f"no reply within batch_timeout, {self.batch_timeout} s"))
         return [over if (task := tasks[json.dumps(ask)]) in late else task.result() for ask in asks]
 
-    async def _reply(self, running: _Running, ask: _Messages) -> Reply:
+    async def _reply(self, ask: _Messages) -> _Reply:
         key = hashlib.sha256(f"{self._identity}\n{json.dumps(ask)}".encode()).hexdigest()
         if kept := self._kept(key):
-            return self._read(kept, ask, cached=True)
-        server = min(running.servers, key=lambda server: server.open)
+            return self._read(kept, cached=True)
+        server = min(self._servers, key=lambda server: server.open)
         server.open += 1
         try:
             async with server.places:
@@ -410,7 +379,7 @@ class Judge:
         finally:
             server.open -= 1
 
-    async def _send(self, server: _Server, ask: _Messages, key: str) -> Reply:
+    async def _send(self, server: _Server, ask: _Messages, key: str) -> _Reply:
         openai = optional_module("judge", "openai", "judge")
         start = time.monotonic()
         try:
@@ -422,15 +391,15 @@ class Judge:
                 f"Check the address, the model's name, and the key in {self.api_key_env}."
             ) from None  # the client's error may quote the key
         except (TimeoutError, openai.APITimeoutError):
-            return Reply(Judgement(Outcome.TIMEOUT, f"no reply within {self.timeout:g} s"), seconds=self.timeout)
+            return _Reply(Judgement(Outcome.TIMEOUT, f"no reply within {self.timeout:g} s"), seconds=self.timeout)
         except openai.RateLimitError:
-            return Reply(Judgement(Outcome.BUSY, "too many requests, also after retries"))
+            return _Reply(Judgement(Outcome.BUSY, "too many requests, also after retries"))
         except openai.APIStatusError as error:
-            return Reply(Judgement(Outcome.ERROR, f"the server answers {error.status_code}"))
+            return _Reply(Judgement(Outcome.ERROR, f"the server answers {error.status_code}"))
         except (openai.APIError, ValueError) as error:  # ValueError: half a body, or one that is no JSON
-            return Reply(Judgement(Outcome.ERROR, f"the server cannot be reached or read: {type(error).__name__}"))
+            return _Reply(Judgement(Outcome.ERROR, f"the server cannot be reached or read: {type(error).__name__}"))
         said = _said(completion)
-        reply = self._read(said, ask)._replace(seconds=time.monotonic() - start)
+        reply = self._read(said)._replace(seconds=time.monotonic() - start)
         if reply.judgement.outcome is Outcome.SCORED:
             self._keep(key, said)
         return reply
@@ -455,19 +424,19 @@ class Judge:
 
     # ---------------------------------------------------------------------------------------------- what is answered
 
-    def _read(self, said: Mapping[str, Any], ask: _Messages, cached: bool = False) -> Reply:
+    def _read(self, said: Mapping[str, Any], cached: bool = False) -> _Reply:
         text = str(said["text"])[:_LONGEST_REPLY]
         tokens = int(said["prompt_tokens"]), int(said["completion_tokens"])
         if said["declined"]:
             judgement = Judgement(Outcome.DECLINED, f"the judge declined: {shown(text)}")
         else:
             try:
-                judgement = Judgement(Outcome.SCORED, score=self._score(text, ask, bool(said["cut"])))
+                judgement = Judgement(Outcome.SCORED, score=self._score(text, bool(said["cut"])))
             except (ValueError, RefusedError, AmbiguousError) as error:
                 judgement = Judgement(Outcome.UNREADABLE, f"{error}: {shown(text)}")
-        return Reply(judgement, text, tokens=(0, 0) if cached else tokens, cached=cached)
+        return _Reply(judgement, text, tokens=(0, 0) if cached else tokens, cached=cached)
 
-    def _score(self, text: str, ask: _Messages, cut: bool) -> float:
+    def _score(self, text: str, cut: bool) -> float:
         """The weighted mean of a reply's answers; a `ValueError` unless it ends with exactly what was asked for.
 
         An object in the middle of a reply, or at its end because `max_tokens` cut it, may be the completion's, quoted.
@@ -478,20 +447,19 @@ class Judge:
             inside = (fenced(text) or last_object(text) or "").strip()
             if not inside or cut or not text.rstrip("`").rstrip().endswith(inside):
                 raise ValueError("no JSON object at the end")
-        if "".join(inside.split()) in "".join(ask[-1]["content"].split()):
-            raise ValueError("a verdict that the judge copied from the text")
         verdict = read_json(inside, max_depth=5)
         wanted = {*(["reason"] if self.reason else []), *(criterion.name for criterion in self.criteria)}
         if not isinstance(verdict, dict) or verdict.keys() != wanted:
             raise ValueError(f"not an object with the keys {sorted(wanted)}")
         total = 0.0
         for criterion in self.criteria:
-            if text.count(f'"{criterion.name}"') != 1:
-                raise ValueError(f"{criterion.name!r} is answered more than once")
-            total += criterion.weight * _value(verdict[criterion.name], criterion, self.compare is not None)
+            worth = criterion.worth.get(json.dumps(verdict[criterion.name]))
+            if worth is None or text.count(f'"{criterion.name}"') != 1:
+                raise ValueError(f"{criterion.name!r} is not {criterion.wanted}, once")
+            total += criterion.weight * worth
         return total / sum(criterion.weight for criterion in self.criteria)
 
-    def _metrics(self, replies: Sequence[Reply]) -> dict[str, float]:
+    def _metrics(self, replies: Sequence[_Reply]) -> dict[str, float]:
         replies = [*{id(reply): reply for reply in replies}.values()]  # equal requests have one reply
         sent = [reply for reply in replies if not reply.cached]
         prompt, completion = (sum(reply.tokens[place] for reply in sent) for place in (0, 1))
@@ -503,7 +471,7 @@ class Judge:
             "cached": 1 - len(sent) / len(replies) if replies else 0.0,
         }
         if self.price is not None:
-            metrics["cost"] = (self.price[0] * prompt + self.price[1] * completion) / _MILLION
+            metrics["cost"] = (self.price[0] * prompt + self.price[1] * completion) / 1e6
         return metrics
 
     # ------------------------------------------------------------------------------------------------------ the cache
@@ -536,11 +504,8 @@ class Judge:
 
 def _fence(name: str, text: str) -> str:
     """A text between marks that it cannot hold: they depend on a digest of it."""
-    text = (
-        _CONTROL.sub(lambda match: " >" if match[0] == ">" else f"{match[0]} ", text)
-        .encode("utf-8", "replace")
-        .decode()
-    )
+    text = _CONTROL.sub(lambda match: " >" if match[0] == ">" else f"{match[0]} ", text)
+    text = text.encode("utf-8", "replace").decode()
     mark = f"{name.upper()}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
     return f"<<<{mark}\n{text}\n{mark}>>>"
 
@@ -561,45 +526,39 @@ def _said(completion: Any) -> dict[str, Any]:
     }
 
 
-def _value(answer: Any, criterion: Criterion, compare: bool) -> float:
-    """An answer from 0 to 1; in a comparison, the share that the first one won."""
-    if compare:
-        shares = {"first": 1.0, "equal": 0.5, "second": 0.0}
-        if not isinstance(answer, str) or answer not in shares:
-            raise ValueError(f"{criterion.name!r} is not first, second or equal")
-        return shares[answer]
-    if criterion.scale is None:
-        if not isinstance(answer, bool):
-            raise ValueError(f"{criterion.name!r} is neither true nor false")
-        return float(answer)
-    low, high = criterion.scale
-    if isinstance(answer, bool) or not isinstance(answer, int) or not low <= answer <= high:
-        raise ValueError(f"{criterion.name!r} is no whole number from {low} to {high}")
-    return (answer - low) / (high - low)
-
-
-def _criteria(criteria: Any, scaled: bool) -> list[Criterion]:
+def _criteria(criteria: Any, compared: bool) -> list[_Criterion]:
     listed = [{"question": criteria}] if isinstance(criteria, str) else criteria
     if not isinstance(listed, Sequence) or not listed or not all(isinstance(each, Mapping) for each in listed):
         raise ConfigurationError(f"judge: criteria must be a question or a list of mappings, got {criteria!r:.200}.")
-    read: list[Criterion] = []
+    read: list[_Criterion] = []
     for number, each in enumerate(listed, 1):
         if unknown := each.keys() - {"name", "question", "weight", "scale"}:
             raise ConfigurationError(f"judge: a criterion has name, question, weight and scale, not {min(unknown)!r}.")
         name = checked_text("judge: a criterion's name", each.get("name", f"answer_{number}"))
         if not name.isidentifier() or name == "reason" or name in [known.name for known in read]:
             raise ConfigurationError(f"judge: criteria need different names of letters and digits, got {name!r}.")
+        question = checked_text("judge: a criterion's question", each.get("question"))
         weight = checked_number("judge: a criterion's weight", each.get("weight", 1), "positive", lambda x: x > 0)
-        scale = each.get("scale")
-        if scale is not None:
-            whole = isinstance(scale, Sequence) and len(scale) == 2 and all(type(end) is int for end in scale)
-            if not scaled or not whole or scale[0] >= scale[1]:
-                raise ConfigurationError(
-                    f"judge: scale is two whole numbers, the lower first, without compare; got {scale!r}."
-                )
-            scale = (scale[0], scale[1])
-        read.append(Criterion(name, checked_text("judge: a criterion's question", each.get("question")), weight, scale))
+        read.append(_Criterion(name, question, weight, *_answers(each.get("scale"), compared)))
     return read
+
+
+def _answers(scale: Any, compared: bool) -> tuple[str, dict[str, Any], dict[str, float]]:
+    """The answers to a criterion: in words, as a schema, and what each is worth; in a comparison, to the first one."""
+    if scale is None and compared:
+        schema = {"type": "string", "enum": ["first", "second", "equal"]}
+        return '"first", "second" or "equal"', schema, {'"first"': 1.0, '"second"': 0.0, '"equal"': 0.5}
+    if scale is None:
+        return "true or false", {"type": "boolean"}, {"true": 1.0, "false": 0.0}
+    whole = isinstance(scale, Sequence) and len(scale) == 2 and all(type(end) is int for end in scale)
+    if compared or not whole or not 0 < scale[1] - scale[0] <= _MOST_GRADES:
+        raise ConfigurationError(
+            f"judge: scale is two whole numbers, the lower first, at most {_MOST_GRADES} apart, without compare; "
+            f"got {scale!r}."
+        )
+    low, high = scale
+    worth = {str(grade): (grade - low) / (high - low) for grade in range(low, high + 1)}
+    return f"a whole number from {low} to {high}", {"type": "integer", "minimum": low, "maximum": high}, worth
 
 
 def _addresses(base_url: Any) -> list[str | None]:
@@ -638,9 +597,7 @@ def _prices(price: Any) -> tuple[float, float] | None:
     if price is None:
         return None
     if not isinstance(price, Mapping) or price.keys() != {"prompt", "completion"}:
-        raise ConfigurationError(
-            f"judge: price must be {{prompt: ..., completion: ...}} in dollars, got {price!r:.200}."
-        )
+        raise ConfigurationError(f"judge: price must be {{prompt: ..., completion: ...}}, got {price!r:.200}.")
     prompt, completion = (
         checked_number(f"judge: price, {name}", price[name], "0 or more", lambda x: x >= 0)
         for name in ("prompt", "completion")

@@ -46,8 +46,7 @@ class Language:
         max_characters: How many characters of a completion are read, from its beginning.
 
     Raises:
-        ConfigurationError: A parameter is of the wrong kind, the model does not know the language, or py3langid is not
-            installed.
+        ConfigurationError: The model does not know the language, or py3langid is not installed.
     """
 
     __name__ = "language"

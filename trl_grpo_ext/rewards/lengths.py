@@ -19,21 +19,15 @@ from ..guard.parameters import checked_choice, checked_number, checked_text, che
 class SoftOverlong:
     r"""Score 0 for completions well below the length limit, falling to -1 at the limit and beyond.
 
-    Equation (13) of DAPO (arXiv:2503.14476), with `L` the completion's length in tokens:
+    Equation (13) of DAPO (arXiv:2503.14476), as TRL's `get_soft_overlong_punishment`; `L` is the length in tokens:
 
         0                                          L <= max_completion_length - cache
         (max_completion_length - cache - L) / cache    up to max_completion_length
         -1                                         beyond
 
-    The same as TRL's `get_soft_overlong_punishment(max_completion_length, cache)`, with its parameters checked.
-
     Args:
         max_completion_length: `L_max`, in tokens: the generation limit.
         cache: `L_cache`, in tokens: the last tokens over which the penalty grows; 0 for a step at the limit.
-
-    Raises:
-        ConfigurationError: A parameter is not an integer, or not `0 <= cache <= max_completion_length` with a limit of
-            at least 1.
     """
 
     __name__ = "soft_overlong"
@@ -69,11 +63,11 @@ class LengthTarget:
 
     "exact" asks for exactly that length. "max" asks for at most that length, with a slope around it instead of a cliff.
 
-    Source: L1, Aggarwal and Welleck, "L1: Controlling How Long A Reasoning Model Thinks With Reinforcement Learning"
-    (arXiv:2503.04697), section 3: the length terms of L1-Exact and L1-Max, with its defaults.
+    Source: Aggarwal and Welleck, "L1" (arXiv:2503.04697), section 3: the length terms of L1-Exact and L1-Max, with its
+    defaults.
 
-    Departures: only the length term is here. The paper adds the first to correctness and multiplies the second by it:
-    also select a correctness reward, or the `product` of the two. `tolerance` is ours.
+    Departures: the paper adds the first to correctness and multiplies the second by it: also select a correctness
+    reward, or the `product` of the two. `tolerance` is ours.
 
     Args:
         target: `t`, in tokens. None means each row's own, from a column of the dataset.
@@ -81,10 +75,7 @@ class LengthTarget:
         mode: "exact" or "max".
         alpha: The cost of one token of difference; positive.
         delta: For "max": the score at `n = t`.
-        tolerance: For "exact": tokens of difference that cost nothing.
-
-    Raises:
-        ConfigurationError: A parameter is of the wrong kind or out of its range, or `tolerance` is set for "max".
+        tolerance: For "exact" alone: tokens of difference that cost nothing.
     """
 
     __name__ = "length_target"
@@ -155,9 +146,8 @@ class CosineLength:
     `min_value_wrong` and `max_value_wrong` for a wrong one: short right answers earn most, short wrong answers lose
     most. A completion is right if another reward, `reward`, scores it `threshold` or more; None stays None.
 
-    Source: Yeo et al., "Demystifying Long Chain-of-Thought Reasoning in LLMs" (arXiv:2502.03373), appendix C.1. It is
-    TRL's `get_cosine_scaled_reward(max_len=max_length, ...)` over any correctness reward instead of
-    `accuracy_reward`. The other four parameters have TRL's names and defaults.
+    Source: Yeo et al., "Demystifying Long Chain-of-Thought Reasoning in LLMs" (arXiv:2502.03373), appendix C.1: TRL's
+    `get_cosine_scaled_reward`, with its names and defaults, over any correctness reward.
 
     Departures from the paper: its penalty for running into the length limit is off unless `exceeded_value` is given.
 
@@ -172,9 +162,6 @@ class CosineLength:
         max_value_correct: Score of a right completion of length 0.
         exceeded_value: The paper's `r_e`: score of every completion of `max_length` tokens or more, right or wrong.
             None means that they score like those of `max_length` tokens.
-
-    Raises:
-        ConfigurationError: A parameter is of the wrong kind, or not finite.
     """
 
     __name__ = "cosine_length"
@@ -195,7 +182,7 @@ class CosineLength:
         exceeded_value: float | None = None,
     ) -> None:
         def number(name: str, value: object) -> float:
-            return checked_number(f"cosine_length: {name}", value, "a finite number")
+            return checked_number(f"cosine_length: {name}", value, "finite")
 
         self.max_length = checked_whole("cosine_length: max_length", max_length, 1)
         if not callable(reward):

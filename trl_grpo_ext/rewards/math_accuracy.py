@@ -78,9 +78,6 @@ class MathAccuracy:
         outcomes: Values of outcomes, by name: a number, None, or "raise".
         cache: Number of verdicts kept over batches; timeouts and deaths are not kept.
 
-    Raises:
-        ConfigurationError: A parameter is invalid.
-
     Departures from TRL's `accuracy_reward`:
 
     - Of several messages the last assistant message with text counts, not the first message, and completions may also
@@ -131,12 +128,9 @@ class MathAccuracy:
             completions: `B` completions, strings or lists of messages.
             solution: `B` references.
             log_metric: TRL's; gets the share of each outcome.
-            log_extra: TRL's; gets each completion's outcome, and the parsed answers, as the columns "solution",
-                "gold_parsed" and "answer_parsed" of the table of completions.
+            log_extra: TRL's; gets each completion's outcome, and the columns "solution", "gold_parsed" and
+                "answer_parsed".
             **columns: The other columns; not used.
-
-        Returns:
-            `B` scores: the outcomes' values (1.0, 0.0 or None by default).
 
         Raises:
             RewardError: The column `solution` is missing or does not have one entry per completion, or an outcome is
@@ -223,14 +217,11 @@ class ReasoningAccuracy(MathAccuracy):
     Args:
         reasoning_delimiters: What ends the reasoning; None means `["</think>"]`.
         timeout: As for `math_accuracy`, and so are the others.
-        workers: Number of processes.
-        memory_mb: Memory that a worker may use, in MiB.
-        max_characters: The longest text after the reasoning that is judged.
-        outcomes: Values of outcomes, by name.
-        cache: Number of verdicts kept over batches.
-
-    Raises:
-        ConfigurationError: A parameter is invalid.
+        workers: As there.
+        memory_mb: As there.
+        max_characters: As there, of the text after the reasoning.
+        outcomes: As there.
+        cache: As there.
 
     Departures from TRL's `reasoning_accuracy_reward`: those of `math_accuracy`.
     """

@@ -16,7 +16,7 @@ from ..guard.parameters import checked_choice, checked_flag, checked_number, che
 from ..guard.parameters import column as checked_column
 from ..guard.workers import default_workers
 from ._sandbox.run import LAYERS, Run, isolation, run_all, run_python
-from ._sandbox.test_forms import Checks, Examples, UnreadableTestsError, read_tests, same_output
+from ._sandbox.test_forms import Examples, Plan, UnreadableTestsError, read_tests, same_output
 
 _OUTCOMES = (
     *(Outcome.RIGHT, Outcome.WRONG, Outcome.SCORED, Outcome.NO_ANSWER, Outcome.UNPARSEABLE),
@@ -131,7 +131,7 @@ class PythonTests:
         if kwargs.get("entry_point") is not None:
             points = checked_column(self.__name__, "entry_point", kwargs, count)
         judged: list[Judgement | None] = [None] * count
-        jobs: list[tuple[int, str, Checks | Examples]] = []
+        jobs: list[tuple[int, str, Plan | Examples]] = []
         for row, completion in enumerate(completions):
             text = completion_text(completion)
             if len(text) > self.max_characters:
@@ -148,8 +148,8 @@ class PythonTests:
             else:
                 judged[row] = Judgement(Outcome.NO_ANSWER, "no code")
 
-        def task(code: str, read: Checks | Examples) -> Callable[[threading.Event], Judgement]:
-            if isinstance(read, Checks):
+        def task(code: str, read: Plan | Examples) -> Callable[[threading.Event], Judgement]:
+            if isinstance(read, dict):
                 return functools.partial(self._check, code, read)
             return functools.partial(self._try_examples, code, read)
 
@@ -158,18 +158,18 @@ class PythonTests:
             judged[row] = judgement
         return [judgement for judgement in judged if judgement is not None]
 
-    def _check(self, code: str, checks: Checks, stop: threading.Event) -> Judgement:
-        plan = {**checks.plan, "stop": not self.partial, "own_copies": True, "seen": {}}
+    def _check(self, code: str, plan: Plan, stop: threading.Event) -> Judgement:
+        plan = {**plan, "stop": not self.partial, "own_copies": True, "seen": {}}
         run = self._run(code, plan, self.timeout, b"", stop)
         passed = {message["test"] for message in run.messages if message.get("status") == "pass"}
-        judgement = self._judgement(run, passed, checks)
+        judgement = self._judgement(run, passed, plan)
         if judgement.outcome is not Outcome.RIGHT and run.changed:  # it may work in place
             seen: Any = next((message["seen"] for message in run.messages if "seen" in message), {})
             run = self._run(code, {**plan, "own_copies": False, "seen": seen}, self.timeout, b"", stop)
-            judgement = self._judgement(run, passed, checks)
+            judgement = self._judgement(run, passed, plan)
         return judgement
 
-    def _judgement(self, run: Run, passed: set[int], checks: Checks) -> Judgement:
+    def _judgement(self, run: Run, passed: set[int], plan: Plan) -> Judgement:
         """What one run says, where these tests have passed already."""
         failure = _failure(run)
         if failure is not None and failure.outcome in (Outcome.TIMEOUT, Outcome.NO_ANSWER, Outcome.UNPARSEABLE):
@@ -189,13 +189,14 @@ class PythonTests:
             failure = Judgement(Outcome.WRONG, "the process ended before its tests did")
         if failure is None:
             return Judgement(Outcome.RIGHT) if any(verdicts) else Judgement(Outcome.UNPARSEABLE, "no assert ran")
-        return self._shared(verdicts + [False] * (checks.count - len(verdicts)), _refused(run) or failure)
+        count = sum(not test["empty"] for test in plan["tests"])
+        return self._shared(verdicts + [False] * (count - len(verdicts)), _refused(run) or failure)
 
     def _try_examples(self, code: str, examples: Examples, stop: threading.Event) -> Judgement:
         passed: list[bool] = []
         first: Judgement | None = None
         left = self.timeout
-        for given, wanted in examples.pairs:
+        for given, wanted in examples:
             run = self._run(code, None, left, given.encode("utf-8", "replace"), stop)
             left -= run.seconds
             failure = _failure(run) or (Judgement(Outcome.TIMEOUT) if left <= 0 else None)
@@ -255,19 +256,17 @@ def _refused(run: Run) -> Judgement | None:
 
 def _failure(run: Run) -> Judgement | None:
     """What went wrong with the processes, apart from the tests."""
-    if run.ended == "timeout":
-        return Judgement(Outcome.TIMEOUT, f"{run.seconds:.1f} s")
-    if run.ended == "tests":
-        return Judgement(Outcome.UNPARSEABLE, "the tests themselves take too long")
-    for message in run.messages:
-        if "unread" in message:
-            return Judgement(Outcome.NO_ANSWER, f"the code does not compile: {shown(message['unread'])}")
-    if run.ended in ("storage", "threads"):
-        return Judgement(
-            Outcome.DIED, "it stored too much" if run.ended == "storage" else "it started too many threads"
-        )
-    if run.ended == "output":
-        return Judgement(Outcome.WRONG, "it printed or handed over too much")
+    ended = {"timeout": (Outcome.TIMEOUT, f"{run.seconds:.1f} s")}
+    ended["tests"] = Outcome.UNPARSEABLE, "the tests themselves take too long"
+    if run.ended in ended:
+        return Judgement(*ended[run.ended])
+    unread = next((message["unread"] for message in run.messages if "unread" in message), None)
+    if unread is not None:
+        return Judgement(Outcome.NO_ANSWER, f"the code does not compile: {shown(unread)}")
+    ended = {"storage": (Outcome.DIED, "it stored too much"), "threads": (Outcome.DIED, "it started too many threads")}
+    ended["output"] = Outcome.WRONG, "it printed or handed over too much"
+    if run.ended in ended:
+        return Judgement(*ended[run.ended])
     if run.status < 0:
         return Judgement(Outcome.DIED, f"ended by signal {-run.status}")
     if any(message.get("memory") or message.get("failed", [""])[0] == "MemoryError" for message in run.messages):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import contextlib
 import functools
 import importlib
 import json
@@ -11,7 +12,7 @@ import os
 import re
 import sys
 import sysconfig
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 from ..errors import ConfigurationError, RewardError
@@ -55,10 +56,7 @@ class ReasoningGym:
         timeout: CPU seconds that one completion may take.
         max_characters: A longer answer is refused.
         outcomes: Values of the outcomes `no_answer`, `refused`, `timeout`, `died` (all 0.0), and, both None,
-            `unparseable_reference` and `error` (the verifier raised on this answer, or the problem cannot be made).
-
-    Raises:
-        ConfigurationError: A parameter is of the wrong kind, or the package reasoning-gym is not installed.
+            `unparseable_reference` and `error` (the verifier raised on this answer).
 
     Source: Stojanovski et al., "Reasoning Gym" (2505.24760); the package's `score_answer`.
     """
@@ -91,7 +89,8 @@ class ReasoningGym:
         """`B` scores; None also where a row's `task`, `seed` or `index` is None, so data sets can be mixed.
 
         Raises:
-            RewardError: A column is missing, or its values name no problem.
+            RewardError: A column is missing, or a row names no problem: there is no such task, it does not take the
+                row's `config`, or `index` is not below its `size` (500, unless `config` has one).
         """
         judgements = self.judge(completions, **columns)
         self.policy.log(judgements, columns.get("log_metric"), columns.get("log_extra"))
@@ -120,12 +119,14 @@ class ReasoningGym:
                 problem = _problem(row, tasks[row], seeds[row], indices[row], configs[row])
                 jobs[row] = [problem, references[row], answer]
         for row, done in zip(jobs, self._pool.run([*jobs.values()], allowance=self.timeout), strict=True):
+            if isinstance(done.value, str):
+                raise RewardError(f"reasoning_gym: row {row} names no problem: {done.value}")
             if done.status != "done":
                 found[row] = Judgement(Outcome(done.status), done.detail)
             elif done.value is None:
                 found[row] = Judgement(Outcome.UNPARSEABLE, "the problem that is made again has another answer")
             else:
-                found[row] = Judgement(Outcome.SCORED, score=float(done.value))
+                found[row] = Judgement(Outcome.SCORED, score=done.value)
         return [found[row] for row in range(count)]
 
     def _answer(self, text: str) -> str | None:
@@ -141,16 +142,13 @@ def reasoning_gym_rows(task: str, seed: int, size: int, **config: Any) -> list[d
     Raises:
         ConfigurationError: There is no such task, or it does not take this configuration.
     """
-    try:
-        dataset = _dataset(task, seed, json.dumps(config))
-    except (TypeError, ValueError, AssertionError) as error:
-        raise ConfigurationError(f"reasoning_gym: the task {task!r} cannot be made: {error}") from error
-    settings = json.dumps(config)
-    return [
-        {"prompt": item["question"], "task": task, "seed": seed, "index": index, "config": settings}
-        | {"answer": str(item["answer"])}
-        for index, item in ((index, dataset[index]) for index in range(size))
-    ]
+    settings = json.dumps({"size": size, **config})
+    dataset = _dataset(task, seed, settings)
+    if isinstance(dataset, str):
+        raise ConfigurationError(f"reasoning_gym: {dataset}")
+    items = ((index, dataset[index]) for index in range(size))
+    named = {"task": task, "seed": seed, "config": settings}
+    return [{"prompt": m["question"], **named, "index": index, "answer": str(m["answer"])} for index, m in items]
 
 
 def _problem(row: int, task: Any, seed: Any, index: Any, config: Any) -> list[Any]:
@@ -171,18 +169,22 @@ def _problem(row: int, task: Any, seed: Any, index: Any, config: Any) -> list[An
 # ------------------------------------------------------------------------------------------------- in a worker process
 
 
-def score(job: Sequence[Any]) -> float | None:
-    """The verifier's score of one answer, or None where the row's problem is another one.
+def score(job: Sequence[Any]) -> float | str | None:
+    """The verifier's score of one answer, None where the row's problem is another one, or why there is no such problem.
 
     Runs in a worker, which gives up its rights at its first job.
     """
     (task, seed, index, config), reference, answer = job
     _give_up_rights()
     dataset = _dataset(task, seed, config)
+    if isinstance(dataset, str):
+        return dataset
+    if index >= len(dataset):
+        return f"index {index} of a data set of the size {len(dataset)}; the column `config` may have another `size`"
     entry = dataset[index]
     if reference is not None and str(entry["answer"]) != str(reference):
         return None
-    with _Evaluation(str(entry)):
+    with _only_expressions(str(entry)):
         return float(dataset.score_answer(answer, entry))
 
 
@@ -195,46 +197,45 @@ def _give_up_rights() -> None:
 
 @functools.lru_cache(maxsize=_DATASETS)
 def _dataset(task: str, seed: int, config: str) -> Any:
+    """The task's data set, or why there is none."""
     gym = importlib.import_module("reasoning_gym")
-    return gym.create_dataset(task, seed=seed, **json.loads(config))
+    try:
+        return gym.create_dataset(task, seed=seed, **json.loads(config))
+    except (TypeError, ValueError, AssertionError) as error:
+        return f"the task {task!r} with config {config} cannot be made: {error}"
 
 
-class _Evaluation:
+@contextlib.contextmanager
+def _only_expressions(problem: str) -> Iterator[None]:
     """Inside, the package evaluates nothing that a model wrote but literals and plain expressions.
 
     What stands in the problem itself was written by the package, which evaluates its own arithmetic.
     """
+    sympy: Any = importlib.import_module("sympy")
+    evaluate, parse = builtins.eval, sympy.parse_expr
+    modules = [vars(module) for name, module in sys.modules.items() if name.startswith("reasoning_gym")]
 
-    def __init__(self, problem: str) -> None:
-        self._problem = problem
-
-    def __enter__(self) -> None:
-        sympy = importlib.import_module("sympy")
-        self._evaluate, self._parse = builtins.eval, sympy.parse_expr
-        self._put(self._safe_eval, self._safe_parse)
-
-    def __exit__(self, *_: object) -> None:
-        self._put(self._evaluate, self._parse)
-
-    def _put(self, evaluate: Callable[..., Any], parse: Callable[..., Any]) -> None:
-        sympy: Any = importlib.import_module("sympy")
-        replaced = sympy.parse_expr
-        for name, module in [*sys.modules.items()]:
-            if name.startswith("reasoning_gym"):
-                vars(module)["eval"] = evaluate
-                if vars(module).get("parse_expr") is replaced:
-                    vars(module)["parse_expr"] = parse
-        sympy.parse_expr = parse
-
-    def _safe_eval(self, source: Any, *scopes: Any) -> Any:
-        own = isinstance(source, str) and source in self._problem
+    def safe_eval(source: Any, *scopes: Any) -> Any:
+        own = isinstance(source, str) and source in problem
         # Its scopes would be this function's; what the package evaluates of its own is arithmetic.
-        return self._evaluate(source, *scopes) if own else ast.literal_eval(source)
+        return evaluate(source, *scopes) if own else ast.literal_eval(source)
 
-    def _safe_parse(self, source: Any, *given: Any, **named: Any) -> Any:
+    def safe_parse(source: Any, *given: Any, **named: Any) -> Any:
         text = str(source)
-        if text not in self._problem:
-            words = set(re.findall(r"[^\W\d]\w*", text))
-            if _NO_EXPRESSION.search(text) or words & _CODE:
-                raise ValueError("no plain expression")
-        return self._parse(source, *given, **named)
+        plain = not _NO_EXPRESSION.search(text) and not _CODE.intersection(re.findall(r"[^\W\d]\w*", text))
+        if not plain and text not in problem:
+            raise ValueError("no plain expression")
+        return parse(source, *given, **named)
+
+    def put(new_eval: Callable[..., Any], old_parse: Any, new_parse: Any) -> None:
+        for names in modules:
+            names["eval"] = new_eval
+            if names.get("parse_expr") is old_parse:
+                names["parse_expr"] = new_parse
+        sympy.parse_expr = new_parse
+
+    put(safe_eval, parse, safe_parse)
+    try:
+        yield
+    finally:
+        put(evaluate, safe_parse, parse)

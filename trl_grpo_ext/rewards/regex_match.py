@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
@@ -13,10 +14,8 @@ from ..guard.outcomes import Judgement, Outcome, OutcomePolicy
 from ..guard.parameters import checked_flag, checked_number, checked_whole
 from ..guard.workers import Done, WorkerPool
 from ..types import Span, SpanScore
-from ._text.regex_cost import RegexCost
 
 _FLAGS = {"a": re.ASCII, "i": re.IGNORECASE, "m": re.MULTILINE, "s": re.DOTALL, "x": re.VERBOSE}
-_FEW_STEPS = 10_000_000  # far below a tenth of a second, for the bound is generous
 _OUTCOMES = (Outcome.SCORED, Outcome.REFUSED, Outcome.TIMEOUT, Outcome.DIED, Outcome.ERROR)
 
 
@@ -24,9 +23,8 @@ class RegexMatch:
     r"""Score `value` where the completion matches, `otherwise` where it does not.
 
     The pattern is Python's (`re`) and may match anywhere. A pattern such as `(a+)+b` can take longer than the training
-    on a text that a model may well write, and `re` cannot be interrupted. So unless a bound on the steps (`regex_cost`)
-    is small for this pattern and text, the match runs in a worker process that is killed after `timeout` seconds of CPU
-    time. Simple patterns and short texts need no worker.
+    on a text that a model may well write, and `re` cannot be interrupted. So matches run in worker processes, which are
+    killed after `timeout` seconds of CPU time.
 
     Args:
         pattern: The regular expression.
@@ -37,12 +35,9 @@ class RegexMatch:
         count: How many non-overlapping matches earn the whole `value`. With fewer, the score lies between `otherwise`
             and `value` in proportion.
         max_characters: Longer completions are refused. Cutting them would make `$` and `full` wrong.
-        timeout: CPU seconds that the match of one completion may take in a worker.
+        timeout: CPU seconds that the match of one completion may take.
         outcomes: Values of the outcomes `refused`, `timeout`, `died` and `error`: 0.0 each, except that the last
             raises.
-
-    Raises:
-        ConfigurationError: The pattern is not a regular expression, or a parameter is of the wrong kind.
     """
 
     __name__ = "regex_match"
@@ -82,9 +77,7 @@ class RegexMatch:
         self.max_characters = checked_whole("regex_match: max_characters", max_characters, 1)
         self.timeout = checked_number("regex_match: timeout", timeout, "a positive number", lambda x: x > 0)
         self.policy = OutcomePolicy("regex_match", _OUTCOMES, outcomes)
-        self._cost = RegexCost(pattern, bits, full=full)
-        self._find = functools.partial(find_matches, pattern, bits, full, self.count)
-        self._pool = WorkerPool(self._find, name="regex_match")
+        self._pool = WorkerPool(functools.partial(find_matches, pattern, bits, full, self.count), name="regex_match")
 
     def __repr__(self) -> str:
         return f"RegexMatch({self.pattern!r}, full={self.full}, flags={self.flags!r}, count={self.count})"
@@ -98,39 +91,24 @@ class RegexMatch:
     def judge(self, completions: Sequence[Any], **columns: Any) -> list[Judgement]:
         """The outcomes of `B` completions."""
         texts = [completion_text(completion) for completion in completions]
-        judged: dict[str, Judgement] = {}
-        slow: list[str] = []
-        for text in dict.fromkeys(texts):
-            if len(text) > self.max_characters:
-                detail = f"{len(text)} characters, more than max_characters, {self.max_characters}"
-                judged[text] = Judgement(Outcome.REFUSED, detail)
-            elif self._cost.steps(text) <= _FEW_STEPS:
-                judged[text] = self._scored(self._find(text))
-            else:
-                slow.append(text)
-        if slow:
-            judged.update(zip(slow, map(self._judged, self._pool.run(slow, allowance=self.timeout)), strict=True))
-        return [judged[text] for text in texts]
+        short = [text for text in dict.fromkeys(texts) if len(text) <= self.max_characters]
+        judged = dict(zip(short, map(self._judged, self._pool.run(short, allowance=self.timeout)), strict=True))
+        limit = f"more than max_characters, {self.max_characters}"
+        return [judged.get(text) or Judgement(Outcome.REFUSED, f"{len(text)} characters, {limit}") for text in texts]
 
     def _judged(self, done: Done) -> Judgement:
-        return self._scored(done.value) if done.status == "done" else Judgement(Outcome(done.status), done.detail)
-
-    def _scored(self, matches: Sequence[Sequence[int]]) -> Judgement:
-        share = len(matches) / self.count
-        spans: list[Span] = [(start, end, self.value / self.count) for start, end in matches]
+        if done.status != "done":
+            return Judgement(Outcome(done.status), done.detail)
+        share = len(done.value) / self.count
+        spans: list[Span] = [(start, end, self.value / self.count) for start, end in done.value]
         score = SpanScore(share * self.value + (1 - share) * self.otherwise, spans)
         return Judgement(Outcome.SCORED, score=score)
 
 
-def find_matches(pattern: str, flags: int, full: bool, count: int, text: str) -> list[list[int]]:
-    """The first `count` matches, `[start, end]` each. Also runs in a worker."""
+def find_matches(pattern: str, flags: int, full: bool, count: int, text: str) -> list[tuple[int, int]]:
+    """The first `count` matches, each with its beginning and end. Runs in a worker."""
     compiled = re.compile(pattern, flags)
     if full:
         match = compiled.fullmatch(text)
-        return [list(match.span())] if match else []
-    found: list[list[int]] = []
-    for match in compiled.finditer(text):
-        found.append(list(match.span()))
-        if len(found) == count:
-            break
-    return found
+        return [match.span()] if match else []
+    return [match.span() for match in itertools.islice(compiled.finditer(text), count)]

@@ -29,9 +29,6 @@ class Repetition:
         n: Length of an n-gram.
         max_penalty: The limit for endless repetition; 0 or less.
         units: The units of n-grams, "tokens" or "words".
-
-    Raises:
-        ConfigurationError: A parameter is of the wrong kind or out of its range.
     """
 
     __name__ = "repetition"
@@ -68,10 +65,9 @@ class Repetition:
 
 
 def repeats(items: Sequence[Hashable], n: int) -> list[bool]:
-    """For each n-gram, from first to last, whether it occurred earlier.
+    """For each n-gram, from first to last, whether it occurred earlier; exact, in O(T log n) time and O(T) memory.
 
-    Exact. n-grams are numbered, those of twice the length by the pair of numbers of their halves, so that time is
-    O(T log n) and memory O(T), whatever n is.
+    n-grams are numbered, those of twice the length by the pair of numbers of their halves.
     """
     table: dict[Hashable, int] = {}
     numbers = [table.setdefault(item, len(table)) for item in items]

@@ -30,10 +30,7 @@ class ToolUse:
     completion earn anything, so that a policy does not call tools for the reward's sake; failures still cost after
     that.
 
-    Source: none of its own; rewards for calls that work are part of most recipes for tools, such as ToolRL
-    (arXiv:2504.13958), which compares them with a reference and this does not.
-
-    Departures: none.
+    Source: none of its own; ToolRL (arXiv:2504.13958) compares calls with a reference, which this does not.
 
     Args:
         returned: Score of each call that returned.
@@ -41,9 +38,6 @@ class ToolUse:
         made: Score of each call, whatever its result.
         at_most: How many calls of a completion earn anything; None means all.
         marker: The beginning of a call, such as `<tool_call>`; None ignores calls that cannot be parsed.
-
-    Raises:
-        ConfigurationError: A parameter is of the wrong kind, or all three numbers are 0.
     """
 
     __name__ = "tool_use"
@@ -114,17 +108,12 @@ class TurnLength:
     separates it, and the names and arguments of its calls as JSON. The score is the mean over the turns, as a
     `TurnScores` with each turn's share.
 
-    Source: none of its own; `soft_overlong`, equation (13) of DAPO (arXiv:2503.14476), turn by turn.
-
-    Departures: in characters, because a reward function gets the tokens of the whole conversation, including the
-    tools'.
+    Source: `soft_overlong` turn by turn, in characters, because a reward function gets the tokens of the whole
+    conversation, including the tools'.
 
     Args:
         longest: In characters.
         cache: The last characters over which the penalty grows; 0 for a step.
-
-    Raises:
-        ConfigurationError: A parameter is not an integer, or not `1 <= longest` and `0 <= cache <= longest`.
     """
 
     __name__ = "turn_length"

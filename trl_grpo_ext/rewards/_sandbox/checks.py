@@ -43,10 +43,32 @@ def _printed(value: Any) -> str | None:
 
 
 def is_nothing(value: Any) -> bool:
-    """Whether it is an empty array, or an empty list that is compared with one."""
-    numpy = sys.modules.get("numpy")
+    """Whether it is an array of nothing, such as `[[]]`, which compared with a number says nothing."""
+    numpy: Any = sys.modules["numpy"]
     value = getattr(value, "expected", value) if type(value).__name__.startswith("Approx") else value
-    return len(value) == 0 if type(value) in (list, tuple) else numpy is not None and bool(numpy.size(value) == 0)
+    try:
+        return type(value) in (list, tuple, numpy.ndarray) and bool(numpy.size(value) == 0)
+    except ValueError:  # rows of different lengths
+        return False
+
+
+def _has_nan(value: Any) -> bool:
+    numpy: Any = sys.modules.get("numpy")
+    if numpy is not None and isinstance(value, numpy.ndarray | numpy.generic):
+        return value.dtype.kind in "fc" and bool(numpy.isnan(value).any())
+    return type(value) is float and value != value
+
+
+def _says_nothing(*sides: tuple[str, Any]) -> str:
+    """Why two sides say nothing: one of two arrays is empty, or the solution's is nan, neither more nor less."""
+    values = [value for _, value in sides]
+    numpy: Any = sys.modules.get("numpy")
+    if numpy is not None and numpy.ndarray in map(type, values) and len(set(map(is_nothing, values))) > 1:
+        return NOTHING
+    given, own = ([value for kind, value in sides if (kind[0] == "S") is theirs] for theirs in (True, False))
+    if sides[0][0].endswith("<") and own and any(map(_has_nan, given)) and not any(map(_has_nan, own)):
+        return "it compares nan with a number"
+    return ""
 
 
 class Checks(Conversation):
@@ -66,6 +88,7 @@ class Checks(Conversation):
         self.ran, self.empty = 0, 0  # asserts, and loops and comparisons of nothing
         self.failure = self.reason = self.doubt = ""
         self.sites: dict[str, bool] = {}
+        self._first: dict[str, tuple[str, Any]] = {}
         self._open.clear()
 
     def verdict(self) -> tuple[str, str]:
@@ -94,7 +117,14 @@ class Checks(Conversation):
         return len(self._open) - 1
 
     def op(self, site: str, position: int, kind: str, value: Any) -> Any:
-        """A side of a comparison: the solution's ("s"), the tests' own ("o"), a constant ("c"); capital if not `in`."""
+        """A side: the solution's ("s"), the tests' own ("o") or a constant ("c").
+
+        It is a capital where an array may be empty, and has a "<" where a nan says nothing.
+        """
+        if kind[0].isupper():
+            if position == 0:
+                self._first[site] = kind, value
+            self.failure = self.failure or _says_nothing(self._first.get(site, (kind, value)), (kind, value))
         if self._open:
             comparisons, faults, _ = self._open[-1]
             if position == 0:
@@ -116,14 +146,9 @@ class Checks(Conversation):
         if len(sides) < 2:
             return ""
         count = self._counts[site] = self._counts.get(site, 0) + 1
-        numpy = sys.modules.get("numpy")
-        values = [value for kind, value in sides if kind.isupper()]
-        arrays = numpy is not None and any(type(value) is numpy.ndarray for value in values)
-        if arrays and len({is_nothing(value) for value in values}) > 1:
-            return NOTHING
-        if not self.changed or any(kind in "cC" for kind, _ in sides):
+        if not self.changed or any(kind[0] in "cC" for kind, _ in sides):
             return ""
-        own = [_printed(value) for kind, value in sides if kind in "oO" and not self.given(value)]
+        own = [_printed(value) for kind, value in sides if kind[0] in "oO" and not self.given(value)]
         known, key = [text for text in own if text is not None], f"{site}:{count}"
         if self.own_copies:
             if len(self.seen) < _MAX_SEEN:
@@ -203,9 +228,15 @@ class Checks(Conversation):
         self.sites[site] = self.sites.get(site, False) or again
         return again
 
+    def mapped(self, given: list[int], function: Any, *values: Any) -> Iterator[Any]:
+        """`map`, which a StopIteration of the function does not end."""
+        for parts in self.zipped(given, *values):
+            yield function(*parts)
+
     def zipped(self, given: list[int], *values: Any, **keywords: Any) -> Iterator[Any]:
-        """`zip`, where asserts follow: those that the solution has given may be too short for the tests' own."""
-        own = [len(v) for n, v in enumerate(values) if n not in given and type(v) in (list, tuple, str, dict, set)]
+        """`zip`: what the solution has given may be too short for the tests' own."""
+        sized = [len(v) if type(v) in (list, tuple, str, dict, set) else None for v in values]
+        own = [size for n, size in enumerate(sized) if given and n not in given and size is not None]
         count = 0
         for parts in zip(*values, **keywords):  # noqa: B905  # it is the tests' own
             count += 1

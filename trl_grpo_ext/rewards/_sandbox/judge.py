@@ -36,6 +36,7 @@ from .checks import MAX_TEXT, NOTHING, Checks, is_nothing
 from .hostile import OPERATORS, owner_of
 from .remote import Remote, RemoteType, UnjudgedError, WrongError
 from .wire import (
+    MAX_MESSAGE,
     SOLUTION_MODULES,
     ClosedError,
     TooLongError,
@@ -108,12 +109,16 @@ class Side(Checks):
         try:
             return super().request(what, *arguments)
         except TooLongError:
-            raise self.unjudged("an argument is too large to be handed over") from None
+            reason = "an argument is too large to be handed over"
+            if self.received > MAX_MESSAGE // 10:  # it may be made of what the solution has sent
+                self.failure = self.failure or reason
+                raise WrongError(reason) from None
+            raise self.unjudged(reason) from None
         except (ClosedError, ViolationError) as error:
             self.gone = "closed" if isinstance(error, ClosedError) else f"violation: {error}"
             raise GoneError(str(error)) from None
         except StopIteration as error:
-            if what != "call":
+            if what == "operate" and arguments[1] == "__next__":
                 raise
             raise RuntimeError("the code raised StopIteration") from error  # it would end a `map` of the tests
         except BaseException as error:  # what the solution raised goes on to the test

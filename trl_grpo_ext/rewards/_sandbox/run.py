@@ -66,29 +66,19 @@ T = TypeVar("T")
 
 @dataclass
 class Run:
-    """The result of a job.
+    """The result of a job."""
 
-    Attributes:
-        ended: "exited", or what it had too much of: "timeout", "output", "storage", "threads"; "tests" if these took
-            all the time themselves.
-        status: Exit status of the code's process, negative for a signal; `judge` is that of the tests'.
-        output: What a program printed.
-        layers: The layers that held before it ran the code.
-        messages: Reports of the tests' process, or of a program.
-        seconds: Processor time of the code, plus half the time that it slept.
-        answered: Whether the tests have had an answer of the code.
-        changed: Whether the code has changed an argument.
-    """
-
-    ended: str = "exited"
-    status: int = 0
-    output: bytes = b""
-    layers: tuple[str, ...] = ()
-    messages: list[dict[str, Any]] = field(default_factory=list)
-    seconds: float = 0.0
-    judge: int | None = None
-    answered: bool = False
-    changed: bool = False
+    ended: str = (
+        "exited"  # or had too much: "timeout", "output", "storage", "threads"; "tests", these took all the time
+    )
+    status: int = 0  # exit status of the code's process, negative for a signal
+    output: bytes = b""  # what a program printed
+    layers: tuple[str, ...] = ()  # that held before it ran the code
+    messages: list[dict[str, Any]] = field(default_factory=list)  # of the tests' process, or of a program
+    seconds: float = 0.0  # processor time of the code, plus half the time that it slept
+    judge: int | None = None  # exit status of the tests' process
+    answered: bool = False  # whether the tests have had an answer of the code
+    changed: bool = False  # whether the code has changed an argument
 
 
 @functools.lru_cache(maxsize=8)
@@ -118,31 +108,23 @@ def run_python(
     stdin: bytes = b"",
     stop: threading.Event | None = None,
 ) -> Run:
-    """Run code as a program, or hold it in one process and run tests of it in another.
+    """Run code as a program, or hold it in one process and run tests (`test_forms.Plan`) of it in another.
 
-    Args:
-        code: What to run. None only gives up the rights.
-        plan: The tests (`test_forms.Checks.plan`); None for a program.
-        seconds: Processor time for the code.
-        memory_mb: Memory beyond the interpreter's own.
-        require: Layers that must hold; the code is not run where they don't.
-        stdin: What a program reads.
-        stop: Ends the run, as a timeout.
-
-    Raises:
-        RewardError: The processes do not start, or a required layer does not hold.
+    None as code only gives up the rights. `seconds` is processor time, `memory_mb` counts beyond the interpreter's own,
+    `stop` ends the run as a timeout. A `RewardError` says that the processes do not start, or that a layer that is
+    required does not hold; the code is not run then.
     """
-    libraries = _libraries()
+    paths = sysconfig.get_paths()
+    libraries = [path for path in dict.fromkeys((paths["purelib"], paths["platlib"])) if Path(path).is_dir()]
     job: dict[str, Any] = {"module": plan is not None, "seconds": seconds, "memory_mb": memory_mb}
     job |= {"require": list(require), "libraries": libraries, "folder": str(Path(tempfile.gettempdir()).resolve())}
     if code is not None:
         job |= {"code": code, "stdin": base64.b64encode(stdin).decode("ascii")}
     text = f"{code} {json.dumps(plan)}"
     wanted = ("numpy" in text) + 2 * ("pytest" in text)
+    parts = [job, plan] if plan and code is not None else [job]
     with _SERVER.connect(libraries, "-npb"[wanted].encode("ascii")) as connection:
-        answer = _ask(
-            connection, [job, plan] if plan and code is not None else [job], _GRACE + _SLOWEST * seconds, stop
-        )
+        answer = _ask(connection, parts, _GRACE + _SLOWEST * seconds, stop)
     if answer is None:
         if stop is not None and stop.is_set():
             return Run(ended="timeout")
@@ -159,13 +141,6 @@ def run_python(
             "when the reward was made: has the reward moved to another machine?"
         )
     return run
-
-
-@functools.lru_cache(maxsize=1)
-def _libraries() -> list[str]:
-    """Where packages are installed, which tests and solutions may import."""
-    paths = sysconfig.get_paths()
-    return list(dict.fromkeys(path for path in (paths["purelib"], paths["platlib"]) if Path(path).is_dir()))
 
 
 def _ask(
@@ -213,17 +188,11 @@ class _Server:
         self.close()
         self.control, theirs = socket.socketpair()
         command = [sys.executable, "-P", "-s", "-S", "-B", "-X", "utf8", "-c", _SERVE, str(Path(__file__).parents[1])]
-        nothing: Any = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
+        settings: Any = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
+        settings |= {"cwd": "/", "env": _ENVIRONMENT, "pass_fds": [theirs.fileno()], "start_new_session": True}
         with theirs:
             try:
-                self.process = subprocess.Popen(
-                    [*command, str(theirs.fileno()), *libraries],
-                    **nothing,
-                    cwd="/",
-                    env=_ENVIRONMENT,
-                    pass_fds=[theirs.fileno()],
-                    start_new_session=True,
-                )
+                self.process = subprocess.Popen([*command, str(theirs.fileno()), *libraries], **settings)
             except OSError as error:
                 self.close()
                 raise RewardError(f"The server that runs Python code could not be started: {error}") from error

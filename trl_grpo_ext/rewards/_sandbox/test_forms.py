@@ -16,7 +16,6 @@ import functools
 import json
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from ...guard.outcomes import shown
@@ -35,41 +34,33 @@ class UnreadableTestsError(Exception):
     """The tests of a row are in none of the forms, or cannot fail; the message says why."""
 
 
-@dataclass(frozen=True)
-class Checks:
-    """Tests that call the solution: what `judge` runs, as JSON has it, and how many there are."""
-
-    plan: Mapping[str, Any]
-    count: int
+Plan = dict[str, Any]
+"""Tests that call the solution: what `judge` runs, as JSON has it."""
+Examples = list[tuple[str, str]]
+"""What a program reads and what it must print."""
 
 
-@dataclass(frozen=True)
-class Examples:
-    """What a program reads and what it must print, in pairs."""
-
-    pairs: tuple[tuple[str, str], ...]
-
-
-def read_tests(tests: Any, entry_point: Any = None) -> Checks | Examples:
+def read_tests(tests: Any, entry_point: Any = None) -> Plan | Examples:
     """Read one row's tests: statements, one source text, mappings with `input` and `output`, or one of `inputs`."""
     entry = entry_point if isinstance(entry_point, str) and entry_point.strip() else None
     if isinstance(tests, str):
         if not tests.strip():
             raise UnreadableTestsError("there are no tests")
-        if tests.lstrip()[0] not in "[{":
-            return _checks((tests,), entry)
         try:
-            tests = json.loads(tests)
+            read = json.loads(tests)
         except (ValueError, RecursionError):
-            return _checks((tests,), entry)
+            read = None
+        if not isinstance(read, list | dict):
+            return _plan((tests,), entry)
+        tests = read
     if isinstance(tests, Mapping) and isinstance(tests.get("inputs"), list) and isinstance(tests.get("outputs"), list):
         if len(tests["inputs"]) != len(tests["outputs"]):
             raise UnreadableTestsError("there are not as many `inputs` as `outputs`")
         return _cases([*zip(tests["inputs"], tests["outputs"], strict=True)], tests.get("fn_name"))
     if not isinstance(tests, list | tuple) or not tests:
         raise UnreadableTestsError(f"the tests are {shown(tests)}, not a list of tests and not a source text")
-    if all(isinstance(test, str) for test in tests):
-        return _checks(tuple(tests), entry)
+    if _all_texts(tests):
+        return _plan(tuple(tests), entry)
     if not all(isinstance(test, Mapping) for test in tests):
         raise UnreadableTestsError(f"the tests are neither all strings nor all mappings: {shown(tests)}")
     pairs = [(test.get("input"), test.get("output")) for test in tests]
@@ -77,27 +68,26 @@ def read_tests(tests: Any, entry_point: Any = None) -> Checks | Examples:
         if entry is None:
             raise UnreadableTestsError("the tests call a function, and there is no column `entry_point`")
         try:
-            return _cases(
-                [([*map(json.loads, given.split("\n"))], json.loads(wanted)) for given, wanted in pairs], entry
-            )
+            pairs = [([*map(json.loads, given.split("\n"))], json.loads(wanted)) for given, wanted in pairs]
         except (ValueError, TypeError, AttributeError, RecursionError) as error:
             raise UnreadableTestsError("a test has no `input` or no `output` of JSON") from error
+        return _cases(pairs, entry)
     return _cases(pairs, None)
 
 
-def _cases(pairs: Sequence[tuple[Any, Any]], name: Any) -> Checks | Examples:
+def _cases(pairs: Sequence[tuple[Any, Any]], name: Any) -> Plan | Examples:
     """APPS, TACO, LiveCodeBench: arguments and results of a function, as JSON has them, or what a program reads."""
     if name is None:
         texts = [["\n".join(t) if isinstance(t, list) and _all_texts(t) else t for t in pair] for pair in pairs]
         if pairs and all(map(_all_texts, texts)):
-            return Examples(tuple((given, wanted) for given, wanted in texts))
+            return [(given, wanted) for given, wanted in texts]
         raise UnreadableTestsError("a test has no `input` or no `output` that is a string")
     if not isinstance(name, str) or not name.isidentifier() or not all(isinstance(given, list) for given, _ in pairs):
         raise UnreadableTestsError(f"`inputs` are not lists of arguments, or {shown(name)} is no name of a function")
     calls = [
         f"candidate(*json.loads({json.dumps(given)!r})), json.loads({json.dumps(wanted)!r})" for given, wanted in pairs
     ]
-    return _checks((_CALLING.format(name=name), *(f"assert same({call})" for call in calls)), None)
+    return _plan((_CALLING.format(name=name), *(f"assert same({call})" for call in calls)), None)
 
 
 _CALLING = """
@@ -128,12 +118,12 @@ def same_output(printed: bytes, expected: str) -> bool:
 
 
 @functools.lru_cache(maxsize=4096)  # the completions of a group have the same tests
-def _checks(tests: tuple[str, ...], entry: str | None) -> Checks:
+def _plan(tests: tuple[str, ...], entry: str | None) -> Plan:
     sources = [_Source(test, number) for number, test in enumerate(tests)]
     trees = [tree for source in sources for tree in source.trees]
     free = _free_names(trees, entry)
     if "candidate" in free and entry is not None:  # MBPP+ in its original form
-        return _checks((f"candidate = {entry}", *tests), entry)
+        return _plan((f"candidate = {entry}", *tests), entry)
     modules = {name: _MODULES[name] for name in free & _MODULES.keys() if _only_as_module(name, trees)}
     free -= modules.keys()
     try:
@@ -145,15 +135,13 @@ def _checks(tests: tuple[str, ...], entry: str | None) -> Checks:
             "nothing in the tests can fail: there is no assert, no expected exception and no doctest in what runs "
             "(statements, `test_*` functions, `Test*` and `TestCase` classes, `check(candidate)`)"
         )
-    return Checks(
-        {"tests": planned, "free": sorted(free), "modules": modules, "stop": True},
-        sum(1 for test in planned if not test["empty"]),
-    )
+    return {"tests": planned, "free": sorted(free), "modules": modules}
 
 
-_MODULES = {name: name for name in "math cmath re itertools functools operator collections random".split()}
-_MODULES |= {name: name for name in "datetime copy sys os json heapq bisect statistics time unittest pytest".split()}
-_MODULES |= {"numpy": "numpy", "np": "numpy"}
+_USED = (
+    "math cmath re itertools functools operator collections random datetime copy sys os json heapq bisect statistics"
+)
+_MODULES = {name: name for name in f"{_USED} time unittest pytest numpy".split()} | {"np": "numpy"}
 """Modules that tests use without importing them: they are the tests' own all the same, and not the solution's."""
 
 
@@ -425,7 +413,7 @@ def _reached(node: ast.AST, tainted: set[str], functions: Mapping[str, Any]) -> 
     elif isinstance(node, ast.AugAssign | ast.AnnAssign | ast.NamedExpr):
         pairs = [(node.target, node.value)]
     elif isinstance(node, ast.For | ast.AsyncFor | ast.comprehension):
-        pairs = [(node.target, node.iter)]
+        pairs = _taken(node.target, node.iter)
     elif isinstance(node, ast.withitem):
         pairs = [(node.optional_vars, node.context_expr)]
     elif isinstance(node, ast.Call):
@@ -445,6 +433,16 @@ def _reached(node: ast.AST, tainted: set[str], functions: Mapping[str, Any]) -> 
         if target is not None and value is not None and _from_solution(value, tainted)
         for name in _targets(target)
     }
+
+
+def _taken(target: ast.expr, iterated: ast.expr) -> list[tuple[ast.expr | None, ast.expr | None]]:
+    """What a loop takes from where: with `zip`, each name from its own."""
+    if isinstance(target, ast.Tuple) and isinstance(iterated, ast.Call):
+        if _called_name(iterated) == "zip" and len(target.elts) == len(iterated.args):
+            return list(zip(target.elts, iterated.args, strict=True))
+        if _called_name(iterated) == "enumerate" and iterated.args and len(target.elts) == 2:
+            return _taken(target.elts[1], iterated.args[0])
+    return [(target, iterated)]
 
 
 def _gives(node: ast.AST, tainted: set[str]) -> bool:
@@ -503,8 +501,9 @@ class _Rewriting(ast.NodeTransformer):
             node.elt = self.compared(node.elt)
         elif isinstance(node, ast.Compare):
             if not any(isinstance(one, ast.Is | ast.IsNot) for one in node.ops):
-                member = any(isinstance(one, ast.In | ast.NotIn) for one in node.ops)
-                node.left, *node.comparators = self.sides([node.left, *node.comparators], not member)
+                mark = "" if any(isinstance(one, ast.In | ast.NotIn) for one in node.ops) else "="
+                mark = "<" if any(isinstance(one, _ORDER) for one in node.ops) else mark
+                node.left, *node.comparators = self.sides([node.left, *node.comparators], mark)
         elif isinstance(node, ast.Call):
             if len(node.args) == 1 and _last_name(node.func) in ("all", "any", "bool"):
                 node.args = [self.compared(node.args[0])]
@@ -528,20 +527,50 @@ class _Rewriting(ast.NodeTransformer):
             for keyword, value in zip(named, handed[len(which) :], strict=True):
                 keyword.value = value
 
-    def sides(self, values: list[ast.expr], compares: bool = False) -> list[ast.expr]:
+    def sides(self, values: list[ast.expr], mark: str = "") -> list[ast.expr]:
+        """Hand over values that are put together, and how: compared ("="), or ordered or computed with ("<")."""
         site = self.site()
         handed: list[ast.expr] = []
         for position, value in enumerate(values):
             names = any(isinstance(inner, ast.Name | ast.Attribute) for inner in ast.walk(value))
             kind = "s" if _from_solution(value, self.tainted) else "o" if names else "c"
-            kind = kind.upper() if compares else kind
-            mixed = _Mixed(self).visit(value) if kind in "sS" else value
+            kind = kind.upper() + mark.strip("=") if mark else kind
+            mixed = _Mixed(self).visit(value) if kind[0] in "sS" else value
             handed.append(_call("op", site, ast.Constant(position), ast.Constant(kind), mixed))
         return handed
 
     def expression(self, node: ast.expr) -> ast.expr:
         """The expression of a doctest's example."""
         return _call("value", _call("begin"), _Vacuous(self).visit(self.compared(node)))
+
+    # What is computed beforehand.
+
+    def visit_BinOp(self, node: ast.BinOp) -> ast.expr:
+        self.generic_visit(node)
+        if len({_from_solution(value, self.tainted) for value in (node.left, node.right)}) > 1:
+            node.left, node.right = self.sides([node.left, node.right], "<")
+        return node
+
+    def visit_comprehension(self, node: ast.comprehension) -> ast.comprehension:
+        self.generic_visit(node)
+        node.iter = self.side_by_side(node.iter)
+        return node
+
+    def visit_Call(self, node: ast.Call) -> ast.expr:
+        self.generic_visit(node)
+        return self.side_by_side(node) if _called_name(node) == "map" else node
+
+    def side_by_side(self, node: ast.expr) -> ast.expr:
+        """Hand over a `map`, and a `zip` of the solution's values with the tests' own."""
+        name = _called_name(node)
+        if isinstance(node, ast.Call) and name in ("map", "zip"):
+            values = node.args[name == "map" :]
+            given = [number for number, value in enumerate(values) if _from_solution(value, self.tainted)]
+            given = given if len(given) < len(values) else []
+            if given or name == "map":
+                node.func = _call("mapped" if name == "map" else "zipped").func
+                node.args.insert(0, ast.List([ast.Constant(number) for number in given], ast.Load()))
+        return node
 
     # Statements.
 
@@ -645,6 +674,7 @@ class _Rewriting(ast.NodeTransformer):
         return block
 
 
+_ORDER = ast.Lt | ast.LtE | ast.Gt | ast.GtE
 _SIDES = frozenset("first second actual desired expected x y a b left right list1 list2".split())
 """Names of parameters that are compared."""
 
@@ -662,11 +692,13 @@ class _Mixed(ast.NodeTransformer):
     def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
         if not self.mixed([node.left, node.right]):
             return self.generic_visit(node)
-        node.left, node.right = self.rewriting.sides([node.left, node.right])
+        node.left, node.right = self.rewriting.sides([node.left, node.right], "<")
         return node
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         if _from_solution(node.func, self.rewriting.tainted):
+            if isinstance(node.func, ast.Attribute):
+                node.func.value = self.visit(node.func.value)
             return node
         if not self.mixed(node.args):
             return self.generic_visit(node)
@@ -679,24 +711,26 @@ class _Vacuous(ast.NodeTransformer):
 
     def __init__(self, rewriting: _Rewriting) -> None:
         self.rewriting = rewriting
+        self.bounded = False
+
+    def visit_Compare(self, node: ast.Compare) -> ast.AST:
+        self.bounded = any(isinstance(one, _ORDER) for one in node.ops)  # an error within a tolerance
+        return self.generic_visit(node)
 
     def visit_Call(self, node: ast.Call) -> ast.expr:
-        if _called_name(node) in ("list", "tuple", "dict", "set", "sorted", "len"):
+        name = _called_name(node)
+        if name in ("list", "tuple", "dict", "set", "sorted", "len"):
             return node  # what it has is compared
         self.generic_visit(node)
-        tainted = self.rewriting.tainted
-        given = [number for number, value in enumerate(node.args) if _from_solution(value, tainted)]
-        if _called_name(node) == "zip" and given and len(given) < len(node.args):
-            node.func = _call("zipped").func
-            node.args.insert(0, ast.List([ast.Constant(number) for number in given], ast.Load()))
-        elif _called_name(node) == "all" and len(node.args) == 1 and given:
-            inner = node.args[0]
-            if isinstance(inner, ast.GeneratorExp | ast.ListComp):
-                first = inner.generators[0]
-                if _from_solution(first.iter, tainted):
-                    first.iter = self.rewriting.several(first.iter)
-            else:
-                node.args = [self.rewriting.several(inner)]
+        inner = node.args[0] if len(node.args) == 1 else None
+        if inner is None or name not in ("all", "any", *(["sum"] if self.bounded else [])):
+            return self.rewriting.side_by_side(node)
+        if isinstance(inner, ast.GeneratorExp | ast.ListComp):
+            first = inner.generators[0]
+            if _from_solution(first.iter, self.rewriting.tainted):
+                first.iter = self.rewriting.several(first.iter)
+        elif name == "all" and _from_solution(inner, self.rewriting.tainted):
+            node.args = [self.rewriting.several(inner)]
         return node
 
 

@@ -39,6 +39,12 @@ class ViolationError(Exception):
     """Something arrived that is not a message."""
 
 
+def _text(value: Any) -> str:
+    if type(value) is not str:
+        raise ViolationError("no text")
+    return value
+
+
 class ClosedError(Exception):
     """The other side has closed."""
 
@@ -60,12 +66,6 @@ _TYPES: dict[str, type] = {
     )
 }
 _TYPE_NAMES = {kind: name for name, kind in _TYPES.items()}
-
-
-def _text(value: Any) -> str:
-    if type(value) is not str:
-        raise ViolationError("no text")
-    return value
 
 
 # Values written as text or numbers: tag, writing (None where it is no data), reading.
@@ -164,13 +164,9 @@ _READ_VALUE = {tag: read for tag, _, read in _VALUES.values()}
 _READ_CONTAINER = {row[0]: row for row in (*_CONTAINERS.values(), _ARRAY)}
 
 
-def _is_plain(value: Any) -> bool:
-    return value.dtype.kind in _NUMPY_KINDS
-
-
 def _container(value: Any) -> _Container | None:
     numpy: Any = sys.modules.get("numpy")
-    if numpy is not None and type(value) is numpy.ndarray and _is_plain(value):
+    if numpy is not None and type(value) is numpy.ndarray and value.dtype.kind in _NUMPY_KINDS:
         return _ARRAY
     return _CONTAINERS.get(type(value))
 
@@ -191,11 +187,7 @@ def exception_class(kind: type) -> type[BaseException] | None:
 
 
 class Codec:
-    """One side's view of the values that cross.
-
-    Args:
-        first: The number of its first twin: the sides count in twos, one from 0, the other from 1.
-    """
+    """One side's view of the values that cross. The sides number their twins in twos, one from 0, the other from 1."""
 
     own_copies = False
     """Whether this side's containers stay as they are when the other side changes them: it then has new ones."""
@@ -250,8 +242,9 @@ class Codec:
             tag, parts, _ = _VALUES[kind]
             return [tag, [self.encode(part) for part in parts(value)]]
         numpy: Any = sys.modules.get("numpy")
-        if numpy is not None and kind.__module__ == "numpy" and isinstance(value, numpy.generic):
-            return ["n0", [value.dtype.str, value.tobytes().hex()]] if _is_plain(value) else self.opaque(value)
+        scalar = numpy is not None and kind.__module__ == "numpy" and isinstance(value, numpy.generic)
+        if scalar and value.dtype.kind in _NUMPY_KINDS:
+            return ["n0", [value.dtype.str, value.tobytes().hex()]]
         return self.opaque(value)
 
     def _full(self, number: int) -> Json:
@@ -372,12 +365,7 @@ def made_exception(kind: Any, arguments: list[Any]) -> Any:
 
 
 class Conversation(Codec):
-    """One side of the conversation: it asks the other to do something, and does meanwhile what that one asks for.
-
-    Args:
-        first: As for `Codec`.
-        incoming, outgoing: Descriptors of pipes.
-    """
+    """One side of the conversation: it asks the other to do something, and does meanwhile what that one asks for."""
 
     fatal: tuple[type[BaseException], ...] = (ClosedError,)
     """What ends the conversation instead of being an answer."""
