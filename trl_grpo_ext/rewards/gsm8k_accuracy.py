@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 from ..guard.messages import completion_text
 from ..guard.outcomes import Judgement, Outcome, OutcomePolicy, shown
 from ..guard.parameters import column
+from ._judged import Judged
 from ._text.final_answer import final_number, parse_reference
 
 _ROUNDING = Fraction(1, 10**9)
@@ -17,7 +17,7 @@ _UNREAD = "the reference is not one number"
 _ADVICE = "Rename the column that holds the reference answers to 'answer'."
 
 
-class GSM8KAccuracy:
+class GSM8KAccuracy(Judged):
     r"""Score 1.0 where the completion's final number equals the reference, 0.0 where it does not or is missing.
 
     How the final number is found (`#### 18`, `\boxed{18}`, `<answer>`, "the answer is 18", else the last number) is
@@ -41,36 +41,15 @@ class GSM8KAccuracy:
 
     def __init__(self, *, outcomes: Mapping[str, Any] | None = None) -> None:
         can = (Outcome.RIGHT, Outcome.WRONG, Outcome.NO_ANSWER, Outcome.UNPARSEABLE)
-        self._policy = OutcomePolicy(self.__name__, can, outcomes)
+        self.policy = OutcomePolicy(self.__name__, can, outcomes)
 
-    def __call__(
-        self, completions: Sequence[Any], answer: Sequence[Any] | None = None, **kwargs: Any
-    ) -> list[float | None]:
-        """Score `B` completions.
+    def __call__(self, completions: Sequence[Any], answer: Any = None, **columns: Any) -> list[float | None]:
+        """`B` scores; the time is linear in a completion's length."""
+        return super().__call__(completions, answer=answer, **columns)
 
-        Args:
-            completions: `B` completions, strings or lists of messages.
-            answer: `B` references: GSM8K's own solutions ("... #### 1,234") or plain numbers (string, int or float).
-            **kwargs: The other columns; only TRL's `log_metric` and `log_extra` are used.
-
-        Raises:
-            RewardError: The column `answer` is missing or does not have one entry per completion, or an outcome is set
-                to "raise".
-        """
-        judgements = self.judge(completions=completions, answer=answer, **kwargs)
-        unread = [judged.detail for judged in judgements if judged.outcome is Outcome.UNPARSEABLE]
-        if unread:
-            warnings.warn(
-                f"gsm8k_accuracy: {unread[0]} ({len(unread)} of {len(judgements)} in this batch). A reference is "
-                "'... #### 18' or a number.",
-                stacklevel=2,
-            )
-        self._policy.log(judgements, kwargs.get("log_metric"), kwargs.get("log_extra"))
-        return self._policy.scores(judgements)
-
-    def judge(self, completions: Sequence[Any], answer: Sequence[Any] | None = None, **kwargs: Any) -> list[Judgement]:
-        """The outcome of each completion; arguments and errors as in a call."""
-        references = column("gsm8k_accuracy", "answer", {**kwargs, "answer": answer}, len(completions), _ADVICE)
+    def judge(self, completions: Sequence[Any], **columns: Any) -> list[Judgement]:
+        """The outcomes of `B` completions; `answer` is GSM8K's own solutions ("... #### 1,234"), or plain numbers."""
+        references = column("gsm8k_accuracy", "answer", columns, len(completions), _ADVICE)
         return [_judged(*pair) for pair in zip(completions, references, strict=True)]
 
 

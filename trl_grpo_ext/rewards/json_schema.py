@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -15,6 +14,7 @@ from ..guard.outcomes import Judgement, Outcome, OutcomePolicy, shown
 from ..guard.parameters import checked_choice, checked_number, checked_text, checked_whole, optional_module
 from ..guard.parameters import column as checked_column
 from ..guard.workers import Done, WorkerPool
+from ._judged import Judged
 from ._text.json_text import AmbiguousError, RefusedError, fenced, last_object, read_json
 
 _DRAFT = "https://json-schema.org/draft/2020-12/schema"
@@ -24,7 +24,7 @@ _OUTCOMES = (
 )
 
 
-class JSONSchema:
+class JSONSchema(Judged):
     """Score 1.0 where the completion's JSON is valid under a schema, `partial` where it only parses, 0.0 elsewhere.
 
     Parsing and validation run in worker processes that are killed after `timeout` seconds of CPU time: a schema's
@@ -54,6 +54,7 @@ class JSONSchema:
     """
 
     __name__ = "json_schema"
+    reads = "the schema"
     conformance: ClassVar[Mapping[str, Any]] = {
         "parameters": {"schema": {"type": "object", "required": ["answer"]}},
         "completions": ['```json\n{"answer": 18}\n```', '```json\n{"unit": "eggs"}\n```', '{"answer": 18}', "18"],
@@ -85,19 +86,6 @@ class JSONSchema:
 
     def __repr__(self) -> str:
         return f"JSONSchema(extract={self.extract!r}, partial={self.partial})"
-
-    def __call__(self, completions: Sequence[Any], **columns: Any) -> list[float | None]:
-        """`B` scores. No completion raises."""
-        judgements = self.judge(completions, **columns)
-        unread = [row for row, judged in enumerate(judgements) if judged.outcome is Outcome.UNPARSEABLE]
-        if unread:
-            warnings.warn(
-                f"json_schema cannot use the schema at row {unread[0]} ({judgements[unread[0]].detail}; {len(unread)} "
-                f"of {len(judgements)} in this batch); these completions get None unless `outcomes` says otherwise.",
-                stacklevel=2,
-            )
-        self.policy.log(judgements, columns.get("log_metric"), columns.get("log_extra"))
-        return self.policy.scores(judgements)
 
     def judge(self, completions: Sequence[Any], **columns: Any) -> list[Judgement]:
         """The outcomes of `B` completions.

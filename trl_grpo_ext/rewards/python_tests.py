@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import signal
 import threading
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -15,6 +14,7 @@ from ..guard.outcomes import Judgement, Outcome, OutcomePolicy, shown
 from ..guard.parameters import checked_choice, checked_flag, checked_number, checked_whole
 from ..guard.parameters import column as checked_column
 from ..guard.workers import default_workers
+from ._judged import Judged
 from ._sandbox.run import LAYERS, Run, isolation, run_all, run_python
 from ._sandbox.test_forms import Examples, Plan, UnreadableTestsError, read_tests, same_output
 
@@ -25,7 +25,7 @@ _OUTCOMES = (
 _PYTHON = ("python", "python3", "py")
 
 
-class PythonTests:
+class PythonTests(Judged):
     """Score 1.0 where the completion's code passes all its tests, 0.0 where it does not.
 
     The dataset's column `tests` has, for each row, one of
@@ -67,6 +67,7 @@ class PythonTests:
     """
 
     __name__ = "python_tests"
+    reads = "the tests"
 
     def __init__(
         self,
@@ -88,41 +89,17 @@ class PythonTests:
         self.max_characters = checked_whole(f"{name}: max_characters", max_characters, 1)
         self.code = checked_choice(f"{name}: code", code, ("fence", "text"))
         self.require = _checked_layers(name, require, self.memory_mb)
-        self._policy = OutcomePolicy(name, _OUTCOMES, outcomes)
+        self.policy = OutcomePolicy(name, _OUTCOMES, outcomes)
 
     def __repr__(self) -> str:
         return f"PythonTests(partial={self.partial}, timeout={self.timeout}, memory_mb={self.memory_mb})"
 
-    def __call__(self, completions: Sequence[Any], **kwargs: Any) -> list[float | None]:
-        """Score `B` completions.
-
-        Args:
-            completions: `B` completions, strings or lists of messages.
-            **kwargs: The other columns; `tests` is needed, and `entry_point` if tests need it.
-
-        Returns:
-            `B` scores from 0.0 to 1.0, or None where the tests cannot be read, which also warns.
-
-        Raises:
-            RewardError: The column `tests` is missing or does not have one entry per completion; an outcome is set to
-                "raise"; a process cannot be started, or cannot give up its rights.
-        """
-        judgements = self.judge(completions=completions, **kwargs)
-        unread = [row for row, judged in enumerate(judgements) if judged.outcome is Outcome.UNPARSEABLE]
-        if unread:
-            warnings.warn(
-                f"python_tests cannot read the tests at row {unread[0]} ({judgements[unread[0]].detail}; {len(unread)} "
-                f"of {len(judgements)} in this batch); these completions get None unless `outcomes` says otherwise.",
-                stacklevel=2,
-            )
-        self._policy.log(judgements, kwargs.get("log_metric"), kwargs.get("log_extra"))
-        return self._policy.scores(judgements)
-
     def judge(self, completions: Sequence[Any], **kwargs: Any) -> list[Judgement]:
-        """The outcome of each completion.
+        """The outcomes of `B` completions, by the columns `tests` and, if tests need it, `entry_point`.
 
         Raises:
-            RewardError: As for a call, except for outcomes set to "raise".
+            RewardError: A column is missing or has not one entry per completion; a process cannot be started, or cannot
+                give up its rights.
         """
         count = len(completions)
         advice = "Rename the column that holds the unit tests to 'tests'."

@@ -20,6 +20,7 @@ from ..guard.messages import completion_text
 from ..guard.outcomes import Judgement, Outcome, OutcomePolicy
 from ..guard.parameters import checked_choice, checked_number, checked_whole, column, optional_module
 from ..guard.workers import WorkerPool
+from ._judged import Judged
 from ._sandbox.layers import isolate
 
 _OUTCOMES = (
@@ -36,7 +37,7 @@ _COMPUTE = {"abs", "divmod", "float", "int", "max", "min", "pow", "round", "sum"
 _CODE = frozenset(name for name in vars(builtins) if name not in _COMPUTE)
 
 
-class ReasoningGym:
+class ReasoningGym(Judged):
     """Score a completion by the verifier of the `reasoning-gym` task that its prompt came from.
 
     A row names its problem by the columns `task`, `seed` and `index`, from which the worker makes it again with its
@@ -85,19 +86,13 @@ class ReasoningGym:
     def __repr__(self) -> str:
         return f"ReasoningGym(extract={self.extract!r})"
 
-    def __call__(self, completions: Sequence[Any], **columns: Any) -> list[float | None]:
-        """`B` scores; None also where a row's `task`, `seed` or `index` is None, so data sets can be mixed.
+    def judge(self, completions: Sequence[Any], **columns: Any) -> list[Judgement]:
+        """The outcomes of `B` completions; "none" where `task`, `seed` or `index` is None, so data sets can be mixed.
 
         Raises:
             RewardError: A column is missing, or a row names no problem: there is no such task, it does not take the
                 row's `config`, or `index` is not below its `size` (500, unless `config` has one).
         """
-        judgements = self.judge(completions, **columns)
-        self.policy.log(judgements, columns.get("log_metric"), columns.get("log_extra"))
-        return self.policy.scores(judgements)
-
-    def judge(self, completions: Sequence[Any], **columns: Any) -> list[Judgement]:
-        """The outcomes of `B` completions."""
         count = len(completions)
         tasks, seeds, indices = (column("reasoning_gym", name, columns, count) for name in ("task", "seed", "index"))
         configs, references = (

@@ -14,12 +14,13 @@ from ..guard.outcomes import Judgement, Outcome, OutcomePolicy
 from ..guard.parameters import checked_flag, checked_number, checked_whole
 from ..guard.workers import Done, WorkerPool
 from ..types import Span, SpanScore
+from ._judged import Judged
 
 _FLAGS = {"a": re.ASCII, "i": re.IGNORECASE, "m": re.MULTILINE, "s": re.DOTALL, "x": re.VERBOSE}
 _OUTCOMES = (Outcome.SCORED, Outcome.REFUSED, Outcome.TIMEOUT, Outcome.DIED, Outcome.ERROR)
 
 
-class RegexMatch:
+class RegexMatch(Judged):
     r"""Score `value` where the completion matches, `otherwise` where it does not.
 
     The pattern is Python's (`re`) and may match anywhere. A pattern such as `(a+)+b` can take longer than the training
@@ -82,14 +83,8 @@ class RegexMatch:
     def __repr__(self) -> str:
         return f"RegexMatch({self.pattern!r}, full={self.full}, flags={self.flags!r}, count={self.count})"
 
-    def __call__(self, completions: Sequence[Any], **columns: Any) -> list[float | None]:
-        """`B` scores; their spans are the matches that count, with their shares of `value`."""
-        judgements = self.judge(completions)
-        self.policy.log(judgements, columns.get("log_metric"), columns.get("log_extra"))
-        return self.policy.scores(judgements)
-
     def judge(self, completions: Sequence[Any], **columns: Any) -> list[Judgement]:
-        """The outcomes of `B` completions."""
+        """The outcomes of `B` completions; spans are the matches that count, with their shares of `value`."""
         texts = [completion_text(completion) for completion in completions]
         short = [text for text in dict.fromkeys(texts) if len(text) <= self.max_characters]
         judged = dict(zip(short, map(self._judged, self._pool.run(short, allowance=self.timeout)), strict=True))

@@ -1,0 +1,40 @@
+"""What rewards with outcomes share: a `judge` finds each completion's outcome, and a policy makes a score of it."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+from ..guard.outcomes import Judgement, Outcome, OutcomePolicy
+
+
+class Judged:
+    """A reward whose scores are what its `policy` makes of the outcomes that `judge` finds."""
+
+    __name__: str
+    policy: OutcomePolicy
+    reads = "the reference"
+    """What `unparseable_reference` is about, for the warning."""
+
+    def judge(self, completions: Sequence[Any], **columns: Any) -> list[Judgement]:
+        """The outcomes of `B` completions."""
+        raise NotImplementedError
+
+    def __call__(self, completions: Sequence[Any], **columns: Any) -> list[float | None]:
+        """`B` scores; None, with a warning, where the reference cannot be read. No completion raises.
+
+        Raises:
+            RewardError: A column is missing or has not one entry per completion, or an outcome is set to "raise".
+        """
+        judgements = self.judge(completions, **columns)
+        unread = [row for row, judged in enumerate(judgements) if judged.outcome is Outcome.UNPARSEABLE]
+        if unread:
+            warnings.warn(
+                f"{self.__name__} cannot read {self.reads} at row {unread[0]} ({judgements[unread[0]].detail}; "
+                f"{len(unread)} of {len(judgements)} in this batch); these completions get None unless `outcomes` says "
+                "otherwise.",
+                stacklevel=2,
+            )
+        self.policy.log(judgements, columns.get("log_metric"), columns.get("log_extra"))
+        return self.policy.scores(judgements)
