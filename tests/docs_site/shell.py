@@ -190,7 +190,6 @@ def _pytest(words: list[str]) -> str:
     from _pytest.config import get_config
 
     config = get_config(["-p", "no:cacheprovider"])
-    config.pluginmanager.import_plugin("trl_grpo_ext.testing.pytest_plugin")
     try:
         config._parser.parse_known_and_unknown_args(words)
         _, unknown = config._parser.parse_known_and_unknown_args(words)

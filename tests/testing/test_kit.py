@@ -323,7 +323,7 @@ def test_options_come_from_pyproject(tmp_path: Path) -> None:
 
 def test_importing_the_kit_imports_no_torch() -> None:
     code = (
-        "import sys, trl_grpo_ext.testing, trl_grpo_ext.testing.pytest_plugin, trl_grpo_ext.testing.rules\n"
+        "import sys, trl_grpo_ext.testing, trl_grpo_ext.testing.kit, trl_grpo_ext.testing.rules\n"
         "print([name for name in ('torch', 'transformers', 'trl', 'numpy', 'hypothesis') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

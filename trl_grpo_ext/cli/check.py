@@ -16,9 +16,6 @@ from ..errors import ConfigurationError, PluginError
 from ..guard.untrusted import one_line, printable
 from .console import (
     KIND_HELP,
-    complete_distribution,
-    complete_kind,
-    complete_name,
     kind_of,
     messages,
     paragraph,
@@ -56,17 +53,12 @@ def check_command(
         typer.Argument(
             metavar="SELECTION",
             help="A name, distribution:name, a dotted path, or a mapping such as '{name: length_target, target: 100}'.",
-            autocompletion=complete_name,
         ),
     ] = None,
-    kind: Annotated[
-        str | None, typer.Option(metavar="KIND", help=f"Only this kind: {KIND_HELP}", autocompletion=complete_kind)
-    ] = None,
+    kind: Annotated[str | None, typer.Option(metavar="KIND", help=f"Only this kind: {KIND_HELP}")] = None,
     distribution: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAME", help="Check every plugin of this distribution.", autocompletion=complete_distribution
-        ),
+        typer.Option(metavar="NAME", help="Check every plugin of this distribution."),
     ] = None,
     timeout: Annotated[float | None, typer.Option(help="Seconds for each rule, 10 by default.")] = None,
     strict: Annotated[

@@ -13,7 +13,7 @@ from rich.text import Text
 from ..errors import ConfigurationError
 from ..guard.untrusted import escape, one_line
 from ..plugins.kinds import LABELS
-from .console import KIND_HELP, complete_distribution, complete_kind, kind_of, messages, paragraph, results
+from .console import KIND_HELP, kind_of, messages, paragraph, results
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -28,12 +28,10 @@ def register(app: typer.Typer) -> None:
 
 
 def list_command(
-    kind: Annotated[
-        str | None, typer.Argument(metavar="KIND", help=f"Only this kind: {KIND_HELP}", autocompletion=complete_kind)
-    ] = None,
+    kind: Annotated[str | None, typer.Argument(metavar="KIND", help=f"Only this kind: {KIND_HELP}")] = None,
     distribution: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Only plugins of this distribution.", autocompletion=complete_distribution),
+        typer.Option(metavar="NAME", help="Only plugins of this distribution."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a list of objects.")] = False,
 ) -> None:

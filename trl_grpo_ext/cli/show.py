@@ -11,7 +11,7 @@ from rich.text import Text
 
 from ..guard.untrusted import as_json, escape, one_line, printable
 from ..plugins.kinds import LABELS
-from .console import KIND_HELP, complete_kind, complete_name, kind_of, messages, paragraph, results
+from .console import KIND_HELP, kind_of, messages, paragraph, results
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -33,12 +33,9 @@ def show_command(
         typer.Argument(
             metavar="NAME",
             help="A name, an alias, distribution:name, or a dotted path package.module:attribute.",
-            autocompletion=complete_name,
         ),
     ],
-    kind: Annotated[
-        str | None, typer.Option(metavar="KIND", help=f"Only this kind: {KIND_HELP}", autocompletion=complete_kind)
-    ] = None,
+    kind: Annotated[str | None, typer.Option(metavar="KIND", help=f"Only this kind: {KIND_HELP}")] = None,
     json_: Annotated[bool, typer.Option("--json", help="Print a list of objects.")] = False,
 ) -> None:
     """Show a plugin's documentation and parameters, and how to select it.

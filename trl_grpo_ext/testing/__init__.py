@@ -5,8 +5,8 @@
     def test_it_conforms() -> None:
         assert_conforms("reward", "polite", columns={"answer": "yes"})
 
-The same checks run as `pytest --trl-grpo-ext` and as `trl-grpo-ext check NAME`. What is in here is loaded on first use,
-so that pytest, which imports the plugin of this package at every start, pays nothing for it.
+The same checks run as `trl-grpo-ext check NAME`. What is in here is loaded on first use, so that a reward without torch
+is checked without it.
 """
 
 from __future__ import annotations

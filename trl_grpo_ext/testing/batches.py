@@ -88,13 +88,6 @@ class SmallBatch:
         chosen = random.Random(f"pieces/{row.number}")
         return [PIECES[0] if i == 0 else chosen.choice(PIECES) for i in range(len(row.live))]
 
-    def ids(self, row: Row) -> list[int]:
-        """A row's token ids, from 1 on."""
-        pieces = self.pieces(row)
-        if self.setting.texts:
-            return [1 + sum(map(ord, piece)) % 997 for piece in pieces]
-        return [1 + PIECES.index(piece) for piece in pieces]
-
     def table(
         self,
         what: str,
@@ -119,21 +112,20 @@ class SmallBatch:
             means[group] = low + sum(reward - low for reward in scored) / max(len(scored), 1)
         return [means[row.group] for row in self.rows]
 
-    def totals(self, **overrides: Any) -> Totals:
+    def totals(self) -> Totals:
         """Counts over all rows."""
-        settings: dict[str, Any] = {
-            "tokens": sum(sum(row.live) for row in self.rows),
-            "sequences": len(self.rows),
-            "prompts": len({row.group for row in self.rows}),
-            "max_completion_length": max(LIMIT, self.width),
-        }
-        return Totals(**{**settings, **overrides})
+        return Totals(
+            tokens=sum(sum(row.live) for row in self.rows),
+            sequences=len(self.rows),
+            prompts=len({row.group for row in self.rows}),
+            max_completion_length=max(LIMIT, self.width),
+        )
 
     def step_totals(self, micro_batches: int = 1, processes: int = 1) -> Totals:
         """The same with the counts of an optimizer step that takes all rows."""
-        tokens = sum(sum(row.live) for row in self.rows)
-        step = StepTotals(tokens=tokens, sequences=len(self.rows), micro_batches=micro_batches)
-        return self.totals(step=step, micro_batches=micro_batches, processes=processes)
+        totals = self.totals()
+        step = StepTotals(tokens=totals.tokens, sequences=len(self.rows), micro_batches=micro_batches)
+        return replace(totals, step=step, micro_batches=micro_batches, processes=processes)
 
     def mask(self, width: int | None = None, dtype: torch.dtype = torch.float64) -> torch.Tensor:
         """The loss mask `(B, T)`."""
@@ -259,7 +251,12 @@ class SmallBatch:
         return Forward(**{**settings, **overrides})
 
     def _ids(self, width: int, padding: float) -> torch.Tensor:
-        return padded([self.ids(row) for row in self.rows], width, 7 if padding else 0, torch.long)
+        return padded(
+            [[1 + sum(map(ord, piece)) % 997 for piece in self.pieces(row)] for row in self.rows],
+            width,
+            7 if padding else 0,
+            torch.long,
+        )
 
     def _spans(self, row: Row) -> list[Span] | None:
         """What the first function says of characters: its reward belongs to those of the first two tokens."""

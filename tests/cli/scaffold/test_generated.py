@@ -89,11 +89,6 @@ def test_the_type_checker_does_not_look_away(made: Path, author: Author, tmp_pat
 def test_it_conforms(distribution: str, made: Path, author: Author) -> None:
     done = author.run("trl-grpo-ext", "check", f"{distribution}:{CASES[distribution][1]}", "--json", cwd=made)
     assert done.returncode == 0, done.stdout + done.stderr
-    kit = author.run("python", "-m", "pytest", "-q", "--trl-grpo-ext", cwd=made / distribution)
-    assert kit.returncode == 0, kit.stdout + kit.stderr
-    passed = re.search(r"(\d+) passed", kit.stdout)
-    assert passed is not None, kit.stdout
-    assert int(passed[1]) > 20, kit.stdout  # one for each rule, beside its own tests
 
 
 def test_all_of_them_are_listed(made: Path, author: Author) -> None:
