@@ -18,7 +18,6 @@ import torch
 
 from bench import study
 from bench.tables import markdown
-from trl_grpo_ext.cli.gradients import p_text
 from trl_grpo_ext.history.gradients import PLAIN, GradientQuality, load_policy, measure_gradients
 
 SEED = 1
@@ -81,7 +80,7 @@ def table(points: dict[float, GradientQuality]) -> str:
     """Markdown: for each method its worth and its cosine to the policy gradient at each point."""
     titles = ["method"]
     for share in points:
-        titles += [f"worth at {share:.0%}", "p", "cosine"]
+        titles += [f"worth at {share:.0%}", "cosine"]
     lines = []
     first = next(iter(points.values()))
     for place, one in enumerate(first.selections):
@@ -91,11 +90,7 @@ def table(points: dict[float, GradientQuality]) -> str:
         for found in points.values():
             own = found.selections[place]
             worth = "1" if own.name == PLAIN else own.worth.text(2)
-            cells += [
-                worth,
-                "" if own.name == PLAIN else p_text(own.worth_p),
-                own.to_policy_gradient.text(2),
-            ]
+            cells += [worth, own.to_policy_gradient.text(2)]
         lines.append(cells)
     return markdown(titles, lines)
 

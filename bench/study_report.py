@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from bench.tables import markdown, write_block
-from trl_grpo_ext.history.gradients.statistics import holm, t_within
 
 KINDS = {"hook": ("#0072B2", "o"), "aggregation": ("#D55E00", "s"), "plain": ("#000000", "D")}
 """Colour (Okabe and Ito's, which everybody can distinguish) and marker."""
@@ -19,6 +18,27 @@ Line = Mapping[str, Any]
 
 
 # ------------------------------------------------------------------------------------------------------- statistics
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Adjust p-values for multiple tests (Holm): below 0.05, a result holds at a family-wise error rate of 5 %."""
+    order = sorted(range(len(p_values)), key=lambda i: p_values[i])
+    adjusted, largest = [0.0] * len(p_values), 0.0
+    for rank, i in enumerate(order):
+        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[i]))
+        adjusted[i] = largest
+    return adjusted
+
+
+def t_within(t: float, df: int) -> float:
+    """P(|X| < |t|) for Student's t with an integer number of degrees of freedom: a finite sum, no approximation."""
+    angle = math.atan(abs(t) / math.sqrt(df))
+    sine, cosine = math.sin(angle), math.cos(angle)
+    term, total = (cosine, 0.0) if df % 2 else (1.0, 0.0)
+    for k in range(df % 2, df - 1, 2):  # odd: cos + 2/3 cos³ + ...; even: 1 + 1/2 cos² + ...
+        total += term
+        term *= cosine**2 * (k + 1) / (k + 2)
+    return (angle + sine * total) * 2 / math.pi if df % 2 else sine * total
 
 
 def t_quantile(within: float, df: int) -> float:

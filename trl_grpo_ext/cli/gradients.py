@@ -53,13 +53,8 @@ def gradients_command(
         int, typer.Option(min=2, help="Dimensions of the gradient sketch; it is exact with one per trained parameter.")
     ] = 4096,
     rows: Annotated[int, typer.Option(min=1, help="Completions per micro-batch.")] = 8,
-    resamples: Annotated[int, typer.Option(min=100, help="Bootstrap resamples.")] = 1000,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the sketch and the bootstrap.")] = 0,
     dtype: Annotated[str, typer.Option(help="Data type of the weights, such as bfloat16.")] = "auto",
     device: Annotated[str | None, typer.Option(help="Device of the model. Default: the GPU, if there is one.")] = None,
-    load_in_4bit: Annotated[
-        bool, typer.Option("--load_in_4bit", help="Load the weights below an adapter in 4 bits.")
-    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Measure how much of each selection's gradient is signal, and where it points, without training."""
@@ -70,7 +65,7 @@ def gradients_command(
     found = measure_gradients(
         completions,
         with_,
-        model=load_policy(model, dtype=dtype, device=device, load_in_4bit=load_in_4bit),
+        model=load_policy(model, dtype=dtype, device=device),
         tokenizer=tokenizer or model,
         dataset=dataset,
         batch_size=batch_size,
@@ -80,8 +75,6 @@ def gradients_command(
         temperature=temperature,
         dimensions=dimensions,
         rows=rows,
-        seed=seed,
-        resamples=resamples,
         say=lambda sentence: said.print(printable(sentence), soft_wrap=not said.is_terminal),
         progress=lambda items, count, what: progress_if_slow(items, count, said, what),
     )
@@ -103,21 +96,13 @@ def _print(found: GradientQuality, console: Console) -> None:
     columns = (
         f"signal / noise of {found.batch_size} completions",
         "worth x completions",
-        "p",
         "cosine to plain TRL",
         "cosine to policy gradient",
-        "p below 1",
     )
     lines = []
     for place, one in enumerate(found.selections):  # plain TRL and the policy gradient come first
         worth = "-" if place == 0 else one.worth.text(2)
         to_plain = "-" if place == 0 else one.to_plain.text(2)
         to_policy_gradient = "-" if place == 1 else one.to_policy_gradient.text(2)
-        cells = [one.ratio.text(), worth, p_text(one.worth_p), to_plain, to_policy_gradient, p_text(one.bias_p)]
-        lines.append((one.name, cells))
-    print_table(console, "gradients, with 95 % intervals; p corrected by Holm's method", columns, lines)
-
-
-def p_text(p: float | None) -> str:
-    """A p-value."""
-    return "-" if p is None else "< 0.001" if p < 0.001 else f"{p:.3f}"
+        lines.append((one.name, [one.ratio.text(), worth, to_plain, to_policy_gradient]))
+    print_table(console, "gradients, with 95 % intervals", columns, lines)

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from peft import LoraConfig, get_peft_model
-from transformers import AutoModelForCausalLM
+from peft import AutoPeftModelForCausalLM, LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 from typer.testing import CliRunner
 
 from tests.support import train
@@ -73,9 +73,13 @@ def test_adapters_below_which_weights_may_have_4_bits(tiny_model: Path, tmp_path
         if "lora_B" in name:
             torch.nn.init.normal_(one, std=0.1)
     adapted.save_pretrained(tmp_path)
-    loaded = load_policy(
-        str(tmp_path), device="cpu", **({"load_in_4bit": True} if precision == "4 bits" else {"dtype": precision})
-    )
+    if precision == "4 bits":
+        quantised = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype="float32")
+        loaded = AutoPeftModelForCausalLM.from_pretrained(
+            tmp_path, is_trainable=True, quantization_config=quantised, device_map={"": "cpu"}
+        )
+    else:
+        loaded = load_policy(str(tmp_path), device="cpu", dtype=precision)
     policy = Policy(loaded, rows=2)
     assert all("lora" in name for name in policy.trained)
     assert any("Params4bit" in type(one).__name__ for one in loaded.parameters()) == (precision == "4 bits")

@@ -104,7 +104,6 @@ def test_many_selections_need_as_many_backward_passes_as_their_coefficients_have
     assert plain.name == PLAIN
     assert plain.ratio.value == pytest.approx(same.ratio.value)
     assert same.worth.value == pytest.approx(1.0)
-    assert same.worth_p == 1.0
     length = {"length": {"loss_aggregation": "seq_mean_token_mean"}}
     more = measure_gradients(recorded, {**proportional, **length}, model=str(tiny_model))
     assert more.backward_passes == 8

@@ -26,13 +26,15 @@ from ..replay.comparison import Comparison
 from ..replay.selections import Selections, named_selections, selection_settings
 from ..replay.tokens import Tokenize, Tokens, load_tokenizer
 from .derivatives import DIMENSIONS, ROWS, CountSketch, Group, Policy, group_gradients, load_policy, prompt_tokens
-from .statistics import Estimate, Prompts, Quality, compare, holm
+from .statistics import Estimate, Prompts, compare
 
 __all__ = ["Estimate", "GradientQuality", "SelectionQuality", "load_policy", "measure_gradients"]
 
 PLAIN, POLICY_GRADIENT = "plain TRL", "policy gradient"
 FEW = 50
 """With fewer prompts, intervals are unreliable."""
+RESAMPLES = 1000
+"""Of the bootstrap."""
 _OTHER_POLICY = 0.01
 """Nats per token by which saved log-probabilities may differ from the model's without a note."""
 _OF_THE_FIRST = ("rewards", "reward_weights", "max_completion_length", "num_generations", "mask_truncated_completions")
@@ -42,20 +44,27 @@ Progress = Callable[[Iterable[Any], int, str], Iterable[Any]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class SelectionQuality(Quality):
+class SelectionQuality:
     """The gradient of one selection.
 
     Attributes:
         name: Its name.
         hooks: Its advantage hooks.
         aggregation: Its loss aggregation.
-        noise_scale: Completions of a batch whose ratio is 1; None if no signal is detected.
+        ratio: Signal-to-noise ratio `|μ|² / tr Σ` of the gradient of a batch of `GradientQuality.batch_size`
+            completions, with `μ` the mean and `Σ` the covariance of that gradient.
+        worth: How many times more completions plain TRL needs for the same ratio.
+        to_plain: Cosine of the mean gradient to plain TRL's.
+        to_policy_gradient: Cosine of the mean gradient to the policy gradient of the raw reward.
     """
 
     name: str
     hooks: Sequence[str]
     aggregation: str
-    noise_scale: float | None
+    ratio: Estimate
+    worth: Estimate
+    to_plain: Estimate
+    to_policy_gradient: Estimate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,8 +119,6 @@ def measure_gradients(
     temperature: float = 1.0,
     dimensions: int = DIMENSIONS,
     rows: int = ROWS,
-    seed: int = 0,
-    resamples: int = 1000,
     say: Say = lambda sentence: None,
     progress: Progress = lambda items, count, what: items,
     **reading: Any,
@@ -129,8 +136,6 @@ def measure_gradients(
         temperature: Of the run's sampling; the logits are divided by it.
         dimensions: Of the sketch. With no fewer than the model has trained parameters everything is exact.
         rows: Completions of a micro-batch.
-        seed: Of the sketch and the bootstrap.
-        resamples: Of the bootstrap.
         say: Called, as it goes, with what will be in `notes`.
         progress: Wraps the loops that take long: items, their number, and what is done.
         **reading: `dataset`, `steps`, `limit` and `num_generations`, as `replay` takes them.
@@ -142,10 +147,6 @@ def measure_gradients(
     """
     if not selections:
         raise ConfigurationError("There is nothing to measure: give at least one selection, --with a.yaml.")
-    if dimensions < 2 or rows < 1 or resamples < 100:
-        raise ConfigurationError(
-            f"dimensions={dimensions}, rows={rows}, resamples={resamples}: at least 2, 1 and 100 are needed."
-        )
     by_path = isinstance(model, str | Path)
     loaded = load_policy(str(model)) if by_path else model
     if tokenizer is None:
@@ -183,28 +184,22 @@ def measure_gradients(
         )
     if number < FEW:
         note(f"With {number} prompts the intervals are rough; a few hundred make them reliable.")
-    sketch = CountSketch(policy.trained, dimensions, seed)
+    sketch = CountSketch(policy.trained, dimensions)
     gradients, backward_passes = _gradients(policy, sketch, items, progress, note)
     by_name = dict(zip(names, gradients.unbind(dim=0), strict=True))
-    found = compare(by_name, PLAIN, POLICY_GRADIENT, of_prompts, resamples=resamples, seed=seed)
     per_batch = batch_size or (compared.completions / len(compared.batches))
-    group_size = compared.completions / compared.groups
-    worth_p = [None, None, *_holm([found[name].worth_p for name in names[2:]])]
-    bias_p = [None, None, *_holm([found[name].bias_p for name in names[2:]])]
-    qualities = []
-    for place, (name, own) in enumerate(zip(names, compared.selections, strict=True)):
-        ratio = found[name].ratio
-        estimates = vars(found[name]) | {
-            "ratio": ratio.times(per_batch / group_size),
-            "worth_p": worth_p[place],
-            "bias_p": bias_p[place],
-        }
-        scale = group_size / ratio.value if ratio.value is not None and ratio.value > 0 else None
-        qualities.append(
-            SelectionQuality(
-                name=name, hooks=tuple(own.hooks), aggregation=own.aggregation, noise_scale=scale, **estimates
-            )
-        )
+    found = compare(
+        by_name,
+        PLAIN,
+        POLICY_GRADIENT,
+        of_prompts,
+        resamples=RESAMPLES,
+        groups_per_batch=per_batch * compared.groups / compared.completions,
+    )
+    qualities = [
+        SelectionQuality(name=name, hooks=tuple(own.hooks), aggregation=own.aggregation, **found[name])
+        for name, own in zip(names, compared.selections, strict=True)
+    ]
     if unseen := [one.name for one in qualities if one.ratio.low is None or one.ratio.low <= 0]:
         note(
             f"{', '.join(unseen)}: the signal cannot be distinguished from 0 with {number} prompts, so ratios to "
@@ -295,8 +290,3 @@ def _gradients(
             "policy, or another temperature, sampled the completions. The numbers hold for the model's own completions."
         )
     return torch.stack(found, dim=1), passes
-
-
-def _holm(p_values: Sequence[float | None]) -> list[float | None]:
-    adjusted = iter(holm([p for p in p_values if p is not None]))
-    return [None if p is None else next(adjusted) for p in p_values]

@@ -45,13 +45,13 @@ class CountSketch:
     depend only on its name, its size and the seed.
     """
 
-    def __init__(self, parameters: Mapping[str, torch.Tensor], dimensions: int, seed: int) -> None:
+    def __init__(self, parameters: Mapping[str, torch.Tensor], dimensions: int, seed: int = 0) -> None:
         self._parameters = dict(parameters)
         self.seed = seed
         self.parameters = sum(one.numel() for one in parameters.values())
         self.exact = self.parameters <= dimensions
         self.dimensions = self.parameters if self.exact else dimensions
-        self._kept: dict[str, torch.Tensor] | None = {} if self.parameters <= _KEPT_PLACES else None
+        self._kept: dict[str, torch.Tensor] = {}
         first = next(iter(parameters.values()))
         self.precision = torch.float64 if first.dtype == torch.float64 else torch.float32
         self.device = first.device
@@ -71,15 +71,15 @@ class CountSketch:
 
     def _places(self, name: str) -> torch.Tensor:
         """For each number of a parameter twice its place, plus one if its sign is flipped."""
-        if name in (self._kept or {}):
-            return self._kept[name]  # type: ignore[index]
+        if name in self._kept:
+            return self._kept[name]
         parameter = self._parameters[name]
         digest = hashlib.sha256(f"{self.seed}/{name}".encode()).digest()
         generator = torch.Generator(parameter.device).manual_seed(int.from_bytes(digest[:7], "big"))
         places = torch.randint(
             2 * self.dimensions, (parameter.numel(),), generator=generator, device=parameter.device, dtype=torch.int32
         )
-        if self._kept is not None:
+        if self.parameters <= _KEPT_PLACES:
             self._kept[name] = places
         return places
 
@@ -111,8 +111,7 @@ class Policy:
         self.trained = {name: one for name, one in model.named_parameters() if one.requires_grad}
         if not self.trained:
             raise ConfigurationError(
-                "The model has no trained parameter: all are frozen. 4-bit weights need an adapter; name its folder as "
-                "--model."
+                "The model has no trained parameter: all are frozen. Name the folder of an adapter as --model."
             )
         self.device = next(iter(self.trained.values())).device
 
@@ -162,41 +161,28 @@ class Policy:
         return sketches_R_k, logps_n
 
 
-def load_policy(model: str, *, dtype: str = "auto", device: str | None = None, load_in_4bit: bool = False) -> Any:
+def load_policy(model: str, *, dtype: str = "auto", device: str | None = None) -> Any:
     """Load a causal language model, or an adapter folder on top of its base; then only the adapter is trained.
 
     Args:
         model: A path or hub id.
         dtype: Of the weights, such as "bfloat16".
         device: Its device; None for the GPU, if there is one.
-        load_in_4bit: Load the weights below the adapter in 4 bits (NF4).
 
     Raises:
         ConfigurationError: It cannot be loaded.
     """
-    from transformers import AutoModelForCausalLM, BitsAndBytesConfig
-
-    where = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    kwargs: dict[str, Any] = {"dtype": dtype}
-    if load_in_4bit:
-        compute = torch.float32 if where == "cpu" else torch.bfloat16
-        kwargs["quantization_config"] = BitsAndBytesConfig(
-            load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=compute
-        )
-        kwargs["device_map"] = {"": where}
-    is_adapter = (Path(model) / "adapter_config.json").is_file()
+    from transformers import AutoModelForCausalLM
 
     def load() -> Any:
-        if is_adapter:
+        if (Path(model) / "adapter_config.json").is_file():
             from peft import AutoPeftModelForCausalLM
 
-            return AutoPeftModelForCausalLM.from_pretrained(model, is_trainable=True, **kwargs)
-        return AutoModelForCausalLM.from_pretrained(model, **kwargs)
+            return AutoPeftModelForCausalLM.from_pretrained(model, is_trainable=True, dtype=dtype)
+        return AutoModelForCausalLM.from_pretrained(model, dtype=dtype)
 
     loaded = loaded_or_refused("--model", model, load)
-    if not load_in_4bit:
-        return loaded.to(where)
-    return loaded if is_adapter else loaded.requires_grad_(False)
+    return loaded.to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
 
 
 def prompt_tokens(prompt: Any, tokenizer: Any) -> list[int]:

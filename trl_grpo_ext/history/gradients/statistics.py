@@ -10,8 +10,8 @@ gradient of a batch is a mean over groups of different prompts. Everything is co
 A pair of different prompts shares no noise, so the first is unbiased, while the squared norm of the mean gradient is
 too large. With weak signal it can be negative; ratios of it are then undefined, and None.
 
-Every estimate is a function of how often each of the `M` prompts counts: once in the estimate itself, all but one in
-the jackknife, at random in the bootstrap. A prompt drawn twice forms no pair with itself.
+Every estimate is a function of how often each of the `M` prompts counts: once in the estimate itself, at random in the
+bootstrap. A prompt drawn twice forms no pair with itself.
 """
 
 from __future__ import annotations
@@ -25,55 +25,21 @@ import torch
 
 LEVEL = 0.95
 """Confidence level of intervals."""
-_AT_ONCE = 1 << 24
-"""Most cells of counts times prompts to process at a time."""
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A number, its interval by the bootstrap, and its standard error by the jackknife; None if undefined."""
+    """A number and its 95 % interval by the bootstrap over prompts; None if undefined."""
 
     value: float | None
     low: float | None
     high: float | None
-    error: float | None = None
-
-    def times(self, factor: float) -> Estimate:
-        """The same of a multiple of the number."""
-        values = (self.value, self.low, self.high, self.error)
-        return Estimate(*(None if value is None else value * factor for value in values))
 
     def text(self, digits: int | None = None) -> str:
         """The number and its interval, with a number of decimals or three significant digits; `-` if undefined."""
         form = ".3g" if digits is None else f".{digits}f"
         value, low, high = ("-" if one is None else f"{one:{form}}" for one in (self.value, self.low, self.high))
         return "-" if self.value is None else f"{value} [{low}, {high}]"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Quality:
-    """Estimates of one selection's gradient.
-
-    Attributes:
-        ratio: Signal-to-noise ratio `|μ|² / tr Σ` of the gradient of a batch, with `μ` the mean and `Σ` the covariance
-            of that gradient: of a batch of `GradientQuality.batch_size` completions, or of one group from `compare`.
-        worth: How many times more completions plain TRL needs for the same ratio.
-        worth_p: Two-sided p of a difference of the ratio to plain TRL's, by the jackknife's error and Student's t;
-            `measure_gradients` corrects it by Holm's method.
-        to_plain: Cosine of the mean gradient to plain TRL's.
-        to_policy_gradient: Cosine of the mean gradient to the policy gradient of the raw reward.
-        bias_p: One-sided p of that cosine being below 1, corrected in the same way.
-    """
-
-    ratio: Estimate
-    worth: Estimate
-    worth_p: float | None
-    to_plain: Estimate
-    to_policy_gradient: Estimate
-    bias_p: float | None
-
-
-# ----------------------------------------------------------------------------------------------------- U-statistics
 
 
 @dataclass(frozen=True)
@@ -104,12 +70,10 @@ def pair_mean(gram_M_M: torch.Tensor, counts_R_M: torch.Tensor, sizes_M: torch.T
         counts_R_M: How often each prompt counts.
         sizes_M: Groups of each prompt.
     """
-    diagonal_M = gram_M_M.diagonal()
-    parts = torch.split(counts_R_M, max(_AT_ONCE // len(gram_M_M), 1))
-    inner_R = torch.cat([((part_R_M @ gram_M_M) * part_R_M).sum(dim=1) for part_R_M in parts])
+    inner_R = ((counts_R_M @ gram_M_M) * counts_R_M).sum(dim=1)
     groups_R_M = counts_R_M * sizes_M
     pairs_R = groups_R_M.sum(dim=1).square() - groups_R_M.square().sum(dim=1)
-    return (inner_R - counts_R_M.square() @ diagonal_M) / pairs_R
+    return (inner_R - counts_R_M.square() @ gram_M_M.diagonal()) / pairs_R
 
 
 def ratio(
@@ -139,53 +103,17 @@ def cosine(product_R: torch.Tensor, signal_R: torch.Tensor, other_R: torch.Tenso
 
 def bootstrap_counts(prompts: int, resamples: int, seed: int) -> torch.Tensor:
     """The bootstrap's counts, `(R, M)`: prompts drawn with replacement."""
-    generator = torch.Generator().manual_seed(seed)
-    drawn_R_M = torch.randint(prompts, (resamples, prompts), generator=generator)
-    ones = torch.ones(resamples, prompts, dtype=torch.float64)
-    return torch.zeros_like(ones).scatter_add_(1, drawn_R_M, ones)
-
-
-def jackknife_error(left_out_M: torch.Tensor) -> float | None:
-    """Standard error from the values with one prompt left out each; None if one of them is undefined."""
-    count = len(left_out_M)
-    if not bool(torch.isfinite(left_out_M).all()):
-        return None
-    return math.sqrt((count - 1) / count * float((left_out_M - left_out_M.mean()).square().sum()))
+    drawn_R_M = torch.randint(prompts, (resamples, prompts), generator=torch.Generator().manual_seed(seed))
+    return torch.zeros(resamples, prompts).scatter_add_(1, drawn_R_M, torch.ones(resamples, prompts)).double()
 
 
 def interval(values_R: torch.Tensor) -> tuple[float | None, float | None]:
-    """The bootstrap's percentiles; a bound is None if undefined values (NaN) could lie beyond it."""
-    ordered, count = values_R[~values_R.isnan()].sort().values, len(values_R)
-    undefined = count - len(ordered)
-    outside = (1 - LEVEL) / 2 * count
-    if undefined > outside or not len(ordered):
+    """The bootstrap's percentiles; None if so many values are undefined (NaN) that a bound may be one of them."""
+    beyond = (1 - LEVEL) / 2
+    if float(values_R.isnan().double().mean()) > beyond:
         return None, None
-    low, high = ordered[math.floor(outside)], ordered[min(math.ceil(count - outside), len(ordered)) - 1]
+    low, high = torch.nanquantile(values_R, torch.tensor([beyond, 1 - beyond], dtype=values_R.dtype))
     return _number(low), _number(high)
-
-
-def holm(p_values: Sequence[float]) -> list[float]:
-    """Adjust p-values for multiple tests (Holm): below 0.05, a result holds at a family-wise error rate of 5 %."""
-    order = sorted(range(len(p_values)), key=lambda i: p_values[i])
-    adjusted, largest = [0.0] * len(p_values), 0.0
-    for rank, i in enumerate(order):
-        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[i]))
-        adjusted[i] = largest
-    return adjusted
-
-
-def t_within(t: float, df: int) -> float:
-    """P(|X| < |t|) for Student's t with an integer number of degrees of freedom: a finite sum, no approximation."""
-    angle = math.atan(abs(t) / math.sqrt(df))
-    sine, cosine = math.sin(angle), math.cos(angle)
-    term, total = (cosine, 0.0) if df % 2 else (1.0, 0.0)
-    for k in range(df % 2, df - 1, 2):  # odd: cos + 2/3 cos³ + ...; even: 1 + 1/2 cos² + ...
-        total += term
-        term *= cosine**2 * (k + 1) / (k + 2)
-    return (angle + sine * total) * 2 / math.pi if df % 2 else sine * total
-
-
-# ---------------------------------------------------------------------------------------------------- one selection
 
 
 def compare(
@@ -195,17 +123,17 @@ def compare(
     prompts: Prompts,
     *,
     resamples: int,
-    seed: int,
-) -> dict[str, Quality]:
-    """The quality of each selection's gradient.
+    seed: int = 0,
+    groups_per_batch: float = 1.0,
+) -> dict[str, dict[str, Estimate]]:
+    """The estimates of `SelectionQuality` for each selection's gradients `(N, k)`, by their names.
 
     `plain` names the gradients of plain TRL, `policy_gradient` those whose mean is that of the raw reward.
     """
     sums = {name: prompts.sums(gradient_N_k) for name, gradient_N_k in gradients.items()}
-    sizes_M, size = prompts.sizes_M, len(prompts.sizes_M)
-    whole, left_out = torch.ones(1, size, dtype=torch.float64), 1.0 - torch.eye(size, dtype=torch.float64)
-    counts = torch.cat([whole, left_out, bootstrap_counts(size, resamples, seed)])
-    parts = [1, size, resamples]
+    sizes_M = prompts.sizes_M
+    # The first row is the estimate, the others its resamples.
+    counts = torch.cat([torch.ones(1, len(sizes_M)), bootstrap_counts(len(sizes_M), resamples, seed)]).double()
 
     def product(one: str, other: str) -> torch.Tensor:
         return pair_mean(sums[one] @ sums[other].T, counts, sizes_M)
@@ -215,40 +143,19 @@ def compare(
     for name, gradient_N_k in gradients.items():
         squares_M = prompts.sums(gradient_N_k.double().square().sum(dim=1, keepdim=True)).squeeze(1)
         ratios[name] = ratio(squares_M, signals[name], counts, sizes_M)
-    found = {}
-    for name, signal in signals.items():
-        worth = (ratios[name] / ratios[plain]).masked_fill(ratios[plain] <= 0, torch.nan)
-        difference, differences_M, _ = torch.split(ratios[name] - ratios[plain], parts)
-        to_plain, to_true = (
-            torch.split(cosine(product(name, other), signal, signals[other]), parts)
-            for other in (plain, policy_gradient)
-        )
-        is_true, shortfall = name == policy_gradient, 1 - float(to_true[0])
-        found[name] = Quality(
-            ratio=_estimate(*torch.split(ratios[name], parts)),
-            worth=_estimate(*torch.split(worth, parts)),
-            worth_p=None if name == plain else _p(float(difference), jackknife_error(differences_M), size - 1),
-            to_plain=_estimate(*to_plain),
-            to_policy_gradient=_estimate(*to_true),
-            bias_p=None if is_true else _p_below(shortfall, jackknife_error(to_true[1]), size - 1),
-        )
-    return found
+    return {
+        name: {
+            "ratio": _estimate(ratios[name] * groups_per_batch),
+            "worth": _estimate((ratios[name] / ratios[plain]).masked_fill(ratios[plain] <= 0, torch.nan)),
+            "to_plain": _estimate(cosine(product(name, plain), signal, signals[plain])),
+            "to_policy_gradient": _estimate(cosine(product(name, policy_gradient), signal, signals[policy_gradient])),
+        }
+        for name, signal in signals.items()
+    }
 
 
-def _estimate(value: torch.Tensor, left_out_M: torch.Tensor, resampled_R: torch.Tensor) -> Estimate:
-    return Estimate(_number(value.squeeze()), *interval(resampled_R), jackknife_error(left_out_M))
-
-
-def _p(difference: float, error: float | None, df: int) -> float | None:
-    """Two-sided p; 1 for a difference within rounding errors."""
-    if error is None or math.isnan(difference):
-        return None
-    return 1.0 if abs(difference) <= 1e-9 else 0.0 if error == 0 else 1 - t_within(difference / error, df)
-
-
-def _p_below(shortfall: float, error: float | None, df: int) -> float | None:
-    two_sided = _p(shortfall, error, df)
-    return None if two_sided is None else two_sided / 2 if shortfall > 0 else 1 - two_sided / 2
+def _estimate(values_R: torch.Tensor) -> Estimate:
+    return Estimate(_number(values_R[0]), *interval(values_R[1:]))
 
 
 def _number(value: torch.Tensor) -> float | None:
