@@ -215,10 +215,8 @@ def _tables(found: Comparison) -> Iterator[tuple[str, Sequence[str], list[tuple[
     lines = []
     for one in found.selections:
         for reward in one.rewards:
-            outcomes = ", ".join(f"{name} {count:,}" for name, count in sorted(reward.outcomes.items()))
-            cells = [reward.name, _number(reward.mean), _number(reward.std), f"{reward.none:,}", outcomes]
-            lines.append((one.name, cells))
-    yield "rewards", ["reward", "mean", "std", "none", "outcomes"], lines
+            lines.append((one.name, [reward.name, _number(reward.mean), _number(reward.std), f"{reward.none:,}"]))
+    yield "rewards", ["reward", "mean", "std", "none"], lines
     right = f"share of the gradient mass, by correctness (right: {found.correct_by} from {found.right_at:g} on)"
     kinds = [("share of the gradient mass, by length", found.by_length), (right, found.by_correctness)]
     for title, parts in [*kinds, ("share of the gradient mass, by position in the completion", found.by_position)]:
@@ -229,14 +227,8 @@ def _tables(found: Comparison) -> Iterator[tuple[str, Sequence[str], list[tuple[
             lines.append((part.name, [*known, *(_percent(part.mass[name]) for name in names)]))
         if parts:
             yield title, [*(["completions", "tokens"] if counted else []), *names], lines
-    title = "mean weight of a completion (its tokens' sum), relative to all"
-    yield title, names, [(part.name, [_number(part.weight[name]) for name in names]) for part in found.by_length]
-    if found.by_correctness:
-        lines = [(part.name, [_number(part.advantage[name]) for name in names]) for part in found.by_correctness]
-        yield "mean advantage", names, lines
     for pair in found.pairs:
         values = {
-            "correlation of advantages": _number(pair.pearson),
             "completions with the same sign": _percent(pair.same_sign),
             "gradient mass moved to other completions": _percent(pair.moved),
             "gradient mass moved to other tokens": _percent(pair.moved_between_tokens),

@@ -73,17 +73,13 @@ def test_messages_come_as_they_were(tmp_path: Path) -> None:
     assert compared.batches[0].texts[0] == "hm 5"
 
 
-def test_columns_are_joined_by_the_prompt_and_outcomes_counted(tmp_path: Path) -> None:
+def test_columns_are_joined_by_the_prompt(tmp_path: Path) -> None:
     data = write_lines(
         tmp_path / "data.jsonl", [{"question": "2+3", "answer": "#### 5"}, {"question": "+", "answer": 0}]
     )
-    said: list[str] = []
-    compared = replay(
-        trl_table(tmp_path, old=[0.5] * 4), [{"rewards": ["gsm8k_accuracy"]}], dataset=data, say=said.append
-    )
+    compared = replay(trl_table(tmp_path, old=[0.5] * 4), [{"rewards": ["gsm8k_accuracy"]}], dataset=data)
     (reward,) = compared.selections[0].rewards
     assert reward.mean == 0.5
-    assert reward.outcomes == {"right": 2, "wrong": 1, "no_answer": 1}
     assert compared.correct_by == "gsm8k_accuracy"
     assert [(part.name, part.completions) for part in compared.by_correctness] == [("right", 2), ("wrong", 2)]
 
@@ -184,18 +180,20 @@ def test_steps_and_a_limit_in_whole_groups(tmp_path: Path) -> None:
 
 
 def test_a_prompt_that_came_twice_in_a_row_is_told_by_the_run_file(tmp_path: Path) -> None:
-    folder, said = trl_table(tmp_path, r=[0.0, 1.0, 0.0, 1.0]), []
+    folder = trl_table(tmp_path, r=[0.0, 1.0, 0.0, 1.0])
     assert replay(folder, [{}]).groups == 1
-    assert replay(folder, [{"num_generations": 2}], say=said.append).groups == 2
-    assert any("Groups have 2 completions, the selection's num_generations" in sentence for sentence in said)
+    assert replay(folder, [{"num_generations": 2}]).groups == 2
     assert replay(folder, [{}], num_generations=2).groups == 2
 
 
 def test_a_reward_that_logged_a_number_can_be_left_out(tmp_path: Path) -> None:
     folder = trl_table(tmp_path, r=[0.0, 1.0, 0.0, 1.0], logged=[5.0, 6.0, 7.0, 8.0], count=[1, 2, 3, 4])
-    both = replay(folder, [{}, {"rewards": [{"name": "saved:r", "weight": 2.0}]}])
-    assert [[one.name for one in side.rewards] for side in both.selections] == [["r", "logged"], ["r"]]
-    assert both.selections[1].reward_mean == 1.0
+    both = replay(folder, [{}, {"reward_weights": [2.0, 0.0]}])
+    assert [one.name for one in both.selections[0].rewards] == ["r", "logged"]
+    assert [one.reward_mean for one in both.selections] == [7.0, 1.0]
+    seen = Seen()
+    replay(folder, [{"rewards": [seen]}])
+    assert seen.columns[0]["count"] == [1, 2, 3, 4]  # a column of numbers may be what a reward needs
 
 
 def test_the_file_of_a_whole_run_is_a_selection(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,7 +213,7 @@ def test_the_file_of_a_whole_run_is_a_selection(monkeypatch: pytest.MonkeyPatch)
 def test_a_run_file_is_replayed(tmp_path: Path) -> None:
     data = write_lines(tmp_path / "data.jsonl", [{"question": "2+3?", "answer": "#### 5"}])
     run = ROOT / "recipes" / "configs" / "qwen2.5_0.5b.yaml"
-    compared = replay(trl_table(tmp_path), [run, run], dataset=data)
+    compared = replay(trl_table(tmp_path), [run, run], dataset=data, num_generations=4)
     assert [one.name for one in compared.selections] == [str(run), f"{run}_2"]
     assert [one.name for one in compared.selections[0].rewards] == ["gsm8k_accuracy", "tag_format"]
     assert compared.pairs[0].moved == pytest.approx(0)
@@ -248,7 +246,7 @@ REFUSED: dict[str, tuple[Make, str]] = {
     "empty file": (_text("x.parquet", ""), "x.parquet is not a complete parquet file"),
     "foreign": (
         lambda folder: write_table(folder / "x.parquet", a=[1], b=[2]),
-        "has no column 'prompt' and no 'completion', so it holds no saved completions. Its columns: a, b",
+        "x.parquet holds no saved completions: it has no column 'completion' and no 'prompt', but: a, b",
     ),
     "no rows": (lambda folder: write_table(folder / "x.parquet", prompt=[], completion=[]), "no completions in it"),
     "not JSON": (_text("x.jsonl", '{"prompt": "a"}\n{'), "Line 2 of .*x.jsonl is not JSON"),
@@ -257,7 +255,7 @@ REFUSED: dict[str, tuple[Make, str]] = {
     "no step": (_text("x.jsonl", '{"prompt": "a", "completion": "", "step": "x"}'), "the step 'x' is no whole number"),
     "half records": (
         lambda folder: write_table(folder / "x.parquet", prompt=["a"], completion=["b"], token_ids=[[1]]),
-        "looks like token records and lacks the column 'ends'",
+        "it has no column 'ends' and no 'group'",
     ),
     "unequal groups": (
         lambda folder: write_lines(
@@ -279,7 +277,7 @@ def test_a_file_that_cannot_be_replayed_is_one_sentence(tmp_path: Path, case: st
 SELECTIONS: dict[str, tuple[dict[str, Any], str]] = {
     "forward": (
         {"advantage_hooks": ["low_probability"]},
-        "'low_probability' acts at the loss forward and needs log-prob",
+        "'low_probability' needs log-probabilities, which only token records have",
     ),
     "old": ({"advantage_hooks": ["zero_variance_credit"]}, "'zero_variance_credit' .* which only token records have"),
     "reference": ({"advantage_hooks": ["kl_in_reward"]}, "'kl_in_reward' needs log-probabilities under a reference"),
@@ -293,8 +291,11 @@ SELECTIONS: dict[str, tuple[dict[str, Any], str]] = {
         "takes 'answer'.*--dataset FILE",
     ),
     "column checked inside": ({"rewards": ["math_accuracy"]}, "column.*--dataset FILE"),
-    "saved": ({"rewards": ["saved:other"]}, "no saved reward 'other'; it has r."),
-    "weights": ({"rewards": ["saved:r"], "reward_weights": [1, 2]}, "2 reward_weights for 1 rewards"),
+    "weights": ({"reward_weights": [1, 2]}, "2 reward_weights for 1 rewards"),
+    "weights twice": (
+        {"rewards": [{"name": "think_format", "weight": 2}], "reward_weights": [1]},
+        "reward weights are given twice",
+    ),
     "loss type": ({"loss_type": "nope"}, "loss_type is 'nope'; it must be one of .*dapo"),
     "masking": ({"mask_truncated_completions": True}, "mask_truncated_completions needs to know"),
     "unknown": ({"advantage_hooks": ["nope"]}, "nope"),
@@ -342,7 +343,7 @@ ASKED: dict[str, tuple[list[Any], dict[str, Any], str]] = {
     "correct by nothing": ([{}], {"correct": "x"}, r"--correct 'x' is no reward .* there are: r, word"),
     "correct by a text": ([{}], {"correct": "word"}, "--correct 'word': the column holds 'a'"),
     "no prompts": ([{}], {"dataset": [{"a": 1}]}, "has neither a column 'prompt' nor 'question'"),
-    "others": ([{}], {"dataset": [{"prompt": "other"}]}, r"1 of the saved prompts are not in --dataset .* 'Q: 2\+3"),
+    "others": ([{}], {"dataset": [{"prompt": "other"}]}, r"A saved prompt is not in --dataset .* 'Q: 2\+3"),
     "no tokenizer": ([{}], {"tokenizer": Path("nowhere")}, r"--tokenizer '.*nowhere' cannot be loaded"),
 }
 

@@ -36,7 +36,7 @@ from .comparison import (
 )
 from .running import BatchResult, RewardCaller, run_selection
 from .saved import SavedBatch, join_columns, read_saved
-from .selections import ReplaySelection, Selections, read_selections
+from .selections import ReplaySelection, Selections, load_selection, named_selections
 from .tokens import Tokenize, load_tokenizer
 
 __all__ = [
@@ -86,7 +86,7 @@ def replay(
         right_at: The least of its values that counts as right.
         steps: First and last step; None means no bound.
         limit: Most completions, in whole groups.
-        num_generations: Completions per prompt, for files that don't say; None infers it.
+        num_generations: Completions per prompt, for files that don't say; None is what a selection has, or inferred.
         show: How many completions to list for each pair.
         say: Called, as it goes, with what will be in the comparison's `notes`.
         progress: Wraps the loop over the batches.
@@ -106,18 +106,21 @@ def replay(
             notes.append(sentence)
             say(sentence)
 
-    chosen = read_selections(selections)
-    hoped_for = next((one.settings["num_generations"] for one in chosen if one.settings["num_generations"]), None)
+    chosen = [load_selection(name, given) for name, given in named_selections(selections).items()]
+    in_a_group = [num_generations, *(one.settings["num_generations"] for one in chosen)]
     batches = read_saved(
-        completions, note, steps=steps, limit=limit, num_generations=num_generations, hoped_for=hoped_for
+        completions,
+        note,
+        steps=steps,
+        limit=limit,
+        num_generations=next(filter(None, in_a_group), None),
+        with_logps=any(one.reads_log_probabilities for one in chosen),
     )
     if dataset is not None:
-        batches = join_columns(batches, dataset, note)
+        batches = join_columns(batches, dataset)
     loaded = load_tokenizer(str(tokenizer)) if isinstance(tokenizer, str | Path) else tokenizer
     tokens_are = "records" if batches[0].tokens is not None else "words" if loaded is None else "tokenizer"
     _explain(chosen, batches, tokens_are, note)
-    if any(one.reads_log_probabilities for one in chosen) and tokens_are == "records":
-        batches = _with_log_probabilities(batches, note)
     tokenize, caller = Tokenize(loaded), RewardCaller(joined=dataset is not None)
     results: dict[str, list[BatchResult]] = {one.name: [] for one in chosen}
     tokens = []
@@ -127,7 +130,7 @@ def replay(
             results[one.name].append(run_selection(one, batch, tokens[-1], caller, loaded))
     totals = [totals_of(one, results[one.name], tokens) for one in chosen]
     correct_by = results[chosen[0].name][0].reward_names[0] if correct is None else correct
-    right = correct_values(correct_by, batches, list(results.values()))
+    right = correct_values(correct_by, batches, results[chosen[0].name])
     return Comparison(
         source=str(completions),
         tokens_are=tokens_are,
@@ -149,19 +152,6 @@ def replay(
     )
 
 
-def _with_log_probabilities(batches: list[SavedBatch], note: Say) -> list[SavedBatch]:
-    """Leave out, for all selections, the groups that a forward hook could not see."""
-    kept = [batch for batch in (one.with_log_probabilities() for one in batches) if batch.texts]
-    lost = sum(len(batch.texts) for batch in batches) - sum(len(batch.texts) for batch in kept)
-    if not kept or not lost:
-        return batches  # if none is left, the hook is refused
-    note(
-        f"{lost} completions are left out, in whole groups whose records lack log-probabilities because they were "
-        f"not trained on yet or were dropped by a compact update."
-    )
-    return kept
-
-
 def _explain(chosen: Sequence[ReplaySelection], batches: Sequence[SavedBatch], tokens_are: str, note: Say) -> None:
     """Say what the numbers are based on."""
     if tokens_are == "words":
@@ -171,7 +161,7 @@ def _explain(chosen: Sequence[ReplaySelection], batches: Sequence[SavedBatch], t
     elif any(batch.truncated is None for batch in batches):
         note("The files don't say which completions were truncated: all are taken as finished by an end token.")
     if unsaid := [one.name for one in chosen if one.rewards is None]:
-        names = ", ".join(batches[0].reward_names) or "none"
+        names = ", ".join(batches[0].rewards) or "none"
         note(f"{', '.join(unsaid)}: no rewards are selected, so the saved ones are used: {names}.")
     for one in chosen:
         if one.at_forward:

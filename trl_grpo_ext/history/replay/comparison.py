@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -32,14 +31,12 @@ class RewardNumbers:
         mean: Mean of its values.
         std: Their standard deviation, with n - 1.
         none: Completions to which it gave no value.
-        outcomes: Completions by outcome, if the reward reports outcomes.
     """
 
     name: str
     mean: float | None
     std: float | None
     none: int
-    outcomes: Mapping[str, int]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,17 +79,12 @@ class Part:
         completions: Their number; None for tenths.
         tokens: Their share of the live tokens; None for tenths.
         mass: By selection, their share of the gradient mass.
-        advantage: By selection, the mean advantage of these completions; empty for tenths.
-        weight: By selection, the mean total weight of one of them, relative to the mean over all completions; empty for
-            tenths.
     """
 
     name: str
     completions: int | None = None
     tokens: float | None = None
     mass: Mapping[str, float | None]
-    advantage: Mapping[str, float | None] = field(default_factory=dict)
-    weight: Mapping[str, float | None] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,7 +129,6 @@ class Pair:
     Attributes:
         base: Name of the base.
         other: Name of the other.
-        pearson: Pearson's correlation of the completions' advantages.
         same_sign: Share of the completions whose advantages have the same sign, or are 0 under both.
         moved: Share of the gradient mass that moves to other completions: half the sum of the absolute differences.
         moved_between_tokens: The same, between tokens.
@@ -147,7 +138,6 @@ class Pair:
 
     base: str
     other: str
-    pearson: float | None
     same_sign: float
     moved: float | None
     moved_between_tokens: float | None
@@ -306,29 +296,23 @@ def by_position(all_totals: Sequence[SelectionTotals]) -> list[Part]:
     return parts
 
 
-def correct_values(
-    name: str, batches: Sequence[SavedBatch], results: Sequence[Sequence[BatchResult]]
-) -> list[float | None]:
-    """A number for each completion: a reward's of the first selection that has it, else a saved one, else a column.
+def correct_values(name: str, batches: Sequence[SavedBatch], results: Sequence[BatchResult]) -> list[float | None]:
+    """A number for each completion: a reward's of the first selection if it has it, else a saved column's.
 
     Raises:
         ConfigurationError: There is no such reward or column, or its values are not numbers.
     """
-    for of_batches in results:
-        if all(name in one.reward_names for one in of_batches):
-            columns = [one.rewards_B_K[:, list(one.reward_names).index(name)] for one in of_batches]
-            return [None if math.isnan(value) else value for value in torch.cat(columns).tolist()]
     values: list[float | None] = []
-    for batch in batches:
-        found: Sequence[Any] | None = batch.rewards.get(name, batch.columns.get(name))
+    for batch, result in zip(batches, results, strict=True):
+        rewards = dict(zip(result.reward_names, result.rewards_B_K.unbind(dim=1), strict=True))
+        found = rewards[name].tolist() if name in rewards else batch.all_columns.get(name)
         if found is None:
-            known = sorted({*batch.rewards, *batch.columns, *(n for of in results for n in of[0].reward_names)})
             raise ConfigurationError(
-                f"--correct {name!r} is no reward of a selection and no column of {batch.where}; there are: "
-                f"{', '.join(known) or 'none'}."
+                f"--correct {name!r} is no reward of the base and no column of {batch.where}; there are: "
+                f"{', '.join(sorted({*rewards, *batch.all_columns})) or 'none'}."
             )
         numbers = [number_of(value) for value in found]
-        if all(number is None for number in numbers):
+        if found and all(value is not None and not isinstance(value, int | float) for value in found):
             raise ConfigurationError(
                 f"--correct {name!r}: the column holds {found[0]!r:.60}, expected numbers or true/false."
             )
@@ -375,7 +359,6 @@ def pair(
     return Pair(
         base=names[0],
         other=names[1],
-        pearson=correlation(base.advantages_N, other.advantages_N),
         same_sign=float((one_sign == other_sign).double().mean()),
         moved=float(differences_N.sum()) / 2 if has_mass else None,
         moved_between_tokens=sum(between_tokens) / 2 if has_mass else None,
@@ -386,20 +369,11 @@ def pair(
 
 def _part(name: str, chosen_N: torch.Tensor, all_totals: Sequence[SelectionTotals]) -> Part:
     lengths_N = all_totals[0].lengths_N
-    some = bool(chosen_N.any())
-    advantage, weight = {}, {}
-    for one in all_totals:
-        mean_weight = float(one.weights_N.mean())
-        advantage[one.selection.name] = float(one.advantages_N[chosen_N].mean()) if some else None
-        relative = float(one.weights_N[chosen_N].mean()) / mean_weight if some and mean_weight > 0 else None
-        weight[one.selection.name] = relative
     return Part(
         name=name,
         completions=int(chosen_N.sum()),
         tokens=share(lengths_N[chosen_N], lengths_N),
         mass={one.selection.name: share(one.mass_N[chosen_N], one.mass_N) for one in all_totals},
-        advantage=advantage,
-        weight=weight,
     )
 
 
@@ -408,12 +382,8 @@ def _rewards(results: Sequence[BatchResult]) -> list[RewardNumbers]:
     for name in dict.fromkeys(name for one in results for name in one.reward_names):
         having = [one for one in results if name in one.reward_names]
         values = torch.cat([one.rewards_B_K[:, list(one.reward_names).index(name)] for one in having]).double()
-        outcomes: Counter[str] = Counter()
-        for one in having:
-            outcomes.update(one.outcomes.get(name, {}))
         mean, std = _mean_and_std(values)
-        none = int(values.isnan().sum())
-        numbers.append(RewardNumbers(name=name, mean=mean, std=std, none=none, outcomes=dict(outcomes)))
+        numbers.append(RewardNumbers(name=name, mean=mean, std=std, none=int(values.isnan().sum())))
     return numbers
 
 
@@ -447,19 +417,11 @@ def _side(totals: SelectionTotals, index: int) -> Side:
 
 
 def by_tenth(mass_B_T: torch.Tensor, completion_mask_B_T: torch.Tensor) -> torch.Tensor:
-    """The mass in each tenth of each completion, `(B, 10)`; the rows' sums are those of `mass_B_T`.
-
-    A token of a completion of n tokens covers 1/n of it. If the end of a tenth splits a token, its mass is divided in
-    proportion, so completions shorter than ten tokens are in all tenths.
-    """
-    lengths_B = completion_mask_B_T.sum(dim=1).double()
-    sums_B_S = torch.nn.functional.pad(mass_B_T.double().cumsum(dim=1), (1, 0))  # up to the start of each token
-    bounds_B_11 = lengths_B.unsqueeze(1) * torch.linspace(0, 1, TENTHS + 1, dtype=torch.float64)
-    last = sums_B_S.size(1) - 1
-    below_B_11 = bounds_B_11.floor().long().clamp(max=last)
-    above_B_11 = (below_B_11 + 1).clamp(max=last)
-    low_B_11, high_B_11 = sums_B_S.gather(1, below_B_11), sums_B_S.gather(1, above_B_11)
-    return (low_B_11 + (bounds_B_11 - below_B_11) * (high_B_11 - low_B_11)).diff(dim=1)
+    """The mass in each tenth of each completion, `(B, 10)`; a token belongs to the tenth in which its middle lies."""
+    middles_T = torch.arange(mass_B_T.size(1)) + 0.5
+    lengths_B_1 = completion_mask_B_T.sum(dim=1, keepdim=True).clamp(min=1)
+    tenths_B_T = (TENTHS * middles_T / lengths_B_1).long().clamp(max=TENTHS - 1)
+    return torch.zeros(len(mass_B_T), TENTHS, dtype=torch.float64).scatter_add_(1, tenths_B_T, mass_B_T.double())
 
 
 def quarters(lengths_N: torch.Tensor) -> torch.Tensor:
@@ -478,12 +440,6 @@ def share(part: torch.Tensor, whole: torch.Tensor) -> float | None:
     """A part's share of a sum; None if the sum is 0."""
     total = float(whole.sum())
     return float(part.sum()) / total if total > 0 else None
-
-
-def correlation(one_N: torch.Tensor, other_N: torch.Tensor) -> float | None:
-    """Pearson's correlation; None if either is constant."""
-    found = float(torch.corrcoef(torch.stack([one_N.double(), other_N.double()]))[0, 1]) if len(one_N) > 1 else math.nan
-    return None if math.isnan(found) else found
 
 
 def signs(values_N: torch.Tensor, nothing: float) -> torch.Tensor:

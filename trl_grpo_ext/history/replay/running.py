@@ -11,9 +11,9 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -27,11 +27,10 @@ from ...credit.turns import place_spans, scores_turns, turn_values
 from ...errors import ConfigurationError, PluginOutputError, PluginRunError, RewardError
 from ...guard.calls import PASSED_BY_TRL, call
 from ...guard.messages import joined_text
-from ...guard.outcomes import OUTCOME_SUFFIX
 from ...guard.reward_watch import RewardWatch
 from ...types import Forward, Rollout, Span, StepTotals, Totals, Turn, TurnSpan, implements, role_of
 from .saved import SavedBatch
-from .selections import ReplaySelection, RewardSource, check_replayable
+from .selections import ReplaySelection, RewardSource, check_replayable, check_weights
 from .tokens import Tokens
 
 EPSILON = 1e-4
@@ -46,7 +45,6 @@ class BatchResult:
         reward_names: The `K` rewards.
         rewards_B_K: Each function's reward; NaN for None.
         rewards_B: Their weighted sum; NaN if no function gave one.
-        outcomes: By reward, completions by outcome.
         advantages_B_T: What the loss gets, zero off the loss mask.
         weights_B_T: Each token's weight in the loss, zero off the loss mask.
         mask_B_T: The loss mask.
@@ -56,7 +54,6 @@ class BatchResult:
     reward_names: Sequence[str]
     rewards_B_K: torch.Tensor
     rewards_B: torch.Tensor
-    outcomes: dict[str, dict[str, int]]
     advantages_B_T: torch.Tensor
     weights_B_T: torch.Tensor
     mask_B_T: torch.Tensor
@@ -97,7 +94,6 @@ def run_selection(
         reward_names=rollout.reward_names,
         rewards_B_K=rollout.rewards_B_K,
         rewards_B=rollout.rewards_B,
-        outcomes={name: dict(counts) for name, counts in rewards.outcomes.items()},
         advantages_B_T=advantages_B_T,
         weights_B_T=weights_B_T,
         mask_B_T=rollout.mask_B_T,
@@ -128,12 +124,11 @@ def group_advantages(rollout: Rollout, scale_rewards: str, multi_objective_aggre
 
 
 def _rollout(
-    selection: ReplaySelection, batch: SavedBatch, tokens: Tokens, rewards: BatchRewards, tokenizer: Any
+    selection: ReplaySelection, batch: SavedBatch, tokens: Tokens, rewards: Mapping[str, OneReward], tokenizer: Any
 ) -> Rollout:
     count, size = len(batch.texts), batch.num_generations
-    rewards_B = rewards.saved_sum_B
-    if rewards_B is None:
-        rewards_B = weighted_rewards(rewards.rewards_B_K, rewards.weights_K)
+    rewards_B_K = torch.stack([_numbers(one.values) for one in rewards.values()], dim=1)
+    rewards_B, weights_K = _weighted_sum(selection, batch, rewards, rewards_B_K)
     groups_B = torch.arange(count) // size
     truncated_B = torch.tensor(batch.truncated or [False] * count)
     mask_B_T = tokens.mask_B_T
@@ -151,11 +146,11 @@ def _rollout(
         completion_mask_B_T=tokens.completion_mask_B_T,
         tool_mask_B_T=_tool_mask(tokens),
         truncated_B=truncated_B,
-        rewards_B_K=rewards.rewards_B_K,
-        reward_names=tuple(rewards.names),
-        reward_weights_K=rewards.weights_K,
+        rewards_B_K=rewards_B_K,
+        reward_names=tuple(rewards),
+        reward_weights_K=weights_K,
         rewards_B=rewards_B,
-        reward_spans=rewards.spans,
+        reward_spans={name: one.spans for name, one in rewards.items() if one.spans is not None},
         group_ids_B=groups_B,
         group_baselines_B=group_mean(rewards_B, groups_B),
         num_generations=size,
@@ -173,8 +168,9 @@ def _rollout(
     )
     counts = (rollout.turns_B_T.amax(dim=1) + 1).tolist()
     by_turn = {
-        name: [turn_values(spans, counts[row], name, row) for row, spans in enumerate(rows)]
-        for name, rows in rewards.turns.items()
+        name: [turn_values(spans, counts[row], name, row) for row, spans in enumerate(one.turns)]
+        for name, one in rewards.items()
+        if one.turns is not None
     }
     return replace(rollout, reward_turns=by_turn)
 
@@ -219,33 +215,12 @@ def _weights_of_reduction(aggregation: Any, advantages_B_T: torch.Tensor, rollou
 
 
 @dataclass(frozen=True)
-class SavedState:
-    """The `trainer_state` for reward functions: only the step of a finished run is known."""
-
-    global_step: int
-
-
-@dataclass(frozen=True)
 class OneReward:
     """One reward's `B` values; its spans in characters of `SavedBatch.texts`, and as given if some are whole turns."""
 
     values: Sequence[float | None]
     spans: Sequence[Sequence[Span] | None] | None = None
     turns: Sequence[Sequence[Span | TurnSpan] | None] | None = None
-    outcomes: Mapping[str, int] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class BatchRewards:
-    """All rewards of a batch under one selection; the saved sum only if the saved rewards have their own weights."""
-
-    names: Sequence[str]
-    weights_K: torch.Tensor
-    rewards_B_K: torch.Tensor
-    spans: Mapping[str, Sequence[Sequence[Span] | None]]
-    turns: Mapping[str, Sequence[Sequence[Span | TurnSpan] | None]]
-    outcomes: Mapping[str, Mapping[str, int]]
-    saved_sum_B: torch.Tensor | None = None
 
 
 class RewardCaller:
@@ -260,36 +235,16 @@ class RewardCaller:
         self._batch: SavedBatch | None = None
         self._known: dict[str, OneReward] = {}
 
-    def rewards(self, selection: ReplaySelection, batch: SavedBatch, tokens: Tokens) -> BatchRewards:
-        """The rewards of a batch under a selection; errors of a reward name the completion."""
+    def rewards(self, selection: ReplaySelection, batch: SavedBatch, tokens: Tokens) -> dict[str, OneReward]:
+        """The rewards of a batch under a selection, by name; errors of a reward name the completion."""
+        if selection.rewards is None:
+            return _saved_rewards(selection, batch)
         if batch is not self._batch:
             self._batch, self._known = batch, {}
-        sources = _saved_sources(selection, batch) if selection.rewards is None else selection.rewards
-        found = {source.name: self._one(source, selection, batch, tokens) for source in sources}
-        columns = [_numbers(one.values) for one in found.values()]
-        as_saved = selection.rewards is None and selection.settings["reward_weights"] is None
-        as_saved &= len(found) == len(batch.reward_names)
-        return BatchRewards(
-            names=list(found),
-            weights_K=torch.tensor([source.weight for source in sources], dtype=torch.float32),
-            rewards_B_K=torch.stack(columns, dim=1),
-            spans={name: one.spans for name, one in found.items() if one.spans is not None},
-            turns={name: one.turns for name, one in found.items() if one.turns is not None},
-            outcomes={name: one.outcomes for name, one in found.items() if one.outcomes},
-            saved_sum_B=_numbers(batch.reward) if as_saved and batch.reward is not None else None,
-        )
-
-    def _one(self, source: RewardSource, selection: ReplaySelection, batch: SavedBatch, tokens: Tokens) -> OneReward:
-        if source.saved is not None:
-            if source.saved not in batch.rewards:
-                raise ConfigurationError(
-                    f"{selection.name}: {batch.where} has no saved reward {source.saved!r}; it has "
-                    f"{', '.join(batch.rewards) or 'none'}."
-                )
-            return OneReward(batch.rewards[source.saved])
-        if source.key not in self._known:
-            self._known[source.key] = self._call(source, selection, batch, tokens)
-        return self._known[source.key]
+        for source in selection.rewards:
+            if source.key not in self._known:
+                self._known[source.key] = self._call(source, selection, batch, tokens)
+        return {source.name: self._known[source.key] for source in selection.rewards}
 
     def _call(self, source: RewardSource, selection: ReplaySelection, batch: SavedBatch, tokens: Tokens) -> OneReward:
         if isinstance(source.function, torch.nn.Module):
@@ -300,23 +255,17 @@ class RewardCaller:
             raise ConfigurationError(
                 f"{selection.name}: the reward {source.name!r} takes {lacking[0]!r}. {self._advice(batch)}"
             )
-        outcomes: Counter[str] = Counter()
-
-        def log_extra(column: str, values: Sequence[Any]) -> None:
-            if column.endswith(OUTCOME_SUFFIX):
-                outcomes.update(str(value) for value in values)
-
         watch = RewardWatch()
         try:
             returned = call(
                 watch.wrap(source.function, source.name),
                 {
-                    **{name: list(values) for name, values in batch.columns.items()},
+                    **{name: list(values) for name, values in batch.all_columns.items()},
                     "prompts": list(batch.prompts),
                     "completions": list(batch.completions),
                     "completion_ids": [list(row) for row in tokens.id_rows],
-                    "trainer_state": SavedState(batch.step),
-                    "log_extra": log_extra,
+                    "trainer_state": SimpleNamespace(global_step=batch.step),  # all that a finished run tells
+                    "log_extra": lambda column, values: None,
                     "log_metric": lambda name, value: None,
                 },
             )
@@ -325,38 +274,47 @@ class RewardCaller:
         except RewardError as error:
             advice = f" {self._advice(batch)}" if "column" in str(error) else ""
             raise RewardError(f"{selection.name}, {batch.where}: {error}{advice}") from error
-        spans = watch.spans.get(source.name)
-        if spans is None:
-            return OneReward(returned, outcomes=dict(outcomes))
+        if (spans := watch.spans.get(source.name)) is None:
+            return OneReward(returned)
         placed = [
             None
             if row is None
             else place_spans(row, functools.partial(_turns_of, completion), completion, text, number)
             for number, (row, completion, text) in enumerate(zip(spans, batch.completions, batch.texts, strict=True))
         ]
-        return OneReward(returned, placed, spans if any(map(scores_turns, spans)) else None, dict(outcomes))
+        return OneReward(returned, placed, spans if any(map(scores_turns, spans)) else None)
 
     def _advice(self, batch: SavedBatch) -> str:
-        has = f"The columns there are: {', '.join(sorted(batch.columns)) or 'none'}"
+        has = f"The columns there are: {', '.join(sorted(batch.all_columns)) or 'none'}"
         if self._joined:
             return f"{has}, including those of --dataset."
-        return f"{has}. Join the training data's by --dataset FILE, or write saved:NAME for a reward that was saved."
+        return (
+            f"{has}. Join the training data's by --dataset FILE, or leave out `rewards` to use those that were saved."
+        )
 
 
-def _saved_sources(selection: ReplaySelection, batch: SavedBatch) -> list[RewardSource]:
+def _saved_rewards(selection: ReplaySelection, batch: SavedBatch) -> dict[str, OneReward]:
     shapers = {plugin_label(hook) for hook in selection.hooks if role_of(hook) == "shaper"}
-    names = [name for name in batch.reward_names if name not in shapers]  # what these added is computed again
-    if not names:
+    # What shapers added is computed again.
+    found = {name: OneReward(values) for name, values in batch.rewards.items() if name not in shapers}
+    if not found:
         raise ConfigurationError(
             f"{selection.name} lists no rewards, and {batch.where} has none. Add `rewards:` to the selection."
         )
-    weights = selection.settings["reward_weights"]
-    weights = [1.0] * len(names) if weights is None else weights
-    if len(weights) != len(names):
-        raise ConfigurationError(
-            f"{selection.name}: {len(weights)} reward_weights for the {len(names)} saved rewards {', '.join(names)}."
-        )
-    return [RewardSource(name, float(weight), saved=name) for name, weight in zip(names, weights, strict=True)]
+    return found
+
+
+def _weighted_sum(
+    selection: ReplaySelection, batch: SavedBatch, rewards: Mapping[str, OneReward], rewards_B_K: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The rewards' weighted sum `(B,)` and their weights `(K,)`; of saved rewards the saved sum, if it is theirs."""
+    weights = [source.weight for source in selection.rewards or ()] or selection.settings["reward_weights"]
+    if weights is not None:
+        check_weights(selection.name, weights, list(rewards))
+    weights_K = torch.tensor([1.0] * len(rewards) if weights is None else weights, dtype=torch.float32)
+    if weights is None and batch.reward is not None and len(rewards) == len(batch.rewards):
+        return _numbers(batch.reward), weights_K
+    return weighted_rewards(rewards_B_K, weights_K), weights_K
 
 
 def _missing(function: Any, batch: SavedBatch) -> list[str]:
@@ -367,7 +325,7 @@ def _missing(function: Any, batch: SavedBatch) -> list[str]:
         return []
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     required = [p.name for p in parameters if p.kind in kinds and p.default is inspect.Parameter.empty]
-    return [name for name in required if name not in PASSED_BY_TRL - {"environments"} and name not in batch.columns]
+    return [name for name in required if name not in PASSED_BY_TRL - {"environments"} and name not in batch.all_columns]
 
 
 def _turns_of(completion: Any) -> list[Turn]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ...credit.flow import TRL_REDUCTIONS, plugin_label
 from ...errors import ConfigurationError
@@ -17,9 +17,6 @@ from ...plugins.selection import Selection, parse_selection
 from ...types import implements
 from .saved import SavedBatch
 from .tokens import Tokens
-
-SAVED = "saved"
-"""`saved:NAME` among the rewards of a selection uses the values saved under that name."""
 
 DEFAULTS: Mapping[str, Any] = {
     "loss_type": "dapo",
@@ -54,16 +51,13 @@ _FROM_THE_POLICY = {"old_logps", "old_entropies", "entropies"}
 _NOT_SAVED = {"ref_logps": "log-probabilities under a reference", "sampling_logps": "the sampler's log-probabilities"}
 
 
-@dataclass(frozen=True)
-class RewardSource:
-    """One reward of a selection: a function to call, or the name under which its values were saved."""
+class RewardSource(NamedTuple):
+    """One reward of a selection; keys are equal for equal rewards, so that they are called once for all selections."""
 
     name: str
     weight: float
-    function: Any = None
-    saved: str | None = None
-    key: str = ""
-    """Equal for equal rewards, so that they are called once for all selections."""
+    function: Any
+    key: str
 
 
 @dataclass(frozen=True)
@@ -97,16 +91,6 @@ class ReplaySelection:
         return bool(self.at_forward or self.needs & _FROM_THE_POLICY)
 
 
-def read_selections(given: Selections) -> list[ReplaySelection]:
-    """Read, load and name selections.
-
-    Raises:
-        ConfigurationError: A file is not there or no mapping, or a setting in it cannot work.
-        PluginError: A plugin does not load.
-    """
-    return [load_selection(name, item) for name, item in named_selections(given).items()]
-
-
 def named_selections(given: Selections) -> Mapping[str, str | Path | Mapping[str, Any]]:
     """Selections by name: a file's is its stem, or its path if two have that stem."""
     if isinstance(given, Mapping):
@@ -118,20 +102,21 @@ def named_selections(given: Selections) -> Mapping[str, str | Path | Mapping[str
 
 
 def load_selection(name: str, given: str | Path | Mapping[str, Any]) -> ReplaySelection:
-    """Read and load one selection. Unknown keys are ignored, so the file of a whole run will do."""
+    """Read and load one selection. Unknown keys are ignored, so the file of a whole run will do.
+
+    Raises:
+        ConfigurationError: A file is not there or no mapping, or a setting in it cannot work.
+        PluginError: A plugin does not load.
+    """
     mapping = selection_settings(given)
     settings = {key: _setting(name, key, mapping.get(key), default) for key, default in DEFAULTS.items()}
-    chosen = _several(mapping.get("rewards"))
-    aggregation = mapping.get("loss_aggregation")
-    aggregation = None if _is_none(aggregation) else aggregation
+    chosen, aggregation = (_several(mapping.get(key)) for key in ("rewards", "loss_aggregation"))
     return ReplaySelection(
         name=name,
         rewards=None if chosen is None else _rewards(name, chosen, settings["reward_weights"]),
         hooks=load_advantage_hooks(_several(mapping.get("advantage_hooks")) or []),
-        aggregation=load_loss_aggregation(
-            TRL_REDUCTIONS[settings["loss_type"]] if aggregation is None else aggregation
-        ),
-        own_aggregation=aggregation is not None,
+        aggregation=load_loss_aggregation(aggregation[0] if aggregation else TRL_REDUCTIONS[settings["loss_type"]]),
+        own_aggregation=bool(aggregation),
         settings=settings,
         left_out={key: mapping[key] for key, usual in LEFT_OUT.items() if mapping.get(key, usual) not in (usual, None)},
     )
@@ -153,16 +138,14 @@ def check_replayable(selection: ReplaySelection, batch: SavedBatch, tokens: Toke
             raise ConfigurationError(f"{label} needs the model {teachers[0]!r}, but a replay runs no model.")
         for need in needs & _NOT_SAVED.keys():
             raise ConfigurationError(f"{label} needs {_NOT_SAVED[need]}, which nothing saves.")
-        at_forward = implements(hook, "on_forward")
-        if (at_forward or needs & _FROM_THE_POLICY) and tokens.logps_B_T is None:
-            does = "acts at the loss forward" if at_forward else "reads the old policy"
-            why = (
-                f"which {tokens.without_logps} of the {len(batch.texts)} completions of {batch.where} lack: they "
-                f"were not trained on yet when the file was written, or were dropped by a compact update."
-                if batch.tokens is not None
-                else f"which only token records have (token_records: 64 in a run), not {batch.where}."
+        if (implements(hook, "on_forward") or needs & _FROM_THE_POLICY) and None in (
+            tokens.logps_B_T,
+            tokens.entropies_B_T,
+        ):
+            raise ConfigurationError(
+                f"{label} needs log-probabilities, which only token records have (token_records: 64 in a run), not "
+                f"{batch.where}."
             )
-            raise ConfigurationError(f"{label} {does} and needs log-probabilities, {why}")
     if selection.settings["mask_truncated_completions"] and batch.truncated is None:
         raise ConfigurationError(
             f"{selection.name}: mask_truncated_completions needs to know which completions were cut off at the limit, "
@@ -174,52 +157,46 @@ def _rewards(selection: str, chosen: Sequence[Any], weights: Sequence[float] | N
     parsed = [
         parse_selection("reward", item) if isinstance(item, str | Mapping | Selection) else None for item in chosen
     ]
-    loaded = load_rewards(
-        [item for item, read in zip(chosen, parsed, strict=True) if read is None or read.distribution != SAVED]
-    )
-    calls = iter(zip(loaded, loaded.names, loaded.weights, strict=True))
+    if weights is not None and any(read is not None and read.weight is not None for read in parsed):
+        raise ConfigurationError(f"{selection}: reward weights are given twice, in rewards and in reward_weights.")
+    loaded = load_rewards(chosen)
+    weights = loaded.weights if weights is None else weights
+    check_weights(selection, weights, loaded.names)
     sources = []
-    for item, read in zip(chosen, parsed, strict=True):
-        if read is not None and read.distribution == SAVED:
-            if read.parameters or read.guard is not None:
-                raise ConfigurationError(f"{selection}: {read} takes saved values; it has a weight and nothing else.")
-            sources.append(RewardSource(read.name, 1.0 if read.weight is None else read.weight, saved=read.name))
-        else:
-            function, name, weight = next(calls)
-            plain = None if read is None else Selection(read.name, read.distribution, read.parameters, guard=read.guard)
-            key = f"object {id(item)}" if plain is None else json.dumps(plain.plain(), sort_keys=True, default=repr)
-            sources.append(RewardSource(name, weight, function, key=key))
-    if weights is not None:
-        if len(weights) != len(sources):
-            raise ConfigurationError(
-                f"{selection}: {len(weights)} reward_weights for {len(sources)} rewards; give one for each."
-            )
-        if any(read is not None and read.weight is not None for read in parsed):
-            raise ConfigurationError(f"{selection}: reward weights are given twice, in rewards and in reward_weights.")
-    given = [source.weight for source in sources] if weights is None else weights
-    return [
-        RewardSource(name, float(weight), source.function, source.saved, source.key)
-        for source, name, weight in zip(sources, unique_names([source.name for source in sources]), given, strict=True)
-    ]
+    for item, read, function, name, weight in zip(chosen, parsed, loaded, loaded.names, weights, strict=True):
+        plain = None if read is None else replace(read, weight=None).plain()
+        key = f"object {id(item)}" if plain is None else json.dumps(plain, sort_keys=True, default=repr)
+        sources.append(RewardSource(name, float(weight), function, key))
+    return sources
+
+
+def check_weights(selection: str, weights: Sequence[float], names: Sequence[str]) -> None:
+    """Refuse `reward_weights` that are not one for each reward."""
+    if len(weights) != len(names):
+        raise ConfigurationError(
+            f"{selection}: {len(weights)} reward_weights for {len(names)} rewards ({', '.join(names)}); give one for "
+            "each."
+        )
 
 
 def _setting(selection: str, key: str, value: Any, default: Any) -> Any:
-    if value is None or (_is_none(value) and key != "scale_rewards"):
-        return default
     if key == "scale_rewards" and isinstance(value, bool | str):  # TRL takes true for group and false for none
         value = {"true": "group", "false": "none"}.get(str(value).lower(), value)
-    expected = None
-    if key in _CHOICES and value not in _CHOICES[key]:
-        expected = f"one of {', '.join(_CHOICES[key])}"
-    elif key in ("max_completion_length", "num_generations") and not (type(value) is int and value > 0):
-        expected = "a whole number from 1 up"
-    elif key == "mask_truncated_completions" and not isinstance(value, bool):
-        expected = "true or false"
-    elif key == "reward_weights" and not (isinstance(value, list | tuple) and {*map(type, value)} <= {int, float}):
-        expected = "a list of numbers"
-    if expected is not None:
+    elif _is_none(value):
+        return default
+    whole_number = isinstance(value, int) and not isinstance(value, bool) and value > 0
+    expected, fits = {
+        "mask_truncated_completions": ("true or false", isinstance(value, bool)),
+        "reward_weights": (
+            "a list of numbers",
+            isinstance(value, list | tuple) and {*map(type, value)} <= {int, float},
+        ),
+        **dict.fromkeys(("max_completion_length", "num_generations"), ("a whole number from 1 up", whole_number)),
+        **{name: (f"one of {', '.join(known)}", value in known) for name, known in _CHOICES.items()},
+    }[key]
+    if value is not None and not fits:
         raise ConfigurationError(f"{selection}: {key} is {value!r}; it must be {expected}.")
-    return value
+    return default if value is None else value
 
 
 def _several(value: Any) -> list[Any] | None:

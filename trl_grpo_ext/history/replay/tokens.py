@@ -34,7 +34,6 @@ class Tokens:
     offsets: Offsets
     logps_B_T: torch.Tensor | None = None
     entropies_B_T: torch.Tensor | None = None
-    without_logps: int = 0
 
     @functools.cached_property
     def id_rows(self) -> list[list[int]]:
@@ -47,7 +46,7 @@ class Tokenize:
     """Makes the `Tokens` of batches that have none.
 
     A text lacks the token that ended it. So each completion gets one, as in training, unless the file says that it was
-    truncated. That token has no characters. Without a tokenizer texts are split into words and punctuation.
+    truncated. Without a tokenizer texts are split into words and punctuation.
     """
 
     def __init__(self, tokenizer: Any = None) -> None:
@@ -59,31 +58,25 @@ class Tokenize:
         if batch.tokens is not None:
             return _saved(batch)
         texts = [encodable(text) for text in batch.texts]
-        offsets: Any = None
+        spans = [[match.span() for match in _WORD.finditer(text)] for text in texts]
         if self.tokenizer is None:
-            ids, offsets = self._by_words(texts)
+            words = [[text[start:end] for start, end in row] for text, row in zip(texts, spans, strict=True)]
+            ids = [[self._words.setdefault(word, len(self._words)) for word in row] for row in words]
             end = self._words.setdefault("", len(self._words))
         else:
-            fast = getattr(self.tokenizer, "is_fast", False)
-            made = self.tokenizer(texts, add_special_tokens=False, **({"return_offsets_mapping": True} if fast else {}))
-            ids, offsets, end = made["input_ids"], made.get("offset_mapping"), self.tokenizer.eos_token_id
-        ended = [end is not None and not cut for cut in batch.truncated or [False] * len(texts)]
-        ids = [[*row, end] if has_end else row for row, has_end in zip(ids, ended, strict=True)]
+            ids = self.tokenizer(texts, add_special_tokens=False)["input_ids"]
+            end = self.tokenizer.eos_token_id
+        cut = batch.truncated or [False] * len(texts)
+        ids = [row if end is None or is_cut else [*row, end] for row, is_cut in zip(ids, cut, strict=True)]
 
         def offsets_of(row: int) -> Sequence[tuple[int, int]]:
-            if offsets is None:  # a slow tokenizer
+            if self.tokenizer is not None:
                 return token_offsets(self.tokenizer, ids[row], texts[row])
-            return [*offsets[row], (len(texts[row]), len(texts[row]))] if ended[row] else offsets[row]
+            return [*spans[row], (len(texts[row]), len(texts[row]))][: len(ids[row])]
 
         mask_B_T = _mask([len(row) for row in ids], batch.where)
         ids_B_T = _padded(torch.tensor(list(itertools.chain(*ids)), dtype=torch.long), mask_B_T)
         return Tokens(ids_B_T, mask_B_T, mask_B_T, offsets_of)
-
-    def _by_words(self, texts: Sequence[str]) -> tuple[list[list[int]], list[list[tuple[int, int]]]]:
-        spans = [[match.span() for match in _WORD.finditer(text)] for text in texts]
-        number = self._words
-        pairs = zip(texts, spans, strict=True)
-        return [[number.setdefault(text[a:b], len(number)) for a, b in row] for text, row in pairs], spans
 
 
 def loaded_or_refused(option: str, name: str, load: Callable[[], Any]) -> Any:
@@ -119,10 +112,11 @@ def _saved(batch: SavedBatch) -> Tokens:
     completion_B_T = _mask(lengths, batch.where)
     live_B_T = _padded(_flat(tokens["live"], torch.float32), completion_B_T)
 
-    def numbers(name: str) -> tuple[torch.Tensor | None, int]:
+    def numbers(name: str) -> torch.Tensor | None:
         values = tokens.get(name, [None] * len(ids))
-        lacking = sum(row is None or len(row) != length for row, length in zip(values, lengths, strict=True))
-        return (None, lacking) if lacking else (_padded(_flat(values, torch.float32), completion_B_T), 0)
+        if any(row is None or len(row) != length for row, length in zip(values, lengths, strict=True)):
+            return None
+        return _padded(_flat(values, torch.float32), completion_B_T)
 
     def offsets_of(row: int) -> Sequence[tuple[int, int]]:
         if starts[row] is None or ends[row] is None:
@@ -132,10 +126,8 @@ def _saved(batch: SavedBatch) -> Tokens:
             )
         return [(int(start), int(end)) for start, end in zip(starts[row], ends[row], strict=True)]
 
-    (logps_B_T, without), (entropies_B_T, without_entropy) = numbers("logp"), numbers("entropy")
     ids_B_T = _padded(_flat(ids, torch.long), completion_B_T)
-    lacking = max(without, without_entropy)
-    return Tokens(ids_B_T, completion_B_T, live_B_T, offsets_of, logps_B_T, entropies_B_T, lacking)
+    return Tokens(ids_B_T, completion_B_T, live_B_T, offsets_of, numbers("logp"), numbers("entropy"))
 
 
 def _mask(lengths: Sequence[int], where: str) -> torch.Tensor:
