@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import os
+from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -84,3 +87,25 @@ def test_the_callbacks_go_with_plain_trl(tiny_model: Path, tmp_path: Path, capsy
     run = train(tiny_model, tmp_path, GRPOTrainer, max_steps=2, trainer_arguments={"callbacks": callbacks})
     assert "2/2" in capsys.readouterr().out
     assert log_lines(tmp_path) == as_json(run.trainer.state.log_history)
+
+
+def test_findings_that_cannot_be_told_cost_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    state = SimpleNamespace(is_world_process_zero=True, log_history=[{"step": n, "reward": 1 - n} for n in range(9)])
+    arguments: Any = SimpleNamespace(output_dir=str(tmp_path))
+    LiveLog().on_train_end(arguments, state, None)
+    assert "the reward falls" in capsys.readouterr().err
+    closed = (tmp_path / "stderr").open("w")
+    closed.close()
+    reader, writer = os.pipe()
+    os.close(reader)
+    unread = os.fdopen(writer, "w", buffering=1)
+    for stderr in (closed, unread, None):
+        monkeypatch.setattr("sys.stderr", stderr)
+        LiveLog().on_train_end(arguments, state, None)
+    monkeypatch.undo()
+    with suppress(BrokenPipeError):
+        unread.close()
+    LiveLog().on_train_end(arguments, SimpleNamespace(is_world_process_zero=True, log_history=[None] * 9), None)
+    assert "cannot be computed" in capsys.readouterr().err

@@ -388,7 +388,16 @@ def test_an_aggregation_is_known_only_while_it_is_the_one() -> None:
 # ---------------------------------------------------------------------------------------------- the model card
 
 HOSTILE = [
-    *("x | y", "a``b`c", "<script>alert(1)</script>", "[click](http://evil)", "line\n\n# two", "--> end", "\x1b[31m"),
+    *(
+        "x | y",
+        "```\n```",
+        "<!-- trl-grpo-ext: end of plugins -->",
+        "<script>alert(1)</script>",
+        "[click](http://evil)",
+        "line\n\n# two",
+        "--> end",
+        "\x1b[31m",
+    ),
     " padded ",
 ]
 
@@ -397,20 +406,18 @@ HOSTILE = [
 def test_hostile_names_are_shown_and_obeyed_nowhere(text: str) -> None:
     record = PluginRecord("reward", text, text, text, text, {text: text}, 1.0, inside=text)
     card = section(Manifest((record, FOCAL), {"trl-grpo-ext": "0.1.0"}))
-    parser = markdown_it.MarkdownIt("gfm-like", {"linkify": False})
-    tokens = parser.parse(card)
-    rows = [token for token in tokens if token.type == "tr_open"]
-    assert len(rows) == 3  # the head, it, and the one behind it
-    cells = [token for token in tokens if token.type == "td_open"]
-    assert len(cells) == 10
-    inner = [child for token in tokens for child in token.children or ()]
-    assert {child.type for child in inner} <= {"text", "code_inline", "softbreak"}
-    assert [token.tag for token in tokens if token.type == "heading_open"] == ["h2"]
-    shown = "".join(child.content for child in inner)
-    visible = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
-    assert visible.strip() in shown
-    (install,) = [token.content for token in tokens if token.type == "fence"]
-    assert re.fullmatch(r"pip install( [\w.-]+==[\w.+-]+)+\n", install)
+    tokens = markdown_it.MarkdownIt("gfm-like", {"linkify": False}).parse(card)
+    kinds = [token.type for token in tokens if token.type != "inline"]
+    assert kinds == [
+        *("html_block", "heading_open", "heading_close", "paragraph_open", "paragraph_close", "fence", "html_block")
+    ]
+    (fence,) = [token.content for token in tokens if token.type == "fence"]
+    shown, plain = map(json.loads, fence.splitlines())
+    assert (shown["name"], shown["inside"], shown["parameters"]) == (text, text, {text: text})
+    assert plain["parameters"] == {"gamma": 2.0}
+    assert re.fullmatch(r"[ -~\n]*", card)
+    again = with_plugins(with_plugins("# T\n", Manifest((record,))), Manifest((FOCAL,)))
+    assert again == with_plugins("# T\n", Manifest((FOCAL,)))
 
 
 @pytest.mark.parametrize("card", ["# T\n\ntext\n\n## Citations\n\nCite\n", ""])
@@ -419,24 +426,11 @@ def test_the_section_is_there_once_however_often_it_is_written(card: str) -> Non
     once = with_plugins(card, old)
     assert with_plugins(once, old) == once
     assert once.count("## Plugins") == 1
-    assert "grpo-focal==0.1.0" in once
     renewed = with_plugins(once, Manifest((replace(FOCAL, name="other"),)))
-    assert "`other`" in renewed
-    assert "`focal`" not in renewed
+    assert '"other"' in renewed
+    assert '"focal"' not in renewed
     for line in card.splitlines():
         assert line in renewed.splitlines()
-
-
-def test_the_card_says_how_parameters_were_given() -> None:
-    mine = PluginRecord("reward", "mine", None, None, "mine:f", None, 0.5)
-    text = section(Manifest((mine, FOCAL), {"trl-grpo-ext": "0.1.0"}))
-    assert "| reward | `mine` |  |  | `weight: 0.5`, given in Python |" in text
-    assert "| loss aggregation | `focal` | `grpo-focal` | `0.1.0` | `gamma: 2.0` |" in text
-    assert "In no distribution, so pip cannot install them: `mine:f`." in text
-    assert "pip install trl-grpo-ext==0.1.0 grpo-focal==0.1.0" in text
-    long = section(Manifest((replace(FOCAL, parameters={"text": "x" * 1000}),)))
-    assert "x" * 380 + " ... (all of it is in the file of the checkpoint)" in long
-    assert "x" * 400 not in long
 
 
 def test_a_hooks_role_is_recorded_and_a_manifest_older_than_roles_is_read() -> None:

@@ -12,6 +12,7 @@ import json
 import math
 import sys
 import warnings
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -59,14 +60,12 @@ class LiveLog(TrainerCallback):
         if not state.is_world_process_zero or sys.stderr is None:
             return
         try:
-            found = findings_of(args.output_dir, state.log_history)
+            found = list(map(str, findings_of(args.output_dir, state.log_history)))
         except Exception as error:  # whatever a log holds, a finished training must be saved
-            warnings.warn(f"The findings of this run are unknown: {error!r}. The report shows the rest.", stacklevel=2)
-            return
+            found = [f"unknown, since they cannot be computed: {error!r}. The report shows the rest."]
         if found:
-            print(
-                "\n".join([f"trl-grpo-ext: what went wrong in {args.output_dir}:", *map(str, found)]), file=sys.stderr
-            )
+            with suppress(OSError, ValueError):  # a closed stderr, or one that nobody reads
+                print(f"trl-grpo-ext: what went wrong in {args.output_dir}:", *found, sep="\n", file=sys.stderr)
 
     def _give_up(self, error: OSError) -> None:
         warnings.warn(

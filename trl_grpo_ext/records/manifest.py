@@ -13,8 +13,9 @@ import json
 import math
 import os
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
@@ -205,9 +206,8 @@ _TYPES: dict[str, Any] = {
 
 
 def _record(value: Any, place: str) -> PluginRecord:
-    entry = {"role": None, **_of_type(value, dict, place)}
-    unknown = entry.keys() ^ {item.name for item in fields(PluginRecord)}
-    if unknown:
+    entry = {"role": None, **_of_type(value, dict, place)}  # manifests older than roles have none
+    if unknown := entry.keys() ^ _TYPES.keys():
         raise ManifestError(f"{place} lacks, or should not have, {min(unknown)!r:.40}")
     for name, types in _TYPES.items():
         _of_type(entry[name], types, f"{place}.{name}")
@@ -254,16 +254,17 @@ class _Recorder:
         switches: dict[str, Any] = {}
         parameters: dict[str, Any] | None = None
         while True:
+            wrapper = _WRAPPERS.get(type(thing).__qualname__, "")
             if isinstance(thing, functools.partial):
                 parameters = {**plain_mapping(thing.keywords), **(parameters or {})}
                 thing = thing.func
-            elif type(thing).__module__.startswith("trl_grpo_ext.") and type(thing).__qualname__ in _WRAPPERS:
+            elif wrapper and type(thing).__module__.startswith("trl_grpo_ext."):
                 switches |= _switches(thing)
-                thing = getattr(thing, _WRAPPERS[type(thing).__qualname__])
+                thing = getattr(thing, wrapper)
+            elif is_model(thing) and is_model(getattr(thing, "module", None)):  # an engine has wrapped it
+                thing = thing.module
             else:
                 break
-        while is_model(thing) and is_model(getattr(thing, "module", None)):  # an engine has wrapped it
-            thing = thing.module
         defined = thing if hasattr(thing, "__qualname__") else type(thing)
         module = str(getattr(defined, "__module__", None) or "__main__")
         owner = None if module == "__main__" else owner_of(module, self._installed)
@@ -308,15 +309,14 @@ def _constructed_with(thing: Any) -> dict[str, Any] | None:
     except (TypeError, ValueError):  # some extension types have none
         return None
     kept = getattr(thing, "__dict__", {})
-    simple = {name: kept[name] for name in names if name in kept and _is_simple(kept[name])}
-    return plain_mapping(simple) if simple else None
+    return plain_mapping({name: kept[name] for name in names if name in kept and _is_simple(kept[name])}) or None
 
 
 def _is_simple(value: Any) -> bool:
     if isinstance(value, Mapping):
         return all(isinstance(key, str) and _is_simple(inner) for key, inner in value.items())
     if isinstance(value, (list, tuple)):
-        return all(_is_simple(inner) for inner in value)
+        return all(map(_is_simple, value))
     return value is None or isinstance(value, (str, bool, Real, enum.Enum, os.PathLike))
 
 
@@ -356,8 +356,7 @@ def plain_value(value: Any) -> Any:
 
 
 _MOST_CHARACTERS = 200
-"""Of a value in a sentence, or twice that in a table."""
-_Key = tuple[str, str | None, str, int]
+"""Of a value in a sentence."""
 
 
 def differences(old: Manifest, new: Manifest) -> list[str]:
@@ -374,15 +373,18 @@ def differences(old: Manifest, new: Manifest) -> list[str]:
     before, here = _by_key(old), _by_key(new)
     texts = []
     for key in {**before, **here}:
-        if key not in here:
-            texts.append(f"{_describe(before[key])} ({_text(before[key].origin)}) is in the checkpoint and not here")
-        elif key not in before:
-            texts.append(f"{_describe(here[key])} ({_text(here[key].origin)}) is here and not in the checkpoint")
+        record = here.get(key) or before[key]
+        within = f" (inside {_text(record.inside)})" if record.inside else ""
+        name = f"{LABELS[record.kind]} {_text(record.name)}{within}"
+        if key in here and key in before:
+            texts += [f"{name}: {text}" for text in _changes(before[key], record)]
         else:
-            texts += [f"{_describe(here[key])}: {text}" for text in _changes(before[key], here[key])]
+            where = "here and not in the checkpoint" if key in here else "in the checkpoint and not here"
+            texts.append(f"{name} ({_text(record.origin)}) is {where}")
     for kind in KINDS:
-        order = [key for key in before if key[0] == kind and key in here]
-        order_here = [key for key in here if key[0] == kind and key in before]
+        order, order_here = (
+            [key for key in of if key[0] == kind and key in before and key in here] for of in (before, here)
+        )
         if order != order_here:
             names, names_here = (", ".join(_text(key[2]) for key in of) for of in (order, order_here))
             texts.append(f"{LABELS[kind]}s: the order is {names} in the checkpoint, {names_here} here")
@@ -391,32 +393,30 @@ def differences(old: Manifest, new: Manifest) -> list[str]:
 
 def version_notes(old: Manifest, new: Manifest) -> list[str]:
     """List the libraries with different versions; these alone don't count as a change of plugins."""
-    notes = [
-        f"{_text(name)} {_text(old.versions.get(name) or 'none')} in the checkpoint, {new.versions.get(name)} here"
-        for name in sorted({*old.versions, *new.versions})
-        if old.versions.get(name) != new.versions.get(name)
+    before, here = ({**one.versions, "plugin contract": str(one.contract_version)} for one in (old, new))
+    return [
+        f"{_text(name)} {_text(before.get(name) or 'none')} in the checkpoint, {_text(here.get(name) or 'none')} here"
+        for name in sorted({**before, **here})
+        if before.get(name) != here.get(name)
     ]
-    if old.contract_version != new.contract_version:
-        notes.append(f"plugin contract {old.contract_version} in the checkpoint, {new.contract_version} here")
-    return notes
 
 
-def _by_key(manifest: Manifest) -> dict[_Key, PluginRecord]:
+def _by_key(manifest: Manifest) -> dict[tuple[str, str | None, str, int], PluginRecord]:
     """The records by kind, place, name and a running number for duplicates."""
-    keyed: dict[_Key, PluginRecord] = {}
+    seen: Counter[tuple[str, str | None, str]] = Counter()
+    keyed: dict[tuple[str, str | None, str, int], PluginRecord] = {}
     for record in manifest.plugins:
-        number = 0
-        while (key := (record.kind, record.inside, record.name, number)) in keyed:
-            number += 1
-        keyed[key] = record
+        key = (record.kind, record.inside, record.name)
+        keyed[*key, seen[key]] = record
+        seen[key] += 1
     return keyed
 
 
 def _changes(old: PluginRecord, new: PluginRecord) -> Iterator[str]:
-    before, here = _facts(old), _facts(new)
-    if None in (old.parameters, new.parameters):
-        before, here = ({key: of[key] for key in of if not key.startswith("parameter ")} for of in (before, here))
-    if _origin(old) == _origin(new) and len({old.source_hash, new.source_hash} - {None}) > 1:
+    known = None not in (old.parameters, new.parameters)
+    before, here = _facts(old, known), _facts(new, known)
+    origins = {(one.distribution, one.version, one.target) for one in (old, new)}
+    if len(origins) == 1 and len({old.source_hash, new.source_hash} - {None}) > 1:
         yield "its source differs, although its version does not"
     for key in {**before, **here}:
         if key not in before or key not in here or not _same(before[key], here[key]):
@@ -424,16 +424,13 @@ def _changes(old: PluginRecord, new: PluginRecord) -> Iterator[str]:
             yield f"{_text(key)} {texts[0]} in the checkpoint, {texts[1]} here"
 
 
-def _origin(record: PluginRecord) -> tuple[str | None, str | None, str]:
-    return record.distribution, record.version, record.target
-
-
-def _facts(record: PluginRecord) -> dict[str, Any]:
+def _facts(record: PluginRecord, with_parameters: bool) -> dict[str, Any]:
     """What two runs compare of a plugin, by the words for it."""
     named = ("distribution", "version", "target", "weight")
     facts = {name: getattr(record, name) for name in named} | record.switches
     facts["parameters"] = "not known" if record.parameters is None else "known"
-    return facts | {f"parameter {name}": value for name, value in (record.parameters or {}).items()}
+    parameters = (record.parameters or {}) if with_parameters else {}
+    return facts | {f"parameter {name}": value for name, value in parameters.items()}
 
 
 def _same(old: Any, new: Any) -> bool:
@@ -441,11 +438,6 @@ def _same(old: Any, new: Any) -> bool:
     return json.dumps(old, sort_keys=True) == json.dumps(new, sort_keys=True) or (
         type(old) in (int, float) and type(new) in (int, float) and old == new
     )
-
-
-def _describe(record: PluginRecord) -> str:
-    within = f" (inside {_text(record.inside)})" if record.inside else ""
-    return f"{LABELS[record.kind]} {_text(record.name)}{within}"
 
 
 def _text(value: str | None) -> str:
@@ -464,9 +456,6 @@ def _cut(text: str) -> str:
 _BEGIN, _END = "<!-- trl-grpo-ext: plugins -->", "<!-- trl-grpo-ext: end of plugins -->"
 _SECTION = re.compile(rf"\n*{re.escape(_BEGIN)}.*?{re.escape(_END)}\n*", re.DOTALL)
 _CITATIONS = re.compile(r"^## Citations?$", re.MULTILINE)
-_PLAIN = re.compile(r"[\w .,:;=/+(){}\"'@<>!?%^&#$*\[\]~-]*", re.ASCII)
-"""Characters without a meaning in Markdown, between backticks in a table."""
-_NAME, _VERSION = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?"), re.compile(r"[A-Za-z0-9.!+_-]+")
 
 
 def with_plugins(card: str, manifest: Manifest) -> str:
@@ -479,54 +468,15 @@ def with_plugins(card: str, manifest: Manifest) -> str:
 
 
 def section(manifest: Manifest) -> str:
-    """The section as Markdown, between two comments that mark it."""
-    own = manifest.versions.get("trl-grpo-ext")
-    lines = [
-        _BEGIN,
-        "## Plugins",
-        "",
-        f"Trained with trl-grpo-ext {_cell(own) if own else '(version unknown)'} and these plugins:",
-        "",
-        "| kind | name | distribution | version | parameters |",
-        "| --- | --- | --- | --- | --- |",
-        *(_row(record) for record in manifest.plugins),
-    ]
-    wanted = {"trl-grpo-ext": own} | {r.distribution: r.version for r in manifest.plugins if r.distribution}
-    named = [
-        f"{name}=={number}"
-        for name, number in wanted.items()
-        if number is not None and _NAME.fullmatch(name) and _VERSION.fullmatch(number)
-    ]
-    if named:
-        lines += ["", "To install them:", "", "```sh", f"pip install {' '.join(named)}", "```"]
-    loose = [record for record in manifest.plugins if record.distribution is None]
-    if loose:
-        modules = ", ".join(dict.fromkeys(_cell(record.target) for record in loose))
-        lines += ["", f"In no distribution, so pip cannot install them: {modules}."]
-    return "\n".join([*lines, _END])
+    """The section as Markdown, between two comments that mark it: a line of JSON for each plugin.
 
-
-def _row(record: PluginRecord) -> str:
-    name = _cell(record.name) + (f" inside {_cell(record.inside)}" if record.inside else "")
-    asked = dict(record.switches)
-    if record.weight is not None:
-        asked["weight"] = record.weight
-    asked |= record.parameters or {}
-    said = ", ".join(f"{key}: {json.dumps(value, ensure_ascii=False)}" for key, value in asked.items())
-    if len(said) > 2 * _MOST_CHARACTERS:
-        said = f"{said[: 2 * _MOST_CHARACTERS]} ... (all of it is in the file of the checkpoint)"
-    parameters = [_cell(said)] if said else []
-    if record.parameters is None:
-        parameters.append("given in Python")
-    cells = [LABELS[record.kind], name, _cell(record.distribution), _cell(record.version), ", ".join(parameters)]
-    return f"| {' | '.join(cells)} |"
-
-
-def _cell(text: str | None) -> str:
-    """An untrusted string as a cell of a Markdown table, escaped."""
-    if not text:
-        return ""
-    if text == text.strip() and _PLAIN.fullmatch(text):
-        return f"`{text}`"
-    text = escape(text)
-    return "".join(c if c.isalnum() or c == " " else f"&#{ord(c)};" for c in text)
+    Whatever a name holds, JSON in ASCII keeps it on its line, inside the fence, and makes no comment of it.
+    """
+    shown = ("kind", "name", "inside", "distribution", "version", "target", "weight", "parameters")
+    lines = []
+    for record in manifest.plugins:
+        facts = {name: getattr(record, name) for name in shown} | record.switches
+        line = json.dumps({name: value for name, value in facts.items() if value is not None})
+        lines.append(line.replace("<", "\\u003c").replace(">", "\\u003e").replace("\x7f", "\\u007f"))
+    title = f"Trained with trl-grpo-ext {_text(manifest.versions.get('trl-grpo-ext'))} and these plugins:"
+    return "\n".join([_BEGIN, "## Plugins", "", title, "", "```json", *lines, "```", _END])

@@ -49,7 +49,7 @@ class PluginRecords:
             self._manifest.write(Path(output_dir or self._args.output_dir) / FILE)
 
     def add_to_model_card(self) -> None:
-        """Add a table of the plugins to the model card."""
+        """Add the plugins to the model card."""
         card = Path(self._args.output_dir) / "README.md"
         if self._main_process and card.is_file():
             card.write_text(with_plugins(card.read_text(encoding="utf-8"), self._manifest), encoding="utf-8")
