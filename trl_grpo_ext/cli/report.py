@@ -29,10 +29,6 @@ def report_command(
     out: Annotated[
         Path | None, typer.Option(help=f"The page to write. Default: {_PAGE} in the first output_dir.")
     ] = None,
-    png: Annotated[
-        bool, typer.Option("--png", help="Write the figures as PNG too, into figures/ beside the page.")
-    ] = False,
-    png_dir: Annotated[Path | None, typer.Option(help="Write the figures as PNG, into this folder.")] = None,
     limit: Annotated[
         int, typer.Option(min=0, help="Most completions on the page, in whole groups; 0 shows the curves alone.")
     ] = 1000,
@@ -47,14 +43,13 @@ def report_command(
     Curves, settings, plugins, and completions token by token.
     """
     page = out or runs[0] / _PAGE
-    pictures = png_dir or (page.parent / "figures" if png else None)
     said: set[str] = set()
     to_open = open_
     reload_seconds = None if watch is None else max(watch, _RELOAD_SECONDS)
 
     def write() -> None:
         nonlocal to_open
-        _write(runs, page, pictures, limit, said, reload_seconds)
+        _write(runs, page, limit, said, reload_seconds)
         if to_open and not webbrowser.open(page.resolve().as_uri()):
             _say(f"No browser started; open {page} yourself.")
         to_open = False
@@ -66,26 +61,16 @@ def report_command(
 
     rewrite(runs, write, every=watch, say=_say)
     if page.exists():  # once more, without loading itself again
-        _write(runs, page, pictures, limit, said, None)
+        _write(runs, page, limit, said, None)
 
 
-def _write(
-    folders: Sequence[Path], page: Path, pictures: Path | None, limit: int, said: set[str], reload_seconds: float | None
-) -> None:
-    """Write the page and the pictures; say on stdout what was written, on stderr what is missing, each once."""
+def _write(folders: Sequence[Path], page: Path, limit: int, said: set[str], reload_seconds: float | None) -> None:
+    """Write the page; say on stdout that it was written, on stderr what is missing, each once."""
     from ..history.report import load_runs
     from ..history.report.page import write_page
 
-    runs = load_runs(folders)
-    written = write_page(runs, page, limit=limit, reload_seconds=reload_seconds)
-    lines = [f"{page} ({written.bytes / 2**20:.1f} MB)"]
-    if pictures is not None:
-        from ..history.report.figures import save_pngs
-
-        files = save_pngs(runs, pictures)
-        lines.append(f"{pictures} ({len(files)} figures)")
-    for line in lines:
-        results().print(escape(line), soft_wrap=True)
+    written = write_page(load_runs(folders), page, limit=limit, reload_seconds=reload_seconds)
+    results().print(escape(f"{page} ({written.bytes / 2**20:.1f} MB)"), soft_wrap=True)
     for note in written.notes:
         if note not in said:
             said.add(note)

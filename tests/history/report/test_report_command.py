@@ -20,19 +20,17 @@ pytestmark = pytest.mark.slow
 HISTORY = [{"step": step, "loss": 0.5 / step, "reward": float(step)} for step in (1, 2, 3)]
 
 
-def test_a_page_and_pictures_are_written_named_and_opened(own_runs: Path, tmp_path: Path) -> None:
-    page, pictures, told = tmp_path / "a page.html", tmp_path / "pictures", tmp_path / "told"
+def test_a_page_is_written_named_and_opened(own_runs: Path, tmp_path: Path) -> None:
+    page, told = tmp_path / "a page.html", tmp_path / "told"
     browser = tmp_path / "browser"
     browser.write_text(f'#!/bin/sh\necho "$1" > {told}\n')
     browser.chmod(0o755)
-    words = ["report", own_runs / "one", own_runs / "two", "--out", page, "--png-dir", pictures, "--open"]
+    words = ["report", own_runs / "one", own_runs / "two", "--out", page, "--open"]
     done = run_command(*words, env={"BROWSER": f"{browser} %s"})
     assert done.status == 0, done.err
     assert told.read_text().strip() == page.resolve().as_uri()
-    assert done.out.splitlines()[0].startswith(f"{page} (")
-    assert done.out.splitlines()[1] == f"{pictures} (16 figures)"
+    assert done.out.startswith(f"{page} (")
     assert page.read_text(encoding="utf-8").lower().startswith("<!doctype html>")
-    assert len(list(pictures.glob("*.png"))) == 16
     assert "vLLM" in done.err
     assert list(tmp_path.glob(".*")) == []  # nothing unfinished
 
@@ -41,12 +39,11 @@ def test_in_a_terminal_what_is_missing_is_told_and_nothing_is_obeyed(tmp_path: P
     folder = write_history(tmp_path / "odd\x1b[2J", HISTORY)
     (folder / "completions").mkdir()
     (folder / "completions" / "completions_00001.parquet").write_bytes(b"PAR1")
-    done = run_command("report", folder, "--png", "--limit", "0", width=60)
+    done = run_command("report", folder, "--limit", "0", width=60)
     assert done.status == 0
     assert_readable(done.out, None)
     assert "not a complete parquet file" in done.plain
     assert (folder / "report.html").is_file()
-    assert (folder / "figures" / "reward_total.png").is_file()
     assert (folder / "report.html").stat().st_size < 1_000_000
 
 

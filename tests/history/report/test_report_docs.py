@@ -6,8 +6,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-import matplotlib.image
-import numpy as np
 import pytest
 from typer.main import get_command
 
@@ -31,19 +29,9 @@ def test_the_table_has_every_option() -> None:
     assert set(re.findall(r"^\| `(--[\w-]+)", table, re.MULTILINE)) == options - {"--help"}
 
 
-def test_the_python_block_writes_pictures_with_stable_names(
-    trained_once: tuple[Path, Any], tmp_path: Path, capsys: Any
-) -> None:
+def test_the_python_block_runs(trained_once: tuple[Path, Any], capsys: Any) -> None:
     (block,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     names: dict[str, Any] = {}
     exec(block, names)
-    files = names["pictures"]([trained_once[0] / "one"], tmp_path / "new" / "figures")
-    assert sorted(path.name for path in (tmp_path / "new" / "figures").iterdir()) == sorted(f.name for f in files)
-    assert {path.stem for path in files} == {plot.name for plot in PLOTS} - {"sampling_ratio", "pass_at_k", "resampled"}
+    names["last_rewards"]([trained_once[0] / "one"])
     assert capsys.readouterr().out.startswith("one\n  4\n")
-    for path in files:
-        picture = matplotlib.image.imread(path)
-        assert picture.shape[0] > 200
-        assert picture.shape[1] == 750
-        assert len(np.unique((picture[..., :3] * 255).astype(int) @ [65536, 256, 1])) > 10  # not blank
-        assert picture[0, 0].tolist()[:3] == [1.0, 1.0, 1.0]  # on white

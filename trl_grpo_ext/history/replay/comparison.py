@@ -17,7 +17,7 @@ import torch
 from ...credit.flow import plugin_label
 from ...errors import ConfigurationError
 from .running import BatchResult
-from .saved import SavedBatch, join_key, number_of
+from .saved import SavedBatch, columns_of, join_key, number_of
 from .selections import ReplaySelection
 from .tokens import Tokens
 
@@ -305,11 +305,11 @@ def correct_values(name: str, batches: Sequence[SavedBatch], results: Sequence[B
     values: list[float | None] = []
     for batch, result in zip(batches, results, strict=True):
         rewards = dict(zip(result.reward_names, result.rewards_B_K.unbind(dim=1), strict=True))
-        found = rewards[name].tolist() if name in rewards else batch.all_columns.get(name)
+        found = rewards[name].tolist() if name in rewards else columns_of(batch).get(name)
         if found is None:
             raise ConfigurationError(
                 f"--correct {name!r} is no reward of the base and no column of {batch.where}; there are: "
-                f"{', '.join(sorted({*rewards, *batch.all_columns})) or 'none'}."
+                f"{', '.join(sorted({*rewards, *columns_of(batch)})) or 'none'}."
             )
         numbers = [number_of(value) for value in found]
         if found and all(value is not None and not isinstance(value, int | float) for value in found):

@@ -29,7 +29,7 @@ from ...guard.calls import PASSED_BY_TRL, call
 from ...guard.messages import joined_text
 from ...guard.reward_watch import RewardWatch
 from ...types import Forward, Rollout, Span, StepTotals, Totals, Turn, TurnSpan, implements, role_of
-from .saved import SavedBatch
+from .saved import SavedBatch, columns_of
 from .selections import ReplaySelection, RewardSource, check_replayable, check_weights
 from .tokens import Tokens
 
@@ -260,7 +260,7 @@ class RewardCaller:
             returned = call(
                 watch.wrap(source.function, source.name),
                 {
-                    **{name: list(values) for name, values in batch.all_columns.items()},
+                    **{name: list(values) for name, values in columns_of(batch).items()},
                     "prompts": list(batch.prompts),
                     "completions": list(batch.completions),
                     "completion_ids": [list(row) for row in tokens.id_rows],
@@ -285,7 +285,7 @@ class RewardCaller:
         return OneReward(returned, placed, spans if any(map(scores_turns, spans)) else None)
 
     def _advice(self, batch: SavedBatch) -> str:
-        has = f"The columns there are: {', '.join(sorted(batch.all_columns)) or 'none'}"
+        has = f"The columns there are: {', '.join(sorted(columns_of(batch))) or 'none'}"
         if self._joined:
             return f"{has}, including those of --dataset."
         return (
@@ -325,7 +325,7 @@ def _missing(function: Any, batch: SavedBatch) -> list[str]:
         return []
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     required = [p.name for p in parameters if p.kind in kinds and p.default is inspect.Parameter.empty]
-    return [name for name in required if name not in PASSED_BY_TRL - {"environments"} and name not in batch.all_columns]
+    return [name for name in required if name not in PASSED_BY_TRL - {"environments"} and name not in columns_of(batch)]
 
 
 def _turns_of(completion: Any) -> list[Turn]:

@@ -60,11 +60,6 @@ class SavedBatch:
     tokens: Columns | None = None
     truncated: Sequence[bool] | None = None
 
-    @property
-    def all_columns(self) -> dict[str, Sequence[Any]]:
-        """The columns and the rewards: in anybody's file a column of numbers may be either."""
-        return {**self.columns, **self.rewards}
-
 
 class _Part(NamedTuple):
     """The rows of one step of one file."""
@@ -130,6 +125,11 @@ def read_saved(
             f"{completions}: nothing to replay, no group has the log-probabilities that a hook needs."
         )
     return batches
+
+
+def columns_of(batch: SavedBatch) -> dict[str, Sequence[Any]]:
+    """The columns and the rewards of a batch: in anybody's file a column of numbers may be either."""
+    return {**batch.columns, **batch.rewards}
 
 
 def join_key(prompt: Any) -> str:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,8 @@ from matplotlib.ticker import MaxNLocator
 
 from ...guard.untrusted import escape
 from ...records.files import evenly
-from .run import LARGEST_NUMBER, Run
+from ..files import step_of
+from .run import LARGEST_NUMBER, History, Run
 
 INK = "#010203"
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
@@ -162,27 +163,40 @@ def draw_lines(runs: Sequence[Run], panels: Sequence[Panel], reason: str) -> Fig
     if not there:
         return Absent(reason)
     names = list(dict.fromkeys(one.name for _, shown in there for one in shown if one.name))
-    named = bool(names)
-    below = legend_rows([*names, *(run.name for run in runs), "held out"])
-    figure, axes = panels_figure([panel.title for panel, _ in there], below=below)
+    figure, axes = panels_figure(
+        [panel.title for panel, _ in there], below=legend_rows([*names, *(run.name for run in runs), "held out"])
+    )
+    looks: list[dict[str, Any]] = [
+        {"color": COLOURS[n % len(COLOURS)], "marker": MARKERS[n % len(MARKERS)]} for n in range(len(names))
+    ]
+    handles = {label(name): Line2D([], [], **of) for name, of in zip(names, looks, strict=True)}
     held_out = False
-    for (panel, shown), axis in zip(there, axes, strict=True):
-        for number, run in enumerate(runs):
+    for number, run in enumerate(runs):
+        own: dict[str, Any] = {"color": COLOURS[number % len(COLOURS)], "marker": MARKERS[number % len(MARKERS)]}
+        own = {"color": INK, "marker": ""} if names else own
+        dash = DASHES[number % len(DASHES)]
+        if len(runs) > 1 or not names:
+            handles[label(run.name)] = Line2D([], [], linestyle=dash, **own)
+        for (panel, shown), axis in zip(there, axes, strict=True):
             for series in shown:
-                place = names.index(series.name) if series.name in names else number
-                colour = INK if named and series.name not in names else COLOURS[place % len(COLOURS)]
-                marker, dash = MARKERS[place % len(MARKERS)], DASHES[number % len(DASHES)]
-                _draw_band(axis, run, series, colour)
-                _draw_line(axis, run, series, {"color": colour, "marker": marker, "linestyle": dash})
+                of = looks[names.index(series.name)] if series.name else own
+                _draw_band(axis, run, series, of["color"])
+                _draw_line(axis, run, series, series.key, linestyle=dash, **of)
                 if panel.evaluated:
-                    held_out |= _draw_held_out(axis, run, series, {"color": colour, "marker": marker})
+                    held_out |= _draw_line(axis, run, series, f"eval_{series.key}", linestyle="none", **of, **_HOLLOW)
+    for (panel, _), axis in zip(there, axes, strict=True):
         _set_limits(axis, panel, runs)
-    entries = [(name, COLOURS[i % len(COLOURS)], MARKERS[i % len(MARKERS)], DASHES[0]) for i, name in enumerate(names)]
-    for i, run in enumerate(runs):
-        own = (INK, "") if named else (COLOURS[i % len(COLOURS)], MARKERS[i % len(MARKERS)])
-        entries += [(run.name, *own, DASHES[i % len(DASHES)])] if len(runs) > 1 or not named else []
-    _legend(figure, entries, named, held_out)
+    if held_out:
+        handles["held out"] = Line2D([], [], color=INK, marker="o", linestyle="none", **_HOLLOW)
+    if names or len(handles) > 1:
+        _add_legend(figure, handles)
     return figure
+
+
+def _add_legend(figure: Figure, handles: Mapping[str, Any]) -> None:
+    """One legend below all panels."""
+    columns = legend_columns(list(handles))
+    figure.legend(list(handles.values()), list(handles), loc="outside lower center", ncols=columns)
 
 
 def limits(runs: Sequence[Run]) -> tuple[float, float]:
@@ -209,18 +223,6 @@ def _has_data(run: Run, series: Series) -> bool:
     return bool(run.series(series.key)[0]) or bool(run.series(f"eval_{series.key}")[0])
 
 
-def _legend(figure: Figure, entries: Sequence[tuple[str, str, str, Any]], named: bool, held_out: bool) -> None:
-    """Add one legend below all panels; none for a single line without a name."""
-    if not named and len(entries) + held_out < 2:
-        return
-    handles = [Line2D([], [], color=colour, marker=mark, linestyle=dash) for _, colour, mark, dash in entries]
-    names = [label(name) for name, *_ in entries]
-    if held_out:
-        handles.append(Line2D([], [], color=INK, marker="o", linestyle="none", **_HOLLOW))
-        names.append("held out")
-    figure.legend(handles, names, loc="outside lower center", ncols=legend_columns(names))
-
-
 def _set_limits(axis: Axes, panel: Panel, runs: Sequence[Run]) -> None:
     axis.set_xlim(*limits(runs))
     if panel.share:
@@ -232,10 +234,14 @@ def _set_limits(axis: Axes, panel: Panel, runs: Sequence[Run]) -> None:
         axis.set_ylim(middle - 0.05 * abs(middle), middle + 0.05 * abs(middle))
 
 
-def _draw_line(axis: Axes, run: Run, series: Series, looks: dict[str, Any]) -> None:
-    steps, values = thin(*run.series(series.key))
+def _draw_line(axis: Axes, run: Run, series: Series, key: str, **looks: Any) -> bool:
+    """Draw a metric of a run, if it has that."""
+    steps, values = thin(*run.series(key))
     if steps:
-        axis.plot(steps, values, markevery=max(1, len(steps) // 12), label=_series_label(run, series), **looks)
+        name = f"{run.name} · {series.name}" if series.name else run.name
+        name += " (held out)" if key != series.key else ""
+        axis.plot(steps, values, markevery=max(1, len(steps) // 12), label=label(name, 80), **looks)
+    return bool(steps)
 
 
 def _draw_band(axis: Axes, run: Run, series: Series, colour: str) -> None:
@@ -255,17 +261,6 @@ def _draw_band(axis: Axes, run: Run, series: Series, colour: str) -> None:
     if steps:
         lower, upper = ([edge[step] for step in steps] for edge in edges)
         axis.fill_between(steps, lower, upper, color=colour, alpha=0.18, linewidth=0)
-
-
-def _draw_held_out(axis: Axes, run: Run, series: Series, looks: dict[str, Any]) -> bool:
-    steps, values = thin(*run.series(f"eval_{series.key}"))
-    if steps:
-        axis.plot(steps, values, linestyle="none", label=f"{_series_label(run, series)} (held out)", **looks, **_HOLLOW)
-    return bool(steps)
-
-
-def _series_label(run: Run, series: Series) -> str:
-    return label(f"{run.name} · {series.name}" if series.name else run.name, 80)
 
 
 # ------------------------------------------------------------------------------------------------ parts of a whole
@@ -302,7 +297,7 @@ def draw_stacked(panels: Sequence[tuple[str, Run, Parts]], reason: str, *, share
             legend.setdefault(str(area.get_label()), area)
         axis.set_ylim(0, 1 if share else None)
         axis.set_xlim(*limits([run for _, run, _ in panels]))
-    figure.legend(list(legend.values()), list(legend), loc="outside lower center", ncols=legend_columns(list(legend)))
+    _add_legend(figure, legend)
     return figure
 
 
@@ -322,72 +317,36 @@ MOST_FILES = 200
 """Most token record files to read for a figure, spread evenly over the training."""
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
-_NONE = "No token records with trained rows: train with token_records: 64 to see single tokens."
 
 
-def advantages(runs: Sequence[Run]) -> Figure | Absent:
-    """The advantages of live tokens as the loss used them."""
-    return _bands(runs, "advantage", "advantage of a live token")
+def draw_tokens(runs: Sequence[Run], column: str, title: str) -> Figure | Absent:
+    """Draw a column of the live tokens as bands, half of them and nine in ten, around their median."""
+    read = [replace(run, history=quantiles(run, column)) for run in runs]
+    bands = [Series("0.5", low="0.05", high="0.95"), Series("0.5", low="0.25", high="0.75")]
+    reason = "No token records with trained rows: train with token_records: 64 to see single tokens."
+    return draw_lines(read, [Panel(title, bands)], reason)
 
 
-def weights(runs: Sequence[Run]) -> Figure | Absent:
-    """The weights of live tokens, relative to their mean in the same file."""
-    return _bands(runs, "weight", "weight of a live token, mean = 1")
+def quantiles(run: Run, column: str) -> History:
+    """The quantiles of a column, weights relative to their mean, as entries of a log."""
+    entries = []
+    for path in evenly(run.records, MOST_FILES):
+        values = live_values(run, path, column)
+        if values is not None and (scale := values.mean() if column == "weight" else 1.0) > 0:
+            found = np.quantile(values / scale, QUANTILES).tolist()
+            entries.append({"step": step_of(path), **dict(zip(map(str, QUANTILES), found, strict=True))})
+    return entries
 
 
 def live_values(run: Run, path: Path, column: str) -> Any:
     """A column's usable values at the live tokens of one file's trained rows, `(N,)`; None if it has none."""
-    columns = run.columns_of(path, [column, "live"])
-    if columns is None or columns.keys() != {column, "live"}:
-        return None
-    pairs = [
-        (values, live) for values, live in zip(columns[column], columns["live"], strict=True) if values is not None
-    ]
-    if not pairs:
-        return None
+    columns = run.columns_of(path, [column, "live"]) or {}
+    rows = [row for row in zip(columns.get(column, ()), columns.get("live", ()), strict=False) if row[0] is not None]
     try:
-        values, live = (
-            np.concatenate([np.asarray(row, kind) for row in rows])
-            for rows, kind in zip(zip(*pairs, strict=True), (float, bool), strict=True)
-        )
-    except (TypeError, ValueError):
-        values, live = np.zeros(1), np.zeros(0)
-    if values.shape != live.shape:
-        run.note(f"{path} was left out of the figures: its columns {column} and live do not fit together.")
+        values = np.concatenate([np.asarray(values, float)[np.asarray(live, bool)] for values, live in rows])
+    except (TypeError, ValueError, IndexError) as error:
+        if rows:
+            run.note(f"{path} was left out of the figures: its columns {column} and live do not fit ({error}).")
         return None
-    kept = values[live & (np.abs(values) <= LARGEST_NUMBER)]
+    kept = values[np.abs(values) <= LARGEST_NUMBER]
     return kept if kept.size else None
-
-
-def _bands(runs: Sequence[Run], column: str, what: str) -> Figure | Absent:
-    tables = [(run, table) for run in runs if (table := _quantiles(run, column)).size][:MOST_PANELS]
-    if not tables:
-        return Absent(_NONE)
-    titles = [what if len(runs) == 1 else f"{label(run.name)}: {what}" for run, _ in tables]
-    figure, axes = panels_figure(titles, below=1)
-    for number, ((_, table), axis) in enumerate(zip(tables, axes, strict=True)):
-        steps, lowest, low, middle, high, highest = table.T
-        colour = COLOURS[number % len(COLOURS)]
-        outer = axis.fill_between(steps, lowest, highest, color=colour, alpha=0.15, linewidth=0)
-        inner = axis.fill_between(steps, low, high, color=colour, alpha=0.3, linewidth=0)
-        (median,) = axis.plot(steps, middle, color=colour, marker="o", markevery=max(1, len(steps) // 12))
-        axis.set_xlim(*limits(runs) if any(run.history for run in runs) else (steps[0] - 0.5, steps[-1] + 0.5))
-        if number == 0:
-            names = ["median", "half of the tokens", "nine in ten"]
-            figure.legend([median, inner, outer], names, loc="outside lower center", ncols=3)
-    return figure
-
-
-def _quantiles(run: Run, column: str) -> Any:
-    """Step and quantiles by row."""
-    rows = []
-    for path in evenly(run.records, MOST_FILES):
-        values = live_values(run, path, column)
-        if values is None:
-            continue
-        if column == "weight":
-            if not (mean := values.mean()) > 0:
-                continue
-            values = values / mean
-        rows.append([float(path.stem.removeprefix("step_")), *np.quantile(values, QUANTILES)])
-    return np.array(rows)

@@ -1,4 +1,4 @@
-"""The figures of some runs: as SVG for the page, as PNG beside the run.
+"""The figures of some runs, as SVG for the page.
 
 `PLOTS` lists them with their stable names. Each draws a list of runs or says why it cannot. A figure added there
 appears everywhere.
@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
-from pathlib import Path
 
 from ...errors import ConfigurationError
 from .run import Run
@@ -20,10 +20,8 @@ try:
 except ModuleNotFoundError as error:
     raise ConfigurationError(f"The report needs {error.name}: pip install 'trl-grpo-ext[report]'") from error
 
-from .drawing import Absent, Panel, Series, advantages, draw_lines, draw_stacked, label, style, weights
+from .drawing import Absent, Panel, Series, draw_lines, draw_stacked, draw_tokens, label, style
 from .svg import svg_of
-
-_DPI = 150
 
 Draw = Callable[[Sequence[Run]], Figure | Absent]
 
@@ -250,14 +248,15 @@ PLOTS: tuple[Plot, ...] = (
     ),
     Plot(
         *("advantages", "Credit", "Advantages"),
-        "The spread of recorded tokens' advantages when the loss uses them; a band that collapses to 0 teaches "
-        "nothing, a lopsided one pushes in one direction.",
-        advantages,
+        "Recorded tokens' advantages when the loss uses them (median; bands: half of them, nine in ten); a band that "
+        "collapses to 0 teaches nothing, a lopsided one pushes in one direction.",
+        partial(draw_tokens, column="advantage", title="advantage of a live token"),
     ),
     Plot(
         *("weights", "Credit", "Weights"),
-        "Weights of recorded tokens in the loss, relative to their mean; a wide band means that few tokens decide.",
-        weights,
+        "Weights of recorded tokens in the loss, relative to their mean (median; bands: half of them, nine in ten); a "
+        "wide band means that few tokens decide.",
+        partial(draw_tokens, column="weight", title="weight of a live token, mean = 1"),
     ),
     Plot(
         *("loss_weights", "Credit", "Weights by length and sign"),
@@ -339,23 +338,3 @@ def draw_plots(runs: Sequence[Run]) -> Iterator[tuple[Plot, Figure | Absent]]:
         with style():
             drawn = plot.draw(runs)
         yield plot, drawn
-
-
-def save_pngs(runs: Sequence[Run], folder: str | Path) -> list[Path]:
-    """Write every available figure as `FOLDER/NAME.png`, on white. Files of earlier calls stay."""
-    folder = Path(folder)
-    written = []
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for plot, drawn in draw_plots(runs):
-            if isinstance(drawn, Absent):
-                continue
-            unfinished = folder / f".{plot.name}.png"
-            with style():
-                drawn.suptitle(plot.title)
-                drawn.savefig(unfinished, format="png", dpi=_DPI, facecolor="white", transparent=False)
-            written.append(unfinished.replace(folder / f"{plot.name}.png"))
-    except OSError as error:
-        why = error.strerror or type(error).__name__
-        raise ConfigurationError(f"The figures cannot be written to {folder}: {why}. Name another folder.") from error
-    return written

@@ -12,21 +12,21 @@ import hashlib
 import json
 import os
 import re
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from ...errors import ConfigurationError
+from ...guard.calls import unique_names
 from ...plugins.kinds import LABELS
 from ...records.files import write_atomically
 from ...records.findings import findings
-from ...records.manifest import PluginRecord
+from ...records.manifest import Manifest, PluginRecord
 from ..files import step_of
 from .page_data import page_data
 from .run import Run
@@ -176,109 +176,81 @@ def environment() -> Environment:
 # ---------------------------------------------------------------------------------------------------------- tables
 
 
-class Line(NamedTuple):
-    """One line of a table: a name and a text for each run; `differs` says whether the runs differ in it."""
+Line = tuple[str, Sequence[str], bool]
+"""One line of a table: a name, a text for each run, and whether the runs differ in it."""
 
-    name: str
-    cells: tuple[str, ...]
-    differs: bool = False
+_OTHERS = ("completions/mean_length", "completions/clipped_ratio", "entropy", "kl", "frac_reward_zero_std")
 
 
-class Summary(NamedTuple):
-    """One metric of one run: the first and last value, the best with its step, as text."""
+def summaries(run: Run) -> list[tuple[str, ...]]:
+    """The key metrics: held-out evaluation, total reward, each reward, length, entropy, KL.
 
-    metric: str
-    first: str
-    last: str
-    best: str
-    step: str
-
-
-def summaries(run: Run) -> list[Summary]:
-    """The key metrics: held-out evaluation, total reward, each reward, length, entropy, KL."""
+    Of each its name, the first and the last value, the best and its step, as text.
+    """
     keys = run.keys()
-    held_out = [
-        key
-        for key in keys
-        if key.startswith(("eval_pass@", "eval_mean@"))
-        or re.fullmatch(r"eval_reward|eval_rewards/.*/mean", key, re.DOTALL)
-    ]
+    held_out = [key for key in keys if re.fullmatch(r"eval_((pass|mean)@.*|reward|rewards/.*/mean)", key, re.DOTALL)]
     rewards = [key for key in keys if key.startswith("rewards/") and key.endswith("/mean")]
-    others = ["completions/mean_length", "completions/clipped_ratio", "entropy", "kl", "frac_reward_zero_std"]
     lines = []
-    for key in dict.fromkeys([*held_out, "reward", *rewards, *others]):
+    for key in dict.fromkeys([*held_out, "reward", *rewards, *_OTHERS]):
         steps, values = run.series(key)
-        if not values:
-            continue
-        directed = "reward" in key.split("/")[0] or key in held_out
-        best = max(range(len(values)), key=values.__getitem__) if directed and "zero" not in key else None
-        lines.append(
-            Summary(
-                f"{key.removeprefix('eval_')} (held out)" if key in held_out else key,
-                f"{values[0]:.4g}",
-                f"{values[-1]:.4g}",
-                _ABSENT if best is None else f"{values[best]:.4g}",
-                _ABSENT if best is None else str(steps[best]),
-            )
-        )
+        if values:
+            shown = [f"{key.removeprefix('eval_')} (held out)" if key in held_out else key]
+            shown += [f"{value:.4g}" for value in (values[0], values[-1])]
+            best = (_ABSENT, _ABSENT)
+            if key not in _OTHERS:
+                value, step = max(zip(values, steps, strict=True), key=lambda pair: pair[0])
+                best = (f"{value:.4g}", str(step))
+            lines.append((*shown, *best))
     return lines
 
 
 def facts(run: Run) -> list[str]:
     """Sentences for the head of the page."""
     texts = [f"{run.last_step:,} optimizer steps"] if run.last_step else []
-    files = [*run.records, *run.completions]
-    if files:
-        steps = sorted({step_of(file) for file in files})
+    if steps := sorted({step_of(file) for file in (*run.records, *run.completions)}):
         texts.append(f"completions saved at {len(steps)} steps, {steps[0]} to {steps[-1]}")
     return texts
 
 
 def settings(runs: Sequence[Run]) -> list[Line]:
     """Hyper-parameters, those that differ first."""
-    names = sorted({str(name) for run in runs for name in run.settings})
 
     def text(value: Any) -> str:
         return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
-    texts = [{str(name): text(value) for name, value in run.settings.items()} for run in runs]
-    lines = [line(name, [of.get(name, _ABSENT) for of in texts]) for name in names]
-    return sorted(lines, key=lambda each: not each.differs)
+    tables = [{str(name): text(value) for name, value in run.settings.items()} for run in runs]
+    return lines_of(tables, sorted({name for table in tables for name in table}))
 
 
 def plugins(runs: Sequence[Run]) -> list[Line]:
-    """The plugins of each run in order, those that differ first, and the versions of libraries."""
-    tables = [_plugins(run) for run in runs]
-    names = list(dict.fromkeys(name for table in tables for name in table))
-    lines = [line(name, [table.get(name, _ABSENT) for table in tables]) for name in names]
-    versions = [{} if run.manifest is None else run.manifest.versions for run in runs]
-    libraries = list(dict.fromkeys(name for table in versions for name in table))
-    lines += [line(f"version of {name}", [str(table.get(name) or _ABSENT) for table in versions]) for name in libraries]
-    return sorted(lines, key=lambda each: not each.differs)
+    """The plugins of each run in order and the versions of libraries, those that differ first."""
+    tables = [_plugins(run.manifest) if run.manifest else {} for run in runs]
+    for run, table in zip(runs, tables, strict=True):
+        versions = run.manifest.versions if run.manifest else {}
+        table |= {f"version of {name}": str(number or _ABSENT) for name, number in versions.items()}
+    names = dict.fromkeys(name for table in tables for name in table)
+    return lines_of(tables, sorted(names, key=lambda name: name.startswith("version of ")))
 
 
-def line(name: str, cells: Sequence[str]) -> Line:
-    """A line, marked if its cells differ."""
-    return Line(name, tuple(cells), len(set(cells)) > 1)
+def lines_of(tables: Sequence[Mapping[str, str]], names: Sequence[str]) -> list[Line]:
+    """A line for each name, those in which the runs differ first."""
+    cells = [[table.get(name, _ABSENT) for table in tables] for name in names]
+    lines = [(name, texts, len(set(texts)) > 1) for name, texts in zip(names, cells, strict=True)]
+    return sorted(lines, key=lambda line: not line[2])
 
 
-def _plugins(run: Run) -> dict[str, str]:
+def _plugins(manifest: Manifest) -> dict[str, str]:
     """A description of each plugin, by kind and name."""
-    if run.manifest is None:
-        return {}
-    seen: Counter[str] = Counter()
-    texts: dict[str, str] = {}
-    for record in run.manifest.plugins:
-        name = f"{LABELS[record.kind]} {record.name}" + (f", in {record.inside}" if record.inside else "")
-        seen[name] += 1
-        texts[name if seen[name] == 1 else f"{name} ({seen[name]})"] = _describe(record)
-    return texts
+    names = [
+        f"{LABELS[record.kind]} {record.name}" + (f", in {record.inside}" if record.inside else "")
+        for record in manifest.plugins
+    ]
+    return dict(zip(unique_names(names), map(_describe, manifest.plugins), strict=True))
 
 
 def _describe(record: PluginRecord) -> str:
     parts = [record.origin, record.target, f"role {record.role}" if record.role else ""]
-    if record.weight is not None:
-        parts.append(f"weight {record.weight:g}")
+    parts.append("" if record.weight is None else f"weight {record.weight:g}")
     parts += [json.dumps(values, ensure_ascii=False) for values in (record.parameters, record.switches) if values]
     parts.append(f"source {record.source_hash[:12]}" if record.source_hash else record.source)
     return "\n".join(part for part in parts if part)

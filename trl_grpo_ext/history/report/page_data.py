@@ -25,11 +25,9 @@ from ...records.token_records import COLUMNS
 from ..files import messages_in, step_of
 from .run import Run, is_number
 
-TOKENS = 1_000_000
-"""Most tokens with numbers on a page. 500,000 of them after two hooks, with their text, took 6 MB."""
-
-CHARACTERS = 8_000_000
-"""Most characters of completions on a page."""
+SIZE = 12_000_000
+"""Most characters of completions on a page; a token with its numbers counts as eight more. 500,000 tokens after two
+hooks, with their text, took 6 MB."""
 
 PER_TOKEN = ("advantage", "weight", "logp", "entropy")
 _OF_TABLE = ("step", "prompt", "completion", "advantage")
@@ -60,21 +58,17 @@ def page_data(runs: Sequence[Run], limit: int) -> PageData:
     data = PageData(index={"runs": []})
     share = max(limit // max(len(runs), 1), 1)
     for run in runs:
-        steps, shown, saved = [], 0, 0
-        for path, rows, count in _choose(run, share, TOKENS // len(runs), CHARACTERS // len(runs)):
-            steps.append(_add_to_index(data, path, rows))
-            shown, saved = shown + len(rows), saved + count
         files = _files(run)
-        if steps and (shown < saved or len(steps) < len(files)):
-            others = f", and {len(files) - len(steps)} more steps were saved" if len(steps) < len(files) else ""
+        chosen = list(_choose(run, files, share, SIZE // len(runs)))
+        shown, saved = sum(len(rows) for _, rows, _ in chosen), sum(count for *_, count in chosen)
+        if chosen and (shown < saved or len(chosen) < len(files)):
+            others = f", and {len(files) - len(chosen)} more steps were saved" if len(chosen) < len(files) else ""
             data.notes.append(
-                f"{run.name}: of the {saved} completions saved at {len(steps)} steps {shown} are on this "
-                f"page{others}. A larger --limit shows more, up to {TOKENS:,} tokens and {CHARACTERS:,} characters "
-                f"in all."
+                f"{run.name}: of the {saved} completions saved at {len(chosen)} steps {shown} are on this "
+                f"page{others}. A larger --limit shows more, up to {SIZE:,} characters in all."
             )
+        steps = [_add_to_index(data, path, rows) for path, rows, _ in chosen]
         rewards = list(dict.fromkeys(name for step in steps for name in step["rewards"]))
-        for step in steps:
-            step["rewards"] = {name: step["rewards"][name] for name in rewards if name in step["rewards"]}
         right = next((name for name in rewards if _RIGHT_OR_WRONG.search(name)), rewards[0] if rewards else None)
         data.index["runs"].append({"name": run.name, "rewards": rewards, "right": right, "steps": steps})
     return data
@@ -82,17 +76,16 @@ def page_data(runs: Sequence[Run], limit: int) -> PageData:
 
 def _files(run: Run) -> list[Path]:
     """The file of each step: its token records, or else TRL's table."""
-    by_step = {step_of(path): path for path in run.completions} | {step_of(path): path for path in run.records}
+    by_step = {step_of(path): path for path in (*run.completions, *run.records)}
     return [by_step[step] for step in sorted(by_step)]
 
 
-def _choose(run: Run, share: int, tokens: int, characters: int) -> Iterator[tuple[Path, list[Row], int]]:
+def _choose(run: Run, files: list[Path], share: int, size: int) -> Iterator[tuple[Path, list[Row], int]]:
     """Files with the rows to show from each, and their number of rows."""
-    files = _files(run)
     first = next((rows for path in files if (rows := read_rows(run, path))), None)
     if first is None:
         return
-    group = max(sum(1 for row in first if row.group == first[0].group), 1)
+    group = sum(row.group == first[0].group for row in first)
     files = evenly(files, max(share // group, 1))
     left = share
     before: list[tuple[str, str]] = []
@@ -102,24 +95,20 @@ def _choose(run: Run, share: int, tokens: int, characters: int) -> Iterator[tupl
         if not rows or (path in run.completions and contents == before):
             continue  # TRL rewrites the table of a generation batch for every step that uses it
         before = contents
-        remaining = len(files) - number
-        kept = _whole_groups(rows, max(left // remaining, 1), tokens // len(files), characters // len(files))
+        kept = _whole_groups(rows, max(left // (len(files) - number), 1), size // len(files))
         left -= len(kept)
         yield path, kept, len(rows)
 
 
-def _whole_groups(rows: Sequence[Row], completions: int, tokens: int, characters: int) -> list[Row]:
+def _whole_groups(rows: Sequence[Row], completions: int, size: int) -> list[Row]:
     """The first groups that fit, at least one."""
-    groups: dict[int, list[Row]] = {}
-    for row in rows:
-        groups.setdefault(row.group, []).append(row)
     kept: list[Row] = []
-    for members in groups.values():
-        tokens -= sum(len(row.tokens or ()) for row in members)
-        characters -= sum(len(row.completion) for row in members)
-        if kept and (len(kept) + len(members) > completions or tokens < 0 or characters < 0):
+    for group in dict.fromkeys(row.group for row in rows):
+        members = sorted((row for row in rows if row.group == group), key=lambda row: row.member)
+        size -= sum(len(row.completion) + 8 * len(row.tokens or ()) for row in members)
+        if kept and (len(kept) + len(members) > completions or size < 0):
             break
-        kept += sorted(members, key=lambda row: row.member)
+        kept += members
     return kept
 
 
@@ -325,23 +314,30 @@ def _of_table(run: Run, path: Path) -> list[Row]:
     logged = {key.split("/")[1] for key in metrics if key.startswith("rewards/") and key.count("/") == 2}
     numeric = [name for name in columns if name not in _OF_TABLE and _all_numbers(columns[name])]
     rewards = [name for name in numeric if name in logged] or numeric
-    extras = [name for name in columns if name not in {*_OF_TABLE, *rewards} and not name.endswith(OUTCOME_SUFFIX)]
+    outcomes = [name for name in columns if name.endswith(OUTCOME_SUFFIX)]
+    extras = columns.keys() - {*_OF_TABLE, *rewards, *outcomes}
     prompts = [plain_text(prompt) for prompt in columns["prompt"]]
-    return [
-        Row(
-            group=group,
-            member=member,
-            prompt=prompts[index],
-            completion=_completion_text(columns["completion"][index]),
-            truncated=None,
-            rewards={name: number(columns[name][index]) for name in rewards},
-            reward=None,  # the table has no weights
-            credit=number(columns["advantage"][index]),
-            outcomes=_outcomes_at(columns, index),
-            extras={name: _short(columns[name][index]) for name in extras if columns[name][index] is not None},
+    rows = []
+    for index, (group, member) in enumerate(_groups(prompts, run)):
+        at = {name: values[index] for name, values in columns.items()}
+        completion = at["completion"]
+        if isinstance(completion, list) and len(completion) == 1 and isinstance(completion[0], Mapping):
+            completion = content_text(completion[0].get("content"))  # without its role, as the token records have it
+        rows.append(
+            Row(
+                group=group,
+                member=member,
+                prompt=prompts[index],
+                completion=completion if isinstance(completion, str) else plain_text(completion),
+                truncated=None,
+                rewards={name: number(at[name]) for name in rewards},
+                reward=None,  # the table has no weights
+                credit=number(at["advantage"]),
+                outcomes={name.removesuffix(OUTCOME_SUFFIX): _short(at[name], 60) for name in outcomes if at[name]},
+                extras={name: _short(at[name]) for name in columns if name in extras and at[name] is not None},
+            )
         )
-        for index, (group, member) in enumerate(_groups(prompts, run))
-    ]
+    return rows
 
 
 def _groups(prompts: Sequence[str], run: Run) -> Iterator[tuple[int, int]]:
@@ -353,18 +349,6 @@ def _groups(prompts: Sequence[str], run: Run) -> Iterator[tuple[int, int]]:
         new = index == 0 or prompt != prompts[index - 1] or member + 1 == whole
         group, member = (group + 1, 0) if new else (group, member + 1)
         yield group, member
-
-
-def _completion_text(value: Any) -> str:
-    """A single message of an assistant without its role, as the token records have it."""
-    if isinstance(value, list) and len(value) == 1 and isinstance(value[0], Mapping):
-        return content_text(value[0].get("content"))
-    return value if isinstance(value, str) else plain_text(value)
-
-
-def _outcomes_at(columns: Mapping[str, Sequence[Any]], index: int) -> dict[str, str]:
-    named = {name: columns[name][index] for name in columns if name.endswith(OUTCOME_SUFFIX)}
-    return {name.removesuffix(OUTCOME_SUFFIX): _short(value, 60) for name, value in named.items() if value}
 
 
 def _all_numbers(values: Sequence[Any]) -> bool:

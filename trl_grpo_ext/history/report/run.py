@@ -22,7 +22,6 @@ from typing import Any
 
 from ...errors import ConfigurationError, ManifestError
 from ...guard.calls import unique_names
-from ...guard.untrusted import escape
 from ...records.findings import RunFacts
 from ...records.log import LOG_FILE as LOG
 from ...records.manifest import FILE as MANIFEST
@@ -54,7 +53,7 @@ _RECORD_COLUMNS = (
 _TABLE_COLUMNS = ("step", "prompt", "completion", "advantage")
 
 LARGEST_NUMBER = 1e100
-"""Metrics of larger magnitude are left out: their sums and differences would overflow."""
+"""Metrics of larger magnitude are left out, as NaN is: their sums and differences would overflow."""
 LARGEST_STEP = 10**12
 """Larger steps are left out."""
 
@@ -201,7 +200,7 @@ def _history(folder: Path, note: Say) -> History:
     if is_file(folder / LOG):
         try:
             lines = read_json_lines(folder / LOG, bad=lambda sentence: note(f"{sentence} Curves may miss a point."))
-            found = _entries(lines, folder / LOG, note)
+            found = _entries(lines)
         except UnreadableError as error:
             note(f"{error} Curves may miss a point.")
     return sorted(found or next(_saved_states(folder, note), []), key=lambda entry: float(entry["step"]))
@@ -217,34 +216,25 @@ def _saved_states(folder: Path, note: Say) -> Iterator[History]:
                 note(f"{place} has no {STATE}, so it is incomplete or still being written. An older one was read.")
             continue
         content = _json(path, note, "An older checkpoint was read, if there is one.")
-        history = _entries(content.get("log_history"), path, note) if isinstance(content, dict) else None
+        history = _entries(content.get("log_history")) if isinstance(content, dict) else None
         if history is None and content is not None:
             note(f"{path} is not a state of transformers' Trainer: it has no log_history. An older one was read.")
         if history:
             yield history
 
 
-def _entries(values: Any, path: Path, note: Say) -> History | None:
-    """The log entries in a list of values: mappings with a step; too large numbers become None, with a note."""
+def _entries(values: Any) -> History | None:
+    """The log entries in a list of values: mappings with a step; numbers that cannot be drawn become None."""
     if not isinstance(values, list):
         return None
-    entries, strange = [], []
-    for value in values:
-        if not isinstance(value, dict) or not isinstance(value.get("step"), int | float):
-            continue
-        if not is_number(value["step"]) or abs(value["step"]) > LARGEST_STEP:
-            strange += ["step"] if not isinstance(value["step"], bool) else []
-            continue
-        unusable = {key for key, it in value.items() if isinstance(it, int | float) and not isinstance(it, bool)}
-        unusable = {key for key in unusable if not is_number(value[key])}
-        strange += [str(key) for key in unusable if value[key] == value[key]]  # not-a-number is not a large one
-        entries.append({str(key): None if key in unusable else number for key, number in value.items()})
-    if strange:
-        note(
-            f"{path} holds {len(strange)} numbers too large to be drawn (the first is a {escape(strange[0])[:80]!r}): "
-            f"steps beyond {LARGEST_STEP:,} or metrics beyond {LARGEST_NUMBER:g}. They were left out."
-        )
-    return entries
+    return [
+        {
+            str(key): number if not isinstance(number, int | float) or is_number(number) else None
+            for key, number in one.items()
+        }
+        for one in values
+        if isinstance(one, dict) and is_number(one.get("step")) and abs(one["step"]) <= LARGEST_STEP
+    ]
 
 
 # ------------------------------------------------------------------------------------ settings, plugins and tables
