@@ -134,8 +134,8 @@ def quantile(values: list[float], share: float) -> float:
 
 @pytest.mark.parametrize("column", ["advantage", "weight"])
 def test_bands_are_the_quantiles_of_live_tokens(two: list[Run], column: str) -> None:
-    (axis,) = drawn(two, f"{column}s").axes
-    for number, run in enumerate(two):
+    figure = drawn(two, f"{column}s")
+    for run, axis in zip(two, figure.axes, strict=True):
         expected: dict[int, list[float]] = {}
         for file in run.records:
             values: list[float] = []
@@ -146,10 +146,10 @@ def test_bands_are_the_quantiles_of_live_tokens(two: list[Run], column: str) -> 
                 mean = statistics.fmean(values) if column == "weight" else 1.0
                 expected[int(file.stem[5:])] = [quantile(values, q) / mean for q in (0.05, 0.25, 0.5, 0.75, 0.95)]
         assert len(expected) >= 2
-        median = axis.get_lines()[2 * number]  # once for each of the bands
+        median, _ = axis.get_lines()  # once for each of the bands
         assert median.get_ydata() == pytest.approx([values[2] for values in expected.values()], rel=1e-6)
         assert list(median.get_xdata()) == list(expected)
-        outer, inner = axis.collections[2 * number : 2 * number + 2]
+        outer, inner = axis.collections
         for area, low, high in ((outer, 0, 4), (inner, 1, 3)):
             edges = np.array(sorted(corners(area)))
             for step, values in expected.items():

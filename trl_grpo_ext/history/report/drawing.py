@@ -320,22 +320,28 @@ QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 
 
 def draw_tokens(runs: Sequence[Run], column: str, title: str) -> Figure | Absent:
-    """Draw a column of the live tokens as bands, half of them and nine in ten, around their median."""
-    read = [replace(run, history=quantiles(run, column)) for run in runs]
-    bands = [Series("0.5", low="0.05", high="0.95"), Series("0.5", low="0.25", high="0.75")]
+    """Draw a column of the live tokens as bands, half of them and nine in ten, around their median; a panel per run."""
+    panels, read = [], []
+    for number, run in enumerate(runs):
+        read.append(replace(run, history=quantiles(run, column, number)))
+        low, lower, middle, upper, high = (f"{number}/{share}" for share in QUANTILES)
+        bands = [Series(middle, low=low, high=high), Series(middle, low=lower, high=upper)]
+        panels.append(Panel(title if len(runs) == 1 else f"{label(run.name)}: {title}", bands))
     reason = "No token records with trained rows: train with token_records: 64 to see single tokens."
-    return draw_lines(read, [Panel(title, bands)], reason)
+    return draw_lines(read, panels, reason)
 
 
-def quantiles(run: Run, column: str) -> History:
-    """The quantiles of a column, weights relative to their mean, as entries of a log."""
-    entries = []
+def quantiles(run: Run, column: str, number: int) -> History:
+    """The quantiles of a column, weights relative to their mean, as entries of a log from the run's first step on."""
+    entries = [{"step": entry["step"]} for entry in (*run.history[:1], *run.history[-1:])]
     for path in evenly(run.records, MOST_FILES):
         values = live_values(run, path, column)
         if values is not None and (scale := values.mean() if column == "weight" else 1.0) > 0:
             found = np.quantile(values / scale, QUANTILES).tolist()
-            entries.append({"step": step_of(path), **dict(zip(map(str, QUANTILES), found, strict=True))})
-    return entries
+            entries.append(
+                {"step": step_of(path), **{f"{number}/{q}": x for q, x in zip(QUANTILES, found, strict=True)}}
+            )
+    return sorted(entries, key=lambda entry: float(entry["step"]))
 
 
 def live_values(run: Run, path: Path, column: str) -> Any:
