@@ -264,7 +264,7 @@ class RewardCaller:
                     "prompts": list(batch.prompts),
                     "completions": list(batch.completions),
                     "completion_ids": [list(row) for row in tokens.id_rows],
-                    "trainer_state": SimpleNamespace(global_step=batch.step),  # all that a finished run tells
+                    "trainer_state": SimpleNamespace(global_step=batch.step),  # all that is known of a finished run
                     "log_extra": lambda column, values: None,
                     "log_metric": lambda name, value: None,
                 },
