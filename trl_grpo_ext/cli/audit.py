@@ -7,7 +7,6 @@ wrong against itself, teaches nothing or the wrong thing. Heavy imports happen w
 from __future__ import annotations
 
 import inspect
-import itertools
 import json
 import re
 import time
@@ -43,7 +42,7 @@ _USUAL_COLUMNS = ("solution", "answer", "reference", "target", "label")
 _EXPLICIT = re.compile(
     r"\\boxed\s*\{|<answer>(?P<tagged>[^<]{1,2000})</answer>|^####(?P<hashed>[^\n]{1,2000})$", re.MULTILINE
 )
-_LONGEST_BOX = 2000
+_LONGEST_BOX, _SHOWN = 2000, 10
 _KINDS = ("does not parse", "wrong against itself", "fails")
 _FAILURES = (Outcome.TIMEOUT, Outcome.DIED, Outcome.REFUSED, Outcome.ERROR)
 
@@ -307,7 +306,6 @@ def audit_command(
     right_at: Annotated[
         float, typer.Option(help="The least score that counts as right, for a reward without outcomes.")
     ] = 1.0,
-    show: Annotated[int, typer.Option(min=0, help="Findings of each kind to list.")] = 10,
     as_json: Annotated[bool, typer.Option("--json", help="Print all findings as JSON.")] = False,
 ) -> None:
     """Find references that a reward cannot read or scores as wrong.
@@ -325,70 +323,54 @@ def audit_command(
     if as_json:
         typer.echo(json.dumps(found.plain(), indent=2))
     else:
-        _print_audit(found, show)
+        _print_audit(found)
     if found.findings:
         raise typer.Exit(PROBLEMS)
 
 
 def _rows(data: str, config: str | None, split: str, limit: int | None) -> list[dict[str, Any]]:
     path = Path(data)
+    suffix = path.suffix.lower()
     try:
-        if path.suffix.lower() in (".jsonl", ".json"):
-            return _read_json(path, limit)
-        if path.is_file() and path.suffix.lower() not in _FORMATS:
+        if suffix in (".jsonl", ".json"):
+            return _read_json(path)[:limit]
+        if path.is_file() and suffix not in _FORMATS:
             known = ", ".join((".jsonl", ".json", *_FORMATS))
             raise ConfigurationError(f"{data} is a file, but none of {known}. Give it the suffix of its format.")
         import datasets  # slow to import
 
         datasets.disable_progress_bars()
-        try:
-            if path.is_dir():
-                loaded = datasets.load_from_disk(data)
-                loaded = loaded[split] if isinstance(loaded, datasets.DatasetDict) else loaded
-            elif path.suffix.lower() in _FORMATS:
-                loaded = getattr(datasets.Dataset, _FORMATS[path.suffix.lower()])(data)
-            else:
-                loaded = datasets.load_dataset(data, config, split=split)
-        except (KeyError, datasets.exceptions.DatasetsError) as error:
-            raise ConfigurationError(f"The data set {shown(data)} could not be loaded: {error}") from error
+        if path.is_dir():
+            loaded = datasets.load_from_disk(data)
+            loaded = loaded[split] if isinstance(loaded, datasets.DatasetDict) else loaded
+        elif suffix in _FORMATS:
+            loaded = getattr(datasets.Dataset, _FORMATS[suffix])(data)
+        else:
+            loaded = datasets.load_dataset(data, config, split=split)
         rows: list[dict[str, Any]] = loaded.select(range(min(limit or len(loaded), len(loaded)))).to_list()
         return rows
-    except (OSError, ValueError) as error:
-        if isinstance(error, ConfigurationError):
-            raise
+    except ConfigurationError:
+        raise
+    except Exception as error:  # whatever the readers of `datasets` raise on odd files and names
         raise ConfigurationError(f"The data set {shown(data)} could not be loaded: {one_line(error, 300)}") from error
 
 
-def _read_json(path: Path, limit: int | None) -> list[dict[str, Any]]:
-    """A list of objects, or an object on each line, whichever the suffix says; Arrow's reader crashes on odd files."""
-    with path.open(encoding="utf-8") as lines:
-        first = lines.read(1_000).lstrip()
-        lines.seek(0)
-        if path.suffix.lower() == ".jsonl" or not first.startswith("["):
-            return _lines(lines, limit, str(path))
-        try:
-            rows: list[dict[str, Any]] = json.load(lines)
-        except RecursionError as error:
-            raise ConfigurationError(f"{path} is nested too deeply.") from error
-    if not all(isinstance(row, dict) for row in rows):
-        raise ConfigurationError(f"{path} is no list of JSON objects.")
-    return rows[:limit]
+def _read_json(path: Path) -> list[dict[str, Any]]:
+    """A list of objects, or an object on each line; Arrow's reader crashes on odd files."""
+    text = path.read_text(encoding="utf-8")
+    try:
+        if text.lstrip().startswith("["):
+            rows = json.loads(text)
+        else:
+            rows = [json.loads(line) for line in text.split("\n") if line.strip()]
+    except (ValueError, RecursionError) as error:
+        raise ConfigurationError(f"{path} is no JSON: {error}.") from error
+    if odd := [row for row in rows if not isinstance(row, dict)]:
+        raise ConfigurationError(f"{path} holds {shown(odd[0])}, which is no JSON object.")
+    return list(rows)
 
 
-def _lines(stream: Iterable[str], limit: int | None, name: str) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = []
-    for number, line in enumerate(itertools.islice(stream, limit), 1):
-        try:
-            row = json.loads(line) if line.strip() else {}
-        except (ValueError, RecursionError) as error:
-            raise ConfigurationError(f"Line {number} of {name} is no JSON: {error}.") from error
-        if not isinstance(row, dict):
-            raise ConfigurationError(f"Line {number} of {name} is no JSON object: {shown(line)}.")
-        rows += [row] if line.strip() else []
-    return rows
-
-
-def _print_audit(found: Audit, show: int) -> None:
+def _print_audit(found: Audit) -> None:
     console = results()
     counted = f" on {found.rows:,} rows, {found.references:,} different references in column "
     console.print(Text.assemble((one_line(found.reward), "bold"), counted, (one_line(found.column), "bold")))
@@ -400,13 +382,13 @@ def _print_audit(found: Audit, show: int) -> None:
     console.print(counts)
     for problem in found.counts():
         findings = [finding for finding in found.findings if finding.problem == problem]
-        if findings and show:
+        if findings:
             table = Table("row", title=problem, title_justify="left")
             for title in ("reference", "what"):
                 table.add_column(title, overflow="fold")
-            for finding in findings[:show]:
+            for finding in findings[:_SHOWN]:
                 table.add_row(str(finding.row), Text(printable(finding.reference)), Text(printable(finding.detail)))
             console.print(table)
-            if len(findings) > show:
-                console.print(f"... and {len(findings) - show:,} more (--show, or --json for all)")
+            if len(findings) > _SHOWN:
+                console.print(f"... and {len(findings) - _SHOWN:,} more (--json for all)")
     console.print(f"{found.per_second:,.0f} completions per second in batches")
