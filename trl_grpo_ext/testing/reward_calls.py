@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any, Literal
 
 from ..guard.outcomes import shown
@@ -62,6 +63,16 @@ HOSTILE = (
 )
 """What a policy writes sooner or later."""
 
+TRAINER_STATE: Mapping[str, Any] = {
+    "global_step": 3,
+    "max_steps": 100,
+    "epoch": 0.1,
+    "num_train_epochs": 1,
+    "is_world_process_zero": True,
+    "is_local_process_zero": True,
+}
+"""The fields of transformers' `TrainerState` that a reward can sensibly read, early in a run."""
+
 _TOOL_CALL = {"type": "function", "function": {"name": "add", "arguments": {}}}
 EMPTY: Sequence[tuple[str, Any]] = (
     ("the empty string", ""),
@@ -94,9 +105,9 @@ class RewardCall:
             "completions": [self._in_form(item.completion, "assistant") for item in self.items],
             "completion_ids": [_ids(item.completion) for item in self.items],
             **{name: [copy.deepcopy(item.columns.get(name)) for item in self.items] for name in self.columns},
-            "trainer_state": TrainerState(),
-            "log_extra": _log_extra,
-            "log_metric": _log_metric,
+            "trainer_state": SimpleNamespace(**TRAINER_STATE, log_history=[]),
+            "log_extra": lambda column, values: None,
+            "log_metric": lambda name, value: None,
         }
 
     @property
@@ -117,27 +128,16 @@ class RewardCall:
         """The same with other rows."""
         return replace(self, items=tuple(items))
 
-    def with_item(self, row: int, **changes: Any) -> RewardCall:
-        """The same with other fields in one row."""
-        return self.with_items(replace(item, **changes) if i == row else item for i, item in enumerate(self.items))
-
     def with_value(self, row: int, column: str, value: Any) -> RewardCall:
         """The same with another value in one row of a column."""
-        return self.with_item(row, columns={**self.items[row].columns, column: value})
+        items = list(self.items)
+        items[row] = replace(items[row], columns={**items[row].columns, column: value})
+        return self.with_items(items)
 
     def _in_form(self, text: Any, role: str) -> Any:
         if isinstance(text, str) and self.form == "messages":
             return [{"role": role, "content": text}]
         return copy.deepcopy(text)
-
-
-class TrainerState:
-    """The fields of transformers' `TrainerState` that a reward can sensibly read, early in a run."""
-
-    def __init__(self) -> None:
-        self.global_step, self.max_steps, self.epoch, self.num_train_epochs = 3, 100, 0.1, 1
-        self.is_world_process_zero, self.is_local_process_zero = True, True
-        self.log_history: list[dict[str, float]] = []
 
 
 def ordinary_call(
@@ -167,11 +167,3 @@ def _ids(completion: Any) -> list[int]:
     """One token per four characters; rewards only read their number."""
     text = completion if isinstance(completion, str) else "".join(str(message.get("content")) for message in completion)
     return [1 + ord(character) % 500 for character in text[::4]]
-
-
-def _log_extra(column: str, values: list[Any]) -> None:
-    """Accept what TRL would put into its table of completions."""
-
-
-def _log_metric(name: str, value: float) -> None:
-    """Accept what TRL would log."""
