@@ -19,7 +19,7 @@ def global_state() -> dict[str, Any]:
     """The global state of the process that others rely on, by name."""
     state: dict[str, Any] = {
         "the state of `random`": _digest(random.getstate()),
-        "the working directory": os.stat(".")[1:3],  # inode and device, also of one that was deleted
+        "the working directory": Path().stat()[1:3],  # inode and device, also of one that was deleted
         "the locale": locale.setlocale(locale.LC_ALL),
         "the recursion limit": sys.getrecursionlimit(),
         "the limit on digits of int": sys.get_int_max_str_digits(),

@@ -52,6 +52,15 @@ class Rule:
 GATES = frozenset({"call", "length", "types", "form", "run", "shape"})
 """Rules without which the others make no sense: where one is broken, those after it are not checked."""
 
+_OF_TENSORS = """
+gathers: calls gather equally often on every rank. Why: A rank that gathers under a condition on its own rows leaves
+  the others waiting for ever.
+inputs: writes to none of the tensors that it is given. Why: The other plugins, the loss and the logs read the same
+  tensors.
+pickle (rests on determinism): pickles. Why: Launchers and workers send the trainer's parts to other processes.
+"""
+"""The rules of all kinds but rewards, after their own."""
+
 _TEXT: Mapping[Kind, str] = {
     "reward": """
 call: can be called as TRL calls it: prompts, completions, completion_ids, every column, trainer_state, log_extra and
@@ -126,8 +135,6 @@ long (rests on finite, determinism, padding): gives finite advantages that float
   powers of it vanish, and nobody has tried more than ten tokens.
 gradient: its result does not require grad. Why: Advantages are constants of the loss. A gradient through them makes a
   different algorithm.
-inputs: writes to none of the tensors that it is given. Why: The other hooks, the loss and the logs read the same
-  tensors.
 order (rests on determinism): neither the order of a group's completions nor that of the groups matters. Why: Both are
   accidents of sampling; group ids are names, not numbers to calculate with.
 padding (rests on determinism, mask): more padding changes nothing. Why: A batch is as wide as its longest completion.
@@ -135,8 +142,6 @@ padding (rests on determinism, mask): more padding changes nothing. Why: A batch
 split (rests on determinism, order): on_rollout gives the same on one rank as on two and three, also where groups are
   spread over ranks. Why: Statistics over the rank's own rows change with the number of GPUs, and of a group on two
   ranks each sees a half. Gather first.
-gathers: calls gather equally often on every rank. Why: A rank that gathers under a condition on its own rows leaves
-  the others waiting for ever.
 micro_batches (rests on determinism, order): with `per_completion = True`, on_forward gives each completion the same
   next to any others. Why: Compact updates rely on it to put other completions next to it.
 composition: takes advantages that differ from token to token, and its own result. Why: Any transform may come before
@@ -145,8 +150,8 @@ state (rests on determinism): what it remembers goes through JSON and back: stat
   neither. Why: A run that resumes from a checkpoint must go on as if it had not stopped.
 evaluation (rests on determinism): evaluation does not change what it remembers. Why: Evaluating more often must not
   change the training.
-pickle (rests on determinism): pickles. Why: Launchers and workers send the trainer's parts to other processes.
-""",
+"""
+    + _OF_TENSORS,
     "loss_aggregation": """
 form: has exactly one of weights and reduce. Why: The trainer must know which of the two is meant.
 run: runs on an ordinary batch. Why: What fails here fails in the first training step.
@@ -172,8 +177,6 @@ micro_batches (rests on determinism): the loss does not depend on how a rank's r
 ranks (rests on determinism, order): the loss is the same on one rank as on two and three, also where groups are spread
   over ranks. Why: Counting the rank's own rows makes the gradient depend on the number of GPUs. Divide by
   rollout.totals.
-gathers: calls gather equally often on every rank. Why: A rank that gathers under a condition on its own rows leaves
-  the others waiting for ever.
 totals (rests on determinism, ranks, order): counts by rollout.totals: completions that are in no total change nothing.
   Why: `skip_zero_variance: true` takes groups without signal out of the mask and out of the totals. Counting rows in
   any other way brings them back.
@@ -189,9 +192,8 @@ homogeneous: reduce of losses twice as large is twice as large, unless it declar
   scale of the advantages is a learning rate in disguise; here it would change which tokens count.
 step_totals: reduce works where totals.step is None, or declares `needs_step_totals = True`. Why: In runs whose
   optimizer steps don't lie within one generation batch these counts don't exist.
-inputs: writes to none of the tensors that it is given. Why: The loss and the logs read the same tensors.
-pickle (rests on determinism): pickles. Why: Launchers and workers send the trainer's parts to other processes.
-""",
+"""
+    + _OF_TENSORS,
     "group_filter": """
 form: has keep. Why: The trainer asks by this method.
 run: runs on an ordinary batch. Why: What fails here fails in the first training step.
@@ -209,10 +211,8 @@ masked_values (rests on determinism): values off the mask have no influence. Why
   computation left there.
 ranks (rests on determinism, groups): gives the same answer on one rank as on two and three, also if groups are spread
   over ranks. Why: Ranks that disagree on a group cannot put one batch together. Gather what decides.
-gathers: calls rollout.gather equally often on every rank. Why: Otherwise ranks wait for each other.
-inputs: does not write to its arguments. Why: The kept groups are trained on as they are there.
-pickle (rests on determinism): pickles. Why: Launchers and workers send the trainer's parts to other processes.
-""",
+"""
+    + _OF_TENSORS,
 }
 """By kind, in the order in which they are checked: `name (rests on other, rules): summary. Why: reason`."""
 
@@ -220,7 +220,7 @@ _RULE = re.compile(r"^(\w+)(?: \(rests on ([^)]+)\))?: (.+?)\. Why: (.+)$")
 
 
 def _read(kind: Kind, text: str) -> Iterator[Rule]:
-    for entry in re.split(r"\n(?! )", text.strip()):
+    for entry in re.split(r"\n+(?! )", text.strip()):
         found = _RULE.match(" ".join(entry.split()))
         assert found, entry
         name, rests_on, summary, why = found.groups(default="")
