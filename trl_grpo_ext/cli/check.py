@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,13 +13,7 @@ from rich.text import Text
 
 from ..errors import ConfigurationError, PluginError
 from ..guard.untrusted import one_line, printable
-from .console import (
-    KIND_HELP,
-    kind_of,
-    messages,
-    paragraph,
-    results,
-)
+from .console import KIND_HELP, kind_of, messages, of_distribution, paragraph, print_unreadable, results
 
 if TYPE_CHECKING:
     from ..plugins.discovery import Installed, PluginInfo
@@ -33,18 +26,6 @@ BROKEN, FAILED, NO_EFFECT = 1, 2, 3
 def register(app: typer.Typer) -> None:
     """Add the command to an app."""
     app.command("check", short_help="Does a plugin keep the rules of its kind?")(check_command)
-
-
-@dataclass(frozen=True)
-class _Unloaded:
-    """A plugin that could not be checked."""
-
-    kind: Kind
-    subject: str
-    error: str
-
-    def plain(self) -> dict[str, Any]:
-        return {"subject": self.subject, "kind": self.kind, "ok": False, "error": self.error}
 
 
 def check_command(
@@ -81,44 +62,32 @@ def check_command(
     from ..plugins.discovery import scan
 
     installed = scan()
-    for broken in installed.unreadable:
-        messages().print(Text(one_line(f"The metadata of an installed distribution cannot be read: {broken}")))
+    print_unreadable(installed)
     if installed.unreadable:  # on import torch searches all entry points for devices, and would fail
         os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
-    if selection is not None:
-        subjects = _select(selection, wanted, installed)
-    else:
-        subjects = _offered(distribution or "", wanted, installed)
+    subjects = (
+        _select(selection, wanted, installed)
+        if selection is not None
+        else [(info, {}) for info in of_distribution(distribution or "", installed) if wanted in (None, info.kind)]
+    )
     given = {} if timeout is None else {"timeout": timeout}
-    found = []
+    found: list[tuple[PluginInfo, Report | str]] = []
     for place, (info, asked) in enumerate(subjects, 1):
         messages().print(Text(one_line(f"Checking {info.name}, {place} of {len(subjects)}")), style="dim")
-        found.append(_check(info, asked, {**_project_settings(info), **given}))
+        found.append((info, _check(info, asked, {**_project_settings(info), **given})))
+    if not found:
+        raise ConfigurationError("It offers no such plugin.")
     _finish(found, as_json, strict)
 
 
-def _select(selection: str, kind: Kind | None, installed: Installed) -> list[tuple[PluginInfo, Any]]:
-    """The plugins that a selection matches, each with a selection that matches it alone."""
+def _select(selection: str, kind: Kind | None, installed: Installed) -> list[tuple[PluginInfo, dict[str, Any]]]:
+    """The plugins that a selection matches, each with the rest of it."""
     from ..plugins.description import find_named
     from ..plugins.selection import parse_selection
 
     asked = parse_selection(kind or "reward", selection)
     plain = asked.plain()
-    given: dict[str, Any] = plain if isinstance(plain, dict) else {}
-    found = find_named(str(asked), kind, installed)
-    return [(info, {**given, "name": info.selection}) for info in found]
-
-
-def _offered(distribution: str, kind: Kind | None, installed: Installed) -> list[tuple[PluginInfo, Any]]:
-    from ..plugins.discovery import suggest_names
-
-    found = [(info, {"name": info.selection}) for info in installed.of(distribution) if kind in (None, info.kind)]
-    if not found:
-        names = {info.distribution or "" for info in installed.plugins}
-        raise ConfigurationError(
-            f"No distribution {distribution!r} with such plugins is installed.{suggest_names(distribution, names)}"
-        )
-    return found
+    return [(info, plain if isinstance(plain, dict) else {}) for info in find_named(str(asked), kind, installed)]
 
 
 def _project_settings(info: PluginInfo) -> dict[str, Any]:
@@ -131,28 +100,31 @@ def _project_settings(info: PluginInfo) -> dict[str, Any]:
     return options.get(info.name, {}) if same else {}
 
 
-def _check(info: PluginInfo, asked: Mapping[str, Any], options: Mapping[str, Any]) -> Report | _Unloaded:
+def _check(info: PluginInfo, asked: Mapping[str, Any], options: Mapping[str, Any]) -> Report | str:
+    """The report, or why the plugin cannot be loaded."""
     from ..testing import check
 
     try:
-        return check(info.kind, asked, **options)
+        return check(info.kind, {**asked, "name": info.selection}, **options)
     except (PluginError, ConfigurationError) as error:
-        return _Unloaded(info.kind, info.name, str(error))
+        return str(error)
 
 
-def _finish(found: list[Report | _Unloaded], as_json: bool, strict: bool) -> None:
-    if as_json:
-        typer.echo(json.dumps([one.plain() for one in found], indent=2))
-    console = results()
-    for place, one in enumerate(found):
-        if place and not as_json:
-            console.print()
-        if isinstance(one, _Unloaded):
-            messages().print(Text(printable(f"{one.subject}: {one.error}")), style="red", soft_wrap=True)
-        elif not as_json:
-            for indent, parts in one.lines():
+def _finish(found: list[tuple[PluginInfo, Report | str]], as_json: bool, strict: bool) -> None:
+    plain, console = [], results()
+    for place, (info, one) in enumerate(found):
+        if isinstance(one, str):
+            plain.append({"subject": info.name, "kind": info.kind, "ok": False, "error": one})
+            messages().print(Text(printable(f"{info.name}: {one}")), style="red", soft_wrap=True)
+        else:
+            plain.append(one.plain())
+            if place and not as_json:
+                console.print()
+            for indent, parts in () if as_json else one.lines():
                 paragraph(console, Text.assemble(*parts), indent=indent)
-    reports = [one for one in found if not isinstance(one, _Unloaded)]
+    if as_json:
+        typer.echo(json.dumps(plain, indent=2))
+    reports = [one for _, one in found if not isinstance(one, str)]
     if len(reports) < len(found):
         raise typer.Exit(FAILED)
     if not all(one.ok for one in reports):

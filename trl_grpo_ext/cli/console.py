@@ -10,7 +10,10 @@ from rich.console import Console
 from rich.text import Text
 
 from ..errors import ConfigurationError
+from ..guard.untrusted import one_line
+from ..plugins.discovery import Installed, PluginInfo, suggest_names
 from ..plugins.kinds import KINDS, WORDS, Kind, kind_words
+from ..plugins.metadata import normalise
 
 PIPED_WIDTH = 200
 """Width if stdout is no terminal and COLUMNS is not set: a pipe has no edge, so lines are not folded at 80."""
@@ -54,3 +57,18 @@ def kind_of(word: str | None) -> Kind | None:
     close = difflib.get_close_matches(folded, _WORDS, n=1)
     hint = f" Did you mean {close[0]}?" if close else ""
     raise ConfigurationError(f"{word!r} is not a kind of plugin; the kinds are {kind_words('and')}.{hint}")
+
+
+def of_distribution(name: str, installed: Installed) -> list[PluginInfo]:
+    """The plugins of a distribution; an error with a hint if there is none of this name."""
+    if normalise(name) not in installed.distributions:
+        names = {info.distribution or "" for info in installed.plugins}
+        raise ConfigurationError(f"No distribution {name!r} is installed.{suggest_names(name, names)}")
+    return installed.of(name)
+
+
+def print_unreadable(installed: Installed) -> None:
+    """Name the distributions whose metadata cannot be read."""
+    for broken in installed.unreadable:
+        text = one_line(f"The metadata of an installed distribution cannot be read: {broken}")
+        messages().print(Text(text), style="yellow", soft_wrap=True)

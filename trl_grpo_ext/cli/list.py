@@ -10,16 +10,14 @@ import typer
 from rich.cells import cell_len
 from rich.text import Text
 
-from ..errors import ConfigurationError
 from ..guard.untrusted import escape, one_line
 from ..plugins.kinds import LABELS
-from .console import KIND_HELP, kind_of, messages, paragraph, results
+from .console import KIND_HELP, kind_of, messages, of_distribution, paragraph, print_unreadable, results
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from ..plugins.description import Entry
-    from ..plugins.discovery import Installed, PluginInfo
 
 
 def register(app: typer.Typer) -> None:
@@ -44,9 +42,8 @@ def list_command(
 
     wanted = kind_of(kind)
     installed = scan()
-    shown = [info for info in installed.plugins if wanted in (None, info.kind)]
-    if distribution is not None:
-        shown = _of_distribution(shown, distribution, installed)
+    offered = installed.plugins if distribution is None else of_distribution(distribution, installed)
+    shown = [info for info in offered if wanted in (None, info.kind)]
     entries = overview(shown, installed.plugins)
     if as_json:
         typer.echo(json.dumps([_plain(entry) for entry in entries], indent=2))
@@ -54,24 +51,9 @@ def list_command(
         _print(entries, results())
     else:
         _print_lines(entries)
-    for text in installed.unreadable:
-        messages().print(
-            Text(one_line(f"The metadata of an installed distribution cannot be read: {text}")),
-            style="yellow",
-            soft_wrap=True,
-        )
+    print_unreadable(installed)
     if not entries:
         messages().print(Text("There is no such plugin."))
-
-
-def _of_distribution(shown: list[PluginInfo], distribution: str, installed: Installed) -> list[PluginInfo]:
-    from ..plugins.discovery import suggest_names
-    from ..plugins.metadata import normalise
-
-    if normalise(distribution) not in installed.distributions:
-        names = {info.distribution or "" for info in installed.plugins}
-        raise ConfigurationError(f"No distribution {distribution!r} is installed.{suggest_names(distribution, names)}")
-    return [info for info in shown if normalise(info.distribution or "") == normalise(distribution)]
 
 
 def _plain(entry: Entry) -> dict[str, Any]:
