@@ -209,7 +209,7 @@ PLANTED: dict[str, Training] = {
         f"the reward raises for half of the prompts from step {FAULT_FROM} on",
         {"reward_weights": [1.0]},
         ("failing_reward",),
-        rewards=(guarded(breaks, on_error=None, workers=0, batch_size=1),),
+        rewards=(guarded(breaks, on_error=None),),
     ),
     "idle_hook": Training("a hook whose condition never holds", {"advantage_hooks": [Idle()]}, ("idle_hook",)),
     "idle_filter": Training(

@@ -20,7 +20,7 @@ from .problems import Row, whole_batches
 from .processes import leave
 from .results import held_out, print_places, print_table, save_metrics
 from .settings import samples_per_problem
-from .trainer import RecipeTrainer, stop_at_strings, train_and_score
+from .trainer import RecipeTrainer, train_and_score
 
 History = Sequence[Mapping[str, Any]]
 Scores = Mapping[str, float]
@@ -62,7 +62,6 @@ def train_and_report(
             peft_config=get_peft_config(model_args),
         )
     trainer.eval_temperature = eval_temperature
-    stop_at_strings(trainer)
     counts = f"{len(train_rows)} training {what}, {len(eval_rows)} held out; {processes} process(es)"
     done = train_and_score(trainer, asked, *notes, counts)
     if trainer.is_world_process_zero():

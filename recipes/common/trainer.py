@@ -7,7 +7,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -17,7 +16,6 @@ from trl_grpo_ext import GRPOExtTrainer
 from trl_grpo_ext.launch.checkpoints import SafeCheckpoints, exit_status
 from trl_grpo_ext.launch.engine import EngineCheck, ExpectedRun
 
-from .errors import RecipeError
 from .processes import leave
 from .quantised import keep_4_bit_trainable, keep_adapters_in_float32
 from .results import first_evaluation
@@ -53,21 +51,6 @@ def _set_temperature(trainer: Any, holder: Any, temperature: float) -> None:
     holder.temperature = temperature
     if not trainer.use_vllm:
         trainer.generation_kwargs["temperature"] = temperature  # TRL lays them over the model's own
-
-
-def stop_at_strings(trainer: Any) -> None:
-    """Let `generation_kwargs: {stop_strings: [...]}` work: give generation the tokenizer, which TRL does not."""
-    stops = (trainer.args.generation_kwargs or {}).get("stop_strings")
-    if not stops or trainer.use_vllm:
-        return
-    tokenizer = trainer.processing_class
-    if tokenizer.pad_token_id not in trainer.eos_token_ids:
-        raise RecipeError(
-            f"generation_kwargs: stop_strings {stops!r} need a tokenizer that pads with an end-of-sequence token; this "
-            f"one pads with {tokenizer.pad_token!r}, which would count as a part of the completion."
-        )
-    model = trainer.accelerator.unwrap_model(trainer.model)
-    model.generate = partial(model.generate, tokenizer=tokenizer)
 
 
 def share_prefill(trainer: Any) -> None:

@@ -1,4 +1,4 @@
-"""`guarded`: each knob by what it changes, around functions, objects, async rewards and a real model, and in TRL."""
+"""`guarded`: each knob by what it changes, around functions, objects and async rewards, and in TRL."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from typing import Any
 import cloudpickle
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 from trl import GRPOTrainer
 from trl.trainer.utils import is_async_callable
 
@@ -122,7 +121,7 @@ def test_a_function_with_a_timeout_runs_in_worker_processes_and_else_here(
     assert len(trace.lines) == 4
     assert outcomes(made(closed, trace, timeout=1.0, workers=1, retries=3), ["sleep 60"]) == ["timeout"]
     assert len(trace.lines) == 5
-    assert guarded(trace)(completions=["a", "a"]) == [1.0, 1.0]  # without a cache each is scored
+    assert guarded(trace)(completions=["a", "a"]) == [1.0, 1.0]
     assert [pid for pid, *_ in trace.lines[5:]] == [str(os.getpid())] * 2
 
 
@@ -177,7 +176,7 @@ def test_columns_are_cut_with_the_completions(closed: contextlib.ExitStack) -> N
         return [float(c + p == a and level == "easy") for c, p, a in zip(completions, prompts, answer, strict=True)]
 
     columns = {"prompts": ["1", "2", "3"], "answer": ["a1", "b2", "cX"], "level": "easy"}
-    for options in ({}, {"workers": 1}, {"batch_size": 2}, {"workers": 2, "batch_size": 2}, {"cache": 5}):
+    for options in ({}, {"workers": 1}, {"batch_size": 2}, {"workers": 2, "batch_size": 2}):
         assert made(closed, check, **options)(completions=["a", "b", "c"], **columns) == [1.0, 1.0, 0.0]
 
 
@@ -200,14 +199,14 @@ def test_spans_survive_the_way_from_a_worker(closed: contextlib.ExitStack) -> No
     def spans(completions: list[str], **_: Any) -> list[SpanScore | None]:
         return [SpanScore(len(c), [(0, 1, 0.5), (1, len(c), -2.0)]) if c else None for c in completions]
 
-    for options in ({"workers": 1}, {}, {"workers": 0, "timeout": 5.0}):
+    for options in ({"workers": 1}, {}):
         score, nothing = made(closed, spans, **options)(completions=["abc", ""])
         assert isinstance(score, SpanScore)
         assert (score, score.spans) == (3.0, ((0, 1, 0.5), (1, 3, -2.0)))
         assert nothing is None
 
 
-@pytest.mark.parametrize("options", [{"workers": 1}, {}, {"workers": 0, "timeout": 5.0}])
+@pytest.mark.parametrize("options", [{"workers": 1}, {}])
 def test_a_broken_contract_is_no_outcome(closed: contextlib.ExitStack, options: dict[str, Any]) -> None:
     reward = made(closed, behave, on_error=0.0, **options)
     for completion, message in {"word": "returned str, 'word', at row 0", "huge": "returned 1e\\+39 at row 0"}.items():
@@ -219,15 +218,15 @@ def test_a_broken_contract_is_no_outcome(closed: contextlib.ExitStack, options: 
 
 
 def test_whatever_a_model_wrote_arrives(closed: contextlib.ExitStack) -> None:
-    reward = made(closed, lambda completions, **_: [len(repr(c)) for c in completions], workers=1, cache=3)
+    reward = made(closed, lambda completions, **_: [len(repr(c)) for c in completions], workers=1)
     odd = ["", "\x00", "\ud800", "x" * 1_000_000, [{"role": "assistant", "content": None}], "a"]
     assert reward(completions=odd) == [len(repr(completion)) for completion in odd]
 
 
-# ---------------------------------------------------------------------------------------------- retries, cache
+# ---------------------------------------------------------------------------------------------- retries
 
 
-@pytest.mark.parametrize("options", [{"workers": 1}, {}, {"workers": 0, "timeout": 5.0}])
+@pytest.mark.parametrize("options", [{"workers": 1}, {}])
 def test_a_call_that_raises_is_made_again_as_often_as_asked(
     closed: contextlib.ExitStack, tmp_path: Path, options: dict[str, Any]
 ) -> None:
@@ -242,18 +241,6 @@ def test_a_call_that_raises_is_made_again_as_often_as_asked(
     reward = made(closed, third_time, retries=1, on_error=None, **options)
     assert reward(completions=["b"]) == [None]
     assert (tmp_path / "b").stat().st_size == 2
-
-
-@pytest.mark.parametrize("options", [{"workers": 1}, {}, {"batch_size": None}])
-def test_equal_completions_are_scored_once(closed: contextlib.ExitStack, trace: Trace, options: dict[str, Any]) -> None:
-    reward = made(closed, trace, cache=10, **options)
-    answers = {"prompts": ["?"] * 5, "answer": [1, 1, 2, 1, 1]}
-    assert reward(completions=["a", "a", "a", "bb", "a"], **answers) == [1.0, 1.0, 1.0, 2.0, 1.0]
-    assert len(trace.lines) == 3  # "a" with 1, "a" with 2, "bb" with 1
-    assert reward(completions=["a", "ccc", "a", "bb", "a"], **answers) == [1.0, 3.0, 1.0, 2.0, 1.0]
-    assert len(trace.lines) == 4
-    assert reward(completions=["a"], prompts=["!"], answer=[1]) == [1.0]
-    assert len(trace.lines) == 5
 
 
 # ---------------------------------------------------------------------------------------------- async
@@ -303,77 +290,11 @@ def test_an_async_call_that_raises_is_made_again_and_its_own_timeouts_are_errors
     assert isinstance(info.value.__cause__, TimeoutError)
 
 
-# ---------------------------------------------------------------------------------------------- models and threads
-
-
-@pytest.fixture(scope="module")
-def scorer(tiny_model: Path) -> tuple[Any, Any]:
-    torch.manual_seed(0)
-    model = AutoModelForSequenceClassification.from_config(AutoConfig.from_pretrained(tiny_model, num_labels=1))
-    model.config._name_or_path = "someone/scorer"
-    return model.eval(), AutoTokenizer.from_pretrained(tiny_model)
-
-
-def test_a_model_is_scored_as_trl_scores_it(scorer: tuple[Any, Any]) -> None:
-    model, tokenizer = scorer
-    reward = guarded(model, tokenizer=tokenizer, timeout=60.0)
-    assert reward.__name__ == "scorer"
-    prompts, completions = ["abc ", "de "], ["12", "45678"]
-    inputs = tokenizer(
-        text=["abc 12", "de 45678"], return_tensors="pt", padding=True, padding_side="right", add_special_tokens=False
-    )
-    with torch.inference_mode():
-        expected = model(**inputs).logits[:, 0].tolist()
-    assert reward(prompts=prompts, completions=completions) == expected
-    assert expected[0] != expected[1]
-    single = guarded(model, tokenizer=tokenizer, batch_size=1)(prompts=prompts, completions=completions)
-    assert single == pytest.approx(expected, abs=1e-5)
-
-
-def test_a_model_sees_a_conversation_through_its_template(scorer: tuple[Any, Any], tiny_model: Path) -> None:
-    model, _ = scorer
-    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
-    tokenizer.chat_template = "{% for m in messages %}{{ m['role'][0] }}#{{ m['content'] }}.{% endfor %}"
-    reward = guarded(model, tokenizer=tokenizer)
-    talk = reward(
-        prompts=[[{"role": "user", "content": "abc"}]], completions=[[{"role": "assistant", "content": "12"}]]
-    )
-    assert talk == reward(prompts=["u#abc."], completions=["a#12."])
-
-
-def test_a_thread_that_overruns_is_left_alone_and_the_next_call_says_so() -> None:
-    release = threading.Event()
-
-    def hang(completions: list[str], **_: Any) -> list[float]:
-        if completions[0] == "hang":
-            release.wait(60)
-        return [1.0]
-
-    reward = guarded(hang, timeout=0.2, workers=0)
-    assert reward(completions=["a"]) == [1.0]
-    assert [one.outcome for one in reward.judge(["hang"])] == [Outcome.TIMEOUT]
-    with pytest.raises(RewardError, match="hang: an earlier call overran its timeout and still runs"):
-        reward(completions=["a"])
-    release.set()
-    left = reward._abandoned
-    assert left is not None
-    left.join(10)
-    assert reward(completions=["a"]) == [1.0]
-
-
 @pytest.mark.slow
 def test_trl_trains_with_guarded_rewards_as_with_the_plain_ones(
-    tiny_model: Path, tmp_path: Path, scorer: tuple[Any, Any], closed: contextlib.ExitStack
+    tiny_model: Path, tmp_path: Path, closed: contextlib.ExitStack
 ) -> None:
-    model, tokenizer = scorer
-    rewards = [length_reward, behave_async, model]
-    plain = train(
-        tiny_model,
-        tmp_path / "plain",
-        GRPOTrainer,
-        reward_funcs=rewards,
-        trainer_arguments={"reward_processing_classes": [None, None, tokenizer]},
-    )
+    plain = train(tiny_model, tmp_path / "plain", GRPOTrainer, reward_funcs=[length_reward, behave_async])
     ours = train(
         tiny_model,
         tmp_path / "guarded",
@@ -381,7 +302,6 @@ def test_trl_trains_with_guarded_rewards_as_with_the_plain_ones(
         reward_funcs=[
             made(closed, length_reward, timeout=60.0, workers=2),
             made(closed, behave_async, timeout=30.0, batch_size=3),
-            made(closed, model, tokenizer=tokenizer, timeout=60.0),
         ],
     )
     for theirs, mine in zip(plain.logs, ours.logs, strict=True):
@@ -396,12 +316,11 @@ def test_trl_trains_with_guarded_rewards_as_with_the_plain_ones(
 
 
 def test_it_pickles_with_its_settings_and_without_its_processes(closed: contextlib.ExitStack, trace: Trace) -> None:
-    reward = made(closed, trace, timeout=1.0, workers=1, cache=5, outcomes={"timeout": -3.0}, name="mine")
+    reward = made(closed, trace, timeout=1.0, workers=1, outcomes={"timeout": -3.0}, name="mine")
     assert reward(completions=["a"]) == [1.0]
     copy = closed.enter_context(contextlib.closing(pickle.loads(pickle.dumps(reward))))
     assert copy(completions=["a", "sleep 60"]) == [1.0, -3.0]
     assert copy.__name__ == "mine"
-    assert len(trace.lines) == 3  # the copy begins with an empty cache
     loaded = pickle.loads(pickle.dumps(guarded(behave_async, timeout=5.0)))
     assert asyncio.run(loaded(completions=["abc"])) == [3.0]
 
@@ -411,13 +330,12 @@ def test_it_pickles_with_its_settings_and_without_its_processes(closed: contextl
     [
         ({"timeout": 0}, "timeout must be a positive number of seconds, got 0"),
         ({"retries": -1}, "retries must be a whole number, 0 or more, got -1"),
-        ({"workers": -1, "cache": 1}, "workers must be a whole number, 0 or more, got -1"),
+        ({"workers": 0}, "workers must be a whole number, 1 or more, got 0"),
         ({"batch_size": "all"}, "batch_size must be a whole number, 1 or more, got 'all'"),
         ({"memory_mb": 100}, "memory_mb is for worker processes"),
         ({"on_error": "zero"}, "the outcome 'error' must become a finite number, null or raise, got 'zero'"),
         ({"on_error": 0.0, "outcomes": {"error": 1.0}}, "on_error is 0.0 and outcomes has 'error' too"),
         ({"outcomes": {"right": 1.0}}, "has no outcome 'right' to set; it has: timeout, died, error"),
-        ({"tokenizer": object()}, "is not a model"),
     ],
 )
 def test_settings_that_cannot_work_are_refused(options: dict[str, Any], message: str) -> None:
@@ -425,28 +343,7 @@ def test_settings_that_cannot_work_are_refused(options: dict[str, Any], message:
         guarded(behave, **options)
 
 
-def test_what_is_no_reward_is_refused(scorer: tuple[Any, Any]) -> None:
-    with pytest.raises(ConfigurationError, match="the reward must be callable, got 5"):
-        guarded(5)
-    with pytest.raises(ConfigurationError, match="scorer is a model: give guarded its tokenizer"):
-        guarded(scorer[0])
-
-
-def test_only_results_of_plain_data_are_kept_and_failures_are_not(trace: Trace) -> None:
-    reward = guarded(trace, cache=2, on_error=None)
-    for completion, scored in (
-        ("a", 1),
-        ("b", 2),
-        ("a", 2),
-        ("c", 3),
-        ("a", 3),
-        ("b", 4),
-        ("raise x", 5),
-        ("raise x", 6),
-    ):
-        reward(completions=[completion])  # the two used last are kept
-        assert len(trace.lines) == scored, completion
-    image = torch.zeros(5000)  # its repr leaves the middle out
-    for same in (image, image):
-        reward(completions=["a"], image=[same])
-    assert len(trace.lines) == 8
+def test_what_is_no_reward_function_is_refused() -> None:
+    for what in (5, torch.nn.Linear(1, 1)):
+        with pytest.raises(ConfigurationError, match="must be a function or callable object, got"):
+            guarded(what)

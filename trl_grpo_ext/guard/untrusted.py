@@ -14,9 +14,6 @@ from ..errors import ConfigurationError
 
 MOST_BYTES = 1_000_000
 """Settings are a page or two; a longer file is the wrong one."""
-MOST_VALUES = 10_000
-"""With aliases expanded: a short YAML file can stand for more values than fit into memory."""
-_DEEPEST = 100
 _LONGEST_NAME = 40
 
 
@@ -122,7 +119,7 @@ def parse_json(text: str, name: str) -> Any:
 
 
 def parse_yaml(text: str, name: str, exponents: bool = False) -> Any:
-    """Read YAML of limited size and depth in which no key stands twice.
+    """Read YAML in which no key stands twice.
 
     Args:
         text: The YAML.
@@ -130,58 +127,37 @@ def parse_yaml(text: str, name: str, exponents: bool = False) -> Any:
         exponents: Read 1e-3 as a number, as nobody means the string on a command line. YAML 1.1 wants 1.0e-3.
 
     Raises:
-        ConfigurationError: It is not YAML, stands for too many values, or repeats a key.
+        ConfigurationError: It is not YAML, is nested too deeply, or repeats a key.
     """
     import yaml  # here, because most commands need no YAML
 
-    loader, depth = _loader(exponents), 0
-    too_many = f"{name} stands for more than {MOST_VALUES:,} values: is it the right file?"
     try:
-        for number, event in enumerate(yaml.parse(text, loader)):  # libyaml composes recursively, without any limit
-            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-            if depth > _DEEPEST:
-                raise ConfigurationError(f"{name} is nested too deeply for settings: is it the right file?")
-            if number > 2 * MOST_VALUES + 4:  # a collection has two events
-                raise ConfigurationError(too_many)
-        node = yaml.compose(text, loader)
-        if node is None:
-            return None
-        if _count(node, name, {}) > MOST_VALUES:
-            raise ConfigurationError(too_many)
-        return loader("").construct_document(node)
+        return yaml.load(text, _loader(exponents))
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{name} has {error}") from error
+    except RecursionError as error:
+        raise ConfigurationError(f"{name} is nested too deeply for settings: is it the right file?") from error
     # PyYAML leaks ValueError, TypeError and others on odd scalars and keys.
     except (yaml.YAMLError, ValueError, TypeError, KeyError, AttributeError) as error:
-        if isinstance(error, ConfigurationError):
-            raise
         problem = one_line(error, 300).replace('in "<unicode string>", ', "at ")
         raise ConfigurationError(f"{name} is not YAML: {problem}") from error
-
-
-def _count(node: Any, name: str, known: dict[int, int]) -> int:
-    """The number of values with aliases expanded; more than allowed if a value contains itself. No key stands twice."""
-    if id(node) not in known:
-        known[id(node)] = MOST_VALUES + 1  # while it is counted
-        inner = node.value if isinstance(node.value, list) else []
-        if node.id == "mapping":
-            keys = set()
-            for key, _ in inner:
-                if key.id == "scalar" and (key.tag, key.value) in keys:
-                    where = f"line {key.start_mark.line + 1}"
-                    raise ConfigurationError(
-                        f"{name} has the key {one_line(key.value, 60)!r} twice ({where}): keep one."
-                    )
-                keys.add((key.tag, key.value) if key.id == "scalar" else id(key))
-            inner = [part for pair in inner for part in pair]
-        known[id(node)] = 1 + sum(_count(each, name, known) for each in inner)
-    return known[id(node)]
 
 
 @cache
 def _loader(exponents: bool) -> Any:
     import yaml
 
-    class Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-        """PyYAML's safe loader, in C where it has that."""
+    class Loader(yaml.SafeLoader):
+        """PyYAML's safe loader; the one in C has no limit to its recursion."""
+
+        def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+            keys = set()
+            for key, _ in node.value:
+                if key.id == "scalar" and (key.tag, key.value) in keys:
+                    where = f"line {key.start_mark.line + 1}"
+                    raise ConfigurationError(f"the key {one_line(key.value, 60)!r} twice ({where}): keep one.")
+                keys.add((key.tag, key.value) if key.id == "scalar" else id(key))
+            return super().construct_mapping(node, deep)
 
     if exponents:
         pattern = re.compile(r"[-+]?[0-9]+(?:\.[0-9]*)?[eE][-+]?[0-9]+")

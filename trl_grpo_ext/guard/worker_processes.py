@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import RewardError
-from .worker_server import COMMAND, FORK, HEADER, LONGEST_REPLY, ORIGINAL_PATH
+from .worker_server import COMMAND, FORK, HEADER, LONGEST_REPLY, ORIGINAL_PATH, receive
 
 _LOADING_LIMIT = 300.0  # seconds that the task's imports may take
 _FORK_LIMIT = 60.0
@@ -36,19 +36,53 @@ class LostError(Exception):
 
 
 class Processes:
-    """The server and its workers. They belong to the process that made this object, not to its forks."""
+    """The server, which loads the task, and the workers that it forks; a fork of this process has others."""
 
     def __init__(self, name: str, task: Callable[[Any], Any], memory_mb: int | None) -> None:
         self._name, self._task, self._memory_mb, self._owner = name, task, memory_mb, os.getpid()
-        self._server: Server | None = None
+        self._server: subprocess.Popen[bytes] | None = None
+        self._sock = socket.socket()
+        self._is_loaded = False
         self._all: set[Worker] = set()
         self._idle: list[Worker] = []
 
-    def start(self) -> Server:
+    def start(self) -> None:
         """Start the server if there is none, without waiting for it."""
-        if self._server is None:
-            self._server = Server(self._name, self._task, self._memory_mb)
-        return self._server
+        if self._server is not None:
+            return
+        try:
+            data = pickle_by_value(self._task)
+        except Exception as error:  # whatever an object's own pickling raises
+            raise RewardError(
+                f"{self._name}: {self._task!r:.80} cannot be sent to worker processes: {type(error).__name__}: {error}"
+            ) from error
+        try:
+            os.fstat(2)
+            output = 2
+        except OSError:  # this process has no standard error
+            output = subprocess.DEVNULL
+        self._sock, theirs = socket.socketpair()
+        self._is_loaded = False
+        # By file, because a large task does not fit into a pipe and the server does not read yet.
+        with theirs, tempfile.TemporaryFile() as file:
+            file.write(data)
+            file.seek(0)
+            command = [sys.executable, "-P", "-m", f"{__package__}.worker_server"]
+            try:
+                self._server = subprocess.Popen(
+                    [*command, str(theirs.fileno()), str(self._memory_mb or 0)],
+                    pass_fds=[theirs.fileno()],
+                    start_new_session=True,
+                    stdin=file,
+                    stdout=output,
+                    stderr=output,
+                    env=_environment(),
+                )
+            except OSError as error:
+                self._sock.close()
+                raise RewardError(
+                    f"{self._name}: the server of the worker processes cannot be started: {error}"
+                ) from error
 
     def take(self) -> Worker:
         """An idle worker, or a fresh one."""
@@ -59,9 +93,9 @@ class Processes:
             self.drop(worker)  # it died, or spoke without having been asked
         why = ""
         for _ in range(3):
-            server = self.start()
+            self.start()
             try:
-                worker = server.fork()
+                worker = self._fork()
             except LostError as lost:
                 why = str(lost)
                 self._end_server()
@@ -73,14 +107,47 @@ class Processes:
             return worker
         raise RewardError(f"{self._name}: no worker process can be started; tried three times: {why}.")
 
+    def _fork(self) -> Worker:
+        if not self._is_loaded:
+            reply, *_ = self._receive(_LOADING_LIMIT)
+            if "error" in reply:
+                kind, message, lines = reply["error"]
+                raise RewardError(
+                    f"{self._name}: the task cannot be loaded in the worker processes: {kind}: {message}\n{lines}"
+                )
+            self._is_loaded = True
+        self._command(FORK)
+        reply, pid, files = self._receive(_FORK_LIMIT)
+        if "error" in reply:
+            raise RewardError(f"{self._name}: no worker can be forked: {': '.join(reply['error'][:2])}")
+        return Worker(pid, files[0])
+
+    def _command(self, command: int) -> None:
+        try:
+            self._sock.sendall(COMMAND.pack(command))
+        except OSError as error:
+            raise LostError(f"the server of the worker processes has died ({error})") from error
+
+    def _receive(self, limit: float) -> tuple[dict[str, Any], int, list[int]]:
+        self._sock.settimeout(limit)
+        try:
+            data, files, *_ = socket.recv_fds(self._sock, HEADER.size, 1, _CLOSE_ON_EXEC)
+            serial, size = HEADER.unpack(data)
+            return json.loads(receive(self._sock, size) or b""), serial, files
+        except TimeoutError as error:
+            raise LostError(f"the server of the worker processes did not answer within {limit:g} s") from error
+        except (OSError, ValueError, struct.error) as error:
+            raise LostError("the server of the worker processes has died") from error
+
     def give_back(self, worker: Worker, most: int) -> None:
         """Keep a worker that has answered for the next job, unless `most` are already idle."""
         self._idle.append(worker) if len(self._idle) < most else self.drop(worker)
 
     def drop(self, worker: Worker) -> None:
-        """Kill a worker."""
+        """Kill a worker; if the server is gone, its workers are too."""
         if worker in self._all and self._server is not None:
-            self._server.kill(worker.pid)
+            with contextlib.suppress(LostError):
+                self._command(worker.pid)
         worker.close()
         self._all.discard(worker)
 
@@ -98,108 +165,24 @@ class Processes:
         self._end_server()
 
     def _end_server(self) -> None:
+        """Close the socket, so that the server kills its workers and ends; kill it if it does not."""
         server, self._server = self._server, None
-        if server is not None:
-            server.end()
+        if server is None:
+            return
+        self._sock.close()
+        try:
+            server.wait(1.0)
+        except subprocess.TimeoutExpired:  # it is still importing
+            server.kill()
+            server.wait()
 
     def forget(self) -> None:
         """In a forked child: close our copies of what is the parent's, and leave its processes alone."""
         for worker in self._all:
             worker.close()
+        self._sock.close()
         if self._server is not None:
-            self._server.forget()
-
-
-class Server:
-    """The process that loads the task and forks workers."""
-
-    def __init__(self, name: str, task: Callable[[Any], Any], memory_mb: int | None) -> None:
-        self._name, self._ready = name, False
-        try:
-            os.fstat(2)
-            output = 2
-        except OSError:  # this process has no standard error
-            output = subprocess.DEVNULL
-        try:
-            data = pickle_by_value(task)
-        except Exception as error:  # whatever an object's own pickling raises
-            raise RewardError(
-                f"{name}: {task!r:.80} cannot be sent to worker processes: {type(error).__name__}: {error}"
-            ) from error
-        self._sock, theirs = socket.socketpair()
-        # By file, because a large task does not fit into a pipe and the server does not read yet.
-        with theirs, tempfile.TemporaryFile() as file:
-            file.write(data)
-            file.seek(0)
-            command = [sys.executable, "-P", "-m", f"{__package__}.worker_server"]
-            try:
-                self._process = subprocess.Popen(
-                    [*command, str(theirs.fileno()), str(memory_mb or 0)],
-                    pass_fds=[theirs.fileno()],
-                    start_new_session=True,
-                    stdin=file,
-                    stdout=output,
-                    stderr=output,
-                    env=_environment(),
-                )
-            except OSError as error:
-                self._sock.close()
-                raise RewardError(f"{name}: the server of the worker processes cannot be started: {error}") from error
-
-    def fork(self) -> Worker:
-        """Make one more worker."""
-        if not self._ready:
-            reply, *_ = self._receive(_LOADING_LIMIT)
-            if "error" in reply:
-                kind, message, lines = reply["error"]
-                raise RewardError(
-                    f"{self._name}: the task cannot be loaded in the worker processes: {kind}: {message}\n{lines}"
-                )
-            self._ready = True
-        self._command(FORK)
-        reply, pid, files = self._receive(_FORK_LIMIT)
-        if "error" in reply:
-            raise RewardError(f"{self._name}: no worker can be forked: {': '.join(reply['error'][:2])}")
-        return Worker(pid, files[0])
-
-    def kill(self, pid: int) -> None:
-        """Kill a worker; if the server is gone, its workers are too."""
-        with contextlib.suppress(LostError):
-            self._command(pid)
-
-    def _command(self, command: int) -> None:
-        try:
-            self._sock.sendall(COMMAND.pack(command))
-        except OSError as error:
-            raise LostError(f"the server of the worker processes has died ({error})") from error
-
-    def _receive(self, limit: float) -> tuple[dict[str, Any], int, list[int]]:
-        self._sock.settimeout(limit)
-        try:
-            data, files, *_ = socket.recv_fds(self._sock, HEADER.size, 1, _CLOSE_ON_EXEC)
-            serial, size = HEADER.unpack(data)
-            text = b""
-            while len(text) < size and (piece := self._sock.recv(size - len(text))):
-                text += piece
-            return json.loads(text), serial, files
-        except TimeoutError as error:
-            raise LostError(f"the server of the worker processes did not answer within {limit:g} s") from error
-        except (OSError, ValueError, struct.error) as error:
-            raise LostError("the server of the worker processes has died") from error
-
-    def end(self) -> None:
-        """Close the socket, so that the server kills its workers and ends; kill it if it does not."""
-        self._sock.close()
-        try:
-            self._process.wait(1.0)
-        except subprocess.TimeoutExpired:  # it is still importing
-            self._process.kill()
-            self._process.wait()
-
-    def forget(self) -> None:
-        """In a forked child: close our copy of the socket; the server is no child of this process."""
-        self._sock.close()
-        self._process.returncode = 0  # else `Popen` would warn that it still runs
+            self._server.returncode = 0  # else `Popen` would warn that it still runs
 
 
 class Worker:

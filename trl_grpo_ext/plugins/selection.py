@@ -22,10 +22,7 @@ from ..guard.outcomes import shown
 from ..guard.untrusted import parse_yaml
 from .kinds import FACTS, KINDS, LABELS, Kind, with_article
 
-GUARD_PARAMETERS = (
-    *("timeout", "retries", "on_error", "outcomes", "cache"),
-    *("workers", "batch_size", "memory_mb", "tokenizer"),
-)
+GUARD_PARAMETERS = ("timeout", "retries", "on_error", "outcomes", "workers", "batch_size", "memory_mb")
 """The keys of a reward's `guard`: the parameters of `trl_grpo_ext.guard.guarded.guarded` except `name`."""
 
 # A float to YAML 1.2 and to everybody's eyes, but a string to YAML 1.1, which PyYAML reads.

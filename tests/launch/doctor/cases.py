@@ -7,17 +7,18 @@ from dataclasses import replace
 from typing import Any
 
 import peft
+from transformers import Qwen2Config
 
-from trl_grpo_ext.launch.doctor.case import Batch, Case, Plugins
+from trl_grpo_ext.launch.doctor.case import Case, Plugins
 from trl_grpo_ext.launch.doctor.environment import Device, Environment
 from trl_grpo_ext.launch.doctor.launch_file import LaunchPlan
-from trl_grpo_ext.launch.doctor.model import Adapters, Sizes, adapters_of, known_config, on_meta, sizes_of
+from trl_grpo_ext.launch.doctor.model import Adapters, Sizes, adapters_of, on_meta, sizes_of
 from trl_grpo_ext.launch.doctor.run_file import RunPlan, Script, build_configs, read_run
 
 GIB = 1024**3
 A100 = Device("A100", 80 * GIB, (8, 0))
 T4 = Device("T4", 16 * GIB, (7, 5))
-RECIPE = Script("recipe.py", is_recipe=True)
+RECIPE = Script("recipe.py", frozenset({"check_setup"}))
 
 TESTED = {
     "trl": "1.16.0",
@@ -30,6 +31,18 @@ TESTED = {
 }
 
 
+QWEN = Qwen2Config(  # Qwen2.5-0.5B
+    hidden_size=896,
+    intermediate_size=4864,
+    num_hidden_layers=24,
+    num_attention_heads=14,
+    num_key_value_heads=2,
+    vocab_size=151_936,
+    tie_word_embeddings=True,
+    max_position_embeddings=32_768,
+)
+
+
 @functools.cache
 def defaults() -> RunPlan:
     return read_run([])
@@ -37,12 +50,12 @@ def defaults() -> RunPlan:
 
 @functools.cache
 def qwen() -> Sizes:
-    return sizes_of(on_meta(known_config("Qwen/Qwen2.5-0.5B-Instruct")))
+    return sizes_of(on_meta(QWEN))
 
 
 def adapters(*targets: str) -> Adapters:
     config = peft.LoraConfig(r=2, target_modules=list(targets), task_type="CAUSAL_LM")
-    return adapters_of(on_meta(known_config("Qwen/Qwen2.5-0.5B-Instruct")), config)
+    return adapters_of(on_meta(QWEN), config)
 
 
 def machine(*devices: Device, versions: dict[str, str | None] | None = None, **facts: Any) -> Environment:
@@ -51,11 +64,8 @@ def machine(*devices: Device, versions: dict[str, str | None] | None = None, **f
         "versions": {**TESTED, **(versions or {})},
         "devices": devices,
         "torch_build": "CUDA 12.8",
-        "has_nccl": True,
         "disk_free": 1000 * GIB,
         "output_dir": "out",
-        "model": "somebody/a-model",
-        "model_here": True,
         "chat_template": True,
     }
     return Environment(**good | facts)
@@ -71,7 +81,6 @@ def case(
     sizes: Sizes | None = None,
     adapters: Adapters | None = None,
     plugins: Plugins | None = None,
-    columns: frozenset[str] | None = None,
     **settings: Any,
 ) -> Case:
     """A run on one A100 with some settings; `built` makes the real configuration objects too."""
@@ -85,7 +94,7 @@ def case(
         run = build_configs(run, processes=launch.processes)
         assert run.config is not None, run.problems
     environment = environment or machine(A100)
-    return Case(launch, run, environment, sizes, adapters, plugins or Plugins(), Batch.of(run), columns)
+    return Case(launch, run, environment, sizes, adapters, plugins or Plugins())
 
 
 def launched(engine: str = "one_process", processes: int = 1, **facts: Any) -> LaunchPlan:

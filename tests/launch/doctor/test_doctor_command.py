@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import subprocess
 import sys
@@ -21,6 +20,7 @@ from trl_grpo_ext.launch.doctor.render import render
 
 ROOT = Path(__file__).parents[3]
 RECIPES = ROOT / "recipes"
+MODEL = RECIPES / "embedded" / "model"
 HOSTILE = "\\e[31mred\\e[0m [bold]loud[/bold] \\u202e[link=x]"
 
 
@@ -35,12 +35,13 @@ def doctor(*words: str, width: int = 100) -> Result:
 
 def test_a_shipped_run_is_fine_on_the_machine_that_it_names() -> None:
     words = ["--config_file", "recipes/accelerate/one_process.yaml", "--config", "recipes/configs/qwen2.5_0.5b.yaml"]
-    words += ["--script", "recipes/gsm8k_grpo.py", "--gpu-memory", "24", "--", "--learning_rate", "2e-6"]
+    words += ["--script", "recipes/gsm8k_grpo.py", "--gpu-memory", "24", "--", "--model_name_or_path", str(MODEL)]
+    words += ["--max_completion_length", "64"]
     said = doctor(*words)
     assert said.exit_code == 0, said.output
-    assert "494,032,768 parameters" in said.stdout
-    assert "one_process, 1 process (one_process.yaml)" in said.stdout
-    assert not re.search(r"^(error|warning) ", said.stdout, re.MULTILINE)
+    assert "878,720 parameters" in said.stdout.replace("\n", " ")
+    assert "one_process, 1 process (one_process.yaml)" in said.stdout.replace("\n", " ")
+    assert "memory: about" in said.stdout
 
 
 def test_the_page_s_example_is_what_the_command_prints() -> None:
@@ -51,7 +52,7 @@ def test_the_page_s_example_is_what_the_command_prints() -> None:
     assert differences(shown, said.stdout) == [], said.stdout
 
 
-def test_several_mistakes_of_several_kinds_are_found_in_one_run_as_json(
+def test_several_mistakes_of_several_kinds_are_found_in_one_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
@@ -65,22 +66,16 @@ def test_several_mistakes_of_several_kinds_are_found_in_one_run_as_json(
         "load_in_4bit: true\nuse_vllm: true\nrewards: [gsm8k_acuracy, length_target]\nloss_aggregation: nothing\n"
         "lora_target_modules: [query]\nuse_peft: true\n"
     )
-    words = ("--config_file", "launch.yaml", "--config", "run.yaml", "--json", "--", "--top_p", "0.5", "--nonsense")
-    said = doctor(*words)
-    assert said.exit_code == 1, said.output
-    found = json.loads(said.stdout)
-    subjects = {problem["subject"] for problem in found["problems"]}
+    found = examine(Request("launch.yaml", ("run.yaml",), ("--top_p", "0.5", "--nonsense")))
+    subjects = {problem.subject for problem in found.problems}
     expected = {"launch", "environment", "accumulation", "settings", "command line", "plugins", "qlora+vllm"}
     assert subjects >= expected | {"vllm", "lora"}
-    assert all(problem["fix"] and problem["message"] for problem in found["problems"])
-    severities = [problem["severity"] for problem in found["problems"]]
+    assert all(problem.fix and problem.message for problem in found.problems)
+    severities = [problem.severity for problem in found.problems]
     assert severities == sorted(severities, key=["error", "warning", "note"].index)
-    assert found["launch"]["engine"] == "zero3"
-    assert found["batch"] is found["memory"] is None  # TRL's own refusal comes first
-    refusals = [
-        problem["message"] for problem in found["problems"] if "divisible by num_generations" in problem["message"]
-    ]
-    assert len(refusals) == 1
+    assert (found.exit_code, found.case.launch.engine, found.memory) == (1, "zero3", None)
+    refusals = [problem for problem in found.problems if "divisible by num_generations" in problem.message]
+    assert len(refusals) == 1  # TRL's own
 
 
 def test_what_cannot_be_done_is_one_line_and_status_2(
@@ -102,7 +97,7 @@ def test_help_needs_no_torch() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False)
     assert done.returncode == 0, done.stderr
     plain = re.sub(r"\x1b\[[0-9;]*m", "", done.stdout)
-    for option in ("--config_file", "--config", "--script", "--gpu_memory", "--json"):
+    for option in ("--config_file", "--config", "--script", "--gpu_memory"):
         assert option in plain
 
 
@@ -130,7 +125,7 @@ def test_nothing_is_wider_than_the_terminal(tmp_path: Path, width: int, terminal
     )
     examination = examine(Request(configs=(str(tmp_path / "run.yaml"),), gpu_memory=0.5))
     with (tmp_path / "out").open("w+") as file:
-        render(examination, Console(file=file, width=width, force_terminal=terminal), assumptions=True)
+        render(examination, Console(file=file, width=width, force_terminal=terminal))
         file.seek(0)
         text = file.read()
     plain = re.sub(r"\x1b\[[0-9;]*m", "", text)
@@ -138,20 +133,9 @@ def test_nothing_is_wider_than_the_terminal(tmp_path: Path, width: int, terminal
     assert ("\x1b" in text) == terminal
     assert max(map(len, plain.splitlines())) <= width
     assert "[bold]loud[/bold]" in " ".join(plain.split())
-    assert "assumption" in plain
     first = plain.strip().splitlines()[0]
     assert re.fullmatch(r"This run will fail: \d+ errors(, \d+ (warning|note)s?)+", first), first
     assert examination.exit_code == 1
-
-
-def test_a_model_that_may_not_fit_is_a_warning_with_what_takes_most(tmp_path: Path) -> None:
-    (tmp_path / "run.yaml").write_text("model_name_or_path: Qwen/Qwen2.5-7B-Instruct\nnum_generations: 8\n")
-    small, large = (examine(Request(configs=(str(tmp_path / "run.yaml"),), gpu_memory=gib)) for gib in (24, 1000))
-    (problem,) = [problem for problem in small.problems if problem.subject == "memory"]
-    assert problem.severity == "warning"
-    assert "optimizer states" in problem.message
-    assert small.exit_code == 0, small.problems
-    assert not [problem for problem in large.problems if problem.subject == "memory"]
 
 
 def test_plugins_beside_the_script_are_found_as_when_it_runs(tmp_path: Path) -> None:
@@ -163,31 +147,19 @@ def test_plugins_beside_the_script_are_found_as_when_it_runs(tmp_path: Path) -> 
     assert str(tmp_path) not in sys.path
 
 
-def test_a_data_set_of_our_own_is_counted_and_its_columns_are_looked_at(tmp_path: Path) -> None:
-    (tmp_path / "train.jsonl").write_text('{"question": "a", "solution": "1"}\n' * 40 + "\n")
-    (tmp_path / "run.yaml").write_text(
-        f"dataset_path: {tmp_path}/train.jsonl\nrewards: [gsm8k_accuracy]\nnum_generations: 8\nnum_train_epochs: 1\n"
-    )
-    examination = examine(Request(configs=(str(tmp_path / "run.yaml"),), gpu_memory=24))
-    assert examination.case.batch is not None
-    assert examination.case.batch.optimizer_steps == 40  # one prompt for each batch of 8 completions
-    assert any("wants 'answer'" in problem.message for problem in examination.problems)
-
-
 def test_files_that_cannot_be_read_are_problems_beside_all_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for name, text in (("launch.yaml", "distributed_type: NO\n"), ("bad.yaml", "a: ["), ("script.py", "def (")):
+    for name, text in (("launch.yaml", "distributed_type: NO\n"), ("bad.yaml", "a: ["), ("script.py", "")):
         (tmp_path / name).write_text(text)
     (tmp_path / "run.yaml").write_text("optim: paged_adamw_8bit\nlerning_rate: 1\n")
     asked = Request("launch.yaml", ("bad.yaml", "run.yaml"), script="script.py", num_processes=2, gpu_memory=24)
     found = examine(asked)
     errors = [problem.subject for problem in found.problems if problem.severity == "error"]
-    assert errors == ["launch file", "script", "settings", "settings", "launch"]
+    assert errors == ["launch file", "settings", "settings", "launch"]
     assert found.model_source == "no model is named"
     assert found.case.launch.processes == 2
-    assert found.plain()["batch"]["generation_batch_size"] == 16
     for named in (Request("gone.yaml"), Request(configs=("a\0b",)), Request(script="x" * 5000)):
         with pytest.raises(ConfigurationError, match="There is no file"):
             examine(named)

@@ -18,11 +18,9 @@ from trl_grpo_ext.launch.doctor.case import Case, Plugins
 from trl_grpo_ext.launch.doctor.examine import Request, examine
 from trl_grpo_ext.launch.doctor.problem import Severity
 from trl_grpo_ext.launch.doctor.rules import RULES, _movable, problems_of
-from trl_grpo_ext.launch.doctor.run_file import Script
 
 DDP = launched("ddp", 2)
 ZERO2, ZERO3 = launched("zero2", 2), launched("zero3", 2)
-OFFLOADS = {"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}}}
 FSDP2 = launched("fsdp2", 2, fsdp={"auto_wrap_policy": "TRANSFORMER_BASED_WRAP", "cpu_ram_efficient_loading": False})
 QLORA: dict[str, Any] = {"load_in_4bit": True, "use_peft": True, "dtype": "bfloat16", "learning_rate": 1e-4}
 LORA: dict[str, Any] = {"use_peft": True, "lora_target_modules": "all-linear"}
@@ -48,13 +46,6 @@ class Forward:
         return advantages_B_T
 
 
-class WholeSteps:
-    needs_step_totals = True
-
-    def weights(self, rollout: Any) -> Any:
-        raise NotImplementedError
-
-
 class Compares:
     reference_column = "solution"
 
@@ -71,24 +62,15 @@ def raw(engine: str = "ddp", processes: int = 2, machines: int = 1, **keys: Any)
     return launched(engine, processes, machines=machines, raw=keys)
 
 
-def ds(engine: str = "zero3", machines: int = 1, path: str | None = None, **keys: Any) -> Any:
-    beside = {"mixed_precision": keys.pop("mixed_precision")} if "mixed_precision" in keys else {}
-    facts = {"deepspeed_config_file": path, "raw": {"deepspeed_config": keys, **beside}}
-    return launched(engine, 16, machines=machines, **facts)
+def ds(machines: int = 1, **keys: Any) -> Any:
+    return launched("zero3", 16, machines=machines, raw={"deepspeed_config": keys})
 
 
 ACCUMULATES = {"gradient_accumulation_steps": 1}
 FLASH = "flash_attention_2"
 HERE = Path(__file__).parent
 NOTHING = machine(A100, versions=dict.fromkeys(("deepspeed", "vllm", "liger-kernel", "flash-attn")))
-GENERATES = Script("recipe.py", embedded_model=HERE)
-EMBEDDED: dict[str, Any] = {
-    "model_name_or_path": str(HERE),
-    "per_device_train_batch_size": 16,
-    "num_generations": 4,
-}
-UNABLE = ("ninja", "a C++ compiler")
-STEPS = Plugins(aggregation=WholeSteps())
+FOUR_PROMPTS: dict[str, Any] = {"per_device_train_batch_size": 16, "num_generations": 4}
 
 # fmt: off
 PAIRS: dict[str, Pair] = {
@@ -105,51 +87,29 @@ PAIRS: dict[str, Pair] = {
         lambda: case(environment=machine(A100, versions=trl("1.15.1")))),
     "flash_attention_without_its_gpu": Pair("error", "this is T4",
         lambda: case(environment=machine(T4), attn_implementation=FLASH), lambda: case(attn_implementation=FLASH)),
-    "flash_attention_in_32_bits": Pair("error", "in 16 bits",
-        lambda: case(attn_implementation=FLASH, dtype="float32", bf16=False),
-        lambda: case(attn_implementation=FLASH, dtype="float32", bf16=True)),
-    "model_out_of_reach": Pair("error", "HF_HUB_OFFLINE is set",
-        lambda: case(environment=machine(A100, model_here=False, variables={"HF_HUB_OFFLINE": "1"})),
-        lambda: case(environment=machine(A100, model_here=False))),
-    "hybrid_shards_without_fsdp2": Pair("error", "needs FSDP2",
-        lambda: case(raw("ddp", 16, parallelism_config=shards(2, 8))),
-        lambda: case(raw("fsdp2_hybrid", 16, parallelism_config=shards(2, 8)))),
     "no_lora_target_is_there": Pair("error", "not found in the base model",
         lambda: case(use_peft=True, lora_target_modules=["query", "quer"], adapters=adapters("query", "quer")),
         lambda: case(use_peft=True, lora_target_modules=["q_proj", "v"], adapters=adapters("q_proj", "v"))),
     "lora_target_that_the_model_lacks": Pair("warning", "v_porj: no such module (there are v_proj",
         lambda: case(use_peft=True, lora_target_modules=["q_proj", "v_porj"], adapters=adapters("q_proj", "v_porj")),
         lambda: case(use_peft=True, lora_target_modules=["q_proj", "v_proj"], adapters=adapters("q_proj", "v_proj"))),
-    "vllm_length_without_a_prompt": Pair("error", "leaves no room",
-        lambda: case(use_vllm=True, vllm_max_model_length=256, max_completion_length=256),
-        lambda: case(use_vllm=True, vllm_max_model_length=257, max_completion_length=256)),
     "no_prompt_fills_a_batch": Pair("error", "3 training prompt(s) fill no generation batch, which takes 4",
-        lambda: case(built=True, script=GENERATES, own={"train_problems": 3}, **EMBEDDED),
-        lambda: case(built=True, script=GENERATES, own={"train_problems": 4}, **EMBEDDED)),
+        lambda: case(built=True, own={"dataset_path": "3.jsonl"}, **FOUR_PROMPTS),
+        lambda: case(built=True, own={"dataset_path": "4.jsonl"}, **FOUR_PROMPTS)),
     "impossible_value": Pair("error", "gradient_accumulation_steps is 0, and must be 1 or more; num_iterations is -1",
         lambda: case(gradient_accumulation_steps=0, num_iterations=-1), lambda: case(gradient_accumulation_steps=1)),
     "fewer_gpus_than_processes": Pair("error", "starts 2 processes",
         lambda: case(DDP), lambda: case(DDP, machine(A100, A100))),
     "several_gpus_for_one_process": Pair("error", "spreads the model over them",
         lambda: case(launched(), machine(A100, A100)), lambda: case(DDP, machine(A100, A100))),
-    "no_nccl": Pair("error", "NCCL",
-        lambda: case(DDP, machine(A100, A100, has_nccl=False)), lambda: case(DDP, machine(A100, A100))),
-    "bitsandbytes_does_not_load": Pair("error", "libcudart",
-        lambda: case(environment=machine(A100, bitsandbytes_error="no libcudart")), case),
     "package_that_is_missing": Pair("error", "asks for deepspeed vllm liger-kernel flash-attn, not installed",
         lambda: case(ZERO2, NOTHING, use_vllm=True, use_liger_kernel=True, attn_implementation=FLASH),
         lambda: case(DDP, NOTHING)),
-    "cpu_adam_cannot_be_built": Pair("error", "ninja and a C++ compiler",
-        lambda: case(launched("zero3", 2, deepspeed=OFFLOADS), machine(A100, lacks_to_build=UNABLE)),
-        lambda: case(ZERO3, machine(A100, lacks_to_build=UNABLE))),
     "nowhere_to_save": Pair("error", "a file",
         lambda: case(environment=machine(A100, output_problem="it is a file, not a folder")), case),
     "output_over_the_model": Pair("error", "both output_dir and the model",
         lambda: case(environment=machine(A100, output_dir=str(HERE)), model_name_or_path=str(HERE / ".")),
         lambda: case(environment=machine(A100, output_dir=str(HERE / "out")), model_name_or_path=str(HERE))),
-    "no_checkpoint_to_resume_from": Pair("error", "no checkpoint",
-        lambda: case(environment=machine(A100, checkpoint_here=False), resume_from_checkpoint="out/checkpoint-7"),
-        lambda: case(environment=machine(A100, checkpoint_here=True), resume_from_checkpoint="out/checkpoint-7")),
     "inside_another_launch": Pair("warning", "WORLD_SIZE RANK in the environment",
         lambda: case(environment=machine(A100, variables={"WORLD_SIZE": "8", "RANK": "3"})),
         lambda: case(environment=machine(A100, variables={"CUDA_VISIBLE_DEVICES": "0"}))),
@@ -161,36 +121,20 @@ PAIRS: dict[str, Pair] = {
     "one_process_file_with_several": Pair("error", "not 4",
         lambda: case(launched("one_process", 4)), lambda: case(launched("ddp", 4))),
     "fsdp_on_the_cpu": Pair("error", "DDP", lambda: case(FSDP2, use_cpu=True), lambda: case(DDP, use_cpu=True)),
-    "deepspeed_on_the_cpu": Pair("warning", "DS_ACCELERATOR",
-        lambda: case(ZERO2, use_cpu=True),
-        lambda: case(ZERO2, machine(variables={"DS_ACCELERATOR": "cpu"}), use_cpu=True)),
     "other_engine_in_the_environment": Pair("error", "DDP in place of DeepSpeed",
         lambda: case(ZERO2, machine(A100, variables={"ACCELERATE_USE_CPU": "true"})),
         lambda: case(ZERO2, machine(A100, variables={"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_USE_CPU": "0"}))),
     "processes_do_not_divide_into_machines": Pair("error", "no multiple",
         lambda: case(launched("ddp", 15, machines=2)), lambda: case(NODES)),
     "machines_without_ranks": Pair("warning", "no job forms",
-        lambda: case(NODES), lambda: case(replace(NODES, machine_rank=1, main_process_ip="10.0.0.1"))),
+        lambda: case(NODES), lambda: case(replace(NODES, machine_rank=1))),
     "rendezvous_that_is_ignored": Pair("warning", "rdzv_backend",
         lambda: case(raw(machines=2, rdzv_backend="c10d")), lambda: case(raw(machines=2))),
     "deepspeed_starts_through_ssh": Pair("warning", "pdsh",
         lambda: case(ds(machines=2)), lambda: case(ds(machines=2, deepspeed_multinode_launcher="standard"))),
-    "forward_prefetch_in_fsdp2": Pair("error", "raises",
-        lambda: case(fsdp_config={"forward_prefetch": True}),
-        lambda: case(fsdp_config={"forward_prefetch": True, "version": 1})),
-    "reshard_of_the_other_fsdp": Pair("error", "fsdp2 refuses it",
-        lambda: case(fsdp(reshard_after_forward="FULL_SHARD")), lambda: case(fsdp(reshard_after_forward="true"))),
-    "fsdp_loading_without_sync": Pair("error", "sync_module_states",
-        lambda: case(fsdp(sync_module_states=False, cpu_ram_efficient_loading=True)),
-        lambda: case(fsdp(sync_module_states=False))),
-    "hybrid_shards_do_not_fit": Pair("error", "2 replicas of 8 shards are not 8 processes",
-        lambda: case(raw("fsdp2", 8, parallelism_config=shards(2, 8))),
-        lambda: case(raw("fsdp2", 16, parallelism_config=shards(2, 8)))),
     "checkpointing_twice": Pair("error", "gradient_checkpointing",
         lambda: case(fsdp(activation_checkpointing=True), gradient_checkpointing=True),
         lambda: case(fsdp(activation_checkpointing=True), gradient_checkpointing=False)),
-    "keys_beside_deepspeeds_file": Pair("error", "mixed_precision",
-        lambda: case(ds(path="ds.json", mixed_precision="no")), lambda: case(ds(mixed_precision="no"))),
     "accumulation_in_two_places": Pair("error", "is 1 in launch.yaml and 4 in the run",
         lambda: case(launched("zero2", 2, deepspeed=ACCUMULATES), gradient_accumulation_steps=4),
         lambda: case(launched("zero2", 2, deepspeed=ACCUMULATES), gradient_accumulation_steps=1)),
@@ -218,74 +162,42 @@ PAIRS: dict[str, Pair] = {
     "one_target_read_as_a_pattern": Pair("error", "regular expression",
         lambda: case(use_peft=True, lora_target_modules=["q_proj"]),
         lambda: case(use_peft=True, lora_target_modules=["q_proj", "v_proj"])),
-    "adapter_on_the_head": Pair("error", "lm_head",
-        lambda: case(use_peft=True, lora_target_modules=["q_proj", "lm_head"]), lambda: case(**LORA)),
     "bfloat16_on_an_old_gpu": Pair("error", "T4",
         lambda: case(environment=machine(T4), bf16=True), lambda: case(bf16=True)),
     "completions_longer_than_the_model": Pair("error", "32768 positions",
         lambda: case(sizes=qwen(), max_completion_length=32768), lambda: case(sizes=qwen(), max_completion_length=512)),
-    "quantised_repacks_on_this_cpu": Pair("warning", "AVX512",
-        lambda: case(environment=machine(avx512bf16=True), **QLORA, use_cpu=True),
-        lambda: case(environment=machine(avx512bf16=True), **QLORA, use_cpu=True, script=RECIPE)),
-    "tensor_parallel_does_not_divide": Pair("error", "does not divide the 4",
-        lambda: case(launched("ddp", 4), use_vllm=True, vllm_tensor_parallel_size=3),
-        lambda: case(launched("ddp", 4), use_vllm=True, vllm_tensor_parallel_size=2)),
     "vllm_without_cuda": Pair("error", "NCCL, which needs one",
         lambda: case(environment=machine(), use_vllm=True, vllm_mode="server"),
         lambda: case(environment=machine(), use_vllm=True, vllm_max_model_length=2048)),
-    "vllm_length_not_set": Pair("warning", "not set",
-        lambda: case(use_vllm=True), lambda: case(use_vllm=True, vllm_max_model_length=2048)),
     "sampling_that_biases_the_correction": Pair("warning", "top_p 0.9, top_k 50",
         lambda: case(use_vllm=True, top_p=0.9, top_k=50),
         lambda: case(use_vllm=True, top_p=0.9, vllm_importance_sampling_correction=False)),
-    "vllm_server_needed": Pair("note", "GPUs of its own",
-        lambda: case(use_vllm=True, vllm_mode="server"), lambda: case(use_vllm=True)),
-    "unknown_vllm_mode": Pair("error", "'colocated'",
-        lambda: case(use_vllm=True, vllm_mode="colocated"), lambda: case(vllm_mode="colocated")),
-    "vespo_with_another_correction": Pair("error", "sequence_mask",
-        lambda: case(use_vllm=True, loss_type="vespo"),
-        lambda: case(use_vllm=True, loss_type="vespo", vllm_importance_sampling_mode="token_mask")),
     "liger_replaces_the_loss": Pair("error", "before TRL 1.16",
         lambda: case(environment=machine(A100, versions=trl("1.14.2")), use_liger_kernel=True, plugins=hook()),
         lambda: case(use_liger_kernel=True, plugins=hook())),
-    "liger_with_compact_updates": Pair("error", "use_liger_kernel",
-        lambda: case(use_liger_kernel=True, compact_updates="exact"), lambda: case(use_liger_kernel=True)),
     "shared_prompts_without_sdpa": Pair("warning", "flash_attention_2",
         lambda: case(compact_updates="exact", share_prompts=True, attn_implementation="flash_attention_2", bf16=True),
         lambda: case(compact_updates="exact", share_prompts=True)),
-    "liger_replaces_the_head": Pair("error", "fused_linear_cross_entropy",
-        lambda: case(use_liger_kernel=True, liger_kernel_config={"fused_linear_cross_entropy": True}),
-        lambda: case(use_liger_kernel=True, liger_kernel_config={"swiglu": True})),
     "unknown_loss_type": Pair("error", "'gspo'", lambda: case(loss_type="gspo"), lambda: case(loss_type="vespo")),
-    "aggregation_that_needs_whole_steps": Pair("error", "no multiple",
-        lambda: case(plugins=STEPS, gradient_accumulation_steps=4, steps_per_generation=6, built=True),
-        lambda: case(plugins=STEPS, gradient_accumulation_steps=4, steps_per_generation=8, built=True)),
-    "reference_that_is_not_kept": Pair("error", "beta above 0",
-        lambda: case(sync_ref_model=True, beta=0.0), lambda: case(sync_ref_model=True, beta=0.1)),
-    "references_not_audited": Pair("note", "my.jsonl",
-        lambda: case(own={"dataset_path": "my.jsonl"}, plugins=Plugins(rewards={"mine": Compares()})),
-        lambda: case(own={"dataset_path": "my.jsonl"}, plugins=Plugins(rewards={"mine": print}))),
     "column_that_the_data_lack": Pair("error", "mine wants 'solution'",
-        lambda: case(columns=frozenset({"question", "answer"}), plugins=Plugins(rewards={"mine": Compares()})),
-        lambda: case(columns=frozenset({"question", "solution"}), plugins=Plugins(rewards={"mine": Compares()}))),
-    "weights_that_do_not_match": Pair("error", "[1.0, 0.5] are not one number",
-        lambda: case(reward_weights=[1.0, 0.5], plugins=Plugins(rewards={"mine": print})),
-        lambda: case(reward_weights=[1.0], plugins=Plugins(rewards={"mine": print}))),
+        lambda: case(own={"dataset_path": "3.jsonl"}, plugins=Plugins(rewards={"mine": Compares()})),
+        lambda: case(own={"dataset_path": "4.jsonl"}, plugins=Plugins(rewards={"mine": Compares()}))),
     "no_chat_template": Pair("warning", "chat template",
         lambda: case(environment=machine(A100, chat_template=False)), case),
 }
 # fmt: on
 
 
-def shards(replicas: int, size: int) -> dict[str, int]:
-    return {"parallelism_config_dp_replicate_size": replicas, "parallelism_config_dp_shard_size": size}
-
-
 BY_NAME = {rule.name: rule for rule in RULES}
 
 
 @pytest.mark.parametrize("name", PAIRS)
-def test_a_rule_speaks_of_what_is_wrong_and_of_nothing_else(name: str) -> None:
+def test_a_rule_speaks_of_what_is_wrong_and_of_nothing_else(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("3.jsonl").write_text('{"question": "a", "answer": "1"}\n' * 3)
+    Path("4.jsonl").write_text('{"question": "a", "solution": "1"}\n' * 4)
     pair, rule = PAIRS[name], BY_NAME[name]
     found = rule(pair.wrong())
     assert found is not None
@@ -333,9 +245,6 @@ def test_a_usual_run_has_no_problem() -> None:
     assert problems_of(case(**LORA, model_name_or_path="somebody/a-model", bf16=True)) == []
 
 
-FSDP_ON, ZERO_ON = {"ACCELERATE_USE_FSDP": "true"}, {"ACCELERATE_USE_DEEPSPEED": "1"}
-
-
 # ------------------------------------------------------------------------------------------ real files
 
 LAUNCH = "compute_environment: LOCAL_MACHINE\nnum_machines: 1\nmachine_rank: 0\nmain_training_function: main\n"
@@ -346,7 +255,6 @@ SMALL = f"model_name_or_path: {MODEL}\nnum_generations: 4\nrewards: [gsm8k_accur
 EVERYTHING = """
 use_vllm: true
 vllm_mode: colocate
-vllm_tensor_parallel_size: 4
 top_p: 0.9
 load_in_4bit: true
 use_peft: true
@@ -362,15 +270,8 @@ PITFALLS = {  # the launch and the run, and what is said of the two together
         EVERYTHING,
         (
             *("trl#4973", "auto names none", "ready only once", "regular expression", "has no chat template"),
-            *("may not parse", "does not divide the 2", "vllm_max_model_length is not set", "biases the correction"),
-            "no job forms",
+            *("biases the correction", "no job forms"),
         ),
-    ),
-    "DeepSpeed": (
-        f"{LAUNCH}distributed_type: DEEPSPEED\nnum_processes: 2\nmixed_precision: bf16\n"
-        "deepspeed_config: {deepspeed_config_file: ds.json}\n",
-        "",
-        ("names a deepspeed_config_file and has mixed_precision",),
     ),
     "CPU": (TWO, "use_vllm: true\nvllm_enable_sleep_mode: true\nuse_cpu: true\n", ("GPUs alone",)),
     "full": (TWO, "dtype: bfloat16\nlearning_rate: 1.0e-6\n", ("hardly move",)),
@@ -379,7 +280,6 @@ PITFALLS = {  # the launch and the run, and what is said of the two together
 
 def said_of(launch: str, run: str) -> str:
     """What the doctor says of these files in this folder."""
-    Path("ds.json").write_text('{"zero_optimization": {"stage": 2}, "gradient_accumulation_steps": "auto"}')
     Path("train.jsonl").write_text('{"question": "How many?", "answer": "#### 18"}\n')
     Path("launch.yaml").write_text(launch)
     Path("run.yaml").write_text(SMALL + run)

@@ -103,36 +103,19 @@ def test_the_command_line_beats_the_later_file_which_beats_the_earlier(tmp_path:
     assert (plan["seed"], plan["beta"], plan["max_steps"]) == (3, 0.2, 5)
 
 
-def test_what_a_script_knows_is_read_without_running_it(tmp_path: Path) -> None:
+def test_what_a_script_names_is_known_and_the_script_is_not_run(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
-    (tmp_path / "mine.yaml").write_text("seed: 11\nbeta: 0.3\n")
     script.write_text(
-        "import does_not_exist\nfrom dataclasses import dataclass, field\nraise SystemExit('it ran')\n"
-        "HERE = Path(__file__).resolve().parent\nMY_DEFAULTS = HERE / 'mine.yaml'\n"
-        "SCRIPT_DEFAULTS = {'output_dir': 'here', 'compact_updates': 'exact'}\n"
-        "@dataclass\nclass Mine:\n    colour: str = 'red'\n    size: int = field(default=3, metadata={})\n"
+        "import does_not_exist\nraise SystemExit('it ran')\nclass Mine:\n    colour: str\n    size: int = 3\n"
     )
-    plan = read(tmp_path, "colour: blue\nbeta: 0.4\ncolor: 1\n", "--size", "4", script=script)
-    assert plan.own == {"colour": "blue", "size": "4", "color": 1}
-    assert (plan["seed"], plan["beta"], plan["output_dir"], plan["compact_updates"]) == (11, 0.4, "here", "exact")
-    (problem,) = plan.problems
-    assert problem.severity == "error"
-    assert "'colour'" in problem.fix
-
-
-def test_a_recipes_defaults_depend_on_the_machine() -> None:
-    script = read_script(RECIPES / "gsm8k_grpo.py")
-    with_gpu, without = (read_run([], script=script, has_gpu=has_gpu) for has_gpu in (True, False))
-    assert (with_gpu["model_name_or_path"], with_gpu["use_cpu"]) == ("Qwen/Qwen2.5-0.5B-Instruct", False)
-    assert Path(without["model_name_or_path"]) == RECIPES / "embedded" / "model"
-    assert (without["use_cpu"], without["bf16"]) == (True, False)
-
-
-@pytest.mark.parametrize("source", ["def (", "\x00", "(" * 5000])
-def test_a_script_that_is_no_python_is_a_sentence(tmp_path: Path, source: str) -> None:
-    (tmp_path / "train.py").write_text(source)
-    with pytest.raises(ConfigurationError, match="not Python"):
-        read_script(tmp_path / "train.py")
+    plan = read(tmp_path, "colour: blue\nbeta: 0.4\nhue: 1\n", "--size", "4", "--weight", "2", script=script)
+    assert (plan.own, plan["beta"]) == ({"colour": "blue", "size": "4", "hue": 1}, 0.4)
+    assert [problem.severity for problem in plan.problems] == ["error", "error"]
+    assert "'--weight'" in plan.problems[0].message
+    assert "'hue' in TRL, transformers or trl-grpo-ext, nor in train.py" in plan.problems[1].message
+    script.write_text("\x00(" * 5000)
+    assert read(tmp_path, "beta: 0.4\n", script=script).problems == ()
+    assert read_script(RECIPES / "gsm8k_grpo.py").is_recipe
 
 
 # ------------------------------------------------------------------------------------------ real configurations

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 from typing import Annotated, Any
@@ -33,7 +32,7 @@ def doctor_command(
         list[str] | None, _option("config", "The run's settings (YAML); later files override earlier ones.")
     ] = None,
     script: Annotated[
-        str | None, _option("script", "The training script, read for its own settings but not run.")
+        str | None, _option("script", "The training script: settings that it names count as known. It is not run.")
     ] = None,
     gpu_memory: Annotated[
         float | None,
@@ -43,17 +42,10 @@ def doctor_command(
     ] = None,
     num_processes: Annotated[int | None, _option("num_processes", _LAUNCHERS, min=1, max=1_000_000)] = None,
     machine_rank: Annotated[int | None, _option("machine_rank", _LAUNCHERS, min=0)] = None,
-    main_process_ip: Annotated[str | None, _option("main_process_ip", _LAUNCHERS)] = None,
     rdzv_backend: Annotated[str | None, _option("rdzv_backend", _LAUNCHERS)] = None,
     prompt_length: Annotated[
-        int | None, _option("prompt_length", "Tokens in the longest prompt [256].", min=0, max=10_000_000)
-    ] = None,
-    assumptions: Annotated[
-        bool, typer.Option("--assumptions", help="Show the formula of each item of the memory estimate.")
-    ] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print everything as JSON: the machine, the run, its batches, its memory.")
-    ] = False,
+        int, _option("prompt_length", "Tokens in the longest prompt.", min=0, max=10_000_000)
+    ] = 256,
 ) -> None:
     """Check a launch, a run and a machine before any weights load. Say what will fail and what to do.
 
@@ -70,14 +62,11 @@ def doctor_command(
         from .examine import Request, examine
         from .render import render
 
-        launcher = (num_processes, machine_rank, main_process_ip, rdzv_backend)
+        launcher = (num_processes, machine_rank, rdzv_backend)
         request = Request(config_file, tuple(config or ()), tuple(context.args), script, gpu_memory, *launcher)
         with Console(stderr=True).status("Looking around"):
             examination = examine(request, prompt_length)
     finally:
         root.setLevel(level)
-    if as_json:
-        typer.echo(json.dumps(examination.plain(), indent=2))
-    else:
-        render(examination, Console(), assumptions=assumptions)
+    render(examination, Console())
     raise typer.Exit(examination.exit_code)

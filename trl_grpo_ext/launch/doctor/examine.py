@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +13,11 @@ import torch
 from trl import get_peft_config
 
 from ...errors import ConfigurationError
-from ...guard.untrusted import as_json, one_line
-from .case import Batch, Case, columns_of, load_plugins
-from .environment import Environment, inspect_machine
+from ...guard.untrusted import one_line, read_settings
+from .case import Case, load_plugins
+from .environment import inspect_machine
 from .launch_file import LaunchPlan, read_launch_file
-from .memory import MemoryEstimate, estimate, memory_problems
+from .memory import Memory, estimate, memory_problems
 from .model import Adapters, Sizes, adapters_of, load_config, on_meta, sizes_of
 from .problem import Problem
 from .rules import problems_of
@@ -35,9 +35,8 @@ class Request:
     overrides: tuple[str, ...] = ()  # the words after the script on its command line
     script: str | None = None
     gpu_memory: float | None = None  # GiB of each GPU of another machine; None means this machine
-    num_processes: int | None = None  # this and the next three: the launcher's options
+    num_processes: int | None = None  # this and the next two: the launcher's options
     machine_rank: int | None = None
-    main_process_ip: str | None = None
     rdzv_backend: str | None = None
 
 
@@ -47,7 +46,7 @@ class Examination:
 
     case: Case
     model_source: str  # where the model's config came from, or why there is none
-    memory: MemoryEstimate | None  # None without sizes or a sound configuration
+    memory: Memory | None  # None without sizes or a sound configuration
     problems: tuple[Problem, ...]
 
     @property
@@ -55,40 +54,30 @@ class Examination:
         """1 if there is an error, else 0, with or without warnings."""
         return int(any(problem.severity == "error" for problem in self.problems))
 
-    def plain(self) -> dict[str, Any]:
-        """Everything as JSON values."""
-        case = self.case
-        found = {
-            "problems": [asdict(problem) for problem in self.problems],
-            "launch": asdict(case.launch),
-            "run": {"sources": list(case.run.sources), "given": case.run.given},
-            "environment": asdict(case.machine),
-            "batch": None if case.batch is None else asdict(case.batch),
-            "model": self.model_source,
-            "memory": None if self.memory is None else asdict(self.memory),
-        }
-        return {key: as_json(value) for key, value in found.items()}
 
+def examine(request: Request, prompt_length: int = 256) -> Examination:
+    """Examine a launch, a run and a machine together, for prompts of up to so many tokens.
 
-def examine(request: Request, prompt_length: int | None = None) -> Examination:
-    """Examine a launch, a run and a machine together; a `ConfigurationError` if a named file is missing.
-
-    `prompt_length` is the tokens in the longest prompt, None for an assumption.
+    A `ConfigurationError` if a named file is missing.
     """
     for path in (request.config_file, *request.configs, request.script):
         if path is not None and not _is_file(path):
             raise ConfigurationError(f"There is no file {one_line(path, 300)}.")
     found: list[Problem] = []
-    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    launch = _launch(request, gpus, found)
-    run = _run(request, request.gpu_memory is not None or gpus > 0, found)
-    machine = _machine(request, launch, run)
+    launch = _launch(request, found)
+    run = _run(request, found)
+    machine = inspect_machine(
+        output_dir=str(run["output_dir"] or "trainer_output"),
+        model=run["model_name_or_path"],
+        gpu_memory=request.gpu_memory,
+        gpus=launch.processes_per_machine,
+    )
     with _folder_on_path(run):
         plugins = load_plugins(run)
     run = build_configs(run, processes=launch.processes, leave_out=PLUGIN_FIELDS if plugins.problems else ())
     found += [*launch.problems, *run.problems, *plugins.problems]
     sizes, adapters, source = _model(run, found)
-    case = Case(launch, run, machine, sizes, adapters, plugins, Batch.of(run), columns_of(run))
+    case = Case(launch, run, machine, sizes, adapters, plugins)
     found += problems_of(case)
     memory = estimate(case, prompt_length)
     found += [] if memory is None else memory_problems(case, memory)
@@ -115,8 +104,9 @@ def _is_file(path: str) -> bool:
         return False
 
 
-def _launch(request: Request, gpus: int, found: list[Problem]) -> LaunchPlan:
-    options = {name: getattr(request, name) for name in ("machine_rank", "main_process_ip", "rdzv_backend")}
+def _launch(request: Request, found: list[Problem]) -> LaunchPlan:
+    options = {name: getattr(request, name) for name in ("machine_rank", "rdzv_backend")}
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     try:
         return read_launch_file(request.config_file, gpus=gpus, processes=request.num_processes, **options)
     except ConfigurationError as error:
@@ -124,39 +114,18 @@ def _launch(request: Request, gpus: int, found: list[Problem]) -> LaunchPlan:
         return LaunchPlan(processes=request.num_processes or 1)
 
 
-def _run(request: Request, has_gpu: bool, found: list[Problem]) -> RunPlan:
+def _run(request: Request, found: list[Problem]) -> RunPlan:
     """The run's settings, leaving out unreadable files."""
-    script = None
-    try:
-        script = None if request.script is None else read_script(request.script)
-    except ConfigurationError as error:
-        found.append(Problem("error", "script", str(error), "Correct the file of --script."))
     paths = []
     for path in request.configs:
         try:
-            read_run([path])
+            read_settings(path)
         except ConfigurationError as error:
             found.append(Problem("error", "settings", str(error), "Correct the file of --config."))
         else:
             paths.append(path)
-    try:
-        return read_run(paths, request.overrides, script=script, has_gpu=has_gpu)
-    except ConfigurationError as error:
-        found.append(Problem("error", "script", str(error), "Correct the script's defaults."))
-        return read_run(paths, request.overrides, has_gpu=has_gpu)
-
-
-def _machine(request: Request, launch: LaunchPlan, run: RunPlan) -> Environment:
-    optimizer, model = run.value("optim"), run["model_name_or_path"]
-    quantised = run["load_in_4bit"] or run["load_in_8bit"] or "8bit" in optimizer or "bnb" in optimizer
-    return inspect_machine(
-        output_dir=str(run["output_dir"] or "trainer_output"),
-        model=None if model is None else str(model),
-        checkpoint=run["resume_from_checkpoint"],
-        needs_bitsandbytes=bool(quantised),
-        gpu_memory=request.gpu_memory,
-        gpus=launch.processes_per_machine,
-    )
+    script = None if request.script is None else read_script(request.script)
+    return read_run(paths, request.overrides, script=script)
 
 
 def _model(run: RunPlan, found: list[Problem]) -> tuple[Sizes | None, Adapters | None, str]:

@@ -13,7 +13,6 @@ from ...guard.untrusted import one_line, read_settings
 from .problem import Problem
 
 Engine = Literal["one_process", "ddp", "zero1", "zero2", "zero3", "fsdp1", "fsdp2", "fsdp2_hybrid"]
-PRECISIONS = ("no", "fp16", "bf16", "fp8")
 _SECTIONS = ("deepspeed_config", "fsdp_config", "parallelism_config")
 _ZERO: dict[str, Engine] = {"0": "ddp", "1": "zero1", "2": "zero2", "3": "zero3"}
 
@@ -28,11 +27,8 @@ class LaunchPlan:
     machines: int = 1
     machine_rank: int | None = None  # from the launcher's command line
     distributed_type: str = "NO"
-    mixed_precision: str = "no"  # the run's own bf16 or fp16 overrides it
     use_cpu: bool = False  # the launcher's, which is not the script's
-    main_process_ip: str | None = None
     rdzv_backend: str = "static"  # from the command line; accelerate ignores it in a file
-    deepspeed_config_file: str | None = None
     deepspeed: Mapping[str, Any] = field(default_factory=dict)  # in DeepSpeed's own shape
     fsdp: Mapping[str, Any] = field(default_factory=dict)  # without their prefix
     raw: Mapping[str, Any] = field(default_factory=dict)
@@ -95,9 +91,13 @@ def read_launch_file(
     sections = {key: _mapping(settings.get(key)) for key in _SECTIONS}
     json_path = sections["deepspeed_config"].get("deepspeed_config_file")
     if isinstance(json_path, str):
-        deepspeed = _json_settings(json_path)
+        try:
+            deepspeed: Mapping[str, Any] = read_settings(json_path)
+        except ConfigurationError as error:
+            why = f"deepspeed_config_file: {error} Paths are relative to where you launch."
+            raise ConfigurationError(why) from error
     else:
-        json_path, deepspeed = None, _as_deepspeed(sections["deepspeed_config"])
+        deepspeed = _as_deepspeed(sections["deepspeed_config"])
     fsdp = {key.removeprefix("fsdp_"): value for key, value in sections["fsdp_config"].items()}
     more = {key: value for key, value in more.items() if value is not None}
     return LaunchPlan(
@@ -106,14 +106,12 @@ def read_launch_file(
         processes=_count(cluster.num_processes if processes is None else processes, "num_processes", name),
         machines=_count(cluster.num_machines, "num_machines", name),
         distributed_type=kind,
-        mixed_precision=_precision(cluster.mixed_precision, name),
         use_cpu=bool(cluster.use_cpu),
-        deepspeed_config_file=json_path,
         deepspeed=deepspeed if kind == "DEEPSPEED" else {},
         fsdp=fsdp if kind == "FSDP" else {},
         raw=settings,
         problems=tuple(_ignored_keys(sections, name)),
-        **{"main_process_ip": cluster.main_process_ip, **more},
+        **more,
     )
 
 
@@ -151,14 +149,6 @@ def _ignored_keys(sections: Mapping[str, Mapping[str, Any]], name: str) -> list[
     return problems
 
 
-def _json_settings(path: str) -> Mapping[str, Any]:
-    """DeepSpeed's JSON file; its path is relative to the folder of the launch."""
-    try:
-        return read_settings(path)
-    except ConfigurationError as error:
-        raise ConfigurationError(f"deepspeed_config_file: {error} Paths are relative to where you launch.") from error
-
-
 def _as_deepspeed(given: Mapping[str, Any]) -> Mapping[str, Any]:
     """The launch file's DeepSpeed keys in the shape of DeepSpeed's own settings."""
     zero = {
@@ -168,16 +158,6 @@ def _as_deepspeed(given: Mapping[str, Any]) -> Mapping[str, Any]:
     }
     accumulation = given.get("gradient_accumulation_steps", "auto")
     return {"zero_optimization": zero, "gradient_accumulation_steps": accumulation}
-
-
-def _precision(value: object, name: str) -> str:
-    if value is False:
-        raise ConfigurationError(f'mixed_precision in {name} is no, which YAML reads as false: write "no" in quotes.')
-    precision = "no" if value is None else str(value)
-    if precision not in PRECISIONS:
-        choices = ", ".join(PRECISIONS)
-        raise ConfigurationError(f"mixed_precision in {name} is {one_line(precision, 60)!r}, not one of {choices}.")
-    return precision
 
 
 def _count(value: object, key: str, name: str) -> int:

@@ -24,7 +24,7 @@ from ...trainer import upstream
 from ...types import implements
 from ..engine import ExpectedRun
 from ..ranges import quantised_with_vllm, vllm_without_cuda, wrong_quantisation, wrong_values
-from .case import Case
+from .case import Case, columns_of, prompts_of
 from .environment import Device
 from .problem import Problem, Severity
 
@@ -74,7 +74,7 @@ def _trl_refused(case: Case) -> str:
 
 
 def _no_gpu(case: Case) -> str:
-    if case.machine.devices or case.on_cpu:
+    if case.machine.devices or case.on_cpu or case.run.is_recipe:  # recipes then choose the CPU
         return ""
     visible = case.machine.variables.get("CUDA_VISIBLE_DEVICES")
     why = f"torch is built for {case.machine.torch_build}"
@@ -106,16 +106,6 @@ def _flash(case: Case) -> bool:
     return str(case.run["attn_implementation"]).startswith("flash_attention")
 
 
-def _model_out_of_reach(case: Case) -> str:
-    name = case.machine.model
-    if name is None or case.machine.model_here:
-        return ""
-    if name.startswith((".", "/", "~")):
-        return "is not there"
-    offline = case.machine.is_on("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
-    return f"is not in the cache here, and {offline[0]} is set" if offline and not case.machine.elsewhere else ""
-
-
 def _saves_over_the_model(case: Case) -> bool:
     model, output = str(case.run["model_name_or_path"] or ""), case.machine.output_dir
     return bool(model and output) and Path(model).is_dir() and Path(model).resolve() == Path(output).resolve()
@@ -141,29 +131,13 @@ _MACHINE = (
     Rule("several_gpus_for_one_process", "error", "device", _gpus_of_one_process,
         "One process sees {found} GPUs: TRL spreads the model over them (device_map auto), and only one works at a "
         "time.", "Set CUDA_VISIBLE_DEVICES=0, or use a launch file with MULTI_GPU."),
-    Rule("no_nccl", "error", "device",
-        lambda c: c.launch.processes > 1 and c.machine.devices and not c.on_cpu and not c.machine.elsewhere
-        and not c.machine.has_nccl,
-        "This torch has no NCCL, which several GPUs need.", "Install torch's CUDA build for Linux."),
-    # Its Python part imports without its native library, and fails at the first layer.
-    Rule("bitsandbytes_does_not_load", "error", "bitsandbytes", lambda c: c.machine.bitsandbytes_error,
-        "bitsandbytes' native library does not load: {found}",
-        "python -m bitsandbytes says more; install the wheel for this CUDA version."),
     Rule("package_that_is_missing", "missing", "packages", _missing_packages,
         "The launch file or the run asks for {found}, not installed here.",
         "pip install {found} (deepspeed and vllm as 'trl-grpo-ext[deepspeed]', 'trl-grpo-ext[vllm]')."),
-    Rule("cpu_adam_cannot_be_built", "missing", "deepspeed",
-        lambda c: c.is_zero and c.launch.offloads("optimizer") and " and ".join(c.machine.lacks_to_build),
-        "The optimizer is offloaded, and DeepSpeed compiles its CPU Adam at first use: {found} missing.",
-        "pip install ninja, and install g++; the first build takes about 100 s."),
     Rule("flash_attention_without_its_gpu", "error", "attention",
         lambda c: _flash(c) and ("the CPU" if c.on_cpu else (old := _old_gpu(c)) and old.name),
         "attn_implementation {run[attn_implementation]} needs a GPU of compute capability 8.0; this is {found}.",
         "Leave attn_implementation out (sdpa)."),
-    Rule("flash_attention_in_32_bits", "error", "attention",
-        lambda c: _flash(c) and c.dtype == "float32" and c.precision == "no",
-        "attn_implementation {run[attn_implementation]} computes in 16 bits; the run is in float32.",
-        "Set bf16: true."),
     Rule("shared_prompts_without_sdpa", "warning", "attention",
         lambda c: c.run["share_prompts"] and c.run["attn_implementation"] not in (None, "", "sdpa"),
         "share_prompts does nothing with attn_implementation {run[attn_implementation]}.",
@@ -172,17 +146,12 @@ _MACHINE = (
         lambda c: (c.bf16 or c.dtype == "bfloat16") and (old := _old_gpu(c)) and old.name,
         "bfloat16 needs compute capability 8.0, which {found} lacks.",
         "Write bf16: false, fp16: true, dtype: float32; or use a newer GPU."),
-    Rule("model_out_of_reach", "missing", "model", _model_out_of_reach,
-        "The model {machine.model} {found}.", "Name a folder with a model, or fetch it where there is a network."),
     Rule("nowhere_to_save", "missing", "output_dir", lambda c: c.machine.output_problem,
         "output_dir {machine.output_dir}: {found}.", "Choose another."),
     # No crash, but the only copy of a model may be lost.
     Rule("output_over_the_model", "error", "output_dir", _saves_over_the_model,
         "{machine.output_dir} is both output_dir and the model to start from, which would be overwritten.",
         "Choose another output_dir."),
-    Rule("no_checkpoint_to_resume_from", "missing", "resume", lambda c: c.machine.checkpoint_here is False,
-        "resume_from_checkpoint {run[resume_from_checkpoint]}: there is no checkpoint.",
-        "Remove it, or name a folder checkpoint-N."),
     Rule("inside_another_launch", "warning", "environment",
         lambda c: c.launch.processes == 1
         and " ".join(n for n in ("WORLD_SIZE", "RANK", "LOCAL_RANK") if n in c.machine.variables),
@@ -192,12 +161,6 @@ _MACHINE = (
 
 
 # ------------------------------------------------------------------------------------------------------ the launch file
-
-_BESIDE_A_JSON_FILE = (
-    *("gradient_accumulation_steps", "gradient_clipping", "zero_stage", "offload_optimizer_device"),
-    *("offload_param_device", "offload_param_nvme_path", "offload_optimizer_nvme_path", "zero3_save_16bit_model"),
-)
-_TRUTH = ("true", "false", "1", "0", "yes", "no")
 
 
 def _other_engine(case: Case) -> tuple[str, str] | None:
@@ -222,31 +185,6 @@ def _ignored_rendezvous(case: Case) -> str:
     return " and ".join(found) if case.launch.machines > 1 else ""
 
 
-def _beside_the_json_file(case: Case) -> str:
-    if case.launch.deepspeed_config_file is None:
-        return ""
-    found = [key for key in _BESIDE_A_JSON_FILE if key in case.launch.raw.get("deepspeed_config", {})]
-    return ", ".join([*found, *(["mixed_precision"] if case.launch.raw.get("mixed_precision") is not None else [])])
-
-
-def _shards(case: Case) -> tuple[int, int] | None:
-    given = case.launch.raw.get("parallelism_config") or {}
-    sizes = [given.get(f"parallelism_config_{name}_size", 1) for name in ("dp_replicate", "dp_shard")]
-    return (sizes[0], sizes[1]) if given and all(isinstance(size, int) for size in sizes) else None
-
-
-def _prefetches(case: Case) -> bool:
-    config = case.run.get("fsdp_config")
-    asked = isinstance(config, dict) and {"forward_prefetch", "fsdp_forward_prefetch"} & config.keys()
-    return bool(asked) and str(config.get("version", 2)) == "2"
-
-
-def _reshards_wrongly(case: Case) -> bool:
-    """FSDP1 takes FULL_SHARD and its like, FSDP2 true or false; each raises at the other's."""
-    value = case.launch.fsdp.get("reshard_after_forward")
-    return value is not None and (str(value).lower() not in _TRUTH if case.is_fsdp2 else isinstance(value, bool))
-
-
 def _fsdp_is_on(case: Case, key: str, default: bool) -> bool:
     return case.is_fsdp and str(case.launch.fsdp.get(key, default)).lower() in ("true", "1", "yes")
 
@@ -266,10 +204,6 @@ _LAUNCH = (
     Rule("fsdp_on_the_cpu", "error", "fsdp+cpu", lambda c: c.is_fsdp and c.on_cpu,
         "{launch.name} asks for FSDP, but the run is on the CPU, where accelerate makes DDP of it silently.",
         "Run on GPUs, or use a launch file with MULTI_GPU or DEEPSPEED."),
-    Rule("deepspeed_on_the_cpu", "warning", "deepspeed+cpu",
-        lambda c: c.is_zero and c.on_cpu and c.machine.variables.get("DS_ACCELERATOR") != "cpu",
-        "{launch.name} asks for DeepSpeed on the CPU, and DS_ACCELERATOR is not set to cpu.",
-        "Set DS_ACCELERATOR=cpu in the shell."),
     # These reach the script past the launch file.
     Rule("other_engine_in_the_environment", "error", "environment", _other_engine,
         "{found[0]} is set in the environment, which makes {found[1]} of {launch.name}, silently.",
@@ -296,30 +230,10 @@ _LAUNCH = (
         and c.launch.raw.get("deepspeed_config", {}).get("deepspeed_multinode_launcher") != "standard",
         "{launch.name} leaves several machines to DeepSpeed's own launcher (pdsh): one machine, a host file, ssh.",
         "Write deepspeed_multinode_launcher: standard, and start a launcher on each machine."),
-    Rule("reshard_of_the_other_fsdp", "error", "fsdp", _reshards_wrongly,
-        "fsdp_reshard_after_forward in {launch.name} is of the other FSDP: {launch.engine} refuses it.",
-        "Write true or false for FSDP2 (ZeRO-3's or ZeRO-2's way), FULL_SHARD for FSDP1."),
-    Rule("forward_prefetch_in_fsdp2", "error", "fsdp", _prefetches,
-        "forward_prefetch in the run's fsdp_config raises: FSDP2 has none.", "Take forward_prefetch out."),
-    Rule("fsdp_loading_without_sync", "error", "fsdp",
-        lambda c: _fsdp_is_on(c, "cpu_ram_efficient_loading", True) and not _fsdp_is_on(c, "sync_module_states", True),
-        "fsdp_sync_module_states: false in {launch.name}, but fsdp_cpu_ram_efficient_loading is on.",
-        "Remove fsdp_sync_module_states; accelerate's launcher refuses the two together."),
-    Rule("hybrid_shards_without_fsdp2", "error", "fsdp", lambda c: _shards(c) and not c.is_fsdp2,
-        "parallelism_config in {launch.name} needs FSDP2; this is {launch.engine}.",
-        "Write distributed_type: FSDP and fsdp_version: 2, or take it out."),
-    Rule("hybrid_shards_do_not_fit", "error", "fsdp",
-        lambda c: c.is_fsdp2 and (s := _shards(c)) and s[0] * s[1] != c.launch.processes and s,
-        "{found[0]} replicas of {found[1]} shards are not {launch.processes} processes.",
-        "Let dp_replicate_size times dp_shard_size be num_processes."),
     Rule("checkpointing_twice", "error", "fsdp",
         lambda c: _fsdp_is_on(c, "activation_checkpointing", False) and c.checkpointing,
         "Activation checkpointing is on in {launch.name} and in the run (gradient_checkpointing: true).",
         "Set gradient_checkpointing: false; the Trainer refuses both (TRL's default is true)."),
-    # `mixed_precision: "no"` included.
-    Rule("keys_beside_deepspeeds_file", "error", "deepspeed", _beside_the_json_file,
-        "{launch.name} names a deepspeed_config_file and has {found} too: accelerate raises.",
-        'Take it out; the JSON file has it, as "auto" where the script decides.'),
     Rule("accumulation_in_two_places", "error", "accumulation",
         lambda c: c.launch.accumulation not in (None, c.run["gradient_accumulation_steps"]),
         "gradient_accumulation_steps is {launch.accumulation} in {launch.name} and {run[gradient_accumulation_steps]} "
@@ -358,6 +272,12 @@ def _missing_targets(case: Case) -> str:
     return f"{missing} (there are {', '.join(dict.fromkeys(close or names))})"
 
 
+def _reenters(case: Case) -> bool:
+    """Whether reentrant checkpointing is on, by either name."""
+    given = [case.run.get(f"{name}_checkpointing_kwargs") for name in ("activation", "gradient")]
+    return case.checkpointing and any(isinstance(v, dict) and v.get("use_reentrant") is True for v in given)
+
+
 def _one_target(case: Case) -> str:
     targets = case.run["lora_target_modules"]
     if isinstance(targets, list | tuple) and len(targets) == 1:
@@ -377,11 +297,11 @@ _WEIGHTS = (
         "GPU, with only a warning.", "Write bnb_4bit_quant_storage: {case.dtype}."),
     # Only the first process would have weights to quantise.
     Rule("quantised_loading_by_one_process", "warning", "qlora+fsdp",
-        lambda c: c.bits and c.is_fsdp2 and _fsdp_is_on(c, "cpu_ram_efficient_loading", True),
+        lambda c: c.bits and c.engine.startswith("fsdp2") and _fsdp_is_on(c, "cpu_ram_efficient_loading", True),
         "fsdp_cpu_ram_efficient_loading is on in {launch.name} (the launcher's default), with quantised weights.",
         "Write fsdp_cpu_ram_efficient_loading: false."),
     Rule("reentrant_checkpointing_under_ddp", "error", "lora+ddp",
-        lambda c: c.engine == "ddp" and c.reentrant and c.run["use_peft"],
+        lambda c: c.engine == "ddp" and _reenters(c) and c.run["use_peft"],
         "use_reentrant: true with adapters under DDP fails: Expected to mark a variable ready only once.",
         "Write gradient_checkpointing_kwargs: {{use_reentrant: false}}."),
     Rule("low_precision_weights_hardly_move", "warning", "precision",
@@ -412,21 +332,10 @@ _WEIGHTS = (
         lambda c: c.adapters and not c.adapters.refusal and _missing_targets(c),
         "lora_target_modules that {run[model_name_or_path]} lacks are silently dropped: {found}.",
         "Write its name as the model has it; all-linear takes every linear layer."),
-    # TRL computes log-probabilities from `lm_head.weight` directly.
-    Rule("adapter_on_the_head", "error", "lora",
-        lambda c: c.run["use_peft"] and "lm_head" in (c.run["lora_target_modules"] or []),
-        "lora_target_modules has lm_head: TRL refuses it, since that adapter would never be trained.",
-        "Take lm_head out."),
     Rule("completions_longer_than_the_model", "error", "length",
         lambda c: c.sizes and 0 < c.sizes.context <= c.run["max_completion_length"] and c.sizes.context,
         "max_completion_length {run[max_completion_length]} leaves no room for a prompt: the model has {found} "
         "positions.", "Keep it well under {found}."),
-    # bitsandbytes packs 4-bit weights for inference there, which cuts the gradient; the recipes prevent it.
-    Rule("quantised_repacks_on_this_cpu", "warning", "qlora+cpu",
-        lambda c: c.bits == 4 and c.machine.avx512bf16 and (c.on_cpu or not c.machine.devices) and not c.run.is_recipe,
-        "On this CPU (AVX512-BF16) bitsandbytes repacks 4-bit weights at the first generation, and what is below such "
-        "a layer gets no gradient, with one warning.",
-        "Set support_avx512bf16_for_cpu = False on the layers, as the recipes do."),
 )  # fmt: skip
 
 
@@ -446,33 +355,9 @@ _VLLM = (
     Rule("vllm_without_cuda", "error", "vllm",
         lambda c: vllm_without_cuda(c.run.settings) if c.on_cpu or not c.machine.devices else None,
         "{found[0]}", "{found[1]}"),
-    Rule("unknown_vllm_mode", "error", "vllm",
-        lambda c: c.run["use_vllm"] and c.run["vllm_mode"] not in ("server", "colocate"),
-        "vllm_mode is {run[vllm_mode]!r}.", "Write server or colocate."),
-    Rule("tensor_parallel_does_not_divide", "error", "vllm",
-        lambda c: c.colocated
-        and (c.run["vllm_tensor_parallel_size"] < 1 or c.launch.processes % c.run["vllm_tensor_parallel_size"]),
-        "vllm_tensor_parallel_size {run[vllm_tensor_parallel_size]} does not divide the {launch.processes} processes.",
-        "Choose a divisor of the number of processes."),
-    Rule("vllm_length_not_set", "warning", "vllm", lambda c: c.colocated and c.run["vllm_max_model_length"] is None,
-        "vllm_max_model_length is not set: vLLM plans for the whole context of the model.",
-        "Set it to the longest prompt plus {run[max_completion_length]} (max_completion_length)."),
-    Rule("vllm_length_without_a_prompt", "error", "vllm",
-        lambda c: c.colocated and 0 < (c.run["vllm_max_model_length"] or 0) <= c.run["max_completion_length"],
-        "vllm_max_model_length {run[vllm_max_model_length]} leaves no room for a prompt beside max_completion_length "
-        "{run[max_completion_length]}.", "Set it to the longest prompt plus {run[max_completion_length]}."),
     Rule("sampling_that_biases_the_correction", "warning", "vllm", _cut,
         "{found} with vLLM's importance sampling correction biases the correction.",
         "Set top_p: 1.0 and top_k: 0, or vllm_importance_sampling_correction: false."),
-    Rule("vllm_server_needed", "note", "vllm", lambda c: c.run["use_vllm"] and c.run["vllm_mode"] == "server",
-        "vllm_mode server: a server must be up, on GPUs of its own; vllm_importance_sampling_correction wants its "
-        "processed log-probabilities.",
-        "Start it first, with the same model: `vllm serve MODEL` and the options that TRL's page on vLLM names."),
-    Rule("vespo_with_another_correction", "error", "vllm",
-        lambda c: c.run["loss_type"] == "vespo" and c.run["use_vllm"] and c.run["vllm_importance_sampling_correction"]
-        and c.run["vllm_importance_sampling_mode"] not in ("token_truncate", "token_mask"),
-        "loss_type vespo with vllm_importance_sampling_mode {run[vllm_importance_sampling_mode]}: TRL refuses it.",
-        "Set vllm_importance_sampling_mode: token_truncate or token_mask."),
 )  # fmt: skip
 
 
@@ -485,76 +370,39 @@ def _liger_loss(case: Case) -> bool:
     return bool(case.run["use_liger_kernel"] and acts and version is not None and version < Version("1.16"))
 
 
-def _straddles(case: Case) -> int:
-    config = case.run.config
-    if config is None or not getattr(case.plugins.aggregation, "needs_step_totals", False):
-        return 0
-    return int(config.steps_per_generation or 0) % int(config.gradient_accumulation_steps)
-
-
-def _references(case: Case) -> dict[str, str]:
-    """The columns that the rewards compare with."""
-    found = {name: getattr(reward, "reference_column", None) for name, reward in case.plugins.rewards.items()}
-    return {name: column for name, column in found.items() if isinstance(column, str)}
-
-
 def _lacking_columns(case: Case) -> str:
-    lacking = {n: c for n, c in _references(case).items() if case.columns is not None and c not in case.columns}
+    """The columns that rewards compare with, where the data set is a file and has others."""
+    present = columns_of(case.run)
+    wanted = {name: getattr(reward, "reference_column", None) for name, reward in case.plugins.rewards.items()}
+    lacking = {n: c for n, c in wanted.items() if isinstance(c, str) and present is not None and c not in present}
     return ", ".join(f"{name} wants {column!r}" for name, column in lacking.items())
 
 
-def _compares(case: Case) -> tuple[str, str] | None:
-    data, names = case.run.get("dataset_path") or case.run.get("dataset_name"), [*_references(case)]
-    return (names[0], one_line(data, 100)) if names and data else None
-
-
-def _too_few_weights(case: Case) -> bool:
-    weights, rewards = case.run["reward_weights"], case.plugins.rewards
-    if weights is None or not rewards or case.plugins.problems or case.run.is_recipe:
-        return False  # recipes measure one reward more
-    return len(weights) != len(rewards)
+def _too_few_prompts(case: Case) -> tuple[int, int] | None:
+    """The number of prompts, and how many a generation batch takes."""
+    config, prompts = case.run.config, prompts_of(case.run)
+    if config is None or not config.generation_batch_size or prompts is None:
+        return None
+    wanted = config.generation_batch_size // config.num_generations
+    return (prompts, wanted) if prompts < wanted else None
 
 
 _TRAINING = (
     Rule("no_prompt_fills_a_batch", "error", "batch",
-        lambda c: c.batch and c.batch.prompts is not None and c.batch.prompts < c.batch.prompts_per_generation_batch,
-        "{case.batch.prompts} training prompt(s) fill no generation batch, which takes "
-        "{case.batch.prompts_per_generation_batch} different ones: nothing would be trained on.",
+        _too_few_prompts,
+        "{found[0]} training prompt(s) fill no generation batch, which takes {found[1]} different ones: nothing would "
+        "be trained on.",
         "Give more prompts, or lower per_device_train_batch_size or the steps per generation."),
     Rule("impossible_value", "error", "settings", lambda c: "; ".join(wrong_values(c.run.settings)),
         "{found}.", "Correct it: TRL accepts it, and later fails or trains on it."),
     Rule("liger_replaces_the_loss", "error", "liger", _liger_loss,
         "use_liger_kernel computes a loss of its own before TRL 1.16, past the selected aggregation and hooks.",
         "Set use_liger_kernel: false, or install TRL 1.16."),
-    Rule("liger_with_compact_updates", "error", "liger",
-        lambda c: c.run["use_liger_kernel"] and c.run["compact_updates"] == "exact",
-        "compact_updates: exact does not work with use_liger_kernel, whose loss counts the rows of each micro-batch.",
-        "Turn one of them off."),
-    Rule("liger_replaces_the_head", "error", "liger",
-        lambda c: c.run["use_liger_kernel"] and isinstance(config := c.run["liger_kernel_config"], dict)
-        and config.get("fused_linear_cross_entropy"),
-        "liger_kernel_config with fused_linear_cross_entropy: TRL refuses it, since it replaces the model's head.",
-        "Take fused_linear_cross_entropy out."),
     Rule("unknown_loss_type", "error", "loss",
         lambda c: c.run["loss_type"] not in upstream.LOSS_TYPES and ", ".join(sorted(upstream.LOSS_TYPES)),
         "loss_type {run[loss_type]!r} is none of {found}.", "Choose one of them."),
-    Rule("aggregation_that_needs_whole_steps", "error", "loss", _straddles,
-        "loss_aggregation {run[loss_aggregation]} needs whole optimizer steps, but steps_per_generation is no multiple "
-        "of gradient_accumulation_steps {run[gradient_accumulation_steps]}.",
-        "Change one of the two, or select another aggregation."),
-    Rule("reference_that_is_not_kept", "error", "reference",
-        lambda c: c.run["sync_ref_model"] and (not c.run["beta"] or c.run["use_peft"]),
-        "sync_ref_model: true, but there is no reference model of its own: that takes beta above 0 and no adapters.",
-        "Set sync_ref_model: false, or beta above 0 without use_peft."),
     Rule("column_that_the_data_lack", "error", "data", _lacking_columns,
         "{found}, which the data set does not have.", "Rename the column, or choose another reward."),
-    # A reference that cannot be parsed teaches nothing or the wrong thing.
-    Rule("references_not_audited", "note", "references", _compares,
-        "{found[0]} compares with references of {found[1]}, which may not parse.",
-        "Run: trl-grpo-ext audit {found[1]} --reward {found[0]}"),
-    Rule("weights_that_do_not_match", "error", "rewards", _too_few_weights,
-        "reward_weights {run[reward_weights]} are not one number for each of the selected rewards.",
-        "Give one number for each reward, those passed in Python included."),
     # Where every completion is clipped, all rewards are alike.
     Rule("no_chat_template", "warning", "silent", lambda c: c.machine.chat_template is False,
         "The tokenizer of {run[model_name_or_path]} has no chat template: a base model that writes no end of text is "

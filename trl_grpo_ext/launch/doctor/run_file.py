@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import ast
 import contextlib
 import dataclasses
 import difflib
 import logging
 import math
 import os
+import re
 import typing
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -34,24 +34,21 @@ _LAUNCHER_VARIABLES = ("ACCELERATE_", "FSDP_", "RANK", "WORLD_SIZE", "LOCAL_RANK
 
 @dataclass(frozen=True)
 class Script:
-    """A training script, read from its source without running it."""
+    """A training script: where it is, and every word of its source, among them the names of its own settings."""
 
     path: str
-    settings: Mapping[str, Any] = field(default_factory=dict)  # its dataclasses' fields, with their plain defaults
-    defaults: Mapping[str, Any] = field(default_factory=dict)  # `SCRIPT_DEFAULTS`, below a file and the command line
-    defaults_file: Path | None = None  # of a constant such as `DEFAULTS = HERE / "folder" / "file.yaml"`
-    embedded_defaults: Path | None = None  # the same for `EMBEDDED...DEFAULTS`: runs on the embedded model
-    embedded_model: Path | None = None  # the folder of `EMBEDDED_MODEL`
-    script_arguments: bool = False  # whether it takes TRL's `ScriptArguments` too
-    is_recipe: bool = False  # whether it calls the recipes' own `check_setup`
+    words: frozenset[str]
+
+    @property
+    def is_recipe(self) -> bool:
+        """Whether it calls the recipes' own `check_setup`."""
+        return "check_setup" in self.words
 
 
 @dataclass(frozen=True)
 class RunPlan:
     """The settings of a run."""
 
-    sources: tuple[str, ...] = ()  # the files that were read
-    given: Mapping[str, Any] = field(default_factory=dict)  # by script, files and command line, as they have it
     settings: Mapping[str, Any] = field(default_factory=dict)  # all of `GRPOExtConfig` and `ModelConfig`
     own: Mapping[str, Any] = field(default_factory=dict)  # the script's, and unknown ones
     script: Script | None = None
@@ -72,17 +69,15 @@ class RunPlan:
 
     @property
     def is_recipe(self) -> bool:
-        """Whether the script is one of the recipes."""
+        """Whether the script is one of the recipes, which see to some things that TRL leaves undone."""
         return self.script is not None and self.script.is_recipe
 
 
 class _Parser(TrlParser):
     """TRL's parser, called for one setting at a time to find every mistake; errors are exceptions."""
 
-    def __init__(self, script: Script | None) -> None:
-        classes: list[Any] = [GRPOExtConfig, ModelConfig]
-        if script is None or script.script_arguments:
-            classes.append(ScriptArguments)
+    def __init__(self) -> None:
+        classes: list[Any] = [GRPOExtConfig, ModelConfig, ScriptArguments]
         super().__init__(classes, allow_abbrev=False)
         self.fields: dict[str, dataclasses.Field[Any]] = {}
         self.hints: dict[str, Any] = {}
@@ -92,10 +87,6 @@ class _Parser(TrlParser):
         self.actions = {action.dest: action for action in self._actions if action.dest in self.fields}
         for action in self._actions:
             action.default = argparse.SUPPRESS
-        for name in script.settings if script is not None else ():
-            if name not in self.actions:
-                options = dict.fromkeys((f"--{name}", f"--{name.replace('_', '-')}"))
-                self.add_argument(*options, dest=name, nargs="?", const=True, default=argparse.SUPPRESS)
 
     def error(self, message: str) -> NoReturn:
         """In place of argparse's page of usage."""
@@ -128,19 +119,16 @@ class _Parser(TrlParser):
         return read
 
 
-def read_run(
-    paths: Sequence[str | Path], words: Sequence[str] = (), *, script: Script | None = None, has_gpu: bool = True
-) -> RunPlan:
+def read_run(paths: Sequence[str | Path], words: Sequence[str] = (), *, script: Script | None = None) -> RunPlan:
     """Read a run's settings; later files override earlier ones, and the command line overrides all.
 
-    Recipes choose their defaults by `has_gpu`. Problems inside the files are in the plan.
+    Problems inside the files are in the plan.
     """
-    parser = _Parser(script)
+    parser = _Parser()
     given: dict[str, Any] = {}
     for path in paths:
         given.update(read_settings(path))
-    from_words, problems = _from_words(words, parser)
-    given = {**_defaults(script, {**given, **from_words}, has_gpu), **given}
+    problems: list[Problem] = []
     env = given.pop("env", {})
     if not isinstance(env, dict):
         message = f"`env` is {one_line(repr(env), 60)}, not a mapping."
@@ -159,16 +147,10 @@ def read_run(
             if isinstance(value, bool) and parser.actions[name].choices:
                 fix += f' YAML reads no, off, yes and on as truth values: write {name}: "no" in quotes.'
             problems.append(Problem("error", "settings", f"{error}.", fix))
+    from_words, wrong = _from_words(words, parser, script)
     for name, value in from_words.items():
         (settings if name in settings else own)[name] = value
-    return RunPlan(
-        sources=tuple(map(str, paths)),
-        given={**given, **from_words},
-        settings=settings,
-        own=own,
-        script=script,
-        problems=tuple(problems),
-    )
+    return RunPlan(settings=settings, own=own, script=script, problems=(*wrong, *problems))
 
 
 def build_configs(plan: RunPlan, *, processes: int, leave_out: Iterable[str] = ()) -> RunPlan:
@@ -228,25 +210,7 @@ def _default_of(f: dataclasses.Field[Any]) -> Any:
     return None if f.default is dataclasses.MISSING else f.default
 
 
-def _defaults(script: Script | None, given: Mapping[str, Any], has_gpu: bool) -> dict[str, Any]:
-    """The script's own defaults."""
-    if script is None:
-        return {}
-    wanted = given.get("embedded")
-    embedded = str(wanted).lower() in ("true", "1", "yes") if wanted is not None else False
-    embedded = embedded or (wanted is None and given.get("model_name_or_path") is None and not has_gpu)
-    path = script.embedded_defaults if embedded and script.embedded_defaults else script.defaults_file
-    settings = {name: value for name, value in {**script.settings, **script.defaults}.items() if value is not None}
-    if path is not None and path.is_file():
-        settings.update(read_settings(path))
-    if embedded and script.embedded_model is not None:
-        settings["model_name_or_path"] = str(script.embedded_model)
-    if script.is_recipe and not has_gpu:
-        settings |= {"use_cpu": True, "bf16": False}
-    return settings
-
-
-def _from_words(words: Sequence[str], parser: _Parser) -> tuple[dict[str, Any], list[Problem]]:
+def _from_words(words: Sequence[str], parser: _Parser, script: Script | None) -> tuple[dict[str, Any], list[Problem]]:
     """Read a command line option by option, to find every mistake."""
     groups: list[list[str]] = []
     for word in words:
@@ -263,26 +227,31 @@ def _from_words(words: Sequence[str], parser: _Parser) -> tuple[dict[str, Any], 
             problems.append(Problem("error", "command line", f"{one_line(error, 500)}.", "Change that word."))
             continue
         given.update(vars(parsed))
-        if rest:
-            problems.append(_unknown_word(rest[0], parser))  # the rest are its values
+        if not rest:
+            continue
+        name, _, value = rest[0].lstrip("-").partition("=")
+        name = name.replace("-", "_")
+        if script is not None and name in script.words:
+            given[name] = value or (rest[1] if len(rest) > 1 else True)
+        else:
+            problems.append(_unknown_word(rest[0], name, parser))
     return given, problems
 
 
-def _unknown_word(word: str, parser: _Parser) -> Problem:
-    name = word.lstrip("-").split("=")[0].replace("-", "_")
+def _unknown_word(word: str, name: str, parser: _Parser) -> Problem:
     if name == "config":
         message = f"TRL's parser ignores {one_line(word, 100)!r}: it only knows `--config FILE` as two words."
         fix = "Give files to the doctor with --config FILE, before the `--`."
         return Problem("error", "command line", message, fix)
-    near = difflib.get_close_matches(name, [action.dest for action in parser._actions], n=2)
+    near = difflib.get_close_matches(name, [*parser.actions], n=2)
     fix = f"Did you mean {' or '.join(f'--{n}' for n in near)}?" if near else "Remove it, or name the --script."
     return Problem("error", "command line", f"There is no setting {one_line(word, 100)!r} (command line).", fix)
 
 
 def _unknown(name: str, parser: _Parser, script: Script | None) -> list[Problem]:
-    if script is not None and name in script.settings:
+    if script is not None and name in script.words:
         return []
-    near = difflib.get_close_matches(name, [action.dest for action in parser._actions], n=2, cutoff=0.8)
+    near = difflib.get_close_matches(name, [*parser.actions], n=2, cutoff=0.8)
     message = f"There is no setting {one_line(name, 100)!r} in TRL, transformers or trl-grpo-ext"
     if near:
         return [Problem("error", "settings", f"{message}.", f"Did you mean {' or '.join(map(repr, near))}?")]
@@ -294,65 +263,8 @@ def _unknown(name: str, parser: _Parser, script: Script | None) -> list[Problem]
 
 
 def read_script(path: str | Path) -> Script:
-    """Read a script's dataclasses and constants; nothing is imported or run."""
-    name, here = one_line(path, 300), Path(path)
-    try:
-        if not here.is_file() or here.stat().st_size > MOST_BYTES:
-            raise ConfigurationError(f"There is no script {name} (--script).")
-        tree = ast.parse(here.read_text(encoding="utf-8"))
-    except (SyntaxError, ValueError, RecursionError, OSError) as error:
-        raise ConfigurationError(f"{name} (--script) is not Python: {one_line(error, 300)}") from error
-    settings: dict[str, Any] = {}
-    constants: dict[str, ast.expr] = {}
-    imported: set[str] = set()
-    for node in tree.body:
-        if isinstance(node, ast.ClassDef) and any("dataclass" in ast.unparse(d) for d in node.decorator_list):
-            for item in node.body:
-                if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name):
-                    settings[item.target.id] = _default(item.value)
-        elif isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
-            constants[node.targets[0].id] = node.value
-        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value is not None:
-            constants[node.target.id] = node.value
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            imported |= {f"{node.module}.{alias.name}" for alias in node.names}
-    literal = _literal(constants.get("SCRIPT_DEFAULTS"))
-    files = {name: _path_from_here(here, value) for name, value in constants.items() if name.endswith("DEFAULTS")}
-    return Script(
-        path=str(path),
-        settings=settings,
-        defaults={str(k): v for k, v in literal.items()} if isinstance(literal, dict) else {},
-        defaults_file=next((p for name, p in files.items() if p and not name.startswith("EMBEDDED")), None),
-        embedded_defaults=next((p for name, p in files.items() if p and name.startswith("EMBEDDED")), None),
-        embedded_model=_path_from_here(here, constants.get("EMBEDDED_MODEL")),
-        script_arguments=any(name.endswith(".ScriptArguments") for name in imported),
-        is_recipe="common.settings.check_setup" in imported,
-    )
-
-
-def _default(value: ast.expr | None) -> Any:
-    """The default of a dataclass field: a plain value, or the `default` of `field(...)`; else None."""
-    if isinstance(value, ast.Call):
-        value = next((keyword.value for keyword in value.keywords if keyword.arg == "default"), None)
-    return _literal(value)
-
-
-def _literal(value: ast.expr | None) -> Any:
-    try:
-        return None if value is None else ast.literal_eval(value)
-    except (ValueError, TypeError, RecursionError):
-        return None
-
-
-def _path_from_here(script: Path, value: ast.expr | None) -> Path | None:
-    """`HERE / "a" / "b"` as a path, where `HERE` is the script's folder; None for anything else."""
-    parts: list[str] = []
-    while isinstance(value, ast.BinOp) and isinstance(value.op, ast.Div):
-        part = _literal(value.right)
-        if not isinstance(part, str):
-            return None
-        parts.insert(0, part)
-        value = value.left
-    if not parts or not isinstance(value, ast.Name) or value.id != "HERE":
-        return None
-    return script.resolve().parent.joinpath(*parts)
+    """Read a script's source; nothing is imported or run."""
+    if Path(path).stat().st_size > MOST_BYTES:
+        raise ConfigurationError(f"{one_line(path, 300)} (--script) is too long for a training script.")
+    source = Path(path).read_text(encoding="utf-8", errors="replace")
+    return Script(str(path), frozenset(re.findall(r"\w+", source)))
