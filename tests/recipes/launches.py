@@ -35,13 +35,6 @@ def save_adapter(folder: Path, finished: Callable[[str], Finished]) -> None:
     AutoTokenizer.from_pretrained(MODEL).save_pretrained(folder / "adapter")
 
 
-def two_of(file: str) -> str:
-    """A shipped launch file for eight processes, for two."""
-    shipped = (RECIPES / "accelerate" / file).read_text()
-    assert "num_processes: 8" in shipped
-    return shipped.replace("num_processes: 8", "num_processes: 2")
-
-
 PLUGINS_YAML = """
 learning_rate: 0.0003
 max_steps: 1
@@ -97,13 +90,6 @@ for _name, _launch in LAUNCHES.items():
     _launch.forked = _name != "default"
 
 GOOD = '{"question": "Ana has 2 pens and buys 3. How many?", "answer": "2+3 = 5\\n#### 5"}\n'
-HIDE_BITSANDBYTES = """
-from importlib.machinery import PathFinder
-found = PathFinder.find_spec
-PathFinder.find_spec = staticmethod(
-    lambda name, *rest: None if name.split(".")[0] == "bitsandbytes" else found(name, *rest)
-)
-"""
 
 
 def failing(*arguments: str, says: tuple[str, ...], **keywords: Any) -> Launch:
@@ -112,8 +98,6 @@ def failing(*arguments: str, says: tuple[str, ...], **keywords: Any) -> Launch:
 
 
 FAILURES = {
-    "no data file": failing("--dataset_path", "nope.jsonl", says=("no file 'nope.jsonl'", "--dataset_path")),
-    "no generations": failing("--num_generations", "0", says=("num_generations is 0", "1 or more")),
     "unknown key": failing(
         "--config",
         "{folder}/a.yaml",
@@ -121,12 +105,6 @@ FAILURES = {
         says=("'lerning_rate'", "Did you mean 'learning_rate'"),
     ),
     "unknown option": failing("--lerning_rate", "1", says=("'--lerning_rate'", "Did you mean 'learning_rate'")),
-    "row without columns": failing(
-        "--dataset_path",
-        "{folder}/rows.jsonl",
-        files={"rows.jsonl": GOOD + '{"question": "?", "solution": "#### 5"}\n'},
-        says=("rows.jsonl, line 2", "no 'answer'", "expected the columns 'question' and 'answer'", "'solution'"),
-    ),
     "answer without reference": failing(
         "--dataset_path",
         "{folder}/rows.jsonl",
@@ -140,24 +118,10 @@ FAILURES = {
         says=("rows.jsonl, line 2", "not JSON", "'question,answer'"),
     ),
     "unknown reward": failing("--rewards", "gsm8k_acuracy", says=("'gsm8k_acuracy'", "Did you mean 'gsm8k_accuracy'")),
-    "batch not divisible": failing(
-        "--per_device_train_batch_size", "10", says=("(10)", "num_generations (4)", "per_device_train_batch_size times")
-    ),
     "evaluation batch not divisible": failing(
         "--per_device_eval_batch_size", "10", says=("batch of 10", "groups of 4", "per_device_eval_batch_size")
     ),
     "too few problems": failing("--train_problems", "3", says=("3 training problem(s)", "takes 4", "batch_size")),
-    "vLLM's server without CUDA": failing(
-        *("--use_vllm", "true", "--vllm_mode", "server"), says=("over NCCL, which needs one", "vllm_mode: colocate")
-    ),
-    "4-bit without bitsandbytes": failing(
-        "--load_in_4bit",
-        "--use_peft",
-        files={"sitecustomize.py": HIDE_BITSANDBYTES},
-        forked=False,
-        says=("Quantised weights need bitsandbytes", "pip install bitsandbytes"),
-    ),
-    "4-bit without LoRA": failing("--load_in_4bit", says=("load_in_4bit without use_peft", "Add use_peft")),
     "LoRA of no module": failing("--use_peft", "--lora_target_modules", "nope", says=("nope", "not found")),
     "model neither here nor cached": failing(
         "--model_name_or_path",
@@ -174,26 +138,13 @@ FAILURES = {
         files={"checkpoint-1/trainer_state.json": "{}"},
         says=("checkpoint-1'", "all weights", "remove --use_peft"),
     ),
-    "made for more processes": failing(
-        "--processes",
-        "8",
-        says=("made for `processes: 8`", "but the launch has 1", "Pass --num_processes 8, or change `processes`"),
-    ),
     "made for another engine": failing(
         "--engine", "zero3", says=("made for engine zero3", "the launch is one_process", "--config_file")
-    ),
-    "FSDP on the CPU": failing(
-        launcher="{folder}/a.yaml",
-        files={"a.yaml": two_of("fsdp2.yaml")},
-        says=("asked to start fsdp2", "on the CPU Accelerate runs DDP in its place", "cpu_2_processes.yaml"),
     ),
     "an adapter as the model": failing(
         *("--model_name_or_path", "{folder}/adapter", "--embedded"),
         prepare=save_adapter,
         says=("holds an adapter, not a model", "name its base model", "--resume_from_checkpoint"),
-    ),
-    "two processes": failing(
-        "--rewards", "gsm8k_acuracy", launcher="cpu_2_processes.yaml", says=("Did you mean 'gsm8k_accuracy'",)
     ),
     "two that never meet": failing(
         "--use_cpu", "false", launcher="{folder}/a.yaml", says=("started 2 processes", "run alone", "--use_cpu")

@@ -119,23 +119,3 @@ def test_the_language_model_is_often_rude_and_seldom_outside_the_grammar(model: 
     replies = make_detox.sample_replies(model, tokenizer, draw_scenes("heldout", 400, 1))
     assert 0.45 < sum(rude_text.rude(replies)) / 400 < 0.70
     assert sum(rude_text.neither(replies)) / 400 < 0.06
-
-
-# ------------------------------------------------------------------------------------------------------- make_detox.py
-
-
-@pytest.mark.nightly
-def test_a_shortened_training_already_tells_rude_from_polite(tokenizer: Any) -> None:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        torch.manual_seed(0)
-        classifier = make_detox.make_classifier(tokenizer)
-        rng = random.Random(0)
-        written = [(scene, *write_reply(scene, rng)) for scene in draw_scenes("heldout", 300, 0)]
-        before = make_detox.labelled_right(classifier, tokenizer, written)
-        make_detox.train(classifier, tokenizer, make_detox.label_batch, steps=60, seed=0)
-        assert before < 0.75
-        assert make_detox.labelled_right(classifier, tokenizer, written) > 0.95
-    finally:
-        torch.set_num_threads(threads)

@@ -71,24 +71,18 @@ LAUNCHES: dict[str, Callable[[Path], list[str]]] = {
     "adapter": lambda folder: words(folder, "--use_peft", "--lora_target_modules", "all-linear"),
 }
 FAILURES: dict[str, tuple[list[str], tuple[str, ...]]] = {
-    "penalty twice": (["--beta", "0.04"], ("count twice", "beta 0.04", "--beta 0")),
     "no target": (hooks(target=0), ("kl_in_reward: target must be a positive number", "got 0")),
     "no such label": (
         ["--rewards", f"{{name: classifier, model: {CLASSIFIER}, label: toxic}}"],
         ("no label 'toxic'", "0: 'polite', 1: 'rude'"),
     ),
     "other vocabulary": (hooks(reference=str(RECIPES / "embedded" / "model")), ("a different vocabulary",)),
-    "too many prompts": (["--eval_prompts", "99999"], ("99999 were asked for", "--eval_prompts")),
     "not a prompt": (["--dataset_path", "bad.jsonl"], ("bad.jsonl, line 2", "'prompt'")),
-    "one prompt": (["--dataset_path", "one.jsonl"], ("one.jsonl has 1 different prompt(s)",)),
-    "unknown option": (["--kl_target", "1"], ("no setting '--kl_target'",)),
 }
 DAILY = ("no target", "no such label", "not a prompt")
 FILES = {
     "prompts.jsonl": PROMPTS,
     "bad.jsonl": '{"prompt": "Tom"}\n{"text": "Tom"}\n',
-    "worse.jsonl": "prompt\nTom\n",
-    "one.jsonl": '{"prompt": "Tom"}\n{"prompt": "Tom"}\n',
 }
 
 

@@ -114,26 +114,3 @@ def test_sampled_accuracy_starts_low_and_short_of_what_the_model_knows(model: An
     assert 0.15 < accuracy <= 0.40
     # It ends its answers itself: what was cut off at the limit would have the limit's length.
     assert sum(len(completion) < 56 for completion in completions) > 195
-
-
-# ------------------------------------------------------------------------------------------------------- make_model.py
-
-
-@pytest.mark.nightly
-@pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="make_model.py trains with Muon, which torch has from 2.9")
-def test_make_model_runs_end_to_end_and_repeats_itself(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from transformers import AutoModelForCausalLM
-
-    threads = torch.get_num_threads()
-    try:
-        for name in ("first", "second"):
-            options = ["--steps", "2", "--batch_size", "4", "--eval_size", "4", "--seed", "3"]
-            make_model.main(["--output_dir", str(tmp_path / name), *options])
-    finally:
-        torch.set_num_threads(threads)
-    assert "parameters" in capsys.readouterr().out
-    first, second = (tmp_path / name for name in ("first", "second"))
-    assert {file.name for file in first.iterdir()} == {file.name for file in MODEL.iterdir()}
-    for file in first.iterdir():
-        assert file.read_bytes() == (second / file.name).read_bytes(), file.name
-    assert AutoModelForCausalLM.from_pretrained(first).num_parameters() > 500_000

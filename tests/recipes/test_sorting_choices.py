@@ -163,14 +163,6 @@ def test_each_step_on_a_rollout_has_the_gradient_that_the_objective_is_defined_b
     assert (watch.ratios[2] - 1).abs().max() > EPSILON  # or the three objectives would be one
 
 
-def test_the_objectives_part_after_the_first_step(untrained: Path, tmp_path: Path) -> None:
-    runs = [trained(untrained, tmp_path / name, name, "centred") for name in ("naive", "unclipped", "clipped")]
-    for one, other in ((0, 1), (0, 2), (1, 2)):
-        first, third = (relative_gap(runs[one].gradients[step], runs[other].gradients[step]) for step in (0, 2))
-        assert first < 1e-4
-        assert third > 1e-2
-
-
 # -------------------------------------------------------------------------------------------------------- the task
 
 

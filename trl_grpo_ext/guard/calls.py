@@ -80,39 +80,6 @@ def reward_loop() -> asyncio.AbstractEventLoop:
         return loop
 
 
-class StillRunningError(Exception):
-    """A call has not returned in time and is still running, in `thread`."""
-
-    def __init__(self, thread: threading.Thread) -> None:
-        super().__init__(f"{thread.name} still runs")
-        self.thread = thread
-
-
-def call_in_thread(function: Callable[..., Any], columns: Mapping[str, Any], timeout: float | None, name: str) -> Any:
-    """Call a reward function in a thread of this name and wait at most so many seconds. Nothing can kill a thread.
-
-    Raises:
-        StillRunningError: The call takes longer.
-    """
-    ended: list[tuple[Any, BaseException | None]] = []
-
-    def work() -> None:
-        try:
-            ended.append((function(**columns), None))
-        except BaseException as error:  # raised again where the call was made
-            ended.append((None, error))
-
-    thread = threading.Thread(target=work, name=name, daemon=True)
-    thread.start()
-    thread.join(timeout)
-    if thread.is_alive():
-        raise StillRunningError(thread)
-    returned, error = ended[0]
-    if error is not None:
-        raise error
-    return returned
-
-
 def select_rows(columns: Mapping[str, Any], count: int, rows: Sequence[int]) -> dict[str, Any]:
     """The same call for some of the `count` completions: select their entries in every list with one per completion.
 

@@ -18,6 +18,7 @@ import threading
 import time
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any
 
@@ -26,7 +27,7 @@ import torch
 from ..errors import PluginOutputError, PluginRunError, RewardError, TRLGRPOExtError
 from ..types import Span, SpanScore, TurnSpan
 from .agreement import exits_refused
-from .calls import StillRunningError, call, call_in_thread, check_scores, is_async, is_model, select_rows
+from .calls import call, check_scores, is_async, is_model, select_rows
 from .outcomes import OUTCOME_SUFFIX, exception_text, shown
 from .unchanged import Fingerprints
 
@@ -175,10 +176,21 @@ class RewardWatch:
     def _called(self, function: Callable[..., Any], columns: Mapping[str, Any], name: str) -> Any:
         if self._limit is None or threading.current_thread() is threading.main_thread():
             return function(**columns)
-        # No signal reaches a thread that is not the main one, so wait for another and abandon it.
+        # No signal reaches a thread that is not the main one, so wait for another and abandon it: nothing can kill it.
+        returned: Future[Any] = Future()
+
+        def work() -> None:
+            try:
+                returned.set_result(function(**columns))
+            except BaseException as error:  # raised again where the call was made
+                returned.set_exception(error)
+
+        threading.Thread(target=work, name=f"reward {name}", daemon=True).start()
         try:
-            return call_in_thread(function, columns, self._left(), f"reward {name}")
-        except StillRunningError:
+            return returned.result(self._left())
+        except TimeoutError:
+            if returned.done():  # the function's own
+                raise
             raise self._overrun([name]) from None
 
     async def _awaited(self, coroutine: Any, name: str) -> Any:

@@ -2,7 +2,7 @@
 
 Nothing here waits for a worker. The server kills and collects the workers, its children, so that a pid never refers to
 another process. A worker's time is the CPU time of its process, so it does not depend on what else the machine does.
-Linux shows it to any process of the same user; on other systems it is the wall clock.
+Linux shows it to any process of the same user.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ from .worker_server import COMMAND, FORK, HEADER, LONGEST_REPLY, ORIGINAL_PATH, 
 
 _LOADING_LIMIT = 300.0  # seconds that the task's imports may take
 _FORK_LIMIT = 60.0
-_CLOSE_ON_EXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
 _UNKNOWN_SLEEP = 10.0  # where the kernel does not say how long a process waited for a core, time off it counts a tenth
 
 
@@ -131,7 +130,7 @@ class Processes:
     def _receive(self, limit: float) -> tuple[dict[str, Any], int, list[int]]:
         self._sock.settimeout(limit)
         try:
-            data, files, *_ = socket.recv_fds(self._sock, HEADER.size, 1, _CLOSE_ON_EXEC)
+            data, files, *_ = socket.recv_fds(self._sock, HEADER.size, 1, socket.MSG_CMSG_CLOEXEC)
             serial, size = HEADER.unpack(data)
             return json.loads(receive(self._sock, size) or b""), serial, files
         except TimeoutError as error:
@@ -211,9 +210,7 @@ class Worker:
 
     @property
     def seconds(self) -> float:
-        """CPU seconds that the job has used so far; other than on Linux, wall-clock seconds."""
-        if not _HAS_CPU_CLOCK:
-            return time.monotonic() - self._begun
+        """CPU seconds that the job has used so far."""
         self._cpu = _cpu_seconds(self.pid) or self._cpu  # of a dead process: what was last seen
         return self._cpu - self._cpu_before
 
@@ -237,7 +234,7 @@ class Worker:
 
     def is_alive(self) -> bool:
         """False once the server has collected it, also where a process that it started still holds the socket open."""
-        return not _HAS_CPU_CLOCK or _cpu_seconds(self.pid) is not None
+        return _cpu_seconds(self.pid) is not None
 
     def advance(self) -> tuple[dict[str, Any], float] | None:
         """Write and read what is possible without waiting; a reply and its job's CPU seconds once it is complete."""
@@ -254,10 +251,8 @@ class Worker:
             raise LostError("its worker process died") from None
         except OSError as error:
             raise LostError("its worker process died") from error
-        seconds = self.seconds
-        if _HAS_CPU_CLOCK:
-            self._cpu = max(self._cpu_before, min(self._cpu, reply["cpu"]))  # it may have begun the next job
-            seconds = self._cpu - self._cpu_before
+        self._cpu = max(self._cpu_before, min(self._cpu, reply["cpu"]))  # it may have begun the next job
+        seconds = self._cpu - self._cpu_before
         self._answered += 1
         self._begin()
         return reply, seconds
@@ -292,7 +287,7 @@ class Worker:
 
 
 def _cpu_seconds(pid: int) -> float | None:
-    """CPU seconds of all threads of a process since it began; None if it is gone, or not on Linux."""
+    """CPU seconds of all threads of a process since it began; None if it is gone."""
     try:
         return time.clock_gettime((~pid << 3) | _SCHEDULED)
     except OSError:
@@ -300,7 +295,6 @@ def _cpu_seconds(pid: int) -> float | None:
 
 
 _SCHEDULED = 2  # CPUCLOCK_SCHED of Linux: `clock_getcpuclockid(3)`, which Python lacks, makes such numbers
-_HAS_CPU_CLOCK = sys.platform.startswith("linux") and _cpu_seconds(os.getpid()) is not None
 
 
 def queued_seconds(pid: int) -> float | None:

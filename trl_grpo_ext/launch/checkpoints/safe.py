@@ -30,7 +30,7 @@ import os
 import shutil
 import signal
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -387,16 +387,14 @@ class Staging:
                     file.unlink(missing_ok=True)
 
     def error_of(self, error: BaseException) -> CheckpointError:
-        """Make the error that says what was written, what is free and what to do."""
+        """Make the error that says what to do."""
         if isinstance(error, CheckpointError):
             return error
         lines = str(error).strip().splitlines() or ["no message"]  # PyTorch adds a stack of its C++ code
-        older = checkpoint_steps(self.run_dir) if self.run_dir.is_dir() else []
-        takes = f"; checkpoint-{older[0]} takes {_size(self.run_dir / f'checkpoint-{older[0]}')}" if older else ""
         made = CheckpointError(
-            f"{self.name} could not be written to {self.run_dir}: {type(error).__name__}: {lines[0].rstrip('.')} "
-            f"({_size(self.folder)} were written, {_free(self.run_dir)} are free{takes}). Make room there (quota and "
-            "`ulimit -f` count too), set save_total_limit, or choose another output_dir; then resume."
+            f"{self.name} could not be written to {self.run_dir}: {type(error).__name__}: {lines[0].rstrip('.')}. Make "
+            "room there (quota and `ulimit -f` count too), set save_total_limit, or choose another output_dir; then "
+            "resume."
         )
         made.__cause__ = error
         return made
@@ -427,17 +425,3 @@ def _sync(path: Path) -> None:
             raise
     finally:
         os.close(descriptor)
-
-
-def _size(folder: Path) -> str:
-    total = 0
-    for path in folder.rglob("*"):
-        with suppress(OSError):  # another rank may be removing it
-            total += path.stat().st_size if path.is_file() else 0
-    return f"{total / 1e6:,.2f} MB"
-
-
-def _free(folder: Path) -> str:
-    with suppress(OSError):
-        return f"{shutil.disk_usage(next(f for f in (folder, *folder.parents) if f.exists())).free / 1e6:,.2f} MB"
-    return "an unknown number of MB"

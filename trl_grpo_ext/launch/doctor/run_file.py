@@ -212,40 +212,29 @@ def _default_of(f: dataclasses.Field[Any]) -> Any:
 
 def _from_words(words: Sequence[str], parser: _Parser, script: Script | None) -> tuple[dict[str, Any], list[Problem]]:
     """Read a command line option by option, to find every mistake."""
-    groups: list[list[str]] = []
-    for word in words:
-        if word.startswith("--") or not groups:
-            groups.append([word])
-        else:
-            groups[-1].append(word)
+    starts = [number for number, word in enumerate(words) if word.startswith("--") or number == 0]
     given: dict[str, Any] = {}
     problems = []
-    for group in groups:
+    for start, end in zip(starts, [*starts[1:], None], strict=True):
+        first, *rest = words[start:end]
+        name, _, value = first.lstrip("-").partition("=")
+        name = name.replace("-", "_")
         try:
-            parsed, rest = parser.parse_known_args(group)
+            parsed, unknown = parser.parse_known_args([first, *rest])
         except (ConfigurationError, TypeError, ValueError) as error:
             problems.append(Problem("error", "command line", f"{one_line(error, 500)}.", "Change that word."))
             continue
         given.update(vars(parsed))
-        if not rest:
-            continue
-        name, _, value = rest[0].lstrip("-").partition("=")
-        name = name.replace("-", "_")
-        if script is not None and name in script.words:
-            given[name] = value or (rest[1] if len(rest) > 1 else True)
-        else:
-            problems.append(_unknown_word(rest[0], name, parser))
+        if unknown and script is not None and name in script.words:
+            given[name] = value or next(iter(rest), True)
+        elif unknown:
+            near = difflib.get_close_matches(name, [*parser.actions], n=2)
+            fix = f"Did you mean {' or '.join(f'--{n}' for n in near)}?" if near else "Remove it, or name the --script."
+            if name == "config":
+                fix = "TRL's parser knows --config FILE as two words alone; for the doctor they stand before the `--`."
+            message = f"There is no setting {one_line(unknown[0], 100)!r} (command line)."
+            problems.append(Problem("error", "command line", message, fix))
     return given, problems
-
-
-def _unknown_word(word: str, name: str, parser: _Parser) -> Problem:
-    if name == "config":
-        message = f"TRL's parser ignores {one_line(word, 100)!r}: it only knows `--config FILE` as two words."
-        fix = "Give files to the doctor with --config FILE, before the `--`."
-        return Problem("error", "command line", message, fix)
-    near = difflib.get_close_matches(name, [*parser.actions], n=2)
-    fix = f"Did you mean {' or '.join(f'--{n}' for n in near)}?" if near else "Remove it, or name the --script."
-    return Problem("error", "command line", f"There is no setting {one_line(word, 100)!r} (command line).", fix)
 
 
 def _unknown(name: str, parser: _Parser, script: Script | None) -> list[Problem]:
