@@ -77,8 +77,7 @@ class RewardWatch:
                     except TRLGRPOExtError:
                         raise
                     except Exception as error:
-                        at = await asyncio.to_thread(_find_completion, error, function, columns, count)
-                        raise PluginRunError(_raised(name, error) + at) from error
+                        raise await asyncio.to_thread(_explained, error, function, columns, count, name) from error
 
             return watched_async
 
@@ -91,11 +90,8 @@ class RewardWatch:
                     return self._seen(returned, count, prints, name)
                 except TRLGRPOExtError:
                     raise
-                except SystemExit as error:
-                    raise PluginRunError(_raised(name, error)) from error
-                except Exception as error:
-                    at = _find_completion(error, function, columns, count)
-                    raise PluginRunError(_raised(name, error) + at) from error
+                except (Exception, SystemExit) as error:
+                    raise _explained(error, function, columns, count, name) from error
 
         return watched
 
@@ -279,6 +275,14 @@ def _cannot_log(reward: str, logger: str, name: Any, value: Any) -> PluginOutput
 
 def _raised(name: str, error: BaseException) -> str:
     return f"The reward {name!r} raised {type(error).__name__}: {exception_text(error)}"
+
+
+def _explained(
+    error: Exception | SystemExit, function: Any, columns: Mapping[str, Any], count: int, name: str
+) -> PluginRunError:
+    """The same error with the reward's name and the completion at fault."""
+    at = "" if isinstance(error, SystemExit) else _find_completion(error, function, columns, count)
+    return PluginRunError(_raised(name, error) + at)
 
 
 def _find_completion(error: Exception, function: Any, columns: Mapping[str, Any], count: int) -> str:
