@@ -6,8 +6,6 @@ import json
 import logging
 import os
 import shutil
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -26,16 +24,12 @@ from trl_grpo_ext.launch.checkpoints.safe import Staging
 from trl_grpo_ext.records.checkpoints import UNFINISHED, checkpoint_problem, last_complete_checkpoint
 
 ROOT = Path(__file__).parents[2]
-SWEEPS = ("sweep_full", "sweep_replaces", "sweep_stock")
+SWEEPS = ("sweep_full", "sweep_replaces")
 Rows = list[dict[str, Any]]
 
 
-def run_worker(names: str, model: Path, folder: Path, *before: str) -> dict[str, Rows]:
-    worker, words = "tests.launch.safe_checkpoint_worker", [names, str(model), str(folder)]
-    if before:  # a disk of its own needs a process of its own
-        done = subprocess.run([*before, sys.executable, "-m", worker, *words], cwd=ROOT, capture_output=True, text=True)
-    else:
-        done = forking.run(worker, words, cwd=ROOT)
+def run_worker(names: str, model: Path, folder: Path) -> dict[str, Rows]:
+    done = forking.run("tests.launch.safe_checkpoint_worker", [names, str(model), str(folder)], cwd=ROOT)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
     return {name: json.loads((folder / f"{name}.json").read_text()) for name in names.split(",")}
 
@@ -71,26 +65,9 @@ def test_after_a_kill_the_run_goes_on_to_the_same_end(sweeps: dict[str, Rows]) -
     assert all(after == {"status": 0, "equal": True, "rubbish": []} for _, after in resumed)
 
 
-@pytest.mark.nightly
-def test_the_same_kills_break_the_checkpoints_of_the_plain_trainer(sweeps: dict[str, Rows]) -> None:
-    rows = sweeps["sweep_stock"]
-    assert any(row["theirs"].startswith("broken") for row in rows)  # so these tests can fail
-    # With save_total_limit 1 the older one may be gone, or half of it, but what we take is never a broken one.
-    assert {row["ours"] for row in rows} <= {"old", "new", "none"}
-
-
-def can_mount() -> bool:
-    unshare = shutil.which("unshare")
-    return unshare is not None and subprocess.run([unshare, "-rm", "true"], capture_output=True).returncode == 0
-
-
 @pytest.mark.slow
-def test_a_full_disk_is_a_clear_error_and_leaves_what_was_there(tiny_model: Path, tmp_path: Path) -> None:
-    place = tmp_path / "full_disk"
-    place.mkdir()
-    before = ["unshare", "-rm", "sh", "-c", f'mount -t tmpfs -o size=24m none "{place}" && exec "$@"', "sh"]
-    rows = run_worker("full_disk", tiny_model, tmp_path, *(before if can_mount() else []))["full_disk"]
-    assert {"limit", "disk"} == {row["kind"] for row in rows} or not can_mount()
+def test_a_disk_that_takes_no_more_is_a_clear_error_and_leaves_what_was_there(tiny_model: Path, tmp_path: Path) -> None:
+    rows = run_worker("full_disk", tiny_model, tmp_path)["full_disk"]
     assert {row["status"] for row in rows} == {0, 3}
     for row in rows:
         if row["status"] == 0:
@@ -101,10 +78,6 @@ def test_a_full_disk_is_a_clear_error_and_leaves_what_was_there(tiny_model: Path
         assert row["listing"] == ["README.md", "_in_use", "checkpoint-1", *ours]  # the parent goes on
         assert "checkpoint-2 could not be written to" in row["message"]
         assert "Make room there" in row["message"]
-        if row["kind"] == "disk":  # what was written is given back; the card may have changed by a block
-            assert row["rest"] >= row["size"] - 8192
-    if not can_mount():
-        pytest.skip("a disk of 24 MB needs user namespaces (`unshare -rm`); only the limit on files was tried")
 
 
 # ------------------------------------------------------------------ what is whole
