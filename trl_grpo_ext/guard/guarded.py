@@ -229,7 +229,8 @@ class Guarded:
         """Read the result of a call in a worker process."""
         if done.status == "done":
             if "broken" in done.value:
-                raise _broken(*done.value["broken"], rows, count)
+                message, breaks = done.value["broken"]
+                raise _broken(message, breaks, rows, count)
             scores = [SpanScore(*score) if isinstance(score, list) else score for score in done.value["scores"]]
             return self._checked(scores, rows, count)
         if done.status == "error":
