@@ -17,8 +17,6 @@ from tests.recipes.config_objects import (
     DEEPSPEED_FILES,
     LAUNCH_FILES,
     ROOT,
-    launches,
-    option,
     resolve,
 )
 
@@ -59,15 +57,11 @@ CHANGED = {  # a copy of a shipped file with this in it, and what the script is 
 
 
 @pytest.fixture(scope="module")
-def resolved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    cases = {}
-    at_night = any(item.path == request.path and item.get_closest_marker("nightly") for item in request.session.items)
-    for path in LAUNCH_FILES:
-        if at_night:
-            cases[f"{path.name}: its command"] = launches(path)[0]
-        for bf16 in ("true", "false") if at_night else ("true",):
-            words = ["--config_file", str(path.relative_to(ROOT)), SCRIPT, *OTHER, "--bf16", bf16]
-            cases[f"{path.name}: bf16 {bf16}"] = words
+def resolved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    cases = {
+        path.name: ["--config_file", str(path.relative_to(ROOT)), SCRIPT, *OTHER, "--bf16", "true"]
+        for path in LAUNCH_FILES
+    }
     folder = tmp_path_factory.mktemp("changed")
     for number, (name, (file, changes, words)) in enumerate(CHANGED.items()):
         copy = folder / f"{number}.yaml"
@@ -112,36 +106,20 @@ def test_no_file_is_left_out() -> None:
 # ------------------------------------------------------------------------------------------------ what becomes of them
 
 
-@pytest.mark.nightly  # the doctor looks at every command line daily
 @of_each()
-def test_the_command_line_of_a_file_resolves(name: str, resolved: dict[str, dict[str, Any]]) -> None:
-    facts = without_error(resolved[f"{name}: its command"])
-    words = launches(BY_NAME[name])[0]
-    engine, processes, machines = ENGINES[name]
-    assert facts["distributed_type"] == engine
-    assert facts["world"] == int(option(words, "--num_processes") or processes)
-    assert facts["launcher"]["num_machines"] == machines
-    assert facts["own_command"] is None  # processes are started by torchrun, not through ssh
-    if facts["recipe"]["engine"] is not None:
-        assert facts["recipe"]["processes"] == facts["world"]
-
-
-@of_each()
-@pytest.mark.parametrize("bf16", ["true", pytest.param("false", marks=pytest.mark.nightly)])
-def test_precision_is_the_script_s(name: str, bf16: str, resolved: dict[str, dict[str, Any]]) -> None:
-    facts = without_error(resolved[f"{name}: bf16 {bf16}"])
-    assert facts["mixed_precision"] == ("bf16" if bf16 == "true" else "no")
+def test_precision_is_the_script_s(name: str, resolved: dict[str, dict[str, Any]]) -> None:
+    facts = without_error(resolved[name])
+    assert facts["mixed_precision"] == "bf16"
     if name in ZERO:
-        assert facts["resolved"]["bf16"] is (bf16 == "true")
-        assert facts["resolved"]["fp16"] is False
+        assert (facts["resolved"]["bf16"], facts["resolved"]["fp16"]) == (True, False)
     if name in FSDP:
-        assert facts["fsdp"]["param_dtype"] == ("torch.bfloat16" if bf16 == "true" else None)
-        assert facts["weight"]["dtype"] == ("torch.float32" if bf16 == "true" else "torch.bfloat16")  # loaded in bf16
+        assert facts["fsdp"]["param_dtype"] == "torch.bfloat16"
+        assert facts["weight"]["dtype"] == "torch.float32"  # loaded in bf16
 
 
 @of_each()
 def test_accumulation_clipping_and_batch_are_the_script_s(name: str, resolved: dict[str, dict[str, Any]]) -> None:
-    facts = without_error(resolved[f"{name}: bf16 true"])
+    facts = without_error(resolved[name])
     _, processes, _ = ENGINES[name]
     assert facts["world"] == processes
     assert not {"ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "ACCELERATE_GRADIENT_CLIPPING"} & set(facts["environment"])
@@ -155,7 +133,7 @@ def test_accumulation_clipping_and_batch_are_the_script_s(name: str, resolved: d
 
 @of_each(*ZERO)
 def test_deepspeed_gets_the_stage_and_the_offload(name: str, resolved: dict[str, dict[str, Any]]) -> None:
-    result = resolved[f"{name}: bf16 true"]["resolved"]
+    result = resolved[name]["resolved"]
     assert result["stage"] == (2 if name == "zero2.yaml" else 3)
     assert result["gather_on_save"] is result["init"] is (name != "zero2.yaml")
     offload = "cpu" if name == "zero3_offload.yaml" else None
@@ -167,7 +145,7 @@ def test_deepspeed_gets_the_stage_and_the_offload(name: str, resolved: dict[str,
 
 @of_each(*FSDP)
 def test_fsdp2_shards_and_saves_whole_weights(name: str, resolved: dict[str, dict[str, Any]]) -> None:
-    facts = resolved[f"{name}: bf16 true"]
+    facts = resolved[name]
     fsdp = facts["fsdp"]
     assert (fsdp["version"], fsdp["wrap"], fsdp["reshard_after_forward"]) == (2, "transformer_auto_wrap_policy", True)
     assert fsdp["state_dict"] == "FULL_STATE_DICT"

@@ -39,9 +39,10 @@ def test_a_shipped_run_is_fine_on_the_machine_that_it_names() -> None:
     words += ["--max_completion_length", "64"]
     said = doctor(*words)
     assert said.exit_code == 0, said.output
-    assert "878,720 parameters" in said.stdout.replace("\n", " ")
-    assert "one_process, 1 process (one_process.yaml)" in said.stdout.replace("\n", " ")
-    assert "memory: about" in said.stdout
+    plain = " ".join(said.stdout.split())
+    assert "878,720 parameters" in plain
+    assert "one_process, 1 process (one_process.yaml)" in plain
+    assert "memory: about" in plain
 
 
 def test_the_page_s_example_is_what_the_command_prints() -> None:

@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import dataclasses
 import difflib
+import itertools
 import logging
 import math
 import os
@@ -215,7 +216,7 @@ def _from_words(words: Sequence[str], parser: _Parser, script: Script | None) ->
     starts = [number for number, word in enumerate(words) if word.startswith("--") or number == 0]
     given: dict[str, Any] = {}
     problems = []
-    for start, end in zip(starts, [*starts[1:], None], strict=True):
+    for start, end in itertools.pairwise([*starts, len(words)]):
         first, *rest = words[start:end]
         name, _, value = first.lstrip("-").partition("=")
         name = name.replace("-", "_")
