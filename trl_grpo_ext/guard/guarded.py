@@ -17,7 +17,6 @@ from ..types import SpanScore
 from .calls import check_scores, is_async, is_model, reward_name, select_rows
 from .outcomes import RAISE, Consequence, Judgement, Outcome, OutcomePolicy, exception_text, shown
 from .parameters import checked_number, checked_whole
-from .progress import report_progress
 from .workers import Done, WorkerPool
 
 _OUTCOMES = (Outcome.SCORED, Outcome.NONE, Outcome.TIMEOUT, Outcome.DIED, Outcome.ERROR)
@@ -215,7 +214,6 @@ class Guarded:
                 results.append(_failed(error, rows))
             else:
                 results.append(self._checked(returned, rows, count))
-            report_progress(len(results), len(calls))
         return results
 
     def _checked(self, returned: Any, rows: range, count: int) -> _Result:
