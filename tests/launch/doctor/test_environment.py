@@ -40,7 +40,6 @@ def test_a_place_where_nothing_can_be_saved_is_named(tmp_path: Path) -> None:
         inspect_machine(output_dir=str(tmp_path / "file")).output_problem == f"{tmp_path}/file is a file, not a folder"
     )
     assert "is a file" in str(inspect_machine(output_dir=str(tmp_path / "file" / "below")).output_problem)
-    assert inspect_machine(output_dir="a\0b").output_problem
     closed = tmp_path / "closed"
     closed.mkdir(mode=0o500)
     if os.geteuid():  # root may write anywhere
