@@ -8,15 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from trl import GRPOConfig, GRPOTrainer
 
-from tests.support import arguments, length_reward, prompts, train
-from tests.trainer.pipelines.page import mixed, on_top
+from tests.support import length_reward, prompts, train
 from trl_grpo_ext import GRPOExtMixin, GRPOExtTrainer, load_rewards
-from trl_grpo_ext.errors import ConfigurationError, UpstreamError, is_out_of_memory
+from trl_grpo_ext.errors import UpstreamError, is_out_of_memory
 from trl_grpo_ext.trainer import mixin, upstream
 from trl_grpo_ext.trainer.batch import BatchKeys
-from trl_grpo_ext.trainer.config import OurSettings
 from trl_grpo_ext.trainer.contexts import Sampling, ScoredBatch
 from trl_grpo_ext.trainer.own_loss import try_out
 
@@ -27,7 +24,8 @@ def test_the_table_of_the_adapter_is_what_it_overrides() -> None:
     own = {name for name in vars(GRPOExtMixin) if name == "__init__" or not name.startswith("__")}
     rows = [row.split("|")[1] for row in (mixin.__doc__ or "").splitlines() if row.startswith("| `")]
     overridden = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
-    assert own - overridden == mixin.OURS - {"_trl_grpo_ext"}
+    public = {name for name in own if isinstance(vars(GRPOExtMixin)[name], property)}
+    assert own - overridden == public
     assert overridden - {"__init__"} == upstream.METHODS.keys() - upstream.CALLED
 
 
@@ -50,32 +48,7 @@ def test_a_batch_on_its_way_is_taken_once_and_not_too_early() -> None:
 # ---------------------------------------------------------------------------------------------- in front of others
 
 
-@pytest.mark.parametrize("name", sorted(mixin.OURS))
-def test_names_that_are_ours_are_refused(tiny_model: Path, tmp_path: Path, name: str) -> None:
-    for order in (mixed, on_top):
-        with pytest.raises(ConfigurationError, match=f"Theirs has an attribute '{name}' of its own"):
-            order(type("Theirs", (GRPOTrainer,), {name: 1}))
-    if name == "_trl_grpo_ext":
-        return
-
-    class Sets(GRPOTrainer):
-        def __init__(self, *arguments: Any, **keywords: Any) -> None:
-            super().__init__(*arguments, **keywords)
-            setattr(self, name, 1)
-
-    with pytest.raises(ConfigurationError, match=f"attribute '{name}' of its own.* Rename that attribute"):
-        mixed(Sets)(str(tiny_model), length_reward, arguments(tmp_path), train_dataset=prompts())
-
-
 # ---------------------------------------------------------------------------------------------- nothing silently off
-
-
-def test_a_setting_that_a_plain_config_lacks_is_ours_and_a_misspelt_one_no_setting(tmp_path: Path) -> None:
-    plain, own = OurSettings(GRPOConfig(str(tmp_path), use_cpu=True)), OurSettings(arguments(tmp_path, token_records=8))
-    assert (plain.token_records, plain.plugin_changes, OurSettings(None).compact_updates) == (0, "stop", "off")
-    assert own.token_records == 8
-    with pytest.raises(AttributeError, match="adds no setting 'token_record'"):
-        _ = plain.token_record
 
 
 @pytest.mark.parametrize("given", ["rewards", "prompt_rates", "pass_at_k", "nothing"])

@@ -6,7 +6,6 @@ The rollouts are scripted: a completion depends on its prompt and its number in 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,10 +17,10 @@ from tests.support import arguments, length_reward, prompts, relative_gap, scrip
 from tests.trainer.hostile import FILTERS
 from tests.trainer.launch import launch
 from tests.trainer.process_worker import Float64ExtTrainer, run_job
-from trl_grpo_ext import GRPOExtConfig, GRPOExtTrainer, Rollout
+from trl_grpo_ext import GRPOExtTrainer, Rollout
 from trl_grpo_ext.errors import ConfigurationError, PluginOutputError, PluginRunError, TRLGRPOExtError
 from trl_grpo_ext.trainer.batch import BatchKeys
-from trl_grpo_ext.trainer.resampling import STATE_FILE, read_resample
+from trl_grpo_ext.trainer.resampling import STATE_FILE
 
 SIGNAL = {"filter": "signal"}
 
@@ -441,16 +440,3 @@ def test_what_cannot_be_exact_is_refused(tiny_model: Path, tmp_path: Path) -> No
 def test_settings_that_cannot_be_read(tmp_path: Path, value: Any, message: str) -> None:
     with pytest.raises(TRLGRPOExtError, match=message):
         arguments(tmp_path, resample=value)
-
-
-def test_the_setting_in_all_its_spellings(tmp_path: Path) -> None:
-    whole = {"filter": "signal", "max_rounds": 4}
-    for value in ("signal", "{filter: signal}", {"filter": "signal"}, whole):
-        assert arguments(tmp_path, resample=value).resample == whole
-    assert arguments(tmp_path, resample="none").resample is None
-    bounded = {"filter": {"name": "accuracy_between", "low": 0.2}, "max_rounds": 2}
-    config = arguments(tmp_path, resample=json.dumps(bounded))
-    assert config.resample == bounded
-    assert json.loads(json.dumps(config.to_dict()["resample"])) == bounded
-    assert read_resample(None) is None
-    assert isinstance(config, GRPOExtConfig)

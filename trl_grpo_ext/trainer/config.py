@@ -4,9 +4,9 @@
 
 import math
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar
+from types import SimpleNamespace
+from typing import Any
 
 from trl import GRPOConfig
 
@@ -141,20 +141,10 @@ class GRPOExtConfig(GRPOConfig):
             )
 
 
-class OurSettings:
+def our_settings(args: Any) -> SimpleNamespace:
     """The settings that this package adds, of any config; of a plain `GRPOConfig`, or none, their defaults."""
-
-    _defaults: ClassVar[Mapping[str, Any]] = {
-        one.name: one.default for one in fields(GRPOExtConfig) if one.name not in GRPOConfig.__dataclass_fields__
-    }
-
-    def __init__(self, args: Any) -> None:
-        self._args = args
-
-    def __getattr__(self, name: str) -> Any:
-        if name not in self._defaults:
-            raise AttributeError(f"GRPOExtConfig adds no setting {name!r} to TRL's.")
-        return getattr(self._args, name, self._defaults[name])
+    ours = [one for one in fields(GRPOExtConfig) if one.name not in GRPOConfig.__dataclass_fields__]
+    return SimpleNamespace(**{one.name: getattr(args, one.name, one.default) for one in ours})
 
 
 def _is_number(value: Any, kind: Any) -> bool:

@@ -42,7 +42,7 @@ from . import upstream
 from .batch import BatchKeys, whole_rows
 from .compact.packed import packing_of
 from .compact.updates import CompactUpdates, freedom_of
-from .config import OurSettings
+from .config import our_settings
 from .contexts import (
     SampledBatch,
     Sampling,
@@ -104,7 +104,7 @@ class Extension:
         resample: Any,
     ) -> None:
         self._trainer, self._between, self._args = trainer, between, args
-        settings = self.settings = OurSettings(args)
+        settings = self.settings = our_settings(args)
         self.advantage_hooks: list[Any] = load_advantage_hooks(
             _one_source("advantage_hooks", advantage_hooks, settings.advantage_hooks) or []
         )
@@ -143,7 +143,7 @@ class Extension:
         """Build the collaborators for the trainer that TRL has constructed."""
         trl = self._trainer
         args = self._args = trl.args
-        settings = self.settings = OurSettings(args)
+        settings = self.settings = our_settings(args)
         upstream.check_instance(trl)
         if (served := upstream.served_instead(trl)) is not None:
             warnings.warn(

@@ -40,17 +40,8 @@ _Next: type = GRPOTrainer if TYPE_CHECKING else object
 """The class whose methods `super()` finds: TRL's trainer, or a user's in between."""
 
 
-class _Public:
-    """A public attribute of the trainer, read-only: a user's trainer that sets its own of that name is refused."""
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self._attribute = name
-
-    def __get__(self, trainer: Any, owner: type | None = None) -> Any:
-        return self if trainer is None else getattr(trainer._trl_grpo_ext, self._attribute)
-
-    def __set__(self, trainer: Any, value: Any) -> None:
-        raise ConfigurationError(_clash(type(trainer), self._attribute))
+def _public(name: str) -> Any:
+    return property(lambda trainer: getattr(trainer._trl_grpo_ext, name))
 
 
 class GRPOExtMixin(_Next):
@@ -87,14 +78,14 @@ class GRPOExtMixin(_Next):
         PluginError: A selected plugin does not load.
     """
 
-    advantage_hooks = _Public()
-    loss_aggregation = _Public()
-    group_filter = _Public()
-    plugin_manifest = _Public()
+    advantage_hooks = _public("advantage_hooks")
+    loss_aggregation = _public("loss_aggregation")
+    group_filter = _public("group_filter")
+    plugin_manifest = _public("plugin_manifest")
     _trl_grpo_ext: Extension
 
     def __init_subclass__(cls, **keywords: Any) -> None:
-        """Refuse an order of base classes in which no method of ours would run, and names that are ours."""
+        """Refuse an order of base classes in which no method of ours would run."""
         super().__init_subclass__(**keywords)
         order = cls.__mro__
         if GRPOTrainer in order and order.index(GRPOExtMixin) > order.index(GRPOTrainer):
@@ -103,9 +94,6 @@ class GRPOExtMixin(_Next):
                 f"class {cls.__name__}({bases}): GRPOExtMixin comes after TRL's trainer, so none of its methods would "
                 f"run. Put it first: class {cls.__name__}(GRPOExtMixin, ...)."
             )
-        for owner in (owner for owner in order if owner is not GRPOExtMixin):
-            if clashes := sorted(OURS & vars(owner).keys()):
-                raise ConfigurationError(_clash(owner, clashes[0]))
 
     def __init__(
         self,
@@ -221,16 +209,5 @@ class GRPOExtMixin(_Next):
         self._trl_grpo_ext.plugin_records.add_to_model_card()
 
 
-OURS = frozenset({"_trl_grpo_ext", *(name for name, value in vars(GRPOExtMixin).items() if isinstance(value, _Public))})
-"""Attributes of the trainer that no other class of it may have."""
-
-
 class GRPOExtTrainer(GRPOExtMixin, GRPOTrainer):
     """TRL's `GRPOTrainer` with plugins; a drop-in: `from trl_grpo_ext import GRPOExtTrainer as GRPOTrainer`."""
-
-
-def _clash(owner: type, name: str) -> str:
-    return (
-        f"{owner.__qualname__} has an attribute {name!r} of its own, which is one of trl-grpo-ext's in this trainer: "
-        "either would overwrite the other's. Rename that attribute."
-    )

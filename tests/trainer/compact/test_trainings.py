@@ -22,7 +22,6 @@ from transformers import (
 
 from tests.support import length_reward, prompts, relative_gap, train
 from tests.trainer.compact.runs import COMMON, DIFFERENT, EXACT, SORTED, Bonus, Seen, Whitened, compact_logs, gaps, pair
-from tests.trainer.compact.test_packed import CONFIGS
 from tests.trainer.process_worker import Float64CompactTrainer, run_job, uneven_rollout
 from tests.trainer.test_processes import BY_WEIGHTS
 from trl_grpo_ext import GRPOExtTrainer
@@ -207,16 +206,6 @@ def saved(config: Any, tiny_model: Path, folder: Path) -> Path:
     AutoModelForCausalLM.from_config(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
-
-
-@pytest.mark.parametrize("name", ["qwen2", "qwen3", "a window as long as a row", "experts"])
-def test_other_models_in_the_precision_of_training(tiny_model: Path, tmp_path: Path, name: str) -> None:
-    model = saved(CONFIGS[name][0], tiny_model, tmp_path / "model")
-    more = {"beta": 0.04, "num_iterations": 2, "dtype": "float32", "share_prompts": True, "router_aux_loss_coef": 0.0}
-    more["max_steps"] = 1 if name == "experts" else 3
-    ours, theirs = pair(model, tmp_path, GRPOExtTrainer, **more)
-    assert max(gaps(ours, theirs)) < EXACT["float32"]
-    assert any(metrics["computed_tokens"] < metrics["live_tokens"] for metrics in compact_logs(ours))
 
 
 def test_the_routers_auxiliary_loss_stays_with_its_micro_batches(

@@ -18,7 +18,7 @@ from tests.support import train
 from tests.trainer.live.screens import Screen, columns, printed, state
 from trl_grpo_ext.errors import ConfigurationError
 from trl_grpo_ext.trainer.live import ConsoleSummary
-from trl_grpo_ext.trainer.live.summary import arrow, average, duration, metric_cells, notable_outcomes
+from trl_grpo_ext.trainer.live.summary import average, duration, metric_cells, notable_outcomes
 
 
 def test_what_is_shown_of_a_log() -> None:
@@ -44,13 +44,7 @@ def test_what_is_shown_of_a_log() -> None:
     assert noted == ["a: no_answer 10%", "code: timeout <1%", "judge: none 25%"]
 
 
-def test_arrows_say_what_can_be_seen() -> None:
-    def of(value: float, before: float | None) -> str:
-        (cell,) = metric_cells({"reward": value})
-        return arrow(cell, {} if before is None else {"reward": before})
-
-    assert [of(0.5, 0.4), of(0.4, 0.5), of(0.5001, 0.5004)] == ["↑", "↓", "="]
-    assert [of(0.5, None), of(math.nan, 0.5), of(0.5, math.nan)] == ["", "", ""]
+def test_durations() -> None:
     seconds = {0: "0 s", 60: "1:00", 187: "3:07", 3729: "1:02:09", math.nan: "-", math.inf: "-", -1: "-"}
     assert [duration(number) for number in seconds] == [*seconds.values()]
 
@@ -67,7 +61,7 @@ def test_a_summary_in_a_file_is_one_plain_line(monkeypatch: pytest.MonkeyPatch) 
     # Steps 1 and 2, then 3 and 4.
     shown = ("step", "reward", "a", "b", "entropy", "KL")
     assert [first[name] for name in shown] == ["2/4", "0.150", "0.500", "-0.150", "2.000", "0.01"]
-    assert [second[name] for name in shown[:4]] == ["4/4", "0.350↑", "0.500=", "-0.350↓"]
+    assert [second[name] for name in shown[:4]] == ["4/4", "0.350", "0.500", "-0.350"]
 
 
 def test_a_summary_waits_for_new_completions_and_shows_the_last_step(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,7 +69,7 @@ def test_a_summary_waits_for_new_completions_and_shows_the_last_step(monkeypatch
     logs += [(3, {"loss": 0.0, "reward": 2.0, "entropy": 6.0}), (4, {"loss": 0.0, "entropy": 2.0})]
     rows = columns(printed(monkeypatch, logs, steps=4))
     shown = [(row["step"], row["reward"], row["entropy"]) for row in rows]
-    assert shown == [("1/4", "1.000", "1.000"), ("3/4", "2.000↑", "4.000")]
+    assert shown == [("1/4", "1.000", "1.000"), ("3/4", "2.000", "4.000")]
     rows = columns(printed(monkeypatch, [(step, {"reward": float(step)}) for step in range(1, 6)], every=3, steps=5))
     assert [row["step"] for row in rows] == ["3/5", "5/5"]
 
@@ -96,7 +90,7 @@ def test_time_left_and_tokens_per_second(monkeypatch: pytest.MonkeyPatch) -> Non
     assert [(row["left"], row["tokens/s"]) for row in rows] == [("1:20", "200"), ("30 s", "100")]
 
 
-def test_an_evaluation_is_compared_with_the_evaluation_before(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_evaluation_has_a_line_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     logs: list[tuple[int, dict[str, Any]]] = [
         (0, {"eval_reward": 0.1, "eval_pass@1": 1, "eval_mean@4/a": 0.2}),
         (1, {"reward": 0.9}),
@@ -104,7 +98,7 @@ def test_an_evaluation_is_compared_with_the_evaluation_before(monkeypatch: pytes
     ]
     out = printed(monkeypatch, logs).splitlines()
     assert out[0].split("  ")[:2] == ["eval 0", "reward 0.100"]
-    assert out[-1] == "eval 2  reward 0.300↑  pass@1 0.000↓  mean@4/a 0.200="
+    assert out[-1] == "eval 2  reward 0.300  pass@1 0.000  mean@4/a 0.200"
     screen = Screen()
     monkeypatch.setattr(sys, "stdout", screen)
     ConsoleSummary().on_log(None, state(1, main=False), None, logs={"reward": 1.0})  # another process
@@ -159,7 +153,7 @@ def test_summary_steps_puts_the_summary_in_place_of_the_trainers_lines(
     assert [row["step"] for row in rows] == ["2/4", "4/4"]
     rewards = [log["reward"] for log in run.logs if "reward" in log]
     means = [f"{(rewards[first] + rewards[first + 1]) / 2:.3f}" for first in (0, 2)]
-    assert [row["reward"].rstrip("↑↓=") for row in rows] == means
+    assert [row["reward"] for row in rows] == means
     assert "'loss'" not in out
     train(tiny_model, tmp_path / "theirs", max_steps=1)
     assert "'loss'" in capsys.readouterr().out  # 0, the default: transformers' own

@@ -24,7 +24,6 @@ from tests.trainer.pipelines.test_tools import (
     result,
     save_tool_model,
 )
-from tests.trainer.watch import Watch
 from trl_grpo_ext import GRPOExtConfig, GRPOExtTrainer
 
 SCRIPTS = {  # two turns in every completion, so that a group's turns are compared with all of it
@@ -103,41 +102,3 @@ def test_the_outcomes_advantage_for_all_turns_is_trls(tool_model: Path, tmp_path
             # GiGPO has 1e-6 beside the deviation, where TRL has 1e-4.
             assert gap == 0.0 if name == "off" else gap < (1e-6 if name != "episodes" else 1e-3)
         assert trainer._logs["completion"] == trl._logs["completion"]
-
-
-BY_TURN = ["turn_rewards", {"name": "tool_errors", "penalty": 0.25}, {"name": "masked_turns", "pick": "calls"}]
-MODES: dict[str, dict[str, Any]] = {
-    "off": {},
-    "exact": {"compact_updates": "exact"},
-    "shared": {"compact_updates": "exact", "share_prompts": True},
-}
-
-
-def weights_of(trainer: Any) -> dict[str, torch.Tensor]:
-    return {name: weight.detach() for name, weight in trainer.model.named_parameters()}
-
-
-def test_compact_updates_and_shared_prompts_are_the_same(tool_model: Path, tmp_path: Path) -> None:
-    """With completions that are cut off within their second turn, none of which counts."""
-    common = {"rewards": ["tool_use"], "loss_aggregation": "token_mean", "mask_truncated_completions": True}
-    common |= {"max_completion_length": 103, "max_steps": 3}
-    runs = {}
-    for mode, settings in MODES.items():
-        watch = Watch()
-        hooks = [*BY_TURN, watch]
-        runs[mode] = run(tool_model, tmp_path / mode, hooks, [last_letters], settings={**common, **settings})
-        kinds = {
-            (len(rollout.turns(row)), bool(rollout.mask_B_T[row].any()))
-            for _, rollout in watch.seen
-            for row in range(len(rollout.texts))
-        }
-        assert kinds == {(2, True), (2, False)}
-    off, plain = runs.pop("off")
-    assert any(bool(gradient.any()) for gradient in plain.gradients[0].values())
-    for trainer, recorder in runs.values():
-        assert trainer._logs["completion"] == off._logs["completion"]
-        steps = zip(recorder.gradients, plain.gradients, strict=True)
-        assert max(relative_gap(*step) for step in steps) < 1e-5
-        assert relative_gap(weights_of(trainer), weights_of(off)) < 1e-5
-    for log in runs["shared"][1].logs[:3]:  # one row for each group: the prompts are computed once
-        assert log["compact/distinct_tokens"] < log["compact/live_tokens"] > log["compact/computed_tokens"]

@@ -26,10 +26,9 @@ ORDINARY = frozenset({"right", "wrong", "scored"})
 class ConsoleSummary(TrainerCallback):
     """Prints a summary of the training log, on the main process.
 
-    A summary is the mean of the log entries since the one before: step, time left, reward and each reward function with
-    an arrow for its change, length, entropy, KL, clipping, share of groups without signal, tokens per second, and the
-    outcomes that are neither right nor wrong. Metrics missing from the log are left out. An evaluation has a row of its
-    own, with its pass@k, compared with the previous evaluation.
+    A summary is the mean of the log entries since the one before: step, time left, reward and each reward function,
+    length, entropy, KL, clipping, share of groups without signal, tokens per second, and the outcomes that are neither
+    right nor wrong. Metrics missing from the log are left out. An evaluation has a line of its own, with its pass@k.
 
     Args:
         every: Optimizer steps between summaries. A summary waits for a log entry (`logging_steps`) and for completions
@@ -46,7 +45,6 @@ class ConsoleSummary(TrainerCallback):
         self._widths: dict[str, int] = {}
         self._header: tuple[str, ...] = ()
         self._rows = 0
-        self._before: dict[str, dict[str, float]] = {}
         self._begin(None)
 
     def _begin(self, state: Any) -> None:
@@ -83,25 +81,22 @@ class ConsoleSummary(TrainerCallback):
         self._waiting, self._last_step = [], int(state.global_step)
         done, ahead = state.global_step - self._first_step, state.max_steps - state.global_step
         left = (now - self._started) / done * ahead if done > 0 and ahead >= 0 else math.nan
-        cells = [Cell("left", left, duration(left))]
+        cells = [Cell("left", duration(left))]
         tokens = metrics.get("num_tokens", math.nan)
         rate = (tokens - self._tokens) / max(now - self._counted, 1e-9)
         self._tokens, self._counted = tokens, now
         if math.isfinite(rate) and rate >= 0:
-            cells.append(Cell("tokens/s", rate, f"{rate:,.0f}"))
+            cells.append(Cell("tokens/s", f"{rate:,.0f}"))
         self._show("training", metrics, state, cells)
 
     def _show(self, kind: str, metrics: Mapping[str, float], state: Any, cells: list[Cell]) -> None:
-        before = self._before.setdefault(kind, {})
         # Evaluations do not train, and groups of one completion never differ.
         values = [cell for cell in metric_cells(metrics) if kind == "training" or cell.name != _NO_SIGNAL]
         shown: dict[str, str] = {}
         for cell in [*values[:1], *cells[:1], *values[1:], *cells[1:]]:
-            # The mark has a column of its own, so that the numbers stay aligned.
-            shown[cell.name] = cell.text + ((arrow(cell, before) or " ") if cell.followed else "")
-        before.update({cell.name: cell.value for cell in values})
+            shown[cell.name] = cell.text
         if kind == "evaluation":  # it has few columns, so it names them
-            line = _GAP.join([f"eval {state.global_step}", *(f"{name} {text.strip()}" for name, text in shown.items())])
+            line = _GAP.join([f"eval {state.global_step}", *(f"{name} {text}" for name, text in shown.items())])
         else:
             step = f"{state.global_step}/{state.max_steps}" if state.max_steps > 0 else f"{state.global_step}"
             line = self._row({"step": step, **shown})
@@ -158,12 +153,10 @@ def use_console_summary(trainer: Trainer, every: int = 1) -> ConsoleSummary:
 
 
 class Cell(NamedTuple):
-    """One number of a summary: NaN if it is logged without a value; `followed` if its change is shown."""
+    """One number of a summary."""
 
     name: str
-    value: float
     text: str
-    followed: bool = False
 
 
 def average(logs: Sequence[Mapping[str, Any]]) -> dict[str, float]:
@@ -191,7 +184,7 @@ def metric_cells(metrics: Mapping[str, float]) -> list[Cell]:
     cells += [_reward(printable_name(name), metrics[name]) for name in at_k]
     for name, key, shown in _OTHERS:
         if key in metrics and all(cell.name != name for cell in cells):
-            cells.append(Cell(name, metrics[key], shown(metrics[key])))
+            cells.append(Cell(name, shown(metrics[key])))
     return cells
 
 
@@ -207,14 +200,6 @@ def notable_outcomes(metrics: Mapping[str, float]) -> list[str]:
     return [f"{reward}: {', '.join(shares)}" for reward, shares in by_reward.items()]
 
 
-def arrow(cell: Cell, before: Mapping[str, float]) -> str:
-    """A mark for up, down or no visible change; empty if there is nothing to compare."""
-    last = before.get(cell.name, math.nan)
-    if not cell.followed or math.isnan(cell.value) or math.isnan(last):
-        return ""
-    return "=" if _decimal(last) == cell.text else "↑" if cell.value > last else "↓"
-
-
 def duration(seconds: float) -> str:
     """`42 s`, `3:07`, `1:02:09`; `-` if unknown."""
     if not math.isfinite(seconds) or seconds < 0:
@@ -225,7 +210,7 @@ def duration(seconds: float) -> str:
 
 
 def _reward(name: str, value: float) -> Cell:
-    return Cell(name, value, _decimal(value), followed=True)
+    return Cell(name, _decimal(value))
 
 
 def _decimal(value: float) -> str:
