@@ -83,25 +83,16 @@ class SampledBatch:
 
 @dataclass
 class Sampling:
-    """A generation batch while TRL samples and scores it: every override adds what it sees, and `take` hands it over.
+    """A generation batch while TRL samples and scores it: every override adds what it sees."""
 
-    Attributes:
-        trainer: For messages.
-        generated: What `_generate` returned.
-        passes: Log-probabilities of the passes before the rewards: the old policy's, then the reference's.
-        scored: What `_calculate_rewards` saw.
-        show_columns: Shows TRL the columns of rewards that shapers add.
-        tensors: The batch that TRL will make, as shapers see it.
-        rollout: After the shapers.
-    """
-
-    trainer: str
-    generated: Sequence[Any] | None = None
+    trainer: str  # for messages
+    generated: Sequence[Any] | None = None  # what `_generate` returned
+    # Log-probabilities of the passes before the rewards: the old policy's, then the reference's.
     passes: list[torch.Tensor] = field(default_factory=list)
-    scored: ScoredBatch | None = None
-    show_columns: Callable[[Sequence[str]], None] | None = None
-    tensors: dict[str, Any] = field(default_factory=dict)
-    rollout: Rollout | None = None
+    scored: ScoredBatch | None = None  # what `_calculate_rewards` saw
+    show_columns: Callable[[Sequence[str]], None] | None = None  # shows TRL the columns of rewards that shapers add
+    tensors: dict[str, Any] = field(default_factory=dict)  # the batch that TRL will make, as shapers see it
+    rollout: Rollout | None = None  # after the shapers
     _taken: bool = False
 
     def begin(self, generated: Sequence[Any]) -> None:

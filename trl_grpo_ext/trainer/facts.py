@@ -14,30 +14,20 @@ import torch
 
 @dataclass(frozen=True)
 class RunFacts:
-    """What stays the same from the trainer's construction to its end; `gather` is in rank order.
+    """What stays the same from the trainer's construction to its end; `gather` is in rank order."""
 
-    Attributes:
-        trainer: Qualified name of the trainer's class, for messages.
-        end_ids: Tokens that end a completion, padding among them.
-        pad_to_multiple_of: The width of TRL's tensors is a multiple of it; None for any width.
-        masks_truncated: Whether truncated completions have an empty mask.
-        accumulation: Micro-batches of an optimizer step.
-        steps_per_generation: Micro-batches of a generation batch.
-        async_tools: Names of the asynchronous tools.
-    """
-
-    trainer: str
+    trainer: str  # qualified name of the trainer's class, for messages
     tokenizer: Any
-    end_ids: frozenset[int]
+    end_ids: frozenset[int]  # tokens that end a completion, padding among them
     pad_id: int
-    pad_to_multiple_of: int | None
-    masks_truncated: bool
+    pad_to_multiple_of: int | None  # the width of TRL's tensors is a multiple of it; None for any width
+    masks_truncated: bool  # whether truncated completions have an empty mask
     reward_names: tuple[str, ...]
     num_generations: int
     num_generations_eval: int
     max_completion_length: int
-    accumulation: int
-    steps_per_generation: int
+    accumulation: int  # micro-batches of an optimizer step
+    steps_per_generation: int  # micro-batches of a generation batch
     rows_per_pass: int
     rows_per_pass_eval: int
     rank: int
@@ -45,7 +35,7 @@ class RunFacts:
     gather: Callable[[torch.Tensor], torch.Tensor]
     sum_over_ranks: Callable[[torch.Tensor], torch.Tensor]
     device: torch.device
-    async_tools: frozenset[str] = frozenset()
+    async_tools: frozenset[str] = frozenset()  # names of the asynchronous tools
 
     def group_size(self, training: bool) -> int:
         """Completions of one prompt."""
@@ -58,21 +48,13 @@ class RunFacts:
 
 @dataclass(frozen=True)
 class Progress:
-    """Where in the run a call happens.
+    """Where in the run a call happens."""
 
-    Attributes:
-        training: False in evaluation, which neither accumulates nor cuts generation batches.
-        step: Optimizer steps done.
-        accumulation: Micro-batches of the optimizer step at hand.
-        steps_per_generation: Micro-batches of the generation batch at hand.
-        precision: Of the loss: float32, unless the policy has more.
-    """
-
-    training: bool
-    step: int
-    accumulation: int = 1
-    steps_per_generation: int = 1
-    precision: torch.dtype = torch.float32
+    training: bool  # False in evaluation, which neither accumulates nor cuts generation batches
+    step: int  # optimizer steps done
+    accumulation: int = 1  # micro-batches of the optimizer step at hand
+    steps_per_generation: int = 1  # micro-batches of the generation batch at hand
+    precision: torch.dtype = torch.float32  # of the loss: float32, unless the policy has more
 
 
 @dataclass(frozen=True)

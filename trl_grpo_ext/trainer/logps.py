@@ -27,26 +27,19 @@ Scores = dict[str, torch.Tensor]
 
 @dataclass(frozen=True)
 class Models:
-    """What scoring needs of a run's models.
+    """What scoring needs of a run's models."""
 
-    Attributes:
-        policy_pass: TRL's own pass of the policy over a batch, so many rows at a time, with entropies or without:
-            `(batch, rows, entropies) -> (B, T), (B, T) or None`.
-        prompt_tokens: TRL's own tokens of prompts, strings or messages, with its chat template.
-        as_reference: A context in which the policy's pass is the reference's. None if there is no reference policy.
-        prepared: Puts a teacher on the policy's device, sharded like it.
-        in_tiles: Whether TRL gives a model a head that projects logits in tiles, as it does to the policy.
-        one_update: The settings by which a generation batch feeds only one optimizer step; else None.
-    """
-
+    # TRL's own pass of the policy over a batch, so many rows at a time, with entropies or without.
     policy_pass: Callable[[dict[str, Any], int, bool], tuple[torch.Tensor, torch.Tensor | None]]
+    # TRL's own tokens of prompts, strings or messages, with its chat template.
     prompt_tokens: Callable[[list[Any]], list[list[int]]]
+    # A context in which the policy's pass is the reference's. None if there is no reference policy.
     as_reference: Callable[[], AbstractContextManager[Any]] | None
-    prepared: Callable[[Any], Any]
-    in_tiles: bool
+    prepared: Callable[[Any], Any]  # puts a teacher on the policy's device, sharded like it
+    in_tiles: bool  # whether TRL gives a model a head that projects logits in tiles, as it does to the policy
     autocast: Callable[[], AbstractContextManager[Any]]
     samples_with_logps: bool
-    one_update: str | None
+    one_update: str | None  # the settings by which a generation batch feeds only one optimizer step; else None
     name: str
     temperature: float
     trust_remote_code: bool

@@ -26,21 +26,13 @@ _SOURCES = ("train_dataset", "eval_dataset", "processing_class", "reward_process
 
 @dataclass(frozen=True)
 class LossKind:
-    """What a trial showed of a loss.
+    """What a trial showed of a loss."""
 
-    Attributes:
-        as_trl: It equals TRL's loss, so the override only observes.
-        acts: The advantages of the batch change it.
-        late: It reads them after the policy's forward pass, where forward hooks act.
-        per_token: It takes advantages `(B, T)`.
-        said: What it raised on those, if it did, for messages.
-    """
-
-    as_trl: bool = True
-    acts: bool = True
-    late: bool = True
-    per_token: bool = True
-    said: str = ""
+    as_trl: bool = True  # it equals TRL's loss, so the override only observes
+    acts: bool = True  # the advantages of the batch change it
+    late: bool = True  # it reads them after the policy's forward pass, where forward hooks act
+    per_token: bool = True  # it takes advantages `(B, T)`
+    said: str = ""  # what it raised on those, if it did, for messages
 
 
 @dataclass(frozen=True)

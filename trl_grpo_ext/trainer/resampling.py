@@ -10,9 +10,8 @@ each completion once, when it is sampled. What is trained on is put together aft
 - A batch takes what it needs; groups kept beyond it are dropped and counted as surplus.
 - TRL's batches have a fixed size. A batch that is not full after `max_rounds` is filled up with dropped groups of its
   rounds, whose tokens are masked: they are in no loss and no denominator.
-- Prompts come in the order of TRL's sampler. Each pass has every prompt once, also those that TRL leaves out where the
-  data is no multiple of a batch; no batch has two groups of one prompt. An epoch is as many updates as without
-  `resample`, and the data is passed faster.
+- Prompts come in the order of TRL's sampler, in as many whole rounds as a pass has; no batch has two groups of one
+  prompt. An epoch is as many updates as without `resample`, and the data is passed faster.
 - Hooks run on the batch that is trained on. Where the filter reads advantages they run in each round too, which gives
   the same only if each of them looks at every group by itself (`per_group`). Shapers always run in the round. What
   cannot be exact is refused when the trainer is constructed.
@@ -100,7 +99,7 @@ Group = list[SampledRow]
 
 
 class Prompts:
-    """The training prompts in the order of TRL's sampler; each pass has every prompt once."""
+    """The training prompts in the order of TRL's sampler."""
 
     def __init__(self, trainer: Any, facts: RunFacts) -> None:
         self._trainer, self._facts = trainer, facts
@@ -125,21 +124,16 @@ class Prompts:
         return prompts, list(self._trainer.data_collator([self._rows[index] for index in mine]))
 
     def _all(self) -> Iterator[list[int]]:
-        """Each round's prompts; where a pass ends within a round, the next begins with others than the round has."""
+        """Each round's prompts."""
         # Read when a training begins: callers may still change the trainer's data after construction.
         self._rows, make_sampler = upstream.training_data_of(self._trainer)
         self._per_round = size = int(self._trainer.args.generation_batch_size) // self._facts.num_generations
-        sampler, left = make_sampler(), list[int]()
+        sampler = make_sampler()
         for passes in itertools.count():
             if hasattr(sampler, "set_epoch"):
                 sampler.set_epoch(passes)
-            order = dict.fromkeys(sampler) | dict.fromkeys(range(len(self._rows)))  # the sampler's end may be missing
-            first = [index for index in order if index not in left][: size - len(left)] if left else []
-            taken = set(first)
-            coming = [*left, *first, *(index for index in order if index not in taken)]
-            whole = len(coming) // size * size
-            yield from (coming[start : start + size] for start in range(0, whole, size))
-            left = coming[whole:]
+            order = list(dict.fromkeys(sampler))
+            yield from (order[start : start + size] for start in range(0, len(order) - size + 1, size))
 
 
 class Resampling:
