@@ -63,7 +63,7 @@ from .pass_at_k import columns_of, pass_at_k_of
 from .phase_times import PhaseClock
 from .plugin_records import PluginRecords
 from .reaggregation import LossForward, Reaggregation, trl_weights
-from .resampling import Prompts, Resampling, read_resample, refuse_inexact
+from .resampling import Prompts, Resampling, ResamplingState, read_resample, refuse_inexact
 from .self_check import self_check
 from .shaping import batch_before_trls, refuse_images, rollout_of_shapers
 
@@ -218,11 +218,13 @@ class Extension:
         upstream.refuse_stream(trl.train_dataset)
         statistics, saves_inside = upstream.batch_statistics_of(trl), upstream.saves_inside_batches(trl)
         refuse_inexact(self.group_filter, self.advantage_hooks, statistics, saves_inside)
+        prompts = Prompts(trl, facts)
+        trl.add_callback(ResamplingState.of(prompts))
         return Resampling(
             self._resample,
             self.group_filter,
             facts,
-            Prompts(trl, facts),
+            prompts,
             self.agreement,
             loss_counts_rows=self.loss_aggregation is None and trl.loss_type in upstream.ROW_MEAN,
         )
@@ -297,16 +299,6 @@ class Extension:
         if self._trainer._step % self._trainer.current_gradient_accumulation_steps == 0:  # as TRL's own `step_time`
             self.add_metrics(self._phases.take())
         return output
-
-    def save_resampling(self, folder: str) -> None:
-        """Save what `resample` has drawn."""
-        if self._resampling is not None and self._args.should_save:
-            self._resampling.save(folder, upstream.between_batches(self._trainer))
-
-    def load_resampling(self, checkpoint: str | None) -> None:
-        """Continue where `resample` was."""
-        if self._resampling is not None and checkpoint is not None:
-            self._resampling.load(checkpoint, upstream.batches_done(self._trainer, checkpoint))
 
     # ------------------------------------------------------------------ once per generation batch
 

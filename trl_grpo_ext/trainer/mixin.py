@@ -14,8 +14,6 @@
 | `_compute_loss` | the self-check, once; the same loss with the selected aggregation; records |
 | `_get_per_token_logps_and_entropies` | passes sorted, prompts shared; forward hooks; what the KL term needs |
 | `log` | the token records written |
-| `_save_rng_state` | what `resample` has drawn, into the checkpoint |
-| `_load_optimizer_and_scheduler` | the same out of it |
 | `_save`, `save_model` | the manifest beside the weights |
 | `create_model_card` | a table of the plugins |
 
@@ -168,14 +166,6 @@ class GRPOExtMixin(_Next):
 
     def _generate_and_score_completions(self, inputs: Any) -> Any:
         return self._trl_grpo_ext.generate_and_score(super()._generate_and_score_completions, inputs)
-
-    def _save_rng_state(self, output_dir: str) -> None:
-        super()._save_rng_state(output_dir)
-        self._trl_grpo_ext.save_resampling(output_dir)
-
-    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        super()._load_optimizer_and_scheduler(checkpoint)
-        self._trl_grpo_ext.load_resampling(checkpoint)
 
     def compute_loss(self, model: Any, inputs: Any, *arguments: Any, **keywords: Any) -> Any:
         """Compute TRL's loss, and stop if the selected plugins were bypassed."""

@@ -15,23 +15,23 @@ each completion once, when it is sampled. What is trained on is put together aft
 - Hooks run on the batch that is trained on. Where the filter reads advantages they run in each round too, which gives
   the same only if each of them looks at every group by itself (`per_group`). Shapers always run in the round. What
   cannot be exact is refused when the trainer is constructed.
-- A checkpoint has the number of rounds drawn (`STATE_FILE`). One inside a generation batch lacks that batch, which TRL
-  would sample again from other weights: it cannot be resumed from, and `save_steps` that would write one are refused.
+- A checkpoint has the number of rounds drawn. One inside a generation batch lacks that batch, which TRL would sample
+  again from other weights: it cannot be resumed from, and `save_steps` that would write one are refused.
 """
 
 from __future__ import annotations
 
 import itertools
-import json
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from accelerate.utils import gather_object
+from transformers import TrainerCallback
+from transformers.trainer_callback import ExportableState
 
 from ..credit.flow import group_verdicts, plugin_label, verdicts_by_group
 from ..credit.turns import scores_turns
@@ -43,9 +43,6 @@ from . import upstream
 from .batch import PROMPT_KEYS, BatchKeys, counting_mask
 from .contexts import SampledBatch, ScoredBatch, make_rollout
 from .facts import Progress, RunFacts
-
-STATE_FILE = "trl_grpo_ext_resample.json"
-"""In a checkpoint: how many rounds were drawn, and whether it is inside a generation batch."""
 
 _PAD: Mapping[str, float] = {
     "tool_mask": 1.0,
@@ -109,6 +106,19 @@ class Prompts:
         """Continue after this many rounds."""
         self.drawn, self._rounds = drawn, itertools.islice(self._all(), drawn, None)
 
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint needs for a run to continue as if it had not stopped."""
+        return {"rounds_drawn": self.drawn, "inside_a_batch": not upstream.between_batches(self._trainer)}
+
+    def resume(self, saved: dict[str, Any] | None, step: int) -> None:
+        """Continue at a checkpoint; one without a state is of a run without `resample`."""
+        if saved is not None and saved["inside_a_batch"]:
+            raise ConfigurationError(
+                "resample: the checkpoint was saved inside a generation batch, which is not in it and would be sampled "
+                "again from other weights. Resume from a checkpoint between generation batches."
+            )
+        self.start_at(upstream.batches_done(self._trainer, step) if saved is None else saved["rounds_drawn"])
+
     @property
     def passes(self) -> float:
         """Passes over the data so far."""
@@ -134,6 +144,31 @@ class Prompts:
                 sampler.set_epoch(passes)
             order = list(dict.fromkeys(sampler))
             yield from (order[start : start + size] for start in range(0, len(order) - size + 1, size))
+
+
+class ResamplingState(TrainerCallback, ExportableState):
+    """Keeps the state in the checkpoint's `trainer_state.json`.
+
+    transformers may make an instance of its own, so the prompts are an attribute of the class that `of` makes.
+    """
+
+    prompts: ClassVar[Prompts]
+
+    @classmethod
+    def of(cls, prompts: Prompts) -> ResamplingState:
+        """The callback of one trainer."""
+        made: ResamplingState = type(cls.__name__, (cls,), {"prompts": prompts})()
+        return made
+
+    def state(self) -> dict[str, Any]:
+        """What transformers writes into the checkpoint."""
+        return {"args": {}, "attributes": {"saved": self.prompts.state()}}
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **keywords: Any) -> None:
+        """Continue where the checkpoint was."""
+        if state.global_step:
+            saved = state.stateful_callbacks.get(type(self).__name__, {}).get("attributes", {}).get("saved")
+            self.prompts.resume(saved, state.global_step)
 
 
 class Resampling:
@@ -288,31 +323,6 @@ class Resampling:
                 n for row in everybody for n, spans in row.values["spans"].items() if scores_turns(spans)
             ),
         )
-
-    # ------------------------------------------------------------------ checkpoints
-
-    def save(self, folder: str, between_batches: bool) -> None:
-        """Write into a checkpoint what a run needs to continue as if it had not stopped."""
-        state = {"rounds_drawn": self.prompts.drawn, "inside_a_batch": not between_batches}
-        (Path(folder) / STATE_FILE).write_text(json.dumps(state), encoding="utf-8")
-
-    def load(self, folder: str, batches_done: int) -> None:
-        """Restore the state of a checkpoint; without a state it is of a run without `resample`."""
-        path = Path(folder) / STATE_FILE
-        if not path.is_file():
-            self.prompts.start_at(batches_done)
-            return
-        try:
-            state = json.loads(path.read_text(encoding="utf-8"))
-            drawn, inside = int(state["rounds_drawn"]), bool(state["inside_a_batch"])
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise ConfigurationError(f"resample: {path} cannot be read ({error}). Resume from another one.") from error
-        if inside:
-            raise ConfigurationError(
-                f"resample: {folder} was saved inside a generation batch, which is not in it and would be sampled "
-                "again from other weights. Resume from a checkpoint between generation batches."
-            )
-        self.prompts.start_at(drawn)
 
 
 # ---------------------------------------------------------------------- rows cut out

@@ -7,14 +7,12 @@ the oldest and the newest supported TRL. If a release changes something below, t
 from __future__ import annotations
 
 import inspect
-import json
 import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -51,10 +49,8 @@ METHODS: dict[str, tuple[str, ...]] = {
     "evaluation_loop": ("self", "dataloader"),
     "log": ("self", "logs"),
     "_get_train_sampler": ("self", "dataset"),
-    "_load_optimizer_and_scheduler": ("self", "checkpoint"),
     "_remove_unused_columns": ("self", "dataset", "description"),
     "_save": ("self", "output_dir"),
-    "_save_rng_state": ("self", "output_dir"),
     "create_model_card": ("self", "model_name"),
     "save_model": ("self", "output_dir"),
     "train": ("self", "resume_from_checkpoint"),
@@ -289,11 +285,10 @@ def training_data_of(trainer: Any) -> tuple[Any, Callable[[], Any]]:
     return rows, sampler
 
 
-def batches_done(trainer: Any, checkpoint: str) -> int:
-    """Generation batches that a run without `resample` has drawn by the step of a checkpoint."""
-    with (Path(checkpoint) / "trainer_state.json").open(encoding="utf-8") as file:
-        steps = int(json.load(file)["global_step"]) * int(trainer.args.gradient_accumulation_steps)
-    return -(-steps // (int(trainer.args.num_iterations) * int(trainer.args.steps_per_generation)))
+def batches_done(trainer: Any, step: int) -> int:
+    """Generation batches that a run without `resample` has drawn by an optimizer step."""
+    block = int(trainer.args.num_iterations) * int(trainer.args.steps_per_generation)
+    return -(-step * int(trainer.args.gradient_accumulation_steps) // block)
 
 
 def batch_statistics_of(trainer: Any) -> str | None:
