@@ -58,7 +58,7 @@ from .hook_states import states_of
 from .live.summary import use_console_summary
 from .logps import Models, Scorer, Scores
 from .loss_trial import ForwardPass, LossOf
-from .own_loss import LossNeeds, OwnLoss, reward_positions
+from .own_loss import OwnLoss, reward_positions
 from .pass_at_k import columns_of, pass_at_k_of
 from .phase_times import PhaseClock
 from .plugin_records import PluginRecords
@@ -118,12 +118,10 @@ class Extension:
         self._changes_advantages = self.chain.acts("on_rollout") or self.chain.acts("on_forward")
         self._own_loss = OwnLoss(
             between,
-            LossNeeds(
-                hooks=self._changes_advantages,
-                forward_hooks=self.chain.acts("on_forward"),
-                aggregation=None if self.loss_aggregation is None else flow.plugin_label(self.loss_aggregation),
-                compact=settings.compact_updates == "exact",
-            ),
+            hooks=self._changes_advantages,
+            forward_hooks=self.chain.acts("on_forward"),
+            aggregation=None if self.loss_aggregation is None else flow.plugin_label(self.loss_aggregation),
+            compact=settings.compact_updates == "exact",
         )
         if self.loss_aggregation is not None and args is not None:
             upstream.check_loss_type(args.loss_type)
@@ -219,7 +217,7 @@ class Extension:
         statistics, saves_inside = upstream.batch_statistics_of(trl), upstream.saves_inside_batches(trl)
         refuse_inexact(self.group_filter, self.advantage_hooks, statistics, saves_inside)
         prompts = Prompts(trl, facts)
-        trl.add_callback(ResamplingState.of(prompts))
+        trl.add_callback(ResamplingState.of(prompts=prompts))
         return Resampling(
             self._resample,
             self.group_filter,

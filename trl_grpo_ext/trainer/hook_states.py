@@ -1,4 +1,4 @@
-"""Hooks' states, such as an adaptive coefficient, survive a checkpoint.
+"""States that survive a checkpoint: those of hooks, such as an adaptive coefficient, and what `resample` has drawn.
 
 They are written into the checkpoint's `trainer_state.json`, where transformers keeps the states of callbacks, and read
 back when the run resumes.
@@ -7,7 +7,7 @@ back when the run resumes.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from transformers import TrainerCallback
 from transformers.trainer_callback import ExportableState
@@ -17,22 +17,38 @@ from ..errors import ConfigurationError
 from ..types import implements
 
 
-class AdvantageHookStates(TrainerCallback, ExportableState):
-    """Saves the states of the hooks that have `state_dict` and `load_state_dict`, and restores them at resumption.
+class KeptState(TrainerCallback, ExportableState):
+    """A callback with a state.
 
-    transformers may make an instance of its own from what `state` returns, which is why the hooks are an attribute of
-    the class that `states_of` makes for each trainer.
+    transformers may make an instance of its own from what `state` returns, which is why what has the state is an
+    attribute of the class that `of` makes for each trainer.
     """
+
+    @classmethod
+    def of(cls, **attributes: Any) -> Self:
+        """The callback of one trainer."""
+        made: Self = type(cls.__name__, (cls,), attributes)()
+        return made
+
+    def saved_in(self, state: Any) -> Any:
+        """What the checkpoint has of it; None without a checkpoint."""
+        return state.stateful_callbacks.get(type(self).__name__, {}).get("attributes", {}).get("saved")
+
+
+class AdvantageHookStates(KeptState):
+    """Saves the states of the hooks that have `state_dict` and `load_state_dict`, and restores them at resumption."""
 
     hooks: ClassVar[Sequence[Any]] = ()
 
     def state(self) -> dict[str, Any]:
         """What transformers writes into the checkpoint."""
-        return {"args": {}, "attributes": {"saved": [_state_of(hook) for hook in self.hooks]}}
+        states = [dict(hook.state_dict()) if has_state(hook) else None for hook in self.hooks]
+        saved = [{"hook": plugin_label(hook), "state": one} for hook, one in zip(self.hooks, states, strict=True)]
+        return {"args": {}, "attributes": {"saved": saved}}
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **keywords: Any) -> None:
         """Restore each hook's state from the checkpoint; without a checkpoint hooks keep what they have."""
-        saved = state.stateful_callbacks.get(type(self).__name__, {}).get("attributes", {}).get("saved", [])
+        saved = self.saved_in(state) or []
         here, there = [plugin_label(hook) for hook in self.hooks], [entry["hook"] for entry in saved]
         if saved and here != there:
             raise ConfigurationError(
@@ -46,16 +62,9 @@ class AdvantageHookStates(TrainerCallback, ExportableState):
 
 def states_of(hooks: Sequence[Any]) -> AdvantageHookStates | None:
     """The callback for these hooks, or None if none has a state."""
-    if not any(has_state(hook) for hook in hooks):
-        return None
-    states: AdvantageHookStates = type(AdvantageHookStates.__name__, (AdvantageHookStates,), {"hooks": list(hooks)})()
-    return states
+    return AdvantageHookStates.of(hooks=list(hooks)) if any(map(has_state, hooks)) else None
 
 
 def has_state(hook: Any) -> bool:
     """Whether a hook has a state to save."""
     return implements(hook, "state_dict") and implements(hook, "load_state_dict")
-
-
-def _state_of(hook: Any) -> dict[str, Any]:
-    return {"hook": plugin_label(hook), "state": dict(hook.state_dict()) if has_state(hook) else None}

@@ -35,31 +35,20 @@ class LossKind:
     said: str = ""  # what it raised on those, if it did, for messages
 
 
-@dataclass(frozen=True)
-class LossNeeds:
-    """What a run needs of its loss: whether hooks act, the aggregation's label, whether updates are compact."""
-
-    hooks: bool
-    forward_hooks: bool
-    aggregation: str | None
-    compact: bool
-
-    @property
-    def anything(self) -> bool:
-        """Whether the run needs anything of its loss."""
-        return self.hooks or self.compact or self.aggregation is not None
-
-
 class OwnLoss:
     """The loss of a user's classes between our mixin and TRL's trainer."""
 
-    def __init__(self, between: Sequence[type], wanted: LossNeeds) -> None:
+    def __init__(
+        self, between: Sequence[type], *, hooks: bool, forward_hooks: bool, aggregation: str | None, compact: bool
+    ) -> None:
         self.owners = [owner for owner in between if not upstream.LOSS_METHODS.isdisjoint(vars(owner))]
-        self._wanted, self._kind = wanted, None if self.owners else LossKind()
+        self._kind = None if self.owners else LossKind()
+        self._is_used = hooks or compact or aggregation is not None
+        self._forward_hooks, self._aggregation, self._compact = forward_hooks, aggregation, compact
         for owner in self.owners:
-            if wanted.aggregation is not None:
-                upstream.check_own_loss(owner, f"The loss aggregation {wanted.aggregation!r}")
-            if wanted.compact:
+            if aggregation is not None:
+                upstream.check_own_loss(owner, f"The loss aggregation {aggregation!r}")
+            if compact:
                 upstream.check_own_loss(owner, "compact_updates: exact")
 
     @property
@@ -70,7 +59,7 @@ class OwnLoss:
     @property
     def untried(self) -> bool:
         """Whether the loss has not been tried out yet."""
-        return self._kind is None and self._wanted.anything
+        return self._kind is None and self._is_used
 
     @property
     def _names(self) -> str:
@@ -89,24 +78,23 @@ class OwnLoss:
         if batch["completion_ids"].size(0) == 1:  # with one row there is nothing to mix up
             batch = join_batches([batch, batch])
         kind = self._kind = try_out(batch, loss_of, trls_loss_of)
-        wanted = self._wanted
-        if wanted.compact and not kind.as_trl:
+        if self._compact and not kind.as_trl:
             raise ConfigurationError(
                 f"compact_updates: exact cannot be exact with {self._names}, whose loss is not TRL's and "
                 "may count the rows of a micro-batch. Turn compact_updates off, or remove the override."
             )
-        if not kind.acts and not wanted.forward_hooks and wanted.aggregation is None:
+        if not kind.acts and not self._forward_hooks and self._aggregation is None:
             raise SelfCheckError(
                 f"The loss of {self._names} does not depend on the advantages of the batch, so the selected advantage "
                 f"hooks would have no effect. Remove them, or the override."
             )
-        if not kind.per_token and wanted.aggregation is not None:
+        if not kind.per_token and self._aggregation is not None:
             raise ConfigurationError(
-                f"The loss aggregation {wanted.aggregation!r} cannot be exact with {self._names}, whose loss takes one "
+                f"The loss aggregation {self._aggregation!r} cannot be exact with {self._names}, whose loss takes one "
                 f"advantage for each completion and not (completions, tokens){kind.said}, so there are no per-token "
                 "losses. Remove the aggregation, or let the loss take both."
             )
-        if not kind.per_token and not kind.late and wanted.forward_hooks:
+        if not kind.per_token and not kind.late and self._forward_hooks:
             raise SelfCheckError(
                 f"The loss of {self._names} reads the advantages before the policy's forward pass, so forward hooks "
                 f"would have no effect. Remove them, or let it read inputs['advantages'] after that pass."

@@ -30,8 +30,6 @@ from typing import Any, ClassVar
 
 import torch
 from accelerate.utils import gather_object
-from transformers import TrainerCallback
-from transformers.trainer_callback import ExportableState
 
 from ..credit.flow import group_verdicts, plugin_label, verdicts_by_group
 from ..credit.turns import scores_turns
@@ -43,6 +41,7 @@ from . import upstream
 from .batch import PROMPT_KEYS, BatchKeys, counting_mask
 from .contexts import SampledBatch, ScoredBatch, make_rollout
 from .facts import Progress, RunFacts
+from .hook_states import KeptState
 
 _PAD: Mapping[str, float] = {
     "tool_mask": 1.0,
@@ -146,19 +145,10 @@ class Prompts:
             yield from (order[start : start + size] for start in range(0, len(order) - size + 1, size))
 
 
-class ResamplingState(TrainerCallback, ExportableState):
-    """Keeps the state in the checkpoint's `trainer_state.json`.
-
-    transformers may make an instance of its own, so the prompts are an attribute of the class that `of` makes.
-    """
+class ResamplingState(KeptState):
+    """Keeps in a checkpoint what was drawn."""
 
     prompts: ClassVar[Prompts]
-
-    @classmethod
-    def of(cls, prompts: Prompts) -> ResamplingState:
-        """The callback of one trainer."""
-        made: ResamplingState = type(cls.__name__, (cls,), {"prompts": prompts})()
-        return made
 
     def state(self) -> dict[str, Any]:
         """What transformers writes into the checkpoint."""
@@ -167,8 +157,7 @@ class ResamplingState(TrainerCallback, ExportableState):
     def on_train_begin(self, args: Any, state: Any, control: Any, **keywords: Any) -> None:
         """Continue where the checkpoint was."""
         if state.global_step:
-            saved = state.stateful_callbacks.get(type(self).__name__, {}).get("attributes", {}).get("saved")
-            self.prompts.resume(saved, state.global_step)
+            self.prompts.resume(self.saved_in(state), state.global_step)
 
 
 class Resampling:
