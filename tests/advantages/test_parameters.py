@@ -13,7 +13,6 @@ from tests.contexts import make_rollout, padded
 from trl_grpo_ext import available, load_advantage_hooks
 from trl_grpo_ext.errors import ConfigurationError, PluginParameterError
 from trl_grpo_ext.plugins.building import import_plugin
-from trl_grpo_ext.plugins.loading import parse_selection
 
 NAN, INF = math.nan, math.inf
 REFUSED: dict[str, dict[str, tuple[Any, ...]]] = {
@@ -94,7 +93,7 @@ TOGETHER: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("info", [i for i in available("advantage_hook") if i.builtin], ids=lambda info: info.name)
 def test_every_parameter_refuses_what_it_cannot_take_with_name_and_value(info: Any) -> None:
-    exported = import_plugin(info, parse_selection("advantage_hook", info.name), None)
+    exported = import_plugin(info)
     parameters = getattr(exported.__init__, "__kwdefaults__", None) or {}
     assert REFUSED.get(info.name, {}).keys() == parameters.keys()
     for parameter, values in REFUSED.get(info.name, {}).items():

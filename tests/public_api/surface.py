@@ -21,7 +21,6 @@ import typer
 from trl_grpo_ext import __version__, available
 from trl_grpo_ext.cli.main import app
 from trl_grpo_ext.plugins.building import import_plugin
-from trl_grpo_ext.plugins.loading import parse_selection
 from trl_grpo_ext.records import token_records
 from trl_grpo_ext.trainer.config import GRPOExtConfig
 
@@ -55,7 +54,7 @@ def surface() -> dict[str, str]:
             found.update(described(f"{module_name}.{name}", getattr(module, name)))
     for info in available():
         if info.builtin:
-            exported = import_plugin(info, parse_selection(info.kind, info.name), None)
+            exported = import_plugin(info)
             found[f"plugin {info.kind} {info.name}"] = signature(exported) if inspect.isclass(exported) else "()"
             for alias in info.aliases:
                 found[f"plugin {info.kind} {alias}"] = f"alias of {info.name}"

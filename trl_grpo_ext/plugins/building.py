@@ -21,24 +21,23 @@ from ..errors import (
 from ..guard.calls import PASSED_BY_TRL
 from ..guard.outcomes import exception_text
 from ..types import CONTRACT_VERSION
-from .discovery import PluginInfo, explain_neither, sentence_subject, suggest_names
+from .discovery import PluginInfo, explain_neither, scan, sentence_subject, split_target, suggest_names
 from .kinds import FACTS
 from .metadata import metadata_directory
-from .selection import Selection, yaml_hint
+from .selection import yaml_hint
 
 
-def import_plugin(info: PluginInfo, asked: Selection, not_an_entry_point_because: str | None) -> Any:
+def import_plugin(info: PluginInfo) -> Any:
     """Import a plugin's module, get its attribute, and check its contract version."""
-    module_name, _, rest = info.target.partition(":")
-    module_name, attribute = module_name.strip(), rest.partition("[")[0].strip()
+    module_name, attribute = split_target(info.target)
     if not module_name or not attribute:
         raise BrokenPluginError(
             broken_plugin_error(info, f"its target {info.target!r} is not of the form module:attribute")
         )
 
     def missing(problem: str, stale: str) -> PluginError:
-        if not_an_entry_point_because is not None:
-            return UnknownPluginError(explain_neither(info.kind, asked, not_an_entry_point_because, problem))
+        if info.dotted:
+            return UnknownPluginError(explain_neither(info, problem, scan()))
         return BrokenPluginError(broken_plugin_error(info, stale))
 
     with plugin_code(info, f"importing {module_name!r}"):

@@ -29,11 +29,11 @@ from ..guard.outcomes import exception_text
 from ..guard.untrusted import as_json, one_line
 from ..types import HOOK_METHODS, ROLES
 from .building import import_plugin
-from .discovery import ENVIRONMENT_VARIABLE, Installed, PluginInfo, find, is_allowed, unknown_name
+from .discovery import ENVIRONMENT_VARIABLE, Installed, PluginInfo, find, is_allowed, split_target, unknown_name
 from .docstrings import Docstring, first_sentence, read_docstring
 from .kinds import FACTS, Kind, kind_of_methods
 from .metadata import normalise
-from .selection import Selection, parse_selection
+from .selection import parse_selection
 
 BY_PARAMETERS = "depends on the parameters"
 PLACEHOLDER = "REPLACE_ME"
@@ -124,12 +124,6 @@ def find_named(name: str, kind: Kind | None, installed: Installed) -> list[Plugi
 
 Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 _CHARACTERS = 500_000
-
-
-def split_target(target: str) -> tuple[str, str]:
-    """Module and attribute of an entry point's value, without its extras; empty if missing."""
-    module, _, rest = target.partition(":")
-    return module.strip(), rest.partition("[")[0].strip()
 
 
 @lru_cache(maxsize=4096)
@@ -263,7 +257,7 @@ def describe(info: PluginInfo, installed: Sequence[PluginInfo]) -> PluginDocs:
         return docs
     try:
         with contextlib.redirect_stdout(sys.stderr):  # results go to stdout, and a plugin's chatter is none
-            exported = import_plugin(info, Selection(info.name, info.distribution), None)
+            exported = import_plugin(info)
             return _of_object(docs, exported, entry.role)
     except PluginError as error:
         return replace(docs, state="broken", detail=str(error))

@@ -78,6 +78,12 @@ class PluginInfo:
         return f"{self.distribution} {self.version or '(version unknown)'}"
 
 
+def split_target(target: str) -> tuple[str, str]:
+    """Module and attribute of an entry point's value, without its extras; empty if missing."""
+    module, _, rest = target.partition(":")
+    return module.strip(), rest.partition("[")[0].strip()
+
+
 def available(kind: Kind | None = None) -> list[PluginInfo]:
     """List the installed plugins of one kind, or of all, by kind and name. Imports none of them.
 
@@ -107,7 +113,35 @@ def find(kind: Kind, selection: str | Mapping[str, Any] | Selection) -> PluginIn
         BrokenPluginError: Its distribution declares it twice, differently.
         PluginBlockedError: `TRL_GRPO_EXT_PLUGINS` blocks its distribution.
     """
-    return find_and_explain(kind, parse_selection(kind, selection))[0]
+    asked = parse_selection(kind, selection)
+    installed = scan()
+    for name in sorted((_permitted() or frozenset()) - installed.distributions.keys()):
+        warnings.warn(f"{ENVIRONMENT_VARIABLE} lists {name!r}, which is not installed.", stacklevel=3)
+
+    matches = [info for info in installed.plugins if info.kind == kind and info.answers_to(asked.name)]
+    if asked.distribution is not None:
+        key = normalise(asked.distribution)
+        matches = [info for info in matches if normalise(info.distribution or "") == key]
+        if not matches:
+            return _find_dotted(kind, asked, installed)
+    if not matches:
+        raise UnknownPluginError(unknown_name(kind, asked, installed))
+    allowed = [info for info in matches if is_allowed(info)]
+    if not allowed:
+        raise PluginBlockedError(_blocked(matches))
+    if len({info.distribution for info in allowed}) > 1:
+        choices = " or ".join(f"{info.distribution}:{asked.name}" for info in allowed)
+        offers = " and ".join(f"{info.source} ({info.target})" for info in allowed)
+        raise AmbiguousPluginError(
+            f"The {LABELS[kind]} {asked.name!r} is offered by {offers}. Say which one you mean: {choices}."
+        )
+    if len(allowed) > 1:
+        targets = " and ".join(repr(info.target) for info in allowed)
+        raise BrokenPluginError(
+            f"{allowed[0].source} declares the {LABELS[kind]} {asked.name!r} twice, as {targets}, in the group "
+            f"{GROUPS[kind]} of its entry points. It must declare it once; until then, select one by its dotted path."
+        )
+    return allowed[0]
 
 
 @dataclass(frozen=True)
@@ -169,69 +203,36 @@ def _permitted() -> frozenset[str] | None:
     return frozenset() if names == {"none"} else names
 
 
-def find_and_explain(kind: Kind, asked: Selection) -> tuple[PluginInfo, str | None]:
-    """Find a plugin; for a dotted path also explain why it was not read as `distribution:name`."""
-    installed = scan()
-    for name in sorted((_permitted() or frozenset()) - installed.distributions.keys()):
-        warnings.warn(f"{ENVIRONMENT_VARIABLE} lists {name!r}, which is not installed.", stacklevel=4)
-
-    matches = [info for info in installed.plugins if info.kind == kind and info.answers_to(asked.name)]
-    if asked.distribution is not None:
-        key = normalise(asked.distribution)
-        matches = [info for info in matches if normalise(info.distribution or "") == key]
-        if not matches:
-            return _find_dotted(kind, asked, installed)
-    if not matches:
-        raise UnknownPluginError(unknown_name(kind, asked, installed))
-    allowed = [info for info in matches if is_allowed(info)]
-    if not allowed:
-        raise PluginBlockedError(_blocked(matches))
-    if len({info.distribution for info in allowed}) > 1:
-        choices = " or ".join(f"{info.distribution}:{asked.name}" for info in allowed)
-        offers = " and ".join(f"{info.source} ({info.target})" for info in allowed)
-        raise AmbiguousPluginError(
-            f"The {LABELS[kind]} {asked.name!r} is offered by {offers}. Say which one you mean: {choices}."
-        )
-    if len(allowed) > 1:
-        targets = " and ".join(repr(info.target) for info in allowed)
-        raise BrokenPluginError(
-            f"{allowed[0].source} declares the {LABELS[kind]} {asked.name!r} twice, as {targets}, in the group "
-            f"{GROUPS[kind]} of its entry points. It must declare it once; until then, select one by its dotted path."
-        )
-    return allowed[0], None
-
-
-def _find_dotted(kind: Kind, asked: Selection, installed: Installed) -> tuple[PluginInfo, str]:
+def _find_dotted(kind: Kind, asked: Selection, installed: Installed) -> PluginInfo:
     """Read `x:y` as module and attribute, after reading it as distribution and entry point failed."""
     module = asked.distribution or ""
-    why_not = _why_no_entry_point(kind, asked, installed)
+    info = PluginInfo(kind, asked.name, None, None, f"{module}:{asked.name}", dotted=True)
     problem = _why_no_module(module)
     if problem is None and not all(part.isidentifier() for part in asked.name.split(".")):
         problem = f"{asked.name!r} is not an attribute's name"
     if problem is not None:
-        raise UnknownPluginError(explain_neither(kind, asked, why_not, problem))
-    info = PluginInfo(kind, asked.name, None, None, f"{module}:{asked.name}", dotted=True)
+        raise UnknownPluginError(explain_neither(info, problem, installed))
     owner = owner_of(module, installed.distributions)
     if owner is not None:
         name, version = provenance(*owner)
         info = replace(info, distribution=name, version=version, builtin=owner[0] == OURS)
     if not is_allowed(info):
         raise PluginBlockedError(_blocked([info]))
-    return info, why_not
+    return info
 
 
-def _why_no_entry_point(kind: Kind, asked: Selection, installed: Installed) -> str:
-    name = asked.distribution or ""
+def _why_no_entry_point(info: PluginInfo, installed: Installed) -> str:
+    name, _, wanted = info.target.partition(":")
     if normalise(name) not in installed.distributions:
         return f"no installed distribution is called {name!r}"
     offered = installed.of(name)
-    if others := [info.kind for info in offered if info.answers_to(asked.name)]:
-        return f"{name!r} offers {asked.name!r} as {with_article(others[0])}, not as {with_article(kind)}"
+    if others := [one.kind for one in offered if one.answers_to(wanted)]:
+        return f"{name!r} offers {wanted!r} as {with_article(others[0])}, not as {with_article(info.kind)}"
     if broken := [text for text in installed.unreadable if text.startswith(f"{normalise(name)} ")]:
         return f"the metadata of {name!r} cannot be read: {broken[0]}"
-    same_kind = [info.name for info in offered if info.kind == kind]
-    hint = suggest_names(asked.name, same_kind)
-    return f"{name!r} offers no {LABELS[kind]} {asked.name!r}, but {', '.join(same_kind) or 'none'}.{hint}"
+    same_kind = [one.name for one in offered if one.kind == info.kind]
+    hint = suggest_names(wanted, same_kind)
+    return f"{name!r} offers no {LABELS[info.kind]} {wanted!r}, but {', '.join(same_kind) or 'none'}.{hint}"
 
 
 def _why_no_module(module: str) -> str | None:
@@ -280,16 +281,14 @@ def unknown_name(kind: Kind | None, asked: Selection, installed: Installed) -> s
     return text
 
 
-def explain_neither(kind: Kind, asked: Selection, why_no_entry_point: str, why_no_path: str) -> str:
+def explain_neither(info: PluginInfo, why_no_path: str, installed: Installed) -> str:
     """Explain why `x:y` is neither an entry point nor a dotted path."""
+    reasons = (_why_no_entry_point(info, installed), why_no_path)
+    ended = [text if text.endswith(("?", ".")) else f"{text}." for text in reasons]
     return (
-        f"{str(asked)!r} is not {with_article(kind)}. Read as distribution and name: {_ended(why_no_entry_point)} "
-        f"Read as module and attribute: {_ended(why_no_path)}"
+        f"{info.target!r} is not {with_article(info.kind)}. Read as distribution and name: {ended[0]} "
+        f"Read as module and attribute: {ended[1]}"
     )
-
-
-def _ended(text: str) -> str:
-    return text if text.endswith(("?", ".")) else f"{text}."
 
 
 def _blocked(matches: Sequence[PluginInfo]) -> str:

@@ -22,7 +22,6 @@ from .discovery import (
     PluginInfo,
     available,
     find,
-    find_and_explain,
     is_allowed,
     sentence_subject,
 )
@@ -137,8 +136,8 @@ def resolve(kind: Kind, selection_or_object: Any) -> Loaded:
         _check_kind(kind, selection_or_object, "The object that was passed")
         return Loaded(selection_or_object)
     asked = parse_selection(kind, selection_or_object)
-    info, not_an_entry_point_because = find_and_explain(kind, asked)
-    exported = import_plugin(info, asked, not_an_entry_point_because)
+    info = find(kind, asked)
+    exported = import_plugin(info)
     inner: list[tuple[str, Loaded]] = []
     with plugin_code(info, "building it"):
         parameters = _with_selected(info, exported, asked.parameters, inner)

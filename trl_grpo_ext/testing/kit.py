@@ -19,7 +19,7 @@ from ..errors import ConfigurationError
 from ..guard.calls import reward_name
 from ..guard.parameters import checked_number
 from ..plugins.building import import_plugin
-from ..plugins.discovery import find_and_explain
+from ..plugins.discovery import find
 from ..plugins.kinds import KINDS, Kind
 from ..plugins.loading import resolve
 from ..plugins.selection import Selection, parse_selection
@@ -136,8 +136,7 @@ def _subject(
     """
     if isinstance(plugin_or_selection, str | Mapping | Selection):
         asked = parse_selection(kind, plugin_or_selection)
-        info, why_not = find_and_explain(kind, asked)
-        options = {**_declared(kind, import_plugin(info, asked, why_not), asked.name), **given}
+        options = {**_declared(kind, import_plugin(find(kind, asked)), asked.name), **given}
         if not asked.parameters:
             asked = replace(asked, parameters=dict(options.get("parameters", {})))
         plugin = resolve(kind, asked).object
