@@ -8,9 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 import trl_grpo_ext
 from trl_grpo_ext import available
-from trl_grpo_ext.plugins.description import PluginDocs, describe, to_yaml
+from trl_grpo_ext.plugins.description import PluginDocs, describe
 from trl_grpo_ext.plugins.kinds import FACTS
 from trl_grpo_ext.plugins.loading import Kind, PluginInfo
 
@@ -183,8 +185,8 @@ def _worked(info: PluginInfo, worked: Worked | None) -> str:
     selected = [worked.selection] if facts.several else worked.selection
     for key in reversed(facts.setting[1:]):
         selected = {key: selected}
-    selection = f"{facts.setting[0]}: {to_yaml(selected)}"
-    parts = [f"```yaml\n{selection}\n```", worked.note, table(["", *columns], rows)]
+    selection = yaml.safe_dump({facts.setting[0]: selected}, default_flow_style=None, sort_keys=False, width=1_000)
+    parts = [f"```yaml\n{selection}```", worked.note, table(["", *columns], rows)]
     if "total" in result:
         parts.append(f"Together, `Σ w·l` is **{shown(result['total'])}**.")
     return "\n\n".join(filter(None, parts))

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import datetime
 import inspect
-import math
 import re
 import sys
 from pathlib import Path
@@ -23,7 +21,6 @@ from trl_grpo_ext.plugins.description import (
     example,
     module_spec,
     overview,
-    to_yaml,
 )
 from trl_grpo_ext.plugins.discovery import PluginInfo, available
 from trl_grpo_ext.plugins.docstrings import first_sentence, read_docstring
@@ -56,11 +53,6 @@ def test_every_built_in_is_documented_and_its_example_can_be_pasted() -> None:
         assert set(asked.parameters) == {one.name for one in docs.parameters if one.required}
         if not asked.parameters:
             resolve(info.kind, asked)
-        uncommented = selected(info, re.sub(r"(?m)^(\s*)# ", r"\1", docs.example))
-        for one in docs.parameters:
-            if not one.required:
-                expected = list(one.value) if isinstance(one.value, tuple) else one.value
-                assert uncommented[one.name] == expected, (info.name, one.name)
 
 
 # ------------------------------------------------------------------------------------ what the text says, unimported
@@ -262,42 +254,10 @@ def test_a_megabyte_of_hostile_docs_is_read_at_once(piece: str) -> None:
         assert len(read_docstring(start + piece * (1_000_000 // len(piece))).description) <= 20_000
 
 
-# ------------------------------------------------------------------------------------------------- a selection in YAML
-
-
-def parameter(name: str, type_: str | None, default: Any = ...) -> Parameter:
-    text = None if default is ... else repr(default)
-    return Parameter(name, type_, text, default, inspect.Parameter.KEYWORD_ONLY)
-
-
-@pytest.mark.parametrize(
-    "value",
-    [
-        *(1e-5, 1e20, -1e-300, math.inf, [1, ["x: y"]]),
-        *("1e-5", "yes", "on", "null", "1_000", "0x1f", "a: b", "# a", "a\nb", "\u202e", "é"),
-    ],
-)
-def test_what_yaml_reads_as_something_else_is_quoted(value: Any) -> None:
-    read = yaml.safe_load(f"key: {to_yaml(value)}")["key"]
-    assert (type(read), read) == (type(value), value)
-
-
-def test_what_yaml_cannot_say_is_a_comment() -> None:
-    with pytest.raises(ValueError, match="cannot be written as YAML"):
-        to_yaml(object())
-    made = parameter("when", "Any", datetime.timedelta(1))
-    assert example("reward", "x", [made]).endswith("    # when:  # default: datetime.timedelta(days=1)\n")
-
-
-def test_hostile_names_and_types_stay_on_their_lines() -> None:
-    parameters = [
-        parameter("a", "Literal['\n  - evil']"),
-        parameter("b", None, "x\n- y"),
-        parameter("on", None, 1),
-    ]
-    for name in ("x: y", "- z", "{a", "\u202eback", "a\nb", "no"):
-        text = example("advantage_hook", name, parameters)
-        assert len(text.splitlines()) == 5
-        assert "\u202e" not in text
-        read = yaml.safe_load(text)
-        assert read == {"advantage_hooks": [{"name": name, "a": PLACEHOLDER}]}
+@pytest.mark.parametrize("name", ["x: y", "- z", "{a", "\u202eback", "a\nb", "no", "1e-5", "yes", "null", "0x1f", "é"])
+def test_a_selection_in_yaml_holds_hostile_names_as_text(name: str) -> None:
+    parameters = [Parameter(name, "Any", None, inspect.Parameter.KEYWORD_ONLY)]
+    text = example("advantage_hook", name, parameters)
+    assert text.isascii()
+    assert yaml.safe_load(text) == {"advantage_hooks": [{"name": name, name: PLACEHOLDER}]}
+    assert yaml.safe_load(example("loss_aggregation", name, [])) == {"loss_aggregation": name}

@@ -11,12 +11,11 @@ import ast
 import contextlib
 import importlib.util
 import inspect
-import json
 import re
 import sys
 import warnings
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from importlib.machinery import ModuleSpec, PathFinder
@@ -26,7 +25,7 @@ from typing import Any
 from ..errors import PluginError, UnknownPluginError
 from ..guard.calls import PASSED_BY_TRL
 from ..guard.outcomes import exception_text
-from ..guard.untrusted import as_json, one_line
+from ..guard.untrusted import as_json
 from ..types import HOOK_METHODS, ROLES
 from .building import import_plugin
 from .discovery import ENVIRONMENT_VARIABLE, Installed, PluginInfo, find, is_allowed, split_target, unknown_name
@@ -179,7 +178,6 @@ class Parameter:
     name: str
     type: str | None
     default: str | None
-    value: Any
     kind: inspect._ParameterKind
 
     @property
@@ -224,8 +222,7 @@ class PluginDocs:
             name = ":".join(split_target(self.info.target))
         elif self.state == "ambiguous":
             name = f"{self.info.distribution}:{name}"
-        takes = self.declares.get(FACTS[self.info.kind].takes, ())
-        return example(self.info.kind, name, self.parameters, takes if isinstance(takes, list | tuple) else ())
+        return example(self.info.kind, name, self.parameters)
 
     def plain(self) -> dict[str, Any]:
         """Everything, as JSON values."""
@@ -329,7 +326,6 @@ def _parameters(called: Any) -> list[Parameter] | None:
             one.name,
             None if one.annotation is one.empty else _text(one.annotation),
             None if one.default is one.empty else repr(one.default),
-            one.default,
             one.kind,
         )
         for one in found
@@ -340,47 +336,14 @@ def _text(annotation: Any) -> str:
     return annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
 
 
-# ------------------------------------------------------------------------------------------------ a selection in YAML
-
-
-def example(kind: Kind, name: str, parameters: Sequence[Parameter], selections: Collection[str] = ()) -> str:
-    """Write an example selection; `selections` are the parameters that take selections of the same kind."""
-    inside = [_line(parameter, parameter.name in selections) for parameter in parameters]
-    facts, lines = FACTS[kind], [f"name: {to_yaml(name)}", *inside]
-    *outer, key = facts.setting
-    if facts.several:
-        first, *rest = lines if inside else [to_yaml(name)]
-        body = [f"{key}:", f"  - {first}", *(f"    {line}" for line in rest)]
-    else:
-        body = [f"{key}:", *(f"  {line}" for line in lines)] if inside else [f"{key}: {to_yaml(name)}"]
-    for key in reversed(outer):
-        body = [f"{key}:", *(f"  {line}" for line in body)]
-    return "\n".join([*body, ""])
-
-
-def _line(parameter: Parameter, is_selection: bool) -> str:
-    name = to_yaml(parameter.name)
-    if parameter.required:
-        what = "a selection, or several" if is_selection else one_line(parameter.type or "")
-        return f"{name}: {PLACEHOLDER}  # {what}" if what else f"{name}: {PLACEHOLDER}"
-    try:
-        return f"# {name}: {to_yaml(parameter.value)}"
-    except ValueError:
-        return f"# {name}:  # default: {one_line(parameter.default or '')}"
-
-
-def to_yaml(value: Any) -> str:
-    """Write a plain value as one line of YAML 1.1 without control characters; a ValueError if it cannot be."""
+def example(kind: Kind, name: str, parameters: Sequence[Parameter]) -> str:
+    """Write a selection in YAML, with a placeholder for each parameter that is required."""
     import yaml  # here, because only examples need it
 
-    looks: dict[str, Any] = {"default_flow_style": True, "width": 1_000_000, "allow_unicode": True}
-    try:
-        text: str = yaml.safe_dump(value, sort_keys=False, **looks)
-    except (yaml.YAMLError, RecursionError) as error:
-        raise ValueError(f"{value!r} cannot be written as YAML: {error}") from error
-    text = text.removesuffix("\n").removesuffix("...").removesuffix("\n")
-    if text.isprintable():
-        return text
-    if isinstance(value, str):
-        return json.dumps(value)  # in double quotes, with escapes that YAML reads too
-    raise ValueError(f"{value!r} cannot be written as YAML on one line.")
+    required = {one.name: PLACEHOLDER for one in parameters if one.required}
+    selected: Any = {"name": name, **required} if required else name
+    selected = [selected] if FACTS[kind].several else selected
+    for key in reversed(FACTS[kind].setting):
+        selected = {key: selected}
+    text: str = yaml.safe_dump(selected, sort_keys=False, width=1_000_000)
+    return text
