@@ -325,9 +325,10 @@ def main(words: list[str] | None = None) -> None:
     total = [sum(name in of for name in options.only) for of in (HEALTHY, PLANTED)]
     said = f"{quiet} of {total[0]} healthy trainings are quiet, {caught} of {total[1]} planted faults are found"
     where = f"{machine()}; {versions('trl-grpo-ext', 'trl', 'torch')}"
-    table = markdown(("training", "kind", "what", "reward, first to last", "findings", "verdict"), lines)
-    print(f"\n{table}\n\n{said} ({where}).")
-    if options.page is not None:
+    titles = ("training", "kind", "what", "reward, first to last", "findings", "verdict")
+    print(f"\n{markdown(titles, lines)}\n\n{said} ({where}).")
+    if options.page is not None:  # the quiet ones are counted
+        table = markdown(titles, [line for line in lines if line[1] == "planted" or line[-1] != "quiet"])
         write_block(options.page, "findings", f"{said} ({where}).\n\n{table.replace('---:', '---')}")
 
 

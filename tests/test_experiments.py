@@ -17,8 +17,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from bench import experiments, study
-from bench.experiments import EXPERIMENTS, LECTURE_PROMPTS, LECTURE_ROWS, LECTURE_SETTINGS, LECTURE_TASK, Cell
-from bench.tables import write_block
+from bench.experiments import EXPERIMENTS, LECTURE_PROMPTS, LECTURE_ROWS, LECTURE_SETTINGS, LECTURE_TASK
 
 from sorting.response_log import ResponseLog  # isort: skip (`bench.study` puts the recipes on the path)
 
@@ -35,16 +34,6 @@ def docs_copy(folder: Path) -> Path:
     (folder / "images").mkdir(parents=True)
     shutil.copy(DOCS / "experiments.md", folder)
     return folder
-
-
-@each
-def test_no_run_is_missing_where_the_page_shows_results(name: str) -> None:
-    experiment = EXPERIMENTS[name]
-    section = (DOCS / "experiments.md").read_text().partition(f"<!-- {name} -->")[2].partition("<!-- end of")[0]
-    ran = sorted((line["name"], line["seed"]) for line in lines_of(name))
-    if "Not run to the end yet" not in section:
-        assert ran == sorted((cell, seed) for cell in experiment.names for seed in experiment.seeds)
-        assert f"images/experiment_{name}.svg" in section
 
 
 @each
@@ -167,18 +156,3 @@ def test_the_response_log_has_every_response_with_its_delta(lecture_model: Path,
                 begin = len(ids) - len(logps.split(", "))
                 chain = [float(expected[t - 1, ids[t]].detach()) for t in range(begin, len(ids))]
                 assert [float(logp) for logp in logps.split(", ")] == pytest.approx(chain, abs=2e-3)
-
-
-def test_a_run_is_not_repeated_and_another_seed_is_missing(tmp_path: Path) -> None:
-    results = study.Results(tmp_path / "runs" / "naive.jsonl")
-    results.add({"experiment": "naive", "name": "naive, raw", "seed": 1, "last": 2.0})
-    again = study.Results(tmp_path / "runs" / "naive.jsonl")
-    cells = [Cell("naive", "naive, raw", seed) for seed in (1, 2)]
-    assert again.missing(cells) == [cells[1]]
-
-
-def test_a_command_without_its_markers_on_the_page_stops(tmp_path: Path) -> None:
-    page = tmp_path / "page.md"
-    page.write_text("nothing")
-    with pytest.raises(SystemExit, match="has no place for them: a line <!-- naive -->"):
-        write_block(page, "naive", "x")

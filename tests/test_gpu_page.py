@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from bench import gpu
-from bench.gpu import PAGE, QUOTED, Here, Work, code_hash, page, quote_in_header, read_figures
+from bench.gpu import PAGE, QUOTED, Here, Work, page, quote_in_header, read_figures
 from bench.gpu_plan import LEARN, ROOT, SECTIONS, Run, Section, all_sections
 
 ANSWER = """
@@ -67,27 +67,6 @@ def test_the_headers_of_run_files_say_what_the_page_does(tmp_path: Path) -> None
     assert "\n# On a GPU (docs/gpu.md): generation 31 s; a device.\nNot" in quote_in_header(file, found).replace(
         "# Not", "Not"
     )
-
-
-def test_a_header_that_quotes_the_page_does_not_make_it_stale(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(gpu, "ROOT", tmp_path)
-    for room in ("trl_grpo_ext", "recipes", "bench"):
-        (tmp_path / room).mkdir()
-    for name in ("gpu.py", "gpu_plan.py", "gpu_runs.py", "compact_rollouts.py"):
-        (tmp_path / "bench" / name).touch()
-    file, codes = tmp_path / "recipes" / "a.yaml", []
-    for text in ("# one\na: 1\n", "# two\na: 1\n", "# two\na: 2\n"):
-        file.write_text(text)
-        codes.append(code_hash())
-    assert codes[0] == codes[1] != codes[2]
-
-
-def test_no_two_sections_or_rows_have_one_name() -> None:
-    sections = all_sections()
-    assert len({section.name for section in sections}) == len(sections)
-    for section in sections:
-        assert len(set(section.rows)) == len(section.rows)
-        assert set(section.against[1] if section.against else ()) <= set(section.rows)
 
 
 def test_the_runs_call_the_recipes_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,18 +123,6 @@ def test_what_was_measured_is_kept_and_what_failed_comes_last(tmp_path: Path) ->
     assert measured(path, section) == []
     assert measured(path, section, again=True) == ["one", "two", "three"]
     assert measured(path, section, code="2") == ["one", "two", "three"]
-
-
-@pytest.mark.slow
-def test_what_does_not_fit_into_the_time_is_left(tmp_path: Path) -> None:
-    path = tmp_path / "work" / "page.md"
-    section = a_section(
-        slow="say({'slow': {'seconds': 1}}); time.sleep(60)", next="say({'next': {'seconds': 1, 'GB': 1}})"
-    )
-    assert measured(path, section, minutes=3 / 60) == ["slow"]  # cut off when the time was over; 6 s are its limit
-    assert cells(path)["slow"] == ["1", "not run yet"]
-    assert cells(path)["next"] == ["not run yet", "not run yet"]
-    assert work(path, section).todo([section])[0][1].name == "slow"
 
 
 def call(path: Path, *more: str) -> list[str]:

@@ -18,7 +18,7 @@ CASES = (
     ("different lengths", COMPACT, ("log-normal", "0 %"), (2, 3)),
     ("different lengths, 40 % without signal", COMPACT, ("log-normal", "40 %"), (2, 3)),
     ("different lengths, 80 % without signal", COMPACT, ("log-normal", "80 %"), (2, 3)),
-    ("different lengths, prompts of 512 tokens*", SHARED, ("log-normal", "512"), (2, 4)),
+    ("prompts of 600 tokens, short completions*", SHARED, ("uniform short", "600"), (2, 4)),
 )
 """What a bar shows, and where its two figures are: a table, the first cells of a line, the columns of TRL and of us."""
 

@@ -49,11 +49,6 @@ def blocks_of(page: Path) -> list[Block]:
     ]
 
 
-def fences(page: Path) -> int:
-    """How many blocks the page opens, however they are written; all of them must be among `blocks_of`."""
-    return len(re.findall(r"^\s*(?:```|~~~)", page.read_text(encoding="utf-8"), re.MULTILINE)) // 2
-
-
 def all_blocks() -> list[Block]:
     """The blocks of all pages that hold something to execute."""
     return [block for page in pages() for block in blocks_of(page) if block.language not in OUTPUT]
@@ -125,32 +120,16 @@ RUN: dict[tuple[str, str], tuple[str, str]] = {
 }
 """By page and a part of a Python block that is run as it stands: what comes before it, and what holds afterwards."""
 
-COMPILED: dict[tuple[str, str], tuple[str, set[str]]] = {
-    ("docs/conformance.md", "assert_conforms("): (
-        "tests of a reader's package; tests/testing runs the same calls",
-        set(),
-    ),
-    ("docs/launching.md", "check_launch("): (
-        "needs a launch; tests/recipes/engines runs the same calls in one",
-        {"GRPOExtTrainer", "args", "model"},
-    ),
-    ("docs/launching.md", "stopped_by_signal"): (
-        "needs a training that was stopped; tests/launch/test_stop_signal.py has one",
-        {"args", "exit_status", "last_complete_checkpoint", "sys", "trainer"},  # two are of the block before
-    ),
-    ("docs/pipelines.md", "RLOOConfig("): (
-        "TRL wants bfloat16 there, so a GPU; tests/trainer/test_stock_trl.py trains",
-        set(),
-    ),
-    ("docs/manifest.md", "differences(old, new)"): (
-        "needs two runs; tests/records/test_manifest.py compares some",
-        set(),
-    ),
-    ("docs/gradients.md", "found = measure_gradients("): ("needs a run; tests/history/gradients makes one", set()),
-    ("docs/replay.md", "comparison = replay("): ("needs a run; tests/replay makes one", set()),
+COMPILED: dict[tuple[str, str], str] = {
+    ("docs/conformance.md", "assert_conforms("): "tests of a reader's package; tests/testing runs the same calls",
+    ("docs/launching.md", "check_launch("): "needs a launch; tests/recipes/engines runs the same calls in one",
+    ("docs/launching.md", "stopped_by_signal"): "needs a stopped training; tests/launch/test_stop_signal.py has one",
+    ("docs/pipelines.md", "RLOOConfig("): "TRL wants bfloat16 there; tests/trainer/test_stock_trl.py trains",
+    ("docs/manifest.md", "differences(old, new)"): "needs two runs; tests/records/test_manifest.py compares some",
+    ("docs/gradients.md", "found = measure_gradients("): "needs a run; tests/history/gradients makes one",
+    ("docs/replay.md", "comparison = replay("): "needs a run; tests/history/replay makes one",
 }
-"""By page and a part of a Python block that is compiled and whose imports are made, but no more: why, and the names
-that its reader has already."""
+"""By page and a part of a Python block that is compiled and whose imports are made, but no more: why."""
 
 
 def _marked(claims: Mapping[tuple[str, str], object]) -> Callable[[Block], bool]:

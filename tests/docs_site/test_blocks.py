@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import ast
-import builtins
 import dataclasses
 import doctest
 import re
 import tomllib
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -38,17 +35,6 @@ def test_no_claim_is_left_without_its_block() -> None:
     texts = {(block.page, block.text) for block in all_blocks() if block.language == "python"}
     for page, part in [*blocks.ELSEWHERE, *blocks.RUN, *blocks.COMPILED]:
         assert sum(of_page == page and part in text for of_page, text in texts) == 1, (page, part)
-
-
-@pytest.mark.parametrize("page", blocks.pages(), ids=lambda page: page.name)
-def test_no_block_is_written_so_that_it_is_not_seen(page: Path) -> None:
-    assert blocks.fences(page) == len(blocks.blocks_of(page))
-
-
-@pytest.mark.parametrize("target", sorted(set(blocks.ELSEWHERE.values())))
-def test_what_executes_a_block_elsewhere_is_there(target: str) -> None:
-    module, _, name = target.partition(":")
-    assert callable(getattr(import_module(module), name))
 
 
 PAGES_WITH_PROMPTS = sorted({block.page for block in claimed("with prompts")})
@@ -85,24 +71,6 @@ def test_a_block_that_needs_more_compiles_and_imports(block: Block) -> None:
     compile(whole, block.id, "exec")
     imports = [line for line in whole.split("\n") if re.match(r"(?:from|import) (?!politeness)", line)]
     exec("\n".join(imports), {})
-    _, of_the_reader = blocks.claim(blocks.COMPILED, block)
-    assert names_from_elsewhere(whole) == of_the_reader
-
-
-def names_from_elsewhere(code: str) -> set[str]:
-    """What the code uses and neither makes, nor imports, nor has from Python."""
-    nodes = list(ast.walk(ast.parse(code)))
-    used = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
-    made = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
-    made |= {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)}
-    made |= {node.arg for node in nodes if isinstance(node, ast.arg)}
-    imported = [name for node in nodes if isinstance(node, ast.Import | ast.ImportFrom) for name in node.names]
-    made |= {name.asname or name.name.split(".")[0] for name in imported}
-    return used - made - {*dir(builtins)}
-
-
-def test_a_name_that_nobody_made_is_found() -> None:
-    assert names_from_elsewhere("import os.path as p\ndef f(a): return p, a, len(b)\nc = f(d)\nc") == {"b", "d"}
 
 
 @of("settings")
@@ -155,8 +123,3 @@ def test_a_command_that_would_be_refused_is_found(line: str, why: str) -> None:
     (words,) = shell.commands(line)
     with pytest.raises(shell.RefusedCommandError, match=why):
         shell.check(words)
-
-
-def test_lines_pipes_and_comments_are_taken_apart() -> None:
-    block = "a --b 'c d' \\\n  e   # f\n# g\nh | i -r '.[] | j'\n"
-    assert list(shell.commands(block)) == [["a", "--b", "c d", "e"], ["h"], ["i", "-r", ".[] | j"]]

@@ -8,9 +8,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from docs.figures import flow
 from docs.site import navigation, staging
-from tests.docs_site.blocks import ROOT, pages
+from tests.docs_site.blocks import pages
 
 LINK = re.compile(r"\]\(([^()\s]+)\)")
 
@@ -51,23 +50,3 @@ def test_every_page_is_in_the_side_bar_once() -> None:
     assert len(set(navigation.PAGES)) == len(navigation.PAGES)
     there = {place.removesuffix(".md") for place in staging.pages()} - {"index"}
     assert set(listed) == there
-
-
-def test_links_are_mended_for_the_site() -> None:
-    places = {file: place for place, file in staging.pages().items()}
-
-    def corrected(text: str, name: str) -> str:
-        return staging.corrected(text, ROOT / name, places)
-
-    assert corrected("[a](docs/start.md#x) [b](https://x.y)", "README.md") == "[a](start.md#x) [b](https://x.y)"
-    assert corrected("[a](../README.md#x)", "docs/start.md") == "[a](readme.md#x)"
-    assert corrected("![a](docs/images/flow.svg)", "README.md") == "![a](images/flow.svg)"
-    assert corrected("[`a`](../recipes/gsm8k_grpo.py)", "docs/start.md") == "`a`"
-    assert corrected("[a](../start.md)", "docs/examples/README.md") == "[a](../start.md)"
-    assert corrected("```sh\n[a](none)\n```\n[a](#b)", "README.md") == "```sh\n[a](none)\n```\n[a](#b)"
-    with pytest.raises(FileNotFoundError, match=r"README.md links to 'none.md'"):
-        corrected("[a](none.md)", "README.md")
-
-
-def test_the_figure_is_what_its_code_draws() -> None:
-    assert flow.FIGURE.read_text(encoding="utf-8") == flow.draw(), "run: python docs/figures/flow.py"

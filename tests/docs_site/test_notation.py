@@ -5,8 +5,6 @@ from __future__ import annotations
 import xml.etree.ElementTree as ElementTree
 
 import pytest
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
 from latex2mathml.converter import convert
 
 from docs.site.notation import latex
@@ -36,12 +34,6 @@ def test_by_hand(formula: str, expected: str) -> None:
     assert latex(formula).replace("  ", " ") == expected
 
 
-def test_several_lines_stand_below_each_other() -> None:
-    assert latex("x = 1    for a\ny = 2    for b") == (
-        r"\begin{array}{lll}x=1 & \text{for}\; a \\ y=2 & \text{for}\; b\end{array}"
-    )
-
-
 FORMULAS = [
     (info.name, formula) for info in available() if info.builtin for formula in describe(info, available()).doc.formulas
 ]
@@ -54,11 +46,3 @@ def test_every_formula_of_the_package_is_set_and_loses_no_letter(name: str, form
     letters = sorted(letter for letter in formula if letter.isascii() and letter.isalnum())
     text = "".join(tree.itertext())
     assert sorted(letter for letter in text if letter.isascii() and letter.isalnum()) == letters
-
-
-@example("} / 0")
-@example("(} / 0")
-@given(st.text("aAπ_^·/ |(){}*√Σ\"'=+-,0", max_size=25))
-@settings(max_examples=300)
-def test_whatever_a_docstring_has_comes_to_an_end(text: str) -> None:
-    assert isinstance(latex(text), str)

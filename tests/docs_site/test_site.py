@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import pytest
@@ -116,13 +114,6 @@ def test_a_page_loads_nothing_from_elsewhere(site: Path, parsed: dict[Path, Page
         assert "@import" not in text
 
 
-def test_formulas_are_mathml(site: Path) -> None:
-    page = (site / "catalogue" / "aggregations" / "length_power.html").read_text(encoding="utf-8")
-    assert page.count("<math") == 2
-    assert "<mfrac>" in page
-    assert "mathjax" not in page.lower()
-
-
 @pytest.mark.parametrize(("link", "status"), [("#a", 0), ("#nowhere", 1)])
 def test_a_warning_fails_the_build(link: str, status: int, tmp_path: Path) -> None:
     broken = (
@@ -139,53 +130,3 @@ def test_a_warning_fails_the_build(link: str, status: int, tmp_path: Path) -> No
 
 
 # ---------------------------------------------------------------------------------------------------- browser
-
-LOOKED_AT = ("start.html", "catalogue/hooks/process_rewards.html", "comparison.html", "concepts.html", "glossary.html")
-
-
-@pytest.fixture(scope="module")
-def chromium(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    from tests.history.report.browsing import browser, why_no_browser
-
-    if reason := why_no_browser():
-        pytest.skip(reason)
-    with browser(tmp_path_factory.mktemp("profile")) as driver:
-        yield driver
-
-
-def events(driver: Any, method: str) -> list[dict[str, Any]]:
-    messages = [json.loads(entry["message"])["message"] for entry in driver.get_log("performance")]
-    return [message["params"] for message in messages if message["method"] == method]
-
-
-@pytest.mark.parametrize("page", LOOKED_AT)
-@pytest.mark.parametrize("width", [1280, 390])
-def test_a_browser_shows_a_page_without_errors_requests_or_scrolling_sideways(
-    page: str, width: int, site: Path, chromium: Any
-) -> None:
-    from tests.history.report.browsing import set_device
-
-    set_device(chromium, width, 844, mobile=width < 600)
-    chromium.get((site / page).as_uri())
-    assert chromium.get_log("browser") == []
-    asked = {urlsplit(event["request"]["url"]).scheme for event in events(chromium, "Network.requestWillBeSent")}
-    assert "file" in asked
-    assert not asked & {"http", "https", "ws", "wss"}
-    assert chromium.execute_script("return document.documentElement.scrollWidth") <= width
-    for box in chromium.execute_script(
-        "return [...document.querySelectorAll('article math')].map(m => m.getBoundingClientRect().height)"
-    ):
-        assert box > 5  # it is drawn
-    pictures = "return [...document.images].every(image => image.complete && image.naturalWidth > 0)"
-    assert chromium.execute_script(pictures)
-
-
-def test_the_search_finds_a_plugin_without_a_server(site: Path, chromium: Any) -> None:
-    from tests.history.report.browsing import wait_until
-
-    chromium.get((site / "search.html").as_uri() + "?q=leave_one_out")
-    wait_until(chromium, "return document.querySelectorAll('#search-results li a').length > 0")
-    first = chromium.execute_script("return document.querySelector('#search-results li a').getAttribute('href')")
-    assert "leave_one_out" in first
-    chromium.get((site / "search.html").as_uri() + "?q=nothingofthekind")
-    wait_until(chromium, "return document.querySelector('#search-results').textContent.includes('did not match')")
