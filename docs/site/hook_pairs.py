@@ -1,16 +1,14 @@
-"""Tables of `docs/hook_pairs.md` and `docs/plugins.md` from the hooks themselves: `python -m docs.site.hook_pairs`.
+"""The roles table of `docs/plugins.md`, from the hooks themselves, and every pair of them.
 
-Every two built-in hooks are put into a chain. `tests/credit/test_pairs.py` compares the page, and shows for each pair
-that is accepted that both hooks change the gradient.
+`python -m docs.site.hook_pairs` writes it. `tests/credit/test_pairs.py` compares it, and shows for each pair that is
+accepted that both hooks change the gradient.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +17,8 @@ from trl_grpo_ext.credit.chain import HookChain
 from trl_grpo_ext.errors import ConfigurationError
 from trl_grpo_ext.types import acting_order, role_of
 
-PAGE, CATALOGUE = (Path(__file__).parents[1] / name for name in ("hook_pairs.md", "plugins.md"))
-BLOCKS = {
-    PAGE: ("<!-- tables: python -m docs.site.hook_pairs -->", "<!-- end of the tables -->"),
-    CATALOGUE: ("<!-- roles: python -m docs.site.hook_pairs -->", "<!-- end of the roles -->"),
-}
-"""By page, between which lines its tables stand."""
+PAGE = Path(__file__).parents[1] / "plugins.md"
+BEGIN, END = "<!-- roles: python -m docs.site.hook_pairs -->", "<!-- end of the roles -->"
 
 VARIANTS: Mapping[str, tuple[Mapping[str, Any], ...]] = {
     "kl_in_reward": ({}, {"form": "completion"}),
@@ -34,19 +28,10 @@ VARIANTS: Mapping[str, tuple[Mapping[str, Any], ...]] = {
 }
 """Parameters of the hooks whose role depends on them, one set for each role."""
 
-REFUSED, REORDERED, ACCEPTED = "refused", "reordered", "accepted"
-
 
 @dataclass(frozen=True, eq=False)
 class Hook:
-    """A row of the table.
-
-    Attributes:
-        label: Its name, with the parameters that decide about its role.
-        selection: What selects it.
-        role: Its role; "mask" for a transform that is `last`.
-        loaded: The hook.
-    """
+    """A hook with its label, what selects it, and its role; "mask" for a transform that is `last`."""
 
     label: str
     selection: Mapping[str, Any]
@@ -69,53 +54,25 @@ def hooks() -> tuple[Hook, ...]:
 
 
 @cache
-def verdict(first: Hook, second: Hook) -> tuple[str, str]:
-    """What becomes of two hooks selected in this order, and, where they are refused, the sentence that says so."""
+def refusal(first: Hook, second: Hook) -> str:
+    """The sentence that refuses two hooks selected in this order; empty if they are accepted."""
     try:
         HookChain([first.loaded, second.loaded])
     except ConfigurationError as error:
-        return REFUSED, str(error)
-    return (ACCEPTED if acting_order(first.loaded) <= acting_order(second.loaded) else REORDERED), ""
+        return str(error)
+    return ""
 
 
-def tables() -> str:
-    """The pairs that are refused, by the reason."""
-    pairs: dict[str, list[str]] = {}
-    for first, second in combinations(hooks(), 2):
-        symbol, sentence = verdict(first, second)
-        if symbol != REFUSED:
-            continue
-        for hook in (first, second):
-            sentence = sentence.replace(repr(hook.selection["name"]), "…")
-        both = (
-            "any two estimators" if first.role == second.role == "estimator" else f"`{first.label}`, `{second.label}`"
-        )
-        pairs.setdefault(sentence, []).append(both)
-    lines = ["| refused | what the error says, without the names |", "| --- | --- |"]
-    return "\n".join([*lines, *(f"| {'<br>'.join(dict.fromkeys(both))} | {why} |" for why, both in pairs.items())])
-
-
-def by_role() -> str:
-    """The hooks of each role."""
+def renewed(page: str) -> str:
+    """The page with the hooks of each role as they are now."""
     lines = ["| role | hooks |", "| --- | --- |"]
     for role in dict.fromkeys(hook.role for hook in hooks()):
-        names = [hook for hook in hooks() if hook.role == role]
-        links = [f"[`{hook.label}`](#{hook.selection['name']})" for hook in names]
+        links = [f"[`{hook.label}`](#{hook.selection['name']})" for hook in hooks() if hook.role == role]
         lines.append(f"| {role} | {', '.join(links)} |")
-    return "\n".join(lines)
-
-
-def renewed(page: Path) -> str:
-    """A page with its tables as they are now."""
-    begin, end = BLOCKS[page]
-    before, found, rest = page.read_text(encoding="utf-8").partition(begin)
-    _, found_too, after = rest.partition(end)
-    if not (found and found_too):
-        raise SystemExit(f"{page} has lost one of the lines {begin!r} and {end!r}.")
-    return f"{before}{begin}\n\n{tables() if page == PAGE else by_role()}\n\n{end}{after}"
+    before, _, rest = page.partition(BEGIN)
+    table = "\n".join(lines)
+    return f"{before}{BEGIN}\n\n{table}\n\n{END}{rest.partition(END)[2]}"
 
 
 if __name__ == "__main__":
-    for page in BLOCKS:
-        page.write_text(renewed(page), encoding="utf-8")
-    sys.stdout.write(f"{len(hooks())} hooks, on {', '.join(page.name for page in BLOCKS)}.\n")
+    PAGE.write_text(renewed(PAGE.read_text(encoding="utf-8")), encoding="utf-8")

@@ -31,7 +31,6 @@ SECTIONS: dict[str, tuple[str, ...]] = {
             "command_line",
             "conformance",
             "manifest",
-            "hook_pairs",
             "api",
         ),
         *("compatibility", "stability", "changelog", "contributing", "readme"),

@@ -26,7 +26,6 @@ REFUSED: dict[str, dict[str, tuple[Any, ...]]] = {
     "group_mean_gae": {"gamma": (0, 1.1), "gae_lambda": (-0.1,), "length_alpha": (0,)},
     "process_rewards": {
         "reward": ("",),
-        "separator": (5,),
         "form": ("max",),
         "baseline": ("batch",),
         "mode": ("multiply",),
@@ -34,12 +33,12 @@ REFUSED: dict[str, dict[str, tuple[Any, ...]]] = {
         "gamma": (1.1,),
         "coefficient": (INF,),
     },
-    "span_credit": {"normalise": (1,), "without_spans": ("some",), "patterns": (["a"], {"r": 5}, {5: "a"}, {"r": "("})},
+    "span_credit": {"normalise": (1,), "without_spans": ("some",)},
     "self_distilled": {"prompt": ("", 3), "teacher": ("",), "strength": (0, 1.1), "clip": (0, 2)},
     "teacher_log_ratio": {"prompt": ("", 3), "teacher": ("  ", 3), "coefficient": (0,), "mode": ("",)},
     "prefix_tree": {"mode": ("multiply",)},
     "turn_rewards": {"form": ("sum",), "gamma": (1.5,), "turn_weight": (-1.0,), "baseline": ("x",), "normalise": (1,)},
-    "gigpo": {"step_weight": (-1,), "gamma": (2,), "normalise": (1,), "anchor": ("text",), "states": ("s",)},
+    "gigpo": {"step_weight": (-1,), "gamma": (2,), "normalise": (1,), "states": ("", 5)},
     "whiten": {"over": ("batch",)},
     "clip_advantages": {"low": (0.1,), "high": (-0.1,)},
     "outcome_filter": {"keep": ("positive",), "threshold": (INF,)},
@@ -64,7 +63,7 @@ REFUSED: dict[str, dict[str, tuple[Any, ...]]] = {
     },
     "repetition_penalty": {"ngram": (0, 1.5), "penalty": (0,)},
     "truncation_masking": {"keep": ("positive",)},
-    "tool_errors": {"penalty": (0,), "over": ("row",), "unparsed": (1,), "raised": ("no",)},
+    "tool_errors": {"penalty": (0,), "over": ("row",)},
     "masked_turns": {"pick": ("middle",), "pattern": ("(", 5)},
     "zero_variance_credit": {"alpha": (0,), "correct_above": (NAN,)},
     "entropy_shaping": {"alpha": (-1,), "kappa": (1.0,)},
@@ -83,10 +82,8 @@ TOGETHER: dict[str, dict[str, Any]] = {
     "sign_scaling": {"positive": 0, "negative": 0},
     "clip_advantages": {"low": 0, "high": 0},
     "turn_rewards": {"form": "turn_plus_outcome", "gamma": 0.5},
-    "tool_errors": {"unparsed": False, "raised": False},
     "group_mean_gae": {"gae_lambda": 0.9, "length_alpha": 0.05},
     "kl_in_reward": {"form": "completion", "gamma": 0.9},
-    "gigpo": {"anchor": "column"},
     "masked_turns": {"pick": "all"},
 }
 
@@ -100,8 +97,7 @@ def test_every_parameter_refuses_what_it_cannot_take_with_name_and_value(info: A
         for value in values:
             with pytest.raises(ConfigurationError, match=f"{info.name}: {parameter}") as caught:
                 hook(info.name, **{parameter: value})
-            shown = next(iter(value.values())) if isinstance(value, dict) else value
-            assert info.name == "masked_turns" or isinstance(value, dict) or repr(shown) in str(caught.value)
+            assert repr(value) in str(caught.value)
     if info.name in TOGETHER:
         with pytest.raises(ConfigurationError, match=f"{info.name}: "):
             hook(info.name, **TOGETHER[info.name])

@@ -10,7 +10,7 @@ import torch
 
 from tests.advantages.token_batches import hook
 from tests.contexts import Ranks, cut, make_rollout
-from trl_grpo_ext.advantages.process_rewards import last_tokens, min_form, split_steps
+from trl_grpo_ext.advantages.process_rewards import last_tokens, min_form
 from trl_grpo_ext.credit import flow
 from trl_grpo_ext.errors import ConfigurationError, PluginOutputError
 from trl_grpo_ext.types import Rollout
@@ -97,50 +97,12 @@ def test_a_score_without_spans_is_one_step() -> None:
     assert advantages(make_rollout([2, 1], [4.0, 1.0]), **PLAIN).tolist() == [[4, 4], [1, 0]]
 
 
-def test_steps_at_a_separator() -> None:
-    text = "ab\n\ncd\n\nef"
-    rollout = make_rollout([10], [1.0], texts=[text])
-    # Two spans end in the first step, none in the second, one in the third: 3, 0, 4.
-    rollout.reward_spans["r"] = [[(0, 1, 1.0), (1, 2, 2.0), (8, 10, 4.0)]]  # type: ignore[index]
-    parameters = {**PLAIN, "separator": "\n\n"}
-    assert advantages(rollout, **parameters).tolist() == [[7] * 4 + [4] * 6]
-    assert advantages(rollout, **parameters, gamma=0.5).tolist() == [[4] * 4 + [2] * 4 + [4] * 2]
-    # The score of a completion without spans is its last step's.
-    rollout.reward_spans["r"] = [()]  # type: ignore[index]
-    assert advantages(rollout, **parameters, gamma=0.5).tolist() == [[0.25] * 4 + [0.5] * 4 + [1] * 2]
-    blank = make_rollout([2], [3.0], texts=["\n\n"])
-    assert advantages(blank, **parameters).tolist() == [[3, 3]]
-
-
-# ----------------------------------------------------------------------------------------------------- its parts
-
-
-@pytest.mark.parametrize(
-    ("text", "pieces"),
-    [
-        ("a\n\nb", ["a\n\n", "b"]),
-        ("a\n\nb\n\n", ["a\n\n", "b\n\n"]),
-        ("a\n\n\n\n \n\nb", ["a\n\n\n\n \n\n", "b"]),
-        ("\n\na\n\nb", ["\n\na\n\n", "b"]),
-        ("a\n\n\nb", ["a\n\n", "\nb"]),
-        ("a\nb", ["a\nb"]),
-        ("\n\n \n\n", []),
-        ("", []),
-    ],
-)
-def test_steps_by_hand(text: str, pieces: list[str]) -> None:
-    assert [text[start:end] for start, end in split_steps(text, "\n\n")] == pieces
-
-
 def test_last_tokens_by_hand() -> None:
     offsets = [(0, 0), (0, 2), (2, 2), (2, 3), (2, 4), (4, 6), (6, 6)]
     #  end 1, 2: the second token and the silent one after it; 3: both tokens that share it; 6: with the end
     assert last_tokens(offsets, [0, 1, 2, 3, 4, 5, 6]) == [2, 2, 2, 4, 4, 6, 6]
     assert last_tokens([(0, 0), (0, 0)], [0]) == [1]
     assert last_tokens([], [0, 3]) == [-1, -1]
-
-
-# ----------------------------------------------------------------------------------------------- against a loop
 
 
 # ------------------------------------------------------------------------------------------- which function, dtypes

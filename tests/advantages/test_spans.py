@@ -11,7 +11,6 @@ import torch
 from tests.advantages.token_batches import hook
 from tests.contexts import Ranks, cut, make_rollout
 from trl_grpo_ext.credit import flow
-from trl_grpo_ext.errors import ConfigurationError
 from trl_grpo_ext.types import Rollout
 
 NAN = math.nan
@@ -73,21 +72,6 @@ def test_pointing_at_nothing() -> None:
     assert credit(nowhere, without_spans="none").tolist() == [[0, 0], [0, 0]]
     # A function that returns plain numbers pays everything.
     assert credit(rollout_of([2, 2], [[2], [0]]), without_spans="none").tolist() == [[1, 1], [-1, -1]]
-
-
-def test_patterns_point_for_functions_that_do_not() -> None:
-    rollout = rollout_of(
-        [4, 4], [[1, 1], [0, 0]], {"r1": [[(0, 1, 1.0)], [(0, 1, 1.0)]]}, texts=["a12b", "7abc"], weights=[2, 4]
-    )
-    # r0 (±.5 · 2) pays the digits, r1 (±.5 · 4) what it points at itself.
-    assert credit(rollout, patterns={"r0": r"\d+"}).tolist() == [[2, 1, 1, 0], [-3, 0, 0, 0]]
-    # A pattern takes the place of the function's own spans; matches without characters are none.
-    assert credit(rollout, patterns={"r0": "b", "r1": "x*"}).tolist() == [[2, 2, 2, 3], [-2, -2, -3, -2]]
-
-
-def test_an_unknown_reward_in_patterns_is_named_with_those_there_are() -> None:
-    with pytest.raises(ConfigurationError, match=r"patterns has 'format'; this run's reward functions: 'r0', 'r1'"):
-        credit(rollout_of([1], [[1, 2]]), patterns={"format": "a"})
 
 
 def test_whether_a_function_points_is_agreed_on_by_all_ranks() -> None:

@@ -111,11 +111,9 @@ def test_gigpo_by_hand() -> None:
     deviation = statistics.stdev([1, 0, 0, 3]) + 1e-6
     first = statistics.stdev([0.5, 0, 0, 1.5]) + 1e-6
     assert both[3] == pytest.approx([2 / deviation + 1.0 / first, 2 / deviation + 1.0 / (math.sqrt(2) + 1e-6)])
-    # By their whole history, no two second turns began alike; by a column, as it says.
-    values = advantages(GiGPO(gamma=0.5, anchor="history"), rollout)
-    assert [row[1] for row in values if len(row) > 1] == pytest.approx([0.0, -1.0, 2.0])
+    # By a column, as it says.
     states = [["a", {"at": 1, "on": 2}], ["b", {"on": 2, "at": 1}], ["c"], ["d", 5]]
-    values = advantages(GiGPO(gamma=0.5, anchor="column", states="s"), replace(rollout, columns={"s": states}))
+    values = advantages(GiGPO(gamma=0.5, states="s"), replace(rollout, columns={"s": states}))
     assert values == [pytest.approx([0.0, 0.5]), pytest.approx([-1.0, -1.5]), [-1.0], [2.0, 2.0]]
     # Turns of one completion that saw the same are compared, too: states in which it was twice.
     again = rollout_of([[1, 0, 1, 0, 1]], [[0.0, 1.0, 0.0]], [0.0], ids=[[1, 7, 1, 7, 1]])
@@ -171,7 +169,6 @@ def credited(hook: Any) -> list[list[float]]:
 
 def test_tool_errors_by_hand() -> None:
     assert credited(ToolErrors(penalty=0.25)) == [[0.75, 0.75, 0, 1, 0, 1], [-1, -1, 0, -1.25, 0, -1]]
-    assert credited(ToolErrors(raised=False)) == [[1, 1, 0, 1, 0, 1], [-1, -1, 0, -1, 0, -1]]
 
     def two_calls(row: int) -> Any:
         (turn,) = turns_between((1, 1, 1, 1), "abcd")
@@ -184,8 +181,7 @@ def test_tool_errors_by_hand() -> None:
     given_B_T = torch.zeros(2, 4).double()
     run = lambda hook: apply_rollout_hooks(given_B_T, [hook], rollout).tolist()  # noqa: E731
     assert run(ToolErrors(penalty=1.0)) == [[0, 0, -1, 0], [0, -1, 0, 0]]
-    assert run(ToolErrors(penalty=1.0, raised=False)) == [[0, 0, -1, 0], [0, 0, 0, 0]]
-    assert run(ToolErrors(penalty=1.0, unparsed=False, over="turn")) == [[0, 0, 0, 0], [-1, -1, -1, -1]]
+    assert run(ToolErrors(penalty=1.0, over="turn")) == [[-1, -1, -1, -1], [-1, -1, -1, -1]]
 
 
 @pytest.mark.parametrize(
@@ -210,7 +206,7 @@ def test_masked_turns_by_hand(parameters: dict[str, Any], kept: tuple[list[int],
 
 def test_a_column_of_states_must_fit() -> None:
     rollout = rollout_of([[1, 0, 1], [1]], [None] * 2, [1.0, 0.0])
-    hook = GiGPO(anchor="column", states="s")
+    hook = GiGPO(states="s")
     with pytest.raises(ConfigurationError, match=r"there is no column 's'; there are: none"):
         hook.on_rollout(rollout.mask_B_T, rollout)
     for states in (["a"], "ab", None):

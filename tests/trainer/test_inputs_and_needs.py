@@ -54,7 +54,7 @@ def silent(completions: list[Any], **columns: Any) -> list[None]:
         (Writes("advantages"), PluginOutputError, r"'Writes': on_rollout changed advantages_B_T, which others read"),
         (Writes("mask"), PluginOutputError, r"changed (completion_)?mask_B_T"),
         (Writes("texts"), PluginOutputError, r"changed (texts|completions)"),
-        (ForgetsItsNeeds(), PluginRunError, r"ref_logps_B_T is None .* add to its class: needs = \('ref_logps',\)"),
+        (ForgetsItsNeeds(), PluginRunError, r"What the class does not list in its `needs` is None; here .*ref_logps"),
     ],
 )
 def test_a_hook_is_stopped_where_it_happens_and_named(

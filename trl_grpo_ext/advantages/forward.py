@@ -20,8 +20,7 @@ from .returns import compute_dtype, discounted_returns
 class EntropyShaping:
     """Credit uncertain tokens a little more: `A'_t = A_t + min(α·H_t, |A_t| / κ)`.
 
-    `H_t` is the entropy of the current policy's next-token distribution in nats, detached. The bonus is at most a share
-    of the advantage, so with κ > 1 it never flips a sign, and advantages of 0 stay 0.
+    `H_t` is the token's entropy. With κ > 1 the bonus never flips a sign, and advantages of 0 stay 0.
 
     Source: Reasoning with Exploration: An Entropy Perspective (2506.14758), eq. 4 and 5.
 
@@ -55,12 +54,9 @@ class ZeroVarianceCredit:
     - right completions: `A_t = α·H_t`,
     - wrong ones: `A_t = -α·(max_s H_s - H_t)`, with the maximum over the completion's live tokens.
 
-    So decisions are rewarded more than routine, and mistakes are punished where the policy was sure, which leaves it
-    free to explore. Completions of other groups, without a reward, or set to 0 by a mask keep their incoming
-    advantages. A completion is right if its reward, before any shaper, is above `correct_above`.
-
-    Entropies are the current policy's, in nats. It cannot be combined with `skip_zero_variance`, which would take these
-    tokens out of the loss.
+    So decisions are rewarded more than routine, and mistakes are punished where the policy was sure. Other completions
+    keep their advantages. A completion is right if its reward, before any shaper, is above `correct_above`. Refused
+    beside `skip_zero_variance`, which would take these tokens out of the loss.
 
     Source: RL-ZVP (2509.21880).
 
@@ -95,13 +91,12 @@ class ZeroVarianceCredit:
 class LowProbability:
     """Scale each token's advantage with its probability: `A'_t = A_t·(α·π_t + 1 - α)`.
 
-    `π_t` is the probability of the sampled token under the policy that generated, so a token's weight is the same in
-    all updates of a generation batch. Less probable tokens have larger gradients, so a few of them drown the others;
-    this evens them out. α = 0 changes nothing; with α = 1 the advantage is proportional to the probability.
+    `π_t` is the probability of the sampled token under the policy that generated. Less probable tokens have larger
+    gradients, so a few of them drown the others; this evens them out. With α = 1 the advantage is proportional to the
+    probability.
 
     Source: the advantage reweighting of Do Not Let Low-Probability Tokens Over-Dominate in RL for LLMs (2505.12929) and
-    its authors' code, which weighs by the old policy, once per batch. Their scripts have α = 0.2 for this method alone,
-    and 0.3 with their second method, which updates on improbable tokens first and is not part of this hook.
+    its authors' code, which weighs by the old policy, once per batch, with α = 0.2.
 
     Departures: none.
 
@@ -133,13 +128,11 @@ class FutureKL:
     - `f_t = clip(exp(F_t), 1 - epsilon_low, 1 + epsilon_high)`, detached;
     - where `A_t < 0` and `π/π_old` is above `safety_threshold`, `f_t` is at most 1.
 
-    In the first update after generation every `d` is 0 and nothing changes. So this hook needs several optimizer steps
-    per generation batch: `num_iterations` above 1, or `steps_per_generation` above `gradient_accumulation_steps`. Runs
-    with one update per generation batch are refused at construction.
+    In the first update after generation every `d` is 0 and nothing changes. So runs with one update per generation
+    batch are refused: raise `num_iterations`, or `steps_per_generation` above `gradient_accumulation_steps`.
 
-    Source: FIPO (2603.19835) and its authors' loss `future_kl`, whose names for these parameters are `decay_rate`,
-    `clip_ratio_c`, `future_kl_clip_ratio`, `safety_thresh`. The defaults are those of their 32B run, which clips to
-    [1, 1.2] (`future_kl_clip_high_only`); for smaller models they recommend [0.8, 1.2], which is `epsilon_low: 0.2`.
+    Source: FIPO (2603.19835) and its authors' loss `future_kl`. The defaults are those of their 32B run, which clips to
+    [1, 1.2]; for smaller models they recommend [0.8, 1.2], which is `epsilon_low: 0.2`.
 
     Departures: distances count live tokens instead of positions. The authors' code further leaves out completions with
     more than one token beyond their dual clip, and keeps weights under the safety threshold from falling below 0.8.
@@ -200,11 +193,8 @@ class DivergenceMask:
 
     It takes the place of the ratio clip, so let that not bind. `loss_type: cispo` with `epsilon_high: 20` has, token by
     token, the gradient of the authors' code, `-A·min(π/μ, 20)·∇log π`. TRL's other clipped losses with `epsilon: 1` and
-    `epsilon_high: 1e6` have prime-rl's, `-A·π/μ·∇log π`. With TRL's default `epsilon: 0.2` a token is dropped if either
-    says so.
-
-    In the first update after generation π = μ. So it needs several optimizer steps per generation batch, as `future_kl`
-    does; runs with one are refused at construction.
+    `epsilon_high: 1e6` have prime-rl's, `-A·π/μ·∇log π`. Like `future_kl` it needs several optimizer steps per
+    generation batch.
 
     Source: DPPO with the binary total variation of Rethinking the Trust Region in LLM Reinforcement Learning
     (2602.04879), as verl (`dppo_tv`) and prime-rl (its default loss) have it, with their thresholds.
@@ -252,9 +242,8 @@ class CovarianceClip:
     its implementation in verl, whose defaults these are.
 
     Departures: there the tokens are drawn from the candidates at random; here they are chosen by size, so that the
-    result does not depend on the order of the rows, on padding, or on how a micro-batch is spread over ranks. The means
-    and the number are those of all ranks' micro-batches instead of each rank's own. Tokens that the loss's own clipping
-    already holds back are no candidates there; here they may be, for a hook does not know of it.
+    result does not depend on how a micro-batch is spread over ranks. The means and the number are those of all ranks'
+    micro-batches. Tokens that the loss's own clipping already holds back are no candidates there; here they may be.
 
     Args:
         low: Tokens with a lower covariance are left alone.

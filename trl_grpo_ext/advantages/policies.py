@@ -16,12 +16,10 @@ from .returns import compute_dtype, discounted_returns, live_tokens_after, live_
 class KLInReward:
     """Subtract a KL penalty from the reward, per token, `A'_t = γ^(L-t)·A_t - β Σ_{s≥t} γ^(s-t) KL_s`, or as a sum.
 
-    - `form: return_to_go` is a transform, as above: each token pays for itself and what follows. It acts after the
-      estimator, so what a completion pays is not compared with what its group pays. Every completion pays, with or
-      without a reward.
+    - `form: return_to_go` is a transform, as above: each token pays for itself and what follows. Every completion pays,
+      with or without a reward.
     - `form: completion` is a shaper, `r'_i = r_i - β Σ_t KL_t`: the whole penalty is a part of the completion's reward
-      before means and standard deviations of the group are taken, so what counts is how much more a completion pays
-      than the others. A completion without a reward stays without.
+      before the group is compared, so what counts is how much more a completion pays than the others.
 
     `L` is the completion's last live token and sums run over its live tokens; `L-t` and `s-t` count live tokens, so
     what a tool wrote is passed over. `KL_s` estimates how far the policy that generated is from the reference at token
@@ -31,9 +29,8 @@ class KLInReward:
     - `k2`: `(ℓ - r)² / 2`,
     - `k3`: `exp(r - ℓ) - (r - ℓ) - 1`.
 
-    As a reward with γ = 1, k1 has the gradient of the KL divergence; k2 and k3 have not. TRL's own penalty (`beta`) is
-    k3 in the loss, whose gradient is not that of the KL divergence either. Use this hook instead of it: with `beta`
-    above 0 the penalty counts twice.
+    As a reward with γ = 1, k1 has the gradient of the KL divergence; k2 and k3 have not, nor has TRL's own penalty
+    (`beta`), k3 in the loss. With `beta` above 0 the penalty counts twice.
 
     With a `target` the coefficient adapts. After each training batch of `N` completions,
     `β ← β·(1 + clip(KL/target - 1, -0.2, 0.2)·N/horizon)`, where KL is the mean, over the completions of all ranks, of
@@ -44,9 +41,8 @@ class KLInReward:
     in the loss.
 
     Departures: there is no critic, so the penalty's return has no baseline but, in form "completion", that of the
-    estimator, and in form "return_to_go" the advantage that comes in stands for the reward at the end of the
-    completion. Completions without a live token are not in the mean of the adaptive
-    coefficient, and `N/horizon` counts as 1 where it is larger, so that β stays positive.
+    estimator. Completions without a live token are not in the mean of the adaptive coefficient, and `N/horizon` counts
+    as 1 where it is larger, so that β stays positive.
 
     Args:
         reference: Id or path of a causal language model with the policy's tokenizer, or "reference" for the policy as
@@ -161,9 +157,9 @@ class TeacherLogRatio:
     (2601.20802) and self-distillation (2601.19897) for a teacher that is the policy after another prompt.
 
     Departures: each token is credited with its own log-ratio alone, where MiniLLM sums the ratios of the tokens that
-    follow (`kl_in_reward` does, with the teacher as the reference); there is no length normalisation and no mixing of
-    the teacher into the sampling. Of SDPO, the sampled token's estimate is computed, not the divergence over the top K
-    tokens; its teacher is an exponential average of the policy, ours the policy that generated.
+    follow (`kl_in_reward` does, with the teacher as the reference), normalises by length and mixes the teacher into the
+    sampling. Of SDPO, the sampled token's estimate is computed, not the divergence over the top K tokens; its teacher
+    is an exponential average of the policy, ours the policy that generated.
 
     Args:
         teacher: Id or path of a causal language model with the policy's tokenizer; "reference" for the policy that TRL

@@ -18,40 +18,32 @@ class ProcessRewards:
     """Credit each token with the rewards of its step and all later steps, minus a baseline.
 
     A reward function that returns `SpanScore`s gives a completion's steps their rewards `r_j`: each span is a step (in
-    order of its end), worth its value. With a `separator` the text is cut into steps there instead, and a step's reward
-    is the sum of the spans that end in it, or 0. A completion scored without spans is one step. A step's reward lies at
-    its last token, and with `s(t)` the first step that ends at token `t` or later:
+    order of its end), worth its value. A completion scored without spans is one step. A step's reward lies at its last
+    token, and with `s(t)` the first step that ends at token `t` or later:
 
         G_t = Σ_{j ≥ s(t)} γ^(j - s(t)) · r_j            form "sum"
         G_t = Σ_{j ≥ s(t)} γ^(j - s(t)) · r*_j           form "min", r*_j = softmax(-r/T)_j · r_j over all steps
         A_t = coefficient · (G_t - b),   b = mean of G at the first token over the group's scored completions
 
     In the minimum form a low temperature gives nearly all weight to the worst step. So tokens before it get its reward,
-    tokens after it about nothing, and a completion gains nothing from further good steps. "Low" is relative to the
-    rewards: 0.1 suits those between -1 and 1. At 1 the weights are nearly equal, and the sum of `r*` is no minimum.
+    and tokens after it about nothing. "Low" is relative to the rewards: 0.1 suits those between -1 and 1.
 
     Source: PURE (2504.15275) for the minimum form, its transformed rewards `r*`, and the temperature 0.1 of its
     authors' configuration, for rewards between -1 and 1; the plain sum of the rewards to go is that of process
     supervision in GRPO (2402.03300).
 
     Departures: the papers' own baselines and normalisations are not taken over: here it is one number per group, the
-    mean return of whole completions, the completion's own included. γ counts steps, not tokens. Tokens after the last
-    step get 0, without baseline. Completions that the function did not score get 0 and are not in the baseline. The
-    function's weight in the total reward is not used; `coefficient` is.
+    mean return of whole completions. γ counts steps, not tokens. Tokens after the last step get 0, and so do
+    completions that the function did not score. The function's weight in the total reward is not used.
 
     Args:
         reward: Name of the reward function. None means the only one that returns spans, or the only one.
         form: "min" or "sum".
         temperature: T of the minimum form, positive, in units of the reward.
         gamma: γ, from 0 to 1.
-        separator: Where the text is cut into steps, such as a blank line; the white space goes with the step before.
         baseline: "group" or "none".
         mode: "replace" the incoming advantages, or "add" to them.
         coefficient: Factor on the result.
-
-    Raises:
-        ConfigurationError: A parameter is out of its range, or, at run time, the reward function is ambiguous.
-        PluginOutputError: A span is outside its text, or its value is not finite.
     """
 
     __name__ = "process_rewards"
@@ -66,13 +58,11 @@ class ProcessRewards:
         form: str = "min",
         temperature: float = 0.1,
         gamma: float = 1.0,
-        separator: str | None = None,
         baseline: str = "group",
         mode: str = "replace",
         coefficient: float = 1.0,
     ) -> None:
         self.reward = None if reward is None else checked_text("process_rewards: reward", reward)
-        self.separator = None if separator is None else checked_text("process_rewards: separator", separator)
         self.form = checked_choice("process_rewards: form", form, ("min", "sum"))
         self.baseline = checked_choice("process_rewards: baseline", baseline, ("group", "none"))
         self.mode = checked_choice("process_rewards: mode", mode, ("replace", "add"))
@@ -126,32 +116,7 @@ class ProcessRewards:
         """Where each step ends in the text, and its reward."""
         check_spans(spans, text, row)
         scores = sorted((end, value) for _, end, value in spans) or [(len(text), reward)]
-        cuts = [end for _, end in split_steps(text, self.separator)] if self.separator is not None else []
-        if not cuts:
-            return [end for end, _ in scores], [value for _, value in scores]
-        rewards = [0.0] * len(cuts)
-        for end, value in scores:
-            rewards[bisect_left(cuts, end)] += value
-        return cuts, rewards
-
-
-def split_steps(text: str, separator: str) -> list[tuple[int, int]]:
-    r"""Cut a text into steps at a separator, which belongs to the step before it.
-
-    White space alone is no step: it belongs to the step before or, at the beginning, to the first. So a run of blank
-    lines cuts once.
-    """
-    steps: list[tuple[int, int]] = []
-    position = 0
-    while position < len(text):
-        found = text.find(separator, position)
-        end = len(text) if found < 0 else found + len(separator)
-        if text[position:end].replace(separator, "").strip():
-            steps.append((steps[-1][1] if steps else 0, end))
-        elif steps:
-            steps[-1] = (steps[-1][0], end)
-        position = end
-    return steps
+        return [end for end, _ in scores], [value for _, value in scores]
 
 
 def last_tokens(offsets: Sequence[tuple[int, int]], ends: Sequence[int]) -> list[int]:

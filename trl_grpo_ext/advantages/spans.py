@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -11,7 +10,7 @@ import torch
 from ..credit.groups import gather_groups, group_mean, group_std
 from ..errors import ConfigurationError
 from ..guard.parameters import checked_choice, checked_flag, checked_number, checked_text
-from ..types import Rollout, Span
+from ..types import Rollout
 
 _EPSILON = 1e-4  # beside the standard deviation, as in TRL
 
@@ -24,10 +23,9 @@ class SpanCredit:
 
         A_{i,t} = Σ_k w_k · a_{i,k} · [t wrote a character of a span of function k, or k points at nothing]
 
-    A function points by returning `SpanScore`s, or by a regular expression in `patterns`. So the format reward teaches
-    the tags, the answer's reward the answer, and neither blames the reasoning in between. A function that returns plain
-    numbers pays all tokens; if none points, this is the sum of all functions' centred rewards. It is an estimator: it
-    ignores the incoming advantages. It uses the spans' positions, not their values.
+    A function points by returning `SpanScore`s, as `regex_match` does. So the format reward teaches the tags, the
+    answer's reward the answer, and neither blames the reasoning in between. A function that returns plain numbers pays
+    all tokens. The spans' positions count, not their values.
 
     Source: none of its own; one advantage per reward function and the normalisation by its own deviation are those of
     GDPO (2601.05242), and giving a reward to the part of the completion that it judges is common practice.
@@ -39,38 +37,23 @@ class SpanCredit:
         normalise: Divide each function's centred rewards by their standard deviation in the group (n - 1) plus 1e-4.
         without_spans: For a completion in which a function points at nothing, though it does in others: "all" pays all
             of its tokens, "none" pays nothing.
-        patterns: By name of a reward function, a regular expression (Python's `re`, searched from left to right) whose
-            matches are its spans, instead of those that it returned. A pattern with catastrophic backtracking stops the
-            run on a hostile text.
-
-    Raises:
-        ConfigurationError: A parameter is of the wrong kind, a pattern does not compile, or, at run time, is for a
-            reward function that the run does not have.
     """
 
     __name__ = "span_credit"
     role = "estimator"
     needs = ("offsets",)
 
-    def __init__(
-        self, *, normalise: bool = False, without_spans: str = "all", patterns: Mapping[str, str] | None = None
-    ) -> None:
-        if patterns is not None and not isinstance(patterns, Mapping):
-            raise ConfigurationError(f"span_credit: patterns must be a mapping, got {patterns!r}.")
+    def __init__(self, *, normalise: bool = False, without_spans: str = "all") -> None:
         self.normalise = checked_flag("span_credit: normalise", normalise)
         self.without_spans = checked_choice("span_credit: without_spans", without_spans, ("all", "none"))
-        self.patterns = {name: _compiled(name, pattern) for name, pattern in (patterns or {}).items()}
 
     def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
         """Return the new advantages `(B, T)`."""
         names = list(rollout.reward_names)
-        if unknown := sorted(set(self.patterns) - set(names)):
-            known = ", ".join(map(repr, names))
-            raise ConfigurationError(f"span_credit: patterns has {unknown[0]!r}; this run's reward functions: {known}.")
         precise = torch.promote_types(rollout.rewards_B_K.dtype, torch.float32)
         rewards_B_K = rollout.rewards_B_K.to(precise)
         # Whether a function points at all must not depend on which completions this rank happens to have.
-        points = [float(name in self.patterns or name in rollout.reward_spans) for name in names]
+        points = [float(name in rollout.reward_spans) for name in names]
         points_K = (rollout.gather(rewards_B_K.new_tensor(points).expand_as(rewards_B_K)) > 0).any(dim=0).tolist()
         credit_N_K = centred_rewards(rollout.gather(rewards_B_K), gather_groups(rollout), self.normalise)
         credit_B_K = credit_N_K[rollout.local_rows] * rollout.reward_weights_K.to(precise)
@@ -80,21 +63,13 @@ class SpanCredit:
             if not points_K[k]:
                 new_B_T += credit_B_1
                 continue
-            spans = [[(start, end, 1.0) for start, end, _ in row or ()] for row in self._spans(name, rollout)]
+            found = rollout.reward_spans.get(name, [None] * len(rollout.texts))
+            spans = [[(start, end, 1.0) for start, end, _ in row or ()] for row in found]
             inside_B_T = rollout.span_values(spans) > 0
             if self.without_spans == "all":
                 inside_B_T = inside_B_T | ~inside_B_T.any(dim=1, keepdim=True)
             new_B_T += torch.where(inside_B_T, credit_B_1, 0.0)
         return new_B_T.to(advantages_B_T.dtype)
-
-    def _spans(self, name: str, rollout: Rollout) -> Sequence[Sequence[Span] | None]:
-        pattern = self.patterns.get(name)
-        if pattern is None:
-            return rollout.reward_spans.get(name, [None] * len(rollout.texts))
-        return [
-            [(*match.span(), 1.0) for match in pattern.finditer(text) if match.end() > match.start()]
-            for text in rollout.texts
-        ]
 
 
 def centred_rewards(rewards_N_K: torch.Tensor, groups_N: torch.Tensor, normalise: bool) -> torch.Tensor:
@@ -106,21 +81,6 @@ def centred_rewards(rewards_N_K: torch.Tensor, groups_N: torch.Tensor, normalise
             centred_N = centred_N / (group_std(rewards_N, groups_N) + _EPSILON)
         columns.append(torch.where(torch.isnan(rewards_N), 0.0, centred_N))
     return torch.stack(columns, dim=1)
-
-
-def _compiled(name: object, pattern: object) -> re.Pattern[str]:
-    if not isinstance(name, str):
-        raise ConfigurationError(f"span_credit: patterns must be by names of rewards, got {name!r}.")
-    return checked_pattern(f"span_credit: patterns[{name!r}]", pattern)
-
-
-def checked_pattern(label: str, pattern: Any) -> re.Pattern[str]:
-    """Compile a parameter that must be a regular expression."""
-    try:
-        compiled: re.Pattern[str] = re.compile(pattern)
-    except (re.error, TypeError, RecursionError, OverflowError) as error:
-        raise ConfigurationError(f"{label} must be a regular expression, got {pattern!r}: {error}.") from error
-    return compiled
 
 
 class SegmentWeights:

@@ -21,14 +21,11 @@ class Whiten:
     tokens' advantages, or over their live tokens, so that long completions count more. One mean and one divisor for
     all prompts. Advantages that are all equal become exactly 0.
 
-    It builds methods that end in a whitened batch: `[raw_reward, kl_in_reward, {name: whiten, over: tokens}]` is
-    REINFORCE++, with `centred` instead of `raw_reward` its variant with a baseline, and `[{name: kl_in_reward, form:
-    completion}, normalised, whiten]` subtracts the penalty from the rewards, compares within the group and whitens the
-    result.
+    `[raw_reward, kl_in_reward, {name: whiten, over: tokens}]` is REINFORCE++, with `centred` instead of `raw_reward`
+    its variant with a baseline.
 
-    If the incoming advantages do not average to 0, zeros become non-zero, so a group of equal rewards is pushed away
-    from or pulled to as part of the batch. Over tokens this is usual, so hooks for groups without signal are refused
-    with it. After `batch_whitening` there is nothing left to whiten over completions.
+    If the incoming advantages do not average to 0, zeros become non-zero, and a group of equal rewards is pushed or
+    pulled as part of the batch. Over tokens this is usual, so hooks for groups without signal are refused with it.
 
     Source: REINFORCE++ (2501.03262), whose implementations whiten over tokens: verl with n - 1, OpenRLHF with n.
 
@@ -98,9 +95,7 @@ class ClipAdvantages:
         self.low = checked_number("clip_advantages: low", low, "a number that is not positive", lambda x: x <= 0)
         self.high = checked_number("clip_advantages: high", high, "a number that is not negative", lambda x: x >= 0)
         if low == high == 0:
-            raise ConfigurationError(
-                "clip_advantages: high must be positive where low is 0, or nothing would be learnt."
-            )
+            raise ConfigurationError("clip_advantages: high must be above 0 where low is 0, or nothing is learnt.")
 
     def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
         """Return the new advantages `(B, T)`."""
@@ -115,16 +110,14 @@ class OutcomeFilter:
     - `keep: mixed_groups`: all completions of prompts with both a success and a failure.
 
     A completion succeeds if its reward, the weighted total before any shaper, is above `threshold`. The filter is a
-    mask: it acts after all other transforms, and its zeros stay 0 at the loss forward. The tokens of rejected
-    completions still count in the denominators of the loss and under a KL penalty. A group whose completions are all
-    rejected has no signal; `skip_zero_variance` leaves it out.
+    mask: its zeros stay 0 at the loss forward. The tokens of rejected completions still count in the denominators of
+    the loss and under a KL penalty; `skip_zero_variance` leaves out groups that are rejected whole.
 
     Source: A Minimalist Approach to LLM Reasoning (2504.11343). With `raw_reward` in front, `successes` is RAFT++ and
     `mixed_groups` is Reinforce-Rej.
 
-    Departures: the authors' code keeps rewards above 0 in RAFT++, and in Reinforce-Rej the groups whose rewards have a
-    standard deviation above 0: for rewards of two values it is the same. A completion without a reward
-    neither succeeds nor fails, and is kept only with `mixed_groups`, with its group.
+    Departures: the authors' code keeps rewards above 0 in RAFT++, and in Reinforce-Rej the groups whose rewards differ:
+    for rewards of two values it is the same. A completion without a reward is kept only with `mixed_groups`.
 
     Args:
         keep: "successes", "failures" or "mixed_groups".
@@ -167,24 +160,20 @@ class EntropyWeighted:
 
     The weights w average to 1 over the completions that are compared. With `level: sequence` the mean entropy of a
     completion takes the place of `H_{i,t}`, the sign of its summed advantages decides its side, and all of its tokens
-    have one weight. The entropies cost a separate forward pass per generation batch, even if TRL has made one for the
-    old log-probabilities.
+    have one weight. The entropies cost a forward pass per generation batch.
 
     Source: GTPO and GRPO-S (2508.04349), the shaped rewards of tokens (eq. 3 and 5) and of sequences (eq. 9). The
     paper's rewards are 1 and -1: that is `raw_reward` with such rewards in front of this hook.
 
     Departures: any advantages are scaled, while the authors shape the rewards and then normalise them (eq. 6), those of
-    right and of wrong completions apart: after that the outcome itself is in no advantage, as each side averages to 0.
-    Here `whiten` after this hook normalises both sides together. Tokens are counted by live ones. 1e-8 is added to an
-    entropy before it is compared.
+    right and of wrong completions apart. Here `whiten` after this hook normalises both sides together. Tokens are
+    counted by live ones. 1e-8 is added to an entropy before it is compared.
 
     Args:
         base: α₁, not negative.
         share: α₂, not negative; not 0, or nothing would change. The paper's examples have 1 and 0.1.
         level: "token" or "sequence".
 
-    Raises:
-        ConfigurationError: A parameter is out of its range, or the rollout has no entropies.
     """
 
     __name__ = "entropy_weighted"
@@ -236,15 +225,13 @@ def row_sums(values_B_T: torch.Tensor) -> torch.Tensor:
 class SignScaling:
     """Multiply positive advantages by one factor and negative ones by another: `A' = λ⁺·max(A, 0) + λ⁻·min(A, 0)`.
 
-    Pushing away from failures keeps the rest of the distribution in place; pulling towards successes narrows it. So a
-    small λ⁺ preserves entropy, and pass@k for large k. λ⁺ = 0 learns from failures alone, λ⁻ = 0 from successes alone.
-    It acts on the incoming advantages, an estimator's or TRL's own, token by token.
+    Pulling towards successes narrows the distribution, so a small λ⁺ preserves entropy, and pass@k for large k. λ⁺ = 0
+    learns from failures alone, λ⁻ = 0 from successes alone.
 
     Source: The Surprising Effectiveness of Negative Reinforcement in LLM Reasoning (2506.01347), Weighted-REINFORCE,
     whose λ is 0.1.
 
-    Departures: the paper scales rewards of 1 and -1, with no baseline: that is `raw_reward` in front of this hook, with
-    such rewards. Here any advantages are scaled.
+    Departures: the paper scales rewards of 1 and -1, which is `raw_reward` in front of this hook, with such rewards.
 
     Args:
         positive: λ⁺, not negative.
@@ -273,10 +260,8 @@ class TruncationMasking:
     A completion cut off by the length limit was graded before it was done, so its reward says little about it. With
     `keep="negative"` only credit is removed, `A'_t = min(A_t, 0)`: running into the limit may still be punished.
 
-    TRL's `mask_truncated_completions` removes the tokens from the loss mask, and so from all counts, the KL penalty and
-    the entropy bonus. Here they stay: their policy gradient is 0, yet they count in the denominators of the loss, and a
-    KL penalty (`beta`) acts on them. With TRL's option on, this hook has nothing left to do. It is a mask: it acts
-    after all other transforms, and its zeros stay 0 at the loss forward.
+    TRL's `mask_truncated_completions` removes the tokens from the loss mask, and so from all counts and the KL penalty.
+    Here they stay in both. It is a mask: its zeros stay 0 at the loss forward.
 
     Source: the overlong filtering of DAPO (2503.14476), which masks the loss of truncated samples.
 
@@ -305,10 +290,8 @@ class RepetitionPenalty:
 
     "Seen before" means that the same n tokens begin earlier in the same completion; the two may overlap. The first
     occurrence is not punished, and a token in several repeated n-grams is punished once. N-grams consist of all
-    completion tokens, including a tool's, but only live tokens are punished. Every completion is penalised, with or
-    without a reward.
-
-    The penalty is in units of the advantage. Unlike a reward for the whole completion, it hits only the repetition.
+    completion tokens, including a tool's. Every completion is penalised, with or without a reward. The penalty is in
+    units of the advantage.
 
     Source: the N-gram repetition penalty of Demystifying Long Chain-of-Thought Reasoning in LLMs (2502.03373), appendix
     C.2.

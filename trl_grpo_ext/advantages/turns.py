@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,9 +15,8 @@ import torch
 from ..credit.groups import gather_groups, gather_rewards, group_mean, group_std
 from ..credit.turns import true_runs
 from ..errors import ConfigurationError
-from ..guard.parameters import checked_choice, checked_flag, checked_number
+from ..guard.parameters import checked_choice, checked_flag, checked_number, checked_text
 from ..types import Rollout, Turn
-from .spans import checked_pattern
 
 _EPSILON = 1e-4  # beside the standard deviation, as in TRL and in MT-GRPO's code
 _GIGPO_EPSILON = 1e-6  # as in the authors' code
@@ -46,7 +46,7 @@ class TurnRewards:
 
     Departures: MT-GRPO has two turns, and the first has its own reward; here any turn but the last has. If a completion
     never got an answer from a tool, its authors take the advantage of the rewards' sum; here its only turn is its last
-    and gets the outcome's. γ is not in MT-GRPO. A completion without a reward gets 0 and is in no mean.
+    and gets the outcome's. γ is not in MT-GRPO.
 
     Args:
         form: "returns" or "turn_plus_outcome".
@@ -128,33 +128,22 @@ class GiGPO:
 
     Turns of a group with the same anchor state s are compared with each other, including those of one completion; a
     turn with a unique state has `A^S = 0`. F is the standard deviation (n - 1) plus 1e-6 with `normalise`, else 1. The
-    rewards of turns and of the outcome are as in `turn_rewards`. By `anchor`, a turn's state is
-
-    - `observation`: the answer of the tools or the environment right before it; for first turns the prompt;
-    - `history`: everything before it, whoever wrote it;
-    - `column`: its entry in the column `states`, a list with one state for each of the completion's turns, from an
-      environment or a rollout function that knows its own state.
-
-    States are equal if their tokens are (in a column, if their JSON is).
+    rewards of turns and of the outcome are as in `turn_rewards`. A turn's state is the answer of the tools or the
+    environment right before it, token by token (for first turns the prompt); or its entry in the column `states`, a
+    list with one state for each of the completion's turns, compared as JSON.
 
     Source: Group-in-Group Policy Optimization (2505.10978), equations 3 and 6 to 8, with its code's γ = 0.95 and ω = 1.
     F = 1 is the code's `mean_norm`, its default, and the other its `mean_std_norm`.
 
     Departures: the code takes mean and deviation of the episodes over all steps, so that long episodes count more;
     here each completion counts once, as in the paper. The code can take observations for the same that are only alike;
-    here they are equal. There, each step is a sample of its own with a prompt made of its observation; here a
-    completion is a whole conversation. A completion without a reward gets 0 and is in no mean.
+    here they are equal. There, each step is a sample of its own; here a completion is a whole conversation.
 
     Args:
         step_weight: ω, not negative.
         gamma: γ, from 0 to 1, per turn.
         normalise: Divide by the standard deviation.
-        anchor: "observation", "history" or "column".
-        states: Name of the column, for `anchor: column`.
-
-    Raises:
-        ConfigurationError: A parameter is out of its range, `states` is missing or superfluous, or, at run time, the
-            column is missing or does not have one state per turn.
+        states: Name of a column with the states; None compares what came right before.
     """
 
     __name__ = "gigpo"
@@ -168,18 +157,12 @@ class GiGPO:
         step_weight: float = 1.0,
         gamma: float = 0.95,
         normalise: bool = False,
-        anchor: str = "observation",
         states: str | None = None,
     ) -> None:
         self.step_weight = checked_number("gigpo: step_weight", step_weight, "at least 0", lambda x: x >= 0)
         self.gamma = checked_number("gigpo: gamma", gamma, "from 0 to 1", lambda x: 0 <= x <= 1)
         self.normalise = checked_flag("gigpo: normalise", normalise)
-        self.anchor = checked_choice("gigpo: anchor", anchor, ("observation", "history", "column"))
-        if (anchor == "column") != isinstance(states, str):
-            raise ConfigurationError(
-                f"gigpo: states must be a column's name with anchor: column only, got {states!r} with anchor: {anchor}."
-            )
-        self.states = states
+        self.states = None if states is None else checked_text("gigpo: states", states)
 
     def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
         """Return the new advantages `(B, T)`."""
@@ -221,7 +204,7 @@ class GiGPO:
                     )
                 keys = [_number(json.dumps(state, sort_keys=True, default=str).encode()) for state in states]
             else:
-                begins = [0, *(end for _, end in runs)] if self.anchor == "observation" else [0] * len(runs)
+                begins = [0, *(end for _, end in runs)]
                 seen = [ids[begin:first] for begin, (first, _) in zip(begins, runs, strict=False)]
                 keys = [_number(struct.pack(f"{len(part)}q", *part)) for part in seen]
             table.append([*keys, *[0] * (width - len(keys))])
@@ -251,8 +234,6 @@ class ToolErrors:
     Args:
         penalty: c, positive, in units of the advantages.
         over: "call" for the call's tokens, or "turn" for those of its whole turn, once per turn.
-        unparsed: Whether calls that cannot be parsed count.
-        raised: Whether calls that raised count.
     """
 
     __name__ = "tool_errors"
@@ -260,13 +241,9 @@ class ToolErrors:
     per_group = True
     needs = ("offsets",)
 
-    def __init__(self, *, penalty: float = 0.5, over: str = "call", unparsed: bool = True, raised: bool = True) -> None:
+    def __init__(self, *, penalty: float = 0.5, over: str = "call") -> None:
         self.penalty = checked_number("tool_errors: penalty", penalty, "positive", lambda x: x > 0)
         self.over = checked_choice("tool_errors: over", over, ("call", "turn"))
-        kinds = {"unparsed": unparsed, "raised": raised}
-        self.outcomes = {kind for kind, on in kinds.items() if checked_flag(f"tool_errors: {kind}", on)}
-        if not self.outcomes:
-            raise ConfigurationError("tool_errors: unparsed or raised must be true, got false for both.")
 
     def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
         """Return the new advantages `(B, T)`."""
@@ -274,7 +251,7 @@ class ToolErrors:
         for row, counts in enumerate((rollout.lengths_B > 0).tolist()):
             for turn in rollout.turns(row) if counts else ():
                 for call in turn.calls:
-                    if call.outcome in self.outcomes:
+                    if call.failed:
                         first, end = turn.tokens if self.over == "turn" else call.tokens
                         failed_B_T[row, first:end] = True
         return torch.where(failed_B_T.to(advantages_B_T.device), advantages_B_T - self.penalty, advantages_B_T)
@@ -317,7 +294,12 @@ class MaskedTurns:
         self.pick = checked_choice("masked_turns: pick", pick, _PICKS)
         if pick == "all" and pattern is None:
             raise ConfigurationError("masked_turns: pattern must be set with pick: all, or nothing would be masked.")
-        self.pattern = None if pattern is None else checked_pattern("masked_turns: pattern", pattern)
+        try:
+            self.pattern = None if pattern is None else re.compile(pattern)
+        except (re.error, TypeError, RecursionError, OverflowError) as error:
+            raise ConfigurationError(
+                f"masked_turns: pattern must be a regular expression, got {pattern!r}: {error}."
+            ) from error
         self.needs = () if pattern is None and pick in ("first", "last") else ("offsets",)
 
     def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:

@@ -8,7 +8,6 @@ Dimensions are those of `types`: `B` completions on this rank, `T` completion to
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -53,7 +52,7 @@ def apply_rollout_hooks(
     advantages: torch.Tensor, hooks: Sequence[Any], rollout: Rollout, observe: Observe | None = None
 ) -> torch.Tensor:
     """Run every hook's `on_rollout`, in the order given: advantages `(B, T)`, detached, zero off the mask."""
-    return _apply(hooks, "on_rollout", advantages, rollout, observe, _identity)
+    return _apply(hooks, "on_rollout", advantages, rollout, observe)
 
 
 def apply_forward_hooks(
@@ -61,10 +60,10 @@ def apply_forward_hooks(
     hooks: Sequence[Any],
     forward: Forward,
     observe: Observe | None = None,
-    held: Callable[[torch.Tensor], torch.Tensor] | None = None,
+    held: Callable[[torch.Tensor], torch.Tensor] = lambda advantages_B_T: advantages_B_T,
 ) -> torch.Tensor:
     """Run every hook's `on_forward` at one loss forward; `held` restores after each what a mask requires."""
-    return _apply(hooks, "on_forward", advantages, forward, observe, held or _identity)
+    return _apply(hooks, "on_forward", advantages, forward, observe, held)
 
 
 def run_hook(hook: Any, method: str, advantages_B_T: torch.Tensor, context: Rollout | Forward) -> torch.Tensor:
@@ -138,30 +137,21 @@ def group_verdicts(group_filter: Any, rollout: Rollout) -> list[bool | str]:
     label, rows = f"group filter {plugin_label(group_filter)!r}: keep", len(rollout.texts)
     with torch.no_grad(), _named(label, group_filter), _unchanged(label, rollout):
         result = group_filter.keep(rollout)
-    if isinstance(result, torch.Tensor):
-        if result.dtype != torch.bool or result.shape != (rows,):
-            got = f"{result.dtype} of shape {tuple(result.shape)}"
-            raise PluginOutputError(
-                f"{label} must return a bool tensor of shape ({rows},), one value for each completion, got {got}.",
-                "shape",
-            )
-        return [bool(kept) for kept in result.tolist()]
-    if isinstance(result, str) or not isinstance(result, Sequence) or len(result) != rows:
-        got = f"{len(result)}" if isinstance(result, list | tuple) else type(result).__name__
+    said = result.tolist() if isinstance(result, torch.Tensor) else result
+    if isinstance(said, str) or not isinstance(said, Sequence) or len(said) != rows:
+        got = f"{len(said)}" if isinstance(said, list | tuple) else type(said).__name__
         raise PluginOutputError(
-            f"{label} must return one value for each of the {rows} completions, True, False or why the group is "
-            f"dropped, got {got}.",
-            "shape",
+            f"{label} must return one value for each of the {rows} completions, got {got}.", "shape"
         )
-    for verdict in result:
+    for verdict in said:
         is_reason = isinstance(verdict, str) and verdict.strip() == verdict and verdict.isprintable()
         if not isinstance(verdict, bool) and not (is_reason and 0 < len(verdict) <= _REASON):
             raise PluginOutputError(
-                f"{label} must say True, False, or why a group is dropped, in at most {_REASON} characters, got "
-                f"{verdict!r:.100}. Reasons are names of metrics: a few fixed ones, without numbers in them.",
+                f"{label} must say True, False, or why a group is dropped, in at most {_REASON} characters and without "
+                f"numbers in it, since reasons are names of metrics; got {verdict!r:.100}.",
                 "shape",
             )
-    return list(result)
+    return list(said)
 
 
 def verdicts_by_group(
@@ -251,17 +241,13 @@ def importance_ratio(
     return torch.exp(log_ratio_B_T)
 
 
-def _identity(advantages_B_T: torch.Tensor) -> torch.Tensor:
-    return advantages_B_T
-
-
 def _apply(
     hooks: Sequence[Any],
     method: str,
     advantages: torch.Tensor,
     context: Rollout | Forward,
     observe: Observe | None,
-    held: Callable[[torch.Tensor], torch.Tensor],
+    held: Callable[[torch.Tensor], torch.Tensor] = lambda advantages_B_T: advantages_B_T,
 ) -> torch.Tensor:
     advantages_B_T = expand_advantages(advantages, context.mask_B_T)
     for hook in hooks:
@@ -290,19 +276,10 @@ def _named(label: str, plugin: object, context: Rollout | Forward | None = None)
 
 
 def _not_asked_for(plugin: object, context: Rollout | Forward | None) -> str:
-    """Advice if the hook read an attribute that is None because `needs` does not list it; else empty."""
-    has = tuple(getattr(plugin, "needs", ()))
+    """Advice if the hook may have read a tensor that is None because its `needs` does not list it; else empty."""
+    has = getattr(plugin, "needs", ())
     absent = [need for need in NEEDS if need not in has and getattr(context, f"{need}_B_T", plugin) is None]
-    try:
-        source = inspect.getsource(type(plugin))
-    except (OSError, TypeError):  # of no file
-        source = ""
-    read = [need for need in absent if f"{need}_B_T" in source]
-    if not read:
-        return ""
-    field = f"{'forward' if isinstance(context, Forward) else 'rollout'}.{read[0]}_B_T"
-    listed = ", ".join(map(repr, (*has, *read)))
-    return f". {field} is None because the plugin does not ask for it; add to its class: needs = ({listed},)"
+    return f". What the class does not list in its `needs` is None; here {', '.join(absent)}" if absent else ""
 
 
 @contextmanager
