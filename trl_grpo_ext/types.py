@@ -47,9 +47,7 @@ __all__ = [
 
 CONTRACT_VERSION = 2
 """Goes up when a field of `Rollout`, `Forward` or `Totals` changes its meaning, or when plugins must do more; not when
-a field is added. Version 2: advantage hooks with `on_rollout` declare their `role`, rewards are those after the
-shapers, and the advantages decide `Forward.zero_variance_B`."""
-
+a field is added (docs/stability.md)."""
 
 Span = tuple[int, int, float]
 """`(start, end, value)`: the value of the characters `text[start:end]` of a completion."""
@@ -130,12 +128,12 @@ class ToolCall:
     Attributes:
         name: The tool's name; empty if it cannot be read.
         arguments: The parsed arguments; None if they cannot be parsed.
-        outcome: "returned", "raised" (the tool raised, or no tool has that name), "unparsed" (the model wrote something
-            that cannot be read as a call), "not_run" (the completion ended first, or another call of the turn could not
-            be read), or "unknown" (some of several calls of one asynchronous tool raised, and it is unclear which).
+        outcome: "returned", "raised" (or no tool has that name), "unparsed" (it cannot be read as a call), "not_run"
+            (the completion ended first, or another call of the turn could not be read), or "unknown" (some of several
+            calls of one asynchronous tool raised).
         result: The tool's answer as text; None if there is none or it is not known.
-        tokens: `(first, end)`, the completion's tokens that make up the call, markers included. The whole turn if the
-            tokenizer has no `response_template` to locate the call.
+        tokens: `(first, end)`, the completion's tokens that make up the call, markers included; the whole turn if the
+            tokenizer has no `response_template`.
     """
 
     name: str
@@ -159,11 +157,9 @@ class Turn:
         tokens: `(first, end)` in the completion; `end` is not part of the turn.
         text: Their text, without special tokens.
         characters: `(start, end)` of that text in the completion's text.
-        content: `(start, end)` of the message's content in the completion's text; None if the turn has no message (as
-            with a rollout function), or if its content cannot be located in the text.
+        content: `(start, end)` of the message's content in the completion's text; None if it cannot be located there.
         calls: The turn's tool calls.
-        observation: The text between this turn and the next, as the chat template wrote it, without special tokens;
-            empty if there is none.
+        observation: The text between this turn and the next, without special tokens; empty if there is none.
     """
 
     number: int
@@ -183,12 +179,8 @@ class Turn:
 def span_reward(function: Callable[..., Any]) -> Callable[..., Any]:
     """Turn a function that returns spans into a reward function: a completion's reward is the sum of its spans' values.
 
-    Args:
-        function: Takes a reward function's arguments and returns, for each completion, a list of spans as in
-            `SpanScore`, or None for no reward. It may be async.
-
-    Returns:
-        A reward function (async if `function` is) that returns `SpanScore`s, which plain TRL treats as floats.
+    The function, which may be async, takes a reward function's arguments and returns, for each completion, a list of
+    spans as in `SpanScore`, or None for no reward.
     """
 
     def scores(rows: Sequence[Sequence[Span | TurnSpan] | None]) -> list[SpanScore | None]:
@@ -313,17 +305,15 @@ class Rollout:
         token_rewards_B_T: What shapers added to each token, zero off the mask; its sums over tokens are part of
             `rewards_B`. None if no shaper rewards single tokens.
         reward_spans: Each completion's spans, by the name of the reward function that returned them as `SpanScore`s (on
-            any rank); None where it returned None, empty where it returned a plain number. Functions that only return
-            plain numbers are missing. Reading an entry raises if a completion's text cannot be found in its tokens.
+            any rank); None where it returned None, empty where it returned a plain number. Reading an entry raises if a
+            completion's text cannot be found in its tokens.
         reward_turns: Each completion's values, one per turn, by the name of the reward function that returned them as
-            `TurnScores` (on any rank); None where it returned a plain number or None. `reward_spans` has the same
-            functions, with their turns as spans.
+            `TurnScores` (on any rank); None where it returned a plain number or None.
         group_ids_B: Which group a row belongs to; the same number on every rank for the same group.
         group_baselines_B: Mean of `rewards_B` over the completion's group, across ranks; NaN where no member has a
             reward. The mean of equal rewards is exactly that number.
-        uninformative_B: Whether nothing can be learnt from the rewards of the completion's group: before any shaper
-            they are equal, each function's by itself. Such groups have no signal, whatever their advantages. None for
-            hooks, and if a hook has `learns_from_equal_rewards`.
+        uninformative_B: Whether the rewards of the completion's group are equal before any shaper, each function's by
+            itself. Such groups have no signal. None for hooks, and if a hook has `learns_from_equal_rewards`.
         num_generations: `G`.
         totals: Counts over all ranks.
         old_logps_B_T: Log-probabilities under the policy that generated; None unless TRL computes them or a hook lists
@@ -340,12 +330,11 @@ class Rollout:
         training: False in evaluation.
         tokenizer: The tokenizer of the policy.
         gather: Concatenates a tensor `(B,)` or `(B, T)` over all ranks to `(N,)` or `(N, T')`, in rank order, padded
-            with zeros to the largest `T`, `T'`. Every rank must call it equally often; otherwise the run stops with an
-            error instead of hanging.
+            with zeros to the largest `T`, `T'`. Every rank must call it equally often; otherwise the run stops.
         local_rows: This rank's rows in a gathered tensor.
-        offsets: Returns, for a row, the characters `(start, end)` of `texts[row]` that each completion token wrote. A
-            character split over several tokens belongs to all of them; a token that wrote no character (a special
-            token) has an empty range. Raises if the tokens cannot be matched with the text.
+        offsets: Returns, for a row, the characters `(start, end)` of `texts[row]` that each completion token wrote:
+            none for a special token, and a character split over several tokens for all of them. Raises if the tokens
+            cannot be matched with the text.
     """
 
     prompts: Sequence[Any]
@@ -403,18 +392,10 @@ class Rollout:
         return self.mask_B_T.sum(dim=1)
 
     def span_values(self, spans: Sequence[Sequence[Span] | None]) -> torch.Tensor:
-        """Map characters to tokens: every token that wrote a character of a span gets the span's value.
+        """Map characters to tokens, `(B, T)`: every token that wrote a character of a span gets the span's value.
 
-        Args:
-            spans: For each of the `B` completions, its spans `(start, end, value)`; None means none. Values of
-                overlapping spans add up.
-
-        Returns:
-            `(B, T)`, zero outside the spans.
-
-        Raises:
-            PluginOutputError: There is not one list per completion, a span is outside its text, or its value is not
-                finite.
+        `spans` has for each of the `B` completions its spans `(start, end, value)`, or None. Values of overlapping
+        spans add up. A span outside its text, or a value that is not finite, is a `PluginOutputError`.
         """
         if len(spans) != len(self.texts):
             raise PluginOutputError(f"expected spans for {len(self.texts)} completions, got {len(spans)}.")
@@ -617,11 +598,7 @@ def split_teacher(name: str) -> tuple[str, str]:
 
 
 def implements(plugin: object, method: str) -> bool:
-    """Whether a plugin has a method of its own; a stub inherited from one of the protocols above does not count.
-
-    Raises:
-        PluginContractError: Looking it up raised, as a property can; so nobody knows.
-    """
+    """Whether a plugin has a method of its own; a stub inherited from one of the protocols above does not count."""
     try:
         found = getattr(plugin, method, None)
     except Exception as error:
@@ -638,13 +615,8 @@ HOOK_METHODS = tuple(dict.fromkeys(ROLES.values()))
 def role_of(hook: Any, subject: str | None = None) -> str:
     """The role of an advantage hook: its `role`, or the only one that fits its methods.
 
-    Args:
-        hook: An advantage hook.
-        subject: What messages call it.
-
-    Raises:
-        PluginContractError: It has no `role` and several would fit, or an unknown one, or lacks its role's method; or
-            `last` is set where it means nothing. The message says what to write.
+    A hook whose role is missing, unknown or not that of its methods is a `PluginContractError`, which says what to
+    write; `subject` is what it calls the hook.
     """
     has = [method for method in HOOK_METHODS if implements(hook, method)]
     listed, role = " and ".join(has) or "no hook method", getattr(hook, "role", None)
@@ -654,9 +626,8 @@ def role_of(hook: Any, subject: str | None = None) -> str:
     problem = None
     if role is None:
         problem = (
-            f"has {listed} and no role, which version 2 of the contract requires. Write role = "
-            '"estimator" in its class if it computes advantages from the rewards, or role = "transform" if it changes '
-            "the incoming ones"
+            f'has {listed} and no role. Write role = "estimator" in its class if it computes advantages from the '
+            'rewards, or role = "transform" if it changes the incoming ones'
         )
     elif not isinstance(role, str) or role not in ROLES:
         problem = f"has role = {role!r}; it must be one of {', '.join(map(repr, ROLES))}"
@@ -676,9 +647,5 @@ def role_of(hook: Any, subject: str | None = None) -> str:
 
 
 def acting_order(hook: Any) -> tuple[int, bool]:
-    """The sort key for an advantage hook: by role, and within a role the `last` ones after the others.
-
-    Raises:
-        PluginContractError: As `role_of`.
-    """
+    """The sort key for an advantage hook: by role, and within a role the `last` ones after the others."""
     return list(ROLES).index(role_of(hook)), bool(getattr(hook, "last", False))

@@ -59,23 +59,6 @@ def _transform(incoming: Sequence[float], **overrides: Any) -> Any:
     return run
 
 
-def _token_baseline(selection: Any) -> Mapping[str, Any]:
-    policies = {"old_logps_B_T": _rows(LEFT_TO_CHANCE).clamp(min=1e-9).log()}
-    return {"advantages": _after_rollout(selection, [3, 2], [9.0, 9.0], [1.0, 0.0], **policies)}
-
-
-LEFT_TO_CHANCE = ((0.5, 0.5, 0.5), (0.9, 0.8))
-
-
-def _entropy_weights(selection: Any) -> Mapping[str, Any]:
-    entropies = _rows(GROUPS_ENTROPIES)
-    incoming = [1.0, 1.0, -1.0, -1.0]
-    return {"advantages after": _after_rollout(selection, [2] * 4, incoming, old_entropies_B_T=entropies)}
-
-
-GROUPS_ENTROPIES = ((3.0, 1.0), (1.0, 3.0), (4.0, 1.0), (1.0, 4.0))
-
-
 # ------------------------------------------------------------------------------------------------- token by token
 
 LOGPS, REFERENCE = (-1.0, -0.5, -2.0), (-1.5, -0.4, -1.0)
@@ -298,13 +281,6 @@ EXAMPLES: dict[str, Worked] = {
         "The baseline is 0, then (1 - 0.5⁴)·0.5.",
     ),
     "optimal_baseline": _estimator("optimal_baseline", (1.0, 0.0), (2, 6), note="The baseline is 2/8."),
-    "optimal_token_baseline": Worked(
-        "optimal_token_baseline",
-        completions(2),
-        {"probabilities": LEFT_TO_CHANCE, "reward": (1.0, 0.0)},
-        _token_baseline,
-        "W is 0.5, 1, 1.5 and 0.1, 0.3; the baselines are 0.5/0.6 and 1/1.3. The last token has nobody beside it.",
-    ),
     "mean_relative": _estimator("mean_relative", _EIGHT, note="Two successes of eight."),
     "pass_at_k": _estimator({"name": "pass_at_k", "k": 4}, _EIGHT, note="Two successes of eight."),
     "sign_scaling": Worked(
@@ -331,13 +307,6 @@ EXAMPLES: dict[str, Worked] = {
         completions(4),
         {"prompt": (1, 1, 2, 2), "reward": (1.0, 0.0, 1.0, 1.0), "advantage before": (1.0, -1.0, 1.0, 1.0)},
         _transform((1.0, -1.0, 1.0, 1.0), rewards=(1.0, 0.0, 1.0, 1.0), groups=(0, 0, 1, 1)),
-    ),
-    "entropy_weighted": Worked(
-        {"name": "entropy_weighted", "base": 1.0, "share": 0.1},
-        completions(4),
-        {"entropies": GROUPS_ENTROPIES, "advantage before": (1.0, 1.0, -1.0, -1.0)},
-        _entropy_weights,
-        "One group. At the first token the successes have 3 and 1 of 4, times 2; the failures 1/4 and 1 of 5/4.",
     ),
     "kl_in_reward": Worked(
         {"name": "kl_in_reward", "coefficient": 0.1, "gamma": 1.0, "estimator": "k1"},

@@ -42,7 +42,6 @@ REFUSED: dict[str, dict[str, tuple[Any, ...]]] = {
     "whiten": {"over": ("batch",)},
     "clip_advantages": {"low": (0.1,), "high": (-0.1,)},
     "outcome_filter": {"keep": ("positive",), "threshold": (INF,)},
-    "entropy_weighted": {"base": (-0.1,), "share": (0,), "level": ("group",)},
     "sign_scaling": {"positive": (-0.1,), "negative": (NAN,)},
     "segment_weights": {
         "think": (-1,),

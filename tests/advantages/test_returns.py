@@ -1,15 +1,14 @@
-"""Sums over live tokens, and the estimators made of them: `group_mean_gae` and `optimal_token_baseline`."""
+"""Sums over live tokens, and the estimator made of them, `group_mean_gae`."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 import pytest
 import torch
 
 from tests.advantages.token_batches import after_rollout, hook
-from tests.contexts import make_rollout, padded
+from tests.contexts import make_rollout
 from trl_grpo_ext.advantages.returns import discounted_returns
 from trl_grpo_ext.errors import ConfigurationError
 
@@ -50,22 +49,3 @@ class TestGroupMeanGAE:
     def test_a_lambda_that_would_have_no_effect_is_refused(self) -> None:
         with pytest.raises(ConfigurationError, match=r"gae_lambda=0\.9 has no effect with length_alpha=0\.05"):
             hook("group_mean_gae", gae_lambda=0.9, length_alpha=0.05)
-
-
-class TestOptimalTokenBaseline:
-    def test_by_hand(self) -> None:
-        # π .5 .5 .5 and .9 .8: W .5 1 1.5 and .1 .3. Baselines .5/.6 and 1/1.3; nobody else has a third token.
-        logps = padded([[math.log(0.5)] * 3, [math.log(0.9), math.log(0.8)]])
-        rows = after_rollout(make_rollout([3, 2], [1, 0], old_logps_B_T=logps), [9.0] * 2, "optimal_token_baseline")
-        assert rows == [pytest.approx([1 - 5 / 6, 1 - 10 / 13, 0]), pytest.approx([-5 / 6, -10 / 13, 0])]
-
-    def test_where_nothing_is_left_to_chance_it_is_the_mean(self) -> None:
-        rollout = make_rollout([2, 2], [1, 0], old_logps_B_T=torch.zeros(2, 2, dtype=torch.float64))
-        assert after_rollout(rollout, [9.0] * 2, "optimal_token_baseline") == [[0.5, 0.5], [-0.5, -0.5]]
-
-    def test_equal_rewards_and_single_ones_give_exactly_nothing(self) -> None:
-        generator = torch.Generator().manual_seed(0)
-        logps = -torch.rand(4, 3, generator=generator, dtype=torch.float64)
-        for rewards in ([1 / 3] * 4, [math.nan, 5.0, math.nan, math.nan]):
-            rollout = make_rollout([3, 1, 2, 3], rewards, old_logps_B_T=logps)
-            assert not any(any(row) for row in after_rollout(rollout, [9.0] * 4, "optimal_token_baseline"))

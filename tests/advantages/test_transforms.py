@@ -119,7 +119,7 @@ def test_clipping_bounds_each_token() -> None:
     hooks = [hook("clip_advantages", low=-1.0, high=2.0)]
     result = flow.apply_rollout_hooks(incoming, hooks, make_rollout([3, 2], width=3))
     assert result.tolist() == [[-1, 0, 1], [2, -0.5, 0]]
-    with pytest.raises(ConfigurationError, match="high must be positive where low is 0"):
+    with pytest.raises(ConfigurationError, match="high must be above 0 where low is 0"):
         hook("clip_advantages", low=0, high=0)
 
 
@@ -127,26 +127,18 @@ class TestOutcomeFilter:
     REWARDS = (1.0, 0.0, 1.0, 1.0, 0.0, 0.0, math.nan, 1.0)
     GROUPS = (0, 0, 1, 1, 2, 2, 0, 3)
 
+    @pytest.mark.parametrize(
+        ("keep", "kept"),
+        [
+            ("successes", [1, 0, 1, 1, 0, 0, 0, 1]),
+            ("failures", [0, 1, 0, 0, 1, 1, 0, 0]),
+            ("mixed_groups", [1, 1, 0, 0, 0, 0, 1, 0]),
+        ],
+    )
+    def test_by_hand(self, keep: str, kept: list[int]) -> None:
+        rollout = make_rollout([1] * 8, list(self.REWARDS), list(self.GROUPS))
+        assert after_rollout(rollout, [1.0] * 8, "outcome_filter", keep=keep) == [[one] for one in kept]
+
     def test_a_success_is_what_the_reward_functions_gave_and_not_what_a_shaper_made_of_it(self) -> None:
         rollout = make_rollout([1, 1], [0.2, 0.9], raw_rewards_B=torch.tensor([1.0, 0.0]))
         assert after_rollout(rollout, [1.0, 1.0], "outcome_filter", keep="successes") == [[1], [0]]
-
-
-# ---------------------------------------------------------------------------------------------- entropy weights
-
-
-class TestEntropyWeighted:
-    ENTROPIES = ((3.0, 1.0), (1.0, 3.0), (4.0, 1.0), (1.0, 4.0))
-
-    def test_by_hand(self) -> None:
-        # First token: 3 and 1 of 4, times two: 1 + .1 · 1.5 and 1 + .1 · .5. Failures: 1/4 and 1 of 5/4.
-        rollout = make_rollout([2] * 4, old_entropies_B_T=padded(self.ENTROPIES))
-        rows = after_rollout(rollout, [1.0, 1.0, -1.0, -1.0], "entropy_weighted")
-        expected = [[1.15, 1.05], [1.05, 1.15], [-1.04, -1.16], [-1.16, -1.04]]
-        assert rows == [pytest.approx(row, abs=1e-7) for row in expected]
-
-    def test_sequences_by_hand(self) -> None:
-        # Mean entropies 3 and 1, successes alone: weights 1.5 and .5.
-        rollout = make_rollout([2, 1], old_entropies_B_T=padded([[2.0, 4.0], [1.0]]))
-        rows = after_rollout(rollout, [1.0, 1.0], "entropy_weighted", base=0.9, level="sequence")
-        assert rows == [pytest.approx([1.05, 1.05]), pytest.approx([0.95, 0])]

@@ -1,15 +1,11 @@
-"""The metrics that show an aggregation's length bias, by hand and from a real training."""
+"""The metrics that show an aggregation's length bias, by hand."""
 
 from __future__ import annotations
-
-import math
-from pathlib import Path
 
 import pytest
 import torch
 
 from tests.contexts import make_rollout
-from tests.support import Run, prompts, train
 from trl_grpo_ext import load_loss_aggregation
 from trl_grpo_ext.credit import flow
 from trl_grpo_ext.credit.metrics import row_table, weight_metrics
@@ -42,28 +38,3 @@ def test_a_sequence_mean_favours_the_short_by_hand() -> None:
         "loss_weight/negative_advantage": (1 / 2) / 9 * 12,
     }
     assert metrics == pytest.approx(expected, rel=1e-6)
-
-
-def logged(run: Run, name: str) -> list[float]:
-    return [log[name] for log in run.logs if name in log]
-
-
-EVALUATED = {
-    "trainer_arguments": {"eval_dataset": prompts(2)},
-    "eval_strategy": "steps",
-    "eval_steps": 2,
-    "per_device_eval_batch_size": 8,
-}
-
-
-@pytest.mark.parametrize("name", ["seq_mean_token_mean", "tail_mean", "token_mean_step"])
-def test_a_run_shows_its_length_bias_in_training_and_evaluation(tiny_model: Path, tmp_path: Path, name: str) -> None:
-    run = train(tiny_model, tmp_path, loss_aggregation=name, per_device_train_batch_size=16, **EVALUATED)
-    first, last = logged(run, "loss_weight/length_q1"), logged(run, "loss_weight/length_q4")
-    assert len(first) == len(last) == 2
-    assert logged(run, "groups/zero_variance") == [0.0, 0.0]
-    if name == "seq_mean_token_mean":
-        assert min(first) > 1 > max(last)
-    assert all(math.isfinite(value) and value >= 0 for value in first + last)
-    assert logged(run, "eval_loss_weight/length_q1")
-    assert logged(run, "eval_groups/zero_variance") == [0.0]

@@ -71,17 +71,17 @@ class KLInReward:
         horizon: float = 10_000,
         form: str = "return_to_go",
     ) -> None:
-        def positive(parameter: str, value: object) -> float:
-            return checked_number(f"kl_in_reward: {parameter}", value, "a positive number", lambda x: x > 0)
-
+        wanted = "a positive number"
         self.reference = check_model("kl_in_reward: reference", reference)
         self.needs, self.teachers = needs_of(reference)
-        self.coefficient = positive("coefficient", coefficient)
+        self.coefficient = checked_number("kl_in_reward: coefficient", coefficient, wanted, lambda x: x > 0)
         self.gamma = checked_number("kl_in_reward: gamma", gamma, "above 0 and at most 1", lambda x: 0 < x <= 1)
         self.estimator = checked_choice("kl_in_reward: estimator", estimator, ("k1", "k2", "k3"))
-        self.target = None if target is None else positive("target", target)
+        self.target = target
+        if target is not None:
+            self.target = checked_number("kl_in_reward: target", target, wanted, lambda x: x > 0)
         self.per_group = target is None  # else the coefficient adapts to the batch
-        self.horizon = positive("horizon", horizon)
+        self.horizon = checked_number("kl_in_reward: horizon", horizon, wanted, lambda x: x > 0)
         self.form = checked_choice("kl_in_reward: form", form, ("return_to_go", "completion"))
         self.role = "shaper" if self.form == "completion" else "transform"
         if self.role == "shaper":  # a hook has the methods of its role and no others

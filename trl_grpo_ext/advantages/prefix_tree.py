@@ -20,18 +20,15 @@ class PrefixTree:
     Prefixes include all completion tokens, whoever wrote them, but only live tokens get credit: a change at a tool's
     tokens is added to the next live token, or to the last one if none follows.
 
-    It suits groups that share beginnings: low temperatures, templates, tree-shaped sampling. Completions that branch at
-    their first token put all their credit there; mode "add" is safer then.
+    It suits groups that share beginnings: low temperatures, templates. Completions that branch at their first token put
+    all their credit there; mode "add" is safer then.
 
     Source: TEMPO (2509.18314), which adds this temporal-difference term to GRPO's advantage (mode "add").
 
     Departures: in mode "replace" the term stands alone. As in the paper it is in units of the reward, while TRL's own
-    advantages are in standard deviations of the group (`scale_rewards: group`). So the less a group's rewards differ,
-    the smaller the term is compared with them: with rewards of 0 and 1 a token's term is at most 1, while one success
-    of eight has the advantage 2.47; with rewards of 0 and 10 the term is ten times as large, and the advantage the
-    same. With `scale_rewards: none`, or `centred` in front, both are in units of the reward. After the last token `V`
-    is the completion's own reward, even if a longer completion continues from there. Completions without a reward get
-    0 ("add": keep the incoming advantages) and are in no mean.
+    advantages are in standard deviations of the group; with `scale_rewards: none`, or `centred` in front, both are in
+    units of the reward. After the last token `V` is the completion's own reward, even if a longer completion continues
+    from there. Completions without a reward get 0 ("add": keep the incoming advantages) and are in no mean.
 
     Args:
         mode: "replace" the incoming advantages, or "add" to them.
@@ -49,10 +46,9 @@ class PrefixTree:
         rewards_N = rollout.gather(rollout.rewards_B)
         live_B_T = rollout.mask_B_T > 0
         new_B_T = torch.zeros(live_B_T.shape, dtype=compute_dtype(rewards_N.dtype), device=rewards_N.device)
-        for group in groups_with_prefixes(rollout):
-            rewards_b, rewards_G = rollout.rewards_B[group.rows_B], rewards_N[group.members_N]
-            gaps_b_T = value_gaps(group.lengths_b_G, rewards_b, rewards_G, live_B_T.size(1))
-            new_B_T[group.rows_B] = credit_of_live_tokens(gaps_b_T.to(new_B_T.dtype), live_B_T[group.rows_B])
+        for rows_B, members_N, shared_b_G in groups_with_prefixes(rollout):
+            gaps_b_T = value_gaps(shared_b_G, rollout.rewards_B[rows_B], rewards_N[members_N], live_B_T.size(1))
+            new_B_T[rows_B] = credit_of_live_tokens(gaps_b_T.to(new_B_T.dtype), live_B_T[rows_B])
         if self.mode == "add":
             new_B_T = advantages_B_T + new_B_T
         return new_B_T.to(advantages_B_T.dtype)

@@ -1,4 +1,4 @@
-"""Sums over a completion's past or future live tokens, and the estimators that use them.
+"""Sums over a completion's future live tokens, and the estimator that uses them.
 
 A live token is one on the loss mask. A tool's tokens are neither in the sums nor in the distances.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from ..credit.groups import gather_rewards, group_extremes, group_mean
+from ..credit.groups import gather_rewards, group_mean
 from ..errors import ConfigurationError
 from ..guard.parameters import checked_number
 from ..types import Rollout
@@ -78,59 +78,6 @@ class GroupMeanGAE:
         return (1 - 1 / (self.length_alpha * lengths_B_1)).clamp(min=0)
 
 
-class OptimalTokenBaseline:
-    """A completion's reward minus a baseline for each token: `A_{i,t} = r_i - Σ_j W_{j,t} r_j / Σ_j W_{j,t}`.
-
-    The sums run over the group's scored completions that have a `t`-th live token. `W_{j,t} = Σ_{s≤t} (1 - π_s)`
-    measures how much completion j has left to chance so far, with `π_s` the probability of its s-th live token under
-    the policy that generated. This baseline has the least variance for each token if the squared norms of the tokens'
-    gradients add up to W. The longest completion's tokens beyond all others get 0, because there is nothing to compare
-    them with. It needs the old policy's log-probabilities, which cost a forward pass if TRL does not compute them.
-
-    Source: The Optimal Token Baseline (2602.07078), `optimal_token_baseline` of verl, where the squared norm of token
-    s is taken as that of its gradient in the logits, `1 - 2π_s + Σ_v π_v²`.
-
-    Departures: `Σ_v π_v²`, over the whole vocabulary, is not among what TRL's forward pass returns. It is the
-    expectation of the sampled token's own `π_s`, which stands for it here, so `1 - π_s` has the expectation of the
-    authors' term, and the variance of one sample. Tokens are counted by live ones, and not by place. No importance
-    weights of the sampler are in W. A completion without a reward gets advantage 0 and is in no baseline.
-    Where every W is 0, the baseline is the mean.
-    """
-
-    __name__ = "optimal_token_baseline"
-    role = "estimator"
-    per_group = True
-    needs = ("old_logps",)
-
-    def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
-        """Return the new advantages `(B, T)`."""
-        if rollout.old_logps_B_T is None:
-            raise ConfigurationError("optimal_token_baseline: rollout.old_logps_B_T must be given, got None.")
-        rewards_N, groups_N = gather_rewards(rollout)
-        live_B_T = rollout.mask_B_T > 0
-        order_B_T = live_tokens_first(live_B_T)
-        left_to_chance_B_T = -torch.expm1(rollout.old_logps_B_T.to(rewards_N.dtype)).clamp(max=0.0)
-        energies_B_S = torch.where(live_B_T, left_to_chance_B_T, 0.0).gather(1, order_B_T).cumsum(dim=1)
-        energies_N_S = rollout.gather(energies_B_S)
-        lengths_N = rollout.gather(live_B_T.sum(dim=1))
-        steps_S = torch.arange(energies_N_S.size(1), device=lengths_N.device)
-        scored_N_1 = ~torch.isnan(rewards_N).unsqueeze(1)
-        present_N_S = ((steps_S < lengths_N.unsqueeze(1)) & scored_N_1).to(rewards_N.dtype)
-
-        counts_N_S = column_sums(present_N_S, groups_N)
-        energy_N_S = column_sums(present_N_S * energies_N_S, groups_N)
-        weights_N_S = torch.where(energy_N_S > 0, energies_N_S, 1.0) * present_N_S
-        # Above the group's lowest reward, so that equal rewards are their own baseline to the last bit.
-        lowest_N, _ = group_extremes(rewards_N, groups_N)
-        above_N_1 = (rewards_N - lowest_N).nan_to_num(nan=0.0).unsqueeze(1)
-        weighted_N_S = column_sums(weights_N_S * above_N_1, groups_N)
-        sums_N_S = column_sums(weights_N_S, groups_N)
-        baselines_N_S = weighted_N_S / torch.where(sums_N_S > 0, sums_N_S, 1.0)  # 0 only where no completion is as long
-        apart_N_S = torch.where((present_N_S > 0) & (counts_N_S > 1), above_N_1 - baselines_N_S, 0.0)
-        apart_B_S = apart_N_S[rollout.local_rows, : order_B_T.size(1)]
-        return torch.zeros_like(apart_B_S).scatter(1, order_B_T, apart_B_S).to(advantages_B_T.dtype)
-
-
 def discounted_returns(values_B_T: torch.Tensor, live_B_T: torch.Tensor, gamma: float | torch.Tensor) -> torch.Tensor:
     """Return-to-go `G_t = Σ_{s≥t} γ^(s-t) v_s` over live tokens, where `s-t` counts live tokens."""
     zero = torch.zeros((), dtype=compute_dtype(values_B_T.dtype), device=values_B_T.device)
@@ -146,11 +93,6 @@ def discounted_returns(values_B_T: torch.Tensor, live_B_T: torch.Tensor, gamma: 
         reach *= 2
     in_place_B_T = torch.zeros_like(returns_B_T).scatter(1, live_first_B_T, returns_B_T)
     return torch.where(live_B_T, in_place_B_T, zero)
-
-
-def column_sums(table_N_S: torch.Tensor, groups_N: torch.Tensor) -> torch.Tensor:
-    """Each row's group's sum in every column, `(N, S)`."""
-    return torch.zeros_like(table_N_S).index_add(0, groups_N, table_N_S)[groups_N]
 
 
 def live_tokens_first(live_B_T: torch.Tensor) -> torch.Tensor:

@@ -11,7 +11,7 @@ from ..credit.groups import gather_groups, group_extremes, without_rounding
 from ..errors import ConfigurationError
 from ..guard.parameters import checked_choice, checked_number, checked_whole
 from ..types import Rollout
-from .returns import column_sums, compute_dtype, live_tokens_first
+from .returns import compute_dtype
 
 
 class Whiten:
@@ -145,73 +145,6 @@ class OutcomeFilter:
             kept_N = succeeds_N == (1.0 if self.keep == "successes" else 0.0)
         kept_B = kept_N[rollout.local_rows]
         return torch.where(kept_B.unsqueeze(1), advantages_B_T, torch.zeros_like(advantages_B_T))
-
-
-class EntropyWeighted:
-    """Scale advantages by a token's share of its group's entropy: `A'_{i,t} = A_{i,t}·(α₁ + α₂·w_{i,t})`.
-
-    With the entropies `H` of the policy that generated, in nats, and `d_t` the number of the group's completions that
-    have a positive advantage at their t-th live token,
-
-    - positive advantages: `w_{i,t} = d_t · H_{i,t} / Σ_k H_{k,t}` over those completions: where the policy was
-      uncertain, success is credited more;
-    - negative advantages: the same of the negative ones, with `1/H` for `H`: where the policy was sure of itself,
-      failure is punished more.
-
-    The weights w average to 1 over the completions that are compared. With `level: sequence` the mean entropy of a
-    completion takes the place of `H_{i,t}`, the sign of its summed advantages decides its side, and all of its tokens
-    have one weight. The entropies cost a forward pass per generation batch.
-
-    Source: GTPO and GRPO-S (2508.04349), the shaped rewards of tokens (eq. 3 and 5) and of sequences (eq. 9). The
-    paper's rewards are 1 and -1: that is `raw_reward` with such rewards in front of this hook.
-
-    Departures: any advantages are scaled, while the authors shape the rewards and then normalise them (eq. 6), those of
-    right and of wrong completions apart. Here `whiten` after this hook normalises both sides together. Tokens are
-    counted by live ones. 1e-8 is added to an entropy before it is compared.
-
-    Args:
-        base: α₁, not negative.
-        share: α₂, not negative; not 0, or nothing would change. The paper's examples have 1 and 0.1.
-        level: "token" or "sequence".
-
-    """
-
-    __name__ = "entropy_weighted"
-    role = "transform"
-    per_group = True
-    needs = ("old_entropies",)
-
-    def __init__(self, *, base: float = 1.0, share: float = 0.1, level: str = "token") -> None:
-        wanted = "a number that is not negative"
-        self.base = checked_number("entropy_weighted: base", base, wanted, lambda x: x >= 0)
-        self.share = checked_number("entropy_weighted: share", share, "a positive number", lambda x: x > 0)
-        self.level = checked_choice("entropy_weighted: level", level, ("token", "sequence"))
-
-    def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
-        """Return the new advantages `(B, T)`."""
-        if rollout.old_entropies_B_T is None:
-            raise ConfigurationError("entropy_weighted: rollout.old_entropies_B_T must be given, got None.")
-        live_B_T = rollout.mask_B_T > 0
-        dtype = compute_dtype(advantages_B_T.dtype)
-        entropies_B_E = torch.where(live_B_T, rollout.old_entropies_B_T.to(dtype), 0.0).clamp(min=0.0)
-        signed_B_E = torch.where(live_B_T, advantages_B_T, 0.0).to(dtype)
-        order_B_E = live_tokens_first(live_B_T)
-        if self.level == "sequence":
-            lengths_B = live_B_T.sum(dim=1).clamp(min=1).to(dtype)
-            entropies_B_E = (row_sums(entropies_B_E) / lengths_B).unsqueeze(1)
-            signed_B_E, order_B_E = row_sums(signed_B_E).unsqueeze(1), torch.zeros_like(order_B_E[:, :1])
-        groups_N = gather_groups(rollout)
-        weights_B_E = torch.zeros_like(entropies_B_E)
-        for sign, power in ((1.0, 1.0), (-1.0, -1.0)):
-            chosen_B_S = (signed_B_E.sign() == sign).to(dtype).gather(1, order_B_E)
-            amounts_B_S = chosen_B_S * ((entropies_B_E + 1e-8) ** power).gather(1, order_B_E)
-            counts_B_S, sums_B_S = (
-                column_sums(rollout.gather(table_B_S), groups_N)[rollout.local_rows, : table_B_S.size(1)]
-                for table_B_S in (chosen_B_S, amounts_B_S)
-            )
-            shares_B_S = amounts_B_S * counts_B_S / torch.where(chosen_B_S > 0, sums_B_S, 1.0)
-            weights_B_E = weights_B_E + torch.zeros_like(shares_B_S).scatter(1, order_B_E, shares_B_S)
-        return (advantages_B_T * (self.base + self.share * weights_B_E)).to(advantages_B_T.dtype)
 
 
 def row_sums(values_B_T: torch.Tensor) -> torch.Tensor:

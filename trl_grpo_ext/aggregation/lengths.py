@@ -70,9 +70,6 @@ class LengthSoftmax:
         lam: λ.
         r: How far a standard deviation moves `h`; positive. `r √(G-1)` must be less than 1, so that every `h` is
             positive whatever the lengths.
-
-    Raises:
-        ConfigurationError: A parameter is out of its range; from `weights` where `r` is too large for the group's size.
     """
 
     __name__ = "length_softmax"
@@ -86,9 +83,8 @@ class LengthSoftmax:
         largest_deviation = math.sqrt(max(rollout.num_generations - 1, 0))  # of one among G numbers, in σ
         if self.r * largest_deviation >= 1:
             raise ConfigurationError(
-                f"length_softmax: r={self.r!r} is too large for groups of {rollout.num_generations} completions: "
-                "1 + r z would not be positive for the shortest possible completion. Lower r below "
-                f"{1 / largest_deviation:.4g}, or lower num_generations."
+                f"length_softmax: r={self.r!r} is too large for groups of {rollout.num_generations} completions. Lower "
+                f"r below {1 / largest_deviation:.4g}, or lower num_generations."
             )
         lengths_N, groups_N = rollout.gather(rollout.lengths_B), gather_groups(rollout)
         live_N = lengths_N > 0

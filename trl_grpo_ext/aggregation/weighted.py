@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 
 from ..credit.groups import gather_groups, group_extremes, group_mean, group_sum, without_rounding
@@ -72,10 +70,6 @@ class DifficultyWeighted:
         steepness: k, positive.
         reward: Name of the reward function that decides what is solved; by default the weighted total of all.
         threshold: A completion solves its prompt if its reward is greater than this.
-
-    Raises:
-        ConfigurationError: A parameter is out of its range; from `weights`, the run has no reward function of that
-            name.
     """
 
     __name__ = "difficulty_weighted"
@@ -90,27 +84,21 @@ class DifficultyWeighted:
         reward: str | None = None,
         threshold: float = 0.0,
     ) -> None:
-        def number(parameter: str, value: object, wanted: str, accept: Callable[[float], bool]) -> float:
-            return checked_number(f"difficulty_weighted: {parameter}", value, wanted, accept)
-
-        self.low = number("low", low, "a finite number that is not negative", lambda x: x >= 0)
+        self.low = checked_number("difficulty_weighted: low", low, "at least 0", lambda x: x >= 0)
         # Otherwise easy prompts' successes would count most.
-        self.high = number("high", high, f"a finite number of at least low, {low!r}", lambda x: x >= low)
-        self.midpoint = number("midpoint", midpoint, "a finite number", lambda _: True)
-        self.steepness = number("steepness", steepness, "a positive number", lambda x: x > 0)
+        self.high = checked_number("difficulty_weighted: high", high, f"at least low, {low!r}", lambda x: x >= low)
+        self.midpoint = checked_number("difficulty_weighted: midpoint", midpoint, "a finite number")
+        self.steepness = checked_number("difficulty_weighted: steepness", steepness, "positive", lambda x: x > 0)
         self.reward = None if reward is None else checked_text("difficulty_weighted: reward", reward)
-        self.threshold = number("threshold", threshold, "a finite number", lambda _: True)
+        self.threshold = checked_number("difficulty_weighted: threshold", threshold, "a finite number")
 
     def weights(self, rollout: Rollout) -> torch.Tensor:
         """Return weights `(B, T)`, the same for all tokens of a completion."""
         better_B = _outcomes(rollout)[rollout.local_rows] > 0
         rewards_N = rollout.gather(self._rewards(rollout))
-        solved_N = (
-            (rewards_N > self.threshold).to(rollout.mask_B_T.dtype).masked_fill(torch.isnan(rewards_N), torch.nan)
-        )
-        solved_share_N = group_mean(solved_N, gather_groups(rollout)).nan_to_num(nan=0.0)
-        solved_share_B = solved_share_N[rollout.local_rows]
-        expected_B = torch.where(better_B, solved_share_B, 1 - solved_share_B)
+        solved_N = (rewards_N > self.threshold).to(rollout.mask_B_T).masked_fill(torch.isnan(rewards_N), torch.nan)
+        share_B = group_mean(solved_N, gather_groups(rollout)).nan_to_num(nan=0.0)[rollout.local_rows]
+        expected_B = torch.where(better_B, share_B, 1 - share_B)
         surprise_B = torch.sigmoid(-self.steepness * (expected_B - self.midpoint))
         factors_B = self.low + (self.high - self.low) * surprise_B
         return rollout.mask_B_T * factors_B.unsqueeze(1) / max(rollout.totals.tokens, 1)
@@ -148,10 +136,9 @@ class PrefixShare:
         width = rollout.mask_B_T.size(1)
         sharers_B_T = torch.ones_like(rollout.mask_B_T)
         place_T = torch.arange(width, device=live_N_T.device)
-        for group in groups_with_prefixes(rollout):
-            shares_b_G_T = place_T < group.lengths_b_G.unsqueeze(2)
-            counted_b_G_T = shares_b_G_T & live_N_T[group.members_N, :width]
-            sharers_B_T[group.rows_B] = counted_b_G_T.sum(dim=1).clamp(min=1).to(sharers_B_T.dtype)
+        for rows_B, members_N, shared_b_G in groups_with_prefixes(rollout):
+            counted_b_G_T = (place_T < shared_b_G.unsqueeze(2)) & live_N_T[members_N, :width]
+            sharers_B_T[rows_B] = counted_b_G_T.sum(dim=1).clamp(min=1).to(sharers_B_T.dtype)
         return rollout.mask_B_T / sharers_B_T / max(rollout.totals.tokens, 1)
 
 

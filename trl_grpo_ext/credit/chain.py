@@ -36,16 +36,7 @@ class Change:
 
 
 class HookChain:
-    """Runs the hooks by their roles and reports what each changed.
-
-    Args:
-        hooks: Advantage hooks, in the order selected.
-        aggregation: The loss aggregation used with them, if any.
-
-    Raises:
-        PluginContractError: A hook's role is missing or wrong.
-        ConfigurationError: One hook's work would be discarded; the message names it and the plugin that discards it.
-    """
+    """Runs the hooks, given in the order selected, by their roles, and reports what each changed."""
 
     def __init__(self, hooks: Sequence[Any], aggregation: Any = None) -> None:
         self.hooks = sorted(hooks, key=acting_order)
@@ -84,10 +75,9 @@ class HookChain:
         return equal_N[rollout.local_rows]
 
     def allowed_signs(self, rollout: Rollout) -> torch.Tensor | None:
-        """The signs that the masks allow each advantage, enforced again after the forward stage, `(B, T)`, int8.
+        """The signs that the masks allow after the forward stage: 1 positive, 2 negative, 3 both, `(B, T)`, int8.
 
-        1 for positive, 2 for negative, 3 for both, 0 for none. None without a mask or without a hook at the forward
-        stage.
+        None without a mask or without a hook at the forward stage.
         """
         if not self._masks or not self.acts("on_forward"):
             return None

@@ -3,27 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import torch
 
 from ..types import Rollout
 
 
-@dataclass(frozen=True)
-class SharedPrefixes:
-    """One group with completions on this rank: which rows here, which of all ranks, and what any two share, in tokens.
+def groups_with_prefixes(rollout: Rollout) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+    """Each group with completions on this rank: its rows here `(B,)`, its rows of all ranks `(N,)`, and how many tokens
+    any two share `(b, G)`; all completion tokens count, whoever wrote them.
 
-    All completion tokens count, whoever wrote them; a completion shares all of its own.
+    Gathers three times, including the token ids of all ranks.
     """
-
-    rows_B: torch.Tensor
-    members_N: torch.Tensor
-    lengths_b_G: torch.Tensor
-
-
-def groups_with_prefixes(rollout: Rollout) -> Iterator[SharedPrefixes]:
-    """Each group with completions on this rank. Gathers three times, including the token ids of all ranks."""
     groups_N = rollout.gather(rollout.group_ids_B)
     ids_N_T = rollout.gather(rollout.completion_ids_B_T)
     written_N_T = rollout.gather(rollout.completion_mask_B_T) > 0
@@ -36,7 +27,7 @@ def groups_with_prefixes(rollout: Rollout) -> Iterator[SharedPrefixes]:
             ids_N_T[members_N, :width],
             written_N_T[members_N, :width],
         )
-        yield SharedPrefixes(rows_B, members_N, lengths_b_G)
+        yield rows_B, members_N, lengths_b_G
 
 
 def shared_prefixes(

@@ -6,16 +6,10 @@
 | `Forward.zero_variance_B` | all scored rewards of the group are equal before any shaper, and all its advantages are 0 |
 | compact updates | a row has signal if a token that counts has an advantage |
 
-So a penalty added to every completion keeps no group of equal rewards in the batch. Hooks that read more than rewards
-(`learns_from_equal_rewards`) leave the first line to the advantages. Advantages are those after the rollout stage of
-the hooks. There is no threshold: estimators give exact zeros if a group's rewards are equal, because the mean of equal
-numbers is exactly that number (`groups.group_mean`). TRL's own advantages have rounding errors there; with hooks, an
-aggregation or compact updates they are set to 0 (`rewards_are_equal`).
-
-Tokens without signal have no policy gradient, yet they enlarge the denominator of a mean and so make every other token
-count less. `skip_zero_variance: true` on any aggregation by weights leaves out groups without signal:
-
-    loss_aggregation: {name: token_mean, skip_zero_variance: true}
+Hooks that read more than rewards (`learns_from_equal_rewards`) leave the first line to the advantages, which are those
+after the rollout stage of the hooks. There is no threshold: the mean of equal numbers is exactly that number
+(`groups.group_mean`). TRL's own advantages have rounding errors there; with hooks, an aggregation or compact updates
+they are set to 0 (`rewards_are_equal`).
 """  # noqa: E501
 
 from __future__ import annotations

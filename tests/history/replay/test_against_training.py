@@ -31,7 +31,7 @@ CASES: dict[str, dict[str, Any]] = {
         "loss_aggregation": "prompt_mean",
     },
     "old policy": {
-        "advantage_hooks": ["zero_variance_credit", "entropy_weighted"],
+        "advantage_hooks": ["zero_variance_credit", "low_probability"],
         "loss_aggregation": "sign_balanced",
     },
     "tail mean": {"loss_aggregation": "tail_mean"},
