@@ -37,7 +37,7 @@ REFUSED: dict[str, dict[str, tuple[Any, ...]]] = {
     "self_distilled": {"prompt": ("", 3), "teacher": ("",), "strength": (0, 1.1), "clip": (0, 2)},
     "teacher_log_ratio": {"prompt": ("", 3), "teacher": ("  ", 3), "coefficient": (0,), "mode": ("",)},
     "prefix_tree": {"mode": ("multiply",)},
-    "turn_rewards": {"form": ("sum",), "gamma": (1.5,), "turn_weight": (-1.0,), "baseline": ("x",), "normalise": (1,)},
+    "turn_rewards": {"form": ("sum",), "gamma": (1.5,), "turn_weight": (-1.0,), "normalise": (1,)},
     "gigpo": {"step_weight": (-1,), "gamma": (2,), "normalise": (1,), "states": ("", 5)},
     "whiten": {"over": ("batch",)},
     "clip_advantages": {"low": (0.1,), "high": (-0.1,)},

@@ -76,9 +76,6 @@ def test_returns_by_hand() -> None:
     first, second = statistics.stdev([2.5, 2, 1]) + 1e-4, statistics.stdev([1, 4]) + 1e-4
     values = advantages(TurnRewards(gamma=0.5), rollout)
     assert values[0] == pytest.approx([(2.5 - mean) / first, -1.5 / second])
-    values = advantages(TurnRewards(gamma=0.5, baseline="completion"), rollout)
-    assert values[0] == pytest.approx([(2.5 - mean) / first, (1 - mean) / first])
-    assert values[2] == pytest.approx([(1 - mean) / first])
 
 
 def test_mt_grpo_by_hand() -> None:
@@ -125,10 +122,8 @@ def test_without_turn_rewards_every_turn_has_the_outcomes_advantage() -> None:
     outcomes = [1.0, 0.0, 0.25, 0.5]
     rollout = rollout_of([[1, 0, 1], [1, 1, 0, 1], [1], [1, 0, 1, 0, 1]], [None] * 4, outcomes)
     expected = (torch.tensor(outcomes).double() - 0.4375) / (torch.tensor(outcomes).double().std() + 1e-4)
-    hooks = [TurnRewards(baseline="completion"), TurnRewards(form="turn_plus_outcome")]
-    for hook in hooks:
-        for row, values in enumerate(advantages(hook, rollout)):
-            assert values == pytest.approx([expected[row].item()] * len(values), abs=1e-12)
+    for row, values in enumerate(advantages(TurnRewards(form="turn_plus_outcome"), rollout)):
+        assert values == pytest.approx([expected[row].item()] * len(values), abs=1e-12)
     same = rollout_of([[1, 0, 1], [1, 1, 0, 1], [1, 0, 0, 1], [1, 0, 1]], [None] * 4, outcomes)
     for row, values in enumerate(advantages(TurnRewards(), same)):  # all have the same number of turns
         assert values == pytest.approx([expected[row].item()] * 2, abs=1e-12)

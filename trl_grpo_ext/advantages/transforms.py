@@ -254,37 +254,14 @@ class RepetitionPenalty:
 
 
 def repeated_tokens(ids_B_T: torch.Tensor, written_B_T: torch.Tensor, ngram: int) -> torch.Tensor:
-    """Which tokens lie in an n-gram that also occurs earlier in the same completion, `(B, T)`, bool.
-
-    Exact, and O(T log T log n): n-grams are numbered, those of twice the length by the pair of numbers of their halves.
-    """
-    rows, width = ids_B_T.shape
-    places = width - ngram + 1
-    if places < 1 or rows == 0:
-        return torch.zeros_like(written_B_T)
-    # A row's number goes into those of its tokens, so that no n-gram equals one of another row.
-    row_B_1 = torch.arange(rows, device=ids_B_T.device).unsqueeze(1)
-    numbers_B_S = _number_pairs(row_B_1.expand_as(ids_B_T), ids_B_T)
-    size = 1
-    while size < ngram:
-        step = min(size, ngram - size)  # the second half may overlap the first
-        numbers_B_S = _number_pairs(numbers_B_S[:, :-step], numbers_B_S[:, step:])
-        size += step
-    # All n tokens are written where the last one is, for padding is on the right; what runs into it comes after these.
-    whole_B_S = written_B_T[:, ngram - 1 :]
-    place_S = torch.arange(places, device=ids_B_T.device)
-    first_place = torch.full((int(numbers_B_S.max()) + 1,), places, device=ids_B_T.device)
-    first_place = first_place.scatter_reduce(0, numbers_B_S.flatten(), place_S.repeat(rows), "amin")
-    again_B_S = whole_B_S & (first_place[numbers_B_S] < place_S)
-    # Token t lies in a repeated n-gram if one begins at t-n+1 … t.
-    begun_B_T = torch.nn.functional.pad(again_B_S, (0, ngram - 1)).cumsum(dim=1)
-    over_B_T = torch.nn.functional.pad(begun_B_T[:, : width - ngram], (ngram, 0))
-    return (begun_B_T > over_B_T) & written_B_T
-
-
-def _number_pairs(first_B_S: torch.Tensor, second_B_S: torch.Tensor) -> torch.Tensor:
-    """A number for each pair, from 0; equal exactly for equal pairs."""
-    lowest = second_B_S.min()
-    pairs_B_S = first_B_S * (second_B_S.max() - lowest + 1) + (second_B_S - lowest)
-    numbers_B_S: torch.Tensor = torch.unique(pairs_B_S, return_inverse=True)[1]
-    return numbers_B_S
+    """Which tokens lie in an n-gram that also occurs earlier in the same completion, `(B, T)`, bool."""
+    rows = []
+    for ids, count in zip(ids_B_T.tolist(), written_B_T.sum(dim=1).tolist(), strict=True):
+        repeated, seen = [False] * len(ids), set()
+        for start in range(count - ngram + 1):
+            words = tuple(ids[start : start + ngram])
+            if words in seen:
+                repeated[start : start + ngram] = [True] * ngram
+            seen.add(words)
+        rows.append(repeated)
+    return torch.tensor(rows, dtype=torch.bool, device=written_B_T.device).view_as(written_B_T)

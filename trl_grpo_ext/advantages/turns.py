@@ -36,9 +36,7 @@ class TurnRewards:
         A°_i = (o_i - mean o) / (std o + 1e-4),   A'_{i,k} = (r_{i,k} - mean r_k) / (std r_k + 1e-4)
 
     Means and deviations (n - 1) are over the group's scored completions that have a turn k, so a turn that no other
-    completion reached gets 0. With `baseline: completion` they are those of the whole return, `G` at the first turn:
-    then a completion's turns are ranked by what is still to come, and with γ = 1 and no turn rewards all of them get
-    the outcome's advantage, as in TRL. All tokens of a turn get the same.
+    completion reached gets 0. All tokens of a turn get the same.
 
     Source: Multi-turn credit assignment with MT-GRPO (2505.11821), the turn plus outcome form, with λ = 1 in its
     authors' code (`turn_advantage_coef`); rewards to go per turn against a group are those of process supervision in
@@ -52,7 +50,6 @@ class TurnRewards:
         form: "returns" or "turn_plus_outcome".
         gamma: γ, from 0 to 1, per turn; only for "returns".
         turn_weight: λ, not negative; only for "turn_plus_outcome".
-        baseline: "turn" or "completion"; only for "returns".
         normalise: Divide by the standard deviation plus 1e-4.
     """
 
@@ -67,18 +64,15 @@ class TurnRewards:
         form: str = "returns",
         gamma: float = 1.0,
         turn_weight: float = 1.0,
-        baseline: str = "turn",
         normalise: bool = True,
     ) -> None:
         self.form = checked_choice("turn_rewards: form", form, ("returns", "turn_plus_outcome"))
         self.gamma = checked_number("turn_rewards: gamma", gamma, "from 0 to 1", lambda x: 0 <= x <= 1)
         self.turn_weight = checked_number("turn_rewards: turn_weight", turn_weight, "at least 0", lambda x: x >= 0)
-        self.baseline = checked_choice("turn_rewards: baseline", baseline, ("turn", "completion"))
         self.normalise = checked_flag("turn_rewards: normalise", normalise)
-        unused = {"turn_weight": turn_weight != 1} if form == "returns" else {"gamma": gamma != 1}
-        unused |= {} if form == "returns" else {"baseline": baseline != "turn"}
-        if named := [name for name, is_set in unused.items() if is_set]:
-            raise ConfigurationError(f"turn_rewards: {' and '.join(named)} must not be set with form {form!r}.")
+        name, value = ("turn_weight", turn_weight) if form == "returns" else ("gamma", gamma)
+        if value != 1:
+            raise ConfigurationError(f"turn_rewards: {name} must not be set with form {form!r}.")
 
     def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
         """Return the new advantages `(B, T)`."""
@@ -86,8 +80,7 @@ class TurnRewards:
         groups_N = gather_groups(rollout)
         if self.form == "returns":
             returns_B_M = discounted_returns(rewards.with_outcome(), self.gamma)
-            whole_B = returns_B_M[:, 0] if self.baseline == "completion" else None
-            values_B_M = self._against_the_group(returns_B_M, rewards.scored_B_M, rollout, groups_N, whole_B)
+            values_B_M = self._against_the_group(returns_B_M, rewards.scored_B_M, rollout, groups_N)
         else:
             outcome_B_1, scored_B_1 = rewards.outcome_B.unsqueeze(1), rewards.scored_B_M[:, :1]
             turns_B_M = self._against_the_group(rewards.turns_B_M, rewards.scored_B_M, rollout, groups_N)
@@ -96,21 +89,14 @@ class TurnRewards:
         return to_tokens(values_B_M, rollout.turns_B_T).to(advantages_B_T.dtype)
 
     def _against_the_group(
-        self,
-        values_B_M: torch.Tensor,
-        scored_B_M: torch.Tensor,
-        rollout: Rollout,
-        groups_N: torch.Tensor,
-        whole_B: torch.Tensor | None = None,
+        self, values_B_M: torch.Tensor, scored_B_M: torch.Tensor, rollout: Rollout, groups_N: torch.Tensor
     ) -> torch.Tensor:
-        """Values minus the mean of their column in the group, or minus the mean of a given value per completion."""
-        compared_B_M = values_B_M if whole_B is None else whole_B.unsqueeze(1)
-        scored_B_1 = scored_B_M if whole_B is None else scored_B_M[:, :1]
-        known_N_M = gather_values(compared_B_M, scored_B_1, rollout)
+        """Values minus the mean of their column in the group."""
+        known_N_M = gather_values(values_B_M, scored_B_M, rollout)
         columns = known_N_M.size(1)
         places_NM = (groups_N.unsqueeze(1) * columns + torch.arange(columns, device=groups_N.device)).flatten()
         mean_B_M, std_B_M = (
-            statistic(known_N_M.flatten(), places_NM).view_as(known_N_M)[rollout.local_rows, : compared_B_M.size(1)]
+            statistic(known_N_M.flatten(), places_NM).view_as(known_N_M)[rollout.local_rows, : values_B_M.size(1)]
             for statistic in (group_mean, group_std)
         )
         apart_B_M = values_B_M - mean_B_M
