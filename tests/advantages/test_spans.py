@@ -122,13 +122,12 @@ def test_characters_by_hand(text: str, expected: str) -> None:
     assert by_character(text) == expected
 
 
-def test_a_token_across_a_boundary_has_the_weight_of_its_larger_part() -> None:
+def test_a_token_across_a_boundary_has_the_weight_of_the_part_in_which_it_begins() -> None:
     text = "ab<think>cd</think>e"  # other 0-2, tags 2-9, think 9-11, tags 11-19, answer 19-20
     offsets = [(0, 3), (3, 8), (8, 10), (10, 12), (12, 20), (20, 20)]
-    # 2 other, 1 tag; tag; 1 tag, 1 think (a tie: the earlier); 1 think, 1 tag (the same); 7 tag, 1 answer; end.
     assert weights_of([text], [offsets]) == [[7, 5, 5, 2, 5, 3]]
-    assert weights_of([text], [[(0, 20), (20, 20)]]) == [[5, 3]]  # 15 characters of tags, 2 of thoughts, 2 other
+    assert weights_of([text], [[(0, 20), (20, 20)]]) == [[7, 3]]
     # A silent token in the middle belongs to where it stands: at 9 the thoughts begin.
-    assert weights_of([text], [[(0, 9), (9, 9), (9, 20)]]) == [[5, 2, 5]]
+    assert weights_of([text], [[(0, 9), (9, 9), (9, 20)]]) == [[7, 2, 2]]
     # A character cut over three tokens, each of which has it.
     assert weights_of(["<think>€"], [[(0, 7), (7, 8), (7, 8), (7, 8), (8, 8)]]) == [[5, 2, 2, 2, 2]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -91,8 +92,8 @@ class SegmentWeights:
     template writes `<think>`; thoughts that are never closed reach to the end; a completion without markers is all
     answer. Only the first pair counts: later markers are part of the answer.
 
-    A token across a boundary has the weight of the part in which it wrote most characters, or of the earlier one in a
-    tie. A token that wrote nothing (end of sequence) has the weight of its surrounding part.
+    A token across a boundary has the weight of the part in which it begins. A token that wrote nothing (end of
+    sequence) has the weight of its surrounding part.
 
     Source: none of its own; thoughts and answers are weighed apart in many recipes, without a common formula.
 
@@ -171,17 +172,6 @@ def split_at_markers(text: str, opening: str, closing: str) -> list[tuple[int, i
 def token_weights(
     offsets: Sequence[tuple[int, int]], parts: Sequence[tuple[int, int, str]], weights: Mapping[str, float]
 ) -> list[float]:
-    """Each token's weight: that of the part in which it wrote most characters, or of the earlier one in a tie."""
-    result, current = [], 0
-    for start, end in offsets:
-        while current + 1 < len(parts) and parts[current][1] <= start:
-            current += 1
-        best, most = current, 0
-        for index in range(current, len(parts)):
-            if parts[index][0] >= end:
-                break
-            inside = min(end, parts[index][1]) - max(start, parts[index][0])
-            if inside > most:
-                best, most = index, inside
-        result.append(weights[parts[best][2]])
-    return result
+    """Each token's weight: that of the part in which it begins."""
+    starts = [start for start, *_ in parts]
+    return [weights[parts[bisect_right(starts, start) - 1][2]] for start, _ in offsets]

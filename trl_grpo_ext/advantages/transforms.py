@@ -257,7 +257,8 @@ def repeated_tokens(ids_B_T: torch.Tensor, written_B_T: torch.Tensor, ngram: int
     """Which tokens lie in an n-gram that also occurs earlier in the same completion, `(B, T)`, bool."""
     rows = []
     for ids, count in zip(ids_B_T.tolist(), written_B_T.sum(dim=1).tolist(), strict=True):
-        repeated, seen = [False] * len(ids), set()
+        repeated = [False] * len(ids)
+        seen: set[tuple[int, ...]] = set()
         for start in range(count - ngram + 1):
             words = tuple(ids[start : start + ngram])
             if words in seen:

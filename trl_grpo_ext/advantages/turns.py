@@ -7,12 +7,11 @@ import re
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from hashlib import blake2b
 from typing import Any
 
 import torch
 
-from ..credit.groups import gather_groups, gather_rewards, group_mean, group_std
+from ..credit.groups import gather_groups, gather_rewards, group_mean, group_std, number_of
 from ..credit.turns import true_runs
 from ..errors import ConfigurationError
 from ..guard.parameters import checked_choice, checked_flag, checked_number, checked_text
@@ -188,18 +187,13 @@ class GiGPO:
                         f"gigpo: the column {self.states!r} must have a list of {len(runs)} states at row {row}, one "
                         f"for each turn of the completion, got {states!r:.100}."
                     )
-                keys = [_number(json.dumps(state, sort_keys=True, default=str).encode()) for state in states]
+                keys = [number_of(json.dumps(state, sort_keys=True, default=str).encode()) for state in states]
             else:
                 begins = [0, *(end for _, end in runs)]
                 seen = [ids[begin:first] for begin, (first, _) in zip(begins, runs, strict=False)]
-                keys = [_number(struct.pack(f"{len(part)}q", *part)) for part in seen]
+                keys = [number_of(struct.pack(f"{len(part)}q", *part)) for part in seen]
             table.append([*keys, *[0] * (width - len(keys))])
         return torch.tensor(table, dtype=torch.int64).view(len(table), width)
-
-
-def _number(state: bytes) -> int:
-    """A hash of the bytes, the same on every rank; different bytes collide with a chance of one in 2^64."""
-    return int.from_bytes(blake2b(state, digest_size=8).digest(), "big", signed=True)
 
 
 class ToolErrors:

@@ -12,6 +12,8 @@ A group may be spread over ranks, so a hook gathers, computes, and keeps `[rollo
 
 from __future__ import annotations
 
+import hashlib
+
 import torch
 
 from ..types import Rollout
@@ -102,3 +104,8 @@ def group_is_equal(values_N: torch.Tensor, groups_N: torch.Tensor) -> torch.Tens
     """Whether all values of each row's group are equal, bool; also True if the group has none."""
     lowest_N, highest_N = group_extremes(values_N, groups_N)
     return (lowest_N == highest_N) | torch.isnan(lowest_N)
+
+
+def number_of(data: bytes) -> int:
+    """A hash that fits a tensor, the same on every rank; different bytes collide with a chance of one in 2^64."""
+    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "big", signed=True)

@@ -6,14 +6,13 @@ to the same answer.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
 
 from ..credit.flow import group_verdicts
-from ..credit.groups import gather_groups, group_is_equal, group_mean
+from ..credit.groups import gather_groups, group_is_equal, group_mean, number_of
 from ..credit.signal import signal_of, signal_table
 from ..errors import ConfigurationError, PluginOutputError
 from ..guard.parameters import checked_flag, checked_number, checked_text, checked_whole
@@ -148,7 +147,7 @@ class Novel:
     def keep(self, rollout: Rollout) -> Verdicts:
         """Say of each completion whether its group has enough different texts."""
         groups_N = gather_groups(rollout)
-        numbers = [_text_number(text) for text in rollout.texts]
+        numbers = [number_of(text.strip().encode("utf-8", "surrogatepass")) for text in rollout.texts]
         texts_N = rollout.gather(torch.tensor(numbers, dtype=torch.int64, device=groups_N.device))
         pairs_P_2 = torch.unique(torch.stack([groups_N, texts_N], dim=1), dim=0)
         counts_Q = torch.bincount(pairs_P_2[:, 0], minlength=len(groups_N))
@@ -189,9 +188,3 @@ def _verdicts(rollout: Rollout, kept_N: torch.Tensor, why: Callable[[int], str])
     first = rollout.local_rows.start or 0
     kept = kept_N[rollout.local_rows].tolist()
     return [keep or why(first + row) for row, keep in enumerate(kept)]
-
-
-def _text_number(text: str) -> int:
-    """A hash of a text: equal for equal texts, and practically never for different ones."""
-    digest = hashlib.blake2b(text.strip().encode("utf-8", "surrogatepass"), digest_size=8).digest()
-    return int.from_bytes(digest, "big", signed=True)
