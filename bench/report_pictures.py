@@ -1,21 +1,20 @@
-"""The pictures in docs/report.md: the demo and the same with two hooks, trained here, and hostile completions.
+"""The pictures in docs/report.md: two trainings of a real language model, and hostile completions.
 
     python -m bench.report_pictures [--folder FOLDER] [--into docs/images]
 
-The two trainings take a few minutes; with `--folder` they are kept and reused. The hostile run is the one of the
-browser tests.
+The two trainings (`json_fields_grpo.py`, paid as a whole and field by field) take half an hour; with `--folder` they
+are kept and reused. The hostile run is the one of the browser tests.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
+from bench.json_fields import train
 from tests.history.report.browsing import (
     browser,
     open_page,
@@ -29,13 +28,7 @@ from trl_grpo_ext.history.report import load_runs
 from trl_grpo_ext.history.report.page import write_page
 
 ROOT = Path(__file__).resolve().parents[1]
-RUNS: dict[str, list[str]] = {
-    "demo": [],
-    "hooks": [
-        *("--advantage_hooks", "leave_one_out", "{name: entropy_shaping, alpha: 0.4, kappa: 2.0}"),
-        *("--loss_aggregation", "prompt_mean"),
-    ],
-}
+RUNS = ("fields", "spans")
 
 CHOOSE = """
 const select = document.getElementById(arguments[0]);
@@ -54,28 +47,12 @@ def main() -> None:
         sys.exit(missing)
     with tempfile.TemporaryDirectory() as name:
         folder = chosen.folder or Path(name)
-        for run, words in RUNS.items():
-            if not (folder / run / "metrics.json").exists():
-                train(folder / run, words)
+        for run in RUNS:
+            train(folder / run, run, 1, ["--max_steps", "20"])
         page = write_page(load_runs([folder / run for run in RUNS]), folder / "report.html").path
         hostile = write_page(load_runs([write_hostile_run(Path(name) / "hostile")]), folder / "hostile.html").path
         with browser(Path(name) / "profile") as driver:
             take(driver, page, hostile, chosen.into)
-
-
-def train(folder: Path, words: list[str]) -> None:
-    """One run of the demo, with these words added, every completion saved."""
-    launch = [
-        sys.executable,
-        "-m",
-        "accelerate.commands.launch",
-        "--config_file",
-        "recipes/accelerate/one_process.yaml",
-    ]
-    kept = ["--log_completions", "true", "--num_completions_to_print", "0", "--output_dir", str(folder)]
-    command = [*launch, "recipes/gsm8k_grpo.py", "--embedded", *kept, *words]
-    environment = {**os.environ, "OMP_NUM_THREADS": str(os.cpu_count() or 1)}
-    subprocess.run(command, cwd=ROOT, check=True, stdout=sys.stderr, env=environment)
 
 
 def take(driver: Any, page: Path, hostile: Path, into: Path) -> None:
@@ -100,7 +77,7 @@ def take(driver: Any, page: Path, hostile: Path, into: Path) -> None:
 
 
 def look_at_a_token(driver: Any, top: str) -> None:
-    """Go to the run with hooks, a step from the middle, a group with right and wrong, and a token of its first."""
+    """Go to the run with spans, a step from the middle, a group with right and wrong, and a token of its first."""
     index = driver.execute_script("return JSON.parse(document.getElementById('index').textContent)")
     run = len(RUNS) - 1
     steps = index["runs"][run]["steps"]
