@@ -100,9 +100,6 @@ class Classifier:
         shared = (local_files_only, trust_remote_code)
         self._source = (self.model, str(tokenizer or model), revision, dtype, device, side, *shared)
 
-    def __repr__(self) -> str:
-        return f"Classifier({self.model!r}, label={self.label!r}, sign={self.sign})"
-
     def __call__(self, completions: Sequence[Any], **columns: Any) -> list[float | None]:
         """`B` scores; None where the tokenizer gives no tokens (some do for an empty text).
 

@@ -31,21 +31,16 @@ def think_format(completions: Sequence[Any], **columns: Any) -> list[float | Non
     Departures from TRL's `think_format_reward`: an answer is required after the thoughts; completions may also be
     strings; of several messages the last assistant message with text counts, not the first message.
     """
-    return [_think_scored(completion_text(completion)) for completion in completions]
+    return [_thoughts_scored(completion_text(completion)) for completion in completions]
 
 
-def _think_scored(text: str) -> SpanScore:
-    value = float(_thinks_then_answers(text))
+def _thoughts_scored(text: str) -> SpanScore:
+    _, closed, answer = text.partition(_CLOSE)
+    opened = text.startswith(_OPEN) and text.count(_OPEN) == 1
+    value = float(opened and bool(closed) and bool(answer.replace(_CLOSE, "").strip()))
     tags = [match.span() for match in _TAG.finditer(text)]
     spans: list[Span] = [(start, end, value / len(tags)) for start, end in tags]
     return SpanScore(value, spans)
-
-
-def _thinks_then_answers(text: str) -> bool:
-    if not text.startswith(_OPEN) or text.find(_OPEN, len(_OPEN)) >= 0:
-        return False
-    _, closed, answer = text.partition(_CLOSE)
-    return bool(closed and answer.replace(_CLOSE, "").strip())
 
 
 def tag_format(completions: Sequence[Any], **columns: Any) -> list[float | None]:
@@ -63,12 +58,8 @@ def tag_format(completions: Sequence[Any], **columns: Any) -> list[float | None]
         `B` scores from 0.0 to 0.5. Their spans are what earned 0.1 each: tags, and the inside of an answer with a
         number.
     """
-    return [_tags_scored(completion_text(completion)) for completion in completions]
-
-
-def _tags_scored(text: str) -> SpanScore:
-    spans = _earning(text)
-    return SpanScore(len(spans) / 10, spans)
+    earned = [_earning(completion_text(completion)) for completion in completions]
+    return [SpanScore(len(spans) / 10, spans) for spans in earned]
 
 
 def _earning(text: str) -> list[Span]:

@@ -84,9 +84,6 @@ class JSONSchema(Judged):
         task = functools.partial(verdict, self.extract, self.max_characters, self.max_depth)
         self._pool = WorkerPool(task, name="json_schema")
 
-    def __repr__(self) -> str:
-        return f"JSONSchema(extract={self.extract!r}, partial={self.partial})"
-
     def judge(self, completions: Sequence[Any], **columns: Any) -> list[Judgement]:
         """The outcomes of `B` completions.
 

@@ -198,9 +198,6 @@ class Judge:
         self._servers: list[_Server] = []
         self._started: dict[str, asyncio.Task[_Reply]] = {}  # by `start_scoring`, not yet awaited
 
-    def __repr__(self) -> str:
-        return f"Judge({self.model!r}, {[c.name for c in self.criteria]}, compare={self.compare!r})"
-
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_process": None, "_servers": [], "_started": {}}
 

@@ -76,10 +76,6 @@ class Language:
         self.min_characters = checked_whole("language: min_characters", min_characters, 1)
         self.max_characters = checked_whole("language: max_characters", max_characters, 1)
 
-    def __repr__(self) -> str:
-        where = f"column={self.column!r}" if self.language is None else f"language={self.language!r}"
-        return f"Language({where}, probability={self.probability})"
-
     def __call__(self, completions: Sequence[Any], **columns: Any) -> list[float | None]:
         """`B` scores from 0.0 to 1.0; None where too few letters are left, or the language is None.
 

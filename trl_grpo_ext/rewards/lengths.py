@@ -41,9 +41,6 @@ class SoftOverlong:
                 f"soft_overlong: cache must be from 0 to max_completion_length ({max_completion_length}), got {cache}"
             )
 
-    def __repr__(self) -> str:
-        return f"SoftOverlong(max_completion_length={self.max_completion_length}, cache={self.cache})"
-
     def __call__(self, completion_ids: Sequence[Sequence[int]] | None = None, **columns: Any) -> list[float | None]:
         """`B` scores from -1.0 to 0.0, by the number of tokens alone."""
         return [self._penalty(length) for length in lengths("soft_overlong", completion_ids, columns)]
@@ -101,10 +98,6 @@ class LengthTarget:
             raise ConfigurationError(
                 f"length_target: tolerance is for mode 'exact', got {tolerance!r} with mode 'max'. Lower alpha instead."
             )
-
-    def __repr__(self) -> str:
-        where = f"column={self.column!r}" if self.target is None else f"target={self.target}"
-        return f"LengthTarget({where}, mode={self.mode!r}, alpha={self.alpha})"
 
     def __call__(self, completion_ids: Sequence[Sequence[int]] | None = None, **columns: Any) -> list[float | None]:
         """`B` scores; at most 0 in mode "exact", from 0 to 1 in mode "max"; None where the target is None."""
@@ -192,9 +185,6 @@ class CosineLength:
         self.wrong = number("min_value_wrong", min_value_wrong), number("max_value_wrong", max_value_wrong)
         self.correct = number("max_value_correct", max_value_correct), number("min_value_correct", min_value_correct)
         self.exceeded_value = None if exceeded_value is None else number("exceeded_value", exceeded_value)
-
-    def __repr__(self) -> str:
-        return f"CosineLength(max_length={self.max_length}, reward={reward_name(self.reward)})"
 
     def __call__(self, completion_ids: Sequence[Sequence[int]] | None = None, **columns: Any) -> list[float | None]:
         """`B` scores, None where `reward`, which gets all columns, gave None or NaN."""

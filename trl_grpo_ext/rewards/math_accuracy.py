@@ -42,11 +42,6 @@ class _Question:
     pair: Pair
     refused: str = ""
 
-    def settled(self, answer: Reading) -> Reading:
-        if self.refused and answer.judgement.outcome is Outcome.SCORED:
-            return Reading(Judgement(Outcome.REFUSED, self.refused), answer.gold)
-        return answer
-
 
 class MathAccuracy:
     r"""Score 1.0 where the completion's answer equals the reference in the column `solution`, 0.0 where it does not.
@@ -169,7 +164,10 @@ class MathAccuracy:
         rows = [self._decided(completion_text(completion), reference) for completion, reference in pairs]
         asked = dict.fromkeys(row.pair for row in rows if isinstance(row, _Question))
         answers = self._verifier.readings(list(asked))
-        readings = [row if isinstance(row, Reading) else row.settled(answers[row.pair]) for row in rows]
+        readings = [row if isinstance(row, Reading) else answers[row.pair] for row in rows]
+        for number, row in enumerate(rows):
+            if isinstance(row, _Question) and row.refused and readings[number].judgement.outcome is Outcome.SCORED:
+                readings[number] = Reading(Judgement(Outcome.REFUSED, row.refused), readings[number].gold)
         unread = [row for row, reading in enumerate(readings) if reading.judgement.outcome is Outcome.UNPARSEABLE]
         if unread:
             first, detail = references[unread[0]], readings[unread[0]].judgement.detail

@@ -91,9 +91,6 @@ class PythonTests(Judged):
         self.require = _checked_layers(name, require, self.memory_mb)
         self.policy = OutcomePolicy(name, _OUTCOMES, outcomes)
 
-    def __repr__(self) -> str:
-        return f"PythonTests(partial={self.partial}, timeout={self.timeout}, memory_mb={self.memory_mb})"
-
     def judge(self, completions: Sequence[Any], **kwargs: Any) -> list[Judgement]:
         """The outcomes of `B` completions, by the columns `tests` and, if tests need it, `entry_point`.
 

@@ -83,9 +83,6 @@ class ReasoningGym(Judged):
         self.policy = OutcomePolicy("reasoning_gym", _OUTCOMES, outcomes, {Outcome.ERROR: None})
         self._pool = WorkerPool(score, memory_mb=_MEMORY_MB, name="reasoning_gym")
 
-    def __repr__(self) -> str:
-        return f"ReasoningGym(extract={self.extract!r})"
-
     def judge(self, completions: Sequence[Any], **columns: Any) -> list[Judgement]:
         """The outcomes of `B` completions; "none" where `task`, `seed` or `index` is None, so data sets can be mixed.
 

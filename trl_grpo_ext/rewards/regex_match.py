@@ -80,9 +80,6 @@ class RegexMatch(Judged):
         self.policy = OutcomePolicy("regex_match", _OUTCOMES, outcomes)
         self._pool = WorkerPool(functools.partial(find_matches, pattern, bits, full, self.count), name="regex_match")
 
-    def __repr__(self) -> str:
-        return f"RegexMatch({self.pattern!r}, full={self.full}, flags={self.flags!r}, count={self.count})"
-
     def judge(self, completions: Sequence[Any], **columns: Any) -> list[Judgement]:
         """The outcomes of `B` completions; spans are the matches that count, with their shares of `value`."""
         texts = [completion_text(completion) for completion in completions]

@@ -39,9 +39,6 @@ class Repetition:
         self.max_penalty = checked_number("repetition: max_penalty", max_penalty, wanted, lambda x: x <= 0)
         self.units = checked_choice("repetition: units", units, ("tokens", "words"))
 
-    def __repr__(self) -> str:
-        return f"Repetition(n={self.n}, max_penalty={self.max_penalty}, units={self.units!r})"
-
     def __call__(self, completions: Sequence[Any], **columns: Any) -> list[float | None]:
         """`B` scores from `max_penalty` to 0.0, in linear time. Over tokens, `completion_ids` is read.
 

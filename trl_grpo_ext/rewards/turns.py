@@ -63,9 +63,6 @@ class ToolUse:
         if not (self.returned or self.failed or self.made):
             raise ConfigurationError("tool_use: returned, failed or made must not be 0, got 0 for all three.")
 
-    def __repr__(self) -> str:
-        return f"ToolUse(returned={self.returned}, failed={self.failed}, made={self.made})"
-
     def __call__(
         self, completions: Sequence[Any], log_metric: Callable[[str, float], None] | None = None, **columns: Any
     ) -> list[TurnScores]:
@@ -124,9 +121,6 @@ class TurnLength:
         self.cache = checked_whole("turn_length: cache", cache, 0)
         if cache > longest:
             raise ConfigurationError(f"turn_length: cache must be from 0 to longest ({longest}), got {cache}.")
-
-    def __repr__(self) -> str:
-        return f"TurnLength(longest={self.longest}, cache={self.cache})"
 
     def __call__(self, completions: Sequence[Any], **columns: Any) -> list[TurnScores]:
         """`B` scores from -1.0 to 0.0."""

@@ -68,7 +68,7 @@ class Side(Checks):
         self._lent: list[tuple[Any, tuple[str, ...], bool]] = []
         self._lent_numbers: dict[int, int] = {}
         self._environ = dict(os.environ)
-        self._raised: list[BaseException] = []
+        self.raised: list[BaseException] = []  # by the solution
         self.copies: dict[int, Any] = {}
         self.gone = self.process = ""
         self.asked = 0
@@ -87,10 +87,6 @@ class Side(Checks):
         """Mark the test as impossible to judge, even if something catches the exception."""
         self.reason = self.reason or reason
         return UnjudgedError(reason)
-
-    def is_from_solution(self, error: BaseException) -> bool:
-        """Whether it was raised there."""
-        return isinstance(error, Remote) or any(raised is error for raised in self._raised)
 
     def assertion(self, function: Any) -> Callable[..., Any]:
         if isinstance(function, Remote):
@@ -123,7 +119,7 @@ class Side(Checks):
             raise RuntimeError("the code raised StopIteration") from error  # it would end a `map` of the tests
         except BaseException as error:  # what the solution raised goes on to the test
             self.memory = self.memory or isinstance(error, MemoryError)
-            self._raised = [*self._raised[-50:], error]
+            self.raised = [*self.raised[-50:], error]
             raise
         finally:
             self._shared[2] = self.changed
@@ -350,7 +346,7 @@ class _Judging:
         if SIDE.reason and error is not None:
             return "unjudged", SIDE.reason  # what followed from it says nothing
         if error is not None:
-            if not SIDE.is_from_solution(error):
+            if not isinstance(error, Remote) and not any(raised is error for raised in SIDE.raised):
                 if isinstance(error, ModuleNotFoundError):
                     return "unjudged", f"the tests import {error.name}, which is not installed"
                 if type(error).__name__ in ("SkipTest", "Skipped"):

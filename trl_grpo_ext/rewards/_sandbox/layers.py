@@ -173,11 +173,6 @@ def _restrict_files(libc: Any, folders: Sequence[str], libraries: Sequence[str])
     return abi, bool(restricted)
 
 
-def _assemble(program: Sequence[tuple[int, int, int, int]]) -> tuple[Any, Any]:
-    code = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *line) for line in program))
-    return ctypes.create_string_buffer(struct.pack("@HP", len(program), ctypes.addressof(code))), code
-
-
 def _restrict_calls(libc: Any) -> bool:
     """Drop all capabilities, which root has, and let only the listed system calls pass, by seccomp."""
     machine = _MACHINES.get(platform.machine())
@@ -188,7 +183,9 @@ def _restrict_calls(libc: Any) -> bool:
     if libc.syscall(numbers["capset"], header, bytes(24)) != 0:
         return False
     passing = [int(entry.partition("=")[2]) for entry in listed.split()]
-    described, _code = _assemble(filter_program(architecture, passing, numbers))
+    program = filter_program(architecture, passing, numbers)
+    code = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *line) for line in program))
+    described = ctypes.create_string_buffer(struct.pack("@HP", len(program), ctypes.addressof(code)))
     return bool(libc.prctl(_PR_SET_SECCOMP, 2, described, 0, 0) == 0)
 
 

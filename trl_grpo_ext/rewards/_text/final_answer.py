@@ -268,7 +268,8 @@ def _direct(text: str, start: int, end: int | None = None, *, is_box: bool = Fal
         stop = _sentence_end(text, words.end, end)
         vague = text.startswith(" of", words.end) or next(numbers_from_end(text, words.end, stop), None)
         return None if vague else _alone(text, words, start, end, is_box)
-    if number.start >= end or (number.aside and number.value is not None and _is_label(text, number)):
+    is_label = number.aside and number.value is not None and text[number.end : number.end + 1] in (".", ")")
+    if number.start >= end or is_label:
         return None
     opens_equation = _OPERATOR.match(text, number.end, min(end, number.end + 200))
     if not opens_equation and not is_operand(text, number, start, end, in_box=is_box):
@@ -284,10 +285,6 @@ def _operand(number: Number) -> Number:
     return replace(number, value=None, face=None, operand=True)
 
 
-def _is_label(text: str, number: Number) -> bool:
-    return text[number.end : number.end + 1] in (".", ")")
-
-
 def _result(text: str, left: Number, start: int, end: int, is_box: bool) -> Number | None:
     """Return the result of the equation that opens with `left`, or None."""
     stop = _sentence_end(text, left.end, end)
@@ -295,12 +292,9 @@ def _result(text: str, left: Number, start: int, end: int, is_box: bool) -> Numb
     for sign in reversed(equals):
         ornaments = _ORNAMENTS.match(text, sign.end(), stop)
         right = number_at(text, ornaments.end() if ornaments else sign.end())
-        if (
-            right
-            and right.start < stop
-            and not _OPERATOR.match(text, right.end, min(stop, right.end + 200))
-            and not is_operand(text, right, sign.end(), stop, in_box=is_box)
-        ):
+        if not right or right.start >= stop or _OPERATOR.match(text, right.end, min(stop, right.end + 200)):
+            continue
+        if not is_operand(text, right, sign.end(), stop, in_box=is_box):
             return right
     if not equals or _OPERATOR.match(text, left.end, equals[0].start() + 1):
         return None
@@ -333,19 +327,13 @@ def _last_number(
             elif not is_denied(text, number, start, end):
                 if number.value not in denied:
                     return _bold_on_line_of(text, number, start, end) or _alone(text, number, start, end, is_box)
-            elif number.value is not None and _is_about_the_answer(text, number):
+            elif number.value is not None and (
+                _STATED_BEFORE.search(text[max(0, number.start - 80) : number.start])
+                or _STATED_AFTER.match(text[number.end : number.end + 80])
+            ):
                 denied.add(number.value)
         end = window
     return aside
-
-
-def _is_no_answer(text: str, number: Number, start: int, end: int) -> bool:
-    return number.operand or is_operand(text, number, start, end) or is_denied(text, number, start, end)
-
-
-def _is_about_the_answer(text: str, number: Number) -> bool:
-    before, after = text[max(0, number.start - 80) : number.start], text[number.end : number.end + 80]
-    return bool(_STATED_BEFORE.search(before) or _STATED_AFTER.match(after))
 
 
 def _number_start(text: str, start: int, position: int) -> int:
@@ -357,15 +345,15 @@ def _number_start(text: str, start: int, position: int) -> int:
 
 
 def _bold_on_line_of(text: str, number: Number, start: int, end: int) -> Number | None:
-    line_start = text.rfind("\n", max(start, number.start - _WINDOW), number.start) + 1 or max(
-        start, number.start - _WINDOW
-    )
-    line_end = text.find("\n", number.end, min(end, number.end + _WINDOW))
+    first, last = max(start, number.start - _WINDOW), min(end, number.end + _WINDOW)
+    line_start, line_end = text.rfind("\n", first, number.start) + 1 or first, text.find("\n", number.end, last)
     equals = text.rfind("=", line_start, number.start)
     bold = None
-    for match in _BOLD.finditer(text, line_start, line_end if line_end >= 0 else min(end, number.end + _WINDOW)):
+    for match in _BOLD.finditer(text, line_start, line_end if line_end >= 0 else last):
         inside = 1 if match[1] is not None else 2
         found = _direct(text, match.start(inside), match.end(inside))
-        if found and not found.aside and found.end > equals and not _is_no_answer(text, found, start, end):
+        if not found or found.aside or found.operand or found.end <= equals:
+            continue
+        if not is_operand(text, found, start, end) and not is_denied(text, found, start, end):
             bold = found
     return bold

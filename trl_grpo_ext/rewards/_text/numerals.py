@@ -163,7 +163,9 @@ def _magnitude(match: re.Match[str]) -> Fraction | None:
     if group["date"] or group["hours"]:
         return Fraction(int(group["hours"])) if group["minutes"] == "00" else None
     if group["vulgar"]:
-        return Fraction(int(group["vulgar_whole"] or 0)) + _fraction_of(unicodedata.numeric(group["vulgar"]))
+        return Fraction(int(group["vulgar_whole"] or 0)) + Fraction(
+            unicodedata.numeric(group["vulgar"])
+        ).limit_denominator(10)
     if group["mixed_whole"]:
         return _mixed(group["mixed_whole"], group["mixed_top"], group["mixed_bottom"])
     top = group["frac_top"] or group["frac_top_digit"]
@@ -211,10 +213,6 @@ def _times_power_of_ten(value: Fraction, exponent: str) -> Fraction | None:
         return None
     power = Fraction(10 ** int(digits or "0"))
     return value / power if exponent.startswith("-") else value * power
-
-
-def _fraction_of(value: float) -> Fraction:
-    return Fraction(value).limit_denominator(10)
 
 
 _ONES = (
