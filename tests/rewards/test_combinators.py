@@ -53,26 +53,6 @@ def scored(reward: Reward, first: Sequence[float | None], second: Sequence[Any] 
 _scores = st.none() | st.floats(-100, 100)
 _columns = st.lists(st.tuples(_scores, _scores, st.sampled_from(["a", "b", "c"])), max_size=8)
 
-EVERY: dict[str, Reward] = {
-    "weighted": Weighted([first, second], [2.0, -0.5]),
-    "gated": Gated(first, second, threshold=0.5),
-    "gated lazily": Gated(first, second, threshold=0.5, lazy=True),
-    "product": Product([first, second]),
-    "clip": Clip(first, low=-1.0, high=2.0),
-    "per_column": PerColumn("task", {"a": first, "b": second}, default=Product([first, second])),
-}
-
-
-@pytest.mark.parametrize("name", EVERY)
-@given(rows=_columns, data=st.data())
-def test_permuting_the_rows_permutes_the_scores(name: str, rows: list[Any], data: st.DataObject) -> None:
-    order = data.draw(st.permutations(range(len(rows))))
-
-    def run(rows: list[Any]) -> Any:
-        return scored(EVERY[name], [r[0] for r in rows], [r[1] for r in rows], task=[r[2] for r in rows])
-
-    assert run([rows[i] for i in order]) == [run(rows)[i] for i in order]
-
 
 # --- weighted --------------------------------------------------------------------------------------------------------
 

@@ -101,10 +101,3 @@ def test_spans_by_hand() -> None:
     assert [span[:2] for span in full] == [(0, 7), (8, 16), (16, 24), (26, 35), (24, 26)]
     assert [span[:2] for span in half] == [(0, 8), (12, 21)]
     assert out_of_order == ((8, 15, 0.1),)
-
-
-@given(st.text())
-def test_no_text_raises(text: str) -> None:
-    for reward in (think_format, tag_format):
-        completions = [f"<think>{text}", f"<answer>{text}</answer>", text, None, 5, [{}]]
-        assert reward(completions=completions)[3:] == [0.0, 0.0, 0.0]

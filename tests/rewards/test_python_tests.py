@@ -117,7 +117,8 @@ def test_human_eval_calls_check_with_the_entry_point() -> None:
 def test_partial_gives_the_share_of_tests_and_goes_on_after_one_that_failed() -> None:
     codes = [RIGHT, "def add(a, b): return 3", "def add(a, b): return 7"]
     columns = {"prompts": ["?"] * 3, "completions": [fence(code) for code in codes], "completion_ids": [[1]] * 3}
-    assert PythonTests(partial=True)(**columns, tests=[ADD] * 3) == [1.0, 1 / 3, 0.0]
+    partial = pickle.loads(pickle.dumps(PythonTests(partial=True)))
+    assert partial(**columns, tests=[ADD] * 3) == [1.0, 1 / 3, 0.0]
     assert PythonTests()(**columns, tests=[ADD] * 3) == [1.0, 0.0, 0.0]
     code = "a, b = map(int, input().split())\nif b < 0: raise SystemExit(1)\nprint(a + b)"
     [judgement] = PythonTests(partial=True).judge(completions=[fence(code)], tests=[SUM[::-1]])
@@ -142,12 +143,6 @@ def test_a_batch_is_scored_in_order_and_a_hanging_completion_holds_nobody_up() -
     assert reward(completions=completions, tests=[ADD] * 6) == [1.0, 0.0, 0.0, 1.0, 0.0, 1.0]
     assert reward(completions=completions[::-1], tests=[ADD] * 6) == [1.0, 0.0, 1.0, 0.0, 0.0, 1.0]
     assert reward(completions=[], tests=[]) == []
-
-
-def test_a_completion_without_code_has_no_answer() -> None:
-    empty = ["", None, [], [{"role": "assistant", "content": None}], "\x00", "\ud800", "no code"]
-    judged = PythonTests().judge(completions=empty, tests=[ADD] * len(empty))
-    assert {one.outcome for one in judged} == {Outcome.NO_ANSWER}
 
 
 def test_large_and_deep_completions_end() -> None:
@@ -325,17 +320,6 @@ def test_unreadable_tests_are_none_with_a_warning_and_outcomes_change_that() -> 
         assert PythonTests(outcomes={"unparseable_reference": -1, "right": 2})(**columns) == [2.0, -1.0]
     with pytest.raises(RewardError, match="the outcome at row 0 is 'timeout'"):
         PythonTests(timeout=0.2, outcomes={"timeout": "raise"})(completions=["while 1: pass"], tests=[ADD])
-
-
-def test_outcomes_are_logged_and_it_pickles() -> None:
-    metrics: dict[str, float] = {}
-    extra: dict[str, Sequence[Any]] = {}
-    reward = pickle.loads(pickle.dumps(PythonTests(partial=True, timeout=2.5)))
-    columns = {"completions": [fence("def add(a, b): return 3"), ""], "tests": [ADD, ADD]}
-    assert reward(**columns, log_metric=metrics.__setitem__, log_extra=extra.__setitem__) == [1 / 3, 0.0]
-    assert metrics["outcomes/python_tests/scored"] == metrics["outcomes/python_tests/no_answer"] == 0.5
-    assert metrics["outcomes/python_tests/timeout"] == 0.0
-    assert extra == {"python_tests_outcome": ["scored", "no_answer"]}
 
 
 def test_a_machine_without_a_required_layer_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -79,11 +79,3 @@ def test_what_a_timeout_becomes_may_be_chosen_and_is_logged() -> None:
     assert extra["regex_match_outcome"] == ["timeout", "scored", "refused", "scored"]
     with pytest.raises(RewardError, match="the outcome at row 1 is 'timeout'"):
         scored(RegexMatch(FOREVER, timeout=0.3, outcomes={"timeout": "raise"}), "ab", "a" * 60)
-
-
-@pytest.mark.parametrize("pattern", ["zzz", r"(?:\w+\s?)*zzz"])
-def test_hostile_completions_score_like_others(pattern: str) -> None:
-    odd: list[Any] = ["", None, [], 7, [{"role": "assistant", "content": None}], "\x00", "\ud800"]
-    assert scored(RegexMatch(pattern), *odd, "zzz") == [0.0] * len(odd) + [1.0]
-    [score] = scored(RegexMatch(r"(?:[^z]+)+z"), "\ud800\x00" * 40 + "z")
-    assert (score, score.spans) == (1.0, ((0, 81, 1.0),))

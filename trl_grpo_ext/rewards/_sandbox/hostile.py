@@ -4,8 +4,6 @@
 arguments and answers with values (`wire`). Whatever the code does to this process, it can do no more than answer.
 """
 
-# Tables of words are easier to read as words.
-# ruff: noqa: SIM905
 from __future__ import annotations
 
 import asyncio
@@ -30,16 +28,19 @@ from typing import Any
 
 from .wire import ClosedError, Conversation, exception_class, find_by_name
 
-OPERATORS = tuple(
-    f"__{name}__"
-    for name in (
-        "call len bool iter next reversed contains getitem setitem delitem enter exit await aiter anext "
-        "eq ne lt le gt ge hash str repr format int float complex index round trunc floor ceil abs neg pos invert "
-        "add sub mul matmul truediv floordiv mod divmod pow lshift rshift and or xor "
-        "radd rsub rmul rmatmul rtruediv rfloordiv rmod rdivmod rpow rlshift rrshift rand ror rxor "
-        "iadd isub imul imatmul itruediv ifloordiv imod ipow ilshift irshift iand ior ixor"
-    ).split()
+
+def _special(names: str) -> tuple[str, ...]:
+    return tuple(f"__{name}__" for name in names.split())
+
+
+JUDGING = _special("eq ne lt le gt ge bool contains hash")
+"""What decides whether an assert holds."""
+TO_NUMBERS = _special("abs int float complex index round trunc floor ceil")
+UNARY = TO_NUMBERS + _special(
+    "call len iter next reversed getitem setitem delitem enter exit await aiter anext str repr format neg pos invert"
 )
+_ARITHMETIC = "add sub mul matmul truediv floordiv mod divmod pow lshift rshift and or xor"
+OPERATORS = JUDGING + UNARY + _special(" ".join(f"{name} r{name} i{name}" for name in _ARITHMETIC.split()))
 """Methods of a class that the other side can use."""
 
 _BUILT_IN: tuple[type, ...] = (str, bytes, int, float, complex, tuple, frozenset)

@@ -33,7 +33,7 @@ from typing import Any
 
 from . import remote
 from .checks import MAX_TEXT, NOTHING, Checks, is_nothing
-from .hostile import OPERATORS, owner_of
+from .hostile import JUDGING, OPERATORS, owner_of
 from .remote import Remote, RemoteType, UnjudgedError, WrongError
 from .wire import (
     MAX_MESSAGE,
@@ -88,10 +88,10 @@ class Side(Checks):
         self.reason = self.reason or reason
         return UnjudgedError(reason)
 
-    def assertion(self, function: Any) -> Callable[..., Any]:
+    def checking(self, function: Any) -> Callable[..., Any]:
         if isinstance(function, Remote):
             raise self.refused("it calls an assertion that the tests do not define")
-        return function  # type: ignore[no-any-return]
+        return super().checking(function)
 
     # The conversation.
 
@@ -263,7 +263,7 @@ def _lendable(value: Any) -> tuple[tuple[str, ...], bool]:
     if kind.__module__ == "tests":
         return tuple(n for n in OPERATORS if owner_of(kind, n) not in (None, object) and n != "__hash__"), True
     if isinstance(value, unittest.mock.NonCallableMock):
-        return tuple(name for name in OPERATORS if hasattr(kind, name) and name not in remote.JUDGING), True
+        return tuple(name for name in OPERATORS if hasattr(kind, name) and name not in JUDGING), True
     if isinstance(value, io.IOBase):
         return ("__iter__", "__next__", "__enter__", "__exit__"), True
     return tuple(n for n in ("__call__", "__iter__", "__next__", "__len__", "__getitem__") if hasattr(kind, n)), False

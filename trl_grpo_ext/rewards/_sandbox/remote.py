@@ -15,21 +15,10 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-from .hostile import OPERATORS
+from .hostile import JUDGING, OPERATORS, TO_NUMBERS, UNARY
 from .wire import ViolationError
 
-JUDGING = frozenset(f"__{name}__" for name in "eq ne lt le gt ge bool contains hash".split())
-"""What decides whether an assert holds."""
-_TO_NUMBERS = frozenset(
-    f"__{name}__" for name in "abs int float complex index round trunc floor ceil".split()
-) | frozenset("all any item max mean min norm std sum total_seconds".split())
-_UNARY = frozenset(
-    f"__{name}__"
-    for name in (
-        "call len iter next reversed getitem setitem delitem enter exit await aiter anext str repr format int float "
-        "complex index round trunc floor ceil abs neg pos invert"
-    ).split()
-)
+_TO_NUMBERS = {*TO_NUMBERS, *"all any item max mean min norm std sum total_seconds".split()}
 _GIVES: dict[str, type] = {f"__{name}__": str for name in ("str", "repr", "format")}
 _GIVES |= {"__len__": int, "__int__": int, "__index__": int, "__float__": float, "__complex__": complex}
 _PREDICATES = frozenset(
@@ -71,7 +60,7 @@ def _operator(name: str) -> Callable[..., Any]:
     """A special method of a remote class, or of the class of one."""
 
     def operate(self: Any, *arguments: Any, **keywords: Any) -> Any:
-        if name in _UNARY:
+        if name in UNARY:
             _ask_informed(self, name)
         if name == "__call__":
             return SIDE.request("call", self, arguments, tuple(keywords.items()))
@@ -79,7 +68,7 @@ def _operator(name: str) -> Callable[..., Any]:
             arguments = (*arguments[:2], None)
         result = SIDE.request("operate", self, name, arguments)
         parts = (self, *arguments)
-        if name in _UNARY:
+        if name in UNARY:
             if name in _GIVES and type(result) is not _GIVES[name]:
                 raise TypeError(f"{name} of the solution returned {type(result).__name__}")
             return _mark(result, "_informed") if is_marked(self, "_informed") else result
