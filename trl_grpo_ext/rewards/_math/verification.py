@@ -121,33 +121,16 @@ def _shown(parsed: Any) -> str:
     return parsed[-1][:_SHOWN] if isinstance(parsed[-1], str) else "[parsed]"
 
 
-_FORMS = (
-    ("18", "17"),
-    ("1,234.5", "18 dollars"),
-    ("-\\frac{3}{4}", "0.75"),
-    ("\\frac{\\sqrt{3}}{3}", "\\frac{1}{\\sqrt{3}}"),
-    ("2^{10}", "3 \\times 10^5"),
-    ("x^2+2x+1", "(x+1)^2"),
-    ("\\frac{x^2-1}{x-1}", "x+1"),
-    ("\\sin^2 x+\\cos^2 x", "\\ln 2"),
-    ("\\log_2 8", "e^{2}"),
-    ("2\\pi", "90^\\circ"),
-    ("\\binom{5}{2}", "5!"),
-    ("\\sum_{k=1}^{3} k", "\\int_0^1 x\\,dx"),
-    ("3+4i", "4i-3"),
-    ("\\{1,2,3\\}", "\\{3,2,1\\}"),
-    ("\\{1,2\\}", "1, 2"),
-    ("(1,2)", "[1,2]"),
-    ("(0,1)\\cup(2,3]", "(2,3]\\cup(0,1)"),
-    ("(-\\infty,3)", "x<3"),
-    ("1<x<2", "(1,2)"),
-    ("2x+3y=6", "4x+6y=12"),
-    ("x=3", "x=4"),
-    ("\\begin{pmatrix}1&2\\\\3&4\\end{pmatrix}", "\\begin{bmatrix}1&2\\\\3&5\\end{bmatrix}"),
-    ("\\text{yes}", "\\text{(B)}"),
-    ("50\\%", "18 \\text{ cm}"),
-    ("\\pm 2", "2 \\text{ or } -2"),
-)
+_FORMS = r"""
+18 :: 17 ¦ 1,234.5 :: 18 dollars ¦ -\frac{3}{4} :: 0.75 ¦ \frac{\sqrt{3}}{3} :: \frac{1}{\sqrt{3}}
+2^{10} :: 3 \times 10^5 ¦ x^2+2x+1 :: (x+1)^2 ¦ \frac{x^2-1}{x-1} :: x+1 ¦ \sin^2 x+\cos^2 x :: \ln 2
+\log_2 8 :: e^{2} ¦ 2\pi :: 90^\circ ¦ \binom{5}{2} :: 5! ¦ \sum_{k=1}^{3} k :: \int_0^1 x\,dx
+3+4i :: 4i-3 ¦ \{1,2,3\} :: \{3,2,1\} ¦ \{1,2\} :: 1, 2 ¦ (1,2) :: [1,2] ¦ (0,1)\cup(2,3] :: (2,3]\cup(0,1)
+(-\infty,3) :: x<3 ¦ 1<x<2 :: (1,2) ¦ 2x+3y=6 :: 4x+6y=12 ¦ x=3 :: x=4
+\begin{pmatrix}1&2\\3&4\end{pmatrix} :: \begin{bmatrix}1&2\\3&5\end{bmatrix} ¦ \text{yes} :: \text{(B)}
+50\% :: 18 \text{ cm} ¦ \pm 2 :: 2 \text{ or } -2
+"""
+"""Pairs of the usual forms."""
 
 
 def _warm_up() -> None:
@@ -155,7 +138,7 @@ def _warm_up() -> None:
 
     In a new process the first interval or integral takes ten times as long as the second.
     """
-    for first, second in _FORMS:
+    for first, second in (pair.split(" :: ") for line in _FORMS.split("\n")[1:-1] for pair in line.split(" ¦ ")):
         for other in (first, second):
             check({"reference": f"${first}$", "answer": f"\\boxed{{{other}}}"})
 
