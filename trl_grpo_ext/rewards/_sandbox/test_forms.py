@@ -613,10 +613,9 @@ class _Rewriting(ast.NodeTransformer):
 
     def visit_Try(self, node: ast.Try) -> ast.stmt:
         expected = any(map(_always_fails, node.body)) or any(map(_always_fails, node.orelse))
-        outer = self.swallowed
-        fails = any(_always_fails(part) for part in node.orelse)
-        self.swallowed = outer or (_has_checks(node.body) and not fails and any(map(_swallows, node.handlers)))
-        checks = _has_checks(node.body)
+        outer, checks = self.swallowed, _has_checks(node.body)
+        fails = any(map(_always_fails, node.orelse))
+        self.swallowed = outer or (checks and not fails and any(map(_swallows, node.handlers)))
         node.body = self._block(node.body)
         self.swallowed = outer
         for handler in node.handlers:
