@@ -13,41 +13,23 @@ def _box(content: str) -> str:
 
 _MATRIX = "\\\\".join("&".join(f"x^{{{row}}}+{column}" for column in range(50)) for row in range(50))
 
+_TABLE = r"""
+9^{9^{9^9}} ¦ 9^{9^{9^{9^{9}}}} ¦ \dfrac{5^{\left(5^{\left(5^{\left(5^5\right)}\right)} - 4\right)} - 5}{16}
+2^{2^{2^{2^{2^2}}}} - 1 ¦ 9^{999999999} ¦ 10^{10^{10}} + 1 ¦ (1+10^{-9})^{10^{9}} ¦ 7^{7^{7^7}} \mod 100
+\sqrt{9^{9^{9^9}}} ¦ \log(9^{9^{9^9}}) ¦ \sin(9^{9^{9^9}}) ¦ 1.000001^{9^{9^{9}}} ¦ (x+1)^{100000}
+(x+y+z+1)^{300} ¦ (9!)! ¦ ((5!)!)! ¦ 100000000! ¦ \frac{100000!}{99999!} ¦ \binom{1000000000}{500000000}
+\binom{10^{9}}{10^{8}} ¦ \sum_{k=1}^{10^9} \frac{1}{k^2} ¦ \sum_{k=1}^{10^9} k^k ¦ \prod_{k=1}^{10^8} k
+\prod_{k=1}^{100000} (x+k) ¦ \int_0^1 \sin(\cos(\sin(\cos(x^x))))\,dx ¦ \int_0^{\infty} e^{-x^{7}} \ln(1+x^{3})\,dx
+\lim_{x \to 0} \frac{\sin(\tan x)-\tan(\sin x)}{x^{77}} ¦ \int \int \int x^{y^{z}}\,dx\,dy\,dz
+\begin{pmatrix}1&2\\3&4\end{pmatrix}^{1000000000} ¦ x^5 - x - 1 = 0, y^5 + xy = 3, z^7 = x + y
+"""
+"""Towers and powers, factorials and binomials, sums, products, integrals and limits."""
+
 _IN_A_BOX: list[str] = [
-    # towers and powers
-    "9^{9^{9^9}}",
-    "9^{9^{9^{9^{9}}}}",
-    "\\dfrac{5^{\\left(5^{\\left(5^{\\left(5^5\\right)}\\right)} - 4\\right)} - 5}{16}",
-    "2^{2^{2^{2^{2^2}}}} - 1",
-    "9^{999999999}",
-    "10^{10^{10}} + 1",
-    "(1+10^{-9})^{10^{9}}",
-    "7^{7^{7^7}} \\mod 100",
-    "\\sqrt{9^{9^{9^9}}}",
-    "\\log(9^{9^{9^9}})",
-    "\\sin(9^{9^{9^9}})",
-    "1.000001^{9^{9^{9}}}",
-    "(x+1)^{100000}",
-    "(x+y+z+1)^{300}",
+    *(content for line in _TABLE.strip().splitlines() for content in line.split(" ¦ ")),
+    # nesting, long numbers and long lists
     _nested("2^{", "2", "}", 60),
     _nested("x^{", "x", "}", 90),
-    # factorials, binomials
-    "(9!)!",
-    "((5!)!)!",
-    "100000000!",
-    "\\frac{100000!}{99999!}",
-    "\\binom{1000000000}{500000000}",
-    "\\binom{10^{9}}{10^{8}}",
-    # sums, products, integrals, limits
-    "\\sum_{k=1}^{10^9} \\frac{1}{k^2}",
-    "\\sum_{k=1}^{10^9} k^k",
-    "\\prod_{k=1}^{10^8} k",
-    "\\prod_{k=1}^{100000} (x+k)",
-    "\\int_0^1 \\sin(\\cos(\\sin(\\cos(x^x))))\\,dx",
-    "\\int_0^{\\infty} e^{-x^{7}} \\ln(1+x^{3})\\,dx",
-    "\\lim_{x \\to 0} \\frac{\\sin(\\tan x)-\\tan(\\sin x)}{x^{77}}",
-    "\\int \\int \\int x^{y^{z}}\\,dx\\,dy\\,dz",
-    # nesting
     _nested("\\frac{1}{1+", "1", "}", 95),
     _nested("\\frac{1}{1+", "1", "}", 1000),
     _nested("\\sqrt{1+", "2", "}", 99),
@@ -59,7 +41,6 @@ _IN_A_BOX: list[str] = [
     _nested("\\{", "1", "\\}", 5000),
     "{" * 50_000,
     _nested("-(", "x", ")", 80),
-    # long numbers and long lists
     "9" * 4_000,
     "9" * 200_000,
     "0." + "3" * 1_900,
@@ -74,11 +55,9 @@ _IN_A_BOX: list[str] = [
     "\\det\\begin{pmatrix}"
     + "\\\\".join("&".join(f"a_{{{r}{c}}}" for c in range(9)) for r in range(9))
     + "\\end{pmatrix}",
-    "\\begin{pmatrix}1&2\\\\3&4\\end{pmatrix}^{1000000000}",
     "\u0000" * 1_000 + "18",
     "\ud800\udfff\udc80" * 300,
     "١٨ + अठारह + 十八 + \u202e81\u202c" * 20,
-    "x^5 - x - 1 = 0, y^5 + xy = 3, z^7 = x + y",
 ]
 
 _WHOLE: list[str] = [
