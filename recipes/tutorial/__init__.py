@@ -1,0 +1,1 @@
+"""What only `configs/smollm2_1.7b_tutorial.yaml` needs: the two rewards of the tutorial that it follows."""

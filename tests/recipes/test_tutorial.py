@@ -1,0 +1,83 @@
+"""The rewards and the prompt of `configs/smollm2_1.7b_tutorial.yaml`."""
+
+from __future__ import annotations
+
+import re
+import sys
+
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.recipes.launching import RECIPES
+from trl_grpo_ext import load_rewards
+
+sys.path.insert(0, str(RECIPES))
+
+from tutorial.rewards import answered_digits, tutorial_accuracy, tutorial_format
+
+FORM = re.compile(r"<think>.*?</think>.*?<answer>\D*?(\d+)\D*?</answer>", re.DOTALL)
+"""What the tutorial's expression comes down to; `re.match`, so from the beginning."""
+
+SETTINGS = yaml.safe_load((RECIPES / "configs" / "smollm2_1.7b_tutorial.yaml").read_text())
+
+# The reference is 18. Completion, correctness, format.
+TABLE = [
+    ("<think>2 * 9</think><answer>18</answer>", 1.0, 0.5),
+    ("<think>2 * 9</think>\n<answer> 18 </answer>", 1.0, 0.5),
+    ("<think></think><answer>18</answer>", 1.0, 0.5),
+    ("<think>a\nb\n\nc</think>\n\nSo:\n<answer>The answer is 18.</answer>", 1.0, 0.5),
+    ("<think>x</think><answer>$18</answer>", 1.0, 0.5),
+    ("<think>x</think><answer>18 cookies</answer>", 1.0, 0.5),
+    ("<think>x</think><answer>18</answer> and 19 more", 1.0, 0.5),
+    ("<think>x</think><answer>018</answer>", 1.0, 0.5),
+    ("<think>x</think><answer>-18</answer>", 1.0, 0.5),  # the sign is no digit
+    ("<think>x</think><answer>17</answer>", 0.0, 0.5),
+    ("<think>x</think><answer>180</answer>", 0.0, 0.5),
+    ("<think>x</think><answer>18.0</answer>", 0.0, 0.0),
+    ("<think>x</think><answer>1,8</answer>", 0.0, 0.0),
+    ("<think>x</think><answer>9 + 9 = 18</answer>", 0.0, 0.0),
+    ("<think>x</think><answer>eighteen</answer>", 0.0, 0.0),
+    ("<think>x</think><answer></answer>", 0.0, 0.0),
+    ("<think>x</think><answer>18", 0.0, 0.0),
+    ("<think>x</think>18</answer>", 0.0, 0.0),
+    ("<think>x</think>18", 0.0, 0.0),
+    ("<think>x<answer>18</answer>", 0.0, 0.0),
+    ("<answer>18</answer>", 0.0, 0.0),
+    ("<answer>18</answer><think>x</think>", 0.0, 0.0),
+    ("\n<think>x</think><answer>18</answer>", 0.0, 0.0),  # not from the beginning
+    ("Sure! <think>x</think><answer>18</answer>", 0.0, 0.0),
+    ("<Think>x</Think><Answer>18</Answer>", 0.0, 0.0),
+    ("<think>x</think><answer>none</answer><answer>18</answer>", 1.0, 0.5),  # the first that matches
+    ("<think>x</think><answer>18</answer><answer>19</answer>", 1.0, 0.5),
+    ("<think>x</think><answer>19</answer><answer>18</answer>", 0.0, 0.5),
+    ("<think>x</think>y</think> 3 <answer><answer>18</answer>", 1.0, 0.5),
+    ("", 0.0, 0.0),
+]
+
+
+def test_the_table_of_30_completions() -> None:
+    assert len(TABLE) == 30
+    for form in (lambda text: text, lambda text: [{"role": "assistant", "content": text}]):
+        completions = [form(text) for text, *_ in TABLE]
+        assert tutorial_accuracy(completions, answer=["9 + 9 = 18\n#### 18"] * 30) == [right for _, right, _ in TABLE]
+        assert tutorial_format(completions) == [points for *_, points in TABLE]
+
+
+PARTS = ["<think>", "</think>", "<answer>", "</answer>", "7", "18", ",", ".", " ", "\n", "x", "٣", "²"]
+
+
+@given(parts=st.lists(st.sampled_from(PARTS), max_size=14), opened=st.booleans())
+def test_the_form_is_the_tutorial_s_expression(parts: list[str], opened: bool) -> None:
+    text = "".join(["<think>", "</think>", *parts] if opened else parts)
+    match = FORM.match(text)
+    assert answered_digits(text) == (match and match[1])
+
+
+def test_both_rewards_pay_the_worked_example_of_the_run_file() -> None:
+    prompt = SETTINGS["system_prompt"]
+    rewards = load_rewards(SETTINGS["rewards"])
+    assert [reward(completions=[prompt[prompt.rindex("<think>") :]], answer=["6"]) for reward in rewards] == [
+        [1.0],
+        [0.5],
+    ]
