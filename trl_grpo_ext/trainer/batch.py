@@ -11,28 +11,20 @@ import torch
 class BatchKeys:
     """Every entry that we put into TRL's batch. TRL shuffles, cuts and deals them with its own."""
 
-    reward = "trl_grpo_ext_reward"
-    """`(B,)`, weighted, after the shapers."""
-    raw_reward = "trl_grpo_ext_raw_reward"
-    """`(B,)`, weighted, before them."""
-    baseline = "trl_grpo_ext_baseline"
-    """`(B,)`, mean reward of the group."""
-    zero_variance = "trl_grpo_ext_zero_variance"
-    """`(B,)`, whether the group is without signal."""
+    reward = "trl_grpo_ext_reward"  # `(B,)`, weighted, after the shapers
+    raw_reward = "trl_grpo_ext_raw_reward"  # `(B,)`, weighted, before them
+    baseline = "trl_grpo_ext_baseline"  # `(B,)`, mean reward of the group
+    zero_variance = "trl_grpo_ext_zero_variance"  # `(B,)`, whether the group is without signal
+    # `(B, T)`, the signs of advantages that masks let through at the forward stage, from `HookChain.allowed_signs`.
     allowed_signs = "trl_grpo_ext_allowed_signs"
-    """`(B, T)`, the signs of advantages that masks let through at the forward stage, from `HookChain.allowed_signs`."""
+    # `(B,)`, running number of the completion in TRL's table, over all ranks and generation batches; -1 for none.
     row_id = "trl_grpo_ext_row_id"
-    """`(B,)`, running number of the completion in TRL's table, over all ranks and generation batches; -1 for none."""
-    weights = "trl_grpo_ext_weights"
-    """`(B, T)`, of the selected aggregation."""
-    totals = "trl_grpo_ext_totals"
-    """A `Totals`, once the rows are dealt."""
+    weights = "trl_grpo_ext_weights"  # `(B, T)`, of the selected aggregation
+    totals = "trl_grpo_ext_totals"  # a `Totals`, once the rows are dealt
+    # A number by which a loss is multiplied that counts masked groups of `resample` as rows.
     loss_factor = "trl_grpo_ext_loss_factor"
-    """A number by which a loss is multiplied that counts masked groups of `resample` as rows."""
-    idle = "trl_grpo_ext_idle"
-    """Whether a compact micro-step has placeholders only, on all ranks."""
-    factor = "trl_grpo_ext_factor"
-    """`(B,)`, factor on the advantages of a compact micro-step."""
+    idle = "trl_grpo_ext_idle"  # whether a compact micro-step has placeholders only, on all ranks
+    factor = "trl_grpo_ext_factor"  # `(B,)`, factor on the advantages of a compact micro-step
 
 
 PROMPT_KEYS = frozenset({"prompt_ids", "prompt_mask"})

@@ -118,11 +118,6 @@ class Prompts:
             )
         self.start_at(upstream.batches_done(self._trainer, step) if saved is None else saved["rounds_drawn"])
 
-    @property
-    def passes(self) -> float:
-        """Passes over the data so far."""
-        return self.drawn * self._per_round / len(self._rows)
-
     def draw(self) -> tuple[list[int], list[Any]]:
         """The next round's prompts by row number, and this rank's inputs, each prompt as often as it is sampled."""
         prompts = next(self._rounds)
@@ -136,7 +131,7 @@ class Prompts:
         """Each round's prompts."""
         # Read when a training begins: callers may still change the trainer's data after construction.
         self._rows, make_sampler = upstream.training_data_of(self._trainer)
-        self._per_round = size = int(self._trainer.args.generation_batch_size) // self._facts.num_generations
+        size = int(self._trainer.args.generation_batch_size) // self._facts.num_generations
         sampler = make_sampler()
         for passes in itertools.count():
             if hasattr(sampler, "set_epoch"):
@@ -223,7 +218,6 @@ class Resampling:
             "groups/rounds": float(rounds),
             "groups/prompts_used": float(rounds * wanted),
             "groups/surplus": float(len(kept) - counted),
-            "groups/data_passes": self.prompts.passes,
             **{f"groups/dropped/{why.replace(' ', '_')}": float(dropped[why]) for why in sorted(self._reasons)},
         }
         return self._join(chosen, counted, sampled, progress, reward_weights_K), metrics
