@@ -19,7 +19,6 @@ from trl_grpo_ext import GRPOExtConfig, GRPOExtTrainer, load_rewards
 from trl_grpo_ext.advantages.estimators import LeaveOneOut
 from trl_grpo_ext.advantages.forward import EntropyShaping
 from trl_grpo_ext.aggregation.means import ConstantLength
-from trl_grpo_ext.errors import PluginParameterError, UnknownPluginError
 
 Selected = tuple[Any, Any, Any]
 """Rewards, advantage hooks, loss aggregation."""
@@ -73,35 +72,6 @@ def test_the_same_selection_in_python_yaml_and_on_the_command_line(tmp_path: Pat
     assert selected(in_python) == EVERYTHING
     assert selected(parsed(tmp_path, yaml=YAML)) == EVERYTHING
     assert selected(parsed(tmp_path, *COMMAND_LINE)) == EVERYTHING
-
-
-@pytest.mark.parametrize(
-    ("words", "suggestion"),
-    [
-        (["--rewards", "gsm8k_acuracy"], "gsm8k_accuracy"),
-        (["--advantage_hooks", "leave-one-out"], "leave_one_out"),
-    ],
-)
-def test_an_unknown_name_stops_the_parser_with_a_near_one(tmp_path: Path, words: list[str], suggestion: str) -> None:
-    with pytest.raises(UnknownPluginError, match=f"Did you mean '?{suggestion}"):
-        parsed(tmp_path, *words)
-    name, value = words[0].removeprefix("--"), words[1:]
-    with pytest.raises(UnknownPluginError, match=suggestion):
-        parsed(tmp_path, yaml=json.dumps({name: value if name != "loss_aggregation" else value[0]}))
-
-
-def test_parameters_reach_the_plugins_and_typos_in_them_stop(tiny_model: Path, tmp_path: Path) -> None:
-    trainer = GRPOExtTrainer(
-        str(tiny_model), None, parsed(tmp_path, *COMMAND_LINE, yaml="beta: 0.0"), train_dataset=prompts()
-    )
-    first, second = trainer.advantage_hooks
-    assert isinstance(first, LeaveOneOut)
-    assert isinstance(second, EntropyShaping)
-    assert (second.alpha, second.kappa) == (0.1, 3.0)
-
-    args = parsed(tmp_path, "--advantage_hooks", "{name: entropy_shaping, alfa: 0.1}")
-    with pytest.raises(PluginParameterError, match="alpha"):
-        GRPOExtTrainer(str(tiny_model), length_reward, args, train_dataset=prompts())
 
 
 # ---------------------------------------------------------------------------------------------- the arguments last
