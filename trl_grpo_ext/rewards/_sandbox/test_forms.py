@@ -480,6 +480,7 @@ class _Rewriting(ast.NodeTransformer):
     def __init__(self, tainted: set[str], number: int) -> None:
         self.tainted, self.number = tainted, number
         self.swallowed = False
+        self.compares = False  # whether what is visited is a side of a comparison
         self.sites = 0
         self.checked_until = 0  # the last line of an assert in the function that is being visited
 
@@ -529,14 +530,14 @@ class _Rewriting(ast.NodeTransformer):
 
     def sides(self, values: list[ast.expr], mark: str = "") -> list[ast.expr]:
         """Hand over values that are put together, and how: compared ("="), or ordered or computed with ("<")."""
-        site = self.site()
+        site, outer, self.compares = self.site(), self.compares, True
         handed: list[ast.expr] = []
         for position, value in enumerate(values):
             names = any(isinstance(inner, ast.Name | ast.Attribute) for inner in ast.walk(value))
             kind = "s" if _from_solution(value, self.tainted) else "o" if names else "c"
             kind = kind.upper() + mark.strip("=") if mark else kind
-            mixed = _Mixed(self).visit(value) if kind[0] in "sS" else value
-            handed.append(_call("op", site, ast.Constant(position), ast.Constant(kind), mixed))
+            handed.append(_call("op", site, ast.Constant(position), ast.Constant(kind), self.visit(value)))
+        self.compares = outer
         return handed
 
     def expression(self, node: ast.expr) -> ast.expr:
@@ -545,20 +546,29 @@ class _Rewriting(ast.NodeTransformer):
 
     # What is computed beforehand.
 
-    def visit_BinOp(self, node: ast.BinOp) -> ast.expr:
-        self.generic_visit(node)
-        if len({_from_solution(value, self.tainted) for value in (node.left, node.right)}) > 1:
-            node.left, node.right = self.sides([node.left, node.right], "<")
+    def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
+        if not self.mixed([node.left, node.right]):
+            return self.generic_visit(node)
+        node.left, node.right = self.sides([node.left, node.right], "<")
         return node
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        own = not _from_solution(node.func, self.tainted)
+        if own and self.compares and _called_name(node) != "map" and self.mixed(node.args):
+            node.args = self.sides(node.args)
+            return node
+        self.generic_visit(node)
+        return self.side_by_side(node) if _called_name(node) == "map" else node
 
     def visit_comprehension(self, node: ast.comprehension) -> ast.comprehension:
         self.generic_visit(node)
         node.iter = self.side_by_side(node.iter)
         return node
 
-    def visit_Call(self, node: ast.Call) -> ast.expr:
-        self.generic_visit(node)
-        return self.side_by_side(node) if _called_name(node) == "map" else node
+    def mixed(self, values: list[ast.expr]) -> bool:
+        """Whether the tests put something together with a value of the solution: `f(a) - sum(a)`."""
+        plain = not any(isinstance(value, ast.Starred) for value in values)
+        return plain and len({_from_solution(value, self.tainted) for value in values}) > 1
 
     def side_by_side(self, node: ast.expr) -> ast.expr:
         """Hand over a `map`, and a `zip` of the solution's values with the tests' own."""
@@ -595,8 +605,9 @@ class _Rewriting(ast.NodeTransformer):
         return ast.copy_location(ast.If(condition, [ast.Raise(raised, None)], []), node)
 
     def visit_Expr(self, node: ast.Expr) -> ast.stmt:
-        self.generic_visit(node)
-        if isinstance(node.value, ast.Call) and _is_assertion_call(node.value):
+        if not isinstance(node.value, ast.Call) or not _is_assertion_call(node.value):
+            self.generic_visit(node)
+        else:
             if _last_name(node.value.func) in ("assertTrue", "assertFalse", "assert_"):
                 node.value.args[:1] = [self.compared(value) for value in node.value.args[:1]]
             else:
@@ -676,33 +687,6 @@ class _Rewriting(ast.NodeTransformer):
 _ORDER = ast.Lt | ast.LtE | ast.Gt | ast.GtE
 _SIDES = frozenset("first second actual desired expected x y a b left right list1 list2".split())
 """Names of parameters that are compared."""
-
-
-class _Mixed(ast.NodeTransformer):
-    """Hands over what the tests put together with a value of the solution: `f(a) - sum(a)`."""
-
-    def __init__(self, rewriting: _Rewriting) -> None:
-        self.rewriting = rewriting
-
-    def mixed(self, values: list[ast.expr]) -> bool:
-        plain = not any(isinstance(value, ast.Starred) for value in values)
-        return plain and len({_from_solution(value, self.rewriting.tainted) for value in values}) > 1
-
-    def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
-        if not self.mixed([node.left, node.right]):
-            return self.generic_visit(node)
-        node.left, node.right = self.rewriting.sides([node.left, node.right], "<")
-        return node
-
-    def visit_Call(self, node: ast.Call) -> ast.AST:
-        if _from_solution(node.func, self.rewriting.tainted):
-            if isinstance(node.func, ast.Attribute):
-                node.func.value = self.visit(node.func.value)
-            return node
-        if not self.mixed(node.args):
-            return self.generic_visit(node)
-        node.args = self.rewriting.sides(node.args)
-        return node
 
 
 class _Vacuous(ast.NodeTransformer):
