@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import ast
-import inspect
 import json
 import os
 import signal
@@ -67,22 +65,6 @@ def test_the_headers_of_run_files_say_what_the_page_does(tmp_path: Path) -> None
     assert "\n# On a GPU (docs/gpu.md): generation 31 s; a device.\nNot" in quote_in_header(file, found).replace(
         "# Not", "Not"
     )
-
-
-def test_the_runs_call_the_recipes_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(ROOT / "recipes"))
-    from common.flow import train_and_report
-
-    calls = [
-        node for node in ast.walk(ast.parse((ROOT / "bench" / "gpu_runs.py").read_text())) if isinstance(node, ast.Call)
-    ]
-    (call,) = [node for node in calls if ast.unparse(node.func) == "train_and_report"]
-    parameters = inspect.signature(train_and_report).parameters
-    required = {name for name, one in parameters.items() if one.default is one.empty}
-    given = [*[*parameters][: len(call.args)], *(keyword.arg for keyword in call.keywords)]
-    assert required <= set(given)
-    assert set(given) <= set(parameters)
-    assert len(set(given)) == len(given)
 
 
 @pytest.mark.slow

@@ -28,7 +28,7 @@ PLACEHOLDERS = (
 READERS_SCRIPTS = frozenset({"train.py"})
 RECIPES = ("gsm8k_grpo", "sort_grpo", "detox_grpo")
 _ON_THIS_MACHINE = ("--output_dir", "unused", "--use_cpu", "true", "--bf16", "false")
-_OTHERS = frozenset({"jq", "export", "cd", "source", "ls", "cat", "mkdir", "open"})
+_OTHERS = frozenset({"jq", "export", "cd", "source", "ls", "cat", "mkdir", "open", "pytest"})
 """Commands that are nobody's here."""
 
 
@@ -86,8 +86,6 @@ def check(words: list[str]) -> str:
         for word in rest[1:]:
             _need("/" not in word or word.startswith("./grpo-") or (ROOT / word).exists(), f"{word} is not there")
         return "pip"
-    if program == "pytest":
-        return _pytest(rest)
     if program == "sbatch":
         _need((ROOT / rest[0]).is_file(), f"{rest[0]} is not there")
         return "sbatch"
@@ -176,26 +174,8 @@ def _recipe(name: str, words: list[str]) -> None:
 def _python(words: list[str]) -> str:
     if words[:1] == ["-m"]:
         module = words[1]
-        if module == "pytest":
-            return _pytest(words[2:])
         _need(find_spec(module) is not None, f"no module {module}")
         return f"-m {module}"
     if words and words[0].startswith("-"):
         return "python"
     return _script(words[0], words[1:])
-
-
-def _pytest(words: list[str]) -> str:
-    import pytest
-    from _pytest.config import get_config
-
-    config = get_config(["-p", "no:cacheprovider"])
-    try:
-        config._parser.parse_known_and_unknown_args(words)
-        _, unknown = config._parser.parse_known_and_unknown_args(words)
-    except pytest.UsageError as error:
-        raise RefusedCommandError(f"pytest {' '.join(words)}: {error}") from error
-    finally:
-        config._ensure_unconfigure()
-    _need(not [word for word in unknown if word.startswith("-")], f"pytest has no {unknown}")
-    return "pytest"

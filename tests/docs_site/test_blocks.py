@@ -115,7 +115,6 @@ def test_commands_can_be_typed(block: Block, tmp_path: Path, monkeypatch: pytest
         ("accelerate launch --config_file recipes/accelerate/zero4.yaml recipes/gsm8k_grpo.py", "no recipes"),
         ("make everything", "no target"),
         ("pip install docs/examples/none", "is not there"),
-        ("pytest --trl-grpo-extra", "pytest has no"),
         ("rm -rf site", "nobody knows"),
     ],
 )

@@ -121,8 +121,7 @@ class QuantileBaseline(_Estimator):
     """A completion's reward minus a quantile of its group's rewards: `A_i = (r_i - Q_K(r)) / (σ + ε)`.
 
     With rewards of 0 and 1 the quantile is 0 if at most a share of about `1 - K` succeeds, else 1. So hard prompts
-    teach only by their successes and easy ones only by their failures, and most completions get exactly 0. Unlike a
-    mean, the quantile is not pulled by a few outliers, which would push the policy away from many ordinary completions.
+    teach only by their successes and easy ones only by their failures, and most completions get exactly 0.
 
     Source: Quantile Advantage Estimation (2509.22611), and its authors' code: the quantile is interpolated between the
     two rewards beside it, σ is the sample's (n - 1), about the mean.
@@ -255,9 +254,8 @@ class DecoupledNormalisation(_Estimator):
     """Normalise each reward function in its group by itself, then sum: `A_i = s_i / (σ + ε)`.
 
     With `s_i = Σ_k w_k·(r_ik - μ_k)/(σ_k + ε)`: μ_k and σ_k are of function k over the completion's group, w_k its
-    weight, and σ is the standard deviation of the sums over the scored completions of all prompts and ranks. Summed
-    before they are normalised, different combinations of rewards get the same advantage, and the function with the
-    largest spread decides; here each function has a say of its weight. A shaper is one more function, of weight 1.
+    weight, and σ is the standard deviation of the sums over the scored completions of all prompts and ranks. So each
+    function has a say of its weight, whatever its spread. A shaper is one more function, of weight 1.
 
     Without shapers these are TRL's own advantages under `multi_objective_aggregation="normalize_then_sum"`.
 
@@ -292,11 +290,10 @@ class RunningBaseline(_Estimator):
     """A completion's reward minus a running mean of rewards of its role: `A_i = r_i - b_c`.
 
     After each reward, `b_c ← γ·b_c + (1 - γ)·r`. The baseline needs no group, so the completions of a prompt need not
-    be comparable, as in self-play, where the opponent's moves differ, or with few completions for each prompt. A
-    column of the data set may name roles (a game and a player, say) of different expected reward; each value `c` of
-    it then has a baseline of its own. With one for all, a role that usually loses would only be punished. A batch
-    with n completions of a role moves its baseline by `γ^n` to the mean of theirs, as n steps would if they were
-    equal. Baselines start at 0 and are saved in checkpoints.
+    be comparable, as in self-play. A column of the data set may name roles (a game and a player, say) of different
+    expected reward; each value `c` of it then has a baseline of its own. A batch with n completions of a role moves its
+    baseline by `γ^n` to the mean of theirs, as n steps would if they were equal. Baselines start at 0 and are saved in
+    checkpoints.
 
     Source: role-conditioned advantage estimation (RAE) of SPIRAL (2506.24119), whose γ is 0.95.
 
@@ -375,16 +372,12 @@ class MeanRelative(_Estimator):
     """How much better than its group a completion is, as a share of the group's mean: `A_i = (r_i - μ) / μ`.
 
     With rewards of 0 and 1, μ is the share of successes, and dividing the gradient of the success rate by it gives the
-    gradient of its logarithm, in expectation up to terms that vanish as groups grow: maximum likelihood of a right
-    answer instead of the expected number of them. Hard prompts weigh more: one success among G completions gets
-    `G - 1`, and every failure -1. A group without a success gets 0.
+    gradient of its logarithm, in expectation up to terms that vanish as groups grow. Hard prompts weigh more: one
+    success among G completions gets `G - 1`, and every failure -1. A group without a success gets 0.
 
     Source: Maximum Likelihood Reinforcement Learning (2602.02710).
 
     Departures: the paper has rewards of 0 and 1; this takes any non-negative ones.
-
-    Raises:
-        PluginOutputError: From `on_rollout`: a reward is negative, so the mean is not a meaningful divisor.
     """
 
     __name__ = "mean_relative"
@@ -422,9 +415,6 @@ class PassAtK(_Estimator):
         k: Size of the sets; at least 1, and at most the size of a group, `num_generations`.
         threshold: A completion succeeds where its reward, before any shaper, is greater than this. 0.5 suits rewards of
             0 and 1.
-
-    Raises:
-        PluginOutputError: From `on_rollout` in training: groups have fewer than k completions, scored or not.
     """
 
     __name__ = "pass_at_k"

@@ -142,8 +142,7 @@ class FutureKL:
         epsilon_low: How far below 1 a weight may be, in [0, 1].
         epsilon_high: How far above 1 a weight may be; not negative.
         ratio_cap: Tokens of a larger ratio are not in the sum; above 1.
-        safety_threshold: Tokens with a negative advantage and a larger ratio are not amplified; positive. None for no
-            such limit.
+        safety_threshold: Tokens with a negative advantage and a larger ratio are not amplified; positive, or None.
     """
 
     __name__ = "future_kl"

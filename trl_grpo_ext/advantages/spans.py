@@ -29,7 +29,7 @@ class SpanCredit:
     all tokens. The spans' positions count, not their values.
 
     Source: none of its own; one advantage per reward function and the normalisation by its own deviation are those of
-    GDPO (2601.05242), and giving a reward to the part of the completion that it judges is common practice.
+    GDPO (2601.05242).
 
     Departures: GDPO whitens the sum over the batch once more; this does not. A completion that a function did not score
     gets nothing from it and is not in its mean.

@@ -13,9 +13,6 @@ from ..types import Rollout, Totals
 class TokenMean:
     """Every token of the generation batch counts the same: `w = 1 / Σ_i |o_i|`.
 
-    Long completions weigh more than short ones, in proportion to their length; the scale of the gradient does not
-    depend on the lengths.
-
     Source: DAPO (2503.14476), eq. 8.
 
     Departures: the paper's sum runs over one group; here, as in TRL's `loss_type="dapo"`, over all groups of the
@@ -36,8 +33,7 @@ class SeqMeanTokenMean:
 
     Source: GRPO (2402.03300), eq. 3. Equals the reduction of TRL's `loss_type="grpo"`.
 
-    Departures: the mean runs over all completions of the generation batch and all ranks instead of one group, which is
-    the same because groups have equal size. A completion without a live token counts in N, as in TRL.
+    Departures: none, since groups have equal size. A completion without a live token counts in N, as in TRL.
     """
 
     __name__ = "seq_mean_token_mean"
@@ -50,8 +46,8 @@ class SeqMeanTokenMean:
 class SeqMeanTokenSum:
     """Every token counts the same, whatever the batch's lengths: `w = 1 / N`.
 
-    No completion is favoured for its length, but the scale of the gradient grows with the mean length; expect to lower
-    the learning rate by about that factor against `token_mean`.
+    The scale of the gradient grows with the mean length; expect to lower the learning rate by about that factor against
+    `token_mean`.
 
     Source: LUSPO (2602.05261), whose sequence-level loss times the length is this sum. Equals the reduction of TRL's
     `loss_type="luspo"`.
@@ -94,8 +90,7 @@ class PromptMean:
     """Every prompt counts the same, and the tokens of its group share its weight: `w = 1 / (Q Σ_{j in group} |o_j|)`.
 
     Between `token_mean`, where a prompt with long answers outweighs the others, and `seq_mean_token_mean`, where a long
-    answer's tokens count less than a short one's: here length biases neither the choice of prompts nor, within a group,
-    that of tokens. Long completions still outweigh short ones of the same prompt.
+    answer's tokens count less than a short one's. Long completions still outweigh short ones of the same prompt.
 
     Source: the prompt-level loss aggregation of ScaleRL (2510.13786).
 
@@ -114,9 +109,8 @@ class PromptMean:
 class TokenSum:
     """Every token counts 1: the loss of an optimizer step is the sum over its tokens on all ranks and micro-batches.
 
-    Without a divisor there is no bias, but the gradient grows with the batch, the group size and the lengths. Divide a
-    learning rate that suits `token_mean` by the usual number of tokens per step, or clip the gradient. Adam's updates
-    don't depend on a constant scale, but do depend on how it changes between steps.
+    Without a divisor the gradient grows with the batch, the group size and the lengths. Divide a learning rate that
+    suits `token_mean` by the usual number of tokens per step, or clip the gradient.
 
     Source: REINFORCE (Williams, 1992), whose estimate sums over an episode's steps.
 
@@ -134,16 +128,12 @@ class TokenSum:
 class TokenMeanStep:
     """Every token of one optimizer step counts the same, over all ranks and micro-batches: `Σ l / (step's tokens)`.
 
-    `token_mean` divides by the tokens of the generation batch, so with several optimizer steps per batch a step with
-    long completions has a larger gradient. Here each step is its own mean: all steps have the same scale, and a token
-    of a short step counts more. With one step per generation batch the two are the same.
+    With several optimizer steps per generation batch, `token_mean` gives a step with long completions a larger
+    gradient. Here each step is its own mean. With one step per generation batch the two are the same.
 
     Source: the token-level loss of DAPO (2503.14476), eq. 8, normalised over one optimizer step as OpenRLHF does.
 
     Departures: the paper's sum runs over one group.
-
-    Raises:
-        ConfigurationError: From `reduce`, if the totals have no counts of the step.
     """
 
     __name__ = "token_mean_step"
@@ -163,9 +153,8 @@ class TokenMeanStep:
 class TokenMeanLocal:
     """The mean over the live tokens of each micro-batch, then the mean over micro-batches and ranks.
 
-    A token among short completions counts more than one among long completions, and chance decides which rows share a
-    micro-batch: the gradient depends on batch size, accumulation, ranks and shuffling. Prefer `token_mean`; this one is
-    for comparisons with TRL's `loss_type="bnpo"`, whose reduction it equals.
+    The gradient depends on batch size, accumulation, ranks and shuffling. Prefer `token_mean`; this one is for
+    comparisons with TRL's `loss_type="bnpo"`, whose reduction it equals.
 
     Source: the name is TRL's, after BNPO (2506.02864). Departures: BNPO's own subject is the normalisation of rewards
     by a Beta distribution, which is not part of this.

@@ -62,9 +62,6 @@ class AccuracyBetween:
         low: The mean must be above this, or equal to it if `inclusive`.
         high: The mean must be below this, or equal to it if `inclusive`.
         inclusive: Whether means on a bound are kept.
-
-    Raises:
-        PluginOutputError: From `keep`: the run has no reward of that name.
     """
 
     __name__ = "accuracy_between"
