@@ -27,9 +27,9 @@ COMMAND = "python -m bench.parity_table"
 INTRODUCTION = f"""# Parity with TRL
 
 The aggregation that equals TRL's own reduction must give TRL's loss and gradient, whatever else is in the loss. To
-check this, TRL's trainer and ours train on the same scripted rollouts for each `loss_type`, in 32 cells of settings,
-and the gradient of every optimizer step and the losses are compared. Plain SGD takes large steps, so that tokens are
-clipped.
+check this, TRL's trainer and ours train the tests' tiny Llama of two layers on the same scripted rollouts for each
+`loss_type`, in 32 cells of settings, and the gradient of every optimizer step and the losses are compared. Plain SGD
+takes large steps, so that tokens are clipped.
 
 `{COMMAND}` made this page. The grid is `tests/trainer/parity_grid.py`;
 `tests/trainer/test_parity.py` runs it as tests and shows that each of the settings changes TRL's gradient."""
