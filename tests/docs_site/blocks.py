@@ -107,7 +107,7 @@ RUN: dict[tuple[str, str], tuple[str, str]] = {
         "FirstTokens.contract_version == CONTRACT_VERSION",
     ),
     ("docs/conformance.md", "conformance = {"): ("", "set(Polite.conformance) == {'parameters', 'columns'}"),
-    ("docs/report.md", "def pictures("): ("", "callable(pictures)"),
+    ("docs/report.md", "def last_rewards("): ("", "callable(last_rewards)"),
     ("docs/recipes.md", "def judged("): ("", "judged(['a 5', 'b'], ['5', None]) == [1.0, None]"),
     ("docs/metrics.md", "use_console_summary("): (
         A_TRAINER,
