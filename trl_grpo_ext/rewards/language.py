@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import re
-import threading
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -12,8 +11,6 @@ from ..errors import ConfigurationError, RewardError
 from ..guard.messages import completion_text
 from ..guard.outcomes import shown
 from ..guard.parameters import checked_flag, checked_text, checked_whole, column, optional_module
-
-_LOADING = threading.Lock()
 
 _PAIRS = (("```", "```"), ("~~~", "~~~"), ("$$", "$$"), (r"\[", r"\]"), (r"\(", r"\)"))
 # Each alternative stops at the character it begins with, or at white space, so a scan is linear.
@@ -139,13 +136,8 @@ def _code(language: object) -> str | None:
     return code if code in _labels() else None
 
 
-def _identifier() -> Any:
-    with _LOADING:  # two threads would load it twice; using it is safe, since it only reads
-        return _load()
-
-
 @functools.cache
-def _load() -> Any:
+def _identifier() -> Any:
     langid = optional_module("language", "py3langid.langid")
     return langid.LanguageIdentifier.from_model_file(langid.MODEL_FILE, norm_probs=True)
 

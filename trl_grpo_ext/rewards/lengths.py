@@ -43,13 +43,15 @@ class SoftOverlong:
 
     def __call__(self, completion_ids: Sequence[Sequence[int]] | None = None, **columns: Any) -> list[float | None]:
         """`B` scores from -1.0 to 0.0, by the number of tokens alone."""
-        return [self._penalty(length) for length in lengths("soft_overlong", completion_ids, columns)]
+        tokens = lengths("soft_overlong", completion_ids, columns)
+        return [overlong_penalty(length, self.max_completion_length, self.cache) for length in tokens]
 
-    def _penalty(self, length: int) -> float:
-        free = self.max_completion_length - self.cache
-        if length <= free:
-            return 0.0
-        return -1.0 if length > self.max_completion_length else (free - length) / self.cache
+
+def overlong_penalty(length: int, longest: int, cache: int) -> float:
+    """Equation (13) of DAPO, of tokens or of characters."""
+    if length <= longest - cache:
+        return 0.0
+    return -1.0 if length > longest else (longest - cache - length) / cache
 
 
 class LengthTarget:

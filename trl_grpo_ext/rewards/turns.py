@@ -15,6 +15,7 @@ from ..errors import ConfigurationError
 from ..guard.messages import completion_text
 from ..guard.parameters import checked_number, checked_text, checked_whole
 from ..types import TurnScores
+from .lengths import overlong_penalty
 
 
 class ToolUse:
@@ -124,14 +125,8 @@ class TurnLength:
 
     def __call__(self, completions: Sequence[Any], **columns: Any) -> list[TurnScores]:
         """`B` scores from -1.0 to 0.0."""
-        rows = [[self._penalty(_written(message)) for message, _ in _turns_of(one)] for one in completions]
-        return [TurnScores([value / len(row) for value in row]) for row in rows]
-
-    def _penalty(self, length: int) -> float:
-        free = self.longest - self.cache
-        if length <= free:
-            return 0.0
-        return -1.0 if length > self.longest else (free - length) / self.cache
+        rows = [[_written(message) for message, _ in _turns_of(one)] for one in completions]
+        return [TurnScores([overlong_penalty(n, self.longest, self.cache) / len(row) for n in row]) for row in rows]
 
 
 def _turns_of(completion: Any) -> list[Exchange]:
