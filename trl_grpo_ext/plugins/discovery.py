@@ -27,7 +27,7 @@ from ..errors import (
     PluginBlockedError,
     UnknownPluginError,
 )
-from .kinds import GROUPS, KINDS, LABELS, Kind, with_article
+from .kinds import GROUPS, KINDS, LABELS, Kind, check_kind, with_article
 from .metadata import OURS, directory, installed_distributions, normalise, owner_of, provenance
 from .selection import Selection, parse_selection
 
@@ -92,8 +92,8 @@ def available(kind: Kind | None = None) -> list[PluginInfo]:
     Raises:
         ConfigurationError: There is no such kind.
     """
-    if kind is not None and kind not in KINDS:
-        raise ConfigurationError(f"{kind!r} is not a kind of plugin; the kinds are {', '.join(KINDS)}.")
+    if kind is not None:
+        check_kind(kind)
     return [info for info in scan().plugins if kind in (None, info.kind)]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from ..errors import ConfigurationError
 from ..types import HOOK_METHODS
 
 Kind = Literal["reward", "advantage_hook", "loss_aggregation", "group_filter"]
@@ -98,6 +99,12 @@ FACTS: dict[Kind, KindFacts] = {
 LABELS: dict[Kind, str] = {kind: facts.label for kind, facts in FACTS.items()}
 GROUPS: dict[Kind, str] = {kind: facts.group for kind, facts in FACTS.items()}
 WORDS: dict[str, Kind] = {facts.word: kind for kind, facts in FACTS.items()}
+
+
+def check_kind(kind: str) -> None:
+    """Refuse what is no kind."""
+    if kind not in KINDS:
+        raise ConfigurationError(f"{kind!r} is not a kind of plugin; the kinds are {', '.join(KINDS)}.")
 
 
 def kind_words(last: str = "or") -> str:

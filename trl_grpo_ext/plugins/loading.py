@@ -25,7 +25,7 @@ from .discovery import (
     is_allowed,
     sentence_subject,
 )
-from .kinds import FACTS, GROUPS, KINDS, LABELS, Kind, with_article
+from .kinds import FACTS, GROUPS, KINDS, LABELS, Kind, check_kind, with_article
 from .selection import Selection, parse_selection
 
 __all__ = [
@@ -313,8 +313,7 @@ def _guarded(reward: Any, info: PluginInfo, guard: Mapping[str, Any]) -> Any:
 
 
 def _check_kind(kind: Kind, plugin: Any, subject: str) -> None:
-    if kind not in KINDS:
-        raise ConfigurationError(f"{kind!r} is not a kind of plugin; the kinds are {', '.join(KINDS)}.")
+    check_kind(kind)
     if isinstance(plugin, type):
         raise PluginTypeError(
             f"{subject} is the class {plugin.__qualname__}, not {with_article(kind)}: pass an instance, "

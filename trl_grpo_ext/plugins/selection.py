@@ -20,7 +20,7 @@ from typing import Any
 from ..errors import ConfigurationError
 from ..guard.outcomes import shown
 from ..guard.untrusted import parse_yaml
-from .kinds import FACTS, KINDS, LABELS, Kind, with_article
+from .kinds import FACTS, LABELS, Kind, check_kind, with_article
 
 GUARD_PARAMETERS = ("timeout", "retries", "on_error", "outcomes", "workers", "batch_size", "memory_mb")
 """The keys of a reward's `guard`: the parameters of `trl_grpo_ext.guard.guarded.guarded` except `name`."""
@@ -79,8 +79,7 @@ def parse_selection(kind: Kind, value: str | Mapping[str, Any] | Selection) -> S
     Raises:
         ConfigurationError: The value is none of these; the message shows it.
     """
-    if kind not in KINDS:
-        raise ConfigurationError(f"{kind!r} is not a kind of plugin; the kinds are {', '.join(KINDS)}.")
+    check_kind(kind)
     if isinstance(value, Selection):
         reserved = {"name", "weight", *FACTS[kind].switches, *(["guard"] if kind == "reward" else [])}
         if fields := reserved & value.parameters.keys():

@@ -20,7 +20,7 @@ from ..guard.calls import reward_name
 from ..guard.parameters import checked_number
 from ..plugins.building import import_plugin
 from ..plugins.discovery import find
-from ..plugins.kinds import KINDS, Kind
+from ..plugins.kinds import Kind, check_kind
 from ..plugins.loading import resolve
 from ..plugins.selection import Selection, parse_selection
 from .processes import run_here, run_in_process
@@ -53,8 +53,7 @@ def check(kind: Kind, plugin_or_selection: Any, *, isolated: bool = True, **opti
         ConfigurationError: There is no such kind, rule or option.
         PluginError: The plugin cannot be loaded.
     """
-    if kind not in KINDS:
-        raise ConfigurationError(f"{kind!r} is not a kind of plugin; the kinds are {', '.join(KINDS)}.")
+    check_kind(kind)
     given = {key: value for key, value in options.items() if value is not None}
     _check_keys(kind, given, f"check({kind!r}, ...)", ("tokenizer",))
     rules = rules_of(kind, given.get("rules"))
