@@ -20,7 +20,6 @@ from trl_grpo_ext import GRPOExtTrainer
 from trl_grpo_ext.errors import CheckpointError, ConfigurationError
 from trl_grpo_ext.launch.checkpoints import SafeCheckpoints
 from trl_grpo_ext.launch.checkpoints.in_use import FolderLock
-from trl_grpo_ext.launch.checkpoints.safe import Staging
 from trl_grpo_ext.records.checkpoints import UNFINISHED, checkpoint_problem, last_complete_checkpoint
 
 ROOT = Path(__file__).parents[2]
@@ -229,16 +228,6 @@ def test_uploads_begin_at_the_final_place(tiny_model: Path, tmp_path: Path) -> N
     trainer = make(tiny_model, tmp_path, Pushing, max_steps=1)
     trainer.train()
     assert pushed == [(str(tmp_path / "checkpoint-1"), True)]
-
-
-def test_a_failed_rank_takes_no_file_from_under_another_that_is_about_to_rename_it(tmp_path: Path) -> None:
-    failed = Staging(tmp_path, "checkpoint-2", leader=False)
-    failed.checkpoint.mkdir(parents=True)
-    (failed.checkpoint / "model.safetensors").write_bytes(bytes(1000))
-    (failed.checkpoint / ".trl_grpo_ext_plugins.json.42").write_text("{}")
-    failed.fail(OSError(27, "File too large"))
-    assert [path.name for path in failed.checkpoint.iterdir()] == [".trl_grpo_ext_plugins.json.42"]
-    assert "checkpoint-2 could not be written" in str(failed.failure)
 
 
 # ------------------------------------------------------------------ one run in one folder

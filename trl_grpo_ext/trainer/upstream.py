@@ -71,13 +71,7 @@ SAVING: dict[str, tuple[str, ...]] = {
     "_get_output_dir": ("self", "trial"),
     "_load_from_checkpoint": ("self", "resume_from_checkpoint"),
     "_push_from_checkpoint": ("self", "checkpoint_folder"),
-    "_save": ("self", "output_dir"),
     "_save_checkpoint": ("self", "model", "trial"),
-    "_save_optimizer_and_scheduler": ("self", "output_dir"),
-    "_save_rng_state": ("self", "output_dir"),
-    "_save_scaler": ("self", "output_dir"),
-    "create_model_card": ("self",),
-    "save_model": ("self",),
     "train": ("self", "resume_from_checkpoint"),
 }
 """Methods of transformers' `Trainer` that `SafeCheckpoints` wraps."""

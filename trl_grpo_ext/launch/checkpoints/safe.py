@@ -14,9 +14,8 @@ checkpoint but cannot load. Here the trainer's own `_save_checkpoint` runs uncha
     written     every rank has written its part
     published   it is flushed, and `checkpoint-N` is there; only now are older ones deleted, and uploads begin
 
-So at any moment `checkpoint-N` is absent, the earlier one, or complete. A rank that cannot write goes on through all
-calls in which others wait for it; at the next meeting all raise the same `CheckpointError`. What fails inside such a
-call itself is raised at once on that rank, and the launcher ends the others.
+So at any moment `checkpoint-N` is absent, the earlier one, or complete. A rank that cannot write raises at once, and
+the launcher ends the others.
 
 Not covered: `save_model` to `output_dir` itself, and a checkpoint engine of DeepSpeed that writes on after its call
 returns. Old checkpoints are deleted in place, so a kill may leave half of one, which `last_complete_checkpoint` skips.
@@ -29,7 +28,7 @@ import logging
 import os
 import shutil
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -57,7 +56,7 @@ from ...trainer import upstream
 from .in_use import FolderLock
 from .stop_signal import SaveOnSignal
 
-_WRITE_ERRORS = (OSError, RuntimeError, SafetensorError)
+_WRITE_ERRORS = (OSError, RuntimeError, SafetensorError, CheckpointException)
 """Errors of a write to a full disk: from Python, PyTorch's archive writer and safetensors."""
 
 logger = logging.getLogger(__name__)
@@ -176,17 +175,13 @@ class SafeCheckpoints:
                 staging.prepare()
             self._staging, self._push_later = staging, False
             try:
-                super()._save_checkpoint(model, trial)  # type: ignore[misc]
-                self._name_best(staging)
-            except (*_WRITE_ERRORS, CheckpointException) as error:
-                if isinstance(error, _OutOfStepError):
-                    raise staging.error_of(error.__cause__ or error) from error.__cause__
-                staging.fail(error)
+                with staging.explain_errors():
+                    super()._save_checkpoint(model, trial)  # type: ignore[misc]
+                    self._name_best(staging)
             finally:
                 self._staging = None
-            with self._agree():
-                if staging.failure is not None:
-                    raise staging.failure
+            with self._agree():  # every rank has written
+                pass
             with self._agree(), staging.explain_errors():
                 # Elsewhere a part is all there should be: transformers writes the weights on the first machine alone.
                 staging.publish(check=self.args.process_index == 0)
@@ -216,74 +211,6 @@ class SafeCheckpoints:
             state.best_model_checkpoint = str(place)
             if self.args.should_save:
                 state.save_to_json(str(staging.checkpoint / STATE))
-
-    # ------------------------------------------------------------------ what may fail on one rank alone
-
-    def save_model(self, *arguments: Any, **keywords: Any) -> None:
-        """As in the trainer."""
-        with self._in_step():
-            super().save_model(*arguments, **keywords)  # type: ignore[misc]
-
-    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
-        with self._in_step(), self._remember_torch_save_errors():
-            super()._save_optimizer_and_scheduler(output_dir)  # type: ignore[misc]
-
-    def create_model_card(self, *arguments: Any, **keywords: Any) -> None:
-        """As in the trainer; a failure while saving is raised when all ranks meet. So are those of the next three."""
-        self._write_or_remember(super().create_model_card, *arguments, **keywords)  # type: ignore[misc]
-
-    def _save(self, *arguments: Any, **keywords: Any) -> None:
-        self._write_or_remember(super()._save, *arguments, **keywords)  # type: ignore[misc]
-
-    def _save_scaler(self, output_dir: str) -> None:
-        self._write_or_remember(super()._save_scaler, output_dir)  # type: ignore[misc]
-
-    def _save_rng_state(self, output_dir: str) -> None:
-        self._write_or_remember(super()._save_rng_state, output_dir)  # type: ignore[misc]
-
-    @property
-    def _others_wait(self) -> bool:
-        """Whether a checkpoint is being written by several ranks, which wait for each other."""
-        return self._staging is not None and self.accelerator.num_processes > 1
-
-    def _write_or_remember(self, write: Callable[..., Any], *arguments: Any, **keywords: Any) -> None:
-        """Write; with several ranks remember a failure while saving, because the others wait later."""
-        try:
-            write(*arguments, **keywords)
-        except _WRITE_ERRORS as error:
-            if not self._others_wait or self._staging is None:
-                raise
-            self._staging.fail(error)
-
-    @contextmanager
-    def _remember_torch_save_errors(self) -> Iterator[None]:
-        """The same for `torch.save`, which DeepSpeed and FSDP call between collectives."""
-        save, staging = torch.save, self._staging
-        if staging is None or not self._others_wait:
-            yield
-            return
-
-        def kept_save(obj: Any, f: Any, *arguments: Any, **keywords: Any) -> None:
-            if not (isinstance(f, (str, Path)) and Path(f).is_relative_to(staging.folder)):
-                save(obj, f, *arguments, **keywords)
-            elif staging.failure is None:  # else it is lost anyway
-                self._write_or_remember(save, obj, f, *arguments, **keywords)
-
-        torch.save = kept_save
-        try:
-            yield
-        finally:
-            torch.save = save
-
-    @contextmanager
-    def _in_step(self) -> Iterator[None]:
-        """Mark exceptions from methods in which ranks wait for each other; torch's own exception reaches all."""
-        try:
-            yield
-        except _WRITE_ERRORS as error:
-            if not self._others_wait:
-                raise
-            raise _OutOfStepError from error
 
     # ------------------------------------------------------------------ what ranks agree on
 
@@ -326,10 +253,6 @@ class _SayFinished(TrainerCallback):
             )
 
 
-class _OutOfStepError(OSError):
-    """A failure between collective calls; its cause is the original error."""
-
-
 # ------------------------------------------------------------------------------------------- one save, on the disk
 
 
@@ -340,7 +263,6 @@ class Staging:
         self.run_dir, self.name, self.leader = run_dir, name, leader
         self.folder = run_dir / UNFINISHED
         self.checkpoint, self.final = self.folder / name, run_dir / name
-        self.failure: CheckpointError | None = None
 
     def prepare(self) -> None:
         """Remove what killed saves left, and make the folder."""
@@ -374,40 +296,20 @@ class Staging:
         if self.leader:
             remove_leftovers(self.run_dir)
 
-    def fail(self, error: BaseException) -> None:
-        """Remember a failure of this rank until all ranks meet, and free its space at once.
-
-        Only files are removed, so that ranks can still write until they meet. Hidden files stay, because another rank
-        is about to rename them and would fail too, and be blamed.
-        """
-        if self.failure is None:
-            self.failure = self.error_of(error)
-            for file in [*self.folder.rglob("*")]:
-                if file.is_file() and not file.name.startswith("."):
-                    file.unlink(missing_ok=True)
-
-    def error_of(self, error: BaseException) -> CheckpointError:
-        """Make the error that says what to do."""
-        if isinstance(error, CheckpointError):
-            return error
-        lines = str(error).strip().splitlines() or ["no message"]  # PyTorch adds a stack of its C++ code
-        made = CheckpointError(
-            f"{self.name} could not be written to {self.run_dir}: {type(error).__name__}: {lines[0].rstrip('.')}. Make "
-            "room there (quota and `ulimit -f` count too), set save_total_limit, or choose another output_dir; then "
-            "resume."
-        )
-        made.__cause__ = error
-        return made
-
     @contextmanager
     def explain_errors(self) -> Iterator[None]:
-        """Turn an operating system's error into one that says what to do."""
+        """Turn an error of a write into one that says what to do."""
         try:
             yield
         except CheckpointError:
             raise
-        except OSError as error:
-            raise self.error_of(error) from error
+        except _WRITE_ERRORS as error:
+            lines = str(error).strip().splitlines() or ["no message"]  # PyTorch adds a stack of its C++ code
+            raise CheckpointError(
+                f"{self.name} could not be written to {self.run_dir}: {type(error).__name__}: {lines[0].rstrip('.')}. "
+                "Make room there (quota and `ulimit -f` count too), set save_total_limit, or choose another "
+                "output_dir; then resume."
+            ) from error
 
 
 def remove_leftovers(run_dir: Path) -> None:
