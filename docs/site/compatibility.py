@@ -1,8 +1,8 @@
 """The tables of `docs/compatibility.md`, from what the repository itself says: `python -m docs.site.compatibility`.
 
 Nothing is typed in by hand that a file already states: the supported ranges come from `pyproject.toml`, the tested
-versions from `constraints.txt`, TRL's from `trainer/upstream.py`, the launch files from the tests that resolve or
-run them.
+versions from `constraints.txt`, TRL's from `trainer/upstream.py`, the launch files from the test that reads
+them.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ def assigned(file: str, name: str) -> object:
 
 
 def launch_files() -> dict[str, tuple[str, int, int]]:
-    """By launch file: what Accelerate makes of it, processes, machines, as `tests/recipes` asserts it."""
-    engines = assigned("tests/recipes/test_launch_configs.py", "ENGINES")
+    """By launch file: its engine, processes and machines, as a test asserts them."""
+    engines = assigned("tests/launch/doctor/test_launch_file.py", "ENGINES")
     assert isinstance(engines, dict)
     return engines
 
@@ -76,7 +76,7 @@ def tables(tested_python: str) -> str:
         if name == "trl":
             tested = f"{oldest}.0, {tested}"
         lines.append(f"| {name} | {may[name]} | {tested} |")
-    lines += ["", "| launch file | Accelerate starts | processes | machines |", "| --- | --- | --- | --- |"]
+    lines += ["", "| launch file | engine | processes | machines |", "| --- | --- | --- | --- |"]
     lines += [
         f"| `{name}` | {engine} | {processes} | {machines} |"
         for name, (engine, processes, machines) in launch_files().items()

@@ -19,28 +19,27 @@ def read(tmp_path: Path, text: str, **options: object) -> LaunchPlan:
     return read_launch_file(file, **options)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    ("name", "engine", "processes", "machines"),
-    [
-        ("one_process.yaml", "one_process", 1, 1),
-        ("cpu_2_processes.yaml", "ddp", 2, 1),
-        ("ddp.yaml", "ddp", 8, 1),
-        ("zero2.yaml", "zero2", 8, 1),
-        ("zero3.yaml", "zero3", 8, 1),
-        ("zero3_offload.yaml", "zero3", 8, 1),
-        ("fsdp2.yaml", "fsdp2", 8, 1),
-        ("fsdp2_qlora.yaml", "fsdp2", 8, 1),
-        ("nodes_zero3.yaml", "zero3", 16, 2),
-        ("nodes_zero3_hpz.yaml", "zero3", 16, 2),
-        ("nodes_fsdp2.yaml", "fsdp2_hybrid", 16, 2),
-    ],
-)
-def test_the_shipped_files_are_what_they_are_called(
-    name: str, engine: str, processes: int, machines: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+ENGINES = {  # of each shipped file: engine, processes and machines
+    "one_process.yaml": ("one_process", 1, 1),
+    "cpu_2_processes.yaml": ("ddp", 2, 1),
+    "ddp.yaml": ("ddp", 8, 1),
+    "zero2.yaml": ("zero2", 8, 1),
+    "zero3.yaml": ("zero3", 8, 1),
+    "zero3_offload.yaml": ("zero3", 8, 1),
+    "fsdp2.yaml": ("fsdp2", 8, 1),
+    "fsdp2_qlora.yaml": ("fsdp2", 8, 1),
+    "nodes_zero3.yaml": ("zero3", 16, 2),
+    "nodes_zero3_hpz.yaml": ("zero3", 16, 2),
+    "nodes_fsdp2.yaml": ("fsdp2_hybrid", 16, 2),
+}
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_the_shipped_files_are_what_they_are_called(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(SHIPPED.parents[1])
     plan = read_launch_file(SHIPPED / name)
-    assert (plan.engine, plan.processes, plan.machines) == (engine, processes, machines)
+    assert (plan.engine, plan.processes, plan.machines) == ENGINES[name]
+    assert {path.name for path in SHIPPED.iterdir()} == set(ENGINES)
     assert plan.problems == ()
     assert (plan.accumulation, plan.use_cpu) == (None, False)
     assert plan.offloads("optimizer") == plan.offloads("param") == ("offload" in name)
