@@ -151,7 +151,6 @@ def test_the_default_becomes_polite_and_the_grammar_agrees(run: Finished) -> Non
     row = next(line for line in run.out.splitlines() if "polite" in line and "│" in line)
     assert [float(cell) for cell in row.split("│")[2:4]] == pytest.approx([before["polite"], after["polite"]], abs=6e-4)
     assert (run.output / "detox_curve.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
-    assert max(map(len, run.out.replace(str(run.folder), "").splitlines())) <= 80 or "WARNING" in run.out
 
 
 @pytest.mark.nightly
