@@ -161,30 +161,6 @@ def test_below_the_target_a_nat_becomes_cheaper(run: Finished) -> None:
 
 
 @pytest.mark.nightly
-@of("high target")
-def test_settings_are_what_the_defaults_say_and_the_reference_is_the_starting_model(run: Finished) -> None:
-    args = run.args
-    assert args.advantage_hooks == [
-        {"name": "normalised", "std_floor": 0.1},
-        {"name": "kl_in_reward", "coefficient": 0.1, "target": 100.0, "horizon": 200, "reference": str(MODEL)},
-        {"name": "detox.kl_log:KLMeter", "reference": str(MODEL)},
-    ]
-    classifier, *truths = args.rewards
-    assert classifier == {**DEFAULTS["rewards"][0], "model": str(CLASSIFIER)}
-    assert truths == [{"name": f"embedded.rude_text:{name}", "weight": 0.0} for name in ("rude", "polite", "neither")]
-    assert (args.entropy_coef, args.beta) == (0.005, 0.0)
-    # Several optimizer steps per rollout: the same completions are logged as one rollout for four steps.
-    assert (args.num_iterations, args.steps_per_generation, args.gradient_accumulation_steps) == (2, 2, 1)
-    assert [line["step"] for line in run.training] == [4, 8, 12]
-    for line in run.training:
-        assert line["reward"] == pytest.approx(line["rewards/classifier/mean"])  # the truth is not trained on
-        assert line["entropy"] > 0
-    metrics = run.metrics
-    assert metrics["run"]["processes"] == 1
-    assert {"entropy (nats per token)", "KL coefficient", "KL to the reference (nats)"} <= metrics["after"].keys()
-
-
-@pytest.mark.nightly
 @of("resumed")
 def test_a_resumed_run_keeps_coefficient_and_first_evaluation(run: Finished, finished: dict[str, Finished]) -> None:
     whole = finished["high target"]
