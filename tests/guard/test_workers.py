@@ -306,7 +306,7 @@ def test_an_idle_worker_or_server_that_was_killed_costs_no_try(pool: WorkerPool,
     wait_until(lambda: not is_running(worker))
     assert one(pool, ("once", str(tmp_path / "tried"))).value == "second try"
     assert pool._processes._server is not None
-    server = pool._processes._server._process.pid
+    server = pool._processes._server.pid
     worker = one(pool, "pid").value
     os.kill(server, signal.SIGKILL)
     wait_until(lambda: not is_running(worker))  # workers die with their server

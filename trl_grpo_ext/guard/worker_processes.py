@@ -40,7 +40,7 @@ class Processes:
     def __init__(self, name: str, task: Callable[[Any], Any], memory_mb: int | None) -> None:
         self._name, self._task, self._memory_mb, self._owner = name, task, memory_mb, os.getpid()
         self._server: subprocess.Popen[bytes] | None = None
-        self._sock = socket.socket()
+        self._sock: socket.socket  # to the server, while there is one
         self._is_loaded = False
         self._all: set[Worker] = set()
         self._idle: list[Worker] = []
@@ -179,8 +179,8 @@ class Processes:
         """In a forked child: close our copies of what is the parent's, and leave its processes alone."""
         for worker in self._all:
             worker.close()
-        self._sock.close()
         if self._server is not None:
+            self._sock.close()
             self._server.returncode = 0  # else `Popen` would warn that it still runs
 
 
