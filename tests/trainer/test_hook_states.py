@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -62,3 +63,13 @@ def test_a_checkpoint_of_other_hooks_is_refused(tiny_model: Path, tmp_path: Path
     )
     with pytest.warns(ManifestWarning), refused:
         trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
+
+
+def test_a_checkpoint_without_states_is_resumed_from_and_the_next_has_them(tiny_model: Path, tmp_path: Path) -> None:
+    train(tiny_model, tmp_path, trainer_arguments={"advantage_hooks": ["centred"]}, **{**SETTINGS, "max_steps": 3})
+    hooks = {"trainer_arguments": {"advantage_hooks": [ADAPTIVE]}, "plugin_changes": "warn"}
+    with pytest.warns(ManifestWarning):
+        train(tiny_model, tmp_path, resume=str(tmp_path / "checkpoint-3"), **hooks, **SETTINGS)
+    saved = json.loads((tmp_path / "checkpoint-6" / "trainer_state.json").read_text())
+    (hook,) = saved["stateful_callbacks"]["AdvantageHookStates"]["attributes"]["saved"]
+    assert hook["state"] is not None

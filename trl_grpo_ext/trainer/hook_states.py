@@ -31,8 +31,10 @@ class KeptState(TrainerCallback, ExportableState):
         return made
 
     def saved_in(self, state: Any) -> Any:
-        """What the checkpoint has of it; None without a checkpoint."""
-        return state.stateful_callbacks.get(type(self).__name__, {}).get("attributes", {}).get("saved")
+        """What the checkpoint has of it; None without a checkpoint, or where it was written without this callback."""
+        saved = state.stateful_callbacks.get(type(self).__name__, {}).get("attributes", {}).get("saved")
+        state.stateful_callbacks.setdefault(type(self).__name__, self.state())  # else transformers cannot save
+        return saved
 
 
 class AdvantageHookStates(KeptState):
