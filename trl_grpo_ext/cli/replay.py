@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -19,10 +19,10 @@ from ..guard.untrusted import printable
 from .console import messages, results
 
 if TYPE_CHECKING:
-    from ..history.replay import Comparison, Pair, SelectionNumbers
+    from ..history.replay import Comparison, Pair
 
-_SAME, _FEW = 0.0005, 1
-"""Shares below this print as 0.0%; examples of each kind without --verbose."""
+_SAME = 0.0005
+"""Shares below this print as 0.0%."""
 _EXCERPT = 160
 """Characters shown of a prompt or a completion."""
 _PATIENCE = 1.0
@@ -73,8 +73,7 @@ def replay_command(
     step: Step = None,
     limit: Limit = None,
     num_generations: NumGenerations = None,
-    show: Annotated[int, typer.Option(min=0, help="Completions to list.")] = 5,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Print all tables.")] = False,
+    show: Annotated[int, typer.Option(min=0, help="Completions to list.")] = 1,
     as_json: AsJson = False,
 ) -> None:
     """Compare selections of plugins on saved completions, without a model.
@@ -102,7 +101,7 @@ def replay_command(
     if as_json:
         typer.echo(json.dumps(comparison.plain(), indent=2, allow_nan=False))
     else:
-        _print(comparison, results(), verbose)
+        _print(comparison, results())
 
 
 def step_range(text: str | None) -> tuple[int | None, int | None]:
@@ -137,20 +136,24 @@ def progress_if_slow(batches: Iterable[Any], count: int, console: Console, what:
 # ------------------------------------------------------------------ printing
 
 
-def _print(found: Comparison, console: Console, verbose: bool) -> None:
+def _print(found: Comparison, console: Console) -> None:
     unit = "words" if found.tokens_are == "words" else "tokens"
     what = f"{found.completions:,} completions in {found.groups:,} groups, {found.tokens:,} {unit}"
     steps = f"{found.steps[0]}" if len(set(found.steps)) == 1 else f"{found.steps[0]} to {found.steps[-1]}"
     console.print(printable(f"{found.source}: {what}, step {steps}"))
     for sentence in _conclusions(found):
         console.print(Text(printable(sentence), style="bold"))
-    if not verbose:
-        for pair in found.pairs:
-            _print_examples(pair, console, _FEW)
-        console.print(Text("More: --verbose for tables of rewards, lengths, positions and weights", style="dim"))
-        return
-    for title, columns, lines in _tables(found):
-        print_table(console, title, columns, lines)
+    names = [one.name for one in found.selections]
+    lines = []
+    for part in (*found.by_length, *found.by_correctness, *found.by_position):
+        tokens = "" if part.tokens is None else _percent(part.tokens)
+        lines.append((part.name, [tokens, *(_percent(part.mass[name]) for name in names)]))
+    print_table(
+        console,
+        f"share of the gradient mass (right: {found.correct_by} from {found.right_at:g} on)",
+        ["of the tokens", *names],
+        lines,
+    )
     for pair in found.pairs:
         _print_examples(pair, console)
 
@@ -169,8 +172,8 @@ def _conclusions(found: Comparison) -> Iterator[str]:
         yield (
             f"{pair.other} moves {_percent(pair.moved)} of {pair.base}'s gradient mass to other completions and "
             f"{_percent(pair.moved_between_tokens)} to other tokens{to}; {_percent(pair.same_sign)} of the completions "
-            f"are pushed the same way, {_percent(pair.groups_flipped)} of the groups are ranked differently, "
-            f"{_percent(other.without_signal)} of them have no signal ({pair.base}: {_percent(base.without_signal)})."
+            f"are pushed the same way, {_percent(other.without_signal)} of the groups have no signal ({pair.base}: "
+            f"{_percent(base.without_signal)})."
         )
 
 
@@ -197,51 +200,11 @@ def print_table(console: Console, title: str, columns: Sequence[str], lines: Ite
     console.print(table)
 
 
-def _tables(found: Comparison) -> Iterator[tuple[str, Sequence[str], list[tuple[str, list[str]]]]]:
-    names = [one.name for one in found.selections]
-    of_each: dict[str, Callable[[SelectionNumbers], str]] = {
-        "hooks": lambda one: ", ".join(one.hooks) or "none",
-        "aggregation": lambda one: (
-            one.aggregation + (f" (loss_type {one.aggregation_of})" if one.aggregation_of else "")
-        ),
-        "reward, mean": lambda one: _number(one.reward_mean),
-        "reward, std": lambda one: _number(one.reward_std),
-        "groups without signal": lambda one: _percent(one.without_signal),
-        "advantage, std": lambda one: _number(one.advantage_std),
-        "gradient mass on advantages above 0": lambda one: _percent(one.positive_mass),
-        "sum of the weights of a batch": lambda one: _number(one.total_weight),
-    }
-    yield "selections", names, [(what, [*map(of, found.selections)]) for what, of in of_each.items()]
-    lines = []
-    for one in found.selections:
-        for reward in one.rewards:
-            lines.append((one.name, [reward.name, _number(reward.mean), _number(reward.std), f"{reward.none:,}"]))
-    yield "rewards", ["reward", "mean", "std", "none"], lines
-    right = f"share of the gradient mass, by correctness (right: {found.correct_by} from {found.right_at:g} on)"
-    kinds = [("share of the gradient mass, by length", found.by_length), (right, found.by_correctness)]
-    for title, parts in [*kinds, ("share of the gradient mass, by position in the completion", found.by_position)]:
-        counted = parts is not found.by_position
-        lines = []
-        for part in parts:
-            known = [f"{part.completions or 0:,}", _percent(part.tokens)] if counted else []
-            lines.append((part.name, [*known, *(_percent(part.mass[name]) for name in names)]))
-        if parts:
-            yield title, [*(["completions", "tokens"] if counted else []), *names], lines
-    for pair in found.pairs:
-        values = {
-            "completions with the same sign": _percent(pair.same_sign),
-            "gradient mass moved to other completions": _percent(pair.moved),
-            "gradient mass moved to other tokens": _percent(pair.moved_between_tokens),
-            "groups ranked differently": _percent(pair.groups_flipped),
-        }
-        yield f"{pair.base} and {pair.other}", ["value"], [(name, [value]) for name, value in values.items()]
-
-
-def _print_examples(pair: Pair, console: Console, most: int | None = None) -> None:
+def _print_examples(pair: Pair, console: Console) -> None:
     names = (pair.base, pair.other)
     if pair.disagreements:
         console.print(Text("Completions on which they disagree most", style="bold"))
-    for number, one in enumerate(pair.disagreements[:most], start=1):
+    for number, one in enumerate(pair.disagreements, start=1):
         where = f"step {one.step}, group {one.group}, member {one.member}, {one.tokens:,} tokens"
         console.print(printable(f"{number}. {where}"))
         for name, side in zip(names, (one.base, one.other), strict=True):

@@ -149,14 +149,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class RunFacts:
-    """What the findings know of a run.
-
-    Attributes:
-        history: Its log entries, each with a `step`.
-        untrained: Rewards of weight 0.
-        shapers: Hooks that change rewards; the log has them among the rewards.
-        credit: By step, the share of the tokens that carry the credit (`credit_share`).
-    """
+    """What the findings know of a run: log, rewards of weight 0, hooks that shape rewards, `credit_share` by step."""
 
     history: History
     untrained: Collection[str] = ()

@@ -41,13 +41,13 @@ def hostile(tmp_path: Path) -> Path:
 def test_everything_can_be_read_whatever_the_completions_are(
     hostile: Path, selections: list[str], width: int | None
 ) -> None:
-    done = run_command("replay", hostile, *selections, "--show", "8", "--verbose", width=width)
+    done = run_command("replay", hostile, *selections, "--show", "8", width=width)
     assert done.status == 0, done
     assert_readable(done.out, width)
     shown = "".join(without_escapes(done.out).split())
     for text in (
         *("\\x1b[2J\\x1b]0;owned\\x07bell\\x07", "[red]notmarkup[/red][/][link=http://x]y[/link]:smile:"),
-        *("\\u202erighttoleft\\u200b\\ud800lone", "(100,000characters)", "baseand[red]other"),
+        *("\\u202erighttoleft\\u200b\\ud800lone", "(100,000characters)", "[red]other"),
     ):
         assert text in shown, text
     if width is None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import statistics
 
@@ -15,7 +14,7 @@ from tests.contexts import make_rollout, mask_of
 from trl_grpo_ext import load_loss_aggregation
 from trl_grpo_ext.credit import flow
 from trl_grpo_ext.credit.groups import weighted_rewards
-from trl_grpo_ext.history.replay.comparison import by_tenth, has_reversed_pair, quarters
+from trl_grpo_ext.history.replay.comparison import by_tenth, quarters
 from trl_grpo_ext.history.replay.running import group_advantages
 from trl_grpo_ext.history.replay.saved import groups_by_runs, infer_num_generations
 from trl_grpo_ext.history.replay.selections import DEFAULTS, LEFT_OUT, TRL_REDUCTIONS
@@ -31,21 +30,6 @@ def test_tenths_of_a_completion_by_hand() -> None:
     assert tenths[0].tolist() == [0, 0, 1, 0, 0, 0, 0, 2, 0, 0]  # middles at 1/4 and 3/4
     assert tenths[1].tolist() == [0, 3, 0, 0, 0, 0, 0, 0, 0, 0]
     assert tenths[2].tolist() == [0.0] * 10
-
-
-@given(st.lists(NUMBERS, min_size=6, max_size=6), st.lists(NUMBERS, min_size=6, max_size=6))
-def test_reversed_pairs_against_a_loop(one: list[float], other: list[float]) -> None:
-    found = has_reversed_pair(torch.tensor(one).double(), torch.tensor(other).double(), 3, 1e-3)
-    expected = [
-        any(
-            abs(one[i] - one[j]) > 1e-3
-            and abs(other[i] - other[j]) > 1e-3
-            and (one[i] < one[j]) != (other[i] < other[j])
-            for i, j in itertools.combinations(range(first, first + 3), 2)
-        )
-        for first in (0, 3)
-    ]
-    assert found.tolist() == expected
 
 
 def test_quarters_leave_out_what_has_no_live_token_and_keep_equal_lengths_together() -> None:

@@ -52,9 +52,7 @@ class SelectionNumbers:
         reward_mean: Mean of the weighted sums of the rewards.
         reward_std: Their standard deviation.
         without_signal: Share of the groups without signal, as training logs it in `groups/zero_variance`.
-        advantage_std: Standard deviation of the completions' advantages.
         positive_mass: Share of the gradient mass on tokens with an advantage above 0.
-        total_weight: Sum of all weights, over the number of generation batches.
     """
 
     name: str
@@ -65,9 +63,7 @@ class SelectionNumbers:
     reward_mean: float | None
     reward_std: float | None
     without_signal: float | None
-    advantage_std: float | None
     positive_mass: float | None
-    total_weight: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,7 +128,6 @@ class Pair:
         same_sign: Share of the completions whose advantages have the same sign, or are 0 under both.
         moved: Share of the gradient mass that moves to other completions: half the sum of the absolute differences.
         moved_between_tokens: The same, between tokens.
-        groups_flipped: Share of the groups in which a pair of completions is reversed.
         disagreements: The completions whose shares of the gradient mass differ most, largest difference first.
     """
 
@@ -141,7 +136,6 @@ class Pair:
     same_sign: float
     moved: float | None
     moved_between_tokens: float | None
-    groups_flipped: float
     disagreements: Sequence[Disagreement]
 
 
@@ -199,7 +193,7 @@ class Comparison:
 QUARTERS = ("shortest quarter", "second quarter", "third quarter", "longest quarter")
 TENTHS = 10
 _NOTHING = 1e-3
-"""Advantages, and differences of them, up to this size count as zero: they are rounding errors."""
+"""Advantages up to this size count as zero: they are rounding errors."""
 _SAME = 1e-6
 """Shares of the mass that differ by no more, relative to the largest, count as equal."""
 
@@ -257,9 +251,7 @@ def selection_numbers(totals: SelectionTotals, results: Sequence[BatchResult]) -
         reward_mean=mean,
         reward_std=std,
         without_signal=1.0 - float(signal.mean()),
-        advantage_std=_mean_and_std(totals.advantages_N)[1],
         positive_mass=share(totals.positive_N, totals.mass_N),
-        total_weight=float(totals.weights_N.sum()) / len(results),
     )
 
 
@@ -292,7 +284,7 @@ def by_position(all_totals: Sequence[SelectionTotals]) -> list[Part]:
     parts = []
     for tenth in range(TENTHS):
         mass = {one.selection.name: share(one.tenths_N[:, tenth], one.mass_N) for one in all_totals}
-        parts.append(Part(name=f"{tenth * 10} to {tenth * 10 + 10} %", mass=mass))
+        parts.append(Part(name=f"position {tenth * 10} to {tenth * 10 + 10} %", mass=mass))
     return parts
 
 
@@ -328,17 +320,18 @@ def pair(
     show: int,
 ) -> Pair:
     """The base and another selection: how far they agree, and where not."""
-    both = (base, other)
-    names = [one.selection.name for one in both]
-    masses = [one.mass_N.sum() for one in both]
-    has_mass = all(mass > 0 for mass in masses)
+    names = [one.selection.name for one in (base, other)]
+    masses = [one.mass_N.sum() for one in (base, other)]
     differences_N = (base.shares_N - other.shares_N).abs()
     # In multiples of the rounding error, so that equal differences keep the order of the file.
-    steps_N = (differences_N / (_SAME * base.shares_N.max())).round() if has_mass else torch.zeros_like(differences_N)
-    worst = steps_N.argsort(descending=True, stable=True)[:show].tolist()
+    steps_N = (differences_N / (_SAME * base.shares_N.max())).round().nan_to_num(nan=0.0)
+    has_mass = all(mass > 0 for mass in masses)
+    worst = steps_N.argsort(descending=True, stable=True)[:show].tolist() if has_mass else []
     rows = [(batch, row) for batch in batches for row in range(len(batch.texts))]
-    one_sign, other_sign = (signs(one.advantages_N, _NOTHING) for one in both)
-    between_tokens = (
+    one_sign, other_sign = (
+        one.advantages_N.masked_fill(one.advantages_N.abs() <= _NOTHING, 0.0).sign() for one in (base, other)
+    )
+    between_tokens = sum(
         float((a.mass_B_T.double() / masses[0] - b.mass_B_T.double() / masses[1]).abs().sum())
         for a, b in zip(*(results[name] for name in names), strict=True)
     )
@@ -361,8 +354,7 @@ def pair(
         other=names[1],
         same_sign=float((one_sign == other_sign).double().mean()),
         moved=float(differences_N.sum()) / 2 if has_mass else None,
-        moved_between_tokens=sum(between_tokens) / 2 if has_mass else None,
-        groups_flipped=_share_flipped(base, other, batches),
+        moved_between_tokens=between_tokens / 2 if has_mass else None,
         disagreements=[disagreement(index) for index in worst if steps_N[index] > 0],
     )
 
@@ -390,17 +382,6 @@ def _rewards(results: Sequence[BatchResult]) -> list[RewardNumbers]:
 def _mean_and_std(values: torch.Tensor) -> tuple[float | None, float | None]:
     known = values[~values.isnan()]
     return (float(known.mean()) if len(known) else None, float(known.std()) if len(known) > 1 else None)
-
-
-def _share_flipped(base: SelectionTotals, other: SelectionTotals, batches: Sequence[SavedBatch]) -> float:
-    """The share of the groups in which a pair of completions is reversed."""
-    sizes = [len(batch.texts) for batch in batches]
-    split = (torch.split(one.advantages_N, sizes) for one in (base, other))
-    flipped = [
-        has_reversed_pair(one_B, other_B, batch.num_generations, _NOTHING)
-        for batch, one_B, other_B in zip(batches, *split, strict=True)
-    ]
-    return float(torch.cat(flipped).double().mean())
 
 
 def _side(totals: SelectionTotals, index: int) -> Side:
@@ -440,16 +421,3 @@ def share(part: torch.Tensor, whole: torch.Tensor) -> float | None:
     """A part's share of a sum; None if the sum is 0."""
     total = float(whole.sum())
     return float(part.sum()) / total if total > 0 else None
-
-
-def signs(values_N: torch.Tensor, nothing: float) -> torch.Tensor:
-    """-1, 0 or 1, where values up to `nothing` are 0."""
-    return torch.where(values_N.abs() <= nothing, torch.zeros_like(values_N), values_N.sign())
-
-
-def has_reversed_pair(one_B: torch.Tensor, other_B: torch.Tensor, size: int, nothing: float) -> torch.Tensor:
-    """For each group of `size` rows whether the other ranking reverses a pair, `(Q,)`."""
-    one_Q_G, other_Q_G = one_B.view(-1, size), other_B.view(-1, size)
-    one_Q_G_G = signs(one_Q_G.unsqueeze(2) - one_Q_G.unsqueeze(1), nothing)
-    other_Q_G_G = signs(other_Q_G.unsqueeze(2) - other_Q_G.unsqueeze(1), nothing)
-    return (one_Q_G_G * other_Q_G_G < 0).any(dim=(1, 2))
