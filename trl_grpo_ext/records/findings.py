@@ -33,7 +33,7 @@ from ..errors import ManifestError
 from ..guard.untrusted import printable_name
 from .files import evenly
 from .manifest import FILE as MANIFEST
-from .manifest import Manifest, PluginRecord
+from .manifest import Manifest
 from .token_records import FOLDER as RECORDS
 
 History = Sequence[Mapping[str, Any]]
@@ -156,14 +156,6 @@ class RunFacts:
     shapers: Collection[str] = ()
     credit: Mapping[int, float] = field(default_factory=dict)
 
-    @classmethod
-    def of(cls, history: History, plugins: Sequence[PluginRecord], records: Sequence[Path]) -> RunFacts:
-        """The facts from a run's log, the plugins of its manifest, and its token record files."""
-        untrained = {one.name for one in plugins if one.kind == "reward" and one.weight == 0 and one.inside is None}
-        shares = {int(path.stem.removeprefix("step_")): credit_share(path) for path in evenly(records, MOST_FILES)}
-        credit = {step: share for step, share in shares.items() if share is not None}
-        return cls(history, untrained, {one.name for one in plugins if one.role == "shaper"}, credit)
-
     def curve(self, key: str) -> Curve:
         """The finite values of a metric."""
         known = [(entry["step"], entry.get(key)) for entry in self.history if "step" in entry]
@@ -194,11 +186,19 @@ def findings_of(folder: str | Path, history: History) -> list[Finding]:
         history: Its log entries, as `trainer.state.log_history` has them.
     """
     try:
-        plugins: Sequence[PluginRecord] = Manifest.read(Path(folder) / MANIFEST).plugins
+        plugins = Manifest.read(Path(folder) / MANIFEST).plugins
     except (ManifestError, OSError):
         plugins = ()
-    records = [path for path in sorted(Path(folder, RECORDS).glob("step_*.parquet")) if path.stem[5:].isdecimal()]
-    return findings(RunFacts.of(history, plugins, records))
+    untrained = {one.name for one in plugins if one.kind == "reward" and one.weight == 0 and one.inside is None}
+    shapers = {one.name for one in plugins if one.role == "shaper"}
+    files = [
+        path
+        for path in sorted(Path(folder, RECORDS).glob("step_*.parquet"))
+        if path.stem[5:].isdecimal() and path.is_file()
+    ]
+    shares = {int(path.stem[5:]): credit_share(path) for path in evenly(files, MOST_FILES)}
+    credit = {step: share for step, share in shares.items() if share is not None}
+    return findings(RunFacts(history, untrained, shapers, credit))
 
 
 def findings(run: RunFacts) -> list[Finding]:
@@ -368,7 +368,7 @@ def credit_share(path: Path) -> float | None:
         table = pyarrow.parquet.read_table(path, columns=["advantage", "weight", "live"], use_threads=False)
         rows = [row for row in table.to_pylist() if None not in row.values()]
         masses = [np.abs(np.multiply(row["advantage"], row["weight"]))[np.array(row["live"], bool)] for row in rows]
-    except (pyarrow.ArrowException, OSError, ValueError, TypeError, IndexError):  # damaged; the report names it
+    except (pyarrow.ArrowException, OSError, ValueError, TypeError, LookupError):  # damaged; the report names it
         return None
     mass = np.concatenate([np.zeros(0), *(one for one in masses if one.any() and np.isfinite(one).all())])
     return float(mass.sum() ** 2 / (len(mass) * (mass**2).sum())) if len(mass) else None

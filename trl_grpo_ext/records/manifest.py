@@ -326,7 +326,7 @@ def plain_mapping(values: Mapping[Any, Any]) -> dict[str, Any]:
 
 
 def plain_value(value: Any) -> Any:
-    """A parameter as JSON; what JSON cannot hold becomes the name of its function or class."""
+    """A value as JSON: a configuration its mapping; what JSON cannot hold the name of its function or class."""
     match value:
         case Selection():
             return plain_value(value.plain())
@@ -348,6 +348,10 @@ def plain_value(value: Any) -> Any:
             return float(value) if math.isfinite(value) else str(float(value))
         case os.PathLike():
             return os.fspath(value) if isinstance(os.fspath(value), str) else repr(os.fspath(value))
+    if type(value).__module__ == "torch" and type(value).__name__ == "dtype":
+        return str(value)
+    if not isinstance(value, type) and callable(to_dict := getattr(value, "to_dict", None)):
+        return plain_value(to_dict())
     named = value if isinstance(getattr(value, "__qualname__", None), str) else type(value)
     return f"<{named.__module__}:{named.__qualname__}>"
 

@@ -58,7 +58,7 @@ def settings_of(trainer: Any) -> dict[str, Any]:
         value = getattr(args, name, None)
         if name not in NEVER and (name in ALWAYS or _differs(known[name], value)):
             found[name] = value
-    cleaned: dict[str, Any] = _clean(plain_value(_simple(found)))
+    cleaned: dict[str, Any] = _clean(plain_value(found))
     return cleaned
 
 
@@ -81,18 +81,6 @@ def _differs(field: Field[Any], value: Any) -> bool:
     if isinstance(value, (int, float)) or isinstance(default, (int, float)):
         return bool(value != default)
     return bool((value or default) and value != default)  # None, "" and [] are all "not set"
-
-
-def _simple(value: Any) -> Any:
-    """Objects that have a mapping become it, and torch's types their names."""
-    if isinstance(value, Mapping):
-        return {key: _simple(inner) for key, inner in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_simple(inner) for inner in value]
-    if type(value).__module__ == "torch" and type(value).__name__ == "dtype":
-        return str(value)
-    to_dict = None if isinstance(value, type) else getattr(value, "to_dict", None)
-    return _simple(to_dict()) if callable(to_dict) else value
 
 
 def _clean(value: Any) -> Any:

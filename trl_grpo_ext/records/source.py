@@ -21,7 +21,6 @@ from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import Any
 
-_MOST_MODULES = 1000
 _NEVER = {*sys.stdlib_module_names, "trl_grpo_ext"}
 """No part of a module that lies beside them."""
 
@@ -56,8 +55,6 @@ class SourceReader:
                 if (path := _file(name, folders)) is None:
                     continue
                 files[name] = path
-                if len(files) > _MOST_MODULES:
-                    return Source(None, f"not hashed: {module} imports more than {_MOST_MODULES:,} modules of its own")
                 for imported in _imported(self._read(path)[1], name, is_package=path.stem == "__init__"):
                     waiting += _ancestors(imported)
             if module not in files:

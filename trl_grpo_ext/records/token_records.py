@@ -54,12 +54,7 @@ COLUMNS: dict[str, str] = {
 
 
 class TokenRecorder:
-    """Keeps the records of this rank's sampled rows until they are written.
-
-    Args:
-        count: Completions to sample from each generation batch, over all ranks, in whole groups.
-        seed: For the choice of groups, which must be the same on all ranks.
-    """
+    """Keeps this rank's records of sampled rows: `count` of a generation batch, over all ranks, in whole groups."""
 
     def __init__(self, count: int, seed: int) -> None:
         self._count, self._seed = count, seed
@@ -73,14 +68,7 @@ class TokenRecorder:
         stages: Sequence[tuple[str, torch.Tensor]],
         outcomes: Mapping[str, Sequence[Any]] | None = None,
     ) -> None:
-        """Begin the records of a generation batch; drop those of the one before.
-
-        Args:
-            rollout: The generation batch.
-            row_ids_B: The number that identifies each row at its loss forward.
-            stages: Name of each stage of the advantages, and `(B, T)` after it.
-            outcomes: By name of a reward, the outcome of each of the `B` completions.
-        """
+        """Begin the records of a generation batch: each row's number, `(B, T)` after each stage, outcomes by reward."""
         self._records = {}
         groups = min(-(-self._count // rollout.num_generations), rollout.totals.prompts)
         # By the step, not by a count of batches: a resumed run samples as the run that went through.

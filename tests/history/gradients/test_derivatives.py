@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from tests.support import relative_gap, scripted_completion, train
 from trl_grpo_ext.history.gradients import PLAIN, POLICY_GRADIENT, measure_gradients
-from trl_grpo_ext.history.gradients.derivatives import CountSketch, Group, Policy, basis_of, group_gradients
+from trl_grpo_ext.history.gradients.derivatives import CountSketch, Group, Policy, group_gradients
 
 CHAIN: list[Any] = ["centred", {"name": "sign_scaling", "positive": 0.5}, {"name": "entropy_shaping", "alpha": 0.3}]
 SELECTIONS: dict[str, dict[str, Any]] = {
@@ -171,12 +171,3 @@ def test_sketches_are_unbiased_within_the_stated_error(tiny_model: Path) -> None
         assert abs(float(found.mean()) - truth) < 4 * bound / seeds**0.5
         assert float(found.std()) < 1.15 * bound  # 300 seeds know a deviation to 4 %
         assert float(found.std()) > 0.2 * bound  # and it is no identity
-
-
-def test_basis_of_coefficients() -> None:
-    one = torch.tensor([1.0, 1.0, 0.0, 0.0], dtype=torch.float64)
-    two = torch.tensor([1.0, 0.0, 0.0, 0.0], dtype=torch.float64)
-    rows = basis_of(torch.stack([one, 3 * one, two, one - 5 * two, 0 * one]))
-    assert len(rows) == 2
-    assert torch.allclose(rows @ rows.T, torch.eye(2, dtype=torch.float64))
-    assert len(basis_of(torch.zeros(2, 4, dtype=torch.float64))) == 0

@@ -11,7 +11,7 @@ import pytest
 import torch
 import yaml
 
-from tests.history.replay.support import two_groups, write_lines, write_table
+from tests.history.replay.support import write_lines, write_table
 from trl_grpo_ext.errors import AlignmentError, ConfigurationError, RewardError, TRLGRPOExtError
 from trl_grpo_ext.history.gradients import load_policy
 from trl_grpo_ext.history.replay import replay
@@ -81,17 +81,6 @@ def test_columns_are_joined_by_the_prompt(tmp_path: Path) -> None:
     assert reward.mean == 0.5
     assert compared.correct_by == "gsm8k_accuracy"
     assert [(part.name, part.completions) for part in compared.by_correctness] == [("right", 2), ("wrong", 2)]
-
-
-def test_the_last_message_of_a_conversation_is_joined_too(tmp_path: Path) -> None:
-    prompt = [{"role": "system", "content": "other question"}, {"role": "user", "content": "question"}]
-    saved = [{"prompt": prompt, "completion": text, "reward": 0.0} for text in TEXTS]
-    rows = [{"question": "other question", "answer": "1"}, {"question": "question", "answer": "5"}]
-    seen = Seen()
-    replay(
-        write_lines(tmp_path / "s.jsonl", saved), [{"rewards": [seen]}], dataset=write_lines(tmp_path / "d.jsonl", rows)
-    )
-    assert seen.columns[0]["answer"] == ["5"] * 4
 
 
 @pytest.mark.parametrize("tokenizer", [None, str(EMBEDDED)])
@@ -301,24 +290,6 @@ SELECTIONS: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("- a", "not settings"),
-        ("a: [", "is not YAML"),
-        ("[" * 1_500, "nested too deeply"),
-        ("rewards: &a [x, x]\nloss_type: dapo\nrewards: [y]", "has the key 'rewards' twice"),
-        (None, "There is no file"),
-    ],
-)
-def test_a_selection_file_that_is_none(tmp_path: Path, text: str | None, message: str) -> None:
-    if text is not None:
-        (tmp_path / "a.yaml").write_text(text)
-    with pytest.raises(ConfigurationError, match=message) as raised:
-        replay(two_groups(tmp_path), [tmp_path / "a.yaml"])
-    assert "\n" not in str(raised.value)
-
-
 def fragile(completions: list[str], **columns: Any) -> list[float]:
     return [1 / (text != "no") for text in completions]
 
@@ -332,6 +303,7 @@ ASKED: dict[str, tuple[list[Any], dict[str, Any], str]] = {
     "a crash": ([{"rewards": [fragile]}], {}, r"step 10: .*'fragile' raised ZeroDivisionError.*at row 3 of 4, .*'no'"),
     "an error": ([{"rewards": [strict]}], {}, r"completions_00010.parquet, step 10: the reference of row 2 cannot"),
     "no selection": ([], {}, "give at least one selection"),
+    "no file": ([Path("nowhere.yaml")], {}, "There is no file"),
     "correct by nothing": ([{}], {"correct": "x"}, r"--correct 'x' is no reward .* there are: r, word"),
     "correct by a text": ([{}], {"correct": "word"}, "--correct 'word': the column holds 'a'"),
     "no prompts": ([{}], {"dataset": [{"a": 1}]}, "has neither a column 'prompt' nor 'question'"),

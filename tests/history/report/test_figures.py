@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 from tests.history.report.trained import write_history
 from trl_grpo_ext.history.report import Run, load_run, load_runs
 from trl_grpo_ext.history.report.drawing import INK, MOST_POINTS, Absent, style, thin
-from trl_grpo_ext.history.report.figures import PLOTS, Plot, draw_plots, svgs
+from trl_grpo_ext.history.report.figures import PLOTS, Plot, svgs
 from trl_grpo_ext.history.report.svg import svg_of
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -233,15 +233,6 @@ def test_a_long_training_keeps_its_peaks() -> None:
     assert (33_334, -3.0) in list(zip(few, kept, strict=True))
     assert few[0] == 1
     assert thin([1, 2], [3.0, 4.0]) == ([1, 2], [3.0, 4.0])
-
-
-def test_where_nothing_is_there_each_figure_says_why(tmp_path: Path) -> None:
-    run = a_run(tmp_path, {"step": 1, "epoch": 0.5})
-    found = list(draw_plots([run]))
-    assert len(found) == len(PLOTS) == len({plot.name for plot in PLOTS})
-    for _, why in found:
-        assert isinstance(why, Absent)
-        assert why.reason.endswith(".")
 
 
 def test_the_users_own_settings_stay_as_they_are_and_change_nothing(two: list[Run]) -> None:

@@ -190,10 +190,21 @@ def test_the_embedded_data_is_that_of_the_parquet_files(shown: Page, small: Path
             assert step["truncated"] == [row["truncated"] for row in rows]
             for name in run["rewards"]:
                 assert step["rewards"][name] == [dict(row["rewards"])[name] for row in rows]
-            for row, part in zip(rows, numbers, strict=True):
+            assert step["outcomes"] == [dict(row["outcomes"]) for row in rows]
+            assert step["trained"] == [step["step"] == 20] * len(rows)
+            for row, part, credit in zip(rows, numbers, step["credit"], strict=True):
                 seen += 1
                 check_tokens(row, part, text)
+                assert credit == pytest.approx(credit_of(row), rel=1e-9, abs=1e-12)
     assert seen == 48
+
+
+def credit_of(row: dict[str, Any]) -> float:
+    """What the update did to a completion, or would have done."""
+    live = [place for place, value in enumerate(row["live"]) if value]
+    if row["advantage"] is None:
+        return sum(row["advantages"][-1][place] for place in live) / len(live)
+    return sum(row["advantage"][place] * row["weight"][place] for place in live)
 
 
 def check_tokens(row: dict[str, Any], part: dict[str, Any], text: dict[str, Any]) -> None:
@@ -213,28 +224,6 @@ def check_tokens(row: dict[str, Any], part: dict[str, Any], text: dict[str, Any]
         same(part["stage"][place], row["advantages"][place] if place < len(row["stages"]) else None)
     for name in PER_TOKEN:
         same(part[name], row[name])
-
-
-def test_the_credit_is_what_the_update_did(shown: Page, small: Path) -> None:
-    for run in shown.index["runs"]:
-        for step in run["steps"]:
-            for row, credit in zip(saved(small / run["name"], step["step"]), step["credit"], strict=True):
-                live = [place for place, value in enumerate(row["live"]) if value]
-                if row["advantage"] is None:
-                    wanted = sum(row["advantages"][-1][place] for place in live) / len(live)
-                else:
-                    wanted = sum(row["advantage"][place] * row["weight"][place] for place in live)
-                assert credit == pytest.approx(wanted, rel=1e-9, abs=1e-12)
-    trained = {step["step"]: set(step["trained"]) for step in shown.index["runs"][0]["steps"]}
-    assert trained == {20: {True}, 40: {False}}
-
-
-def test_outcomes_are_those_of_the_record(shown: Page, small: Path) -> None:
-    for run in shown.index["runs"]:
-        for step in run["steps"]:
-            wanted = [dict(row["outcomes"]) for row in saved(small / run["name"], step["step"])]
-            assert step["outcomes"] == wanted
-            assert all(row.keys() == {"right_answer"} for row in wanted)
 
 
 def test_numbers_that_json_lacks_keep_their_meaning() -> None:
@@ -396,11 +385,8 @@ def test_findings_are_shown_first_with_their_figure_and_completions(small: Path,
     }
 
 
-def test_without_findings_the_page_is_silent_about_them(shown: Page) -> None:
-    assert "Findings" not in " ".join(shown.text)
-
-
 def test_differences_between_runs_stand_first(shown: Page) -> None:
+    assert "Findings" not in " ".join(shown.text)  # there are none
     lines = [attributes for tag, attributes in shown.elements if tag == "tr" and attributes.get("class") == "differs"]
     assert len(lines) == 4  # beta, and the parameters of three rewards
     text = " ".join(" ".join(shown.text).split())

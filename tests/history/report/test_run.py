@@ -77,12 +77,6 @@ def test_a_checkpoint_that_is_not_whole_leaves_the_one_before(own_runs: Path, da
     assert told(run, "checkpoint-4", "complete", "An older")  # which was read
 
 
-def test_the_live_log_is_of_the_last_training_in_a_folder(tmp_path: Path) -> None:
-    write_history(tmp_path, [*HISTORY, {"loss": 0.1, "step": 3}])
-    (tmp_path / LOG).write_text('{"loss": 0.75, "step": 1}\n')
-    assert load_run(tmp_path).history == [{"loss": 0.75, "step": 1}]
-
-
 def test_entries_are_ordered_and_what_is_no_number_is_none(tmp_path: Path) -> None:
     (tmp_path / STATE).write_text(
         '{"log_history": [{"step": 2, "loss": NaN}, {"step": 1, "loss": 1e999}, 7, {"loss": 3}, {"step": true}]}'

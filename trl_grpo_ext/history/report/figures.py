@@ -328,13 +328,7 @@ PLOTS: tuple[Plot, ...] = (
 
 def svgs(runs: Sequence[Run]) -> Iterator[tuple[Plot, str | Absent]]:
     """Each figure as one `<svg>` element without style, script or outside link, or why there is none."""
-    for plot, drawn in draw_plots(runs):
-        yield plot, drawn if isinstance(drawn, Absent) else svg_of(drawn, plot.name, plot.title)
-
-
-def draw_plots(runs: Sequence[Run]) -> Iterator[tuple[Plot, Figure | Absent]]:
-    """Draw each figure with matplotlib, or say why there is none."""
     for plot in PLOTS:
         with style():
             drawn = plot.draw(runs)
-        yield plot, drawn
+        yield plot, drawn if isinstance(drawn, Absent) else svg_of(drawn, plot.name, plot.title)

@@ -25,7 +25,7 @@ from ...errors import ConfigurationError
 from ...guard.calls import unique_names
 from ...plugins.kinds import LABELS
 from ...records.files import write_atomically
-from ...records.findings import findings
+from ...records.findings import findings_of
 from ...records.manifest import Manifest, PluginRecord
 from ..files import step_of
 from .page_data import page_data
@@ -104,7 +104,7 @@ def page(runs: Sequence[Run], limit: int, reload_seconds: float | None = None) -
             script=Markup(script),
             runs=[{"name": run.name, "facts": facts(run), "summary": summaries(run)} for run in runs],
             notes=notes,
-            findings=[(run.name, found) for run in runs if (found := findings(run.facts()))],
+            findings=[(run.name, found) for run in runs if (found := findings_of(run.folder, run.history))],
             titles=titles,
             with_completions=[run["name"] for run in data.index["runs"] if run["steps"]],
             themes=themes,

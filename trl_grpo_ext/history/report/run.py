@@ -22,7 +22,6 @@ from typing import Any
 
 from ...errors import ConfigurationError, ManifestError
 from ...guard.calls import unique_names
-from ...records.findings import RunFacts
 from ...records.log import LOG_FILE as LOG
 from ...records.manifest import FILE as MANIFEST
 from ...records.manifest import Manifest
@@ -99,10 +98,6 @@ class Run:
     def keys(self) -> list[str]:
         """The names of the metrics in the history, in order of first appearance."""
         return list(dict.fromkeys(key for entry in self.history for key in entry))
-
-    def facts(self) -> RunFacts:
-        """What the findings are made of."""
-        return RunFacts.of(self.history, self.manifest.plugins if self.manifest else (), self.records)
 
     def note(self, sentence: str) -> None:
         """Add a sentence to `missing`, once."""
