@@ -121,6 +121,10 @@ MOST_PANELS = 12
 _HOLLOW: dict[str, Any] = {"markersize": 8.0, "markerfacecolor": "none", "markeredgewidth": 1.6}
 
 
+# Held-out completions are not trained on, and often alone in their group: their loss, signal and weights say nothing.
+_HELD_OUT = ("reward", "raw_reward", "completions/", "entropy", "kl", "pass@", "mean@")
+
+
 @dataclass(frozen=True)
 class Absent:
     """Why there is no figure: a sentence that says what would give one."""
@@ -144,12 +148,11 @@ class Series:
 
 @dataclass(frozen=True)
 class Panel:
-    """One pair of axes; of a `share` the values lie between 0 and 1, and `evaluated` draws held-out values too."""
+    """One pair of axes; of a `share` the values lie between 0 and 1."""
 
     title: str
     series: Sequence[Series | str]
     share: bool = False
-    evaluated: bool = True
 
     def lines(self, runs: Sequence[Run]) -> list[Series]:
         """The series with data in one of the runs; a plain metric is one."""
@@ -177,12 +180,12 @@ def draw_lines(runs: Sequence[Run], panels: Sequence[Panel], reason: str) -> Fig
         dash = DASHES[number % len(DASHES)]
         if len(runs) > 1 or not names:
             handles[label(run.name)] = Line2D([], [], linestyle=dash, **own)
-        for (panel, shown), axis in zip(there, axes, strict=True):
+        for (_, shown), axis in zip(there, axes, strict=True):
             for series in shown:
                 of = looks[names.index(series.name)] if series.name else own
                 _draw_band(axis, run, series, of["color"])
                 _draw_line(axis, run, series, series.key, linestyle=dash, **of)
-                if panel.evaluated:
+                if series.key.startswith(_HELD_OUT):
                     held_out |= _draw_line(axis, run, series, f"eval_{series.key}", linestyle="none", **of, **_HOLLOW)
     for (panel, _), axis in zip(there, axes, strict=True):
         _set_limits(axis, panel, runs)

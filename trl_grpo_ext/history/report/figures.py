@@ -30,14 +30,18 @@ _OUTCOME = re.compile(r"outcomes/(.+)/([^/]+)", re.DOTALL)
 _UNSCORED = re.compile(r"rewards/(.+)/(none|nan)", re.DOTALL)
 _AT_K = re.compile(r"eval_(pass|mean)@(\d+)(?:/(.+))?", re.DOTALL)
 _HOOK = re.compile(r"advantage/(.+)/mean", re.DOTALL)
+_HOOK_MEASURES = {
+    "sign_flips": "share of tokens whose advantage changed sign",
+    "mass_moved": "mass moved: sum of changes / sum of advantages",
+    "mean": "mean advantage after the hook",
+    "std": "standard deviation of advantages after the hook",
+}
 _NO_METRICS = "No such metric is in the history; TRL logs it every logging_steps."
 _OUTCOMES = (
     *("right", "scored", "wrong", "no_answer", "unparseable_reference", "none"),
     *("timeout", "died", "refused", "error"),
 )
 """In stacking order; others follow."""
-# Held-out completions are not trained on, and are often alone in their group: their loss, signal, hooks and
-# weights say nothing, so panels of those are not `evaluated`.
 
 
 @dataclass(frozen=True)
@@ -106,14 +110,9 @@ def hooks(runs: Sequence[Run]) -> Figure | Absent:
     """What each hook did to the advantages: one panel per measure."""
     names = list(dict.fromkeys(found[1] for found in _match_keys(runs, _HOOK)))
 
-    def series(measure: str) -> list[Series]:
-        return [Series(f"advantage/{name}/{measure}", name) for name in names]
-
     panels = [
-        Panel("share of tokens whose advantage changed sign", series("sign_flips"), evaluated=False),
-        Panel("mass moved: sum of changes / sum of advantages", series("mass_moved"), evaluated=False),
-        Panel("mean advantage after the hook", series("mean"), evaluated=False),
-        Panel("standard deviation of advantages after the hook", series("std"), evaluated=False),
+        Panel(title, [Series(f"advantage/{name}/{measure}", name) for name in names])
+        for measure, title in _HOOK_MEASURES.items()
     ]
     return draw_lines(runs, panels, "No advantage hook is selected.")
 
@@ -152,7 +151,6 @@ _LOSS_WEIGHTS = [
     Panel(
         "mean weight of a token by its completion's length",
         [Series(f"loss_weight/length_q{number}", name) for number, name in enumerate(_QUARTERS, start=1)],
-        evaluated=False,
     ),
     Panel(
         "mean weight of a token by its advantage's sign",
@@ -160,14 +158,13 @@ _LOSS_WEIGHTS = [
             Series("loss_weight/positive_advantage", "advantage above 0"),
             Series("loss_weight/negative_advantage", "advantage below 0"),
         ],
-        evaluated=False,
     ),
 ]
 _CLIPPED = [
-    Panel("share of the tokens clipped from below", ["clip_ratio/low_mean"], evaluated=False),
-    Panel("share of the tokens clipped from above", ["clip_ratio/high_mean"], evaluated=False),
-    Panel("share of the tokens outside the clip range", ["clip_ratio/region_mean"], evaluated=False),
-    Panel("share of the tokens clipped (CISPO)", ["cispo_clip_ratio"], evaluated=False),
+    Panel("share of the tokens clipped from below", ["clip_ratio/low_mean"]),
+    Panel("share of the tokens clipped from above", ["clip_ratio/high_mean"]),
+    Panel("share of the tokens outside the clip range", ["clip_ratio/region_mean"]),
+    Panel("share of the tokens clipped (CISPO)", ["cispo_clip_ratio"]),
 ]
 _RATIO = "sampling/importance_sampling_ratio"
 _TOKENS = [
@@ -177,7 +174,7 @@ _TOKENS = [
     ),
     Panel("computed tokens per token that counts", ["compact/computed_to_live"]),
     Panel("share of the rows left out", ["compact/rows_dropped"], share=True),
-    Panel("tokens seen in all, prompts included", ["num_tokens"], evaluated=False),
+    Panel("tokens seen in all, prompts included", ["num_tokens"]),
 ]
 
 PLOTS: tuple[Plot, ...] = (
@@ -217,18 +214,12 @@ PLOTS: tuple[Plot, ...] = (
         "The share of groups whose completions all got the same reward; near 1 nothing is learned, because the "
         "problems are too easy or too hard, or the reward is too coarse.",
         _of_metrics(
-            Panel("groups without spread in the reward", ["frac_reward_zero_std"], share=True, evaluated=False),
-            Panel(
-                "groups without spread, by the plugins' count",
-                ["groups/zero_variance"],
-                share=True,
-                evaluated=False,
-            ),
+            Panel("groups without spread in the reward", ["frac_reward_zero_std"], share=True),
+            Panel("groups without spread, by the plugins' count", ["groups/zero_variance"], share=True),
             Panel(
                 "groups whose prompt was solved by",
                 [Series("groups/all_solved", "all completions"), Series("groups/none_solved", "none")],
                 share=True,
-                evaluated=False,
             ),
         ),
     ),
@@ -237,12 +228,11 @@ PLOTS: tuple[Plot, ...] = (
         "The generation rounds it took to fill batches with groups that the filter keeps, and how full they got. If "
         "rounds rise and batches are no longer full, the prompts are used up.",
         _of_metrics(
-            Panel("share of the batch that the filter kept", ["groups/kept"], share=True, evaluated=False),
-            Panel("rounds for a batch", ["groups/rounds"], evaluated=False),
+            Panel("share of the batch that the filter kept", ["groups/kept"], share=True),
+            Panel("rounds for a batch", ["groups/rounds"]),
             Panel(
                 "groups sampled, and kept beyond the batch",
                 [Series("groups/prompts_used", "sampled"), Series("groups/surplus", "surplus")],
-                evaluated=False,
             ),
         ),
     ),
@@ -308,9 +298,9 @@ PLOTS: tuple[Plot, ...] = (
         "The loss of GRPO says little; check the gradient norm for spikes, and the learning rate for the schedule "
         "you meant.",
         _of_metrics(
-            Panel("loss", ["loss"], evaluated=False),
-            Panel("gradient norm before clipping", ["grad_norm"], evaluated=False),
-            Panel("learning rate", ["learning_rate"], evaluated=False),
+            Panel("loss", ["loss"]),
+            Panel("gradient norm before clipping", ["grad_norm"]),
+            Panel("learning rate", ["learning_rate"]),
         ),
     ),
     Plot(
