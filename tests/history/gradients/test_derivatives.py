@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from tests.support import relative_gap, scripted_completion, train
 from trl_grpo_ext.history.gradients import PLAIN, POLICY_GRADIENT, measure_gradients
-from trl_grpo_ext.history.gradients.derivatives import CountSketch, Group, Policy, group_gradients
+from trl_grpo_ext.history.gradients.derivatives import CountSketch, Group, Policy, basis_of, group_gradients
 
 CHAIN: list[Any] = ["centred", {"name": "sign_scaling", "positive": 0.5}, {"name": "entropy_shaping", "alpha": 0.3}]
 SELECTIONS: dict[str, dict[str, Any]] = {
@@ -90,26 +90,22 @@ def test_the_batch_gradient_from_groups_is_the_trainers(
     assert relative_gap({k: v.view(parameters[k].shape) for k, v in other.items()}, parameters) > 1e-2
 
 
-def test_many_selections_need_as_many_backward_passes_as_their_coefficients_have_dimensions(
+def test_selections_that_share_backward_passes_are_what_they_are_by_themselves(
     tiny_model: Path, recorded: Path
 ) -> None:
-    proportional: dict[str, Any] = {
-        "a": {"advantage_hooks": ["centred"]},
-        "b": {"loss_aggregation": "constant_length"},
-        "c": {},
-    }
-    first = measure_gradients(recorded, proportional, model=str(tiny_model))
-    assert first.backward_passes == 4  # one for each group: every selection is a multiple of plain TRL
-    plain, same = first.selections[0], first.selections[4]
+    length: dict[str, Any] = {"length": {"loss_aggregation": "seq_mean_token_mean"}}
+    more = measure_gradients(recorded, {"plain again": {}, **length}, model=str(tiny_model))
+    plain, same = more.selections[0], more.selections[2]
     assert plain.name == PLAIN
     assert plain.ratio.value == pytest.approx(same.ratio.value)
     assert same.worth.value == pytest.approx(1.0)
-    length = {"length": {"loss_aggregation": "seq_mean_token_mean"}}
-    more = measure_gradients(recorded, {**proportional, **length}, model=str(tiny_model))
-    assert more.backward_passes == 8
-    # What shares rows with others is what it is by itself.
     alone = measure_gradients(recorded, length, model=str(tiny_model))
     assert torch.allclose(more.gradients["length"], alone.gradients["length"], rtol=1e-4, atol=1e-6)
+    one, two, three = torch.randn(3, 9, dtype=torch.float64)
+    rows = basis_of(torch.stack([one, 3 * one.float().double(), 1e-9 * two, one - 5 * two, 0 * one]))
+    assert torch.allclose(rows @ rows.T, torch.eye(2, dtype=torch.float64))
+    assert len(basis_of(torch.stack([one, two, three]))) == 3
+    assert len(basis_of(torch.zeros(2, 4, dtype=torch.float64))) == 0
 
 
 def test_another_policy_is_noted(tiny_model: Path, recorded: Path) -> None:
@@ -129,8 +125,7 @@ def test_micro_batches_against_one_completion_at_a_time(tiny_model: Path, rows: 
     (group,) = groups_of()
     coefficients_S_n = torch.randn(2, group.tokens, dtype=torch.float64)
     sketch = CountSketch(policy.trained, ALL, 0)
-    sketches_S_k, logps_n, passes = group_gradients(policy, sketch, group, coefficients_S_n)
-    assert passes == 2
+    sketches_S_k, logps_n = group_gradients(policy, sketch, group, coefficients_S_n)
     for coefficients_n, sketch_k in zip(coefficients_S_n, sketches_S_k, strict=True):
         expected = slow_gradient(policy, group, coefficients_n)
         assert (sketch_k - expected).norm() < 2e-6 * expected.norm()

@@ -82,7 +82,6 @@ class GradientQuality:
         parameters: Trained parameters of the model.
         dimensions: Of the sketch.
         sketch_error: Bound on the relative standard error that the sketch adds to a squared norm; 0 if it is exact.
-        backward_passes: Over all groups.
         batch_size: Completions of the batch whose ratio is given.
         selections: Plain TRL, the policy gradient, and then each given selection.
         gradients: By selection, each group's sketched gradient `(M, k)`; not in `plain()`.
@@ -98,7 +97,6 @@ class GradientQuality:
     parameters: int
     dimensions: int
     sketch_error: float
-    backward_passes: int
     batch_size: int
     selections: Sequence[SelectionQuality]
     gradients: Mapping[str, torch.Tensor] = dataclasses.field(default_factory=dict, repr=False)
@@ -185,7 +183,7 @@ def measure_gradients(
     if number < FEW:
         note(f"With {number} prompts the intervals are rough; a few hundred make them reliable.")
     sketch = CountSketch(policy.trained, dimensions)
-    gradients, backward_passes = _gradients(policy, sketch, items, progress, note)
+    gradients = _gradients(policy, sketch, items, progress, note)
     by_name = dict(zip(names, gradients.unbind(dim=0), strict=True))
     per_batch = batch_size or (compared.completions / len(compared.batches))
     found = compare(
@@ -216,7 +214,6 @@ def measure_gradients(
         parameters=sketch.parameters,
         dimensions=sketch.dimensions,
         sketch_error=0.0 if sketch.exact else (2 / sketch.dimensions) ** 0.5,
-        backward_passes=backward_passes,
         batch_size=round(per_batch),
         selections=tuple(qualities),
         gradients=by_name,
@@ -274,13 +271,12 @@ def _items(compared: Comparison, selections: Sequence[str], tokenize: Tokenize, 
 
 def _gradients(
     policy: Policy, sketch: CountSketch, items: Sequence[_Item], progress: Progress, note: Say
-) -> tuple[torch.Tensor, int]:
-    """Every group's gradient under every selection, `(S, M, k)`, and the number of backward passes."""
-    found, passes, apart, counted = [], 0, 0.0, 0
+) -> torch.Tensor:
+    """Every group's gradient under every selection, `(S, M, k)`."""
+    found, apart, counted = [], 0.0, 0
     for item in progress(items, len(items), "Gradients"):
-        sketches_S_k, logps_n, own_passes = group_gradients(policy, sketch, item.group, item.coefficients_S_n)
+        sketches_S_k, logps_n = group_gradients(policy, sketch, item.group, item.coefficients_S_n)
         found.append(sketches_S_k)
-        passes += own_passes
         if logps_n is not None and item.saved_n is not None:
             apart += float((logps_n - item.saved_n)[item.live_n].abs().sum())
             counted += int(item.live_n.sum())
@@ -289,4 +285,4 @@ def _gradients(
             f"The saved log-probabilities differ from the model's by {apart / counted:.2g} nats per token: another "
             "policy, or another temperature, sampled the completions. The numbers hold for the model's own completions."
         )
-    return torch.stack(found, dim=1), passes
+    return torch.stack(found, dim=1)

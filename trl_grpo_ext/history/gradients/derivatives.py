@@ -15,6 +15,7 @@ Weinberger et al. (0902.2206, Lemma 2).
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -32,7 +33,7 @@ ROWS = 8
 _KEPT_PLACES = 1 << 27
 """With at most this many parameters the sketch keeps their places, four bytes each; with more it draws them again."""
 _IN_THE_SPAN = 5e-7
-"""Relative residual up to which coefficients count as a combination of the rows: float32 rounds."""
+"""Singular value up to which coefficients count as a combination of others: float32 rounds."""
 
 
 # -------------------------------------------------------------------------------------------------------- the sketch
@@ -204,9 +205,7 @@ def pad_rows(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[torch
 
 def _token_positions(group: Group, numbers: Sequence[int]) -> torch.Tensor:
     """The positions of some completions' tokens among those of the group."""
-    starts = [0]
-    for row in group.completions:
-        starts.append(starts[-1] + len(row))
+    starts = list(itertools.accumulate(map(len, group.completions), initial=0))
     return torch.cat([torch.arange(starts[row], starts[row + 1]) for row in numbers])
 
 
@@ -215,27 +214,22 @@ def _token_positions(group: Group, numbers: Sequence[int]) -> torch.Tensor:
 
 def group_gradients(
     policy: Policy, sketch: CountSketch, group: Group, coefficients_S_n: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor | None, int]:
-    """The sketched gradient of `Σ c log π` for each row of coefficients, `(S, k)`.
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The sketched gradient of `Σ c log π` for each row of coefficients, `(S, k)`, and the log-probabilities.
 
-    Also the log-probabilities, None if all coefficients are zero so that no model ran, and the number of backward
-    passes.
+    These are None if all coefficients are zero, so that no model ran.
     """
     coefficients_S_n = coefficients_S_n.double()
     rows_R_n = basis_of(coefficients_S_n)
     if not len(rows_R_n):
-        return torch.zeros(len(coefficients_S_n), sketch.dimensions, dtype=torch.float64), None, 0
+        return torch.zeros(len(coefficients_S_n), sketch.dimensions, dtype=torch.float64), None
     sketches_R_k, logps_n = policy.gradients(group, rows_R_n, sketch)
-    return (coefficients_S_n @ rows_R_n.T) @ sketches_R_k.double(), logps_n, len(rows_R_n)
+    return (coefficients_S_n @ rows_R_n.T) @ sketches_R_k.double(), logps_n
 
 
 def basis_of(coefficients_S_n: torch.Tensor) -> torch.Tensor:
-    """Orthonormal rows that span the coefficients, `(R, n)`; none for those that the rows before span already."""
-    basis_R_n = coefficients_S_n[:0]
-    for coefficients_n in coefficients_S_n:
-        left_n = coefficients_n
-        for _ in range(2):  # the second pass removes the first one's rounding errors
-            left_n = left_n - basis_R_n.T @ (basis_R_n @ left_n)
-        if left_n.norm() > _IN_THE_SPAN * coefficients_n.norm():
-            basis_R_n = torch.cat([basis_R_n, (left_n / left_n.norm()).unsqueeze(0)])
-    return basis_R_n
+    """Orthonormal rows that span the coefficients, `(R, n)`."""
+    units_S_n = torch.nn.functional.normalize(coefficients_S_n, dim=1)
+    _, sizes_R, rows_R_n = torch.linalg.svd(units_S_n, full_matrices=False)
+    spanning_R_n: torch.Tensor = rows_R_n[sizes_R > _IN_THE_SPAN]
+    return spanning_R_n
