@@ -378,26 +378,6 @@ def test_a_hundred_thousand_characters_are_shown_in_stretches(attacked: Any) -> 
 # ---------------------------------------------------------------------------------------------- really trained runs
 
 
-def test_a_really_trained_run_is_shown(chromium: Any, own_runs: Path) -> None:
-    write_page(load_runs([own_runs / "one", own_runs / "two"]), own_runs / "report.html")
-    set_device(chromium, 1280, 900)
-    empty_logs(chromium)
-    open_page(chromium, own_runs / "report.html")
-    row = pyarrow.parquet.read_table(sorted((own_runs / "one" / "token_records").iterdir())[-1]).to_pylist()[0]
-    told = chromium.execute_script(HOVER, row["member"], 0, "focus")
-    lines = dict(told["lines"])
-    assert [name for name, _ in told["lines"]][: len(row["stages"])] == row["stages"]
-    if row["advantage"] is not None:
-        assert read(lines["advantage in the loss"][0]) == shown(row["advantage"][0])
-        assert read(lines["log-probability"][0]) == shown(row["logp"][0])
-    drawn = chromium.execute_script(
-        "return [...document.querySelectorAll('figure svg')].map((s) => s.getBoundingClientRect().height)"
-    )
-    assert len(drawn) > 5
-    assert min(drawn) > 50
-    assert_silent(chromium)
-
-
 def test_a_finding_leads_to_its_figure_and_its_completions(chromium: Any, big: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree(big / "first", run)

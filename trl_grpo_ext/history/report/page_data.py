@@ -264,33 +264,28 @@ def _of_records(run: Run, path: Path) -> list[Row]:
             tokens=[str(token) for token in at["tokens"]],
             failed_turns=[int(turn) for turn in ([] if at.get("failed_turns") is None else at["failed_turns"])],
         )
-        _add_numbers(row, at)
+        size = len(at["tokens"])
+        starts, ends, turns = at.get("starts"), at.get("ends"), at.get("turns")
+        if starts is not None and ends is not None and len(starts) == len(ends) == size:
+            row.spans = utf16_spans(row.completion, starts, ends)
+        if turns is not None and len(turns) == size:
+            row.turns = numpy.asarray(turns, numpy.int64).clip(-1, size)
+        row.live = _fitted(at.get("live"), size, bool, False)
+        by_stage = zip(at["stages"] or [], at.get("advantages") or [], strict=False)
+        row.stages = [(str(name), _fitted(values, size)) for name, values in by_stage if values is not None]
+        row.values = {name: _fitted(at[name], size) for name in PER_TOKEN if at.get(name) is not None}
         row.credit = _credit(row)
         rows.append(row)
     return rows
 
 
-def _add_numbers(row: Row, at: Mapping[str, Any]) -> None:
-    size = len(row.tokens or ())
-
-    def fitted(values: Any, kind: Any, absent: Any) -> Numbers:
-        found = numpy.full(size, absent, kind)
-        if values is not None:
-            given = numpy.asarray(values, kind)[:size]
-            found[: len(given)] = given
-        return found
-
-    starts, ends, turns = at.get("starts"), at.get("ends"), at.get("turns")
-    if starts is not None and ends is not None and len(starts) == len(ends) == size:
-        row.spans = utf16_spans(row.completion, starts, ends)
-    row.live = fitted(at.get("live"), bool, False)
-    if turns is not None and len(turns) == size:
-        row.turns = numpy.asarray(turns, numpy.int64).clip(-1, size)
-    by_stage = zip(at["stages"] or [], at.get("advantages") or [], strict=False)
-    row.stages = [
-        (str(name), fitted(values, numpy.float32, numpy.nan)) for name, values in by_stage if values is not None
-    ]
-    row.values = {name: fitted(at[name], numpy.float32, numpy.nan) for name in PER_TOKEN if at.get(name) is not None}
+def _fitted(values: Any, size: int, kind: Any = numpy.float32, absent: Any = numpy.nan) -> Numbers:
+    """One value per token, whatever the file has."""
+    found = numpy.full(size, absent, kind)
+    if values is not None:
+        given = numpy.asarray(values, kind)[:size]
+        found[: len(given)] = given
+    return found
 
 
 def _credit(row: Row) -> float | None:
