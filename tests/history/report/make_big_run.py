@@ -1,4 +1,4 @@
-"""Runs for the page, made through the real recorder: `python -m tests.history.report.make_big_run FOLDER`.
+"""Runs for the page, made through the real recorder.
 
 Nothing is trained here. A `Rollout` of random tokens goes through `TokenRecorder` and `write_records` as in a training,
 and beside it the log, settings and manifest are written that a training would leave.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import random
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -217,13 +216,3 @@ def write_hostile_run(folder: Path) -> Path:
         write_step(folder, step, rollout, right=HOSTILE)
         write_table(folder, step, rollout, **{HOSTILE[1]: list(HOSTILE), "right_answer_outcome": list(HOSTILE)})
     return folder
-
-
-def main() -> None:
-    """Write two runs of 500 completions each."""
-    for seed, name in enumerate(("first", "second")):
-        sys.stdout.write(f"{write_big_run(Path(sys.argv[1]) / name, seed=seed)}\n")
-
-
-if __name__ == "__main__":
-    main()

@@ -175,11 +175,12 @@ def draw_lines(runs: Sequence[Run], panels: Sequence[Panel], reason: str) -> Fig
     handles = {label(name): Line2D([], [], **of) for name, of in zip(names, looks, strict=True)}
     held_out = False
     for number, run in enumerate(runs):
-        own: dict[str, Any] = {"color": COLOURS[number % len(COLOURS)], "marker": MARKERS[number % len(MARKERS)]}
-        own = {"color": INK, "marker": ""} if names else own
+        own = {"color": INK if names else COLOURS[number % len(COLOURS)], "marker": MARKERS[number % len(MARKERS)]}
         dash = DASHES[number % len(DASHES)]
         if len(runs) > 1 or not names:
-            handles[label(run.name)] = Line2D([], [], linestyle=dash, **own)
+            handles[label(run.name)] = Line2D(
+                [], [], linestyle=dash, color=own["color"], marker="" if names else own["marker"]
+            )
         for (_, shown), axis in zip(there, axes, strict=True):
             for series in shown:
                 of = looks[names.index(series.name)] if series.name else own
