@@ -16,6 +16,7 @@ import importlib.util
 import inspect
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
@@ -120,18 +121,16 @@ def _ancestors(module: str) -> list[str]:
 
 def _imported(statements: list[ast.stmt], module: str, *, is_package: bool) -> Iterator[str]:
     """Dotted names that a module may import; `from a import b` may mean the module `a.b` or something in `a`."""
-    package = module.split(".") if is_package else module.split(".")[:-1]
+    package = module if is_package else module.rpartition(".")[0]
     waiting: list[ast.AST] = [*statements]
     while waiting:
         node = waiting.pop()
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            base = package[: len(package) - node.level + 1] if node.level else []
-            base = base + (node.module.split(".") if node.module else [])
-            if base and node.level <= len(package):
-                yield ".".join(base)
-                yield from (".".join([*base, alias.name]) for alias in node.names if alias.name != "*")
+            with suppress(ImportError):  # relative, and beyond the top
+                base = importlib.util.resolve_name("." * node.level + (node.module or ""), package)
+                yield from (base, *(f"{base}.{alias.name}" for alias in node.names))
         elif isinstance(node, ast.If) and ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING"):
             waiting += node.orelse
         else:
