@@ -11,7 +11,7 @@ from rich.console import Console
 
 from ..guard.untrusted import printable
 from .console import messages, results
-from .replay import AsJson, Dataset, Limit, NumGenerations, Step, print_table, step_range, with_progress
+from .replay import AsJson, Dataset, Limit, NumGenerations, Step, print_table, progress_if_slow, step_range
 
 if TYPE_CHECKING:
     from ..history.gradients import GradientQuality
@@ -76,7 +76,7 @@ def gradients_command(
         dimensions=dimensions,
         rows=rows,
         say=lambda sentence: said.print(printable(sentence), soft_wrap=not said.is_terminal),
-        progress=lambda items, count, what: with_progress(items, count, said, what),
+        progress=lambda items, count, what: progress_if_slow(items, count, said, what),
     )
     if as_json:
         typer.echo(json.dumps(found.plain(), indent=2, allow_nan=False))

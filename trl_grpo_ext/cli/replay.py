@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import track
+from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
@@ -24,6 +25,8 @@ _SAME = 0.0005
 """Shares below this print as 0.0%."""
 _EXCERPT = 160
 """Characters shown of a prompt or a completion."""
+_PATIENCE = 1.0
+"""Seconds until a progress bar shows."""
 _STEPS = re.compile(r"(\d*)\.\.(\d*)|(\d+)")
 
 
@@ -93,7 +96,7 @@ def replay_command(
         num_generations=num_generations,
         show=show,
         say=lambda sentence: said.print(printable(sentence), soft_wrap=not said.is_terminal),
-        progress=lambda batches, count: with_progress(batches, count, said),
+        progress=lambda batches, count: progress_if_slow(batches, count, said),
     )
     if as_json:
         typer.echo(json.dumps(comparison.plain(), indent=2, allow_nan=False))
@@ -113,9 +116,21 @@ def step_range(text: str | None) -> tuple[int | None, int | None]:
     return int(match[1]) if match[1] else None, int(match[2]) if match[2] else None
 
 
-def with_progress(items: Iterable[Any], count: int, console: Console, what: str = "Replaying") -> Iterable[Any]:
-    """Show a progress bar, on a terminal."""
-    return track(items, what, count, console=console, transient=True, disable=not console.is_terminal)
+def progress_if_slow(batches: Iterable[Any], count: int, console: Console, what: str = "Replaying") -> Iterator[Any]:
+    """Show a progress bar, on a terminal, once the work takes longer than a moment."""
+    started, bar = time.monotonic(), None
+    try:
+        for number, batch in enumerate(batches):
+            if bar is None and console.is_terminal and time.monotonic() - started > _PATIENCE:
+                bar = Progress(console=console, transient=True)
+                bar.start()
+                task = bar.add_task(what, total=count)
+            if bar is not None:
+                bar.update(task, completed=number)
+            yield batch
+    finally:
+        if bar is not None:
+            bar.stop()
 
 
 # ------------------------------------------------------------------ printing
