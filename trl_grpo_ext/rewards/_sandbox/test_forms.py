@@ -438,7 +438,7 @@ def _reached(node: ast.AST, tainted: set[str], functions: Mapping[str, Any]) -> 
 def _taken(target: ast.expr, iterated: ast.expr) -> list[tuple[ast.expr | None, ast.expr | None]]:
     """What a loop takes from where: with `zip`, each name from its own."""
     if isinstance(target, ast.Tuple) and isinstance(iterated, ast.Call):
-        if _called_name(iterated) == "zip" and len(target.elts) == len(iterated.args):
+        if _called_name(iterated) == "zip" and len(target.elts) == len(iterated.args) and not _has_star(iterated):
             return list(zip(target.elts, iterated.args, strict=True))
         if _called_name(iterated) == "enumerate" and iterated.args and len(target.elts) == 2:
             return _taken(target.elts[1], iterated.args[0])
@@ -503,7 +503,8 @@ class _Rewriting(ast.NodeTransformer):
         elif isinstance(node, ast.Compare):
             if not any(isinstance(one, ast.Is | ast.IsNot) for one in node.ops):
                 mark = "" if any(isinstance(one, ast.In | ast.NotIn) for one in node.ops) else "="
-                mark = "<" if any(isinstance(one, _ORDER) for one in node.ops) else mark
+                if any(isinstance(one, _ORDER) for one in node.ops) and not _computes(node):
+                    mark = "<"  # else the arithmetic, which knows both sides, says whether a nan was expected
                 node.left, *node.comparators = self.sides([node.left, *node.comparators], mark)
         elif isinstance(node, ast.Call):
             if len(node.args) == 1 and _last_name(node.func) in ("all", "any", "bool"):
@@ -573,7 +574,9 @@ class _Rewriting(ast.NodeTransformer):
     def side_by_side(self, node: ast.expr) -> ast.expr:
         """Hand over a `map`, and a `zip` of the solution's values with the tests' own."""
         name = _called_name(node)
-        if isinstance(node, ast.Call) and name in ("map", "zip"):
+        if name not in {"map", "zip"} - self.tainted:
+            return node
+        if isinstance(node, ast.Call) and not _has_star(node) and not (name == "map" and node.keywords):
             values = node.args[name == "map" :]
             given = [number for number, value in enumerate(values) if _from_solution(value, self.tainted)]
             given = given if len(given) < len(values) else []
@@ -715,6 +718,14 @@ class _Vacuous(ast.NodeTransformer):
         elif name == "all" and _from_solution(inner, self.rewriting.tainted):
             node.args = [self.rewriting.several(inner)]
         return node
+
+
+def _computes(node: ast.AST) -> bool:
+    return any(isinstance(inner, ast.BinOp) for inner in ast.walk(node))
+
+
+def _has_star(node: ast.Call) -> bool:
+    return any(isinstance(value, ast.Starred) for value in node.args)
 
 
 def _has_checks(statements: Sequence[ast.stmt]) -> bool:
