@@ -70,6 +70,13 @@ class DeclaredSquares:
         return torch.where(mask_B_T > 0, loss_B_T, 0.0).square().sum()
 
 
+class ReducesInPlace:
+    needs_step_totals = True
+
+    def reduce(self, loss_B_T: torch.Tensor, mask_B_T: torch.Tensor, totals: Any) -> Any:
+        return token_mean(torch.where(mask_B_T.mul_(1.0) > 0, loss_B_T, 0.0).sum(), totals)
+
+
 SOUND = [Right(), Reduces(token_mean, needs_step_totals=True), LocalReduce(), DeclaredSquares()]
 
 
@@ -173,6 +180,7 @@ BREAKS: list[tuple[str, Any]] = [
     ("aggregation.gradient", detaches),
     ("aggregation.homogeneous", Squares),
     ("aggregation.step_totals", Reduces(lambda total, totals: total / max(totals.step.tokens, 1))),
+    ("aggregation.inputs", ReducesInPlace),
     ("aggregation.inputs", Counts(lambda rollout: rollout.mask_B_T.mul_(1.0))),
     ("aggregation.determinism", Counts(lambda rollout: rollout.mask_B_T * (1.0 + noise()))),
     ("aggregation.pickle", Lambda),
