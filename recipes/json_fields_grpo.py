@@ -22,7 +22,7 @@ from common.flow import train_and_report
 from common.progress import SUMMARY, quiet_libraries
 from common.results import save_curve
 from common.settings import RecipeParser, asked_for, check_setup, measure, read_yaml
-from common.trainer import RecipeTrainer, share_prefill
+from common.trainer import SharingTrainer
 from json_fields.task import MOST_FIELDS, make_problems
 from trl import ModelConfig
 
@@ -50,14 +50,6 @@ class RecipeArguments:
     eval_temperature: float | None = field(
         default=None, metadata={"help": "Temperature of evaluations. Default: that of the training."}
     )
-
-
-class SharingTrainer(RecipeTrainer):
-    """The recipes' trainer, which reads each prompt once."""
-
-    def __init__(self, **settings: Any) -> None:
-        super().__init__(**settings)
-        share_prefill(self)
 
 
 def main() -> None:

