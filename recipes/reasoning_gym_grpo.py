@@ -43,7 +43,7 @@ class RecipeArguments:
     extract: str = field(
         default="whole", metadata={"help": "Where the answer stands: in tags or alone.", "choices": ("answer", "whole")}
     )
-    examples: int = field(default=3, metadata={"help": "Answered problems in each prompt."})
+    examples: int = field(default=1, metadata={"help": "Answered problems in each prompt."})
     train_problems: int = field(default=2048, metadata={"help": "Training problems, of all tasks together."})
     eval_problems: int = field(default=200, metadata={"help": "Held-out problems, of all tasks together."})
     eval_temperature: float | None = field(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 import threading
 import time
 from collections import Counter
@@ -19,8 +21,8 @@ class Server(ThreadingHTTPServer):
     request_queue_size = 600
     daemon_threads = True
 
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
+    def __init__(self, port: int = 0) -> None:
+        super().__init__(("127.0.0.1", port), Handler)
         self.requests: list[dict[str, Any]] = []
         self.headers: list[Any] = []
         self.seen: Counter[str] = Counter()
@@ -135,12 +137,21 @@ def verdict(request: dict[str, Any], text: str) -> str:
 
 
 @contextmanager
-def judge_server() -> Iterator[Server]:
+def judge_server(port: int = 0) -> Iterator[Server]:
     """Serve while inside."""
-    server = Server()
+    server = Server(port)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
         yield server
     finally:
         server.shutdown()
         server.server_close()
+
+
+def serve_and_die(requests: int) -> None:
+    """Print the port, serve, and kill this process once so many requests have come."""
+    with judge_server() as server:
+        print(server.server_address[1], flush=True)
+        while len(server.requests) < requests:
+            time.sleep(0.001)
+        os.kill(os.getpid(), signal.SIGKILL)

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import multiprocessing
 import pickle
 import re
+import signal
+import subprocess
+import sys
 import time
 import traceback
 from collections import Counter
@@ -161,6 +165,34 @@ def test_two_ranks_share_a_server_and_a_cache(server: Server, tmp_path: Any) -> 
             assert half.result() == [float(row % 10 > 5) for row in range(first, first + 64)]
     assert len(server.seen) == len([*tmp_path.rglob("*.json")]) == 96
     assert not [*tmp_path.rglob("*.part")]
+
+
+def test_a_server_that_is_killed_in_the_middle_of_a_batch(tmp_path: Any, caplog: pytest.LogCaptureFixture) -> None:
+    serve = "from tests.judge_server import serve_and_die; serve_and_die(40)"
+    with subprocess.Popen([sys.executable, "-c", serve], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        port = int(process.stdout.readline())
+        judge = Judge(
+            "m", "Right?", base_url=f"http://127.0.0.1:{port}/v1", cache=tmp_path, concurrency=16, retries=1, timeout=30
+        )
+        completions = [f"late grade:{row % 10} of {row}" for row in range(128)]
+        right = [float(row % 10 > 5) for row in range(128)]
+        logged: dict[str, float] = {}
+        values = scores(judge, completions, log_metric=logged.__setitem__)
+        assert process.wait() == -signal.SIGKILL
+    known = [row for row, value in enumerate(values) if value is not None]
+    assert 0 < len(known) <= 40
+    assert [values[row] for row in known] == [right[row] for row in known]
+    assert logged["outcomes/judge/scored"] == len(known) / 128 == 1 - logged["outcomes/judge/error"]
+    assert len([*tmp_path.rglob("*.json")]) == len(known)
+    with pytest.raises(RewardError, match=r"no completion of 2 got a verdict .* cannot be reached"):
+        scores(judge, ["grade:9", "grade:8"])
+    assert scores(judge, [completions[row] for row in known]) == [right[row] for row in known]  # by the cache alone
+    with judge_server(port) as again:
+        assert scores(judge, completions) == right
+        assert sum(again.seen.values()) == len(again.seen) == 128 - len(known)
+        assert not again.seen.keys() & {completions[row] for row in known}
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
 def test_pairs_are_asked_in_both_orders_so_a_judge_that_prefers_a_position_decides_nothing(server: Server) -> None:

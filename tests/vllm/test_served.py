@@ -14,6 +14,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,7 @@ from trl_grpo_ext import GRPOExtTrainer  # noqa: E402
 pytestmark = pytest.mark.nightly
 
 ARGUMENTS = ["--weight-transfer-config", '{"backend": "nccl"}', "--logprobs-mode", "processed_logprobs"]
-ARGUMENTS += ["--max-logprobs", "-1", "--max-model-len", "96", "--gpu-memory-utilization", "0.15", "--enforce-eager"]
+ARGUMENTS += ["--max-logprobs", "-1", "--max-model-len", "96"]
 
 
 @dataclass
@@ -56,20 +57,12 @@ def free_port() -> int:
         return int(free.getsockname()[1])
 
 
-@pytest.fixture(scope="module")
-def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+@contextmanager
+def serving(model: Path, said: Path, *arguments: str) -> Iterator[Server]:
+    """`vllm serve` while inside; what it prints goes to the file `said`."""
     port = free_port()
-    said = tmp_path_factory.mktemp("server") / "said"
-    command = [
-        str(Path(sys.executable).with_name("vllm")),
-        "serve",
-        str(model),
-        "--host",
-        "127.0.0.1",
-        "--port",
-        str(port),
-        *ARGUMENTS,
-    ]
+    command = [str(Path(sys.executable).with_name("vllm")), "serve", str(model), "--host", "127.0.0.1"]
+    command += ["--port", str(port), "--gpu-memory-utilization", "0.15", "--enforce-eager", *arguments]
     environment = {**os.environ, "VLLM_SERVER_DEV_MODE": "1"}
     with said.open("w") as out:
         process = subprocess.Popen(
@@ -86,8 +79,15 @@ def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Se
                 time.sleep(1)
         yield found
     finally:
-        found.signal(signal.SIGKILL)
+        with suppress(ProcessLookupError):
+            found.signal(signal.SIGKILL)
         process.wait()
+
+
+@pytest.fixture(scope="module")
+def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with serving(model, tmp_path_factory.mktemp("server") / "said", *ARGUMENTS) as server:
+        yield server
 
 
 @pytest.fixture(autouse=True)
