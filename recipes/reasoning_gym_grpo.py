@@ -13,7 +13,6 @@ import sys
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from accelerate import PartialState
@@ -22,7 +21,7 @@ from common.flow import train_and_report
 from common.problems import has_chat_template
 from common.progress import SUMMARY, quiet_libraries
 from common.results import save_curve
-from common.settings import RecipeParser, asked_for, check_setup, read_yaml
+from common.settings import RecipeParser, asked_for, check_setup, measure, read_yaml
 from common.trainer import SharingTrainer
 from procedural.task import make_problems
 from trl import ModelConfig
@@ -43,7 +42,7 @@ class RecipeArguments:
     extract: str = field(
         default="whole", metadata={"help": "Where the answer stands: in tags or alone.", "choices": ("answer", "whole")}
     )
-    examples: int = field(default=1, metadata={"help": "Answered problems in each prompt."})
+    examples: int = field(default=3, metadata={"help": "Answered problems in each prompt."})
     train_problems: int = field(default=2048, metadata={"help": "Training problems, of all tasks together."})
     eval_problems: int = field(default=200, metadata={"help": "Held-out problems, of all tasks together."})
     eval_temperature: float | None = field(
@@ -64,10 +63,10 @@ def main() -> None:
     sizes = recipe.train_problems, recipe.eval_problems
     chat = has_chat_template(str(model_args.model_name_or_path), model_args.model_revision, False)
     rows = make_problems(recipe.tasks, sizes, args.seed, examples=recipe.examples, extract=recipe.extract, chat=chat)
-    rewards: list[Any] = args.rewards or [{"name": "reasoning_gym", "extract": recipe.extract}]
-    solved = {"name": "procedural.task:Solved", "extract": recipe.extract, "weight": 0.0}
-    rewards += [{**solved, "task": name} for name in sorted({row["task"] for row in rows[1]})]
-    args.rewards = rewards
+    names = sorted({row["task"] for row in rows[1]})
+    extract = {"extract": recipe.extract}
+    solved = [{"name": "procedural.task:Solved", "task": name, **extract} for name in names]
+    measure(args, {"name": "reasoning_gym", **extract}, *solved)
     train_and_report(
         args,
         model_args,

@@ -212,17 +212,17 @@ def samples_per_problem(args: GRPOConfig) -> int:
     return int(args.num_generations_eval or args.num_generations)
 
 
-def measure(args: GRPOExtConfig, *wanted: str) -> None:
+def measure(args: GRPOExtConfig, *wanted: str | dict[str, Any]) -> None:
     """Add rewards with weight 0: they are measured, not trained on. If none is selected, train on the first.
 
     By default pass@k and prompt rates use the first, too.
     """
+    names = [_name(selected) for selected in args.rewards or []]
     if (args.pass_at_k or args.mean_at_k or args.prompt_rates) and args.pass_thresholds is None:
-        args.pass_thresholds = {wanted[0]: 1.0}
+        args.pass_thresholds = {_name(wanted[0]): 1.0}
     rewards: list[Any] = list(args.rewards or [])
-    names = [selected["name"] if isinstance(selected, dict) else selected for selected in rewards]
     for reward in wanted:
-        if reward in [*names, *(name.rpartition(":")[2] for name in names)]:
+        if _name(reward) in [*names, *(name.rpartition(":")[2] for name in names)]:
             continue
         if not rewards:
             rewards.append(reward)
@@ -230,8 +230,12 @@ def measure(args: GRPOExtConfig, *wanted: str) -> None:
             rewards.append(reward)
             args.reward_weights = [*args.reward_weights, 0.0]
         else:
-            rewards.append({"name": reward, "weight": 0.0})
+            rewards.append({**(reward if isinstance(reward, dict) else {"name": reward}), "weight": 0.0})
     args.rewards = rewards
+
+
+def _name(selected: str | dict[str, Any]) -> str:
+    return str(selected["name"]) if isinstance(selected, dict) else selected
 
 
 def print_task(model: str | None, embedded: Path, data: str, why: str) -> None:

@@ -47,5 +47,5 @@ def test_the_header_names_every_extra(path: Path) -> None:
     (named,) = re.findall(r"^# Needs: pip install 'trl-grpo-ext\[(.*)\]'\.$", path.read_text(), re.MULTILINE)
     chosen = yaml.safe_load(path.read_text())
     wanted = {"deepspeed": str(chosen.get("engine")).startswith("zero"), "vllm": chosen.get("use_vllm", False)}
-    wanted["real"] = chosen.get("model_name_or_path") == "smollm2"
+    wanted |= {"real": chosen.get("model_name_or_path") == "smollm2", "reasoning_gym": "tasks" in chosen}
     assert named.split(",") == ["recipes", *(extra for extra, needed in wanted.items() if needed)]
