@@ -82,7 +82,7 @@ def half_of_the_groups(prompts: list[str], completions: list[str], **columns: An
 RUNS: dict[str, dict[str, Any]] = {
     "weights, compact, records, a guarded reward, evaluation": {
         "reward_funcs": [length_reward, sometimes],
-        "rewards": [{"name": "think_format", "guard": {"workers": 0}}],
+        "rewards": [{"name": "think_format", "guard": {"retries": 1}}],
         "loss_aggregation": "token_mean",
         "compact_updates": "exact",
         "token_records": 4,

@@ -90,7 +90,6 @@ def test_the_outcomes_advantage_for_all_turns_is_trls(tool_model: Path, tmp_path
     assert len({*trl._logs["rewards"]["last_letters"]}) > 1
     hooks: dict[str, list[Any]] = {
         "off": [],
-        "completion": [{"name": "turn_rewards", "baseline": "completion"}],
         "turn": ["turn_rewards"],
         "outcome": [{"name": "turn_rewards", "form": "turn_plus_outcome"}],
         "episodes": [{"name": "gigpo", "step_weight": 0.0, "normalise": True}],
