@@ -292,8 +292,7 @@ class Rollout:
             tools.
         turns_B_T: The number of a token's turn, from 0; -1 where the model did not write the token. Integer. Answers of
             a tool or an environment separate turns; without them the whole completion is turn 0.
-        turns: Returns a row's turns with their texts, tool calls and results. Raises if the completion's messages
-            cannot be matched with its tokens.
+        turns: Returns a row's turns. Raises if the completion's messages cannot be matched with its tokens.
         truncated_B: Whether a completion ended at the limit, without an end-of-sequence token.
         rewards_B_K: Each function's reward; NaN where the function returned None. After them, a column per shaper with
             what it added; NaN where no function gave a value.

@@ -21,13 +21,9 @@ class KLInReward:
     - `form: completion` is a shaper, `r'_i = r_i - β Σ_t KL_t`: the whole penalty is a part of the completion's reward
       before the group is compared, so what counts is how much more a completion pays than the others.
 
-    `L` is the completion's last live token and sums run over its live tokens; `L-t` and `s-t` count live tokens, so
-    what a tool wrote is passed over. `KL_s` estimates how far the policy that generated is from the reference at token
-    `s`, with `ℓ = log π_old` and `r = log π_ref` of the sampled token:
-
-    - `k1`: `ℓ - r`,
-    - `k2`: `(ℓ - r)² / 2`,
-    - `k3`: `exp(r - ℓ) - (r - ℓ) - 1`.
+    `L` is the completion's last live token; sums run over live tokens, and `L-t` and `s-t` count them. `KL_s` estimates
+    how far the policy that generated is from the reference at token `s`, with `ℓ = log π_old` and `r = log π_ref`: k1
+    is `ℓ - r`, k2 `(ℓ - r)² / 2`, k3 `exp(r - ℓ) - (r - ℓ) - 1`.
 
     As a reward with γ = 1, k1 has the gradient of the KL divergence; k2 and k3 have not, nor has TRL's own penalty
     (`beta`), k3 in the loss. With `beta` above 0 the penalty counts twice.
@@ -225,12 +221,11 @@ class SelfDistilled:
     def __init__(
         self, *, prompt: str = "teacher_prompt", teacher: str = POLICY, strength: float = 1.0, clip: float = 0.2
     ) -> None:
-        def share(parameter: str, value: object) -> float:
-            return checked_number(f"self_distilled: {parameter}", value, "above 0 and at most 1", lambda x: 0 < x <= 1)
-
+        wanted = "above 0 and at most 1"
         self.teacher = teacher_of("self_distilled", teacher, checked_text("self_distilled: prompt", prompt))
         self.needs, self.teachers = needs_of(self.teacher)
-        self.strength, self.clip = share("strength", strength), share("clip", clip)
+        self.strength = checked_number("self_distilled: strength", strength, wanted, lambda x: 0 < x <= 1)
+        self.clip = checked_number("self_distilled: clip", clip, wanted, lambda x: 0 < x <= 1)
 
     def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
         """Return the new advantages `(B, T)`."""

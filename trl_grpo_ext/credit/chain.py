@@ -146,10 +146,8 @@ def refuse_discarded(hooks: Sequence[Any], aggregation: Any = None) -> None:
     roles = [(role_of(hook), hook) for hook in hooks]
     estimators = [hook for role, hook in roles if role == "estimator"]
     shapers = [hook for role, hook in roles if role == "shaper"]
-    makers, masks, givers = (
-        [hook for hook in hooks if getattr(hook, flag, False)]
-        for flag in ("makes_signal", "masks_zero_variance", "signal_everywhere")
-    )
+    flags = ("makes_signal", "masks_zero_variance", "signal_everywhere")
+    makers, masks, givers = ([hook for hook in hooks if getattr(hook, flag, False)] for flag in flags)
 
     def refuse(first: Any, second: Any, what: str, advice: str = "Keep one of them.") -> None:
         raise ConfigurationError(f"{what.format(repr(plugin_label(first)), repr(plugin_label(second)))} {advice}")

@@ -1,12 +1,9 @@
 """The turns of a completion with tools or an environment: their tokens, tool calls and answers.
 
-TRL concatenates the tokens of a conversation and never renders it again: tokens that the model sampled alternate with
-those that the chat template writes for the tools' answers, and the tool mask distinguishes them. So a turn is a run of
-tokens that the model wrote, even if a template would render the messages differently (some drop the thoughts of earlier
-turns). Messages are matched with these runs one by one, or not at all if their numbers differ.
-
-Within a turn, the tokenizer's `response_template`, with which TRL parses messages too, locates the content and the
-calls, which must agree with the message.
+TRL concatenates the tokens of a conversation and never renders it again. So a turn is a run of tokens that the model
+wrote, by the tool mask, even if a template would render the messages differently (some drop the thoughts of earlier
+turns). Messages are matched with these runs one by one, or not at all if their numbers differ. Within a turn, the
+tokenizer's `response_template`, with which TRL parses messages too, locates the content and the calls.
 """
 
 from __future__ import annotations
@@ -28,8 +25,7 @@ Exchange = tuple[Mapping[str, Any], list[Mapping[str, Any]]]
 
 
 def is_tool_error(content: Any) -> bool:
-    """Whether a tool message reports an error: TRL writes `{'error': '...'}` if the tool raised; tools may do so
-    too."""
+    """Whether a tool message reports an error: TRL writes `{'error': '...'}` if the tool raised."""
     return isinstance(content, str) and _ERROR.fullmatch(content) is not None
 
 
@@ -82,8 +78,8 @@ def read_turns(
     runs, pairs = true_runs(by_model), exchanges(completion)
     if len(pairs) != len(runs) and len(pairs) > 1:
         raise AlignmentError(
-            f"The completion has {len(pairs)} assistant messages, but its tokens have {len(runs)} turns (runs of "
-            "tokens that the model wrote). Return messages and a mask (env_mask) of the same turns."
+            f"The completion has {len(pairs)} assistant messages, but its tokens have {len(runs)} turns (runs that the "
+            "model wrote). Return messages and a mask (env_mask) of the same turns."
         )
     matched: Sequence[Exchange | None] = pairs if len(pairs) == len(runs) else [None] * len(runs)
     spoken = _Spoken.of(tokenizer, ids, text, offsets)
@@ -247,11 +243,7 @@ _Place = tuple[int, int]
 
 
 def _found(template: Any, raw: str) -> Iterator[tuple[Any, _Place, _Place, Mapping[str, str]]]:
-    """Each field that a template finds: the field, its place with and without its markers, and named groups.
-
-    The earliest marker comes next, or of several at one place the longest. The field without an opening marker is the
-    rest.
-    """
+    """Each field that a template finds: the field, its place with and without its markers, and named groups."""
     rest = template.fields[template.implicit] if template.implicit else None
     place = 0
     while True:
@@ -280,8 +272,7 @@ def _found(template: Any, raw: str) -> Iterator[tuple[Any, _Place, _Place, Mappi
 def _content(
     message: Mapping[str, Any], text: str, characters: tuple[int, int], fields: Sequence[_Field]
 ) -> tuple[int, int] | None:
-    """Where a message's content stands in the text: the whole turn, where the template finds it, or where it occurs
-    exactly once."""
+    """Where a message's content stands in the text; None where it occurs twice or not at all."""
     content, (start, end) = message.get("content"), characters
     if not isinstance(content, str):
         return None
