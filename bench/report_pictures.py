@@ -63,7 +63,7 @@ def take(driver: Any, page: Path, hostile: Path, into: Path) -> None:
     driver.execute_script("document.querySelector('#figures h3').scrollIntoView({block: 'start'})")
     save(driver, into / "report_light.png")
     prefer_colours(driver, "dark")
-    look_at_a_token(driver, "#completions")
+    look_at_a_token(driver, ".legend")
     save(driver, into / "report_dark.png")
     set_device(driver, 390, 844, mobile=True)
     prefer_colours(driver, "light")

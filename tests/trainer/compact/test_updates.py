@@ -34,7 +34,6 @@ MODULE = "trl_grpo_ext.trainer"
         ({"loss_type": "grpo", "trainer_arguments": {"advantage_hooks": [Bonus()]}}, ALL_ROWS_RUN),
         ({"loss_type": "bnpo", "trainer_arguments": {"advantage_hooks": [Bonus()]}}, SORTED),
     ],
-    ids=str,
 )
 def test_more_freedom_would_give_another_gradient(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, configured: dict[str, Any], lifted: Freedom
