@@ -136,10 +136,10 @@ class Manifest:
 
     def line(self) -> str:
         """Every plugin and its origin in one line; empty if there is none."""
-        by_kind: dict[Kind, list[str]] = {}
+        by_kind: dict[Kind, dict[str, None]] = {}
         for record in self.plugins:
             if record.inside is None:
-                by_kind.setdefault(record.kind, []).append(f"{_text(record.name)} ({_text(record.origin)})")
+                by_kind.setdefault(record.kind, {})[f"{_text(record.name)} ({_text(record.origin)})"] = None
         return "; ".join(
             f"{LABELS[kind]}{'s' * (len(names) > 1)} {', '.join(names)}" for kind, names in by_kind.items()
         )
