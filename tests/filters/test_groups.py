@@ -93,7 +93,7 @@ def test_several_as_one() -> None:
     assert AllOf(filters=[Novel(), Signal()]).filters[1].__name__ == "signal"
     with pytest.raises(PluginParameterError, match="must be a list of group filters"):
         load_group_filter({"name": "all_of", "filters": []})
-    with pytest.raises(ConfigurationError, match="not a list: combine"):
+    with pytest.raises(ConfigurationError, match="not a list"):
         load_group_filter(["signal", "novel"])
     with pytest.raises(UnknownPluginError, match=r"all_of.*in filters\[1\]: .*'nvel'.*Did you mean 'novel'"):
         load_group_filter({"name": "all_of", "filters": ["signal", "nvel"]})

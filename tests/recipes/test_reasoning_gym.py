@@ -58,7 +58,7 @@ def test_what_cannot_be_a_mixture_is_refused(task: Any) -> None:
         with pytest.raises(task.RecipeError, match="at least one task"):
             task.make_problems(tasks, sizes, 0, examples=0, extract="whole")
     assert not task.make_problems([{"name": "gcd", "max_value": 2}], (8, 100), 0, examples=0, extract="whole")[0]
-    with pytest.raises(ConfigurationError, match="'no_such_task' cannot be made"):
+    with pytest.raises(ConfigurationError, match="'no_such_task'"):
         task.make_problems(["no_such_task"], (8, 8), 0, examples=0, extract="whole")
 
 

@@ -414,7 +414,6 @@ def test_only_the_public_face_of_trl_is_imported() -> None:
     assert imported
     assert {module for module, _ in imported} == {"trl", "trl.models", "trl.trainer.utils"}
     assert {name for module, name in imported if module == "trl.trainer.utils"} == {
-        "RepeatSampler",
         "add_fused_lm_head",
         "pad",
         "use_adapter",

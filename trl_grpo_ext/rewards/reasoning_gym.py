@@ -134,7 +134,7 @@ def reasoning_gym_rows(task: str, seed: int, size: int, **config: Any) -> list[d
     Raises:
         ConfigurationError: There is no such task, or it does not take this configuration.
     """
-    settings = json.dumps({"size": size, **config})
+    settings = json.dumps({"size": max(size, 1), **config})  # no task takes 0
     dataset = _dataset(task, seed, settings)
     if isinstance(dataset, str):
         raise ConfigurationError(f"reasoning_gym: {dataset}")
