@@ -413,7 +413,7 @@ AFTER_A_MARKER = [*("9", " ", "1=", "x=", "one ", "1 a ", "not the ", "{", "("),
 
 
 def test_hostile_texts_are_read_in_time_that_is_linear_in_them() -> None:
-    """A scan that is not would take minutes for one of them."""
+    """A scan that is not would take minutes for one of them; and none hides the answer after it."""
     texts = [unit * (LONG // len(unit)) for unit in REPEATED]
     texts += ["The answer is " + unit * (LONG // len(unit)) for unit in AFTER_A_MARKER]
     texts += ["\\boxed{" * (LONG // 14) + "}" * (LONG // 14), "{" * LONG + "18" + "}" * LONG, "1e" + "9" * LONG]
@@ -421,6 +421,7 @@ def test_hostile_texts_are_read_in_time_that_is_linear_in_them() -> None:
     texts += ["".join(chr(c) for c in range(0x100, 0x100 + LONG) if not 0xD800 <= c < 0xE000)]
     for text in texts:
         extract_final_answer(text)
+        assert extract_final_answer(f"{text}\n#### 42") == 42, text[:20]
 
 
 def test_a_number_too_long_to_evaluate_equals_nothing_and_hides_nothing_behind_it() -> None:
