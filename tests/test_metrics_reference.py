@@ -111,7 +111,6 @@ RUNS: dict[str, dict[str, Any]] = {
         "per_device_eval_batch_size": 8,
         "pass_at_k": [1],
         "mean_at_k": True,
-        "prompt_rates": True,
         "trainer_arguments": {"eval_dataset": prompts(2)},
     },
     "a judge": {"rewards": [{"name": "judge", "model": "m", "criteria": "Is it right?"}]},

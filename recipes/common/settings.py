@@ -215,10 +215,10 @@ def samples_per_problem(args: GRPOConfig) -> int:
 def measure(args: GRPOExtConfig, *wanted: str | dict[str, Any]) -> None:
     """Add rewards with weight 0: they are measured, not trained on. If none is selected, train on the first.
 
-    By default pass@k and prompt rates use the first, too.
+    By default pass@k uses the first, too.
     """
     names = [_name(selected) for selected in args.rewards or []]
-    if (args.pass_at_k or args.mean_at_k or args.prompt_rates) and args.pass_thresholds is None:
+    if (args.pass_at_k or args.mean_at_k) and args.pass_thresholds is None:
         args.pass_thresholds = {_name(wanted[0]): 1.0}
     rewards: list[Any] = list(args.rewards or [])
     for reward in wanted:

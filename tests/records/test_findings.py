@@ -102,11 +102,6 @@ CASES: dict[str, tuple[History, str, tuple[int, int]]] = {
         (21, 28),
     ),
     "all are wrong": (history(frac_reward_zero_std=0.95, outcomes__exact__right=0.02), "all_wrong", (1, 1)),
-    "as prompt rates count them": (
-        history(groups__zero_variance=0.95, groups__all_solved=0.5, groups__none_solved=0.45),
-        "no_signal",
-        (1, 1),
-    ),
     "lengths run to the limit": (history(completions__clipped_ratio=lambda n: min(n / 30, 1.0)), "truncated", (14, 24)),
     "the limit is too short": (history(completions__clipped_ratio=0.9, reward=0.1), "truncated", (1, 1)),
     "the entropy is gone": (history(entropy=after(6, 1.5, 0.01), reward=0.3), "entropy_gone", (7, 15)),

@@ -1,11 +1,10 @@
-"""The manifest by itself: how two differ, what a source hash covers, hostile files and names, the model card."""
+"""The manifest by itself: how two differ, what a source hash covers, hostile files."""
 
 from __future__ import annotations
 
 import functools
 import json
 import math
-import re
 import sys
 from dataclasses import asdict, dataclass, replace
 from itertools import zip_longest
@@ -13,7 +12,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import markdown_it
 import pytest
 import torch
 from hypothesis import given
@@ -23,7 +21,7 @@ from trl_grpo_ext import load_advantage_hooks
 from trl_grpo_ext.errors import ManifestError
 from trl_grpo_ext.guard.guarded import guarded
 from trl_grpo_ext.plugins.loading import resolve
-from trl_grpo_ext.records.manifest import Manifest, PluginRecord, differences, section, version_notes, with_plugins
+from trl_grpo_ext.records.manifest import Manifest, PluginRecord, differences, version_notes
 from trl_grpo_ext.records.source import SourceReader, of_text
 
 # ---------------------------------------------------------------------------------------------- differences
@@ -346,54 +344,6 @@ def test_an_aggregation_is_known_only_while_it_is_the_one() -> None:
     other = resolve("loss_aggregation", "token_mean").object
     replaced = Manifest.of(bare([], (), other), loaded).plugins[0]
     assert (replaced.name, replaced.selected) == ("token_mean", False)
-
-
-# ---------------------------------------------------------------------------------------------- the model card
-
-HOSTILE = [
-    *(
-        "x | y",
-        "```\n```",
-        "<!-- trl-grpo-ext: end of plugins -->",
-        "<script>alert(1)</script>",
-        "[click](http://evil)",
-        "line\n\n# two",
-        "--> end",
-        "\x1b[31m",
-    ),
-    " padded ",
-]
-
-
-@pytest.mark.parametrize("text", HOSTILE)
-def test_hostile_names_are_shown_and_obeyed_nowhere(text: str) -> None:
-    record = PluginRecord("reward", text, text, text, text, {text: text}, 1.0, inside=text)
-    card = section(Manifest((record, FOCAL), {"trl-grpo-ext": "0.1.0"}))
-    tokens = markdown_it.MarkdownIt("gfm-like", {"linkify": False}).parse(card)
-    kinds = [token.type for token in tokens if token.type != "inline"]
-    assert kinds == [
-        *("html_block", "heading_open", "heading_close", "paragraph_open", "paragraph_close", "fence", "html_block")
-    ]
-    (fence,) = [token.content for token in tokens if token.type == "fence"]
-    shown, plain = map(json.loads, fence.splitlines())
-    assert (shown["name"], shown["inside"], shown["parameters"]) == (text, text, {text: text})
-    assert plain["parameters"] == {"gamma": 2.0}
-    assert re.fullmatch(r"[ -~\n]*", card)
-    again = with_plugins(with_plugins("# T\n", Manifest((record,))), Manifest((FOCAL,)))
-    assert again == with_plugins("# T\n", Manifest((FOCAL,)))
-
-
-@pytest.mark.parametrize("card", ["# T\n\ntext\n\n## Citations\n\nCite\n", ""])
-def test_the_section_is_there_once_however_often_it_is_written(card: str) -> None:
-    old = Manifest((FOCAL,), {"trl-grpo-ext": "0.1.0"})
-    once = with_plugins(card, old)
-    assert with_plugins(once, old) == once
-    assert once.count("## Plugins") == 1
-    renewed = with_plugins(once, Manifest((replace(FOCAL, name="other"),)))
-    assert '"other"' in renewed
-    assert '"focal"' not in renewed
-    for line in card.splitlines():
-        assert line in renewed.splitlines()
 
 
 def test_a_hooks_role_is_recorded_and_a_manifest_older_than_roles_is_read() -> None:

@@ -51,12 +51,12 @@ def test_a_batch_on_its_way_is_taken_once_and_not_too_early() -> None:
 # ---------------------------------------------------------------------------------------------- nothing silently off
 
 
-@pytest.mark.parametrize("given", ["rewards", "prompt_rates", "pass_at_k", "nothing"])
+@pytest.mark.parametrize("given", ["rewards", "pass_at_k", "nothing"])
 def test_phases_are_timed_wherever_anything_of_ours_is_used(tiny_model: Path, tmp_path: Path, given: str) -> None:
     rewards: Any = load_rewards(["think_format"]) if given == "rewards" else length_reward
-    thresholds = {"pass_thresholds": {"length_reward": 0.5}}
-    settings: dict[str, Any] = {"prompt_rates": {"prompt_rates": True, **thresholds}}.get(given, {})
-    settings = {"pass_at_k": [1], **thresholds} if given == "pass_at_k" else settings
+    settings: dict[str, Any] = {}
+    if given == "pass_at_k":
+        settings = {"pass_at_k": [1], "pass_thresholds": {"length_reward": 0.5}}
     data = {"eval_dataset": prompts(2)} if given == "pass_at_k" else {}
     run = train(tiny_model, tmp_path, reward_funcs=rewards, max_steps=1, trainer_arguments=data, **settings)
     timed = [name for log in run.trainer.state.log_history for name in log if name.startswith("time/")]

@@ -144,7 +144,7 @@ def test_an_evaluation_says_what_its_own_completions_say(tiny_model: Path, tmp_p
         ({"mean_at_k": 8}, "mean_at_k must be true or false, got 8"),
         ({"pass_at_k": [1], "pass_thresholds": {"a": "high"}}, "{reward: number}, got 'a': 'high'"),
         ({"pass_at_k": [1], "pass_thresholds": "a: [1"}, "pass_thresholds is not YAML"),
-        ({"pass_thresholds": {"a": 1.0}}, "no effect without pass_at_k, mean_at_k or prompt_rates"),
+        ({"pass_thresholds": {"a": 1.0}}, "no effect without pass_at_k or mean_at_k"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(tmp_path: Path, settings: dict[str, Any], message: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 import warnings
@@ -203,19 +202,6 @@ def test_a_damaged_training_state_is_not_resumed_in_silence(
         (checkpoint / name).write_bytes(content[:third] + bytes(third) + content[2 * third :])
     with pytest.raises(CheckpointError, match=f"Cannot resume from .*{says}"):
         resume(tiny_model, tmp_path, tmp_path / "out")
-
-
-# ---------------------------------------------------------------------------------------------- the model card
-
-
-def test_the_model_card_lists_them_once(run: Path, tiny_model: Path) -> None:
-    card = (run / "README.md").read_text()  # written twice, at each checkpoint
-    assert card.count("## Plugins") == 1
-    version = Manifest.read(run / FILE).versions["trl-grpo-ext"]
-    rows = [json.loads(line) for line in card.splitlines() if line.startswith('{"kind"')]
-    (hook,) = [row for row in rows if row["name"] == "segment_weights"]
-    assert (hook["distribution"], hook["version"], hook["parameters"]) == ("trl-grpo-ext", version, {"answer": 2.0})
-    assert card.index("### Framework versions") < card.index("## Plugins") < card.index("## Citations")
 
 
 # ---------------------------------------------------------------------------------------------- several processes

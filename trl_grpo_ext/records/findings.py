@@ -257,13 +257,10 @@ def without_signal(run: RunFacts) -> Iterator[Finding]:
     def later(curve: Curve) -> float:
         return float(np.mean([value for step, value in zip(curve.steps, curve.values, strict=True) if step >= since]))
 
-    if "groups/all_solved" in run.keys:
-        right, wrong = (later(run.curve(f"groups/{which}_solved")) for which in ("all", "none"))
-    elif (share := _share_right(run)) is not None:
+    right = wrong = 0.0
+    if (share := _share_right(run)) is not None:
         # At most the groups with signal are mixed, so there are at least so many of each.
         right, wrong = max(later(share) - (1 - silent), 0.0), max(silent - later(share), 0.0)
-    else:
-        right = wrong = 0.0
     name = "all_right" if right > 2 * wrong else "all_wrong" if wrong > 2 * right else "no_signal"
     split = f": {right:.0%} are all right, {wrong:.0%} all wrong" if right + wrong else ""
     sentence = f"{silent:.0%} of the groups have no signal{split} (reward {_number(later(run.reward))})"

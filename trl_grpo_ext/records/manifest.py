@@ -22,7 +22,7 @@ from typing import Any
 
 from ..errors import ManifestError
 from ..guard.calls import is_model
-from ..guard.untrusted import escape
+from ..guard.untrusted import one_line
 from ..plugins.kinds import KINDS, LABELS
 from ..plugins.loading import Kind, Loaded, LoadedList
 from ..plugins.metadata import installed_distributions, installed_version, owner_of, provenance
@@ -359,10 +359,6 @@ def plain_value(value: Any) -> Any:
 # -------------------------------------------------------------------------------------------------- how two differ
 
 
-_MOST_CHARACTERS = 200
-"""Of a value in a sentence."""
-
-
 def differences(old: Manifest, new: Manifest) -> list[str]:
     """List the differences between the plugins of two manifests; empty if there are none.
 
@@ -424,7 +420,7 @@ def _changes(old: PluginRecord, new: PluginRecord) -> Iterator[str]:
         yield "its source differs, although its version does not"
     for key in {**before, **here}:
         if key not in before or key not in here or not _same(before[key], here[key]):
-            texts = [_cut(json.dumps(of[key])) if key in of else "not set" for of in (before, here)]
+            texts = [_text(json.dumps(of[key])) if key in of else "not set" for of in (before, here)]
             yield f"{_text(key)} {texts[0]} in the checkpoint, {texts[1]} here"
 
 
@@ -445,42 +441,5 @@ def _same(old: Any, new: Any) -> bool:
 
 
 def _text(value: str | None) -> str:
-    """A string from a file or a plugin, without control characters."""
-    return _cut(escape(str(value)))
-
-
-def _cut(text: str) -> str:
-    half = _MOST_CHARACTERS // 2
-    return text if len(text) <= _MOST_CHARACTERS else f"{text[:half]} ... {text[-half:]}"
-
-
-# -------------------------------------------------------------------------------------------------- the model card
-
-
-_BEGIN, _END = "<!-- trl-grpo-ext: plugins -->", "<!-- trl-grpo-ext: end of plugins -->"
-_SECTION = re.compile(rf"\n*{re.escape(_BEGIN)}.*?{re.escape(_END)}\n*", re.DOTALL)
-_CITATIONS = re.compile(r"^## Citations?$", re.MULTILINE)
-
-
-def with_plugins(card: str, manifest: Manifest) -> str:
-    """Add the section on plugins to a model card, before the citations or at the end, or replace an earlier one."""
-    card = _SECTION.sub("\n\n", card)
-    found = _CITATIONS.search(card)
-    at = found.start() if found else len(card)
-    before, after = card[:at].rstrip("\n"), card[at:].lstrip("\n")
-    return f"{before}\n\n{section(manifest)}\n" + (f"\n{after}" if after else "")
-
-
-def section(manifest: Manifest) -> str:
-    """The section as Markdown, between two comments that mark it: a line of JSON for each plugin.
-
-    Whatever a name holds, JSON in ASCII keeps it on its line, inside the fence, and makes no comment of it.
-    """
-    shown = ("kind", "name", "inside", "distribution", "version", "target", "weight", "parameters")
-    lines = []
-    for record in manifest.plugins:
-        facts = {name: getattr(record, name) for name in shown} | record.switches
-        line = json.dumps({name: value for name, value in facts.items() if value is not None})
-        lines.append(line.replace("<", "\\u003c").replace(">", "\\u003e").replace("\x7f", "\\u007f"))
-    title = f"Trained with trl-grpo-ext {_text(manifest.versions.get('trl-grpo-ext'))} and these plugins:"
-    return "\n".join([_BEGIN, "## Plugins", "", title, "", "```json", *lines, "```", _END])
+    """A string from a file or a plugin, for a sentence."""
+    return one_line(value, 200)

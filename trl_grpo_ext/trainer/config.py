@@ -63,8 +63,6 @@ class GRPOExtConfig(GRPOConfig):
         mean_at_k: An evaluation reports `mean@n`: the mean reward of a problem's `num_generations_eval` completions,
             over the problems.
         pass_thresholds: By reward name, the least value that passes. None means 1.0 for the run's only reward.
-        prompt_rates: Write to the output folder how many completions of each group solved their prompt, by
-            `pass_thresholds` (see `trl_grpo_ext.records.prompt_rates`).
 
     Raises:
         ConfigurationError: A selection is malformed, or weights are given twice.
@@ -85,7 +83,6 @@ class GRPOExtConfig(GRPOConfig):
     pass_at_k: list[int] | None = None
     mean_at_k: bool = False
     pass_thresholds: dict[str, Any] | str | None = None
-    prompt_rates: bool = False
 
     def __post_init__(self) -> None:
         """Check the selections against the installed plugins' metadata, after TRL's own checks."""
@@ -108,8 +105,6 @@ class GRPOExtConfig(GRPOConfig):
         if limit is not None and not (_is_number(limit, int | float) and limit > 0):
             raise ConfigurationError(f"reward_timeout must be a number of seconds above 0, or None, got {limit!r}.")
         self.pass_thresholds = _thresholds(self.pass_thresholds)
-        if not isinstance(self.prompt_rates, bool):
-            raise ConfigurationError(f"prompt_rates must be true or false, got {self.prompt_rates!r}.")
         super().__post_init__()
         self._check_pass_at_k()
         weighted = [r for r in self.rewards or [] if isinstance(r, dict) and "weight" in r]
@@ -135,9 +130,9 @@ class GRPOExtConfig(GRPOConfig):
             raise ConfigurationError(
                 f"mean_at_k must be true or false, got {self.mean_at_k!r}: the mean is over num_generations_eval."
             )
-        if self.pass_thresholds is not None and not (self.pass_at_k or self.mean_at_k or self.prompt_rates):
+        if self.pass_thresholds is not None and not (self.pass_at_k or self.mean_at_k):
             raise ConfigurationError(
-                f"pass_thresholds={self.pass_thresholds!r} has no effect without pass_at_k, mean_at_k or prompt_rates."
+                f"pass_thresholds={self.pass_thresholds!r} has no effect without pass_at_k or mean_at_k."
             )
 
 

@@ -34,7 +34,6 @@ from ..plugins.loading import (
 )
 from ..records.log import LiveLog
 from ..records.manifest import Manifest
-from ..records.prompt_rates import PromptRates, shares_of, solved_groups
 from ..records.settings import write_settings
 from ..records.token_records import TokenRecorder
 from ..types import Rollout, Totals
@@ -59,7 +58,7 @@ from .live.summary import use_console_summary
 from .logps import Models, Scorer, Scores
 from .loss_trial import ForwardPass, LossOf
 from .own_loss import OwnLoss, reward_positions
-from .pass_at_k import columns_of, pass_at_k_of
+from .pass_at_k import pass_at_k_of
 from .phase_times import PhaseClock
 from .plugin_records import PluginRecords
 from .reaggregation import LossForward, Reaggregation, trl_weights
@@ -169,11 +168,6 @@ class Extension:
         self._resampling = self._make_resampling()
         self._recorder = TokenRecorder(settings.token_records, args.seed) if settings.token_records else None
         self._pass_at_k = pass_at_k_of(settings, facts, evaluates=evaluates)
-        self._prompt_rates: PromptRates | None = None
-        if settings.prompt_rates:
-            columns = columns_of(settings.pass_thresholds, facts.reward_names)
-            self._prompt_rates = PromptRates(columns, facts.group_size(training=True))
-            trl.add_callback(self._prompt_rates)
         self.reaggregation: Reaggregation | None = None
         if self.loss_aggregation is not None:
             self.reaggregation = Reaggregation(self.loss_aggregation, facts, trl.loss_type, self.agreement.section)
@@ -264,8 +258,8 @@ class Extension:
 
     @property
     def _has_plugins(self) -> bool:
-        beside = (self.compact, self._pass_at_k, self._prompt_rates)
-        return self._reward_plugins or self._needs_rollout or any(one is not None for one in beside)
+        beside = self.compact is not None or self._pass_at_k is not None
+        return self._reward_plugins or self._needs_rollout or beside
 
     @property
     def _acts_at_forward(self) -> bool:
@@ -365,20 +359,11 @@ class Extension:
             watch.check_finite(rewards_N_K, names)
         if self._pass_at_k is not None:
             self._pass_at_k.add(rewards_N_K)
-        if self._prompt_rates is not None and trl.model.training:
-            self._write_rates(self._prompt_rates, [row.get("prompt") for row in inputs], rewards_N_K)
         self.add_metrics(watch.counts(rewards_N_K, names, self.facts.gather))
         if sampling is not None:
             seen = (inputs, prompts, completions, completion_ids, rewards_N_K)
             sampling.scored = ScoredBatch(*seen, **watch.extras, tool_masks=sampling.tool_masks)
         return self._shape_rewards(sampling) if self.shapes else rewards_N_K
-
-    def _write_rates(self, rates: PromptRates, prompts: Sequence[Any], rewards_N_K: torch.Tensor) -> None:
-        groups = solved_groups(rewards_N_K, rates.thresholds, rates.group_size)
-        prompts_N = gather_object(list(prompts))
-        if self._trainer.accelerator.is_main_process:
-            rates.write(self._trainer.state.global_step, prompts_N[:: rates.group_size], groups)
-        self.add_metrics(shares_of(groups))
 
     def _shape_rewards(self, sampling: Sampling | None) -> torch.Tensor:
         """The rewards of all ranks, with a column for what each shaper adds."""

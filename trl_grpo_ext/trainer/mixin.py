@@ -15,7 +15,6 @@
 | `_get_per_token_logps_and_entropies` | passes sorted, prompts shared; forward hooks; what the KL term needs |
 | `log` | the token records written |
 | `_save`, `save_model` | the manifest beside the weights |
-| `create_model_card` | a table of the plugins |
 
 With no plugin selected every method returns what the inherited one returned. What we add is in `extension`: everything
 of ours that is neither an override nor public lives in the one attribute `_trl_grpo_ext`, so no private name of a
@@ -192,11 +191,6 @@ class GRPOExtMixin(_Next):
         super().save_model(output_dir, *arguments, **keywords)
         if self.is_fsdp_enabled:  # which does not call `_save` for a sharded state
             self._trl_grpo_ext.plugin_records.write_beside_weights(output_dir)
-
-    def create_model_card(self, model_name: str | None = None, *arguments: Any, **keywords: Any) -> None:
-        """Write the model card as TRL does, with a section on the plugins."""
-        super().create_model_card(model_name, *arguments, **keywords)
-        self._trl_grpo_ext.plugin_records.add_to_model_card()
 
 
 class GRPOExtTrainer(GRPOExtMixin, GRPOTrainer):

@@ -111,7 +111,7 @@ def columns_of(thresholds: Mapping[str, float] | None, reward_names: Sequence[st
     if thresholds is None:
         if len(names) != 1:
             raise ConfigurationError(
-                f"pass_at_k, mean_at_k and prompt_rates need to know which reward decides: the run has "
+                f"pass_at_k and mean_at_k need to know which reward decides: the run has "
                 f"{', '.join(names)}. Name it, with the least value that passes: pass_thresholds: {{{names[0]}: 1.0}}."
             )
         thresholds = {names[0]: 1.0}

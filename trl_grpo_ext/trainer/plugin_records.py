@@ -18,7 +18,7 @@ from transformers.trainer_utils import get_last_checkpoint
 from ..errors import ManifestError
 from ..guard.agreement import Agreement
 from ..records.checkpoints import STATE, check_resumed, starts_afresh
-from ..records.manifest import FILE, Manifest, differences, version_notes, with_plugins
+from ..records.manifest import FILE, Manifest, differences, version_notes
 from ..records.settings import FILE as SETTINGS
 
 
@@ -47,12 +47,6 @@ class PluginRecords:
         """Write the manifest where weights were saved."""
         if self._args.should_save:
             self._manifest.write(Path(output_dir or self._args.output_dir) / FILE)
-
-    def add_to_model_card(self) -> None:
-        """Add the plugins to the model card."""
-        card = Path(self._args.output_dir) / "README.md"
-        if self._main_process and card.is_file():
-            card.write_text(with_plugins(card.read_text(encoding="utf-8"), self._manifest), encoding="utf-8")
 
     def _write(self, folder: Path, write_settings: Callable[[Path], None]) -> None:
         file, what = FILE, "plugins"

@@ -51,7 +51,6 @@ METHODS: dict[str, tuple[str, ...]] = {
     "_get_train_sampler": ("self", "dataset"),
     "_remove_unused_columns": ("self", "dataset", "description"),
     "_save": ("self", "output_dir"),
-    "create_model_card": ("self", "model_name"),
     "save_model": ("self", "output_dir"),
     "train": ("self", "resume_from_checkpoint"),
     "training_step": ("self", "model", "inputs"),

@@ -216,11 +216,6 @@ PLOTS: tuple[Plot, ...] = (
         _of_metrics(
             Panel("groups without spread in the reward", ["frac_reward_zero_std"], share=True),
             Panel("groups without spread, by the plugins' count", ["groups/zero_variance"], share=True),
-            Panel(
-                "groups whose prompt was solved by",
-                [Series("groups/all_solved", "all completions"), Series("groups/none_solved", "none")],
-                share=True,
-            ),
         ),
     ),
     Plot(
