@@ -208,14 +208,6 @@ def _future(selection: Any) -> Mapping[str, Any]:
     return {"advantage after": _after_forward(selection, [1.0], moved, zeros, old_logps_B_T=zeros)[0]}
 
 
-COVARIED = ((0.0, -3.0, -2.0), (-2.0, -5.0, 0.0))
-
-
-def _covariance(selection: Any) -> Mapping[str, Any]:
-    logps = _rows(COVARIED)
-    return {"advantages after": _after_forward(selection, [1.0, -1.0], logps, -logps)}
-
-
 GENERATED, NOW = (0.6, 0.45, 0.01, 0.7), (0.9, 0.5, 0.05, 0.3)
 
 
@@ -255,11 +247,6 @@ EXAMPLES: dict[str, Worked] = {
         {"name": "normalised", "epsilon": 1e-9},
         _FOUR,
         note="σ is √2: the squares sum to 6, over three degrees of freedom.",
-    ),
-    "quantile_baseline": _estimator(
-        {"name": "quantile_baseline", "quantile": 0.4, "scale": False},
-        _FOUR,
-        note="Sorted they are 0, 0, 1, 3; 0.4 of the way, at place 1.2 from 0, is 0.2.",
     ),
     "best_margin": _estimator({"name": "best_margin", "scale": False}, _FOUR),
     "max_only": _estimator("max_only", _FOUR),
@@ -438,14 +425,6 @@ EXAMPLES: dict[str, Worked] = {
         {"log π − log π_old": MOVED, "advantage before": (1.0,) * 3},
         _future,
         "A half-life of one token: F is 0.125, 0.05 and 0.1.",
-    ),
-    "covariance_clip": Worked(
-        {"name": "covariance_clip", "low": 1.0, "high": 5.0, "ratio": 0.3334},
-        completions(2),
-        {"log π": COVARIED, "advantage before": (1.0, -1.0)},
-        _covariance,
-        "The mean of log π is −2 and that of the advantages 0: the covariances are 2, −1, 0 and 0, 3, −2. A third "
-        "of six tokens is two.",
     ),
     "divergence_mask": Worked(
         {"name": "divergence_mask", "low": 0.2, "high": 0.2},

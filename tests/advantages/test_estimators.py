@@ -49,7 +49,7 @@ def advantages(selection: Any, rewards: Sequence[float], groups: Sequence[int] |
 # ---------------------------------------------------------------------------------------------- by hand
 
 ROOT2 = 2**0.5
-FEW, MANY = [1.0] * 2 + [0.0] * 6, [1.0] * 6 + [0.0] * 2
+FEW = [1.0] * 2 + [0.0] * 6
 PAIRS = [0.0, 1.0, 2.0, 6.0], [0, 0, 1, 1]
 BY_HAND: list[tuple[Any, list[float], list[int] | None, list[float]]] = [
     # μ = 1; deviations 0, -1, -1, 2; their squares sum to 6, so σ = √(6/3) = √2.
@@ -66,10 +66,6 @@ BY_HAND: list[tuple[Any, list[float], list[int] | None, list[float]]] = [
     # Two of eight: μ = 1/4; squares 2 · 9/16 + 6 · 1/16 = 3/2, so σ = √(3/14): .75/σ and -.25/σ.
     ({"name": "normalised", "epsilon": 1e-12}, FEW, None, [0.75 / (3 / 14) ** 0.5] * 2 + [-0.25 / (3 / 14) ** 0.5] * 6),
     ("mean_relative", FEW, None, [3] * 2 + [-1] * 6),
-    # The place of the quantile 0.4 is 2.8 of 0 .. 7: a failure of FEW, a success of MANY.
-    ({"name": "quantile_baseline", "scale": False}, FEW, None, [1] * 2 + [0] * 6),
-    ({"name": "quantile_baseline", "scale": False}, MANY, None, [0] * 6 + [-1] * 2),
-    ("quantile_baseline", FEW, None, [1 / ((3 / 14) ** 0.5 + 1e-4)] * 2 + [0] * 6),
     # r - μ = ∓.5 and ∓2, squares sum to 8.5; over the batch μ = 2.25, and squares sum to 20.75.
     ("batch_whitening", *PAIRS, [d / (8.5 / 3) ** 0.5 for d in (-0.5, 0.5, -2, 2)]),
     (

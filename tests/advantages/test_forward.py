@@ -103,33 +103,6 @@ class TestFutureKL:
         assert row == pytest.approx([1.2] * 900)
 
 
-def clipped(forward: Forward, advantages: torch.Tensor, **parameters: Any) -> Rows:
-    return after_forward(forward, advantages, "covariance_clip", **parameters)
-
-
-def test_covariance_clip_by_hand() -> None:
-    logps = padded([[0.0, -3.0, -2.0], [-2.0, -5.0, 0.0]])  # their mean is -2
-    advantages = torch.tensor([1.0, -1.0], dtype=torch.float64)
-    forward = make_forward(logps, -logps)
-    # Covariances: 2, -1, 0 and 0, 3, -2. Of 6 tokens a third is 2, a sixth is 1.
-    assert clipped(forward, advantages, ratio=1 / 3) == [[0, 1, 1], [-1, 0, -1]]
-    assert clipped(forward, advantages, ratio=1 / 6) == [[1, 1, 1], [-1, 0, -1]]
-    # At least one, however small the ratio; and by default the ratio is small.
-    assert clipped(forward, advantages) == [[1, 1, 1], [-1, 0, -1]]
-
-
-def test_covariance_clip_takes_only_what_lies_between_the_bounds() -> None:
-    logps = padded([[0.0, -3.0, -2.0], [-2.0, -5.0, 0.0]])
-    advantages = torch.tensor([1.0, -1.0], dtype=torch.float64)
-    forward = make_forward(logps, -logps)
-    assert clipped(forward, advantages, ratio=1.0, high=2.5) == [[0, 1, 1], [-1, -1, -1]]
-    assert clipped(forward, advantages, ratio=1.0, low=2.5) == [[1, 1, 1], [-1, 0, -1]]
-    assert clipped(forward, advantages, ratio=1.0, low=-1.5, high=2.5) == [[0, 0, 0], [0, -1, -1]]
-    assert clipped(forward, advantages, ratio=1.0, low=7.0, high=9.0) == [[1, 1, 1], [-1, -1, -1]]
-    # The bounds belong to it.
-    assert clipped(forward, advantages, ratio=1.0, low=2.0, high=3.0) == [[0, 1, 1], [-1, 0, -1]]
-
-
 class TestDivergenceMask:
     """`divergence_mask`: by hand, and what is left of the gradient beside the authors'."""
 

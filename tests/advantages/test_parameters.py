@@ -17,7 +17,6 @@ from trl_grpo_ext.plugins.building import import_plugin
 NAN, INF = math.nan, math.inf
 REFUSED: dict[str, dict[str, tuple[Any, ...]]] = {
     "normalised": {"epsilon": (0, NAN), "std_floor": (-0.1,), "std": ("unbiased",)},
-    "quantile_baseline": {"quantile": (0, 1), "scale": ("yes",), "epsilon": (0,)},
     "best_margin": {"scale": (1,), "epsilon": (0,)},
     "decoupled_normalisation": {"epsilon": (0, INF)},
     "running_baseline": {"decay": (-0.1, 1), "column": ("", 5)},
@@ -74,7 +73,6 @@ REFUSED: dict[str, dict[str, tuple[Any, ...]]] = {
         "ratio_cap": (1.0,),  # 0 as both are
         "safety_threshold": (0,),
     },
-    "covariance_clip": {"low": (NAN,), "high": (1.0,), "ratio": (0,)},
     "divergence_mask": {"low": (0, 1.1), "high": (-0.1, NAN)},
 }
 TOGETHER: dict[str, dict[str, Any]] = {
@@ -112,7 +110,6 @@ def test_every_parameter_refuses_what_it_cannot_take_with_name_and_value(info: A
         ("low_probability", {"alpha": 1}),
         ("group_mean_gae", {"gamma": 1, "gae_lambda": 0}),
         ("future_kl", {"epsilon_low": 1, "safety_threshold": None}),
-        ("covariance_clip", {"ratio": 1}),
         ("divergence_mask", {"low": 1, "high": 1}),
         ("process_rewards", {"gamma": 0, "coefficient": -1.0}),
         ("normalised", {"std_floor": 0}),

@@ -35,7 +35,6 @@ G, T, FEATURES, VOCABULARY = 4, 10, 6, 12
 PARAMETERS: Mapping[str, Mapping[str, Any]] = {
     "batch_whitening": {"std_floor": 1.0},  # or there would be nothing left to whiten
     "clip_advantages": {"low": -0.3, "high": 0.3},
-    "covariance_clip": {"low": 0.01, "high": 50.0, "ratio": 0.2},
     "decoupled_normalisation": {"epsilon": 0.3},  # or with one reward it is TRL's own, up to a factor
     "divergence_mask": {"low": 0.01, "high": 0.01},
     "future_kl": {"epsilon_low": 0.2},

@@ -22,7 +22,6 @@ from ..credit.groups import (
     group_count,
     group_extremes,
     group_mean,
-    group_quantile,
     group_std,
     group_sum,
 )
@@ -115,36 +114,6 @@ class Normalised(_Estimator):
             counts_N = group_count(rewards_N, groups_N).clamp(min=1)
             stds_N = stds_N * ((counts_N - 1) / counts_N).sqrt()
         return (rewards_N - group_mean(rewards_N, groups_N)) / (stds_N.clamp(min=self.std_floor) + self.epsilon)
-
-
-class QuantileBaseline(_Estimator):
-    """A completion's reward minus a quantile of its group's rewards: `A_i = (r_i - Q_K(r)) / (σ + ε)`.
-
-    With rewards of 0 and 1 the quantile is 0 if at most a share of about `1 - K` succeeds, else 1. So hard prompts
-    teach only by their successes and easy ones only by their failures, and most completions get exactly 0.
-
-    Source: Quantile Advantage Estimation (2509.22611), and its authors' code: the quantile is interpolated between the
-    two rewards beside it, σ is the sample's (n - 1), about the mean.
-
-    Departures: ε is 1e-4, theirs 1e-6.
-
-    Args:
-        quantile: K, above 0 and below 1. The authors use 0.4.
-        scale: Whether to divide by `σ + ε`.
-        epsilon: ε, in units of the reward; positive.
-    """
-
-    __name__ = "quantile_baseline"
-
-    def __init__(self, *, quantile: float = 0.4, scale: bool = True, epsilon: float = 1e-4) -> None:
-        wanted = "a number above 0 and below 1"
-        self.quantile = checked_number("quantile_baseline: quantile", quantile, wanted, lambda x: 0 < x < 1)
-        self.scale = checked_flag("quantile_baseline: scale", scale)
-        self.epsilon = checked_number("quantile_baseline: epsilon", epsilon, "a positive number", lambda x: x > 0)
-
-    def _advantages(self, rewards_N: torch.Tensor, groups_N: torch.Tensor, rollout: Rollout) -> torch.Tensor:
-        apart_N = rewards_N - group_quantile(rewards_N, groups_N, self.quantile)
-        return apart_N / (group_std(rewards_N, groups_N) + self.epsilon) if self.scale else apart_N
 
 
 class BestMargin(_Estimator):

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 
-from ..credit.groups import gather_groups, group_count, group_extremes, group_mean, group_sum
-from ..errors import ConfigurationError
 from ..guard.parameters import checked_flag, checked_number
 from ..types import Rollout
 
@@ -52,51 +48,3 @@ class LengthPower:
         powers_N = torch.where(live_N, (lengths_N / shortest) ** -self.alpha, 0.0)
         weights_N = powers_N / powers_N.sum().clamp(min=1.0)
         return rollout.mask_B_T * weights_N[rollout.local_rows].unsqueeze(1)
-
-
-class LengthSoftmax:
-    """A token mean with each completion scaled by its relative length in the group: `w = f_i / Σ_j |o_j|`.
-
-    `f_i = G softmax_i(h_i^λ)` with `h_i = 1 + r z_i` and `z_i = (|o_i| - μ) / σ` over the group's lengths (`z_i = 0`
-    where they are all equal). λ = 0 is `token_mean`; λ > 0 favours the group's long completions, λ < 0 its short ones.
-    The factors of a group average to 1.
-
-    Source: λ-GRPO of "Unifying the GRPO frameworks with learnable token preferences" (2510.06870).
-
-    Departures: λ is fixed; the paper learns it with the policy. σ is the population's. Statistics and G leave out
-    completions without a live token. The token mean is over the generation batch and all ranks, not over one group.
-
-    Args:
-        lam: λ.
-        r: How far a standard deviation moves `h`; positive. `r √(G-1)` must be less than 1, so that every `h` is
-            positive whatever the lengths.
-    """
-
-    __name__ = "length_softmax"
-
-    def __init__(self, *, lam: float = 1.0, r: float = 1 / 9) -> None:
-        self.lam = checked_number("length_softmax: lam", lam, "a finite number (positive favours long completions)")
-        self.r = checked_number("length_softmax: r", r, "a positive number", lambda x: x > 0)
-
-    def weights(self, rollout: Rollout) -> torch.Tensor:
-        """Return weights `(B, T)`, the same for all tokens of a completion."""
-        largest_deviation = math.sqrt(max(rollout.num_generations - 1, 0))  # of one among G numbers, in σ
-        if self.r * largest_deviation >= 1:
-            raise ConfigurationError(
-                f"length_softmax: r={self.r!r} is too large for groups of {rollout.num_generations} completions. Lower "
-                f"r below {1 / largest_deviation:.4g}, or lower num_generations."
-            )
-        lengths_N, groups_N = rollout.gather(rollout.lengths_B), gather_groups(rollout)
-        live_N = lengths_N > 0
-        lengths_N = torch.where(live_N, lengths_N, torch.nan)  # completions without a live token are in no statistic
-        counts_N = group_count(lengths_N, groups_N)
-        deviations_N = lengths_N - group_mean(lengths_N, groups_N)
-        sigmas_N = (group_sum(deviations_N.square(), groups_N) / counts_N).sqrt()
-        z_N = deviations_N / torch.where(sigmas_N > 0, sigmas_N, 1.0)
-        scores_N = ((1 + self.r * z_N) ** self.lam).clamp(max=torch.finfo(z_N.dtype).max)  # inf minus inf would be NaN
-        scores_N = torch.where(live_N, scores_N, torch.nan)  # NaN to the power of 0 is 1
-        _, highest_N = group_extremes(scores_N, groups_N)
-        lifted_N = (scores_N - highest_N).exp()
-        factors_N = torch.where(live_N, counts_N * lifted_N / group_sum(lifted_N, groups_N), 0.0)
-        factors_B = factors_N[rollout.local_rows]
-        return rollout.mask_B_T * factors_B.unsqueeze(1) / max(rollout.totals.tokens, 1)

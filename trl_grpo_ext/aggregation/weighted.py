@@ -1,4 +1,4 @@
-"""Weights by a group's outcomes: which completions won, how many, and where they diverge."""
+"""Weights by a group's outcomes and prefixes: which completions won, and where they diverge."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import torch
 
 from ..credit.groups import gather_groups, group_extremes, group_mean, group_sum, without_rounding
 from ..credit.prefixes import groups_with_prefixes
-from ..errors import ConfigurationError
-from ..guard.parameters import checked_choice, checked_number, checked_text
+from ..guard.parameters import checked_choice
 from ..types import Rollout
 
 
@@ -47,71 +46,6 @@ class SignBalanced:
         weights_N = share_N / group_sum(lengths_N, parts_N).clamp(min=1.0)
         groups = max(rollout.totals.prompts, 1) if self.over == "group" else 1
         return rollout.mask_B_T * weights_N[rollout.local_rows].unsqueeze(1) / groups
-
-
-class DifficultyWeighted:
-    """A token mean with each completion scaled by how surprising its outcome is: `w = v(x_i) / Σ_j |o_j|`.
-
-    `v(x) = A + (B - A) / (1 + exp(k (x - x0)))` falls from B to A. With ρ the solved share of the group, `x = ρ` for a
-    completion better than the mean of its group and `x = 1 - ρ` for the others: a right answer to a hard prompt counts
-    most, and so does a wrong answer to an easy one.
-
-    Source: the difficulty-aware advantage reweighting of GRPO-LEAD (2504.09696).
-
-    Departures: the authors scale the advantage, by its sign, and we the token's loss, by the sign of the reward minus
-    the group's mean, both before any shaper, whatever hooks make of the advantages; so a KL penalty is scaled, too. ρ
-    is the share of the scored completions of the group (live or not) whose reward is above `threshold`, 0 where none is
-    scored. The token mean is over the generation batch and all ranks.
-
-    Args:
-        low: A, the factor of expected outcomes; not negative.
-        high: B, the factor of surprising outcomes; at least `low`.
-        midpoint: x0, the share at which the factor is half-way between them.
-        steepness: k, positive.
-        reward: Name of the reward function that decides what is solved; by default the weighted total of all.
-        threshold: A completion solves its prompt if its reward is greater than this.
-    """
-
-    __name__ = "difficulty_weighted"
-
-    def __init__(
-        self,
-        *,
-        low: float = 0.4,
-        high: float = 1.5,
-        midpoint: float = 0.75,
-        steepness: float = 10.0,
-        reward: str | None = None,
-        threshold: float = 0.0,
-    ) -> None:
-        self.low = checked_number("difficulty_weighted: low", low, "at least 0", lambda x: x >= 0)
-        # Otherwise easy prompts' successes would count most.
-        self.high = checked_number("difficulty_weighted: high", high, f"at least low, {low!r}", lambda x: x >= low)
-        self.midpoint = checked_number("difficulty_weighted: midpoint", midpoint, "a finite number")
-        self.steepness = checked_number("difficulty_weighted: steepness", steepness, "positive", lambda x: x > 0)
-        self.reward = None if reward is None else checked_text("difficulty_weighted: reward", reward)
-        self.threshold = checked_number("difficulty_weighted: threshold", threshold, "a finite number")
-
-    def weights(self, rollout: Rollout) -> torch.Tensor:
-        """Return weights `(B, T)`, the same for all tokens of a completion."""
-        better_B = _outcomes(rollout)[rollout.local_rows] > 0
-        rewards_N = rollout.gather(self._rewards(rollout))
-        solved_N = (rewards_N > self.threshold).to(rollout.mask_B_T).masked_fill(torch.isnan(rewards_N), torch.nan)
-        share_B = group_mean(solved_N, gather_groups(rollout)).nan_to_num(nan=0.0)[rollout.local_rows]
-        expected_B = torch.where(better_B, share_B, 1 - share_B)
-        surprise_B = torch.sigmoid(-self.steepness * (expected_B - self.midpoint))
-        factors_B = self.low + (self.high - self.low) * surprise_B
-        return rollout.mask_B_T * factors_B.unsqueeze(1) / max(rollout.totals.tokens, 1)
-
-    def _rewards(self, rollout: Rollout) -> torch.Tensor:
-        if self.reward is None:
-            return rollout.raw_rewards_B
-        names = list(rollout.reward_names)
-        if self.reward not in names:
-            raise ConfigurationError(
-                f"difficulty_weighted: this run has no reward function {self.reward!r}; it has {', '.join(names)}."
-            )
-        return rollout.rewards_B_K[:, names.index(self.reward)]
 
 
 class PrefixShare:

@@ -85,21 +85,6 @@ def group_std(values_N: torch.Tensor, groups_N: torch.Tensor) -> torch.Tensor:
     return (group_sum(squares_N, groups_N) / (group_count(values_N, groups_N) - 1).clamp(min=1)).sqrt()
 
 
-def group_quantile(values_N: torch.Tensor, groups_N: torch.Tensor, quantile: float) -> torch.Tensor:
-    """Each row's group's quantile, interpolated between the two values beside it; NaN where the group has none."""
-    counts_N = group_count(values_N, groups_N).long()
-    # By group, then by value; rows without a value come last.
-    by_value_N = values_N.nan_to_num(nan=torch.inf, posinf=torch.inf, neginf=-torch.inf).argsort(stable=True)
-    order_N = by_value_N[groups_N[by_value_N].argsort(stable=True)]
-    sizes_Q = torch.bincount(groups_N, minlength=len(groups_N))
-    starts_N = (sizes_Q.cumsum(0) - sizes_Q)[groups_N]
-    place_N = quantile * (counts_N - 1).clamp(min=0).double()
-    below_N, above_N = (values_N[order_N[starts_N + edge_N.long()]] for edge_N in (place_N.floor(), place_N.ceil()))
-    # Of equal values it is that very value.
-    between_N = below_N + (place_N - place_N.floor()).to(values_N.dtype) * (above_N - below_N)
-    return between_N.masked_fill(counts_N == 0, torch.nan)
-
-
 def group_is_equal(values_N: torch.Tensor, groups_N: torch.Tensor) -> torch.Tensor:
     """Whether all values of each row's group are equal, bool; also True if the group has none."""
     lowest_N, highest_N = group_extremes(values_N, groups_N)

@@ -90,14 +90,12 @@ def test_records_replayed_with_the_selection_of_the_run(tiny_model: Path, tmp_pa
     [
         {"reward_weights": [1.0, 0.5]},
         {"reward_weights": [2.0, -1.0], "multi_objective_aggregation": "normalize_then_sum"},
-        {"reward_weights": [0.0, 1.0], "advantage_hooks": ["normalised"], "loss_aggregation": "difficulty_weighted"},
+        {"reward_weights": [0.0, 1.0], "advantage_hooks": ["normalised"], "loss_aggregation": "sign_balanced"},
     ],
 )
 def test_two_rewards_of_which_one_has_no_value_for_some(
     tiny_model: Path, tmp_path: Path, settings: dict[str, Any]
 ) -> None:
-    if settings.get("loss_aggregation") == "difficulty_weighted":
-        settings = {**settings, "loss_aggregation": {"name": "difficulty_weighted", "reward": "coarse_reward"}}
     train(tiny_model, tmp_path, token_records=8, reward_funcs=[length_reward, coarse_reward], **settings)
     called = {**settings, "rewards": [length_reward, coarse_reward]}
     unsaid = {name: value for name, value in settings.items() if name != "reward_weights"}  # those of the run count
