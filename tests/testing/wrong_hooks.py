@@ -257,13 +257,6 @@ def gather_sometimes(advantages_B_T: torch.Tensor, rollout: Any) -> torch.Tensor
     return advantages_B_T * 2.0
 
 
-def want_one_number(advantages_B_T: torch.Tensor, rollout: Any) -> torch.Tensor:
-    for row, live in zip(advantages_B_T, rollout.mask_B_T > 0, strict=True):
-        if len(row[live].unique()) > 1:
-            raise ValueError("the advantages of a completion differ")
-    return advantages_B_T * 2.0
-
-
 def spread(advantages_B_T: torch.Tensor, rollout: Any) -> torch.Tensor:
     above_B = rollout.rewards_B - rollout.group_baselines_B
     return advantages_B_T + (above_B / above_B.abs()).unsqueeze(1)
@@ -325,7 +318,6 @@ BREAKS: list[tuple[str, Any]] = [
     *(("hook.split", plugin) for plugin in (mean_of_this_rank, By(groups_of_this_rank))),
     ("hook.gathers", By(gather_sometimes)),
     ("hook.micro_batches", SaysPerCompletion),
-    ("hook.composition", By(want_one_number)),
     ("hook.determinism", By(lambda a_B_T, rollout: a_B_T * (2.0 + noise()))),
     *(("hook.state", plugin) for plugin in (Forgets, StateIsNoJSON, HalfAState)),
     *(("hook.evaluation", plugin) for plugin in (CountsEvaluations, RemembersSilently)),

@@ -20,9 +20,6 @@ from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
 from typing import Any
 
-ENOUGH = threading.Event()
-"""Set it to let the threads that were left behind end."""
-
 
 def text_of(completion: Any) -> str:
     """A careful reading of either form."""
@@ -304,14 +301,6 @@ class KeepsALock(Simple):
         self.lock = threading.Lock()
 
 
-class Slow(Simple):
-    conformance = {"seconds_per_completion": 0.0005}  # noqa: RUF012
-
-    def scores(self, texts: list[str], columns: Any) -> Any:
-        time.sleep(0.001 * len(texts))
-        return found(texts)
-
-
 def after(do: Callable[[list[str], Any], Any]) -> By:
     """The simple scores after something else, which no reward should do."""
     return By(lambda texts, columns: (do(texts, columns), found(texts))[1])
@@ -369,11 +358,8 @@ BREAKS: list[tuple[str, Any]] = [
     *(("reward.pickle", reward) for reward in (Lambda, KeepsALock)),
     ("reward.threads", KeepsItsTexts),
     ("reward.threads", after(lambda t, c: signal.signal(signal.SIGUSR2, signal.getsignal(signal.SIGUSR2)))),
-    ("reward.leftovers", after(lambda t, c: threading.Thread(target=ENOUGH.wait, daemon=True).start())),
-    ("reward.leftovers", after(lambda texts, columns: subprocess.Popen(["sleep", "5"]))),
     ("reward.global_state", after(lambda texts, columns: random.seed(0))),
     ("reward.global_state", after(lambda texts, columns: os.environ.update(SET_BY_A_REWARD="1"))),  # the first time
-    ("reward.time", Slow),
 ]
 """The rule that is broken, and the plugin."""
 

@@ -121,7 +121,7 @@ class AggregationChecks(TensorChecks):
     def _some_weight(self, batch: SmallBatch) -> None:
         ((_, weights_B_T),) = self._results(batch)
         if not bool(weights_B_T.any()) and any(any(row.live) for row in batch.rows):
-            raise Broken("all weights are zero, though tokens are live", batch, "no weight")
+            raise Broken("all weights are zero, though tokens are live", batch)
 
     def micro_batches(self) -> None:
         self._comparable_only()

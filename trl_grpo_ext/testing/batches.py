@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from ..credit.groups import group_is_equal, group_mean
 from ..credit.turns import true_runs
 from ..guard.outcomes import shown
 from ..types import NEEDS, Forward, Rollout, Span, StepTotals, Totals
@@ -103,14 +104,12 @@ class SmallBatch:
         cut = [numbers[: len(row.live)] for numbers, row in zip(drawn, self.rows, strict=True)]
         return padded(cut, width or self.width, padding, dtype)
 
-    def baselines(self) -> list[float]:
-        """Each row's group's mean reward; NaN if no row has one. As in a run, the mean of equal numbers is that one."""
-        means = {}
-        for group in {row.group for row in self.rows}:
-            scored = [row.reward for row in self.rows if row.group == group and not math.isnan(row.reward)]
-            low = min(scored, default=math.nan)
-            means[group] = low + sum(reward - low for reward in scored) / max(len(scored), 1)
-        return [means[row.group] for row in self.rows]
+    def rewards(self, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Each row's reward, its group's number from 0, and its group's mean reward; `(B,)`."""
+        places = {group: place for place, group in enumerate(dict.fromkeys(row.group for row in self.rows))}
+        rewards_B = torch.tensor([row.reward for row in self.rows], dtype=torch.float64)
+        groups_B = torch.tensor([places[row.group] for row in self.rows])
+        return rewards_B.to(dtype), groups_B, group_mean(rewards_B, groups_B).to(dtype)
 
     def totals(self) -> Totals:
         """Counts over all rows."""
@@ -137,9 +136,8 @@ class SmallBatch:
         if self.advantages == "token":
             table_B_T = self.table("advantages", -2.0, 2.0, width, dtype=dtype)
         else:
-            pairs = zip(self.rows, self.baselines(), strict=True)
-            each = [0.0 if math.isnan(row.reward) else row.reward - mean for row, mean in pairs]
-            table_B_T = torch.tensor(each, dtype=dtype).unsqueeze(1).expand(-1, width)
+            rewards_B, _, means_B = self.rewards(torch.float64)
+            table_B_T = (rewards_B - means_B).nan_to_num(nan=0.0).to(dtype).unsqueeze(1).expand(-1, width)
         return torch.where(self.mask(width, dtype) > 0, table_B_T, torch.zeros_like(table_B_T))
 
     def losses(self, width: int | None = None, dtype: torch.dtype = torch.float64) -> torch.Tensor:
@@ -163,7 +161,7 @@ class SmallBatch:
         log-probabilities where no token is, with other token ids.
         """
         width, rows, setting = width or self.width, self.rows, self.setting
-        groups = {group: place for place, group in enumerate(dict.fromkeys(row.group for row in rows))}
+        rewards_B, groups_B, means_B = self.rewards(dtype)
         texts = ["".join(self.pieces(row)) for row in rows]
         prompts = setting.prompts or ("What is 2 + 2?",)
         options: Any = {"width": width, "padding": padding, "dtype": logps_dtype or dtype}
@@ -191,12 +189,12 @@ class SmallBatch:
             "rewards_B_K": torch.tensor([row.rewards for row in rows], dtype=dtype),
             "reward_names": REWARD_NAMES,
             "reward_weights_K": torch.tensor(REWARD_WEIGHTS, dtype=dtype),
-            "rewards_B": torch.tensor([row.reward for row in rows], dtype=dtype),
+            "rewards_B": rewards_B,
             "reward_spans": {REWARD_NAMES[0]: [self._spans(row) for row in rows]},
             "reward_turns": {REWARD_NAMES[1]: [_turn_values(row) for row in rows]},
-            "group_ids_B": torch.tensor([groups[row.group] for row in rows]),
-            "group_baselines_B": torch.tensor(self.baselines(), dtype=dtype),
-            "num_generations": len(rows) // len(groups),
+            "group_ids_B": groups_B,
+            "group_baselines_B": means_B,
+            "num_generations": len(rows) // self.totals().prompts,
             "totals": self.totals(),
             "sampling_logps_B_T": logps("sampling") if "sampling_logps" in needs else None,
             "old_logps_B_T": logps("old") if "old_logps" in needs else None,
@@ -226,16 +224,13 @@ class SmallBatch:
         **overrides: Any,
     ) -> Forward:
         """The context of `on_forward`, with all rows in one micro-batch. The policy has moved since it generated."""
-        rows = self.rows
         options: Any = {"width": width, "padding": padding, "dtype": logps_dtype or dtype}
 
         def table(what: str, low: float, high: float) -> torch.Tensor:
             return self.table(what, low, high, **options)
 
         old_B_T = table("old", -3.0, -0.01)
-        rewards: dict[int, set[float]] = {}
-        for row in rows:
-            rewards.setdefault(row.group, set()).update([] if math.isnan(row.reward) else [row.reward])
+        rewards_B, groups_B, means_B = self.rewards(dtype)
         settings: dict[str, Any] = {
             "logps_B_T": old_B_T + table("moved", -0.1, 0.1),
             "entropies_B_T": table("entropies", 0.0, 3.0),
@@ -243,9 +238,9 @@ class SmallBatch:
             "mask_B_T": self.mask(width, dtype),
             "ref_logps_B_T": table("ref", -3.0, -0.01) if ref else None,
             "completion_ids_B_T": self._ids(width or self.width, padding),
-            "rewards_B": torch.tensor([row.reward for row in rows], dtype=dtype),
-            "group_baselines_B": torch.tensor(self.baselines(), dtype=dtype),
-            "zero_variance_B": torch.tensor([len(rewards[row.group]) < 2 for row in rows]),
+            "rewards_B": rewards_B,
+            "group_baselines_B": means_B,
+            "zero_variance_B": group_is_equal(rewards_B, groups_B),
             "step": 3,
         }
         return Forward(**{**settings, **overrides})

@@ -38,9 +38,6 @@ class HookChecks(TensorChecks):
     def _context(self, batch: SmallBatch, stage: str, **settings: Any) -> Rollout | Forward:
         return batch.forward(**settings) if stage == "on_forward" else batch.rollout(**settings)
 
-    def _rollout(self, batch: SmallBatch, **settings: Any) -> Rollout:
-        return batch.rollout(**settings)
-
     def _run(self, hook: Any, stage: str, advantages_B_T: torch.Tensor, context: Any) -> torch.Tensor:
         """The flow's result for one method, `(B, T)`; a completion's reward stands at each of its tokens."""
         if stage != "on_rewards":
@@ -78,10 +75,6 @@ class HookChecks(TensorChecks):
     def _rollout_only(self) -> None:
         if self.at_rollout is None:
             raise NotChecked("it acts at the loss forward alone")
-
-    def _takes_advantages_only(self) -> None:
-        if self.at_rollout == "on_rewards":
-            raise NotChecked("it is a shaper: it takes no advantages")
 
     # ------------------------------------------------------------------------------------------ its rules
 
@@ -167,7 +160,8 @@ class HookChecks(TensorChecks):
         self._over([*self.ordinary, *single], self._results, breaks=("shape", None))
 
     def dtype(self) -> None:
-        self._takes_advantages_only()
+        if self.at_rollout == "on_rewards":
+            raise NotChecked("it is a shaper: it takes no advantages")
 
         def judge(batch: SmallBatch) -> None:
             for dtype in (torch.float32, torch.float64):
@@ -249,15 +243,6 @@ class HookChecks(TensorChecks):
                 compare(whole_B_T[here], alone_1_T, what, batch, mask_B_T[here])
 
         self._over(self.varied, judge)
-
-    def composition(self) -> None:
-        self._takes_advantages_only()
-
-        def judge(batch: SmallBatch) -> None:
-            for stage, result_B_T in self._results(batch):
-                run_hook(self._copy(), stage, result_B_T, self._context(batch, stage))
-
-        self._over([replace(batch, advantages="token") for batch in self.ordinary], judge, breaks=("finite", None))
 
     def state(self) -> None:
         has = [name for name in ("state_dict", "load_state_dict") if callable(getattr(self.plugin, name, None))]

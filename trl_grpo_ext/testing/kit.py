@@ -24,7 +24,7 @@ from ..plugins.kinds import Kind, check_kind
 from ..plugins.loading import resolve
 from ..plugins.selection import Selection, parse_selection
 from .processes import run_here, run_in_process
-from .reports import ConformanceError, Report, Violation, with_roots
+from .reports import ConformanceError, Report, Violation
 from .rules import Broken, Checks, CopyError, fresh_copy, rules_of
 
 ATTRIBUTE = "conformance"
@@ -33,7 +33,7 @@ TIMEOUT = 10.0
 """Seconds for each rule, unless the caller or the plugin sets another limit."""
 
 OPTIONS = ("parameters", "columns", "completions", "prompts", "deterministic", "rules", "timeout")
-OF_REWARDS = ("required", "unreadable", "formats", "per_completion", "seconds_per_completion")
+OF_REWARDS = ("required", "unreadable", "formats", "per_completion")
 FORMATS = ("text", "messages")
 
 
@@ -62,23 +62,19 @@ def check(kind: Kind, plugin_or_selection: Any, *, isolated: bool = True, **opti
     def prepare() -> Checks:
         return _checks(kind, plugin_or_selection, given)
 
-    apart = isolated and _may_fork()
-    results = run_in_process(rules, prepare, timeout) if apart else run_here(rules, prepare)
+    torch = sys.modules.get("torch")
+    may_fork = hasattr(os, "fork") and (torch is None or not torch.cuda.is_initialized())
+    results = run_in_process(rules, prepare, timeout) if isolated and may_fork else run_here(rules, prepare)
     broken = [(rule, found) for rule, found in results.found.items() if isinstance(found, Broken)]
     return Report(
         subject=results.name,
         kind=kind,
         passed=tuple(rule for rule, found in results.found.items() if found is None),
-        violations=with_roots([Violation(rule, one.message, one.example, one.cause) for rule, one in broken]),
+        violations=tuple(Violation(rule, one.message, one.example) for rule, one in broken),
         skipped=tuple((rule, str(one)) for rule, one in results.found.items() if one and not isinstance(one, Broken)),
         no_effect="" if broken else results.no_effect,
         printed=results.printed,
     )
-
-
-def _may_fork() -> bool:
-    torch = sys.modules.get("torch")
-    return hasattr(os, "fork") and (torch is None or not torch.cuda.is_initialized())
 
 
 def assert_conforms(kind: Kind, plugin_or_selection: Any, **options: Any) -> None:

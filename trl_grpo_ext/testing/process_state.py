@@ -1,16 +1,13 @@
-"""What a call of a reward may change in its process: global state, threads, child processes."""
+"""The global state of a process, which a call of a reward must leave as it was."""
 
 from __future__ import annotations
 
 import hashlib
 import locale
-import multiprocessing
 import os
 import random
 import signal
 import sys
-import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -52,31 +49,6 @@ def differences(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
     # A library that was imported meanwhile has not changed its generator, and torch names its compiler's cache.
     imports = ("numpy", "torch", "the environment variable TORCHINDUCTOR_")
     return [name for name in names if not (name.startswith(imports) and name not in before)]
-
-
-def running() -> tuple[int, int]:
-    """The numbers of threads and child processes of this process."""
-    return threading.active_count(), len(_children())
-
-
-def running_after_waiting(wanted: tuple[int, int], seconds: float = 1.0) -> tuple[int, int]:
-    """The same, after waiting a little for those beyond the wanted numbers that are just ending."""
-    until = time.monotonic() + seconds
-    now = running()
-    while (now[0] > wanted[0] or now[1] > wanted[1]) and time.monotonic() < until:
-        time.sleep(0.01)
-        now = running()
-    return now
-
-
-def _children() -> set[int]:
-    children = {child.pid for child in multiprocessing.active_children() if child.pid is not None}
-    for file in Path("/proc/self/task").glob("*/children"):  # Linux; those that were forked past multiprocessing
-        try:
-            children |= {int(number) for number in file.read_text().split()}
-        except OSError:  # the thread is gone
-            continue
-    return children
 
 
 def _digest(value: Any) -> str:

@@ -46,20 +46,22 @@ def events(rules: Sequence[Rule], prepare: Prepare, trying: Callable[[str], obje
     checks = prepare()
     yield "loaded", checks.name, checks.timeout
     checks.trying = trying
+    root_of: dict[str, str] = {}  # of each rule that is broken, or not checked for that: the broken one
     for rule in rules:
         yield "rule", rule
-        found = checks.check(rule)
+        root = next((root_of[short] for short in (*GATES, *rule.rests_on) if short in root_of), None)
+        found = NotChecked(f"{root} is broken") if root else checks.check(rule)
+        if root or isinstance(found, Broken):
+            root_of[rule.short] = root or rule.name
         yield "found", found
-        if isinstance(found, Broken) and rule.short in GATES:
-            break
     yield "end", checks.no_effect()
 
 
 class Results:
     """What came of each rule so far."""
 
-    def __init__(self, rules: Sequence[Rule], timeout: float) -> None:
-        self._rules, self._timeout = rules, timeout
+    def __init__(self, timeout: float) -> None:
+        self._timeout = timeout
         self.name, self.example, self.limit = "", "", LOADING_SECONDS
         self.rule: Rule | None = None
         self.found: dict[Rule, Finding] = {}
@@ -79,23 +81,15 @@ class Results:
             case "trying", str() as text:
                 self.example = text
             case "found", found:
-                self.add(found)
+                assert self.rule is not None
+                self.found[self.rule] = found
             case "end", no_effect:
                 self.no_effect = no_effect
-
-    def add(self, found: Finding) -> None:
-        """Record what came of the present rule; without a gate, or a process, the others cannot be checked."""
-        assert self.rule is not None
-        self.found[self.rule] = found
-        lost = isinstance(found, Broken) and found.cause.startswith("lost")
-        if lost or (isinstance(found, Broken) and self.rule.short in GATES):
-            reason = "the process was lost before" if lost else f"{self.rule.name} is broken"
-            self.found |= {rule: NotChecked(reason) for rule in self._rules if rule not in self.found}
 
 
 def run_here(rules: Sequence[Rule], prepare: Prepare) -> Results:
     """Check the rules in this process, which the plugin may stop or change."""
-    results = Results(rules, LOADING_SECONDS)
+    results = Results(LOADING_SECONDS)
     for event in events(rules, prepare):
         results.take(event)
     return results
@@ -103,7 +97,7 @@ def run_here(rules: Sequence[Rule], prepare: Prepare) -> Results:
 
 def run_in_process(rules: Sequence[Rule], prepare: Prepare, timeout: float) -> Results:
     """Check the rules in a forked process, with so many seconds for each rule."""
-    results = Results(rules, timeout)
+    results = Results(timeout)
     with tempfile.TemporaryFile() as output:
         with _forked(rules, prepare, output.fileno()) as (process, reports):
             lost = _follow(process, reports, results)
@@ -113,7 +107,9 @@ def run_in_process(rules: Sequence[Rule], prepare: Prepare, timeout: float) -> R
         what = f"{results.name or 'the plugin'} cannot be loaded: while it was imported and built, {lost}"
         raise BrokenPluginError(f"{what}.{last}")
     if lost:
-        results.add(Broken(lost, results.example, f"lost: {lost}"))
+        left = [rule for rule in rules if rule not in results.found]
+        results.found |= {rule: NotChecked("the process was lost before") for rule in left}
+        results.found[left[0]] = Broken(lost, results.example)
     return results
 
 

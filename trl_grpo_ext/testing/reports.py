@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from textwrap import indent
+from dataclasses import dataclass
 from typing import Any
 
 from ..errors import TRLGRPOExtError
@@ -27,20 +26,11 @@ class Violation:
         rule: The rule.
         message: What was wrong, with the values.
         example: An input on which it breaks the rule, as printable text.
-        cause: An exception and its line, or a part of the contract; empty if two results differ.
-        follows: The name of the broken rule that causes this one, if any.
     """
 
     rule: Rule
     message: str
     example: str
-    cause: str = ""
-    follows: str = ""
-
-    def __str__(self) -> str:
-        example = [f"example: {self.example}"] if self.example else []
-        said = "\n".join([self.message, *example, f"why: {self.rule.why}"])
-        return f"broken: {self.rule.name}: {self.rule.summary}\n{indent(said, '  ')}"
 
 
 @dataclass(frozen=True)
@@ -70,11 +60,6 @@ class Report:
         """Whether no rule is broken."""
         return not self.violations
 
-    @property
-    def roots(self) -> tuple[Violation, ...]:
-        """The broken rules that do not follow from another one."""
-        return tuple(broken for broken in self.violations if not broken.follows)
-
     def plain(self) -> dict[str, Any]:
         """Everything, as JSON values."""
         return {
@@ -89,7 +74,6 @@ class Report:
                     "message": broken.message,
                     "example": broken.example,
                     "why": broken.rule.why,
-                    "follows": broken.follows or None,
                 }
                 for broken in self.violations
             ],
@@ -104,14 +88,13 @@ class Report:
         counts = f"{kept}, {len(self.violations)} broken, {len(self.skipped)} not checked"
         style = "bold red" if not self.ok else "bold yellow" if self.no_effect else "bold green"
         yield 0, [(one_line(f"{LABELS[self.kind]} {self.subject}"), "bold"), (": ", ""), (counts, style)]
-        for root in self.roots:
-            yield 2, [("broken ", "red"), (root.rule.name, "bold red")]
-            said = {"found": root.message, "example": root.example, "rule": root.rule.summary}
-            for label, text in {**said, "why": root.rule.why}.items():
+        for broken in self.violations:
+            rule = broken.rule
+            yield 2, [("broken ", "red"), (rule.name, "bold red")]
+            said = {"found": broken.message, "example": broken.example, "rule": rule.summary, "why": rule.why}
+            for label, text in said.items():
                 for place, line in enumerate(printable(text).split("\n") if text else ()):
                     yield 4, [("" if place else f"{label}: ", "dim"), (line, "")]
-            if followers := [broken.rule.name for broken in self.violations if broken.follows == root.rule.name]:
-                yield 4, [("and what follows from it: ", "red"), (_listed(followers), "")]
         reasons: dict[str, list[str]] = {}
         for rule, reason in self.skipped:
             reasons.setdefault(reason, []).append(rule.short)
@@ -131,26 +114,3 @@ class Report:
 def _listed(names: Sequence[str]) -> str:
     more = len(names) - _LISTED
     return ", ".join(names[:_LISTED]) + (f" and {more} more" if more > 0 else "")
-
-
-def with_roots(violations: Sequence[Violation]) -> tuple[Violation, ...]:
-    """Set for each violation which other one it follows from.
-
-    A violation follows from an earlier one of the same cause (the same exception at the same line, the same part of the
-    contract). A difference between two results also follows from any broken rule that its own rests on, directly or
-    indirectly.
-    """
-    broken = {violation.rule.short: violation for violation in violations}
-    first_of: dict[str, Violation] = {}
-    for violation in violations:
-        first_of.setdefault(violation.cause or violation.rule.name, violation)
-
-    def root(violation: Violation, seen: frozenset[str] = frozenset()) -> str:
-        """The rule at the root of it; empty if that is its own."""
-        if violation.cause:
-            above = [one for one in [first_of[violation.cause]] if one is not violation]
-        else:
-            above = [broken[one] for one in violation.rule.rests_on if one in broken and one not in seen]
-        return (root(above[0], seen | {violation.rule.short}) or above[0].rule.name) if above else ""
-
-    return tuple(replace(violation, follows=root(violation)) for violation in violations)

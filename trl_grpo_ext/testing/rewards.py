@@ -9,13 +9,12 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from itertools import pairwise
 from typing import Any
 
 from ..errors import PluginOutputError
 from ..guard.calls import PASSED_BY_TRL, call, check_scores, reward_name
 from ..guard.outcomes import shown
-from .process_state import differences, global_state, running, running_after_waiting
+from .process_state import differences, global_state
 from .reward_calls import EMPTY, HOSTILE, Form, RewardCall
 from .rules import (
     Broken,
@@ -23,21 +22,17 @@ from .rules import (
     Finding,
     NotChecked,
     Rule,
-    cause_of,
     describe_exception,
     pickle_round_trip,
     plugin_code,
 )
-
-SECONDS_PER_COMPLETION = 1.0
-"""More than this, and `reward.time` is broken, unless the reward declares another limit."""
 
 RELATIVE, ABSOLUTE = 1e-4, 1e-5
 """How far scores may be apart that ought to be the same: a model's last digits change with the padding."""
 
 _SLOW, _FEW = 0.02, 4
 """Seconds per completion from which on fewer completions are tried, and how many."""
-_CALLS, _ROUNDS = 3, 10
+_ROUNDS = 10
 _QUICK = 0.05
 """Seconds; what takes longer is not called by two threads over and over."""
 
@@ -55,7 +50,6 @@ class RewardChecks(Checks):
         self.deterministic = options.get("deterministic", True)
         self.per_completion = options.get("per_completion", True)
         self.required, self.unreadable = options.get("required", ()), options.get("unreadable", ())
-        self.limit = options.get("seconds_per_completion", SECONDS_PER_COMPLETION)
         self.name = reward_name(reward)
         self.seconds: list[float] = []
         self.slow = False
@@ -133,7 +127,7 @@ class RewardChecks(Checks):
                 message = f"{describe_exception(error)}{f' ({where})' if where else ''}"
                 if isinstance(error, KeyError) and batch.items and error.args and error.args[0] not in batch.columns:
                     message += f". The batch has the columns {', '.join(batch.columns)}; give others in `columns`"
-                raise Broken(message, batch, cause_of(error)) from error
+                raise Broken(message, batch) from error
 
         self.over(batches, guarded)
 
@@ -413,18 +407,6 @@ class RewardChecks(Checks):
             for scores in found:
                 self._agree(wanted, scores, "called by one thread and by two at once", which)
 
-    def leftovers(self) -> None:
-        self._raw(self.ordinary)  # what is made once and kept is there from now on
-        counts = [running_after_waiting(running(), 0.0)]
-        for _ in range(_CALLS):
-            self._raw(self.ordinary)
-            counts.append(running_after_waiting(counts[-1]))
-        for place, what in ((0, "threads"), (1, "child processes")):
-            numbers = [count[place] for count in counts]
-            if all(later > earlier for earlier, later in pairwise(numbers)):
-                listed = ", ".join(map(str, numbers))
-                raise Broken(f"each call leaves {what} running: {listed} after one call each", self.ordinary)
-
     def global_state(self) -> None:
         if self._changed_first:
             raise Broken(f"the first call changed {', '.join(self._changed_first)}", self.ordinary)
@@ -436,13 +418,6 @@ class RewardChecks(Checks):
                 raise Broken(f"a call changed {', '.join(names)}", batch)
 
         self._over([self.ordinary], judge)
-
-    def time(self) -> None:
-        while len(self.seconds) < 2:  # the first call may load something
-            self._timed(self.ordinary)
-        best = min(self.seconds)
-        if best > self.limit:
-            raise Broken(f"{best:.3g} s per completion, more than {self.limit:g} s", self.ordinary)
 
 
 def _same(one: float | None, other: float | None) -> bool:
@@ -463,4 +438,4 @@ def _check_value(value: Any, row: int, batch: RewardCall) -> None:
         kind = type(value).__name__
         raise Broken(f"the value {value!r:.80} at row {row} ({kind}) is not accepted by torch.tensor", batch)
     if number is not None and math.isnan(number):
-        raise Broken(f"the value at row {row} is NaN; return None where the reward does not apply", batch, "NaN")
+        raise Broken(f"the value at row {row} is NaN; return None where the reward does not apply", batch)

@@ -33,8 +33,8 @@ class Rule:
         kind: One of `KINDS`.
         summary: What it requires, in one line.
         why: What goes wrong in training if a plugin breaks it.
-        rests_on: Short names of the rules on which its comparisons depend: if one of those is broken, a difference that
-            this rule finds follows from it.
+        rests_on: Short names of earlier rules on which its comparisons depend: if one of those is broken, a difference
+            would say nothing, and this rule is not checked.
     """
 
     name: str
@@ -50,7 +50,7 @@ class Rule:
 
 
 GATES = frozenset({"call", "length", "types", "form", "run", "shape"})
-"""Rules without which the others make no sense: where one is broken, those after it are not checked."""
+"""Rules on which all those after them rest."""
 
 _OF_TENSORS = """
 gathers: calls gather equally often on every rank. Why: A rank that gathers under a condition on its own rows leaves
@@ -97,12 +97,8 @@ pickle (rests on determinism): pickles, and scores the same afterwards. Why: Gua
   and launchers send it to other ranks. Lambdas, open files and locks don't travel.
 threads (rests on determinism): gives the same scores off the main thread, and to two threads at once. Why: A reward
   may be called from any thread. signal.alarm does not work there, and what one call leaves for the next gets mixed up.
-leftovers: no call leaves more threads or child processes running. Why: One thread per call is ten thousand after a
-  day. A pool that is made once and kept is fine.
 global_state (rests on determinism): leaves random generators, working directory, environment, signal handlers, locale
   and torch's settings as they were. Why: random.seed(0) in a reward makes every rank sample alike from then on.
-time: takes less than a second per completion. Why: The GPUs wait for the reward. Guard what is slow, or make it
-  async; a limit of your own can be declared.
 """,
     "advantage_hook": """
 form: has a role and its method: on_rewards, on_rollout or on_forward. Why: The chain is built by roles, and the
@@ -130,6 +126,8 @@ mask (rests on determinism): values off the mask reach no live token. Why: Paddi
 finite: gives finite advantages where rewards are all equal, missing or negative, and for empty and one-token
   completions. Why: Division by a spread of zero gives NaN, and one NaN in the loss makes every weight of the model
   NaN.
+padding (rests on determinism, mask): more padding changes nothing. Why: A batch is as wide as its longest completion.
+  Dividing by the width pays a completion for its neighbours' length.
 long (rests on finite, determinism, padding): gives finite advantages that float32 can hold for completions of 64 to
   4,096 tokens, and the same in float64. Why: Sums over tokens grow with the length: exponentials of them overflow,
   powers of it vanish, and nobody has tried more than ten tokens.
@@ -137,15 +135,11 @@ gradient: its result does not require grad. Why: Advantages are constants of the
   different algorithm.
 order (rests on determinism): neither the order of a group's completions nor that of the groups matters. Why: Both are
   accidents of sampling; group ids are names, not numbers to calculate with.
-padding (rests on determinism, mask): more padding changes nothing. Why: A batch is as wide as its longest completion.
-  Dividing by the width pays a completion for its neighbours' length.
 split (rests on determinism, order): on_rollout gives the same on one rank as on two and three, also where groups are
   spread over ranks. Why: Statistics over the rank's own rows change with the number of GPUs, and of a group on two
   ranks each sees a half. Gather first.
 micro_batches (rests on determinism, order): with `per_completion = True`, on_forward gives each completion the same
   next to any others. Why: Compact updates rely on it to put other completions next to it.
-composition: takes advantages that differ from token to token, and its own result. Why: Any transform may come before
-  another, so the incoming advantages are whatever the hook before it made.
 state (rests on determinism): what it remembers goes through JSON and back: state_dict and load_state_dict, both or
   neither. Why: A run that resumes from a checkpoint must go on as if it had not stopped.
 evaluation (rests on determinism): evaluation does not change what it remembers. Why: Evaluating more often must not
@@ -167,6 +161,10 @@ non_negative: no weight is negative. Why: A negative weight flips the token's ad
 mask: weights are zero off the mask; so is the gradient of reduce. Why: Padding and what a tool wrote would be trained
   on.
 live: a batch with live tokens has some weight. Why: A loss of zero trains nothing, and nothing says so.
+masked_values (rests on determinism, mask): values off the mask do not matter. Why: Padding holds whatever the model
+  computes there, and it changes with the batch.
+padding (rests on determinism, masked_values): more padding changes nothing. Why: A batch is as wide as its longest
+  completion, so the width depends on the neighbours.
 long (rests on finite, determinism, padding): gives finite weights that float32 can hold for completions of 64 to
   4,096 tokens, and the same in float64. Why: What is right for ten tokens overflows or vanishes at four thousand.
 dtype: also takes masks, advantages, losses and log-probabilities in bfloat16 and float16. Why: In runs with bf16 the
@@ -174,18 +172,14 @@ dtype: also takes masks, advantages, losses and log-probabilities in bfloat16 an
 micro_batches (rests on determinism): the loss does not depend on how a rank's rows are cut into micro-batches. Why:
   Memory decides the cut, and would decide the gradient. A reduce is checked only if it declares `needs_step_totals =
   True`.
+order (rests on determinism): the order of the completions does not matter. Why: Their order is an accident of
+  sampling.
 ranks (rests on determinism, order): the loss is the same on one rank as on two and three, also where groups are spread
   over ranks. Why: Counting the rank's own rows makes the gradient depend on the number of GPUs. Divide by
   rollout.totals.
 totals (rests on determinism, ranks, order): counts by rollout.totals: completions that are in no total change nothing.
   Why: `skip_zero_variance: true` takes groups without signal out of the mask and out of the totals. Counting rows in
   any other way brings them back.
-padding (rests on determinism, masked_values): more padding changes nothing. Why: A batch is as wide as its longest
-  completion, so the width depends on the neighbours.
-order (rests on determinism): the order of the completions does not matter. Why: Their order is an accident of
-  sampling.
-masked_values (rests on determinism, mask): values off the mask do not matter. Why: Padding holds whatever the model
-  computes there, and it changes with the batch.
 gradient: reduce keeps the graph of the losses, and its gradient is finite. Why: A detached loss trains nothing, and
   one NaN in the gradient ends the run.
 homogeneous: reduce of losses twice as large is twice as large, unless it declares `homogeneous = False`. Why: The
@@ -205,10 +199,10 @@ odd_batches: answers on batches with equal rewards, missing rewards, empty compl
   Filters are made for these: late in a run there are many.
 groups (rests on determinism): gives all completions of a group the same answer. Why: A group is trained on whole or
   not at all.
-padding (rests on determinism, masked_values): the answer does not depend on how far rows are padded. Why: Each round
-  is padded by itself.
 masked_values (rests on determinism): values off the mask have no influence. Why: Padding holds whatever the
   computation left there.
+padding (rests on determinism, masked_values): the answer does not depend on how far rows are padded. Why: Each round
+  is padded by itself.
 ranks (rests on determinism, groups): gives the same answer on one rank as on two and three, also if groups are spread
   over ranks. Why: Ranks that disagree on a group cannot put one batch together. Gather what decides.
 """
@@ -247,11 +241,11 @@ def rules_of(kind: Kind, names: Iterable[str] | None = None) -> tuple[Rule, ...]
 
 
 class Broken(Exception):  # noqa: N818
-    """A rule is broken: what was wrong, with the values; the input, as text; and the cause, as `Violation` has it."""
+    """A rule is broken: what was wrong, with the values, and the input, as text."""
 
-    def __init__(self, message: str, example: object = "", cause: str = "") -> None:
+    def __init__(self, message: str, example: object = "") -> None:
         super().__init__(message)
-        self.message, self.example, self.cause = message, str(example), cause
+        self.message, self.example = message, str(example)
 
 
 class NotChecked(Exception):  # noqa: N818
@@ -306,7 +300,7 @@ def plugin_code(example: object, before: str = "", after: str = "") -> Iterator[
     except (Broken, NotChecked, KeyboardInterrupt):
         raise
     except BaseException as error:
-        raise Broken(f"{before}{describe_exception(error)}{after}", example, cause_of(error)) from error
+        raise Broken(f"{before}{describe_exception(error)}{after}", example) from error
 
 
 def describe_exception(error: BaseException) -> str:
@@ -317,35 +311,22 @@ def describe_exception(error: BaseException) -> str:
     return f"{text}{_source_line(error)}"
 
 
-def cause_of(error: BaseException) -> str:
-    """A key that exceptions from the same mistake share."""
-    if isinstance(error, PluginOutputError):
-        return f"contract: {error.breaks}"
-    frame = _frame(error)
-    return f"{type(_origin(error)).__name__}{f' at {frame.filename}:{frame.lineno}' if frame else ''}"
-
-
 _OURS = Path(__file__).parents[1]
 _ROOMS = tuple(str(_OURS / room) for room in ("testing", "guard", "credit", "types.py"))
 _INSTALLED = ("site-packages", "dist-packages", str(Path(traceback.__file__).parent))
 
 
-def _origin(error: BaseException) -> BaseException:
-    return error.__cause__ if isinstance(error, TRLGRPOExtError) and error.__cause__ is not None else error
-
-
-def _frame(error: BaseException) -> traceback.FrameSummary | None:
-    """The deepest frame of the plugin's own code, or None."""
-    frames = traceback.extract_tb(_origin(error).__traceback__)
+def _source_line(error: BaseException) -> str:
+    """The deepest line of the plugin's own code."""
+    if isinstance(error, PluginOutputError):
+        return ""
+    origin = error.__cause__ if isinstance(error, TRLGRPOExtError) and error.__cause__ is not None else error
+    frames = traceback.extract_tb(origin.__traceback__)
     own = [frame for frame in frames if not frame.filename.startswith(_ROOMS)]
     theirs = [frame for frame in own if not any(part in frame.filename for part in _INSTALLED)]
-    return next(reversed(theirs or own), None)
-
-
-def _source_line(error: BaseException) -> str:
-    frame = _frame(error)
-    if frame is None or isinstance(error, PluginOutputError):
+    if not own:
         return ""
+    frame = (theirs or own)[-1]
     line = (frame.line or linecache.getline(frame.filename, frame.lineno or 0)).strip()
     name = Path(frame.filename).name
     text = f" ({name}, line {frame.lineno}{f': {line}' if line else ''})"
@@ -358,7 +339,7 @@ def pickle_round_trip(plugin: Any) -> Any:
         return pickle.loads(pickle.dumps(plugin))
     except Exception as error:  # pickle raises whatever the object's own methods raise
         hint = ". Define functions and classes at the top of a module, and open files, locks and models on first use."
-        raise Broken(f"when it was pickled {describe_exception(error)}{hint}", cause="pickle") from error
+        raise Broken(f"when it was pickled {describe_exception(error)}{hint}") from error
 
 
 class CopyError(Exception):

@@ -22,7 +22,6 @@ from .rules import (
     Checks,
     CopyError,
     NotChecked,
-    cause_of,
     describe_exception,
     fresh_copy,
     pickle_round_trip,
@@ -67,9 +66,9 @@ class TensorChecks(Checks, ABC):
     def _results(self, batch: SmallBatch, *, plugin: Any = None, **how: Any) -> Results:
         """The results of a copy of the plugin, or of another one; `how` is for `SmallBatch.rollout`."""
 
-    @abstractmethod
     def _rollout(self, batch: SmallBatch, **settings: Any) -> Rollout:
         """The context of a method that sees the whole generation batch."""
+        return batch.rollout(**settings)
 
     @abstractmethod
     def _result_on_rank(self, batch: SmallBatch, rollout: Rollout) -> torch.Tensor:
@@ -106,7 +105,7 @@ class TensorChecks(Checks, ABC):
                 reported_elsewhere = part is None and batches is self.varied and any(batch is o for o in self.odd)
                 if part in breaks and not reported_elsewhere:
                     message = f"{describe_exception(error)}{f' ({where})' if where else ''}"
-                    raise Broken(message, batch, cause_of(error)) from error
+                    raise Broken(message, batch) from error
                 if part is not None and (breaks[0] is None or _ORDER.index(part) < _ORDER.index(breaks[0])):
                     refused.append(part)
 
@@ -151,7 +150,7 @@ class TensorChecks(Checks, ABC):
                 try:
                     garbled = self._results(batch, width=batch.width + PADDING, padding=garbage)
                 except PluginOutputError as error:
-                    raise Broken(f"{what}: {describe_exception(error)}", batch, cause_of(error)) from error
+                    raise Broken(f"{what}: {describe_exception(error)}", batch) from error
                 self._agree(clean, garbled, what, batch)
 
         self._over(self.varied, judge)
