@@ -68,28 +68,6 @@ def unigram(scheme: str = "always") -> Any:
     return _wrapped(tokenizer)
 
 
-def wordpiece(cleanup: bool = True, **settings: Any) -> Any:
-    """BERT."""
-    tokenizer = Tokenizer(models.WordPiece(unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    tokenizer.decoder = decoders.WordPiece(cleanup=cleanup)
-    trainer = trainers.WordPieceTrainer(vocab_size=200, special_tokens=SPECIAL, show_progress=False)
-    tokenizer.train_from_iterator(CORPUS, trainer)
-    return _wrapped(tokenizer, **settings)
-
-
-def word_ends() -> Any:
-    """CLIP and the first GPT: words end in a suffix."""
-    tokenizer = Tokenizer(models.BPE(unk_token="<unk>", end_of_word_suffix="</w>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer.decoder = decoders.BPEDecoder()
-    trainer = trainers.BpeTrainer(
-        vocab_size=200, special_tokens=SPECIAL, end_of_word_suffix="</w>", show_progress=False
-    )
-    tokenizer.train_from_iterator(CORPUS, trainer)
-    return _wrapped(tokenizer)
-
-
 def characters(fuse: bool) -> Any:
     """One token for each character; without a decoder, the tokens are joined by spaces."""
     alphabet = sorted(set("".join(CORPUS)))
@@ -112,10 +90,6 @@ BUILDERS = {
     "unigram": unigram,
     "unigram_first": lambda: unigram("first"),
     "unigram_never": lambda: unigram("never"),
-    "wordpiece": wordpiece,
-    "wordpiece_plain": lambda: wordpiece(cleanup=False),
-    "wordpiece_cleaned_twice": lambda: wordpiece(clean_up_tokenization_spaces=True),
-    "word_ends": word_ends,
     "characters": lambda: characters(fuse=True),
     "characters_joined": lambda: characters(fuse=False),
 }

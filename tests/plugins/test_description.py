@@ -19,7 +19,6 @@ from trl_grpo_ext.plugins.description import (
     _definitions_in,
     describe,
     example,
-    module_spec,
     overview,
 )
 from trl_grpo_ext.plugins.discovery import PluginInfo, available
@@ -81,7 +80,6 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
-    module_spec.cache_clear()
     _definitions_in.cache_clear()
     for name in [name for name in sys.modules if name.startswith("so_")]:
         monkeypatch.delitem(sys.modules, name)

@@ -63,13 +63,6 @@ def token_mean(total: torch.Tensor, totals: Any) -> torch.Tensor:
     return total * totals.processes * totals.step.micro_batches / max(totals.step.tokens, 1)
 
 
-class DeclaredSquares:
-    homogeneous = False
-
-    def reduce(self, loss_B_T: torch.Tensor, mask_B_T: torch.Tensor, totals: Any) -> Any:
-        return torch.where(mask_B_T > 0, loss_B_T, 0.0).square().sum()
-
-
 class ReducesInPlace:
     needs_step_totals = True
 
@@ -77,15 +70,11 @@ class ReducesInPlace:
         return token_mean(torch.where(mask_B_T.mul_(1.0) > 0, loss_B_T, 0.0).sum(), totals)
 
 
-SOUND = [Right(), Reduces(token_mean, needs_step_totals=True), LocalReduce(), DeclaredSquares()]
+SOUND = [Right(), Reduces(token_mean, needs_step_totals=True), LocalReduce()]
 
 
 class Both(Right, LocalReduce):
     """Which of the two is meant?"""
-
-
-class Squares(DeclaredSquares):
-    homogeneous = True
 
 
 class ReducesEverything:
@@ -178,7 +167,6 @@ BREAKS: list[tuple[str, Any]] = [
     ("aggregation.order", counts_places),
     *(("aggregation.masked_values", plugin) for plugin in (Counts(padding_too), SignOfEverything)),
     ("aggregation.gradient", detaches),
-    ("aggregation.homogeneous", Squares),
     ("aggregation.step_totals", Reduces(lambda total, totals: total / max(totals.step.tokens, 1))),
     ("aggregation.inputs", ReducesInPlace),
     ("aggregation.inputs", Counts(lambda rollout: rollout.mask_B_T.mul_(1.0))),

@@ -177,14 +177,6 @@ class RoundsTheMean:
         return column(rollout.rewards_B - means_B).expand_as(advantages_B_T)
 
 
-class Learns(Transform):
-    def __init__(self) -> None:
-        self.scale = torch.nn.Parameter(torch.tensor(2.0, dtype=torch.float64))
-
-    def factor(self, rollout: Any) -> Any:
-        return self.scale.to(rollout.mask_B_T.dtype)
-
-
 class ShapesTheWidth:
     def on_rewards(self, rollout: Any) -> torch.Tensor:
         return rollout.lengths_B / rollout.mask_B_T.size(1)
@@ -310,7 +302,6 @@ BREAKS: list[tuple[str, Any]] = [
     ("hook.mask", centres_columns),
     *(("hook.finite", plugin) for plugin in (divides_by_the_spread, By(no_negative))),
     ("hook.long", By(unbounded_ratio, needs=("ref_logps",))),
-    ("hook.gradient", Learns),
     ("hook.inputs", AtForwardBy(lambda forward: forward.entropies_B_T.clamp_(max=10.0))),
     ("hook.order", By(first_of_a_group)),
     ("hook.order", By(lambda a_B_T, rollout: a_B_T * column(1.0 + rollout.group_ids_B).to(a_B_T.dtype))),

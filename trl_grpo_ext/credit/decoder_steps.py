@@ -10,10 +10,11 @@ from itertools import accumulate, chain, groupby
 from typing import Any
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-_CLEAN_UP = ((" .", "."), (" ?", "?"), (" !", "!"), (" ,", ","), (" ' ", "'"), (" n't", "n't"), (" 'm", "'m"))
-_CLEAN_UP_ENDS = ((" 's", "'s"), (" 've", "'ve"), (" 're", "'re"))
-_TRANSFORMERS_CLEAN_UP = (*_CLEAN_UP, *_CLEAN_UP_ENDS)
-_WORDPIECE_CLEAN_UP = (*_CLEAN_UP, (" do not", " don't"), *_CLEAN_UP_ENDS)
+_CLEAN_UP = (
+    *((" .", "."), (" ?", "?"), (" !", "!"), (" ,", ","), (" ' ", "'")),
+    *((" n't", "n't"), (" 'm", "'m"), (" 's", "'s"), (" 've", "'ve"), (" 're", "'re")),
+)
+"""What transformers replaces after decoding, if a tokenizer asks for it."""
 
 
 @dataclass(slots=True)
@@ -27,9 +28,6 @@ class _Piece:
 
     def part(self, start: int, end: int) -> _Piece:
         return _Piece(self.token, self.text[start:end], self.first[start:end], self.last[start:end])
-
-    def after_space(self) -> _Piece:
-        return _Piece(self.token, " " + self.text, [self.token, *self.first], [self.token, *self.last])
 
 
 _Step = Mapping[str, Any]
@@ -51,8 +49,9 @@ def offsets_by_decoder(backend: Any, ids: list[int], text: str) -> list[tuple[in
     for step in steps:
         pieces = _STEPS[step["type"]](pieces, step)
     whole = _fused(pieces)
-    if whole.text != text:  # transformers may tidy up spaces after decoding
-        whole = _replaced_all(whole, _TRANSFORMERS_CLEAN_UP)
+    if whole.text != text:
+        for pattern, content in _CLEAN_UP:
+            whole = _replaced(whole, pattern, content)
     return _ranges(whole, wrote, len(ids)) if whole.text == text else None
 
 
@@ -114,12 +113,6 @@ def _replaced(piece: _Piece, pattern: str, content: str) -> _Piece:
     return _Piece(piece.token, whole.text, whole.first, whole.last)
 
 
-def _replaced_all(piece: _Piece, rules: Sequence[tuple[str, str]]) -> _Piece:
-    for pattern, content in rules:
-        piece = _replaced(piece, pattern, content)
-    return piece
-
-
 def _replace(pieces: list[_Piece], step: _Step) -> list[_Piece]:
     pattern = step["pattern"].get("String")
     if not pattern:  # a regular expression, in another dialect than Python's: the text will not come out
@@ -128,7 +121,7 @@ def _replace(pieces: list[_Piece], step: _Step) -> list[_Piece]:
 
 
 def _join(pieces: list[_Piece], step: _Step) -> list[_Piece]:
-    return [piece.after_space() if index else piece for index, piece in enumerate(pieces)]
+    return [*pieces[:1], *(_fused([_Piece(one.token, " ", [one.token], [one.token]), one]) for one in pieces[1:])]
 
 
 def _strip(pieces: list[_Piece], step: _Step) -> list[_Piece]:
@@ -144,21 +137,6 @@ def _strip(pieces: list[_Piece], step: _Step) -> list[_Piece]:
 def _metaspace(pieces: list[_Piece], step: _Step) -> list[_Piece]:
     mark, strips = step["replacement"], step.get("prepend_scheme", "always") != "never"
     return [_replaced(piece, mark, "" if strips and not index else " ") for index, piece in enumerate(pieces)]
-
-
-def _wordpiece(pieces: list[_Piece], step: _Step) -> list[_Piece]:
-    words = []
-    for index, piece in enumerate(pieces):
-        if index:
-            inner = piece.text.startswith(step["prefix"])
-            piece = piece.part(len(step["prefix"]), len(piece.text)) if inner else piece.after_space()
-        words.append(_replaced_all(piece, _WORDPIECE_CLEAN_UP) if step["cleanup"] else piece)
-    return words
-
-
-def _word_ends(pieces: list[_Piece], step: _Step) -> list[_Piece]:
-    last = len(pieces) - 1
-    return [_replaced(piece, step["suffix"], " " if index < last else "") for index, piece in enumerate(pieces)]
 
 
 def _byte_fallback(pieces: list[_Piece], step: _Step) -> list[_Piece]:
@@ -226,6 +204,4 @@ _STEPS: dict[str, Callable[[list[_Piece], _Step], list[_Piece]]] = {
     "Join": _join,
     "Strip": _strip,
     "Metaspace": _metaspace,
-    "WordPiece": _wordpiece,
-    "BPEDecoder": _word_ends,
 }

@@ -21,7 +21,7 @@ from ..errors import (
 from ..guard.calls import PASSED_BY_TRL
 from ..guard.outcomes import exception_text
 from ..types import CONTRACT_VERSION
-from .discovery import PluginInfo, explain_neither, scan, sentence_subject, split_target, suggest_names
+from .discovery import PluginInfo, explain_neither, scan, split_target, suggest_names
 from .kinds import FACTS
 from .metadata import metadata_directory
 from .selection import yaml_hint
@@ -31,14 +31,12 @@ def import_plugin(info: PluginInfo) -> Any:
     """Import a plugin's module, get its attribute, and check its contract version."""
     module_name, attribute = split_target(info.target)
     if not module_name or not attribute:
-        raise BrokenPluginError(
-            broken_plugin_error(info, f"its target {info.target!r} is not of the form module:attribute")
-        )
+        raise broken(info, f"its target {info.target!r} is not of the form module:attribute")
 
     def missing(problem: str, stale: str) -> PluginError:
         if info.dotted:
             return UnknownPluginError(explain_neither(info, problem, scan()))
-        return BrokenPluginError(broken_plugin_error(info, stale))
+        return broken(info, stale)
 
     with plugin_code(info, f"importing {module_name!r}"):
         try:
@@ -48,9 +46,15 @@ def import_plugin(info: PluginInfo) -> Any:
                 raise
             if f"{module_name}.".startswith(f"{error.name}."):
                 where = f"there is no module {error.name!r}"
-                raise missing(f"{where} on sys.path", _stale(info, error.name)) from error
+                stale = (
+                    f"{where}, although the metadata in {metadata_directory(info.distribution or '')} declares it. "
+                    "Either the installation is half removed: run `pip install --force-reinstall "
+                    f"{info.distribution}` or remove that directory; or the entry point names a module that the "
+                    "distribution does not have"
+                )
+                raise missing(f"{where} on sys.path", stale) from error
             problem = f"{module_name!r} imports {error.name!r}, which is not installed"
-            raise BrokenPluginError(broken_plugin_error(info, problem)) from error
+            raise broken(info, problem) from error
     with plugin_code(info, f"reading {attribute!r} from {module_name!r}"):
         for part in attribute.split("."):
             owner = found
@@ -74,7 +78,7 @@ def plugin_code(info: PluginInfo, what: str) -> Iterator[None]:
         raise
     except BaseException as error:  # SystemExit too: a plugin that exits must not end the run in silence
         problem = f"{what} raised {type(error).__name__}: {exception_text(error)}"
-        raise BrokenPluginError(broken_plugin_error(info, problem)) from error
+        raise broken(info, problem) from error
 
 
 def check_contract(info: PluginInfo, exported: Any) -> None:
@@ -82,14 +86,11 @@ def check_contract(info: PluginInfo, exported: Any) -> None:
     version = getattr(exported, "contract_version", None)
     if version is None:
         return
-    subject = f"{sentence_subject(info)} from {info.source}"
     if isinstance(version, bool) or not isinstance(version, int) or version < 1:
-        raise BrokenPluginError(
-            f"{subject} has contract_version = {version!r}, which must be a whole number from 1 up."
-        )
+        raise BrokenPluginError(f"{info} has contract_version = {version!r}, which must be a whole number from 1 up.")
     if version > CONTRACT_VERSION:
         raise PluginContractError(
-            f"{subject} was written for version {version} of the plugin contract, and this trl-grpo-ext has version "
+            f"{info} was written for version {version} of the plugin contract, and this trl-grpo-ext has version "
             f"{CONTRACT_VERSION}. Upgrade trl-grpo-ext, or install a version of {info.distribution or 'it'} for that."
         )
 
@@ -108,7 +109,7 @@ def build(info: PluginInfo, exported: Any, parameters: dict[str, Any]) -> Any:
     if not isinstance(exported, type) and not makes_reward:
         if parameters:
             raise PluginParameterError(
-                f"{sentence_subject(info)} from {info.source} takes no parameters: {info.target} is "
+                f"{info} takes no parameters: {info.target} is "
                 f"{describe(exported)}, already built. It was given {_shown(parameters)}."
             )
         return exported
@@ -120,7 +121,7 @@ def build(info: PluginInfo, exported: Any, parameters: dict[str, Any]) -> Any:
         return made
     except (TypeError, ValueError) as error:
         raise PluginParameterError(
-            f"{sentence_subject(info)} from {info.source} refused its parameters ({_shown(parameters) or 'none'}) "
+            f"{info} refused its parameters ({_shown(parameters) or 'none'}) "
             f"with {type(error).__name__}: {error}.{yaml_hint(parameters)}"
         ) from error
 
@@ -146,15 +147,11 @@ def check_parameters(info: PluginInfo, exported: Callable[..., Any], parameters:
         if name in takes or open_ended:
             continue
         why = " (TRL passes that one)" if name in PASSED_BY_TRL and not is_class else ""
-        raise PluginParameterError(
-            f"{sentence_subject(info)} from {info.source} has no parameter {name!r}{why}."
-            f"{suggest_names(name, takes)} {listed}"
-        )
+        raise PluginParameterError(f"{info} has no parameter {name!r}{why}.{suggest_names(name, takes)} {listed}")
     missing = [name for name, p in takes.items() if p.default is p.empty and name not in parameters]
     if is_class and missing:  # a function's are columns of the dataset
         raise PluginParameterError(
-            f"{sentence_subject(info)} from {info.source} needs the parameter {missing[0]!r}; write "
-            f"{{name: {info.name}, {missing[0]}: ...}}. {listed}"
+            f"{info} needs the parameter {missing[0]!r}; write {{name: {info.name}, {missing[0]}: ...}}. {listed}"
         )
 
 
@@ -177,28 +174,18 @@ def describe(plugin: Any) -> str:
     return f"an object of type {type(plugin).__qualname__}"
 
 
-def broken_plugin_error(info: PluginInfo, problem: str) -> str:
-    """Make a `BrokenPluginError` that names the distribution and entry point, what it must export, and what to do."""
+def broken(info: PluginInfo, problem: str) -> BrokenPluginError:
+    """An error that names the distribution and entry point, what it must export, and what to do."""
     facts = FACTS[info.kind]
-    text = f"{sentence_subject(info)} from {info.source} cannot be loaded: {problem.removesuffix('.')}"
+    text = f"{info} cannot be loaded: {problem.removesuffix('.')}"
     text += "" if text.endswith("?") else "."
-    if info.dotted:
-        return text
-    return (
-        f"{text} Its entry point is "
-        f"{info.name} = {info.target!r} in the group {facts.group}, which must export {facts.required}. "
-        f"Repair, upgrade or uninstall {info.distribution}, or do not select this plugin."
-    )
+    if not info.dotted:
+        text += (
+            f" Its entry point is {info.name} = {info.target!r} in the group {facts.group}, which must export "
+            f"{facts.required}. Repair, upgrade or uninstall {info.distribution}, or do not select this plugin."
+        )
+    return BrokenPluginError(text)
 
 
 def _shown(parameters: Mapping[str, Any]) -> str:
     return ", ".join(f"{name}={value!r}" for name, value in parameters.items())
-
-
-def _stale(info: PluginInfo, missing: str) -> str:
-    directory = metadata_directory(info.distribution or "")
-    return (
-        f"there is no module {missing!r}, although the metadata in {directory or 'the environment'} declares it. "
-        f"Either the installation is half removed: run `pip install --force-reinstall {info.distribution}` or remove "
-        f"that directory; or the entry point names a module that the distribution does not have"
-    )

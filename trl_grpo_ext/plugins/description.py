@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import importlib.util
 import inspect
 import re
 import sys
@@ -18,7 +17,6 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
-from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +26,10 @@ from ..guard.outcomes import exception_text
 from ..guard.untrusted import as_json
 from ..types import HOOK_METHODS, ROLES
 from .building import import_plugin
-from .discovery import ENVIRONMENT_VARIABLE, Installed, PluginInfo, find, is_allowed, split_target, unknown_name
+from .discovery import Installed, PluginInfo, clash, find, is_allowed, split_target, unknown_name
 from .docstrings import Docstring, first_sentence, read_docstring
 from .kinds import FACTS, Kind, kind_of_methods
-from .metadata import normalise
+from .metadata import module_spec, normalise
 from .selection import parse_selection
 
 BY_PARAMETERS = "depends on the parameters"
@@ -78,13 +76,9 @@ def _look(info: PluginInfo, same_name: Sequence[PluginInfo]) -> tuple[Entry, lis
 
 def _state(info: PluginInfo, same_name: Sequence[PluginInfo]) -> tuple[str, str]:
     if not is_allowed(info):
-        return "blocked", f"{ENVIRONMENT_VARIABLE} keeps its distribution from loading"
-    others = [] if info.dotted else [other for other in same_name if other != info]
-    if twice := [other for other in others if other.distribution == info.distribution]:
-        return "twice", f"{info.distribution} also declares it as {', '.join(other.target for other in twice)}"
-    if others:
-        names = ", ".join(other.distribution or "" for other in others)
-        return "ambiguous", f"{names} offers the name too: select it as {info.distribution}:{info.name}"
+        return clash(info.name, [info], [])
+    if len(same_name) > 1 and not info.dotted:
+        return clash(info.name, same_name, same_name)
     if module_spec(split_target(info.target)[0]) is None:
         return "no module", f"there is no module for its target {info.target!r}"
     return "ready", ""
@@ -123,24 +117,6 @@ def find_named(name: str, kind: Kind | None, installed: Installed) -> list[Plugi
 
 Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 _CHARACTERS = 500_000
-
-
-@lru_cache(maxsize=4096)
-def module_spec(name: str) -> ModuleSpec | None:
-    """Find a module as the import system would, without importing its parents; None if there is none."""
-    if not all(part.isidentifier() for part in name.split(".")):
-        return None
-    package, _, own = name.rpartition(".")
-    if not package:
-        try:
-            return importlib.util.find_spec(name)  # imports nothing, since there is no parent
-        except (ImportError, ValueError, AttributeError):  # ValueError: `__main__`
-            return None
-    parent = module_spec(package)
-    if parent is None or parent.submodule_search_locations is None:
-        return None
-    # Without its parent's name: the path of a namespace package would be asked of a parent that is not imported.
-    return PathFinder.find_spec(own, list(parent.submodule_search_locations))
 
 
 @lru_cache(maxsize=256)

@@ -70,6 +70,10 @@ class PluginInfo:
         """What selects this plugin and no other: `distribution:name`, or its dotted path."""
         return self.target if self.dotted or self.distribution is None else f"{self.distribution}:{self.name}"
 
+    def __str__(self) -> str:
+        """What begins a sentence about it."""
+        return f"The {LABELS[self.kind]} {self.name!r} from {self.source}"
+
     @property
     def source(self) -> str:
         """Distribution and version in words; the module if it belongs to no distribution."""
@@ -127,21 +131,26 @@ def find(kind: Kind, selection: str | Mapping[str, Any] | Selection) -> PluginIn
     if not matches:
         raise UnknownPluginError(unknown_name(kind, asked, installed))
     allowed = [info for info in matches if is_allowed(info)]
-    if not allowed:
-        raise PluginBlockedError(_blocked(matches))
-    if len({info.distribution for info in allowed}) > 1:
-        choices = " or ".join(f"{info.distribution}:{asked.name}" for info in allowed)
-        offers = " and ".join(f"{info.source} ({info.target})" for info in allowed)
-        raise AmbiguousPluginError(
-            f"The {LABELS[kind]} {asked.name!r} is offered by {offers}. Say which one you mean: {choices}."
-        )
-    if len(allowed) > 1:
-        targets = " and ".join(repr(info.target) for info in allowed)
-        raise BrokenPluginError(
-            f"{allowed[0].source} declares the {LABELS[kind]} {asked.name!r} twice, as {targets}, in the group "
-            f"{GROUPS[kind]} of its entry points. It must declare it once; until then, select one by its dotted path."
-        )
+    if len(allowed) != 1:
+        state, why = clash(asked.name, matches, allowed)
+        raise {"blocked": PluginBlockedError, "ambiguous": AmbiguousPluginError, "twice": BrokenPluginError}[state](why)
     return allowed[0]
+
+
+def clash(name: str, matches: Sequence[PluginInfo], allowed: Sequence[PluginInfo]) -> tuple[str, str]:
+    """Why a name selects none of the plugins that answer to it, some of which may load: in a word and a sentence."""
+    if not allowed:
+        return "blocked", _blocked(matches)
+    what = f"{LABELS[allowed[0].kind]} {name!r}"
+    if len({info.distribution for info in allowed}) > 1:
+        choices = " or ".join(f"{info.distribution}:{name}" for info in allowed)
+        offers = " and ".join(f"{info.source} ({info.target})" for info in allowed)
+        return "ambiguous", f"The {what} is offered by {offers}. Say which one you mean: {choices}."
+    targets = " and ".join(repr(info.target) for info in allowed)
+    return "twice", (
+        f"{allowed[0].source} declares the {what} twice, as {targets}, in the group {GROUPS[allowed[0].kind]} of its "
+        "entry points. It must declare it once; until then, select one by its dotted path."
+    )
 
 
 @dataclass(frozen=True)
@@ -250,11 +259,6 @@ def _why_no_module(module: str) -> str | None:
     return f"there is no module {top!r} on sys.path{hint}"
 
 
-def sentence_subject(info: PluginInfo) -> str:
-    """A plugin's kind and name, to begin a sentence."""
-    return f"The {LABELS[info.kind]} {info.name!r}"
-
-
 def suggest_names(name: str, names: Iterable[str]) -> str:
     """A hint at similar names, with a leading space; empty if there are none."""
     by_folded = {other.casefold().replace("-", "_"): other for other in names}
@@ -294,7 +298,7 @@ def explain_neither(info: PluginInfo, why_no_path: str, installed: Installed) ->
 def _blocked(matches: Sequence[PluginInfo]) -> str:
     sources = " and ".join(sorted({info.source for info in matches}))
     return (
-        f"{sentence_subject(matches[0])} comes from {sources}, which {ENVIRONMENT_VARIABLE}="
+        f"The {LABELS[matches[0].kind]} {matches[0].name!r} comes from {sources}, which {ENVIRONMENT_VARIABLE}="
         f"{os.environ.get(ENVIRONMENT_VARIABLE)!r} keeps from loading. To allow it, add {matches[0].distribution} to "
         f"that variable, which lists distributions separated by commas, or unset it."
     )

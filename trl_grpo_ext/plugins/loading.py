@@ -13,17 +13,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..errors import BrokenPluginError, ConfigurationError, PluginError, PluginTypeError, reworded
+from ..errors import ConfigurationError, PluginError, PluginTypeError, reworded
 from ..guard.calls import is_model, rename, reward_name, unique_names
 from ..types import acting_order, implements, role_of
-from .building import broken_plugin_error, build, check_parameters, describe, import_plugin, plugin_code
+from .building import broken, build, check_parameters, describe, import_plugin, plugin_code
 from .discovery import (
     ENVIRONMENT_VARIABLE,
     PluginInfo,
     available,
     find,
     is_allowed,
-    sentence_subject,
 )
 from .kinds import FACTS, GROUPS, KINDS, LABELS, Kind, check_kind, with_article
 from .selection import Selection, parse_selection
@@ -142,7 +141,7 @@ def resolve(kind: Kind, selection_or_object: Any) -> Loaded:
     with plugin_code(info, "building it"):
         parameters = _with_selected(info, exported, asked.parameters, inner)
         built = build(info, exported, parameters)
-        _check_kind(kind, built, f"{sentence_subject(info)} from {info.source}")
+        _check_kind(kind, built, str(info))
         own = isinstance(exported, type)
         if kind == "reward" and own and getattr(built, "__name__", None) is None:
             with contextlib.suppress(Exception):  # slots, a frozen dataclass: TRL then takes the name of the class
@@ -230,7 +229,7 @@ def load_group_filter(selection: Any) -> Any:
 def _without_zero_variance(aggregation: Any, info: PluginInfo) -> Any:
     if not implements(aggregation, "weights"):
         raise ConfigurationError(
-            f"{sentence_subject(info)} from {info.source} has `reduce`, and skip_zero_variance works with `weights`. "
+            f"{info} has `reduce`, and skip_zero_variance works with `weights`. "
             "Take skip_zero_variance out, or select another aggregation."
         )
     from ..credit.signal import SkipZeroVariance  # here, because it imports torch
@@ -263,9 +262,7 @@ def _with_selected(
     if not takes:
         return parameters
     if not isinstance(takes, tuple | list) or not all(isinstance(name, str) for name in takes):
-        raise BrokenPluginError(
-            broken_plugin_error(info, f"its `{attribute}` must be a tuple of the names of parameters, and is {takes!r}")
-        )
+        raise broken(info, f"its `{attribute}` must be a tuple of the names of parameters, and is {takes!r}")
     check_parameters(info, exported, parameters)  # before what is inside: a typo outside comes first
 
     def load(selection: Any, place: str, weighed: bool = False) -> Loaded:
@@ -277,7 +274,7 @@ def _with_selected(
                     "rewards in a list have weights."
                 )
         except (ConfigurationError, PluginError) as error:
-            raise reworded(error, f"{sentence_subject(info)} from {info.source}, in {place}: {error}") from error
+            raise reworded(error, f"{info}, in {place}: {error}") from error
         inner.append((place, loaded))
         return loaded
 
@@ -309,7 +306,7 @@ def _guarded(reward: Any, info: PluginInfo, guard: Mapping[str, Any]) -> Any:
     try:
         return guarded(reward, **guard, name=reward_name(reward))
     except ConfigurationError as error:
-        raise ConfigurationError(f"{sentence_subject(info)} from {info.source}, in its guard: {error}") from error
+        raise ConfigurationError(f"{info}, in its guard: {error}") from error
 
 
 def _check_kind(kind: Kind, plugin: Any, subject: str) -> None:

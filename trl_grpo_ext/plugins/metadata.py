@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from email.parser import HeaderParser
+from importlib.machinery import ModuleSpec, PathFinder
 from importlib.metadata import Distribution, PackageNotFoundError, distributions, version
 from pathlib import Path
 from typing import Any
@@ -114,43 +115,42 @@ def provenance(key: str, distribution: Distribution) -> tuple[str, str | None]:
     return fields.get("name") or key, fields.get("version") or next(iter(_stem(distribution)[1:]), None)
 
 
+def module_spec(name: str) -> ModuleSpec | None:
+    """Find a module as the import system would, without importing its parents; None if there is none."""
+    if not all(part.isidentifier() for part in name.split(".")):
+        return None
+    package, _, own = name.rpartition(".")
+    if not package:
+        try:
+            return importlib.util.find_spec(name)  # imports nothing, since there is no parent
+        except (ImportError, ValueError, AttributeError):  # ValueError: `__main__`
+            return None
+    parent = module_spec(package)
+    if parent is None or parent.submodule_search_locations is None:
+        return None
+    # Without its parent's name: the path of a namespace package would be asked of a parent that is not imported.
+    return PathFinder.find_spec(own, list(parent.submodule_search_locations))
+
+
 def owner_of(module: str, installed: Mapping[str, Distribution]) -> tuple[str, Distribution] | None:
     """The distribution that a module belongs to; None for the user's own file.
 
-    Not by `importlib.metadata.packages_distributions`, which ignores editable installs and fails on broken metadata. A
-    module belongs to the distribution whose file list has it, or to an editable one with an entry point into it. The
-    deepest match wins, since distributions may share a namespace package.
+    Not by `importlib.metadata.packages_distributions`, which ignores editable installs and fails on broken metadata.
     """
-    parts = module.split(".")
-    roots = _roots(parts[0])
-    best: tuple[int, str, Distribution] | None = None
-    for key, distribution in installed.items():
-        depth = 0
-        if Path(str(distribution.locate_file(""))).resolve() in roots:
-            record = _text(distribution, "RECORD")
-            for length in range(len(parts), 0, -1):
-                if re.search(rf"^{'/'.join(parts[:length])}[./]", record, re.MULTILINE):
-                    depth = length
-                    break
-            if not record and parts[0] in _text(distribution, "top_level.txt").split():
-                depth = 1
-        elif _is_editable(distribution) and parts[0] in _entry_point_packages(distribution):
-            depth = 1
-        if depth > (best[0] if best else 0):
-            best = (depth, key, distribution)
-    return None if best is None else best[1:]
-
-
-def _roots(top: str) -> set[Path]:
-    """The directories on the path that a top-level module is, or would be, imported from."""
-    try:
-        spec = importlib.util.find_spec(top)
-    except (ImportError, ValueError):  # ValueError: `__main__`
-        spec = None
-    if spec is None:
-        return set()
-    places = spec.submodule_search_locations or ([spec.origin] if spec.has_location and spec.origin else [])
-    return {Path(place).resolve().parent for place in places}
+    spec = module_spec(module) or module_spec(module.partition(".")[0])
+    places = [spec.origin] if spec and spec.has_location else spec.submodule_search_locations if spec else None
+    for place in places or ():
+        path = Path(place or "").resolve()
+        for key, distribution in installed.items():
+            root = Path(str(distribution.locate_file(""))).resolve()
+            if path.is_relative_to(root):
+                inside, record = path.relative_to(root).as_posix(), _text(distribution, "RECORD")
+                listed = re.search(rf"^{re.escape(inside)}[,/]", record, re.MULTILINE) is not None
+                if listed or (not record and inside.split("/")[0] in _text(distribution, "top_level.txt").split()):
+                    return key, distribution
+            elif _is_editable(distribution) and module.partition(".")[0] in _entry_point_packages(distribution):
+                return key, distribution
+    return None
 
 
 def _direct_url(distribution: Distribution) -> dict[str, Any]:

@@ -183,18 +183,6 @@ class AggregationChecks(TensorChecks):
         self._reduce_only()
         self._over(self.ordinary, self._results, breaks=("gradient", "finite", None))
 
-    def homogeneous(self) -> None:
-        self._reduce_only()
-        self._comparable_only()
-        if getattr(self.plugin, "homogeneous", True) is False:
-            raise NotChecked("it declares homogeneous = False")
-
-        def judge(batch: SmallBatch) -> None:
-            once, twice = (self._reduced(f * batch.losses(), batch.mask(), batch.step_totals()) for f in (1, 2))
-            compare_numbers(twice, 2 * once, "reduce for losses twice as large, and twice what it gave", batch)
-
-        self._over(self.ordinary, judge)
-
     def step_totals(self) -> None:
         self._reduce_only()
         if self.needs_step:

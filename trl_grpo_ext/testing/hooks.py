@@ -53,10 +53,9 @@ class HookChecks(TensorChecks):
             for stage in self.stages
         ]
 
-    def _raw(self, stage: str, advantages_B_T: torch.Tensor, context: Any, grad: bool = False) -> Any:
-        with torch.set_grad_enabled(grad):
-            given = (context,) if stage == "on_rewards" else (advantages_B_T, context)
-            return getattr(self._copy(), stage)(*given)
+    def _raw(self, stage: str, advantages_B_T: torch.Tensor, context: Any) -> Any:
+        with torch.no_grad():
+            return getattr(self._copy(), stage)(*(context,) if stage == "on_rewards" else (advantages_B_T, context))
 
     def _result_on_rank(self, batch: SmallBatch, rollout: Rollout) -> torch.Tensor:
         assert self.at_rollout is not None
@@ -198,16 +197,6 @@ class HookChecks(TensorChecks):
                 # Any other is a refusal in words, which is no NaN.
 
         self._over([negative_batch(self.setting)], judge, "negative rewards", breaks=("finite", None))
-
-    def gradient(self) -> None:
-        def judge(batch: SmallBatch) -> None:
-            for stage in self.stages:
-                result = self._raw(stage, batch.incoming(), self._context(batch, stage), grad=True)
-                if isinstance(result, torch.Tensor) and result.requires_grad:
-                    advice = "compute it under torch.no_grad() or detach it"
-                    raise Broken(f"what {stage} returned requires grad ({result.grad_fn}); {advice}", batch)
-
-        self._over(self.ordinary, judge)
 
     def order(self) -> None:
         for what, forward, backward in (("a group's completions", 1, -1), ("the groups", -1, 1)):

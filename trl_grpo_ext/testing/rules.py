@@ -131,8 +131,6 @@ padding (rests on determinism, mask): more padding changes nothing. Why: A batch
 long (rests on finite, determinism, padding): gives finite advantages that float32 can hold for completions of 64 to
   4,096 tokens, and the same in float64. Why: Sums over tokens grow with the length: exponentials of them overflow,
   powers of it vanish, and nobody has tried more than ten tokens.
-gradient: its result does not require grad. Why: Advantages are constants of the loss. A gradient through them makes a
-  different algorithm.
 order (rests on determinism): neither the order of a group's completions nor that of the groups matters. Why: Both are
   accidents of sampling; group ids are names, not numbers to calculate with.
 split (rests on determinism, order): on_rollout gives the same on one rank as on two and three, also where groups are
@@ -182,8 +180,6 @@ totals (rests on determinism, ranks, order): counts by rollout.totals: completio
   any other way brings them back.
 gradient: reduce keeps the graph of the losses, and its gradient is finite. Why: A detached loss trains nothing, and
   one NaN in the gradient ends the run.
-homogeneous: reduce of losses twice as large is twice as large, unless it declares `homogeneous = False`. Why: The
-  scale of the advantages is a learning rate in disguise; here it would change which tokens count.
 step_totals: reduce works where totals.step is None, or declares `needs_step_totals = True`. Why: In runs whose
   optimizer steps don't lie within one generation batch these counts don't exist.
 """
