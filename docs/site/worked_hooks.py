@@ -104,16 +104,6 @@ _TURN_REWARDS = {
 }
 
 
-SENTENCE = ("<think>", "7", "+", "5", "</think>", "12")
-
-
-def _segments(selection: Any) -> Mapping[str, Any]:
-    ends = [sum(map(len, SENTENCE[: place + 1])) for place in range(len(SENTENCE))]
-    offsets = list(zip([0, *ends[:-1]], ends, strict=True))
-    rows = _after_rollout(selection, [len(SENTENCE)], [1.0], texts=["".join(SENTENCE)], offsets=lambda row: offsets)
-    return {"advantage after": rows[0]}
-
-
 STEPS = (0.8, -0.4, 0.6)
 
 
@@ -322,12 +312,6 @@ EXAMPLES: dict[str, Worked] = {
         {"reward": (1.0, 0.0), "tokens": (3, 2)},
         _gae,
         "The group's mean is 0.5, and each token further from the end gets half as much.",
-    ),
-    "segment_weights": Worked(
-        {"name": "segment_weights", "think": 0.5, "answer": 2.0},
-        tokens(SENTENCE),
-        {"advantage before": (1.0,) * len(SENTENCE)},
-        _segments,
     ),
     "process_rewards": Worked(
         {"name": "process_rewards", "form": "min", "temperature": 1.0, "baseline": "none"},

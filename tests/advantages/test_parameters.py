@@ -42,14 +42,6 @@ REFUSED: dict[str, dict[str, tuple[Any, ...]]] = {
     "clip_advantages": {"low": (0.1,), "high": (-0.1,)},
     "outcome_filter": {"keep": ("positive",), "threshold": (INF,)},
     "sign_scaling": {"positive": (-0.1,), "negative": (NAN,)},
-    "segment_weights": {
-        "think": (-1,),
-        "answer": (NAN,),
-        "tags": ("1",),
-        "other": (-0.1,),
-        "open": ("",),
-        "close": (5, "<think>"),  # which opens
-    },
     "kl_in_reward": {
         "reference": ("",),
         "coefficient": (0,),
@@ -62,7 +54,7 @@ REFUSED: dict[str, dict[str, tuple[Any, ...]]] = {
     "repetition_penalty": {"ngram": (0, 1.5), "penalty": (0,)},
     "truncation_masking": {"keep": ("positive",)},
     "tool_errors": {"penalty": (0,), "over": ("row",)},
-    "masked_turns": {"pick": ("middle",), "pattern": ("(", 5)},
+    "masked_turns": {"pick": ("middle",)},
     "zero_variance_credit": {"alpha": (0,), "correct_above": (NAN,)},
     "entropy_shaping": {"alpha": (-1,), "kappa": (1.0,)},
     "low_probability": {"alpha": (1.1,)},
@@ -81,7 +73,6 @@ TOGETHER: dict[str, dict[str, Any]] = {
     "turn_rewards": {"form": "turn_plus_outcome", "gamma": 0.5},
     "group_mean_gae": {"gae_lambda": 0.9, "length_alpha": 0.05},
     "kl_in_reward": {"form": "completion", "gamma": 0.9},
-    "masked_turns": {"pick": "all"},
 }
 
 

@@ -183,15 +183,11 @@ def test_tool_errors_by_hand() -> None:
     ("parameters", "kept"),
     [
         ({}, ([1, 1, 0, 1, 0, 0], [1, 1, 0, 1, 0, 0])),
-        ({"pick": "calls"}, ([1, 1, 0, 1, 0, 0], [1, 1, 0, 1, 0, 0])),
         ({"pick": "answers"}, ([0, 0, 0, 0, 0, 1], [0, 0, 0, 0, 0, 1])),
         ({"pick": "first"}, ([1, 1, 0, 0, 0, 0], [1, 1, 0, 0, 0, 0])),
         ({"pick": "last"}, ([0, 0, 0, 0, 0, 1], [0, 0, 0, 0, 0, 1])),
         ({"pick": "failed"}, ([1, 1, 0, 0, 0, 0], [0, 0, 0, 1, 0, 0])),
         ({"pick": "sound"}, ([0, 0, 0, 1, 0, 1], [1, 1, 0, 0, 0, 1])),
-        ({"pattern": "^ab$|d"}, ([1, 1, 0, 0, 0, 1], [1, 1, 0, 0, 0, 1])),
-        ({"pattern": "b|c", "pick": "failed"}, ([1, 1, 0, 0, 0, 0], [0, 0, 0, 1, 0, 0])),
-        ({"pick": "last", "pattern": "x"}, ([0] * 6, [0] * 6)),
     ],
 )
 def test_masked_turns_by_hand(parameters: dict[str, Any], kept: tuple[list[int], list[int]]) -> None:

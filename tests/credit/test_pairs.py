@@ -43,7 +43,6 @@ PARAMETERS: Mapping[str, Mapping[str, Any]] = {
     "pass_at_k": {"k": 2},
     "process_rewards": {"coefficient": 5.0},
     "repetition_penalty": {"ngram": 1, "penalty": 0.05},
-    "segment_weights": {"answer": 2.0, "think": 0.5},
     "turn_rewards": {"gamma": 0.5},  # or the first turns would have what the whole completion has
 }
 """What lets a hook act on this batch, where its defaults do not."""

@@ -301,7 +301,7 @@ class Judge:
 def test_objects_are_recorded_by_what_they_are_built_with() -> None:
     judge = Judge(2.0, {"a": (1, math.inf)})
     rewards = [functools.partial(reward, limit=3), judge, guarded(judge, timeout=4), Judge(options=object()).__call__]
-    hook = load_advantage_hooks("segment_weights")[0]
+    hook = load_advantage_hooks("sign_scaling")[0]
     records = Manifest.of(bare(rewards, [hook])).plugins
     assert [record.parameters for record in records[:4]] == [
         {"limit": 3},
@@ -313,7 +313,7 @@ def test_objects_are_recorded_by_what_they_are_built_with() -> None:
         f"{__name__}:{name}" for name in ("reward", "Judge", "Judge", "Judge.__call__")
     ]
     assert records[2].switches["guard"]["timeout"] == 4
-    assert records[4].target.endswith("spans:SegmentWeights")
+    assert records[4].target.endswith("transforms:SignScaling")
     assert records[4].distribution == "trl-grpo-ext"
     assert all(record.source_hash for record in records)
 

@@ -23,7 +23,7 @@ from trl_grpo_ext import available
 CHAIN: list[Any] = [
     "leave_one_out",
     {"name": "kl_in_reward", "coefficient": 0.2, "gamma": 0.9},
-    {"name": "segment_weights", "answer": 0.5},
+    {"name": "clip_advantages", "low": -0.5, "high": 1.0},
     "entropy_shaping",
 ]
 SCALE = {"name": "sign_scaling", "positive": 0.5}

@@ -19,7 +19,7 @@ from trl_grpo_ext.errors import CheckpointError, ManifestError
 from trl_grpo_ext.records.manifest import FILE, Manifest
 from trl_grpo_ext.trainer.plugin_records import ManifestWarning
 
-WEIGHTS = {"name": "segment_weights", "answer": 2.0}
+WEIGHTS = {"name": "sign_scaling", "negative": 2.0}
 SAVING: dict[str, Any] = {"save_strategy": "steps", "save_steps": 1, "max_steps": 2}
 
 
@@ -65,12 +65,12 @@ def names(path: Path) -> list[str]:
 
 
 def test_a_run_and_each_checkpoint_have_it(run: Path) -> None:
-    expected = ["length_reward", "centred", "segment_weights", "token_sum"]  # in the order in which they act
+    expected = ["length_reward", "centred", "sign_scaling", "token_sum"]  # in the order in which they act
     for folder in (run, run / "checkpoint-1", run / "checkpoint-2"):
         assert names(folder) == expected
     by_name = {record.name: record for record in Manifest.read(run / FILE).plugins}
-    assert by_name["segment_weights"].parameters == {"answer": 2.0}
-    assert by_name["segment_weights"].distribution == "trl-grpo-ext"
+    assert by_name["sign_scaling"].parameters == {"negative": 2.0}
+    assert by_name["sign_scaling"].distribution == "trl-grpo-ext"
     assert by_name["length_reward"].target == "tests.support:length_reward"
     assert not by_name["length_reward"].selected
     assert all(len(record.source_hash or "") == 64 for record in by_name.values())
@@ -113,12 +113,12 @@ def test_the_same_plugins_go_on(tiny_model: Path, run: Path, tmp_path: Path, che
 
 CHANGED: dict[str, tuple[dict[str, Any], str]] = {
     "a parameter": (
-        {"hooks": [{**WEIGHTS, "answer": 3.0}, "centred"]},
-        r"advantage hook segment_weights: parameter answer 2\.0 in the checkpoint, 3\.0 here",
+        {"hooks": [{**WEIGHTS, "negative": 3.0}, "centred"]},
+        r"advantage hook sign_scaling: parameter negative 2\.0 in the checkpoint, 3\.0 here",
     ),
     "one more": (
-        {"hooks": [WEIGHTS, "centred", "sign_scaling"]},
-        r"advantage hook sign_scaling \(trl-grpo-ext [\d.]+\) is here and not in the checkpoint",
+        {"hooks": [WEIGHTS, "centred", "clip_advantages"]},
+        r"advantage hook clip_advantages \(trl-grpo-ext [\d.]+\) is here and not in the checkpoint",
     ),
     "none": ({"aggregation": None}, r"loss aggregation token_sum \(.*\) is in the checkpoint and not here"),
     "a weight": ({"reward_weights": [0.5]}, r"reward length_reward: weight 1\.0 in the checkpoint, 0\.5 here"),
@@ -140,7 +140,7 @@ def test_the_newest_checkpoint_is_compared_too(tiny_model: Path, run: Path) -> N
     before = (run / FILE).read_bytes()
     for trainer_class in (GRPOExtTrainer, SafeTrainer):
         trainer = made(tiny_model, run, trainer_class, hooks=["centred"], aggregation="token_sum")
-        with pytest.raises(ManifestError, match=r"checkpoint-2: .*hook segment_weights .* in the checkpoint and not"):
+        with pytest.raises(ManifestError, match=r"checkpoint-2: .*hook sign_scaling .* in the checkpoint and not"):
             trainer.train(resume_from_checkpoint=True)
     assert (run / FILE).read_bytes() == before
 
@@ -152,8 +152,8 @@ def older(manifest: Path) -> None:
 WARNED: dict[str, tuple[Callable[[Path], object], dict[str, Any], str]] = {
     "told to": (
         lambda manifest: None,
-        {"hooks": [{**WEIGHTS, "answer": 3.0}, "centred"], "plugin_changes": "warn"},
-        "parameter answer 2.0 in the checkpoint, 3.0 here",
+        {"hooks": [{**WEIGHTS, "negative": 3.0}, "centred"], "plugin_changes": "warn"},
+        "parameter negative 2.0 in the checkpoint, 3.0 here",
     ),
     "none there": (Path.unlink, {"hooks": ["centred"]}, f"checkpoint-1 has no {FILE}, so its plugins cannot be comp"),
     "unreadable": (
@@ -210,7 +210,7 @@ def test_a_damaged_training_state_is_not_resumed_in_silence(
 @pytest.mark.slow
 def test_two_processes_stop_together(tiny_model: Path, tmp_path: Path) -> None:
     run = {"output_dir": str(tmp_path / "run"), "advantage_hooks": [WEIGHTS]}
-    other = {"advantage_hooks": [{**WEIGHTS, "answer": 3.0}], "output_dir": str(tmp_path / "other")}
+    other = {"advantage_hooks": [{**WEIGHTS, "negative": 3.0}], "output_dir": str(tmp_path / "other")}
     from_first = {"resume": str(tmp_path / "run" / "checkpoint-1")}
     both = on_two_ranks(
         run_attempts,
@@ -227,7 +227,7 @@ def test_two_processes_stop_together(tiny_model: Path, tmp_path: Path) -> None:
         assert (trained["steps"], trained["warnings"]) == (2, [])
         assert all_differ["error"] == one_differs["error"] == "ManifestError"
         assert "On rank 0: Not resumed" in all_differ["message"]
-        assert "parameter answer 2.0 in the checkpoint, 3.0 here" in all_differ["message"]
+        assert "parameter negative 2.0 in the checkpoint, 3.0 here" in all_differ["message"]
         assert "On rank 1: Not resumed" in one_differs["message"]
         assert warned["steps"] == 2
         assert (resumed["steps"], resumed["warnings"]) == (3, [])

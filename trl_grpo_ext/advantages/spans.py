@@ -1,16 +1,11 @@
-"""Credit by position in a completion's text: by a reward's spans, or by the parts around two markers."""
+"""Credit by position in a completion's text."""
 
 from __future__ import annotations
-
-from bisect import bisect_right
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
 
 import torch
 
 from ..credit.groups import gather_groups, group_mean, group_std
-from ..errors import ConfigurationError
-from ..guard.parameters import checked_choice, checked_flag, checked_number, checked_text
+from ..guard.parameters import checked_choice, checked_flag
 from ..types import Rollout
 
 _EPSILON = 1e-4  # beside the standard deviation, as in TRL
@@ -82,96 +77,3 @@ def centred_rewards(rewards_N_K: torch.Tensor, groups_N: torch.Tensor, normalise
             centred_N = centred_N / (group_std(rewards_N, groups_N) + _EPSILON)
         columns.append(torch.where(torch.isnan(rewards_N), 0.0, centred_N))
     return torch.stack(columns, dim=1)
-
-
-class SegmentWeights:
-    """Weigh the parts of a completion: `A'_t = w(part of t) · A_t`.
-
-    The parts are the thoughts between two markers, the answer after them, the markers themselves, and the text before
-    the first. A closing marker without an opening one closes thoughts that began with the completion, as when the chat
-    template writes `<think>`; thoughts that are never closed reach to the end; a completion without markers is all
-    answer. Only the first pair counts: later markers are part of the answer.
-
-    A token across a boundary has the weight of the part in which it begins. A token that wrote nothing (end of
-    sequence) has the weight of its surrounding part.
-
-    Source: none of its own; thoughts and answers are weighed apart in many recipes, without a common formula.
-
-    Departures: none.
-
-    Args:
-        think: Weight of the thoughts.
-        answer: Weight of the answer.
-        tags: Weight of the two markers.
-        other: Weight of the text before the opening marker.
-        open: The opening marker, found as it is (no regular expression).
-        close: The closing marker.
-    """
-
-    __name__ = "segment_weights"
-    role = "transform"
-    per_group = True
-    needs = ("offsets",)
-
-    conformance: ClassVar[Mapping[str, Any]] = {"parameters": {"think": 0.5}}
-
-    def __init__(
-        self,
-        *,
-        think: float = 1.0,
-        answer: float = 1.0,
-        tags: float = 1.0,
-        other: float = 1.0,
-        open: str = "<think>",
-        close: str = "</think>",
-    ) -> None:
-        weights = {"think": think, "answer": answer, "tags": tags, "other": other}
-        self.weights = {
-            kind: checked_number(f"segment_weights: {kind}", weight, "at least 0", lambda x: x >= 0)
-            for kind, weight in weights.items()
-        }
-        self.open = checked_text("segment_weights: open", open)
-        self.close = checked_text("segment_weights: close", close)
-        if open == close:
-            raise ConfigurationError(f"segment_weights: close must not be the same as open, got {close!r}.")
-
-    def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
-        """Return the new advantages `(B, T)`."""
-        width = advantages_B_T.size(1)
-        rows = []
-        for row, counts in enumerate((rollout.lengths_B > 0).tolist()):
-            weights: list[float] = []
-            if counts:
-                parts = split_at_markers(rollout.texts[row], self.open, self.close)
-                weights = token_weights(rollout.offsets(row), parts, self.weights)
-            rows.append([*weights, *[1.0] * (width - len(weights))])
-        return advantages_B_T * advantages_B_T.new_tensor(rows).view_as(advantages_B_T)
-
-
-def split_at_markers(text: str, opening: str, closing: str) -> list[tuple[int, int, str]]:
-    """Cut a text at its first pair of markers into `(start, end, kind)`, without gaps, the last one possibly empty.
-
-    Kinds: "other" (before the opening), "tags" (the markers), "think" (between them) and "answer" (after the closing).
-    """
-    closes = text.find(closing)
-    opens = text.find(opening, 0, len(text) if closes < 0 else closes)
-    if opens < 0 and closes < 0:
-        return [(0, len(text), "answer")]
-    parts = []
-    thoughts = 0
-    if opens >= 0:
-        thoughts = opens + len(opening)
-        parts += [(0, opens, "other"), (opens, thoughts, "tags")]
-        closes = text.find(closing, thoughts)
-    if closes < 0:
-        return [*parts, (thoughts, len(text), "think")]
-    answer = closes + len(closing)
-    return [*parts, (thoughts, closes, "think"), (closes, answer, "tags"), (answer, len(text), "answer")]
-
-
-def token_weights(
-    offsets: Sequence[tuple[int, int]], parts: Sequence[tuple[int, int, str]], weights: Mapping[str, float]
-) -> list[float]:
-    """Each token's weight: that of the part in which it begins."""
-    starts = [start for start, *_ in parts]
-    return [weights[parts[bisect_right(starts, start) - 1][2]] for start, _ in offsets]

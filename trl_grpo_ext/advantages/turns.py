@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +14,8 @@ from ..credit.groups import gather_groups, gather_rewards, group_mean, group_std
 from ..credit.turns import true_runs
 from ..errors import ConfigurationError
 from ..guard.parameters import checked_choice, checked_flag, checked_number, checked_text
-from ..types import Rollout, Turn
+from ..types import Rollout
+from .returns import discounted_returns
 
 _EPSILON = 1e-4  # beside the standard deviation, as in TRL and in MT-GRPO's code
 _GIGPO_EPSILON = 1e-6  # as in the authors' code
@@ -78,7 +78,7 @@ class TurnRewards:
         rewards = rewards_of_turns(rollout)
         groups_N = gather_groups(rollout)
         if self.form == "returns":
-            returns_B_M = discounted_returns(rewards.with_outcome(), self.gamma)
+            returns_B_M = discounted_returns(rewards.with_outcome(), rewards.scored_B_M, self.gamma)
             values_B_M = self._against_the_group(returns_B_M, rewards.scored_B_M, rollout, groups_N)
         else:
             outcome_B_1, scored_B_1 = rewards.outcome_B.unsqueeze(1), rewards.scored_B_M[:, :1]
@@ -154,7 +154,9 @@ class GiGPO:
         rewards = rewards_of_turns(rollout)
         totals_N, groups_N = gather_rewards(rollout)
         episode_B = self._apart(totals_N, groups_N)[rollout.local_rows]
-        returns_N_M = gather_values(discounted_returns(rewards.with_outcome(), self.gamma), rewards.scored_B_M, rollout)
+        returns_N_M = gather_values(
+            discounted_returns(rewards.with_outcome(), rewards.scored_B_M, self.gamma), rewards.scored_B_M, rollout
+        )
         states_N_M = rollout.gather(self._states(rollout, rewards.scored_B_M.size(1)).to(groups_N.device))
         began_NM_2 = torch.stack([groups_N.unsqueeze(1).expand_as(states_N_M), states_N_M], dim=2).view(-1, 2)
         places_NM = torch.unique(began_NM_2, dim=0, return_inverse=True)[1]
@@ -237,20 +239,20 @@ class ToolErrors:
         return torch.where(failed_B_T.to(advantages_B_T.device), advantages_B_T - self.penalty, advantages_B_T)
 
 
-_PICKS = ("all", "first", "last", "calls", "answers", "failed", "sound")
+_PICKS = ("first", "last", "calls", "answers", "failed", "sound")
 
 
 class MaskedTurns:
     """Credit some turns only: the tokens of all others get 0, also at the loss forward.
 
-    A turn is picked by a property,
+    A turn is picked by a property:
 
     - `first` or `last` of its completion;
     - `calls`: it makes a tool call, and `answers`: it makes none;
-    - `failed`: one of its calls failed (see `tool_errors`), and `sound`: none did;
+    - `failed`: one of its calls failed (see `tool_errors`), and `sound`: none did.
 
-    or by a pattern that its text must match, or by both. So a model can learn from its calls alone, or from its last
-    answers alone. Masked tokens stay in the denominators of the loss and under a KL penalty.
+    So a model can learn from its calls alone, or from its last answers alone. Masked tokens stay in the denominators of
+    the loss and under a KL penalty.
 
     Source: none of its own; masking turns is common in training agents (Search-R1, 2503.09516, masks the search
     results, which have no advantage here anyway).
@@ -258,10 +260,7 @@ class MaskedTurns:
     Departures: none.
 
     Args:
-        pick: "all", "first", "last", "calls", "answers", "failed" or "sound". By default "calls", and "all" with a
-            pattern.
-        pattern: A regular expression (Python's `re`), searched in the turn's text without special tokens. A pattern
-            with catastrophic backtracking stops the run on a hostile text.
+        pick: "first", "last", "calls", "answers", "failed" or "sound".
     """
 
     __name__ = "masked_turns"
@@ -269,18 +268,9 @@ class MaskedTurns:
     per_group = True
     last = True
 
-    def __init__(self, *, pick: str | None = None, pattern: str | None = None) -> None:
-        pick = ("calls" if pattern is None else "all") if pick is None else pick
+    def __init__(self, *, pick: str = "calls") -> None:
         self.pick = checked_choice("masked_turns: pick", pick, _PICKS)
-        if pick == "all" and pattern is None:
-            raise ConfigurationError("masked_turns: pattern must be set with pick: all, or nothing would be masked.")
-        try:
-            self.pattern = None if pattern is None else re.compile(pattern)
-        except (re.error, TypeError, RecursionError, OverflowError) as error:
-            raise ConfigurationError(
-                f"masked_turns: pattern must be a regular expression, got {pattern!r}: {error}."
-            ) from error
-        self.needs = () if pattern is None and pick in ("first", "last") else ("offsets",)
+        self.needs = () if pick in ("first", "last") else ("offsets",)
 
     def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
         """Return the new advantages `(B, T)`."""
@@ -290,17 +280,11 @@ class MaskedTurns:
             return torch.where(numbers_B_T == picked_B_1, advantages_B_T, 0.0)
         kept_B_T = torch.zeros(advantages_B_T.shape, dtype=torch.bool)
         for row, counts in enumerate((rollout.lengths_B > 0).tolist()):
-            turns = rollout.turns(row) if counts else ()
-            for turn in turns:
-                if self._picks(turn, len(turns)):
+            for turn in rollout.turns(row) if counts else ():
+                has = turn.calls if self.pick in ("calls", "answers") else turn.failed
+                if bool(has) == (self.pick in ("calls", "failed")):
                     kept_B_T[row, slice(*turn.tokens)] = True
         return torch.where(kept_B_T.to(advantages_B_T.device), advantages_B_T, 0.0)
-
-    def _picks(self, turn: Turn, count: int) -> bool:
-        ends = {"all": True, "first": turn.number == 0, "last": turn.number == count - 1}
-        by_calls = {"calls": bool(turn.calls), "answers": not turn.calls}
-        is_picked = {**ends, **by_calls, "failed": turn.failed, "sound": not turn.failed}
-        return is_picked[self.pick] and (self.pattern is None or self.pattern.search(turn.text) is not None)
 
 
 @dataclass(frozen=True)
@@ -344,14 +328,6 @@ def rewards_of_turns(rollout: Rollout) -> RewardsOfTurns:
     places_M = torch.arange(width, device=device)
     scored_B_M = (places_M < counts_B.unsqueeze(1)) & ~torch.isnan(rollout.rewards_B).unsqueeze(1)
     return RewardsOfTurns(turns_B_M, outcome_B, scored_B_M, places_M == counts_B.unsqueeze(1) - 1)
-
-
-def discounted_returns(rewards_B_M: torch.Tensor, gamma: float) -> torch.Tensor:
-    """Rewards to go, `G_k = Σ_{j≥k} γ^(j-k) r_j`, `(B, M)`."""
-    returns = [rewards_B_M[:, -1]]
-    for column in range(rewards_B_M.size(1) - 2, -1, -1):
-        returns.append(rewards_B_M[:, column] + gamma * returns[-1])
-    return torch.stack(returns[::-1], dim=1)
 
 
 def gather_values(values_B_M: torch.Tensor, scored_B_M: torch.Tensor, rollout: Rollout) -> torch.Tensor:

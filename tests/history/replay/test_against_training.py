@@ -17,10 +17,7 @@ CASES: dict[str, dict[str, Any]] = {
     "grpo, batch scale": {"loss_type": "grpo", "scale_rewards": "batch"},
     "bnpo, no scale": {"loss_type": "bnpo", "scale_rewards": "none", "mask_truncated_completions": True},
     "dr_grpo, leave one out": {"loss_type": "dr_grpo", "advantage_hooks": ["leave_one_out"]},
-    "luspo, segments": {
-        "loss_type": "luspo",
-        "advantage_hooks": [{"name": "segment_weights", "answer": 2.0}],
-    },
+    "luspo, signs": {"loss_type": "luspo", "advantage_hooks": [{"name": "sign_scaling", "positive": 0.5}]},
     "cispo, tokens": {
         "loss_type": "cispo",
         "advantage_hooks": ["prefix_tree", "repetition_penalty", "truncation_masking"],
