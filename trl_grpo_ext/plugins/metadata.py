@@ -137,20 +137,30 @@ def owner_of(module: str, installed: Mapping[str, Distribution]) -> tuple[str, D
 
     Not by `importlib.metadata.packages_distributions`, which ignores editable installs and fails on broken metadata.
     """
-    spec = module_spec(module) or module_spec(module.partition(".")[0])
-    places = [spec.origin] if spec and spec.has_location else spec.submodule_search_locations if spec else None
-    for place in places or ():
-        path = Path(place or "").resolve()
-        for key, distribution in installed.items():
-            root = Path(str(distribution.locate_file(""))).resolve()
-            if path.is_relative_to(root):
-                inside, record = path.relative_to(root).as_posix(), _text(distribution, "RECORD")
-                listed = re.search(rf"^{re.escape(inside)}[,/]", record, re.MULTILINE) is not None
-                if listed or (not record and inside.split("/")[0] in _text(distribution, "top_level.txt").split()):
-                    return key, distribution
-            elif _is_editable(distribution) and module.partition(".")[0] in _entry_point_packages(distribution):
-                return key, distribution
+    top = module.partition(".")[0]
+    spec = module_spec(module) or module_spec(top)
+    if spec is None:
+        return None
+    places = [spec.origin] if spec.has_location else spec.submodule_search_locations or []
+    paths = [Path(place).resolve() for place in places if place]
+    for key, distribution in installed.items():
+        if any(_lists(distribution, path) for path in paths):
+            return key, distribution
+    for key, distribution in installed.items():
+        if _is_editable(distribution) and top in _entry_point_packages(distribution):
+            return key, distribution
     return None
+
+
+def _lists(distribution: Distribution, path: Path) -> bool:
+    """Whether a distribution's file list has a file, or a file in a folder."""
+    root = Path(str(distribution.locate_file(""))).resolve()
+    if not path.is_relative_to(root):
+        return False
+    inside, record = path.relative_to(root).as_posix(), _text(distribution, "RECORD")
+    if not record:
+        return inside.partition("/")[0] in _text(distribution, "top_level.txt").split()
+    return re.search(rf"^{re.escape(inside)}[,/]", record, re.MULTILINE) is not None
 
 
 def _direct_url(distribution: Distribution) -> dict[str, Any]:
