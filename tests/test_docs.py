@@ -40,7 +40,7 @@ def example(class_name: str) -> Any:
 
 def test_the_example_hook() -> None:
     rollout = make_rollout([4, 2])
-    advantages = flow.apply_rollout_hooks(torch.tensor([1.0, -1.0]), [example("FirstTokens")(n=2)], rollout)
+    advantages = flow.apply_hooks(torch.tensor([1.0, -1.0]), [example("FirstTokens")(n=2)], rollout)
     assert advantages.tolist() == [[1, 1, 0, 0], [-1, -1, 0, 0]]
 
 
@@ -49,7 +49,7 @@ def test_the_example_hook_with_needs() -> None:
     rollout = make_rollout([2], old_logps_B_T=old, ref_logps_B_T=ref)
     hook = example("TowardsReference")()
     assert hook.needs == ("old_logps", "ref_logps")
-    advantages = flow.apply_rollout_hooks(torch.tensor([1.0]), [hook], rollout)
+    advantages = flow.apply_hooks(torch.tensor([1.0]), [hook], rollout)
     assert advantages.flatten().tolist() == pytest.approx([0.95, 1.1])
 
 
@@ -59,7 +59,7 @@ def test_the_example_hook_that_returns_spans() -> None:
     rollout = make_rollout([4, 1], texts=[text, "x"], offsets=lambda row: offsets if row == 0 else [(0, 1)])
     hook = example("NoApologies")()
     assert hook.needs == ("offsets",)
-    advantages = flow.apply_rollout_hooks(torch.tensor([1.0, 1.0]), [hook], rollout)
+    advantages = flow.apply_hooks(torch.tensor([1.0, 1.0]), [hook], rollout)
     assert advantages.tolist() == [[1, 0.5, 0.5, 1], [1, 0, 0, 0]]
 
 

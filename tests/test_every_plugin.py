@@ -115,7 +115,7 @@ def test_hooks_that_say_so_look_at_each_group_by_itself() -> None:
             picked = ([values[row] for row in rows] for values in (lengths, rewards, groups))
             rollout = make_rollout(*picked, width=3, **settings)
             advantages = torch.tensor([0.5, -0.5, 0.0, 1.0, -0.2, -0.8], dtype=torch.float64)[rows]
-            return flow.apply_rollout_hooks(advantages, [hook], rollout)
+            return flow.apply_hooks(advantages, [hook], rollout)
 
         apart = torch.cat([result([0, 1, 2]), result([3, 4, 5])])
         torch.testing.assert_close(apart, result([*range(6)]), rtol=0, atol=1e-12)

@@ -25,7 +25,7 @@ def _after_rollout(
     rollout = make_rollout(lengths, *args, **overrides)
     hooks = load_advantage_hooks([selection])
     given = torch.tensor(incoming, dtype=torch.float64)
-    advantages = flow.apply_rollout_hooks(given, hooks, rollout)
+    advantages = flow.apply_hooks(given, hooks, rollout)
     return [advantages[row, :length].tolist() for row, length in enumerate(lengths)]
 
 
@@ -155,7 +155,7 @@ def _spans(selection: Any) -> Mapping[str, Any]:
 def _after_forward(selection: Any, incoming: Sequence[float], logps: Any, entropies: Any, **more: Any) -> Any:
     forward = make_forward(logps, entropies, **more)
     given = torch.tensor(incoming, dtype=torch.float64)
-    return flow.apply_forward_hooks(given, load_advantage_hooks([selection]), forward).tolist()
+    return flow.apply_hooks(given, load_advantage_hooks([selection]), forward).tolist()
 
 
 ENTROPIES = (0.1, 1.0, 2.0, 0.5)
@@ -224,7 +224,7 @@ def _running(selection: Any) -> Mapping[str, Any]:
     (hook,) = load_advantage_hooks([selection])
     given, ones = torch.zeros(4, dtype=torch.float64), [1] * 4
     batches = ([1.0, 0.0, 1.0, 0.0], [1.0, 0.0, 1.0, 1.0])
-    first, second = (flow.apply_rollout_hooks(given, [hook], make_rollout(ones, rewards)) for rewards in batches)
+    first, second = (flow.apply_hooks(given, [hook], make_rollout(ones, rewards)) for rewards in batches)
     return {"advantage at first": first[:, 0].tolist(), "then": second[:, 0].tolist()}
 
 

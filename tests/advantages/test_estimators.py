@@ -30,7 +30,7 @@ NAN = math.nan
 def on_tokens(selection: Any, rollout: Rollout, dtype: torch.dtype = torch.float64) -> torch.Tensor:
     """Advantages `(B, T)` after the hook; what comes in is 9 everywhere, and must be replaced."""
     incoming = torch.full((len(rollout.prompts),), 9.0, dtype=dtype)
-    return flow.apply_rollout_hooks(incoming, loaded(json.dumps(selection)), rollout)
+    return flow.apply_hooks(incoming, loaded(json.dumps(selection)), rollout)
 
 
 @cache

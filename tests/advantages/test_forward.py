@@ -17,7 +17,7 @@ from trl_grpo_ext.types import Forward
 
 def after_forward(forward: Forward, advantages: Any, name: str, **parameters: Any) -> Rows:
     incoming = torch.as_tensor(advantages, dtype=torch.float64)
-    rows: Rows = flow.apply_forward_hooks(incoming, [hook(name, **parameters)], forward).tolist()
+    rows: Rows = flow.apply_hooks(incoming, [hook(name, **parameters)], forward).tolist()
     return rows
 
 

@@ -62,7 +62,7 @@ class TestAdaptiveCoefficient:
         return make_rollout([2, 2, 0], groups=[0, 0, 0], old_logps_B_T=logps, ref_logps_B_T=ref_logps, **overrides)
 
     def after(self, of_hook: Any, rollout: Rollout) -> float:
-        flow.apply_rollout_hooks(torch.zeros(len(rollout.prompts), dtype=torch.float64), [of_hook], rollout)
+        flow.apply_hooks(torch.zeros(len(rollout.prompts), dtype=torch.float64), [of_hook], rollout)
         return float(of_hook.state_dict()["coefficient"])
 
     @pytest.mark.parametrize(
@@ -81,8 +81,8 @@ class TestAdaptiveCoefficient:
     def test_a_batch_is_penalised_by_the_coefficient_before_it(self) -> None:
         adaptive = hook("kl_in_reward", coefficient=0.1, target=0.1, horizon=3)
         incoming = torch.zeros(1, dtype=torch.float64)
-        first = flow.apply_rollout_hooks(incoming, [adaptive], three_tokens())
-        second = flow.apply_rollout_hooks(incoming, [adaptive], three_tokens())
+        first = flow.apply_hooks(incoming, [adaptive], three_tokens())
+        second = flow.apply_hooks(incoming, [adaptive], three_tokens())
         assert first[0].tolist() == pytest.approx([0.06, 0.11, 0.1])
         # KL is -.6, far below the target: the coefficient falls by 0.2 · 1/3.
         assert second[0].tolist() == pytest.approx([(1 - 0.2 / 3) * x for x in (0.06, 0.11, 0.1)])

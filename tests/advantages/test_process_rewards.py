@@ -21,7 +21,7 @@ PLAIN = {"form": "sum", "baseline": "none"}
 
 def advantages(rollout: Rollout, incoming: float = 9.0, dtype: torch.dtype = torch.float64, **parameters: Any) -> Any:
     incoming_B = torch.full((len(rollout.texts),), incoming, dtype=dtype)
-    return flow.apply_rollout_hooks(incoming_B, [hook("process_rewards", **parameters)], rollout)
+    return flow.apply_hooks(incoming_B, [hook("process_rewards", **parameters)], rollout)
 
 
 def stepped(rows: list[list[float]], **overrides: Any) -> Rollout:

@@ -35,7 +35,7 @@ def rollout_of(
 
 def credit(rollout: Rollout, dtype: torch.dtype = torch.float64, **parameters: Any) -> torch.Tensor:
     incoming = torch.full((len(rollout.texts),), 9.0, dtype=dtype)  # replaced, whatever it was
-    return flow.apply_rollout_hooks(incoming, [hook("span_credit", **parameters)], rollout)
+    return flow.apply_hooks(incoming, [hook("span_credit", **parameters)], rollout)
 
 
 def test_span_credit_by_hand() -> None:

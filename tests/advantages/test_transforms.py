@@ -19,7 +19,7 @@ def test_sign_scaling_of_tokens_by_hand() -> None:
     incoming = padded([[1.0, -2.0, 0.0], [-0.5, 4.0]], width=3)
     hooks = [hook("sign_scaling", positive=0.5, negative=2.0)]
     expected = [[0.5, -4, 0], [-1, 2, 0]]
-    assert flow.apply_rollout_hooks(incoming, hooks, rollout).tolist() == expected
+    assert flow.apply_hooks(incoming, hooks, rollout).tolist() == expected
 
 
 def punished(text: str, ngram: int) -> str:
@@ -54,7 +54,7 @@ class TestRepetition:
         generator = torch.Generator().manual_seed(0)
         ids = torch.randint(0, 260_000, (16, 4000), generator=generator)
         ids[3, 3000:3040] = ids[3, 100:140]
-        result = flow.apply_rollout_hooks(
+        result = flow.apply_hooks(
             torch.ones(16), [hook("repetition_penalty")], make_rollout([4000] * 16, completion_ids_B_T=ids)
         )
         changed = (result != 1).nonzero().tolist()
@@ -90,7 +90,7 @@ class TestWhiten:
     def test_equal_advantages_become_exactly_nothing(self, over: str, dtype: torch.dtype) -> None:
         incoming = torch.full((7,), 1 / 3, dtype=dtype)
         rollout = make_rollout([1, 2, 3, 1, 2, 0, 5], [1.0] * 7)
-        result = flow.apply_rollout_hooks(incoming, [hook("whiten", over=over)], rollout)
+        result = flow.apply_hooks(incoming, [hook("whiten", over=over)], rollout)
         assert result.dtype == dtype
         assert not result.any()
 
@@ -100,7 +100,7 @@ class TestWhiten:
         rollout = make_rollout([1] * 9, rewards, [0] * 3 + [1] * 3 + [2] * 3)
         rollout = replace(rollout, rewards_B=rollout.rewards_B.to(dtype))
         hooks = [hook("normalised"), hook("whiten")]
-        result = flow.apply_rollout_hooks(torch.zeros(9, dtype=dtype), hooks, rollout)
+        result = flow.apply_hooks(torch.zeros(9, dtype=dtype), hooks, rollout)
         assert not result[6:].any()
         assert result[:6].all()
 
@@ -117,7 +117,7 @@ class TestWhiten:
 def test_clipping_bounds_each_token() -> None:
     incoming = padded([[-3.0, 0.0, 1.0], [9.0, -0.5]], width=3)
     hooks = [hook("clip_advantages", low=-1.0, high=2.0)]
-    result = flow.apply_rollout_hooks(incoming, hooks, make_rollout([3, 2], width=3))
+    result = flow.apply_hooks(incoming, hooks, make_rollout([3, 2], width=3))
     assert result.tolist() == [[-1, 0, 1], [2, -0.5, 0]]
     with pytest.raises(ConfigurationError, match="high must be above 0 where low is 0"):
         hook("clip_advantages", low=0, high=0)

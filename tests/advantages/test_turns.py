@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from trl_grpo_ext.advantages.turns import GiGPO, MaskedTurns, ToolErrors, TurnRewards
-from trl_grpo_ext.credit.flow import apply_rollout_hooks
+from trl_grpo_ext.credit.flow import apply_hooks
 from trl_grpo_ext.errors import ConfigurationError
 from trl_grpo_ext.testing.builders import make_rollout, padded, turns_between
 from trl_grpo_ext.types import Rollout
@@ -53,7 +53,7 @@ def rollout_of(
 def advantages(hook: Any, rollout: Rollout) -> list[list[float]]:
     """Of each completion, one value for each of its turns; all tokens of a turn must have the same."""
     given_B_T = torch.full(rollout.mask_B_T.shape, 9.0, dtype=torch.float64)
-    new_B_T = apply_rollout_hooks(given_B_T, [hook], rollout)
+    new_B_T = apply_hooks(given_B_T, [hook], rollout)
     rows = []
     for new, numbers in zip(new_B_T.tolist(), rollout.turns_B_T.tolist(), strict=True):
         assert all(value == 0.0 for value, number in zip(new, numbers, strict=True) if number < 0)
@@ -147,7 +147,7 @@ def test_what_shapers_gave_to_tokens_belongs_to_their_turns() -> None:
 def test_completions_without_turns_and_without_rewards() -> None:
     rollout = rollout_of([[0, 0], [1, 0, 1], [1]], [None, None, [1.0]], [1.0, NAN, 0.0])
     for hook in (TurnRewards(), GiGPO(), TurnRewards(form="turn_plus_outcome")):
-        new_B_T = apply_rollout_hooks(torch.ones(3, 3).double(), [hook], rollout)
+        new_B_T = apply_hooks(torch.ones(3, 3).double(), [hook], rollout)
         assert bool(torch.isfinite(new_B_T).all())
         assert not bool(new_B_T[:2].any())  # nothing to credit, and nothing said
 
@@ -159,7 +159,7 @@ def failing(row: int) -> Any:
 def credited(hook: Any) -> list[list[float]]:
     live = [[1, 1, 0, 1, 0, 1]] * 2
     rollout = replace(rollout_of(live, [None] * 2, [1.0, 0.0]), turns=failing)
-    return apply_rollout_hooks(torch.tensor([1.0, -1.0]).double(), [hook], rollout).tolist()
+    return apply_hooks(torch.tensor([1.0, -1.0]).double(), [hook], rollout).tolist()
 
 
 def test_tool_errors_by_hand() -> None:
@@ -174,7 +174,7 @@ def test_tool_errors_by_hand() -> None:
 
     rollout = replace(rollout_of([[1] * 4] * 2, [None] * 2, [1.0, 0.0]), turns=two_calls)
     given_B_T = torch.zeros(2, 4).double()
-    run = lambda hook: apply_rollout_hooks(given_B_T, [hook], rollout).tolist()  # noqa: E731
+    run = lambda hook: apply_hooks(given_B_T, [hook], rollout).tolist()  # noqa: E731
     assert run(ToolErrors(penalty=1.0)) == [[0, 0, -1, 0], [0, -1, 0, 0]]
     assert run(ToolErrors(penalty=1.0, over="turn")) == [[-1, -1, -1, -1], [-1, -1, -1, -1]]
 

@@ -32,7 +32,7 @@ def hook(name: str, **parameters: Any) -> Any:
 def after_rollout(rollout: Rollout, advantages: Sequence[float], name: str, **parameters: Any) -> Rows:
     """The advantages `(B, T)` that a hook makes of one per completion."""
     incoming = torch.tensor(list(advantages), dtype=torch.float64)
-    result: Rows = flow.apply_rollout_hooks(incoming, [hook(name, **parameters)], rollout).tolist()
+    result: Rows = flow.apply_hooks(incoming, [hook(name, **parameters)], rollout).tolist()
     return result
 
 
@@ -57,7 +57,7 @@ def on_ranks(rollout: Rollout, sizes: Sequence[int], advantages: Sequence[float]
 
     def run(part: Rollout) -> torch.Tensor:
         own = [starts[part.local_rows.start]]
-        return flow.apply_rollout_hooks(incoming[part.local_rows], own, part)
+        return flow.apply_hooks(incoming[part.local_rows], own, part)
 
     width = rollout.mask_B_T.size(1)
     rows: Rows = torch.cat([pad(result, (0, width - result.size(1))) for result in ranks.run(run)]).tolist()

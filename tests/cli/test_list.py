@@ -135,7 +135,7 @@ def test_a_name_declared_twice_is_listed_twice(folder: Path) -> None:
         ("st_twice:one", "twice"),
         ("st_twice:other", "twice"),
     ]
-    assert "declares the reward 'x' twice, as 'st_twice:one' and 'st_twice:other'" in entries[0]["detail"]
+    assert "declares the reward 'double' twice, as 'st_twice:one' and 'st_twice:other'" in entries[0]["detail"]
 
 
 def test_unreadable_metadata_is_named_on_stderr_and_hurts_nobody(folder: Path) -> None:

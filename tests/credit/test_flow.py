@@ -71,13 +71,13 @@ class TestHooks:
         times = hook(on_rollout=lambda a, rollout: a * 10)
         rollout = make_rollout([2, 1])
         advantages = torch.tensor([1.0, 2.0])
-        assert flow.apply_rollout_hooks(advantages, [plus, times], rollout).tolist() == [[20, 20], [30, 0]]
-        assert flow.apply_rollout_hooks(advantages, [times, plus], rollout).tolist() == [[11, 11], [21, 0]]
+        assert flow.apply_hooks(advantages, [plus, times], rollout).tolist() == [[20, 20], [30, 0]]
+        assert flow.apply_hooks(advantages, [times, plus], rollout).tolist() == [[11, 11], [21, 0]]
 
     def test_a_hook_cannot_leak_a_gradient(self) -> None:
         leak = torch.ones(1, 2, requires_grad=True)
         forward = make_forward(torch.zeros(1, 2), torch.zeros(1, 2))
-        result = flow.apply_forward_hooks(torch.tensor([1.0]), [hook(on_forward=lambda a, f: a * leak)], forward)
+        result = flow.apply_hooks(torch.tensor([1.0]), [hook(on_forward=lambda a, f: a * leak)], forward)
         assert not result.requires_grad
 
     @pytest.mark.parametrize(
@@ -92,14 +92,14 @@ class TestHooks:
     )
     def test_what_a_hook_may_not_return(self, result: Any, message: str) -> None:
         with pytest.raises(PluginOutputError, match="my_hook") as error:
-            flow.apply_rollout_hooks(torch.zeros(2), [hook(on_rollout=lambda a, r: result)], make_rollout([3, 1]))
+            flow.apply_hooks(torch.zeros(2), [hook(on_rollout=lambda a, r: result)], make_rollout([3, 1]))
         assert message in str(error.value)
 
     @pytest.mark.parametrize(("role", "expected"), [("transform", [[3, 4]]), ("estimator", [[0, 1]])])
     def test_spans_are_added_to_what_came_in_and_an_estimators_to_zero(self, role: str, expected: list[Any]) -> None:
         points = SimpleNamespace(__name__="points", role=role, on_rollout=lambda a, rollout: [[(1, 2, 1.0)]])
         advantages = torch.tensor([3.0])
-        assert flow.apply_rollout_hooks(advantages, [points], make_rollout([2])).tolist() == expected
+        assert flow.apply_hooks(advantages, [points], make_rollout([2])).tolist() == expected
 
     @pytest.mark.parametrize(
         ("raised", "error", "message"),
@@ -116,14 +116,14 @@ class TestHooks:
             raise raised
 
         with pytest.raises(error, match=message):
-            flow.apply_rollout_hooks(torch.zeros(1), [hook(on_rollout=raises)], make_rollout([1]))
+            flow.apply_hooks(torch.zeros(1), [hook(on_rollout=raises)], make_rollout([1]))
 
     def test_an_error_that_is_named_keeps_what_it_says_of_the_contract(self) -> None:
         def raises(advantages_B_T: Any, rollout: Any) -> None:
             raise PluginOutputError("no", "groups")
 
         with pytest.raises(PluginOutputError, match="'my_hook': on_rollout: no") as error:
-            flow.apply_rollout_hooks(torch.zeros(1), [hook(on_rollout=raises)], make_rollout([1]))
+            flow.apply_hooks(torch.zeros(1), [hook(on_rollout=raises)], make_rollout([1]))
         assert error.value.breaks == "groups"
 
 

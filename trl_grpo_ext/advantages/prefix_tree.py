@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ..credit.prefixes import groups_with_prefixes
+from ..credit.groups import groups_with_prefixes
 from ..guard.parameters import checked_choice
 from ..types import Rollout
 from .returns import compute_dtype, live_tokens_after

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ..credit.groups import gather_groups, group_extremes, group_mean, group_sum, without_rounding
-from ..credit.prefixes import groups_with_prefixes
+from ..credit.groups import gather_groups, group_extremes, group_mean, group_sum, groups_with_prefixes, without_rounding
 from ..guard.parameters import checked_choice
 from ..types import Rollout
 

@@ -17,7 +17,7 @@ import torch
 from ..errors import ConfigurationError
 from ..guard.calls import unique_names
 from ..types import Forward, Rollout, acting_order, implements, role_of
-from .flow import Observe, apply_forward_hooks, apply_rollout_hooks, plugin_label, shape_rewards
+from .flow import apply_hooks, expand_advantages, plugin_label, run_hook, shape_rewards
 from .groups import gather_groups
 from .metrics import COLUMNS, change_metrics, change_table
 from .signal import overruled, rewards_are_equal
@@ -59,10 +59,7 @@ class HookChain:
 
     def on_rollout(self, advantages: torch.Tensor, rollout: Rollout) -> tuple[torch.Tensor, list[Change]]:
         """Advantages `(B, T)` after the rollout stage, and what each hook changed."""
-        changes: list[Change] = []
-        watch = self._watch(changes, "on_rollout")
-        result_B_T = apply_rollout_hooks(advantages, self.hooks, rollout, watch)
-        return result_B_T, changes
+        return self._run("on_rollout", advantages, rollout)
 
     def uninformative(self, rollout: Rollout) -> torch.Tensor | None:
         """`Rollout.uninformative_B`, from a rollout after the shapers. Gathers twice."""
@@ -82,26 +79,33 @@ class HookChain:
         if not self._masks or not self.acts("on_forward"):
             return None
         ones_B_T = torch.ones_like(rollout.mask_B_T)
-        positive_B_T, negative_B_T = (
-            apply_rollout_hooks(sign * ones_B_T, self._masks, rollout) != 0 for sign in (1.0, -1.0)
-        )
+        positive_B_T, negative_B_T = (apply_hooks(sign * ones_B_T, self._masks, rollout) != 0 for sign in (1.0, -1.0))
         return positive_B_T.to(torch.int8) + 2 * negative_B_T.to(torch.int8)
 
     def on_forward(
         self, advantages: torch.Tensor, forward: Forward, allowed_signs_B_T: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, list[Change]]:
         """Advantages `(B, T)` after the forward stage, and what each hook changed, within `allowed_signs`."""
-        changes: list[Change] = []
+        return self._run("on_forward", advantages, forward, allowed_signs_B_T)
 
-        def held(advantages_B_T: torch.Tensor) -> torch.Tensor:
-            if allowed_signs_B_T is None:
-                return advantages_B_T
-            sign_B_T = (advantages_B_T > 0).to(torch.int8) + 2 * (advantages_B_T < 0).to(torch.int8)
-            return torch.where((allowed_signs_B_T & sign_B_T) > 0, advantages_B_T, torch.zeros_like(advantages_B_T))
-
-        watch = self._watch(changes, "on_forward")
-        result_B_T = apply_forward_hooks(advantages, self.hooks, forward, watch, held)
-        return result_B_T, changes
+    def _run(
+        self,
+        method: str,
+        advantages: torch.Tensor,
+        context: Rollout | Forward,
+        allowed_signs_B_T: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, list[Change]]:
+        advantages_B_T, changes = expand_advantages(advantages, context.mask_B_T), list[Change]()
+        for name, hook in zip(self._names, self.hooks, strict=True):
+            if not implements(hook, method):
+                continue
+            before_B_T, advantages_B_T = advantages_B_T, run_hook(hook, method, advantages_B_T, context)
+            if allowed_signs_B_T is not None:
+                sign_B_T = (advantages_B_T > 0).to(torch.int8) + 2 * (advantages_B_T < 0).to(torch.int8)
+                advantages_B_T = torch.where((allowed_signs_B_T & sign_B_T) > 0, advantages_B_T, 0.0)
+            again = method == "on_forward" and implements(hook, "on_rollout")
+            changes.append(Change(f"{name}/forward" if again else name, before_B_T, advantages_B_T))
+        return advantages_B_T, changes
 
     def overruled(self, signal_N_C: torch.Tensor) -> Iterator[str]:
         """Say once if a hook for groups of equal rewards has none left, since other hooks gave them advantages."""
@@ -128,17 +132,6 @@ class HookChain:
                     f"The advantage hook {name!r} has changed no advantage in {PATIENCE} steps. If it should have, "
                     "look at its parameters and at the hooks beside it (advantage/<hook>/mass_moved)."
                 )
-
-    def _watch(self, changes: list[Change], method: str) -> Observe:
-        names = iter([name for name, hook in zip(self._names, self.hooks, strict=True) if implements(hook, method)])
-
-        def observe(hook: Any, before_B_T: torch.Tensor, after_B_T: torch.Tensor) -> None:
-            name = next(names)
-            if method == "on_forward" and implements(hook, "on_rollout"):
-                name += "/forward"
-            changes.append(Change(name, before_B_T, after_B_T))
-
-        return observe
 
 
 def refuse_discarded(hooks: Sequence[Any], aggregation: Any = None) -> None:

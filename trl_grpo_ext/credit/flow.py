@@ -8,7 +8,7 @@ Dimensions are those of `types`: `B` completions on this rank, `T` completion to
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -20,9 +20,6 @@ from ..guard.outcomes import exception_text
 from ..guard.unchanged import Fingerprints
 from ..types import NEEDS, Forward, Rollout, Totals, implements, role_of
 from .groups import gather_groups, group_mean
-
-Observe = Callable[[Any, torch.Tensor, torch.Tensor], None]
-"""Called after each hook with the hook and the advantages `(B, T)` before and after it."""
 
 _REASON = 40  # characters of a group filter's reason, at most
 
@@ -48,22 +45,14 @@ def expand_advantages(advantages: torch.Tensor, mask_B_T: torch.Tensor) -> torch
     return torch.where(mask_B_T > 0, advantages, torch.zeros_like(advantages))
 
 
-def apply_rollout_hooks(
-    advantages: torch.Tensor, hooks: Sequence[Any], rollout: Rollout, observe: Observe | None = None
-) -> torch.Tensor:
-    """Run every hook's `on_rollout`, in the order given: advantages `(B, T)`, detached, zero off the mask."""
-    return _apply(hooks, "on_rollout", advantages, rollout, observe)
-
-
-def apply_forward_hooks(
-    advantages: torch.Tensor,
-    hooks: Sequence[Any],
-    forward: Forward,
-    observe: Observe | None = None,
-    held: Callable[[torch.Tensor], torch.Tensor] = lambda advantages_B_T: advantages_B_T,
-) -> torch.Tensor:
-    """Run every hook's `on_forward` at one loss forward; `held` restores after each what a mask requires."""
-    return _apply(hooks, "on_forward", advantages, forward, observe, held)
+def apply_hooks(advantages: torch.Tensor, hooks: Sequence[Any], context: Rollout | Forward) -> torch.Tensor:
+    """Run each hook's method for this context, in the order given: advantages `(B, T)`, detached, zero off the mask."""
+    method = "on_rollout" if isinstance(context, Rollout) else "on_forward"
+    advantages_B_T = expand_advantages(advantages, context.mask_B_T)
+    for hook in hooks:
+        if implements(hook, method):
+            advantages_B_T = run_hook(hook, method, advantages_B_T, context)
+    return advantages_B_T
 
 
 def run_hook(hook: Any, method: str, advantages_B_T: torch.Tensor, context: Rollout | Forward) -> torch.Tensor:
@@ -239,24 +228,6 @@ def importance_ratio(
         lengths_B = mask_B_T.sum(-1).clamp(min=1.0)
         log_ratio_B_T = ((log_ratio_B_T * mask_B_T).sum(-1) / lengths_B).unsqueeze(-1)
     return torch.exp(log_ratio_B_T)
-
-
-def _apply(
-    hooks: Sequence[Any],
-    method: str,
-    advantages: torch.Tensor,
-    context: Rollout | Forward,
-    observe: Observe | None,
-    held: Callable[[torch.Tensor], torch.Tensor] = lambda advantages_B_T: advantages_B_T,
-) -> torch.Tensor:
-    advantages_B_T = expand_advantages(advantages, context.mask_B_T)
-    for hook in hooks:
-        if not implements(hook, method):
-            continue
-        before_B_T, advantages_B_T = advantages_B_T, held(run_hook(hook, method, advantages_B_T, context))
-        if observe is not None:
-            observe(hook, before_B_T, advantages_B_T)
-    return advantages_B_T
 
 
 @contextmanager

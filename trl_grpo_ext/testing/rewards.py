@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import hashlib
 import inspect
+import locale
 import math
+import os
+import random
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from ..errors import PluginOutputError
 from ..guard.calls import PASSED_BY_TRL, call, check_scores, reward_name
 from ..guard.outcomes import shown
-from .process_state import differences, global_state
 from .reward_calls import EMPTY, HOSTILE, Form, RewardCall
 from .rules import (
     Broken,
@@ -69,7 +74,7 @@ class RewardChecks(Checks):
     def _call_first(self) -> None:
         """Call it with strings or, if it takes both forms by its declaration but refuses these, with messages."""
         for form in dict.fromkeys((self._forms[0], "messages")) if "messages" in self._forms else self._forms:
-            ordinary, before = replace(self.ordinary, form=form), global_state()
+            ordinary, before = replace(self.ordinary, form=form), process_state()
             self.trying(str(ordinary))
             try:
                 self._first = self._timed(ordinary)
@@ -78,7 +83,7 @@ class RewardChecks(Checks):
             except BaseException as error:  # the reward's own, whatever it is; the rule `run` reports it
                 self._refused = self._refused or describe_exception(error)
                 continue
-            self._changed_first = differences(before, global_state())
+            self._changed_first = _differences(before, process_state())
             self._forms, self.ordinary = (form,) if self._refused else self._forms, ordinary
             self.slow = self.seconds[0] > _SLOW
             if self.slow:
@@ -239,19 +244,17 @@ class RewardChecks(Checks):
             replace(item, completion=f"{item.completion} {mark}{row}") for row, item in enumerate(texts)
         )
         half = len(items) // 2
-        front, back = ordinary.with_items(items[:half]), ordinary.with_items(items[half:])
+        halves = (ordinary.with_items(items[:half]), ordinary.with_items(items[half:]))
 
         def once() -> Scores:
             return self._scores(ordinary)
 
-        def front_first() -> Scores:
-            fresh = self._another()
-            return self._scores(front, fresh) + self._scores(back, fresh)
-
-        def back_first() -> Scores:
-            fresh = self._another()
-            last = self._scores(back, fresh)
-            return self._scores(front, fresh) + last
+        def in_order(*order: int) -> Scores:
+            if self._again is None:
+                raise NotChecked("reward.pickle is broken: it cannot be copied, so fresh builds are not compared")
+            fresh = self._again()
+            scores = {place: self._scores(halves[place], fresh) for place in order}
+            return scores[0] + scores[1]
 
         if first is not None and len(items) == len(first):
             self._identical(ordinary, "in its first call and later", lambda: self._read(first, ordinary), once)
@@ -261,12 +264,7 @@ class RewardChecks(Checks):
             self._identical(unseen, "with texts new to it, once and again", *[lambda: self._scores(unseen)] * 2)
         if half:
             what = "of two fresh builds that got two batches in either order"
-            self._identical(ordinary, what, front_first, back_first)
-
-    def _another(self) -> Any:
-        if self._again is None:
-            raise NotChecked("reward.pickle is broken: it cannot be copied, so fresh builds are not compared")
-        return self._again()
+            self._identical(ordinary, what, lambda: in_order(0, 1), lambda: in_order(1, 0))
 
     def _identical(self, batch: RewardCall, what: str, *runs: Callable[[], Scores]) -> None:
         """Runs that score the same batch do so to the bit."""
@@ -412,9 +410,9 @@ class RewardChecks(Checks):
             raise Broken(f"the first call changed {', '.join(self._changed_first)}", self.ordinary)
 
         def judge(batch: RewardCall) -> None:
-            before = global_state()
+            before = process_state()
             self._raw(batch)
-            if names := differences(before, global_state()):
+            if names := _differences(before, process_state()):
                 raise Broken(f"a call changed {', '.join(names)}", batch)
 
         self._over([self.ordinary], judge)
@@ -439,3 +437,46 @@ def _check_value(value: Any, row: int, batch: RewardCall) -> None:
         raise Broken(f"the value {value!r:.80} at row {row} ({kind}) is not accepted by torch.tensor", batch)
     if number is not None and math.isnan(number):
         raise Broken(f"the value at row {row} is NaN; return None where the reward does not apply", batch)
+
+
+def process_state() -> dict[str, Any]:
+    """The global state of the process that others rely on, by name."""
+    state: dict[str, Any] = {
+        "the state of `random`": _digest(random.getstate()),
+        "the working directory": Path().stat()[1:3],  # inode and device, also of one that was deleted
+        "the locale": locale.setlocale(locale.LC_ALL),
+        "the recursion limit": sys.getrecursionlimit(),
+        "the limit on digits of int": sys.get_int_max_str_digits(),
+        "standard output": id(sys.stdout),
+        "standard error": id(sys.stderr),
+    }
+    torch = sys.modules.get("torch")
+    if torch is not None and hasattr(torch, "random"):
+        state |= {
+            "torch's random generator": _digest(torch.random.get_rng_state().tolist()),
+            "torch's default dtype": torch.get_default_dtype(),
+            "torch's grad mode": torch.is_grad_enabled(),
+            "torch's deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
+            "torch's number of threads": torch.get_num_threads(),
+        }
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        state["numpy's random generator"] = _digest(numpy.random.get_state()[1:])
+        state["numpy's error settings"] = tuple(sorted(numpy.geterr().items()))
+    state |= {f"the environment variable {name}": value for name, value in os.environ.items()}
+    for number in signal.valid_signals():
+        name = number.name if isinstance(number, signal.Signals) else f"signal {number}"
+        state[f"the handler of {name}"] = signal.getsignal(number)
+    return state
+
+
+def _differences(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
+    """The changes, in words."""
+    names = [name for name in {**before, **after} if before.get(name) != after.get(name)]
+    # A library that was imported meanwhile has not changed its generator, and torch names its compiler's cache.
+    imports = ("numpy", "torch", "the environment variable TORCHINDUCTOR_")
+    return [name for name in names if not (name.startswith(imports) and name not in before)]
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(repr(value).encode()).hexdigest()
