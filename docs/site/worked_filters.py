@@ -46,12 +46,11 @@ def _example(selection: Any, note: str = "") -> Worked:
     return Worked(selection, completions(len(GROUPS)), given, verdicts, note)
 
 
-_BOTH = {"filters": ["not_all_truncated", "novel"]}
+_BOTH = {"filters": ["not_all_truncated", "signal"]}
 
 EXAMPLES: dict[str, Worked] = {
     "signal": _example("signal", "The advantages are the reward minus the mean of the group."),
     "accuracy_between": _example({"name": "accuracy_between", "low": 0.0, "high": 1.0}),
     "not_all_truncated": _example("not_all_truncated"),
-    "novel": _example({"name": "novel", "distinct": 2}),
     "all_of": _example({"name": "all_of", **_BOTH}),
 }

@@ -19,7 +19,7 @@ from trl_grpo_ext.errors import (
     PluginTypeError,
     UnknownPluginError,
 )
-from trl_grpo_ext.filters.groups import AllOf, NotAllTruncated, Novel, Signal
+from trl_grpo_ext.filters.groups import AllOf, NotAllTruncated, Signal
 
 NAN = math.nan
 
@@ -73,30 +73,26 @@ def test_not_all_truncated() -> None:
         NotAllTruncated(below=0)
 
 
-def test_novel() -> None:
-    texts = ["a", " a\n", "a", "a", "a", "b", "a", "a", "a", "b", "c", "\ud800"]
-    rollout = rollout_of([0] * 12, 4, texts=texts)
-    assert by_group("novel", rollout) == ["alike", True, True]
-    assert [by_group(Novel(distinct=n), rollout)[2] for n in (3, 4, 5)] == [True, True, "alike"]
-    with pytest.raises(ConfigurationError, match="2 or more, got 1"):
-        Novel(distinct=1)
-
-
 def test_several_as_one() -> None:
-    rollout = rollout_of([1, 0, 1, 1, 0, 0, 1, 0], 2, texts=["a", "b", "a", "b", "c", "c", "c", "c"])
-    both = ["signal", {"name": "novel", "distinct": 2}]
-    assert by_group({"name": "all_of", "filters": both}, rollout) == [True, "equal rewards", "equal rewards", "alike"]
-    nested = {"name": "all_of", "filters": [{"name": "all_of", "filters": both}, "not_all_truncated"]}
-    assert by_group(nested, rollout) == [True, "equal rewards", "equal rewards", "alike"]
+    rollout = rollout_of([1, 0, 1, 1, 0, 0, 1, 0], 2, truncated_B=torch.tensor([0, 1, 0, 1, 1, 1, 1, 1]).bool())
+    both = ["signal", {"name": "not_all_truncated", "below": 1.0}]
+    assert by_group({"name": "all_of", "filters": both}, rollout) == [
+        True,
+        "equal rewards",
+        "equal rewards",
+        "truncated",
+    ]
+    nested = {"name": "all_of", "filters": [{"name": "all_of", "filters": both}, "accuracy_between"]}
+    assert by_group(nested, rollout) == [True, "equal rewards", "equal rewards", "truncated"]
     assert load_group_filter(nested).reads_advantages
-    assert not AllOf(filters=[Novel()]).reads_advantages
-    assert AllOf(filters=[Novel(), Signal()]).filters[1].__name__ == "signal"
+    assert not AllOf(filters=[NotAllTruncated()]).reads_advantages
+    assert AllOf(filters=[NotAllTruncated(), Signal()]).filters[1].__name__ == "signal"
     with pytest.raises(PluginParameterError, match="must be a list of group filters"):
         load_group_filter({"name": "all_of", "filters": []})
     with pytest.raises(ConfigurationError, match="not a list"):
-        load_group_filter(["signal", "novel"])
-    with pytest.raises(UnknownPluginError, match=r"all_of.*in filters\[1\]: .*'nvel'.*Did you mean 'novel'"):
-        load_group_filter({"name": "all_of", "filters": ["signal", "nvel"]})
+        load_group_filter(["signal", "accuracy_between"])
+    with pytest.raises(UnknownPluginError, match=r"all_of.*in filters\[1\]: .*'signl'.*Did you mean 'signal'"):
+        load_group_filter({"name": "all_of", "filters": ["signal", "signl"]})
 
 
 def test_what_is_no_filter() -> None:
@@ -106,4 +102,4 @@ def test_what_is_no_filter() -> None:
     with pytest.raises(PluginTypeError, match="It has weights, so it looks like a loss aggregation"):
         load_group_filter(Weights())
     with pytest.raises(PluginTypeError, match="pass an instance"):
-        load_group_filter(Novel)
+        load_group_filter(NotAllTruncated)

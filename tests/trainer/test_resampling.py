@@ -132,8 +132,9 @@ def test_a_filter_that_keeps_nothing_is_warned_about_and_nothing_is_trained_on(
 
 def test_a_filter_that_keeps_everything_changes_nothing(tiny_model: Path, tmp_path: Path) -> None:
     for shuffle in (False, True):  # over several passes, so that the order is TRL's in each of them
+        keeps_all = {"name": "accuracy_between", "low": -100.0, "high": 100.0}
         settings: dict[str, Any] = {"max_steps": 9, "shuffle_dataset": shuffle, "seed": 3, "dataloader_num_workers": 0}
-        with_it = run(tiny_model, tmp_path / f"with{shuffle}", resample={"filter": "novel"}, **settings)
+        with_it = run(tiny_model, tmp_path / f"with{shuffle}", resample={"filter": keeps_all}, **settings)
         without = run(tiny_model, tmp_path / f"without{shuffle}", resample=None, **settings)
         assert [trained_on(with_it.trainer, n) for n in range(9)] == [trained_on(without.trainer, n) for n in range(9)]
         for ours, theirs in zip(with_it.gradients, without.gradients, strict=True):
@@ -247,7 +248,7 @@ def test_two_ranks_do_what_one_does(tiny_model: Path, tmp_path: Path) -> None:
         "max_steps": 4,
         "num_generations": 4,
         "flat_groups": True,
-        "resample": {"filter": {"name": "all_of", "filters": ["signal", "novel"]}, "max_rounds": 3},
+        "resample": {"filter": {"name": "all_of", "filters": ["signal", "not_all_truncated"]}, "max_rounds": 3},
     }
     jobs = {
         "whole groups": {**common, "per_device_train_batch_size": 4},

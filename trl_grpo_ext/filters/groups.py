@@ -1,4 +1,4 @@
-"""Group filters: by advantages, rewards, lengths and texts, and combinations of filters.
+"""Group filters: by advantages, rewards and lengths, and combinations of filters.
 
 A filter decides on whole groups, whose members may be on several ranks: it gathers its data first, so every rank comes
 to the same answer.
@@ -12,10 +12,10 @@ from typing import Any, ClassVar
 import torch
 
 from ..credit.flow import group_verdicts
-from ..credit.groups import gather_groups, group_is_equal, group_mean, number_of
+from ..credit.groups import gather_groups, group_is_equal, group_mean
 from ..credit.signal import signal_of, signal_table
 from ..errors import ConfigurationError, PluginOutputError
-from ..guard.parameters import checked_flag, checked_number, checked_text, checked_whole
+from ..guard.parameters import checked_flag, checked_number, checked_text
 from ..types import Rollout
 
 Verdicts = list[bool | str]
@@ -121,34 +121,6 @@ class NotAllTruncated:
         """Say of each completion whether few enough of its group are truncated."""
         shares_N = group_mean(rollout.gather(rollout.truncated_B.float()), gather_groups(rollout))
         return _verdicts(rollout, shares_N < self.below, lambda row: "truncated")
-
-
-class Novel:
-    """Keep groups with at least `distinct` different completions.
-
-    A group with G copies of one completion compares nothing, whatever its rewards. Groups are dropped as "alike".
-
-    Source: our own; cf. the entropy collapse that DAPO (2503.14476) and others describe.
-
-    Departures: none.
-
-    Args:
-        distinct: How many different texts a group must have, at least 2; surrounding white space does not count.
-    """
-
-    __name__ = "novel"
-
-    def __init__(self, *, distinct: int = 2) -> None:
-        self.distinct = checked_whole("novel: distinct", distinct, lowest=2)
-
-    def keep(self, rollout: Rollout) -> Verdicts:
-        """Say of each completion whether its group has enough different texts."""
-        groups_N = gather_groups(rollout)
-        numbers = [number_of(text.strip().encode("utf-8", "surrogatepass")) for text in rollout.texts]
-        texts_N = rollout.gather(torch.tensor(numbers, dtype=torch.int64, device=groups_N.device))
-        pairs_P_2 = torch.unique(torch.stack([groups_N, texts_N], dim=1), dim=0)
-        counts_Q = torch.bincount(pairs_P_2[:, 0], minlength=len(groups_N))
-        return _verdicts(rollout, counts_Q[groups_N] >= self.distinct, lambda row: "alike")
 
 
 class AllOf:
