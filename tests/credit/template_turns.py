@@ -65,28 +65,12 @@ def xml_calls(said: str, calls: list[tuple[str, dict[str, Any]]]) -> str:
     return said + "".join(one(*call) for call in calls)
 
 
-def glm_calls(said: str, calls: list[tuple[str, dict[str, Any]]]) -> str:
-    def one(name: str, arguments: dict[str, Any]) -> str:
-        inner = "".join(f"<arg_key>{k}</arg_key>\n<arg_value>{v}</arg_value>\n" for k, v in arguments.items())
-        return f"\n<tool_call>{name}\n{inner}</tool_call>"
-
-    return said + "".join(one(*call) for call in calls)
-
-
 def llama_calls(said: str, calls: list[tuple[str, dict[str, Any]]]) -> str:
     return said + "".join(as_json(*call, key="parameters") for call in calls)
 
 
 def mistral_calls(said: str, calls: list[tuple[str, dict[str, Any]]]) -> str:
     return said + ("[TOOL_CALLS][" + ", ".join(as_json(*call) for call in calls) + "]" if calls else "")
-
-
-def lfm_calls(said: str, calls: list[tuple[str, dict[str, Any]]]) -> str:
-    def value(one: Any) -> str:
-        return f"'{one}'" if isinstance(one, str) else str(one)
-
-    made = [f"{name}({', '.join(f'{k}={value(v)}' for k, v in arguments.items())})" for name, arguments in calls]
-    return said + (f"<|tool_call_start|>[{', '.join(made)}]<|tool_call_end|>" if calls else "")
 
 
 @dataclass(frozen=True)
@@ -119,14 +103,6 @@ FAMILIES = {
     "qwen2_5": Family("qwen2_5.jinja", "<|im_end|>", CHATML[:1], hermes_calls, TAGS[:2]),
     "qwen3": Family("qwen3.jinja", "<|im_end|>", CHATML[:1], hermes_calls, TAGS),
     "qwen3_5": Family("qwen3_5_nothink.jinja", "<|im_end|>", CHATML[:1], xml_calls, TAGS, broken=None),
-    "glm4moe": Family(
-        "glm4moe.jinja",
-        "<|user|>",
-        ["[gMASK]", "<sop>", "<|assistant|>", "<|system|>", "<|observation|>"],
-        glm_calls,
-        TAGS,
-        broken=None,
-    ),
     "llama3_1": Family(
         "llama3_1.jinja",
         "<|eot_id|>",
@@ -134,13 +110,6 @@ FAMILIES = {
         llama_calls,
         broken='{"name": "add", "parameters": {"a": }',
         parallel=False,
-    ),
-    "lfm2_5": Family(
-        "lfm2_2_5.jinja",
-        "<|im_end|>",
-        ["<|startoftext|>", *CHATML[:1], "<|tool_call_start|>", "<|tool_call_end|>"],
-        lfm_calls,
-        broken=None,
     ),
     "mistral": Family(
         MISTRAL,

@@ -242,23 +242,6 @@ def _own_module(environment: Environment) -> Path:
     return place
 
 
-def test_installing_and_uninstalling_again(tmp_path: Path, plugin_wheels: dict[str, Path]) -> None:
-    environment = make_environment(tmp_path / "venv")
-    ask = """
-answer = {"has": any(info.distribution == "tge-good" for info in plugins.available()),
-          "load": attempt(lambda: plugins.load_rewards("has_digit").names)}
-"""
-    before = environment.probe(ask)
-    environment.pip("install", "-q", "--no-deps", "--no-index", plugin_wheels["tge-good"])
-    during = environment.probe(ask)
-    environment.pip("uninstall", "-q", "-y", "tge-good")
-    after = environment.probe(ask)
-    assert not before["has"]
-    assert before["load"]["type"] == "UnknownPluginError"
-    assert during == {"has": True, "load": {"value": "['has_digit']"}}
-    assert after == before
-
-
 def test_metadata_without_its_package(good_copy: Path, bare: Environment) -> None:
     shutil.rmtree(good_copy / "tge_good")
     answer = bare.probe(

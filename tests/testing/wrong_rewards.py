@@ -10,13 +10,10 @@ import os
 import random
 import re
 import signal
-import subprocess
-import sys
 import threading
 import time
 import warnings
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
 from typing import Any
 
@@ -87,19 +84,8 @@ def in_an_array(completions: list[Any], **columns: Any) -> Any:
     return numpy.array(["18" in text_of(c) for c in completions], dtype=numpy.float64)
 
 
-def everything_by_name(
-    prompts: list[Any], completions: list[Any], completion_ids: list[Any], trainer_state: Any = None, **kwargs: Any
-) -> list[float]:
-    """What TRL passes beside the columns; the score falls with the tokens."""
-    return [1.0 / (1 + len(ids)) for ids in completion_ids]
-
-
 def only_keywords(**everything: Any) -> list[float]:
     return found([text_of(c) for c in everything["completions"]])
-
-
-def lazily(completions: list[Any], **columns: Any) -> Any:
-    return (float("18" in text_of(c)) for c in completions)
 
 
 def logs(completions: list[Any], log_extra: Any = None, log_metric: Any = None, **columns: Any) -> list[float]:
@@ -120,21 +106,6 @@ def _length(text: str) -> int:
 def memoised(completions: list[Any], **columns: Any) -> list[float]:
     """It remembers, and it makes no difference."""
     return [-1e30 * _length(text_of(c)) for c in completions]
-
-
-def seldom_says(completions: list[Any], **columns: Any) -> list[float | None]:
-    return [1.0 if "boxed" in text_of(c) else None for c in completions]
-
-
-def in_a_process(completions: list[Any], **columns: Any) -> list[float]:
-    """Starts one and waits for it."""
-    subprocess.run([sys.executable, "-S", "-c", ""], check=True, cwd="/")
-    return found([text_of(c) for c in completions])
-
-
-def waits_for_threads(completions: list[Any], **columns: Any) -> list[float]:
-    with ThreadPoolExecutor(2) as pool:
-        return [*pool.map(lambda c: float("18" in text_of(c)), completions)]
 
 
 def compares_on_purpose(completions: list[Any], **columns: Any) -> list[float]:
@@ -159,9 +130,8 @@ class Slotted:
 
 
 SOUND: list[Any] = [
-    *(Right(), Simple(), right_async, Declared(), lazily, in_an_array, everything_by_name, only_keywords, logs),
-    *(memoised, seldom_says, in_a_process, waits_for_threads, compares_on_purpose, Slotted("rhubarb")),
-    functools.partial(only_keywords, unused=True),
+    *(Right(), Simple(), right_async, Declared(), in_an_array, only_keywords, logs, memoised, compares_on_purpose),
+    *(Slotted("rhubarb"), functools.partial(only_keywords, unused=True)),
 ]
 
 # ---------------------------------------------------------------------------------------------- what it is given
@@ -207,14 +177,6 @@ def lower_references(texts: list[str], columns: Any) -> list[float]:
     return [float(answer.lower() in text) for text, answer in zip(texts, columns["answer"], strict=True)]
 
 
-class SharedAnswers(Right):
-    """Right where any row's answer stands in the text."""
-
-    def scores(self, texts: list[str], columns: Any) -> Any:
-        any_row = [max(self.score(text, answer) or 0.0 for answer in columns["answer"]) for text in texts]
-        return [None if answer is None else score for answer, score in zip(columns["answer"], any_row, strict=True)]
-
-
 class FirstRowOnly(Right):
     """Every completion against the first prompt's answer."""
 
@@ -235,12 +197,6 @@ class NoReferenceIsWrong(Right):
 
 
 # ---------------------------------------------------------------------------------------------- what it does
-
-
-def mean_of_words(texts: list[str], columns: Any) -> list[float]:
-    """NaN where there is no word."""
-    lengths = [[len(word) for word in text.split(" ")] for text in texts]
-    return [sum(one) / len(one) if sum(one) else float("nan") for one in lengths]
 
 
 def last_number(texts: list[str], columns: Any) -> list[float]:
@@ -344,13 +300,13 @@ BREAKS: list[tuple[str, Any]] = [
     ("reward.determinism", By(lambda texts, columns: [score + noise() for score in found(texts)])),
     *(("reward.determinism", reward) for reward in (RemembersForAll, RemembersOnItself, WarmsUp)),
     ("reward.rows", FirstRowOnly),
-    *(("reward.neighbours", reward) for reward in (less_the_mean, SharedAnswers)),
+    ("reward.neighbours", less_the_mean),
     ("reward.neighbours", By(lambda texts, columns: [score - 0.1 * i for i, score in enumerate(found(texts))])),
     ("reward.inputs", after(lambda texts, columns: columns["answer"].insert(0, "seen"))),
     *(("reward.inputs", reward) for reward in (pops, strips)),
     ("reward.formats", reads_the_brackets),
     *(("reward.none", reward) for reward in (By(lower_references), OneNoneSpoilsAll)),
-    *(("reward.empty", reward) for reward in (last_message, By(mean_of_words))),
+    ("reward.empty", last_message),
     ("reward.empty", after(lambda texts, columns: all(texts) or exit_with("no text"))),
     ("reward.hostile_text", By(last_number)),
     ("reward.hostile_text", after(lambda texts, columns: [text.encode() for text in texts])),  # a lone surrogate
