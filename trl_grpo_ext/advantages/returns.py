@@ -67,15 +67,11 @@ class GroupMeanGAE:
         last_B_T = live_tokens_after(live_B_T) == 0
         on_the_way_B = (self.gamma - 1) * means_B
         deltas_B_T = torch.where(last_B_T, at_the_end_B.unsqueeze(1), on_the_way_B.unsqueeze(1))
-        new_B_T = discounted_returns(deltas_B_T, live_B_T, self.gamma * self._lambda(live_B_T, deltas_B_T.dtype))
-        return new_B_T.to(advantages_B_T.dtype)
-
-    def _lambda(self, live_B_T: torch.Tensor, dtype: torch.dtype) -> float | torch.Tensor:
-        """The λ of all completions, or each one's, `(B, 1)`."""
-        if self.length_alpha is None:
-            return self.gae_lambda
-        lengths_B_1 = live_B_T.sum(dim=1, keepdim=True).clamp(min=1).to(dtype)
-        return (1 - 1 / (self.length_alpha * lengths_B_1)).clamp(min=0)
+        lambda_: float | torch.Tensor = self.gae_lambda
+        if self.length_alpha is not None:  # each completion's own, (B, 1)
+            lengths_B_1 = live_B_T.sum(dim=1, keepdim=True).clamp(min=1).to(deltas_B_T.dtype)
+            lambda_ = (1 - 1 / (self.length_alpha * lengths_B_1)).clamp(min=0)
+        return discounted_returns(deltas_B_T, live_B_T, self.gamma * lambda_).to(advantages_B_T.dtype)
 
 
 def discounted_returns(values_B_T: torch.Tensor, live_B_T: torch.Tensor, gamma: float | torch.Tensor) -> torch.Tensor:

@@ -230,20 +230,6 @@ def _find_dotted(kind: Kind, asked: Selection, installed: Installed) -> PluginIn
     return info
 
 
-def _why_no_entry_point(info: PluginInfo, installed: Installed) -> str:
-    name, _, wanted = info.target.partition(":")
-    if normalise(name) not in installed.distributions:
-        return f"no installed distribution is called {name!r}"
-    offered = installed.of(name)
-    if others := [one.kind for one in offered if one.answers_to(wanted)]:
-        return f"{name!r} offers {wanted!r} as {with_article(others[0])}, not as {with_article(info.kind)}"
-    if broken := [text for text in installed.unreadable if text.startswith(f"{normalise(name)} ")]:
-        return f"the metadata of {name!r} cannot be read: {broken[0]}"
-    same_kind = [one.name for one in offered if one.kind == info.kind]
-    hint = suggest_names(wanted, same_kind)
-    return f"{name!r} offers no {LABELS[info.kind]} {wanted!r}, but {', '.join(same_kind) or 'none'}.{hint}"
-
-
 def _why_no_module(module: str) -> str | None:
     """Why there is no such module. Only the top package is looked for, since nothing is imported."""
     if not all(part.isidentifier() for part in module.split(".")):
@@ -287,11 +273,20 @@ def unknown_name(kind: Kind | None, asked: Selection, installed: Installed) -> s
 
 def explain_neither(info: PluginInfo, why_no_path: str, installed: Installed) -> str:
     """Explain why `x:y` is neither an entry point nor a dotted path."""
-    reasons = (_why_no_entry_point(info, installed), why_no_path)
-    ended = [text if text.endswith(("?", ".")) else f"{text}." for text in reasons]
+    name, _, wanted = info.target.partition(":")
+    offered = installed.of(name)
+    if normalise(name) not in installed.distributions:
+        why = f"no installed distribution is called {name!r}."
+    elif others := [one.kind for one in offered if one.answers_to(wanted)]:
+        why = f"{name!r} offers {wanted!r} as {with_article(others[0])}, not as {with_article(info.kind)}."
+    else:
+        same_kind = [one.name for one in offered if one.kind == info.kind]
+        hint = suggest_names(wanted, same_kind)
+        why = f"{name!r} offers no {LABELS[info.kind]} {wanted!r}, but {', '.join(same_kind) or 'none'}.{hint}"
+    path = why_no_path if why_no_path.endswith(("?", ".")) else f"{why_no_path}."
     return (
-        f"{info.target!r} is not {with_article(info.kind)}. Read as distribution and name: {ended[0]} "
-        f"Read as module and attribute: {ended[1]}"
+        f"{info.target!r} is not {with_article(info.kind)}. Read as distribution and name: {why} "
+        f"Read as module and attribute: {path}"
     )
 
 

@@ -147,7 +147,12 @@ def resolve(kind: Kind, selection_or_object: Any) -> Loaded:
             with contextlib.suppress(Exception):  # slots, a frozen dataclass: TRL then takes the name of the class
                 built.__name__ = info.name.rpartition(".")[2]  # TRL names its metrics after this
     if asked.guard is not None:
-        built, own = _guarded(built, info, asked.guard), True
+        from ..guard.guarded import guarded  # here, because most rewards need none
+
+        try:
+            built, own = guarded(built, **asked.guard, name=reward_name(built)), True
+        except ConfigurationError as error:
+            raise ConfigurationError(f"{info}, in its guard: {error}") from error
     if "skip_zero_variance" in asked.switches:
         built = _without_zero_variance(built, info)
     return Loaded(built, info, asked, own, tuple(inner))
@@ -298,15 +303,6 @@ def _is_built(kind: Kind, value: Any) -> bool:
     return not isinstance(value, type) and (
         callable(value) if kind == "reward" else any(implements(value, one) for one in methods)
     )
-
-
-def _guarded(reward: Any, info: PluginInfo, guard: Mapping[str, Any]) -> Any:
-    from ..guard.guarded import guarded  # here, because most rewards need none
-
-    try:
-        return guarded(reward, **guard, name=reward_name(reward))
-    except ConfigurationError as error:
-        raise ConfigurationError(f"{info}, in its guard: {error}") from error
 
 
 def _check_kind(kind: Kind, plugin: Any, subject: str) -> None:
