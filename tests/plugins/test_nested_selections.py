@@ -128,7 +128,6 @@ def test_the_command_line_and_yaml_select_the_same(own: ModuleType) -> None:
         ("think_fromat", UnknownPluginError, "'Keeps' from your own module own_combinators, in inner: No installed"),
         (["think_format", "think_fromat"], UnknownPluginError, ", in inner[1]: No installed"),
         ({"a": {"name": "soft_overlong"}}, PluginParameterError, ", in inner['a']: "),
-        ([3], PluginTypeError, "is an object of type int, not a reward"),
         (3, PluginTypeError, ", in inner: The object"),
         ({"name": "think_format", "weight": 2.0}, ConfigurationError, "the weight 2.0 of 'think_format' would have no"),
         ({"a": {"name": "think_format", "weight": 2.0}}, ConfigurationError, "only rewards in a list have weights"),
@@ -187,28 +186,19 @@ def test_the_guard_holds_the_parameters_of_guarded() -> None:
     assert {*GUARD_PARAMETERS, "reward", "name"} == set(inspect.signature(guarded).parameters)
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
-        {"name": "a", "guard": {"timeout": 5, "on_error": None}, "x": 1},
-        "{name: a, guard: {timeout: 5, on_error: null}, x: 1}",
-        Selection("a", parameters={"x": 1}, guard={"timeout": 5, "on_error": None}),
-    ],
-)
-def test_every_way_to_write_a_guard(value: Any) -> None:
-    selection = parse_selection("reward", value)
-    assert (selection.guard, selection.parameters) == ({"timeout": 5, "on_error": None}, {"x": 1})
-    assert selection.plain() == {"name": "a", "guard": {"timeout": 5, "on_error": None}, "x": 1}
-    assert parse_selection("reward", selection.plain()) == parse_selection("reward", selection) == selection
+def test_every_way_to_write_a_guard() -> None:
+    plain = {"name": "a", "guard": {"timeout": 5, "on_error": None}, "x": 1}
+    built = Selection("a", parameters={"x": 1}, guard={"timeout": 5, "on_error": None})
+    for value in (plain, "{name: a, guard: {timeout: 5, on_error: null}, x: 1}", built):
+        assert parse_selection("reward", value) == built
+    assert built.plain() == plain
 
 
 @pytest.mark.parametrize(
     ("value", "says"),
     [
         ({"name": "a", "guard": True}, "The guard of the reward 'a' is True; it must be a mapping that says what"),
-        ({"name": "a", "guard": None}, "is None; it must be a mapping"),
         ({"name": "a", "guard": {"timout": 5}}, "no parameter 'timout'. Did you mean 'timeout'? It may hold: timeout"),
-        ({"name": "a", "guard": {"name": "b"}}, "has no parameter 'name'"),
         ({"name": "a", "guard": {1: 2}}, "has no parameter 1"),
         ({"name": "a", "guard": {"timeout": "1e-1"}}, "YAML 1.1 reads timeout='1e-1' as a string"),
         (Selection("a", parameters={"guard": {}}), "`guard` is a field of a Selection"),
