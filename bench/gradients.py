@@ -57,7 +57,6 @@ def measure(task: str, share: float, folder: Path, groups: int, dimensions: int)
         model=load_policy(str(model), dtype="float32"),
         tokenizer=str(model),
         dataset=place / "prompts.jsonl",
-        batch_size=settings.batch_size,
         dimensions=dimensions,
     )
 

@@ -33,14 +33,6 @@ def gradients_command(
         list[str],
         typer.Option("--with", help="A YAML file with rewards, advantage_hooks, loss_aggregation. Repeat it."),
     ],
-    batch_size: Annotated[
-        int | None,
-        typer.Option(
-            "--batch_size",
-            min=1,
-            help="Batch size, in completions, to report the signal-to-noise ratio for. Default: as saved.",
-        ),
-    ] = None,
     temperature: Annotated[
         float, typer.Option(min=1e-6, help="Sampling temperature; the logits are divided by it.")
     ] = 1.0,
@@ -68,7 +60,6 @@ def gradients_command(
         model=load_policy(model, dtype=dtype, device=device),
         tokenizer=tokenizer or model,
         dataset=dataset,
-        batch_size=batch_size,
         steps=steps,
         limit=limit,
         num_generations=num_generations,

@@ -85,7 +85,7 @@ def test_adapters_below_which_weights_may_have_4_bits(tiny_model: Path, tmp_path
     assert any("Params4bit" in type(one).__name__ for one in loaded.parameters()) == (precision == "4 bits")
     group = Group([5, 6, 7], [[8, 9, 10], [11, 1], [12, 13, 14, 15]])
     sketch = CountSketch(policy.trained, 100_000, 0)
-    coefficients_1_n = torch.randn(1, group.tokens, dtype=torch.float64)
+    coefficients_1_n = torch.randn(1, sum(map(len, group.completions)), dtype=torch.float64)
     gradient_1_k, before_n = group_gradients(policy, sketch, group, coefficients_1_n)
     assert before_n is not None
     size = float(gradient_1_k.square().sum())

@@ -42,11 +42,8 @@ def recorded(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
     return folder
 
 
-def groups_of(count: int = 1) -> list[Group]:
-    return [
-        Group([5 + number, 7, 9], [scripted_completion(f"p{number}", member, 12) for member in range(4)])
-        for number in range(count)
-    ]
+def group_of(prompt: int) -> Group:
+    return Group([5 + prompt, 7, 9], [scripted_completion("p", member, 12) for member in range(4)])
 
 
 def policy_of(folder: Path, dtype: torch.dtype = torch.float32, rows: int = 3) -> Policy:
@@ -122,8 +119,8 @@ def test_another_policy_is_noted(tiny_model: Path, recorded: Path) -> None:
 @pytest.mark.parametrize("rows", [1, 3, 4])
 def test_micro_batches_against_one_completion_at_a_time(tiny_model: Path, rows: int) -> None:
     policy = policy_of(tiny_model, rows=rows)
-    (group,) = groups_of()
-    coefficients_S_n = torch.randn(2, group.tokens, dtype=torch.float64)
+    group = group_of(0)
+    coefficients_S_n = torch.randn(2, sum(map(len, group.completions)), dtype=torch.float64)
     sketch = CountSketch(policy.trained, ALL, 0)
     sketches_S_k, logps_n = group_gradients(policy, sketch, group, coefficients_S_n)
     for coefficients_n, sketch_k in zip(coefficients_S_n, sketches_S_k, strict=True):
@@ -141,10 +138,12 @@ def test_micro_batches_against_one_completion_at_a_time(tiny_model: Path, rows: 
 def test_sketches_are_unbiased_within_the_stated_error(tiny_model: Path) -> None:
     """Over 300 seeds: means within four standard errors, and the standard error itself not above the bound."""
     policy = policy_of(tiny_model)
-    group, other = groups_of(2)
+    group, other = group_of(0), group_of(1)
     exact = CountSketch(policy.trained, ALL, 0)
     # Of one sign, so that signs that did not cancel would show.
-    (x,), (y,) = (group_gradients(policy, exact, g, torch.ones(1, g.tokens))[0].abs() for g in (group, other))
+    (x,), (y,) = (
+        group_gradients(policy, exact, g, torch.ones(1, sum(map(len, g.completions))))[0].abs() for g in (group, other)
+    )
     pieces = [one.shape for one in policy.trained.values()]
     split = [size.numel() for size in pieces]
     k, seeds = 256, 300

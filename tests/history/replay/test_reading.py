@@ -77,8 +77,7 @@ def test_columns_are_joined_by_the_prompt(tmp_path: Path) -> None:
         tmp_path / "data.jsonl", [{"question": "2+3", "answer": "#### 5"}, {"question": "+", "answer": 0}]
     )
     compared = replay(trl_table(tmp_path, old=[0.5] * 4), [{"rewards": ["gsm8k_accuracy"]}], dataset=data)
-    (reward,) = compared.selections[0].rewards
-    assert reward.mean == 0.5
+    assert compared.selections[0].rewards == {"gsm8k_accuracy": 0.5}
     assert compared.correct_by == "gsm8k_accuracy"
     assert [(part.name, part.completions) for part in compared.by_correctness] == [("right", 2), ("wrong", 2)]
 
@@ -177,7 +176,7 @@ def test_a_prompt_that_came_twice_in_a_row_is_told_by_the_run_file(tmp_path: Pat
 def test_a_reward_that_logged_a_number_can_be_left_out(tmp_path: Path) -> None:
     folder = trl_table(tmp_path, r=[0.0, 1.0, 0.0, 1.0], logged=[5.0, 6.0, 7.0, 8.0], count=[1, 2, 3, 4])
     both = replay(folder, [{}, {"reward_weights": [2.0, 0.0]}])
-    assert [one.name for one in both.selections[0].rewards] == ["r", "logged"]
+    assert [*both.selections[0].rewards] == ["r", "logged"]
     assert [one.reward_mean for one in both.selections] == [7.0, 1.0]
     seen = Seen()
     replay(folder, [{"rewards": [seen]}])
@@ -203,7 +202,7 @@ def test_a_run_file_is_replayed(tmp_path: Path) -> None:
     run = ROOT / "recipes" / "configs" / "qwen2.5_0.5b.yaml"
     compared = replay(trl_table(tmp_path), [run, run], dataset=data, num_generations=4)
     assert [one.name for one in compared.selections] == [str(run), f"{run}_2"]
-    assert [one.name for one in compared.selections[0].rewards] == ["gsm8k_accuracy", "tag_format"]
+    assert [*compared.selections[0].rewards] == ["gsm8k_accuracy", "tag_format"]
     assert compared.pairs[0].moved == pytest.approx(0)
 
 
@@ -251,6 +250,10 @@ REFUSED: dict[str, tuple[Make, str]] = {
         ),
         "all groups must have as many completions, and group 'b' has 1, 'a' has 2",
     ),
+    "cut into a prompt": (
+        lambda folder: write_lines(folder / "x.jsonl", [{"prompt": prompt, "completion": ""} for prompt in "aaabbb"]),
+        "3 completions of one prompt stand in a row, which is no multiple of num_generations=2",
+    ),
 }
 
 
@@ -258,7 +261,7 @@ REFUSED: dict[str, tuple[Make, str]] = {
 def test_a_file_that_cannot_be_replayed_is_one_sentence(tmp_path: Path, case: str) -> None:
     make, message = REFUSED[case]
     with pytest.raises(ConfigurationError, match=message) as raised:
-        replay(make(tmp_path), [{}])
+        replay(make(tmp_path), [{}], num_generations=2)
     assert "\n" not in str(raised.value)
 
 
@@ -276,7 +279,7 @@ SELECTIONS: dict[str, tuple[dict[str, Any], str]] = {
     "column": ({"rewards": ["gsm8k_accuracy"]}, "gsm8k_accuracy needs the column 'answer'.*--dataset FILE"),
     "column in the signature": (
         {"rewards": [lambda completions, answer, **rest: []]},
-        "takes 'answer'.*--dataset FILE",
+        "missing 1 required positional argument: 'answer'.*--dataset FILE",
     ),
     "column checked inside": ({"rewards": ["math_accuracy"]}, "column.*--dataset FILE"),
     "weights": ({"reward_weights": [1, 2]}, "2 reward_weights for 1 rewards"),

@@ -16,7 +16,7 @@ from trl_grpo_ext.credit import flow
 from trl_grpo_ext.credit.groups import weighted_rewards
 from trl_grpo_ext.history.replay.comparison import by_tenth, quarters
 from trl_grpo_ext.history.replay.running import group_advantages
-from trl_grpo_ext.history.replay.saved import groups_by_runs, infer_num_generations
+from trl_grpo_ext.history.replay.saved import infer_num_generations
 from trl_grpo_ext.history.replay.selections import DEFAULTS, LEFT_OUT, TRL_REDUCTIONS
 from trl_grpo_ext.trainer import upstream
 from trl_grpo_ext.types import Rollout, StepTotals, implements
@@ -90,11 +90,8 @@ def test_every_loss_type_has_an_aggregation_with_trls_weights() -> None:
     assert StepTotals(tokens=1, sequences=1).micro_batches == 1  # what a replay takes a step for
 
 
-def test_groups_are_told_from_runs_of_equal_prompts() -> None:
-    assert infer_num_generations([8, 4, 12]) == 4
-    assert infer_num_generations([8, 8]) == 8  # may be twice 4: nobody can tell
-    assert groups_by_runs(list("aaaabb"), 2, "x") == [[0, 1], [2, 3], [4, 5]]
+def test_the_size_of_groups_is_told_from_runs_of_equal_prompts() -> None:
+    assert infer_num_generations([*"aaaa", None, *"aabb"]) == 2
+    assert infer_num_generations([*"aaaa", None, *"aaaabbbb"]) == 4  # may be twice 2: nobody can tell
     with pytest.raises(ValueError, match=r"runs of 2, 3, which have no common divisor"):
-        infer_num_generations([2, 3, 2])
-    with pytest.raises(ValueError, match=r"x: 3 completions of one prompt stand in a row, .*num_generations=2"):
-        groups_by_runs(list("aaabbb"), 2, "x")
+        infer_num_generations("aabbbaa")

@@ -18,9 +18,8 @@ from matplotlib.figure import Figure
 
 from tests.history.report.trained import write_history
 from trl_grpo_ext.history.report import Run, load_run, load_runs
-from trl_grpo_ext.history.report.drawing import INK, MOST_POINTS, Absent, style, thin
+from trl_grpo_ext.history.report.drawing import INK, MOST_POINTS, Absent, style, svg_of, thin
 from trl_grpo_ext.history.report.figures import PLOTS, Plot, svgs
-from trl_grpo_ext.history.report.svg import svg_of
 
 SVG = "{http://www.w3.org/2000/svg}"
 

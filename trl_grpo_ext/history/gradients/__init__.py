@@ -15,7 +15,7 @@ import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -24,7 +24,7 @@ from ..files import Say
 from ..replay import replay
 from ..replay.comparison import Comparison
 from ..replay.selections import Selections, named_selections, selection_settings
-from ..replay.tokens import Tokenize, Tokens, load_tokenizer
+from ..replay.tokens import Tokenize, load_tokenizer
 from .derivatives import DIMENSIONS, ROWS, CountSketch, Group, Policy, group_gradients, load_policy, prompt_tokens
 from .statistics import Estimate, Prompts, compare
 
@@ -82,7 +82,7 @@ class GradientQuality:
         parameters: Trained parameters of the model.
         dimensions: Of the sketch.
         sketch_error: Bound on the relative standard error that the sketch adds to a squared norm; 0 if it is exact.
-        batch_size: Completions of the batch whose ratio is given.
+        batch_size: Completions of the batch whose ratio is given: the mean of the batches that were read.
         selections: Plain TRL, the policy gradient, and then each given selection.
         gradients: By selection, each group's sketched gradient `(M, k)`; not in `plain()`.
     """
@@ -113,7 +113,6 @@ def measure_gradients(
     *,
     model: Any,
     tokenizer: Any = None,
-    batch_size: int | None = None,
     temperature: float = 1.0,
     dimensions: int = DIMENSIONS,
     rows: int = ROWS,
@@ -130,7 +129,6 @@ def measure_gradients(
         model: The policy that sampled the completions: a path or hub id of a model or an adapter, or what `load_policy`
             returned.
         tokenizer: A tokenizer, its path or hub id; None is the model's.
-        batch_size: Completions of the batch whose ratio is given; None is the mean of the batches that were read.
         temperature: Of the run's sampling; the logits are divided by it.
         dimensions: Of the sketch. With no fewer than the model has trained parameters everything is exact.
         rows: Completions of a micro-batch.
@@ -173,7 +171,7 @@ def measure_gradients(
         **reading,
     )
     names = [one.name for one in compared.selections]
-    items = _items(compared, names, Tokenize(tokenizer), tokenizer)
+    items = _items(compared, names, tokenizer)
     of_prompts = Prompts.of([tuple(item.group.prompt) for item in items])
     number = len(of_prompts.sizes_M)
     if number < 4:
@@ -185,15 +183,8 @@ def measure_gradients(
     sketch = CountSketch(policy.trained, dimensions)
     gradients = _gradients(policy, sketch, items, progress, note)
     by_name = dict(zip(names, gradients.unbind(dim=0), strict=True))
-    per_batch = batch_size or (compared.completions / len(compared.batches))
-    found = compare(
-        by_name,
-        PLAIN,
-        POLICY_GRADIENT,
-        of_prompts,
-        resamples=RESAMPLES,
-        groups_per_batch=per_batch * compared.groups / compared.completions,
-    )
+    per_batch = compared.groups / len(compared.batches)
+    found = compare(by_name, PLAIN, POLICY_GRADIENT, of_prompts, resamples=RESAMPLES, groups_per_batch=per_batch)
     qualities = [
         SelectionQuality(name=name, hooks=tuple(own.hooks), aggregation=own.aggregation, **found[name])
         for name, own in zip(names, compared.selections, strict=True)
@@ -214,7 +205,7 @@ def measure_gradients(
         parameters=sketch.parameters,
         dimensions=sketch.dimensions,
         sketch_error=0.0 if sketch.exact else (2 / sketch.dimensions) ** 0.5,
-        batch_size=round(per_batch),
+        batch_size=round(compared.completions / len(compared.batches)),
         selections=tuple(qualities),
         gradients=by_name,
     )
@@ -223,8 +214,7 @@ def measure_gradients(
 # ------------------------------------------------------------------------------------- from batches to group gradients
 
 
-@dataclass(frozen=True)
-class _Item:
+class _Item(NamedTuple):
     """One group of one batch; its `n` tokens one completion after the other.
 
     The coefficients are weight times advantage under each selection, times the batch's groups, so that the mean over
@@ -237,30 +227,25 @@ class _Item:
     live_n: torch.Tensor
 
 
-def _items(compared: Comparison, selections: Sequence[str], tokenize: Tokenize, tokenizer: Any) -> list[_Item]:
+def _items(compared: Comparison, selections: Sequence[str], tokenizer: Any) -> list[_Item]:
     items = []
-    prompts: dict[str, list[int]] = {}
+    tokenize = Tokenize(tokenizer)
     for number, batch in enumerate(compared.batches):
-        tokens: Tokens = tokenize(batch)
+        tokens = tokenize(batch)
         results = [compared.results[name][number] for name in selections]
         weighted = [one.weights_B_T.double() * one.advantages_B_T.double() for one in results]
         size, count = batch.num_generations, len(batch.texts)
-        saved = (batch.tokens or {}).get("prompt_ids")
+        saved = (batch.tokens or {}).get("prompt_ids", [None] * count)
         for first in range(0, count, size):
             members = slice(first, first + size)
-            if saved is not None and saved[first] is not None:
-                prompt = [int(token) for token in saved[first]]
-            else:
-                key = repr(batch.prompts[first])
-                if key not in prompts:
-                    prompts[key] = prompt_tokens(batch.prompts[first], tokenizer)
-                prompt = prompts[key]
+            own = saved[first]
+            prompt = prompt_tokens(batch.prompts[first], tokenizer) if own is None else list(map(int, own))
             if not prompt:
                 raise ConfigurationError(f"{batch.where}: the prompt of row {first} has no token to continue.")
             token_G_T = tokens.completion_mask_B_T[members] > 0
             items.append(
                 _Item(
-                    group=Group(prompt, [[int(token) for token in row] for row in tokens.id_rows[members]]),
+                    group=Group(prompt, tokens.id_rows[members]),
                     coefficients_S_n=torch.stack([one[members][token_G_T] for one in weighted]) * (count // size),
                     saved_n=None if tokens.logps_B_T is None else tokens.logps_B_T[members][token_G_T],
                     live_n=tokens.mask_B_T[members][token_G_T] > 0,

@@ -17,12 +17,12 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from ...errors import ConfigurationError
 from ...trainer.logps import completion_logps
@@ -95,58 +95,47 @@ class Group:
     prompt: Sequence[int]
     completions: Sequence[Sequence[int]]
 
-    @property
-    def tokens(self) -> int:
-        """Of all completions."""
-        return sum(map(len, self.completions))
-
 
 class Policy:
     """A causal language model on one device as a source of log-probabilities and their derivatives.
 
-    Logits are divided by the temperature, as in training; one graph holds `rows` completions at most.
+    Logits are divided by the temperature, as in training; one graph holds `rows` completions at most. The model is put
+    into evaluation, without dropout.
     """
 
     def __init__(self, model: Any, *, temperature: float = 1.0, rows: int = ROWS) -> None:
-        self.model, self.temperature, self.rows = model, temperature, rows
+        self.model, self.temperature, self.rows = model.eval(), temperature, rows
         self.trained = {name: one for name, one in model.named_parameters() if one.requires_grad}
         if not self.trained:
             raise ConfigurationError(
                 "The model has no trained parameter: all are frozen. Name the folder of an adapter as --model."
             )
         self.device = next(iter(self.trained.values())).device
-
-    @contextmanager
-    def as_in_training(self) -> Iterator[None]:
-        """Turn off dropout."""
-        was_training = self.model.training
-        self.model.eval()
-        for module in self.model.modules():  # on some CPUs bitsandbytes packs 4-bit weights, which cuts the gradient
+        for module in model.modules():  # on some CPUs bitsandbytes packs 4-bit weights, which cuts the gradient
             if hasattr(module, "support_avx512bf16_for_cpu"):
                 setattr(module, "support_avx512bf16_for_cpu", False)  # noqa: B010 (a plain attribute, not a tensor)
-        try:
-            yield
-        finally:
-            self.model.train(was_training)
 
     def micro_batches(self, group: Group) -> Iterator[tuple[list[int], torch.Tensor, torch.Tensor]]:
         """Micro-batches of rows of similar length: indices, log-probabilities `(b, T)`, and the mask `(b, T)`."""
-        order = sorted(range(len(group.completions)), key=lambda row: -len(group.completions[row]))
-        order = [row for row in order if len(group.completions[row])]
+        lengths = [len(completion) for completion in group.completions]
+        order = sorted((row for row, length in enumerate(lengths) if length), key=lambda row: -lengths[row])
         for first in range(0, len(order), self.rows):
             numbers = order[first : first + self.rows]
-            ids, mask = pad_rows([[*group.prompt, *group.completions[row]] for row in numbers], self.device)
-            length = ids.size(1) - len(group.prompt)
-            logps_B_T = completion_logps(self.model, ids, mask, length, self.temperature)
-            yield numbers, logps_B_T, mask[:, -length:]
+            rows = [torch.tensor([*group.prompt, *group.completions[row]]) for row in numbers]
+            # A causal model ignores what is on the right.
+            ids = pad_sequence(rows, batch_first=True).to(self.device)
+            mask = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True).to(self.device)
+            logps_B_T = completion_logps(self.model, ids, mask, ids.size(1) - len(group.prompt), self.temperature)
+            yield numbers, logps_B_T, mask[:, len(group.prompt) :]
 
     def gradients(self, group: Group, rows_R_n: torch.Tensor, sketch: CountSketch) -> tuple[torch.Tensor, torch.Tensor]:
         """The sketched gradients `(R, k)` of `Σ c log π` for rows of coefficients, and the log-probabilities `(n,)`."""
         sketches_R_k = torch.zeros(len(rows_R_n), sketch.dimensions, dtype=sketch.precision)
-        logps_n = torch.zeros(group.tokens, dtype=torch.float32)
-        with self.as_in_training(), torch.enable_grad():
+        starts = list(itertools.accumulate(map(len, group.completions), initial=0))
+        logps_n = torch.zeros(starts[-1], dtype=torch.float32)
+        with torch.enable_grad():
             for numbers, logps_B_T, mask_B_T in self.micro_batches(group):
-                places = _token_positions(group, numbers)
+                places = torch.cat([torch.arange(starts[row], starts[row + 1]) for row in numbers])
                 live_B_T = mask_B_T > 0
                 logps_n[places] = logps_B_T.detach()[live_B_T].float().cpu()
                 for row, coefficients_n in enumerate(rows_R_n):
@@ -192,21 +181,6 @@ def prompt_tokens(prompt: Any, tokenizer: Any) -> list[int]:
         return list(tokenizer(text=prompt)["input_ids"])
     made = tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=True, return_dict=True)
     return list(made["input_ids"])
-
-
-def pad_rows(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rows of tokens and their mask, padded on the right, where a causal model ignores it."""
-    lengths = torch.tensor([len(row) for row in rows])
-    mask = (torch.arange(int(lengths.max())) < lengths.unsqueeze(1)).long()
-    ids = torch.zeros_like(mask)
-    ids[mask > 0] = torch.tensor([token for row in rows for token in row])
-    return ids.to(device), mask.to(device)
-
-
-def _token_positions(group: Group, numbers: Sequence[int]) -> torch.Tensor:
-    """The positions of some completions' tokens among those of the group."""
-    starts = list(itertools.accumulate(map(len, group.completions), initial=0))
-    return torch.cat([torch.arange(starts[row], starts[row + 1]) for row in numbers])
 
 
 # ---------------------------------------------------------------------------------------------------------- the rows

@@ -16,25 +16,12 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from ...credit.flow import plugin_label
 from ...errors import ConfigurationError
+from ...types import implements
 from ..files import Say
-from .comparison import (
-    Comparison,
-    Disagreement,
-    Pair,
-    Part,
-    RewardNumbers,
-    SelectionNumbers,
-    Side,
-    by_correctness,
-    by_length,
-    by_position,
-    correct_values,
-    pair,
-    selection_numbers,
-    totals_of,
-)
-from .running import BatchResult, RewardCaller, run_selection
+from .comparison import Comparison, Disagreement, Pair, Part, SelectionNumbers, Side, compare
+from .running import BatchResult, run_selection
 from .saved import SavedBatch, join_columns, read_saved
 from .selections import ReplaySelection, Selections, load_selection, named_selections
 from .tokens import Tokenize, load_tokenizer
@@ -45,15 +32,11 @@ __all__ = [
     "Disagreement",
     "Pair",
     "Part",
-    "RewardNumbers",
     "SavedBatch",
     "SelectionNumbers",
     "Side",
     "replay",
 ]
-
-RIGHT_AT = 0.5
-"""The least value of a right completion, by default."""
 
 Progress = Callable[[Iterable[SavedBatch], int], Iterable[SavedBatch]]
 
@@ -65,7 +48,7 @@ def replay(
     tokenizer: str | Any = None,
     dataset: str | Path | None = None,
     correct: str | None = None,
-    right_at: float = RIGHT_AT,
+    right_at: float = 0.5,
     steps: tuple[int | None, int | None] = (None, None),
     limit: int | None = None,
     num_generations: int | None = None,
@@ -121,34 +104,23 @@ def replay(
     loaded = load_tokenizer(str(tokenizer)) if isinstance(tokenizer, str | Path) else tokenizer
     tokens_are = "records" if batches[0].tokens is not None else "words" if loaded is None else "tokenizer"
     _explain(chosen, batches, tokens_are, note)
-    tokenize, caller = Tokenize(loaded), RewardCaller(joined=dataset is not None)
+    tokenize = Tokenize(loaded)
     results: dict[str, list[BatchResult]] = {one.name: [] for one in chosen}
-    tokens = []
     for batch in progress(batches, len(batches)):
-        tokens.append(tokenize(batch))
+        tokens = tokenize(batch)
+        known: dict[str, Any] = {}
         for one in chosen:
-            results[one.name].append(run_selection(one, batch, tokens[-1], caller, loaded))
-    totals = [totals_of(one, results[one.name], tokens) for one in chosen]
-    correct_by = results[chosen[0].name][0].reward_names[0] if correct is None else correct
-    right = correct_values(correct_by, batches, results[chosen[0].name])
-    return Comparison(
+            results[one.name].append(run_selection(one, batch, tokens, known, loaded))
+    return compare(
+        chosen,
+        batches,
+        results,
+        correct=correct,
+        right_at=right_at,
+        show=show,
         source=str(completions),
         tokens_are=tokens_are,
         notes=tuple(notes),
-        steps=tuple(batch.step for batch in batches),
-        completions=len(totals[0].mass_N),
-        groups=sum(len(batch.texts) // batch.num_generations for batch in batches),
-        num_generations=min(batch.num_generations for batch in batches),
-        tokens=int(totals[0].lengths_N.sum()),
-        correct_by=correct_by,
-        right_at=right_at,
-        selections=[selection_numbers(one, results[one.selection.name]) for one in totals],
-        pairs=[pair(totals[0], one, results, batches, show) for one in totals[1:]],
-        by_length=by_length(totals),
-        by_correctness=by_correctness(right, right_at, totals),
-        by_position=by_position(totals),
-        batches=tuple(batches),
-        results=results,
     )
 
 
@@ -164,8 +136,8 @@ def _explain(chosen: Sequence[ReplaySelection], batches: Sequence[SavedBatch], t
         names = ", ".join(batches[0].rewards) or "none"
         note(f"{', '.join(unsaid)}: no rewards are selected, so the saved ones are used: {names}.")
     for one in chosen:
-        if one.at_forward:
-            hooks = ", ".join(one.at_forward)
+        if at_forward := [plugin_label(hook) for hook in one.hooks if implements(hook, "on_forward")]:
+            hooks = ", ".join(at_forward)
             note(f"{one.name}: for {hooks} the saved log-probabilities stand for the old and the current policy.")
         if one.left_out:
             listed = ", ".join(f"{key}: {value}" for key, value in one.left_out.items())

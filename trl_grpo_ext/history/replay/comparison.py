@@ -7,7 +7,6 @@ A share of gradient mass is a part of `Σ weight · |advantage|` over all tokens
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,27 +15,9 @@ import torch
 
 from ...credit.flow import plugin_label
 from ...errors import ConfigurationError
-from .running import BatchResult
+from .running import BatchResult, tensor_of
 from .saved import SavedBatch, columns_of, join_key, number_of
 from .selections import ReplaySelection
-from .tokens import Tokens
-
-
-@dataclass(frozen=True, kw_only=True)
-class RewardNumbers:
-    """One reward of a selection over all completions.
-
-    Attributes:
-        name: Its name.
-        mean: Mean of its values.
-        std: Their standard deviation, with n - 1.
-        none: Completions to which it gave no value.
-    """
-
-    name: str
-    mean: float | None
-    std: float | None
-    none: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,23 +26,19 @@ class SelectionNumbers:
 
     Attributes:
         name: Its name.
-        rewards: Its rewards.
+        rewards: Its rewards, each with the mean of its values.
         hooks: Its advantage hooks.
         aggregation: Its loss aggregation.
-        aggregation_of: The `loss_type` that the aggregation stands for; None if the selection names an aggregation.
         reward_mean: Mean of the weighted sums of the rewards.
-        reward_std: Their standard deviation.
         without_signal: Share of the groups without signal, as training logs it in `groups/zero_variance`.
         positive_mass: Share of the gradient mass on tokens with an advantage above 0.
     """
 
     name: str
-    rewards: Sequence[RewardNumbers]
+    rewards: Mapping[str, float | None]
     hooks: Sequence[str]
     aggregation: str
-    aggregation_of: str | None
     reward_mean: float | None
-    reward_std: float | None
     without_signal: float | None
     positive_mass: float | None
 
@@ -199,63 +176,98 @@ _SAME = 1e-6
 
 
 @dataclass(frozen=True)
-class SelectionTotals:
-    """One selection's numbers of all `N` completions, in float64."""
+class _Totals:
+    """One selection's numbers of all `N` completions, in float64; shares are zero without any gradient mass."""
 
-    selection: ReplaySelection
+    name: str
     rewards_N: torch.Tensor
     advantages_N: torch.Tensor
     weights_N: torch.Tensor
     lengths_N: torch.Tensor
     mass_N: torch.Tensor
-    positive_N: torch.Tensor
+    shares_N: torch.Tensor
     tenths_N: torch.Tensor
 
-    @property
-    def shares_N(self) -> torch.Tensor:
-        """Each completion's share of the gradient mass; zeros if there is none."""
-        return self.mass_N / self.mass_N.sum().clamp(min=torch.finfo(torch.float64).tiny)
+
+def compare(
+    chosen: Sequence[ReplaySelection],
+    batches: Sequence[SavedBatch],
+    results: Mapping[str, Sequence[BatchResult]],
+    *,
+    correct: str | None,
+    right_at: float,
+    show: int,
+    **read: Any,
+) -> Comparison:
+    """All numbers of the results; `read` is what the comparison says of how they were read."""
+    totals = [_totals(one.name, results[one.name]) for one in chosen]
+    base = totals[0]
+    correct_by = results[base.name][0].reward_names[0] if correct is None else correct
+    values_N = _correct_values(correct_by, batches, results[base.name])
+    right = {"right": values_N >= right_at, "wrong": values_N < right_at, "no value": values_N.isnan()}
+    by_correctness = [_part(name, chosen_N, totals) for name, chosen_N in right.items()]
+    return Comparison(
+        **read,
+        steps=tuple(batch.step for batch in batches),
+        completions=len(base.mass_N),
+        groups=sum(len(batch.texts) // batch.num_generations for batch in batches),
+        num_generations=min(batch.num_generations for batch in batches),
+        tokens=int(base.lengths_N.sum()),
+        correct_by=correct_by,
+        right_at=right_at,
+        selections=[_numbers(one, results[one.name], of) for one, of in zip(chosen, totals, strict=True)],
+        pairs=[_pair(base, one, results, batches, show) for one in totals[1:]],
+        by_length=_by_length(totals),
+        by_correctness=[part for part in by_correctness if part.name != "no value" or part.completions],
+        by_position=[
+            Part(
+                name=f"position {tenth * 10} to {tenth * 10 + 10} %",
+                mass={one.name: share(one.tenths_N[:, tenth], one.mass_N) for one in totals},
+            )
+            for tenth in range(TENTHS)
+        ],
+        batches=tuple(batches),
+        results=results,
+    )
 
 
-def totals_of(selection: ReplaySelection, results: Sequence[BatchResult], tokens: Sequence[Tokens]) -> SelectionTotals:
+def _totals(name: str, results: Sequence[BatchResult]) -> _Totals:
     """Put the batches of one selection together."""
 
-    def sums(name: str) -> torch.Tensor:
-        return torch.cat([getattr(one, name).double().sum(dim=1) for one in results])
+    def sums(field: str) -> torch.Tensor:
+        return torch.cat([getattr(one, field).double().sum(dim=1) for one in results])
 
-    positive = [one.mass_B_T.where(one.advantages_B_T > 0, 0.0).double().sum(dim=1) for one in results]
-    both = zip(results, tokens, strict=True)
-    return SelectionTotals(
-        selection=selection,
+    mass_N = sums("mass_B_T")
+    return _Totals(
+        name=name,
         rewards_N=torch.cat([one.rewards_B for one in results]).double(),
         advantages_N=torch.cat([one.advantages_B for one in results]).double(),
         weights_N=sums("weights_B_T"),
         lengths_N=sums("mask_B_T"),
-        mass_N=sums("mass_B_T"),
-        positive_N=torch.cat(positive),
-        tenths_N=torch.cat([by_tenth(one.mass_B_T, of_batch.completion_mask_B_T) for one, of_batch in both]),
+        mass_N=mass_N,
+        shares_N=mass_N / mass_N.sum().clamp(min=torch.finfo(torch.float64).tiny),
+        tenths_N=torch.cat([by_tenth(one.mass_B_T, one.completion_mask_B_T) for one in results]),
     )
 
 
-def selection_numbers(totals: SelectionTotals, results: Sequence[BatchResult]) -> SelectionNumbers:
-    """The numbers of one selection."""
-    selection = totals.selection
-    mean, std = _mean_and_std(totals.rewards_N)
-    signal = torch.cat([one.signal_Q for one in results]).double()
+def _numbers(selection: ReplaySelection, results: Sequence[BatchResult], totals: _Totals) -> SelectionNumbers:
+    by_reward: dict[str, list[torch.Tensor]] = {}
+    for one in results:
+        for name, values_B in zip(one.reward_names, one.rewards_B_K.unbind(dim=1), strict=True):
+            by_reward.setdefault(name, []).append(values_B)
+    positive = torch.cat([one.mass_B_T.where(one.advantages_B_T > 0, 0.0).double().sum(dim=1) for one in results])
     return SelectionNumbers(
         name=selection.name,
-        rewards=_rewards(results),
+        rewards={name: _mean(torch.cat(values)) for name, values in by_reward.items()},
         hooks=tuple(plugin_label(hook) for hook in selection.hooks),
         aggregation=plugin_label(selection.aggregation),
-        aggregation_of=None if selection.own_aggregation else selection.settings["loss_type"],
-        reward_mean=mean,
-        reward_std=std,
-        without_signal=1.0 - float(signal.mean()),
-        positive_mass=share(totals.positive_N, totals.mass_N),
+        reward_mean=_mean(totals.rewards_N),
+        without_signal=1.0 - float(torch.cat([one.signal_Q for one in results]).double().mean()),
+        positive_mass=share(positive, totals.mass_N),
     )
 
 
-def by_length(all_totals: Sequence[SelectionTotals]) -> list[Part]:
+def _by_length(all_totals: Sequence[_Totals]) -> list[Part]:
     """Quarters of the completions by their live tokens under the base."""
     lengths_N = all_totals[0].lengths_N
     quarters_N = quarters(lengths_N)
@@ -269,31 +281,8 @@ def by_length(all_totals: Sequence[SelectionTotals]) -> list[Part]:
     return parts
 
 
-def by_correctness(
-    values: Sequence[float | None], right_at: float, all_totals: Sequence[SelectionTotals]
-) -> list[Part]:
-    """Right and wrong completions, and those without a value, if any."""
-    values_N = torch.tensor([math.nan if value is None else value for value in values], dtype=torch.float64)
-    chosen = {"right": values_N >= right_at, "wrong": values_N < right_at, "no value": values_N.isnan()}
-    parts = [_part(name, chosen_N, all_totals) for name, chosen_N in chosen.items()]
-    return [part for part in parts if part.name != "no value" or part.completions]
-
-
-def by_position(all_totals: Sequence[SelectionTotals]) -> list[Part]:
-    """Tenths of every completion."""
-    parts = []
-    for tenth in range(TENTHS):
-        mass = {one.selection.name: share(one.tenths_N[:, tenth], one.mass_N) for one in all_totals}
-        parts.append(Part(name=f"position {tenth * 10} to {tenth * 10 + 10} %", mass=mass))
-    return parts
-
-
-def correct_values(name: str, batches: Sequence[SavedBatch], results: Sequence[BatchResult]) -> list[float | None]:
-    """A number for each completion: a reward's of the first selection if it has it, else a saved column's.
-
-    Raises:
-        ConfigurationError: There is no such reward or column, or its values are not numbers.
-    """
+def _correct_values(name: str, batches: Sequence[SavedBatch], results: Sequence[BatchResult]) -> torch.Tensor:
+    """A number for each completion: a reward's of the first selection if it has it, else a saved column's."""
     values: list[float | None] = []
     for batch, result in zip(batches, results, strict=True):
         rewards = dict(zip(result.reward_names, result.rewards_B_K.unbind(dim=1), strict=True))
@@ -303,24 +292,22 @@ def correct_values(name: str, batches: Sequence[SavedBatch], results: Sequence[B
                 f"--correct {name!r} is no reward of the base and no column of {batch.where}; there are: "
                 f"{', '.join(sorted({*rewards, *columns_of(batch)})) or 'none'}."
             )
-        numbers = [number_of(value) for value in found]
         if found and all(value is not None and not isinstance(value, int | float) for value in found):
             raise ConfigurationError(
                 f"--correct {name!r}: the column holds {found[0]!r:.60}, expected numbers or true/false."
             )
-        values += numbers
-    return values
+        values += map(number_of, found)
+    return tensor_of(values)
 
 
-def pair(
-    base: SelectionTotals,
-    other: SelectionTotals,
+def _pair(
+    base: _Totals,
+    other: _Totals,
     results: Mapping[str, Sequence[BatchResult]],
     batches: Sequence[SavedBatch],
     show: int,
 ) -> Pair:
     """The base and another selection: how far they agree, and where not."""
-    names = [one.selection.name for one in (base, other)]
     masses = [one.mass_N.sum() for one in (base, other)]
     differences_N = (base.shares_N - other.shares_N).abs()
     # In multiples of the rounding error, so that equal differences keep the order of the file.
@@ -333,7 +320,7 @@ def pair(
     )
     between_tokens = sum(
         float((a.mass_B_T.double() / masses[0] - b.mass_B_T.double() / masses[1]).abs().sum())
-        for a, b in zip(*(results[name] for name in names), strict=True)
+        for a, b in zip(results[base.name], results[other.name], strict=True)
     )
 
     def disagreement(index: int) -> Disagreement:
@@ -350,8 +337,8 @@ def pair(
         )
 
     return Pair(
-        base=names[0],
-        other=names[1],
+        base=base.name,
+        other=other.name,
         same_sign=float((one_sign == other_sign).double().mean()),
         moved=float(differences_N.sum()) / 2 if has_mass else None,
         moved_between_tokens=between_tokens / 2 if has_mass else None,
@@ -359,39 +346,27 @@ def pair(
     )
 
 
-def _part(name: str, chosen_N: torch.Tensor, all_totals: Sequence[SelectionTotals]) -> Part:
+def _part(name: str, chosen_N: torch.Tensor, all_totals: Sequence[_Totals]) -> Part:
     lengths_N = all_totals[0].lengths_N
     return Part(
         name=name,
         completions=int(chosen_N.sum()),
         tokens=share(lengths_N[chosen_N], lengths_N),
-        mass={one.selection.name: share(one.mass_N[chosen_N], one.mass_N) for one in all_totals},
+        mass={one.name: share(one.mass_N[chosen_N], one.mass_N) for one in all_totals},
     )
 
 
-def _rewards(results: Sequence[BatchResult]) -> list[RewardNumbers]:
-    numbers = []
-    for name in dict.fromkeys(name for one in results for name in one.reward_names):
-        having = [one for one in results if name in one.reward_names]
-        values = torch.cat([one.rewards_B_K[:, list(one.reward_names).index(name)] for one in having]).double()
-        mean, std = _mean_and_std(values)
-        numbers.append(RewardNumbers(name=name, mean=mean, std=std, none=int(values.isnan().sum())))
-    return numbers
-
-
-def _mean_and_std(values: torch.Tensor) -> tuple[float | None, float | None]:
-    known = values[~values.isnan()]
-    return (float(known.mean()) if len(known) else None, float(known.std()) if len(known) > 1 else None)
-
-
-def _side(totals: SelectionTotals, index: int) -> Side:
-    reward = float(totals.rewards_N[index])
+def _side(totals: _Totals, index: int) -> Side:
     return Side(
-        reward=None if math.isnan(reward) else reward,
+        reward=number_of(float(totals.rewards_N[index])),
         advantage=float(totals.advantages_N[index]),
         weight=float(totals.weights_N[index]),
         mass=float(totals.shares_N[index]),
     )
+
+
+def _mean(values: torch.Tensor) -> float | None:
+    return number_of(float(values.double().nanmean()))
 
 
 # ------------------------------------------------------------------------------------------------ shares and ranks

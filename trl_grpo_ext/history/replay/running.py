@@ -9,7 +9,6 @@ bounds the ratio): a token's score, which is the gradient of its log-probability
 from __future__ import annotations
 
 import functools
-import inspect
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -25,7 +24,7 @@ from ...credit.groups import group_mean, group_std, weighted_rewards
 from ...credit.signal import groups_of, signal_table, zero_variance_of
 from ...credit.turns import place_spans, scores_turns, turn_values
 from ...errors import ConfigurationError, PluginOutputError, PluginRunError, RewardError
-from ...guard.calls import PASSED_BY_TRL, call
+from ...guard.calls import call, is_model
 from ...guard.messages import joined_text
 from ...guard.reward_watch import RewardWatch
 from ...types import Forward, Rollout, Span, StepTotals, Totals, Turn, TurnSpan, implements, role_of
@@ -48,6 +47,7 @@ class BatchResult:
         advantages_B_T: What the loss gets, zero off the loss mask.
         weights_B_T: Each token's weight in the loss, zero off the loss mask.
         mask_B_T: The loss mask.
+        completion_mask_B_T: 1.0 at every token.
         signal_Q: Which groups have signal.
     """
 
@@ -57,6 +57,7 @@ class BatchResult:
     advantages_B_T: torch.Tensor
     weights_B_T: torch.Tensor
     mask_B_T: torch.Tensor
+    completion_mask_B_T: torch.Tensor
     signal_Q: torch.Tensor
 
     @property
@@ -71,11 +72,11 @@ class BatchResult:
 
 
 def run_selection(
-    selection: ReplaySelection, batch: SavedBatch, tokens: Tokens, caller: RewardCaller, tokenizer: Any
+    selection: ReplaySelection, batch: SavedBatch, tokens: Tokens, known: dict[str, OneReward], tokenizer: Any
 ) -> BatchResult:
-    """Run a selection on a batch."""
+    """Run a selection on a batch; `known` are the rewards of that batch that other selections have called."""
     check_replayable(selection, batch, tokens)
-    rewards = caller.rewards(selection, batch, tokens)
+    rewards = _rewards(selection, batch, tokens, known)
     rollout = _rollout(selection, batch, tokens, rewards, tokenizer)
     chain = HookChain(selection.hooks, selection.aggregation)
     rollout = chain.on_rewards(rollout)
@@ -97,6 +98,7 @@ def run_selection(
         advantages_B_T=advantages_B_T,
         weights_B_T=weights_B_T,
         mask_B_T=rollout.mask_B_T,
+        completion_mask_B_T=tokens.completion_mask_B_T,
         signal_Q=groups_of(signal_table(replace(rollout, advantages_B_T=advantages_B_T))),
     )
 
@@ -127,7 +129,7 @@ def _rollout(
     selection: ReplaySelection, batch: SavedBatch, tokens: Tokens, rewards: Mapping[str, OneReward], tokenizer: Any
 ) -> Rollout:
     count, size = len(batch.texts), batch.num_generations
-    rewards_B_K = torch.stack([_numbers(one.values) for one in rewards.values()], dim=1)
+    rewards_B_K = torch.stack([tensor_of(one.values) for one in rewards.values()], dim=1)
     rewards_B, weights_K = _weighted_sum(selection, batch, rewards, rewards_B_K)
     groups_B = torch.arange(count) // size
     truncated_B = torch.tensor(batch.truncated or [False] * count)
@@ -223,77 +225,15 @@ class OneReward:
     turns: Sequence[Sequence[Span | TurnSpan] | None] | None = None
 
 
-class RewardCaller:
-    """Calls rewards, and keeps their results for the current batch for other selections with the same reward.
-
-    Args:
-        joined: Whether columns were joined from a dataset, for messages.
-    """
-
-    def __init__(self, joined: bool = False) -> None:
-        self._joined = joined
-        self._batch: SavedBatch | None = None
-        self._known: dict[str, OneReward] = {}
-
-    def rewards(self, selection: ReplaySelection, batch: SavedBatch, tokens: Tokens) -> dict[str, OneReward]:
-        """The rewards of a batch under a selection, by name; errors of a reward name the completion."""
-        if selection.rewards is None:
-            return _saved_rewards(selection, batch)
-        if batch is not self._batch:
-            self._batch, self._known = batch, {}
+def _rewards(
+    selection: ReplaySelection, batch: SavedBatch, tokens: Tokens, known: dict[str, OneReward]
+) -> dict[str, OneReward]:
+    """The rewards of a batch under a selection, by name: called, or the saved ones."""
+    if selection.rewards is not None:
         for source in selection.rewards:
-            if source.key not in self._known:
-                self._known[source.key] = self._call(source, selection, batch, tokens)
-        return {source.name: self._known[source.key] for source in selection.rewards}
-
-    def _call(self, source: RewardSource, selection: ReplaySelection, batch: SavedBatch, tokens: Tokens) -> OneReward:
-        if isinstance(source.function, torch.nn.Module):
-            raise ConfigurationError(
-                f"{selection.name}: the reward {source.name!r} is a model, but a replay runs none."
-            )
-        if lacking := _missing(source.function, batch):
-            raise ConfigurationError(
-                f"{selection.name}: the reward {source.name!r} takes {lacking[0]!r}. {self._advice(batch)}"
-            )
-        watch = RewardWatch()
-        try:
-            returned = call(
-                watch.wrap(source.function, source.name),
-                {
-                    **{name: list(values) for name, values in columns_of(batch).items()},
-                    "prompts": list(batch.prompts),
-                    "completions": list(batch.completions),
-                    "completion_ids": [list(row) for row in tokens.id_rows],
-                    "trainer_state": SimpleNamespace(global_step=batch.step),  # all that is known of a finished run
-                    "log_extra": lambda column, values: None,
-                    "log_metric": lambda name, value: None,
-                },
-            )
-        except (PluginOutputError, PluginRunError) as error:
-            raise type(error)(f"{selection.name}, {batch.where}: {error}") from error
-        except RewardError as error:
-            advice = f" {self._advice(batch)}" if "column" in str(error) else ""
-            raise RewardError(f"{selection.name}, {batch.where}: {error}{advice}") from error
-        if (spans := watch.spans.get(source.name)) is None:
-            return OneReward(returned)
-        placed = [
-            None
-            if row is None
-            else place_spans(row, functools.partial(_turns_of, completion), completion, text, number)
-            for number, (row, completion, text) in enumerate(zip(spans, batch.completions, batch.texts, strict=True))
-        ]
-        return OneReward(returned, placed, spans if any(map(scores_turns, spans)) else None)
-
-    def _advice(self, batch: SavedBatch) -> str:
-        has = f"The columns there are: {', '.join(sorted(columns_of(batch))) or 'none'}"
-        if self._joined:
-            return f"{has}, including those of --dataset."
-        return (
-            f"{has}. Join the training data's by --dataset FILE, or leave out `rewards` to use those that were saved."
-        )
-
-
-def _saved_rewards(selection: ReplaySelection, batch: SavedBatch) -> dict[str, OneReward]:
+            if source.key not in known:
+                known[source.key] = _called(source, selection.name, batch, tokens)
+        return {source.name: known[source.key] for source in selection.rewards}
     shapers = {plugin_label(hook) for hook in selection.hooks if role_of(hook) == "shaper"}
     # What shapers added is computed again.
     found = {name: OneReward(values) for name, values in batch.rewards.items() if name not in shapers}
@@ -302,6 +242,40 @@ def _saved_rewards(selection: ReplaySelection, batch: SavedBatch) -> dict[str, O
             f"{selection.name} lists no rewards, and {batch.where} has none. Add `rewards:` to the selection."
         )
     return found
+
+
+def _called(source: RewardSource, selection: str, batch: SavedBatch, tokens: Tokens) -> OneReward:
+    """What a reward function gives; its errors name the selection and the batch."""
+    if is_model(source.function):
+        raise ConfigurationError(f"{selection}: the reward {source.name!r} is a model, but a replay runs none.")
+    watch = RewardWatch()
+    columns = columns_of(batch)
+    try:
+        returned = call(
+            watch.wrap(source.function, source.name),
+            {
+                **{name: list(values) for name, values in columns.items()},
+                "prompts": list(batch.prompts),
+                "completions": list(batch.completions),
+                "completion_ids": [list(row) for row in tokens.id_rows],
+                "trainer_state": SimpleNamespace(global_step=batch.step),  # all that is known of a finished run
+                "log_extra": lambda column, values: None,
+                "log_metric": lambda name, value: None,
+            },
+        )
+    except (RewardError, PluginOutputError, PluginRunError) as error:
+        advice = ""
+        if "column" in str(error) or "required" in str(error):
+            there = ", ".join(sorted(columns)) or "none"
+            advice = f" The columns there are: {there}. Join the training data's by --dataset FILE."
+        raise type(error)(f"{selection}, {batch.where}: {error}{advice}") from error
+    if (spans := watch.spans.get(source.name)) is None:
+        return OneReward(returned)
+    placed = [
+        None if row is None else place_spans(row, functools.partial(_turns_of, completion), completion, text, number)
+        for number, (row, completion, text) in enumerate(zip(spans, batch.completions, batch.texts, strict=True))
+    ]
+    return OneReward(returned, placed, spans if any(map(scores_turns, spans)) else None)
 
 
 def _weighted_sum(
@@ -313,19 +287,8 @@ def _weighted_sum(
         check_weights(selection.name, weights, list(rewards))
     weights_K = torch.tensor([1.0] * len(rewards) if weights is None else weights, dtype=torch.float32)
     if weights is None and batch.reward is not None and len(rewards) == len(batch.rewards):
-        return _numbers(batch.reward), weights_K
+        return tensor_of(batch.reward), weights_K
     return weighted_rewards(rewards_B_K, weights_K), weights_K
-
-
-def _missing(function: Any, batch: SavedBatch) -> list[str]:
-    """Parameters without a default that no column provides."""
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):  # compiled code has none
-        return []
-    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    required = [p.name for p in parameters if p.kind in kinds and p.default is inspect.Parameter.empty]
-    return [name for name in required if name not in PASSED_BY_TRL - {"environments"} and name not in columns_of(batch)]
 
 
 def _turns_of(completion: Any) -> list[Turn]:
@@ -343,5 +306,6 @@ def _turns_of(completion: Any) -> list[Turn]:
     return turns
 
 
-def _numbers(values: Sequence[float | None]) -> torch.Tensor:
+def tensor_of(values: Sequence[float | None]) -> torch.Tensor:
+    """Values as a tensor; NaN for None."""
     return torch.tensor([math.nan if value is None else value for value in values], dtype=torch.float32)

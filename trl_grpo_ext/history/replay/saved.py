@@ -95,17 +95,12 @@ def read_saved(
         raise ConfigurationError(f"{completions}: nothing to replay, {kept}.")
     parts = _without_repetitions(parts, say)
     if num_generations is None and (ungrouped := [part for part in parts if "group" not in part.columns]):
-        num_generations = infer_num_generations(
-            [run for part in ungrouped for run in runs_of_equal(part.keys("prompt"))]
-        )
+        num_generations = infer_num_generations([key for part in ungrouped for key in (*part.keys("prompt"), None)])
         say(f"Groups have {num_generations} completions, inferred from equal prompts in a row (--num_generations).")
     batches: list[SavedBatch] = []
     left, lost = limit, 0
     for part in parts:
-        if "group" in part.columns:
-            groups = groups_by_number(part.columns["group"], part.where)
-        else:
-            groups = groups_by_runs(part.keys("prompt"), num_generations or 1, part.where)
+        groups = _groups(part, num_generations or 1)
         if with_logps and "token_ids" in part.columns:
             trained = [group for group in groups if all(_has_logps(part.columns, row) for row in group)]
             lost += sum(map(len, groups)) - sum(map(len, trained))
@@ -116,10 +111,7 @@ def read_saved(
         if groups:
             batches.append(_batch(part, groups))
     if lost:
-        say(
-            f"{lost} completions are left out, in whole groups whose records lack log-probabilities because they were "
-            f"not trained on yet or were dropped by a compact update."
-        )
+        say(f"{lost} completions are left out, in whole groups whose records lack log-probabilities: not trained on.")
     if not batches:
         raise ConfigurationError(
             f"{completions}: nothing to replay, no group has the log-probabilities that a hook needs."
@@ -227,20 +219,39 @@ def _rewards(columns: Columns) -> dict[str, list[float | None]]:
     return {name: [number_of(value) for value in columns[name]] for name in floats}
 
 
-# ------------------------------------------------------------------------------------------------ rows into groups
+def _groups(part: _Part, num_generations: int) -> list[list[int]]:
+    """The rows of each group: by the file's own numbers, or else so many consecutive rows with one prompt."""
+    numbers = part.columns.get("group")
+    if numbers is None:
+        prompts = part.keys("prompt")
+        if wrong := [run for run in runs_of_equal(prompts) if run % num_generations]:
+            raise ConfigurationError(
+                f"{part.where}: {wrong[0]} completions of one prompt stand in a row, which is no multiple of "
+                f"num_generations={num_generations}. Give the run's --num_generations."
+            )
+        numbers = [row // num_generations for row in range(len(prompts))]
+    rows: dict[str, list[int]] = {}
+    for row, number in enumerate(numbers):
+        rows.setdefault(str(number), []).append(row)
+    sizes = {len(members): number for number, members in reversed(rows.items())}
+    if len(sizes) > 1:
+        shown = ", ".join(f"{sizes[size]!r:.40} has {size}" for size in sorted(sizes))
+        raise ConfigurationError(f"{part.where}: all groups must have as many completions, and group {shown}.")
+    return list(rows.values())
 
 
 def runs_of_equal(prompts: Sequence[Any]) -> list[int]:
     """The lengths of the runs of equal prompts, in order."""
-    return [sum(1 for _ in run) for _, run in itertools.groupby(prompts)]
+    return [sum(1 for _ in run) for prompt, run in itertools.groupby(prompts) if prompt is not None]
 
 
-def infer_num_generations(runs: Sequence[int]) -> int:
-    """The number of completions of one prompt, `G`, from all runs of equal prompts.
+def infer_num_generations(prompts: Sequence[Any]) -> int:
+    """The number of completions of one prompt, `G`: the common divisor of all runs of equal prompts; None ends a run.
 
     TRL writes the `G` completions of a prompt one after the other. A prompt that comes twice in a row makes a run of `2
-    G`, so `G` is the common divisor of the runs. If every prompt comes twice, the result is wrongly `2 G`.
+    G`. If every prompt comes twice, the result is wrongly `2 G`.
     """
+    runs = runs_of_equal(prompts)
     if (size := math.gcd(*runs)) == 1:
         some = ", ".join(map(str, sorted(set(runs))[:5]))
         raise ConfigurationError(
@@ -248,28 +259,6 @@ def infer_num_generations(runs: Sequence[int]) -> int:
             "divisor. Give --num_generations, or files of whole groups in TRL's order."
         )
     return size
-
-
-def groups_by_runs(prompts: Sequence[Any], num_generations: int, where: str) -> list[list[int]]:
-    """The rows of each group, if the completions of a prompt are consecutive."""
-    if wrong := [run for run in runs_of_equal(prompts) if run % num_generations]:
-        raise ConfigurationError(
-            f"{where}: {wrong[0]} completions of one prompt stand in a row, which is no multiple of num_generations="
-            f"{num_generations}. Give the run's --num_generations."
-        )
-    return [list(range(first, first + num_generations)) for first in range(0, len(prompts), num_generations)]
-
-
-def groups_by_number(numbers: Sequence[Any], where: str) -> list[list[int]]:
-    """The rows of each group by the file's own numbers, in the order in which they first occur."""
-    rows: dict[Any, list[int]] = {}
-    for row, number in enumerate(numbers):
-        rows.setdefault(str(number) if isinstance(number, list | dict) else number, []).append(row)
-    sizes = {len(members): number for number, members in reversed(rows.items())}
-    if len(sizes) > 1:
-        shown = ", ".join(f"{sizes[size]!r:.40} has {size}" for size in sorted(sizes))
-        raise ConfigurationError(f"{where}: all groups must have as many completions, and group {shown}.")
-    return list(rows.values())
 
 
 # -------------------------------------------------------------------------------------------- columns of a dataset

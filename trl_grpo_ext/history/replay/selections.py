@@ -43,6 +43,7 @@ _CHOICES: Mapping[str, tuple[Any, ...]] = {
     "loss_type": tuple(TRL_REDUCTIONS),
     "scale_rewards": ("group", "batch", "none"),
     "multi_objective_aggregation": ("sum_then_normalize", "normalize_then_sum"),
+    "mask_truncated_completions": (True, False),
 }
 Selections = Sequence[str | Path | Mapping[str, Any]] | Mapping[str, str | Path | Mapping[str, Any]]
 """Files of selections, or what they hold; a mapping gives them names."""
@@ -81,14 +82,9 @@ class ReplaySelection:
         return {need for hook in self.hooks for need in getattr(hook, "needs", ())}
 
     @property
-    def at_forward(self) -> list[str]:
-        """The hooks that act at the loss forward."""
-        return [plugin_label(hook) for hook in self.hooks if implements(hook, "on_forward")]
-
-    @property
     def reads_log_probabilities(self) -> bool:
         """Whether a hook acts at the loss forward, or declares a need for what is computed there."""
-        return bool(self.at_forward or self.needs & _FROM_THE_POLICY)
+        return any(_reads_log_probabilities(hook) for hook in self.hooks)
 
 
 def named_selections(given: Selections) -> Mapping[str, str | Path | Mapping[str, Any]]:
@@ -109,7 +105,7 @@ def load_selection(name: str, given: str | Path | Mapping[str, Any]) -> ReplaySe
         PluginError: A plugin does not load.
     """
     mapping = selection_settings(given)
-    settings = {key: _setting(name, key, mapping.get(key), default) for key, default in DEFAULTS.items()}
+    settings = {key: _setting(name, key, mapping.get(key)) for key in DEFAULTS}
     chosen, aggregation = (_several(mapping.get(key)) for key in ("rewards", "loss_aggregation"))
     return ReplaySelection(
         name=name,
@@ -133,15 +129,11 @@ def check_replayable(selection: ReplaySelection, batch: SavedBatch, tokens: Toke
     """Refuse a selection that needs data that were not saved; the message names the hook."""
     for hook in selection.hooks:
         label = f"{selection.name}: the advantage hook {plugin_label(hook)!r}"
-        needs = set(getattr(hook, "needs", ()))
         if teachers := tuple(getattr(hook, "teachers", ())):
             raise ConfigurationError(f"{label} needs the model {teachers[0]!r}, but a replay runs no model.")
-        for need in needs & _NOT_SAVED.keys():
+        for need in {*getattr(hook, "needs", ())} & _NOT_SAVED.keys():
             raise ConfigurationError(f"{label} needs {_NOT_SAVED[need]}, which nothing saves.")
-        if (implements(hook, "on_forward") or needs & _FROM_THE_POLICY) and None in (
-            tokens.logps_B_T,
-            tokens.entropies_B_T,
-        ):
+        if _reads_log_probabilities(hook) and (tokens.logps_B_T is None or tokens.entropies_B_T is None):
             raise ConfigurationError(
                 f"{label} needs log-probabilities, which only token records have (token_records: 64 in a run), not "
                 f"{batch.where}."
@@ -151,6 +143,10 @@ def check_replayable(selection: ReplaySelection, batch: SavedBatch, tokens: Toke
             f"{selection.name}: mask_truncated_completions needs to know which completions were cut off at the limit, "
             f"and {batch.where} does not say. Token records do."
         )
+
+
+def _reads_log_probabilities(hook: Any) -> bool:
+    return implements(hook, "on_forward") or bool({*getattr(hook, "needs", ())} & _FROM_THE_POLICY)
 
 
 def _rewards(selection: str, chosen: Sequence[Any], weights: Sequence[float] | None) -> list[RewardSource]:
@@ -173,30 +169,27 @@ def _rewards(selection: str, chosen: Sequence[Any], weights: Sequence[float] | N
 def check_weights(selection: str, weights: Sequence[float], names: Sequence[str]) -> None:
     """Refuse `reward_weights` that are not one for each reward."""
     if len(weights) != len(names):
-        raise ConfigurationError(
-            f"{selection}: {len(weights)} reward_weights for {len(names)} rewards ({', '.join(names)}); give one for "
-            "each."
-        )
+        listed = ", ".join(names)
+        raise ConfigurationError(f"{selection}: {len(weights)} reward_weights for {len(names)} rewards ({listed}).")
 
 
-def _setting(selection: str, key: str, value: Any, default: Any) -> Any:
+def _setting(selection: str, key: str, value: Any) -> Any:
     if key == "scale_rewards" and isinstance(value, bool | str):  # TRL takes true for group and false for none
         value = {"true": "group", "false": "none"}.get(str(value).lower(), value)
     elif _is_none(value):
-        return default
-    whole_number = isinstance(value, int) and not isinstance(value, bool) and value > 0
-    expected, fits = {
-        "mask_truncated_completions": ("true or false", isinstance(value, bool)),
-        "reward_weights": (
-            "a list of numbers",
-            isinstance(value, list | tuple) and {*map(type, value)} <= {int, float},
-        ),
-        **dict.fromkeys(("max_completion_length", "num_generations"), ("a whole number from 1 up", whole_number)),
-        **{name: (f"one of {', '.join(known)}", value in known) for name, known in _CHOICES.items()},
-    }[key]
-    if value is not None and not fits:
+        value = None
+    if value is None:
+        return DEFAULTS[key]
+    if key in _CHOICES:
+        expected, fits = f"one of {', '.join(map(str, _CHOICES[key]))}", value in _CHOICES[key]
+    elif key == "reward_weights":
+        fits = isinstance(value, list | tuple) and {*map(type, value)} <= {int, float}
+        expected = "a list of numbers"
+    else:
+        expected, fits = "a whole number from 1 up", type(value) is int and value > 0
+    if not fits:
         raise ConfigurationError(f"{selection}: {key} is {value!r}; it must be {expected}.")
-    return default if value is None else value
+    return value
 
 
 def _several(value: Any) -> list[Any] | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -74,25 +73,17 @@ class Tokenize:
                 return token_offsets(self.tokenizer, ids[row], texts[row])
             return [*spans[row], (len(texts[row]), len(texts[row]))][: len(ids[row])]
 
-        mask_B_T = _mask([len(row) for row in ids], batch.where)
-        ids_B_T = _padded(torch.tensor(list(itertools.chain(*ids)), dtype=torch.long), mask_B_T)
-        return Tokens(ids_B_T, mask_B_T, mask_B_T, offsets_of)
+        mask_B_T = _mask(ids, batch.where)
+        return Tokens(_padded(ids, torch.long), mask_B_T, mask_B_T, offsets_of)
 
 
 def loaded_or_refused(option: str, name: str, load: Callable[[], Any]) -> Any:
-    """What `load` makes of a path or hub id that an option gives.
-
-    The hub's, the file system's and the parsers' errors have no common root. Out of memory, or a device that fails,
-    says nothing about the name: a `RuntimeError` or `MemoryError` stays what it is.
-
-    Raises:
-        ConfigurationError: It cannot be loaded.
-    """
+    """What `load` makes of a path or hub id that an option gives."""
     try:
         return load()
-    except (RuntimeError, MemoryError):
+    except (RuntimeError, MemoryError):  # out of memory, or a device that fails, says nothing about the name
         raise
-    except Exception as error:
+    except Exception as error:  # the hub's, the file system's and the parsers' errors have no common root
         raise ConfigurationError(f"{option} {name!r} cannot be loaded: {reason_of(error)}") from error
 
 
@@ -106,17 +97,14 @@ def load_tokenizer(name: str) -> Any:
 def _saved(batch: SavedBatch) -> Tokens:
     tokens = batch.tokens or {}
     ids, starts, ends = tokens["token_ids"], tokens["starts"], tokens["ends"]
-    lengths = [len(row) for row in ids]
-    if bad := [row for row, live in enumerate(tokens["live"]) if live is None or len(live) != lengths[row]]:
+    if bad := [row for row, live in enumerate(tokens["live"]) if live is None or len(live) != len(ids[row])]:
         raise ConfigurationError(f"{batch.where}: row {bad[0]} does not have one entry in `live` per token.")
-    completion_B_T = _mask(lengths, batch.where)
-    live_B_T = _padded(_flat(tokens["live"], torch.float32), completion_B_T)
 
     def numbers(name: str) -> torch.Tensor | None:
         values = tokens.get(name, [None] * len(ids))
-        if any(row is None or len(row) != length for row, length in zip(values, lengths, strict=True)):
+        if any(row is None or len(row) != len(of) for row, of in zip(values, ids, strict=True)):
             return None
-        return _padded(_flat(values, torch.float32), completion_B_T)
+        return _padded(values, torch.float32)
 
     def offsets_of(row: int) -> Sequence[tuple[int, int]]:
         if starts[row] is None or ends[row] is None:
@@ -126,25 +114,27 @@ def _saved(batch: SavedBatch) -> Tokens:
             )
         return [(int(start), int(end)) for start, end in zip(starts[row], ends[row], strict=True)]
 
-    ids_B_T = _padded(_flat(ids, torch.long), completion_B_T)
-    return Tokens(ids_B_T, completion_B_T, live_B_T, offsets_of, numbers("logp"), numbers("entropy"))
+    return Tokens(
+        ids_B_T=_padded(ids, torch.long),
+        completion_mask_B_T=_mask(ids, batch.where),
+        mask_B_T=_padded(tokens["live"], torch.float32),
+        offsets=offsets_of,
+        logps_B_T=numbers("logp"),
+        entropies_B_T=numbers("entropy"),
+    )
 
 
-def _mask(lengths: Sequence[int], where: str) -> torch.Tensor:
-    width = max([*lengths, 1])
-    if len(lengths) * width > MOST_CELLS:
+def _mask(rows: Sequence[Any], where: str) -> torch.Tensor:
+    longest = max(map(len, rows))
+    if len(rows) * longest > MOST_CELLS:
         raise ConfigurationError(
-            f"{where}: {len(lengths):,} completions of up to {width:,} tokens are too many for one batch. Add a "
+            f"{where}: {len(rows):,} completions of up to {longest:,} tokens are too many for one batch. Add a "
             f"column `step` that says which were sampled together, or use fewer with --limit."
         )
-    return (torch.arange(width) < torch.tensor(lengths).unsqueeze(1)).to(torch.float32)
+    return _padded([[1.0] * len(row) for row in rows], torch.float32)
 
 
-def _flat(rows: Sequence[Any], dtype: torch.dtype) -> torch.Tensor:
-    return torch.cat([torch.as_tensor(row.copy(), dtype=dtype) for row in rows])
-
-
-def _padded(flat: torch.Tensor, mask_B_T: torch.Tensor) -> torch.Tensor:
-    values_B_T = torch.zeros(mask_B_T.shape, dtype=flat.dtype)
-    values_B_T[mask_B_T > 0] = flat
-    return values_B_T
+def _padded(rows: Sequence[Any], dtype: torch.dtype) -> torch.Tensor:
+    """Rows of numbers, `(B, T)`, padded with zeros on the right to one column at least."""
+    tensors = [torch.tensor(row, dtype=dtype) for row in rows]
+    return torch.nn.utils.rnn.pad_sequence([*tensors, torch.zeros(1, dtype=dtype)], batch_first=True)[:-1]

@@ -1,7 +1,7 @@
 """How figures are drawn: metrics as lines, parts of a whole stacked, single tokens as bands, all in one style.
 
 The palette is that of Okabe and Ito (2008), without its black and yellow, which vanish on a dark or a light background.
-Text, axes and grid are drawn in `INK`, which `svg` makes `currentColor`, so that they are legible on both. Runs and
+Text, axes and grid are drawn in `INK`, which `svg_of` makes `currentColor`, so that they are legible on both. Runs and
 series also differ by dashes and markers, and stacked parts by hatching, for readers who see no colours. Names of
 rewards and runs are untrusted: `label` escapes what is not printable, and `text.parse_math` is off, so that a dollar
 sign stays one.
@@ -9,12 +9,15 @@ sign stays one.
 
 from __future__ import annotations
 
+import io
+import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import matplotlib as mpl
 import numpy as np
@@ -86,28 +89,24 @@ def label(text: str, longest: int = 36) -> str:
     return f" {shown}" if shown.startswith("_") else shown or "(no name)"
 
 
-def panels_figure(titles: list[str], unit: str = "optimizer step", below: int = 0) -> tuple[Figure, list[Axes]]:
-    """A figure with panels below each other, each with its title, and room for the lines of a legend below them."""
-    height = HEIGHT * len(titles) + MARGIN + 0.17 * below
+def panels_figure(titles: list[str], legend: Sequence[str]) -> tuple[Figure, list[Axes]]:
+    """A figure with panels below each other, each with its title, and room for a legend of these names below them."""
+    height = HEIGHT * len(titles) + MARGIN + 0.17 * legend_grid(legend)[1]
     figure = Figure(figsize=(WIDTH, height), layout="constrained")
     axes: list[Axes] = list(figure.subplots(len(titles), 1, squeeze=False, sharex=True)[:, 0])
     for axis, title in zip(axes, titles, strict=True):
         axis.set_title(label(title, 60))
         axis.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True))
         axis.yaxis.set_major_locator(MaxNLocator(nbins=5))
-    axes[-1].set_xlabel(unit)
+    axes[-1].set_xlabel("optimizer step")
     return figure, axes
 
 
-def legend_columns(names: Sequence[str]) -> int:
-    """The number of legend columns that fit into the width of a figure."""
+def legend_grid(names: Sequence[str]) -> tuple[int, int]:
+    """The columns of a legend that fit into the width of a figure, and its rows."""
     longest = max(len(label(name)) for name in names)
-    return max(1, min(len(names), 4, int(72 * WIDTH / (48 + 4.6 * longest))))  # points: the handle, and a character
-
-
-def legend_rows(names: Sequence[str]) -> int:
-    """The number of rows of that legend."""
-    return -(-len(names) // legend_columns(names))
+    columns = max(1, min(len(names), 4, int(72 * WIDTH / (48 + 4.6 * longest))))  # points: the handle, and a character
+    return columns, -(-len(names) // columns)
 
 
 # ---------------------------------------------------------------------------------------------- metrics over steps
@@ -157,7 +156,7 @@ class Panel:
     def lines(self, runs: Sequence[Run]) -> list[Series]:
         """The series with data in one of the runs; a plain metric is one."""
         every = [Series(one) if isinstance(one, str) else one for one in self.series]
-        return [one for one in every if any(_has_data(run, one) for run in runs)]
+        return [one for one in every if any(run.series(key)[0] for run in runs for key in (one.key, f"eval_{one.key}"))]
 
 
 def draw_lines(runs: Sequence[Run], panels: Sequence[Panel], reason: str) -> Figure | Absent:
@@ -166,9 +165,7 @@ def draw_lines(runs: Sequence[Run], panels: Sequence[Panel], reason: str) -> Fig
     if not there:
         return Absent(reason)
     names = list(dict.fromkeys(one.name for _, shown in there for one in shown if one.name))
-    figure, axes = panels_figure(
-        [panel.title for panel, _ in there], below=legend_rows([*names, *(run.name for run in runs), "held out"])
-    )
+    figure, axes = panels_figure([panel.title for panel, _ in there], [*names, *(run.name for run in runs), "held out"])
     looks: list[dict[str, Any]] = [
         {"color": COLOURS[n % len(COLOURS)], "marker": MARKERS[n % len(MARKERS)]} for n in range(len(names))
     ]
@@ -199,7 +196,7 @@ def draw_lines(runs: Sequence[Run], panels: Sequence[Panel], reason: str) -> Fig
 
 def _add_legend(figure: Figure, handles: Mapping[str, Any]) -> None:
     """One legend below all panels."""
-    columns = legend_columns(list(handles))
+    columns, _ = legend_grid(list(handles))
     figure.legend(list(handles.values()), list(handles), loc="outside lower center", ncols=columns)
 
 
@@ -221,10 +218,6 @@ def thin(steps: Sequence[int], values: Sequence[float]) -> tuple[list[int], list
         stretch = range(start, min(start + size, len(steps)))
         kept += sorted({start, min(stretch, key=values.__getitem__), max(stretch, key=values.__getitem__)})
     return [steps[index] for index in kept], [values[index] for index in kept]
-
-
-def _has_data(run: Run, series: Series) -> bool:
-    return bool(run.series(series.key)[0]) or bool(run.series(f"eval_{series.key}")[0])
 
 
 def _set_limits(axis: Axes, panel: Panel, runs: Sequence[Run]) -> None:
@@ -280,7 +273,7 @@ def draw_stacked(panels: Sequence[tuple[str, Run, Parts]], reason: str, *, share
     if not tables:
         return Absent(reason)
     order = list(dict.fromkeys(name for _, (_, parts) in tables for name in parts))
-    figure, axes = panels_figure([title for title, _ in tables], below=legend_rows(order))
+    figure, axes = panels_figure([title for title, _ in tables], order)
     legend: dict[str, Any] = {}
     for (_, (steps, parts)), axis in zip(tables, axes, strict=True):
         numbers = [order.index(name) for name in parts]
@@ -360,3 +353,51 @@ def live_values(run: Run, path: Path, column: str) -> Any:
         return None
     kept = values[np.abs(values) <= LARGEST_NUMBER]
     return kept if kept.size else None
+
+
+# ------------------------------------------------------------------------------------------------- figures as SVG
+
+
+_SVG, _LINK = "http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"
+_REFERENCE = re.compile(r"url\(#([^)]*)\)")
+_FONTS = "DejaVu Sans, Verdana, Helvetica, Arial, sans-serif"
+
+
+def svg_of(figure: Figure, name: str, title: str) -> str:
+    """The figure as one `<svg>` element, for a page of HTML.
+
+    What is drawn in `INK` gets `currentColor`, the background is left out, and the size is that of the box around it.
+    The text of names is escaped as XML has it; nothing in it is a script, a link or a style sheet. The name goes in
+    front of every id, so that several figures can share a page; screen readers read the title out.
+    """
+    written = io.StringIO()
+    with style():
+        figure.savefig(written, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+    ElementTree.register_namespace("", _SVG)
+    ElementTree.register_namespace("xlink", _LINK)
+    root = ElementTree.fromstring(written.getvalue())
+    for element in root.iter():
+        for child in [child for child in element if child.tag in (f"{{{_SVG}}}metadata", f"{{{_SVG}}}style")]:
+            element.remove(child)
+        _rewrite(element, name)
+    for size in ("width", "height"):
+        root.attrib.pop(size, None)
+    attributes = {"role": "img", "aria-label": title, "font-family": _FONTS}
+    root.attrib |= {**attributes, "stroke-linejoin": "round", "stroke-linecap": "butt"}  # what the style sheet said
+    return ElementTree.tostring(root, encoding="unicode")
+
+
+def _rewrite(element: ElementTree.Element, name: str) -> None:
+    """One element's ids, references, colours, and its style as attributes, which no content security policy forbids."""
+    for part in element.attrib.pop("style", "").split(";"):
+        attribute, colon, value = part.partition(":")
+        if colon and attribute.strip() != "font-family":
+            element.set(attribute.strip(), value.strip())
+    if "id" in element.attrib:
+        element.set("id", f"{name}-{element.attrib['id']}")
+    link = f"{{{_LINK}}}href"
+    if element.get(link, "").startswith("#"):
+        element.set(link, f"#{name}-{element.attrib[link][1:]}")
+    for attribute, value in list(element.attrib.items()):
+        if attribute in ("fill", "stroke", "clip-path"):
+            element.set(attribute, _REFERENCE.sub(rf"url(#{name}-\1)", value).replace(INK, "currentColor"))

@@ -20,8 +20,7 @@ try:
 except ModuleNotFoundError as error:
     raise ConfigurationError(f"The report needs {error.name}: pip install 'trl-grpo-ext[report]'") from error
 
-from .drawing import Absent, Panel, Series, draw_lines, draw_stacked, draw_tokens, label, style
-from .svg import svg_of
+from .drawing import Absent, Panel, Series, draw_lines, draw_stacked, draw_tokens, label, style, svg_of
 
 Draw = Callable[[Sequence[Run]], Figure | Absent]
 
@@ -53,6 +52,11 @@ class Plot:
     title: str
     caption: str
     draw: Draw
+
+
+def _range(metric: str) -> Series:
+    """A mean with a band from the smallest to the largest, of metrics whose names differ in that word."""
+    return Series(metric.format("mean"), low=metric.format("min"), high=metric.format("max"))
 
 
 def _match_keys(runs: Sequence[Run], pattern: re.Pattern[str]) -> list[re.Match[str]]:
@@ -129,53 +133,8 @@ def phase_times(runs: Sequence[Run]) -> Figure | Absent:
     return draw_stacked(panels, "No times are in the history.")
 
 
-_LENGTHS = [
-    Panel(
-        "tokens per completion: mean, shortest to longest",
-        [Series("completions/mean_length", low="completions/min_length", high="completions/max_length")],
-    ),
-    Panel(
-        "tokens of completions that ended by themselves",
-        [
-            Series(
-                "completions/mean_terminated_length",
-                low="completions/min_terminated_length",
-                high="completions/max_terminated_length",
-            )
-        ],
-    ),
-    Panel("share cut off at the limit", ["completions/clipped_ratio"], share=True),
-]
+_SIGNS = {"positive": "above", "negative": "below"}
 _QUARTERS = ("shortest quarter", "second", "third", "longest quarter")
-_LOSS_WEIGHTS = [
-    Panel(
-        "mean weight of a token by its completion's length",
-        [Series(f"loss_weight/length_q{number}", name) for number, name in enumerate(_QUARTERS, start=1)],
-    ),
-    Panel(
-        "mean weight of a token by its advantage's sign",
-        [
-            Series("loss_weight/positive_advantage", "advantage above 0"),
-            Series("loss_weight/negative_advantage", "advantage below 0"),
-        ],
-    ),
-]
-_CLIPPED = [
-    Panel("share of the tokens clipped from below", ["clip_ratio/low_mean"]),
-    Panel("share of the tokens clipped from above", ["clip_ratio/high_mean"]),
-    Panel("share of the tokens outside the clip range", ["clip_ratio/region_mean"]),
-    Panel("share of the tokens clipped (CISPO)", ["cispo_clip_ratio"]),
-]
-_RATIO = "sampling/importance_sampling_ratio"
-_TOKENS = [
-    Panel(
-        "tokens of an update",
-        [Series("compact/live_tokens", "that count"), Series("compact/computed_tokens", "computed")],
-    ),
-    Panel("computed tokens per token that counts", ["compact/computed_to_live"]),
-    Panel("share of the rows left out", ["compact/rows_dropped"], share=True),
-    Panel("tokens seen in all, prompts included", ["num_tokens"]),
-]
 
 PLOTS: tuple[Plot, ...] = (
     Plot(
@@ -246,7 +205,17 @@ PLOTS: tuple[Plot, ...] = (
     Plot(
         *("loss_weights", "Credit", "Weights by length and sign"),
         "A token's weight in the loss, 1 being the mean; look for a preference for short or long completions.",
-        _of_metrics(*_LOSS_WEIGHTS, reason="No loss aggregation is selected, so TRL's own weights apply."),
+        _of_metrics(
+            Panel(
+                "mean weight of a token by its completion's length",
+                [Series(f"loss_weight/length_q{number}", name) for number, name in enumerate(_QUARTERS, start=1)],
+            ),
+            Panel(
+                "mean weight of a token by its advantage's sign",
+                [Series(f"loss_weight/{sign}_advantage", f"advantage {which} 0") for sign, which in _SIGNS.items()],
+            ),
+            reason="No loss aggregation is selected, so TRL's own weights apply.",
+        ),
     ),
     Plot(
         *("hooks", "Credit", "What each hook changed"),
@@ -258,7 +227,11 @@ PLOTS: tuple[Plot, ...] = (
         *("lengths", "Completions", "Lengths"),
         "Tokens of the completions; watch for lengths that run away or collapse, and for a growing share cut off at "
         "the limit.",
-        _of_metrics(*_LENGTHS),
+        _of_metrics(
+            Panel("tokens per completion: mean, shortest to longest", [_range("completions/{}_length")]),
+            Panel("tokens of completions that ended by themselves", [_range("completions/{}_terminated_length")]),
+            Panel("share cut off at the limit", ["completions/clipped_ratio"], share=True),
+        ),
     ),
     Plot(
         *("entropy", "Completions", "Entropy"),
@@ -275,16 +248,18 @@ PLOTS: tuple[Plot, ...] = (
         *("clip_shares", "Update", "Clipping"),
         "The share of tokens whose ratio is clipped; always 0 if each batch is used once; above a few percent the "
         "policy moves too far in one batch.",
-        _of_metrics(*_CLIPPED),
+        _of_metrics(
+            Panel("share of the tokens clipped from below", ["clip_ratio/low_mean"]),
+            Panel("share of the tokens clipped from above", ["clip_ratio/high_mean"]),
+            Panel("share of the tokens outside the clip range", ["clip_ratio/region_mean"]),
+            Panel("share of the tokens clipped (CISPO)", ["cispo_clip_ratio"]),
+        ),
     ),
     Plot(
         *("sampling_ratio", "Update", "Sampler and trainer"),
         "Ratio of the trainer's to the sampler's probabilities (vLLM); far from 1, the two disagree.",
         _of_metrics(
-            Panel(
-                "importance ratio: mean, smallest to largest",
-                [Series(f"{_RATIO}/mean", low=f"{_RATIO}/min", high=f"{_RATIO}/max")],
-            ),
+            Panel("importance ratio: mean, smallest to largest", [_range("sampling/importance_sampling_ratio/{}")]),
             reason="Only vLLM's importance sampling correction logs it.",
         ),
     ),
@@ -306,7 +281,15 @@ PLOTS: tuple[Plot, ...] = (
     Plot(
         *("tokens", "Cost", "Tokens"),
         "Tokens computed and tokens that count; the gap is padding and rows without signal.",
-        _of_metrics(*_TOKENS),
+        _of_metrics(
+            Panel(
+                "tokens of an update",
+                [Series("compact/live_tokens", "that count"), Series("compact/computed_tokens", "computed")],
+            ),
+            Panel("computed tokens per token that counts", ["compact/computed_to_live"]),
+            Panel("share of the rows left out", ["compact/rows_dropped"], share=True),
+            Panel("tokens seen in all, prompts included", ["num_tokens"]),
+        ),
     ),
 )
 

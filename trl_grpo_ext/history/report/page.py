@@ -62,13 +62,8 @@ def write_page(
 
     It reloads at the interval `reload_seconds`, unless somebody is using it; None for never.
     """
-    if not runs:
-        raise ConfigurationError("There is no run to show. Give at least one.")
-    if limit < 0:
-        raise ConfigurationError(f"limit must be a number of completions from 0 up, got {limit}.")
     html, notes = page(runs, limit, reload_seconds)
-    content = html.encode("utf-8", "replace")
-    path = Path(path)
+    content, path = html.encode("utf-8", "replace"), Path(path)
     try:
         write_atomically(path, content)
     except OSError as error:
@@ -194,13 +189,10 @@ def summaries(run: Run) -> list[tuple[str, ...]]:
     for key in dict.fromkeys([*held_out, "reward", *rewards, *_OTHERS]):
         steps, values = run.series(key)
         if values:
-            shown = [f"{key.removeprefix('eval_')} (held out)" if key in held_out else key]
-            shown += [f"{value:.4g}" for value in (values[0], values[-1])]
-            best = (_ABSENT, _ABSENT)
-            if key not in _OTHERS:
-                value, step = max(zip(values, steps, strict=True), key=lambda pair: pair[0])
-                best = (f"{value:.4g}", str(step))
-            lines.append((*shown, *best))
+            name = f"{key.removeprefix('eval_')} (held out)" if key in held_out else key
+            best, step = max(zip(values, steps, strict=True), key=lambda pair: pair[0])
+            of_best = (_ABSENT, _ABSENT) if key in _OTHERS else (f"{best:.4g}", str(step))
+            lines.append((name, f"{values[0]:.4g}", f"{values[-1]:.4g}", *of_best))
     return lines
 
 
@@ -224,11 +216,14 @@ def settings(runs: Sequence[Run]) -> list[Line]:
 
 def plugins(runs: Sequence[Run]) -> list[Line]:
     """The plugins of each run in order and the versions of libraries, those that differ first."""
-    tables = [_plugins(run.manifest) if run.manifest else {} for run in runs]
-    for run, table in zip(runs, tables, strict=True):
-        versions = run.manifest.versions if run.manifest else {}
-        table |= {f"version of {name}": str(number or _ABSENT) for name, number in versions.items()}
-    names = dict.fromkeys(name for table in tables for name in table)
+    tables = []
+    for manifest in (run.manifest or Manifest(()) for run in runs):
+        named = [
+            f"{LABELS[one.kind]} {one.name}" + (f", in {one.inside}" if one.inside else "") for one in manifest.plugins
+        ]
+        table = dict(zip(unique_names(named), map(_describe, manifest.plugins), strict=True))
+        tables.append(table | {f"version of {name}": str(one or _ABSENT) for name, one in manifest.versions.items()})
+    names = list(dict.fromkeys(name for table in tables for name in table))
     return lines_of(tables, sorted(names, key=lambda name: name.startswith("version of ")))
 
 
@@ -237,15 +232,6 @@ def lines_of(tables: Sequence[Mapping[str, str]], names: Sequence[str]) -> list[
     cells = [[table.get(name, _ABSENT) for table in tables] for name in names]
     lines = [(name, texts, len(set(texts)) > 1) for name, texts in zip(names, cells, strict=True)]
     return sorted(lines, key=lambda line: not line[2])
-
-
-def _plugins(manifest: Manifest) -> dict[str, str]:
-    """A description of each plugin, by kind and name."""
-    names = [
-        f"{LABELS[record.kind]} {record.name}" + (f", in {record.inside}" if record.inside else "")
-        for record in manifest.plugins
-    ]
-    return dict(zip(unique_names(names), map(_describe, manifest.plugins), strict=True))
 
 
 def _describe(record: PluginRecord) -> str:

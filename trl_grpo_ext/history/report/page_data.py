@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import gzip
 import json
-import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -58,7 +57,8 @@ def page_data(runs: Sequence[Run], limit: int) -> PageData:
     data = PageData(index={"runs": []})
     share = max(limit // max(len(runs), 1), 1)
     for run in runs:
-        files = _files(run)
+        by_step = {step_of(path): path for path in (*run.completions, *run.records)}
+        files = [by_step[step] for step in sorted(by_step)]
         chosen = list(_choose(run, files, share, SIZE // len(runs)))
         shown, saved = sum(len(rows) for _, rows, _ in chosen), sum(count for *_, count in chosen)
         if chosen and (shown < saved or len(chosen) < len(files)):
@@ -72,12 +72,6 @@ def page_data(runs: Sequence[Run], limit: int) -> PageData:
         right = next((name for name in rewards if _RIGHT_OR_WRONG.search(name)), rewards[0] if rewards else None)
         data.index["runs"].append({"name": run.name, "rewards": rewards, "right": right, "steps": steps})
     return data
-
-
-def _files(run: Run) -> list[Path]:
-    """The file of each step: its token records, or else TRL's table."""
-    by_step = {step_of(path): path for path in (*run.completions, *run.records)}
-    return [by_step[step] for step in sorted(by_step)]
 
 
 def _choose(run: Run, files: list[Path], share: int, size: int) -> Iterator[tuple[Path, list[Row], int]]:
@@ -357,4 +351,4 @@ def _short(value: Any, size: int = 500) -> str:
 
 def number(value: Any) -> float | None:
     """A finite number of drawable size; anything else becomes None."""
-    return float(value) if is_number(value) and math.isfinite(value) else None
+    return float(value) if is_number(value) else None

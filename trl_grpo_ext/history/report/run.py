@@ -15,10 +15,10 @@ a sentence, never an error.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ...errors import ConfigurationError, ManifestError
 from ...guard.calls import unique_names
@@ -57,6 +57,7 @@ LARGEST_STEP = 10**12
 """Larger steps are left out."""
 
 History = list[dict[str, Any]]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -143,8 +144,8 @@ def load_run(folder: str | Path) -> Run:
     history = _history(folder, note)
     if not history:
         note(
-            f"There is no history of metrics in {folder}. GRPOExtTrainer writes {LOG} while it trains, and TRL "
-            f"{STATE} with every checkpoint (save_strategy, save_steps); without one there are no curves."
+            f"There is no history of metrics in {folder}, so there are no curves. GRPOExtTrainer writes {LOG} while it "
+            f"trains, and TRL {STATE} with every checkpoint (save_strategy, save_steps)."
         )
     records = _tables(folder / RECORDS, "step_", _RECORD_COLUMNS, note)
     completions = _tables(folder / COMPLETIONS, "completions_", _TABLE_COLUMNS, note)
@@ -156,8 +157,8 @@ def load_run(folder: str | Path) -> Run:
         folder=folder,
         name=folder.resolve().name or str(folder),
         history=history,
-        settings=_settings(folder, note),
-        manifest=_manifest(folder, note),
+        settings=_recorded(folder / SETTINGS, "hyper-parameters", lambda path: from_plain(read_json(path)), note) or {},
+        manifest=_recorded(folder / MANIFEST, "plugins", Manifest.read, note),
         records=records,
         completions=completions,
         missing=missing,
@@ -186,84 +187,56 @@ def is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST_NUMBER
 
 
-# ---------------------------------------------------------------------------------------------- history
+# ------------------------------------------------------------------------------------------------- what is read
 
 
 def _history(folder: Path, note: Say) -> History:
-    """The live log, which is of the last training in the folder; without one what the trainer saved."""
-    found: History | None = None
+    """The live log, which is of the last training in the folder, else the newest state that the trainer saved."""
+    found: History = []
     if is_file(folder / LOG):
         try:
-            lines = read_json_lines(folder / LOG, bad=lambda sentence: note(f"{sentence} Curves may miss a point."))
-            found = _entries(lines)
+            found = _entries(read_json_lines(folder / LOG, bad=lambda line: note(f"{line} Curves may miss a point.")))
         except UnreadableError as error:
             note(f"{error} Curves may miss a point.")
-    return sorted(found or next(_saved_states(folder, note), []), key=lambda entry: float(entry["step"]))
+    checkpoints = [(int(name[1]), entry) for entry in folder.iterdir() if (name := _CHECKPOINT.fullmatch(entry.name))]
+    places = [folder, *(checkpoint for _, checkpoint in sorted(checkpoints, reverse=True))]
+    while places and not found:
+        place = places.pop(0)
+        if is_file(place / STATE):
+            try:
+                content = read_json(place / STATE)
+                found = _entries(content.get("log_history") if isinstance(content, dict) else None)
+            except UnreadableError as error:
+                note(f"{error} An older checkpoint was read, if there is one.")
+        elif place != folder:
+            note(f"{place} has no {STATE}, so it is incomplete or still being written. An older one was read.")
+    return sorted(found, key=lambda entry: float(entry["step"]))
 
 
-def _saved_states(folder: Path, note: Say) -> Iterator[History]:
-    """The histories in the trainer's states: that of the end, then those of checkpoints, newest first."""
-    checkpoints = [(int(found[1]), entry) for entry in folder.iterdir() if (found := _CHECKPOINT.fullmatch(entry.name))]
-    for place in (folder, *(checkpoint for _, checkpoint in sorted(checkpoints, reverse=True))):
-        path = place / STATE
-        if not is_file(path):
-            if place != folder:
-                note(f"{place} has no {STATE}, so it is incomplete or still being written. An older one was read.")
-            continue
-        content = _json(path, note, "An older checkpoint was read, if there is one.")
-        history = _entries(content.get("log_history")) if isinstance(content, dict) else None
-        if history is None and content is not None:
-            note(f"{path} is not a state of transformers' Trainer: it has no log_history. An older one was read.")
-        if history:
-            yield history
-
-
-def _entries(values: Any) -> History | None:
+def _entries(values: Any) -> History:
     """The log entries in a list of values: mappings with a step; numbers that cannot be drawn become None."""
-    if not isinstance(values, list):
-        return None
     return [
         {
             str(key): number if not isinstance(number, int | float) or is_number(number) else None
             for key, number in one.items()
         }
-        for one in values
+        for one in (values if isinstance(values, list) else [])
         if isinstance(one, dict) and is_number(one.get("step")) and abs(one["step"]) <= LARGEST_STEP
     ]
 
 
-# ------------------------------------------------------------------------------------ settings, plugins and tables
-
-
-def _json(path: Path, note: Say, lost: str) -> Any:
-    try:
-        return read_json(path)
-    except UnreadableError as error:
-        note(f"{error} {lost}")
-        return None
-
-
-def _settings(folder: Path, note: Say) -> dict[str, Any]:
-    path, remedy = folder / SETTINGS, "GRPOExtTrainer writes the hyper-parameters there when a training starts."
+def _recorded(path: Path, what: str, read: Callable[[Path], T], note: Say) -> T | None:
+    """What GRPOExtTrainer recorded in a file when a training started; None if it cannot be used."""
     if not is_file(path):
-        note(f"There is no {SETTINGS} in {folder}, so no hyper-parameters are shown. {remedy}")
-    elif (content := _json(path, note, remedy)) is not None:
-        try:
-            return from_plain(content)
-        except ManifestError as error:
-            note(f"{path} cannot be used: {error}. {remedy}")
-    return {}
-
-
-def _manifest(folder: Path, note: Say) -> Manifest | None:
-    path, remedy = folder / MANIFEST, "GRPOExtTrainer writes it when a training starts."
-    if not is_file(path):
-        note(f"There is no {MANIFEST} in {folder}, so no plugins are shown. {remedy}")
+        note(
+            f"There is no {path.name} in {path.parent}, so no {what} are shown. GRPOExtTrainer writes it when a "
+            "training starts."
+        )
         return None
     try:
-        return Manifest.read(path)
-    except (ManifestError, OSError) as error:
-        note(f"The record of plugins is unusable, so none are shown: {error}")
+        return read(path)
+    except (ManifestError, UnreadableError, OSError) as error:
+        note(f"{path} cannot be used, so no {what} are shown: {error}")
         return None
 
 
@@ -277,15 +250,15 @@ def _tables(folder: Path, prefix: str, needed: Sequence[str], note: Say) -> list
         note(f"{folder} cannot be read ({reason_of(error)}). Check its permissions.")
         return []
     kept: list[Path] = []
-    for file in sorted(files, key=lambda file: (step_of(file), file)):
+    for file in sorted(filter(is_file, files), key=lambda file: (step_of(file), file)):
         if step_of(file) < 0 or not file.name.startswith(prefix):
             note(f"{file} was left out: training gives no file such a name.")
-        elif is_file(file):
-            try:
-                lacking = [name for name in needed if name not in column_names(file)]
-                if lacking:
-                    note(f"{file} was left out: it has no columns {', '.join(lacking)}.")
-                kept += [file] if not lacking else []
-            except UnreadableError as error:
-                note(f"{error} It was left out; if training is still running, make the report again.")
+            continue
+        try:
+            if lacking := {*needed} - {*column_names(file)}:
+                note(f"{file} was left out: it has no columns {', '.join(sorted(lacking))}.")
+            else:
+                kept.append(file)
+        except UnreadableError as error:
+            note(f"{error} It was left out; if training is still running, make the report again.")
     return kept
