@@ -65,27 +65,24 @@ class _Stream(io.TextIOWrapper):
 def invoke(
     *words: str | Path,
     width: int | None = None,
-    color: bool | None = None,
-    env: Mapping[str, str | None] | None = None,
+    color: bool = True,
+    env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
 ) -> Finished:
     """The same as `run_command` in this process. Modules from PYTHONPATH are forgotten afterwards.
 
     With a width, both streams say that they are a terminal, and COLUMNS says how wide.
     """
-    changed = {**dict.fromkeys(_DECIDES_THE_OUTPUT), "TERM": "xterm-256color", **(env or {})}
-    if color is not None:
-        changed["FORCE_COLOR" if color else "NO_COLOR"] = "1"
+    changed = {"TERM": "xterm-256color", **(env or {}), **({} if color else {"NO_COLOR": "1"})}
     if width is not None:
         changed["COLUMNS"] = str(width)
-    path = [part for part in (changed.pop("PYTHONPATH", None) or "").split(os.pathsep) if part]
+    path = [part for part in changed.pop("PYTHONPATH", "").split(os.pathsep) if part]
     before = set(sys.modules)
     with pytest.MonkeyPatch.context() as patch:
+        for name in _DECIDES_THE_OUTPUT:
+            patch.delenv(name, raising=False)
         for name, value in changed.items():
-            if value is None:
-                patch.delenv(name, raising=False)
-            else:
-                patch.setenv(name, value)
+            patch.setenv(name, value)
         patch.setattr(sys, "path", [*path, *sys.path])
         importlib.invalidate_caches()
         if cwd is not None:
@@ -111,73 +108,29 @@ def invoke(
 
 
 def run_command(
-    *words: str | Path,
-    width: int | None = None,
-    piped: bool | None = None,
-    color: bool | None = None,
-    env: Mapping[str, str | None] | None = None,
-    cwd: Path | None = None,
-    stdin: str = "",
-    timeout: float = 120,
+    *words: str | Path, width: int | None = None, env: Mapping[str, str] | None = None, timeout: float = 120
 ) -> Finished:
-    """Run `trl-grpo-ext WORDS`.
-
-    Args:
-        words: The command line after `trl-grpo-ext`.
-        width: Columns of a pseudo-terminal. None: stdout and stderr are pipes.
-        piped: Whether stdout is a pipe. By default where there is no width; with a width and True, stdout is a pipe
-            and COLUMNS is that width.
-        color: False sets NO_COLOR, True FORCE_COLOR, None neither.
-        env: Variables to set; those that are None are unset.
-        cwd: Where to run it.
-        stdin: What it reads, where stdout is a pipe. A terminal gives it nothing.
-        timeout: Seconds until it is killed and the test fails.
-    """
+    """Run `trl-grpo-ext WORDS` in a pseudo-terminal of so many columns, or, without a width, with pipes."""
     environ = {name: value for name, value in os.environ.items() if name not in _DECIDES_THE_OUTPUT}
-    environ["TERM"] = "xterm-256color"
-    if color is not None:
-        environ["FORCE_COLOR" if color else "NO_COLOR"] = "1"
-    for name, value in (env or {}).items():
-        environ.pop(name, None)
-        if value is not None:
-            environ[name] = value
+    environ |= {"TERM": "xterm-256color", **(env or {})}
     command = [str(COMMAND), *map(str, words)]
-    if piped is None:
-        piped = width is None
-    if not piped:
-        return _in_terminal(command, width or 80, environ, cwd, timeout)
-    if width is not None:
-        environ["COLUMNS"] = str(width)
-    done = subprocess.run(
-        command, env=environ, cwd=cwd, input=stdin.encode(), capture_output=True, timeout=timeout, check=False
-    )
-    return Finished(done.returncode, done.stdout.decode(), done.stderr.decode())
-
-
-def _in_terminal(command: list[str], width: int, environ: dict[str, str], cwd: Path | None, timeout: float) -> Finished:
+    if width is None:
+        done = subprocess.run(command, env=environ, capture_output=True, timeout=timeout, check=False)
+        return Finished(done.returncode, done.stdout.decode(), done.stderr.decode())
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 50, width, 0, 0))
-    try:
-        process = subprocess.Popen(command, env=environ, cwd=cwd, stdin=theirs, stdout=theirs, stderr=theirs)
-    finally:
+    with subprocess.Popen(command, env=environ, stdin=theirs, stdout=theirs, stderr=theirs) as process:
         os.close(theirs)
-    written = bytearray()
-    try:
-        while True:
-            readable, _, _ = select.select([ours], [], [], timeout)
-            if not readable:
+        written = bytearray()
+        with os.fdopen(ours, "rb", buffering=0) as terminal:
+            while select.select([terminal], [], [], timeout)[0]:
+                try:
+                    written += terminal.read(65536) or b""
+                except OSError:  # EIO: nobody has the other end open any more
+                    break
+            else:
                 process.kill()
-                raise TimeoutError(f"{command} wrote nothing for {timeout} s, after {written.decode(errors='replace')}")
-            try:
-                part = os.read(ours, 65536)
-            except OSError:  # EIO: nobody has the other end open any more
-                break
-            if not part:
-                break
-            written += part
-    finally:
-        os.close(ours)
-    return Finished(process.wait(timeout), written.decode().replace("\r\n", "\n"), "")
+    return Finished(process.returncode, written.decode().replace("\r\n", "\n"), "")
 
 
 def without_escapes(text: str) -> str:

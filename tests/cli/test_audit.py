@@ -35,10 +35,9 @@ def problems(found: Audit) -> list[tuple[int, str]]:
 
 
 def test_good_references_have_no_findings() -> None:
-    found = gsm8k(GOOD, batch_size=2)
+    found = gsm8k(GOOD)
     assert found.findings == []
     assert (found.reward, found.column, found.rows, found.references) == ("gsm8k_accuracy", "answer", 3, 3)
-    assert found.per_second > 0
 
 
 def test_a_reference_that_does_not_parse_is_found() -> None:
@@ -131,12 +130,11 @@ def test_the_command_exits_with_0_where_nothing_is_wrong(files: Path) -> None:
     done = invoke("audit", files / "good.jsonl", "--reward", "gsm8k_accuracy")
     assert done.status == 0, done
     assert "gsm8k_accuracy on 3 rows, 3 different references in column answer" in done.out
-    assert "completions per second" in done.out
     limited = invoke("audit", files / "bad.jsonl", "--reward", "gsm8k_accuracy", "--limit", "3")
     assert limited.status == 0
 
 
-@pytest.mark.parametrize("width", [60, 100, None])
+@pytest.mark.parametrize("width", [60, None])
 def test_the_command_exits_with_1_and_shows_hostile_references_as_text(files: Path, width: int | None) -> None:
     done = invoke("audit", files / "bad.jsonl", "--reward", "{name: gsm8k_accuracy}", width=width)
     assert done.status == 1
@@ -183,17 +181,14 @@ def test_the_command_exits_with_2_and_one_line_where_it_cannot(
 @pytest.mark.parametrize(
     ("name", "content", "says"),
     [
-        ("null.json", "null", "null.json holds None, which is no JSON object"),
         ("null.jsonl", "null\n", "null.jsonl holds None, which is no JSON object"),
-        ("empty.json", "", "no rows to audit"),
-        ("empty.csv", "", "could not be loaded"),
+        ("empty.jsonl", "", "no rows to audit"),
         ("empty.parquet", "", "could not be loaded"),
-        ("deep.json", "[" * 100_000, "is no JSON"),
-        ("numbers.json", "[1, 2]", "holds 1, which is no JSON object"),
-        ("cut.json", '[{"answer": 1}', "is no JSON"),
-        ("binary.jsonl", "\x00\xff", "is no JSON|could not be loaded"),
+        ("deep.jsonl", "[" * 100_000, "is not JSON"),
+        ("binary.jsonl", "\x00\xff", "is not text"),
+        ("rows.csv", "answer\n1\n", "is a file, but neither .jsonl nor .parquet"),
         ("x" * 300, None, "could not be loaded"),
-        ("x" * 300 + ".jsonl", None, "could not be loaded"),
+        ("x" * 300 + ".jsonl", None, "cannot be read"),
     ],
     ids=lambda value: str(value)[:12],
 )
@@ -225,17 +220,10 @@ finally:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "status", "says"),
-    [
-        ("rows.JSONL", 0, "gsm8k_accuracy on 1 rows"),
-        ("rows", 2, "rows is a file, but none of .jsonl, .json, .csv, .parquet"),
-    ],
-)
-def test_a_file_that_is_here_is_no_question_for_a_hub(tmp_path: Path, name: str, status: int, says: str) -> None:
-    (tmp_path / name).write_text(json.dumps(GOOD[0]) + "\n")
+def test_a_file_that_is_here_is_no_question_for_a_hub(tmp_path: Path) -> None:
+    (tmp_path / "rows").write_text(json.dumps(GOOD[0]) + "\n")
     done = subprocess.run(
-        [sys.executable, "-c", WITHOUT_NETWORK, "audit", name, "--reward", "gsm8k_accuracy"],
+        [sys.executable, "-c", WITHOUT_NETWORK, "audit", "rows", "--reward", "gsm8k_accuracy"],
         cwd=tmp_path,
         env={**os.environ, "HF_HUB_OFFLINE": "0", "HF_DATASETS_OFFLINE": "0", "HF_HOME": str(tmp_path / "home")},
         capture_output=True,
@@ -243,8 +231,8 @@ def test_a_file_that_is_here_is_no_question_for_a_hub(tmp_path: Path, name: str,
         timeout=300,
         check=False,
     )
-    assert done.returncode == status, done.stderr
-    assert says in " ".join((done.stdout + done.stderr).split())
+    assert done.returncode == 2, done.stderr
+    assert "rows is a file, but neither .jsonl nor .parquet" in " ".join(done.stderr.split())
     assert "Traceback" not in done.stderr
 
 

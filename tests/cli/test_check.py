@@ -9,7 +9,6 @@ import pytest
 
 from tests.cli.distributions import write_distribution
 from tests.cli.terminal import Finished, assert_readable, invoke
-from trl_grpo_ext.plugins.kinds import KINDS
 
 REWARDS = '''
 print("chatter at import")
@@ -167,12 +166,3 @@ def test_a_name_of_two_kinds_is_checked_as_both_unless_a_kind_is_given() -> None
     assert all(report["ok"] for report in both)
     one = json.loads(invoke("check", "dr_grpo", "--kind", "aggregation", "--json").out)
     assert [report["kind"] for report in one] == ["loss_aggregation"]
-
-
-def test_the_rules_can_be_listed() -> None:
-    rules = json.loads(invoke("check", "--list-rules", "--json").out)
-    assert {rule["kind"] for rule in rules} == {*KINDS}
-    assert all(rule.keys() == {"name", "kind", "summary", "why"} for rule in rules)
-    words = invoke("check", "--list-rules", "--kind", "hook").out
-    names = [line for line in words.splitlines() if not line.startswith(" ")]
-    assert names == [rule["name"] for rule in rules if rule["kind"] == "advantage_hook"]

@@ -69,7 +69,6 @@ def heavy(modules: list[str]) -> list[str]:
 COMMANDS = (
     *(["--help"], ["--version"], ["list"], ["list", "--json"], ["show", "--help"]),
     *([name, "--help"] for name in ("check", "new", "replay", "gradients", "report", "doctor", "audit")),
-    ["check", "--list-rules"],
 )
 
 
@@ -85,7 +84,7 @@ def test_commands_that_only_tell_import_nothing_heavy_and_no_plugin() -> None:
 def test_with_200_plugins_listing_reads_each_file_once_or_twice_and_imports_none(many: Path) -> None:
     seen = probed(many, ["list"])
     (answer,) = seen["answers"]
-    assert sum(line.split()[1].startswith("many_") for line in answer["out"].splitlines()) == MANY
+    assert sum(line.startswith("many_") for line in answer["out"].splitlines()) == MANY
     assert "Score 199." in answer["out"]
     assert heavy(answer["modules"]) == []
     assert imported(many) == []

@@ -32,10 +32,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("width", [60, 100])
-def test_every_name_and_alias_can_be_read_whole(width: int) -> None:
-    done = invoke("list", width=width)
-    assert_readable(done.out, width)
+def test_every_name_and_alias_can_be_read_whole() -> None:
+    done = invoke("list", width=60)
+    assert_readable(done.out, 60)
     assert "\x1b[" in done.out
     shown = done.plain
     for entry in json.loads(invoke("list", "--json").out):
@@ -43,18 +42,15 @@ def test_every_name_and_alias_can_be_read_whole(width: int) -> None:
             assert name in shown
 
 
-@pytest.mark.parametrize("width", [60, None])
 @pytest.mark.parametrize("command", ["", *commands()])
-def test_help_can_be_read(command: str, width: int | None) -> None:
-    done = invoke(*command.split(), "--help", width=width)
+def test_help_can_be_read(command: str) -> None:
+    done = invoke(*command.split(), "--help", width=60)
     assert done.status == 0
-    assert_readable(done.out, width)
+    assert_readable(done.out, 60)
     assert "Usage" in done.plain
     assert "..." not in done.plain.partition("Options:")[2]  # nothing is cut
     for option in ("--help", *({"": ["--version"], "list": ["--json"]}.get(command, []))):
         assert option in done.plain
-    if width is None:
-        assert "\x1b" not in done.out
 
 
 @pytest.mark.parametrize("words", [["list"], ["show", "grpo"], ["--help"]], ids=" ".join)
@@ -63,14 +59,12 @@ def test_a_pipe_gets_no_colour_and_no_folded_lines(words: list[str]) -> None:
     assert "\x1b" not in done.out
     assert_readable(done.out, None)
     assert all(line == line.rstrip() for line in done.out.splitlines()) or words == ["--help"]
-    if words == ["list"]:
-        assert max(map(len, done.out.splitlines())) > 100
+    assert max(map(len, done.out.splitlines())) > 100 or words == ["--help"]
 
 
-@pytest.mark.parametrize("words", [["list", "hooks"], ["show", "grpo"]], ids=" ".join)
-def test_no_color_is_respected_in_a_terminal(words: list[str]) -> None:
-    coloured, plain = invoke(*words, width=100), invoke(*words, width=100, color=False)
-    assert "\x1b[32m" in coloured.out or "\x1b[1m" in coloured.out
+def test_no_color_is_respected_in_a_terminal() -> None:
+    coloured, plain = invoke("list", "hooks", width=100), invoke("list", "hooks", width=100, color=False)
+    assert "\x1b[1m" in coloured.out
     for code in range(30, 48):
         assert f"\x1b[{code}m" not in plain.out
     assert plain.plain == coloured.plain
@@ -83,35 +77,22 @@ def test_the_installed_command_in_a_real_terminal_and_in_pipes() -> None:
     assert_readable(done.out, 60)
     assert "\x1b[" in done.out
     assert done.plain == invoke("list", width=60).plain
-    assert_readable(run_command("show", "kl_in_reward", width=60, piped=True).out, 60)
     done = run_command("list", "rewrds")
     assert (done.status, done.out) == (2, "")
     assert done.err.count("\n") == 1
 
 
-@pytest.mark.parametrize("width", [60, 100, None])
-def test_hostile_plugins_are_text(folder: Path, width: int | None) -> None:
-    done = invoke("list", "--distribution", "wi-hostile", width=width, env={"PYTHONPATH": str(folder)})
+@pytest.mark.parametrize("width", [60, None])
+@pytest.mark.parametrize("words", [["list", "--distribution", "wi-hostile"], ["show", "[bold]name"]], ids=" ".join)
+def test_hostile_plugins_are_text(folder: Path, words: list[str], width: int | None) -> None:
+    done = invoke(*words, width=width, env={"PYTHONPATH": str(folder)})
     assert done.status == 0
     assert_readable(done.out, width)
-    joined = "".join(done.plain.split()) if width is None or width < 90 else done.plain
-    for text in ("[bold]name", "[red]", "\\x1b", "\\u202e"):
+    joined = "".join(done.plain.split())
+    for text in ("[bold]name", "[red]notred[/red][link=http://x]y[/link]:smile:", "\\x1b", "\\u202e", LONG):
         assert text in joined
     for character in (*"\x07\x9b\x7f\u202e\u2066\u200b\u2028", "\x1b]0;"):
         assert character not in done.out
-    if width is None or width < 90:
-        assert LONG in joined
-        assert "[red]notred[/red][link=http://x]y[/link]:smile:" in joined
-
-
-@pytest.mark.parametrize("width", [60, None])
-def test_a_hostile_plugin_is_shown_as_text(folder: Path, width: int | None) -> None:
-    done = invoke("show", "[bold]name", width=width, env={"PYTHONPATH": str(folder)})
-    assert done.status == 0
-    assert_readable(done.out, width)
-    assert "[bold]name" in done.plain
-    assert "[red]notred[/red][link=http://x]y[/link]:smile:" in "".join(done.plain.split())
-    assert "\u202e" not in done.out
 
 
 def test_json_holds_hostile_text_as_it_is(folder: Path) -> None:

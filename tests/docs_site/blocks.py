@@ -56,36 +56,23 @@ def all_blocks() -> list[Block]:
 
 # ----------------------------------------------------------------------------------------------------- claims
 
-ELSEWHERE: dict[tuple[str, str], str] = {
-    ("README.md", "GRPOExtConfig("): "tests.test_docs:test_the_readmes_settings_load",
-    ("README.md", "# shouting.py"): "tests.test_docs:test_the_readmes_plugin_is_what_its_entry_point_names",
-    ("docs/writing_plugins.md", "class FirstTokens"): "tests.test_docs:test_the_example_hook",
-    ("docs/writing_plugins.md", "class TowardsReference"): "tests.test_docs:test_the_example_hook_with_needs",
-    ("docs/writing_plugins.md", "class NoApologies"): "tests.test_docs:test_the_example_hook_that_returns_spans",
-    ("docs/writing_plugins.md", "def shouting"): "tests.test_docs:test_the_example_reward_that_returns_spans",
-    ("docs/writing_plugins.md", "class SquareRootLength"): "tests.test_docs:test_the_example_aggregation",
-    ("docs/writing_plugins.md", "class NotTooLong"): "tests.test_docs:test_the_example_filter",
-    ("docs/writing_plugins.md", "class Polite"): "tests.test_docs:test_the_example_reward_is_there_after_pip_install",
-    ("docs/rewards.md", "guarded(my_reward"): "tests.test_docs:test_a_guarded_reward_and_a_combinator_of_ones_own",
-    ("docs/rewards.md", "class Best"): "tests.test_docs:test_a_guarded_reward_and_a_combinator_of_ones_own",
-    ("docs/agents.md", "def multiply"): "tests.trainer.pipelines.test_agents_page:test_tools",
-    ("docs/agents.md", "class Counter"): "tests.trainer.pipelines.test_agents_page:test_an_environment",
-    ("docs/agents.md", "def polite_turns"): (
-        "tests.trainer.pipelines.test_agents_page:test_rewards_and_hooks_of_ones_own"
+_ELSEWHERE = {
+    ("README.md", "tests.test_docs"): ("GRPOExtConfig(", "# shouting.py"),
+    ("docs/writing_plugins.md", "tests.test_docs"): (
+        *("class FirstTokens", "class TowardsReference", "class NoApologies", "def shouting"),
+        *("class SquareRootLength", "class NotTooLong", "class Polite"),
     ),
-    ("docs/agents.md", "class NoSecondTime"): (
-        "tests.trainer.pipelines.test_agents_page:test_rewards_and_hooks_of_ones_own"
+    ("docs/rewards.md", "tests.test_docs"): ("guarded(my_reward", "class Best"),
+    ("docs/agents.md", "tests.trainer.pipelines.test_agents_page"): (
+        *("def multiply", "class Counter", "def polite_turns", "class NoSecondTime"),
     ),
-    ("docs/start.md", "# train.py"): (
-        "tests.docs_site.test_own_script:test_the_script_trains_with_the_plugins_of_its_file"
+    ("docs/start.md", "tests.docs_site.test_own_script"): ("# train.py",),
+    ("docs/pipelines.md", "tests.trainer.pipelines.page"): (
+        *("class Curriculum", "class DropsSolved", "class Decayed", "class PerCompletion", "class PerToken"),
     ),
-    ("docs/pipelines.md", "class Curriculum"): "tests.trainer.pipelines.page:theirs",
-    ("docs/pipelines.md", "class DropsSolved"): "tests.trainer.pipelines.page:theirs",
-    ("docs/pipelines.md", "class Decayed"): "tests.trainer.pipelines.page:theirs",
-    ("docs/pipelines.md", "class PerCompletion"): "tests.trainer.pipelines.page:theirs",
-    ("docs/pipelines.md", "class PerToken"): "tests.trainer.pipelines.page:theirs",
 }
-"""By page and a part of the block, the function of other tests that executes a Python block."""
+ELSEWHERE = {(page, part): module for (page, module), parts in _ELSEWHERE.items() for part in parts}
+"""By page and a part of the block, the module of tests that executes a Python block."""
 
 A_TRAINER = """
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments

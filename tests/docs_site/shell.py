@@ -15,14 +15,8 @@ from accelerate.commands.launch import launch_command_parser
 from tests.docs_site.blocks import ROOT
 
 PLACEHOLDERS = (
-    "a.yaml",
-    "b.yaml",
-    "my.yaml",
-    "run.yaml",
-    "train.jsonl",
-    "mbpp.jsonl",
-    "columns.yaml",
-    "completions.jsonl",
+    *("a.yaml", "b.yaml", "my.yaml", "run.yaml", "columns.yaml"),
+    *("train.jsonl", "mbpp.jsonl", "completions.jsonl"),
 )
 """Files that the reader is supposed to have."""
 READERS_SCRIPTS = frozenset({"train.py"})

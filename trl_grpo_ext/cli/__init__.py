@@ -1,1 +1,1 @@
-"""The commands of `trl-grpo-ext`, one module each with `register(app)`. Importing one is cheap: no torch, no plugin."""
+"""The commands of `trl-grpo-ext`, one module each. Importing one is cheap: no torch, no plugin."""

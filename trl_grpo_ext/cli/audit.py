@@ -9,10 +9,10 @@ from __future__ import annotations
 import inspect
 import json
 import re
-import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -29,22 +29,31 @@ from .console import messages, results
 __all__ = ["Audit", "Finding", "audit"]
 
 PROBLEMS = 1
-_FORMATS = {".csv": "from_csv", ".parquet": "from_parquet"}
-"""Methods of `datasets.Dataset`: unlike `load_dataset`, they never ask the hub about a local file."""
 
 RENDERINGS = ("{}", "\\boxed{{{}}}", "<answer>{}</answer>", "${}$")
 """How a reference becomes a completion. One of these has to score right, or the reference's last explicit answer,
 boxed."""
+_Asked = tuple[int, Mapping[str, Any], str]
+"""A row's number, the row, and a completion of it."""
 _OTHER_ANSWER = "\\boxed{-12345.5}"
 """An answer that hardly any reference gives; comparing a reference with it must not fail."""
 
 _USUAL_COLUMNS = ("solution", "answer", "reference", "target", "label")
+_NESTED = r"(?:[^{}]|\{(?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*\})"
 _EXPLICIT = re.compile(
-    r"\\boxed\s*\{|<answer>(?P<tagged>[^<]{1,2000})</answer>|^####(?P<hashed>[^\n]{1,2000})$", re.MULTILINE
+    rf"\\boxed\s*\{{({_NESTED}{{1,2000}})\}}|<answer>([^<]{{1,2000}})</answer>|^####([^\n]{{1,2000}})$", re.MULTILINE
 )
-_LONGEST_BOX, _SHOWN = 2000, 10
-_KINDS = ("does not parse", "wrong against itself", "fails")
+"""The last box, answer tag or `####` line of a reference."""
+_AT_ONCE, _SHOWN = 64, 10
 _FAILURES = (Outcome.TIMEOUT, Outcome.DIED, Outcome.REFUSED, Outcome.ERROR)
+_ORDER = (Outcome.NO_ANSWER, *_FAILURES, Outcome.WRONG, Outcome.RIGHT)
+"""Verdicts by what they say about a reference; those that are not here say most."""
+_KINDS = ("does not parse", "wrong against itself", "fails")
+_PROBLEMS = {
+    **dict.fromkeys((Outcome.UNPARSEABLE, Outcome.NONE), "does not parse"),
+    **dict.fromkeys(_FAILURES, "fails"),
+}
+"""What a verdict is called; all others are "wrong against itself"."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +83,6 @@ class Audit:
         rows: Rows audited.
         references: Distinct references among them.
         findings: What is wrong, by row.
-        per_second: Completions scored per second, in batches.
     """
 
     reward: str
@@ -82,7 +90,6 @@ class Audit:
     rows: int
     references: int
     findings: list[Finding] = field(default_factory=list)
-    per_second: float = 0.0
 
     def counts(self) -> dict[str, int]:
         """The number of rows with each problem."""
@@ -100,7 +107,6 @@ def audit(
     column: str | None = None,
     completions: str | None = None,
     right_at: float = 1.0,
-    batch_size: int = 64,
     progress: Callable[[Iterable[range], int], Iterable[range]] = lambda batches, count: batches,
 ) -> Audit:
     """Audit a data set's references with a reward.
@@ -114,7 +120,6 @@ def audit(
         completions: A column with a right completion for each row. Without it the reference stands in: as it is, boxed,
             in answer tags and between dollars, and one of these has to score right.
         right_at: The least score that counts as right, for a reward without `judge`.
-        batch_size: Completions per call.
         progress: Wraps the batches to show progress; also gets their number.
 
     Raises:
@@ -134,10 +139,10 @@ def audit(
             f"{reward_name(reward)} reads no column of references that these rows have ({', '.join(rows[0])}), so "
             "there is nothing to check. If it does read references, name their column with --reference."
         )
-    judge = _Judge(reward, column, right_at)
+    judge = partial(_judged, reward, column, right_at)
     findings: list[Finding] = []
-    starts, started = range(0, len(rows), batch_size), time.perf_counter()
-    for batch in progress([range(s, min(s + batch_size, len(rows))) for s in starts], len(starts)):
+    starts = range(0, len(rows), _AT_ONCE)
+    for batch in progress([range(s, min(s + _AT_ONCE, len(rows))) for s in starts], len(starts)):
         findings += _against_themselves(judge, [(row, rows[row]) for row in batch], column, completions)
     return Audit(
         reward=reward_name(reward),
@@ -145,49 +150,36 @@ def audit(
         rows=len(rows),
         references=len({repr(row[column]) for row in rows}),
         findings=findings,
-        per_second=judge.calls / (time.perf_counter() - started),
     )
 
 
-class _Judge:
-    """Scores completions of chosen rows with one reward."""
+def _judged(reward: Any, column: str, right_at: float, asked: Sequence[_Asked]) -> list[Judgement]:
+    """The reward's verdicts."""
+    if not asked:
+        return []
+    from ..guard.calls import PASSED_BY_TRL, call, check_scores, reward_name  # slow to import
 
-    def __init__(self, reward: Any, column: str, right_at: float) -> None:
-        self.reward, self.column, self.right_at, self.calls = reward, column, right_at, 0
-        self.own_column: str | None = getattr(reward, "reference_column", None)
-
-    def __call__(self, asked: Sequence[tuple[int, Mapping[str, Any], str | None]]) -> list[Judgement]:
-        """The verdicts for `(number, row, completion)` each."""
-        if not asked:
-            return []
-        rows, completions = [row for _, row, _ in asked], [text or "" for *_, text in asked]
-        from ..guard.calls import PASSED_BY_TRL, call, check_scores, reward_name  # slow to import
-
-        self.calls += len(completions)
-        columns: dict[str, Any] = {
-            name: [row[name] for row in rows] for name in rows[0] if name not in PASSED_BY_TRL | _COMPLETIONS
-        }
-        if self.own_column is not None:
-            columns.setdefault(self.own_column, [row[self.column] for row in rows])
-        columns["prompts"] = [row.get("prompt", "") for row in rows]
-        columns["completions"] = completions
-        columns["completion_ids"] = [[0] * max(1, len(completion.split())) for completion in completions]
-        with warnings.catch_warnings():  # what a reward would warn of is found here
-            warnings.simplefilter("ignore")
-            if hasattr(self.reward, "judge"):
-                judgements: list[Judgement] = call(self.reward.judge, columns)
-                return [self._read(judged) for judged in judgements]
-            scores = check_scores(call(self.reward, columns), len(completions), reward_name(self.reward))
-        return [self._read(Judgement(Outcome.NONE if s is None else Outcome.SCORED, score=s)) for s in scores]
-
-    def _read(self, judged: Judgement) -> Judgement:
-        if judged.outcome is not Outcome.SCORED or judged.score is None:
-            return judged
-        outcome = Outcome.RIGHT if judged.score >= self.right_at else Outcome.WRONG
-        return Judgement(outcome, f"score {judged.score:g}", judged.score)
-
-
-_COMPLETIONS = {"prompt", "completion"}
+    rows, completions = [row for _, row, _ in asked], [text for *_, text in asked]
+    theirs = rows[0].keys() - PASSED_BY_TRL - {"prompt", "completion"}
+    columns: dict[str, Any] = {name: [row[name] for row in rows] for name in theirs}
+    if (own := getattr(reward, "reference_column", None)) is not None:
+        columns.setdefault(own, [row[column] for row in rows])
+    columns["prompts"] = [row.get("prompt", "") for row in rows]
+    columns["completions"] = completions
+    columns["completion_ids"] = [[0] * max(1, len(completion.split())) for completion in completions]
+    with warnings.catch_warnings():  # what a reward would warn of is found here
+        warnings.simplefilter("ignore")
+        if hasattr(reward, "judge"):
+            judgements: list[Judgement] = call(reward.judge, columns)
+        else:
+            scores = check_scores(call(reward, columns), len(completions), reward_name(reward))
+            judgements = [Judgement(Outcome.NONE if s is None else Outcome.SCORED, score=s) for s in scores]
+    return [
+        one
+        if one.outcome is not Outcome.SCORED or one.score is None
+        else Judgement(Outcome.RIGHT if one.score >= right_at else Outcome.WRONG, f"score {one.score:g}", one.score)
+        for one in judgements
+    ]
 
 
 def _reference_column(reward: Any, row: Mapping[str, Any], asked: str | None) -> str | None:
@@ -214,81 +206,57 @@ def _reference_column(reward: Any, row: Mapping[str, Any], asked: str | None) ->
 
 
 def _against_themselves(
-    judge: _Judge, rows: Sequence[tuple[int, Mapping[str, Any]]], column: str, completions: str | None
+    judge: Callable[[Sequence[_Asked]], list[Judgement]],
+    rows: Sequence[tuple[int, Mapping[str, Any]]],
+    column: str,
+    completions: str | None,
 ) -> Iterator[Finding]:
     """Try each rendering on the rows that no earlier one got right, and a wrong answer on the rows that are right."""
     found = dict[int, Judgement]()
-    for place in range(1 if completions is not None else len(RENDERINGS) + 1):
-        texts = {
-            number: _rendered(str(row[completions or column]), place)
+    texts = {number: _renderings(str(row[column])) for number, row in rows}
+    if completions is not None:
+        texts = {number: [str(row[completions])] for number, row in rows}
+    for place in range(max(map(len, texts.values()))):
+        asked = [
+            (number, row, texts[number][place])
             for number, row in rows
-            if number not in found or found[number].outcome not in (Outcome.RIGHT, Outcome.UNPARSEABLE)
-        }
-        asked = [(number, row, texts[number]) for number, row in rows if texts.get(number) is not None]
+            if place < len(texts[number])
+            and (number not in found or found[number].outcome not in (Outcome.RIGHT, Outcome.UNPARSEABLE))
+        ]
         for (number, _, _), judged in zip(asked, judge(asked), strict=True):
             if number not in found or _says(judged) > _says(found[number]):
                 found[number] = judged
     right = [(number, row, _OTHER_ANSWER) for number, row in rows if found[number].outcome is Outcome.RIGHT]
     for (number, _, _), judged in zip(right, judge(right), strict=True):
         if judged.outcome is Outcome.UNPARSEABLE or judged.outcome in _FAILURES:
-            found[number] = Judgement(
-                judged.outcome, f"compared with another answer{judged.detail and ': '}{judged.detail}"
-            )
+            detail = f"compared with another answer{judged.detail and ': '}{judged.detail}"
+            found[number] = Judgement(judged.outcome, detail)
     for number, row in rows:
         judged = found[number]
-        if judged.outcome is Outcome.RIGHT:
-            continue
-        problem = "wrong against itself"
-        if judged.outcome in (Outcome.UNPARSEABLE, Outcome.NONE):
-            problem = "does not parse"
-        elif judged.outcome in _FAILURES:
-            problem = "fails"
-        detail = ": ".join(part for part in (judged.outcome.value, judged.detail) if part)
-        yield Finding(number, problem, shown(row[column]), detail)
+        if judged.outcome is not Outcome.RIGHT:
+            problem = _PROBLEMS.get(judged.outcome, "wrong against itself")
+            detail = ": ".join(part for part in (judged.outcome.value, judged.detail) if part)
+            yield Finding(number, problem, shown(row[column]), detail)
 
 
 def _says(judged: Judgement) -> int:
-    """Rank of a verdict by what it says about a reference: right, wrong, failed, nothing."""
-    order = (Outcome.NO_ANSWER, *_FAILURES, Outcome.WRONG, Outcome.RIGHT)
-    return order.index(judged.outcome) if judged.outcome in order else len(order)
+    return _ORDER.index(judged.outcome) if judged.outcome in _ORDER else len(_ORDER)
 
 
-def _rendered(reference: str, place: int) -> str | None:
-    if place < len(RENDERINGS):
-        return RENDERINGS[place].format(reference)
-    answer = _explicit_answer(reference)
-    return RENDERINGS[1].format(answer) if answer else None
-
-
-def _explicit_answer(text: str) -> str:
-    """The content of the last box, answer tag or `####` line; empty if there is none."""
-    found = [match["tagged"] or match["hashed"] or _box(text, match.end()) or "" for match in _EXPLICIT.finditer(text)]
-    return next((content.strip() for content in reversed(found) if content.strip()), "")
-
-
-def _box(text: str, start: int) -> str | None:
-    depth = 1
-    for position in range(start, min(len(text), start + _LONGEST_BOX)):
-        depth += {"{": 1, "}": -1}.get(text[position], 0)
-        if depth == 0:
-            return text[start:position]
-    return None
+def _renderings(reference: str) -> list[str]:
+    """A reference as completions, and its last explicit answer, boxed."""
+    explicit = ["".join(filter(None, match.groups())).strip() for match in _EXPLICIT.finditer(reference)]
+    answers = [RENDERINGS[1].format(answer) for answer in explicit if answer]
+    return [rendering.format(reference) for rendering in RENDERINGS] + answers[-1:]
 
 
 # ---------------------------------------------------------------------------------------------- the command
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command to an app."""
-    app.command("audit", short_help="Can a reward read a data set's references?")(audit_command)
-
-
 def audit_command(
     data: Annotated[
         str,
-        typer.Argument(
-            help="A .jsonl, .json, .csv or .parquet file, a folder of `save_to_disk`, or a data set of the hub."
-        ),
+        typer.Argument(help="A .jsonl or .parquet file, a folder of `save_to_disk`, or a data set of the hub."),
     ],
     reward: Annotated[
         str, typer.Option(help="The reward: a name, or a mapping such as '{name: math_accuracy, timeout: 1}'.")
@@ -330,21 +298,24 @@ def audit_command(
 
 def _rows(data: str, config: str | None, split: str, limit: int | None) -> list[dict[str, Any]]:
     path = Path(data)
-    suffix = path.suffix.lower()
     try:
-        if suffix in (".jsonl", ".json"):
-            return _read_json(path)[:limit]
-        if path.is_file() and suffix not in _FORMATS:
-            known = ", ".join((".jsonl", ".json", *_FORMATS))
-            raise ConfigurationError(f"{data} is a file, but none of {known}. Give it the suffix of its format.")
+        if path.suffix == ".jsonl":  # Arrow's reader crashes on odd files
+            from ..history.files import read_json_lines  # slow to import
+
+            read = read_json_lines(path)
+            if odd := [row for row in read if not isinstance(row, dict)]:
+                raise ConfigurationError(f"{path} holds {shown(odd[0])}, which is no JSON object.")
+            return read[:limit]
+        if path.is_file() and path.suffix != ".parquet":
+            raise ConfigurationError(f"{data} is a file, but neither .jsonl nor .parquet.")
         import datasets  # slow to import
 
         datasets.disable_progress_bars()
         if path.is_dir():
             loaded = datasets.load_from_disk(data)
             loaded = loaded[split] if isinstance(loaded, datasets.DatasetDict) else loaded
-        elif suffix in _FORMATS:
-            loaded = getattr(datasets.Dataset, _FORMATS[suffix])(data)
+        elif path.suffix == ".parquet":
+            loaded = datasets.Dataset.from_parquet(data)  # `load_dataset` would ask the hub about a local file
         else:
             loaded = datasets.load_dataset(data, config, split=split)
         rows: list[dict[str, Any]] = loaded.select(range(min(limit or len(loaded), len(loaded)))).to_list()
@@ -355,40 +326,19 @@ def _rows(data: str, config: str | None, split: str, limit: int | None) -> list[
         raise ConfigurationError(f"The data set {shown(data)} could not be loaded: {one_line(error, 300)}") from error
 
 
-def _read_json(path: Path) -> list[dict[str, Any]]:
-    """A list of objects, or an object on each line; Arrow's reader crashes on odd files."""
-    text = path.read_text(encoding="utf-8")
-    try:
-        if text.lstrip().startswith("["):
-            rows = json.loads(text)
-        else:
-            rows = [json.loads(line) for line in text.split("\n") if line.strip()]
-    except (ValueError, RecursionError) as error:
-        raise ConfigurationError(f"{path} is no JSON: {error}.") from error
-    if odd := [row for row in rows if not isinstance(row, dict)]:
-        raise ConfigurationError(f"{path} holds {shown(odd[0])}, which is no JSON object.")
-    return list(rows)
-
-
 def _print_audit(found: Audit) -> None:
     console = results()
     counted = f" on {found.rows:,} rows, {found.references:,} different references in column "
     console.print(Text.assemble((one_line(found.reward), "bold"), counted, (one_line(found.column), "bold")))
-    counts = Table("problem", "rows", "share")
-    for column in counts.columns[1:]:
-        column.justify = "right"
+    table = Table("row", "problem")
+    for title in ("reference", "what"):
+        table.add_column(title, overflow="fold")
     for problem, count in found.counts().items():
-        counts.add_row(problem, f"{count:,}", f"{count / found.rows:.2%}", style="bold red" if count else None)
-    console.print(counts)
-    for problem in found.counts():
-        findings = [finding for finding in found.findings if finding.problem == problem]
-        if findings:
-            table = Table("row", title=problem, title_justify="left")
-            for title in ("reference", "what"):
-                table.add_column(title, overflow="fold")
-            for finding in findings[:_SHOWN]:
-                table.add_row(str(finding.row), Text(printable(finding.reference)), Text(printable(finding.detail)))
-            console.print(table)
-            if len(findings) > _SHOWN:
-                console.print(f"... and {len(findings) - _SHOWN:,} more (--json for all)")
-    console.print(f"{found.per_second:,.0f} completions per second in batches")
+        console.print(f"{problem}: {count:,} ({count / found.rows:.2%})", style="bold red" if count else None)
+        for finding in [finding for finding in found.findings if finding.problem == problem][:_SHOWN]:
+            cells = (Text(printable(text)) for text in (finding.reference, finding.detail))
+            table.add_row(str(finding.row), problem, *cells)
+    if found.findings:
+        console.print(table)
+    if len(found.findings) > table.row_count:
+        console.print(f"... and {len(found.findings) - table.row_count:,} more (--json for all)")

@@ -23,11 +23,6 @@ if TYPE_CHECKING:
 BROKEN, FAILED, NO_EFFECT = 1, 2, 3
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command to an app."""
-    app.command("check", short_help="Does a plugin keep the rules of its kind?")(check_command)
-
-
 def check_command(
     selection: Annotated[
         str | None,
@@ -46,7 +41,6 @@ def check_command(
         bool, typer.Option("--strict", help="Exit with 3 if nothing shows that a plugin does anything.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print a list of reports.")] = False,
-    list_rules: Annotated[bool, typer.Option("--list-rules", help="Print the rules of one kind, or all.")] = False,
 ) -> None:
     """Check that a plugin keeps the rules that training relies on.
 
@@ -54,9 +48,6 @@ def check_command(
     are kept but nothing shows that a plugin does anything.
     """
     wanted = kind_of(kind)
-    if list_rules:
-        _print_rules(wanted, as_json)
-        return
     if (selection is None) == (distribution is None):
         raise ConfigurationError("Say what to check: either a selection or --distribution NAME.")
     from ..plugins.discovery import scan
@@ -131,18 +122,3 @@ def _finish(found: list[tuple[PluginInfo, Report | str]], as_json: bool, strict:
         raise typer.Exit(BROKEN)
     if strict and any(one.no_effect for one in reports):
         raise typer.Exit(NO_EFFECT)
-
-
-def _print_rules(kind: Kind | None, as_json: bool) -> None:
-    from ..testing import RULES
-
-    rules = [rule for rule in RULES if kind in (None, rule.kind)]
-    if as_json:
-        fields = ("name", "kind", "summary", "why")
-        typer.echo(json.dumps([{name: getattr(rule, name) for name in fields} for rule in rules], indent=2))
-        return
-    console = results()
-    for rule in rules:
-        paragraph(console, Text(rule.name, style="bold"))
-        paragraph(console, Text(rule.summary), indent=2)
-        paragraph(console, Text(rule.why, style="dim"), indent=2)

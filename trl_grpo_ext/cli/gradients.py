@@ -8,18 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
+from rich.progress import track
 
 from ..guard.untrusted import printable
 from .console import messages, results
-from .replay import AsJson, Dataset, Limit, NumGenerations, Step, print_table, progress_if_slow, step_range
+from .replay import AsJson, Dataset, Limit, NumGenerations, Step, print_notes, print_table, step_range
 
 if TYPE_CHECKING:
     from ..history.gradients import GradientQuality
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command to an app."""
-    app.command("gradients", short_help="Measure signal and noise of selections' gradients.")(gradients_command)
 
 
 def gradients_command(
@@ -53,7 +49,6 @@ def gradients_command(
     steps = step_range(step)
     from ..history.gradients import load_policy, measure_gradients  # slow to import
 
-    said = messages()
     found = measure_gradients(
         completions,
         with_,
@@ -66,9 +61,9 @@ def gradients_command(
         temperature=temperature,
         dimensions=dimensions,
         rows=rows,
-        say=lambda sentence: said.print(printable(sentence), soft_wrap=not said.is_terminal),
-        progress=lambda items, count, what: progress_if_slow(items, count, said, what),
+        progress=lambda items: track(items, "Gradients", console=messages(), transient=True),
     )
+    print_notes(found.notes)
     if as_json:
         typer.echo(json.dumps(found.plain(), indent=2, allow_nan=False))
     else:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.cells import cell_len
 from rich.text import Text
 
-from ..guard.untrusted import escape, one_line
+from ..guard.untrusted import one_line
 from ..plugins.kinds import LABELS
 from .console import KIND_HELP, kind_of, messages, of_distribution, paragraph, print_unreadable, results
 
@@ -18,11 +16,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from ..plugins.description import Entry
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command to an app."""
-    app.command("list", short_help="Installed plugins and their state.")(list_command)
 
 
 def list_command(
@@ -47,10 +40,8 @@ def list_command(
     entries = overview(shown, installed.plugins)
     if as_json:
         typer.echo(json.dumps([_plain(entry) for entry in entries], indent=2))
-    elif sys.stdout.isatty():
-        _print(entries, results())
     else:
-        _print_lines(entries)
+        _print(entries, results())
     print_unreadable(installed)
     if not entries:
         messages().print(Text("There is no such plugin."))
@@ -87,19 +78,3 @@ def _print(entries: list[Entry], console: Console) -> None:
                 if text:
                     paragraph(console, Text(one_line(text), style=style), indent=2)
         console.print()
-
-
-def _print_lines(entries: list[Entry]) -> None:
-    """Print one line per plugin, however long, for `grep`."""
-    rows: list[tuple[str, ...]] = (
-        [("KIND", "NAME", "ALIASES", "DISTRIBUTION", "VERSION", "STATE", "ROLE", "SUMMARY")] if entries else []
-    )
-    for entry in entries:
-        info = entry.info
-        aliases = ",".join(info.aliases) or "-"
-        provenance = (info.distribution or "-", info.version or "-", entry.state, entry.role or "-")
-        rows.append(tuple(escape(cell) for cell in (info.kind, info.name, aliases, *provenance, entry.summary)))
-    widths = [min(40, max(cell_len(cell) for cell in column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        padded = (cell + " " * (width - cell_len(cell)) for cell, width in zip(row, widths, strict=True))
-        typer.echo("  ".join(padded).rstrip())

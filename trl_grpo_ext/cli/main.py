@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import io
 import sys
-from importlib import import_module
 from typing import Annotated
 
 import typer
@@ -16,22 +15,18 @@ from rich.text import Text
 from .. import __version__
 from ..errors import TRLGRPOExtError
 from ..guard.untrusted import printable
+from ..launch.doctor.command import CONTEXT, doctor_command
+from .audit import audit_command
+from .check import check_command
 from .console import messages
+from .gradients import gradients_command
+from .list import list_command
+from .new import new_command
+from .replay import replay_command
+from .report import report_command
+from .show import show_command
 
 FAILED = 2
-COMMANDS = (
-    "trl_grpo_ext.cli.list",
-    "trl_grpo_ext.cli.show",
-    "trl_grpo_ext.cli.check",
-    "trl_grpo_ext.cli.new",
-    "trl_grpo_ext.cli.replay",
-    "trl_grpo_ext.cli.gradients",
-    "trl_grpo_ext.cli.report",
-    "trl_grpo_ext.cli.audit",
-    "trl_grpo_ext.launch.doctor.command",
-)
-"""Modules with one command each, in the order of the help."""
-
 app = typer.Typer(
     name="trl-grpo-ext",
     no_args_is_help=True,
@@ -57,8 +52,15 @@ def commands(
     """Plugins for TRL's GRPOTrainer."""
 
 
-for _command in COMMANDS:
-    import_module(_command).register(app)
+app.command("list", short_help="Installed plugins and their state.")(list_command)
+app.command("show", short_help="All about one plugin, with a selection.")(show_command)
+app.command("check", short_help="Does a plugin keep the rules of its kind?")(check_command)
+app.command("new", short_help="Make a distribution for your own plugin.")(new_command)
+app.command("replay", short_help="Compare selections on saved completions.")(replay_command)
+app.command("gradients", short_help="Measure signal and noise of selections' gradients.")(gradients_command)
+app.command("report")(report_command)
+app.command("audit", short_help="Can a reward read a data set's references?")(audit_command)
+app.command("doctor", short_help="Say what will fail before anything loads.", context_settings=CONTEXT)(doctor_command)
 
 
 def main() -> None:

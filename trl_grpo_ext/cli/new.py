@@ -3,26 +3,16 @@
 from __future__ import annotations
 
 import shlex
-import unicodedata
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.text import Text
 
 from ..errors import ConfigurationError
+from ..guard.untrusted import printable
 from .console import kind_of, paragraph, results
 from .scaffold import PluginKind
-
-if TYPE_CHECKING:
-    from .scaffold.distribution import GeneratedFile, NewDistribution
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command to an app."""
-    app.command("new", short_help="Make a distribution for your own plugin.")(new_command)
 
 
 def new_command(
@@ -40,49 +30,28 @@ def new_command(
     ] = "",
 ) -> None:
     """Make a small distribution with a plugin that works as it is: a module, tests, types, a licence, CI."""
-    from .scaffold.distribution import NewDistribution
-
-    _refuse_taken(kind, name)
-    new = NewDistribution(kind=kind, name=name, distribution=distribution)
-    folder = _folder(new.distribution if directory is None else directory)
-    _print(new, folder, new.write(Path(folder)), results())
-
-
-def _refuse_taken(kind: str, name: str) -> None:
-    """Refuse a name that an installed plugin of this kind has."""
     from ..plugins.discovery import available
     from ..plugins.kinds import with_article
+    from .scaffold.distribution import NewDistribution
 
     for info in available(kind_of(kind)):
         if info.answers_to(name):
             which = f" ({name!r} is another name of it)" if info.name != name else ""
             taken = f"There is {with_article(info.kind)} {info.name!r} already, from {info.source}{which}."
             raise ConfigurationError(f"{taken} Choose another name.")
-
-
-def _folder(directory: str) -> str:
-    """The folder in a form that pip and a shell take for neither an option nor a package name."""
-    if not directory.strip():
-        raise ConfigurationError("--directory is blank; give a folder, or leave it out.")
-    if any(unicodedata.category(character) in ("Cc", "Cs") for character in directory):
-        raise ConfigurationError(f"--directory holds a control character: {directory!r}. Choose another folder.")
-    plain = str(Path(directory))
-    return plain if plain.startswith(("/", "./", "../")) or plain in (".", "..") else f"./{plain}"
-
-
-def _print(new: NewDistribution, folder: str, files: Sequence[GeneratedFile], console: Console) -> None:
-    """Say what was made and what to do next; paths and commands are never broken, so that they can be copied."""
-    console.print(Text(f"{new.distribution}, with the {new.kind} {new.name}, is in {folder}", overflow="fold"))
-    console.print()
-    for file in files:
-        console.print(Text(f"  {file.path}"), soft_wrap=True)
-        paragraph(console, Text(file.purpose, style="dim"), indent=6)
-    console.print()
-    console.print(Text("Next:"))
-    for command in (
+    new = NewDistribution(kind=kind, name=name, distribution=distribution)
+    folder = str(Path(new.distribution if directory is None else directory))
+    if not folder.startswith(("/", "./", "../")) and folder not in (".", ".."):
+        folder = f"./{folder}"  # which pip and a shell take for neither an option nor a package name
+    files = new.write(Path(folder))
+    console = results()
+    paragraph(console, Text(printable(f"{new.distribution}, with the {new.kind} {new.name}, is in {folder}")))
+    # Paths and commands are never broken, so that they can be copied.
+    commands = (
         ["pip", "install", "--editable", folder],
         ["trl-grpo-ext", "list", new.kind, "--distribution", new.distribution],
         ["trl-grpo-ext", "check", f"{new.distribution}:{new.name}"],
         ["python", "-m", "pytest", folder],
-    ):
-        console.print(Text(f"  {shlex.join(command)}"), soft_wrap=True)
+    )
+    for line in ("", *(f"  {file}" for file in files), "", "Next:", *(f"  {shlex.join(words)}" for words in commands)):
+        console.print(line, soft_wrap=True)

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-import time
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
@@ -25,14 +23,7 @@ _SAME = 0.0005
 """Shares below this print as 0.0%."""
 _EXCERPT = 160
 """Characters shown of a prompt or a completion."""
-_PATIENCE = 1.0
-"""Seconds until a progress bar shows."""
 _STEPS = re.compile(r"(\d*)\.\.(\d*)|(\d+)")
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command to an app."""
-    app.command("replay", short_help="Compare selections on saved completions.")(replay_command)
 
 
 Tokenizer = Annotated[str | None, typer.Option(help="A tokenizer, path or hub id, for files without tokens.")]
@@ -83,7 +74,6 @@ def replay_command(
     steps = step_range(step)
     from ..history.replay import replay  # slow to import
 
-    said = messages()
     comparison = replay(
         completions,
         with_,
@@ -95,9 +85,8 @@ def replay_command(
         limit=limit,
         num_generations=num_generations,
         show=show,
-        say=lambda sentence: said.print(printable(sentence), soft_wrap=not said.is_terminal),
-        progress=lambda batches, count: progress_if_slow(batches, count, said),
     )
+    print_notes(comparison.notes)
     if as_json:
         typer.echo(json.dumps(comparison.plain(), indent=2, allow_nan=False))
     else:
@@ -106,31 +95,18 @@ def replay_command(
 
 def step_range(text: str | None) -> tuple[int | None, int | None]:
     """The first and last step in `--step`; None means no bound."""
-    if text is None:
-        return None, None
-    match = _STEPS.fullmatch(text.strip())
+    match = _STEPS.fullmatch((text or "..").strip())
     if match is None:
         raise ConfigurationError(f"--step is {text!r}; write one step, such as 10, or first and last, such as 10..20.")
-    if match[3]:
-        return int(match[3]), int(match[3])
-    return int(match[1]) if match[1] else None, int(match[2]) if match[2] else None
+    first, last = (match[3], match[3]) if match[3] else (match[1], match[2])
+    return int(first) if first else None, int(last) if last else None
 
 
-def progress_if_slow(batches: Iterable[Any], count: int, console: Console, what: str = "Replaying") -> Iterator[Any]:
-    """Show a progress bar, on a terminal, once the work takes longer than a moment."""
-    started, bar = time.monotonic(), None
-    try:
-        for number, batch in enumerate(batches):
-            if bar is None and console.is_terminal and time.monotonic() - started > _PATIENCE:
-                bar = Progress(console=console, transient=True)
-                bar.start()
-                task = bar.add_task(what, total=count)
-            if bar is not None:
-                bar.update(task, completed=number)
-            yield batch
-    finally:
-        if bar is not None:
-            bar.stop()
+def print_notes(notes: Iterable[str]) -> None:
+    """Say on stderr how the files were read, and what the numbers leave out."""
+    console = messages()
+    for sentence in notes:
+        console.print(printable(sentence), soft_wrap=not console.is_terminal)
 
 
 # ------------------------------------------------------------------ printing
@@ -168,25 +144,12 @@ def _conclusions(found: Comparison) -> Iterator[str]:
         if pair.moved is not None and pair.moved < _SAME and (pair.moved_between_tokens or 0.0) < _SAME:
             yield f"{pair.other} and {pair.base} train the same: no gradient mass moves to other completions or tokens."
             continue
-        to = _gaining_lengths(found, pair)
         yield (
             f"{pair.other} moves {_percent(pair.moved)} of {pair.base}'s gradient mass to other completions and "
-            f"{_percent(pair.moved_between_tokens)} to other tokens{to}; {_percent(pair.same_sign)} of the completions "
+            f"{_percent(pair.moved_between_tokens)} to other tokens; {_percent(pair.same_sign)} of the completions "
             f"are pushed the same way, {_percent(other.without_signal)} of the groups have no signal ({pair.base}: "
             f"{_percent(base.without_signal)})."
         )
-
-
-def _gaining_lengths(found: Comparison, pair: Pair) -> str:
-    """Name the lengths that gain most."""
-    gains = [
-        (part.mass[pair.other] - part.mass[pair.base], part.name)  # type: ignore[operator]
-        for part in found.by_length
-        if part.mass[pair.other] is not None and part.mass[pair.base] is not None
-    ]
-    gain, name = max(gains, default=(0.0, ""))
-    quarter, _, tokens = name.partition(" (")
-    return f", most of it to the {quarter} by length ({tokens.rstrip(')')}, +{_percent(gain)})" if gain > _SAME else ""
 
 
 def print_table(console: Console, title: str, columns: Sequence[str], lines: Iterable[tuple[str, list[str]]]) -> None:
@@ -201,15 +164,14 @@ def print_table(console: Console, title: str, columns: Sequence[str], lines: Ite
 
 
 def _print_examples(pair: Pair, console: Console) -> None:
-    names = (pair.base, pair.other)
     if pair.disagreements:
         console.print(Text("Completions on which they disagree most", style="bold"))
     for number, one in enumerate(pair.disagreements, start=1):
         where = f"step {one.step}, group {one.group}, member {one.member}, {one.tokens:,} tokens"
         console.print(printable(f"{number}. {where}"))
-        for name, side in zip(names, (one.base, one.other), strict=True):
-            numbers = f"advantage {_number(side.advantage)}, reward {_number(side.reward)}"
-            console.print(printable(f"   {name}: {_percent(side.mass)} of the mass, {numbers}"))
+        for name, mass in one.mass.items():
+            numbers = f"advantage {_number(one.advantage[name])}, reward {_number(one.reward[name])}"
+            console.print(printable(f"   {name}: {_percent(mass)} of the mass, {numbers}"))
         console.print(Text(f"   prompt: {_excerpt(one.prompt)}"))
         console.print(Text(f"   completion: {_excerpt(one.completion)}"))
 

@@ -22,11 +22,6 @@ _WATCHED = ("*.json", "*.jsonl", "checkpoint-*/trainer_state.json", "token_recor
 """What a training writes and a report shows. The report itself, written into the same folder, is not among them."""
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command to an app."""
-    app.command("report")(report_command)
-
-
 def report_command(
     runs: Annotated[
         list[Path], typer.Argument(help="The output_dir of a training, finished or not. Several are overlaid.")

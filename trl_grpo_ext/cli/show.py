@@ -6,7 +6,6 @@ import json
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.cells import cell_len
 from rich.text import Text
 
 from ..guard.untrusted import as_json, escape, one_line, printable
@@ -20,11 +19,6 @@ if TYPE_CHECKING:
 
 PROBLEMS = 1
 _SECTIONS = ("Source", "Departures", "Returns", "Raises", "Note", "Example", "Attributes", "Yields")
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command to an app."""
-    app.command("show", short_help="All about one plugin, with a selection.")(show_command)
 
 
 def show_command(
@@ -117,14 +111,7 @@ def _heading(console: Console, title: str) -> None:
 
 
 def _verbatim(console: Console, text: str, indent: int = 0) -> None:
-    """Print text as it is if all lines fit; else refill paragraphs and keep indented lines and lists."""
-    shown = printable(text)
-    fits = all(cell_len(line) + indent <= console.width for line in shown.split("\n"))
-    for place, block in enumerate(shown.split("\n\n")):
-        if place:
-            console.print()
-        lines = block.split("\n")
-        kept = fits or any(line.startswith((" ", "- ", "* ", ">>>")) for line in lines)
-        for line in lines if kept else [" ".join(lines)]:
-            inside = len(line) - len(line.lstrip(" "))
-            paragraph(console, Text(line.lstrip(" ")), indent=indent + min(inside, 20))
+    """Print text line by line as it is; lines that do not fit are folded below where they begin."""
+    for line in printable(text).split("\n"):
+        inside = len(line) - len(line.lstrip(" "))
+        paragraph(console, Text(line.lstrip(" ")), indent=indent + min(inside, 20))

@@ -1,16 +1,8 @@
 """The one reader of a run's folder, for the report, the replay, the gradients and whatever resumes from them.
 
-| what | where |
-| --- | --- |
-| token records | `token_records/step_*.parquet` |
-| TRL's tables of completions | `completions/completions_*.parquet` |
-| JSON, JSON Lines | the log, states, settings, other people's completions |
-
 Any file may be cut off, still being written, from another program, or malicious: what cannot be read raises
-`UnreadableError`, one printable sentence.
-
-A table is a mapping from column names to lists with one entry per row. Lists of numbers inside parquet come as numpy
-arrays: there may be millions of them.
+`UnreadableError`, one printable sentence. A table is a mapping from column names to lists with one entry per row. Lists
+of numbers inside parquet come as numpy arrays: there may be millions of them.
 """
 
 from __future__ import annotations
@@ -103,7 +95,10 @@ def column_names(path: Path) -> list[str]:
 def read_columns(path: Path, only: Sequence[str] | None = None, without: Sequence[str] = ()) -> Columns:
     """Columns of a `.parquet` or `.jsonl` file; of `only`, those that it lacks are left out."""
     if path.suffix != ".parquet":
-        return _columns_of_lines(path)
+        rows = read_json_lines(path)
+        if bad := [number for number, row in enumerate(rows, start=1) if not isinstance(row, dict)]:
+            raise UnreadableError(f"{path}, line {bad[0]} is not an object: {str(rows[bad[0] - 1])[:60]!r}.")
+        return {name: [row.get(name) for row in rows] for name in dict.fromkeys(name for row in rows for name in row)}
     import pyarrow
     import pyarrow.parquet
 
@@ -117,6 +112,14 @@ def read_columns(path: Path, only: Sequence[str] | None = None, without: Sequenc
         raise UnreadableError(f"{path} cannot be read: its data is damaged ({reason_of(error)}).") from error
 
 
+def _values(chunks: Any) -> list[Any]:
+    import pyarrow
+
+    kind = chunks.type
+    of_numbers = pyarrow.types.is_list(kind) and pyarrow.types.is_primitive(kind.value_type)
+    return list(chunks.to_numpy()) if of_numbers else list(chunks.to_pylist())
+
+
 def rows_of(columns: Columns, rows: Sequence[int]) -> Columns:
     """Some rows of every column, in the order given."""
     return {name: [values[row] for row in rows] for name, values in columns.items()}
@@ -128,14 +131,6 @@ def reason_of(error: BaseException) -> str:
         return error.strerror
     line = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
     return "".join(character if character.isprintable() else "?" for character in line)[:160]
-
-
-def dataset_file(path: str | Path, option: str) -> Path:
-    """The file of an option such as `--dataset`, if it has a format that is read."""
-    file = Path(path)
-    if not file.is_file() or file.suffix not in SUFFIXES:
-        raise ConfigurationError(f"{option} {str(path)!r} is no .jsonl or .parquet file.")
-    return file
 
 
 def saved_files(completions: str | Path, say: Say) -> list[Path]:
@@ -196,19 +191,3 @@ def _text(path: Path) -> str:
         raise UnreadableError(f"{path} is not text, so it is damaged or no file of a run.") from error
     except OSError as error:
         raise UnreadableError(f"{path} cannot be read ({reason_of(error)}).") from error
-
-
-def _values(chunks: Any) -> list[Any]:
-    import pyarrow
-
-    kind = chunks.type
-    of_numbers = pyarrow.types.is_list(kind) and pyarrow.types.is_primitive(kind.value_type)
-    return list(chunks.to_numpy()) if of_numbers else list(chunks.to_pylist())
-
-
-def _columns_of_lines(path: Path) -> Columns:
-    rows = read_json_lines(path)
-    if bad := [number for number, row in enumerate(rows, start=1) if not isinstance(row, dict)]:
-        raise UnreadableError(f"{path}, line {bad[0]} is not an object: {str(rows[bad[0] - 1])[:60]!r}.")
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    return {name: [row.get(name) for row in rows] for name in names}

@@ -17,7 +17,7 @@ from tests.support import train
 from trl_grpo_ext.cli.main import app
 from trl_grpo_ext.errors import ConfigurationError
 from trl_grpo_ext.history.gradients import load_policy, measure_gradients
-from trl_grpo_ext.history.gradients.derivatives import CountSketch, Group, Policy, group_gradients
+from trl_grpo_ext.history.gradients.derivatives import CountSketch, Group, Policy
 
 
 def test_completions_sampled_by_a_training_that_learns_nothing_are_measured(tiny_model: Path, tmp_path: Path) -> None:
@@ -86,19 +86,19 @@ def test_adapters_below_which_weights_may_have_4_bits(tiny_model: Path, tmp_path
     group = Group([5, 6, 7], [[8, 9, 10], [11, 1], [12, 13, 14, 15]])
     sketch = CountSketch(policy.trained, 100_000, 0)
     coefficients_1_n = torch.randn(1, sum(map(len, group.completions)), dtype=torch.float64)
-    gradient_1_k, before_n = group_gradients(policy, sketch, group, coefficients_1_n)
+    gradient_1_k, before_n = policy.gradients(group, coefficients_1_n, sketch)
     assert before_n is not None
     size = float(gradient_1_k.square().sum())
     assert size > 0.01
     if precision == "bfloat16":
         exact = Policy(load_policy(str(tmp_path), dtype="float32", device="cpu"), rows=2)
-        expected_1_k, _ = group_gradients(exact, CountSketch(exact.trained, 100_000, 0), group, coefficients_1_n)
+        expected_1_k, _ = exact.gradients(group, coefficients_1_n, CountSketch(exact.trained, 100_000, 0))
         assert float((gradient_1_k - expected_1_k).norm()) < 0.15 * size**0.5
         return
     parts = torch.split(gradient_1_k[0], [one.numel() for one in policy.trained.values()])
     with torch.no_grad():
         for one, part in zip(policy.trained.values(), parts, strict=True):
             one.add_((1e-3 / size * part).view(one.shape))
-    _, after_n = group_gradients(policy, sketch, group, coefficients_1_n)
+    _, after_n = policy.gradients(group, coefficients_1_n, sketch)
     assert after_n is not None
     assert float(coefficients_1_n[0] @ (after_n - before_n).double()) == pytest.approx(1e-3, rel=0.05)

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from tests.support import relative_gap, scripted_completion, train
 from trl_grpo_ext.history.gradients import PLAIN, POLICY_GRADIENT, measure_gradients
-from trl_grpo_ext.history.gradients.derivatives import CountSketch, Group, Policy, basis_of, group_gradients
+from trl_grpo_ext.history.gradients.derivatives import CountSketch, Group, Policy, basis_of
 
 CHAIN: list[Any] = ["centred", {"name": "sign_scaling", "positive": 0.5}, {"name": "entropy_shaping", "alpha": 0.3}]
 SELECTIONS: dict[str, dict[str, Any]] = {
@@ -107,13 +107,11 @@ def test_selections_that_share_backward_passes_are_what_they_are_by_themselves(
 
 def test_another_policy_is_noted(tiny_model: Path, recorded: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(tiny_model)
-    said: list[str] = []
-    measure_gradients(recorded, [{}], model=model, tokenizer=str(tiny_model), say=said.append)
-    assert not any("another policy" in sentence for sentence in said)
-    with torch.no_grad():
-        model.lm_head.weight.mul_(1.5)
-    measure_gradients(recorded, [{}], model=model, tokenizer=str(tiny_model), say=said.append)
-    assert any("another policy" in sentence for sentence in said)  # the records are of the one before
+    for factor, noted in ((1.0, False), (1.5, True)):  # the records are of the first
+        with torch.no_grad():
+            model.lm_head.weight.mul_(factor)
+        found = measure_gradients(recorded, [{}], model=model, tokenizer=str(tiny_model))
+        assert any("another policy" in sentence for sentence in found.notes) == noted
 
 
 @pytest.mark.parametrize("rows", [1, 3, 4])
@@ -122,7 +120,7 @@ def test_micro_batches_against_one_completion_at_a_time(tiny_model: Path, rows: 
     group = group_of(0)
     coefficients_S_n = torch.randn(2, sum(map(len, group.completions)), dtype=torch.float64)
     sketch = CountSketch(policy.trained, ALL, 0)
-    sketches_S_k, logps_n = group_gradients(policy, sketch, group, coefficients_S_n)
+    sketches_S_k, logps_n = policy.gradients(group, coefficients_S_n, sketch)
     for coefficients_n, sketch_k in zip(coefficients_S_n, sketches_S_k, strict=True):
         expected = slow_gradient(policy, group, coefficients_n)
         assert (sketch_k - expected).norm() < 2e-6 * expected.norm()
@@ -141,9 +139,8 @@ def test_sketches_are_unbiased_within_the_stated_error(tiny_model: Path) -> None
     group, other = group_of(0), group_of(1)
     exact = CountSketch(policy.trained, ALL, 0)
     # Of one sign, so that signs that did not cancel would show.
-    (x,), (y,) = (
-        group_gradients(policy, exact, g, torch.ones(1, sum(map(len, g.completions))))[0].abs() for g in (group, other)
-    )
+    ones = torch.ones(1, sum(map(len, group.completions)))
+    (x,), (y,) = (policy.gradients(one, ones, exact)[0].abs() for one in (group, other))
     pieces = [one.shape for one in policy.trained.values()]
     split = [size.numel() for size in pieces]
     k, seeds = 256, 300

@@ -79,12 +79,11 @@ def test_how_far_they_agree_and_where_not(compared: Comparison) -> None:
     first, second, third = pair.disagreements  # the first completion has a third of the mass under both
     assert (first.step, first.group, first.member, first.tokens) == (0, "0", 1, 4)
     assert (first.prompt, first.completion) == ("p", "a b c d")
-    assert (first.base.mass, first.other.mass) == (pytest.approx(2 / 3), 0)
-    assert (first.base.advantage, first.base.reward) == (-0.5, 0.0)
-    assert first.base.weight == pytest.approx(0.4)
+    assert first.mass == {NAMES[0]: pytest.approx(2 / 3), NAMES[1]: 0}
+    assert (first.advantage[NAMES[0]], first.reward[NAMES[0]]) == (-0.5, 0.0)
     assert [(one.group, one.member) for one in (second, third)] == [("1", 0), ("1", 1)]
     plain = json.loads(json.dumps(compared.plain(), allow_nan=False))
-    assert plain["pairs"][0]["disagreements"][0]["base"]["mass"] == pytest.approx(2 / 3)
+    assert plain["pairs"][0]["disagreements"][0]["mass"][NAMES[0]] == pytest.approx(2 / 3)
     assert not {"batches", "results"} & plain.keys()
 
 

@@ -35,14 +35,6 @@ _TEXT = (
 WORDS = _TEXT.split(" ")
 
 
-def text_of(generator: random.Random, tokenizer: Any, size: int) -> list[int]:
-    """`size` tokens of words, so that characters of several bytes are cut over tokens at times."""
-    ids: list[int] = []
-    while len(ids) < size:
-        ids += tokenizer.encode(" " + " ".join(generator.choices(WORDS, k=20)), add_special_tokens=False)
-    return ids[:size]
-
-
 def rollout_of(
     prompts: Sequence[str],
     completions: Sequence[Sequence[int]],
@@ -120,20 +112,13 @@ def write_around(
     generator = random.Random(seed)
     history: list[dict[str, Any]] = []
     for step in range(1, steps + 1):
-        entry: dict[str, Any] = {
-            "step": step,
-            "loss": generator.gauss(0, 0.02),
-            "learning_rate": 1e-5 * (1 - step / steps),
+        means = {
+            f"rewards/{name}/mean": min(1.0, 0.2 + 0.6 * step / steps + generator.gauss(0, 0.05)) for name in names
         }
-        entry |= {"entropy": 1.5 - step / steps + generator.gauss(0, 0.05), "kl": 0.01 * step / steps}
-        entry |= {"completions/mean_length": 400.0 + step, "completions/clipped_ratio": 0.3, "reward": step / steps}
-        entry |= {"grad_norm": 0.5 + generator.random(), "frac_reward_zero_std": 0.2}
-        for name in names:
-            entry[f"rewards/{name}/mean"] = min(1.0, 0.2 + 0.6 * step / steps + generator.gauss(0, 0.05))
-            entry[f"rewards/{name}/std"] = 0.3
-        history.append(entry)
-        if step in (1, steps):
-            history.append({"step": step, "eval_reward": 0.3 + 0.5 * step / steps, "eval_loss": 0.0})
+        stds = {f"rewards/{name}/std": 0.3 for name in names}
+        others = {"completions/mean_length": 400.0 + step, "loss": generator.gauss(0, 0.02), "entropy": 1.5}
+        history.append({"step": step, "reward": step / steps, **means, **stds, **others})
+    history.append({"step": steps, "eval_reward": 0.8})
     (folder / "trainer_state.json").write_text(json.dumps({"log_history": history, "global_step": steps}))
     chosen = {"learning_rate": 1e-5, "num_generations": 10, "max_completion_length": 500, "beta": 0.01 * seed}
     (folder / SETTINGS).write_text(json.dumps({"format": 1, "settings": {**chosen, **(settings or {})}}))
@@ -160,7 +145,9 @@ def write_big_run(
         prompts = [f"Problem {step}/{group}: " + " ".join(generator.choices(WORDS, k=12)) for group in range(groups)]
         # Most run into the limit, so the page is as large as it gets; some end by themselves.
         lengths = [tokens if generator.random() < 0.8 else tokens - 1 - generator.randrange(9) for _ in range(rows)]
-        completions = [text_of(generator, tokenizer, length) for length in lengths]
+        words = [" " + " ".join(generator.choices(WORDS, k=length)) for length in lengths]
+        # Characters of several bytes are cut over tokens at times.
+        completions = [ids[:length] for ids, length in zip(tokenizer(words)["input_ids"], lengths, strict=True)]
         rewards = torch.stack([torch.randint(0, 2, (rows,)), torch.rand(rows), torch.rand(rows) - 0.5], dim=1).double()
         rewards[generator.sample(range(rows), 3), 0] = NAN
         rollout = rollout_of(prompts, completions, tokenizer, rewards, limit=tokens)

@@ -27,11 +27,3 @@ def test_the_table_has_every_option() -> None:
     options = {o for option in command.commands["report"].params for o in option.opts if o.startswith("--")}
     table = PAGE.split("## What to switch on")[0]
     assert set(re.findall(r"^\| `(--[\w-]+)", table, re.MULTILINE)) == options - {"--help"}
-
-
-def test_the_python_block_runs(trained_once: tuple[Path, Any], capsys: Any) -> None:
-    (block,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
-    names: dict[str, Any] = {}
-    exec(block, names)
-    names["last_rewards"]([trained_once[0] / "one"])
-    assert capsys.readouterr().out.startswith("one\n  4\n")

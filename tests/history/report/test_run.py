@@ -22,6 +22,8 @@ from trl_grpo_ext.history.report.drawing import live_values
 from trl_grpo_ext.history.report.page import write_page
 from trl_grpo_ext.history.report.run import LOG, STATE
 
+FOREIGN = pyarrow.BufferOutputStream()
+pyarrow.parquet.write_table(pyarrow.table({"step": [1], "price": [2.0]}), FOREIGN)
 HISTORY = [{"loss": 0.5, "reward": 1.0, "step": 1}, {"loss": 0.25, "reward": 2.0, "step": 2}]
 
 
@@ -68,10 +70,10 @@ def test_a_checkpoint_that_is_not_whole_leaves_the_one_before(own_runs: Path, da
     folder = own_runs / "one"
     (folder / LOG).unlink()
     state = folder / "checkpoint-4" / STATE
+    content = state.read_bytes()
+    state.unlink()
     if damage == "cut off":
-        state.write_bytes(state.read_bytes()[: state.stat().st_size // 2])
-    else:
-        state.unlink()
+        state.write_bytes(content[: len(content) // 2])
     run = load_run(folder)
     assert run.last_step == 2
     assert told(run, "checkpoint-4", "complete", "An older")  # which was read
@@ -86,7 +88,7 @@ def test_entries_are_ordered_and_what_is_no_number_is_none(tmp_path: Path) -> No
     assert run.series("loss") == ([], [])
 
 
-@pytest.mark.parametrize("large", ["1" + "0" * 400, "1e999", "-1e308"])
+@pytest.mark.parametrize("large", ["1" + "0" * 400, "-1e308"])
 def test_what_is_too_large_to_be_drawn_is_left_out(tmp_path: Path, large: str) -> None:
     lines = [
         '{"step": 1, "loss": 1.0, "reward": 0.5}',
@@ -120,10 +122,12 @@ DAMAGED: dict[str, tuple[str, bytes, str]] = {
     "half a state": (STATE, b'{"log_history": [{"step": 1, "lo', "not complete JSON"),
     "garbage for a state": (STATE, bytes(range(256)), "not text"),
     "very deep JSON": (STATE, b"[" * 200_000, "not complete JSON"),
-    "another manifest": ("trl_grpo_ext_plugins.json", b'{"format": 99}', "record of plugins is unusable"),
-    "other settings": ("trl_grpo_ext_settings.json", b'{"format": 1, "settings": []}', "cannot be used"),
-    "an empty table": ("token_records/step_00003.parquet", b"", "not a complete parquet file"),
+    "another manifest": ("trl_grpo_ext_plugins.json", b'{"format": 99}', "so no plugins are shown"),
+    "other settings": ("trl_grpo_ext_settings.json", b'{"format": 1, "settings": []}', "so no hyper-parameters"),
+    "an empty table": ("token_records/step_00003.parquet", b"", "truncated or still being written"),
     "garbage for a table": ("completions/completions_00003.parquet", os.urandom(999), "not a complete parquet file"),
+    "another's table": ("token_records/step_00003.parquet", FOREIGN.getvalue().to_pybytes(), "it has no columns"),
+    "another name": ("token_records/notes.parquet", b"x", "such a name"),
 }
 
 
@@ -137,20 +141,7 @@ def test_what_is_damaged_is_a_sentence(own_runs: Path, case: tuple[str, bytes, s
     run = load_run(own_runs / "one")
     assert told(run, file, sentence)
     assert run.history == whole.history
-    assert len(run.records) + len(run.completions) == 8 - file.endswith(".parquet")
-
-
-def test_a_table_that_is_cut_off_missing_or_foreign_is_a_sentence(own_runs: Path) -> None:
-    folder = own_runs / "one"
-    cut, foreign = folder / "token_records/step_00001.parquet", folder / "token_records/step_00002.parquet"
-    cut.write_bytes(cut.read_bytes()[:-100])
-    pyarrow.parquet.write_table(pyarrow.table({"step": [1], "price": [2.0]}), foreign)
-    (folder / "token_records" / "notes.parquet").write_bytes(b"x")
-    run = load_run(folder)
-    assert [path.name for path in run.records] == ["step_00003.parquet", "step_00004.parquet"]
-    assert told(run, str(cut), "truncated or still being written")
-    assert told(run, str(foreign), "it has no columns", "prompt")
-    assert told(run, "notes.parquet", "such a name")
+    assert len(run.records) + len(run.completions) == 8 - file.endswith("3.parquet")
 
 
 def test_data_that_is_damaged_inside_a_whole_table_is_told_when_it_is_read(own_runs: Path) -> None:
@@ -222,17 +213,12 @@ def test_what_may_not_be_read_is_told() -> None:
         folder = write_history(Path(name), HISTORY)
         (folder / "token_records").mkdir(mode=0o700)
         (folder / STATE).chmod(0o600)
-        for mode in (0o755, 0o700):
-            folder.chmod(mode)
-            os.seteuid(65534)
-            try:
-                if mode == 0o700:
-                    with pytest.raises(ConfigurationError, match="Permission denied"):
-                        load_run(folder)
-                else:
-                    run = load_run(folder)
-            finally:
-                os.seteuid(0)
+        folder.chmod(0o755)
+        os.seteuid(65534)
+        try:
+            run = load_run(folder)
+        finally:
+            os.seteuid(0)
         assert told(run, STATE, "Permission denied")
         assert told(run, "token_records", "Permission denied")
 

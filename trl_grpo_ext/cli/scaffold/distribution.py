@@ -7,7 +7,6 @@ becomes a package. Both are held to what all of these take.
 from __future__ import annotations
 
 import builtins
-import functools
 import importlib.metadata
 import importlib.util
 import keyword
@@ -25,9 +24,8 @@ from ...plugins.metadata import installed_distributions, normalise, provenance
 from ...types import CONTRACT_VERSION
 from . import PluginKind
 
-LINE_LENGTH = 120
-"""As the scaffold's own pyproject.toml sets it."""
-_LONGEST_NAME, _LONGEST_DISTRIBUTION = 40, 60
+_LONGEST_NAME, _LONGEST_DISTRIBUTION = 30, 40
+"""So that no line of the templates is longer than 120 characters."""
 _NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
 _DISTRIBUTION = re.compile(r"[A-Za-z][A-Za-z0-9]*([._-]+[A-Za-z0-9]+)*")  # PEP 508, without a digit in front
 _READ_BY_YAML = frozenset({"yes", "no", "on", "off", "true", "false", "null"})
@@ -38,15 +36,6 @@ _DESCRIPTIONS: dict[PluginKind, str] = {
     "filter": "Keep groups whose completions are short enough.",
     "aggregation": "A mean of token means in which very short completions count as if they were longer.",
 }
-
-
-@dataclass(frozen=True)
-class GeneratedFile:
-    """One file of a new distribution: its path relative to the folder, its text, and what it is for."""
-
-    path: str
-    text: str
-    purpose: str
 
 
 @dataclass(kw_only=True)
@@ -64,8 +53,8 @@ class NewDistribution:
         _check_distribution(self.distribution)
         self.package = package_of(self.distribution)
 
-    def files(self) -> list[GeneratedFile]:
-        """Render every file, in the order in which a reader wants them."""
+    def files(self) -> dict[str, str]:
+        """Render every file, by its path, in the order in which a reader wants them."""
         kind = WORDS[self.kind]
         class_name = class_of(self.name, self.kind)
         values = {
@@ -81,40 +70,44 @@ class NewDistribution:
             "requirement": requirement(),
             "contract_version": CONTRACT_VERSION,
         }
-        places = [
-            (f"src/{self.package}/{self.name}.py", f"{self.kind}/module", f"the {LABELS[kind]}: change this"),
-            (f"tests/test_{self.name}.py", f"{self.kind}/test", "its numbers worked out by hand, and the rules"),
-            ("pyproject.toml", "common/pyproject", "names, dependencies, the entry point"),
-            ("README.md", "common/readme", "how to install, select and train"),
-            ("CHANGELOG.md", "common/changelog", "what a user notices"),
-            (f"src/{self.package}/__init__.py", "common/package", "offers the class"),
-            (f"src/{self.package}/py.typed", "", "says that it has types"),
-            (".gitignore", "common/gitignore", "what git leaves out"),
-            (".github/workflows/ci.yml", "common/ci", "lint, types and tests on every push"),
-            (".github/workflows/publish.yml", "common/publish", "puts a release on the package index"),
-            ("LICENSE", "common/LICENSE", "Apache-2.0; replace it if you choose another"),
-        ]
-        render = _environment().get_template
-        return [
-            GeneratedFile(path, render(f"{template}.jinja").render(values) if template else "", purpose)
-            for path, template, purpose in places
-        ]
+        templates = {
+            f"src/{self.package}/{self.name}.py": f"{self.kind}/module",
+            f"tests/test_{self.name}.py": f"{self.kind}/test",
+            "pyproject.toml": "common/pyproject",
+            "README.md": "common/readme",
+            "CHANGELOG.md": "common/changelog",
+            f"src/{self.package}/__init__.py": "common/package",
+            ".gitignore": "common/gitignore",
+            ".github/workflows/ci.yml": "common/ci",
+            ".github/workflows/publish.yml": "common/publish",
+            "LICENSE": "common/LICENSE",
+        }
+        environment = Environment(
+            loader=PackageLoader("trl_grpo_ext.cli.scaffold"),
+            undefined=StrictUndefined,
+            autoescape=False,  # nothing here is HTML, and every word was checked
+            keep_trailing_newline=True,
+            trim_blocks=True,
+            lstrip_blocks=True,
+        )
+        files = {path: environment.get_template(f"{name}.jinja").render(values) for path, name in templates.items()}
+        return {**files, f"src/{self.package}/py.typed": ""}
 
-    def write(self, directory: Path) -> list[GeneratedFile]:
-        """Write the distribution into a folder that is not there yet or empty."""
+    def write(self, directory: Path) -> list[str]:
+        """Write the distribution into a folder that is not there yet or empty, and return the files' paths."""
         files = self.files()
         try:
             if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
                 what = "is a file" if not directory.is_dir() else "is not empty, and nothing is ever overwritten"
                 raise ConfigurationError(f"{directory} {what}. Choose another folder with --directory.")
-            for file in files:
-                place = directory / file.path
+            for path, text in files.items():
+                place = directory / path
                 place.parent.mkdir(parents=True, exist_ok=True)
                 with place.open("x", encoding="utf-8", newline="\n") as handle:
-                    handle.write(file.text)
+                    handle.write(text)
         except OSError as error:
             raise ConfigurationError(f"The folder {directory} cannot be written: {error.strerror}.") from error
-        return files
+        return list(files)
 
 
 def requirement() -> str:
@@ -182,26 +175,3 @@ def class_of(name: str, kind: str) -> str:
     """The class of a plugin: `answer_length` has `AnswerLength`; `any` has `AnyReward`, for `Any` is taken."""
     camel = "".join(part[:1].upper() + part[1:] for part in name.split("_"))
     return camel + kind.capitalize() if camel in _IMPORTED or hasattr(builtins, camel) else camel
-
-
-# --------------------------------------------------------------------------------------------------------- templates
-
-
-def imported(name: str, module: str) -> str:
-    """The import of one name, in parentheses where the line would be longer than ruff and its formatter leave it."""
-    line = f"from {module} import {name}"
-    return line if len(line) <= LINE_LENGTH else f"from {module} import (\n    {name},\n)"
-
-
-@functools.cache
-def _environment() -> Environment:
-    environment = Environment(
-        loader=PackageLoader("trl_grpo_ext.cli.scaffold"),
-        undefined=StrictUndefined,
-        autoescape=False,  # nothing here is HTML, and every word was checked
-        keep_trailing_newline=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters["imported"] = imported
-    return environment

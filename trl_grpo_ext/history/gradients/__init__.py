@@ -25,7 +25,7 @@ from ..replay import replay
 from ..replay.comparison import Comparison
 from ..replay.selections import Selections, named_selections, selection_settings
 from ..replay.tokens import Tokenize, load_tokenizer
-from .derivatives import DIMENSIONS, ROWS, CountSketch, Group, Policy, group_gradients, load_policy, prompt_tokens
+from .derivatives import DIMENSIONS, ROWS, CountSketch, Group, Policy, load_policy, prompt_tokens
 from .statistics import Estimate, Prompts, compare
 
 __all__ = ["Estimate", "GradientQuality", "SelectionQuality", "load_policy", "measure_gradients"]
@@ -40,7 +40,7 @@ _OTHER_POLICY = 0.01
 _OF_THE_FIRST = ("rewards", "reward_weights", "max_completion_length", "num_generations", "mask_truncated_completions")
 """Settings that plain TRL and the policy gradient share with the first selection."""
 
-Progress = Callable[[Iterable[Any], int, str], Iterable[Any]]
+Progress = Callable[[Sequence[Any]], Iterable[Any]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,8 +116,7 @@ def measure_gradients(
     temperature: float = 1.0,
     dimensions: int = DIMENSIONS,
     rows: int = ROWS,
-    say: Say = lambda sentence: None,
-    progress: Progress = lambda items, count, what: items,
+    progress: Progress = lambda items: items,
     **reading: Any,
 ) -> GradientQuality:
     """Measure the gradients of selections of plugins on saved completions, without training.
@@ -132,8 +131,7 @@ def measure_gradients(
         temperature: Of the run's sampling; the logits are divided by it.
         dimensions: Of the sketch. With no fewer than the model has trained parameters everything is exact.
         rows: Completions of a micro-batch.
-        say: Called, as it goes, with what will be in `notes`.
-        progress: Wraps the loops that take long: items, their number, and what is done.
+        progress: Wraps the list of the groups.
         **reading: `dataset`, `steps`, `limit` and `num_generations`, as `replay` takes them.
 
     Raises:
@@ -155,33 +153,26 @@ def measure_gradients(
     first = selection_settings(next(iter(named.values())))
     shared = {key: first[key] for key in _OF_THE_FIRST if key in first}
     true = {**shared, "advantage_hooks": ["leave_one_out"], "loss_aggregation": "seq_mean_token_sum"}
-    notes: list[str] = []
-
-    def note(sentence: str) -> None:
-        notes.append(sentence)
-        say(sentence)
-
     compared = replay(
         completions,
         {PLAIN: shared, POLICY_GRADIENT: true, **named},
         tokenizer=tokenizer,
         show=0,
-        say=note,
-        progress=lambda batches, count: progress(batches, count, "Running the selections"),
         **reading,
     )
+    notes = list(compared.notes)
     names = [one.name for one in compared.selections]
     items = _items(compared, names, tokenizer)
-    of_prompts = Prompts.of([tuple(item.group.prompt) for item in items])
+    of_prompts = Prompts([tuple(item.group.prompt) for item in items])
     number = len(of_prompts.sizes_M)
     if number < 4:
         raise ConfigurationError(
             f"{completions}: {number} prompts are too few to tell signal from noise; at least 4 are needed."
         )
     if number < FEW:
-        note(f"With {number} prompts the intervals are rough; a few hundred make them reliable.")
+        notes.append(f"With {number} prompts the intervals are rough; a few hundred make them reliable.")
     sketch = CountSketch(policy.trained, dimensions)
-    gradients = _gradients(policy, sketch, items, progress, note)
+    gradients = _gradients(policy, sketch, items, progress, notes.append)
     by_name = dict(zip(names, gradients.unbind(dim=0), strict=True))
     per_batch = compared.groups / len(compared.batches)
     found = compare(by_name, PLAIN, POLICY_GRADIENT, of_prompts, resamples=RESAMPLES, groups_per_batch=per_batch)
@@ -190,7 +181,7 @@ def measure_gradients(
         for name, own in zip(names, compared.selections, strict=True)
     ]
     if unseen := [one.name for one in qualities if one.ratio.low is None or one.ratio.low <= 0]:
-        note(
+        notes.append(
             f"{', '.join(unseen)}: the signal cannot be distinguished from 0 with {number} prompts, so ratios to "
             f"it are rough or missing. More prompts help."
         )
@@ -259,8 +250,8 @@ def _gradients(
 ) -> torch.Tensor:
     """Every group's gradient under every selection, `(S, M, k)`."""
     found, apart, counted = [], 0.0, 0
-    for item in progress(items, len(items), "Gradients"):
-        sketches_S_k, logps_n = group_gradients(policy, sketch, item.group, item.coefficients_S_n)
+    for item in progress(items):
+        sketches_S_k, logps_n = policy.gradients(item.group, item.coefficients_S_n, sketch)
         found.append(sketches_S_k)
         if logps_n is not None and item.saved_n is not None:
             apart += float((logps_n - item.saved_n)[item.live_n].abs().sum())

@@ -1,12 +1,11 @@
 """Gradients of groups of completions under many selections, from a model, as sketches.
 
 At a policy ratio of 1 the gradient of a selection's loss is minus `Σ over tokens of c · ∇ log π(token)`, with `c`
-weight times advantage. So the gradients of all selections lie in a low-dimensional span: of each group's coefficients
-an orthonormal basis is made, and each row of it costs one backward pass. Advantages that differ by a factor within each
-group (normalised, centred, leave one out) share one row.
+weight times advantage. Of each group's coefficients under all selections an orthonormal basis is made, and each row of
+it costs one backward pass: advantages that differ by a factor within each group share one.
 
-A sketch is a random linear map to `k` numbers that keeps inner products: the estimate of `x·y` is unbiased, with a
-variance of at most `(|x|²|y|² + (x·y)²) / k`, so a squared norm has a relative error of at most `sqrt(2 / k)`.
+A sketch is a random linear map to `k` numbers: the estimate of `x·y` is unbiased, with a variance of at most
+`(|x|²|y|² + (x·y)²) / k`, so a squared norm has a relative error of at most `sqrt(2 / k)`.
 
 Source: the sketch is the count sketch of Charikar, Chen and Farach-Colton (2002), in the form and with the variance of
 Weinberger et al. (0902.2206, Lemma 2).
@@ -17,9 +16,8 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
@@ -88,8 +86,7 @@ class CountSketch:
 # --------------------------------------------------------------------------------------------------------- the model
 
 
-@dataclass(frozen=True)
-class Group:
+class Group(NamedTuple):
     """One prompt's tokens, and those of its completions."""
 
     prompt: Sequence[int]
@@ -128,8 +125,16 @@ class Policy:
             logps_B_T = completion_logps(self.model, ids, mask, ids.size(1) - len(group.prompt), self.temperature)
             yield numbers, logps_B_T, mask[:, len(group.prompt) :]
 
-    def gradients(self, group: Group, rows_R_n: torch.Tensor, sketch: CountSketch) -> tuple[torch.Tensor, torch.Tensor]:
-        """The sketched gradients `(R, k)` of `Σ c log π` for rows of coefficients, and the log-probabilities `(n,)`."""
+    def gradients(
+        self, group: Group, coefficients_S_n: torch.Tensor, sketch: CountSketch
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The sketched gradient of `Σ c log π` for each row of coefficients, `(S, k)`, and the log-probabilities.
+
+        These are None if all coefficients are zero, so that no model ran.
+        """
+        rows_R_n = basis_of(coefficients_S_n.double())
+        if not len(rows_R_n):
+            return torch.zeros(len(coefficients_S_n), sketch.dimensions, dtype=torch.float64), None
         sketches_R_k = torch.zeros(len(rows_R_n), sketch.dimensions, dtype=sketch.precision)
         starts = list(itertools.accumulate(map(len, group.completions), initial=0))
         logps_n = torch.zeros(starts[-1], dtype=torch.float32)
@@ -148,7 +153,15 @@ class Policy:
                     )
                     sketches_R_k[row] += sketch.project(gradients).cpu()
                     del gradients
-        return sketches_R_k, logps_n
+        return (coefficients_S_n.double() @ rows_R_n.T) @ sketches_R_k.double(), logps_n
+
+
+def basis_of(coefficients_S_n: torch.Tensor) -> torch.Tensor:
+    """Orthonormal rows that span the coefficients, `(R, n)`."""
+    units_S_n = torch.nn.functional.normalize(coefficients_S_n, dim=1)
+    _, sizes_R, rows_R_n = torch.linalg.svd(units_S_n, full_matrices=False)
+    spanning_R_n: torch.Tensor = rows_R_n[sizes_R > _IN_THE_SPAN]
+    return spanning_R_n
 
 
 def load_policy(model: str, *, dtype: str = "auto", device: str | None = None) -> Any:
@@ -181,29 +194,3 @@ def prompt_tokens(prompt: Any, tokenizer: Any) -> list[int]:
         return list(tokenizer(text=prompt)["input_ids"])
     made = tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=True, return_dict=True)
     return list(made["input_ids"])
-
-
-# ---------------------------------------------------------------------------------------------------------- the rows
-
-
-def group_gradients(
-    policy: Policy, sketch: CountSketch, group: Group, coefficients_S_n: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The sketched gradient of `Σ c log π` for each row of coefficients, `(S, k)`, and the log-probabilities.
-
-    These are None if all coefficients are zero, so that no model ran.
-    """
-    coefficients_S_n = coefficients_S_n.double()
-    rows_R_n = basis_of(coefficients_S_n)
-    if not len(rows_R_n):
-        return torch.zeros(len(coefficients_S_n), sketch.dimensions, dtype=torch.float64), None
-    sketches_R_k, logps_n = policy.gradients(group, rows_R_n, sketch)
-    return (coefficients_S_n @ rows_R_n.T) @ sketches_R_k.double(), logps_n
-
-
-def basis_of(coefficients_S_n: torch.Tensor) -> torch.Tensor:
-    """Orthonormal rows that span the coefficients, `(R, n)`."""
-    units_S_n = torch.nn.functional.normalize(coefficients_S_n, dim=1)
-    _, sizes_R, rows_R_n = torch.linalg.svd(units_S_n, full_matrices=False)
-    spanning_R_n: torch.Tensor = rows_R_n[sizes_R > _IN_THE_SPAN]
-    return spanning_R_n

@@ -1,17 +1,14 @@
 """How much of a batch gradient is signal, and where it points: estimates from the gradients of groups.
 
-A group is one prompt with its completions. Groups of different prompts are independent; those of one prompt share what
-is particular to it. The gradients `x_i` of groups have a mean `μ`, the signal, and a covariance `Σ`, the noise; the
-gradient of a batch is a mean over groups of different prompts. Everything is computed from Gram matrices:
+Groups of different prompts are independent; those of one prompt share what is particular to it. Their gradients `x_i`
+have a mean `μ`, the signal, and a covariance `Σ`, the noise:
 
     signal       μ·ν      the mean of x_i · y_j over pairs of groups of different prompts
     noise        tr Σ     the mean of x_i · x_i minus that
 
-A pair of different prompts shares no noise, so the first is unbiased, while the squared norm of the mean gradient is
-too large. With weak signal it can be negative; ratios of it are then undefined, and None.
-
-Every estimate is a function of how often each of the `M` prompts counts: once in the estimate itself, at random in the
-bootstrap. A prompt drawn twice forms no pair with itself.
+Such a pair shares no noise, so the first is unbiased, while the squared norm of the mean gradient is too large. With
+weak signal it can be negative; ratios of it are then undefined, and None. Every estimate is a function of how often
+each of the `M` prompts counts: once in the estimate, at random in the bootstrap, where no prompt is its own pair.
 """
 
 from __future__ import annotations
@@ -42,19 +39,13 @@ class Estimate:
         return "-" if self.value is None else f"{value} [{low}, {high}]"
 
 
-@dataclass(frozen=True)
 class Prompts:
-    """Which prompt each group belongs to, `(N,)`, numbered from 0, and each prompt's number of groups, `(M,)`."""
+    """Which prompt each group belongs to, `(N,)`, by keys that are equal for the same, and its groups, `(M,)`."""
 
-    of_groups_N: torch.Tensor
-    sizes_M: torch.Tensor
-
-    @classmethod
-    def of(cls, keys: Sequence[Any]) -> Prompts:
-        """The prompts of groups, by any keys that are equal for the same prompt."""
+    def __init__(self, keys: Sequence[Any]) -> None:
         numbers: dict[Any, int] = {}
-        of_groups_N = torch.tensor([numbers.setdefault(key, len(numbers)) for key in keys])
-        return cls(of_groups_N, torch.bincount(of_groups_N).double())
+        self.of_groups_N = torch.tensor([numbers.setdefault(key, len(numbers)) for key in keys])
+        self.sizes_M = torch.bincount(self.of_groups_N).double()
 
     def sums(self, values_N_X: torch.Tensor) -> torch.Tensor:
         """Each prompt's sum over its groups, `(M, X)`."""
@@ -63,13 +54,7 @@ class Prompts:
 
 
 def pair_mean(gram_M_M: torch.Tensor, counts_R_M: torch.Tensor, sizes_M: torch.Tensor) -> torch.Tensor:
-    """The mean of `x_i · y_j` over pairs of groups of different prompts, for each row of counts, `(R,)`.
-
-    Args:
-        gram_M_M: Products of the prompts' sums.
-        counts_R_M: How often each prompt counts.
-        sizes_M: Groups of each prompt.
-    """
+    """The mean of `x_i · y_j` over pairs of groups of different prompts, from the products of the prompts' sums."""
     inner_R = ((counts_R_M @ gram_M_M) * counts_R_M).sum(dim=1)
     groups_R_M = counts_R_M * sizes_M
     pairs_R = groups_R_M.sum(dim=1).square() - groups_R_M.square().sum(dim=1)
@@ -79,14 +64,7 @@ def pair_mean(gram_M_M: torch.Tensor, counts_R_M: torch.Tensor, sizes_M: torch.T
 def ratio(
     squares_M: torch.Tensor, signal_R: torch.Tensor, counts_R_M: torch.Tensor, sizes_M: torch.Tensor
 ) -> torch.Tensor:
-    """Signal-to-noise ratio of one group's gradient, for each row of counts, `(R,)`; below 0 if no signal is detected.
-
-    Args:
-        squares_M: Each prompt's sum of its groups' squared norms.
-        signal_R: The `pair_mean`.
-        counts_R_M: How often each prompt counts.
-        sizes_M: Groups of each prompt.
-    """
+    """Signal-to-noise ratio of one group's gradient, from the prompts' sums of squared norms and the `pair_mean`."""
     mean_square_R = counts_R_M @ squares_M / (counts_R_M @ sizes_M)
     return signal_R / (mean_square_R - signal_R)
 
@@ -96,9 +74,6 @@ def cosine(product_R: torch.Tensor, signal_R: torch.Tensor, other_R: torch.Tenso
     norms_R = (signal_R * other_R).clamp(min=torch.finfo(torch.float64).tiny).sqrt()
     found = (signal_R > 0) & (other_R > 0)
     return (product_R / norms_R).clamp(-1.0, 1.0).masked_fill(~found, torch.nan)
-
-
-# ------------------------------------------------------------------------------------------------------- resampling
 
 
 def bootstrap_counts(prompts: int, resamples: int, seed: int) -> torch.Tensor:

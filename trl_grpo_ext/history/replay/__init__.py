@@ -12,7 +12,7 @@ The parts: `saved` and `tokens` read, `selections` loads the plugins, `running` 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from ...credit.flow import plugin_label
 from ...errors import ConfigurationError
 from ...types import implements
 from ..files import Say
-from .comparison import Comparison, Disagreement, Pair, Part, SelectionNumbers, Side, compare
+from .comparison import Comparison, Disagreement, Pair, Part, SelectionNumbers, compare
 from .running import BatchResult, run_selection
 from .saved import SavedBatch, join_columns, read_saved
 from .selections import ReplaySelection, Selections, load_selection, named_selections
@@ -34,11 +34,8 @@ __all__ = [
     "Part",
     "SavedBatch",
     "SelectionNumbers",
-    "Side",
     "replay",
 ]
-
-Progress = Callable[[Iterable[SavedBatch], int], Iterable[SavedBatch]]
 
 
 def replay(
@@ -53,8 +50,6 @@ def replay(
     limit: int | None = None,
     num_generations: int | None = None,
     show: int = 5,
-    say: Callable[[str], None] = lambda sentence: None,
-    progress: Progress = lambda batches, count: batches,
 ) -> Comparison:
     """Compare what selections of plugins do with the same saved completions.
 
@@ -71,8 +66,6 @@ def replay(
         limit: Most completions, in whole groups.
         num_generations: Completions per prompt, for files that don't say; None is what a selection has, or inferred.
         show: How many completions to list for each pair.
-        say: Called, as it goes, with what will be in the comparison's `notes`.
-        progress: Wraps the loop over the batches.
 
     Raises:
         ConfigurationError: The files or selections cannot be read, or lack what a plugin needs.
@@ -83,17 +76,11 @@ def replay(
     if not selections:
         raise ConfigurationError("There is nothing to replay: give at least one selection, --with a.yaml.")
     notes: list[str] = []
-
-    def note(sentence: str) -> None:
-        if sentence not in notes:
-            notes.append(sentence)
-            say(sentence)
-
     chosen = [load_selection(name, given) for name, given in named_selections(selections).items()]
     in_a_group = [num_generations, *(one.settings["num_generations"] for one in chosen)]
     batches = read_saved(
         completions,
-        note,
+        notes.append,
         steps=steps,
         limit=limit,
         num_generations=next(filter(None, in_a_group), None),
@@ -103,10 +90,10 @@ def replay(
         batches = join_columns(batches, dataset)
     loaded = load_tokenizer(str(tokenizer)) if isinstance(tokenizer, str | Path) else tokenizer
     tokens_are = "records" if batches[0].tokens is not None else "words" if loaded is None else "tokenizer"
-    _explain(chosen, batches, tokens_are, note)
+    _explain(chosen, batches, tokens_are, notes.append)
     tokenize = Tokenize(loaded)
     results: dict[str, list[BatchResult]] = {one.name: [] for one in chosen}
-    for batch in progress(batches, len(batches)):
+    for batch in batches:
         tokens = tokenize(batch)
         known: dict[str, Any] = {}
         for one in chosen:
@@ -120,7 +107,7 @@ def replay(
         show=show,
         source=str(completions),
         tokens_are=tokens_are,
-        notes=tuple(notes),
+        notes=tuple(dict.fromkeys(notes)),
     )
 
 

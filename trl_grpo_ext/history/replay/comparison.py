@@ -16,7 +16,7 @@ import torch
 from ...credit.flow import plugin_label
 from ...errors import ConfigurationError
 from .running import BatchResult, tensor_of
-from .saved import SavedBatch, columns_of, join_key, number_of
+from .saved import SavedBatch, join_key, number_of
 from .selections import ReplaySelection
 
 
@@ -61,16 +61,6 @@ class Part:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Side:
-    """One completion under one selection: reward, mean advantage, total weight, share of the gradient mass."""
-
-    reward: float | None
-    advantage: float
-    weight: float
-    mass: float | None
-
-
-@dataclass(frozen=True, kw_only=True)
 class Disagreement:
     """A completion that two selections treat differently.
 
@@ -81,8 +71,9 @@ class Disagreement:
         tokens: Its live tokens.
         prompt: The prompt as text; messages as JSON.
         completion: The completion's text.
-        base: Under the base.
-        other: Under the other selection.
+        mass: By selection, its share of the gradient mass.
+        advantage: By selection, the mean of its tokens' advantages.
+        reward: By selection, the weighted sum of its rewards.
     """
 
     step: int
@@ -91,8 +82,9 @@ class Disagreement:
     tokens: int
     prompt: str
     completion: str
-    base: Side
-    other: Side
+    mass: Mapping[str, float]
+    advantage: Mapping[str, float]
+    reward: Mapping[str, float | None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,7 +174,6 @@ class _Totals:
     name: str
     rewards_N: torch.Tensor
     advantages_N: torch.Tensor
-    weights_N: torch.Tensor
     lengths_N: torch.Tensor
     mass_N: torch.Tensor
     shares_N: torch.Tensor
@@ -242,7 +233,6 @@ def _totals(name: str, results: Sequence[BatchResult]) -> _Totals:
         name=name,
         rewards_N=torch.cat([one.rewards_B for one in results]).double(),
         advantages_N=torch.cat([one.advantages_B for one in results]).double(),
-        weights_N=sums("weights_B_T"),
         lengths_N=sums("mask_B_T"),
         mass_N=mass_N,
         shares_N=mass_N / mass_N.sum().clamp(min=torch.finfo(torch.float64).tiny),
@@ -286,11 +276,11 @@ def _correct_values(name: str, batches: Sequence[SavedBatch], results: Sequence[
     values: list[float | None] = []
     for batch, result in zip(batches, results, strict=True):
         rewards = dict(zip(result.reward_names, result.rewards_B_K.unbind(dim=1), strict=True))
-        found = rewards[name].tolist() if name in rewards else columns_of(batch).get(name)
+        found = rewards[name].tolist() if name in rewards else batch.columns_and_rewards.get(name)
         if found is None:
             raise ConfigurationError(
                 f"--correct {name!r} is no reward of the base and no column of {batch.where}; there are: "
-                f"{', '.join(sorted({*rewards, *columns_of(batch)})) or 'none'}."
+                f"{', '.join(sorted({*rewards, *batch.columns_and_rewards})) or 'none'}."
             )
         if found and all(value is not None and not isinstance(value, int | float) for value in found):
             raise ConfigurationError(
@@ -332,8 +322,9 @@ def _pair(
             tokens=int(base.lengths_N[index]),
             prompt=join_key(batch.prompts[row]),
             completion=batch.texts[row],
-            base=_side(base, index),
-            other=_side(other, index),
+            mass={one.name: float(one.shares_N[index]) for one in (base, other)},
+            advantage={one.name: float(one.advantages_N[index]) for one in (base, other)},
+            reward={one.name: number_of(float(one.rewards_N[index])) for one in (base, other)},
         )
 
     return Pair(
@@ -353,15 +344,6 @@ def _part(name: str, chosen_N: torch.Tensor, all_totals: Sequence[_Totals]) -> P
         completions=int(chosen_N.sum()),
         tokens=share(lengths_N[chosen_N], lengths_N),
         mass={one.name: share(one.mass_N[chosen_N], one.mass_N) for one in all_totals},
-    )
-
-
-def _side(totals: _Totals, index: int) -> Side:
-    return Side(
-        reward=number_of(float(totals.rewards_N[index])),
-        advantage=float(totals.advantages_N[index]),
-        weight=float(totals.weights_N[index]),
-        mass=float(totals.shares_N[index]),
     )
 
 

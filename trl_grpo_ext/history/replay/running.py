@@ -8,12 +8,11 @@ bounds the ratio): a token's score, which is the gradient of its log-probability
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -22,13 +21,12 @@ from ...credit.chain import HookChain
 from ...credit.flow import plugin_label
 from ...credit.groups import group_mean, group_std, weighted_rewards
 from ...credit.signal import groups_of, signal_table, zero_variance_of
-from ...credit.turns import place_spans, scores_turns, turn_values
+from ...credit.turns import place_spans
 from ...errors import ConfigurationError, PluginOutputError, PluginRunError, RewardError
 from ...guard.calls import call, is_model
-from ...guard.messages import joined_text
 from ...guard.reward_watch import RewardWatch
-from ...types import Forward, Rollout, Span, StepTotals, Totals, Turn, TurnSpan, implements, role_of
-from .saved import SavedBatch, columns_of
+from ...types import Forward, Rollout, Span, StepTotals, Totals, implements, role_of
+from .saved import SavedBatch
 from .selections import ReplaySelection, RewardSource, check_replayable, check_weights
 from .tokens import Tokens
 
@@ -136,7 +134,7 @@ def _rollout(
     mask_B_T = tokens.mask_B_T
     if selection.settings["mask_truncated_completions"]:
         mask_B_T = mask_B_T * ~truncated_B.unsqueeze(1)
-    rollout = Rollout(
+    return Rollout(
         prompts=batch.prompts,
         completions=batch.completions,
         columns=batch.columns,
@@ -168,13 +166,6 @@ def _rollout(
         tokenizer=tokenizer,
         offsets=tokens.offsets,
     )
-    counts = (rollout.turns_B_T.amax(dim=1) + 1).tolist()
-    by_turn = {
-        name: [turn_values(spans, counts[row], name, row) for row, spans in enumerate(one.turns)]
-        for name, one in rewards.items()
-        if one.turns is not None
-    }
-    return replace(rollout, reward_turns=by_turn)
 
 
 def _tool_mask(tokens: Tokens) -> torch.Tensor | None:
@@ -216,13 +207,11 @@ def _weights_of_reduction(aggregation: Any, advantages_B_T: torch.Tensor, rollou
 # --------------------------------------------------------------------------------------------------------- rewards
 
 
-@dataclass(frozen=True)
-class OneReward:
-    """One reward's `B` values; its spans in characters of `SavedBatch.texts`, and as given if some are whole turns."""
+class OneReward(NamedTuple):
+    """One reward's `B` values, and its spans in characters of `SavedBatch.texts`."""
 
     values: Sequence[float | None]
     spans: Sequence[Sequence[Span] | None] | None = None
-    turns: Sequence[Sequence[Span | TurnSpan] | None] | None = None
 
 
 def _rewards(
@@ -249,7 +238,7 @@ def _called(source: RewardSource, selection: str, batch: SavedBatch, tokens: Tok
     if is_model(source.function):
         raise ConfigurationError(f"{selection}: the reward {source.name!r} is a model, but a replay runs none.")
     watch = RewardWatch()
-    columns = columns_of(batch)
+    columns = batch.columns_and_rewards
     try:
         returned = call(
             watch.wrap(source.function, source.name),
@@ -271,11 +260,13 @@ def _called(source: RewardSource, selection: str, batch: SavedBatch, tokens: Tok
         raise type(error)(f"{selection}, {batch.where}: {error}{advice}") from error
     if (spans := watch.spans.get(source.name)) is None:
         return OneReward(returned)
+    if any(len(span) == 4 for row in spans for span in row or ()):
+        raise ConfigurationError(f"{selection}: the reward {source.name!r} scores turns, which a replay cannot tell.")
     placed = [
-        None if row is None else place_spans(row, functools.partial(_turns_of, completion), completion, text, number)
+        None if row is None else place_spans(row, list, completion, text, number)
         for number, (row, completion, text) in enumerate(zip(spans, batch.completions, batch.texts, strict=True))
     ]
-    return OneReward(returned, placed, spans if any(map(scores_turns, spans)) else None)
+    return OneReward(returned, placed)
 
 
 def _weighted_sum(
@@ -289,21 +280,6 @@ def _weighted_sum(
     if weights is None and batch.reward is not None and len(rewards) == len(batch.rewards):
         return tensor_of(batch.reward), weights_K
     return weighted_rewards(rewards_B_K, weights_K), weights_K
-
-
-def _turns_of(completion: Any) -> list[Turn]:
-    """The assistant messages of a completion and where they are in its whole text."""
-    turns: list[Turn] = []
-    start = 0
-    for message in [completion] if isinstance(completion, str) else completion:
-        text = joined_text(message)
-        end = start + len(text)
-        if isinstance(message, str) or message.get("role", "assistant") == "assistant":
-            turns.append(
-                Turn(number=len(turns), tokens=(0, 0), text=text, characters=(start, end), content=(start, end))
-            )
-        start = end
-    return turns
 
 
 def tensor_of(values: Sequence[float | None]) -> torch.Tensor:

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from ...errors import ConfigurationError
 from ...guard.messages import joined_text
-from ..files import Columns, Say, dataset_file, messages_in, plain_messages, read_columns, rows_of, saved_files
+from ..files import SUFFIXES, Columns, Say, messages_in, plain_messages, read_columns, rows_of, saved_files
 
 _NOT_READ = ("tokens", "stages", "advantages")
 """Large columns of the token records that the replay does not use."""
@@ -59,6 +59,11 @@ class SavedBatch:
     columns: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     tokens: Columns | None = None
     truncated: Sequence[bool] | None = None
+
+    @property
+    def columns_and_rewards(self) -> dict[str, Sequence[Any]]:
+        """Both together: in anybody's file a column of numbers may be either."""
+        return {**self.columns, **self.rewards}
 
 
 class _Part(NamedTuple):
@@ -117,11 +122,6 @@ def read_saved(
             f"{completions}: nothing to replay, no group has the log-probabilities that a hook needs."
         )
     return batches
-
-
-def columns_of(batch: SavedBatch) -> dict[str, Sequence[Any]]:
-    """The columns and the rewards of a batch: in anybody's file a column of numbers may be either."""
-    return {**batch.columns, **batch.rewards}
 
 
 def join_key(prompt: Any) -> str:
@@ -274,7 +274,9 @@ def join_columns(batches: Sequence[SavedBatch], dataset: str | Path) -> list[Sav
     Raises:
         ConfigurationError: The file is not there or has neither column, or a prompt is not in it.
     """
-    file = dataset_file(dataset, "--dataset")
+    file = Path(dataset)
+    if not file.is_file() or file.suffix not in SUFFIXES:
+        raise ConfigurationError(f"--dataset {str(file)!r} is no .jsonl or .parquet file.")
     columns = read_columns(file)
     key = next((name for name in ("prompt", "question") if name in columns), None)
     if key is None:

@@ -185,7 +185,7 @@ def summaries(run: Run) -> list[tuple[str, ...]]:
     keys = run.keys()
     held_out = [key for key in keys if re.fullmatch(r"eval_((pass|mean)@.*|reward|rewards/.*/mean)", key, re.DOTALL)]
     rewards = [key for key in keys if key.startswith("rewards/") and key.endswith("/mean")]
-    lines = []
+    lines: list[tuple[str, ...]] = []
     for key in dict.fromkeys([*held_out, "reward", *rewards, *_OTHERS]):
         steps, values = run.series(key)
         if values:

@@ -9,15 +9,8 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-_CONTEXT = {"allow_extra_args": True, "ignore_unknown_options": False}
+CONTEXT = {"allow_extra_args": True, "ignore_unknown_options": False}
 _LAUNCHERS = "As for `accelerate launch`."
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command to an app."""
-    app.command("doctor", short_help="Say what will fail before anything loads.", context_settings=_CONTEXT)(
-        doctor_command
-    )
 
 
 def _option(name: str, text: str, **more: Any) -> Any:
