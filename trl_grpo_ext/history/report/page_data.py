@@ -226,10 +226,9 @@ def plain_text(value: Any) -> str:
     return "\n\n".join(head + text for head, text in zip(heads, texts, strict=True))
 
 
-def utf16_spans(text: str, starts: Sequence[int], ends: Sequence[int]) -> Numbers:
+def utf16_spans(text: str, starts: Numbers, ends: Numbers) -> Numbers:
     """Convert places in a Python string to places in a JavaScript string, `(T, 2)`; out of range becomes the end."""
-    spans = numpy.stack([numpy.asarray(starts, numpy.int64), numpy.asarray(ends, numpy.int64)], axis=1)
-    spans = numpy.clip(spans, 0, len(text))
+    spans = numpy.clip(numpy.stack([starts, ends], axis=1), 0, len(text))
     if text and ord(max(text)) > 0xFFFF:
         wide = numpy.frombuffer(text.encode("utf-32-le", "surrogatepass"), numpy.uint32) > 0xFFFF
         spans = spans + numpy.concatenate([[0], numpy.cumsum(wide)])[spans]
@@ -240,45 +239,43 @@ def utf16_spans(text: str, starts: Sequence[int], ends: Sequence[int]) -> Number
 
 
 def _of_records(run: Run, path: Path) -> list[Row]:
-    columns = run.columns_of(path, list(COLUMNS))
-    if columns is None:
-        return []
+    columns = run.columns_of(path, list(COLUMNS)) or {"prompt": []}
     rows = []
     for index in range(len(columns["prompt"])):
         at = {name: values[index] for name, values in columns.items()}
+        at = {name: value for name, value in at.items() if value is not None}
+        size, completion, spans = len(at["tokens"]), str(at["completion"]), None
+        if "starts" in at and "ends" in at:
+            spans = utf16_spans(completion, *(_per_token(at[name], size, numpy.int64) for name in ("starts", "ends")))
         row = Row(
             group=int(at["group"]),
             member=int(at["member"]),
             prompt=plain_text(at["prompt"]),
-            completion=str(at["completion"]),
+            completion=completion,
             truncated=at.get("truncated"),
-            rewards={str(name): number(value) for name, value in dict(at["rewards"] or {}).items()},
+            rewards={str(name): number(value) for name, value in dict(at.get("rewards", ())).items()},
             reward=number(at.get("reward")),
-            outcomes={str(name): _short(value, 60) for name, value in dict(at.get("outcomes") or {}).items()},
+            outcomes={str(name): _short(value, 60) for name, value in dict(at.get("outcomes", ())).items()},
             tokens=[str(token) for token in at["tokens"]],
-            failed_turns=[int(turn) for turn in ([] if at.get("failed_turns") is None else at["failed_turns"])],
+            spans=spans,
+            live=_per_token(at["live"], size, bool),
+            turns=_per_token(at["turns"], size, numpy.int64).clip(-1, size) if "turns" in at else None,
+            failed_turns=[int(turn) for turn in at.get("failed_turns", ())],
+            stages=[
+                (str(name), _per_token(values, size))
+                for name, values in zip(at.get("stages", ()), at.get("advantages", ()), strict=True)
+            ],
+            values={name: _per_token(at[name], size) for name in PER_TOKEN if name in at},
         )
-        size = len(at["tokens"])
-        starts, ends, turns = at.get("starts"), at.get("ends"), at.get("turns")
-        if starts is not None and ends is not None and len(starts) == len(ends) == size:
-            row.spans = utf16_spans(row.completion, starts, ends)
-        if turns is not None and len(turns) == size:
-            row.turns = numpy.asarray(turns, numpy.int64).clip(-1, size)
-        row.live = _fitted(at.get("live"), size, bool, False)
-        by_stage = zip(at["stages"] or [], at.get("advantages") or [], strict=False)
-        row.stages = [(str(name), _fitted(values, size)) for name, values in by_stage if values is not None]
-        row.values = {name: _fitted(at[name], size) for name in PER_TOKEN if at.get(name) is not None}
         row.credit = _credit(row)
         rows.append(row)
     return rows
 
 
-def _fitted(values: Any, size: int, kind: Any = numpy.float32, absent: Any = numpy.nan) -> Numbers:
-    """One value per token, whatever the file has."""
-    found = numpy.full(size, absent, kind)
-    if values is not None:
-        given = numpy.asarray(values, kind)[:size]
-        found[: len(given)] = given
+def _per_token(values: Any, size: int, kind: Any = numpy.float32) -> Numbers:
+    found = numpy.asarray(values, kind)
+    if found.shape != (size,):
+        raise ValueError(f"{found.size} values for {size} tokens")
     return found
 
 
