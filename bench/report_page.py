@@ -20,12 +20,43 @@ from typing import Any
 
 from bench.tables import machine
 from tests.history.report.browsing import browser, open_page, why_no_browser
-from tests.history.report.trained import train_thousand
-from tests.support import save_tiny_model
+from tests.support import save_tiny_model, train
 from trl_grpo_ext.history.report import load_runs
 from trl_grpo_ext.history.report.page import write_page
 
 MARK = "return performance.getEntriesByName('report-interactive')[0].startTime / 1000"
+
+
+def many_vowels(completions: list[str], **columns: Any) -> list[float]:
+    """The share of vowels; no two completions of 500 characters are alike in it for long."""
+    return [sum(text.count(vowel) for vowel in "aeiou") / max(len(text), 1) for text in completions]
+
+
+def train_thousand(model: Path, folder: Path) -> list[Path]:
+    """Two real trainings of five steps with 100 completions of about 500 tokens each, all of them recorded."""
+    chosen: dict[str, list[Any]] = {"plain": [], "hooks": ["leave_one_out", {"name": "entropy_shaping", "alpha": 0.4}]}
+    for name, hooks in chosen.items():
+        train(
+            model,
+            folder / name,
+            scripted=False,
+            reward_funcs=many_vowels,
+            rewards=[{"name": "regex_match", "pattern": "a b|c d", "guard": {}}],
+            reward_weights=[1.0, 0.1],
+            advantage_hooks=hooks,
+            prompt_count=10,
+            max_steps=5,
+            per_device_train_batch_size=100,
+            num_generations=10,
+            max_completion_length=500,
+            generation_kwargs={"min_new_tokens": 470},
+            token_records=100,
+            log_completions=True,
+            num_completions_to_print=0,
+            save_strategy="steps",
+            save_steps=5,
+        )
+    return [folder / name for name in chosen]
 
 
 def main() -> None:

@@ -34,13 +34,10 @@ def problems(found: Audit) -> list[tuple[int, str]]:
     return [(finding.row, finding.problem) for finding in found.findings]
 
 
-def test_good_references_have_no_findings() -> None:
+def test_good_references_have_no_findings_and_one_that_does_not_parse_is_found() -> None:
     found = gsm8k(GOOD)
     assert found.findings == []
     assert (found.reward, found.column, found.rows, found.references) == ("gsm8k_accuracy", "answer", 3, 3)
-
-
-def test_a_reference_that_does_not_parse_is_found() -> None:
     found = gsm8k([*GOOD, {"prompt": "Why?", "answer": "Because she \x1b[31mwants to."}])
     assert problems(found) == [(3, "does not parse")]
     assert "\x1b" not in found.findings[0].reference
@@ -80,16 +77,6 @@ def test_a_reward_without_outcomes_is_right_from_a_score_on() -> None:
         (2, "wrong against itself"),
     ]
     assert problems(audit(half_right, rows, right_at=0.5)) == [(1, "does not parse")]
-
-
-async def runs_the_code(completions: list[str], tests: list[str], **columns: Any) -> list[float]:
-    return [float(test in completion) for completion, test in zip(completions, tests, strict=True)]
-
-
-def test_a_column_with_right_completions_stands_in_for_references_that_are_none() -> None:
-    rows = [{"tests": "f(1)", "code": "def f(1)"}, {"tests": "g(2)", "code": "pass"}]
-    found = audit(runs_the_code, rows, column="tests", completions="code")
-    assert problems(found) == [(1, "wrong against itself")]
 
 
 def slow_on_some(completions: list[str], answer: list[str], **columns: Any) -> list[float]:

@@ -55,13 +55,6 @@ def test_it_passes_its_own_tests_untouched(distribution: str, made: Path, author
     assert "warning" not in done.stdout
 
 
-@pytest.mark.parametrize("distribution", CASES)
-def test_it_is_linted_and_formatted(distribution: str, made: Path, author: Author) -> None:
-    for command in (["check"], ["format", "--check"]):
-        done = author.run("ruff", *command, "--no-cache", ".", cwd=made / distribution)
-        assert done.returncode == 0, done.stdout + done.stderr
-
-
 @pytest.mark.nightly
 @pytest.mark.parametrize("distribution", CASES)
 def test_its_types_hold_strictly(distribution: str, made: Path, author: Author) -> None:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -91,25 +88,3 @@ def test_its_workflows_are_yaml_and_what_builds_and_tests_may_not_publish(tmp_pa
     assert "permissions" not in build
     steps = [step.get("run", "") for step in build["steps"]]
     assert "trl-grpo-ext check --distribution grpo-polite --strict" in steps
-
-
-def test_an_empty_folder_may_be_there_already(tmp_path: Path) -> None:
-    done = invoke("new", "reward", "polite", "--directory", ".", cwd=tmp_path)
-    assert done.status == 0, done
-    assert commands(done.out)[0][-1] == "."
-    assert (tmp_path / "LICENSE").is_file()
-
-
-def test_it_imports_neither_torch_nor_a_plugin_and_the_help_no_templates(tmp_path: Path) -> None:
-    code = """
-import json, sys
-from trl_grpo_ext.cli.main import app
-app(sys.argv[1:], standalone_mode=False)
-heavy = ("torch", "trl", "transformers", "jinja2", "yaml", "pyarrow")
-print(json.dumps([name for name in sys.modules if name in heavy or name.startswith("trl_grpo_ext.rewards")]))
-"""
-    for words, imported in ((["new", "--help"], []), (["new", "reward", "polite"], ["jinja2"])):
-        done = subprocess.run(
-            [sys.executable, "-c", code, *words], cwd=tmp_path, capture_output=True, text=True, check=True
-        )
-        assert json.loads(done.stdout.splitlines()[-1]) == imported

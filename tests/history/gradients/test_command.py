@@ -62,9 +62,9 @@ def test_a_hook_on_texts_alone_and_what_cannot_work(tiny_model: Path, tmp_path: 
         measure_gradients(file, [], **arguments)
 
 
-@pytest.mark.parametrize("precision", [pytest.param("float32", marks=pytest.mark.nightly), "bfloat16", "4 bits"])
+@pytest.mark.parametrize("precision", ["bfloat16", "4 bits"])
 def test_adapters_below_which_weights_may_have_4_bits(tiny_model: Path, tmp_path: Path, precision: str) -> None:
-    """The gradient is that of float32; and a small step along it raises the weighted log-probability as it should."""
+    """The gradient is that of float32, or a small step along it raises the weighted log-probability as it should."""
     torch.manual_seed(0)
     adapted = get_peft_model(
         AutoModelForCausalLM.from_pretrained(tiny_model), LoraConfig(r=2, target_modules="all-linear", lora_dropout=0.5)

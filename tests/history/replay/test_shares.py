@@ -1,60 +1,24 @@
-"""The arithmetic of shares, ranks and turned pairs against slow recomputations, and TRL's defaults and reductions."""
+"""Lengths in quarters, groups told from prompts, and TRL's defaults and reductions."""
 
 from __future__ import annotations
 
-import math
-import statistics
-
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
-from tests.contexts import make_rollout, mask_of
+from tests.contexts import make_rollout
 from trl_grpo_ext import load_loss_aggregation
 from trl_grpo_ext.credit import flow
-from trl_grpo_ext.credit.groups import weighted_rewards
-from trl_grpo_ext.history.replay.comparison import by_tenth, quarters
-from trl_grpo_ext.history.replay.running import group_advantages
+from trl_grpo_ext.history.replay.comparison import quarters
 from trl_grpo_ext.history.replay.saved import infer_num_generations
 from trl_grpo_ext.history.replay.selections import DEFAULTS, LEFT_OUT, TRL_REDUCTIONS
 from trl_grpo_ext.trainer import upstream
 from trl_grpo_ext.types import Rollout, StepTotals, implements
-
-NUMBERS = st.floats(-5, 5).map(lambda x: round(x, 2))
-
-
-def test_tenths_of_a_completion_by_hand() -> None:
-    mass = torch.tensor([[1.0, 2.0, 0.0], [3.0, 0.0, 0.0], [0.0, 0.0, 0.0]])
-    tenths = by_tenth(mass, mask_of([2, 3, 0], 3))
-    assert tenths[0].tolist() == [0, 0, 1, 0, 0, 0, 0, 2, 0, 0]  # middles at 1/4 and 3/4
-    assert tenths[1].tolist() == [0, 3, 0, 0, 0, 0, 0, 0, 0, 0]
-    assert tenths[2].tolist() == [0.0] * 10
 
 
 def test_quarters_leave_out_what_has_no_live_token_and_keep_equal_lengths_together() -> None:
     assert quarters(torch.tensor([0.0, 1.0, 2.0, 3.0, 4.0])).tolist() == [-1, 0, 1, 2, 3]
     assert quarters(torch.tensor([7.0, 7.0, 7.0])).tolist() == [0, 0, 0]
     assert quarters(torch.tensor([0.0])).tolist() == [-1]
-
-
-@given(st.lists(st.none() | NUMBERS, min_size=6, max_size=6), st.sampled_from(["group", "batch", "none"]))
-def test_advantages_against_the_standard_library(rewards: list[float | None], scale: str) -> None:
-    rewards_B_1 = torch.tensor([[math.nan if r is None else r] for r in rewards], dtype=torch.float64)
-    rewards_B = weighted_rewards(rewards_B_1, torch.ones(1).double())
-    rollout: Rollout = make_rollout([1] * 6, groups=[0] * 3 + [1] * 3, rewards_B=rewards_B, rewards_B_K=rewards_B_1)
-    found = group_advantages(rollout, scale, "sum_then_normalize")
-    everybody = [r for r in rewards if r is not None]
-    expected = []
-    for row, reward in enumerate(rewards):
-        group = [r for r in rewards[row // 3 * 3 : row // 3 * 3 + 3] if r is not None]
-        of = group if scale == "group" else everybody
-        if reward is None or (scale != "none" and len(of) < 2):
-            expected.append(0.0)
-            continue
-        std = 1.0 if scale == "none" else statistics.stdev(of) + 1e-4
-        expected.append((reward - statistics.fmean(group)) / std)
-    assert found.tolist() == pytest.approx(expected, abs=1e-6)
 
 
 def test_the_defaults_are_trls() -> None:

@@ -50,15 +50,6 @@ def test_in_a_terminal_what_is_missing_is_told_and_nothing_is_obeyed(tmp_path: P
     assert (folder / "report.html").stat().st_size < 1_000_000
 
 
-def test_what_cannot_be_done_is_one_line_and_two(tmp_path: Path) -> None:
-    folder = write_history(tmp_path / "run", HISTORY)
-    done = run_command("report", folder, "--out", tmp_path / "not" / "there.html")
-    assert done.status == 2
-    assert done.out == ""
-    assert done.err.splitlines()[-1].startswith("trl-grpo-ext: ")
-    assert "Traceback" not in done.err
-
-
 def test_the_report_is_written_when_something_changed_and_only_then(tmp_path: Path, capsys: Any) -> None:
     (tmp_path / "metrics.json").write_text("{}")
     looks = iter(range(100))

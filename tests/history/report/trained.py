@@ -54,35 +54,3 @@ def write_history(folder: Path, history: Sequence[Any]) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "trainer_state.json").write_text(json.dumps({"log_history": list(history)}), encoding="ascii")
     return folder
-
-
-def many_vowels(completions: list[str], **columns: Any) -> list[float]:
-    """The share of vowels; no two completions of 500 characters are alike in it for long."""
-    return [sum(text.count(vowel) for vowel in "aeiou") / max(len(text), 1) for text in completions]
-
-
-def train_thousand(model: Path, folder: Path) -> list[Path]:
-    """Two real trainings of five steps with 100 completions of about 500 tokens each, all of them recorded."""
-    chosen: dict[str, list[Any]] = {"plain": [], "hooks": ["leave_one_out", {"name": "entropy_shaping", "alpha": 0.4}]}
-    for name, hooks in chosen.items():
-        train(
-            model,
-            folder / name,
-            scripted=False,
-            reward_funcs=many_vowels,
-            rewards=[{"name": "regex_match", "pattern": "a b|c d", "guard": {}}],
-            reward_weights=[1.0, 0.1],
-            advantage_hooks=hooks,
-            prompt_count=10,
-            max_steps=5,
-            per_device_train_batch_size=100,
-            num_generations=10,
-            max_completion_length=500,
-            generation_kwargs={"min_new_tokens": 470},
-            token_records=100,
-            log_completions=True,
-            num_completions_to_print=0,
-            save_strategy="steps",
-            save_steps=5,
-        )
-    return [folder / name for name in chosen]

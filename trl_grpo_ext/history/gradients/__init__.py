@@ -24,7 +24,7 @@ from ..files import Say
 from ..replay import replay
 from ..replay.comparison import Comparison
 from ..replay.selections import Selections, named_selections, selection_settings
-from ..replay.tokens import Tokenize, load_tokenizer
+from ..replay.tokens import load_tokenizer
 from .derivatives import DIMENSIONS, ROWS, CountSketch, Group, Policy, load_policy, prompt_tokens
 from .statistics import Estimate, Prompts, compare
 
@@ -220,13 +220,12 @@ class _Item(NamedTuple):
 
 def _items(compared: Comparison, selections: Sequence[str], tokenizer: Any) -> list[_Item]:
     items = []
-    tokenize = Tokenize(tokenizer)
     for number, batch in enumerate(compared.batches):
-        tokens = tokenize(batch)
+        tokens = batch.tokens
         results = [compared.results[name][number] for name in selections]
         weighted = [one.weights_B_T.double() * one.advantages_B_T.double() for one in results]
         size, count = batch.num_generations, len(batch.texts)
-        saved = (batch.tokens or {}).get("prompt_ids", [None] * count)
+        saved = (batch.records or {}).get("prompt_ids", [None] * count)
         for first in range(0, count, size):
             members = slice(first, first + size)
             own = saved[first]

@@ -24,7 +24,7 @@ from .comparison import Comparison, Disagreement, Pair, Part, SelectionNumbers, 
 from .running import BatchResult, run_selection
 from .saved import SavedBatch, join_columns, read_saved
 from .selections import ReplaySelection, Selections, load_selection, named_selections
-from .tokens import Tokenize, load_tokenizer
+from .tokens import load_tokenizer
 
 __all__ = [
     "BatchResult",
@@ -78,6 +78,7 @@ def replay(
     notes: list[str] = []
     chosen = [load_selection(name, given) for name, given in named_selections(selections).items()]
     in_a_group = [num_generations, *(one.settings["num_generations"] for one in chosen)]
+    loaded = load_tokenizer(str(tokenizer)) if isinstance(tokenizer, str | Path) else tokenizer
     batches = read_saved(
         completions,
         notes.append,
@@ -85,19 +86,17 @@ def replay(
         limit=limit,
         num_generations=next(filter(None, in_a_group), None),
         with_logps=any(one.reads_log_probabilities for one in chosen),
+        tokenizer=loaded,
     )
     if dataset is not None:
         batches = join_columns(batches, dataset)
-    loaded = load_tokenizer(str(tokenizer)) if isinstance(tokenizer, str | Path) else tokenizer
-    tokens_are = "records" if batches[0].tokens is not None else "words" if loaded is None else "tokenizer"
+    tokens_are = "records" if batches[0].records is not None else "words" if loaded is None else "tokenizer"
     _explain(chosen, batches, tokens_are, notes.append)
-    tokenize = Tokenize(loaded)
     results: dict[str, list[BatchResult]] = {one.name: [] for one in chosen}
     for batch in batches:
-        tokens = tokenize(batch)
         known: dict[str, Any] = {}
         for one in chosen:
-            results[one.name].append(run_selection(one, batch, tokens, known, loaded))
+            results[one.name].append(run_selection(one, batch, known, loaded))
     return compare(
         chosen,
         batches,

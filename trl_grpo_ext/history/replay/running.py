@@ -70,12 +70,11 @@ class BatchResult:
 
 
 def run_selection(
-    selection: ReplaySelection, batch: SavedBatch, tokens: Tokens, known: dict[str, OneReward], tokenizer: Any
+    selection: ReplaySelection, batch: SavedBatch, known: dict[str, OneReward], tokenizer: Any
 ) -> BatchResult:
     """Run a selection on a batch; `known` are the rewards of that batch that other selections have called."""
-    check_replayable(selection, batch, tokens)
-    rewards = _rewards(selection, batch, tokens, known)
-    rollout = _rollout(selection, batch, tokens, rewards, tokenizer)
+    check_replayable(selection, batch)
+    rollout = _rollout(selection, batch, _rewards(selection, batch, known), tokenizer)
     chain = HookChain(selection.hooks, selection.aggregation)
     rollout = chain.on_rewards(rollout)
     scale, multiple = (selection.settings[name] for name in ("scale_rewards", "multi_objective_aggregation"))
@@ -85,7 +84,7 @@ def run_selection(
     if implements(selection.aggregation, "weights"):
         weights_B_T = flow.token_weights(selection.aggregation, rollout)
     if chain.acts("on_forward"):
-        forward = _forward(rollout, tokens, zero_variance_of(signal_table(rollout)))
+        forward = _forward(rollout, batch.tokens, zero_variance_of(signal_table(rollout)))
         advantages_B_T, _ = chain.on_forward(advantages_B_T, forward, chain.allowed_signs(rollout))
     if weights_B_T is None:
         weights_B_T = _weights_of_reduction(selection.aggregation, advantages_B_T, rollout)
@@ -96,7 +95,7 @@ def run_selection(
         advantages_B_T=advantages_B_T,
         weights_B_T=weights_B_T,
         mask_B_T=rollout.mask_B_T,
-        completion_mask_B_T=tokens.completion_mask_B_T,
+        completion_mask_B_T=rollout.completion_mask_B_T,
         signal_Q=groups_of(signal_table(replace(rollout, advantages_B_T=advantages_B_T))),
     )
 
@@ -124,9 +123,9 @@ def group_advantages(rollout: Rollout, scale_rewards: str, multi_objective_aggre
 
 
 def _rollout(
-    selection: ReplaySelection, batch: SavedBatch, tokens: Tokens, rewards: Mapping[str, OneReward], tokenizer: Any
+    selection: ReplaySelection, batch: SavedBatch, rewards: Mapping[str, OneReward], tokenizer: Any
 ) -> Rollout:
-    count, size = len(batch.texts), batch.num_generations
+    count, size, tokens = len(batch.texts), batch.num_generations, batch.tokens
     rewards_B_K = torch.stack([tensor_of(one.values) for one in rewards.values()], dim=1)
     rewards_B, weights_K = _weighted_sum(selection, batch, rewards, rewards_B_K)
     groups_B = torch.arange(count) // size
@@ -214,14 +213,12 @@ class OneReward(NamedTuple):
     spans: Sequence[Sequence[Span] | None] | None = None
 
 
-def _rewards(
-    selection: ReplaySelection, batch: SavedBatch, tokens: Tokens, known: dict[str, OneReward]
-) -> dict[str, OneReward]:
+def _rewards(selection: ReplaySelection, batch: SavedBatch, known: dict[str, OneReward]) -> dict[str, OneReward]:
     """The rewards of a batch under a selection, by name: called, or the saved ones."""
     if selection.rewards is not None:
         for source in selection.rewards:
             if source.key not in known:
-                known[source.key] = _called(source, selection.name, batch, tokens)
+                known[source.key] = _called(source, selection.name, batch)
         return {source.name: known[source.key] for source in selection.rewards}
     shapers = {plugin_label(hook) for hook in selection.hooks if role_of(hook) == "shaper"}
     # What shapers added is computed again.
@@ -233,7 +230,7 @@ def _rewards(
     return found
 
 
-def _called(source: RewardSource, selection: str, batch: SavedBatch, tokens: Tokens) -> OneReward:
+def _called(source: RewardSource, selection: str, batch: SavedBatch) -> OneReward:
     """What a reward function gives; its errors name the selection and the batch."""
     if is_model(source.function):
         raise ConfigurationError(f"{selection}: the reward {source.name!r} is a model, but a replay runs none.")
@@ -246,7 +243,7 @@ def _called(source: RewardSource, selection: str, batch: SavedBatch, tokens: Tok
                 **{name: list(values) for name, values in columns.items()},
                 "prompts": list(batch.prompts),
                 "completions": list(batch.completions),
-                "completion_ids": [list(row) for row in tokens.id_rows],
+                "completion_ids": [list(row) for row in batch.tokens.id_rows],
                 "trainer_state": SimpleNamespace(global_step=batch.step),  # all that is known of a finished run
                 "log_extra": lambda column, values: None,
                 "log_metric": lambda name, value: None,

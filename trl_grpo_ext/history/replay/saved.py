@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 from ...errors import ConfigurationError
 from ...guard.messages import joined_text
 from ..files import SUFFIXES, Columns, Say, messages_in, plain_messages, read_columns, rows_of, saved_files
+from .tokens import Tokens, recorded_tokens, text_tokens
 
 _NOT_READ = ("tokens", "stages", "advantages")
 """Large columns of the token records that the replay does not use."""
@@ -43,7 +44,8 @@ class SavedBatch:
         rewards: The run's rewards by name, `B` values or Nones.
         reward: The saved weighted sum; None if it was not saved.
         columns: Everything else, by name, `B` values each.
-        tokens: Columns of the token records, by name; None in other files.
+        tokens: The completions' tokens.
+        records: Columns of the token records, by name; None in other files.
         truncated: Whether each was truncated; None if the file does not say.
     """
 
@@ -54,10 +56,11 @@ class SavedBatch:
     texts: Sequence[str]
     group_names: Sequence[Any]
     num_generations: int
+    tokens: Tokens
     rewards: Mapping[str, Sequence[float | None]] = field(default_factory=dict)
     reward: Sequence[float | None] | None = None
     columns: Mapping[str, Sequence[Any]] = field(default_factory=dict)
-    tokens: Columns | None = None
+    records: Columns | None = None
     truncated: Sequence[bool] | None = None
 
     @property
@@ -86,6 +89,7 @@ def read_saved(
     limit: int | None = None,
     num_generations: int | None = None,
     with_logps: bool = False,
+    tokenizer: Any = None,
 ) -> list[SavedBatch]:
     """Read saved completions in the order of their steps, at most `limit` in whole groups.
 
@@ -103,6 +107,7 @@ def read_saved(
         num_generations = infer_num_generations([key for part in ungrouped for key in (*part.keys("prompt"), None)])
         say(f"Groups have {num_generations} completions, inferred from equal prompts in a row (--num_generations).")
     batches: list[SavedBatch] = []
+    words: dict[str, int] = {}
     left, lost = limit, 0
     for part in parts:
         groups = _groups(part, num_generations or 1)
@@ -114,7 +119,7 @@ def read_saved(
             groups = groups[: max(left // len(groups[0]), 0 if batches else 1)]
             left -= sum(map(len, groups))
         if groups:
-            batches.append(_batch(part, groups))
+            batches.append(_batch(part, groups, tokenizer, words))
     if lost:
         say(f"{lost} completions are left out, in whole groups whose records lack log-probabilities: not trained on.")
     if not batches:
@@ -174,7 +179,7 @@ def _has_logps(columns: Columns, row: int) -> bool:
     return all(values is not None and len(values) == len(columns["token_ids"][row]) for values in found)
 
 
-def _batch(part: _Part, groups: Sequence[Sequence[int]]) -> SavedBatch:
+def _batch(part: _Part, groups: Sequence[Sequence[int]], tokenizer: Any, words: dict[str, int]) -> SavedBatch:
     columns = rows_of(part.columns, [row for group in groups for row in group])
     records = "token_ids" in columns
     count, size = len(columns["prompt"]), len(groups[0])
@@ -188,22 +193,27 @@ def _batch(part: _Part, groups: Sequence[Sequence[int]]) -> SavedBatch:
             completion if isinstance(prompt, str) else [{"role": "assistant", "content": completion}]
             for prompt, completion in zip(prompts, completions, strict=True)
         ]
+    texts = [joined_text(completion) for completion in completions]
     rewards = _rewards(columns)
-    truncated = columns.get("truncated")
+    truncated = columns.get("truncated", [None])
+    known = None if None in truncated else [bool(value) for value in truncated]
     ours = _OURS | (_TOKENS if records else set()) | rewards.keys()
     return SavedBatch(
         step=part.step,
         where=part.where,
         prompts=prompts,
         completions=completions,
-        texts=[joined_text(completion) for completion in completions],
+        texts=texts,
         group_names=columns.get("group", [row // size for row in range(count)]),
         num_generations=size,
+        tokens=recorded_tokens(columns, part.where)
+        if records
+        else text_tokens(texts, known or [False] * count, part.where, tokenizer, words),
         rewards=rewards,
         reward=[number_of(value) for value in columns["reward"]] if "reward" in columns else None,
         columns={name: values for name, values in columns.items() if name not in ours},
-        tokens={name: columns[name] for name in _TOKENS if name in columns} if records else None,
-        truncated=None if truncated is None or None in truncated else [bool(value) for value in truncated],
+        records={name: columns[name] for name in _TOKENS if name in columns} if records else None,
+        truncated=known,
     )
 
 

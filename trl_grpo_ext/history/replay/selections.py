@@ -16,7 +16,6 @@ from ...plugins.loading import load_advantage_hooks, load_loss_aggregation, load
 from ...plugins.selection import Selection, parse_selection
 from ...types import implements
 from .saved import SavedBatch
-from .tokens import Tokens
 
 DEFAULTS: Mapping[str, Any] = {
     "loss_type": "dapo",
@@ -125,7 +124,7 @@ def selection_settings(given: str | Path | Mapping[str, Any]) -> Mapping[str, An
     return {} if read_values(given) is None else read_settings(given)
 
 
-def check_replayable(selection: ReplaySelection, batch: SavedBatch, tokens: Tokens) -> None:
+def check_replayable(selection: ReplaySelection, batch: SavedBatch) -> None:
     """Refuse a selection that needs data that were not saved; the message names the hook."""
     for hook in selection.hooks:
         label = f"{selection.name}: the advantage hook {plugin_label(hook)!r}"
@@ -133,7 +132,7 @@ def check_replayable(selection: ReplaySelection, batch: SavedBatch, tokens: Toke
             raise ConfigurationError(f"{label} needs the model {teachers[0]!r}, but a replay runs no model.")
         for need in {*getattr(hook, "needs", ())} & _NOT_SAVED.keys():
             raise ConfigurationError(f"{label} needs {_NOT_SAVED[need]}, which nothing saves.")
-        if _reads_log_probabilities(hook) and (tokens.logps_B_T is None or tokens.entropies_B_T is None):
+        if _reads_log_probabilities(hook) and None in (batch.tokens.logps_B_T, batch.tokens.entropies_B_T):
             raise ConfigurationError(
                 f"{label} needs log-probabilities, which only token records have (token_records: 64 in a run), not "
                 f"{batch.where}."

@@ -13,8 +13,7 @@ import torch
 from ...credit.alignment import token_offsets
 from ...errors import AlignmentError, ConfigurationError
 from ...records.token_records import encodable
-from ..files import reason_of
-from .saved import SavedBatch
+from ..files import Columns, reason_of
 
 _WORD = re.compile(r"\w+|[^\w\s]")
 MOST_CELLS = 200_000_000
@@ -41,40 +40,31 @@ class Tokens:
         return [row[:length] for row, length in zip(self.ids_B_T.tolist(), lengths, strict=True)]
 
 
-class Tokenize:
-    """Makes the `Tokens` of batches that have none.
+def text_tokens(
+    texts: Sequence[str], truncated: Sequence[bool], where: str, tokenizer: Any, words: dict[str, int]
+) -> Tokens:
+    """The tokens of texts; without a tokenizer their words and punctuation, numbered in `words`.
 
-    A text lacks the token that ended it. So each completion gets one, as in training, unless the file says that it was
-    truncated. Without a tokenizer texts are split into words and punctuation.
+    A text lacks the token that ended it. So each gets one, as in training, unless it was truncated.
     """
+    texts = [encodable(text) for text in texts]
+    spans = [[match.span() for match in _WORD.finditer(text)] for text in texts]
+    if tokenizer is None:
+        pieces = [[text[start:end] for start, end in row] for text, row in zip(texts, spans, strict=True)]
+        ids = [[words.setdefault(piece, len(words)) for piece in row] for row in pieces]
+        end = words.setdefault("", len(words))
+    else:
+        ids = tokenizer(texts, add_special_tokens=False)["input_ids"]
+        end = tokenizer.eos_token_id
+    ids = [row if end is None or is_cut else [*row, end] for row, is_cut in zip(ids, truncated, strict=True)]
 
-    def __init__(self, tokenizer: Any = None) -> None:
-        self.tokenizer = tokenizer
-        self._words: dict[str, int] = {}
+    def offsets_of(row: int) -> Sequence[tuple[int, int]]:
+        if tokenizer is not None:
+            return token_offsets(tokenizer, ids[row], texts[row])
+        return [*spans[row], (len(texts[row]), len(texts[row]))][: len(ids[row])]
 
-    def __call__(self, batch: SavedBatch) -> Tokens:
-        """The tokens of a batch; the saved ones, if there are any."""
-        if batch.tokens is not None:
-            return _saved(batch)
-        texts = [encodable(text) for text in batch.texts]
-        spans = [[match.span() for match in _WORD.finditer(text)] for text in texts]
-        if self.tokenizer is None:
-            words = [[text[start:end] for start, end in row] for text, row in zip(texts, spans, strict=True)]
-            ids = [[self._words.setdefault(word, len(self._words)) for word in row] for row in words]
-            end = self._words.setdefault("", len(self._words))
-        else:
-            ids = self.tokenizer(texts, add_special_tokens=False)["input_ids"]
-            end = self.tokenizer.eos_token_id
-        cut = batch.truncated or [False] * len(texts)
-        ids = [row if end is None or is_cut else [*row, end] for row, is_cut in zip(ids, cut, strict=True)]
-
-        def offsets_of(row: int) -> Sequence[tuple[int, int]]:
-            if self.tokenizer is not None:
-                return token_offsets(self.tokenizer, ids[row], texts[row])
-            return [*spans[row], (len(texts[row]), len(texts[row]))][: len(ids[row])]
-
-        mask_B_T = _mask(ids, batch.where)
-        return Tokens(_padded(ids, torch.long), mask_B_T, mask_B_T, offsets_of)
+    mask_B_T = _mask(ids, where)
+    return Tokens(_padded(ids, torch.long), mask_B_T, mask_B_T, offsets_of)
 
 
 def loaded_or_refused(option: str, name: str, load: Callable[[], Any]) -> Any:
@@ -94,14 +84,14 @@ def load_tokenizer(name: str) -> Any:
     return loaded_or_refused("--tokenizer", name, lambda: AutoTokenizer.from_pretrained(name))
 
 
-def _saved(batch: SavedBatch) -> Tokens:
-    tokens = batch.tokens or {}
-    ids, starts, ends = tokens["token_ids"], tokens["starts"], tokens["ends"]
-    if bad := [row for row, live in enumerate(tokens["live"]) if live is None or len(live) != len(ids[row])]:
-        raise ConfigurationError(f"{batch.where}: row {bad[0]} does not have one entry in `live` per token.")
+def recorded_tokens(records: Columns, where: str) -> Tokens:
+    """The tokens in the columns of token records."""
+    ids, starts, ends = records["token_ids"], records["starts"], records["ends"]
+    if bad := [row for row, live in enumerate(records["live"]) if live is None or len(live) != len(ids[row])]:
+        raise ConfigurationError(f"{where}: row {bad[0]} does not have one entry in `live` per token.")
 
     def numbers(name: str) -> torch.Tensor | None:
-        values = tokens.get(name, [None] * len(ids))
+        values = records.get(name, [None] * len(ids))
         if any(row is None or len(row) != len(of) for row, of in zip(values, ids, strict=True)):
             return None
         return _padded(values, torch.float32)
@@ -109,15 +99,15 @@ def _saved(batch: SavedBatch) -> Tokens:
     def offsets_of(row: int) -> Sequence[tuple[int, int]]:
         if starts[row] is None or ends[row] is None:
             raise AlignmentError(
-                f"{batch.where}, row {row}: the record has no offsets, because the tokens could not be matched with "
+                f"{where}, row {row}: the record has no offsets, because the tokens could not be matched with "
                 "the text. Hooks that need offsets or spans cannot be replayed on it."
             )
         return [(int(start), int(end)) for start, end in zip(starts[row], ends[row], strict=True)]
 
     return Tokens(
         ids_B_T=_padded(ids, torch.long),
-        completion_mask_B_T=_mask(ids, batch.where),
-        mask_B_T=_padded(tokens["live"], torch.float32),
+        completion_mask_B_T=_mask(ids, where),
+        mask_B_T=_padded(records["live"], torch.float32),
         offsets=offsets_of,
         logps_B_T=numbers("logp"),
         entropies_B_T=numbers("entropy"),

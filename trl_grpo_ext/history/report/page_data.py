@@ -228,7 +228,7 @@ def plain_text(value: Any) -> str:
 
 def utf16_spans(text: str, starts: Numbers, ends: Numbers) -> Numbers:
     """Convert places in a Python string to places in a JavaScript string, `(T, 2)`; out of range becomes the end."""
-    spans = numpy.clip(numpy.stack([starts, ends], axis=1), 0, len(text))
+    spans: Numbers = numpy.clip(numpy.stack([starts, ends], axis=1), 0, len(text))
     if text and ord(max(text)) > 0xFFFF:
         wide = numpy.frombuffer(text.encode("utf-32-le", "surrogatepass"), numpy.uint32) > 0xFFFF
         spans = spans + numpy.concatenate([[0], numpy.cumsum(wide)])[spans]
