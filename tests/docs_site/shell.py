@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import typer
 from accelerate.commands.launch import launch_command_parser
@@ -19,10 +20,10 @@ PLACEHOLDERS = (
     *("train.jsonl", "mbpp.jsonl", "completions.jsonl"),
 )
 """Files that the reader is supposed to have."""
-READERS_SCRIPTS = frozenset({"train.py"})
+READERS_SCRIPTS = ("train.py",)
 RECIPES = ("gsm8k_grpo", "sort_grpo", "detox_grpo")
 _ON_THIS_MACHINE = ("--output_dir", "unused", "--use_cpu", "true", "--bf16", "false")
-_OTHERS = frozenset({"jq", "export", "cd", "source", "ls", "cat", "mkdir", "open", "pytest"})
+_OTHERS = frozenset({"python", "python3", "jq", "export", "cd", "source", "ls", "cat", "mkdir", "open", "pytest"})
 """Commands that are nobody's here."""
 
 
@@ -48,43 +49,41 @@ def commands(block: str) -> Iterator[list[str]]:
             yield command
 
 
-def check(words: list[str]) -> str:
-    """Parse a command; what it was parsed by.
+def check(words: list[str]) -> None:
+    """Parse a command.
 
     Raises:
         RefusedCommandError: Its parser refuses it, or it names a file or a target that is not there.
     """
-    while re.fullmatch(r"[A-Z_][A-Z0-9_]*=.*", words[0]):  # variables before a command
+    while words and re.fullmatch(r"[A-Z_][A-Z0-9_]*=.*", words[0]):  # variables before a command
         words = words[1:]
-        if not words:
-            return "a variable"
-    program, *rest = words
+    program, *rest = words or ["export"]
     program = re.sub(r"^\.venv(-vllm)?/bin/", "", program)  # where `make` puts it
-    if program in ("srun", "env"):
-        return check(rest)
-    if "..." in rest:
-        rest = _without_dots(rest)
-    if program == "trl-grpo-ext":
-        return _our_command(rest)
-    if program == "accelerate" and rest[:1] == ["launch"]:
-        return _launch(rest[1:])
-    if program in ("python", "python3"):
-        return _python(rest)
-    if program == "make":
-        makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-        for target in rest:
-            _need("=" in target or re.search(rf"^{re.escape(target)}:", makefile, re.MULTILINE), f"no target {target}")
-        return "make"
-    if program == "pip":
-        _need(rest[:1] and rest[0] in ("install", "uninstall"), f"pip {rest[:1]}")
-        for word in rest[1:]:
-            _need("/" not in word or word.startswith("./grpo-") or (ROOT / word).exists(), f"{word} is not there")
-        return "pip"
-    if program == "sbatch":
-        _need((ROOT / rest[0]).is_file(), f"{rest[0]} is not there")
-        return "sbatch"
-    _need(program in _OTHERS, f"nobody knows {program!r}")
-    return program
+    while "..." in rest:  # and the option whose value it stands for
+        place = rest.index("...")
+        del rest[place - 1 if place and rest[place - 1].startswith("--") else place : place + 1]
+    match [program, *rest]:
+        case ["srun" | "env", *_]:
+            check(rest)
+        case ["trl-grpo-ext", *_]:
+            _our_command(rest)
+        case ["accelerate", "launch", *launched]:
+            _launch(launched)
+        case ["python" | "python3", "-m", module, *_]:
+            _need(find_spec(module) is not None, f"no module {module}")
+        case ["python" | "python3", script, *given] if not script.startswith("-"):
+            _script(script, given)
+        case ["make", *targets]:
+            makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+            for name in targets:
+                _need("=" in name or re.search(rf"^{re.escape(name)}:", makefile, re.MULTILINE), f"no target {name}")
+        case ["pip", "install" | "uninstall", *packages]:
+            for word in packages:
+                _need("/" not in word or word.startswith("./grpo-") or (ROOT / word).exists(), f"{word} is not there")
+        case ["sbatch", script, *_]:
+            _need((ROOT / script).is_file(), f"{script} is not there")
+        case _:
+            _need(program in _OTHERS, f"nobody knows {program!r}")
 
 
 def _need(condition: object, why: str) -> None:
@@ -92,50 +91,32 @@ def _need(condition: object, why: str) -> None:
         raise RefusedCommandError(why)
 
 
-def _without_dots(words: list[str]) -> list[str]:
-    """Without `...`, and without the option whose value it stands for."""
-    kept: list[str] = []
-    for word in words:
-        if word == "...":
-            if kept and kept[-1].startswith("--"):
-                kept.pop()
-        else:
-            kept.append(word)
-    return kept
-
-
-def _our_command(words: list[str]) -> str:
+def _our_command(words: list[str]) -> None:
     from trl_grpo_ext.cli.main import app
 
-    group = typer.main.get_command(app)
-    _need(words and words[0] in group.commands, f"trl-grpo-ext has no command {words[:1]}")  # type: ignore[attr-defined]
-    command = group.commands[words[0]]  # type: ignore[attr-defined]
+    known: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    _need(words and words[0] in known, f"trl-grpo-ext has no command {words[:1]}")
     try:
-        command.make_context(words[0], list(words[1:]))
+        known[words[0]].make_context(words[0], list(words[1:]))
     except Exception as error:
         if type(error).__module__.split(".")[0] in ("click", "typer"):
             raise RefusedCommandError(f"trl-grpo-ext {' '.join(words)}: {error}") from error
         raise
-    return f"trl-grpo-ext {words[0]}"
 
 
-def _launch(words: list[str]) -> str:
+def _launch(words: list[str]) -> None:
     try:
         arguments = launch_command_parser().parse_args(words)
     except SystemExit as error:
         raise RefusedCommandError(f"accelerate launch {' '.join(words)}") from error
     _need(not arguments.config_file or (ROOT / arguments.config_file).is_file(), f"no {arguments.config_file}")
-    return _script(arguments.training_script, arguments.training_script_args)
+    _script(arguments.training_script, arguments.training_script_args)
 
 
-def _script(script: str, words: list[str]) -> str:
-    if script in READERS_SCRIPTS:
-        return "a script of the reader's"
-    _need((ROOT / script).is_file(), f"{script} is not there")
-    name = Path(script).stem
-    if name in RECIPES and Path(script).parent.name == "recipes":
-        _recipe(name, words)
-    return script
+def _script(script: str, words: list[str]) -> None:
+    _need(script in READERS_SCRIPTS or (ROOT / script).is_file(), f"{script} is not there")
+    if Path(script).stem in RECIPES and Path(script).parent.name == "recipes":
+        _recipe(Path(script).stem, words)
 
 
 def _recipe(name: str, words: list[str]) -> None:
@@ -156,20 +137,9 @@ def _recipe(name: str, words: list[str]) -> None:
             file = words[place + 1]
             _need(file in PLACEHOLDERS or (ROOT / file).is_file(), f"{file} is not there")
             words = words[:place] + words[place + 2 :]
-        words = [
-            re.sub(r"\b(?:no_guess|no_shouting)\b", "think_format", word) for word in words
-        ]  # the reader's plugins
+        # The reader's plugins are not installed here.
+        words = [re.sub(r"\b(?:no_guess|no_shouting)\b", "think_format", word) for word in words]
         *_, unknown = parser.parse_args_into_dataclasses([*_ON_THIS_MACHINE, *words], return_remaining_strings=True)
     finally:
         sys.path.remove(str(ROOT / "recipes"))
     _need(not unknown, f"{name} has no settings {unknown}")
-
-
-def _python(words: list[str]) -> str:
-    if words[:1] == ["-m"]:
-        module = words[1]
-        _need(find_spec(module) is not None, f"no module {module}")
-        return f"-m {module}"
-    if words and words[0].startswith("-"):
-        return "python"
-    return _script(words[0], words[1:])
