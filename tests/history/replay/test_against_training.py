@@ -108,7 +108,7 @@ def test_trls_own_tables_give_the_advantages_in_them(
     train(tiny_model, tmp_path, log_completions=True, reward_funcs=[length_reward, coarse_reward], **settings)
     compared = replay(tmp_path, [settings])
     assert compared.num_generations == 4
-    assert any("Groups have 4 completions, inferred" in sentence for sentence in compared.notes)
+    assert any("Equal prompts in a row" in sentence for sentence in compared.notes)
     assert any("used: length_reward, coarse_reward." in sentence for sentence in compared.notes)
     for file, played in zip(
         sorted((tmp_path / "completions").glob("*.parquet")), compared.results["selection 1"], strict=True

@@ -1,15 +1,13 @@
-"""Lengths in quarters, groups told from prompts, and TRL's defaults and reductions."""
+"""Lengths in quarters, and TRL's defaults and reductions."""
 
 from __future__ import annotations
 
-import pytest
 import torch
 
 from tests.contexts import make_rollout
 from trl_grpo_ext import load_loss_aggregation
 from trl_grpo_ext.credit import flow
 from trl_grpo_ext.history.replay.comparison import quarters
-from trl_grpo_ext.history.replay.saved import infer_num_generations
 from trl_grpo_ext.history.replay.selections import DEFAULTS, LEFT_OUT, TRL_REDUCTIONS
 from trl_grpo_ext.trainer import upstream
 from trl_grpo_ext.types import Rollout, StepTotals, implements
@@ -52,10 +50,3 @@ def test_every_loss_type_has_an_aggregation_with_trls_weights() -> None:
         )
         assert torch.allclose(ours, theirs), loss_type
     assert StepTotals(tokens=1, sequences=1).micro_batches == 1  # what a replay takes a step for
-
-
-def test_the_size_of_groups_is_told_from_runs_of_equal_prompts() -> None:
-    assert infer_num_generations([*"aaaa", None, *"aabb"]) == 2
-    assert infer_num_generations([*"aaaa", None, *"aaaabbbb"]) == 4  # may be twice 2: nobody can tell
-    with pytest.raises(ValueError, match=r"runs of 2, 3, which have no common divisor"):
-        infer_num_generations("aabbbaa")

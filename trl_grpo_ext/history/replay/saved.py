@@ -93,8 +93,8 @@ def read_saved(
 ) -> list[SavedBatch]:
     """Read saved completions in the order of their steps, at most `limit` in whole groups.
 
-    If a file does not say which completions belong together, groups have `num_generations`, or what equal prompts in a
-    row suggest. `with_logps` leaves out the groups of token records that lack log-probabilities.
+    If a file does not say which completions belong together, equal prompts in a row are one group, or several of
+    `num_generations`. `with_logps` leaves out the groups of token records that lack log-probabilities.
     """
     every = sorted((part for file in saved_files(completions, say) for part in _parts(file)), key=lambda one: one.step)
     first, last = steps
@@ -103,14 +103,13 @@ def read_saved(
         kept = f"the steps are {every[0].step} to {every[-1].step}" if every else "there are no completions in it"
         raise ConfigurationError(f"{completions}: nothing to replay, {kept}.")
     parts = _without_repetitions(parts, say)
-    if num_generations is None and (ungrouped := [part for part in parts if "group" not in part.columns]):
-        num_generations = infer_num_generations([key for part in ungrouped for key in (*part.keys("prompt"), None)])
-        say(f"Groups have {num_generations} completions, inferred from equal prompts in a row (--num_generations).")
+    if num_generations is None and any("group" not in part.columns for part in parts):
+        say("Equal prompts in a row are taken for one group (--num_generations).")
     batches: list[SavedBatch] = []
     words: dict[str, int] = {}
     left, lost = limit, 0
     for part in parts:
-        groups = _groups(part, num_generations or 1)
+        groups = _groups(part, num_generations)
         if with_logps and "token_ids" in part.columns:
             trained = [group for group in groups if all(_has_logps(part.columns, row) for row in group)]
             lost += sum(map(len, groups)) - sum(map(len, trained))
@@ -229,46 +228,30 @@ def _rewards(columns: Columns) -> dict[str, list[float | None]]:
     return {name: [number_of(value) for value in columns[name]] for name in floats}
 
 
-def _groups(part: _Part, num_generations: int) -> list[list[int]]:
-    """The rows of each group: by the file's own numbers, or else so many consecutive rows with one prompt."""
+def _groups(part: _Part, num_generations: int | None) -> list[list[int]]:
+    """The rows of each group: by the file's own numbers, or else consecutive rows with one prompt."""
     numbers = part.columns.get("group")
     if numbers is None:
-        prompts = part.keys("prompt")
-        if wrong := [run for run in runs_of_equal(prompts) if run % num_generations]:
+        runs = [len(list(run)) for _, run in itertools.groupby(part.keys("prompt"))]
+        if wrong := [run for run in runs if num_generations and run % num_generations]:
             raise ConfigurationError(
                 f"{part.where}: {wrong[0]} completions of one prompt stand in a row, which is no multiple of "
                 f"num_generations={num_generations}. Give the run's --num_generations."
             )
-        numbers = [row // num_generations for row in range(len(prompts))]
+        numbers = [number for number, run in enumerate(runs) for _ in range(run)]
+        if num_generations:
+            numbers = [row // num_generations for row in range(len(numbers))]
     rows: dict[str, list[int]] = {}
     for row, number in enumerate(numbers):
         rows.setdefault(str(number), []).append(row)
     sizes = {len(members): number for number, members in reversed(rows.items())}
     if len(sizes) > 1:
         shown = ", ".join(f"{sizes[size]!r:.40} has {size}" for size in sorted(sizes))
-        raise ConfigurationError(f"{part.where}: all groups must have as many completions, and group {shown}.")
-    return list(rows.values())
-
-
-def runs_of_equal(prompts: Sequence[Any]) -> list[int]:
-    """The lengths of the runs of equal prompts, in order."""
-    return [sum(1 for _ in run) for prompt, run in itertools.groupby(prompts) if prompt is not None]
-
-
-def infer_num_generations(prompts: Sequence[Any]) -> int:
-    """The number of completions of one prompt, `G`: the common divisor of all runs of equal prompts; None ends a run.
-
-    TRL writes the `G` completions of a prompt one after the other. A prompt that comes twice in a row makes a run of `2
-    G`. If every prompt comes twice, the result is wrongly `2 G`.
-    """
-    runs = runs_of_equal(prompts)
-    if (size := math.gcd(*runs)) == 1:
-        some = ", ".join(map(str, sorted(set(runs))[:5]))
         raise ConfigurationError(
-            f"The number of completions per prompt is unclear: prompts come in runs of {some}, which have no common "
-            "divisor. Give --num_generations, or files of whole groups in TRL's order."
+            f"{part.where}: all groups must have as many completions, and group {shown}. If a prompt came twice in a "
+            "row, give --num_generations."
         )
-    return size
+    return list(rows.values())
 
 
 # -------------------------------------------------------------------------------------------- columns of a dataset
