@@ -185,19 +185,15 @@ def _judged(reward: Any, column: str, right_at: float, asked: Sequence[_Asked]) 
 def _reference_column(reward: Any, row: Mapping[str, Any], asked: str | None) -> str | None:
     """The column asked for, or else the one that training would read; None if the reward reads none."""
     own = getattr(reward, "reference_column", None)
-    if asked is not None:
-        if asked not in row:
-            raise ConfigurationError(f"There is no column {asked!r}; the columns are {', '.join(row)}.")
-        return asked
-    if isinstance(own, str):
-        if own not in row:
-            usual = next((name for name in _USUAL_COLUMNS if name in row), "COLUMN")
-            raise ConfigurationError(
-                f"The reward reads the column {own!r}, and the columns are {', '.join(row)}: training would stop. "
-                f"Rename the column that holds the references, dataset.rename_column({usual!r}, {own!r}); to audit "
-                f"another column without renaming it, pass --reference {usual}."
-            )
-        return own
+    if asked is not None and asked not in row:
+        raise ConfigurationError(f"There is no column {asked!r}; the columns are {', '.join(row)}.")
+    if asked is None and isinstance(own, str) and own not in row:
+        raise ConfigurationError(
+            f"The reward reads the column {own!r}, and the columns are {', '.join(row)}: training would stop. Rename "
+            "the one that holds the references, or name it with --reference to audit it all the same."
+        )
+    if asked is not None or isinstance(own, str):
+        return asked or own
     try:
         named = inspect.signature(reward).parameters
     except (TypeError, ValueError):  # compiled

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -56,6 +55,8 @@ def check_command(
     print_unreadable(installed)
     if installed.unreadable:  # on import torch searches all entry points for devices, and would fail
         os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
+    from ..testing import check  # slow to import
+
     subjects = (
         _select(selection, wanted, installed)
         if selection is not None
@@ -65,7 +66,11 @@ def check_command(
     found: list[tuple[PluginInfo, Report | str]] = []
     for place, (info, asked) in enumerate(subjects, 1):
         messages().print(Text(one_line(f"Checking {info.name}, {place} of {len(subjects)}")), style="dim")
-        found.append((info, _check(info, asked, {**_project_settings(info), **given})))
+        try:
+            options = {**_project_settings(info), **given}
+            found.append((info, check(info.kind, {**asked, "name": info.selection}, **options)))
+        except (PluginError, ConfigurationError) as error:
+            found.append((info, str(error)))
     if not found:
         raise ConfigurationError("It offers no such plugin.")
     _finish(found, as_json, strict)
@@ -89,16 +94,6 @@ def _project_settings(info: PluginInfo) -> dict[str, Any]:
     name, options = project(Path.cwd())
     same = name is not None and normalise(name) == normalise(info.distribution or "")
     return options.get(info.name, {}) if same else {}
-
-
-def _check(info: PluginInfo, asked: Mapping[str, Any], options: Mapping[str, Any]) -> Report | str:
-    """The report, or why the plugin cannot be loaded."""
-    from ..testing import check
-
-    try:
-        return check(info.kind, {**asked, "name": info.selection}, **options)
-    except (PluginError, ConfigurationError) as error:
-        return str(error)
 
 
 def _finish(found: list[tuple[PluginInfo, Report | str]], as_json: bool, strict: bool) -> None:

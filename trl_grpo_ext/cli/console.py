@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import sys
 
@@ -19,10 +18,7 @@ PIPED_WIDTH = 200
 """Width if stdout is no terminal and COLUMNS is not set: a pipe has no edge, so lines are not folded at 80."""
 
 KIND_HELP = f"{kind_words()}."
-_WORDS: dict[str, Kind] = {
-    **WORDS,
-    **{kind: kind for kind in KINDS},
-}
+_WORDS: dict[str, Kind] = {**WORDS, **{kind: kind for kind in KINDS}}
 
 
 def results() -> Console:
@@ -54,9 +50,7 @@ def kind_of(word: str | None) -> Kind | None:
     folded = word.strip().lower().replace("-", "_").removesuffix("s")
     if folded in _WORDS:
         return _WORDS[folded]
-    close = difflib.get_close_matches(folded, _WORDS, n=1)
-    hint = f" Did you mean {close[0]}?" if close else ""
-    raise ConfigurationError(f"{word!r} is not a kind of plugin; the kinds are {kind_words('and')}.{hint}")
+    raise ConfigurationError(f"{word!r} is not a kind of plugin; the kinds are {kind_words('and')}.")
 
 
 def of_distribution(name: str, installed: Installed) -> list[PluginInfo]:

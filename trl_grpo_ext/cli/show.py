@@ -69,7 +69,7 @@ def _print(docs: PluginDocs, console: Console) -> None:
         console.print()
         _verbatim(console, docs.doc.description)
     if docs.parameters:
-        _heading(console, "Parameters")
+        console.print(Text("\nParameters", style="bold"))
         for parameter in docs.parameters:
             title = Text(one_line(str(parameter)), style="bold")
             title.append(", required" if parameter.required else "", style="not bold yellow")
@@ -77,9 +77,9 @@ def _print(docs: PluginDocs, console: Console) -> None:
             if text := docs.doc.parameters.get(parameter.name):
                 paragraph(console, Text(one_line(text)), indent=6)
     for section in (title for title in _SECTIONS if title in docs.doc.sections):
-        _heading(console, section)
+        console.print(Text(f"\n{section}", style="bold"))
         _verbatim(console, docs.doc.sections[section], indent=2)
-    _heading(console, "Example")
+    console.print(Text("\nExample", style="bold"))
     for line in docs.example.rstrip("\n").split("\n"):
         console.print(Text(escape(line)), soft_wrap=True)  # whole lines: it is there to be copied
 
@@ -103,11 +103,6 @@ def _facts(docs: PluginDocs) -> list[tuple[str, str]]:
         *declares,
     ]
     return [(label, value) for label, value in facts if value]
-
-
-def _heading(console: Console, title: str) -> None:
-    console.print()
-    console.print(Text(title, style="bold"))
 
 
 def _verbatim(console: Console, text: str, indent: int = 0) -> None:

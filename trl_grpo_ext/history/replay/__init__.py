@@ -64,7 +64,7 @@ def replay(
         right_at: The least of its values that counts as right.
         steps: First and last step; None means no bound.
         limit: Most completions, in whole groups.
-        num_generations: Completions per prompt, for files that don't say; None is what a selection has, or all in a row.
+        num_generations: Completions per prompt, for files that don't say; None is a selection's, or all in a row.
         show: How many completions to list for each pair.
 
     Raises:
