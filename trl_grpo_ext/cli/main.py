@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import sys
+from importlib import import_module
 from typing import Annotated
 
 import typer
@@ -15,7 +16,6 @@ from rich.text import Text
 from .. import __version__
 from ..errors import TRLGRPOExtError
 from ..guard.untrusted import printable
-from ..launch.doctor.command import CONTEXT, doctor_command
 from .audit import audit_command
 from .check import check_command
 from .console import messages
@@ -60,7 +60,10 @@ app.command("replay", short_help="Compare selections on saved completions.")(rep
 app.command("gradients", short_help="Measure signal and noise of selections' gradients.")(gradients_command)
 app.command("report")(report_command)
 app.command("audit", short_help="Can a reward read a data set's references?")(audit_command)
-app.command("doctor", short_help="Say what will fail before anything loads.", context_settings=CONTEXT)(doctor_command)
+_doctor = import_module("trl_grpo_ext.launch.doctor.command")  # which lives with what it examines
+app.command("doctor", short_help="Say what will fail before anything loads.", context_settings=_doctor.CONTEXT)(
+    _doctor.doctor_command
+)
 
 
 def main() -> None:
