@@ -11,10 +11,9 @@ import torch
 
 from tests.support import length_reward, prompts, train
 from trl_grpo_ext import GRPOExtMixin, GRPOExtTrainer, load_rewards
-from trl_grpo_ext.errors import UpstreamError, is_out_of_memory
+from trl_grpo_ext.errors import is_out_of_memory
 from trl_grpo_ext.trainer import mixin, upstream
 from trl_grpo_ext.trainer.batch import BatchKeys
-from trl_grpo_ext.trainer.contexts import Sampling, ScoredBatch
 from trl_grpo_ext.trainer.own_loss import try_out
 
 
@@ -33,22 +32,6 @@ def test_every_key_of_ours_says_whose_it_is() -> None:
     keys = [value for name, value in vars(BatchKeys).items() if not name.startswith("__")]
     assert len(set(keys)) == len(keys) >= 8
     assert all(key.startswith("trl_grpo_ext_") for key in keys)
-
-
-def test_a_batch_on_its_way_is_taken_once_and_not_too_early() -> None:
-    sampling = Sampling("Mine")
-    with pytest.raises(UpstreamError, match="were never seen: a base class of Mine"):
-        sampling.take()
-    scored = sampling.scored = ScoredBatch([], [], [], [], torch.zeros(0))
-    assert sampling.take() is scored
-    with pytest.raises(UpstreamError, match="were taken twice"):
-        sampling.take()
-
-
-# ---------------------------------------------------------------------------------------------- in front of others
-
-
-# ---------------------------------------------------------------------------------------------- nothing silently off
 
 
 @pytest.mark.parametrize("given", ["rewards", "pass_at_k", "nothing"])

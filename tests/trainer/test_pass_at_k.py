@@ -35,13 +35,13 @@ def test_it_is_the_share_of_all_choices() -> None:
         assert estimate_pass_at_k(passed, sampled, k) == pytest.approx(sum(map(any, choices)) / len(choices))
 
 
-def collected(table: list[list[float]], rows: int | None = None, **settings: Any) -> dict[str, Any]:
+def collected(table: list[list[float]], problems: int | None = None, **settings: Any) -> dict[str, Any]:
     chosen: dict[str, Any] = {"ks": [1, 2], "mean": True, "thresholds": {(0, "a"): 0.9}, "group_size": 4, **settings}
     pass_at_k = PassAtK(**chosen)
     with pass_at_k.evaluating():
         for rewards in table:
             pass_at_k.add(torch.tensor(rewards).unsqueeze(1))
-        return pass_at_k.metrics(rows)
+        return pass_at_k.metrics(problems)
 
 
 def test_problems_of_all_batches_count_alike_and_the_threshold_itself_passes() -> None:
@@ -55,7 +55,7 @@ def test_problems_of_all_batches_count_alike_and_the_threshold_itself_passes() -
 
 def test_what_fills_up_the_last_batch_does_not_count() -> None:
     alone = collected([[1, 1, 1, 1, 0, 0, 0, 0]])
-    assert collected([[1, 1, 1, 1, 0, 0, 0, 0], [1, 1, 1, 1]], rows=8) == alone
+    assert collected([[1, 1, 1, 1, 0, 0, 0, 0], [1, 1, 1, 1]], problems=2) == alone
     assert collected([[1, 1, 1, 1, 0, 0, 0, 0], [1, 1, 1, 1]]) != alone
 
 

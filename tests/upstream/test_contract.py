@@ -146,7 +146,7 @@ def test_versions_that_are_refused_warned_of_and_silent() -> None:
         with pytest.raises(UpstreamError, match=rf"trl {installed} is installed.*pip install 'trl>=1.14,<2'"):
             upstream.check_version(installed)
     for installed in ("1.17.0.dev0", "1.99.3"):
-        with pytest.warns(upstream.UpstreamWarning, match=f"trl {installed} is newer"):
+        with pytest.warns(UserWarning, match=f"trl {installed} is newer"):
             upstream.check_version(installed)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

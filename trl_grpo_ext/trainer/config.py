@@ -146,19 +146,12 @@ def _is_number(value: Any, kind: Any) -> bool:
     return isinstance(value, kind) and not isinstance(value, bool)
 
 
-def _mapping(name: str, value: Any) -> Any:
-    """Return a setting, parsed if it came as text from a command line."""
-    if not isinstance(value, str):
-        return value
-    return parse_yaml(value, name)
-
-
 def _resample(value: Any) -> dict[str, Any] | None:
     """The setting as a plain mapping, with the filter looked up; a selection alone names the filter."""
     if isinstance(value, str) and value.lower() in ("none", "null"):  # TRL's command line for "not set"
         return None
     if isinstance(value, str) and value.lstrip().startswith("{"):
-        value = _mapping("resample", value)
+        value = parse_yaml(value, "resample")
     settings = read_resample(value)
     if settings is None:
         return None
@@ -168,7 +161,8 @@ def _resample(value: Any) -> dict[str, Any] | None:
 
 
 def _thresholds(value: Any) -> dict[str, float] | None:
-    value = _mapping("pass_thresholds", value)
+    if isinstance(value, str):
+        value = parse_yaml(value, "pass_thresholds")
     if value is None:
         return None
     if not isinstance(value, dict) or not value:

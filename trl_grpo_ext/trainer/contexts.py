@@ -36,7 +36,7 @@ class ScoredBatch:
     spans: Mapping[str, Sequence[Sequence[Span | TurnSpan] | None]] = field(default_factory=dict)
     outcomes: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     tool_masks: Sequence[Sequence[int]] | None = None
-    by_turns: frozenset[str] | None = None
+    by_turns: frozenset[str] = frozenset()  # functions that gave values by turn on any rank, once agreed
 
     def agreed(self, facts: RunFacts) -> ScoredBatch:
         """Make all ranks agree on which functions returned spans; a function may return none on this rank."""
@@ -53,12 +53,6 @@ class ScoredBatch:
         }
         by_turns = frozenset(name for name, turns in zip(names, by_turns_K, strict=True) if turns)
         return replace(self, spans=spans, by_turns=by_turns)
-
-    def names_by_turns(self) -> list[str]:
-        """Functions that gave values by turn: on any rank once agreed, else on this one."""
-        if self.by_turns is None:
-            return [name for name, rows in self.spans.items() if any(map(scores_turns, rows))]
-        return [name for name in self.spans if name in self.by_turns]
 
     def written_by_model(self, batch: dict[str, Any], is_token_B_T: torch.Tensor) -> torch.Tensor:
         """The tokens that the model and no tool wrote, `(B, T)`, before truncated completions were masked."""
@@ -93,11 +87,6 @@ class Sampling:
     show_columns: Callable[[Sequence[str]], None] | None = None  # shows TRL the columns of rewards that shapers add
     tensors: dict[str, Any] = field(default_factory=dict)  # the batch that TRL will make, as shapers see it
     rollout: Rollout | None = None  # after the shapers
-    _taken: bool = False
-
-    def begin(self, generated: Sequence[Any]) -> None:
-        """Add what was generated."""
-        self.generated, self.passes = generated, []
 
     def add_pass(self, logps_B_T: torch.Tensor) -> None:
         """Add the log-probabilities of a pass, unless the batch is already known."""
@@ -110,15 +99,13 @@ class Sampling:
         return self.generated[2] if self.generated is not None and len(self.generated) > 2 else None
 
     def take(self) -> ScoredBatch:
-        """What was scored; once."""
-        if self.scored is None or self._taken:
-            what = "were taken twice" if self._taken else "were never seen"
+        """What was scored."""
+        if self.scored is None:
             raise UpstreamError(
-                f"The rewards of this generation batch {what}: a base class of {self.trainer} overrides "
+                f"The rewards of this generation batch were never seen: a base class of {self.trainer} overrides "
                 "_generate_and_score_completions without calling _calculate_rewards. Advantage hooks and loss "
                 "aggregations need it."
             )
-        self._taken = True
         return self.scored
 
 
@@ -213,7 +200,7 @@ def make_rollout(
         reward_weights_K=weights_K,
         rewards_B=rewards_N[local],
         reward_spans=ByReward(scored.spans, spans_of),
-        reward_turns=ByReward(scored.names_by_turns(), turns_of),
+        reward_turns=ByReward([name for name in scored.spans if name in scored.by_turns], turns_of),
         group_ids_B=groups_N[local],
         group_baselines_B=group_mean(rewards_N, groups_N)[local],
         num_generations=group_size,

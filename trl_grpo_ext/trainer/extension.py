@@ -53,17 +53,15 @@ from .contexts import (
     step_totals,
 )
 from .facts import LossSettings, Progress
-from .hook_states import states_of
-from .live.summary import use_console_summary
+from .hook_states import AdvantageHookStates, has_state
+from .live import use_console_summary
 from .logps import Models, Scorer, Scores
-from .loss_trial import ForwardPass, LossOf
-from .own_loss import OwnLoss, reward_positions
+from .own_loss import ForwardPass, LossOf, OwnLoss, reward_positions
 from .pass_at_k import pass_at_k_of
 from .phase_times import PhaseClock
 from .plugin_records import PluginRecords
-from .reaggregation import LossForward, Reaggregation, trl_weights
+from .reaggregation import LossForward, Reaggregation, self_check, trl_weights
 from .resampling import Prompts, Resampling, ResamplingState, read_resample, refuse_inexact
-from .self_check import self_check
 from .shaping import batch_before_trls, refuse_images, rollout_of_shapers
 
 Inherited = Callable[..., Any]
@@ -154,8 +152,8 @@ class Extension:
         trl.add_callback(LiveLog())
         if settings.summary_steps:
             use_console_summary(trl, settings.summary_steps)
-        if (states := states_of(self.advantage_hooks)) is not None:
-            trl.add_callback(states)
+        if any(map(has_state, self.advantage_hooks)):
+            trl.add_callback(AdvantageHookStates.of(hooks=self.advantage_hooks))
         facts = self.facts = upstream.facts_of(trl)
         self.agreement = Agreement(facts.rank, facts.ranks, facts.gather, facts.device)
         self._phases = PhaseClock(facts.device)
@@ -279,7 +277,7 @@ class Extension:
             return evaluation()
         with self._pass_at_k.evaluating():
             output = evaluation()
-            metrics = self._pass_at_k.metrics(upstream.rows_of(dataloader, self.facts.ranks))
+            metrics = self._pass_at_k.metrics(upstream.problems_of(dataloader, self.facts.ranks))
         output.metrics.update({f"{prefix}_{name}": value for name, value in metrics.items()})
         return output
 
@@ -330,7 +328,7 @@ class Extension:
         """What TRL generates, which shapers and the rollout need."""
         generated = inherited(prompts)
         if self._sampling is not None:
-            self._sampling.begin(generated)
+            self._sampling.generated, self._sampling.passes = generated, []
         return generated
 
     def calculate_rewards(

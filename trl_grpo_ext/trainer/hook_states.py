@@ -62,11 +62,6 @@ class AdvantageHookStates(KeptState):
                 hook.load_state_dict(entry["state"])
 
 
-def states_of(hooks: Sequence[Any]) -> AdvantageHookStates | None:
-    """The callback for these hooks, or None if none has a state."""
-    return AdvantageHookStates.of(hooks=list(hooks)) if any(map(has_state, hooks)) else None
-
-
 def has_state(hook: Any) -> bool:
     """Whether a hook has a state to save."""
     return implements(hook, "state_dict") and implements(hook, "load_state_dict")

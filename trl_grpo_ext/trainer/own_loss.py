@@ -9,7 +9,7 @@ number.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,10 +18,50 @@ import torch
 from ..errors import ConfigurationError, SelfCheckError, is_out_of_memory
 from . import upstream
 from .batch import join_batches
-from .loss_trial import LossOf, LossTrial
 
 RELATIVE_TOLERANCE = 1e-5
 _SOURCES = ("train_dataset", "eval_dataset", "processing_class", "reward_processing_classes")
+
+
+ForwardPass = Callable[[], tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
+"""Returns what TRL's `_get_per_token_logps_and_entropies` returns."""
+
+LossOf = Callable[[dict[str, Any], ForwardPass], torch.Tensor]
+"""The loss of a batch, with a replacement for the policy's forward pass."""
+
+
+class LossTrial:
+    """A batch like `inputs` with invented log-probabilities; importance ratios are 1 or, by default, near it.
+
+    No model runs on it, and no term of its loss is zero by accident.
+    """
+
+    def __init__(self, inputs: Mapping[str, Any], *, at_ratio_one: bool = False, all_tokens: bool = False) -> None:
+        mask_B_T = inputs["completion_mask"]
+        ones_B_T = torch.ones_like(mask_B_T, dtype=torch.float32)
+        numbers = torch.arange(mask_B_T.numel(), device=mask_B_T.device)
+        self.wave_B_T = torch.sin(1.0 + numbers).view(mask_B_T.shape)  # of both signs, and no two alike
+        old_B_T = -ones_B_T if at_ratio_one else -1.0 - self.wave_B_T.abs()
+        ref_B_T = -ones_B_T if at_ratio_one else old_B_T - 0.3 * self.wave_B_T
+        self.logps_B_T = -ones_B_T if at_ratio_one else (old_B_T + 0.1 * self.wave_B_T).requires_grad_()
+        invented: dict[str, Any] = {"sampling_per_token_logps": old_B_T, "ref_per_token_logps": ref_B_T}
+        if "importance_sampling_ratio" in inputs:
+            invented["importance_sampling_ratio"] = torch.ones_like(inputs["importance_sampling_ratio"])
+        if all_tokens:
+            invented |= {name: torch.ones_like(mask_B_T) for name in ("completion_mask", "tool_mask")}
+        self.batch = {**inputs, **{name: value for name, value in invented.items() if name in inputs}}
+        self.batch["old_per_token_logps"] = old_B_T  # TRL leaves it out if the policy itself has just sampled
+
+    def loss(self, loss_of: LossOf, before: torch.Tensor, during: torch.Tensor) -> torch.Tensor:
+        """The loss with advantages that the policy's forward pass changes, as forward hooks do."""
+        batch = {**self.batch, "advantages": before}
+        output = (self.logps_B_T, torch.ones_like(self.logps_B_T), self.logps_B_T.new_zeros(()))
+
+        def forward_pass() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+            batch["advantages"] = during
+            return output
+
+        return loss_of(batch, forward_pass)
 
 
 @dataclass(frozen=True)
@@ -45,11 +85,14 @@ class OwnLoss:
         self._kind = None if self.owners else LossKind()
         self._is_used = hooks or compact or aggregation is not None
         self._forward_hooks, self._aggregation, self._compact = forward_hooks, aggregation, compact
-        for owner in self.owners:
-            if aggregation is not None:
-                upstream.check_own_loss(owner, f"The loss aggregation {aggregation!r}")
-            if compact:
-                upstream.check_own_loss(owner, "compact_updates: exact")
+        wanted = ["compact_updates: exact"] * compact
+        wanted += [f"The loss aggregation {aggregation!r}"] * (aggregation is not None)
+        for owner in self.owners if wanted else ():
+            if (why := upstream.reason_per_completion(owner)) is not None:
+                raise ConfigurationError(
+                    f"{wanted[0]} cannot be exact with the loss of {owner.__qualname__}: {why}. Remove it, or train "
+                    "with GRPOTrainer. Rewards work, and advantage hooks that give each completion one number."
+                )
 
     @property
     def per_token(self) -> bool:

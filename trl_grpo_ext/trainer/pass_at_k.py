@@ -64,11 +64,11 @@ class PassAtK:
         if self._rewards is not None:
             self._rewards.append(rewards_N_K.detach().cpu())
 
-    def metrics(self, completions: int | None) -> dict[str, float | None]:
-        """Return the collected pass@k and mean@k by metric name; None if nothing was judged."""
+    def metrics(self, problems: int | None) -> dict[str, float | None]:
+        """Return pass@k and mean@k of the first so many problems by metric name; None if nothing was judged."""
         if not self._rewards:
             return {}
-        rewards_N_K = torch.cat(self._rewards)[:completions]
+        rewards_N_K = torch.cat(self._rewards)[: None if problems is None else problems * self.group_size]
         found: dict[str, float | None] = {}
         for (column, reward), threshold in self.thresholds.items():
             rewards_Q_G = rewards_N_K[:, column].view(-1, self.group_size)

@@ -78,20 +78,13 @@ def read_resample(value: Any) -> ResampleSettings | None:
     return settings
 
 
-@dataclass(frozen=True)
-class SampledRow:
-    """One completion with all its data, without padding, on the CPU, so that it can move to any rank."""
+Row = dict[tuple[str, str], Any]
+"""One completion with all its data, by where it is from and its name, such as `("batch", "completion_ids")`.
 
-    tensors: dict[tuple[str, str], torch.Tensor]  # by where they are from and name: `("batch", "completion_ids")`
-    values: dict[str, Any]  # what is no tensor
+Tensors are on the CPU and without padding, so that a row can move to any rank.
+"""
 
-    @property
-    def of_batch(self) -> dict[str, Any]:
-        """The tensors of TRL's batch by name."""
-        return {name: tensor for (source, name), tensor in self.tensors.items() if source == "batch"}
-
-
-Group = list[SampledRow]
+Group = list[Row]
 
 
 class Prompts:
@@ -234,16 +227,16 @@ class Resampling:
 
     # ------------------------------------------------------------------ rows put together
 
-    def _column(self, rows: Sequence[SampledRow], source: str, name: str) -> torch.Tensor:
-        tensors = [row.tensors[source, name] for row in rows]
+    def _column(self, rows: Sequence[Row], source: str, name: str) -> torch.Tensor:
+        tensors = [row[source, name] for row in rows]
         if all(tensor.numel() == 1 for tensor in tensors):
             return torch.stack(tensors).to(self._facts.device)
         is_ids = name in ("prompt_ids", "completion_ids")
         value = self._facts.pad_id if is_ids else _PAD.get(name, 0)
         return upstream.pad_rows(self._facts, tensors, value, "left" if name in PROMPT_KEYS else "right")
 
-    def _columns(self, rows: Sequence[SampledRow], source: str) -> dict[str, Any]:
-        return {name: self._column(rows, source, name) for where, name in rows[0].tensors if where == source}
+    def _columns(self, rows: Sequence[Row], source: str) -> dict[str, Any]:
+        return {name: self._column(rows, source, name) for where, name in rows[0] if where == source}
 
     def _join(
         self,
@@ -257,12 +250,13 @@ class Resampling:
         everybody = [row for group in groups for row in group]
         trained = counted * len(groups[0])
         for row in everybody[trained:]:
-            row.tensors["batch", "completion_mask"].zero_()
+            row["batch", "completion_mask"].zero_()
         count = len(everybody) // self._facts.ranks
         rows = everybody[self._facts.rank * count : (self._facts.rank + 1) * count]
         batch: dict[str, Any] = self._columns(rows, "batch")
         batch |= {key: value for key, value in like.batch.items() if key not in batch and not _by_row(value)}
-        tokens = sum(int(counting_mask(row.of_batch).sum()) for row in everybody)
+        masks = ({name: value for (source, name), value in row.items() if source == "batch"} for row in everybody)
+        tokens = sum(int(counting_mask(mask).sum()) for mask in masks)
         batch["num_items_in_batch"] = like.batch["num_items_in_batch"].new_tensor(tokens)
         if self._loss_counts_rows and 0 < counted < len(groups):
             batch[BatchKeys.loss_factor] = torch.tensor(len(groups) / counted, device=self._facts.device)
@@ -282,29 +276,29 @@ class Resampling:
         )
         return SampledBatch(batch, scored, scores, rollout)
 
-    def _join_scored(self, rows: Sequence[SampledRow], everybody: Sequence[SampledRow]) -> ScoredBatch:
-        def beside_scores(what: str, silent: Callable[[SampledRow, str], Any]) -> dict[str, list[Any]]:
+    def _join_scored(self, rows: Sequence[Row], everybody: Sequence[Row]) -> ScoredBatch:
+        def column(name: str) -> list[Any]:
+            return [row["scored", name] for row in rows]
+
+        def beside_scores(what: str, silent: Callable[[Row, str], Any]) -> dict[str, list[Any]]:
             """What rewards returned beside their scores; not all do so in every round."""
-            names = dict.fromkeys(name for row in everybody for name in row.values[what])
-            return {name: [row.values[what].get(name, silent(row, name)) for row in rows] for name in names}
+            names = dict.fromkeys(name for row in everybody for name in row["scored", what])
+            return {name: [row["scored", what].get(name, silent(row, name)) for row in rows] for name in names}
 
-        def no_spans(row: SampledRow, name: str) -> Any:
-            return None if bool(row.tensors["row", "rewards"][self._facts.reward_names.index(name)].isnan()) else ()
+        def no_spans(row: Row, name: str) -> Any:
+            return None if bool(row["scored", "rewards"][self._facts.reward_names.index(name)].isnan()) else ()
 
-        values = [row.values for row in rows]
-        masks = [one["tool_mask"] for one in values]
+        masks, spans = column("tool_mask"), [row["scored", "spans"] for row in everybody]
         return ScoredBatch(
-            rows=[one["row"] for one in values],
-            prompts=[one["prompt"] for one in values],
-            completions=[one["completion"] for one in values],
-            completion_ids=[row.tensors["batch", "completion_ids"].tolist() for row in rows],
-            rewards_N_K=torch.stack([row.tensors["row", "rewards"] for row in everybody]).to(self._facts.device),
+            rows=column("row"),
+            prompts=column("prompt"),
+            completions=column("completion"),
+            completion_ids=[row["batch", "completion_ids"].tolist() for row in rows],
+            rewards_N_K=torch.stack([row["scored", "rewards"] for row in everybody]).to(self._facts.device),
             spans=beside_scores("spans", no_spans),
             outcomes=beside_scores("outcomes", lambda row, name: None),
             tool_masks=None if any(mask is None for mask in masks) else masks,
-            by_turns=frozenset(
-                n for row in everybody for n, spans in row.values["spans"].items() if scores_turns(spans)
-            ),
+            by_turns=frozenset(name for of_row in spans for name, found in of_row.items() if scores_turns(found)),
         )
 
 
@@ -315,43 +309,40 @@ def _by_row(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.dim() > 0
 
 
-def _rows_of_batch(sampled: SampledBatch) -> list[SampledRow]:
+def _rows_of_batch(sampled: SampledBatch) -> list[Row]:
     """The rows of a batch, each with all its data."""
     scored, rollout = sampled.scored, sampled.rollout
-    sources: dict[str, dict[str, Any]] = {
-        "batch": sampled.batch,
-        "rollout": {name: getattr(rollout, name) for name in _SHAPED},
-        "scores": sampled.scores,
-        "row": {"rewards": scored.rewards_N_K[rollout.local_rows]},
-    }
+    shaped = {name: getattr(rollout, name) for name in _SHAPED}
     columns = {
         (source, name): value.detach().cpu()
-        for source, values in sources.items()
+        for source, values in (("batch", sampled.batch), ("rollout", shaped), ("scores", sampled.scores))
         for name, value in values.items()
         if _by_row(value)
     }
     prompts = columns["batch", "prompt_mask"].sum(dim=1).tolist()
     written = [len(ids) for ids in scored.completion_ids]
+    rewards_B_K = scored.rewards_N_K[rollout.local_rows].cpu()
+    masks = scored.tool_masks if len(scored.tool_masks or ()) == len(written) else None
 
     def cut(key: tuple[str, str], row: int) -> torch.Tensor:
         values: torch.Tensor = columns[key][row]
-        if values.dim() > 0 and key != ("row", "rewards"):
+        if values.dim() > 0:
             values = values[values.numel() - prompts[row] :] if key[1] in PROMPT_KEYS else values[: written[row]]
         return values.clone()
 
-    masks = scored.tool_masks if len(scored.tool_masks or ()) == len(written) else None
+    def scored_at(row: int) -> dict[str, Any]:
+        return {
+            "row": dict(scored.rows[row]),
+            "prompt": scored.prompts[row],
+            "completion": scored.completions[row],
+            "rewards": rewards_B_K[row].clone(),
+            "spans": {name: spans[row] for name, spans in scored.spans.items()},
+            "outcomes": {name: outcomes[row] for name, outcomes in scored.outcomes.items()},
+            "tool_mask": None if masks is None else masks[row],
+        }
+
     return [
-        SampledRow(
-            {key: cut(key, row) for key in columns},
-            {
-                "row": dict(scored.rows[row]),
-                "prompt": scored.prompts[row],
-                "completion": scored.completions[row],
-                "spans": {name: spans[row] for name, spans in scored.spans.items()},
-                "outcomes": {name: outcomes[row] for name, outcomes in scored.outcomes.items()},
-                "tool_mask": None if masks is None else masks[row],
-            },
-        )
+        {**{key: cut(key, row) for key in columns}, **{("scored", name): v for name, v in scored_at(row).items()}}
         for row in range(len(written))
     ]
 

@@ -121,10 +121,6 @@ LOSSES_PER_COMPLETION: dict[str, str] = {
 """TRL's own trainers below `GRPOTrainer` whose loss has no per-token terms, and why."""
 
 
-class UpstreamWarning(UserWarning):
-    """The installed TRL is newer than the newest tested release."""
-
-
 def check_version(installed: str | None = None) -> None:
     """Refuse a TRL that cannot work and warn about an untested one."""
     installed = version("trl") if installed is None else installed
@@ -138,7 +134,6 @@ def check_version(installed: str | None = None) -> None:
         warnings.warn(
             f"trl {installed} is newer than {NEWEST_TESTED}.x, the newest release trl-grpo-ext was tested with. "
             "The private names it relies on are checked now, and the loss at the first training step.",
-            UpstreamWarning,
             stacklevel=3,
         )
 
@@ -176,15 +171,6 @@ def check_loss_type(loss_type: str | None) -> None:
 def reason_per_completion(owner: type) -> str | None:
     """Why the loss of a known trainer below `GRPOTrainer` has no per-token terms; None for any other class."""
     return LOSSES_PER_COMPLETION.get(f"{owner.__module__}.{owner.__qualname__}")
-
-
-def check_own_loss(owner: type, wanted: str) -> None:
-    """Refuse, at construction, what the loss of a known trainer below `GRPOTrainer` cannot give."""
-    if (why := reason_per_completion(owner)) is not None:
-        raise ConfigurationError(
-            f"{wanted} cannot be exact with the loss of {owner.__qualname__}: {why}. Remove it, or train with "
-            "GRPOTrainer. Rewards work, and advantage hooks that give each completion one number."
-        )
 
 
 def classes_between(trainer_class: type, mixin: type) -> Sequence[type]:
@@ -312,16 +298,10 @@ def between_batches(trainer: Any) -> bool:
     return bool(trainer._step % (trainer.args.steps_per_generation * trainer.num_iterations) == 0)
 
 
-def rows_of(dataloader: Any, ranks: int) -> int | None:
-    """The rows of the data in a pass over a data loader, over all ranks; None if unknown.
-
-    accelerate fills up the last batches with the first rows, so a rank may see more.
-    """
-    batches = getattr(dataloader, "batch_sampler", None)
-    batches = getattr(batches, "batch_sampler", batches)  # within a rank's part of it
-    sampler = getattr(batches, "sampler", None)
+def problems_of(dataloader: Any, ranks: int) -> int | None:
+    """The rows of a data loader's data; None if unknown. accelerate fills up the last batches with the first rows."""
     try:
-        rows = len(sampler)  # type: ignore[arg-type]
+        return len(dataloader.dataset)
     except (TypeError, NotImplementedError):
         if ranks > 1:
             warnings.warn(
@@ -330,7 +310,6 @@ def rows_of(dataloader: Any, ranks: int) -> int | None:
                 stacklevel=2,
             )
         return None
-    return rows
 
 
 def loss_settings_of(trainer: Any) -> LossSettings:
@@ -352,10 +331,10 @@ def one_update_of(trainer: Any) -> str | None:
     This is TRL's own condition for keeping the old policy's log-probabilities.
     """
     names = ("num_iterations", "steps_per_generation", "gradient_accumulation_steps")
-    iterations, steps, accumulation = (int(getattr(trainer.args, name)) for name in names)
+    iterations, steps, accumulation = values = [int(getattr(trainer.args, name)) for name in names]
     if accumulation % (iterations * steps):
         return None
-    return ", ".join(f"{name}={getattr(trainer.args, name)}" for name in names)
+    return ", ".join(f"{name}={value}" for name, value in zip(names, values, strict=True))
 
 
 def keep_adapter_as_reference(model: Any, args: Any, peft_config: Any) -> None:
@@ -367,16 +346,10 @@ def keep_adapter_as_reference(model: Any, args: Any, peft_config: Any) -> None:
     beta = getattr(args, "beta", 0.0)
     if isinstance(model, str) or peft_config is not None or beta != 0.0 or not is_peft_model(model):
         return
-    trained = model.active_adapter
     if "ref" in model.peft_config:
         return
-    try:
-        model.add_adapter("ref", model.peft_config[trained])
-    except ValueError as error:
-        raise ConfigurationError(
-            f"The adapter {trained!r} of the model cannot be copied as the reference policy: {error}. Name "
-            "a model where the hook takes one (`reference`, `teacher`), or update peft."
-        ) from error
+    trained = model.active_adapter
+    model.add_adapter("ref", model.peft_config[trained])
     set_peft_model_state_dict(model, get_peft_model_state_dict(model, adapter_name=trained), adapter_name="ref")
 
 

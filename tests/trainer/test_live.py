@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 import re
 import sys
@@ -15,10 +16,52 @@ from hypothesis import strategies as st
 from transformers import PrinterCallback, ProgressCallback, TrainerState
 
 from tests.support import train
-from tests.trainer.live.screens import Screen, columns, printed, state
 from trl_grpo_ext.errors import ConfigurationError
-from trl_grpo_ext.trainer.live import ConsoleSummary
-from trl_grpo_ext.trainer.live.summary import average, duration, metric_cells, notable_outcomes
+from trl_grpo_ext.trainer.live import ConsoleSummary, average, duration, metric_cells, notable_outcomes
+
+
+class Screen(io.StringIO):
+    """Something to print on: a terminal or not, in some encoding."""
+
+    def __init__(self, terminal: bool = False, encoding: str = "utf-8") -> None:
+        super().__init__()
+        self._terminal, self._encoding = terminal, encoding
+
+    def isatty(self) -> bool:
+        return self._terminal
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        return self._encoding
+
+
+def state(step: int, steps: int = 8, main: bool = True) -> TrainerState:
+    return TrainerState(global_step=step, max_steps=steps, is_world_process_zero=main, num_input_tokens_seen=0)
+
+
+def printed(
+    monkeypatch: pytest.MonkeyPatch,
+    logs: list[tuple[int, dict[str, Any]]],
+    *,
+    every: int = 1,
+    screen: Screen | None = None,
+    steps: int = 8,
+) -> str:
+    """What a summary prints of these logs, by step."""
+    screen = screen or Screen()
+    monkeypatch.setattr(sys, "stdout", screen)
+    summary = ConsoleSummary(every)
+    summary.on_train_begin(None, state(0, steps), None)
+    for step, log in logs:
+        summary.on_step_begin(None, state(step, steps), None)
+        summary.on_log(None, state(step, steps), None, logs=log)
+    return screen.getvalue()
+
+
+def columns(out: str) -> list[dict[str, str]]:
+    """The rows of a plain summary by its header; no heading used here has two blanks in it."""
+    header, *rows = [re.split(r" {2,}", line.strip()) for line in out.splitlines()]
+    return [dict(zip(header, row, strict=False)) for row in rows]
 
 
 def test_what_is_shown_of_a_log() -> None:
@@ -35,8 +78,8 @@ def test_what_is_shown_of_a_log() -> None:
     # Every reward has a cell once there are two.
     log = {"reward": 0.25, "rewards/a/mean": 0.5, "entropy": 1.5, "clip_ratio/region_mean": 0.004}
     one, two = metric_cells(log), metric_cells({**log, "rewards/b/c/mean": math.nan})
-    assert [(cell.name, cell.text) for cell in one] == [("reward", "0.250"), ("entropy", "1.500"), ("clip", "<1%")]
-    assert [(cell.name, cell.text) for cell in two][:3] == [("reward", "0.250"), ("a", "0.500"), ("b/c", "nan")]
+    assert [*one.items()] == [("reward", "0.250"), ("entropy", "1.500"), ("clip", "<1%")]
+    assert [*two.items()][:3] == [("reward", "0.250"), ("a", "0.500"), ("b/c", "nan")]
     # Outcomes that need attention.
     outcomes = {"a/right": 0.5, "a/wrong": 0.4, "a/no_answer": 0.1, "code/timeout": 0.001, "code/died": 0.0}
     counted = {**{f"outcomes/{name}": share for name, share in outcomes.items()}, "rewards/judge/none": 0.25}
@@ -76,7 +119,7 @@ def test_a_summary_waits_for_new_completions_and_shows_the_last_step(monkeypatch
 
 def test_time_left_and_tokens_per_second(monkeypatch: pytest.MonkeyPatch) -> None:
     now, screen = [100.0], Screen()
-    monkeypatch.setattr("trl_grpo_ext.trainer.live.summary.time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr("trl_grpo_ext.trainer.live.time", SimpleNamespace(monotonic=lambda: now[0]))
     monkeypatch.setattr(sys, "stdout", screen)
     summary, resumed = ConsoleSummary(), TrainerState(global_step=10, max_steps=20, num_input_tokens_seen=1000)
     summary.on_train_begin(None, resumed, None)

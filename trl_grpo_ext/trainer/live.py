@@ -1,4 +1,4 @@
-"""A console summary every n steps: one line under a header, in a terminal as in a file or a pipe."""
+"""Watching a training while it runs: lines on the console, and a log that is always up to date."""
 
 from __future__ import annotations
 
@@ -6,21 +6,20 @@ import math
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from tqdm import tqdm  # type: ignore[import-untyped]
 from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCallback
 
-from ...errors import ConfigurationError
-from ...guard.untrusted import printable_name
-from ...records.log import number
+from ..errors import ConfigurationError
+from ..guard.untrusted import printable_name
+from ..records.log import LOG_FILE, LiveLog, number
+
+__all__ = ["LOG_FILE", "ConsoleSummary", "LiveLog", "use_console_summary"]
 
 _GAP = "  "
 _ROWS_PER_HEADER = 25
-_NO_SIGNAL = "no signal"
-
-ORDINARY = frozenset({"right", "wrong", "scored"})
-"""Outcomes that need no attention."""
+_ORDINARY = frozenset({"right", "wrong", "scored"})  # outcomes that need no attention
 
 
 class ConsoleSummary(TrainerCallback):
@@ -68,7 +67,10 @@ class ConsoleSummary(TrainerCallback):
             return
         if "eval_reward" in logs:
             found = {key.removeprefix("eval_"): value for key, value in logs.items() if key.startswith("eval_")}
-            self._show("evaluation", average([found]), state, cells=[])
+            found.pop("frac_reward_zero_std", None)  # it does not train, and groups of one completion never differ
+            metrics = average([found])
+            cells = [f"{name} {text}" for name, text in metric_cells(metrics).items()]  # few, so it names them
+            self._print(_GAP.join([f"eval {state.global_step}", *cells]), metrics)
         elif "reward" in logs or "loss" in logs:
             self._waiting.append(dict(logs))
             generated = any("reward" in log for log in self._waiting)
@@ -81,27 +83,18 @@ class ConsoleSummary(TrainerCallback):
         self._waiting, self._last_step = [], int(state.global_step)
         done, ahead = state.global_step - self._first_step, state.max_steps - state.global_step
         left = (now - self._started) / done * ahead if done > 0 and ahead >= 0 else math.nan
-        cells = [Cell("left", duration(left))]
         tokens = metrics.get("num_tokens", math.nan)
         rate = (tokens - self._tokens) / max(now - self._counted, 1e-9)
         self._tokens, self._counted = tokens, now
+        step = f"{state.global_step}/{state.max_steps}" if state.max_steps > 0 else f"{state.global_step}"
+        cells = metric_cells(metrics)  # the reward is the first, and the time left stands behind it
+        shown = {"step": step, **dict([*cells.items()][:1]), "left": duration(left), **cells}
         if math.isfinite(rate) and rate >= 0:
-            cells.append(Cell("tokens/s", f"{rate:,.0f}"))
-        self._show("training", metrics, state, cells)
+            shown["tokens/s"] = f"{rate:,.0f}"
+        self._print(self._row(shown), metrics)
 
-    def _show(self, kind: str, metrics: Mapping[str, float], state: Any, cells: list[Cell]) -> None:
-        # Evaluations do not train, and groups of one completion never differ.
-        values = [cell for cell in metric_cells(metrics) if kind == "training" or cell.name != _NO_SIGNAL]
-        shown: dict[str, str] = {}
-        for cell in [*values[:1], *cells[:1], *values[1:], *cells[1:]]:
-            shown[cell.name] = cell.text
-        if kind == "evaluation":  # it has few columns, so it names them
-            line = _GAP.join([f"eval {state.global_step}", *(f"{name} {text}" for name, text in shown.items())])
-        else:
-            step = f"{state.global_step}/{state.max_steps}" if state.max_steps > 0 else f"{state.global_step}"
-            line = self._row({"step": step, **shown})
-        if notes := notable_outcomes(metrics):
-            line += _GAP + "; ".join(notes)
+    def _print(self, line: str, metrics: Mapping[str, float]) -> None:
+        line = _GAP.join([line, *(["; ".join(notes)] if (notes := notable_outcomes(metrics)) else [])])
         stream = sys.stdout
         try:
             encoding = getattr(stream, "encoding", None) or "utf-8"
@@ -152,13 +145,6 @@ def use_console_summary(trainer: Trainer, every: int = 1) -> ConsoleSummary:
 # ---------------------------------------------------------------------------------------------- what is shown
 
 
-class Cell(NamedTuple):
-    """One number of a summary."""
-
-    name: str
-    text: str
-
-
 def average(logs: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """The mean of every metric over several log entries, without NaN; counters keep their last value."""
     values: dict[str, list[float]] = {}
@@ -173,18 +159,16 @@ def average(logs: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     return means
 
 
-def metric_cells(metrics: Mapping[str, float]) -> list[Cell]:
+def metric_cells(metrics: Mapping[str, float]) -> dict[str, str]:
     """Reward, each function's, pass@k, length, entropy, KL, clipping, groups without signal: what is logged."""
-    cells = [_reward("reward", metrics["reward"])] if "reward" in metrics else []
-    means = {name: value for name, value in metrics.items() if name.startswith("rewards/") and name.endswith("/mean")}
-    if len(means) > 1:
-        names = (printable_name(name.removeprefix("rewards/").removesuffix("/mean")) for name in means)
-        cells += [_reward(name, value) for name, value in zip(names, means.values(), strict=True)]
-    at_k = [name for name in metrics if name.startswith(("pass@", "mean@"))]
-    cells += [_reward(printable_name(name), metrics[name]) for name in at_k]
+    cells = {"reward": _decimal(metrics["reward"])} if "reward" in metrics else {}
+    means = [name for name in metrics if name.startswith("rewards/") and name.endswith("/mean")]
+    for name in means if len(means) > 1 else ():
+        cells[printable_name(name.removeprefix("rewards/").removesuffix("/mean"))] = _decimal(metrics[name])
+    cells |= {printable_name(n): _decimal(metrics[n]) for n in metrics if n.startswith(("pass@", "mean@"))}
     for name, key, shown in _OTHERS:
-        if key in metrics and all(cell.name != name for cell in cells):
-            cells.append(Cell(name, shown(metrics[key])))
+        if key in metrics:
+            cells.setdefault(name, shown(metrics[key]))
     return cells
 
 
@@ -195,7 +179,7 @@ def notable_outcomes(metrics: Mapping[str, float]) -> list[str]:
         kind, _, rest = key.partition("/")
         reward, _, outcome = rest.rpartition("/")
         counted = kind == "outcomes" or (kind == "rewards" and outcome in ("none", "nan"))
-        if counted and reward and outcome not in ORDINARY and share > 0:
+        if counted and reward and outcome not in _ORDINARY and share > 0:
             by_reward.setdefault(printable_name(reward), []).append(f"{printable_name(outcome)} {_share(share)}")
     return [f"{reward}: {', '.join(shares)}" for reward, shares in by_reward.items()]
 
@@ -207,10 +191,6 @@ def duration(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}" if minutes else f"{rest} s"
-
-
-def _reward(name: str, value: float) -> Cell:
-    return Cell(name, _decimal(value))
 
 
 def _decimal(value: float) -> str:
@@ -228,7 +208,7 @@ _OTHERS = (
     ("KL", "kl", lambda value: f"{value:.3g}"),
     ("clip", "clip_ratio/region_mean", _share),
     ("clip", "cispo_clip_ratio", _share),
-    (_NO_SIGNAL, "frac_reward_zero_std", _share),
+    ("no signal", "frac_reward_zero_std", _share),
     ("kept", "groups/kept", _share),
     ("rounds", "groups/rounds", lambda value: f"{value:.1f}"),
 )
