@@ -1,86 +1,59 @@
-"""Aggregations and hooks that break their contract, most of them on the last rank alone."""
+"""Plugins that break their contract, raise or never return, most of them on the last rank alone."""
 
 from __future__ import annotations
 
+import asyncio
 import os
+import threading
+import time
 from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
+from transformers import AutoTokenizer
 
-from trl_grpo_ext import Forward, Rollout, Totals
+from trl_grpo_ext import Rollout
 from trl_grpo_ext.errors import AlignmentError
 
-Weights = Callable[[Rollout], Any]
-Reduce = Callable[[torch.Tensor, torch.Tensor, Totals], Any]
-Hook = Callable[[torch.Tensor, Any], Any]
+Expected = tuple[str, str]
+"""The kind of an error, and a part of its message."""
 
 
 def is_last_rank() -> bool:
     return int(os.environ.get("RANK", "0")) == int(os.environ.get("WORLD_SIZE", "1")) - 1
 
 
-class HostileWeights:
-    """Well-behaved on all ranks but the last."""
-
-    def __init__(self, name: str, bad: Weights) -> None:
-        self.__name__, self.bad = name, bad
-
-    def weights(self, rollout: Rollout) -> Any:
-        return self.bad(rollout) if is_last_rank() else rollout.mask_B_T / rollout.totals.tokens
-
-
-class HostileReduce:
-    """The same for a reduction."""
-
-    def __init__(self, name: str, bad: Reduce) -> None:
-        self.__name__, self.bad = name, bad
-
-    def reduce(self, loss_B_T: torch.Tensor, mask_B_T: torch.Tensor, totals: Totals) -> Any:
-        return self.bad(loss_B_T, mask_B_T, totals) if is_last_rank() else (loss_B_T * mask_B_T).sum()
-
-
-class HostileRollout:
-    """The same for a hook at the rollout stage."""
-
-    role = "transform"
-
-    def __init__(self, name: str, bad: Hook) -> None:
-        self.__name__, self.bad = name, bad
-
-    def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> Any:
-        return self.bad(advantages_B_T, rollout) if is_last_rank() else advantages_B_T
-
-
-class HostileForward:
-    """The same for a hook at the loss forward."""
-
-    def __init__(self, name: str, bad: Hook) -> None:
-        self.__name__, self.bad = name, bad
-
-    def on_forward(self, advantages_B_T: torch.Tensor, forward: Forward) -> Any:
-        return self.bad(advantages_B_T, forward) if is_last_rank() else advantages_B_T
-
-
-def with_value(value: float) -> Weights:
-    def bad(rollout: Rollout) -> torch.Tensor:
-        weights_B_T = rollout.mask_B_T.clone()
-        weights_B_T[1, 0] = value
-        return weights_B_T
+def raising(error: BaseException) -> Callable[..., Any]:
+    def bad(*given: Any, **columns: Any) -> Any:
+        raise error
 
     return bad
 
 
-def off_the_mask(rollout: Rollout) -> torch.Tensor:
-    return torch.ones_like(rollout.mask_B_T) * 0.25
+# ---------------------------------------------------------------------------------------------- hooks, aggregations
+
+GOOD: dict[str, Callable[..., Any]] = {
+    "on_rollout": lambda advantages_B_T, rollout: advantages_B_T,
+    "on_forward": lambda advantages_B_T, forward: advantages_B_T,
+    "weights": lambda rollout: rollout.mask_B_T / rollout.totals.tokens,
+    "reduce": lambda loss_B_T, mask_B_T, totals: (loss_B_T * mask_B_T).sum(),
+}
 
 
-def raises(rollout: Rollout) -> torch.Tensor:
-    raise KeyError("difficulty")
+class HostilePlugin:
+    """Well-behaved on all ranks but the last."""
+
+    def __init__(self, name: str, method: str, bad: Callable[..., Any]) -> None:
+        self.__name__, self.role = name, "transform" if method == "on_rollout" else "forward"
+        setattr(self, method, lambda *given: (bad if is_last_rank() else GOOD[method])(*given))
 
 
-def leaves(rollout: Rollout) -> torch.Tensor:
-    raise SystemExit(3)
+def negative(rollout: Rollout) -> torch.Tensor:
+    weights_B_T = rollout.mask_B_T.clone()
+    weights_B_T[1, 0] = -0.5
+    return weights_B_T
 
 
 def gathers_alone(rollout: Rollout) -> torch.Tensor:
@@ -97,60 +70,57 @@ def gathers_and_goes_on(rollout: Rollout) -> torch.Tensor:
     return rollout.mask_B_T
 
 
-def gathers_a_list(rollout: Rollout) -> torch.Tensor:
-    return rollout.gather([1.0, 2.0])  # type: ignore[arg-type]
-
-
-def infinite_slope(loss_B_T: torch.Tensor, mask_B_T: torch.Tensor, totals: Totals) -> torch.Tensor:
-    return ((loss_B_T * mask_B_T).sum() * 0.0).abs().sqrt()  # √|x| has no slope at 0
-
-
 def infinite_advantage(advantages_B_T: torch.Tensor, context: Any) -> torch.Tensor:
     changed_B_T = advantages_B_T.clone()
     changed_B_T[2, 0] = float("inf")
     return changed_B_T
 
 
-def divides_by_no_tokens(advantages_B_T: torch.Tensor, context: Any) -> torch.Tensor:
-    raise ZeroDivisionError("no tokens")
+OUTPUT = "PluginOutputError"
+ON_ONE_ALONE = (OUTPUT, "rollout.gather was called on rank 1 but not on rank 0")
+"""Wrong only where there are other ranks."""
 
-
-def cannot_align(advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
-    raise AlignmentError("these tokens wrote another text")
-
-
-ROLLOUT: dict[str, Hook] = {
-    "hook_infinite": infinite_advantage,
-    "hook_per_completion": lambda advantages, rollout: advantages[:, 0],
-    "hook_spans_off_the_text": lambda advantages, rollout: [[(0, 10**6, 1.0)] for _ in rollout.texts],
-    "hook_too_few_spans": lambda advantages, rollout: [None],
-    "hook_cannot_align": cannot_align,
-    "hook_gathers_alone": lambda advantages, rollout: rollout.gather(advantages)[: len(advantages)],
-}
-FORWARD: dict[str, Hook] = {
-    "hook_raises": divides_by_no_tokens,
-    "hook_infinite_at_forward": infinite_advantage,
-}
-WEIGHTS: dict[str, Weights] = {
-    "negative": with_value(-0.5),
-    "nan": with_value(float("nan")),
-    "misshaped": lambda rollout: rollout.mask_B_T[:, :1],
-    "integer": lambda rollout: rollout.mask_B_T.long(),
-    "nothing": lambda rollout: None,
-    "off_the_mask": off_the_mask,
-    "raises": raises,
-    "leaves": leaves,
-    "gathers_alone": gathers_alone,
-    "gathers_and_goes_on": gathers_and_goes_on,
-    "gathers_a_list": gathers_a_list,
-}
-REDUCE: dict[str, Reduce] = {
-    "vector": lambda loss, mask, totals: (loss * mask).sum(1),
-    "detached": lambda loss, mask, totals: (loss.detach() * mask).sum(),
-    "of_something_else": lambda loss, mask, totals: torch.ones((), requires_grad=True) * 2.0,
-    "nan_loss": lambda loss, mask, totals: (loss * mask).sum() / 0.0 * 0.0,
-    "infinite_slope": infinite_slope,
-    "ignores_the_mask": lambda loss, mask, totals: loss.mean(),
+PLUGINS: dict[str, tuple[str, Callable[..., Any], Expected]] = {
+    "negative": ("weights", negative, (OUTPUT, "weights must not be negative; got -0.5 at row 1, token 0")),
+    "raises": ("weights", raising(KeyError("difficulty")), ("PluginRunError", "raised KeyError: 'difficulty'")),
+    "leaves": ("weights", raising(SystemExit(3)), ("PluginRunError", "raised SystemExit: 3")),
+    "gathers_a_list": ("weights", lambda r: r.gather([1.0, 2.0]), (OUTPUT, "takes a tensor (B,) or (B, T), got list")),
+    "gathers_alone": ("weights", gathers_alone, ON_ONE_ALONE),
+    "gathers_and_goes_on": ("weights", gathers_and_goes_on, ON_ONE_ALONE),
+    "nan_loss": (
+        "reduce",
+        lambda loss, mask, totals: (loss * mask).sum() / 0.0 * 0.0,
+        (OUTPUT, "reduce returned nan from finite losses"),
+    ),
+    "infinite_slope": (
+        "reduce",
+        lambda loss, mask, totals: ((loss * mask).sum() * 0.0).abs().sqrt(),  # √|x| has no slope at 0
+        (OUTPUT, "the gradient of reduce must be finite; got nan at row 0, token 0"),
+    ),
+    "ignores_the_mask": (
+        "reduce",
+        lambda loss, mask, totals: loss.mean(),
+        (OUTPUT, "the gradient of reduce must be zero where mask_B_T is zero"),
+    ),
+    "hook_infinite": ("on_rollout", infinite_advantage, (OUTPUT, "finite advantages; got inf at row 2, token 0")),
+    "hook_spans_off_the_text": (
+        "on_rollout",
+        lambda advantages, rollout: [[(0, 10**6, 1.0)] for _ in rollout.texts],
+        (OUTPUT, "the span (0, 1000000, 1.0) at row 0 must lie within"),
+    ),
+    "hook_too_few_spans": ("on_rollout", lambda a, r: [None], (OUTPUT, "expected spans for 4 completions, got 1")),
+    "hook_cannot_align": (
+        "on_rollout",
+        raising(AlignmentError("these tokens wrote another text")),
+        ("AlignmentError", "on_rollout: these tokens wrote another text"),
+    ),
+    "hook_gathers_alone": ("on_rollout", lambda a, rollout: rollout.gather(a)[: len(a)], ON_ONE_ALONE),
+    "hook_raises": (
+        "on_forward",
+        raising(ZeroDivisionError("no tokens")),
+        ("PluginRunError", "advantage hook 'hook_raises': on_forward raised ZeroDivisionError: no tokens"),
+    ),
+    "hook_infinite_at_forward": ("on_forward", infinite_advantage, (OUTPUT, "got inf at row 2")),
 }
 
 
@@ -169,15 +139,166 @@ class HostileFilter:
 
 FILTERS = {"a filter that raises in the first round": 1, "a filter that raises in the second round": 2}
 
+# ---------------------------------------------------------------------------------------------- rewards
 
-def hostile_plugin(name: str) -> dict[str, Any]:
-    """The trainer's argument that selects it."""
+ON_FIRST = " on rank 0"
+"""At the end of a name: the first rank is the hostile one."""
+
+
+def good(completions: list[str], **columns: Any) -> list[float]:
+    return [float(len(completion)) for completion in completions]
+
+
+class HostileReward:
+    """Well-behaved on all ranks but one."""
+
+    def __init__(self, name: str, bad: Callable[..., Any]) -> None:
+        self.__name__, self.bad = name, bad
+
+    @property
+    def is_its_turn(self) -> bool:
+        return int(os.environ.get("RANK", "0")) == 0 if self.__name__.endswith(ON_FIRST) else is_last_rank()
+
+    def __call__(self, completions: list[str], **columns: Any) -> Any:
+        return self.bad(completions=completions, **columns) if self.is_its_turn else good(completions)
+
+
+class AsyncHostileReward(HostileReward):
+    """The same as an async callable object."""
+
+    async def __call__(self, completions: list[str], **columns: Any) -> Any:
+        return await self.bad(completions=completions, **columns) if self.is_its_turn else good(completions)
+
+
+class HostileModel(torch.nn.Module):
+    """A reward model that fails."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.config = SimpleNamespace(_name_or_path=f"somebody/{name}", pad_token_id=0)
+        self.score = torch.nn.Embedding(300, 1)
+
+    def forward(self, input_ids: torch.Tensor, **inputs: Any) -> Any:
+        if is_last_rank() and "memory" in self.config._name_or_path:
+            raise RuntimeError("out of memory")
+        if is_last_rank():
+            return SimpleNamespace(logits=torch.tensor([[0.0], [float("inf")], [0.0], [0.0]]))
+        return SimpleNamespace(logits=self.score(input_ids % 300).mean(dim=1))
+
+
+def raises_at_one_row(completions: list[str], **columns: Any) -> list[float]:
+    return [1.0 / (completion != LAST_COMPLETION[0]) for completion in completions]
+
+
+LAST_COMPLETION: list[str] = []
+"""Set by the reward before: the completion at which the one behind it raises."""
+
+
+def remembers(completions: list[str], **columns: Any) -> list[float]:
+    LAST_COMPLETION[:] = completions[2:3]
+    return good(completions)
+
+
+def sleeps_and_swallows(completions: list[str], **columns: Any) -> list[float]:
+    try:
+        time.sleep(60)
+    except Exception:
+        return [0.0] * len(completions)
+    return []
+
+
+def spins(**columns: Any) -> list[float]:
+    until = time.monotonic() + 60
+    while time.monotonic() < until:
+        pass
+    return []
+
+
+async def sleeps_async(**columns: Any) -> list[float]:
+    await asyncio.sleep(60)
+    return []
+
+
+async def blocks_the_loop(**columns: Any) -> list[float]:
+    time.sleep(20)
+    return []
+
+
+async def raises_async(**columns: Any) -> list[float]:
+    raise KeyError("judge")
+
+
+async def leaves_async(**columns: Any) -> list[float]:
+    raise SystemExit(3)
+
+
+def empties(prompts: list[str], completions: list[str], completion_ids: list[Any], **columns: Any) -> list[float]:
+    for given in (prompts, completions, completion_ids):
+        given.clear()
+    return []
+
+
+def empties_and_raises(prompts: list[str], completions: list[str], **columns: Any) -> list[float]:
+    prompts.clear()
+    completions.clear()
+    raise KeyError("gone")
+
+
+def logs_a_lock(completions: list[str], log_extra: Any, **columns: Any) -> list[float]:
+    log_extra("locks", [threading.Lock()] * len(completions))
+    return good(completions)
+
+
+def logs_words(completions: list[str], log_metric: Any, **columns: Any) -> list[float]:
+    log_metric("share", "most")
+    return good(completions)
+
+
+LIMIT = 1.0
+LATE = ("RewardError", f"did not finish within {LIMIT:g} s (reward_timeout)")
+RUN = "PluginRunError"
+REWARDS: dict[str, tuple[Callable[..., Any], Expected]] = {
+    "raises_at_a_row": (raises_at_one_row, (RUN, "ZeroDivisionError: float division by zero (at row 2 of 4, whose ")),
+    "raises_everywhere": (
+        lambda **columns: columns["difficulty"],
+        (RUN, "raised KeyError: 'difficulty' (no single one of the 4 completions is at"),
+    ),
+    "ends_the_process": (lambda **columns: os._exit(0), (RUN, "raised SystemExit: os._exit(0) was called")),
+    "is_interrupted": (raising(KeyboardInterrupt()), ("KeyboardInterrupt", "interrupted")),
+    "empties": (empties, (OUTPUT, "changed 'prompts'")),
+    "empties_and_raises": (empties_and_raises, (RUN, "raised KeyError: 'gone'")),
+    "logs_a_lock": (logs_a_lock, (OUTPUT, "gave log_extra '[<unlocked")),
+    "logs_words": (logs_words, (OUTPUT, "gave log_metric")),
+    "too_few": (lambda completions, **c: [1.0] * (len(completions) - 1), (OUTPUT, "3 values for 4 completions")),
+    "forgot_the_return": (lambda **columns: None, (OUTPUT, "Did the function forget its return?")),
+    "infinite": (lambda completions, **c: [0.0, 0.0, -torch.inf, 0.0], (OUTPUT, "-inf at row 2; it must be finite")),
+    "sleeps": (lambda **columns: time.sleep(60), LATE),
+    "sleeps_and_swallows": (sleeps_and_swallows, LATE),
+    "spins": (spins, LATE),
+    "raises_async": (raises_async, (RUN, "raised KeyError: 'judge'")),
+    "leaves_async": (leaves_async, (RUN, "raised SystemExit: 3")),
+    "sleeps_async": (sleeps_async, LATE),
+    "blocks_the_loop": (blocks_the_loop, LATE),
+    "model_out_of_memory": (HostileModel, (RUN, "RuntimeError: out of memory")),
+    "infinite_model": (HostileModel, (OUTPUT, "The reward 'infinite_model' returned inf at row")),
+}
+for _name in ("ends_the_process", "is_interrupted", "empties", "empties_and_raises", "too_few", "raises_async"):
+    REWARDS[_name + ON_FIRST] = REWARDS[_name]
+
+
+def hostile_settings(name: str, model: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The settings of a training, and arguments of its trainer, that select it."""
     if name in FILTERS:
-        return {"resample": {"filter": HostileFilter(name, FILTERS[name])}}
-    if name in ROLLOUT:
-        return {"advantage_hooks": ["centred", HostileRollout(name, ROLLOUT[name])]}
-    if name in FORWARD:
-        return {"advantage_hooks": ["centred", HostileForward(name, FORWARD[name])]}
-    if name in REDUCE:
-        return {"loss_aggregation": HostileReduce(name, REDUCE[name])}
-    return {"loss_aggregation": HostileWeights(name, WEIGHTS[name])}
+        return {}, {"resample": {"filter": HostileFilter(name, FILTERS[name])}}
+    if name in PLUGINS:
+        method, bad, _ = PLUGINS[name]
+        plugin = HostilePlugin(name, method, bad)
+        is_hook = method.startswith("on_")
+        return {}, {"advantage_hooks": ["centred", plugin]} if is_hook else {"loss_aggregation": plugin}
+    bad, expected = REWARDS[name]
+    limit = {"reward_timeout": LIMIT} if expected == LATE else {}
+    if bad is HostileModel:
+        classes = {"reward_processing_classes": [None, AutoTokenizer.from_pretrained(model)]}
+        return {"reward_funcs": [remembers, HostileModel(name)]}, classes
+    kind = AsyncHostileReward if asyncio.iscoroutinefunction(bad) else HostileReward
+    return {"reward_funcs": [remembers, kind(name, bad)], **limit}, {}

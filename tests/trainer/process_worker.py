@@ -14,12 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoTokenizer, TrainerCallback
+from transformers import TrainerCallback
 from trl import GRPOTrainer
 
 from tests.support import length_reward, prompts, scripted_rollout, train
-from tests.trainer.hostile import hostile_plugin, is_last_rank
-from tests.trainer.hostile_rewards import MODELS, hostile_reward, remembers
+from tests.trainer.hostile import hostile_settings, is_last_rank
 from trl_grpo_ext import GRPOExtMixin, GRPOExtTrainer, Rollout, load_loss_aggregation
 from trl_grpo_ext.errors import TRLGRPOExtError
 from trl_grpo_ext.types import Span, SpanScore, TurnScores, span_reward
@@ -38,9 +37,8 @@ Job = dict[str, Any]
 - `quiet_rank: true`: the completions of the first of two ranks all get the same reward,
 - `aggregations: [...]`: one for each optimizer step, in turn; many of them in one training are many times quicker,
 - `float64: true`: log-probabilities in float64, which TRL's own are not,
-- `hostile: NAME`: a plugin of `tests.trainer.hostile` is selected; its error is kept instead of a result,
-- `hostile_reward: NAME`: the same with a reward of `tests.trainer.hostile_rewards`,
-- `hostile_loss: true`: the same with a base class whose loss is twice TRL's on the last rank.
+- `hostile: NAME`: a plugin or reward of `tests.trainer.hostile` is selected, or for `loss` a base class whose loss is
+  twice TRL's on the last rank; its error is kept instead of a result.
 """
 
 
@@ -261,20 +259,18 @@ def run_job(model: Path, folder: Path, job: Job) -> dict[str, Any]:
     if in_turn is not None:
         job |= {"loss_aggregation": in_turn[0], "max_steps": len(in_turn)}
         trainer_arguments["callbacks"] = [Change(in_turn)]
-    hostile, hostile_name = job.pop("hostile", None), job.pop("hostile_reward", None)
-    hostile_loss = job.pop("hostile_loss", False)
-    trainer_class = DoubledExtTrainer if hostile_loss else trainer_class
-    if hostile_name is not None:
-        job["reward_funcs"] = [remembers, hostile_reward(hostile_name)]
-        tokenizer = AutoTokenizer.from_pretrained(model)
-        trainer_arguments["reward_processing_classes"] = [None, tokenizer if hostile_name in MODELS else None]
-    if hostile is not None or hostile_name is not None or hostile_loss:
-        trainer_arguments |= hostile_plugin(hostile) if hostile is not None else {}
+    hostile = job.pop("hostile", None)
+    if hostile is not None:
+        if hostile == "loss":
+            trainer_class, job["loss_aggregation"] = DoubledExtTrainer, "prompt_mean"
+        else:
+            settings, more = hostile_settings(hostile, model)
+            job, trainer_arguments = job | settings, trainer_arguments | more
         try:
             train(model, folder, trainer_class, trainer_arguments=trainer_arguments, **job)
         except (TRLGRPOExtError, KeyboardInterrupt) as error:
             return {"error": type(error).__name__, "message": str(error), "cause": repr(error.__cause__)}
-        raise AssertionError(f"{hostile or hostile_name or 'the loss'} was not refused")
+        raise AssertionError(f"{hostile} was not refused")
     run = train(model, folder, trainer_class, trainer_arguments=trainer_arguments, **job)
     accelerator = run.trainer.accelerator
     return {

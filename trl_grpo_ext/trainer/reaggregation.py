@@ -152,7 +152,7 @@ def self_check(
 ) -> None:
     """At the first training step: do our pieces of TRL's loss add up to TRL's loss?
 
-    It runs TRL's own `_compute_loss` on the shapes and masks of the real first batch, with invented numbers. Compared are
+    It runs TRL's own `_compute_loss` on shapes and masks of the real first batch, with invented numbers. Compared are
 
     1. the weight that TRL's reduction gives each token, read off the slope of the loss in the advantages where every
        importance ratio is 1, with `upstream.reduction_weights`, which we divide out;
