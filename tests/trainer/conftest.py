@@ -1,4 +1,4 @@
-"""A fixture of trainings: a mixture of experts."""
+"""Fixtures of trainings: a mixture of experts, a model that calls tools."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 from transformers import AutoTokenizer, Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+from tests.trainer.pipelines.tool_model import save_tool_model
 
 
 @pytest.fixture(scope="session")
@@ -36,3 +38,8 @@ def tiny_moe(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
     Qwen3MoeForCausalLM(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def tool_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tool_model(tmp_path_factory.mktemp("tool_model"))

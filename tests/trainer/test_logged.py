@@ -6,6 +6,7 @@ What the loss used is read off the loss itself: its slope in the advantages, and
 from __future__ import annotations
 
 import inspect
+import json
 import math
 import textwrap
 from pathlib import Path
@@ -230,3 +231,26 @@ def test_the_columns_are_documented() -> None:
     page = (Path(__file__).parents[2] / "docs" / "how_it_works.md").read_text(encoding="utf-8")
     for name in COLUMNS:
         assert f"`{name}`" in page, name
+
+
+def silent(completions: list[Any], **columns: Any) -> list[None]:
+    return [None for _ in completions]
+
+
+def test_the_plugins_are_named_at_the_start_and_metrics_without_a_value_left_out(
+    tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train(
+        tiny_model,
+        tmp_path,
+        reward_funcs=[length_reward, silent],
+        trainer_arguments={"advantage_hooks": ["clip_advantages"], "loss_aggregation": "token_mean"},
+        max_steps=1,
+    )
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("trl-grpo-ext: ")]
+    assert "rewards length_reward (the module tests.support), silent (the module" in line
+    assert "advantage hook clip_advantages (trl-grpo-ext 0" in line
+    assert "loss aggregation token_mean (trl-grpo-ext 0" in line
+    logs = [json.loads(text) for text in (tmp_path / "trl_grpo_ext_log.jsonl").read_text().splitlines()]
+    assert any("rewards/length_reward/mean" in entry for entry in logs)
+    assert all(value is not None for entry in logs for value in entry.values())

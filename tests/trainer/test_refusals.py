@@ -1,7 +1,8 @@
-"""What cannot be exact stops with a sentence; a selected plugin is never silently left out."""
+"""What cannot be exact, or breaks its contract, stops with a sentence; a selected plugin is never silently left out."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,62 +10,103 @@ import pytest
 import torch
 from trl import GRPOTrainer
 
-from tests.support import arguments, scripted_rollout, train, trl_metrics
+from tests.support import arguments, length_reward, scripted_rollout, train, trl_metrics
 from tests.trainer.pipelines.page import mixed
+from trl_grpo_ext import GRPOExtMixin, GRPOExtTrainer
 from trl_grpo_ext.errors import (
     ConfigurationError,
+    PluginOutputError,
+    PluginRunError,
     SelfCheckError,
     UpstreamError,
+    is_out_of_memory,
 )
+from trl_grpo_ext.trainer import mixin, upstream
+from trl_grpo_ext.trainer.own_loss import try_out
 
 AGGREGATION: dict[str, Any] = {"loss_aggregation": "token_mean", "max_steps": 1}
+FORWARD_HOOK: dict[str, Any] = {"advantage_hooks": ["entropy_shaping"], "max_steps": 1}
 
 
-def test_a_compute_loss_that_bypasses_trls_loss(tiny_model: Path, tmp_path: Path) -> None:
-    class OwnLoss(GRPOTrainer):
-        def compute_loss(
-            self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
-        ) -> Any:
-            ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
-            return model(input_ids=ids).logits.float().logsumexp(-1).mean()
-
-    assert train(tiny_model, tmp_path / "without", mixed(OwnLoss), max_steps=1).gradients
-    with pytest.raises(UpstreamError, match="bypasses TRL's _compute_loss"):
-        train(tiny_model, tmp_path / "with", mixed(OwnLoss), **AGGREGATION)
+def test_the_table_of_the_adapter_is_what_it_overrides() -> None:
+    assert GRPOExtMixin.__mro__ == (GRPOExtMixin, object)
+    assert not {name for name in vars(GRPOExtTrainer) if not name.startswith("__")}
+    own = {name for name in vars(GRPOExtMixin) if name == "__init__" or not name.startswith("__")}
+    rows = [row.split("|")[1] for row in (mixin.__doc__ or "").splitlines() if row.startswith("| `")]
+    overridden = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
+    public = {name for name in own if isinstance(vars(GRPOExtMixin)[name], property)}
+    assert own - overridden == public
+    assert overridden - {"__init__"} == upstream.METHODS.keys() - upstream.CALLED
 
 
-def test_a_term_of_a_users_own_in_the_loss(tiny_model: Path, tmp_path: Path) -> None:
-    class WithRegulariser(GRPOTrainer):
-        def _compute_loss(self, model: Any, inputs: Any) -> Any:
-            return super()._compute_loss(model, inputs) + 0.5
-
-    with pytest.raises(SelfCheckError, match=r"its loss is .* the pieces' is"):
-        train(tiny_model, tmp_path, mixed(WithRegulariser), **AGGREGATION)
+# ---------------------------------------------------------------------------------------------- somebody's loss
 
 
-def test_a_loss_that_is_not_homogeneous_in_the_advantages(tiny_model: Path, tmp_path: Path) -> None:
-    class Squared(GRPOTrainer):
-        def _compute_loss(self, model: Any, inputs: Any) -> Any:
-            loss = super()._compute_loss(model, inputs)
-            # The slope at advantage 1 stays TRL's, so that only the second comparison can find it.
-            advantages = inputs["advantages"]
-            return loss + (0.01 * (advantages - 1) ** 2 * inputs["completion_mask"]).sum()
-
-    with pytest.raises(SelfCheckError, match="loss"):
-        train(tiny_model, tmp_path, mixed(Squared), **AGGREGATION)
+class Bypasses(GRPOTrainer):
+    def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, **keywords: Any) -> Any:
+        ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
+        return model(input_ids=ids).logits.float().logsumexp(-1).mean()
 
 
-@pytest.mark.parametrize("plugins", [{"loss_aggregation": "token_mean"}, {"advantage_hooks": ["entropy_shaping"]}])
-def test_a_loss_that_reads_a_copy_of_the_advantages(tiny_model: Path, tmp_path: Path, plugins: dict[str, Any]) -> None:
-    class Copies(GRPOTrainer):
-        def _compute_loss(self, model: Any, inputs: Any) -> Any:
-            return super()._compute_loss(model, {**inputs, "advantages": inputs["advantages"].clone()})
-
-    with pytest.raises(SelfCheckError, match="does not depend on the advantages"):
-        train(tiny_model, tmp_path, mixed(Copies), max_steps=1, **plugins)
+class WithRegulariser(GRPOTrainer):
+    def _compute_loss(self, model: Any, inputs: Any) -> Any:
+        return super()._compute_loss(model, inputs) + 0.5
 
 
-@pytest.mark.parametrize("plugins", [{"loss_aggregation": "token_mean"}, {"advantage_hooks": ["entropy_shaping"]}])
+class Squared(GRPOTrainer):
+    """The slope at advantage 1 stays TRL's, so that only the second comparison can find it."""
+
+    def _compute_loss(self, model: Any, inputs: Any) -> Any:
+        loss = super()._compute_loss(model, inputs)
+        return loss + (0.01 * (inputs["advantages"] - 1) ** 2 * inputs["completion_mask"]).sum()
+
+
+class Copies(GRPOTrainer):
+    def _compute_loss(self, model: Any, inputs: Any) -> Any:
+        return super()._compute_loss(model, {**inputs, "advantages": inputs["advantages"].clone()})
+
+
+class OtherKL(GRPOTrainer):
+    def _compute_loss(self, model: Any, inputs: Any) -> Any:
+        kept = inputs["ref_per_token_logps"]
+        inputs["ref_per_token_logps"] = kept - 0.5
+        loss = super()._compute_loss(model, inputs)
+        inputs["ref_per_token_logps"] = kept
+        return loss
+
+
+class NoRewards(GRPOTrainer):
+    def _generate_and_score_completions(self, inputs: Any) -> Any:
+        ids = torch.ones(len(inputs), 2, dtype=torch.long)
+        names = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")
+        return dict.fromkeys(names, ids) | {"advantages": torch.ones(len(inputs)), "num_items_in_batch": ids.sum()}
+
+
+@pytest.mark.parametrize(
+    ("base", "settings", "error", "message"),
+    [
+        (Bypasses, AGGREGATION, UpstreamError, "bypasses TRL's _compute_loss"),
+        (WithRegulariser, AGGREGATION, SelfCheckError, r"its loss is .* the pieces' is"),
+        (Squared, AGGREGATION, SelfCheckError, "loss"),
+        (Copies, AGGREGATION, SelfCheckError, "does not depend on the advantages"),
+        (Copies, FORWARD_HOOK, SelfCheckError, "does not depend on the advantages"),
+        (OtherKL, {**AGGREGATION, "beta": 0.04}, SelfCheckError, "gradient"),
+        (NoRewards, AGGREGATION, UpstreamError, "rewards of this generation batch were never seen"),
+    ],
+    ids=["bypassed", "another term", "not homogeneous", "a copy", "a copy, hook", "another kl", "no rewards"],
+)
+def test_a_loss_or_batch_of_which_the_plugins_are_no_part(
+    tiny_model: Path, tmp_path: Path, base: type, settings: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        train(tiny_model, tmp_path, mixed(base), **settings)
+
+
+def test_without_plugins_a_loss_is_its_own_affair(tiny_model: Path, tmp_path: Path) -> None:
+    assert train(tiny_model, tmp_path, mixed(Bypasses), max_steps=1).gradients
+
+
+@pytest.mark.parametrize("plugins", [AGGREGATION, FORWARD_HOOK], ids=["aggregation", "forward hook"])
 def test_a_first_micro_batch_without_a_live_token_is_no_check_that_passes(
     tiny_model: Path, tmp_path: Path, plugins: dict[str, Any]
 ) -> None:
@@ -80,24 +122,12 @@ def test_a_first_micro_batch_without_a_live_token_is_no_check_that_passes(
         return output
 
     # Every completion runs into the limit and is masked: nothing counts.
-    settings = {"mask_truncated_completions": True, "max_steps": 1, **plugins}
+    settings: dict[str, Any] = {"mask_truncated_completions": True, **plugins}
+    settings["trainer_arguments"] = {"rollout_func": endless}
     says = "weight of a token" if "loss_aggregation" in plugins else "does not depend on the advantages"
     with pytest.raises(SelfCheckError, match=says):
-        train(tiny_model, tmp_path / "wrong", mixed(Doubled), trainer_arguments={"rollout_func": endless}, **settings)
-    train(tiny_model, tmp_path / "right", trainer_arguments={"rollout_func": endless}, **settings)
-
-
-def test_another_kl_than_trls(tiny_model: Path, tmp_path: Path) -> None:
-    class OtherKL(GRPOTrainer):
-        def _compute_loss(self, model: Any, inputs: Any) -> Any:
-            keep = inputs["ref_per_token_logps"]
-            inputs["ref_per_token_logps"] = keep - 0.5
-            loss = super()._compute_loss(model, inputs)
-            inputs["ref_per_token_logps"] = keep
-            return loss
-
-    with pytest.raises(SelfCheckError, match="gradient"):
-        train(tiny_model, tmp_path, mixed(OtherKL), beta=0.04, **AGGREGATION)
+        train(tiny_model, tmp_path / "wrong", mixed(Doubled), **settings)
+    train(tiny_model, tmp_path / "right", **settings)
 
 
 def test_the_self_check_leaves_no_trace_in_the_metrics(tiny_model: Path, tmp_path: Path) -> None:
@@ -107,31 +137,70 @@ def test_the_self_check_leaves_no_trace_in_the_metrics(tiny_model: Path, tmp_pat
     assert ours.trainer.entropy_coef == theirs.trainer.entropy_coef
 
 
-def test_rewards_that_are_never_computed_here(tiny_model: Path, tmp_path: Path) -> None:
-    class Bypass(GRPOTrainer):
-        def _calculate_rewards(self, *arguments: Any) -> Any:
-            raise AssertionError("not reached")
+def test_out_of_memory_says_nothing_about_a_loss() -> None:
+    def full(batch: dict[str, Any], forward_pass: Any) -> torch.Tensor:
+        logps_B_T, *_ = forward_pass()
+        if batch["advantages"].dim() == 2:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return -(logps_B_T * batch["advantages"].unsqueeze(1)).sum()
 
-        def _generate_and_score_completions(self, inputs: Any) -> Any:
-            ids = torch.ones(len(inputs), 2, dtype=torch.long)
-            return {
-                "prompt_ids": ids,
-                "prompt_mask": ids,
-                "completion_ids": ids,
-                "completion_mask": ids,
-                "advantages": torch.ones(len(inputs)),
-                "num_items_in_batch": ids.sum(),
-            }
-
-    with pytest.raises(UpstreamError, match="rewards of this generation batch were never seen"):
-        train(tiny_model, tmp_path, mixed(Bypass), **AGGREGATION)
+    with pytest.raises(torch.OutOfMemoryError):
+        try_out({"completion_mask": torch.ones(2, 3), "advantages": torch.ones(2)}, full, full)
+    assert is_out_of_memory(RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory"))
+    assert not is_out_of_memory(RuntimeError("The size of tensor a (3) must match the size of tensor b (2)"))
 
 
-def test_given_in_python_and_in_the_config(tiny_model: Path, tmp_path: Path) -> None:
+# ---------------------------------------------------------------------------------------------- plugins and settings
+
+
+class Writes:
+    """Changes what it is given, at some place, or reads what it has not asked for."""
+
+    role = "transform"
+
+    def __init__(self, what: str) -> None:
+        self.what = what
+
+    def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Any) -> torch.Tensor:
+        if self.what == "advantages":
+            advantages_B_T.mul_(2.0)
+        elif self.what == "mask":
+            rollout.mask_B_T[0] = 0.0
+        elif self.what == "texts":
+            rollout.texts[0] = "another"
+        else:
+            return advantages_B_T * rollout.ref_logps_B_T.exp()
+        return advantages_B_T * 1.0
+
+
+@pytest.mark.parametrize(
+    ("what", "error", "message"),
+    [
+        ("advantages", PluginOutputError, r"'Writes': on_rollout changed advantages_B_T, which others read"),
+        ("mask", PluginOutputError, r"changed (completion_)?mask_B_T"),
+        ("texts", PluginOutputError, r"changed (texts|completions)"),
+        ("needs", PluginRunError, r"What the class does not list in its `needs` is None; here .*ref_logps"),
+    ],
+)
+def test_a_hook_is_stopped_where_it_happens_and_named(
+    tiny_model: Path, tmp_path: Path, what: str, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        train(tiny_model, tmp_path, trainer_arguments={"advantage_hooks": [Writes(what)]}, max_steps=1)
+
+
+def test_a_reward_that_changes_the_completions_is_stopped(tiny_model: Path, tmp_path: Path) -> None:
+    def pops(completions: list[Any], **columns: Any) -> list[float]:
+        scores = [float(len(text)) for text in completions]
+        completions.pop(0)
+        return scores
+
+    with pytest.raises(PluginOutputError, match=r"The reward 'pops' changed 'completions'"):
+        train(tiny_model, tmp_path, reward_funcs=[length_reward, pops], max_steps=1)
+
+
+def test_what_is_given_twice(tiny_model: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="loss_aggregation is given twice: 'token_mean' to the trainer"):
         train(tiny_model, tmp_path, trainer_arguments={"loss_aggregation": "token_mean"}, loss_aggregation="token_mean")
-
-
-def test_reward_weights_given_twice(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="Reward weights are given twice"):
         arguments(tmp_path, rewards=[{"name": "think_format", "weight": 0.5}], reward_weights=[1.0])

@@ -6,18 +6,22 @@ The oracle is TRL's trainer with one reward function more, which returns what th
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from statistics import stdev
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from trl import GRPOTrainer
 
+from tests.contexts import make_rollout
 from tests.support import Run, length_reward, prompts, relative_gap, train
 from tests.trainer.pipelines.page import mixed
 from tests.trainer.watch import WatchBoth
 from trl_grpo_ext import GRPOExtTrainer, Rollout
+from trl_grpo_ext.credit.flow import shape_rewards
 from trl_grpo_ext.errors import ConfigurationError, PluginOutputError, UpstreamError
 from trl_grpo_ext.trainer.contexts import Sampling, ScoredBatch
 from trl_grpo_ext.trainer.shaping import refuse_images
@@ -41,16 +45,6 @@ class ByTokens:
         self.rollouts.append(rollout)
         ids = [row[live > 0].tolist() for row, live in _rows(rollout)]
         return rollout.rewards_B.new_tensor([weight_of(row) for row in ids])
-
-
-class PerToken(ByTokens):
-    """The same numbers, each laid on the first token of its completion, garbage off the mask."""
-
-    def on_rewards(self, rollout: Rollout) -> torch.Tensor:
-        added_B_T = torch.full_like(rollout.mask_B_T, torch.nan)
-        added_B_T = torch.where(rollout.mask_B_T > 0, 0.0, added_B_T)
-        added_B_T[:, 0] = super().on_rewards(rollout)
-        return added_B_T
 
 
 def _rows(rollout: Rollout) -> Any:
@@ -121,10 +115,8 @@ def test_trls_estimator_takes_the_shaped_rewards(tiny_model: Path, tmp_path: Pat
     assert len(ours.trainer.reward_funcs) == len(ours.trainer.reward_weights) == 1
 
 
-@pytest.mark.parametrize("settings", [{}, {"multi_objective_aggregation": "normalize_then_sum"}], ids=str)
-def test_completions_that_no_function_scored_stay_so(
-    tiny_model: Path, tmp_path: Path, settings: dict[str, Any]
-) -> None:
+def test_completions_that_no_function_scored_stay_so(tiny_model: Path, tmp_path: Path) -> None:
+    settings = {"multi_objective_aggregation": "normalize_then_sum"}
     theirs = train(
         tiny_model, tmp_path / "trl", GRPOTrainer, reward_funcs=[sometimes, by_tokens_where_scored], **settings
     )
@@ -140,54 +132,14 @@ def test_completions_that_no_function_scored_stay_so(
     assert not advantages_B_T[unscored_B].any()
 
 
-def test_what_the_hooks_behind_it_see(tiny_model: Path, tmp_path: Path) -> None:
-    watch, tokens, completions = WatchBoth(), PerToken(), ByTokens()
-    settings: dict[str, Any] = {"max_steps": 1, "reward_weights": [0.5], "loss_aggregation": "token_mean"}
-    shaped(tiny_model, tmp_path, watch, "centred", tokens, completions, **settings)
-    (first,), (second,), ((advantages_B_T, last),) = tokens.rollouts, completions.rollouts, watch.seen
-    added_B = torch.tensor([weight_of(ids) for ids in _ids(last)])
-    raw_B = 0.5 * torch.tensor(length_reward(_ids(last)))
-    assert first.advantages_B_T is second.advantages_B_T is None
-    assert [rollout.reward_names for rollout in (first, second, last)] == [
-        ("length_reward",),
-        ("length_reward", "by_tokens"),
-        ("length_reward", "by_tokens", "by_tokens_2"),
-    ]
-    for rollout, times in ((first, 0), (second, 1), (last, 2)):
-        torch.testing.assert_close(rollout.raw_rewards_B, raw_B)
-        torch.testing.assert_close(rollout.rewards_B, raw_B + times * added_B)
-        means_B = (raw_B + times * added_B).view(2, 4).mean(1).repeat_interleave(4)
-        torch.testing.assert_close(rollout.group_baselines_B, means_B)
-        torch.testing.assert_close((rollout.rewards_B_K * rollout.reward_weights_K).sum(1), rollout.rewards_B)
-    assert first.token_rewards_B_T is None
-    assert last.token_rewards_B_T is not None
-    torch.testing.assert_close(last.token_rewards_B_T.sum(1), added_B)
-    assert torch.equal(last.token_rewards_B_T, last.token_rewards_B_T * last.mask_B_T)
-    # The estimator has taken the shaped rewards, whatever the order of the selection.
-    expected_B = raw_B + 2 * added_B
-    expected_B = expected_B - expected_B.view(2, 4).mean(1).repeat_interleave(4)
-    torch.testing.assert_close(advantages_B_T, expected_B.unsqueeze(1) * last.mask_B_T)
-    # And the row's own numbers have come along to the loss.
-    ((_, forward),) = watch.forwards
-    for row, ids in enumerate(forward.completion_ids_B_T):
-        place = next(i for i, other in enumerate(last.completion_ids_B_T) if torch.equal(ids, other))
-        assert forward.rewards_B[row] == last.rewards_B[place]
-        assert forward.raw_rewards_B[row] == last.raw_rewards_B[place]
-
-
-def _ids(rollout: Rollout) -> list[list[int]]:
-    return [row[live > 0].tolist() for row, live in _rows(rollout)]
-
-
 @pytest.mark.parametrize(
     "settings",
     [
-        {},  # TRL computes neither
-        {"num_iterations": 2, "beta": 0.04},  # both
-        {"beta": 0.04},  # the reference alone
-        {"num_iterations": 2, "mask_truncated_completions": True, "pad_to_multiple_of": 8},
+        {"mask_truncated_completions": True, "pad_to_multiple_of": 8},  # TRL computes no log-probabilities
+        {"num_iterations": 2, "beta": 0.04},  # the old policy's and the reference's
+        {"beta": 0.04},  # the reference's alone
     ],
-    ids=str,
+    ids=["none", "both", "reference"],
 )
 def test_a_shaper_has_the_tensors_of_the_batch_before_there_is_one(
     tiny_model: Path, tmp_path: Path, settings: dict[str, Any]
@@ -259,20 +211,13 @@ def test_a_penalised_reward_is_compared_in_its_group_and_then_in_the_batch(tiny_
     [
         (lambda rollout: None, "'Odd': on_rewards: expected a tensor of shape"),
         (lambda rollout: rollout.rewards_B[:-1], r"\(completions,\) or \(completions, tokens\), got \(7,\)"),
-        (lambda rollout: rollout.rewards_B * torch.inf, "on_rewards must return finite rewards; got -?inf at row 0"),
         (lambda rollout: rollout.mask_B_T / 0, "on_rewards must return finite rewards; got inf at row 0, token 0"),
-        (lambda rollout: rollout.group_ids_B, "expected a floating point tensor"),
     ],
 )
-def test_what_a_shaper_may_not_return(
-    tiny_model: Path, tmp_path: Path, returned: Callable[[Rollout], Any], message: str
-) -> None:
-    class Odd:
-        def on_rewards(self, rollout: Rollout) -> Any:
-            return returned(rollout)
-
+def test_what_a_shaper_may_not_return(returned: Callable[[Rollout], Any], message: str) -> None:
+    odd: Any = SimpleNamespace(__name__="Odd", on_rewards=returned)
     with pytest.raises(PluginOutputError, match=message):
-        shaped(tiny_model, tmp_path, Odd(), max_steps=1)
+        shape_rewards(odd, make_rollout([2] * 8), "odd")
 
 
 def test_a_base_class_that_changes_the_batch_afterwards_is_refused(tiny_model: Path, tmp_path: Path) -> None:
@@ -291,23 +236,20 @@ def test_rewards_outside_of_a_generation_are_refused(tiny_model: Path, tmp_path:
         run.trainer._calculate_rewards([{"prompt": "a"}], ["a"], ["b"], [[3]])
 
 
+@pytest.mark.parametrize(
+    ("row", "of_tool", "missing", "refused"),
+    [
+        ({"image": None}, None, ["old_logps"], False),
+        ({"image": "a picture"}, None, [], False),
+        ({"image": "a picture"}, None, ["old_logps"], True),
+        ({}, ["a picture"], ["old_logps"], True),
+    ],
+    ids=["no image", "nothing missing", "an image", "a tool's image"],
+)
 def test_log_probabilities_that_only_a_pass_with_images_could_give_are_refused(
-    tiny_model: Path, tmp_path: Path
+    row: dict[str, Any], of_tool: Any, missing: list[str], refused: bool
 ) -> None:
-    shaper = ByTokens()
-    shaper.needs = ("old_logps",)  # type: ignore[attr-defined]
-    run = shaped(tiny_model, tmp_path, shaper, max_steps=1)
-    ours, unseen = run.trainer._trl_grpo_ext, torch.zeros(0)
-
-    def refuse(row: dict[str, Any], missing: list[str], images: Any = None) -> None:
-        scored = ScoredBatch([row], ["a"], ["b"], [[3]], unseen)
-        refuse_images(Sampling("Mine", [*[None] * 6, images], scored=scored), missing)
-
-    with_image = {"prompt": "a", "image": "a picture"}
-    refuse({"prompt": "a"}, ["old_logps"])
-    refuse({"prompt": "a", "image": None}, ["old_logps"])
-    refuse(with_image, ours.scorer.missing({"old_per_token_logps": 0}))
-    with pytest.raises(ConfigurationError, match=r"with images it needs old_logps, .*num_iterations above 1"):
-        refuse(with_image, ours.scorer.missing({}))
-    with pytest.raises(ConfigurationError, match="For a batch with images it needs old_logps"):
-        refuse({"prompt": "a"}, ["old_logps"], ["a picture of a tool"])
+    scored = ScoredBatch([{"prompt": "a", **row}], ["a"], ["b"], [[3]], torch.zeros(0))
+    says = pytest.raises(ConfigurationError, match=r"with images it needs old_logps, .*num_iterations above 1")
+    with says if refused else nullcontext():
+        refuse_images(Sampling("Mine", [*[None] * 6, of_tool], scored=scored), missing)

@@ -36,6 +36,7 @@ ADAPTER = ("trainer/extension.py", "trainer/mixin.py", "trainer/upstream.py")
 OF_TRANSFORMERS = "launch/checkpoints/"
 """The files that touch transformers' trainer."""
 
+LISTED = {*upstream.METHODS, *upstream.SAVING, *upstream.WHERE_THERE, *upstream.ATTRIBUTES}
 MAPPED_BY_TRANSFORMERS = {
     *("accelerator", "add_callback", "args", "current_gradient_accumulation_steps"),
     *("is_deepspeed_enabled", "is_fsdp_enabled", "model", "remove_callback", "state"),
@@ -97,6 +98,9 @@ def test_everything_listed_is_there(trained: Any) -> None:
 def test_a_method_that_is_gone_or_changed_is_named() -> None:
     methods = {name: getattr(GRPOTrainer, name) for name in upstream.METHODS}
     upstream.check_class(type("Same", (), methods))
+    with pytest.raises(UpstreamError) as raised:
+        upstream.check_class(object)
+    assert all(name in str(raised.value) for name in upstream.METHODS)  # all at once
 
     def other(self: Any, something_else: Any) -> None: ...
 
@@ -124,12 +128,6 @@ def test_an_attribute_an_argument_or_a_batch_entry_that_is_gone_is_named(trained
         batch = {key: value for key, value in trained.kept_batches[0].items() if key != gone}
         with pytest.raises(UpstreamError, match=f"batch entry '{gone}' is gone"):
             upstream.check_batch(batch)
-
-
-def test_all_that_is_gone_is_named_at_once() -> None:
-    with pytest.raises(UpstreamError) as raised:
-        upstream.check_class(object)
-    assert all(name in str(raised.value) for name in upstream.METHODS)
 
 
 def test_the_trainer_asks_before_it_loads_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -236,55 +234,6 @@ def test_a_further_batch_entry_stays_with_its_rows(tiny_model: Path, tmp_path: P
     assert sorted(torch.cat(trainer.met).tolist()) == sorted(trainer.generated.tolist())
 
 
-class Slopes(GRPOTrainer):
-    """Before each loss, reads off the weight that TRL's reduction gives each token, at made-up log-probabilities."""
-
-    made_up: Any = None
-
-    def _compute_loss(self, model: Any, inputs: Any) -> Any:
-        ones_B_T = torch.ones(inputs["completion_mask"].shape)
-        self.made_up = (-ones_B_T, ones_B_T, torch.zeros(()))
-        advantages_B_T = ones_B_T.clone().requires_grad_()
-        at_ratio_one = {**inputs, "advantages": advantages_B_T, "old_per_token_logps": -ones_B_T}
-        with torch.enable_grad():
-            loss = super()._compute_loss(model, at_ratio_one)
-            (slope_B_T,) = torch.autograd.grad(loss, advantages_B_T)
-        self.made_up = None
-        training = self.model.training
-        expected_B_T = upstream.reduction_weights(
-            self.loss_type,
-            inputs["completion_mask"].float(),
-            num_items_in_batch=inputs["num_items_in_batch"],
-            max_completion_length=self.max_completion_length,
-            accumulation=self.current_gradient_accumulation_steps if training else 1,
-            steps_per_generation=self.args.steps_per_generation if training else 1,
-            processes=1,
-        )
-        self.seen = [*getattr(self, "seen", []), (slope_B_T.abs(), expected_B_T)]
-        return super()._compute_loss(model, inputs)
-
-    def _get_per_token_logps_and_entropies(self, model: Any, *arguments: Any, **keywords: Any) -> Any:
-        if self.made_up is not None:
-            return self.made_up
-        return super()._get_per_token_logps_and_entropies(model, *arguments, **keywords)
-
-
-@pytest.mark.parametrize("truncated", [False, True], ids=["", "rows without a live token"])
-@pytest.mark.parametrize("loss_type", sorted(upstream.LOSS_TYPES))
-def test_reduction_weights_are_trls(tiny_model: Path, tmp_path: Path, loss_type: str, truncated: bool) -> None:
-    trainer = made(tiny_model, tmp_path, Slopes, loss_type=loss_type, mask_truncated_completions=truncated)
-    trainer.train()
-    # |dl/dA| of one token at ratio 1, advantage 1 and log-probability -1: the clipped losses and VESPO have 1, CISPO
-    # cuts the ratio at epsilon_high, SAPO has sigmoid(0) * 4 / temperature.
-    slope = {"cispo": min(1.0, trainer.epsilon_high), "sapo": 2.0 / trainer.args.sapo_temperature_pos}
-    assert len(trainer.seen) == 3  # two micro-batches and one evaluation
-    for slope_B_T, expected_B_T in trainer.seen:
-        torch.testing.assert_close(slope_B_T / slope.get(loss_type, 1.0), expected_B_T, rtol=1e-5, atol=0.0)
-        assert slope_B_T.max() > 0
-    empty_rows = [bool((expected_B_T.sum(1) == 0).any()) for _, expected_B_T in trainer.seen]
-    assert any(empty_rows) == truncated
-
-
 def test_a_loss_type_that_we_do_not_know() -> None:
     counts: dict[str, Any] = {"max_completion_length": 4, "accumulation": 1, "steps_per_generation": 1, "processes": 1}
     with pytest.raises(ConfigurationError, match=r"loss_type 'new_one' .* knows .*dapo"):
@@ -336,7 +285,6 @@ def is_private(name: str) -> bool:
 def test_every_private_name_of_trl_in_use_is_listed(trained: Any) -> None:
     private = {name for name in of_trl(trained) if is_private(name)}
     assert len(private) > 50
-    listed = {*upstream.METHODS, *upstream.SAVING, *upstream.WHERE_THERE, *upstream.ATTRIBUTES}
     # Rewards and what guards them never see a trainer, so a name of theirs is their own.
     near = [(file, tree) for file, tree in trees() if not file.startswith(("guard/", "rewards/", "testing/"))]
     used = {(file, name) for file, tree in near for name in mentioned(tree) & private}
@@ -345,7 +293,7 @@ def test_every_private_name_of_trl_in_use_is_listed(trained: Any) -> None:
         ("trainer/extension.py", "_logs"),
         ("trainer/upstream.py", "_entropy_window_stats"),
     } <= used
-    unlisted = {(file, name) for file, name in used if name not in listed}
+    unlisted = {(file, name) for file, name in used if name not in LISTED}
     assert not unlisted, f"private names of TRL that upstream.METHODS and upstream.ATTRIBUTES don't list: {unlisted}"
     elsewhere = {(file, name) for file, name in used if file not in ADAPTER and not file.startswith(OF_TRANSFORMERS)}
     assert not elsewhere, f"private names of TRL outside the adapter: {elsewhere}"
@@ -363,11 +311,7 @@ def test_every_public_name_of_trls_trainer_in_use_is_listed(trained: Any) -> Non
         )
     }
     used = {name for name in on_the_trainer & of_trl(trained) if not is_private(name)}
-    unlisted = (
-        used
-        - {*upstream.METHODS, *upstream.SAVING, *upstream.WHERE_THERE, *upstream.ATTRIBUTES}
-        - MAPPED_BY_TRANSFORMERS
-    )
+    unlisted = used - LISTED - MAPPED_BY_TRANSFORMERS
     assert not unlisted, f"attributes of TRL's trainer that upstream.ATTRIBUTES does not list: {unlisted}"
 
 
@@ -378,15 +322,7 @@ def test_nothing_is_listed_that_is_not_used() -> None:
             # The lists themselves are no use.
             kept = [node for node in tree.body if name != "trainer/upstream.py" or isinstance(node, ast.FunctionDef)]
             used |= mentioned(ast.Module(body=kept, type_ignores=[]))
-    relied_on = {
-        *upstream.METHODS,
-        *upstream.SAVING,
-        *upstream.WHERE_THERE,
-        *upstream.ATTRIBUTES,
-        *upstream.ARGUMENTS,
-        *upstream.BATCH_KEYS,
-    }
-    unused = relied_on - used
+    unused = {*LISTED, *upstream.ARGUMENTS, *upstream.BATCH_KEYS} - used
     assert not unused, f"listed in upstream and used nowhere: {unused}"
 
 

@@ -11,7 +11,7 @@ from datasets import Dataset
 from transformers import AutoTokenizer
 
 from tests.docs_site.blocks import ROOT, blocks_of
-from tests.trainer.pipelines.test_tools import ASKED, RESPONSE, TEMPERATURE, biases, call, result, save_tool_model
+from tests.trainer.pipelines.test_tools import ASKED, RESPONSE, TEMPERATURE, biases, call, result
 from tests.trainer.watch import Watch
 from trl_grpo_ext.advantages.turns import rewards_of_turns
 from trl_grpo_ext.types import SpanScore, TurnScores
@@ -20,11 +20,6 @@ from trl_grpo_ext.types import SpanScore, TurnScores
 def block(part: str) -> str:
     (found,) = [one.text for one in blocks_of(ROOT / "docs" / "agents.md") if part in one.text]
     return found
-
-
-@pytest.fixture(scope="module")
-def tool_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tool_model(tmp_path_factory.mktemp("tool_model"))
 
 
 def names_of_the_reader(model: Path, folder: Path, scripts: Any, **columns: Any) -> dict[str, Any]:

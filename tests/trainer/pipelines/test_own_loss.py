@@ -26,7 +26,7 @@ from tests.trainer.pipelines.page import (
     sequence_means,
     theirs,
 )
-from trl_grpo_ext.errors import ConfigurationError, SelfCheckError
+from trl_grpo_ext.errors import SelfCheckError
 
 EXACT = 2e-5  # relative, in float32
 
@@ -121,21 +121,6 @@ def test_a_loss_per_completion_gets_one_number_for_each(tiny_model: Path, tmp_pa
     assert relative_gap(run.gradients[0], expected) < EXACT
 
 
-@pytest.mark.parametrize("hook", [Falling, FallingForward])
-def test_a_loss_per_completion_refuses_credit_for_tokens(tiny_model: Path, tmp_path: Path, hook: Any) -> None:
-    plugins: dict[str, Any] = {"advantage_hooks": [hook()]}
-    with pytest.raises(ConfigurationError, match=r"The loss of PerCompletion takes one advantage for each completion"):
-        train(tiny_model, tmp_path, mixed(theirs("PerCompletion")), trainer_arguments=plugins, max_steps=1)
-
-
-@pytest.mark.parametrize("plugins", [{"loss_aggregation": "token_mean"}, {"compact_updates": "exact"}])
-def test_a_loss_per_completion_refuses_what_needs_tokens(
-    tiny_model: Path, tmp_path: Path, plugins: dict[str, Any]
-) -> None:
-    with pytest.raises(ConfigurationError, match="cannot be exact with PerCompletion, whose loss"):
-        train(tiny_model, tmp_path, mixed(theirs("PerCompletion")), max_steps=1, **plugins)
-
-
 @pytest.mark.parametrize("hooks", [[Falling()], [FallingForward()], [Doubled(), Falling()]])
 def test_a_loss_that_takes_tokens_gets_them(tiny_model: Path, tmp_path: Path, hooks: list[Any]) -> None:
     plugins = {"advantage_hooks": hooks}
@@ -160,15 +145,11 @@ def test_a_loss_that_takes_tokens_takes_an_aggregation_under_its_own_reduction(
         train(tiny_model, tmp_path / "dapo", mixed(theirs("PerToken")), loss_type="dapo", **settings)
 
 
-class WithoutAdvantages(GRPOTrainer):
-    """Learns every completion by heart."""
-
-    def _compute_loss(self, model: Any, inputs: Any) -> Any:
-        ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
-        return model(input_ids=ids).logits.float().logsumexp(-1).mean()
-
-
 def test_a_loss_without_advantages_refuses_hooks(tiny_model: Path, tmp_path: Path) -> None:
+    class WithoutAdvantages(GRPOTrainer):
+        def _compute_loss(self, model: Any, inputs: Any) -> Any:
+            return model(input_ids=inputs["completion_ids"]).logits.float().logsumexp(-1).mean()
+
     plugins: dict[str, Any] = {"advantage_hooks": ["centred"]}
     with pytest.raises(SelfCheckError, match=r"loss of WithoutAdvantages does not depend on the advantages"):
         train(tiny_model, tmp_path, mixed(WithoutAdvantages), trainer_arguments=plugins, max_steps=1)

@@ -7,13 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from datasets import Dataset
 from transformers import AutoTokenizer
+from trl import GRPOConfig, GRPOTrainer
 
 from tests.support import Recorder, arguments, length_reward, relative_gap, train
 from tests.trainer.pipelines.page import Falling, expected_gradient
-from tests.trainer.pipelines.tool_model import CALL, CALLED, END, RESPONSE, START, biases, save_tool_model
-from trl_grpo_ext import GRPOExtTrainer
+from tests.trainer.pipelines.tool_model import CALL, CALLED, END, RESPONSE, START, biases
+from trl_grpo_ext import GRPOExtConfig, GRPOExtTrainer
 from trl_grpo_ext.trainer.batch import BatchKeys
 from trl_grpo_ext.types import span_reward
 
@@ -61,11 +63,6 @@ def divide(a: int, b: int) -> float:
     return a / b
 
 
-@pytest.fixture(scope="module")
-def tool_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tool_model(tmp_path_factory.mktemp("tool_model"))
-
-
 def answered(completions: list[Any], **columns: Any) -> list[float]:
     """1 for the sum after a tool call, 0.25 for a guess: it has to see the whole conversation."""
     return [
@@ -85,31 +82,35 @@ def full_stops(completions: list[Any], **columns: Any) -> list[Any]:
     return [[(len(text) - 1, len(text), 0.5 if "5" in text else 0.125)] for text in said]
 
 
-def tool_run(model: Path, folder: Path, hooks: list[Any], rewards: list[Any], **overrides: Any) -> tuple[Any, Recorder]:
+SCRIPTS = {ASKED: [ADD, FAIL, GUESS], result("5"): [SUM], result("{'error': 'division by zero'}"): [GAVE_UP]}
+
+
+def tool_run(
+    model: Path, folder: Path, hooks: list[Any] | None, rewards: list[Any], scripts: Any = SCRIPTS, **settings: Any
+) -> tuple[Any, Recorder]:
+    """A training with tools; without `hooks` TRL's own."""
     tokenizer = AutoTokenizer.from_pretrained(model)
     tokenizer.response_template = RESPONSE
-    scripts = {ASKED: [ADD, FAIL, GUESS], result("5"): [SUM], result("{'error': 'division by zero'}"): [GAVE_UP]}
     data = Dataset.from_dict({"prompt": [[{"role": "user", "content": q}] for q in ("2+3?", "what is 2 and 3?")]})
     recorder = Recorder()
-    settings = {
+    common = {
         "generation_kwargs": {"sequence_bias": biases(tokenizer, scripts)},
-        "max_completion_length": 180,
-        "per_device_train_batch_size": 8,
-        "max_steps": 1,
-        "loss_aggregation": "seq_mean_token_mean",
+        "max_completion_length": 200,
         "temperature": TEMPERATURE,
+        "seed": 5,
     }
-    more = {"tools": [add, divide], **overrides}
-    trainer = GRPOExtTrainer(
+    trainer_class, config_class = (GRPOTrainer, GRPOConfig) if hooks is None else (GRPOExtTrainer, GRPOExtConfig)
+    trainer = trainer_class(
         str(model),
         rewards,
-        arguments(folder, **settings, **more.pop("settings", {})),
+        arguments(folder, config_class, **common, **settings),
         train_dataset=data,
         processing_class=tokenizer,
         callbacks=[recorder],
-        advantage_hooks=hooks,
-        **more,
+        tools=[add, divide],
+        **({} if hooks is None else {"advantage_hooks": hooks}),
     )
+    torch.manual_seed(7)
     trainer.train()
     return trainer, recorder
 
@@ -163,7 +164,8 @@ def check_credit(trainer: Any, recorder: Recorder, hook: Falling, model: Path) -
 
 def test_tools(tool_model: Path, tmp_path: Path) -> None:
     hook = Falling()
-    trainer, recorder = tool_run(tool_model, tmp_path, [hook], [answered, full_stops])
+    settings = {"max_steps": 1, "loss_aggregation": "seq_mean_token_mean"}
+    trainer, recorder = tool_run(tool_model, tmp_path, [hook], [answered, full_stops], **settings)
     conversations = check_credit(trainer, recorder, hook, tool_model)
     assert {tuple(turns) for turns in conversations} == {tuple(turns) for turns in CONVERSATIONS.values()}
     (rollout,) = hook.rollouts
@@ -215,3 +217,32 @@ def test_a_rollout_function_with_turns_of_an_environment(tiny_model: Path, tmp_p
         advantages.append([(rewards[row % 4] - sum(rewards) / 4) / (1 + t) for t in range(len(ids))])
         weights.append([one / tokens for one in live])
     assert relative_gap(run.gradients[0], expected_gradient(tiny_model, rows, advantages, weights)) < EXACT
+
+
+def last_letters(completions: list[Any], **columns: Any) -> list[float]:
+    """Different for nearly all: what the last message has in it, and whether a call failed."""
+    return [len(messages[-1]["content"]) / 4 - ("error" in messages[1]["content"]) for messages in completions]
+
+
+def test_the_outcomes_advantage_for_all_turns_is_trls(tool_model: Path, tmp_path: Path) -> None:
+    scripts = {  # two turns in every completion, so that a group's turns are compared with all of it
+        ASKED: [ADD, FAIL],
+        result("5"): [SUM, "so 5."],
+        result("{'error': 'division by zero'}"): [GAVE_UP],
+    }
+    settings: dict[str, Any] = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "max_steps": 2}
+    trl, theirs = tool_run(tool_model, tmp_path / "trl", None, [last_letters], scripts, **settings)
+    assert len({*trl._logs["rewards"]["last_letters"]}) > 1
+    hooks: dict[str, list[Any]] = {
+        "off": [],
+        "turn": ["turn_rewards"],
+        "outcome": [{"name": "turn_rewards", "form": "turn_plus_outcome"}],
+        "episodes": [{"name": "gigpo", "step_weight": 0.0, "normalise": True}],
+    }
+    for name, chosen in hooks.items():
+        trainer, ours = tool_run(tool_model, tmp_path / name, chosen, [last_letters], scripts, **settings)
+        for step, gradient in enumerate(theirs.gradients):
+            gap = relative_gap(ours.gradients[step], gradient)
+            # GiGPO has 1e-6 beside the deviation, where TRL has 1e-4.
+            assert gap == 0.0 if name == "off" else gap < (1e-6 if name != "episodes" else 1e-3)
+        assert trainer._logs["completion"] == trl._logs["completion"]
