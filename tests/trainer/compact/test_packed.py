@@ -30,7 +30,6 @@ from transformers import (
 )
 
 from tests.support import relative_gap
-from tests.trainer.compact.runs import EXACT
 from tests.trainer.process_worker import Float64Trainer, norms_in_float64
 from trl_grpo_ext.errors import UpstreamError
 from trl_grpo_ext.trainer.compact.packed import (
@@ -44,6 +43,7 @@ from trl_grpo_ext.trainer.compact.packed import (
 from trl_grpo_ext.trainer.compact.plan import part_tokens, plan_block
 from trl_grpo_ext.trainer.facts import LossSettings
 
+EXACT = {torch.float64: 1e-9, torch.float32: 1e-5}
 LOSS = LossSettings("dapo", 0.0, "token", False, False, False, 1.0)
 ENDS = {"vocab_size": 42, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 1}
 SIZES: dict[str, Any] = {
@@ -119,22 +119,7 @@ CONFIGS: dict[str, tuple[Any, torch.dtype]] = {
 @pytest.mark.parametrize("name", CONFIGS)
 def test_log_probabilities_entropies_and_gradient_are_those_of_rows_by_themselves(name: str, share: bool) -> None:
     config, dtype = CONFIGS[name]
-    assert_same(model_of(config, dtype), EXACT["float64" if dtype == torch.float64 else "float32"], share)
-
-
-@pytest.mark.parametrize("reentrant", [False, True])
-def test_with_gradient_checkpointing(reentrant: bool) -> None:
-    """The layers run again in the backward pass, when the hooks on the model are gone."""
-    model = model_of(LlamaConfig(**SIZES))
-    model.gradient_checkpointing_enable({"use_reentrant": reentrant})
-    model.enable_input_require_grads()
-    assert_same(model, EXACT["float64"], share=True)
-
-
-def test_with_an_adapter() -> None:
-    adapted = get_peft_model(model_of(LlamaConfig(**SIZES)), LORA)
-    torch.nn.init.normal_(adapted.base_model.model.model.layers[0].self_attn.q_proj.lora_B["default"].weight)
-    assert_same(adapted, EXACT["float64"], share=True)
+    assert_same(model_of(config, dtype), EXACT[dtype], share)
 
 
 def assert_same(model: Any, tolerance: float, share: bool) -> None:

@@ -1,6 +1,12 @@
 """Trainings with `compact_updates: exact`, with shared prompts or without, are those of `off`: windows of accumulation,
-hooks, aggregations, models; and what they log and record. The grid of TRL's settings is in `test_parity`."""
+hooks, aggregations, models; what they log and record; and what `Freedom` forbids would give another gradient.
 
+The grid of TRL's settings is in `test_parity`.
+"""
+
+import logging
+import math
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,26 +26,113 @@ from transformers import (
     TrainerCallback,
 )
 
-from tests.support import length_reward, prompts, relative_gap, train
-from tests.trainer.compact.runs import COMMON, DIFFERENT, EXACT, SORTED, Bonus, Seen, Whitened, compact_logs, gaps, pair
-from tests.trainer.process_worker import Float64CompactTrainer, run_job, uneven_rollout
+from tests.support import Run, arguments, length_reward, prompts, relative_gap, train
+from tests.trainer import parity_grid
+from tests.trainer.process_worker import Float64CompactTrainer, reward_with_flat_groups, run_job, uneven_rollout
 from tests.trainer.test_processes import BY_WEIGHTS
-from trl_grpo_ext import GRPOExtTrainer
-from trl_grpo_ext.trainer.compact.updates import positions_are_relative
+from trl_grpo_ext import GRPOExtConfig, GRPOExtTrainer
+from trl_grpo_ext.errors import ConfigurationError
+from trl_grpo_ext.trainer.compact.updates import CompactUpdates, Freedom, _warn_once, positions_are_relative
+from trl_grpo_ext.trainer.extension import Extension
 
 pytestmark = pytest.mark.slow
 
+MODULE = "trl_grpo_ext.trainer"
+EXACT = {"float64": 1e-9, "float32": 1e-5}
+DIFFERENT = 1e-3
+LOGGED = 1e-6
+"""Relative; transformers adds the losses of a step up in float32."""
+
+
+class Seen(Float64CompactTrainer):
+    """Keeps the shapes that the loss is computed on, and what counts there."""
+
+    def __init__(self, *arguments: Any, **keywords: Any) -> None:
+        self.seen: list[dict[str, Any]] = []
+        super().__init__(*arguments, **keywords)
+
+    def _compute_loss(self, model: Any, inputs: Any) -> Any:
+        if self.model.training:
+            lengths = zip(inputs["prompt_mask"].sum(1).tolist(), inputs["completion_mask"].sum(1).tolist(), strict=True)
+            self.seen.append(
+                {
+                    "step": self.state.global_step,
+                    "computed": inputs["prompt_ids"].numel() + inputs["completion_ids"].numel(),
+                    "rows": len(inputs["prompt_ids"]),
+                    "lengths": [sum(both) for both, a in zip(lengths, inputs["advantages"], strict=True) if a.any()],
+                }
+            )
+        return super()._compute_loss(model, inputs)
+
+
+COMMON: dict[str, Any] = {
+    "per_device_train_batch_size": 4,
+    "gradient_accumulation_steps": 4,
+    "prompt_count": 8,
+    "reward_funcs": reward_with_flat_groups,
+    "learning_rate": 0.02,
+}
+"""Sixteen completions of four prompts for each optimizer step; two of the prompts have no signal."""
+
+
+def pair(model: Path, folder: Path, trainer_class: type = Float64CompactTrainer, **overrides: Any) -> tuple[Run, Run]:
+    """A training with `compact_updates: exact`, and the same with `off`."""
+    found = {"dtype": "float64", **COMMON, **overrides}
+    found["trainer_arguments"] = {"rollout_func": uneven_rollout, **found.get("trainer_arguments", {})}
+    exact = train(model, folder / "exact", trainer_class, **found, compact_updates="exact")
+    found.pop("share_prompts", None)
+    return exact, train(model, folder / "off", trainer_class, **found)
+
+
+def gaps(ours: Run, theirs: Run) -> list[float]:
+    assert len(theirs.gradients) >= 1
+    assert parity_grid.loss_gap(ours, theirs) < LOGGED
+    steps = [relative_gap(*step) for step in zip(ours.gradients, theirs.gradients, strict=True)]
+    return [*steps, relative_gap(ours.weights, theirs.weights)]
+
+
+def compact_logs(run: Run) -> list[dict[str, float]]:
+    """The metrics of compact updates at each step; no metric at all may be undefined."""
+    assert not [name for log in run.logs for name, value in log.items() if math.isnan(value)]
+    return [
+        {name.removeprefix("compact/"): value for name, value in log.items() if name.startswith("compact/")}
+        for log in run.logs
+        if "loss" in log
+    ]
+
+
+FREE = Freedom(sort=True, drop=True, any_count=True, trim_left=True)
+ALL_ROWS_RUN = replace(FREE, drop=False)
+SORTED = replace(FREE, drop=False, any_count=False)
+
+
+class Bonus:
+    """A forward hook that is not homogeneous in the advantages and gives rows without any one."""
+
+    per_completion = True
+
+    def on_forward(self, advantages_B_T: torch.Tensor, forward: Any) -> torch.Tensor:
+        return advantages_B_T + torch.minimum(0.1 * forward.entropies_B_T, 0.5 + advantages_B_T.abs())
+
+
+class Whitened(Bonus):
+    """A forward hook that looks at its whole micro-batch."""
+
+    per_completion = False
+
+    def on_forward(self, advantages_B_T: torch.Tensor, forward: Any) -> torch.Tensor:
+        mean: torch.Tensor = (advantages_B_T * forward.mask_B_T).sum() / forward.mask_B_T.sum().clamp(min=1.0)
+        return advantages_B_T - mean
+
+
 EVALUATION: dict[str, Any] = {"eval_strategy": "steps", "eval_steps": 1, "per_device_eval_batch_size": 8, "beta": 0.04}
 TRAININGS: dict[str, dict[str, Any]] = {
-    "plain": {},
-    "a kl penalty, mean of sequences": {"beta": 0.04, "loss_type": "grpo", "num_iterations": 2},
     "two iterations": {"num_iterations": 2, "loss_type": "bnpo", "max_steps": 4, "reward_funcs": length_reward},
     "two steps for a generation batch": {"steps_per_generation": 8, "loss_type": "grpo"},
     "two generation batches for a step": {"steps_per_generation": 2, "loss_type": "bnpo"},
     "windows across generation batches and iterations": {"steps_per_generation": 6, "num_iterations": 2, "beta": 0.04},
     "windows across generation batches": {"steps_per_generation": 6, "loss_type": "luspo"},
     "no window in common": {"steps_per_generation": 3, "loss_type": "grpo", "num_iterations": 2},
-    "truncated completions": {"mask_truncated_completions": True, "loss_type": "grpo"},
     "one long micro-batch": {"per_device_train_batch_size": 16, "gradient_accumulation_steps": 1},
     "padded": {"pad_to_multiple_of": 16, "loss_type": "grpo"},
     "clipped and adam": {"optim": "adamw_torch", "max_grad_norm": 0.1, "learning_rate": 1e-3},
@@ -301,3 +394,71 @@ def test_the_old_policy_and_the_reference_compute_fewer_tokens_in_as_many_passes
     tokens = {name: sum(rows * width for rows, width in found) for name, found in shapes.items()}
     assert tokens["exact"] < 0.8 * tokens["off"]
     assert max(gaps(ours, theirs)) < EXACT["float64"]
+
+
+# ------------------------------------------------------------------------------------------------------ freedom
+
+
+@pytest.mark.parametrize(
+    ("configured", "lifted"),
+    [
+        ({"entropy_coef": 0.1}, SORTED),
+        ({"top_entropy_quantile": 0.5}, SORTED),
+        ({"loss_type": "grpo", "loss_aggregation": "token_mean_local"}, SORTED),
+        ({"trainer_arguments": {"advantage_hooks": [Whitened()]}}, SORTED),
+        ({"loss_type": "bnpo", "beta": 0.1}, SORTED),
+        ({"beta": 0.1}, FREE),
+        ({"loss_type": "grpo", "beta": 0.1}, ALL_ROWS_RUN),
+        ({"loss_type": "luspo", "beta": 0.1}, ALL_ROWS_RUN),
+        ({"trainer_arguments": {"advantage_hooks": [Bonus()]}}, FREE),
+        ({"loss_type": "grpo", "trainer_arguments": {"advantage_hooks": [Bonus()]}}, ALL_ROWS_RUN),
+        ({"loss_type": "bnpo", "trainer_arguments": {"advantage_hooks": [Bonus()]}}, SORTED),
+    ],
+)
+def test_more_freedom_would_give_another_gradient(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, configured: dict[str, Any], lifted: Freedom
+) -> None:
+    settings = {"max_steps": 2, "num_iterations": 2, **configured}  # at the second step the policy is off its reference
+    ours, theirs = pair(tiny_model, tmp_path, **settings)
+    assert max(gaps(ours, theirs)) < EXACT["float64"]
+    monkeypatch.setattr(f"{MODULE}.extension.freedom_of", lambda *_: lifted)
+    other, _ = pair(tiny_model, tmp_path / "lifted", **settings)
+    steps = zip(other.gradients, theirs.gradients, strict=True)
+    assert max(relative_gap(*step) for step in steps) > DIFFERENT
+
+
+# ------------------------------------------------------------------------------------------- what is refused
+
+
+def test_multimodal_batches_run_as_trl_deals_them(
+    tiny_model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    args = arguments(tmp_path, compact_updates="exact")
+    trainer: Any = GRPOExtTrainer(str(tiny_model), length_reward, args, train_dataset=prompts(8))
+    compact: CompactUpdates = trainer._trl_grpo_ext.compact
+    dealt = [{"completion_ids": torch.ones(2, 3), "pixel_values": torch.zeros(2, 3), "num_images": [1, 1]}]
+    _warn_once.cache_clear()
+    with caplog.at_level(logging.WARNING, logger=f"{MODULE}.compact.updates"):
+        assert compact.plan(dealt, torch.float32) is compact.plan(dealt, torch.float32) is dealt
+    said = [record.getMessage() for record in caplog.records if record.name == f"{MODULE}.compact.updates"]
+    assert said == ["compact_updates: multimodal inputs (num_images, pixel_values) run as TRL deals them."]
+
+
+def test_a_liger_loss_is_refused() -> None:
+    stand_in = SimpleNamespace(_trainer=None, settings=None, _args=SimpleNamespace(use_liger_kernel=True))
+    with pytest.raises(ConfigurationError, match="does not work with use_liger_kernel"):
+        Extension._make_compact_updates(stand_in, None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"compact_updates": "on"}, "compact_updates must be off or exact, got 'on'"),
+        ({"share_prompts": True}, "share_prompts needs compact_updates: exact"),
+    ],
+)
+def test_settings_are_checked(tmp_path: Path, overrides: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        GRPOExtConfig(output_dir=str(tmp_path), use_cpu=True, **overrides)
+    of_yaml: Any = {"compact_updates": False}  # which reads `off` so
+    assert GRPOExtConfig(output_dir=str(tmp_path), use_cpu=True, bf16=False, **of_yaml).compact_updates == "off"
