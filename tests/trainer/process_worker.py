@@ -33,7 +33,7 @@ Job = dict[str, Any]
 - `uneven_spans: true`: one reward returns spans for one prompt alone,
 - `turns: true`: what an environment wrote stands in the completions, and one reward has a value for each turn,
 - `flat_groups: true`: every other prompt's completions all get the same reward,
-- `uneven: true`: prompts of unlike length, and the old policy and the reference run a few rows at a time,
+- `uneven: true`: prompts of unlike length,
 - `quiet_rank: true`: the completions of the first of two ranks all get the same reward,
 - `aggregations: [...]`: one for each optimizer step, in turn; many of them in one training are many times quicker,
 - `float64: true`: log-probabilities in float64, which TRL's own are not,
@@ -66,16 +66,22 @@ class Float64Trainer(GRPOTrainer):
             if model is not None and model.dtype == torch.float64:
                 norms_in_float64(model)
 
+    @wraps(GRPOTrainer._get_per_token_logps_and_entropies)
     def _get_per_token_logps_and_entropies(
-        self, model: Any, input_ids: Any, attention_mask: Any, logits_to_keep: int, *arguments: Any, **keywords: Any
+        self, model: Any, input_ids: Any, attention_mask: Any, logits_to_keep: int, batch_size: Any = None, **_: Any
     ) -> Any:
-        # Positions that don't depend on the padding: the angles of rotary embeddings are float32 in any model.
-        position_ids = (attention_mask.cumsum(-1) - 1).clamp(min=0)
-        output = model(input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids)
-        logits = output.logits[:, -logits_to_keep - 1 : -1]
-        all_logps = logits.log_softmax(-1)
-        logps = all_logps.gather(-1, input_ids[:, -logits_to_keep:].unsqueeze(-1)).squeeze(-1)
-        return logps, -(all_logps.exp() * all_logps).sum(-1), None
+        def score(ids: Any, mask: Any) -> tuple[torch.Tensor, torch.Tensor]:
+            # Positions that don't depend on the padding: the angles of rotary embeddings are float32 in any model.
+            position_ids = (mask.cumsum(-1) - 1).clamp(min=0)
+            output = model(input_ids=ids, attention_mask=mask, position_ids=position_ids)
+            all_logps = output.logits[:, -logits_to_keep - 1 : -1].log_softmax(-1)
+            logps = all_logps.gather(-1, ids[:, -logits_to_keep:].unsqueeze(-1)).squeeze(-1)
+            return logps, -(all_logps.exp() * all_logps).sum(-1)
+
+        size = batch_size or len(input_ids)  # the old policy and the reference run a few rows at a time
+        parts = [score(*rows) for rows in zip(input_ids.split(size), attention_mask.split(size), strict=True)]
+        logps, entropies = (torch.cat(found) for found in zip(*parts, strict=True))
+        return logps, entropies, None
 
 
 class Float64ExtTrainer(GRPOExtMixin, Float64Trainer):
@@ -91,24 +97,6 @@ class DoubledTrainer(GRPOTrainer):
 
 class DoubledExtTrainer(GRPOExtMixin, DoubledTrainer):
     """Which the check of the first step finds."""
-
-
-class Float64ChunkedTrainer(Float64Trainer):
-    """With TRL's own parameters: the old policy and the reference run a few rows at a time."""
-
-    @wraps(GRPOTrainer._get_per_token_logps_and_entropies)
-    def _get_per_token_logps_and_entropies(  # type: ignore[override]
-        self, model: Any, input_ids: Any, attention_mask: Any, logits_to_keep: int, batch_size: Any = None, **_: Any
-    ) -> Any:
-        method = super()._get_per_token_logps_and_entropies
-        chunk = batch_size or len(input_ids)
-        chunks = zip(input_ids.split(chunk), attention_mask.split(chunk), strict=True)
-        outputs = [method(model, ids, mask, logits_to_keep) for ids, mask in chunks]
-        return torch.cat([logps for logps, *_ in outputs]), torch.cat([entropies for _, entropies, _ in outputs]), None
-
-
-class Float64CompactTrainer(GRPOExtMixin, Float64ChunkedTrainer):
-    """The same with plugins."""
 
 
 class Watch:
@@ -245,7 +233,6 @@ def run_job(model: Path, folder: Path, job: Job) -> dict[str, Any]:
         if job.get(name):
             job["reward_funcs"] = rewards
     if job.get("uneven"):
-        trainer_class = Float64CompactTrainer if float64 else trainer_class
         trainer_arguments["rollout_func"] = uneven_rollout
     if job.get("turns"):
         trainer_arguments["rollout_func"] = rollout_with_turns

@@ -85,19 +85,35 @@ def used_at(trainer: Any, step: int) -> dict[tuple[int, ...], dict[str, Any]]:
 # ---------------------------------------------------------------------------------------------- TRL's table
 
 
-@pytest.mark.parametrize("settings", [{}, {"gradient_accumulation_steps": 2, "prompt_count": 8}, {"num_iterations": 2}])
-def test_trls_table_and_its_files_have_the_mean_that_was_trained_on(
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"num_iterations": 2},
+        {"gradient_accumulation_steps": 2, "prompt_count": 8, "beta": 0.04, "loss_aggregation": "prompt_mean"},
+        {"loss_aggregation": "tail_mean"},
+    ],
+    ids=["two iterations", "accumulation", "reduced"],
+)
+def test_trls_table_and_the_records_have_what_the_loss_used(
     tiny_model: Path, tmp_path: Path, settings: dict[str, Any]
 ) -> None:
-    trainer = run(tiny_model, tmp_path, **settings)
+    trainer = run(tiny_model, tmp_path, token_records=16, **settings)
     for step in (1, 2):
-        used = used_at(trainer, step - 1)
-        rows = table(tmp_path, step)
-        assert len(rows) == 8 * settings.get("gradient_accumulation_steps", 1)
+        used, shown, recorded = used_at(trainer, step - 1), table(tmp_path, step), records(tmp_path, step)
+        assert len(shown) == len(recorded) == 8 * settings.get("gradient_accumulation_steps", 1)
         by_text = {trainer.processing_class.decode(ids, skip_special_tokens=True): row for ids, row in used.items()}
-        for _, row in rows.iterrows():
+        for _, row in shown.iterrows():
             advantages = by_text[row["completion"]]["advantage"]
             assert row["advantage"] == pytest.approx(sum(advantages) / len(advantages), abs=1e-6)
+        for row in recorded:
+            trained = used[tuple(row["token_ids"])]
+            assert row["step"] == step
+            assert row["stages"] == STAGES
+            assert row["advantage"] == pytest.approx(trained["advantage"], abs=1e-6)
+            assert row["logp"] == pytest.approx(trained["logp"], abs=1e-5)
+            assert row["advantages"][-1] == pytest.approx(row["advantage"], abs=1e-6)
+            assert [name for name, _ in row["rewards"]] == ["length_reward"]
+            assert row["rewards"][0][1] == pytest.approx(length_reward([row["token_ids"]])[0])
 
 
 class Double:
@@ -158,26 +174,6 @@ def test_a_later_trls_own_transform_is_what_hooks_get_and_what_is_logged(
 # ---------------------------------------------------------------------------------------------- the token records
 
 
-@pytest.mark.parametrize("aggregation", [None, "prompt_mean", "tail_mean"])
-@pytest.mark.parametrize("settings", [{}, {"gradient_accumulation_steps": 2, "prompt_count": 8, "beta": 0.04}])
-def test_records_have_what_the_loss_used(
-    tiny_model: Path, tmp_path: Path, aggregation: str | None, settings: dict[str, Any]
-) -> None:
-    trainer = run(tiny_model, tmp_path, token_records=16, loss_aggregation=aggregation, **settings)
-    for step in (1, 2):
-        used, rows = used_at(trainer, step - 1), records(tmp_path, step)
-        assert len(rows) == 8 * settings.get("gradient_accumulation_steps", 1)
-        for row in rows:
-            trained = used[tuple(row["token_ids"])]
-            assert row["step"] == step
-            assert row["stages"] == STAGES
-            assert row["advantage"] == pytest.approx(trained["advantage"], abs=1e-6)
-            assert row["logp"] == pytest.approx(trained["logp"], abs=1e-5)
-            assert row["advantages"][-1] == pytest.approx(row["advantage"], abs=1e-6)
-            assert [name for name, _ in row["rewards"]] == ["length_reward"]
-            assert row["rewards"][0][1] == pytest.approx(length_reward([row["token_ids"]])[0])
-
-
 def test_every_stage_by_hand(tiny_model: Path, tmp_path: Path) -> None:
     run(tiny_model, tmp_path, token_records=8)
     rows = records(tmp_path, 1)
@@ -198,10 +194,7 @@ def test_every_stage_by_hand(tiny_model: Path, tmp_path: Path) -> None:
             assert low == pytest.approx([a * f for a, f in zip(shaped, factors, strict=True)], abs=1e-5)
 
 
-@pytest.mark.parametrize("settings", [{}, {"gradient_accumulation_steps": 2, "prompt_count": 8}])
-def test_records_have_the_outcome_that_was_logged_of_their_completion(
-    tiny_model: Path, tmp_path: Path, settings: dict[str, Any]
-) -> None:
+def test_records_have_the_outcome_that_was_logged_of_their_completion(tiny_model: Path, tmp_path: Path) -> None:
     def outcome(text: str) -> str | None:
         return None if len(text) < 6 else f"{text[:3]!r}"
 
@@ -214,6 +207,7 @@ def test_records_have_the_outcome_that_was_logged_of_their_completion(
         log_extra("later_outcome", [text[-2:] for text in completions])
         return [0.0 for _ in completions]
 
+    settings = {"gradient_accumulation_steps": 2, "prompt_count": 8}
     run(tiny_model, tmp_path, token_records=8, reward_funcs=[judge, later], **settings)
     for step in (1, 2):
         rows, texts = records(tmp_path, step), table(tmp_path, step)

@@ -14,7 +14,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LM
 
 from tests.support import (
     Recorder,
-    Run,
     arguments,
     length_reward,
     prompts,
@@ -103,37 +102,22 @@ def test_the_reference_of_an_adapter_is_the_model_without_it(
     assert float((rollout.old_logps_B_T - rollout.ref_logps_B_T).abs().max()) > 0.01  # the adapter does something
 
 
-class Peft:
-    """A policy whose adapter has been trained before, as a user hands it to the trainer."""
-
-    def __init__(self, tiny_model: Path, adapter: LoraConfig) -> None:
-        torch.manual_seed(3)  # the adapter's numbers are drawn
-        base = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
-        self.model = get_peft_model(base, adapter)
-        self.tokenizer = AutoTokenizer.from_pretrained(tiny_model, padding_side="left")
-
-    def train(self, folder: Path, hooks: list[Any], **settings: Any) -> Run:
-        recorder = Recorder()
-        trainer = GRPOExtTrainer(
-            self.model,
-            length_reward,
-            arguments(folder, **settings),
-            train_dataset=prompts(4),
-            processing_class=self.tokenizer,
-            rollout_func=scripted_rollout,
-            callbacks=[recorder],
-            advantage_hooks=hooks,
-        )
-        trainer.train()
-        return Run(trainer, recorder.gradients, recorder.logs)
-
-
 @pytest.mark.parametrize("beta", [0.0, 1e-9])
 def test_the_reference_of_an_adapter_trained_further_is_the_policy_as_training_began(
     tiny_model: Path, tmp_path: Path, adapter: LoraConfig, beta: float
 ) -> None:
-    hook = Watch("old_logps", "ref_logps")
-    run = Peft(tiny_model, adapter).train(tmp_path, [hook], beta=beta)
+    hook, recorder = Watch("old_logps", "ref_logps"), Recorder()
+    torch.manual_seed(3)  # the adapter's numbers are drawn
+    GRPOExtTrainer(
+        get_peft_model(AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32), adapter),
+        length_reward,
+        arguments(tmp_path, beta=beta),
+        train_dataset=prompts(4),
+        processing_class=AutoTokenizer.from_pretrained(tiny_model, padding_side="left"),
+        rollout_func=scripted_rollout,
+        callbacks=[recorder],
+        advantage_hooks=[hook],
+    ).train()
     first, second = hook.rollouts
     live = first.mask_B_T > 0
     assert first.old_logps_B_T is not None
@@ -145,7 +129,7 @@ def test_the_reference_of_an_adapter_trained_further_is_the_policy_as_training_b
     assert second.old_logps_B_T is not None
     assert second.ref_logps_B_T is not None
     assert float((second.old_logps_B_T - second.ref_logps_B_T)[second.mask_B_T > 0].abs().max()) > 0.01
-    assert not any(".ref." in name for name in run.gradients[0])  # it stays as it was
+    assert not any(".ref." in name for name in recorder.gradients[0])  # it stays as it was
 
 
 def test_the_old_policys_entropies(tiny_model: Path, tmp_path: Path) -> None:
@@ -239,22 +223,14 @@ def made(model: Path, folder: Path, hook: Any, **settings: Any) -> GRPOExtTraine
     )
 
 
-def other_vocabulary(model: Path, folder: Path, **changes: int) -> Path:
-    """The same model, whose tokenizer numbers some tokens otherwise."""
-    vocabulary = {**AutoTokenizer.from_pretrained(model).get_vocab(), **changes}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>").save_pretrained(folder)
-    AutoModelForCausalLM.from_pretrained(model).save_pretrained(folder)
-    return folder
-
-
 def test_a_teacher_with_another_vocabulary_is_refused(tiny_model: Path, tmp_path: Path) -> None:
-    other = other_vocabulary(tiny_model, tmp_path / "other", a=4, b=3)
-    hook = Watch(teachers=(str(other),))
-    with pytest.raises(
-        ConfigurationError, match=r"'Watch' has a different vocabulary: 2 of the policy's .*'a' with .* 3 "
-    ):
-        made(tiny_model, tmp_path, hook)
+    vocabulary = {**AutoTokenizer.from_pretrained(tiny_model).get_vocab(), "a": 4, "b": 3}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>").save_pretrained(tmp_path)
+    AutoModelForCausalLM.from_pretrained(tiny_model).save_pretrained(tmp_path)
+    differs = r"'Watch' has a different vocabulary: 2 of the policy's .*'a' with .* 3 "
+    with pytest.raises(ConfigurationError, match=differs):
+        made(tiny_model, tmp_path, Watch(teachers=(str(tmp_path),)))
 
 
 # ---------------------------------------------------------------------------------------------- refused

@@ -21,7 +21,7 @@ from tests.support import OWN_AGGREGATION, Run, prompts, relative_gap, train
 from tests.trainer import parity_grid
 from tests.trainer.compact.test_trainings import COMMON
 from tests.trainer.parity_grid import CORRECTION, CORRECTION_MODES, FACTORS, OURS, TOLERANCE, Cell
-from tests.trainer.process_worker import Float64ChunkedTrainer, uneven_rollout
+from tests.trainer.process_worker import Float64Trainer, uneven_rollout
 from trl_grpo_ext import GRPOExtTrainer
 
 CELLS = parity_grid.all_cells()
@@ -44,7 +44,7 @@ def marked(number: int, cell: Cell) -> Any:
 def test_the_gradient_is_trls(tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cell: Cell) -> None:
     monkeypatch.setattr(parity_grid, "scripted_rollout", uneven_rollout)
     # With log-probabilities in float64, or the order of float32 sums would hide what is wrong by less.
-    gradient, loss = parity_grid.gaps(tiny_model, tmp_path, cell, Float64ChunkedTrainer)
+    gradient, loss = parity_grid.gaps(tiny_model, tmp_path, cell, Float64Trainer)
     assert gradient < 1e-9, cell
     assert loss < (1e-9 if cell.ours == "aggregation" else 1e-6), cell  # transformers adds losses in float32
 

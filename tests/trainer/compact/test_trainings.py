@@ -28,7 +28,7 @@ from transformers import (
 
 from tests.support import Run, arguments, length_reward, prompts, relative_gap, train
 from tests.trainer import parity_grid
-from tests.trainer.process_worker import Float64CompactTrainer, reward_with_flat_groups, run_job, uneven_rollout
+from tests.trainer.process_worker import Float64ExtTrainer, reward_with_flat_groups, run_job, uneven_rollout
 from tests.trainer.test_processes import BY_WEIGHTS
 from trl_grpo_ext import GRPOExtConfig, GRPOExtTrainer
 from trl_grpo_ext.errors import ConfigurationError
@@ -44,7 +44,7 @@ LOGGED = 1e-6
 """Relative; transformers adds the losses of a step up in float32."""
 
 
-class Seen(Float64CompactTrainer):
+class Seen(Float64ExtTrainer):
     """Keeps the shapes that the loss is computed on, and what counts there."""
 
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
@@ -75,7 +75,7 @@ COMMON: dict[str, Any] = {
 """Sixteen completions of four prompts for each optimizer step; two of the prompts have no signal."""
 
 
-def pair(model: Path, folder: Path, trainer_class: type = Float64CompactTrainer, **overrides: Any) -> tuple[Run, Run]:
+def pair(model: Path, folder: Path, trainer_class: type = Float64ExtTrainer, **overrides: Any) -> tuple[Run, Run]:
     """A training with `compact_updates: exact`, and the same with `off`."""
     found = {"dtype": "float64", **COMMON, **overrides}
     found["trainer_arguments"] = {"rollout_func": uneven_rollout, **found.get("trainer_arguments", {})}
@@ -379,7 +379,7 @@ def test_the_old_policy_and_the_reference_compute_fewer_tokens_in_as_many_passes
 ) -> None:
     shapes: dict[str, list[tuple[int, int]]] = {"exact": [], "off": []}
 
-    class Recording(Float64CompactTrainer):
+    class Recording(Float64ExtTrainer):
         def _forward(self, module: Any, arguments: Any, keywords: Any) -> None:
             if not torch.is_grad_enabled():
                 shapes[self.args.compact_updates].append(tuple(keywords["input_ids"].shape))

@@ -151,7 +151,7 @@ def test_a_loss_without_advantages_refuses_hooks(tiny_model: Path, tmp_path: Pat
             return model(input_ids=inputs["completion_ids"]).logits.float().logsumexp(-1).mean()
 
     plugins: dict[str, Any] = {"advantage_hooks": ["centred"]}
-    with pytest.raises(SelfCheckError, match=r"loss of WithoutAdvantages does not depend on the advantages"):
+    with pytest.raises(SelfCheckError, match="WithoutAdvantages does not depend on the advantages"):
         train(tiny_model, tmp_path, mixed(WithoutAdvantages), trainer_arguments=plugins, max_steps=1)
 
 
