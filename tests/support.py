@@ -91,6 +91,16 @@ def length_reward(completion_ids: list[list[int]], **columns: Any) -> list[float
     return [(sum(ids) % 7) / 3.0 - len(ids) / 10.0 for ids in completion_ids]
 
 
+def flat(letters: str) -> Callable[..., list[float]]:
+    """`length_reward`, but the same for all completions of the prompts that begin with these letters."""
+
+    def reward(prompts: list[str], completion_ids: list[list[int]], **columns: Any) -> list[float]:
+        rewards = length_reward(completion_ids)
+        return [0.1 if prompt[0] in letters else r for prompt, r in zip(prompts, rewards, strict=True)]
+
+    return reward
+
+
 class Recorder(TrainerCallback):
     """Keeps the gradient before every optimizer step, and every log line."""
 
@@ -145,6 +155,12 @@ def arguments(output_dir: Path, config_class: type = GRPOExtConfig, **overrides:
     return config_class(**{**settings, **overrides})
 
 
+OF_THE_TRAINER = frozenset(
+    {"callbacks", "eval_dataset", "peft_config", "processing_class", "rollout_func", "train_dataset"}
+)
+"""Arguments of `train` that go to the trainer; the other settings go to its config."""
+
+
 def train(
     model: Path,
     output_dir: Path,
@@ -154,6 +170,7 @@ def train(
     reward_funcs: Callable[..., Any] | list[Any] | None = length_reward,
     dtype: str = "float32",
     prompt_count: int = 4,
+    hooks: list[Any] | None = None,
     trainer_arguments: dict[str, Any] | None = None,
     resume: str | None = None,
     **overrides: Any,
@@ -161,7 +178,8 @@ def train(
     """Train for a few steps and keep gradients, logs and final weights."""
     config_class = GRPOExtConfig if issubclass(trainer_class, GRPOExtMixin) else GRPOConfig
     recorder = Recorder()
-    trainer_arguments = dict(trainer_arguments or {})
+    trainer_arguments = {**(trainer_arguments or {}), **({} if hooks is None else {"advantage_hooks": hooks})}
+    trainer_arguments |= {name: overrides.pop(name) for name in OF_THE_TRAINER & overrides.keys()}
     callbacks = trainer_arguments.pop("callbacks", [])
     model_init = {"dtype": getattr(torch, dtype), **overrides.pop("model_init_kwargs", {})}
     args = arguments(output_dir, config_class, model_init_kwargs=model_init, **overrides)

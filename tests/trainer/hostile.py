@@ -286,19 +286,19 @@ for _name in ("ends_the_process", "is_interrupted", "empties", "empties_and_rais
     REWARDS[_name + ON_FIRST] = REWARDS[_name]
 
 
-def hostile_settings(name: str, model: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The settings of a training, and arguments of its trainer, that select it."""
+def hostile_settings(name: str, model: Path) -> dict[str, Any]:
+    """Arguments of `tests.support.train` that select it."""
     if name in FILTERS:
-        return {}, {"resample": {"filter": HostileFilter(name, FILTERS[name])}}
+        return {"trainer_arguments": {"resample": {"filter": HostileFilter(name, FILTERS[name])}}}
     if name in PLUGINS:
         method, bad, _ = PLUGINS[name]
         plugin = HostilePlugin(name, method, bad)
         is_hook = method.startswith("on_")
-        return {}, {"advantage_hooks": ["centred", plugin]} if is_hook else {"loss_aggregation": plugin}
+        return {"hooks": ["centred", plugin]} if is_hook else {"trainer_arguments": {"loss_aggregation": plugin}}
     bad, expected = REWARDS[name]
     limit = {"reward_timeout": LIMIT} if expected == LATE else {}
     if bad is HostileModel:
         classes = {"reward_processing_classes": [None, AutoTokenizer.from_pretrained(model)]}
-        return {"reward_funcs": [remembers, HostileModel(name)]}, classes
+        return {"reward_funcs": [remembers, HostileModel(name)], "trainer_arguments": classes}
     kind = AsyncHostileReward if asyncio.iscoroutinefunction(bad) else HostileReward
-    return {"reward_funcs": [remembers, kind(name, bad)], **limit}, {}
+    return {"reward_funcs": [remembers, kind(name, bad)], **limit}

@@ -235,7 +235,7 @@ def _train(model: Path, folder: Path, cell: Cell, bases: list[type], **more: Any
     between = [extension for name, extension in extensions.items() if name in cell.on]
     trainer_class = type("Trainer", (*bases[:-1], *between, bases[-1]), {})
     rollout = masked_rollout if TOOL_MASK in cell.on else sampled_rollout
-    return train(model, folder, trainer_class, trainer_arguments={"rollout_func": rollout}, **cell.settings, **more)
+    return train(model, folder, trainer_class, rollout_func=rollout, **cell.settings, **more)
 
 
 class _TokenAdvantages:

@@ -17,7 +17,7 @@ import torch
 from transformers import TrainerCallback
 from trl import GRPOTrainer
 
-from tests.support import length_reward, prompts, scripted_rollout, train
+from tests.support import flat, length_reward, prompts, scripted_rollout, train
 from tests.trainer.hostile import hostile_settings, is_last_rank
 from trl_grpo_ext import GRPOExtMixin, GRPOExtTrainer, Rollout, load_loss_aggregation
 from trl_grpo_ext.errors import TRLGRPOExtError
@@ -27,7 +27,7 @@ Job = dict[str, Any]
 """Settings of `tests.support.train`, and
 
 - `stock: true`: TRL's own trainer runs them,
-- `evaluate: true`: it also evaluates on sixteen other prompts, or on as many as the number says,
+- `evaluate: N`: it also evaluates on so many other prompts,
 - `hooks: [...]`: advantage hooks, with `Watch` behind them,
 - `span_rewards: true`: two rewards that return spans stand beside the one that all trainings have,
 - `uneven_spans: true`: one reward returns spans for one prompt alone,
@@ -155,17 +155,6 @@ def uneven_rollout(prompts_: list[str], trainer: Any) -> dict[str, Any]:
     return output
 
 
-def reward_of_the_second_rank(prompts: list[str], completion_ids: list[list[int]], **columns: Any) -> list[float]:
-    """Of four prompts dealt to two ranks, the first rank's have nothing to learn from."""
-    rewards = length_reward(completion_ids)
-    return [0.1 if "abef".find(prompt[0]) >= 0 else r for prompt, r in zip(prompts, rewards, strict=True)]
-
-
-def reward_with_flat_groups(prompts: list[str], completion_ids: list[list[int]], **columns: Any) -> list[float]:
-    rewards = length_reward(completion_ids)
-    return [0.1 if "aceg".find(prompt[0]) >= 0 else r for prompt, r in zip(prompts, rewards, strict=True)]
-
-
 @span_reward
 def vowels(completions: list[str], **columns: Any) -> list[list[Span] | None]:
     """Every vowel is worth its place in the alphabet; nothing to say about completions that begin with one."""
@@ -208,57 +197,45 @@ def first_prompts_only(prompts: list[str], **columns: Any) -> list[float | None]
     return [kinds.get(prompt[0]) for prompt in prompts]
 
 
-REWARDS: dict[str, Any] = {
-    "flat_groups": reward_with_flat_groups,
-    "quiet_rank": reward_of_the_second_rank,
-    "span_rewards": [length_reward, vowels, first_half],
-    "turns": [length_reward, by_turn],
-    "uneven_spans": [length_reward, first_prompts_only],
+FLAGS: dict[str, dict[str, Any]] = {
+    "flat_groups": {"reward_funcs": flat("aceg")},
+    "quiet_rank": {"reward_funcs": flat("abef")},  # of four prompts, the two of the first rank
+    "span_rewards": {"reward_funcs": [length_reward, vowels, first_half]},
+    "turns": {"reward_funcs": [length_reward, by_turn], "rollout_func": rollout_with_turns},
+    "uneven_spans": {"reward_funcs": [length_reward, first_prompts_only]},
+    "uneven": {"rollout_func": uneven_rollout},
 }
 
 
 def run_job(model: Path, folder: Path, job: Job) -> dict[str, Any]:
     """Run one training and return plain values and tensors."""
-    job = dict(job)
+    job, watch = dict(job), Watch()
     stock, float64 = job.pop("stock", False), job.pop("float64", False)
     ours, trls = (Float64ExtTrainer, Float64Trainer) if float64 else (GRPOExtTrainer, GRPOTrainer)
     trainer_class = trls if stock else ours
     if float64:
         job["dtype"] = "float64"
-    trainer_arguments: dict[str, Any] = {}
-    if evaluated := job.pop("evaluate", False):
-        trainer_arguments["eval_dataset"] = prompts(24).select(range(8, 24 if evaluated is True else 8 + evaluated))
-        job |= {"eval_strategy": "steps", "eval_steps": 1}
-    for name, rewards in REWARDS.items():
-        if job.get(name):
-            job["reward_funcs"] = rewards
-    if job.get("uneven"):
-        trainer_arguments["rollout_func"] = uneven_rollout
-    if job.get("turns"):
-        trainer_arguments["rollout_func"] = rollout_with_turns
-    for name in (*REWARDS, "uneven"):
-        job.pop(name, None)
-    watch = Watch()
-    hooks = job.pop("hooks", None)
-    if hooks is not None:
-        trainer_arguments["advantage_hooks"] = [*hooks, watch]
-    in_turn = job.pop("aggregations", None)
-    if in_turn is not None:
-        job |= {"loss_aggregation": in_turn[0], "max_steps": len(in_turn)}
-        trainer_arguments["callbacks"] = [Change(in_turn)]
+    if evaluated := job.pop("evaluate", 0):
+        data = prompts(24).select(range(8, 8 + evaluated))
+        job |= {"eval_strategy": "steps", "eval_steps": 1, "eval_dataset": data}
+    for name, settings in FLAGS.items():
+        job |= settings if job.pop(name, False) else {}
+    if "hooks" in job:
+        job["hooks"] = [*job["hooks"], watch]
+    if (in_turn := job.pop("aggregations", None)) is not None:
+        job |= {"loss_aggregation": in_turn[0], "max_steps": len(in_turn), "callbacks": [Change(in_turn)]}
     hostile = job.pop("hostile", None)
-    if hostile is not None:
-        if hostile == "loss":
-            trainer_class, job["loss_aggregation"] = DoubledExtTrainer, "prompt_mean"
-        else:
-            settings, more = hostile_settings(hostile, model)
-            job, trainer_arguments = job | settings, trainer_arguments | more
-        try:
-            train(model, folder, trainer_class, trainer_arguments=trainer_arguments, **job)
-        except (TRLGRPOExtError, KeyboardInterrupt) as error:
-            return {"error": type(error).__name__, "message": str(error), "cause": repr(error.__cause__)}
-        raise AssertionError(f"{hostile} was not refused")
-    run = train(model, folder, trainer_class, trainer_arguments=trainer_arguments, **job)
+    if hostile == "loss":
+        trainer_class, job["loss_aggregation"] = DoubledExtTrainer, "prompt_mean"
+    elif hostile is not None:
+        job |= hostile_settings(hostile, model)
+    try:
+        run = train(model, folder, trainer_class, **job)
+    except (TRLGRPOExtError, KeyboardInterrupt) as error:
+        if hostile is None:
+            raise
+        return {"error": type(error).__name__, "message": str(error), "cause": repr(error.__cause__)}
+    assert hostile is None, f"{hostile} was not refused"
     accelerator = run.trainer.accelerator
     return {
         "processes": accelerator.num_processes,

@@ -22,8 +22,7 @@ from trl_grpo_ext.types import StepTotals, Totals, span_reward
 
 def watched(model: Path, folder: Path, **settings: Any) -> WatchBoth:
     watch = WatchBoth()
-    arguments = {"advantage_hooks": [watch], **settings.pop("trainer_arguments", {})}
-    train(model, folder, trainer_arguments=arguments, **{"max_steps": 1, **settings})
+    train(model, folder, hooks=[watch], **{"max_steps": 1, **settings})
     return watch
 
 
@@ -142,9 +141,9 @@ def test_spans_that_cannot_be_placed_stop_only_who_reads_them(tiny_model: Path, 
 
     settings: dict[str, Any] = {"reward_funcs": [first_two], "max_steps": 1}
     hooks: list[Any] = ["centred"]
-    assert train(tiny_model, tmp_path, OtherTexts, trainer_arguments={"advantage_hooks": hooks}, **settings).gradients
+    assert train(tiny_model, tmp_path, OtherTexts, hooks=hooks, **settings).gradients
     with pytest.raises(AlignmentError, match=r"'span_credit': on_rollout: The spans at row 0 cannot be placed"):
-        train(tiny_model, tmp_path, OtherTexts, trainer_arguments={"advantage_hooks": ["span_credit"]}, **settings)
+        train(tiny_model, tmp_path, OtherTexts, hooks=["span_credit"], **settings)
 
 
 # ---------------------------------------------------------------------------------------------- conversations

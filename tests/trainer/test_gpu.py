@@ -47,7 +47,7 @@ def test_every_hook_trains_as_on_the_cpu(tiny_model: Path, tmp_path: Path, name:
         "max_steps": 1,
         "num_iterations": 2,  # `future_kl` is refused where the policy never moves
         "reward_funcs": [length_reward, vowels],
-        "trainer_arguments": {"advantage_hooks": {**EXAMPLES, **WITH_SHAPERS}[name]},
+        "hooks": {**EXAMPLES, **WITH_SHAPERS}[name],
     }
     on_cpu = train(tiny_model, tmp_path / "cpu", **settings)
     on_gpu = train(tiny_model, tmp_path / "gpu", use_cpu=False, **settings)

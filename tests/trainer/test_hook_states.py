@@ -49,7 +49,7 @@ def test_resuming_is_exact(tiny_model: Path, tmp_path: Path, selection: Any, res
 
 
 def test_a_checkpoint_of_other_hooks_is_refused(tiny_model: Path, tmp_path: Path) -> None:
-    train(tiny_model, tmp_path, trainer_arguments={"advantage_hooks": [ADAPTIVE]}, **SETTINGS)
+    train(tiny_model, tmp_path, hooks=[ADAPTIVE], **SETTINGS)
     trainer = GRPOExtTrainer(
         str(tiny_model),
         length_reward,
@@ -66,8 +66,8 @@ def test_a_checkpoint_of_other_hooks_is_refused(tiny_model: Path, tmp_path: Path
 
 
 def test_a_checkpoint_without_states_is_resumed_from_and_the_next_has_them(tiny_model: Path, tmp_path: Path) -> None:
-    train(tiny_model, tmp_path, trainer_arguments={"advantage_hooks": ["centred"]}, **{**SETTINGS, "max_steps": 3})
-    hooks = {"trainer_arguments": {"advantage_hooks": [ADAPTIVE]}, "plugin_changes": "warn"}
+    train(tiny_model, tmp_path, hooks=["centred"], **{**SETTINGS, "max_steps": 3})
+    hooks = {"hooks": [ADAPTIVE], "plugin_changes": "warn"}
     with pytest.warns(ManifestWarning):
         train(tiny_model, tmp_path, resume=str(tmp_path / "checkpoint-3"), **hooks, **SETTINGS)
     saved = json.loads((tmp_path / "checkpoint-6" / "trainer_state.json").read_text())

@@ -23,7 +23,7 @@ class Scale:
 
 
 def with_hooks(model: Path, folder: Path, *hooks: Any, **settings: Any) -> Run:
-    return train(model, folder, trainer_arguments={"advantage_hooks": list(hooks)}, **settings)
+    return train(model, folder, hooks=list(hooks), **settings)
 
 
 def test_decoupled_normalisation_trains_as_trl_with_normalize_then_sum(tiny_model: Path, tmp_path: Path) -> None:
@@ -34,9 +34,7 @@ def test_decoupled_normalisation_trains_as_trl_with_normalize_then_sum(tiny_mode
     theirs = train(
         tiny_model, tmp_path / "trl", GRPOTrainer, multi_objective_aggregation="normalize_then_sum", **rewards
     )
-    ours = train(
-        tiny_model, tmp_path / "ext", trainer_arguments={"advantage_hooks": ["decoupled_normalisation"]}, **rewards
-    )
+    ours = train(tiny_model, tmp_path / "ext", hooks=["decoupled_normalisation"], **rewards)
     for our_step, their_step in zip(ours.gradients, theirs.gradients, strict=True):
         assert relative_gap(our_step, their_step) < 1e-5
     assert any(bool(gradient.any()) for gradient in theirs.gradients[0].values())

@@ -63,7 +63,7 @@ class Trained(GRPOExtTrainer):
 def run(model: Path, folder: Path, **settings: Any) -> Any:
     hooks = settings.pop("hooks", CHAIN)
     settings = {"log_completions": True, "max_steps": 2, **settings}
-    return train(model, folder, Trained, trainer_arguments={"advantage_hooks": hooks}, **settings).trainer
+    return train(model, folder, Trained, hooks=hooks, **settings).trainer
 
 
 def table(folder: Path, step: int) -> pd.DataFrame:
@@ -126,7 +126,8 @@ def test_an_evaluation_in_between_does_not_mix_up_the_rows(tiny_model: Path, tmp
     train(
         tiny_model,
         tmp_path,
-        trainer_arguments={"advantage_hooks": ["centred", Double()], "eval_dataset": prompts(8).select(range(4, 8))},
+        hooks=["centred", Double()],
+        eval_dataset=prompts(8).select(range(4, 8)),
         log_completions=True,
         num_iterations=2,
         max_steps=2,
@@ -163,7 +164,7 @@ def test_a_later_trls_own_transform_is_what_hooks_get_and_what_is_logged(
     def equal(completions: list[Any], **columns: Any) -> list[float]:
         return [0.5] * len(completions)
 
-    settings = {"trainer_arguments": {"advantage_hooks": hooks}, "reward_funcs": equal, "log_completions": True}
+    settings = {"hooks": hooks, "reward_funcs": equal, "log_completions": True}
     trainer = train(tiny_model, tmp_path, Later, max_steps=1, **settings).trainer
     expected = 2.0 if hooks else 1.0
     assert table(tmp_path, 1)["advantage"].tolist() == [expected] * 8

@@ -29,8 +29,7 @@ from trl_grpo_ext.trainer.logps import completion_logps, tiled_logps
 
 
 def rollout_of(hook: Watch, model: Path, folder: Path, **settings: Any) -> Rollout:
-    trainer_arguments = {"advantage_hooks": [hook], **settings.pop("trainer_arguments", {})}
-    train(model, folder, trainer_arguments=trainer_arguments, **{"max_steps": 1, **settings})
+    train(model, folder, hooks=[hook], **{"max_steps": 1, **settings})
     return hook.rollouts[-1]
 
 
@@ -80,7 +79,7 @@ def test_trls_own_are_used_where_it_has_them(tiny_model: Path, tmp_path: Path) -
 
     hook = Watch("old_logps", "ref_logps")
     settings: dict[str, Any] = {"beta": 0.04, "num_iterations": 2, "max_steps": 1}
-    train(tiny_model, tmp_path, Counts, trainer_arguments={"advantage_hooks": [hook]}, **settings)
+    train(tiny_model, tmp_path, Counts, hooks=[hook], **settings)
     assert Counts.calls == 3  # old policy and reference by TRL, and the loss forward
     assert hook.rollouts[0].ref_logps_B_T is not None
 
@@ -94,7 +93,7 @@ def test_the_reference_of_an_adapter_is_the_model_without_it(
     tiny_model: Path, tmp_path: Path, adapter: LoraConfig
 ) -> None:
     hook = Watch("old_logps", "ref_logps")
-    rollout = rollout_of(hook, tiny_model, tmp_path, trainer_arguments={"peft_config": adapter}, beta=0.0)
+    rollout = rollout_of(hook, tiny_model, tmp_path, peft_config=adapter, beta=0.0)
     base = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
     assert_equal_on_the_mask(rollout.ref_logps_B_T, slowly(base, rollout), rollout)
     assert rollout.old_logps_B_T is not None
@@ -165,7 +164,7 @@ def test_a_teacher_after_another_prompt(tiny_model: Path, tmp_path: Path, teache
     other = AutoModelForCausalLM.from_pretrained(teacher, dtype=torch.float32)
     hook = Watch(teachers=tuple(f"{name} given hint" for name in ("policy", "reference", str(teacher))))
     dataset = prompts().map(lambda row, number: {"hint": "b c " * (number % 3) + row["prompt"]}, with_indices=True)
-    rollout = rollout_of(hook, tiny_model, tmp_path, trainer_arguments={"train_dataset": dataset}, beta=0.1)
+    rollout = rollout_of(hook, tiny_model, tmp_path, train_dataset=dataset, beta=0.1)
     hinted = tokenizer(rollout.columns["hint"], padding=True, padding_side="left", return_tensors="pt")
     assert hinted["input_ids"].shape != rollout.prompt_ids_B_P.shape
     after = replace(rollout, prompt_ids_B_P=hinted["input_ids"], prompt_mask_B_P=hinted["attention_mask"])
@@ -175,7 +174,7 @@ def test_a_teacher_after_another_prompt(tiny_model: Path, tmp_path: Path, teache
 
 def test_a_column_of_prompts_that_a_row_lacks_is_named(tiny_model: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"'self_distilled' shows its teacher the column 'teacher_prompt'"):
-        train(tiny_model, tmp_path, trainer_arguments={"advantage_hooks": ["self_distilled"]}, max_steps=1)
+        train(tiny_model, tmp_path, hooks=["self_distilled"], max_steps=1)
 
 
 @pytest.mark.parametrize("absolute", [False, True])

@@ -101,7 +101,7 @@ def test_three_steps_are_trls_to_the_bit(tiny_model: Path, tmp_path: Path, setti
     # Nothing is scripted: the completions are sampled, so even the random numbers drawn have to be the same.
     common: dict[str, Any] = {"scripted": False, "max_steps": 3, "prompt_count": 8, **settings}
     if "eval_strategy" in settings:
-        common["trainer_arguments"] = {"eval_dataset": prompts(2)}
+        common["eval_dataset"] = prompts(2)
     theirs = train(tiny_model, tmp_path / "trl", GRPOTrainer, **common)
     ours = train(tiny_model, tmp_path / "ext", GRPOExtTrainer, **common)
 
@@ -161,7 +161,7 @@ def test_evaluation_reports_the_loss_that_is_trained(
     settings: dict[str, Any] = {"eval_strategy": "steps", "eval_steps": 1, "beta": 0.04, "entropy_coef": 0.05}
     # What training divides by and evaluation does not.
     settings |= {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "steps_per_generation": 4}
-    settings |= {"max_steps": 1, "trainer_arguments": {"eval_dataset": prompts(2)}}
+    settings |= {"max_steps": 1, "eval_dataset": prompts(2)}
     theirs = train(tiny_model, tmp_path / "trl", GRPOTrainer, loss_type=evaluated_with, **settings)
     chosen = {"loss_type": trained_with, "loss_aggregation": aggregation}
     ours = train(tiny_model, tmp_path / "ext", **chosen, **settings)
@@ -186,7 +186,7 @@ def test_the_auxiliary_loss_of_a_mixture_of_experts_stays_trls(tiny_moe: Path, t
 
 def test_an_adapter_with_the_disabled_adapter_as_its_reference(tiny_model: Path, tmp_path: Path) -> None:
     adapter = LoraConfig(r=4, target_modules=["q_proj", "v_proj", "up_proj"])
-    settings = {"beta": 0.04, "learning_rate": 0.5, "trainer_arguments": {"peft_config": adapter}}
+    settings = {"beta": 0.04, "learning_rate": 0.5, "peft_config": adapter}
     ours, theirs = both(tiny_model, tmp_path, "dapo", "token_mean", **settings)
     assert theirs.trainer.ref_model is None
     assert theirs.logs[0]["kl"] == 0 < 0.1 < theirs.logs[1]["kl"]

@@ -104,7 +104,7 @@ def test_an_evaluation_says_what_its_own_completions_say(tiny_model: Path, tmp_p
         tiny_model,
         tmp_path,
         reward_funcs=[other, reward],
-        trainer_arguments={"eval_dataset": held_out(5)},
+        eval_dataset=held_out(5),
         **SETTINGS,
     )
     groups = [reward.evaluated[i : i + 4] for i in range(0, 20, 4)]

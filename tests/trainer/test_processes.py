@@ -76,7 +76,7 @@ HALVES |= {"hooks": HOOKS, "learning_rate": 0.0, "max_steps": 2}
 # 16 prompts: where their number is no multiple of the rows of all processes, the Trainer of transformers drops the
 # losses of the last ranks from eval_loss, because it does not count the repeats of each prompt.
 EVALUATED: Job = {**ROWS, "loss_aggregation": "token_mean", "hooks": HOOKS, "beta": 0.04, "max_steps": 1}
-EVALUATED |= {"evaluate": True, "per_device_eval_batch_size": 8, "seed": 1}
+EVALUATED |= {"evaluate": 16, "per_device_eval_batch_size": 8, "seed": 1}
 SAMPLED: Job = {**ROWS, "scripted": False, "beta": 0.04, "num_iterations": 2, "max_steps": 3}
 
 UNEVEN: Job = {**ROWS, "uneven": True, "float64": True, "max_steps": 2}

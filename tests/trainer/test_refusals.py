@@ -122,8 +122,7 @@ def test_a_first_micro_batch_without_a_live_token_is_no_check_that_passes(
         return output
 
     # Every completion runs into the limit and is masked: nothing counts.
-    settings: dict[str, Any] = {"mask_truncated_completions": True, **plugins}
-    settings["trainer_arguments"] = {"rollout_func": endless}
+    settings = {"mask_truncated_completions": True, "rollout_func": endless, **plugins}
     says = "weight of a token" if "loss_aggregation" in plugins else "does not depend on the advantages"
     with pytest.raises(SelfCheckError, match=says):
         train(tiny_model, tmp_path / "wrong", mixed(Doubled), **settings)
@@ -186,7 +185,7 @@ def test_a_hook_is_stopped_where_it_happens_and_named(
     tiny_model: Path, tmp_path: Path, what: str, error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):
-        train(tiny_model, tmp_path, trainer_arguments={"advantage_hooks": [Writes(what)]}, max_steps=1)
+        train(tiny_model, tmp_path, hooks=[Writes(what)], max_steps=1)
 
 
 def test_a_reward_that_changes_the_completions_is_stopped(tiny_model: Path, tmp_path: Path) -> None:

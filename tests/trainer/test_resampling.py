@@ -13,7 +13,16 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support import arguments, length_reward, prompts, relative_gap, scripted_completion, scripted_rollout, train
+from tests.support import (
+    arguments,
+    flat,
+    length_reward,
+    prompts,
+    relative_gap,
+    scripted_completion,
+    scripted_rollout,
+    train,
+)
 from tests.trainer.hostile import FILTERS
 from tests.trainer.launch import launch
 from tests.trainer.process_worker import Float64ExtTrainer, run_job
@@ -22,17 +31,6 @@ from trl_grpo_ext.errors import ConfigurationError, PluginOutputError, PluginRun
 from trl_grpo_ext.trainer.batch import BatchKeys
 
 SIGNAL = {"filter": "signal"}
-
-
-def flat(letters: str) -> Callable[..., list[float]]:
-    """`length_reward`, but the same for all completions of the prompts that begin with these letters."""
-
-    def reward(prompts: list[str], completion_ids: list[list[int]], **columns: Any) -> list[float]:
-        rewards = length_reward(completion_ids)
-        return [0.1 if prompt[0] in letters else r for prompt, r in zip(prompts, rewards, strict=True)]
-
-    reward.__name__ = "reward"
-    return reward
 
 
 class Seen(Float64ExtTrainer):
@@ -196,7 +194,7 @@ def test_hooks_see_what_is_trained_on_and_the_table_each_completion_once(tiny_mo
             tiny_model,
             folder,
             resample={"filter": resample},
-            trainer_arguments={"advantage_hooks": [hook]},
+            hooks=[hook],
             token_records=8,
             max_steps=4 if resample == "signal" else 3,
             log_completions=True,

@@ -20,7 +20,7 @@ from tests.contexts import make_rollout
 from tests.support import Run, length_reward, prompts, relative_gap, train
 from tests.trainer.pipelines.page import mixed
 from tests.trainer.watch import WatchBoth
-from trl_grpo_ext import GRPOExtTrainer, Rollout
+from trl_grpo_ext import Rollout
 from trl_grpo_ext.credit.flow import shape_rewards
 from trl_grpo_ext.errors import ConfigurationError, PluginOutputError, UpstreamError
 from trl_grpo_ext.trainer.contexts import Sampling, ScoredBatch
@@ -63,11 +63,6 @@ def by_tokens_where_scored(completion_ids: list[list[int]], **columns: Any) -> l
     return [None if len(ids) % 3 == 1 else weight_of(ids) for ids in completion_ids]
 
 
-def shaped(model: Path, folder: Path, *hooks: Any, trainer_class: type = GRPOExtTrainer, **settings: Any) -> Run:
-    trainer_arguments = {"advantage_hooks": list(hooks), **settings.pop("trainer_arguments", {})}
-    return train(model, folder, trainer_class, trainer_arguments=trainer_arguments, **settings)
-
-
 def same_training(ours: Run, theirs: Run) -> None:
     assert len(ours.gradients) == len(theirs.gradients) > 0
     for our_step, their_step in zip(ours.gradients, theirs.gradients, strict=True):
@@ -97,14 +92,14 @@ def test_trls_estimator_takes_the_shaped_rewards(tiny_model: Path, tmp_path: Pat
         "num_iterations": 2,
         "max_steps": 2,
         **settings,
-        "trainer_arguments": {"eval_dataset": prompts(2)},
+        "eval_dataset": prompts(2),
         "eval_strategy": "steps",
         "eval_steps": 1,
         "per_device_eval_batch_size": 8,
     }
     rewards = {"reward_funcs": [length_reward, by_tokens], "reward_weights": [0.7, 1.0]}
     theirs = train(tiny_model, tmp_path / "trl", GRPOTrainer, **{**common, **rewards})
-    ours = shaped(tiny_model, tmp_path / "ext", ByTokens(), reward_weights=[0.7], **common)
+    ours = train(tiny_model, tmp_path / "ext", hooks=[ByTokens()], reward_weights=[0.7], **common)
     same_training(ours, theirs)
     for prefix in ("", "eval_"):  # beside the shaped ones
         log = next(log for log in ours.logs if f"{prefix}reward" in log)
@@ -121,7 +116,7 @@ def test_completions_that_no_function_scored_stay_so(tiny_model: Path, tmp_path:
         tiny_model, tmp_path / "trl", GRPOTrainer, reward_funcs=[sometimes, by_tokens_where_scored], **settings
     )
     watch = WatchBoth()
-    ours = shaped(tiny_model, tmp_path / "ext", watch, ByTokens(), reward_funcs=sometimes, **settings)
+    ours = train(tiny_model, tmp_path / "ext", hooks=[watch, ByTokens()], reward_funcs=sometimes, **settings)
     for our_step, their_step in zip(ours.gradients, theirs.gradients, strict=True):
         assert relative_gap(our_step, their_step) < 1e-5  # advantages are (B, T) here, because of the watching hook
     advantages_B_T, rollout = watch.seen[0]
@@ -159,7 +154,7 @@ def test_a_shaper_has_the_tensors_of_the_batch_before_there_is_one(
             return batch
 
     batches: list[tuple[int, dict[str, Any]]] = []
-    shaped(tiny_model, tmp_path, shaper, watch, trainer_class=mixed(Counts), max_steps=1, **settings)
+    train(tiny_model, tmp_path, mixed(Counts), hooks=[shaper, watch], max_steps=1, **settings)
     ((count, batch),), (seen,), ((_, after),) = batches, shaper.rollouts, watch.seen
     assert count == len(needs)  # each pass once, TRL's or ours
     pairs = {
@@ -185,7 +180,7 @@ def test_a_penalised_reward_is_compared_in_its_group_and_then_in_the_batch(tiny_
     penalty = {"name": "kl_in_reward", "form": "completion", "coefficient": 0.3, "reference": str(tiny_model)}
     # Listed in any order, they act by their roles.
     hooks = ["whiten", watch, {"name": "normalised", "std_floor": 0.1, "epsilon": 1e-8}, penalty]
-    run = train(tiny_model, tmp_path, trainer_arguments={"advantage_hooks": hooks}, max_steps=2)
+    run = train(tiny_model, tmp_path, hooks=hooks, max_steps=2)
     (_, first), (advantages_B_T, second) = watch.seen
     assert torch.equal(first.rewards_B, first.raw_rewards_B)  # the policy is its reference yet
     assert second.old_logps_B_T is not None
@@ -227,11 +222,11 @@ def test_a_base_class_that_changes_the_batch_afterwards_is_refused(tiny_model: P
             return {**batch, "completion_mask": batch["completion_mask"] * 0}
 
     with pytest.raises(UpstreamError, match=r"saw a different 'completion_mask' than .*MineCuts made"):
-        shaped(tiny_model, tmp_path, ByTokens(), trainer_class=mixed(Cuts), max_steps=1)
+        train(tiny_model, tmp_path, mixed(Cuts), hooks=[ByTokens()], max_steps=1)
 
 
 def test_rewards_outside_of_a_generation_are_refused(tiny_model: Path, tmp_path: Path) -> None:
-    run = shaped(tiny_model, tmp_path, ByTokens(), max_steps=1)
+    run = train(tiny_model, tmp_path, hooks=[ByTokens()], max_steps=1)
     with pytest.raises(UpstreamError, match=r"calls _calculate_rewards outside of _generate_and_score_completions"):
         run.trainer._calculate_rewards([{"prompt": "a"}], ["a"], ["b"], [[3]])
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tests.support import Run, relative_gap, train
+from tests.trainer.watch import Watch
 from trl_grpo_ext import Rollout
 from trl_grpo_ext.credit.signal import has_signal
 
@@ -16,7 +17,7 @@ ZVP = {"name": "zero_variance_credit", "alpha": 0.1}
 
 
 def run(model: Path, folder: Path, *hooks: Any, **settings: Any) -> Run:
-    return train(model, folder, trainer_arguments={"advantage_hooks": [*hooks]}, **{"max_steps": 1, **settings})
+    return train(model, folder, hooks=[*hooks], **{"max_steps": 1, **settings})
 
 
 def logged(run: Run) -> list[float]:
@@ -39,21 +40,11 @@ class Penalty:
         return advantages_B_T - penalty_B_T
 
 
-class Watch:
+def last() -> Watch:
     """Keeps the advantages behind the other hooks."""
-
-    role = "transform"
-    last = True
-
-    def __init__(self) -> None:
-        self.signal: list[list[bool]] = []
-        self.lengths: list[float] = []
-        self.truncated: list[bool] = []
-
-    def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
-        self.signal.append(has_signal(advantages_B_T, rollout.mask_B_T).tolist())
-        self.lengths, self.truncated = rollout.lengths_B.tolist(), rollout.truncated_B.tolist()
-        return advantages_B_T
+    watch = Watch()
+    watch.last = True  # type: ignore[attr-defined]
+    return watch
 
 
 def always(value: float) -> Any:
@@ -80,10 +71,11 @@ def test_equal_totals_of_different_rewards_are_signal_where_trl_normalises_each(
         "reward_weights": [0.5, 1.0],
         "multi_objective_aggregation": "normalize_then_sum",
     }
-    watch = Watch()
+    watch = last()
     kept = run(tiny_model, tmp_path / "kept", ZVP, watch, **settings)
-    plain = run(tiny_model, tmp_path / "plain", Watch(), **settings)
-    assert all(watch.signal[0])
+    plain = run(tiny_model, tmp_path / "plain", last(), **settings)
+    ((advantages_B_T, rollout),) = watch.seen
+    assert bool(has_signal(advantages_B_T, rollout.mask_B_T).all())
     assert max(logged(plain)) > 0.4
     assert min(logged(plain)) < -1.3
     assert logged(kept) == logged(plain)  # the hook has nothing to do
@@ -131,12 +123,12 @@ def test_what_rounding_leaves_of_trls_own_advantages_is_no_signal(
 
 def test_a_mask_holds_after_the_forward_stage_whatever_the_order(tiny_model: Path, tmp_path: Path) -> None:
     for name, hooks in {"behind": [ZVP, "truncation_masking"], "in front": ["truncation_masking", ZVP]}.items():
-        watch = Watch()
+        watch = last()
         trained = run(tiny_model, tmp_path / name, *hooks, watch, reward_funcs=always(1.0), prompt_count=8)
         # Of every cut completion nothing is learnt, and of every other one by its entropy.
-        assert any(watch.truncated)
-        assert not all(watch.truncated)
-        assert [value == 0 for value in logged(trained)] == watch.truncated
+        cut = watch.rollouts[0].truncated_B.tolist()
+        assert {*cut} == {True, False}
+        assert [value == 0 for value in logged(trained)] == cut
 
 
 def test_a_mask_that_keeps_negative_advantages_keeps_them_after_the_forward_stage(
@@ -144,11 +136,9 @@ def test_a_mask_that_keeps_negative_advantages_keeps_them_after_the_forward_stag
 ) -> None:
     mask = {"name": "truncation_masking", "keep": "negative"}
     for reward, expected in ((1.0, True), (0.0, False)):  # right completions get credit, wrong ones blame
-        watch = Watch()
+        watch = last()
         trained = run(tiny_model, tmp_path / str(reward), ZVP, mask, watch, reward_funcs=always(reward))
-        cut = [value for value, is_cut in zip(logged(trained), watch.truncated, strict=True) if is_cut]
+        truncated = watch.rollouts[0].truncated_B.tolist()
+        cut = [value for value, is_cut in zip(logged(trained), truncated, strict=True) if is_cut]
         assert cut
         assert all((value == 0) == expected for value in cut)
-
-
-# ---------------------------------------------------------------------------------------------- refused, reordered

@@ -26,9 +26,9 @@ from transformers import (
     TrainerCallback,
 )
 
-from tests.support import Run, arguments, length_reward, prompts, relative_gap, train
+from tests.support import Run, arguments, flat, length_reward, prompts, relative_gap, train
 from tests.trainer import parity_grid
-from tests.trainer.process_worker import Float64ExtTrainer, reward_with_flat_groups, run_job, uneven_rollout
+from tests.trainer.process_worker import Float64ExtTrainer, run_job, uneven_rollout
 from tests.trainer.test_processes import BY_WEIGHTS
 from trl_grpo_ext import GRPOExtConfig, GRPOExtTrainer
 from trl_grpo_ext.errors import ConfigurationError
@@ -69,7 +69,7 @@ COMMON: dict[str, Any] = {
     "per_device_train_batch_size": 4,
     "gradient_accumulation_steps": 4,
     "prompt_count": 8,
-    "reward_funcs": reward_with_flat_groups,
+    "reward_funcs": flat("aceg"),
     "learning_rate": 0.02,
 }
 """Sixteen completions of four prompts for each optimizer step; two of the prompts have no signal."""
@@ -77,8 +77,7 @@ COMMON: dict[str, Any] = {
 
 def pair(model: Path, folder: Path, trainer_class: type = Float64ExtTrainer, **overrides: Any) -> tuple[Run, Run]:
     """A training with `compact_updates: exact`, and the same with `off`."""
-    found = {"dtype": "float64", **COMMON, **overrides}
-    found["trainer_arguments"] = {"rollout_func": uneven_rollout, **found.get("trainer_arguments", {})}
+    found = {"dtype": "float64", "rollout_func": uneven_rollout, **COMMON, **overrides}
     exact = train(model, folder / "exact", trainer_class, **found, compact_updates="exact")
     found.pop("share_prompts", None)
     return exact, train(model, folder / "off", trainer_class, **found)
@@ -137,14 +136,14 @@ TRAININGS: dict[str, dict[str, Any]] = {
     "padded": {"pad_to_multiple_of": 16, "loss_type": "grpo"},
     "clipped and adam": {"optim": "adamw_torch", "max_grad_norm": 0.1, "learning_rate": 1e-3},
     "a reduction of a micro-batch": {"loss_aggregation": "token_mean_step", "beta": 0.04},
-    "hooks": {"trainer_arguments": {"advantage_hooks": ["leave_one_out", "entropy_shaping", Bonus()]}},
-    "a hook of whole micro-batches": {"trainer_arguments": {"advantage_hooks": [Whitened()]}, "loss_type": "grpo"},
+    "hooks": {"hooks": ["leave_one_out", "entropy_shaping", Bonus()]},
+    "a hook of whole micro-batches": {"hooks": [Whitened()], "loss_type": "grpo"},
     "reentrant checkpointing": {
         "gradient_checkpointing": True,
         "gradient_checkpointing_kwargs": {"use_reentrant": True},
     },
     "checkpointing": {"gradient_checkpointing": True},
-    "evaluation": {**EVALUATION, "trainer_arguments": {"eval_dataset": prompts(8).select(range(4, 8))}},
+    "evaluation": {**EVALUATION, "eval_dataset": prompts(8).select(range(4, 8))},
 }
 
 
@@ -230,7 +229,7 @@ class One:
 
 @pytest.mark.parametrize(("row", "dropped", "skipped"), [(5, 15 / 16, 3), (-1, 1.0, 4)])
 def test_micro_steps_of_placeholders(tiny_model: Path, tmp_path: Path, row: int, dropped: float, skipped: int) -> None:
-    hooks = {"trainer_arguments": {"advantage_hooks": [One(row)]}, "reward_funcs": length_reward}
+    hooks = {"hooks": [One(row)], "reward_funcs": length_reward}
     ours, theirs = pair(tiny_model, tmp_path, Seen, loss_type="grpo", **hooks)
     if row < 0:
         assert all(not gradient.any() for run in (ours, theirs) for step in run.gradients for gradient in step.values())
@@ -405,14 +404,14 @@ def test_the_old_policy_and_the_reference_compute_fewer_tokens_in_as_many_passes
         ({"entropy_coef": 0.1}, SORTED),
         ({"top_entropy_quantile": 0.5}, SORTED),
         ({"loss_type": "grpo", "loss_aggregation": "token_mean_local"}, SORTED),
-        ({"trainer_arguments": {"advantage_hooks": [Whitened()]}}, SORTED),
+        ({"hooks": [Whitened()]}, SORTED),
         ({"loss_type": "bnpo", "beta": 0.1}, SORTED),
         ({"beta": 0.1}, FREE),
         ({"loss_type": "grpo", "beta": 0.1}, ALL_ROWS_RUN),
         ({"loss_type": "luspo", "beta": 0.1}, ALL_ROWS_RUN),
-        ({"trainer_arguments": {"advantage_hooks": [Bonus()]}}, FREE),
-        ({"loss_type": "grpo", "trainer_arguments": {"advantage_hooks": [Bonus()]}}, ALL_ROWS_RUN),
-        ({"loss_type": "bnpo", "trainer_arguments": {"advantage_hooks": [Bonus()]}}, SORTED),
+        ({"hooks": [Bonus()]}, FREE),
+        ({"loss_type": "grpo", "hooks": [Bonus()]}, ALL_ROWS_RUN),
+        ({"loss_type": "bnpo", "hooks": [Bonus()]}, SORTED),
     ],
 )
 def test_more_freedom_would_give_another_gradient(

@@ -55,8 +55,8 @@ class DecayedInside(GRPOTrainer):
 @pytest.mark.parametrize("hook", [Falling, FallingForward])
 def test_a_term_adds_its_gradient_to_ours(tiny_model: Path, tmp_path: Path, make: Any, base: str, hook: Any) -> None:
     trainer_class = make(theirs("Decayed") if base == "compute_loss" else DecayedInside)
-    plugins = {"advantage_hooks": [hook()], "loss_aggregation": "token_mean"}
-    run = train(tiny_model, tmp_path, trainer_class, trainer_arguments=plugins, max_steps=1, loss_type="grpo")
+    settings: dict[str, Any] = {"loss_aggregation": "token_mean", "max_steps": 1, "loss_type": "grpo"}
+    run = train(tiny_model, tmp_path, trainer_class, hooks=[hook()], **settings)
     rows = rows_of(tiny_model)
     tokens = sum(len(ids) for _, ids in rows)
     advantages = falling(group_advantages(rows).tolist(), rows)
@@ -68,8 +68,8 @@ def test_a_term_adds_its_gradient_to_ours(tiny_model: Path, tmp_path: Path, make
 
 def test_a_term_in_the_inner_loss_goes_with_hooks_and_not_with_an_aggregation(tiny_model: Path, tmp_path: Path) -> None:
     settings: dict[str, Any] = {"max_steps": 1, "loss_type": "grpo"}
-    hooks: dict[str, Any] = {"trainer_arguments": {"advantage_hooks": [Falling(), FallingForward()]}}
-    run = train(tiny_model, tmp_path / "hooks", mixed(DecayedInside), **hooks, **settings)
+    hooks = [Falling(), FallingForward()]
+    run = train(tiny_model, tmp_path / "hooks", mixed(DecayedInside), hooks=hooks, **settings)
     rows = rows_of(tiny_model)
     twice = [[a / (1 + t) for t, a in enumerate(row)] for row in falling(group_advantages(rows).tolist(), rows)]
     ours = expected_gradient(tiny_model, rows, twice, sequence_means(rows))
@@ -90,9 +90,9 @@ def test_an_override_that_only_looks_on_takes_everything(tiny_model: Path, tmp_p
             return super().compute_loss(*arguments, **keywords)
 
     settings: dict[str, Any] = {"max_steps": 2, "compact_updates": "exact", "loss_aggregation": "token_mean"}
-    hooks: dict[str, Any] = {"trainer_arguments": {"advantage_hooks": [Falling(), FallingForward()]}}
-    ours = train(tiny_model, tmp_path / "counts", mixed(Counts), **settings, **hooks)
-    plain = train(tiny_model, tmp_path / "plain", **settings, **hooks)
+    settings["hooks"] = [Falling(), FallingForward()]
+    ours = train(tiny_model, tmp_path / "counts", mixed(Counts), **settings)
+    plain = train(tiny_model, tmp_path / "plain", **settings)
     assert ours.trainer.seen >= 2
     assert all(torch.equal(ours.weights[name], plain.weights[name]) for name in plain.weights)
     for our_log, plain_log in zip(ours.logs, plain.logs, strict=True):  # trying it out left nothing behind
@@ -106,15 +106,9 @@ def test_an_override_that_only_looks_on_takes_everything(tiny_model: Path, tmp_p
 
 @pytest.mark.parametrize("batch", [8, 4])
 def test_a_loss_per_completion_gets_one_number_for_each(tiny_model: Path, tmp_path: Path, batch: int) -> None:
-    plugins: dict[str, Any] = {"advantage_hooks": [Doubled(), DoubledForward()]}
-    run = train(
-        tiny_model,
-        tmp_path,
-        mixed(theirs("PerCompletion")),
-        trainer_arguments=plugins,
-        max_steps=1,
-        per_device_train_batch_size=batch,
-    )
+    settings: dict[str, Any] = {"max_steps": 1, "per_device_train_batch_size": batch}
+    hooks = [Doubled(), DoubledForward()]
+    run = train(tiny_model, tmp_path, mixed(theirs("PerCompletion")), hooks=hooks, **settings)
     rows = rows_of(tiny_model, batch // 4)
     advantages = constant((4.0 * group_advantages(rows)).tolist(), rows)
     expected = expected_gradient(tiny_model, rows, advantages, sequence_means(rows))
@@ -123,8 +117,7 @@ def test_a_loss_per_completion_gets_one_number_for_each(tiny_model: Path, tmp_pa
 
 @pytest.mark.parametrize("hooks", [[Falling()], [FallingForward()], [Doubled(), Falling()]])
 def test_a_loss_that_takes_tokens_gets_them(tiny_model: Path, tmp_path: Path, hooks: list[Any]) -> None:
-    plugins = {"advantage_hooks": hooks}
-    run = train(tiny_model, tmp_path, mixed(theirs("PerToken")), trainer_arguments=plugins, max_steps=1)
+    run = train(tiny_model, tmp_path, mixed(theirs("PerToken")), hooks=hooks, max_steps=1)
     rows = rows_of(tiny_model)
     advantages = falling((len(hooks) * group_advantages(rows)).tolist(), rows)
     expected = expected_gradient(tiny_model, rows, advantages, sequence_means(rows))
@@ -150,9 +143,8 @@ def test_a_loss_without_advantages_refuses_hooks(tiny_model: Path, tmp_path: Pat
         def _compute_loss(self, model: Any, inputs: Any) -> Any:
             return model(input_ids=inputs["completion_ids"]).logits.float().logsumexp(-1).mean()
 
-    plugins: dict[str, Any] = {"advantage_hooks": ["centred"]}
     with pytest.raises(SelfCheckError, match="WithoutAdvantages does not depend on the advantages"):
-        train(tiny_model, tmp_path, mixed(WithoutAdvantages), trainer_arguments=plugins, max_steps=1)
+        train(tiny_model, tmp_path, mixed(WithoutAdvantages), hooks=["centred"], max_steps=1)
 
 
 def test_a_loss_per_completion_that_reads_too_early_refuses_forward_hooks(tiny_model: Path, tmp_path: Path) -> None:
@@ -161,7 +153,7 @@ def test_a_loss_per_completion_that_reads_too_early_refuses_forward_hooks(tiny_m
             return super()._compute_loss(model, {**inputs, "advantages": inputs["advantages"].clone()})
 
     def plugins(hook: Any) -> dict[str, Any]:
-        return {"trainer_arguments": {"advantage_hooks": [hook]}, "max_steps": 1}
+        return {"hooks": [hook], "max_steps": 1}
 
     assert train(tiny_model, tmp_path / "rollout", mixed(Early), **plugins(Doubled())).gradients
     with pytest.raises(SelfCheckError, match="reads the advantages before the policy's forward pass"):

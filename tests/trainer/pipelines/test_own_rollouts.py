@@ -41,7 +41,7 @@ def test_hooks_act_on_what_the_subclass_made(tiny_model: Path, tmp_path: Path, c
         tiny_model,
         tmp_path,
         mixed(theirs("Curriculum")),
-        trainer_arguments={"advantage_hooks": [hook]},
+        hooks=[hook],
         gradient_accumulation_steps=2,
         compact_updates=compact,
         **ONE_STEP,
@@ -59,7 +59,7 @@ def test_hooks_act_on_what_the_subclass_made(tiny_model: Path, tmp_path: Path, c
 
 
 def test_a_hook_that_starts_from_the_rewards_forgets_changed_advantages(tiny_model: Path, tmp_path: Path) -> None:
-    hooks: dict[str, Any] = {"trainer_arguments": {"advantage_hooks": ["centred"]}, "max_steps": 1}
+    hooks: dict[str, Any] = {"hooks": ["centred"], "max_steps": 1}
     ours = train(tiny_model, tmp_path / "mixed", mixed(theirs("Curriculum")), **hooks)
     plain = train(tiny_model, tmp_path / "plain", **hooks)
     assert relative_gap(ours.gradients[0], plain.gradients[0]) == 0.0
@@ -76,8 +76,7 @@ class LongerIsBetter(GRPOTrainer):
 @pytest.mark.parametrize("make", [mixed, on_top])
 def test_a_bonus_on_the_rewards(tiny_model: Path, tmp_path: Path, make: Any) -> None:
     hook = Falling()
-    hooks = {"advantage_hooks": ["centred", hook]}
-    run = train(tiny_model, tmp_path, make(LongerIsBetter), trainer_arguments=hooks, **ONE_STEP)
+    run = train(tiny_model, tmp_path, make(LongerIsBetter), hooks=["centred", hook], **ONE_STEP)
     rows = rows_of(tiny_model)
     rewards = torch.tensor(length_reward([ids for _, ids in rows]))
     if make is mixed:  # else theirs acts after the hooks have been told
@@ -97,13 +96,12 @@ def test_rows_that_are_reordered_below_are_refused(tiny_model: Path, tmp_path: P
             return {key: value.flip(0) if value.dim() else value for key, value in batch.items()}
 
     with pytest.raises(ConfigurationError, match=r"row 0 is another"):
-        train(tiny_model, tmp_path, mixed(Reversed), trainer_arguments={"advantage_hooks": ["centred"]}, max_steps=1)
+        train(tiny_model, tmp_path, mixed(Reversed), hooks=["centred"], max_steps=1)
     assert train(tiny_model, tmp_path, mixed(Reversed), max_steps=1).gradients  # without plugins it is its own affair
 
 
 def test_rows_that_are_dropped_on_top_leave_the_others_their_weights(tiny_model: Path, tmp_path: Path) -> None:
-    hooks: dict[str, Any] = {"advantage_hooks": [Falling()]}
-    run = train(tiny_model, tmp_path, on_top(theirs("DropsSolved")), trainer_arguments=hooks, **ONE_STEP)
+    run = train(tiny_model, tmp_path, on_top(theirs("DropsSolved")), hooks=[Falling()], **ONE_STEP)
     rows = rows_of(tiny_model)
     advantages = falling(group_advantages(rows).tolist(), rows)
     expected = expected_gradient(tiny_model, rows[:4], advantages[:4], sequence_means(rows[:4], sequences=8))
@@ -124,7 +122,7 @@ class SamplesTwice(GRPOTrainer):
 def test_a_batch_of_several_is_refused_where_its_weights_would_not_add_up(tiny_model: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="makes one batch out of several, but the loss aggregation"):
         train(tiny_model, tmp_path, on_top(SamplesTwice), **ONE_STEP)
-    hooks: dict[str, Any] = {"trainer_arguments": {"advantage_hooks": [Doubled()]}, "max_steps": 1}
+    hooks: dict[str, Any] = {"hooks": [Doubled()], "max_steps": 1}
     doubled = train(tiny_model, tmp_path, on_top(SamplesTwice), **hooks)
     plain = train(tiny_model, tmp_path, GRPOTrainer, max_steps=1)  # the script gives the same rows twice
     twice = {name: 2.0 * gradient for name, gradient in plain.gradients[0].items()}

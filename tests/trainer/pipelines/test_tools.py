@@ -203,9 +203,9 @@ def test_a_rollout_function_with_turns_of_an_environment(tiny_model: Path, tmp_p
         }
 
     hook = Falling()
-    plugins = {"advantage_hooks": ["centred", hook], "rollout_func": rollout_func}
+    hooks = ["centred", hook]
     settings = {"loss_aggregation": "token_mean", "compact_updates": compact, "gradient_accumulation_steps": 2}
-    run = train(tiny_model, tmp_path, trainer_arguments=plugins, max_steps=1, **settings)
+    run = train(tiny_model, tmp_path, hooks=hooks, rollout_func=rollout_func, max_steps=1, **settings)
     (rollout,) = hook.rollouts
     rewards = length_reward([ids for ids, _ in turns.values()])
     tokens = 4 * sum(sum(live) for _, live in turns.values())

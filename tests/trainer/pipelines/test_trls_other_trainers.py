@@ -73,8 +73,8 @@ def test_gmpo_is_the_only_trainer_of_trl_below_grpo() -> None:
 def try_below_grpo(base: type, plugin: dict[str, Any], model: Path, folder: Path) -> None:
     """One step of a trainer of GRPO's kind with one plugin."""
     chosen = dict(plugin)
-    hooks = {"advantage_hooks": [chosen.pop("advantage_hooks")()]} if "advantage_hooks" in chosen else {}
-    run = train(model, folder, mixed(base), max_steps=1, loss_type="grpo", trainer_arguments=hooks, **chosen)
+    hooks = [chosen.pop("advantage_hooks")()] if "advantage_hooks" in chosen else None
+    run = train(model, folder, mixed(base), max_steps=1, loss_type="grpo", hooks=hooks, **chosen)
     assert any(bool(gradient.any()) for gradient in run.gradients[0].values())
 
 
