@@ -1,4 +1,4 @@
-"""Every built-in aggregation against values worked out by hand.
+"""Every built-in aggregation against values worked out by hand, and what each refuses.
 
 The losses are mostly `[1, 3], [2, 2, 0, 4], [6]`: completions of 2, 4 and 1 tokens, together 7, with the token sums
 4, 8 and 6 and the token means 2, 2 and 6.
@@ -7,17 +7,74 @@ The losses are mostly `[1, 3], [2, 2, 0, 4], [6]`: completions of 2, 4 and 1 tok
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 import torch
 
-from tests.aggregation.batches import Batch, completion, loss_and_gradient, rollout_of
-from tests.contexts import mask_of, padded
+from tests.contexts import make_rollout, mask_of, padded
 from trl_grpo_ext import available, load_loss_aggregation
 from trl_grpo_ext.credit import flow
-from trl_grpo_ext.types import StepTotals, Totals
+from trl_grpo_ext.errors import ConfigurationError, PluginParameterError
+from trl_grpo_ext.types import Rollout, StepTotals, Totals, implements
+
+
+@dataclass(frozen=True)
+class Completion:
+    """Lists of one number per token; `live` tells which of them count in the loss."""
+
+    losses: Sequence[float]
+    live: Sequence[bool]
+    ids: Sequence[int]
+    group: int
+    advantage: float = 0.0
+    rewards: tuple[float, float] = (0.0, 0.0)
+
+
+Batch = Sequence[Completion]
+
+
+def completion(losses: Sequence[float], ids: str = "", group: int = 0, **settings: Any) -> Completion:
+    """All tokens live; `ids` spells one letter per token, and without it all are 0, as padding is."""
+    numbers = [ord(letter) for letter in ids] or [0] * len(losses)
+    return Completion(losses, [True] * len(losses), numbers, group, **settings)
+
+
+def rollout_of(batch: Batch, width: int | None = None) -> Rollout:
+    """The rollout of one rank, which feeds two optimizer steps."""
+    width = max(1, *(len(row.ids) for row in batch), 1) if width is None else width
+    mask_B_T = padded([row.live for row in batch], width)
+    rollout = make_rollout(
+        [sum(row.live) for row in batch],
+        [sum(row.rewards) for row in batch],
+        [row.group for row in batch],
+        mask_B_T=mask_B_T,
+        completion_mask_B_T=mask_of([len(row.ids) for row in batch], width),
+        completion_ids_B_T=padded([row.ids for row in batch], width).long(),
+        advantages_B_T=mask_B_T * torch.tensor([[row.advantage] for row in batch], dtype=torch.float64),
+        rewards_B_K=torch.tensor([row.rewards for row in batch], dtype=torch.float64),
+        reward_names=("solved", "style"),
+        reward_weights_K=torch.ones(2, dtype=torch.float64),
+    )
+    return replace(rollout, totals=replace(rollout.totals, optimizer_steps=2.0))
+
+
+def loss_and_gradient(selection: Any, batch: Batch, width: int | None = None) -> tuple[float, torch.Tensor]:
+    """The loss where the batch is one micro-batch of one rank, and its slope `(N, T)` in the token losses."""
+    aggregation, rollout = load_loss_aggregation(selection), rollout_of(batch, width)
+    loss_B_T = padded([row.losses for row in batch], rollout.mask_B_T.size(1)).requires_grad_()
+    if implements(aggregation, "weights"):
+        weights_B_T = flow.token_weights(aggregation, rollout)
+        loss = (weights_B_T * torch.where(rollout.mask_B_T > 0, loss_B_T, 0.0)).sum()
+    else:
+        step = StepTotals(tokens=rollout.totals.tokens, sequences=len(batch), micro_batches=1)
+        totals = replace(rollout.totals, step=step, micro_batches=1, optimizer_steps=1.0)
+        loss = flow.reduced_loss(aggregation, loss_B_T, rollout.mask_B_T, totals)
+    (gradient_B_T,) = torch.autograd.grad(loss, loss_B_T)
+    return loss.item(), gradient_B_T
+
 
 LOSSES = [[1.0, 3.0], [2.0, 2.0, 0.0, 4.0], [6.0]]
 
@@ -143,3 +200,56 @@ def test_token_mean_step_and_token_mean_part_where_a_batch_feeds_several_steps()
         step = StepTotals(tokens=sum(map(len, rows)), sequences=len(rows))
         loss = aggregation.reduce(padded(rows), mask_of([len(row) for row in rows]), replace(totals, step=step))
         assert float(loss) == pytest.approx(expected)
+
+
+# ---------------------------------------------------------------------------------------------- refused
+
+REFUSED: dict[str, dict[str, tuple[Any, ...]]] = {
+    "constant_length": {"length": (0, 2.5, True)},
+    "length_power": {"alpha": (-0.1, float("nan")), "normalize": (0,)},
+    "sign_balanced": {"over": ("prompt", ["group"])},
+    "length_softmax": {"lam": (float("inf"), "1"), "r": (0,)},
+    "difficulty_weighted": {
+        "low": (-0.1,),
+        "high": (0.3,),
+        "midpoint": ("half",),
+        "steepness": (0,),
+        "threshold": (None,),
+        "reward": (1, ["solved"]),
+    },
+    "tail_mean": {"fraction": (0, 1.01)},
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_bad_values_are_refused_by_name(name: str) -> None:
+    for parameter, values in REFUSED[name].items():
+        for value in values:
+            with pytest.raises((ConfigurationError, PluginParameterError)) as caught:
+                load_loss_aggregation({"name": name, parameter: value})
+            assert f"{name}: {parameter} must" in str(caught.value)
+            assert repr(value) in str(caught.value)
+
+
+def test_difficulty_weighted_lists_the_rewards_there_are() -> None:
+    aggregation = load_loss_aggregation({"name": "difficulty_weighted", "reward": "correct"})
+    with pytest.raises(ConfigurationError, match="no reward function 'correct'; it has solved, style"):
+        flow.token_weights(aggregation, rollout_of([completion([1.0], advantage=1.0)]))
+
+
+def test_length_softmax_refuses_a_group_too_large_for_r() -> None:
+    # r √(G-1) = 0.5 · √4 = 1: one completion of no tokens among five long ones would have h = 0.
+    aggregation = load_loss_aggregation({"name": "length_softmax", "r": 0.5})
+    with pytest.raises(ConfigurationError, match=r"r=0.5 is too large for groups of 5 .* Lower r below 0.5"):
+        flow.token_weights(aggregation, make_rollout([1, 5, 5, 5, 5]))
+    assert flow.token_weights(aggregation, make_rollout([1, 5, 5, 5])).sum() > 0
+    alone = load_loss_aggregation({"name": "length_softmax", "r": 100})
+    assert flow.token_weights(alone, make_rollout([2])).tolist() == [[0.5, 0.5]]
+
+
+def test_token_mean_step_needs_the_totals_of_a_step() -> None:
+    aggregation = load_loss_aggregation("token_mean_step")
+    assert aggregation.needs_step_totals is True  # by which the trainer knows
+    totals = Totals(tokens=1, sequences=1, prompts=1, max_completion_length=8)
+    with pytest.raises(ConfigurationError, match=r"token_mean_step: totals.step is None.* use token_mean"):
+        flow.reduced_loss(aggregation, padded([[1.0]]), mask_of([1]), totals)
