@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import warnings
 from collections.abc import Callable
@@ -143,10 +142,6 @@ def test_the_newest_checkpoint_is_compared_too(tiny_model: Path, run: Path) -> N
     assert (run / FILE).read_bytes() == before
 
 
-def older(manifest: Path) -> None:
-    manifest.write_text(re.sub(r'"trl": "[^"]*"', '"trl": "1.15.9"', manifest.read_text()))
-
-
 WARNED: dict[str, tuple[Callable[[Path], object], dict[str, Any], str]] = {
     "told to": (
         lambda manifest: None,
@@ -159,7 +154,6 @@ WARNED: dict[str, tuple[Callable[[Path], object], dict[str, Any], str]] = {
         {"plugin_changes": "warn"},
         "cannot be read as a record of plugins",
     ),
-    "other versions": (older, {}, r"the same plugins on other versions: trl 1\.15\.9 in the checkpoint, 1\."),
 }
 
 

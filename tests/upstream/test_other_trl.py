@@ -15,7 +15,6 @@ from trl_grpo_ext.trainer import upstream
 SUITES = [
     "tests/upstream/test_contract.py",
     "tests/trainer/test_parity.py",
-    "tests/trainer/test_hooks.py",
     "tests/trainer/test_contexts.py",
     "tests/trainer/test_needs.py",
     "tests/trainer/test_logged.py",

@@ -10,10 +10,11 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from tests.support import length_reward, prompts, scripted_completion
+from tests.support import Run, length_reward, prompts, relative_gap, scripted_completion
 from trl_grpo_ext import GRPOExtMixin, GRPOExtTrainer
 
 PAGE = (Path(__file__).parents[3] / "docs" / "pipelines.md").read_text(encoding="utf-8")
+EXACT = 2e-5  # relative, in float32
 Row = tuple[list[int], list[int]]
 """Tokens of a prompt and of a completion."""
 
@@ -63,6 +64,11 @@ def expected_gradient(
         logps = logits.log_softmax(-1)[torch.arange(len(completion)), completion]
         (-(torch.tensor(row_weights) * torch.tensor(row_advantages) * logps).sum()).backward()
     return {name: weight.grad for name, weight in policy.named_parameters() if weight.grad is not None}
+
+
+def assert_gradient(run: Run, model: Path, rows: Sequence[Row], advantages: Any, weights: Any) -> None:
+    """The first step's gradient is this one, as far as float32 goes."""
+    assert relative_gap(run.gradients[0], expected_gradient(model, rows, advantages, weights)) < EXACT
 
 
 def sequence_means(rows: Sequence[Row], sequences: int | None = None) -> list[list[float]]:

@@ -12,10 +12,12 @@ from trl import GRPOTrainer
 
 from tests.support import relative_gap, train
 from tests.trainer.pipelines.page import (
+    EXACT,
     Doubled,
     DoubledForward,
     Falling,
     FallingForward,
+    assert_gradient,
     constant,
     expected_gradient,
     falling,
@@ -27,8 +29,6 @@ from tests.trainer.pipelines.page import (
     theirs,
 )
 from trl_grpo_ext.errors import SelfCheckError
-
-EXACT = 2e-5  # relative, in float32
 
 
 def decayed(gradient: dict[str, torch.Tensor], model: Path) -> dict[str, torch.Tensor]:
@@ -111,8 +111,7 @@ def test_a_loss_per_completion_gets_one_number_for_each(tiny_model: Path, tmp_pa
     run = train(tiny_model, tmp_path, mixed(theirs("PerCompletion")), hooks=hooks, **settings)
     rows = rows_of(tiny_model, batch // 4)
     advantages = constant((4.0 * group_advantages(rows)).tolist(), rows)
-    expected = expected_gradient(tiny_model, rows, advantages, sequence_means(rows))
-    assert relative_gap(run.gradients[0], expected) < EXACT
+    assert_gradient(run, tiny_model, rows, advantages, sequence_means(rows))
 
 
 @pytest.mark.parametrize("hooks", [[Falling()], [FallingForward()], [Doubled(), Falling()]])
@@ -120,8 +119,7 @@ def test_a_loss_that_takes_tokens_gets_them(tiny_model: Path, tmp_path: Path, ho
     run = train(tiny_model, tmp_path, mixed(theirs("PerToken")), hooks=hooks, max_steps=1)
     rows = rows_of(tiny_model)
     advantages = falling((len(hooks) * group_advantages(rows)).tolist(), rows)
-    expected = expected_gradient(tiny_model, rows, advantages, sequence_means(rows))
-    assert relative_gap(run.gradients[0], expected) < EXACT
+    assert_gradient(run, tiny_model, rows, advantages, sequence_means(rows))
 
 
 def test_a_loss_that_takes_tokens_takes_an_aggregation_under_its_own_reduction(
@@ -132,8 +130,7 @@ def test_a_loss_that_takes_tokens_takes_an_aggregation_under_its_own_reduction(
     rows = rows_of(tiny_model)
     tokens = sum(len(ids) for _, ids in rows)
     advantages = constant(group_advantages(rows).tolist(), rows)
-    expected = expected_gradient(tiny_model, rows, advantages, constant([1.0 / tokens] * 8, rows))
-    assert relative_gap(run.gradients[0], expected) < EXACT
+    assert_gradient(run, tiny_model, rows, advantages, constant([1.0 / tokens] * 8, rows))
     with pytest.raises(SelfCheckError, match="weight of a token"):
         train(tiny_model, tmp_path / "dapo", mixed(theirs("PerToken")), loss_type="dapo", **settings)
 

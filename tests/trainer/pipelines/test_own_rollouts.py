@@ -11,8 +11,10 @@ from trl import GRPOTrainer
 
 from tests.support import arguments, length_reward, prompts, relative_gap, train
 from tests.trainer.pipelines.page import (
+    EXACT,
     Doubled,
     Falling,
+    assert_gradient,
     constant,
     expected_gradient,
     falling,
@@ -26,7 +28,6 @@ from tests.trainer.pipelines.page import (
 from trl_grpo_ext import GRPOExtMixin, GRPOExtTrainer, load_rewards
 from trl_grpo_ext.errors import ConfigurationError
 
-EXACT = 2e-5  # relative, in float32
 ONE_STEP: dict[str, Any] = {"max_steps": 1, "loss_aggregation": "seq_mean_token_mean"}
 
 
@@ -52,10 +53,9 @@ def test_hooks_act_on_what_the_subclass_made(tiny_model: Path, tmp_path: Path, c
     mask_B_T = hook.rollouts[0].mask_B_T
     torch.testing.assert_close(hook.seen[0], advantages.unsqueeze(1) * mask_B_T)
     assert hook.rollouts[0].rewards_B.tolist() == pytest.approx(length_reward([ids for _, ids in rows]))
-    expected = expected_gradient(tiny_model, rows, falling(advantages.tolist(), rows), sequence_means(rows))
-    assert relative_gap(run.gradients[0], expected) < EXACT
+    assert_gradient(run, tiny_model, rows, falling(advantages.tolist(), rows), sequence_means(rows))
     without = constant(advantages.tolist(), rows)
-    assert relative_gap(expected_gradient(tiny_model, rows, without, sequence_means(rows)), expected) > 0.1
+    assert relative_gap(expected_gradient(tiny_model, rows, without, sequence_means(rows)), run.gradients[0]) > 0.1
 
 
 def test_a_hook_that_starts_from_the_rewards_forgets_changed_advantages(tiny_model: Path, tmp_path: Path) -> None:
@@ -82,8 +82,7 @@ def test_a_bonus_on_the_rewards(tiny_model: Path, tmp_path: Path, make: Any) -> 
     if make is mixed:  # else theirs acts after the hooks have been told
         rewards = rewards + 0.5 * torch.tensor([float(len(ids)) for _, ids in rows])
     centred = (rewards.view(2, 4) - rewards.view(2, 4).mean(1, keepdim=True)).flatten()
-    expected = expected_gradient(tiny_model, rows, falling(centred.tolist(), rows), sequence_means(rows))
-    assert relative_gap(run.gradients[0], expected) < EXACT
+    assert_gradient(run, tiny_model, rows, falling(centred.tolist(), rows), sequence_means(rows))
 
 
 # ---------------------------------------------------------------------------------------------- rows
@@ -104,8 +103,7 @@ def test_rows_that_are_dropped_on_top_leave_the_others_their_weights(tiny_model:
     run = train(tiny_model, tmp_path, on_top(theirs("DropsSolved")), hooks=[Falling()], **ONE_STEP)
     rows = rows_of(tiny_model)
     advantages = falling(group_advantages(rows).tolist(), rows)
-    expected = expected_gradient(tiny_model, rows[:4], advantages[:4], sequence_means(rows[:4], sequences=8))
-    assert relative_gap(run.gradients[0], expected) < EXACT
+    assert_gradient(run, tiny_model, rows[:4], advantages[:4], sequence_means(rows[:4], sequences=8))
 
 
 class SamplesTwice(GRPOTrainer):

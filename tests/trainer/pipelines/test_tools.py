@@ -13,13 +13,12 @@ from transformers import AutoTokenizer
 from trl import GRPOConfig, GRPOTrainer
 
 from tests.support import Recorder, arguments, length_reward, relative_gap, train
-from tests.trainer.pipelines.page import Falling, expected_gradient
+from tests.trainer.pipelines.page import EXACT, Falling, assert_gradient, expected_gradient
 from tests.trainer.pipelines.tool_model import CALL, CALLED, END, RESPONSE, START, biases
 from trl_grpo_ext import GRPOExtConfig, GRPOExtTrainer
 from trl_grpo_ext.trainer.batch import BatchKeys
 from trl_grpo_ext.types import span_reward
 
-EXACT = 2e-5  # relative, in float32
 TEMPERATURE = 20.0
 ASKED = f"?{END}\n{START}assistant\n"
 
@@ -216,7 +215,7 @@ def test_a_rollout_function_with_turns_of_an_environment(tiny_model: Path, tmp_p
         rows.append((rollout.prompt_ids_B_P[row][rollout.prompt_mask_B_P[row] > 0].tolist(), ids))
         advantages.append([(rewards[row % 4] - sum(rewards) / 4) / (1 + t) for t in range(len(ids))])
         weights.append([one / tokens for one in live])
-    assert relative_gap(run.gradients[0], expected_gradient(tiny_model, rows, advantages, weights)) < EXACT
+    assert_gradient(run, tiny_model, rows, advantages, weights)
 
 
 def last_letters(completions: list[Any], **columns: Any) -> list[float]:

@@ -33,7 +33,6 @@ from tests.trainer.pipelines.page import (
 from trl_grpo_ext import GRPOExtConfig, load_rewards
 from trl_grpo_ext.errors import ConfigurationError
 
-EXACT = 2e-5  # relative, in float32
 PLUGINS: dict[str, dict[str, Any]] = {
     "rewards": {"rewards": [{"name": "regex_match", "pattern": "[a-m]"}]},
     "rollout hooks, one number per completion": {"advantage_hooks": Doubled},
