@@ -211,8 +211,8 @@ def attempt(model: Path, output_dir: str, resume: Any = None, safe: bool = False
 
 def run_attempts(attempts: list[dict[str, Any]], model: str) -> list[dict[str, Any]]:
     """The outcome of each on this rank; `by_rank` has settings of each rank alone."""
-    rank = int(os.environ["RANK"])
-    return [attempt(Path(model), **{**one, **one.pop("by_rank", [{}, {}])[rank]}) for one in attempts]
+    by_rank = [one.pop("by_rank", [{}, {}])[int(os.environ["RANK"])] for one in attempts]
+    return [attempt(Path(model), **{**one, **mine}) for one, mine in zip(attempts, by_rank, strict=True)]
 
 
 @pytest.mark.slow
