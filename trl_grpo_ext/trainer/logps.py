@@ -237,7 +237,7 @@ def _load_teacher(name: str, hook: str, tokenizer: Any, trust_remote_code: bool)
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     label, options = f"The teacher {name!r} of the advantage hook {hook!r}", {"trust_remote_code": trust_remote_code}
-    with _unless_loaded(f"{label} has no tokenizer that can be loaded"):
+    with _unless_loaded(label):
         teachers = AutoTokenizer.from_pretrained(name, **options).get_vocab()
     own = tokenizer.get_vocab()
     different = sorted(token for token, number in own.items() if teachers.get(token) != number)
@@ -248,7 +248,7 @@ def _load_teacher(name: str, hook: str, tokenizer: Any, trust_remote_code: bool)
             f"{example!r} with the number {own[example]} here and {teachers.get(example, 'none')} there. Its "
             "log-probabilities would be those of other texts."
         )
-    with _unless_loaded(f"{label} cannot be loaded"):
+    with _unless_loaded(label):
         model = AutoModelForCausalLM.from_pretrained(name, dtype="auto", **options)
     if model.get_input_embeddings().num_embeddings <= max(own.values()):
         raise ConfigurationError(
@@ -259,10 +259,10 @@ def _load_teacher(name: str, hook: str, tokenizer: Any, trust_remote_code: bool)
 
 
 @contextmanager
-def _unless_loaded(what: str) -> Iterator[None]:
+def _unless_loaded(label: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # the hub's, the file system's and the parsers' errors have no common root
         if is_out_of_memory(error):
             raise
-        raise ConfigurationError(f"{what}: {error}") from error
+        raise ConfigurationError(f"{label} cannot be loaded: {error}") from error

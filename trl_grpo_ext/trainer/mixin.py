@@ -45,23 +45,16 @@ class GRPOExtMixin(_Next):
     """Plugins for any subclass of TRL's `GRPOTrainer`; put it first among the bases.
 
     Takes `GRPOTrainer`'s arguments and three more. `args` may be a `GRPOExtConfig` (or a plain `GRPOConfig`; then
-    plugins can only be given here).
+    plugins can only be given here). What is not listed here is as in TRL.
 
     Args:
-        model: As in TRL.
         reward_funcs: As in TRL. A list from `load_rewards` brings its weights, unless `args.reward_weights` is set.
             Rewards selected by `args.rewards` follow them.
-        args: As in TRL.
-        train_dataset: As in TRL.
-        eval_dataset: As in TRL.
-        processing_class: As in TRL.
         reward_processing_classes: As in TRL, for the `reward_funcs` given here.
-        *arguments: As in TRL.
         advantage_hooks: Selections or hook objects. They run in order of their roles; hooks of one role run in this
             order.
         loss_aggregation: A selection or an aggregation object.
         resample: As in `GRPOExtConfig`; its `filter` may be a filter object.
-        **keywords: As in TRL.
 
     Attributes:
         advantage_hooks: The hooks in use, in the order in which they act.
@@ -121,11 +114,6 @@ class GRPOExtMixin(_Next):
     def train(self, resume_from_checkpoint: str | bool | None = None, *arguments: Any, **keywords: Any) -> Any:
         """Train as TRL does, after comparing the plugins with those of the checkpoint to resume from.
 
-        Args:
-            resume_from_checkpoint: As in TRL.
-            *arguments: As in TRL.
-            **keywords: As in TRL.
-
         Raises:
             ManifestError: They differ and `plugin_changes` is `stop`; the checkpoint's record of them cannot be read;
                 or this run's cannot be written.
@@ -136,14 +124,7 @@ class GRPOExtMixin(_Next):
     def evaluation_loop(
         self, dataloader: Any, *arguments: Any, metric_key_prefix: str = "eval", **keywords: Any
     ) -> Any:
-        """Evaluate as transformers does, and add pass@k and mean@k to the metrics if configured.
-
-        Args:
-            dataloader: As in transformers.
-            *arguments: As in transformers.
-            metric_key_prefix: As in transformers, by name.
-            **keywords: As in transformers.
-        """
+        """Evaluate as transformers does, and add pass@k and mean@k to the metrics if configured."""
         keywords["metric_key_prefix"] = metric_key_prefix
         inherited = super().evaluation_loop
         evaluation = functools.partial(inherited, dataloader, *arguments, **keywords)
