@@ -22,11 +22,7 @@ def state_of(run: Any) -> Any:
 
 
 @pytest.mark.parametrize("restore_callbacks", [False, True])
-@pytest.mark.parametrize(
-    "selection",
-    [ADAPTIVE, {**ADAPTIVE, "form": "completion"}],
-    ids=["plain", "shaper"],
-)
+@pytest.mark.parametrize("selection", [ADAPTIVE, {**ADAPTIVE, "form": "completion"}], ids=["plain", "shaper"])
 def test_resuming_is_exact(tiny_model: Path, tmp_path: Path, selection: Any, restore_callbacks: bool) -> None:
     settings = {**SETTINGS, "restore_callback_states_from_checkpoint": restore_callbacks}
     hooks = {"advantage_hooks": [selection]}

@@ -12,15 +12,7 @@ from peft import LoraConfig, get_peft_model
 from tokenizers import Tokenizer, models
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
-from tests.support import (
-    Recorder,
-    arguments,
-    length_reward,
-    prompts,
-    save_tiny_model,
-    scripted_rollout,
-    train,
-)
+from tests.support import Recorder, arguments, length_reward, prompts, save_tiny_model, scripted_rollout, train
 from tests.trainer.watch import Watch
 from trl_grpo_ext import GRPOExtTrainer, Rollout
 from trl_grpo_ext.errors import ConfigurationError

@@ -100,13 +100,7 @@ SETTINGS: dict[str, Any] = {
 def test_an_evaluation_says_what_its_own_completions_say(tiny_model: Path, tmp_path: Path) -> None:
     # Five problems in batches of two: the last batch is half as large.
     reward, other = Remembered(), length_reward
-    run = train(
-        tiny_model,
-        tmp_path,
-        reward_funcs=[other, reward],
-        eval_dataset=held_out(5),
-        **SETTINGS,
-    )
+    run = train(tiny_model, tmp_path, reward_funcs=[other, reward], eval_dataset=held_out(5), **SETTINGS)
     groups = [reward.evaluated[i : i + 4] for i in range(0, 20, 4)]
     assert len(reward.evaluated) == 20
     passed = [[value >= 0.9 for value in group] for group in groups]

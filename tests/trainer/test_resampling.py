@@ -271,10 +271,7 @@ def resumed(model: Path, folder: Path, checkpoint: int, **settings: Any) -> Any:
 
 @pytest.mark.parametrize(
     "more",
-    [
-        {"shuffle_dataset": True},
-        {"advantage_hooks": ["centred"], "token_records": 4, "loss_aggregation": "token_mean"},
-    ],
+    [{"shuffle_dataset": True}, {"advantage_hooks": ["centred"], "token_records": 4, "loss_aggregation": "token_mean"}],
     ids=["shuffled", "hooks and records"],
 )
 def test_resuming_is_exact(tiny_model: Path, tmp_path: Path, more: dict[str, Any]) -> None:

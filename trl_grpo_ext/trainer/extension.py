@@ -25,13 +25,7 @@ from ..errors import ConfigurationError, UpstreamError
 from ..guard.agreement import Agreement
 from ..guard.calls import unique_names
 from ..guard.reward_watch import RewardWatch, reward_limit
-from ..plugins.loading import (
-    LoadedList,
-    RewardList,
-    load_advantage_hooks,
-    load_rewards,
-    resolve,
-)
+from ..plugins.loading import LoadedList, RewardList, load_advantage_hooks, load_rewards, resolve
 from ..records.log import LiveLog
 from ..records.manifest import Manifest
 from ..records.settings import write_settings

@@ -43,11 +43,7 @@ class Reaggregation:
     """
 
     def __init__(
-        self,
-        aggregation: Any,
-        facts: RunFacts,
-        loss_type: str,
-        section: Callable[[], AbstractContextManager[None]],
+        self, aggregation: Any, facts: RunFacts, loss_type: str, section: Callable[[], AbstractContextManager[None]]
     ) -> None:
         upstream.check_loss_type(loss_type)
         self.aggregation, self._facts, self._section = aggregation, facts, section

@@ -116,7 +116,7 @@ ROW_MEAN = LOSS_TYPES - GLOBAL_TOKEN_MEAN - LOCAL_TOKEN_MEAN
 LOSSES_PER_COMPLETION: dict[str, str] = {
     "trl.experimental.gmpo.gmpo_trainer.GMPOTrainer": (
         "it takes the geometric mean of a completion's importance ratios, which is no sum over its tokens"
-    ),
+    )
 }
 """TRL's own trainers below `GRPOTrainer` whose loss has no per-token terms, and why."""
 

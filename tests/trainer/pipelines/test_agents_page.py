@@ -112,10 +112,7 @@ def test_rewards_and_hooks_of_ones_own(tool_model: Path, tmp_path: Path) -> None
     assert (shouted, shouted.spans) == (-0.5, ((0, 6, 7, -0.5), (1, 3, 4, -0.5), (1, 4, 5, -0.5)))
 
     exec(block("class NoSecondTime"), names)
-    scripts = {
-        ASKED: [call("multiply", a=2, b=3)],
-        result("6"): [call("multiply", a=2, b=3), "it is 6"],
-    }
+    scripts = {ASKED: [call("multiply", a=2, b=3)], result("6"): [call("multiply", a=2, b=3), "it is 6"]}
     watch = Watch()
     reader = names_of_the_reader(tool_model, tmp_path, scripts, answer=[6, 6])
     reader["settings"]["max_tool_calling_iterations"] = 2

@@ -21,15 +21,7 @@ from trl.experimental.online_dpo import OnlineDPOConfig, OnlineDPOTrainer
 from trl.experimental.sdpo import SDPOConfig, SDPOTrainer
 
 from tests.support import Recorder, arguments, length_reward, prompts, scripted_rollout, train
-from tests.trainer.pipelines.page import (
-    PAGE,
-    Doubled,
-    DoubledForward,
-    Falling,
-    FallingForward,
-    mixed,
-    theirs,
-)
+from tests.trainer.pipelines.page import PAGE, Doubled, DoubledForward, Falling, FallingForward, mixed, theirs
 from trl_grpo_ext import GRPOExtConfig, load_rewards
 from trl_grpo_ext.errors import ConfigurationError
 
