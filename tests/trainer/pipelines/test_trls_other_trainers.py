@@ -36,13 +36,6 @@ PLUGINS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(scope="session")
-def sums() -> Dataset:
-    return Dataset.from_dict(
-        {"prompt": [f"{n} plus {n} is " for n in range(8)], "answer": [str(2 * n) for n in range(8)]}
-    )
-
-
 # ---------------------------------------------------------------------------------------------- which there are
 
 
@@ -61,6 +54,17 @@ def test_gmpo_is_the_only_trainer_of_trl_below_grpo() -> None:
 # ---------------------------------------------------------------------------------------------- the table
 
 
+TRAINERS: dict[str, tuple[type, Any, dict[str, Any]]] = {
+    **{base.__name__: (base, None, {}) for base in (GRPOTrainer, GMPOTrainer)},
+    **{name: (theirs(name), None, {}) for name in ("Decayed", "PerCompletion", "PerToken")},
+    "RLOOTrainer": (RLOOTrainer, RLOOConfig, {"num_generations": 4, "max_completion_length": 8}),
+    "OnlineDPOTrainer": (OnlineDPOTrainer, OnlineDPOConfig, {"max_new_tokens": 8, "max_length": 40}),
+    "SDPOTrainer": (SDPOTrainer, SDPOConfig, {"num_generations": 4, "max_completion_length": 8}),
+    "A2POTrainer": (A2POTrainer, A2POConfig, {"max_completion_length": 8, "num_value_samples": 2}),
+}
+"""A trainer that is no GRPOTrainer has a config of its own, with settings."""
+
+
 def try_below_grpo(base: type, plugin: dict[str, Any], model: Path, folder: Path) -> None:
     """One step of a trainer of GRPO's kind with one plugin."""
     chosen = dict(plugin)
@@ -69,16 +73,11 @@ def try_below_grpo(base: type, plugin: dict[str, Any], model: Path, folder: Path
     assert any(bool(gradient.any()) for gradient in run.gradients[0].values())
 
 
-def try_beside_grpo(
-    base: type, config: type, settings: dict[str, Any], plugin: dict[str, Any], model: Path, folder: Path, sums: Dataset
-) -> None:
+def try_beside_grpo(base: type, args: Any, plugin: dict[str, Any], model: Path) -> None:
     """One step of a trainer that is no GRPOTrainer: rewards as plain functions, anything else mixed in."""
-    tokenizer = AutoTokenizer.from_pretrained(model)
-    common: dict[str, Any] = {"per_device_train_batch_size": 8, "max_steps": 1, "use_cpu": True, "bf16": False}
-    common |= {"report_to": "none", "save_strategy": "no", "learning_rate": 1e-3, "disable_tqdm": True}
-    args = config(output_dir=str(folder), **common, **settings)
+    data: dict[str, Any] = {"train_dataset": prompts(8), "processing_class": AutoTokenizer.from_pretrained(model)}
     if "rewards" not in plugin:
-        mixed(base)(str(model), length_reward, args, sums, processing_class=tokenizer)
+        mixed(base)(str(model), length_reward, args, **data)
         raise AssertionError(f"{base.__name__} took {plugin}")
     functions, scores = load_rewards(plugin["rewards"]), list[float]()
 
@@ -87,35 +86,11 @@ def try_beside_grpo(
         scores.extend(given)
         return given
 
-    trainer = base(model=str(model), reward_funcs=watched, args=args, train_dataset=sums, processing_class=tokenizer)
+    trainer = base(model=str(model), reward_funcs=watched, args=args, **data)
     trainer.train()
     assert trainer.state.global_step == 1
     assert scores
     assert {*scores} <= {0.0, 1.0}
-
-
-Try = Callable[[dict[str, Any], Path, Path, Dataset], None]
-
-
-def below(base: type) -> Try:
-    return lambda plugin, model, folder, sums: try_below_grpo(base, plugin, model, folder)
-
-
-def beside(base: type, config: type, **settings: Any) -> Try:
-    return lambda plugin, model, folder, sums: try_beside_grpo(base, config, settings, plugin, model, folder, sums)
-
-
-TRAINERS: dict[str, Try] = {
-    "GRPOTrainer": below(GRPOTrainer),
-    "GMPOTrainer": below(GMPOTrainer),
-    "Decayed": below(theirs("Decayed")),
-    "PerCompletion": below(theirs("PerCompletion")),
-    "PerToken": below(theirs("PerToken")),
-    "RLOOTrainer": beside(RLOOTrainer, RLOOConfig, num_generations=4, max_completion_length=8),
-    "OnlineDPOTrainer": beside(OnlineDPOTrainer, OnlineDPOConfig, max_new_tokens=8, max_length=40),
-    "SDPOTrainer": beside(SDPOTrainer, SDPOConfig, num_generations=4, max_completion_length=8),
-    "A2POTrainer": beside(A2POTrainer, A2POConfig, max_completion_length=8, num_value_samples=2),
-}
 
 
 def table() -> dict[str, dict[str, str]]:
@@ -132,8 +107,18 @@ def test_the_table_names_every_trainer_and_plugin() -> None:
 
 @pytest.mark.parametrize("plugin", PLUGINS)
 @pytest.mark.parametrize("trainer", TRAINERS)
-def test_a_cell_of_the_table(tiny_model: Path, tmp_path: Path, sums: Dataset, trainer: str, plugin: str) -> None:
-    attempt = functools.partial(TRAINERS[trainer], PLUGINS[plugin], tiny_model, tmp_path, sums)
+def test_a_cell_of_the_table(tiny_model: Path, tmp_path: Path, trainer: str, plugin: str) -> None:
+    base, config, settings = TRAINERS[trainer]
+    common: dict[str, Any] = {"per_device_train_batch_size": 8, "max_steps": 1, "use_cpu": True, "bf16": False}
+    common |= {"report_to": "none", "save_strategy": "no", "learning_rate": 1e-3, "disable_tqdm": True}
+
+    def attempt() -> None:
+        if config is None:
+            try_below_grpo(base, PLUGINS[plugin], tiny_model, tmp_path)
+        else:
+            args = config(output_dir=str(tmp_path), **common, **settings)
+            try_beside_grpo(base, args, PLUGINS[plugin], tiny_model)
+
     if table()[trainer][plugin] == "works":
         attempt()
     else:
@@ -145,28 +130,10 @@ def test_a_cell_of_the_table(tiny_model: Path, tmp_path: Path, sums: Dataset, tr
 # ---------------------------------------------------------------------------------------------- GMPO by numbers
 
 
-def gmpo(model: Path, folder: Path, *, ours: bool = True, **overrides: Any) -> Recorder:
-    """A training with GMPO's own config where it is plain, and ours where it is mixed."""
-    recorder, hooks = Recorder(), overrides.pop("advantage_hooks", None)
-    settings = {"epsilon": 0.4, "max_steps": 1, **overrides}
-    args = arguments(folder, GRPOExtConfig if ours else GMPOConfig, **settings)
-    trainer_class = mixed(GMPOTrainer) if ours else GMPOTrainer
-    more = {"advantage_hooks": hooks} if hooks else {}
-    trainer_class(
-        str(model),
-        length_reward,
-        args,
-        train_dataset=prompts(),
-        callbacks=[recorder],
-        rollout_func=scripted_rollout,
-        **more,
-    ).train()
-    return recorder
-
-
 def test_gmpo_with_nothing_selected_is_gmpo_to_the_bit(tiny_model: Path, tmp_path: Path) -> None:
-    plain = gmpo(tiny_model, tmp_path / "p", ours=False, max_steps=2, num_iterations=2, beta=0.04)
-    ours = gmpo(tiny_model, tmp_path / "o", max_steps=2, num_iterations=2, beta=0.04)
+    settings: dict[str, Any] = {"epsilon": 0.4, "num_iterations": 2, "beta": 0.04}
+    plain = train(tiny_model, tmp_path / "plain", GMPOTrainer, config_class=GMPOConfig, **settings)
+    ours = train(tiny_model, tmp_path / "ours", mixed(GMPOTrainer), **settings)
     assert ours.logs == plain.logs
     for our_step, their_step in zip(ours.gradients, plain.gradients, strict=True):
         assert all(torch.equal(our_step[name], their_step[name]) for name in their_step)
