@@ -167,6 +167,7 @@ def train(
     trainer_class: type = GRPOExtTrainer,
     *,
     scripted: bool = True,
+    config_class: type | None = None,
     reward_funcs: Callable[..., Any] | list[Any] | None = length_reward,
     dtype: str = "float32",
     prompt_count: int = 4,
@@ -176,7 +177,8 @@ def train(
     **overrides: Any,
 ) -> Run:
     """Train for a few steps and keep gradients, logs and final weights."""
-    config_class = GRPOExtConfig if issubclass(trainer_class, GRPOExtMixin) else GRPOConfig
+    if config_class is None:
+        config_class = GRPOExtConfig if issubclass(trainer_class, GRPOExtMixin) else GRPOConfig
     recorder = Recorder()
     trainer_arguments = {**(trainer_arguments or {}), **({} if hooks is None else {"advantage_hooks": hooks})}
     trainer_arguments |= {name: overrides.pop(name) for name in OF_THE_TRAINER & overrides.keys()}

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import ast
-import functools
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import trl
-from datasets import Dataset
 from transformers import AutoTokenizer
 from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
 from trl.experimental.a2po import A2POConfig, A2POTrainer
@@ -20,9 +17,9 @@ from trl.experimental.gmpo import GMPOConfig, GMPOTrainer
 from trl.experimental.online_dpo import OnlineDPOConfig, OnlineDPOTrainer
 from trl.experimental.sdpo import SDPOConfig, SDPOTrainer
 
-from tests.support import Recorder, arguments, length_reward, prompts, scripted_rollout, train
+from tests.support import arguments, length_reward, prompts, train
 from tests.trainer.pipelines.page import PAGE, Doubled, DoubledForward, Falling, FallingForward, mixed, theirs
-from trl_grpo_ext import GRPOExtConfig, load_rewards
+from trl_grpo_ext import load_rewards
 from trl_grpo_ext.errors import ConfigurationError
 
 PLUGINS: dict[str, dict[str, Any]] = {
