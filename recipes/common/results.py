@@ -40,8 +40,7 @@ def held_out(metrics: Metrics) -> dict[str, float]:
         for key, value in metrics.items()
         if key.startswith("eval_rewards/") and key.endswith("/mean")
     }
-    at_k = ("eval_pass@", "eval_mean@")
-    shown.update({key.removeprefix("eval_"): value for key, value in metrics.items() if key.startswith(at_k)})
+    shown.update({key.removeprefix("eval_"): value for key, value in metrics.items() if key.startswith("eval_pass@")})
     lengths = {
         "completion length (tokens)": "eval_completions/mean_length",
         "cut off": "eval_completions/clipped_ratio",

@@ -218,7 +218,7 @@ def measure(args: GRPOExtConfig, *wanted: str | dict[str, Any]) -> None:
     By default pass@k uses the first, too.
     """
     names = [_name(selected) for selected in args.rewards or []]
-    if (args.pass_at_k or args.mean_at_k) and args.pass_thresholds is None:
+    if args.pass_at_k and args.pass_thresholds is None:
         args.pass_thresholds = {_name(wanted[0]): 1.0}
     rewards: list[Any] = list(args.rewards or [])
     for reward in wanted:

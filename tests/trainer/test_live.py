@@ -126,13 +126,13 @@ def test_time_left_and_tokens_per_second(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_an_evaluation_has_a_line_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     logs: list[tuple[int, dict[str, Any]]] = [
-        (0, {"eval_reward": 0.1, "eval_pass@1": 1, "eval_mean@4/a": 0.2}),
+        (0, {"eval_reward": 0.1, "eval_pass@1": 1, "eval_pass@4/a": 0.2}),
         (1, {"reward": 0.9}),
-        (2, {"eval_reward": 0.3, "eval_loss": 1.0, "eval_pass@1": 0, "eval_mean@4/a": 0.2}),
+        (2, {"eval_reward": 0.3, "eval_loss": 1.0, "eval_pass@1": 0, "eval_pass@4/a": 0.2}),
     ]
     out = printed(monkeypatch, logs).splitlines()
     assert out[0].split("  ")[:2] == ["eval 0", "reward 0.100"]
-    assert out[-1] == "eval 2  reward 0.300  pass@1 0.000  mean@4/a 0.200"
+    assert out[-1] == "eval 2  reward 0.300  pass@1 0.000  pass@4/a 0.200"
     screen = Screen()
     monkeypatch.setattr(sys, "stdout", screen)
     ConsoleSummary().on_log(None, state(1, main=False), None, logs={"reward": 1.0})  # another process

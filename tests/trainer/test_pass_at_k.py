@@ -1,4 +1,4 @@
-"""pass@k and mean@k of evaluations: by hand, by enumeration, and by what an evaluation's rewards say themselves."""
+"""pass@k of evaluations: by hand, by enumeration, and by what an evaluation's rewards say themselves."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_it_is_the_share_of_all_choices() -> None:
 
 
 def collected(table: list[list[float]], problems: int | None = None, **settings: Any) -> dict[str, Any]:
-    chosen: dict[str, Any] = {"ks": [1, 2], "mean": True, "thresholds": {(0, "a"): 0.9}, "group_size": 4, **settings}
+    chosen: dict[str, Any] = {"ks": [1, 2], "thresholds": {(0, "a"): 0.9}, "group_size": 4, **settings}
     pass_at_k = PassAtK(**chosen)
     with pass_at_k.evaluating():
         for rewards in table:
@@ -49,7 +49,6 @@ def test_problems_of_all_batches_count_alike_and_the_threshold_itself_passes() -
     assert found == {
         "pass@1": pytest.approx((1 / 4 + 2 / 4 + 0) / 3),
         "pass@2": pytest.approx((1 / 2 + 5 / 6 + 0) / 3),
-        "mean@4": pytest.approx((0.9 / 4 + 2 / 4 + 0) / 3),
     }
 
 
@@ -62,9 +61,9 @@ def test_what_fills_up_the_last_batch_does_not_count() -> None:
 def test_completions_that_were_not_judged_are_none_of_the_n() -> None:
     with pytest.warns(UserWarning, match=r"pass@2: 2 of 3 problems are left out, because a judged fewer than 2"):
         found = collected([[1, 0, NAN, NAN, 1, NAN, NAN, NAN, NAN, NAN, NAN, NAN]])
-    assert found == {"pass@1": pytest.approx(0.75), "pass@2": 1.0, "mean@4": pytest.approx(0.75)}
+    assert found == {"pass@1": pytest.approx(0.75), "pass@2": 1.0}
     with pytest.warns(UserWarning, match="left out"):
-        assert collected([[NAN] * 4]) == {"pass@1": None, "pass@2": None, "mean@4": None}
+        assert collected([[NAN] * 4]) == {"pass@1": None, "pass@2": None}
 
 
 class Remembered:
@@ -89,7 +88,6 @@ def held_out(count: int) -> Dataset:
 SETTINGS: dict[str, Any] = {
     "per_device_eval_batch_size": 8,
     "pass_at_k": [1, 3],
-    "mean_at_k": True,
     "pass_thresholds": {"remembered": 0.9},
     "eval_strategy": "steps",
     "eval_steps": 1,
@@ -110,12 +108,9 @@ def test_an_evaluation_says_what_its_own_completions_say(tiny_model: Path, tmp_p
         logged = [log[f"eval_pass@{k}"] for log in run.trainer.state.log_history if f"eval_pass@{k}" in log]
         assert logged == [pytest.approx(expected)]
         assert 0 < expected < 1
-    reward.evaluated.clear()
     metrics = run.trainer.evaluate({"one": held_out(2), "two": held_out(3)})
-    mean = sum(reward.evaluated[:8]) / 8
-    assert metrics["eval_one_mean@4"] == pytest.approx(mean, abs=1e-6)
     assert {name for name in metrics if "@" in name} == {
-        f"eval_{data}_{name}" for data in ("one", "two") for name in ("pass@1", "pass@3", "mean@4")
+        f"eval_{data}_{name}" for data in ("one", "two") for name in ("pass@1", "pass@3")
     }
     history = json.loads(json.dumps(run.trainer.state.log_history))
     assert not any("pass@" in name for log in history for name in log if not name.startswith("eval_"))
@@ -126,9 +121,8 @@ def test_an_evaluation_says_what_its_own_completions_say(tiny_model: Path, tmp_p
     [
         ({"pass_at_k": [1, 8]}, "pass_at_k: 8 completions are more than the 4 that an evaluation samples"),
         ({"pass_at_k": [0]}, "pass_at_k must be numbers from 1 up, got 0"),
-        ({"mean_at_k": 8}, "mean_at_k must be true or false, got 8"),
         ({"pass_at_k": [1], "pass_thresholds": {"a": "high"}}, "{reward: number}, got 'a': 'high'"),
-        ({"pass_thresholds": {"a": 1.0}}, "no effect without pass_at_k or mean_at_k"),
+        ({"pass_thresholds": {"a": 1.0}}, "no effect without pass_at_k"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(tmp_path: Path, settings: dict[str, Any], message: str) -> None:
@@ -166,7 +160,7 @@ def test_the_trainer_asks_which_reward_is_meant(tiny_model: Path, tmp_path: Path
 def test_two_processes_say_the_same_though_their_last_batch_is_filled_up(tiny_model: Path, tmp_path: Path) -> None:
     # Five problems on two processes of one and a half groups each: three in a batch, and the sixth is the first again.
     job = {
-        **{key: SETTINGS[key] for key in ("pass_at_k", "mean_at_k", "max_steps")},
+        **{key: SETTINGS[key] for key in ("pass_at_k", "max_steps")},
         "per_device_train_batch_size": 6,
         "per_device_eval_batch_size": 6,
         "num_generations": 4,
@@ -177,7 +171,7 @@ def test_two_processes_say_the_same_though_their_last_batch_is_filled_up(tiny_mo
     one = run_job(
         tiny_model, tmp_path / "one", {**job, "per_device_train_batch_size": 12, "per_device_eval_batch_size": 4}
     )
-    names = ("eval_pass@1", "eval_pass@3", "eval_mean@4")
+    names = ("eval_pass@1", "eval_pass@3")
     (expected,) = [[log[name] for name in names] for log in one["logs"] if names[0] in log]
     assert 0 < expected[0] < expected[1] < 1
     for rank in (two, other):

@@ -60,8 +60,6 @@ class GRPOExtConfig(GRPOConfig):
         pass_at_k: Values of k, each at most `num_generations_eval`. An evaluation reports `pass@k`: the probability
             that at least one of k completions passes, estimated without bias from all completions of a problem (see
             `trl_grpo_ext.trainer.pass_at_k`).
-        mean_at_k: An evaluation reports `mean@n`: the mean reward of a problem's `num_generations_eval` completions,
-            over the problems.
         pass_thresholds: By reward name, the least value that passes. None means 1.0 for the run's only reward.
 
     Raises:
@@ -81,7 +79,6 @@ class GRPOExtConfig(GRPOConfig):
     plugin_changes: str = "stop"
     summary_steps: int = 0
     pass_at_k: list[int] | None = None
-    mean_at_k: bool = False
     pass_thresholds: dict[str, Any] | str | None = None
 
     def __post_init__(self) -> None:
@@ -126,14 +123,8 @@ class GRPOExtConfig(GRPOConfig):
                     f"pass_at_k: {k} completions are more than the {sampled} that an evaluation samples per problem. "
                     f"Set num_generations_eval to {k} or more, or leave {k} out."
                 )
-        if not isinstance(self.mean_at_k, bool):
-            raise ConfigurationError(
-                f"mean_at_k must be true or false, got {self.mean_at_k!r}: the mean is over num_generations_eval."
-            )
-        if self.pass_thresholds is not None and not (self.pass_at_k or self.mean_at_k):
-            raise ConfigurationError(
-                f"pass_thresholds={self.pass_thresholds!r} has no effect without pass_at_k or mean_at_k."
-            )
+        if self.pass_thresholds is not None and not self.pass_at_k:
+            raise ConfigurationError(f"pass_thresholds={self.pass_thresholds!r} has no effect without pass_at_k.")
 
 
 def our_settings(args: Any) -> SimpleNamespace:

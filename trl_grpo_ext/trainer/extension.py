@@ -266,7 +266,7 @@ class Extension:
             self._resampling.prompts.start_at(0)
 
     def evaluate(self, evaluation: Inherited, dataloader: Any, prefix: str) -> Any:
-        """An evaluation, with pass@k and mean@k."""
+        """An evaluation, with pass@k."""
         if self._pass_at_k is None:
             return evaluation()
         with self._pass_at_k.evaluating():

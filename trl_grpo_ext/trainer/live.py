@@ -165,7 +165,7 @@ def metric_cells(metrics: Mapping[str, float]) -> dict[str, str]:
     means = [name for name in metrics if name.startswith("rewards/") and name.endswith("/mean")]
     for name in means if len(means) > 1 else ():
         cells[printable_name(name.removeprefix("rewards/").removesuffix("/mean"))] = _decimal(metrics[name])
-    cells |= {printable_name(n): _decimal(metrics[n]) for n in metrics if n.startswith(("pass@", "mean@"))}
+    cells |= {printable_name(n): _decimal(metrics[n]) for n in metrics if n.startswith("pass@")}
     for name, key, shown in _OTHERS:
         if key in metrics:
             cells.setdefault(name, shown(metrics[key]))

@@ -3,7 +3,7 @@
 | TRL calls | we add, in this order |
 | --- | --- |
 | `__init__` | plugins loaded; collaborators built; callbacks for log, summary and states of hooks |
-| `evaluation_loop` | pass@k and mean@k |
+| `evaluation_loop` | pass@k |
 | `train` | the checkpoint's plugins compared; the run's plugins and settings written |
 | `training_step` | its time |
 | `_prepare_inputs` | compact micro-batches; counts of every optimizer step; a subclass's own loss tried out |
@@ -124,7 +124,7 @@ class GRPOExtMixin(_Next):
     def evaluation_loop(
         self, dataloader: Any, *arguments: Any, metric_key_prefix: str = "eval", **keywords: Any
     ) -> Any:
-        """Evaluate as transformers does, and add pass@k and mean@k to the metrics if configured."""
+        """Evaluate as transformers does, and add pass@k to the metrics if configured."""
         keywords["metric_key_prefix"] = metric_key_prefix
         inherited = super().evaluation_loop
         evaluation = functools.partial(inherited, dataloader, *arguments, **keywords)

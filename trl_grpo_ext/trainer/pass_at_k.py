@@ -1,11 +1,10 @@
-"""pass@k and mean@k of an evaluation, from the completions that it samples anyway.
+"""pass@k of an evaluation, from the completions that it samples anyway.
 
 pass@k is the probability that at least one of k completions of a problem passes, averaged over the problems. TRL logs
 means over evaluation batches; these are taken over the problems of the whole evaluation, on all ranks, each once.
 
     num_generations_eval: 8
     pass_at_k: [1, 4, 8]
-    mean_at_k: true
     pass_thresholds: {gsm8k_accuracy: 1.0}   # which reward decides, and from where on; needed where there are several
 
 Source: Chen et al. (2021), https://arxiv.org/abs/2107.03374, equation 1.
@@ -38,14 +37,13 @@ def estimate_pass_at_k(passed: int, sampled: int, k: int) -> float:
 
 @dataclass
 class PassAtK:
-    """Collects the rewards of an evaluation and computes pass@k and mean@k.
+    """Collects the rewards of an evaluation and computes pass@k.
 
     A completion passes if its reward is at or above the threshold. One without a reward (None, NaN) was not judged and
     does not count among the n. A problem with fewer than k judged completions is left out of pass@k, with a warning.
     """
 
     ks: Sequence[int]
-    mean: bool
     thresholds: Mapping[tuple[int, str], float]
     group_size: int
     _rewards: list[torch.Tensor] | None = field(default=None, init=False)
@@ -65,7 +63,7 @@ class PassAtK:
             self._rewards.append(rewards_N_K.detach().cpu())
 
     def metrics(self, problems: int | None) -> dict[str, float | None]:
-        """Return pass@k and mean@k of the first so many problems by metric name; None if nothing was judged."""
+        """Return pass@k of the first so many problems by metric name; None if nothing was judged."""
         if not self._rewards:
             return {}
         rewards_N_K = torch.cat(self._rewards)[: None if problems is None else problems * self.group_size]
@@ -84,25 +82,20 @@ class PassAtK:
                         f"fewer than {k} of their {self.group_size} completions.",
                         stacklevel=2,
                     )
-            if self.mean:
-                mean = float(rewards_Q_G.double().nanmean(dim=1).nanmean())
-                found[f"mean@{self.group_size}{name}"] = None if math.isnan(mean) else mean
         return found
 
 
 def pass_at_k_of(settings: Any, facts: RunFacts, *, evaluates: bool) -> PassAtK | None:
     """The collector that the settings ask for; None if they ask for none. See `columns_of` for what it raises."""
-    ks, mean = settings.pass_at_k, settings.mean_at_k
-    if not ks and not mean:
+    if not settings.pass_at_k:
         return None
     if not evaluates:
         warnings.warn(
-            "pass_at_k and mean_at_k are reported by evaluations, and this run has no eval_dataset: without one they "
-            "have no effect.",
+            "pass_at_k is reported by evaluations, and this run has no eval_dataset: without one it has no effect.",
             stacklevel=3,
         )
     thresholds = columns_of(settings.pass_thresholds, facts.reward_names)
-    return PassAtK(ks or (), mean, thresholds, facts.group_size(training=False))
+    return PassAtK(settings.pass_at_k, thresholds, facts.group_size(training=False))
 
 
 def columns_of(thresholds: Mapping[str, float] | None, reward_names: Sequence[str]) -> dict[tuple[int, str], float]:
@@ -111,7 +104,7 @@ def columns_of(thresholds: Mapping[str, float] | None, reward_names: Sequence[st
     if thresholds is None:
         if len(names) != 1:
             raise ConfigurationError(
-                f"pass_at_k and mean_at_k need to know which reward decides: the run has "
+                f"pass_at_k needs to know which reward decides: the run has "
                 f"{', '.join(names)}. Name it, with the least value that passes: pass_thresholds: {{{names[0]}: 1.0}}."
             )
         thresholds = {names[0]: 1.0}

@@ -306,7 +306,7 @@ def problems_of(dataloader: Any, ranks: int) -> int | None:
         if ranks > 1:
             warnings.warn(
                 "The evaluation data has no length, so the problems with which accelerate fills up the last batch of "
-                f"{ranks} processes count twice in pass@k and mean@k. Use a data set that is not streamed.",
+                f"{ranks} processes count twice in pass@k. Use a data set that is not streamed.",
                 stacklevel=2,
             )
         return None

@@ -121,7 +121,7 @@ _HOLLOW: dict[str, Any] = {"markersize": 8.0, "markerfacecolor": "none", "marker
 
 
 # Held-out completions are not trained on, and often alone in their group: their loss, signal and weights say nothing.
-_HELD_OUT = ("reward", "raw_reward", "completions/", "entropy", "kl", "pass@", "mean@")
+_HELD_OUT = ("reward", "raw_reward", "completions/", "entropy", "kl", "pass@")
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ Draw = Callable[[Sequence[Run]], Figure | Absent]
 _REWARD = re.compile(r"(?:eval_)?rewards/(.+)/mean", re.DOTALL)
 _OUTCOME = re.compile(r"outcomes/(.+)/([^/]+)", re.DOTALL)
 _UNSCORED = re.compile(r"rewards/(.+)/(none|nan)", re.DOTALL)
-_AT_K = re.compile(r"eval_(pass|mean)@(\d+)(?:/(.+))?", re.DOTALL)
+_AT_K = re.compile(r"eval_pass@(\d+)(?:/(.+))?", re.DOTALL)
 _HOOK = re.compile(r"advantage/(.+)/mean", re.DOTALL)
 _HOOK_MEASURES = {
     "sign_flips": "share of tokens whose advantage changed sign",
@@ -98,14 +98,14 @@ def unscored(runs: Sequence[Run]) -> Figure | Absent:
 
 
 def at_k(runs: Sequence[Run]) -> Figure | Absent:
-    """Per reward a panel of pass@k with a line for each k, and one of the mean."""
-    panels: dict[tuple[str, str], list[Series]] = {}
-    for kind, k, reward in sorted({(m[1], int(m[2]), m[3] or "") for m in _match_keys(runs, _AT_K)}):
-        key = f"{kind}@{k}"
-        panels.setdefault((reward, kind), []).append(Series(f"{key}/{reward}" if reward else key, key))
+    """Per reward a panel of pass@k with a line for each k."""
+    panels: dict[str, list[Series]] = {}
+    for k, reward in sorted({(int(m[1]), m[2] or "") for m in _match_keys(runs, _AT_K)}):
+        key = f"pass@{k}"
+        panels.setdefault(reward, []).append(Series(f"{key}/{reward}" if reward else key, key))
     shown = [
-        Panel(f"{reward}: {kind}@k" if reward else f"{kind}@k", found, share=kind == "pass")
-        for (reward, kind), found in sorted(panels.items(), key=lambda item: (item[0][0], item[0][1] == "mean"))
+        Panel(f"{reward}: pass@k" if reward else "pass@k", found, share=True)
+        for reward, found in sorted(panels.items())
     ]
     return draw_lines(runs, shown, "No evaluation logged pass@k: set pass_at_k.")
 
@@ -163,7 +163,7 @@ PLOTS: tuple[Plot, ...] = (
         unscored,
     ),
     Plot(
-        *("pass_at_k", "Rewards", "pass@k and mean@k, held out"),
+        *("pass_at_k", "Rewards", "pass@k, held out"),
         "The share of held-out problems that at least one of k completions solves; if pass@1 rises while a large k "
         "falls, the policy is giving up problems that it could solve.",
         at_k,
