@@ -26,6 +26,21 @@ OWN_AGGREGATION = TRL_REDUCTIONS
 
 CHARACTERS = string.ascii_lowercase + string.digits + " .#"
 
+SIZES: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "initializer_range": 0.3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 128,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 1,
+}
+"""Of a tiny model."""
+
 
 def save_tiny_model(folder: Path, seed: int = 0, head_dim: int = 8) -> Path:
     """Save a Llama of about 30,000 parameters with wide initial weights, so that its distributions are not flat."""
@@ -37,20 +52,7 @@ def save_tiny_model(folder: Path, seed: int = 0, head_dim: int = 8) -> Path:
         tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>", padding_side="left"
     )
     torch.manual_seed(seed)
-    config = LlamaConfig(
-        vocab_size=len(vocabulary),
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=head_dim,
-        max_position_embeddings=128,
-        pad_token_id=0,
-        eos_token_id=1,
-        bos_token_id=1,
-        initializer_range=0.3,
-    )
+    config = LlamaConfig(**{**SIZES, "vocab_size": len(vocabulary), "head_dim": head_dim})
     LlamaForCausalLM(config).save_pretrained(folder)
     fast.save_pretrained(folder)
     return folder

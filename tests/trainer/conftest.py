@@ -8,6 +8,7 @@ import pytest
 import torch
 from transformers import AutoTokenizer, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
+from tests.support import SIZES
 from tests.trainer.pipelines.tool_model import save_tool_model
 
 
@@ -17,24 +18,8 @@ def tiny_moe(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
     folder = tmp_path_factory.mktemp("tiny_moe")
     tokenizer = AutoTokenizer.from_pretrained(tiny_model)
     torch.manual_seed(0)
-    config = Qwen3MoeConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=32,
-        intermediate_size=64,
-        moe_intermediate_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-        num_experts=4,
-        num_experts_per_tok=2,
-        output_router_logits=True,
-        max_position_embeddings=128,
-        pad_token_id=0,
-        eos_token_id=1,
-        bos_token_id=1,
-        initializer_range=0.3,
-    )
+    experts = {"moe_intermediate_size": 32, "num_experts": 4, "num_experts_per_tok": 2, "output_router_logits": True}
+    config = Qwen3MoeConfig(**SIZES, **experts, vocab_size=len(tokenizer))
     Qwen3MoeForCausalLM(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder

@@ -29,6 +29,7 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
+from tests.support import SIZES as TINY
 from tests.support import relative_gap
 from tests.trainer.process_worker import Float64Trainer, norms_in_float64
 from trl_grpo_ext.errors import UpstreamError
@@ -45,18 +46,7 @@ from trl_grpo_ext.trainer.facts import LossSettings
 
 EXACT = {torch.float64: 1e-9, torch.float32: 1e-5}
 LOSS = LossSettings("dapo", 0.0, "token", False, False, False, 1.0)
-ENDS = {"vocab_size": 42, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 1}
-SIZES: dict[str, Any] = {
-    **ENDS,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "max_position_embeddings": 128,
-    "initializer_range": 0.3,
-}
+SIZES: dict[str, Any] = {**TINY, "vocab_size": 42}
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 
 

@@ -11,11 +11,10 @@ from itertools import combinations, pairwise, zip_longest
 from typing import Any
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trl_grpo_ext.trainer.compact.plan import Plan, part_tokens, plan_block
+from trl_grpo_ext.trainer.compact.plan import Plan, plan_block
 
 Row = tuple[int, int]
 """Tokens of the prompt, and of the completion."""
@@ -127,16 +126,6 @@ def test_fewer_rows_than_micro_steps_leave_micro_steps_of_one_placeholder() -> N
     (plan,) = plans_of([rank], 4)
     assert plan.steps == ((2,), (0,), (-1,), (-1,))
     assert (plan.computed, plan.idle) == (5 + 5 + 2 + 2, 2)
-
-
-@pytest.mark.parametrize(("rows", "micro_steps", "sizes"), [(8, 4, [2] * 4), (10, 4, [2, 2, 3, 3]), (3, 2, [1, 2])])
-def test_rows_of_one_length_are_cut_evenly(rows: int, micro_steps: int, sizes: list[int]) -> None:
-    (plan,) = plans_of([all_run(*[(3, 4)] * rows)], micro_steps)
-    assert sorted(map(len, plan.steps)) == sizes
-
-
-def test_a_part_of_a_row_without_tokens_still_computes_one_of_each() -> None:
-    assert part_tokens(np.array([[0, 0], [2, 3]]), (0,)) == 2
 
 
 # ----------------------------------------------------------------------------------------------- of any plan
