@@ -87,7 +87,7 @@ class ConsoleSummary(TrainerCallback):
         rate = (tokens - self._tokens) / max(now - self._counted, 1e-9)
         self._tokens, self._counted = tokens, now
         step = f"{state.global_step}/{state.max_steps}" if state.max_steps > 0 else f"{state.global_step}"
-        cells = metric_cells(metrics)  # the reward is the first, and the time left stands behind it
+        cells = metric_cells(metrics)  # the reward is the first, and the time left stands after it
         shown = {"step": step, **dict([*cells.items()][:1]), "left": duration(left), **cells}
         if math.isfinite(rate) and rate >= 0:
             shown["tokens/s"] = f"{rate:,.0f}"
