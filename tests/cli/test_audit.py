@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -79,23 +76,27 @@ def test_a_reward_without_outcomes_is_right_from_a_score_on() -> None:
     assert problems(audit(half_right, rows, right_at=0.5)) == [(1, "does not parse")]
 
 
-def slow_on_some(completions: list[str], answer: list[str], **columns: Any) -> list[float]:
+def no_connection(completions: list[str], answer: list[str], **columns: Any) -> list[float]:
     raise RewardError("no connection")
 
 
-def test_what_cannot_be_audited_is_said() -> None:
-    with pytest.raises(ConfigurationError, match="no rows"):
-        gsm8k([])
-    with pytest.raises(ConfigurationError, match="column 'answer', and the columns are prompt, ref: training"):
-        gsm8k([{"prompt": "p", "ref": "1"}])
-    with pytest.raises(ConfigurationError, match="There is no column 'target'"):
-        audit(half_right, [{"answer": "1", "solution": "1"}], column="target")
-    with pytest.raises(ConfigurationError, match="There is no column 'code'"):
-        gsm8k(GOOD, completions="code")
-    with pytest.raises(RewardError, match="no connection"):
-        audit(slow_on_some, GOOD)
-    with pytest.raises(ConfigurationError, match="reads no column of references that these rows have"):
-        audit(half_right, [{"answer": "1"}])
+@pytest.mark.parametrize(
+    ("reward", "rows", "options", "message"),
+    [
+        ("gsm8k_accuracy", [], {}, "no rows"),
+        ("gsm8k_accuracy", [{"prompt": "p", "ref": "1"}], {}, "'answer', and the columns are prompt, ref: training"),
+        ("gsm8k_accuracy", GOOD, {"completions": "code"}, "There is no column 'code'"),
+        (half_right, [{"answer": "1"}], {"column": "target"}, "There is no column 'target'"),
+        (half_right, [{"answer": "1"}], {}, "reads no column of references that these rows have"),
+        (no_connection, GOOD, {}, "no connection"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_cannot_be_audited_is_said(
+    reward: Any, rows: list[dict[str, Any]], options: dict[str, str], message: str
+) -> None:
+    with pytest.raises((ConfigurationError, RewardError), match=message):
+        audit(load_rewards([reward])[0], rows, **options)
 
 
 # ---------------------------------------------------------------------------------------------- the command
@@ -104,8 +105,7 @@ HOSTILE = "no number [red]x[/red] \x1b[31m\u202e \ud83d\ude00 " + "y" * 120
 
 
 @pytest.fixture
-def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+def files(tmp_path: Path) -> Path:
     answer = HOSTILE.encode("utf-16", "surrogatepass").decode("utf-16")
     bad = [*GOOD, {"prompt": "Why?", "answer": answer}, {"prompt": "How?", "answer": "#### 1/0"}]
     for name, rows in {"good": GOOD, "bad": bad}.items():
@@ -137,9 +137,6 @@ def test_the_command_exits_with_1_and_shows_hostile_references_as_text(files: Pa
     assert seen.count("y") >= 120 + 80  # folded, not cut: the reference, and what the reward says of it
     assert "\u202e" not in done.out
     assert done.err.strip() == ""
-
-
-def test_json_is_all_that_goes_to_stdout(files: Path) -> None:
     done = invoke("audit", files / "bad.jsonl", "--reward", "gsm8k_accuracy", "--json")
     assert done.status == 1
     found = json.loads(done.out)
@@ -187,40 +184,6 @@ def test_odd_files_are_one_sentence(
         Path(name).write_text(content, encoding="latin-1")
     with pytest.raises(ConfigurationError, match=says):
         audit(half_right, _rows(name, None, "train", None))
-
-
-WITHOUT_NETWORK = """
-import socket, sys
-asked = []
-
-def refuse(*arguments, **keywords):
-    asked.append(arguments)
-    raise OSError("the network is not to be asked")
-
-socket.socket.connect = socket.create_connection = socket.getaddrinfo = refuse
-from trl_grpo_ext.cli.main import main
-try:
-    main()
-finally:
-    assert not asked, asked
-"""
-
-
-@pytest.mark.slow
-def test_a_file_that_is_here_is_no_question_for_a_hub(tmp_path: Path) -> None:
-    (tmp_path / "rows").write_text(json.dumps(GOOD[0]) + "\n")
-    done = subprocess.run(
-        [sys.executable, "-c", WITHOUT_NETWORK, "audit", "rows", "--reward", "gsm8k_accuracy"],
-        cwd=tmp_path,
-        env={**os.environ, "HF_HUB_OFFLINE": "0", "HF_DATASETS_OFFLINE": "0", "HF_HOME": str(tmp_path / "home")},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 2, done.stderr
-    assert "rows is a file, but neither .jsonl nor .parquet" in " ".join(done.stderr.split())
-    assert "Traceback" not in done.stderr
 
 
 def test_tests_in_which_nothing_can_fail_are_found_beforehand() -> None:

@@ -20,8 +20,6 @@ RECORDS, COMPLETIONS = FOLDER, "completions"
 """Where the recorder and TRL write completions, inside the output_dir."""
 
 SUFFIXES = (".parquet", ".jsonl")
-LARGEST = 512 * 2**20
-"""Most bytes of a JSON file that is read."""
 
 Columns = dict[str, list[Any]]
 Say = Callable[[str], None]
@@ -184,8 +182,6 @@ def _json(text: str) -> Any:
 
 def _text(path: Path) -> str:
     try:
-        if (size := path.stat().st_size) > LARGEST:
-            raise UnreadableError(f"{path} has {size:,} bytes, more than the {LARGEST:,} that are read.")
         return path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise UnreadableError(f"{path} is not text, so it is damaged or no file of a run.") from error

@@ -11,33 +11,25 @@ import pytest
 from tests.support import length_reward, train
 from trl_grpo_ext.history.replay import Comparison, replay
 
-CHAIN: list[Any] = ["centred", {"name": "sign_scaling", "positive": 0.5}, {"name": "entropy_shaping", "alpha": 0.3}]
 CASES: dict[str, dict[str, Any]] = {
-    "dapo": {},
-    "grpo, batch scale": {"loss_type": "grpo", "scale_rewards": "batch"},
     "bnpo, no scale": {"loss_type": "bnpo", "scale_rewards": "none", "mask_truncated_completions": True},
-    "dr_grpo, leave one out": {"loss_type": "dr_grpo", "advantage_hooks": ["leave_one_out"]},
     "luspo, signs": {"loss_type": "luspo", "advantage_hooks": [{"name": "sign_scaling", "positive": 0.5}]},
     "cispo, tokens": {
         "loss_type": "cispo",
         "advantage_hooks": ["prefix_tree", "repetition_penalty", "truncation_masking"],
-    },
-    "chain": {
-        "advantage_hooks": [*CHAIN, {"name": "low_probability", "alpha": 0.5}],
-        "loss_aggregation": "prompt_mean",
     },
     "old policy": {
         "advantage_hooks": ["zero_variance_credit", "low_probability"],
         "loss_aggregation": "sign_balanced",
     },
     "tail mean": {"loss_aggregation": "tail_mean"},
-    "step mean": {"loss_aggregation": "token_mean_step"},
     "shaped, each normalised": {
         "advantage_hooks": ["tests.trainer.test_shapers:PerToken"],
         "multi_objective_aggregation": "normalize_then_sum",
     },
     "skipping": {"loss_aggregation": {"name": "length_power", "alpha": 0.75, "skip_zero_variance": True}},
 }
+"""Those that `tests/history/gradients` does not hold against a training's gradient."""
 
 
 def coarse_reward(completion_ids: list[list[int]], **columns: Any) -> list[float | None]:
@@ -64,12 +56,7 @@ def assert_as_recorded(compared: Comparison, name: str, folder: Path) -> None:
     assert live > 20
 
 
-DAILY = ("dapo", "bnpo, no scale", "cispo, tokens", "chain", "old policy", "tail mean", "shaped, each normalised")
-
-
-@pytest.mark.parametrize(
-    "case", [*DAILY, *(pytest.param(name, marks=pytest.mark.nightly) for name in CASES if name not in DAILY)]
-)
+@pytest.mark.parametrize("case", CASES)
 def test_records_replayed_with_the_selection_of_the_run(tiny_model: Path, tmp_path: Path, case: str) -> None:
     settings = {"max_completion_length": 10, **CASES[case]}
     train(tiny_model, tmp_path, token_records=8, **settings)

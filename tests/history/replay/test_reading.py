@@ -165,15 +165,6 @@ def test_the_file_of_a_whole_run_is_a_selection(monkeypatch: pytest.MonkeyPatch)
         assert len(selection.hooks) == len(given.get("advantage_hooks", [])), file
 
 
-def test_a_run_file_is_replayed(tmp_path: Path) -> None:
-    data = write_lines(tmp_path / "data.jsonl", [{"question": "2+3?", "answer": "#### 5"}])
-    run = ROOT / "recipes" / "configs" / "qwen2.5_0.5b.yaml"
-    compared = replay(trl_table(tmp_path), [run, run], dataset=data, num_generations=4)
-    assert [one.name for one in compared.selections] == [str(run), f"{run}_2"]
-    assert [*compared.selections[0].rewards] == ["gsm8k_accuracy", "tag_format"]
-    assert compared.pairs[0].moved == pytest.approx(0)
-
-
 # ---------------------------------------------------------------------------------------------- what is refused
 
 Make = Callable[[Path], Path]

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-import matplotlib as mpl
 import numpy as np
 import pyarrow.parquet
 import pytest
@@ -18,7 +17,7 @@ from matplotlib.figure import Figure
 
 from tests.history.report.trained import write_history
 from trl_grpo_ext.history.report import Run, load_run, load_runs
-from trl_grpo_ext.history.report.drawing import INK, MOST_POINTS, Absent, style, svg_of, thin
+from trl_grpo_ext.history.report.drawing import INK, MOST_POINTS, Absent, style, thin
 from trl_grpo_ext.history.report.figures import PLOTS, Plot, svgs
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -220,11 +219,3 @@ def test_a_long_training_keeps_its_peaks() -> None:
     assert (33_334, -3.0) in list(zip(few, kept, strict=True))
     assert few[0] == 1
     assert thin([1, 2], [3.0, 4.0]) == ([1, 2], [3.0, 4.0])
-
-
-def test_the_users_own_settings_stay_as_they_are_and_change_nothing(two: list[Run]) -> None:
-    plain = svg_of(drawn(two, "entropy"), "entropy", "Entropy")
-    with mpl.rc_context({"svg.fonttype": "path", "axes.facecolor": "red", "font.size": 30.0}):
-        before = dict(mpl.rcParams)
-        assert svg_of(drawn(two, "entropy"), "entropy", "Entropy") == plain
-        assert dict(mpl.rcParams) == before

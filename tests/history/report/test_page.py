@@ -18,6 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.history.report.browsing import credit
 from tests.history.report.make_big_run import HOSTILE, HOSTILE_NAMES, write_around, write_big_run, write_hostile_run
 from tests.history.report.trained import write_history
 from trl_grpo_ext.errors import ConfigurationError
@@ -193,19 +194,11 @@ def test_the_embedded_data_is_that_of_the_parquet_files(shown: Page, small: Path
                 assert step["rewards"][name] == [dict(row["rewards"])[name] for row in rows]
             assert step["outcomes"] == [dict(row["outcomes"]) for row in rows]
             assert step["trained"] == [step["step"] == 20] * len(rows)
-            for row, part, credit in zip(rows, numbers, step["credit"], strict=True):
+            for row, part, shown_credit in zip(rows, numbers, step["credit"], strict=True):
                 seen += 1
                 check_tokens(row, part, text)
-                assert credit == pytest.approx(credit_of(row), rel=1e-9, abs=1e-12)
+                assert shown_credit == pytest.approx(credit(row), rel=1e-9, abs=1e-12)
     assert seen == 48
-
-
-def credit_of(row: dict[str, Any]) -> float:
-    """What the update did to a completion, or would have done."""
-    live = [place for place, value in enumerate(row["live"]) if value]
-    if row["advantage"] is None:
-        return sum(row["advantages"][-1][place] for place in live) / len(live)
-    return sum(row["advantage"][place] * row["weight"][place] for place in live)
 
 
 def check_tokens(row: dict[str, Any], part: dict[str, Any], text: dict[str, Any]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import tempfile
@@ -53,30 +52,17 @@ def test_a_real_run_is_read_whole(trained_once: tuple[Path, dict[str, Any]]) -> 
         assert list(zip(*run.series(key), strict=True)) == expected
 
 
-@pytest.mark.parametrize("kept", ["live log", "checkpoint"])
-def test_either_source_gives_the_whole_history(own_runs: Path, trained_once: Any, kept: str) -> None:
-    folder = own_runs / "one"
-    if kept == "checkpoint":
-        (folder / LOG).unlink()
-    else:
-        for state in folder.glob(f"checkpoint-*/{STATE}"):
-            state.unlink()
-    steps = [entry["step"] for entry in trained_once[1]["one"] if "reward" in entry]
-    assert [entry["step"] for entry in load_run(folder).history if "reward" in entry] == steps
-
-
-@pytest.mark.parametrize("damage", ["cut off", "no state"])
-def test_a_checkpoint_that_is_not_whole_leaves_the_one_before(own_runs: Path, damage: str) -> None:
+def test_without_the_live_log_the_newest_whole_checkpoint_is_read(own_runs: Path, trained_once: Any) -> None:
     folder = own_runs / "one"
     (folder / LOG).unlink()
+    steps = [entry["step"] for entry in trained_once[1]["one"] if "reward" in entry]
+    assert [entry["step"] for entry in load_run(folder).history if "reward" in entry] == steps
     state = folder / "checkpoint-4" / STATE
-    content = state.read_bytes()
-    state.unlink()
-    if damage == "cut off":
-        state.write_bytes(content[: len(content) // 2])
-    run = load_run(folder)
-    assert run.last_step == 2
-    assert told(run, "checkpoint-4", "complete", "An older")  # which was read
+    for damage in (lambda: state.write_bytes(state.read_bytes()[:1000]), state.unlink):
+        damage()
+        run = load_run(folder)
+        assert run.last_step == 2
+        assert told(run, "checkpoint-4", "complete", "An older")  # which was read
 
 
 def test_entries_are_ordered_and_what_is_no_number_is_none(tmp_path: Path) -> None:
@@ -88,19 +74,18 @@ def test_entries_are_ordered_and_what_is_no_number_is_none(tmp_path: Path) -> No
     assert run.series("loss") == ([], [])
 
 
-@pytest.mark.parametrize("large", ["1" + "0" * 400, "-1e308"])
-def test_what_is_too_large_to_be_drawn_is_left_out(tmp_path: Path, large: str) -> None:
+def test_what_is_too_large_to_be_drawn_is_left_out(tmp_path: Path) -> None:
+    large = "1" + "0" * 400
     lines = [
         '{"step": 1, "loss": 1.0, "reward": 0.5}',
         f'{{"step": 2, "loss": {large}, "reward": 1.0}}',
         f'{{"step": {large}, "loss": 2.0}}',
-        f'{{"step": 4, "loss": 3.0, "reward": {large}, "reward_std": {large}}}',
         '{"step": 5, "loss": 1.0, "reward_std": 1e308, "reward": -1e308}',
     ]
     (tmp_path / LOG).write_text("\n".join(lines) + "\n")
     run = load_run(tmp_path)
-    assert [entry["step"] for entry in run.history] == [1, 2, 4, 5]
-    assert run.series("loss") == ([1, 4, 5], [1.0, 3.0, 1.0])
+    assert [entry["step"] for entry in run.history] == [1, 2, 5]
+    assert run.series("loss") == ([1, 5], [1.0, 1.0])
     assert "<svg" in write_page([run], tmp_path / "report.html", limit=10).path.read_text(encoding="utf-8")
 
 
@@ -236,10 +221,3 @@ def test_several_runs_get_different_names(tmp_path: Path, monkeypatch: pytest.Mo
         load_runs([])
     monkeypatch.chdir(tmp_path / "c" / "other")
     assert load_run(".").name == "other"
-
-
-def test_a_file_too_large_to_be_read_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_history(tmp_path, HISTORY)
-    monkeypatch.setattr("trl_grpo_ext.history.files.LARGEST", 10)
-    assert told(load_run(tmp_path), STATE, "more than the 10")
-    assert json.loads((tmp_path / STATE).read_text())
