@@ -1,11 +1,4 @@
-"""Read saved completions of any format into one `SavedBatch` per generation batch.
-
-| file | what is read |
-| --- | --- |
-| token records | prompts, completions, each reward; groups, tokens, offsets, loss mask, log-probabilities, truncation |
-| TRL's tables | prompts, completions, each reward, columns that rewards logged |
-| JSON Lines, parquet | `prompt`, `completion`; if there `step`, `group`, `truncated`, `rewards`, `reward`; columns |
-"""
+"""Read saved completions (token records, TRL's tables, anybody's files) into one `SavedBatch` per generation batch."""
 
 from __future__ import annotations
 
