@@ -6,8 +6,10 @@ Hostile completions are text and nothing else, and a watched page follows its tr
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import shutil
+import struct
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,24 +19,7 @@ import pyarrow.parquet
 import pytest
 import torch
 
-from tests.history.report.browsing import (
-    HOVER,
-    OVERFLOWING,
-    assert_silent,
-    choose,
-    credit,
-    empty_logs,
-    found,
-    key,
-    open_page,
-    prefer_colours,
-    read,
-    rows_of,
-    set_device,
-    shown,
-    wait_until,
-    why_no_browser,
-)
+from tests.history.report.browsing import credit, open_page, prefer_colours, set_device, wait_until, why_no_browser
 from tests.history.report.make_big_run import (
     HOSTILE,
     byte_level,
@@ -54,6 +39,101 @@ NO_BROWSER = why_no_browser()
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(NO_BROWSER is not None, reason=NO_BROWSER or "")]
 
 MEGABYTES_20 = 20 * 10**6
+
+
+# ---------------------------------------------------------------------------------------------- what tests ask it
+
+
+def empty_logs(driver: Any) -> None:
+    driver.get_log("browser")
+    driver.get_log("performance")
+
+
+def assert_silent(driver: Any) -> None:
+    """Nothing on the console, no script of a completion has run, and nothing but the page itself was asked for."""
+    assert driver.get_log("browser") == []
+    assert driver.execute_script("return typeof window.pwned") == "undefined"
+    sent = [json.loads(entry["message"])["message"] for entry in driver.get_log("performance")]
+    asked = {m["params"]["request"]["url"] for m in sent if m["method"] == "Network.requestWillBeSent"}
+    assert {address for address in asked if not address.startswith(("file:///", "about:", "chrome:", "data:"))} == set()
+    assert sum(address.startswith("file:///") for address in asked) <= 1
+
+
+def rows_of(run: Path) -> list[dict[str, Any]]:
+    """All records of a run, with the outcome of `right_answer`, as the files have them."""
+    rows: list[dict[str, Any]] = []
+    for file in sorted((run / "token_records").iterdir()):
+        for row in pyarrow.parquet.read_table(file).to_pylist():
+            rows.append({**row, "outcome": dict(row["outcomes"])["right_answer"], "rewards": dict(row["rewards"])})
+    return rows
+
+
+def key(row: dict[str, Any]) -> str:
+    return f"{row['step']}/{row['group']}/{row['member']}"
+
+
+def choose(driver: Any, name: str, value: str) -> None:
+    """Choose a value as a user does, and wait until the page has followed."""
+    driver.execute_script(
+        "const s = document.getElementById(arguments[0]); s.value = arguments[1];"
+        "s.dispatchEvent(new Event('change', {bubbles: true}))",
+        *(name, value),
+    )
+
+
+def found(driver: Any) -> list[str]:
+    """The keys of all results, after showing the last page of them."""
+    wait_until(driver, "return !document.getElementById('status').textContent.startsWith('Searching')")
+    time.sleep(0.1)
+    while driver.execute_script(
+        "const m = document.getElementById('more-results'); if (!m.hidden) m.click(); return !m.hidden"
+    ):
+        pass
+    keys: list[str] = driver.execute_script(
+        "return [...document.querySelectorAll('#results [data-key]')].map((b) => b.dataset.key)"
+    )
+    said = driver.execute_script("return document.getElementById('status').textContent")
+    if keys:
+        assert said == f"{len(keys)} of 500 completions."
+    return keys
+
+
+HOVER = """
+const card = document.querySelector(`.card[data-member="${arguments[0]}"]`);
+const span = card.querySelectorAll('.token')[arguments[1]];
+if (arguments[2] === 'focus') span.focus();
+else span.dispatchEvent(new MouseEvent('mouseover', {bubbles: true}));
+const tip = document.getElementById('tip');
+return {
+  hidden: tip.hidden, described: span.getAttribute('aria-describedby'), kind: span.className,
+  lines: [...tip.querySelectorAll('tr')].map((tr) => [...tr.cells].map((cell) => cell.textContent))
+    .map(([name, ...values]) => [name, values]),
+};
+"""
+
+
+def shown(value: float) -> float:
+    """Four digits of the five that the page has of a float32."""
+    stored = f"{struct.unpack('f', struct.pack('f', value))[0]:.5g}"
+    return float(f"{float(stored):.4g}")
+
+
+def read(text: str) -> float:
+    return float(text.replace("\u2212", "-"))
+
+
+OVERFLOWING = """
+return [...document.querySelectorAll('.card, .card *, #prompt, #results *')].filter((e) => {
+  const inside = e.closest('.card, #prompt, #results');
+  if (e.matches('.token') && inside.dataset.member === String(arguments[0])) return false;
+  const card = inside.getBoundingClientRect();
+  const box = e.getBoundingClientRect();
+  return box.width > 0 && (box.right > card.right + 1 || box.left < card.left - 1);
+}).map((e) => e.className + ': ' + e.textContent.slice(0, 40));
+"""
+
+
+# ---------------------------------------------------------------------------------------------- pages
 
 
 @pytest.fixture(scope="module")
