@@ -273,18 +273,18 @@ def join_columns(batches: Sequence[SavedBatch], dataset: str | Path) -> list[Sav
     first_rows: dict[str, int] = {}
     for row, prompt in enumerate(columns[key]):
         first_rows.setdefault(join_key(prompt), row)
-    longest_first = sorted(filter(str.strip, first_rows), key=len, reverse=True)
 
     @functools.cache
     def row_of(own: str, asked: str) -> int:
-        inside = (text for text in longest_first if text in asked)
-        for text in itertools.chain((own, asked), inside):
-            if text in first_rows:
-                return first_rows[text]
-        raise ConfigurationError(
-            f"A saved prompt is not in --dataset {file}: {own[:80]!r}. Its column {key!r} must hold the prompts, or a "
-            "text contained in them."
-        )
+        exact = [text for text in (own, asked) if text in first_rows]
+        inside = (text for text in first_rows if text.strip() and text in asked)
+        found = exact[0] if exact else max(inside, key=len, default=None)
+        if found is None:
+            raise ConfigurationError(
+                f"A saved prompt is not in --dataset {file}: {own[:80]!r}. Its column {key!r} must hold the prompts, "
+                "or a text contained in them."
+            )
+        return first_rows[found]
 
     joined = []
     for batch in batches:

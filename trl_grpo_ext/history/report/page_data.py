@@ -239,7 +239,9 @@ def utf16_spans(text: str, starts: Numbers, ends: Numbers) -> Numbers:
 
 
 def _of_records(run: Run, path: Path) -> list[Row]:
-    columns = run.columns_of(path, list(COLUMNS)) or {"prompt": []}
+    columns = run.columns_of(path, list(COLUMNS))
+    if columns is None:
+        return []
     rows = []
     for index in range(len(columns["prompt"])):
         at = {name: values[index] for name, values in columns.items()}

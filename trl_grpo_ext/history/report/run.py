@@ -24,11 +24,6 @@ from .. import files
 STATE = "trainer_state.json"
 
 _CHECKPOINT = re.compile(r"checkpoint-(\d{1,12})")
-_RECORD_COLUMNS = (
-    *("step", "group", "member", "prompt", "completion", "rewards"),
-    *("tokens", "live", "stages", "advantages"),
-)
-_TABLE_COLUMNS = ("step", "prompt", "completion", "advantage")
 
 LARGEST_NUMBER = 1e100
 """Metrics of larger magnitude are left out, as NaN is: their sums and differences would overflow."""
@@ -126,8 +121,8 @@ def load_run(folder: str | Path) -> Run:
             f"There is no history of metrics in {folder}, so there are no curves. GRPOExtTrainer writes {LOG} while it "
             f"trains, and TRL {STATE} with every checkpoint (save_strategy, save_steps)."
         )
-    records = _tables(folder / files.RECORDS, "step_", _RECORD_COLUMNS, note)
-    completions = _tables(folder / files.COMPLETIONS, "completions_", _TABLE_COLUMNS, note)
+    records = _tables(folder / files.RECORDS, "step_", note)
+    completions = _tables(folder / files.COMPLETIONS, "completions_", note)
     if not records:
         note(f"There are no token records in {folder}, so tokens are not shown. Train with token_records: 64.")
     if not records and not completions:
@@ -222,8 +217,8 @@ def _recorded(path: Path, what: str, read: Callable[[Path], T], note: files.Say)
         return None
 
 
-def _tables(folder: Path, prefix: str, needed: Sequence[str], note: files.Say) -> list[Path]:
-    """The complete parquet files of a folder that have the columns needed, by step."""
+def _tables(folder: Path, prefix: str, note: files.Say) -> list[Path]:
+    """The complete parquet files of a folder, by step."""
     try:
         found = [file for file in folder.iterdir() if file.suffix == ".parquet"]
     except (FileNotFoundError, NotADirectoryError):
@@ -237,10 +232,8 @@ def _tables(folder: Path, prefix: str, needed: Sequence[str], note: files.Say) -
             note(f"{file} was left out: training gives no file such a name.")
             continue
         try:
-            if lacking := {*needed} - {*files.column_names(file)}:
-                note(f"{file} was left out: it has no columns {', '.join(sorted(lacking))}.")
-            else:
-                kept.append(file)
+            files.column_names(file)
+            kept.append(file)
         except files.UnreadableError as error:
             note(f"{error} It was left out; if training is still running, make the report again.")
     return kept
