@@ -56,11 +56,9 @@ def replay_command(
     ],
     tokenizer: Tokenizer = None,
     dataset: Dataset = None,
-    correct: Annotated[
-        str | None,
-        typer.Option(help="The reward or column that decides what is right. Default: the base's first reward."),
-    ] = None,
-    right_at: Annotated[float, typer.Option("--right-at", help="Its least value that counts as right.")] = 0.5,
+    right_at: Annotated[
+        float, typer.Option("--right-at", help="The least value of the base's first reward that counts as right.")
+    ] = 0.5,
     step: Step = None,
     limit: Limit = None,
     num_generations: NumGenerations = None,
@@ -79,7 +77,6 @@ def replay_command(
         with_,
         tokenizer=tokenizer,
         dataset=dataset,
-        correct=correct,
         right_at=right_at,
         steps=steps,
         limit=limit,

@@ -25,13 +25,7 @@ def write_table(file: Path, **columns: list[Any]) -> Path:
 
 def two_groups(folder: Path) -> Path:
     """Two prompts with two completions each, of 2, 4, 1 and 3 words; only the first group has signal."""
-    rows = [
-        {"prompt": "p", "completion": "a b", "score": 1.0, "right": True},
-        {"prompt": "p", "completion": "a b c d", "score": 0.0, "right": False},
-        {"prompt": "q", "completion": "a", "score": 1.0, "right": True},
-        {"prompt": "q", "completion": "a b c", "score": 1.0, "right": None},
-    ]
-    common = {"truncated": True}  # so that no token ends them
-    return write_lines(
-        folder / "saved.jsonl", [{"rewards": {"score": row.pop("score")}, **row, **common} for row in rows]
-    )
+    rows = [("p", "a b", 1.0), ("p", "a b c d", 0.0), ("q", "a", 1.0), ("q", "a b c", 1.0)]
+    columns = [{"prompt": prompt, "completion": text, "rewards": {"score": score}} for prompt, text, score in rows]
+    # Truncated, so that no token ends them.
+    return write_lines(folder / "saved.jsonl", [{**row, "truncated": True} for row in columns])

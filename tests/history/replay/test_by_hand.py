@@ -18,7 +18,7 @@ NAMES = ("selection 1", "selection 2")
 
 @pytest.fixture(scope="module")
 def compared(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
-    return replay(two_groups(tmp_path_factory.mktemp("saved")), [BASE, OTHER], correct="right")
+    return replay(two_groups(tmp_path_factory.mktemp("saved")), [BASE, OTHER])
 
 
 # Under the base A = .5, -.5, 0, 0 and every one of 10 tokens weighs .1: masses .1, .2, 0, 0.
@@ -60,11 +60,10 @@ def test_mass_by_length(compared: Comparison) -> None:
 
 
 def test_mass_by_correctness_and_position(compared: Comparison) -> None:
-    found = [(part.name, part.completions) for part in compared.by_correctness]
-    assert found == [("right", 2), ("wrong", 1), ("no value", 1)]
-    assert [part.mass[NAMES[0]] for part in compared.by_correctness] == pytest.approx([1 / 3, 2 / 3, 0])
-    assert [part.mass[NAMES[1]] for part in compared.by_correctness] == pytest.approx([2 / 3, 0, 1 / 3])
-    assert [part.tokens for part in compared.by_correctness] == pytest.approx([0.3, 0.4, 0.3])
+    assert [(part.name, part.completions) for part in compared.by_correctness] == [("right", 3), ("wrong", 1)]
+    assert [part.mass[NAMES[0]] for part in compared.by_correctness] == pytest.approx([1 / 3, 2 / 3])
+    assert [part.mass[NAMES[1]] for part in compared.by_correctness] == pytest.approx([1, 0])
+    assert [part.tokens for part in compared.by_correctness] == pytest.approx([0.6, 0.4])
     # Middles of the first completion's two tokens at 1/4 and 3/4, of the second's at 1/8, 3/8, 5/8, 7/8, and so on.
     base = [part.mass[NAMES[0]] for part in compared.by_position]
     assert base == pytest.approx([0, 1 / 6, 1 / 6, 1 / 6, 0, 0, 1 / 6, 1 / 6, 1 / 6, 0])

@@ -58,7 +58,7 @@ def test_everything_can_be_read_whatever_the_completions_are(
 
 
 def test_json_has_everything_and_nothing_else_is_on_stdout(tmp_path: Path, selections: list[str]) -> None:
-    done = run_command("replay", two_groups(tmp_path), *selections, "--correct", "right", "--step", "0..3", "--json")
+    done = run_command("replay", two_groups(tmp_path), *selections, "--step", "0..3", "--json")
     assert done.status == 0, done.err
     found = json.loads(done.out)
     assert found["tokens_are"] == "words"

@@ -265,8 +265,6 @@ SELECTIONS: dict[str, tuple[dict[str, Any], str]] = {
 OPTIONS: dict[str, tuple[dict[str, Any], str]] = {
     "no selection": ({"selections": []}, "give at least one selection"),
     "no file": ({"selections": [Path("nowhere.yaml")]}, "There is no file"),
-    "correct by nothing": ({"correct": "x"}, r"--correct 'x' is no reward .* there are: r, word"),
-    "correct by a text": ({"correct": "word"}, "--correct 'word': the column holds 'a'"),
     "no prompts": ({"dataset": [{"a": 1}]}, "has neither a column 'prompt' nor 'question'"),
     "others": ({"dataset": [{"prompt": "other"}]}, r"A saved prompt is not in --dataset .* 'Q: 2\+3"),
     "no tokenizer": ({"tokenizer": Path("nowhere")}, r"--tokenizer '.*nowhere' cannot be loaded"),

@@ -44,7 +44,6 @@ def replay(
     *,
     tokenizer: str | Any = None,
     dataset: str | Path | None = None,
-    correct: str | None = None,
     right_at: float = 0.5,
     steps: tuple[int | None, int | None] = (None, None),
     limit: int | None = None,
@@ -60,8 +59,7 @@ def replay(
             settings; those that matter here are read. A mapping gives them names.
         tokenizer: A tokenizer, its path or hub id, for files without tokens. None splits texts into words.
         dataset: A `.jsonl` or `.parquet` file with the columns that rewards need, joined by the prompt.
-        correct: A reward or column that says which completions are right; None means the base's first reward.
-        right_at: The least of its values that counts as right.
+        right_at: The least value of the base's first reward that counts as right.
         steps: First and last step; None means no bound.
         limit: Most completions, in whole groups.
         num_generations: Completions per prompt, for files that don't say; None is a selection's, or all in a row.
@@ -101,7 +99,6 @@ def replay(
         chosen,
         batches,
         results,
-        correct=correct,
         right_at=right_at,
         show=show,
         source=str(completions),

@@ -14,8 +14,7 @@ from typing import Any
 import torch
 
 from ...credit.flow import plugin_label
-from ...errors import ConfigurationError
-from .running import BatchResult, tensor_of
+from .running import BatchResult
 from .saved import SavedBatch, join_key, number_of
 from .selections import ReplaySelection
 
@@ -121,12 +120,12 @@ class Comparison:
         groups: Their number.
         num_generations: Completions per group; the smallest number if batches differ.
         tokens: Live tokens under the base.
-        correct_by: The reward or column that says which completions are right; None if there is none.
+        correct_by: The reward that says which completions are right: the base's first.
         right_at: The least value of a right completion.
         selections: The numbers of each; the first is the base.
         pairs: The base with each of the others.
         by_length: Quarters of the completions by their live tokens.
-        by_correctness: Right and wrong ones, and unjudged ones; empty without `correct_by`.
+        by_correctness: Right and wrong ones, and unjudged ones.
         by_position: Tenths of every completion.
         batches: What was replayed; not in `plain()`.
         results: By selection, its result on each batch, token by token; not in `plain()`.
@@ -140,7 +139,7 @@ class Comparison:
     groups: int
     num_generations: int
     tokens: int
-    correct_by: str | None
+    correct_by: str
     right_at: float
     selections: Sequence[SelectionNumbers]
     pairs: Sequence[Pair]
@@ -185,7 +184,6 @@ def compare(
     batches: Sequence[SavedBatch],
     results: Mapping[str, Sequence[BatchResult]],
     *,
-    correct: str | None,
     right_at: float,
     show: int,
     **read: Any,
@@ -193,8 +191,7 @@ def compare(
     """All numbers of the results; `read` is what the comparison says of how they were read."""
     totals = [_totals(one.name, results[one.name]) for one in chosen]
     base = totals[0]
-    correct_by = results[base.name][0].reward_names[0] if correct is None else correct
-    values_N = _correct_values(correct_by, batches, results[base.name])
+    values_N = torch.cat([one.rewards_B_K[:, 0] for one in results[base.name]])
     right = {"right": values_N >= right_at, "wrong": values_N < right_at, "no value": values_N.isnan()}
     by_correctness = [_part(name, chosen_N, totals) for name, chosen_N in right.items()]
     return Comparison(
@@ -204,7 +201,7 @@ def compare(
         groups=sum(len(batch.texts) // batch.num_generations for batch in batches),
         num_generations=min(batch.num_generations for batch in batches),
         tokens=int(base.lengths_N.sum()),
-        correct_by=correct_by,
+        correct_by=results[base.name][0].reward_names[0],
         right_at=right_at,
         selections=[_numbers(one, results[one.name], of) for one, of in zip(chosen, totals, strict=True)],
         pairs=[_pair(base, one, results, batches, show) for one in totals[1:]],
@@ -269,25 +266,6 @@ def _by_length(all_totals: Sequence[_Totals]) -> list[Part]:
             name = f"{name} ({low:,} tokens)" if low == high else f"{name} ({low:,} to {high:,} tokens)"
         parts.append(_part(name, chosen_N, all_totals))
     return parts
-
-
-def _correct_values(name: str, batches: Sequence[SavedBatch], results: Sequence[BatchResult]) -> torch.Tensor:
-    """A number for each completion: a reward's of the first selection if it has it, else a saved column's."""
-    values: list[float | None] = []
-    for batch, result in zip(batches, results, strict=True):
-        rewards = dict(zip(result.reward_names, result.rewards_B_K.unbind(dim=1), strict=True))
-        found = rewards[name].tolist() if name in rewards else batch.columns_and_rewards.get(name)
-        if found is None:
-            raise ConfigurationError(
-                f"--correct {name!r} is no reward of the base and no column of {batch.where}; there are: "
-                f"{', '.join(sorted({*rewards, *batch.columns_and_rewards})) or 'none'}."
-            )
-        if found and all(value is not None and not isinstance(value, int | float) for value in found):
-            raise ConfigurationError(
-                f"--correct {name!r}: the column holds {found[0]!r:.60}, expected numbers or true/false."
-            )
-        values += map(number_of, found)
-    return tensor_of(values)
 
 
 def _pair(
