@@ -167,7 +167,8 @@ class AsyncHostileReward(HostileReward):
     """The same as an async callable object."""
 
     async def __call__(self, completions: list[str], **columns: Any) -> Any:
-        return await self.bad(completions=completions, **columns) if self.is_its_turn else good(completions)
+        answer = super().__call__(completions, **columns)
+        return await answer if asyncio.iscoroutine(answer) else answer
 
 
 class HostileModel(torch.nn.Module):
@@ -214,24 +215,6 @@ def spins(**columns: Any) -> list[float]:
     return []
 
 
-async def sleeps_async(**columns: Any) -> list[float]:
-    await asyncio.sleep(60)
-    return []
-
-
-async def blocks_the_loop(**columns: Any) -> list[float]:
-    time.sleep(20)
-    return []
-
-
-async def raises_async(**columns: Any) -> list[float]:
-    raise KeyError("judge")
-
-
-async def leaves_async(**columns: Any) -> list[float]:
-    raise SystemExit(3)
-
-
 def empties(prompts: list[str], completions: list[str], completion_ids: list[Any], **columns: Any) -> list[float]:
     for given in (prompts, completions, completion_ids):
         given.clear()
@@ -275,10 +258,10 @@ REWARDS: dict[str, tuple[Callable[..., Any], Expected]] = {
     "sleeps": (lambda **columns: time.sleep(60), LATE),
     "sleeps_and_swallows": (sleeps_and_swallows, LATE),
     "spins": (spins, LATE),
-    "raises_async": (raises_async, (RUN, "raised KeyError: 'judge'")),
-    "leaves_async": (leaves_async, (RUN, "raised SystemExit: 3")),
-    "sleeps_async": (sleeps_async, LATE),
-    "blocks_the_loop": (blocks_the_loop, LATE),
+    "raises_async": (raising(KeyError("judge")), (RUN, "raised KeyError: 'judge'")),
+    "leaves_async": (raising(SystemExit(3)), (RUN, "raised SystemExit: 3")),
+    "sleeps_async": (lambda **columns: asyncio.sleep(60), LATE),
+    "blocks_the_loop_async": (lambda **columns: time.sleep(20), LATE),
     "model_out_of_memory": (HostileModel, (RUN, "RuntimeError: out of memory")),
     "infinite_model": (HostileModel, (OUTPUT, "The reward 'infinite_model' returned inf at row")),
 }
@@ -300,5 +283,5 @@ def hostile_settings(name: str, model: Path) -> dict[str, Any]:
     if bad is HostileModel:
         classes = {"reward_processing_classes": [None, AutoTokenizer.from_pretrained(model)]}
         return {"reward_funcs": [remembers, HostileModel(name)], "trainer_arguments": classes}
-    kind = AsyncHostileReward if asyncio.iscoroutinefunction(bad) else HostileReward
+    kind = AsyncHostileReward if name.removesuffix(ON_FIRST).endswith("_async") else HostileReward
     return {"reward_funcs": [remembers, kind(name, bad)], **limit}

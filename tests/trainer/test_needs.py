@@ -195,23 +195,16 @@ def test_positions_do_not_count_the_padding(teacher: Path, absolute: bool, tiled
 def test_a_teacher_never_makes_all_logits(tiny_model: Path, tmp_path: Path, teacher: Path) -> None:
     if upstream.add_fused_lm_head is None:
         pytest.skip("this TRL gives no other model its head")
-    trainer = made(tiny_model, tmp_path, Watch(teachers=(str(teacher),)), beta=0.04, max_steps=1)
-    [model] = trainer._trl_grpo_ext.scorer._loaded.values()
     projected: list[int] = []
-    model.get_output_embeddings().register_forward_hook(lambda *call: projected.append(1))
-    trainer.train()
+
+    class Counts(GRPOExtTrainer):
+        def __init__(self, *arguments: Any, **keywords: Any) -> None:
+            super().__init__(*arguments, **keywords)
+            [model] = self._trl_grpo_ext.scorer._loaded.values()
+            model.get_output_embeddings().register_forward_hook(lambda *call: projected.append(1))
+
+    train(tiny_model, tmp_path, Counts, hooks=[Watch(teachers=(str(teacher),))], beta=0.04, max_steps=1)
     assert not projected
-
-
-def made(model: Path, folder: Path, hook: Any, **settings: Any) -> GRPOExtTrainer:
-    return GRPOExtTrainer(
-        str(model),
-        length_reward,
-        arguments(folder, **settings),
-        train_dataset=prompts(),
-        advantage_hooks=[hook],
-        rollout_func=scripted_rollout if settings.get("beta") else None,
-    )
 
 
 def test_a_teacher_with_another_vocabulary_is_refused(tiny_model: Path, tmp_path: Path) -> None:
@@ -221,7 +214,7 @@ def test_a_teacher_with_another_vocabulary_is_refused(tiny_model: Path, tmp_path
     AutoModelForCausalLM.from_pretrained(tiny_model).save_pretrained(tmp_path)
     differs = r"'Watch' has a different vocabulary: 2 of the policy's .*'a' with .* 3 "
     with pytest.raises(ConfigurationError, match=differs):
-        made(tiny_model, tmp_path, Watch(teachers=(str(tmp_path),)))
+        train(tiny_model, tmp_path, hooks=[Watch(teachers=(str(tmp_path),))])
 
 
 # ---------------------------------------------------------------------------------------------- refused
@@ -244,4 +237,4 @@ def test_a_teacher_with_another_vocabulary_is_refused(tiny_model: Path, tmp_path
 )
 def test_what_is_not_there_is_said_at_construction(tiny_model: Path, tmp_path: Path, hook: Any, message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
-        made(tiny_model, tmp_path, hook)
+        train(tiny_model, tmp_path, hooks=[hook], scripted=False)

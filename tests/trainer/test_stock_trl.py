@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -88,22 +87,3 @@ def test_rewards_on_trls_command_line(tiny_model: Path, tmp_path: Path) -> None:
     (log,) = [log for log in state["log_history"] if "reward" in log]
     assert {"rewards/gsm8k_accuracy/mean", "rewards/think_format/mean"} <= log.keys()
     assert 0.0 <= log["rewards/gsm8k_accuracy/mean"] <= 1.0
-
-
-_UNPICKLE = """
-import pickle, sys
-rewards = pickle.load(sys.stdin.buffer)
-columns = {"prompts": ["p"] * 2, "completions": ["<think>a</think>#### 4", "5"], "completion_ids": [[1] * 3, [1] * 7]}
-print([reward(answer=["4", "6"], **columns) for reward in rewards], rewards.weights, rewards.names)
-print(sorted({"torch", "transformers", "trl"} & sys.modules.keys()))
-"""
-
-
-def test_rewards_come_out_of_a_pickle_in_another_process() -> None:
-    # What data loaders, Ray and multi-process launchers do with them.
-    done = subprocess.run(
-        [sys.executable, "-c", _UNPICKLE], input=pickle.dumps(load_rewards(SELECTIONS)), capture_output=True, check=True
-    )
-    scores = [[1.0, 0.0], [1.0, 0.0], [0.0, -0.75]]
-    names = ["gsm8k_accuracy", "think_format", "soft_overlong"]
-    assert done.stdout.decode().splitlines() == [f"{scores} [1.0, 0.2, 0.5] {names}", "[]"]
