@@ -235,9 +235,8 @@ def test_a_further_batch_entry_stays_with_its_rows(tiny_model: Path, tmp_path: P
 
 
 def test_a_loss_type_that_we_do_not_know() -> None:
-    counts: dict[str, Any] = {"max_completion_length": 4, "accumulation": 1, "steps_per_generation": 1, "processes": 1}
     with pytest.raises(ConfigurationError, match=r"loss_type 'new_one' .* knows .*dapo"):
-        upstream.reduction_weights("new_one", torch.ones(2, 3), num_items_in_batch=torch.tensor(6), **counts)
+        upstream.check_loss_type("new_one")
 
 
 def test_every_loss_type_of_the_installed_trl_is_known() -> None:

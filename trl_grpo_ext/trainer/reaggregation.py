@@ -106,15 +106,8 @@ class Reaggregation:
 
 def trl_weights(forward: LossForward, settings: LossSettings, facts: RunFacts, progress: Progress) -> torch.Tensor:
     """The weight that TRL's own reduction gives every token, `(B, T)`."""
-    return upstream.reduction_weights(
-        settings.loss_type,
-        forward.mask_B_T,
-        num_items_in_batch=forward.inputs["num_items_in_batch"],
-        max_completion_length=facts.max_completion_length,
-        accumulation=progress.accumulation,
-        steps_per_generation=progress.steps_per_generation,
-        processes=facts.ranks,
-    )
+    tokens = forward.inputs["num_items_in_batch"]
+    return upstream.reduction_weights(settings.loss_type, forward.mask_B_T, tokens, facts, progress)
 
 
 def _kl_penalty(forward: LossForward, settings: LossSettings) -> torch.Tensor | None:

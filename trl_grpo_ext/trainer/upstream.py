@@ -451,14 +451,7 @@ def _raise(problems: list[str], where: type) -> None:
 
 
 def reduction_weights(
-    loss_type: str,
-    mask_B_T: torch.Tensor,
-    *,
-    num_items_in_batch: torch.Tensor,
-    max_completion_length: int,
-    accumulation: int,
-    steps_per_generation: int,
-    processes: int,
+    loss_type: str, mask_B_T: torch.Tensor, num_items_in_batch: torch.Tensor, facts: RunFacts, progress: Progress
 ) -> torch.Tensor:
     """The weight that TRL's own reduction gives every token of a micro-batch, `(B, T)`, so that it can be divided out.
 
@@ -466,14 +459,15 @@ def reduction_weights(
     step measures these weights on TRL's own loss and compares.
     """
     check_loss_type(loss_type)
+    accumulation = progress.accumulation
     rows = mask_B_T.size(0) * accumulation
-    tokens_of_step = num_items_in_batch.clamp(min=1.0) / processes * accumulation / steps_per_generation
+    tokens_of_step = num_items_in_batch.clamp(min=1.0) / facts.ranks * accumulation / progress.steps_per_generation
     divisors: dict[str, Any] = {
         "token_mean": tokens_of_step,
         "token_mean_local": mask_B_T.sum().clamp(min=1.0) * accumulation,
         "seq_mean_token_mean": mask_B_T.sum(-1, keepdim=True).clamp(min=1.0) * rows,
         "seq_mean_token_sum": rows,
-        "constant_length": rows * max_completion_length,
+        "constant_length": rows * facts.max_completion_length,
     }
     weights_B_T: torch.Tensor = mask_B_T / divisors[TRL_REDUCTIONS[loss_type]]
     return weights_B_T

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import torch
 
 from tests.contexts import make_rollout
@@ -10,6 +13,7 @@ from trl_grpo_ext.credit import flow
 from trl_grpo_ext.history.replay.comparison import quarters
 from trl_grpo_ext.history.replay.selections import DEFAULTS, LEFT_OUT, TRL_REDUCTIONS
 from trl_grpo_ext.trainer import upstream
+from trl_grpo_ext.trainer.facts import Progress
 from trl_grpo_ext.types import Rollout, StepTotals, implements
 
 
@@ -31,6 +35,8 @@ def test_the_defaults_are_trls() -> None:
 def test_every_loss_type_has_an_aggregation_with_trls_weights() -> None:
     assert TRL_REDUCTIONS.keys() == upstream.LOSS_TYPES
     rollout: Rollout = make_rollout([3, 0, 5, 1], groups=[0, 0, 1, 1], limit=9)
+    facts: Any = SimpleNamespace(max_completion_length=9, ranks=1)
+    progress = Progress(training=True, step=0)
     for loss_type, name in TRL_REDUCTIONS.items():
         aggregation = load_loss_aggregation(name)
         if implements(aggregation, "weights"):
@@ -39,14 +45,6 @@ def test_every_loss_type_has_an_aggregation_with_trls_weights() -> None:
             loss = torch.ones_like(rollout.mask_B_T).requires_grad_()
             scalar = aggregation.reduce(loss, rollout.mask_B_T, rollout.totals)
             ours = flow.reduced_weights(aggregation, scalar, loss, rollout.mask_B_T)
-        theirs = upstream.reduction_weights(
-            loss_type,
-            rollout.mask_B_T,
-            num_items_in_batch=torch.tensor(9.0),
-            max_completion_length=9,
-            accumulation=1,
-            steps_per_generation=1,
-            processes=1,
-        )
+        theirs = upstream.reduction_weights(loss_type, rollout.mask_B_T, torch.tensor(9.0), facts, progress)
         assert torch.allclose(ours, theirs), loss_type
     assert StepTotals(tokens=1, sequences=1).micro_batches == 1  # what a replay takes a step for
