@@ -36,22 +36,6 @@ class Recording:
         return (loss_B_T * mask_B_T).sum()
 
 
-def test_every_micro_batch_knows_the_counts_of_its_step(tiny_model: Path, tmp_path: Path) -> None:
-    aggregation = Recording()
-    settings = {**TWO_STEPS, "num_iterations": 2, "max_steps": 4}
-    train(tiny_model, tmp_path, trainer_arguments={"loss_aggregation": aggregation}, **settings)
-    assert len(aggregation.seen) == 8  # two passes over four micro-batches
-    tokens = [count for count, _ in aggregation.seen]
-    assert tokens[:4] == tokens[4:]
-    assert tokens[0] + tokens[1] != tokens[2] + tokens[3]
-    for number, (_, totals) in enumerate(aggregation.seen):
-        first = number - number % 2
-        assert totals.step == StepTotals(tokens=sum(tokens[first : first + 2]), sequences=8, micro_batches=2)
-        assert totals.tokens == sum(tokens[:4])
-        assert (totals.sequences, totals.prompts, totals.micro_batches) == (16, 4, 4)
-        assert totals.optimizer_steps == 2.0
-
-
 def test_the_mean_over_a_step_is_exact_for_each_step(tiny_model: Path, tmp_path: Path) -> None:
     # Weights don't move, so each step of the one trainer can be compared with the other's on the same rows.
     settings = {**TWO_STEPS, "learning_rate": 0.0, "dtype": "float64"}
@@ -59,11 +43,15 @@ def test_the_mean_over_a_step_is_exact_for_each_step(tiny_model: Path, tmp_path:
     by_sum = train(tiny_model, tmp_path / "sum", trainer_arguments={"loss_aggregation": recording}, **settings)
     by_step = train(tiny_model, tmp_path / "step", loss_aggregation="token_mean_step", **settings)
     by_batch = train(tiny_model, tmp_path / "batch", loss_aggregation="token_mean", **settings)
+    tokens = [count for count, _ in recording.seen]
     for number, (sum_of_step, step, batch) in enumerate(
         zip(by_sum.gradients, by_step.gradients, by_batch.gradients, strict=True)
     ):
         totals = recording.seen[2 * number][1]
-        assert totals.step is not None
+        assert totals == recording.seen[2 * number + 1][1]
+        assert totals.step == StepTotals(tokens=sum(tokens[2 * number :][:2]), sequences=8, micro_batches=2)
+        assert (totals.tokens, totals.sequences, totals.prompts, totals.micro_batches) == (sum(tokens), 16, 4, 4)
+        assert totals.optimizer_steps == 2.0
         # The trainer took the mean over two micro-batches of the recording's sums.
         mean = {name: gradient * 2 / totals.step.tokens for name, gradient in sum_of_step.items()}
         assert relative_gap(step, mean) < 1e-6

@@ -335,8 +335,10 @@ class Extension:
         shape = len(prompts), len(names)  # now: a reward may empty what it is given
         if sampling is not None and sampling.show_columns is not None:
             sampling.show_columns(())
+        functions = trl.reward_funcs
+        trl.reward_funcs = [watch.wrap(*pair) for pair in zip(functions, names, strict=True)]
         try:
-            with self._phases.during("rewards"), self._watch_rewards(watch), watch.time_limit():
+            with self._phases.during("rewards"), watch.time_limit():
                 columns = {name: [row[name] for row in inputs] for name in inputs[0]}
                 for reward in trl.reward_funcs:  # one that waits for a server waits while the others compute
                     if callable(start := getattr(reward, "start_scoring", None)):
@@ -345,6 +347,8 @@ class Extension:
         except BaseException as error:  # also SystemExit and Ctrl-C: the others wait in the one gather of this method
             failure = error
             self.agreement.stand_in(error, gather, torch.full(shape, torch.nan, device=self.facts.device))
+        finally:
+            trl.reward_funcs = functions
         with self.agreement.section():
             if failure is not None:
                 raise failure
@@ -379,16 +383,6 @@ class Extension:
     def _rollout(self, progress: Progress, batch: dict[str, Any], scored: ScoredBatch, scores: Scores) -> Rollout:
         weights_K = self._trainer.reward_weights
         return make_rollout(self.facts, progress, batch, scored, scores, weights_K, self.agreement.gather)
-
-    @contextmanager
-    def _watch_rewards(self, watch: RewardWatch) -> Iterator[None]:
-        """Inside, TRL's reward functions are watched."""
-        trl, functions = self._trainer, self._trainer.reward_funcs
-        trl.reward_funcs = [watch.wrap(*pair) for pair in zip(functions, self.facts.reward_names, strict=True)]
-        try:
-            yield
-        finally:
-            trl.reward_funcs = functions
 
     def generate_and_score(self, inherited: Inherited, inputs: Any) -> dict[str, Any]:
         """TRL's generation batch with the advantages, weights and entries that the plugins make."""

@@ -30,8 +30,6 @@ def estimate_pass_at_k(passed: int, sampled: int, k: int) -> float:
 
     This is `1 - C(n - c, k) / C(n, k)`.
     """
-    if not 0 <= passed <= sampled or not 1 <= k <= sampled:
-        raise ValueError(f"pass@{k} of {passed} passed among {sampled} completions cannot be.")
     return 1.0 - math.comb(sampled - passed, k) / math.comb(sampled, k)
 
 
