@@ -1,15 +1,17 @@
 """`WorkerPool` against tasks that hang, crash, eat memory and break their socket, and against kills from outside.
 
-Tasks are nested functions, which cloudpickle sends by value: the server then imports nothing of the tests.
+Jobs are nested functions, which cloudpickle sends by value: the server then imports nothing of the tests.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -17,6 +19,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -44,91 +47,67 @@ def _no_process_is_left() -> Iterator[None]:
 
 @pytest.fixture
 def pool() -> Iterator[WorkerPool]:
-    """Two workers that do what a job says."""
-    with contextlib.closing(WorkerPool(trouble(), workers=2, memory_mb=256, name="trouble")) as made:
+    """Two workers that call what they are sent."""
+    with contextlib.closing(WorkerPool(lambda job: job(), workers=2, memory_mb=256, name="trouble")) as made:
         yield made
 
 
-def trouble() -> Callable[[Any], Any]:
-    def task(job: Any) -> Any:
-        import contextlib
-        import os
-        import pathlib
-        import signal
-        import subprocess
-        import sys
-        import time
+def raising(error: BaseException) -> Callable[[], None]:
+    def job() -> None:
+        raise error
 
-        def again() -> int:
-            return again() + 1
+    return job
 
-        what, *rest = job if isinstance(job, list | tuple) else [job]
-        if what == "sleep":
-            time.sleep(rest[0])
-        elif what == "spin":  # one call into C that holds the interpreter's lock
-            9 ** (9**9)
-        elif what == "exit":
-            os._exit(3)
-        elif what == "kill":
-            os.kill(os.getpid(), signal.SIGKILL)
-        elif what == "segfault":
-            import ctypes
 
-            ctypes.string_at(0)
-        elif what == "memory":
-            return len(bytearray(rest[0] * 2**20))
-        elif what == "keep memory":
-            sys.modules["kept"] = bytearray(rest[0] * 2**20)  # type: ignore[assignment]
-        elif what == "raise":
-            raise rest[0]
-        elif what == "recurse":
-            again()
-        elif what == "close":
-            os.closerange(3, 4096)
-        elif what == "fork":
-            os.fork()
-        elif what == "garbage":
-            import socket
+def spin() -> Callable[[], int]:
+    return lambda: 9 ** (9**9)  # one call into C that holds the interpreter's lock
 
-            for descriptor in range(3, 64):
-                with contextlib.suppress(OSError):
-                    socket.socket(fileno=os.dup(descriptor)).send(rest[0])
-            time.sleep(60)
-        elif what == "print":
-            print(rest[0])
-        elif what == "child":
-            child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-            pathlib.Path(rest[0]).write_text(str(child.pid))
-            time.sleep(600)
-        elif what == "large":
-            return "x" * rest[0]
-        elif what == "surrogate":
-            return "\ud800\x00"
-        elif what == "unserialisable":
-            return object()
-        elif what == "once":  # kills its worker the first time
-            try:
-                os.close(os.open(rest[0], os.O_CREAT | os.O_EXCL))
-            except FileExistsError:
-                return "second try"
-            os._exit(1)
-        elif what == "mark":  # leaves a line behind and waits
-            with pathlib.Path(rest[0]).open("a") as file:
-                file.write(f"{os.getpid()} {os.getppid()}\n")
-            time.sleep(rest[1])
-        elif what == "work":  # so many seconds of CPU time, however long that takes
-            with pathlib.Path(rest[0]).open("a") as file:
-                file.write("begun\n")
-            end = time.process_time() + rest[1]
-            while time.process_time() < end:
-                pass
-            with pathlib.Path(rest[0]).open("a") as file:
-                file.write("ended")
-        elif what == "length":
-            return len(rest[0])
-        return os.getpid()
 
-    return task
+def once(file: Path) -> Callable[[], str]:
+    """Kills its worker the first time."""
+
+    def job() -> str:
+        try:
+            os.close(os.open(file, os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            return "second try"
+        os._exit(1)
+
+    return job
+
+
+def mark(file: Path, seconds: float) -> Callable[[], None]:
+    """Leaves a line of process numbers and waits."""
+
+    def job() -> None:
+        with file.open("a") as trace:
+            trace.write(f"{os.getpid()} {os.getppid()}\n")
+        time.sleep(seconds)
+
+    return job
+
+
+def work(seconds: float) -> Callable[[], None]:
+    """So many seconds of CPU time, however long that takes."""
+
+    def job() -> None:
+        end = time.process_time() + seconds
+        while time.process_time() < end:
+            pass
+
+    return job
+
+
+def garbage(sent: bytes) -> Callable[[], None]:
+    """Writes to whatever socket is open."""
+
+    def job() -> None:
+        for descriptor in range(3, 64):
+            with contextlib.suppress(OSError):
+                socket.socket(fileno=os.dup(descriptor)).send(sent)
+        time.sleep(60)
+
+    return job
 
 
 def one(pool: WorkerPool, job: Any, **options: Any) -> Done:
@@ -170,17 +149,19 @@ def test_any_json_comes_back_as_it_went() -> None:
 
 
 def test_jobs_and_replies_may_be_large_but_a_reply_not_too_large(pool: WorkerPool) -> None:
-    assert one(pool, ("length", "x" * 5_000_000)).value == 5_000_000
-    assert one(pool, ("large", 15 * 2**20)).value == "x" * 15 * 2**20
-    done = one(pool, ("large", 17 * 2**20))
+    text = "x" * 5_000_000
+    assert one(pool, lambda: len(text)).value == 5_000_000
+    assert one(pool, lambda: "x" * 15 * 2**20).value == "x" * 15 * 2**20
+    done = one(pool, lambda: "x" * 17 * 2**20)
     assert (done.status, done.detail[:13]) == ("error", "OverflowError")
-    assert one(pool, "surrogate").value == "\ud800\x00"
+    assert one(pool, lambda: "\ud800\x00").value == "\ud800\x00"
 
 
 def test_a_worker_that_reads_nothing_does_not_hang_the_parent(pool: WorkerPool) -> None:
-    worker = one(pool, "pid").value
+    worker = one(pool, os.getpid).value
     os.kill(worker, signal.SIGSTOP)
-    assert one(pool, ("length", "x" * 5_000_000), allowance=0.5, patience=0.5).status == "timeout"
+    text = "x" * 5_000_000
+    assert one(pool, lambda: len(text), allowance=0.5, patience=0.5).status == "timeout"
     wait_until(lambda: not is_running(worker))
 
 
@@ -189,17 +170,17 @@ def test_what_a_task_raises_is_its_answer(pool: WorkerPool) -> None:
         def __str__(self) -> str:
             raise RuntimeError("no text")
 
-    before = one(pool, "pid").value
-    done = one(pool, ("raise", ValueError("no such thing")))
+    before = one(pool, os.getpid).value
+    done = one(pool, raising(ValueError("no such thing")))
     assert (done.status, done.detail) == ("error", "ValueError: no such thing")
-    assert "raise rest[0]" in done.traceback or "in task" in done.traceback
-    assert one(pool, ("raise", SystemExit(4))).detail == "SystemExit: 4"
-    assert one(pool, ("raise", KeyboardInterrupt())).detail == "KeyboardInterrupt: "
-    assert one(pool, "recurse").detail.startswith("RecursionError: ")
-    assert one(pool, "unserialisable").detail.startswith("TypeError: ")
-    assert len(one(pool, ("raise", ValueError("x" * 10**6))).detail) < 3000
-    assert one(pool, ("raise", MuteError())).detail.startswith("MuteError: ")
-    assert one(pool, "pid").value == before  # none of these costs a worker
+    assert "in job" in done.traceback
+    assert one(pool, raising(SystemExit(4))).detail == "SystemExit: 4"
+    assert one(pool, raising(KeyboardInterrupt())).detail == "KeyboardInterrupt: "
+    assert one(pool, raising(RecursionError())).detail == "RecursionError: "
+    assert one(pool, object).detail.startswith("TypeError: ")
+    assert len(one(pool, raising(ValueError("x" * 10**6))).detail) < 3000
+    assert one(pool, raising(MuteError())).detail.startswith("MuteError: ")
+    assert one(pool, os.getpid).value == before  # none of these costs a worker
 
 
 def test_a_task_sees_the_parents_path_and_what_it_starts_the_original_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -224,11 +205,17 @@ def test_a_task_sees_the_parents_path_and_what_it_starts_the_original_one(monkey
 
 
 def test_a_job_that_ends_its_worker_is_tried_twice(pool: WorkerPool, tmp_path: Path) -> None:
-    for job in ("exit", "kill", "segfault", "close"):
-        done = one(pool, job)
-        assert (done.status, done.detail) == ("died", "its worker process died, twice"), job
-        assert one(pool, "pid").status == "done"
-    assert one(pool, ("once", str(tmp_path / "tried"))).value == "second try"
+    ends: list[Callable[[], Any]] = [
+        lambda: os._exit(3),
+        lambda: os.kill(os.getpid(), signal.SIGKILL),
+        lambda: ctypes.string_at(0),
+        lambda: os.closerange(3, 4096),
+    ]
+    for number, end in enumerate(ends):
+        done = one(pool, end)
+        assert (done.status, done.detail) == ("died", "its worker process died, twice"), number
+        assert one(pool, os.getpid).status == "done"
+    assert one(pool, once(tmp_path / "tried")).value == "second try"
 
 
 def test_a_reply_that_is_none_counts_as_a_death(pool: WorkerPool) -> None:
@@ -241,20 +228,20 @@ def test_a_reply_that_is_none_counts_as_a_death(pool: WorkerPool) -> None:
         (1).to_bytes(8) + (200_000).to_bytes(8) + b"[" * 200_000,
         (1).to_bytes(8) + (15).to_bytes(8) + b'{"error": [1,2]}'[:15],
     ]
-    done = pool.run([("garbage", sent) for sent in none], allowance=30.0, patience=30.0)
+    done = pool.run([garbage(sent) for sent in none], allowance=30.0, patience=30.0)
     detail = "its worker process sent an invalid reply, twice"
     assert [(one.status, one.detail) for one in done] == [("died", detail)] * len(none)
 
 
 def test_a_job_that_fills_the_memory_dies_and_a_worker_that_has_grown_goes(pool: WorkerPool) -> None:
-    done = one(pool, ("memory", 2000))
+    done = one(pool, lambda: len(bytearray(2000 * 2**20)))
     assert (done.status, done.detail) == ("died", "out of memory, twice")
-    grown = one(pool, ("keep memory", 200)).value
-    assert one(pool, "pid").value != grown  # which serves no further job
+    grown = one(pool, lambda: sys.modules.update(kept=bytearray(200 * 2**20)) or os.getpid()).value  # type: ignore[func-returns-value, call-overload]
+    assert one(pool, os.getpid).value != grown  # which serves no further job
 
 
 def test_a_job_that_hangs_is_killed_by_its_cpu_time_or_its_sleep(pool: WorkerPool) -> None:
-    sleeps, spins = pool.run([("sleep", 60), "spin"], allowance=0.6, patience=0.7)
+    sleeps, spins = pool.run([lambda: time.sleep(60), spin()], allowance=0.6, patience=0.7)
     assert (sleeps.status, spins.status) == ("timeout", "timeout")
     assert sleeps.detail.startswith("no result within 0.7 s of sleep")
     assert sleeps.seconds < 0.3
@@ -262,20 +249,17 @@ def test_a_job_that_hangs_is_killed_by_its_cpu_time_or_its_sleep(pool: WorkerPoo
     assert 0.6 <= spins.seconds < 1.5
 
 
-def test_an_honest_job_has_its_result_whatever_its_neighbours_use_up(tmp_path: Path) -> None:
-    jobs = [*["spin"] * 6, ("work", str(tmp_path / "trace"), 0.5), *["spin"] * 6]
-    with contextlib.closing(WorkerPool(trouble(), workers=2)) as pair:
-        for order in (jobs, jobs[::-1], [jobs[6]]):
-            done = dict(zip(map(str, order), pair.run(order, allowance=0.8), strict=True))
-            assert {job: result.status for job, result in done.items()} == {
-                str(job): "timeout" if job == "spin" else "done" for job in order
-            }
+def test_an_honest_job_has_its_result_whatever_its_neighbours_use_up(pool: WorkerPool) -> None:
+    honest = work(0.5)
+    jobs = [*[spin() for _ in range(6)], honest, *[spin() for _ in range(6)]]
+    for order in (jobs, jobs[::-1], [honest]):
+        done = pool.run(order, allowance=0.8)
+        assert [result.status for result in done] == ["done" if job is honest else "timeout" for job in order]
 
 
-def test_a_job_takes_no_longer_for_a_busy_machine(tmp_path: Path) -> None:
-    jobs = [("work", str(tmp_path / f"{number}"), 0.4) for number in range(4)]
-    with contextlib.closing(WorkerPool(trouble(), workers=2)) as pair, busy(4):
-        done = pair.run(jobs, allowance=1.0, patience=0.5)
+def test_a_job_takes_no_longer_for_a_busy_machine(pool: WorkerPool) -> None:
+    with busy(4):
+        done = pool.run([work(0.4)] * 4, allowance=1.0, patience=0.5)
     assert [result.status for result in done] == ["done"] * 4
     assert all(result.seconds < 1.0 for result in done)
 
@@ -292,7 +276,7 @@ def in_background(pool: WorkerPool, jobs: list[Any], **options: Any) -> tuple[th
 
 def test_a_server_killed_from_outside_is_started_again(pool: WorkerPool, tmp_path: Path) -> None:
     trace = tmp_path / "trace"
-    thread, results = in_background(pool, [("mark", str(trace), 0.3) for _ in range(6)])
+    thread, results = in_background(pool, [mark(trace, 0.3)] * 6)
     wait_until(lambda: len(pids_in(trace)) >= 2)
     os.kill(pids_in(trace)[0][1], signal.SIGKILL)
     thread.join(30)
@@ -301,16 +285,16 @@ def test_a_server_killed_from_outside_is_started_again(pool: WorkerPool, tmp_pat
 
 
 def test_an_idle_worker_or_server_that_was_killed_costs_no_try(pool: WorkerPool, tmp_path: Path) -> None:
-    worker = one(pool, "pid").value
+    worker = one(pool, os.getpid).value
     os.kill(worker, signal.SIGKILL)
     wait_until(lambda: not is_running(worker))
-    assert one(pool, ("once", str(tmp_path / "tried"))).value == "second try"
+    assert one(pool, once(tmp_path / "tried")).value == "second try"
     assert pool._processes._server is not None
     server = pool._processes._server.pid
-    worker = one(pool, "pid").value
+    worker = one(pool, os.getpid).value
     os.kill(server, signal.SIGKILL)
     wait_until(lambda: not is_running(worker))  # workers die with their server
-    assert one(pool, "pid").status == "done"
+    assert one(pool, os.getpid).status == "done"
 
 
 def test_an_interrupt_leaves_the_pool_usable(pool: WorkerPool, tmp_path: Path) -> None:
@@ -324,11 +308,11 @@ def test_an_interrupt_leaves_the_pool_usable(pool: WorkerPool, tmp_path: Path) -
     with interruptible():
         thread.start()
         with pytest.raises(KeyboardInterrupt):
-            pool.run([("mark", str(trace), 60)] * 2, allowance=60.0, patience=60.0)
+            pool.run([mark(trace, 60)] * 2, allowance=60.0, patience=60.0)
         thread.join()
     for worker, _ in pids_in(trace):
         wait_until(lambda pid=worker: not is_running(pid))  # type: ignore[misc]
-    assert one(pool, ("length", "xy")).value == 2
+    assert one(pool, lambda: 2).value == 2
 
 
 # ---------------------------------------------------------------------------------------------- threads and forks
@@ -338,7 +322,7 @@ def test_it_may_be_used_from_several_threads_at_once(pool: WorkerPool) -> None:
     answers: dict[int, list[Any]] = {}
 
     def use(number: int) -> None:
-        jobs = [("length", "x" * (100 * number + i)) for i in range(30)]
+        jobs = [partial(int, 100 * number + i) for i in range(30)]
         answers[number] = [done.value for done in pool.run(jobs, allowance=10.0)]
 
     threads = [threading.Thread(target=use, args=(number,)) for number in range(4)]
@@ -352,16 +336,16 @@ def test_it_may_be_used_from_several_threads_at_once(pool: WorkerPool) -> None:
 def test_a_child_forked_in_the_middle_of_a_batch_works_with_processes_of_its_own(
     pool: WorkerPool, tmp_path: Path
 ) -> None:
-    mine = one(pool, "pid").value
+    mine = one(pool, os.getpid).value
     trace, answers = tmp_path / "trace", tmp_path / "answers"
-    thread, results = in_background(pool, [("mark", str(trace), 0.5)] * 2)
+    thread, results = in_background(pool, [mark(trace, 0.5)] * 2)
     wait_until(lambda: len(pids_in(trace)) >= 2)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's threads are there; this child calls none of them
         pid = os.fork()
     if pid == 0:
         try:
-            done = pool.run(["pid", ("length", "abc"), "exit"], allowance=10.0)  # it does not wait for the lock
+            done = pool.run([os.getpid, lambda: 3, lambda: os._exit(3)], allowance=10.0)
             answers.write_text(json.dumps([[d.status, d.value] for d in done]))
             pool.close()
         finally:
@@ -373,15 +357,15 @@ def test_a_child_forked_in_the_middle_of_a_batch_works_with_processes_of_its_own
     assert first[0] == "done"
     assert first[1] != mine
     assert others == [["done", 3], ["died", None]]
-    assert mine in {done.value for done in pool.run(["pid"] * 20, allowance=10.0)}
+    assert mine in {done.value for done in pool.run([os.getpid] * 20, allowance=10.0)}
 
 
 def test_processes_end_with_the_pool_and_after_close() -> None:
-    pool = WorkerPool(trouble(), workers=1)
-    first = one(pool, "pid").value
+    pool = WorkerPool(lambda job: job(), workers=1)
+    first = one(pool, os.getpid).value
     pool.close()
     wait_until(lambda: not is_running(first))
-    second = one(pool, "pid").value  # the next run starts new ones
+    second = one(pool, os.getpid).value  # the next run starts new ones
     assert first != second
     with warnings.catch_warnings():
         warnings.simplefilter("error", ResourceWarning)
@@ -493,8 +477,8 @@ def test_what_cannot_be_sent_is_an_error_that_says_so(pool: WorkerPool) -> None:
     with pytest.raises(RewardError, match=r"cannot be sent to worker processes: TypeError"):
         WorkerPool(lambda job: lock).start()
     with pytest.raises(RewardError, match=r"trouble: job 1 cannot be sent to a worker: TypeError"):
-        pool.run(["pid", lock], allowance=1.0)
-    assert one(pool, ("length", "x")).value == 1
+        pool.run([os.getpid, lock], allowance=1.0)
+    assert one(pool, lambda: 1).value == 1
 
 
 def test_parameters_and_seconds_that_cannot_work_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

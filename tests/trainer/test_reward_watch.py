@@ -7,7 +7,6 @@ import functools
 import subprocess
 import sys
 import textwrap
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -78,22 +77,6 @@ def test_two_partials_of_one_function_have_metrics_of_their_own(tiny_model: Path
 def sleeps(**columns: Any) -> list[float]:
     time.sleep(30)
     return []
-
-
-def test_off_the_main_thread_the_limit_holds_too(tiny_model: Path, tmp_path: Path) -> None:
-    raised: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            train(tiny_model, tmp_path, max_steps=1, reward_funcs=sleeps, reward_timeout=0.5)
-        except RewardError as error:
-            raised.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join(20)
-    assert not thread.is_alive()
-    assert "The reward sleeps did not finish within 0.5 s" in str(raised[0])
 
 
 def test_the_limit_leaves_those_alone_that_are_in_time() -> None:

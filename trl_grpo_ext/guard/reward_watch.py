@@ -18,7 +18,6 @@ import threading
 import time
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any
 
@@ -72,8 +71,7 @@ class RewardWatch:
                     count, columns = len(columns["completions"]), self._listening(columns, name)
                     prints = _fingerprints(columns)
                     try:
-                        returned = await self._awaited(function(**columns), name)
-                        return self._seen(returned, count, prints, name)
+                        return self._seen(await self._awaited(function(**columns), name), count, prints, name)
                     except TRLGRPOExtError:
                         raise
                     except Exception as error:
@@ -86,8 +84,7 @@ class RewardWatch:
                 count, columns = len(columns["completions"]), self._listening(columns, name)
                 prints = _fingerprints(columns)
                 try:
-                    returned = self._called(function, columns, name)
-                    return self._seen(returned, count, prints, name)
+                    return self._seen(function(**columns), count, prints, name)
                 except TRLGRPOExtError:
                     raise
                 except (Exception, SystemExit) as error:
@@ -104,9 +101,9 @@ class RewardWatch:
     def time_limit(self) -> Iterator[None]:
         """Interrupt the functions called inside once the limit has passed; what would end the process raises.
 
-        In the main thread a signal interrupts whatever Python code or system call is running. A function that holds
-        the interpreter lock in compiled code cannot be interrupted: after half a minute more (or the limit again, if
-        that is longer) the process ends with a traceback of where it hangs, so that its launcher ends the others.
+        In the main thread a signal interrupts whatever Python code or system call is running. What cannot be
+        interrupted (compiled code that holds the interpreter lock, a training in another thread) ends the process after
+        half a minute more, or the limit again, if that is longer, with a traceback of where it hangs.
 
         Raises:
             RewardError: Names the function that was still running.
@@ -168,26 +165,6 @@ class RewardWatch:
                 self._running.remove(name)
             if self._limit is not None and not self._running:  # from now on this rank only waits for the others
                 _end_process_after(None)
-
-    def _called(self, function: Callable[..., Any], columns: Mapping[str, Any], name: str) -> Any:
-        if self._limit is None or threading.current_thread() is threading.main_thread():
-            return function(**columns)
-        # No signal reaches a thread that is not the main one, so wait for another and abandon it: nothing can kill it.
-        returned: Future[Any] = Future()
-
-        def work() -> None:
-            try:
-                returned.set_result(function(**columns))
-            except BaseException as error:  # raised again where the call was made
-                returned.set_exception(error)
-
-        threading.Thread(target=work, name=f"reward {name}", daemon=True).start()
-        try:
-            return returned.result(self._left())
-        except TimeoutError:
-            if returned.done():  # the function's own
-                raise
-            raise self._overrun([name]) from None
 
     async def _awaited(self, coroutine: Any, name: str) -> Any:
         task = asyncio.ensure_future(_without_exit(coroutine, name))

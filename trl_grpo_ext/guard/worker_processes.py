@@ -23,7 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import RewardError
-from .worker_server import COMMAND, FORK, HEADER, LONGEST_REPLY, ORIGINAL_PATH, receive
+from . import worker_server
+from .worker_server import COMMAND, FORK, HEADER, LONGEST_REPLY, receive
 
 _LOADING_LIMIT = 300.0  # seconds that the task's imports may take
 _FORK_LIMIT = 60.0
@@ -64,18 +65,18 @@ class Processes:
         self._is_loaded = False
         # By file, because a large task does not fit into a pipe and the server does not read yet.
         with theirs, tempfile.TemporaryFile() as file:
+            pickle.dump([str(folder) or str(Path.cwd()) for folder in sys.path], file)
             file.write(data)
             file.seek(0)
-            command = [sys.executable, "-P", "-m", f"{__package__}.worker_server"]
             try:
                 self._server = subprocess.Popen(
-                    [*command, str(theirs.fileno()), str(self._memory_mb or 0)],
+                    [sys.executable, "-P", worker_server.__file__, str(theirs.fileno()), str(self._memory_mb or 0)],
                     pass_fds=[theirs.fileno()],
                     start_new_session=True,
                     stdin=file,
                     stdout=output,
                     stderr=output,
-                    env=_environment(),
+                    env={**os.environ, "OMP_NUM_THREADS": "1"},
                 )
             except OSError as error:
                 self._sock.close()
@@ -138,9 +139,9 @@ class Processes:
         except (OSError, ValueError, struct.error) as error:
             raise LostError("the server of the worker processes has died") from error
 
-    def give_back(self, worker: Worker, most: int) -> None:
-        """Keep a worker that has answered for the next job, unless `most` are already idle."""
-        self._idle.append(worker) if len(self._idle) < most else self.drop(worker)
+    def give_back(self, worker: Worker) -> None:
+        """Keep a worker that has answered for the next job."""
+        self._idle.append(worker)
 
     def drop(self, worker: Worker) -> None:
         """Kill a worker; if the server is gone, its workers are too."""
@@ -185,28 +186,24 @@ class Processes:
 
 
 class Worker:
-    """One forked worker. It answers its jobs in turn; the clocks are those of the first one without an answer."""
+    """One forked worker, with one job at a time and the clocks of that job."""
 
     def __init__(self, pid: int, descriptor: int) -> None:
         self.pid = pid
         self._sock = socket.socket(fileno=descriptor)
         self._sock.setblocking(False)
-        self._sent = self._answered = 0
+        self._serial = 0
         self._out, self._in = bytearray(), bytearray()
         self._begun = self._cpu_before = self._cpu = self._queued_before = self._queued = 0.0
 
     def send(self, job: bytes) -> None:
         """Send a job, as much of it as goes without waiting; `advance` sends the rest."""
-        if self._sent == self._answered:
-            self._cpu = _cpu_seconds(self.pid) or self._cpu
-            self._begin()
-        self._sent += 1
-        self._out += HEADER.pack(self._sent, len(job)) + job
-        self._write()
-
-    def _begin(self) -> None:
-        self._cpu_before, self._begun = self._cpu, time.monotonic()
+        self._cpu = self._cpu_before = _cpu_seconds(self.pid) or self._cpu
         self._queued = self._queued_before = queued_seconds(self.pid) or self._queued
+        self._begun = time.monotonic()
+        self._serial += 1
+        self._out += HEADER.pack(self._serial, len(job)) + job
+        self._write()
 
     @property
     def seconds(self) -> float:
@@ -236,8 +233,8 @@ class Worker:
         """False once the server has collected it, also where a process that it started still holds the socket open."""
         return _cpu_seconds(self.pid) is not None
 
-    def advance(self) -> tuple[dict[str, Any], float] | None:
-        """Write and read what is possible without waiting; a reply and its job's CPU seconds once it is complete."""
+    def advance(self) -> dict[str, Any] | None:
+        """Write and read what is possible without waiting; the reply once it is complete."""
         alive = self.is_alive()  # asked before reading: what it wrote before it died counts
         self._write()
         try:
@@ -245,17 +242,13 @@ class Worker:
                 if not (piece := self._sock.recv(2**20)):
                     raise LostError("its worker process died")
                 self._in += piece
+            return reply
         except BlockingIOError:
             if alive:
                 return None
             raise LostError("its worker process died") from None
         except OSError as error:
             raise LostError("its worker process died") from error
-        self._cpu = max(self._cpu_before, min(self._cpu, reply["cpu"]))  # it may have begun the next job
-        seconds = self._cpu - self._cpu_before
-        self._answered += 1
-        self._begin()
-        return reply, seconds
 
     def _write(self) -> None:
         with contextlib.suppress(OSError):  # full; or it is gone, which reading shows
@@ -267,8 +260,7 @@ class Worker:
             return None
         serial, size = HEADER.unpack_from(self._in)
         end = HEADER.size + size
-        is_next = serial == self._answered + 1 <= self._sent
-        if not is_next or size > LONGEST_REPLY or (serial == self._sent and len(self._in) > end):
+        if serial != self._serial or size > LONGEST_REPLY or len(self._in) > end:
             raise LostError("its worker process sent an invalid reply")
         if len(self._in) < end:
             return None
@@ -276,7 +268,7 @@ class Worker:
             reply = json.loads(self._in[HEADER.size : end])
         except (ValueError, RecursionError):
             reply = None
-        del self._in[:end]
+        self._in.clear()
         if not _is_reply(reply):
             raise LostError("its worker process sent an invalid reply")
         return reply  # type: ignore[no-any-return]
@@ -317,19 +309,9 @@ def pickle_by_value(value: Any) -> bytes:
 
 
 def _is_reply(reply: Any) -> bool:
-    if not isinstance(reply, dict) or not isinstance(reply.get("cpu"), float):
+    if not isinstance(reply, dict):
         return False
     if "error" in reply:
         error = reply["error"]
         return isinstance(error, list) and len(error) == 3 and all(isinstance(part, str) for part in error)
     return "value" in reply or reply.get("memory") is True
-
-
-def _environment() -> dict[str, str]:
-    folders = [str(folder) or str(Path.cwd()) for folder in sys.path]
-    return {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(folders),
-        ORIGINAL_PATH: os.environ.get("PYTHONPATH", ""),
-        "OMP_NUM_THREADS": "1",
-    }

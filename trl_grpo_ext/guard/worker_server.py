@@ -1,8 +1,8 @@
-"""The process that forks workers: `python -m trl_grpo_ext.guard.worker_server FD MEMORY`, started by `guard.workers`.
+"""The process that forks workers: `python worker_server.py FD MEMORY`, started by `guard.worker_processes`.
 
-It loads the task, with its imports, once, from stdin, and forks a worker within milliseconds whenever its parent asks
-for one. It never imports the parent's `__main__` and runs no job itself. When its parent closes the socket or is gone,
-it kills its workers with everything that they started, and ends.
+It reads its parent's import path from stdin, loads the task, with its imports, once, and forks a worker within
+milliseconds whenever its parent asks for one. It never imports the parent's `__main__` and runs no job itself. When its
+parent closes the socket or is gone, it kills its workers with everything that they started, and ends.
 
 The parent sends trusted pickles. Workers send JSON back, so that a compromised worker cannot make the parent run code.
 """
@@ -34,15 +34,12 @@ COMMAND = struct.Struct("!Q")
 """What the parent sends to the server: `FORK`, or the pid of a worker to kill."""
 FORK = 0
 
-ORIGINAL_PATH = "TRL_GRPO_EXT_ORIGINAL_PYTHONPATH"
-"""The environment variable with the PYTHONPATH for processes that a task starts."""
-
 LONGEST_REPLY = 16 * 2**20
 _SET_PDEATHSIG, _SET_CHILD_SUBREAPER = 1, 36  # of Linux' prctl
 _COLLECTING_LIMIT = 0.5
 _LONGEST_MESSAGE = 2000
 _LONGEST_TRACEBACK = 4000
-_OUT_OF_MEMORY = b'{"memory": true, "last": true, "cpu": 0.0}'  # made now: later there is no memory for it
+_OUT_OF_MEMORY = b'{"memory": true, "last": true}'  # made now: later there is no memory for it
 
 
 def send(sock: socket.socket, serial: int, message: bytes, *files: int) -> None:
@@ -70,10 +67,6 @@ def main(descriptor: int, memory: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then ends this process
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # else a killed worker's lines are lost
-    original = os.environ.pop(ORIGINAL_PATH, "")
-    os.environ.pop("PYTHONPATH", None)  # it was for this interpreter, not for others that a task may run
-    if original:
-        os.environ["PYTHONPATH"] = original
     control = socket.socket(fileno=descriptor)
     control.set_inheritable(False)
     loaded = threading.Event()
@@ -81,6 +74,7 @@ def main(descriptor: int, memory: int) -> None:
     watch.start()
     try:
         with open(0, "rb", closefd=False) as file:
+            sys.path[:] = pickle.load(file)
             task = pickle.load(file)
         nothing = os.open(os.devnull, os.O_RDONLY)
         os.dup2(nothing, 0)
@@ -222,14 +216,14 @@ def _answer_jobs(sock: socket.socket, task: Callable[[Any], Any], memory: int) -
                 return
             value = task(pickle.loads(job))
             is_last = bool(memory) and _address_space() - before > memory // 2  # would be the next job's trouble
-            reply = json.dumps({"value": value, "last": is_last, "cpu": time.process_time()}).encode()
+            reply = json.dumps({"value": value, "last": is_last}).encode()
             if len(reply) > LONGEST_REPLY:
                 raise OverflowError(f"the reply has {len(reply)} bytes; at most {LONGEST_REPLY} can be sent")
         except MemoryError:
             is_last = True
             reply = _OUT_OF_MEMORY
         except BaseException as error:  # SystemExit too: what a task raises is its answer, and no end of the worker
-            reply = json.dumps({"error": _describe(error), "cpu": time.process_time()}).encode()
+            reply = json.dumps({"error": _describe(error)}).encode()
         if os.getpid() != own:  # the task forked, and this is the copy
             return
         send(sock, serial, reply)

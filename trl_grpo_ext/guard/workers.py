@@ -152,40 +152,29 @@ class WorkerPool:
 
 
 class _Batch:
-    """The jobs of one batch: those that wait, those that workers have, and the results so far."""
+    """The jobs of one batch: those that wait, the one that each worker has, and the results so far."""
 
     def __init__(self, pool: WorkerPool, jobs: Sequence[Any], allowance: float, patience: float) -> None:
         self._name, self._workers, self._processes = pool.name, pool.workers, pool._processes
         self._jobs, self._allowance, self._patience = jobs, allowance, patience
         self._waiting = deque(range(len(jobs)))
-        self._given: dict[Worker, deque[int]] = {}
+        self._given: dict[Worker, int] = {}
         self._deaths: dict[int, str] = {}
         self.done: dict[int, Done] = {}
 
     def hand_out(self) -> bool:
-        """Give every worker a job, and a second one ahead, so that none waits for this process; False at the end.
-
-        Nothing is given ahead near the end, where it could wait for a slow job while others have nothing to do.
-        """
+        """Give every free worker a job; False if none is at work."""
         while self._waiting and len(self._given) < self._workers:
-            worker = self._processes.take()
-            self._given[worker] = deque()
-            self._give(worker)
-        for worker, jobs in self._given.items():
-            if len(jobs) == 1 and len(self._waiting) > self._workers:
-                self._give(worker)
+            worker, job = self._processes.take(), self._waiting.popleft()
+            try:
+                payload = pickle_by_value(self._jobs[job])
+            except Exception as error:  # whatever an object's own pickling raises
+                raise RewardError(
+                    f"{self._name}: job {job} cannot be sent to a worker: {type(error).__name__}: {error}"
+                ) from error
+            self._given[worker] = job
+            worker.send(payload)
         return bool(self._given)
-
-    def _give(self, worker: Worker) -> None:
-        job = self._waiting.popleft()
-        try:
-            payload = pickle_by_value(self._jobs[job])
-        except Exception as error:  # whatever an object's own pickling raises
-            raise RewardError(
-                f"{self._name}: job {job} cannot be sent to a worker: {type(error).__name__}: {error}"
-            ) from error
-        worker.send(payload)
-        self._given[worker].append(job)
 
     def wait(self) -> None:
         """Sleep until a worker has sent something or may have used up its time, then settle what has ended."""
@@ -195,33 +184,34 @@ class _Batch:
         # CPU time passes no faster than the wall clock, so nothing is missed by sleeping for as long as one has left.
         rest = min(self._patience, *(self._allowance - worker.seconds for worker in self._given))
         poll.poll(min(max(rest, _SHORTEST_SLEEP), _LONGEST_SLEEP) * 1000 + 1)
-        for worker in [*self._given]:
+        for worker, job in [*self._given.items()]:
             try:
-                self._read(worker)
+                done, is_last = self._result(worker)
             except LostError as lost:
-                self._take_death(worker, str(lost))
-
-    def _read(self, worker: Worker) -> None:
-        while (answer := worker.advance()) is not None:
-            reply, seconds = answer
-            if reply.get("memory"):
-                raise LostError("out of memory")
-            if "error" in reply:
-                kind, message, lines = reply["error"]
-                done = Done("error", None, f"{kind}: {message}", seconds, lines)
+                done, is_last = self._after_death(job, str(lost), worker.seconds), True
+            if done is None and not is_last:
+                continue
+            del self._given[worker]
+            if is_last:
+                self._processes.drop(worker)
             else:
-                done = Done("done", reply["value"], "", seconds)
-            self.done[self._given[worker].popleft()] = done
-            if reply.get("last"):
-                self._drop(worker)
-                return
-            if not self._given[worker]:
-                del self._given[worker]
-                self._processes.give_back(worker, self._workers)
-                return
-        if late := self._late(worker):
-            self.done[self._given[worker].popleft()] = Done("timeout", None, late, worker.seconds)
-            self._drop(worker)
+                self._processes.give_back(worker)
+            if done is None:
+                self._waiting.append(job)
+            else:
+                self.done[job] = done
+
+    def _result(self, worker: Worker) -> tuple[Done | None, bool]:
+        """The result of a worker's job, None while there is none, and whether the worker can have no other job."""
+        if (reply := worker.advance()) is None:
+            late = self._late(worker)
+            return (Done("timeout", None, late, worker.seconds), True) if late else (None, False)
+        if reply.get("memory"):
+            raise LostError("out of memory")
+        if "error" in reply:
+            kind, message, lines = reply["error"]
+            return Done("error", None, f"{kind}: {message}", worker.seconds, lines), False
+        return Done("done", reply["value"], "", worker.seconds), bool(reply.get("last"))
 
     def _late(self, worker: Worker) -> str:
         if worker.seconds >= self._allowance:
@@ -230,21 +220,12 @@ class _Batch:
             return f"no result within {self._patience:g} s of sleep and {worker.seconds:.2g} s of CPU time"
         return ""
 
-    def _take_death(self, worker: Worker, why: str) -> None:
-        """Try a job again whose worker died, or settle it after the second death."""
-        job = self._given[worker].popleft()
-        if (first := self._deaths.pop(job, None)) is None:
+    def _after_death(self, job: int, why: str, seconds: float) -> Done | None:
+        """The result of a job whose worker died for the second time; None after the first, when it is tried again."""
+        if (first := self._deaths.setdefault(job, "")) == "":
             self._deaths[job] = why
-            self._waiting.append(job)
-        else:
-            detail = f"{first}, twice" if first == why else f"{first}; then {why}"
-            self.done[job] = Done("died", None, detail, worker.seconds)
-        self._drop(worker)
-
-    def _drop(self, worker: Worker) -> None:
-        """Kill a worker; what it was given ahead is given to others."""
-        self._waiting.extendleft(reversed(self._given.pop(worker)))
-        self._processes.drop(worker)
+            return None
+        return Done("died", None, f"{first}, twice" if first == why else f"{first}; then {why}", seconds)
 
 
 def default_workers() -> int:
