@@ -15,6 +15,7 @@ import os
 import runpy
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -96,6 +97,12 @@ def run(
     process = start(target, words, cwd=cwd, env=env)
     status = process.wait(timeout)
     return subprocess.CompletedProcess([str(target), *words], status, process.out, process.err)
+
+
+def free_port() -> int:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return int(taken.getsockname()[1])
 
 
 def _wait_for(file: Path, seconds: float) -> str:

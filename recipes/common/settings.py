@@ -17,7 +17,7 @@ from trl import GRPOConfig, ModelConfig, TrlParser
 from trl_grpo_ext import GRPOExtConfig
 from trl_grpo_ext.errors import ConfigurationError
 from trl_grpo_ext.guard.untrusted import read_settings
-from trl_grpo_ext.launch.checkpoints import checkpoint_problem, last_complete_checkpoint
+from trl_grpo_ext.launch.checkpoints import last_complete_checkpoint
 from trl_grpo_ext.launch.engine import ExpectedRun, check_launch
 from trl_grpo_ext.launch.ranges import quantised_with_vllm, vllm_without_cuda, wrong_quantisation, wrong_values
 
@@ -202,8 +202,6 @@ def _checkpoint(args: GRPOConfig, use_peft: bool) -> str | None:
     if has_adapter != use_peft:
         was = "an adapter" if has_adapter else "all weights"
         raise RecipeError(f"The checkpoint {found!r} holds {was}: {'add' if has_adapter else 'remove'} --use_peft.")
-    if problem := checkpoint_problem(found):
-        raise RecipeError(f"The checkpoint {found!r} (--resume_from_checkpoint) is incomplete: {problem}.")
     return str(found)
 
 

@@ -51,30 +51,30 @@ class StopError(Exception):
     """The parent has seen enough."""
 
 
-def before_save(base: type, step: int, act: Callable[[Any, Callable[[], None]], None]) -> type:
-    """A trainer that hands its save at one step to `act`."""
+def at_second_save(model: Path, folder: Path, act: Callable[[Any, Callable[[], None]], None]) -> None:
+    """Train until the second save, which `act` gets."""
 
-    class Trainer(base):  # type: ignore[misc]
+    class Trainer(SafeTrainer):
         def _save_checkpoint(self, model: Any, trial: Any) -> None:
             save = super()._save_checkpoint
-            if self.state.global_step == step:
-                act(self, lambda: save(model, trial))
-            else:
+            if self.state.global_step == 1:
                 save(model, trial)
+            else:
+                act(self, lambda: save(model, trial))
+                raise StopError
 
-    return Trainer
+    try:
+        make(model, folder / "output", Trainer).train()
+    except StopError:
+        return
+    raise AssertionError("there was no second save")
 
 
 def make(model: Path, output: Path, trainer_class: type = SafeTrainer, **settings: Any) -> Any:
     arguments_ = arguments(output, **{**SETTINGS, **settings})
     torch.manual_seed(0)
-    return trainer_class(
-        str(model),
-        length_reward,
-        arguments_,
-        train_dataset=prompts(4),
-        rollout_func=scripted_rollout,
-    )
+    data = {"train_dataset": prompts(4), "rollout_func": scripted_rollout}
+    return trainer_class(str(model), length_reward, arguments_, **data)
 
 
 def forked(act: Callable[[], None], errors: Path) -> int:
@@ -147,7 +147,6 @@ class Attempts:
         self.known["new"] = state_of(self.output / "checkpoint-2")
         assert not same(self.known["old"], self.known["new"])
         self.largest = max(f.stat().st_size for f in (self.output / "checkpoint-2").rglob("*") if f.is_file())
-        self.whole = self.listing()
 
     def attempt(self, first: Callable[[], None]) -> int:
         """Save in a child that begins with something, from the state before."""
@@ -194,11 +193,6 @@ class Attempts:
         }
 
 
-def uninterrupted(model: Path, folder: Path) -> dict[str, torch.Tensor]:
-    make(model, folder).train()
-    return state_of(folder / f"checkpoint-{STEPS}")
-
-
 def kills(
     model: Path,
     folder: Path,
@@ -209,7 +203,10 @@ def kills(
 ) -> list[dict[str, Any]]:
     """Kill at every operation in turn, and in the middle of files; one row for each."""
     rows: list[dict[str, Any]] = []
-    final = uninterrupted(model, folder / "straight") if resume_every else {}
+    final = {}
+    if resume_every:
+        make(model, folder / "straight").train()
+        final = state_of(folder / "straight" / f"checkpoint-{STEPS}")
     other = folder / "other"
     if replaces:
         make(model, other, max_steps=2, learning_rate=0.03).train()
@@ -227,13 +224,9 @@ def kills(
                 break
             if resume_every and (len(rows) % resume_every == 0):
                 rows[-1]["resumed"] = attempts.resumed(model)
-        raise StopError
 
-    try:
-        make(model, folder / "output", before_save(SafeTrainer, 2, act)).train()
-    except StopError:
-        return rows
-    raise AssertionError("there was no second save")
+    at_second_save(model, folder, act)
+    return rows
 
 
 def sweep_full(model: Path, folder: Path) -> Any:
@@ -257,13 +250,9 @@ def full_disk(model: Path, folder: Path) -> Any:
             error = folder / "error"
             message = error.read_text() if error.exists() else ""
             rows.append({"status": status, "message": message, "listing": attempts.listing(), **attempts.verdict()})
-        raise StopError
 
-    try:
-        make(model, folder / "output", before_save(SafeTrainer, 2, act)).train()
-    except StopError:
-        return rows
-    raise AssertionError("there was no second save")
+    at_second_save(model, folder, act)
+    return rows
 
 
 SCENARIOS = {f.__name__: f for f in (sweep_full, sweep_replaces, full_disk)}

@@ -1,27 +1,22 @@
-"""Trainings in two processes of which one is signalled or cannot write; forked off a process that has the imports.
+"""One rank of a training in which one of two is signalled or cannot write: `... stop_signal_worker MODEL FOLDER NAME`.
 
-python -m tests.launch.stop_signal_worker MODEL FOLDER        # all of `JOBS`, results in FOLDER/NAME.rank
-accelerate launch ... -m tests.launch.stop_signal_worker MODEL FOLDER NAME   # as one rank of one job
+`NAME` is one of `JOBS`; what became of it is in `FOLDER/NAME.rank`.
 """
 
 from __future__ import annotations
 
 import faulthandler
-import gc
 import json
 import os
 import resource
 import signal
-import socket
 import sys
 import time
-import traceback
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import TrainerCallback
-from transformers.utils.logging import disable_progress_bar
 
 from tests.launch.safe_checkpoint_worker import SafeTrainer, make
 from trl_grpo_ext.errors import CheckpointError
@@ -40,6 +35,7 @@ JOBS: dict[str, Job] = {
     "shared": {"nodes": 2, "save_steps": 1},
     "apart": {"nodes": 2, "save_steps": 1, "apart": True, "save_on_each_node": True},
     "apart_resumed": {"nodes": 2, "in": "apart", "apart": True, "save_on_each_node": True, "resume": True},
+    "launched": {"wait_at": 2},
 }
 """`signalled`: these ranks get a signal in the second step. `full`: from then on this rank writes no file longer than
 `limit`. `nodes`: each process believes to be the first of its own machine; `apart`: with its own disk."""
@@ -86,17 +82,14 @@ def run(model: Path, folder: Path, job: Job) -> dict[str, Any]:
     trainer = make(model, output, Trainer, **settings)
     trainer.add_callback(InSecondStep(job))
     result: dict[str, Any] = {"processes": trainer.accelerator.num_processes}
-    started = time.monotonic()
     try:
         trainer.train(resume_from_checkpoint=job.get("resume"))
     except CheckpointError as error:
         result["error"] = str(error)
     resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-    result["seconds"] = time.monotonic() - started
     result["handler_is_back"] = signal.getsignal(signal.SIGTERM) == before
     result["stopped_by"] = trainer.stopped_by_signal and trainer.stopped_by_signal.name
     result["step"] = trainer.state.global_step
-    result["best"] = trainer.state.best_model_checkpoint
     result["evaluations"] = sum("eval_reward" in log for log in trainer.state.log_history)
     result["first"] = getattr(trainer, "_initial_global_step", None)
     result["status"] = 0 if trainer.stopped_by_signal is None else exit_status(trainer.stopped_by_signal)
@@ -104,52 +97,18 @@ def run(model: Path, folder: Path, job: Job) -> dict[str, Any]:
     return result
 
 
-def as_rank(model: Path, folder: Path, name: str, job: Job) -> int:
-    """One rank of one job, to its end."""
-    place = folder / job.get("in", name)
+def main() -> None:
+    model, folder, name = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
+    faulthandler.dump_traceback_later(60, exit=True)  # a rank that hangs says where
+    place = folder / JOBS[name].get("in", name)
     place.mkdir(exist_ok=True)
-    result = run(model, place, job)
+    result = run(model, place, JOBS[name])
     (folder / f"{name}.{os.environ['RANK']}").write_text(json.dumps(result))
     torch.distributed.destroy_process_group()
     time.sleep(0.2)  # as `leave` of the recipes does: gloo's threads may still hold tensors
-    return int(result["status"])
-
-
-def launch(model: Path, folder: Path, name: str, job: Job) -> None:
-    """Fork the two ranks and wait."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    children = []
-    for rank in range(2):
-        child = os.fork()
-        if child == 0:
-            status = 1
-            faulthandler.dump_traceback_later(60, exit=True)  # a rank that hangs says where
-            local = {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"} if "nodes" in job else {"LOCAL_RANK": str(rank)}
-            os.environ.update({"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", **local})
-            os.environ["MASTER_PORT"] = str(port)
-            try:
-                status = as_rank(model, folder, name, job)
-            except BaseException:
-                traceback.print_exc()
-            finally:
-                os._exit(status)
-        children.append(child)
-    statuses = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
-    (folder / f"{name}.statuses").write_text(json.dumps(statuses))
-
-
-def main() -> None:
-    model, folder = Path(sys.argv[1]), Path(sys.argv[2])
-    if len(sys.argv) > 3:
-        sys.exit(as_rank(model, folder, sys.argv[3], {"wait_at": 2, "save_steps": 100}))
-    for name, job in JOBS.items():
-        launch(model, folder, name, job)
+    sys.exit(result["status"])
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    disable_progress_bar()
-    gc.freeze()
     main()

@@ -16,6 +16,7 @@ import torch
 
 from tests import forking
 from tests.launch.safe_checkpoint_worker import make
+from tests.launch.stop_signal_worker import JOBS
 from trl_grpo_ext.errors import ConfigurationError
 from trl_grpo_ext.launch.checkpoints import stop_signal
 from trl_grpo_ext.launch.checkpoints.stop_signal import SaveOnSignal, exit_status
@@ -23,13 +24,23 @@ from trl_grpo_ext.launch.checkpoints.stop_signal import SaveOnSignal, exit_statu
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 NOTHING: Any = None
+WORKER = "tests.launch.stop_signal_worker"
 
 
 @pytest.fixture(scope="module")
 def jobs(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of all jobs, each of two processes; `NAME.statuses` has how they ended."""
     folder = tmp_path_factory.mktemp("stop_signal")
-    done = forking.run("tests.launch.stop_signal_worker", [str(tiny_model), str(folder)], cwd=ROOT, env=ENVIRONMENT)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
+    for name, job in JOBS.items():
+        if name == "launched":
+            continue
+        common = {**ENVIRONMENT, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(forking.free_port())}
+        ranks = []
+        for rank in "01":
+            here = {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"} if "nodes" in job else {"LOCAL_RANK": rank}
+            words = [str(tiny_model), str(folder), name]
+            ranks.append(forking.start(WORKER, words, cwd=ROOT, env={**common, "RANK": rank, **here}))
+        (folder / f"{name}.statuses").write_text(json.dumps([rank.wait(120) for rank in ranks]))
     return folder
 
 
@@ -114,7 +125,7 @@ def test_machines_agree_on_what_to_go_on_from(jobs: Path) -> None:
 def test_sigterm_to_the_launcher_saves_and_ends(tiny_model: Path, tmp_path: Path) -> None:
     config = ROOT / "recipes" / "accelerate" / "cpu_2_processes.yaml"
     command = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(config)]
-    command += ["-m", "tests.launch.stop_signal_worker", str(tiny_model), str(tmp_path), "launched"]
+    command += ["-m", WORKER, str(tiny_model), str(tmp_path), "launched"]
     with (tmp_path / "log").open("w") as log:
         process = subprocess.Popen(command, cwd=ROOT, env=ENVIRONMENT, stdout=log, stderr=log)
         output = tmp_path / "launched" / "output"

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from tests.recipes.config_objects import LAUNCH_FILES, RUN_FILES, header, launches, option
-from trl_grpo_ext.launch.doctor.examine import Request, examine
+from trl_grpo_ext.launch.doctor.examine import examine
 
 COMMANDS = [(path, number) for path in [*LAUNCH_FILES, *RUN_FILES] for number in range(len(launches(path)))]
 
@@ -29,15 +29,13 @@ def test_the_doctor_finds_no_error_in_a_shipped_command_line(path: Path, command
         after = after[:place] + after[place + 2 :]
     gigabytes = re.search(r"Hardware:.*?(\d+) GB", " ".join(header(path)))
     found = examine(
-        Request(
-            config_file=option(front, "--config_file"),
-            configs=() if config is None else (config,),
-            overrides=tuple(after),
-            script=words[script],
-            gpu_memory=float(gigabytes[1]) if gigabytes else 80,
-            num_processes=int(option(front, "--num_processes") or 0) or None,
-            rdzv_backend=option(front, "--rdzv_backend"),
-        )
+        config_file=option(front, "--config_file"),
+        configs=() if config is None else (config,),
+        overrides=tuple(after),
+        script=words[script],
+        gpu_memory=float(gigabytes[1]) if gigabytes else 80,
+        num_processes=int(option(front, "--num_processes") or 0) or None,
+        rdzv_backend=option(front, "--rdzv_backend"),
     )
     assert [problem for problem in found.problems if problem.severity == "error"] == []
 

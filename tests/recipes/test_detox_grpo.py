@@ -1,13 +1,9 @@
-"""`recipes/detox_grpo.py` as a person starts it: real processes, real files, what they print and leave behind.
-
-Launches of one process are forked off one that has done the imports of the script, at the first test that asks for one.
-"""
+"""`recipes/detox_grpo.py` as a person starts it: real processes, real files, what they print and leave behind."""
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +13,7 @@ import yaml
 from safetensors.torch import load_file
 
 from tests.contexts import Ranks, cut, make_rollout, padded
-from tests.recipes.launching import RECIPES, Finished, forked
+from tests.recipes.launching import RECIPES, forked, options, trained
 
 SCRIPT = RECIPES / "detox_grpo.py"
 DETOX = RECIPES / "embedded" / "detox"
@@ -34,7 +30,7 @@ HORIZON = 400
 STEPS = 4  # optimizer steps per rollout: two passes over two batches
 
 
-def words(folder: Path, *arguments: str, **sizes: Any) -> list[str]:
+def words(*arguments: str, **sizes: Any) -> list[str]:
     """A command line of the script; small, unless `sizes` says otherwise."""
     small: dict[str, Any] = {
         "max_steps": STEPS,
@@ -44,74 +40,11 @@ def words(folder: Path, *arguments: str, **sizes: Any) -> list[str]:
         "train_prompts": 64,
         "eval_prompts": 16,
     }
-    settings = [word for name, value in {**small, **sizes}.items() for word in (f"--{name}", str(value))]
-    return [str(SCRIPT), "--embedded", "--output_dir", str(folder / "output"), *settings, *arguments]
+    return ["--embedded", *options(**{**small, **sizes}), *arguments]
 
 
 def hooks(**kl: Any) -> list[str]:
     return ["--advantage_hooks", "{name: normalised, std_floor: 0.1}", json.dumps({"name": "kl_in_reward", **kl})]
-
-
-PROMPTS = "".join(json.dumps({"prompt": f"Tom asks the baker about the turnip. {n}"}) + "\n" for n in range(20))
-LAUNCHES: dict[str, Callable[[Path], list[str]]] = {
-    "default": lambda folder: [
-        *[str(SCRIPT), "--output_dir", str(folder / "output"), "--max_steps", "64", "--eval_prompts", "256"]
-    ],
-    "high target": lambda folder: words(
-        folder,
-        *hooks(coefficient=0.1, target=100.0, horizon=200),
-        max_steps=3 * STEPS,
-        save_steps=2 * STEPS,
-        save_total_limit=2,
-    ),
-    "resumed": lambda folder: [
-        *LAUNCHES["high target"](folder),
-        *["--resume_from_checkpoint", "{high target}/output/checkpoint-8"],
-    ],
-    "adapter": lambda folder: words(folder, "--use_peft", "--lora_target_modules", "all-linear"),
-}
-FAILURES: dict[str, tuple[list[str], tuple[str, ...]]] = {
-    "no target": (hooks(target=0), ("kl_in_reward: target must be a positive number", "got 0")),
-    "no such label": (
-        ["--rewards", f"{{name: classifier, model: {CLASSIFIER}, label: toxic}}"],
-        ("no label 'toxic'", "0: 'polite', 1: 'rude'"),
-    ),
-    "other vocabulary": (hooks(reference=str(RECIPES / "embedded" / "model")), ("a different vocabulary",)),
-    "not a prompt": (["--dataset_path", "bad.jsonl"], ("bad.jsonl, line 2", "'prompt'")),
-}
-DAILY = ("no target", "no such label", "not a prompt")
-FILES = {
-    "prompts.jsonl": PROMPTS,
-    "bad.jsonl": '{"prompt": "Tom"}\n{"text": "Tom"}\n',
-}
-
-
-@pytest.fixture(scope="module")
-def finished(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Finished]:
-    """Every launch of one process that the selected tests ask for."""
-    items = [item for item in request.session.items if getattr(item, "module", None) is request.module]
-    asked = {item.callspec.params.get("run") for item in items if hasattr(item, "callspec")}
-    asked |= {"high target"} if "resumed" in asked else set()
-    folders = {name: tmp_path_factory.mktemp("detox") for name in [*LAUNCHES, *FAILURES] if name in asked}
-    lines = []
-    for name, folder in folders.items():
-        for file, text in FILES.items():
-            (folder / file).write_text(text)
-        command = LAUNCHES[name](folder) if name in LAUNCHES else words(folder, *FAILURES[name][0])
-        lines.append(([word.replace("{high target}", str(folders.get("high target"))) for word in command], folder))
-    return dict(zip(folders, forked(SCRIPT, lines), strict=True))
-
-
-@pytest.fixture
-def run(request: pytest.FixtureRequest, finished: dict[str, Finished]) -> Finished:
-    one = finished[request.param]
-    if request.param in LAUNCHES:
-        assert one.status == 0, one.err[-3000:]
-    return one
-
-
-def of(*names: str) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("run", names, indirect=True)
 
 
 def check_coefficients(
@@ -131,8 +64,8 @@ def check_coefficients(
 
 
 @pytest.mark.nightly
-@of("default")
-def test_the_default_becomes_polite_and_the_grammar_agrees(run: Finished) -> None:
+def test_the_default_becomes_polite_and_the_grammar_agrees(tmp_path: Path) -> None:
+    run = trained(SCRIPT, tmp_path, *options(max_steps=64, eval_prompts=256))
     assert run.out.splitlines()[0] == "The embedded tiny model on generated scenes (no CUDA device is here)"
     before, after = run.metrics["before"], run.metrics["after"]
     assert 0.45 < before["rude"] < 0.70
@@ -154,25 +87,25 @@ def test_the_default_becomes_polite_and_the_grammar_agrees(run: Finished) -> Non
 
 
 @pytest.mark.nightly
-@of("high target")
-def test_below_the_target_a_nat_becomes_cheaper(run: Finished) -> None:
-    coefficients = check_coefficients(run.training, 0.1, 100.0, 32, 200)
+def test_below_the_target_a_nat_becomes_cheaper_also_in_a_resumed_run(tmp_path: Path) -> None:
+    kl = hooks(coefficient=0.1, target=100.0, horizon=200)
+    command = words(*kl, max_steps=3 * STEPS, save_steps=2 * STEPS, save_total_limit=2)
+    (tmp_path / "resumed").mkdir()
+    whole = trained(SCRIPT, tmp_path, *command)
+    coefficients = check_coefficients(whole.training, 0.1, 100.0, 32, 200)
     assert coefficients == pytest.approx([0.1 * (1 - 0.2 * 32 / 200) ** n for n in (1, 2, 3)])
-
-
-@pytest.mark.nightly
-@of("resumed")
-def test_a_resumed_run_keeps_coefficient_and_first_evaluation(run: Finished, finished: dict[str, Finished]) -> None:
-    whole = finished["high target"]
+    from_first = ("--resume_from_checkpoint", str(whole.output / "checkpoint-8"))
+    run = trained(SCRIPT, tmp_path / "resumed", *command, *from_first)
     assert run.metrics["before"] == whole.metrics["before"]
-    for line, other in zip(run.training, whole.training, strict=True):
-        for key in ("reward", "kl_per_completion", "kl_coefficient", "loss"):
-            assert line[key] == other[key], (line["step"], key)
+    keys = ("reward", "kl_per_completion", "kl_coefficient", "loss")
+    assert [[line[key] for key in keys] for line in run.training] == [
+        [line[key] for key in keys] for line in whole.training
+    ]
 
 
 @pytest.mark.nightly
-@of("adapter")
-def test_with_an_adapter_the_reference_is_the_model_without_it(run: Finished) -> None:
+def test_with_an_adapter_the_reference_is_the_model_without_it(tmp_path: Path) -> None:
+    run = trained(SCRIPT, tmp_path, *words("--use_peft", "--lora_target_modules", "all-linear"))
     normalised, kl, meter = run.args.advantage_hooks
     assert kl["reference"] == meter["reference"] == "reference"
     assert normalised["std_floor"] == 0.1
@@ -185,17 +118,22 @@ def test_with_an_adapter_the_reference_is_the_model_without_it(run: Finished) ->
 # --------------------------------------------------------------------------------------------------------- what fails
 
 
-@pytest.mark.parametrize(
-    "run", [pytest.param(name, marks=[pytest.mark.nightly] * (name not in DAILY)) for name in FAILURES], indirect=True
-)
-def test_a_mistake_is_told_in_one_sentence(run: Finished, request: pytest.FixtureRequest) -> None:
-    _, says = FAILURES[request.node.callspec.params["run"]]
-    assert run.status == 2, run.err[-2000:]
-    assert len(run.errors) == 1, run.err
-    for text in says:
-        assert text in run.errors[0]
-    assert "Traceback" not in run.err
-    assert not list(run.output.rglob("*.safetensors"))
+FAILURES = {
+    "no target": (hooks(target=0), ("kl_in_reward: target must be a positive number", "got 0")),
+    "no such label": (
+        ["--rewards", f"{{name: classifier, model: {CLASSIFIER}, label: toxic}}"],
+        ("no label 'toxic'", "0: 'polite', 1: 'rude'"),
+    ),
+    "other vocabulary": (hooks(reference=str(RECIPES / "embedded" / "model")), ("a different vocabulary",)),
+    "not a prompt": (["--dataset_path", "bad.jsonl"], ("bad.jsonl, line 2", "'prompt'")),
+}
+
+
+@pytest.mark.parametrize("name", FAILURES)
+def test_a_mistake_is_told_in_one_sentence(name: str, tmp_path: Path) -> None:
+    (tmp_path / "bad.jsonl").write_text('{"prompt": "Tom"}\n{"text": "Tom"}\n')
+    more, says = FAILURES[name]
+    forked(SCRIPT, tmp_path, *words(*more)).assert_refused(*says)
 
 
 # --------------------------------------------------------------------------------------------------------------- parts

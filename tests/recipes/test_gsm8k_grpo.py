@@ -1,162 +1,85 @@
-"""`recipes/gsm8k_grpo.py` as a person starts it: real processes, real files, and what they print and leave behind.
-
-Every launch is listed in `launches`. Those that the selected tests need are started at the first use; a test names its
-launch by parametrising the fixture `run`. Most of the time of a launch would be for importing PyTorch: nearly all are
-forked off one process that has made the imports of the script.
-"""
+"""`recipes/gsm8k_grpo.py` as a person starts it: real processes, real files, and what they print and leave behind."""
 
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+import os
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import ModelConfig
 
-from tests.recipes.launches import FAILURES, LAUNCHES
-from tests.recipes.launching import GSM8K, HAS_GSM8K, MODEL, RECIPES, Finished, start, start_forked
+from tests.recipes.launching import MODEL, RECIPES, SMALL, Finished, forked, launched, options, trained
 from tests.support import arguments
 from trl_grpo_ext.rewards.gsm8k_accuracy import gsm8k_accuracy
 
 pytestmark = pytest.mark.slow
 
-WEIGHTS = ("model.safetensors", "adapter_model.safetensors")
-DAILY = (
-    *("unknown key", "answer without reference", "not JSON", "unknown reward", "too few problems"),
-    *("model neither here nor cached", "nothing to resume", "an adapter as the model", "made for another engine"),
-)
-"""Mistakes of each part that reads or checks; the others are tried at night."""
-
-
-@pytest.fixture(scope="module")
-def launches(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Callable[[str], Finished]]:
-    items = [item for item in request.session.items if getattr(item, "module", None) is request.module]
-    asked = {item.callspec.params.get("run") for item in items if hasattr(item, "callspec")}
-    asked |= {"default"} if any(str(name).startswith("resumed") for name in asked) else set()
-    asked -= set() if HAS_GSM8K else {"gsm8k"}
-    selected = {name: launch for name, launch in {**LAUNCHES, **FAILURES}.items() if name in asked}
-    folders = {name: tmp_path_factory.mktemp(re.sub(r"\W+", "_", name)) for name in selected}
-    futures: dict[str, Future[Finished]] = {}
-    together: list[Future[dict[str, Finished]]] = []
-
-    def finished(name: str) -> Finished:
-        return together[0].result()[name] if selected[name].forked else futures[name].result()
-
-    with ThreadPoolExecutor(2) as pool:
-        forked = {name: launch for name, launch in selected.items() if launch.forked}
-        for name, launch in selected.items():  # "default" is first: others wait for it
-            if not launch.forked:
-                futures[name] = pool.submit(start, launch, folders[name], finished)
-            if forked and not together:
-                together.append(pool.submit(start_forked, forked, {name: folders[name] for name in forked}, finished))
-        yield finished
-        for future in futures.values():
-            future.cancel()
-
-
-@pytest.fixture
-def run(request: pytest.FixtureRequest, launches: Callable[[str], Finished]) -> Finished:
-    finished = launches(request.param)
-    if request.param in LAUNCHES:
-        assert finished.status == 0, finished.err[-3000:]
-    return finished
-
-
-def of(*names: str) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("run", names, indirect=True)
+SCRIPT = RECIPES / "gsm8k_grpo.py"
+GSM8K = os.environ.get("TRL_GRPO_EXT_GSM8K", "nowhere")
+FOUR_STEPS = options(**{**SMALL, "max_steps": 4, "save_steps": 2})
 
 
 # ------------------------------------------------------------------------------------------------------- what succeeds
 
 
-@of("default")
-def test_the_default_is_named_trained_saved_and_recorded(run: Finished) -> None:
-    assert run.out.splitlines()[0] == "The embedded tiny model on generated word problems (no CUDA device is here)"
-    assert "16 held-out problems, 4 sample(s) each" in run.out
-    metrics = run.metrics
-    row = next(line for line in run.out.splitlines() if "gsm8k_accuracy" in line and "│" in line)
+@pytest.fixture(scope="module")
+def default(tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    done = launched(RECIPES / "accelerate/one_process.yaml", SCRIPT, tmp_path_factory.mktemp("default"), *FOUR_STEPS)
+    assert done.status == 0, done.err[-3000:]
+    return done
+
+
+def test_the_default_is_named_trained_saved_and_recorded(default: Finished) -> None:
+    assert default.out.splitlines()[0] == "The embedded tiny model on generated word problems (no CUDA device is here)"
+    assert "16 held-out problems, 4 sample(s) each" in default.out
+    metrics = default.metrics
+    row = next(line for line in default.out.splitlines() if "gsm8k_accuracy" in line and "│" in line)
     before, after = (metrics[when]["gsm8k_accuracy"] for when in ("before", "after"))
     assert [float(cell) for cell in row.split("│")[2:5]] == pytest.approx([before, after, after - before], abs=6e-4)
-    noise = [line for line in run.err.splitlines() if not line.startswith("trl-grpo-ext: reward gsm8k_accuracy")]
+    noise = [line for line in default.err.splitlines() if not line.startswith("trl-grpo-ext: reward gsm8k_accuracy")]
     assert [line for line in noise if "mtime may not be reliable" not in line] == []
     assert (metrics["run"]["processes"], metrics["run"]["backend"]) == (1, None)
-    assert [line["step"] for line in run.training] == [1, 2, 3, 4]
-    for line in run.training:
+    assert [line["step"] for line in default.training] == [1, 2, 3, 4]
+    for line in default.training:
         assert line["reward"] == pytest.approx(line["rewards/gsm8k_accuracy/mean"])
-    saved = AutoModelForCausalLM.from_pretrained(run.output, local_files_only=True).state_dict()
+    saved = AutoModelForCausalLM.from_pretrained(default.output, local_files_only=True).state_dict()
     base = AutoModelForCausalLM.from_pretrained(MODEL, local_files_only=True).state_dict()
     assert saved.keys() == base.keys()
     assert any(not torch.equal(saved[name], base[name]) for name in base)
-    assert (run.output / "reward_curve.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    assert (default.output / "reward_curve.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
 
 
 @pytest.mark.nightly
-@of("overridden")
-def test_the_command_line_beats_yaml(run: Finished) -> None:
-    args = run.args
-    assert args.rewards == ["gsm8k_accuracy", {"name": "think_format", "weight": 0.2}]
-    assert args.advantage_hooks == [{"name": "entropy_shaping", "alpha": 0.3, "kappa": 3}]
-    assert args.loss_aggregation == "seq_mean_token_mean"
-    assert (args.learning_rate, args.max_steps) == (3e-4, 1)  # what the command line leaves alone is the YAML's
-    (line,) = run.training
-    assert {key for key in line if key.startswith("rewards/") and key.endswith("/mean")} == {
-        "rewards/gsm8k_accuracy/mean",
-        "rewards/think_format/mean",
-    }
-    total = line["rewards/gsm8k_accuracy/mean"] + 0.2 * line["rewards/think_format/mean"]
-    assert line["reward"] == pytest.approx(total, abs=1e-6)
-
-
-UNTIMED = ("reward", "reward_std", "loss", "grad_norm", "entropy", "completions/mean_length", "num_tokens")
-
-
-@pytest.mark.nightly
-@of("resumed")
-def test_a_resumed_run_goes_on_as_if_it_had_not_stopped(run: Finished, launches: Callable[[str], Finished]) -> None:
-    whole = launches("default")
-    state = json.loads((run.output / "trainer_state.json").read_text())
-    assert state["global_step"] == 4
-    assert [line["step"] for line in run.training] == [1, 2, 3, 4]
-    for line, other in zip(run.training, whole.training, strict=True):
-        for key in UNTIMED:
-            assert line[key] == other[key], (line["step"], key)
-    ours, theirs = (load_file(finished.output / "model.safetensors") for finished in (run, whole))
+def test_a_resumed_run_goes_on_as_if_it_had_not_stopped(default: Finished, tmp_path: Path) -> None:
+    shutil.copytree(default.output / "checkpoint-2", tmp_path / "output" / "checkpoint-2")
+    run = trained(SCRIPT, tmp_path, *FOUR_STEPS, "--resume_from_checkpoint", "true")
+    untimed = ("step", "reward", "loss", "grad_norm", "entropy", "completions/mean_length", "num_tokens")
+    assert [[line[key] for key in untimed] for line in run.training] == [
+        [line[key] for key in untimed] for line in default.training
+    ]
+    ours, theirs = (load_file(finished.output / "model.safetensors") for finished in (run, default))
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
-    assert " 3/4 " in run.out
-    assert " 2/4 " not in run.out
-
-
-def check_adapter(run: Finished, modules: set[str]) -> None:
-    assert not (run.output / "model.safetensors").exists()
-    adapter = load_file(run.output / "adapter_model.safetensors")
-    assert {name.split(".")[-3] for name in adapter} == modules
-    assert all("lora_A" in name or "lora_B" in name for name in adapter)
-    b = {name: tensor for name, tensor in adapter.items() if "lora_B" in name}
-    assert all(tensor.abs().max() > 0 for tensor in b.values()), "lora_B starts at zero"
-    # The base is frozen: what the optimizer knew are the adapter's tensors, no other.
-    optimizer = torch.load(run.output / "checkpoint-1" / "optimizer.pt", weights_only=True)
-    assert len(optimizer["state"]) == len(adapter)
-    model = AutoModelForCausalLM.from_pretrained(run.output, local_files_only=True)  # the base with the adapter
-    base = AutoModelForCausalLM.from_pretrained(MODEL, local_files_only=True)
-    ids = torch.arange(10, 20)[None]
-    with torch.no_grad():
-        assert not torch.equal(model(ids).logits, base(ids).logits)
-        model.disable_adapters()
-        torch.testing.assert_close(model(ids).logits, base(ids).logits)
 
 
 @pytest.mark.nightly
-@of("chat")
-def test_a_chat_model_gets_conversations_and_accuracy_is_measured_where_it_is_not_trained_on(run: Finished) -> None:
+def test_a_chat_model_gets_conversations_and_accuracy_is_measured_where_it_is_not_trained_on(tmp_path: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(MODEL)
+    tokenizer.chat_template = (
+        "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
+        "{% if add_generation_prompt %}assistant:{% endif %}"
+    )
+    shutil.copytree(MODEL, tmp_path / "chat")
+    tokenizer.save_pretrained(tmp_path / "chat")
+    words = options(model_name_or_path="{folder}/chat", rewards="tag_format", reward_weights=2.0, max_steps=1)
+    words += ["--system_prompt", "Do sums.", "--embedded", "--log_completions"]
+    run = trained(SCRIPT, tmp_path, *options(**SMALL), *words)
     assert run.args.rewards == ["tag_format", "gsm8k_accuracy"]
     assert run.args.reward_weights == [2.0, 0.0]
     (line,) = run.training
@@ -168,23 +91,30 @@ def test_a_chat_model_gets_conversations_and_accuracy_is_measured_where_it_is_no
 
 
 @pytest.mark.nightly
-@of("qlora")
-def test_4_bit_trains_and_saves_an_adapter(run: Finished) -> None:
-    check_adapter(run, {"q_proj"})
+def test_4_bit_trains_and_saves_an_adapter(tmp_path: Path) -> None:
+    words = options(lora_target_modules="q_proj", dtype="bfloat16", learning_rate=0.01, max_steps=1)
+    run = trained(SCRIPT, tmp_path, *options(**SMALL), *words, "--use_peft", "--load_in_4bit")
+    # PyTorch warns where the gradient stops at an operator without a backward pass.
+    assert [line for line in run.err.splitlines() if not line.startswith("trl-grpo-ext: ")] == []
+    assert not (run.output / "model.safetensors").exists()
     adapter = load_file(run.output / "adapter_model.safetensors")
+    assert {name.split(".")[-3] for name in adapter} == {"q_proj"}
     assert {tensor.dtype for tensor in adapter.values()} == {torch.float32}  # TRL casts to bfloat16
-    assert run.err == ""  # PyTorch warns where the gradient stops at an operator without a backward pass
-    assert run.args.model_init_kwargs["dtype"] == "bfloat16"
+    assert all(tensor.abs().max() > 0 for name, tensor in adapter.items() if "lora_B" in name), "it starts at zero"
+    # The base is frozen: what the optimizer knew are the adapter's tensors, no other.
+    optimizer = torch.load(run.output / "checkpoint-1" / "optimizer.pt", weights_only=True)
+    assert len(optimizer["state"]) == len(adapter)
 
 
 @pytest.mark.skipif(
-    not HAS_GSM8K,
+    not Path(GSM8K, "train.jsonl").is_file(),
     reason="TRL_GRPO_EXT_GSM8K does not name a folder with GSM8K's train.jsonl",
 )
-@of("gsm8k")
 @pytest.mark.nightly
-def test_on_the_real_gsm8k_prompts_references_and_rewards_are_the_real_ones(run: Finished) -> None:
-    rows = [json.loads(line) for line in Path(str(GSM8K), "train.jsonl").read_text(encoding="utf-8").splitlines()]
+def test_on_the_real_gsm8k_prompts_references_and_rewards_are_the_real_ones(tmp_path: Path) -> None:
+    words = options(dataset_path=f"{GSM8K}/train.jsonl", num_generations_eval=1)
+    run = trained(SCRIPT, tmp_path, *options(**SMALL), *words, "--log_completions")
+    rows = [json.loads(line) for line in Path(GSM8K, "train.jsonl").read_text(encoding="utf-8").splitlines()]
     answers = {f"Question: {row['question']}\nAnswer:": row["answer"] for row in rows}
     assert "7457 training problems, 16 held out; 1 process(es)" in run.out
     logged = run.completions()
@@ -200,26 +130,78 @@ def test_on_the_real_gsm8k_prompts_references_and_rewards_are_the_real_ones(run:
 
 # --------------------------------------------------------------------------------------------------------- what fails
 
+GOOD = '{"question": "Ana has 2 pens and buys 3. How many?", "answer": "2+3 = 5\\n#### 5"}\n'
+FILES = {
+    "typo.yaml": "lerning_rate: 1",
+    "no_reference.jsonl": GOOD + '\n{"question": "?", "answer": "no idea"}\n',
+    "no_json.jsonl": GOOD + "question,answer\n",
+    "checkpoint-1/trainer_state.json": "{}",
+}
+NIGHTLY = pytest.mark.nightly
+FAILURES = {
+    "unknown key": ("--config {folder}/typo.yaml", ("'lerning_rate'", "Did you mean 'learning_rate'")),
+    "answer without reference": (
+        "--dataset_path {folder}/no_reference.jsonl",
+        ("no_reference.jsonl, line 3", "no number", "'no idea'", "#### 18"),
+    ),
+    "not JSON": (
+        "--dataset_path {folder}/no_json.jsonl",
+        ("no_json.jsonl, line 2", "not JSON", "'question,answer'"),
+    ),
+    "unknown reward": ("--rewards gsm8k_acuracy", ("'gsm8k_acuracy'", "Did you mean 'gsm8k_accuracy'")),
+    "evaluation batch not divisible": (
+        "--per_device_eval_batch_size 10",
+        ("batch of 10", "groups of 4", "per_device_eval_batch_size"),
+    ),
+    "too few problems": ("--train_problems 3", ("3 training problem(s)", "takes 4", "batch_size")),
+    "LoRA of no module": ("--use_peft --lora_target_modules nope", ("nope", "not found")),
+    "model neither here nor cached": (
+        "--model_name_or_path Qwen/Qwen2.5-0.5B-Instruct",
+        ("'Qwen/Qwen2.5-0.5B-Instruct'", "cannot be downloaded", "--embedded"),
+    ),
+    "nothing to resume": ("--resume_from_checkpoint true", ("no complete checkpoint", "output'", "remove --resume")),
+    "checkpoint of the other kind": (
+        "--resume_from_checkpoint {folder}/checkpoint-1 --use_peft",
+        ("checkpoint-1'", "all weights", "remove --use_peft"),
+    ),
+    "made for another engine": (
+        "--engine zero3",
+        ("made for engine zero3", "the launch is one_process", "--config_file"),
+    ),
+}
+AT_NIGHT = ("evaluation batch not divisible", "LoRA of no module", "checkpoint of the other kind")
 
-@pytest.mark.parametrize(
-    "run",
-    [pytest.param(name, marks=[pytest.mark.nightly] * (name not in DAILY)) for name in FAILURES],
-    indirect=True,
-)
-def test_a_mistake_is_told_in_one_sentence(run: Finished, request: pytest.FixtureRequest) -> None:
-    launch = FAILURES[request.node.callspec.params["run"]]
-    assert len(run.errors) == 1, run.err
-    for words in launch.says:
-        assert words in run.errors[0]
-    if launch.launcher is None:
-        assert run.status == 2
-        assert run.err.splitlines() == run.errors
-    else:  # the launcher has its own say, after ours
-        assert run.status == 1
-        assert "Traceback" not in run.err[: run.err.index(run.errors[0])]
-    assert len(run.out.splitlines()) <= 1
-    assert " on " in (run.out or " on ")
-    assert not any(file.name in WEIGHTS for file in run.output.rglob("*"))
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[NIGHTLY] * (n in AT_NIGHT)) for n in FAILURES])
+def test_a_mistake_is_told_in_one_sentence(name: str, tmp_path: Path) -> None:
+    words, says = FAILURES[name]
+    for file, text in FILES.items():
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        (tmp_path / file).write_text(text)
+    forked(SCRIPT, tmp_path, *options(**SMALL), *words.split()).assert_refused(*says)
+
+
+def test_an_adapter_is_no_model_to_start_from(tmp_path: Path) -> None:
+    # transformers would load its base model below it, all of it frozen: nothing would be trained.
+    model = AutoModelForCausalLM.from_pretrained(MODEL)
+    get_peft_model(model, LoraConfig(r=2, target_modules=["q_proj"])).save_pretrained(tmp_path / "adapter")
+    AutoTokenizer.from_pretrained(MODEL).save_pretrained(tmp_path / "adapter")
+    done = forked(SCRIPT, tmp_path, *options(**SMALL), "--embedded", "--model_name_or_path", "{folder}/adapter")
+    done.assert_refused("holds an adapter, not a model", "name its base model", "--resume_from_checkpoint")
+
+
+@pytest.mark.nightly
+def test_two_processes_that_never_meet_are_refused_before_the_launcher_has_its_say(tmp_path: Path) -> None:
+    shipped = (RECIPES / "accelerate" / "cpu_2_processes.yaml").read_text()
+    (tmp_path / "a.yaml").write_text(shipped.replace("use_cpu: false", "use_cpu: true"))
+    done = launched(tmp_path / "a.yaml", SCRIPT, tmp_path, *options(**SMALL, use_cpu=False))
+    assert done.status == 1
+    (said,) = [line for line in done.err.splitlines() if line.startswith("error")]
+    assert all(words in said for words in ("started 2 processes", "run alone", "--use_cpu"))
+    assert "Traceback" not in done.err[: done.err.index(said)]
+
+
+# --------------------------------------------------------------------------------------------------------------- parts
 
 
 def test_a_history_without_a_first_evaluation_leaves_a_gap_and_no_error(

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.recipes.launching import MODEL, RECIPES, forked
+from tests.recipes.launching import MODEL, RECIPES, trained
 from trl_grpo_ext.records.manifest import FILE
 from trl_grpo_ext.rewards.json_schema import JSONSchema
 
@@ -96,9 +96,7 @@ def test_one_step_of_the_real_model_and_its_report(smollm2: str, tmp_path: Path)
     words = "--max_steps 1 --per_device_train_batch_size 8 --num_generations 4 --per_device_eval_batch_size 4"
     words += " --eval_problems 4 --train_problems 8 --max_completion_length 16 --save_steps 1 --reward spans"
     words += f" --model_name_or_path {smollm2}"
-    (done,) = forked(SCRIPT, [([str(SCRIPT), "--output_dir", str(tmp_path / "output"), *words.split()], tmp_path)])
-    assert done.status == 0, done.err
-    metrics = json.loads((tmp_path / "output" / "metrics.json").read_text())
+    metrics = trained(SCRIPT, tmp_path, *words.split()).metrics
     for which in ("before", "after"):
         assert {"field_1", "field_4", "fields_right", "json_schema"} <= metrics[which].keys()
     assert "span_credit" in (tmp_path / "output" / FILE).read_text()

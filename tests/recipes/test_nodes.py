@@ -11,7 +11,6 @@ import json
 import os
 import shlex
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -22,8 +21,9 @@ import pytest
 import yaml
 from accelerate.commands.launch import launch_command_parser
 
+from tests import forking
 from tests.recipes.config_objects import ROOT, commands
-from tests.recipes.launching import RECIPES, SMALL, environment
+from tests.recipes.launching import RECIPES, SMALL, environment, options
 
 SBATCH = RECIPES / "slurm" / "gsm8k_nodes.sbatch"
 NODES = RECIPES / "accelerate" / "nodes_zero3.yaml"
@@ -32,11 +32,6 @@ SRUN = """#!/bin/bash
 # Stands in for Slurm's: the command once on each of two "nodes"; SIGUSR2 here is SIGTERM to them, as from scancel.
 echo "$@" >> "$CALLS/srun.calls"
 echo "$$" > "$CALLS/srun_pid"
-if [[ ${ONLY_SIGNALLED:-} ]]; then
-    trap 'touch "$CALLS/signalled"; exit 143' USR2
-    touch "$CALLS/running"
-    while :; do sleep 0.05; done
-fi
 [[ ${ONLY_RECORDED:-} ]] && exit "$ONLY_RECORDED"
 while [[ $1 == --* ]]; do shift; done
 export SLURM_STEP_NUM_NODES=2
@@ -87,21 +82,8 @@ def small_nodes(folder: Path) -> Path:
 
 def words(**changes: Any) -> list[str]:
     """What the recipe is told: the embedded model in seconds, and a reward that meets the other rank."""
-    sizes = {**SMALL, "train_problems": 512, **changes}
-    found = ["--embedded", "--use_cpu", "--engine", "zero3"]
-    found += ["--rewards", "gsm8k_accuracy", "{name: 'tests.recipes.spy:spy', weight: 0}"]
-    return found + [word for name, value in sizes.items() for word in (f"--{name}", str(value))]
-
-
-def variables(folder: Path) -> dict[str, str]:
-    bin_of_tests = str(Path(sys.executable).parent)
-    return environment(
-        folder,
-        SPY=str(folder),
-        PYTHONPATH=str(ROOT),
-        DS_ACCELERATOR="cpu",
-        PATH=f"{folder}{os.pathsep}{bin_of_tests}{os.pathsep}{os.environ['PATH']}",
-    )
+    found = ["--embedded", "--use_cpu", "--engine", "zero3", *options(**{**SMALL, "train_problems": 512, **changes})]
+    return [*found, "--rewards", "gsm8k_accuracy", "{name: 'tests.recipes.spy:spy', weight: 0}"]
 
 
 def assert_one_job(folder: Path) -> None:
@@ -113,12 +95,6 @@ def assert_one_job(folder: Path) -> None:
         assert ranks[0]["prompts"] != ranks[1]["prompts"]
 
 
-def free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return int(taken.getsockname()[1])
-
-
 # ----------------------------------------------------------------------------------------------------- the Slurm script
 
 
@@ -128,9 +104,10 @@ def slurm(tmp_path: Path) -> dict[str, str]:
     for name, text in (("srun", SRUN), ("scontrol", SCONTROL), ("scancel", SCANCEL)):
         (tmp_path / name).write_text(text)
         (tmp_path / name).chmod(0o755)
-    while (port := free_port()) not in range(20000, 40000):  # where the script puts its own
+    while (port := forking.free_port()) not in range(20000, 40000):  # where the script puts its own
         pass
-    return variables(tmp_path) | {
+    return environment(tmp_path, SPY=str(tmp_path), PYTHONPATH=str(ROOT), DS_ACCELERATOR="cpu") | {
+        "PATH": os.pathsep.join([str(tmp_path), str(Path(sys.executable).parent), os.environ["PATH"]]),
         "CALLS": str(tmp_path),
         "SLURM_JOB_ID": str(port - 20000),
         "SLURM_JOB_NUM_NODES": "2",
@@ -175,7 +152,6 @@ def test_the_slurm_script_starts_one_job_that_a_signal_stops_and_queues_again(
     assert json.loads((last / "trainer_state.json").read_text())["global_step"] < 100
     assert len(list(last.glob("global_step*/*optim_states.pt"))) == 2  # a shard of the optimizer from each node
 
-    (tmp_path / "srun").write_text(SRUN.replace('exit "$ONLY_RECORDED"', "exit 0"))
     again = subprocess.run(command, env=slurm | {"ONLY_RECORDED": "0"}, check=False)
     assert again.returncode == 0
     first, second = recorded(tmp_path, "srun")
@@ -187,25 +163,6 @@ def test_the_slurm_script_starts_one_job_that_a_signal_stops_and_queues_again(
 def told(folder: Path) -> str:
     files = [folder / name for name in ("sbatch.log", "node0.log", "node1.log")]
     return "\n".join(f"== {file.name}\n{file.read_text()[-2500:]}" for file in files if file.is_file())
-
-
-def test_a_signal_goes_on_to_the_job_which_is_queued_again(slurm: dict[str, str], tmp_path: Path) -> None:
-    # A checkpoint is there, as after SIGTERM; that the recipe saves one is tested with the recipe.
-    (tmp_path / "output" / "checkpoint-3").mkdir(parents=True)
-    script = subprocess.Popen(["bash", str(SBATCH)], env=slurm | {"ONLY_SIGNALLED": "1"})
-    try:
-        deadline = time.monotonic() + 60
-        while not (tmp_path / "running").exists():
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-        script.send_signal(signal.SIGUSR1)
-        assert script.wait(timeout=60) == 0
-    finally:
-        script.kill()
-    assert (tmp_path / "signalled").exists()
-    assert "--resume_from_checkpoint true" in recorded(tmp_path, "srun")[0]  # from the checkpoint
-    assert recorded(tmp_path, "scancel") == [f"--signal=TERM {slurm['SLURM_JOB_ID']}"]
-    assert recorded(tmp_path, "scontrol")[-1] == f"requeue {slurm['SLURM_JOB_ID']}"
 
 
 def test_a_failed_job_is_not_queued_again(slurm: dict[str, str], tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests import forking
 from tests.recipes.launching import RECIPES
-from tests.recipes.test_nodes import free_port
 
 RANK = """
 import sys, time
@@ -33,7 +33,7 @@ leave(SimpleNamespace(accelerator=accelerator))
 
 @pytest.mark.slow
 def test_two_processes_end_without_an_abort(tmp_path: Path) -> None:
-    common = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    common = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(forking.free_port())}
     common |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(RECIPES)}
     ranks = [
         subprocess.Popen(

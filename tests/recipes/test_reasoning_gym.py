@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.recipes.launching import MODEL, RECIPES, forked
+from tests.recipes.launching import MODEL, RECIPES, options, trained
 from trl_grpo_ext.errors import ConfigurationError
 from trl_grpo_ext.rewards.reasoning_gym import ReasoningGym
 
@@ -62,19 +62,13 @@ def test_what_cannot_be_a_mixture_is_refused(task: Any) -> None:
         task.make_problems(["no_such_task"], (8, 8), 0, examples=0, extract="whole")
 
 
-WORDS = "--max_steps 1 --per_device_train_batch_size 8 --num_generations 4 --per_device_eval_batch_size 4"
-WORDS += " --eval_problems 8 --train_problems 16 --max_completion_length 8 --save_strategy no"
-
-
-def run(folder: Path, *more: str) -> dict[str, Any]:
-    (done,) = forked(SCRIPT, [([str(SCRIPT), "--output_dir", str(folder / "output"), *WORDS.split(), *more], folder)])
-    assert done.status == 0, done.err
-    return done.metrics
+WORDS = options(max_steps=1, per_device_train_batch_size=8, num_generations=4, per_device_eval_batch_size=4)
+WORDS += options(eval_problems=8, train_problems=16, max_completion_length=8, save_strategy="no")
 
 
 def test_a_short_run_measures_each_task(tmp_path: Path) -> None:
     tiny = ["--model_name_or_path", str(MODEL), "--dtype", "float32", "--bf16", "false", "--examples", "0"]
-    metrics = run(tmp_path, *tiny, "--tasks", json.dumps(SUMS), "gcd")
+    metrics = trained(SCRIPT, tmp_path, *WORDS, *tiny, "--tasks", json.dumps(SUMS), "gcd").metrics
     for which in ("before", "after"):
         assert {"reasoning_gym", "solved_chain_sum", "solved_gcd"} <= metrics[which].keys()
     assert metrics["run"]["recipe"]["tasks"] == [json.dumps(SUMS), "gcd"]
@@ -83,5 +77,5 @@ def test_a_short_run_measures_each_task(tmp_path: Path) -> None:
 @pytest.mark.real
 @pytest.mark.nightly
 def test_one_step_of_the_real_model_on_the_default_tasks(smollm2: str, tmp_path: Path) -> None:
-    metrics = run(tmp_path, "--model_name_or_path", smollm2)
+    metrics = trained(SCRIPT, tmp_path, *WORDS, "--model_name_or_path", smollm2).metrics
     assert sum(name.startswith("solved_") for name in metrics["after"]) == 2

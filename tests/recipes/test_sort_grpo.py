@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,23 +10,9 @@ from typing import Any
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from tests.recipes.launching import RECIPES, forked
+from tests.recipes.launching import RECIPES, trained
 
 SCRIPT = RECIPES / "sort_grpo.py"
-LEARNING = ("--max_steps", "200", "--num_iterations", "4")
-
-
-@pytest.fixture(scope="module")
-def learnt(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
-    """What a shortened default run printed, and its output folder."""
-    folder = tmp_path_factory.mktemp("learnt")
-    (done,) = forked(SCRIPT, [([str(SCRIPT), "--output_dir", str(folder / "output"), *LEARNING], folder)])
-    assert done.status == 0, done.err[-3000:]
-    return done.out, done.output
-
-
-def metrics_of(output: Path) -> dict[str, Any]:
-    return dict(json.loads((output / "metrics.json").read_text()))
 
 
 @pytest.fixture
@@ -43,7 +28,7 @@ def sort_grpo(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 @pytest.mark.nightly
 def test_it_learns_to_sort_better_than_any_answer_that_does_not_read_the_prompt(
-    learnt: tuple[str, Path], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(str(RECIPES))
     from sorting.rewards import sort_inclusion
@@ -58,7 +43,8 @@ def test_it_learns_to_sort_better_than_any_answer_that_does_not_read_the_prompt(
 
     blind = max(mean([" ".join(map(str, a))] * 128) for a in itertools.combinations_with_replacement(range(10), 3))
     assert 0.5 < blind < 0.62
-    metrics = metrics_of(learnt[1])
+    run = trained(SCRIPT, tmp_path, "--max_steps", "200", "--num_iterations", "4")
+    metrics = run.metrics
     assert metrics["before"]["sort_inclusion"] < 0.35
     assert metrics["before"]["exactly_sorted"] < 0.02
     assert metrics["after"]["sort_inclusion"] > blind + 0.1
@@ -66,8 +52,8 @@ def test_it_learns_to_sort_better_than_any_answer_that_does_not_read_the_prompt(
     assert metrics["after"]["sort_distance"] > metrics["before"]["sort_distance"] + 0.2
 
     # The saved model, decoded greedily by other code than the recipe's.
-    tokenizer = AutoTokenizer.from_pretrained(learnt[1])
-    model = AutoModelForCausalLM.from_pretrained(learnt[1])
+    tokenizer = AutoTokenizer.from_pretrained(run.output)
+    model = AutoModelForCausalLM.from_pretrained(run.output)
     batch = tokenizer([row["prompt"] for row in rows], return_tensors="pt", return_token_type_ids=False)
     ids = model.generate(**batch, do_sample=False, max_new_tokens=4)[:, batch["input_ids"].shape[1] :]
     assert mean(tokenizer.batch_decode(ids, skip_special_tokens=True)) > blind + 0.1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import statistics
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from transformers import TrainerCallback
 
 from tests.recipes.launching import RECIPES
-from tests.support import arguments
+from tests.support import arguments, relative_gap
 from trl_grpo_ext import GRPOExtTrainer
 from trl_grpo_ext.types import Rollout
 
@@ -30,8 +31,8 @@ class Watch(TrainerCallback):
 
     def __init__(self) -> None:
         self.rollouts: list[Rollout] = []
-        self.gradients: list[list[torch.Tensor]] = []
-        self.expected: list[list[torch.Tensor]] = []
+        self.gradients: list[dict[str, torch.Tensor]] = []
+        self.expected: list[dict[str, torch.Tensor]] = []
         self.ratios: list[torch.Tensor] = []
         self.objective = self.variant = ""
 
@@ -40,11 +41,12 @@ class Watch(TrainerCallback):
         return advantages_B_T
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
-        parameters = list(model.parameters())
-        self.gradients.append([parameter.grad.detach().clone() for parameter in parameters])
+        parameters = dict(model.named_parameters())
+        self.gradients.append({name: parameter.grad.detach().clone() for name, parameter in parameters.items()})
         loss, ratio_B_T = self._loss(model)
         self.ratios.append(ratio_B_T)
-        self.expected.append(list(torch.autograd.grad(loss, parameters)))
+        gradients = torch.autograd.grad(loss, list(parameters.values()))
+        self.expected.append(dict(zip(parameters, gradients, strict=True)))
 
     def _loss(self, model: Any) -> tuple[torch.Tensor, torch.Tensor]:
         """The objective as its definition has it, by loops over completions and tokens."""
@@ -73,19 +75,14 @@ def clipped(ratio: float, advantage: float) -> bool:
 
 def by_hand(variant: str, rewards: list[float]) -> list[float]:
     advantages: list[float] = []
-    for first in range(0, len(rewards), GROUP):
-        group = rewards[first : first + GROUP]
-        mean = sum(group) / GROUP
-        std = (sum((reward - mean) ** 2 for reward in group) / (GROUP - 1)) ** 0.5
-        for reward in group:
-            advantages.append(
-                {
-                    "raw": reward,
-                    "centred": reward - mean,
-                    "normalised": (reward - mean) / (std + 1e-4),
-                    "max_only": reward if reward == max(group) else 0.0,
-                }[variant]
-            )
+    for group in (rewards[first : first + GROUP] for first in range(0, len(rewards), GROUP)):
+        mean, std = statistics.mean(group), statistics.stdev(group)
+        advantages += {
+            "raw": group,
+            "centred": [reward - mean for reward in group],
+            "normalised": [(reward - mean) / (std + 1e-4) for reward in group],
+            "max_only": [reward if reward == max(group) else 0.0 for reward in group],
+        }[variant]
     return advantages
 
 
@@ -103,11 +100,6 @@ def untrained(tmp_path_factory: pytest.TempPathFactory) -> Path:
         folder = tmp_path_factory.mktemp("untrained")
         save_untrained_model(folder, largest=9, seed=3, hidden_size=32, num_hidden_layers=1)
     return folder
-
-
-def relative_gap(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> float:
-    square = sum(float((a - b).double().pow(2).sum()) for a, b in zip(ours, theirs, strict=True))
-    return float(square**0.5 / sum(float(b.double().pow(2).sum()) for b in theirs) ** 0.5)
 
 
 def trained(untrained: Path, folder: Path, objective: str, variant: str, reward: str = "sort_inclusion") -> Watch:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 import sys
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.recipes.launching import RECIPES, forked
+from tests.recipes.launching import RECIPES, options, trained
 from trl_grpo_ext.records.manifest import FILE
 
 SCRIPT = RECIPES / "tools_grpo.py"
@@ -65,11 +64,9 @@ def test_what_is_written_is_what_trls_template_makes_of_it(task: Any) -> None:
 
 @pytest.mark.slow
 def test_a_short_run_leaves_what_its_siblings_leave(tmp_path: Path) -> None:
-    words = "--supervised_steps 2 --max_steps 2 --per_device_train_batch_size 16 --per_device_eval_batch_size 8"
-    words += " --eval_problems 8 --train_problems 16 --max_completion_length 24 --save_steps 2"
-    (done,) = forked(SCRIPT, [([str(SCRIPT), "--output_dir", str(tmp_path / "output"), *words.split()], tmp_path)])
-    assert done.status == 0, done.err
-    metrics = json.loads((tmp_path / "output" / "metrics.json").read_text())
+    words = options(supervised_steps=2, max_steps=2, per_device_train_batch_size=16, per_device_eval_batch_size=8)
+    words += options(eval_problems=8, train_problems=16, max_completion_length=24, save_steps=2)
+    metrics = trained(SCRIPT, tmp_path, *words).metrics
     for which in ("before", "after"):
         assert {"gsm8k_accuracy", "tool_use", "calls per completion", "share of failed calls"} <= metrics[which].keys()
     assert metrics["run"]["recipe"]["credit"] == "turns"
@@ -79,10 +76,7 @@ def test_a_short_run_leaves_what_its_siblings_leave(tmp_path: Path) -> None:
 
 @pytest.mark.nightly
 def test_calls_and_answers_get_better_in_a_part_of_the_steps(tmp_path: Path) -> None:
-    words = f"--output_dir {tmp_path / 'output'} --max_steps 15 --eval_problems 128 --token_records 0"
-    (done,) = forked(SCRIPT, [([str(SCRIPT), *words.split()], tmp_path)])
-    assert done.status == 0, done.err
-    metrics = json.loads((tmp_path / "output" / "metrics.json").read_text())
+    metrics = trained(SCRIPT, tmp_path, *options(max_steps=15, eval_problems=128, token_records=0)).metrics
     before, after = metrics["before"], metrics["after"]
     assert before["gsm8k_accuracy"] < 0.3
     assert after["gsm8k_accuracy"] > before["gsm8k_accuracy"] + 0.3

@@ -6,30 +6,28 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
 
 from tests.recipes.engines.launched import Run, finished, launch, said
-from tests.recipes.launching import RECIPES, SMALL, Finished
+from tests.recipes.launching import RECIPES, SMALL, Finished, options
 from tests.recipes.test_detox_grpo import STEPS, check_coefficients, hooks, words
 
 pytestmark = pytest.mark.slow
 
-SORT = ["--max_steps", "4", "--warmup_steps", "0", "--logging_steps", "1", "--num_iterations", "2"]
-SORT += ["--per_device_train_batch_size", "16", "--objective", "naive", "--variant", "raw", "--reward", "sort_distance"]
+SORT = options(max_steps=4, warmup_steps=0, logging_steps=1, num_iterations=2, per_device_train_batch_size=16)
+SORT += options(objective="naive", variant="raw", reward="sort_distance", beta=0.05)
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("two_processes")
-    sizes = [word for name, value in SMALL.items() for word in (f"--{name}", str(value))]
     spied = ["--rewards", "gsm8k_accuracy", "{name: 'tests.recipes.spy:spy', weight: 0}", "--log_completions"]
     kl = hooks(coefficient=0.1, target=0.5, horizon=400)
     runs = [
-        Run("maths", ["--output_dir", "{folder}/maths/output", *sizes, *spied]),
-        Run("sort", ["--output_dir", "{folder}/sort/output", *SORT, "--beta", "0.05"], RECIPES / "sort_grpo.py"),
+        Run("maths", ["--output_dir", "{folder}/maths/output", *options(**SMALL), *spied]),
+        Run("sort", ["--output_dir", "{folder}/sort/output", *SORT], RECIPES / "sort_grpo.py"),
         Run(
             "detox",
-            words(folder / "detox", *kl, "--log_completions", max_steps=2 * STEPS)[1:],
+            ["--output_dir", "{folder}/detox/output", *words(*kl, "--log_completions", max_steps=2 * STEPS)],
             RECIPES / "detox_grpo.py",
         ),
     ]
@@ -73,10 +71,7 @@ def test_the_sorting_recipe_with_everything_else_chosen(folder: Path) -> None:
     assert all(log["kl"] > 1e-3 for log in training[1:])
     for log in training[::2]:  # there are rewards where there is a new rollout
         assert log["reward"] == pytest.approx(log["rewards/sort_distance/mean"])
-    assert torch.load(run.output / "training_args.bin", weights_only=False).advantage_hooks == [
-        "raw_reward",
-        "sorting.naive:Naive",
-    ]
+    assert run.args.advantage_hooks == ["raw_reward", "sorting.naive:Naive"]
 
 
 def test_the_detox_recipe_steers_by_the_completions_of_both(folder: Path) -> None:

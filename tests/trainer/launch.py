@@ -9,7 +9,6 @@ from __future__ import annotations
 import atexit
 import json
 import os
-import socket
 import subprocess
 import tempfile
 import time
@@ -32,16 +31,13 @@ class Ranks:
     def __init__(self, processes: int) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="ranks"))
         self.calls = 0
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = str(free.getsockname()[1])
         common = {
             **os.environ,
             "OMP_NUM_THREADS": "1",
             "WORLD_SIZE": str(processes),
             "LOCAL_WORLD_SIZE": str(processes),
         }
-        common |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        common |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(forking.free_port())}
         self.processes = [
             forking.start(
                 "tests.trainer.process_worker",

@@ -106,11 +106,6 @@ class _Result:
     judgements: list[Judgement]
     cause: BaseException | None = None
 
-    @property
-    def raised(self) -> bool:
-        """Whether the reward raised."""
-        return self.judgements[0].outcome is Outcome.ERROR
-
 
 _Call = tuple[range, Mapping[str, Any]]
 """The rows of a batch that one call scores, and what the reward is called with."""
@@ -189,7 +184,7 @@ class Guarded:
         calls = self._calls(completions, columns)
         results = self._made(calls, len(completions))
         for _ in range(self.retries):
-            again = [number for number, result in enumerate(results) if result.raised]
+            again = [number for number, result in enumerate(results) if result.cause]
             if not again:
                 break
             made = self._made([calls[number] for number in again], len(completions))
@@ -226,13 +221,12 @@ class Guarded:
     def _from_worker(self, done: Done, rows: range, count: int) -> _Result:
         """Read the result of a call in a worker process."""
         if done.status == "done":
-            if "broken" in done.value:
-                message, breaks = done.value["broken"]
-                raise _broken(message, breaks, rows, count)
-            scores = [SpanScore(*score) if isinstance(score, list) else score for score in done.value["scores"]]
+            scores = [SpanScore(*score) if isinstance(score, list) else score for score in done.value]
             return self._checked(scores, rows, count)
         if done.status == "error":
             kind, _, message = done.detail.partition(": ")
+            if kind == PluginOutputError.__name__:
+                raise _broken(message, None, rows, count)
             cause = RewardError(f"In the worker process:\n{done.traceback}")
             return _Result([Judgement(Outcome.ERROR, f"{kind}: {shown(message)}")] * len(rows), cause)
         return _Result([Judgement(Outcome(done.status), done.detail)] * len(rows))
@@ -257,7 +251,7 @@ class AsyncGuarded(Guarded):
             async with at_once:
                 result = await self._one(rows, part, len(completions))
                 for _ in range(self.retries):
-                    if not result.raised:
+                    if result.cause is None:
                         break
                     result = await self._one(rows, part, len(completions))
                 return result
@@ -282,14 +276,10 @@ class _Task:
     def __init__(self, reward: Callable[..., Any], name: str) -> None:
         self._reward, self._name = reward, name
 
-    def __call__(self, columns: Mapping[str, Any]) -> dict[str, Any]:
+    def __call__(self, columns: Mapping[str, Any]) -> list[Any]:
         """Score one call's completions."""
-        count = len(columns["completions"])
-        try:
-            scores = check_scores(self._reward(**columns), count, self._name)
-        except PluginOutputError as error:
-            return {"broken": [str(error), error.breaks]}
-        return {"scores": [[score, score.spans] if isinstance(score, SpanScore) else score for score in scores]}
+        scores = check_scores(self._reward(**columns), len(columns["completions"]), self._name)
+        return [[score, score.spans] if isinstance(score, SpanScore) else score for score in scores]
 
 
 def _judged(score: float | None) -> Judgement:

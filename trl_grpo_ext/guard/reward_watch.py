@@ -92,11 +92,6 @@ class RewardWatch:
 
         return watched
 
-    @property
-    def extras(self) -> dict[str, Any]:
-        """What the functions returned besides scores, as arguments of `ScoredBatch`."""
-        return {"spans": self.spans, "outcomes": self.outcomes}
-
     @contextmanager
     def time_limit(self) -> Iterator[None]:
         """Interrupt the functions called inside once the limit has passed; what would end the process raises.

@@ -14,7 +14,6 @@ from ..errors import ConfigurationError
 
 MOST_BYTES = 1_000_000
 """Settings are a page or two; a longer file is the wrong one."""
-_LONGEST_NAME = 40
 
 
 # ------------------------------------------------------------------------------------------------------------- text
@@ -38,8 +37,7 @@ def one_line(value: object, length: int | None = None) -> str:
 
 def printable_name(name: object) -> str:
     """A name on one line, escaped, and cut at 40 characters."""
-    text = escape(str(name)[: _LONGEST_NAME + 1])
-    return text if len(text) <= _LONGEST_NAME else f"{text[: _LONGEST_NAME - 1]}~"
+    return one_line(name, 40)
 
 
 # ------------------------------------------------------------------------------------------------------------- JSON

@@ -8,16 +8,14 @@ from typing import Any
 
 _ANY = (-math.inf, math.inf)
 _FROM_ZERO = (0.0, math.inf)
+_FROM_ONE = (1.0, math.inf)
 _SEED = (0, 2**32 - 1)
 
-SIZES = (
-    *("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps", "num_generations"),
-    *("num_generations_eval", "generation_batch_size", "steps_per_generation", "num_iterations"),
-    "max_completion_length",
-)
-"""Settings that must be at least 1."""
-
 _RANGES: dict[str, tuple[float, float]] = {
+    **dict.fromkeys(("per_device_train_batch_size", "per_device_eval_batch_size"), _FROM_ONE),
+    **dict.fromkeys(("gradient_accumulation_steps", "steps_per_generation", "num_iterations"), _FROM_ONE),
+    **dict.fromkeys(("num_generations", "num_generations_eval", "generation_batch_size"), _FROM_ONE),
+    "max_completion_length": _FROM_ONE,
     **dict.fromkeys(("seed", "data_seed"), _SEED),
     **dict.fromkeys(("learning_rate", "weight_decay", "num_train_epochs", "warmup_steps"), _FROM_ZERO),
     **dict.fromkeys(("beta", "epsilon", "epsilon_high", "delta"), _FROM_ZERO),
@@ -27,28 +25,23 @@ _RANGES: dict[str, tuple[float, float]] = {
 }
 
 
-def wrong_value(name: str, value: Any) -> str | None:
-    """Half a sentence on why a setting of TRL cannot have a value (as text, too); None if it can."""
-    if isinstance(value, str) and name not in {*SIZES, *_RANGES}:  # a run may be named "nan"
-        return None
+def wrong_values(settings: Mapping[str, Any]) -> list[str]:
+    """Half a sentence for each setting of TRL that cannot have its value (as text, too): why not."""
+    return [why for name, value in settings.items() if (why := _wrong_value(name, value))]
+
+
+def _wrong_value(name: str, value: Any) -> str | None:
     number = _number(value)
-    if number is None:
+    if number is None or (isinstance(value, str) and name not in _RANGES):  # a run may be named "nan"
         return None
     if not math.isfinite(number):
         return f"{name} is {value}, which is not a finite number"
-    if name in SIZES and number < 1:
-        return f"{name} is {value}, and must be 1 or more"
     low, high = _RANGES.get(name, _ANY)
     if low <= number <= high:
         return None
     if high == math.inf:
         return f"{name} is {value}, and must be {'above 0' if 0 < low < 1 else f'{low:g} or more'}"
     return f"{name} is {value}, and must lie between {low:.0f} and {high:.0f}"
-
-
-def wrong_values(settings: Mapping[str, Any]) -> list[str]:
-    """The same for several settings."""
-    return [why for name, value in settings.items() if (why := wrong_value(name, value))]
 
 
 def wrong_quantisation(settings: Mapping[str, Any]) -> tuple[str, str] | None:

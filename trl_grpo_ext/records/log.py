@@ -38,7 +38,6 @@ class LiveLog(TrainerCallback):
             return
         self._path = Path(args.output_dir) / LOG_FILE
         try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(self._path, "".join(map(_line, state.log_history)))
         except OSError as error:
             self._give_up(error)

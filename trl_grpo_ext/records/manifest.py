@@ -155,7 +155,6 @@ class Manifest:
 
     def write(self, path: str | os.PathLike[str]) -> None:
         """Write it atomically as JSON."""
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, json.dumps(self.plain(), indent=2) + "\n")
 
     @classmethod

@@ -12,7 +12,6 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import MISSING, Field, fields
-from pathlib import Path
 from typing import Any
 
 from ..errors import ManifestError
@@ -64,7 +63,6 @@ def settings_of(trainer: Any) -> dict[str, Any]:
 
 def write_settings(trainer: Any, path: str | os.PathLike[str]) -> None:
     """Write the settings atomically as JSON."""
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, json.dumps({"format": _FORMAT, "settings": settings_of(trainer)}, indent=2) + "\n")
 
 

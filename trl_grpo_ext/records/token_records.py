@@ -134,7 +134,6 @@ def write_records(records: Sequence[dict[str, Any]], output_dir: str, step: int)
         return None
     rows = sorted(records, key=lambda record: (record["group"], record["member"]))
     path = Path(output_dir) / FOLDER / f"step_{step:05d}.parquet"
-    path.parent.mkdir(parents=True, exist_ok=True)
     table = pyarrow.Table.from_pylist([{**row, "step": step} for row in rows], schema=_schema())
     content = io.BytesIO()
     pyarrow.parquet.write_table(table, content)

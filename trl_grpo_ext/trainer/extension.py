@@ -358,7 +358,8 @@ class Extension:
         self.add_metrics(watch.counts(rewards_N_K, names, self.facts.gather))
         if sampling is not None:
             seen = (inputs, prompts, completions, completion_ids, rewards_N_K)
-            sampling.scored = ScoredBatch(*seen, **watch.extras, tool_masks=sampling.tool_masks)
+            extras = {"spans": watch.spans, "outcomes": watch.outcomes, "tool_masks": sampling.tool_masks}
+            sampling.scored = ScoredBatch(*seen, **extras)  # type: ignore[arg-type]
         return self._shape_rewards(sampling) if self.shapes else rewards_N_K
 
     def _shape_rewards(self, sampling: Sampling | None) -> torch.Tensor:

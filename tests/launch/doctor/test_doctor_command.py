@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from tests.first_plugin_walk import differences
 from trl_grpo_ext.cli.main import app, main
 from trl_grpo_ext.errors import ConfigurationError
-from trl_grpo_ext.launch.doctor.examine import Request, examine
+from trl_grpo_ext.launch.doctor.examine import examine
 from trl_grpo_ext.launch.doctor.render import render
 
 ROOT = Path(__file__).parents[3]
@@ -67,7 +67,7 @@ def test_several_mistakes_of_several_kinds_are_found_in_one_run(
         "load_in_4bit: true\nuse_vllm: true\nrewards: [gsm8k_acuracy, length_target]\nloss_aggregation: nothing\n"
         "lora_target_modules: [query]\nuse_peft: true\n"
     )
-    found = examine(Request("launch.yaml", ("run.yaml",), ("--top_p", "0.5", "--nonsense")))
+    found = examine("launch.yaml", ("run.yaml",), ("--top_p", "0.5", "--nonsense"))
     subjects = {problem.subject for problem in found.problems}
     expected = {"launch", "environment", "accumulation", "settings", "command line", "plugins", "qlora+vllm"}
     assert subjects >= expected | {"vllm", "lora"}
@@ -124,7 +124,7 @@ def test_nothing_is_wider_than_the_terminal(tmp_path: Path, width: int, terminal
         f'model_name_or_path: {RECIPES / "embedded" / "model"}\nrewards: [gsm8k_accuracy, "{HOSTILE}"]\n'
         "use_vllm: true\nload_in_4bit: true\n"
     )
-    examination = examine(Request(configs=(str(tmp_path / "run.yaml"),), gpu_memory=0.5))
+    examination = examine(configs=(str(tmp_path / "run.yaml"),), gpu_memory=0.5)
     with (tmp_path / "out").open("w+") as file:
         render(examination, Console(file=file, width=width, force_terminal=terminal))
         file.seek(0)
@@ -143,7 +143,7 @@ def test_plugins_beside_the_script_are_found_as_when_it_runs(tmp_path: Path) -> 
     (tmp_path / "my_reward_of_doctor.py").write_text("def points(completions, **columns):\n    return [1.0]\n")
     (tmp_path / "train.py").write_text("")
     words = ("--rewards", "my_reward_of_doctor:points")
-    beside = examine(Request(overrides=words, script=str(tmp_path / "train.py"), gpu_memory=24))
+    beside = examine(overrides=words, script=str(tmp_path / "train.py"), gpu_memory=24)
     assert beside.case.plugins.problems == ()
     assert str(tmp_path) not in sys.path
 
@@ -155,15 +155,14 @@ def test_files_that_cannot_be_read_are_problems_beside_all_others(
     for name, text in (("launch.yaml", "distributed_type: NO\n"), ("bad.yaml", "a: ["), ("script.py", "")):
         (tmp_path / name).write_text(text)
     (tmp_path / "run.yaml").write_text("optim: paged_adamw_8bit\nlerning_rate: 1\n")
-    asked = Request("launch.yaml", ("bad.yaml", "run.yaml"), script="script.py", num_processes=2, gpu_memory=24)
-    found = examine(asked)
+    found = examine("launch.yaml", ("bad.yaml", "run.yaml"), script="script.py", num_processes=2, gpu_memory=24)
     errors = [problem.subject for problem in found.problems if problem.severity == "error"]
     assert errors == ["launch file", "settings", "settings", "launch"]
     assert found.model_source == "no model is named"
     assert found.case.launch.processes == 2
-    for named in (Request("gone.yaml"), Request(configs=("a\0b",)), Request(script="x" * 5000)):
+    for named in ({"config_file": "gone.yaml"}, {"configs": ("a\0b",)}, {"script": "x" * 5000}):
         with pytest.raises(ConfigurationError, match="There is no file"):
-            examine(named)
+            examine(**named)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -175,7 +174,7 @@ def test_a_model_whose_sizes_are_not_known_is_a_problem(tmp_path: Path, config: 
     model.mkdir()
     if config is not None:
         (model / "config.json").write_text(config)
-    found = examine(Request(overrides=("--model_name_or_path", str(model)), gpu_memory=24))
+    found = examine(overrides=("--model_name_or_path", str(model)), gpu_memory=24)
     assert [p.severity for p in found.problems if p.subject == "model" and "config" in p.message] == [severity]
     assert found.memory is found.case.sizes is None
 
@@ -183,11 +182,11 @@ def test_a_model_whose_sizes_are_not_known_is_a_problem(tmp_path: Path, config: 
 def test_the_targets_of_a_recipe_and_of_any_other_script_are_peft_s(tmp_path: Path) -> None:
     words = ("--model_name_or_path", str(RECIPES / "embedded" / "model"), "--use_peft", "true")
     one = (*words, "--lora_target_modules", "q_proj")
-    recipe = examine(Request(overrides=one, script=str(RECIPES / "gsm8k_grpo.py"), gpu_memory=24))
+    recipe = examine(overrides=one, script=str(RECIPES / "gsm8k_grpo.py"), gpu_memory=24)
     assert recipe.case.adapters is not None
     assert recipe.case.adapters.trainable > 0
     assert "lora" not in {problem.subject for problem in recipe.problems}
-    plain = examine(Request(overrides=one, gpu_memory=24))
+    plain = examine(overrides=one, gpu_memory=24)
     (problem,) = [problem for problem in plain.problems if problem.subject == "lora"]
     assert "regular expression" in problem.message
     assert plain.memory is None

@@ -8,11 +8,10 @@ from typing import Any
 import peft
 import pytest
 import torch
-from transformers import BitsAndBytesConfig, LlamaConfig, LlamaForCausalLM, TrainerCallback
+from transformers import AutoConfig, BitsAndBytesConfig, TrainerCallback
 
 from tests.launch.doctor.cases import GIB, case, launched, machine, qwen
-from tests.support import prompts, save_tiny_model
-from trl_grpo_ext import GRPOExtConfig, GRPOExtTrainer
+from tests.support import train
 from trl_grpo_ext.launch.doctor.case import Case
 from trl_grpo_ext.launch.doctor.environment import Device
 from trl_grpo_ext.launch.doctor.memory import Memory, estimate, memory_problems
@@ -20,19 +19,6 @@ from trl_grpo_ext.launch.doctor.model import adapters_of, on_meta, sizes_of
 
 ROWS, COMPLETION = 8, 24
 LORA = {"use_peft": True, "lora_target_modules": "all-linear"}
-TINY = LlamaConfig(
-    hidden_size=64,
-    intermediate_size=160,
-    num_hidden_layers=3,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    vocab_size=43,
-    pad_token_id=0,
-    bos_token_id=1,
-    eos_token_id=1,
-    max_position_embeddings=128,
-    tie_word_embeddings=False,
-)
 
 
 def estimated(run: Case, prompt_length: int = 256) -> Memory:
@@ -48,6 +34,11 @@ def storages(tensors: list[torch.Tensor]) -> int:
 
 class AtTheStep(TrainerCallback):
     gradients = 0
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+        for module in model.modules():
+            if hasattr(module, "support_avx512bf16_for_cpu"):
+                module.support_avx512bf16_for_cpu = False  # else bitsandbytes packs 4-bit weights for inference alone
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
         self.gradients = storages([p.grad for p in model.parameters() if p.grad is not None])
@@ -74,43 +65,35 @@ def weights_of(model: Any) -> tuple[int, int]:
     ids=["float32", "bfloat16", "lora", "qlora"],
 )
 @pytest.mark.filterwarnings("ignore")
-def test_a_real_step_holds_and_writes_what_was_estimated(settings: dict[str, Any], tmp_path: Path) -> None:
-    model, dtype, bf16 = tmp_path / "model", settings.get("dtype", "float32"), settings.get("bf16", False)
-    save_tiny_model(model)
-    LlamaForCausalLM(TINY).save_pretrained(model)
-    quantised = BitsAndBytesConfig(
-        load_in_4bit=True, bnb_4bit_compute_dtype=torch.bfloat16, bnb_4bit_quant_type="nf4",
-    )  # fmt: skip
+def test_a_real_step_holds_and_writes_what_was_estimated(
+    settings: dict[str, Any], tiny_model: Path, tmp_path: Path
+) -> None:
+    dtype, bf16 = settings.get("dtype", "float32"), settings.get("bf16", False)
+    quantised = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_compute_dtype=torch.bfloat16, bnb_4bit_quant_type="nf4")
     lora = peft.LoraConfig(r=16, target_modules="all-linear", task_type="CAUSAL_LM")
-    sizes: dict[str, Any] = {"per_device_train_batch_size": ROWS, "num_generations": 4}
-    sizes |= {"max_completion_length": COMPLETION, "max_steps": 1, "save_steps": 1, "bf16": bf16}
+    sizes = {"per_device_train_batch_size": ROWS, "num_generations": 4, "max_completion_length": COMPLETION}
     step = AtTheStep()
-    trainer = GRPOExtTrainer(
-        model=str(model),
-        args=GRPOExtConfig(
-            output_dir=str(tmp_path / "out"),
-            use_cpu=True,
-            model_init_kwargs={"dtype": dtype},
-            report_to="none",
-            disable_tqdm=True,
-            **sizes,
-        ),
-        reward_funcs=[lambda completions, **_: [float(i) for i in range(len(completions))]],
-        train_dataset=prompts(),
-        quantization_config=quantised if "load_in_4bit" in settings else None,
-        peft_config=lora if settings.get("use_peft") else None,
-        callbacks=[step],
-    )
-    for module in trainer.model.modules():
-        if hasattr(module, "support_avx512bf16_for_cpu"):
-            module.support_avx512bf16_for_cpu = False  # else bitsandbytes packs 4-bit weights for inference alone
-    trainer.train()
+    trainer = train(
+        tiny_model,
+        tmp_path,
+        dtype=dtype,
+        bf16=bf16,
+        max_steps=1,
+        optim="adamw_torch",
+        save_strategy="steps",
+        save_steps=1,
+        trainer_arguments={
+            "quantization_config": quantised if "load_in_4bit" in settings else None,
+            "peft_config": lora if settings.get("use_peft") else None,
+            "callbacks": [step],
+        },
+        **sizes,
+    ).trainer
 
-    shape = on_meta(TINY)
-    adapted = adapters_of(on_meta(TINY), lora) if settings.get("use_peft") else None
-    run = case(
-        sizes=sizes_of(shape), adapters=adapted, built=True, use_cpu=True, **{**sizes, "dtype": dtype, **settings}
-    )
+    config = AutoConfig.from_pretrained(tiny_model)
+    adapted = adapters_of(on_meta(config), lora) if settings.get("use_peft") else None
+    known = {"sizes": sizes_of(on_meta(config)), "adapters": adapted, "built": True, "use_cpu": True}
+    run = case(**known, **{**sizes, "dtype": dtype, "save_steps": 1, **settings})
     result = estimated(run, 8)
     parts = result.parts
     base, added = weights_of(trainer.model)
@@ -129,7 +112,7 @@ def test_a_real_step_holds_and_writes_what_was_estimated(settings: dict[str, Any
     held = sum(tensor.nbytes for layer in done.past_key_values.layers for tensor in (layer.keys, layer.values))
     assert parts["the cache"] == held
 
-    files = {file.name: file.stat().st_size for file in (tmp_path / "out" / "checkpoint-1").iterdir()}
+    files = {file.name: file.stat().st_size for file in (tmp_path / "checkpoint-1").iterdir()}
     written = files.get("model.safetensors", 0) + files.get("adapter_model.safetensors", 0) + files["optimizer.pt"]
     # Beyond the numbers a file holds their names, as many for a large model as for a small one.
     assert 0 <= written - result.checkpoint_bytes < 48_000

@@ -24,7 +24,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.recipes.engines.gradients import FLOAT32, run_case
 from tests.recipes.engines.launched import Run, finished, launch, metrics, probe, said, status
-from tests.recipes.launching import SMALL
+from tests.recipes.launching import SMALL, options
 from tests.support import relative_gap, save_tiny_model
 
 pytestmark = pytest.mark.slow
@@ -102,18 +102,9 @@ CASES_IN_BF16 = {
 GRADIENTS = Path(__file__).with_name("gradients.py")
 
 
-def arguments(name: str, kind: str, **changed: Any) -> list[str]:
-    sizes = {**SIZES, **changed}
-    words = [word for key, value in sizes.items() for word in (f"--{key}", str(value))]
-    return [
-        "--output_dir",
-        f"{{folder}}/{name}",
-        "--model_name_or_path",
-        "{folder}/../tiny",
-        "--embedded",
-        *words,
-        *KINDS[kind],
-    ]
+def arguments(name: str, kind: str) -> list[str]:
+    places = {"output_dir": f"{{folder}}/{name}", "model_name_or_path": "{folder}/../tiny"}
+    return ["--embedded", *options(**places, **SIZES), *KINDS[kind]]
 
 
 def runs_of(file: str, kinds: Iterable[str], at_night: bool) -> list[Run]:

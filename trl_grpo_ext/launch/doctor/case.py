@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,10 +13,10 @@ from ...guard.untrusted import one_line, parse_yaml
 from ...plugins.kinds import LABELS, Kind
 from ...plugins.loading import resolve
 from ...trainer.resampling import read_resample, refuse_inexact
+from . import Problem
 from .environment import Environment
 from .launch_file import LaunchPlan
 from .model import Adapters, Sizes
-from .problem import Problem
 from .run_file import RunPlan
 
 _LISTS: dict[str, Kind] = {
@@ -25,7 +24,7 @@ _LISTS: dict[str, Kind] = {
     "advantage_hooks": "advantage_hook",
     "loss_aggregation": "loss_aggregation",
 }
-_LONGEST_LINE, _MOST_BYTES_COUNTED = 1_000_000, 200_000_000
+_MOST_BYTES_COUNTED = 200_000_000
 
 
 @dataclass(frozen=True)
@@ -143,29 +142,15 @@ def _selections(value: Any) -> list[Any]:
     return [] if [str(item).lower() for item in values] in (["none"], ["null"]) else values
 
 
-def columns_of(run: RunPlan) -> frozenset[str] | None:
-    """Columns of the first row of the run's `dataset_path`; None unless that is a readable JSON Lines file."""
-    path = _json_lines(run)
-    try:
-        with Path(path or "").open(encoding="utf-8") as file:
-            row = json.loads(file.readline(_LONGEST_LINE))
-    except (OSError, ValueError, RecursionError):
-        return None
-    return frozenset(row) if isinstance(row, dict) else None
-
-
 def prompts_of(run: RunPlan) -> int | None:
     """Rows of the run's `dataset_path`; None unless that is a JSON Lines file of usual size."""
-    path = _json_lines(run)
+    path = run.get("dataset_path")
+    if not isinstance(path, str) or not path.endswith(".jsonl"):
+        return None
     try:
-        if path is None or path.stat().st_size > _MOST_BYTES_COUNTED:
+        if Path(path).stat().st_size > _MOST_BYTES_COUNTED:
             return None
-        with path.open("rb") as file:
+        with Path(path).open("rb") as file:
             return sum(1 for line in file if line.strip())
     except (OSError, ValueError):
         return None
-
-
-def _json_lines(run: RunPlan) -> Path | None:
-    path = run.get("dataset_path")
-    return Path(path) if isinstance(path, str) and path.endswith(".jsonl") else None

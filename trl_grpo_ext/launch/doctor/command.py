@@ -52,13 +52,21 @@ def doctor_command(
     level = root.level
     root.setLevel(logging.ERROR)  # libraries warn when they are imported, too
     try:
-        from .examine import Request, examine
+        from .examine import examine
         from .render import render
 
-        launcher = (num_processes, machine_rank, rdzv_backend)
-        request = Request(config_file, tuple(config or ()), tuple(context.args), script, gpu_memory, *launcher)
         with Console(stderr=True).status("Looking around"):
-            examination = examine(request, prompt_length)
+            examination = examine(
+                config_file,
+                config or (),
+                context.args,
+                script=script,
+                gpu_memory=gpu_memory,
+                prompt_length=prompt_length,
+                num_processes=num_processes,
+                machine_rank=machine_rank,
+                rdzv_backend=rdzv_backend,
+            )
     finally:
         root.setLevel(level)
     render(examination, Console())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,30 +14,16 @@ from trl import get_peft_config
 
 from ...errors import ConfigurationError
 from ...guard.untrusted import one_line, read_settings
+from . import Problem
 from .case import Case, load_plugins
 from .environment import inspect_machine
 from .launch_file import LaunchPlan, read_launch_file
 from .memory import Memory, estimate, memory_problems
 from .model import Adapters, Sizes, adapters_of, load_config, on_meta, sizes_of
-from .problem import Problem
 from .rules import problems_of
 from .run_file import PLUGIN_FIELDS, RunPlan, build_configs, read_run, read_script
 
 _ORDER = {"error": 0, "warning": 1, "note": 2}
-
-
-@dataclass(frozen=True)
-class Request:
-    """The doctor's input."""
-
-    config_file: str | None = None  # the launch file; None for the launcher's defaults
-    configs: tuple[str, ...] = ()  # the run's YAML files; later ones override earlier ones
-    overrides: tuple[str, ...] = ()  # the words after the script on its command line
-    script: str | None = None
-    gpu_memory: float | None = None  # GiB of each GPU of another machine; None means this machine
-    num_processes: int | None = None  # this and the next two: the launcher's options
-    machine_rank: int | None = None
-    rdzv_backend: str | None = None
 
 
 @dataclass(frozen=True)
@@ -55,21 +41,42 @@ class Examination:
         return int(any(problem.severity == "error" for problem in self.problems))
 
 
-def examine(request: Request, prompt_length: int = 256) -> Examination:
-    """Examine a launch, a run and a machine together, for prompts of up to so many tokens.
+def examine(
+    config_file: str | None = None,
+    configs: Sequence[str] = (),
+    overrides: Sequence[str] = (),
+    *,
+    script: str | None = None,
+    gpu_memory: float | None = None,
+    prompt_length: int = 256,
+    num_processes: int | None = None,
+    machine_rank: int | None = None,
+    rdzv_backend: str | None = None,
+) -> Examination:
+    """Examine a launch, a run and a machine together; the last three are the launcher's own options.
 
-    A `ConfigurationError` if a named file is missing.
+    Args:
+        config_file: The launch file; None for the launcher's defaults.
+        configs: The run's YAML files; later ones override earlier ones.
+        overrides: The words after the script on its command line.
+        script: The training script; it is not run.
+        gpu_memory: GiB of each GPU of another machine; None means this machine.
+        prompt_length: Tokens of the longest prompt.
+
+    Raises:
+        ConfigurationError: A named file is missing.
     """
-    for path in (request.config_file, *request.configs, request.script):
+    for path in (config_file, *configs, script):
         if path is not None and not _is_file(path):
             raise ConfigurationError(f"There is no file {one_line(path, 300)}.")
     found: list[Problem] = []
-    launch = _launch(request, found)
-    run = _run(request, found)
+    options = {"machine_rank": machine_rank, "rdzv_backend": rdzv_backend}
+    launch = _launch(config_file, num_processes, options, found)
+    run = _run(configs, overrides, script, found)
     machine = inspect_machine(
         output_dir=str(run["output_dir"] or "trainer_output"),
         model=run["model_name_or_path"],
-        gpu_memory=request.gpu_memory,
+        gpu_memory=gpu_memory,
         gpus=launch.processes_per_machine,
     )
     with _folder_on_path(run):
@@ -104,28 +111,28 @@ def _is_file(path: str) -> bool:
         return False
 
 
-def _launch(request: Request, found: list[Problem]) -> LaunchPlan:
-    options = {name: getattr(request, name) for name in ("machine_rank", "rdzv_backend")}
+def _launch(
+    config_file: str | None, processes: int | None, options: dict[str, Any], found: list[Problem]
+) -> LaunchPlan:
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     try:
-        return read_launch_file(request.config_file, gpus=gpus, processes=request.num_processes, **options)
+        return read_launch_file(config_file, gpus=gpus, processes=processes, **options)
     except ConfigurationError as error:
         found.append(Problem("error", "launch file", str(error), "Correct the file of --config_file."))
-        return LaunchPlan(processes=request.num_processes or 1)
+        return LaunchPlan(processes=processes or 1)
 
 
-def _run(request: Request, found: list[Problem]) -> RunPlan:
+def _run(configs: Sequence[str], overrides: Sequence[str], script: str | None, found: list[Problem]) -> RunPlan:
     """The run's settings, leaving out unreadable files."""
     paths = []
-    for path in request.configs:
+    for path in configs:
         try:
             read_settings(path)
         except ConfigurationError as error:
             found.append(Problem("error", "settings", str(error), "Correct the file of --config."))
         else:
             paths.append(path)
-    script = None if request.script is None else read_script(request.script)
-    return read_run(paths, request.overrides, script=script)
+    return read_run(paths, overrides, script=None if script is None else read_script(script))
 
 
 def _model(run: RunPlan, found: list[Problem]) -> tuple[Sizes | None, Adapters | None, str]:

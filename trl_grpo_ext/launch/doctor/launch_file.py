@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from ...errors import ConfigurationError
 from ...guard.untrusted import one_line, read_settings
-from .problem import Problem
+from . import Problem
 
 Engine = Literal["one_process", "ddp", "zero1", "zero2", "zero3", "fsdp1", "fsdp2", "fsdp2_hybrid"]
 _SECTIONS = ("deepspeed_config", "fsdp_config", "parallelism_config")

@@ -11,8 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from . import Problem
 from .case import Case
-from .problem import Problem
 
 Stage = Literal["load", "generation", "update"]
 

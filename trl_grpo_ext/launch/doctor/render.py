@@ -6,8 +6,8 @@ from rich.console import Console
 from rich.text import Text
 
 from ...guard.untrusted import one_line
+from . import Severity
 from .examine import Examination
-from .problem import Severity
 
 _STYLES: dict[Severity, str] = {"error": "bold red", "warning": "bold yellow", "note": "bold blue"}
 

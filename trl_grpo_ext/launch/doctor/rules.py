@@ -11,22 +11,19 @@ from __future__ import annotations
 import difflib
 import math
 import re
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from packaging.version import Version
 
-from ...errors import UpstreamError
 from ...guard.untrusted import one_line
 from ...trainer import upstream
 from ...types import implements
 from ..engine import ExpectedRun
 from ..ranges import quantised_with_vllm, vllm_without_cuda, wrong_quantisation, wrong_values
-from .case import Case, columns_of, prompts_of
-from .environment import Device
-from .problem import Problem, Severity
+from . import Problem, Severity
+from .case import Case, prompts_of
 
 HARDLY_MOVES_BELOW = 1e-5
 """Below this learning rate, bfloat16's 8 bits lose most updates of weights of ordinary size."""
@@ -61,18 +58,6 @@ class Rule:
 # ---------------------------------------------------------------------------------------------------------- the machine
 
 
-def _trl_refused(case: Case) -> str:
-    version = case.machine.versions.get("trl")
-    if version is None:
-        return "trl is not installed"
-    try:
-        with warnings.catch_warnings(action="ignore"):
-            upstream.check_version(version)
-    except UpstreamError as refusal:
-        return str(refusal)
-    return ""
-
-
 def _no_gpu(case: Case) -> str:
     if case.machine.devices or case.on_cpu or case.run.is_recipe:  # recipes then choose the CPU
         return ""
@@ -97,13 +82,12 @@ def _missing_packages(case: Case) -> str:
     return " ".join(name for name, needed in asked.items() if needed and case.machine.versions.get(name) is None)
 
 
-def _old_gpu(case: Case) -> Device | None:
-    old = (d for d in case.machine.devices if d.capability is not None and d.capability < (8, 0))
-    return None if case.on_cpu else next(old, None)
-
-
-def _flash(case: Case) -> bool:
-    return str(case.run["attn_implementation"]).startswith("flash_attention")
+def _flash_refused(case: Case) -> str:
+    """Why flash attention cannot run: it is on the CPU, or the GPU is older than Ampere."""
+    if not str(case.run["attn_implementation"]).startswith("flash_attention"):
+        return ""
+    old = (d.name for d in case.machine.devices if d.capability is not None and d.capability < (8, 0))
+    return "the CPU" if case.on_cpu else next(old, "")
 
 
 def _saves_over_the_model(case: Case) -> bool:
@@ -112,8 +96,6 @@ def _saves_over_the_model(case: Case) -> bool:
 
 
 _MACHINE = (
-    Rule("trl_is_not_supported", "error", "versions", _trl_refused,
-        "{found}", f"pip install 'trl>={upstream.OLDEST_TESTED},<2'"),
     Rule("trl_that_needs_triton", "error", "versions",
         lambda c: (v := c.machine.version("trl")) and v.release[:2] == (1, 15) and (c.on_cpu or not c.machine.devices),
         "TRL 1.15 trains only where Triton finds a GPU.", "pip install 'trl==1.16.*'"),
@@ -134,18 +116,9 @@ _MACHINE = (
     Rule("package_that_is_missing", "missing", "packages", _missing_packages,
         "The launch file or the run asks for {found}, not installed here.",
         "pip install {found} (deepspeed and vllm as 'trl-grpo-ext[deepspeed]', 'trl-grpo-ext[vllm]')."),
-    Rule("flash_attention_without_its_gpu", "error", "attention",
-        lambda c: _flash(c) and ("the CPU" if c.on_cpu else (old := _old_gpu(c)) and old.name),
+    Rule("flash_attention_without_its_gpu", "error", "attention", _flash_refused,
         "attn_implementation {run[attn_implementation]} needs a GPU of compute capability 8.0; this is {found}.",
         "Leave attn_implementation out (sdpa)."),
-    Rule("shared_prompts_without_sdpa", "warning", "attention",
-        lambda c: c.run["share_prompts"] and c.run["attn_implementation"] not in (None, "", "sdpa"),
-        "share_prompts does nothing with attn_implementation {run[attn_implementation]}.",
-        "Leave attn_implementation out (sdpa), or take share_prompts out."),
-    Rule("bfloat16_on_an_old_gpu", "error", "precision",
-        lambda c: (c.bf16 or c.dtype == "bfloat16") and (old := _old_gpu(c)) and old.name,
-        "bfloat16 needs compute capability 8.0, which {found} lacks.",
-        "Write bf16: false, fp16: true, dtype: float32; or use a newer GPU."),
     Rule("nowhere_to_save", "missing", "output_dir", lambda c: c.machine.output_problem,
         "output_dir {machine.output_dir}: {found}.", "Choose another."),
     # No crash, but the only copy of a model may be lost.
@@ -230,10 +203,6 @@ _LAUNCH = (
         and c.launch.raw.get("deepspeed_config", {}).get("deepspeed_multinode_launcher") != "standard",
         "{launch.name} leaves several machines to DeepSpeed's own launcher (pdsh): one machine, a host file, ssh.",
         "Write deepspeed_multinode_launcher: standard, and start a launcher on each machine."),
-    Rule("checkpointing_twice", "error", "fsdp",
-        lambda c: _fsdp_is_on(c, "activation_checkpointing", False) and c.checkpointing,
-        "Activation checkpointing is on in {launch.name} and in the run (gradient_checkpointing: true).",
-        "Set gradient_checkpointing: false; the Trainer refuses both (TRL's default is true)."),
     Rule("accumulation_in_two_places", "error", "accumulation",
         lambda c: c.launch.accumulation not in (None, c.run["gradient_accumulation_steps"]),
         "gradient_accumulation_steps is {launch.accumulation} in {launch.name} and {run[gradient_accumulation_steps]} "
@@ -370,14 +339,6 @@ def _liger_loss(case: Case) -> bool:
     return bool(case.run["use_liger_kernel"] and acts and version is not None and version < Version("1.16"))
 
 
-def _lacking_columns(case: Case) -> str:
-    """The columns that rewards compare with, where the data set is a file and has others."""
-    present = columns_of(case.run)
-    wanted = {name: getattr(reward, "reference_column", None) for name, reward in case.plugins.rewards.items()}
-    lacking = {n: c for n, c in wanted.items() if isinstance(c, str) and present is not None and c not in present}
-    return ", ".join(f"{name} wants {column!r}" for name, column in lacking.items())
-
-
 def _too_few_prompts(case: Case) -> tuple[int, int] | None:
     """The number of prompts, and how many a generation batch takes."""
     config, prompts = case.run.config, prompts_of(case.run)
@@ -401,8 +362,6 @@ _TRAINING = (
     Rule("unknown_loss_type", "error", "loss",
         lambda c: c.run["loss_type"] not in upstream.LOSS_TYPES and ", ".join(sorted(upstream.LOSS_TYPES)),
         "loss_type {run[loss_type]!r} is none of {found}.", "Choose one of them."),
-    Rule("column_that_the_data_lack", "error", "data", _lacking_columns,
-        "{found}, which the data set does not have.", "Rename the column, or choose another reward."),
     # Where every completion is clipped, all rewards are alike.
     Rule("no_chat_template", "warning", "silent", lambda c: c.machine.chat_template is False,
         "The tokenizer of {run[model_name_or_path]} has no chat template: a base model that writes no end of text is "

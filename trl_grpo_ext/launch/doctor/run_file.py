@@ -25,7 +25,7 @@ from ...errors import ConfigurationError
 from ...guard.untrusted import MOST_BYTES, one_line, read_settings
 from ...trainer.config import GRPOExtConfig
 from ..ranges import wrong_values
-from .problem import Problem
+from . import Problem
 
 PLUGIN_FIELDS = ("rewards", "advantage_hooks", "loss_aggregation", "resample")
 _OF_THE_LAUNCH = ("deepspeed", "fsdp", "fsdp_config", "parallelism_config", "accelerator_config")

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ...guard.cache import Recent, digest
 from ...guard.outcomes import Judgement, Outcome
 from ...guard.workers import Done, WorkerPool
 from .plain_answers import plain_reference
@@ -35,18 +34,23 @@ class Verifier:
     def __init__(self, name: str, *, timeout: float, workers: int | None, memory_mb: int | None, cache: int) -> None:
         self._timeout = timeout
         self.pool = WorkerPool(_MathVerify(), workers=workers, memory_mb=memory_mb, name=name)
-        self._verdicts: Recent[Reading] = Recent(cache)
-        self._references: Recent[Judgement] = Recent(_MOST_REFERENCES)
+        self._most_verdicts = cache
+        self._verdicts: dict[Pair, Reading] = {}
+        self._references: dict[str, Judgement] = {}
 
     def readings(self, pairs: Sequence[Pair]) -> dict[Pair, Reading]:
         """Judge distinct pairs: cached verdicts first, workers for the others."""
-        readings = {pair: known for pair in pairs if (known := self._verdicts.get(digest(pair))) is not None}
+        readings: dict[Pair, Reading] = {}
+        for pair in pairs:
+            if (known := self._verdicts.pop(pair, None)) is not None:
+                readings[pair] = known
+                _keep(self._verdicts, pair, known, self._most_verdicts)  # as the latest
         jobs = sorted((pair for pair in pairs if pair not in readings), key=_expected_cost, reverse=True)
         failed: dict[Pair, Judgement] = {}
         for pair, done in zip(jobs, self._run(jobs), strict=True):
             if done.status == "done":
                 readings[pair] = _reading(done)
-                self._verdicts.put(digest(pair), readings[pair])
+                _keep(self._verdicts, pair, readings[pair], self._most_verdicts)
             else:
                 failed[pair] = Judgement(Outcome(done.status), done.detail)
         alone = self._references_alone([reference for reference, _ in failed])
@@ -61,7 +65,7 @@ class Verifier:
         alone: dict[str, Judgement] = {}
         unknown: list[Pair] = []
         for reference in dict.fromkeys(references):
-            if (known := self._references.get(digest(reference))) is not None:
+            if (known := self._references.get(reference)) is not None:
                 alone[reference] = known
             elif plain_reference(reference) is None:
                 unknown.append((reference, None))
@@ -70,12 +74,19 @@ class Verifier:
                 continue  # a bug, and no property of the reference
             judgement = Judgement(Outcome.UNPARSEABLE, f"the reference alone: {done.detail}")
             alone[reference] = _reading(done).judgement if done.status == "done" else judgement
-            self._references.put(digest(reference), alone[reference])
+            _keep(self._references, reference, alone[reference], _MOST_REFERENCES)
         return alone
 
     def _run(self, pairs: Sequence[Pair]) -> list[Done]:
         jobs = [{"reference": r} if answer is None else {"reference": r, "answer": answer} for r, answer in pairs]
         return self.pool.run(jobs, allowance=self._timeout) if jobs else []
+
+
+def _keep(cache: dict[Any, Any], key: Any, value: Any, most: int) -> None:
+    """Put the latest entry into a cache, and drop the oldest ones beyond its size."""
+    cache[key] = value
+    for oldest in list(cache)[: len(cache) - most]:
+        cache.pop(oldest, None)
 
 
 class _MathVerify:
