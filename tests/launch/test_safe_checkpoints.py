@@ -19,7 +19,7 @@ from tests.launch.safe_checkpoint_worker import SafeTrainer, make
 from trl_grpo_ext import GRPOExtTrainer
 from trl_grpo_ext.errors import CheckpointError, ConfigurationError
 from trl_grpo_ext.launch.checkpoints import SafeCheckpoints
-from trl_grpo_ext.launch.checkpoints.in_use import FolderLock
+from trl_grpo_ext.launch.checkpoints.safe import FolderLock
 from trl_grpo_ext.records.checkpoints import UNFINISHED, checkpoint_problem, last_complete_checkpoint
 
 ROOT = Path(__file__).parents[2]
@@ -236,7 +236,7 @@ def test_uploads_begin_at_the_final_place(tiny_model: Path, tmp_path: Path) -> N
 HOLD = """
 import sys, time
 from pathlib import Path
-from trl_grpo_ext.launch.checkpoints.in_use import FolderLock
+from trl_grpo_ext.launch.checkpoints.safe import FolderLock
 FolderLock(Path(sys.argv[1])).acquire()
 print("held", flush=True)
 time.sleep(int(sys.argv[2]))

@@ -57,6 +57,15 @@ def test_the_default_is_named_trained_saved_and_recorded(default: Finished) -> N
 
 
 @pytest.mark.nightly
+def test_held_out_accuracy_rises_as_make_demo_promises(tmp_path: Path) -> None:
+    run = trained(SCRIPT, tmp_path, "--embedded")
+    before, after = (run.metrics[when]["gsm8k_accuracy"] for when in ("before", "after"))
+    assert before <= 0.40
+    assert after >= before + 0.35
+    assert "512 held-out problems" in run.out
+
+
+@pytest.mark.nightly
 def test_a_resumed_run_goes_on_as_if_it_had_not_stopped(default: Finished, tmp_path: Path) -> None:
     shutil.copytree(default.output / "checkpoint-2", tmp_path / "output" / "checkpoint-2")
     run = trained(SCRIPT, tmp_path, *FOUR_STEPS, "--resume_from_checkpoint", "true")

@@ -15,8 +15,7 @@ from typer.testing import CliRunner
 from tests.first_plugin_walk import differences
 from trl_grpo_ext.cli.main import app, main
 from trl_grpo_ext.errors import ConfigurationError
-from trl_grpo_ext.launch.doctor.examine import examine
-from trl_grpo_ext.launch.doctor.render import render
+from trl_grpo_ext.launch.doctor.examine import examine, render
 
 ROOT = Path(__file__).parents[3]
 RECIPES = ROOT / "recipes"

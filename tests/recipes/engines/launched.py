@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import yaml
 
 from tests.recipes.launching import RECIPES, environment
 
+ROOT = RECIPES.parent
 ON_CPU = Path(__file__).with_name("on_cpu.py")
 OVERLAY = {"num_processes": 2, "num_machines": 1, "main_process_port": 0}
 """What is changed in a shipped launch file; all else is as shipped."""
@@ -31,27 +32,13 @@ class Run:
     """DeepSpeed's `grad_accum_dtype`, which a launch file without a JSON file cannot say."""
 
 
-def overlaid(file: str, folder: Path, **more: Any) -> Path:
-    settings = yaml.safe_load((RECIPES / "accelerate" / file).read_text()) | OVERLAY | more
-    path = folder / f"overlaid_{file}"
-    path.write_text(yaml.safe_dump(settings))
-    return path
-
-
 def launch(file: str, runs: list[Run], folder: Path, timeout: int = 1200, **variables: str) -> None:
     """Start the runs under a launch file; what each says and comes to is in files of the folder."""
-    plain = [
-        {
-            "name": run.name,
-            "script": str(run.script),
-            "trap": run.trap,
-            "sums": run.sums,
-            "arguments": [word.replace("{folder}", str(folder)) for word in run.arguments],
-        }
-        for run in runs
-    ]
-    (folder / "runs.json").write_text(json.dumps(plain))
-    command = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(overlaid(file, folder))]
+    plain = json.dumps([asdict(run) for run in runs], default=str).replace("{folder}", str(folder))
+    (folder / "runs.json").write_text(plain)
+    overlaid = yaml.safe_load((RECIPES / "accelerate" / file).read_text()) | OVERLAY
+    (folder / file).write_text(yaml.safe_dump(overlaid))
+    command = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(folder / file)]
     done = subprocess.run(
         [*command, str(ON_CPU), str(folder / "runs.json"), str(folder)],
         cwd=folder,
@@ -78,9 +65,6 @@ def finished(folder: Path, name: str) -> None:
     for rank in (0, 1):
         found = status(folder, name, rank)
         assert found == 0, f"{name}, rank {rank}: {found}\n{said(folder, name)[-2000:]}"
-
-
-ROOT = RECIPES.parent
 
 
 def probe(folder: Path, name: str, rank: int) -> dict[str, Any]:

@@ -24,12 +24,14 @@ returns. Old checkpoints are deleted in place, so a kill may leave half of one, 
 from __future__ import annotations
 
 import errno
+import fcntl
 import logging
 import os
 import shutil
 import signal
+import socket
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -53,11 +55,13 @@ from ...records.checkpoints import (
     starts_afresh,
 )
 from ...trainer import upstream
-from .in_use import FolderLock
 from .stop_signal import SaveOnSignal
 
 _WRITE_ERRORS = (OSError, RuntimeError, SafetensorError, CheckpointException)
 """Errors of a write to a full disk: from Python, PyTorch's archive writer and safetensors."""
+
+IN_USE = "_in_use"
+"""The lock's file; its name begins with an underscore, so transformers' uploads leave it out."""
 
 logger = logging.getLogger(__name__)
 
@@ -106,7 +110,7 @@ class SafeCheckpoints:
         return self._stop.stopped_by
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *arguments: Any, **keywords: Any) -> Any:
-        """Train after removing what a killed save left; the run locks its folder (see `in_use`).
+        """Train after removing what a killed save left; the run locks its folder (see `FolderLock`).
 
         Resuming a finished run logs that and trains no step. What transformers does not find in the checkpoint and goes
         on without (one saved with `save_only_model`, or by another number of processes) is a warning.
@@ -327,3 +331,52 @@ def _sync(path: Path) -> None:
             raise
     finally:
         os.close(descriptor)
+
+
+# ------------------------------------------------------------------------------------------- one run in one folder
+
+
+class FolderLock:
+    """One run at a time saves into a folder: the first process locks `_in_use` in it, creating the folder if need be.
+
+    The system releases a POSIX lock when its process ends, even if that is killed, and no forked child has it. NFS
+    passes it on, unless it is mounted with `nolock` or `local_lock`; where a file system has no locks, the run warns.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / IN_USE
+        self._descriptor: int | None = None
+
+    def acquire(self) -> None:
+        """Take the lock; a `CheckpointError` if another process has it."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        while True:
+            descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            try:
+                fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                by = os.pread(descriptor, 200, 0).decode(errors="replace") or "another process"
+                os.close(descriptor)
+                if error.errno in (errno.EACCES, errno.EAGAIN):
+                    raise CheckpointError(
+                        f"{str(self.path.parent)!r} is in use: {by} trains and saves there, and would remove this "
+                        "run's checkpoints. Wait for it, stop it, or choose another output_dir."
+                    ) from None
+                logger.warning("%s takes no lock (%s): start no second run there.", self.path.parent, error)
+                return
+            with suppress(FileNotFoundError):  # its last holder removed it between our two calls
+                if os.path.samestat(self.path.stat(), os.fstat(descriptor)):
+                    break
+            os.close(descriptor)
+        self._descriptor = descriptor
+        with suppress(OSError):  # a full disk is reported when saving
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()[:60]!r}".encode(), 0)
+
+    def release(self) -> None:
+        """Remove the file and release the lock, if this process holds it."""
+        if self._descriptor is not None:
+            with suppress(OSError):
+                self.path.unlink()
+            os.close(self._descriptor)
+            self._descriptor = None

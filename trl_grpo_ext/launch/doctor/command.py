@@ -52,8 +52,7 @@ def doctor_command(
     level = root.level
     root.setLevel(logging.ERROR)  # libraries warn when they are imported, too
     try:
-        from .examine import examine
-        from .render import render
+        from .examine import examine, render
 
         with Console(stderr=True).status("Looking around"):
             examination = examine(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -10,11 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from rich.console import Console
+from rich.text import Text
 from trl import get_peft_config
 
 from ...errors import ConfigurationError
 from ...guard.untrusted import one_line, read_settings
-from . import Problem
+from . import Problem, Severity
 from .case import Case, load_plugins
 from .environment import inspect_machine
 from .launch_file import LaunchPlan, read_launch_file
@@ -67,7 +70,7 @@ def examine(
         ConfigurationError: A named file is missing.
     """
     for path in (config_file, *configs, script):
-        if path is not None and not _is_file(path):
+        if path is not None and not os.path.isfile(path):  # noqa: PTH113  # false, too, where a path cannot be one
             raise ConfigurationError(f"There is no file {one_line(path, 300)}.")
     found: list[Problem] = []
     options = {"machine_rank": machine_rank, "rdzv_backend": rdzv_backend}
@@ -102,13 +105,6 @@ def _folder_on_path(run: RunPlan) -> Iterator[None]:
         yield
     finally:
         sys.path[:] = before
-
-
-def _is_file(path: str) -> bool:
-    try:
-        return Path(path).is_file()
-    except (OSError, ValueError):
-        return False
 
 
 def _launch(
@@ -157,3 +153,35 @@ def _model(run: RunPlan, found: list[Problem]) -> tuple[Sizes | None, Adapters |
     if run.is_recipe and isinstance(targets, str) and targets.isidentifier():
         peft_config.target_modules = {targets}  # as the recipes do; TRL makes a pattern of a single name
     return sizes_of(model), adapters_of(model, peft_config), source
+
+
+# ------------------------------------------------------------------------------------------------------ on a terminal
+
+_STYLES: dict[Severity, str] = {"error": "bold red", "warning": "bold yellow", "note": "bold blue"}
+
+
+def render(examination: Examination, console: Console) -> None:
+    """Print the verdict, what is wrong, and what would run; content of files is never markup."""
+    counts = {severity: sum(p.severity == severity for p in examination.problems) for severity in _STYLES}
+    listed = ", ".join(f"{count} {severity}{'' if count == 1 else 's'}" for severity, count in counts.items() if count)
+    verdict = "This run will fail: " if counts["error"] else "No problems found" + (": " if listed else ".")
+    console.print(Text.assemble((verdict, _STYLES["error"] if counts["error"] else "bold green"), (listed, "bold")))
+    for problem in examination.problems:
+        kind, about = (problem.severity, _STYLES[problem.severity]), (f" [{problem.subject}] ", "bold")
+        said, fix = one_line(problem.message, 1000), one_line(problem.fix, 600)
+        console.print(Text.assemble(kind, about, said, ("\n  fix: ", "green"), fix))
+    console.print(Text.assemble(("run: ", "bold"), _described(examination)))
+    if (memory := examination.memory) is not None:
+        console.print(Text.assemble(("memory: ", "bold"), memory.described))
+
+
+def _described(examination: Examination) -> str:
+    launch, run, sizes = examination.case.launch, examination.case.run, examination.case.sizes
+    machines = "" if launch.machines == 1 else f" on {launch.machines} machines"
+    processes = f"{launch.processes} process{'es' * (launch.processes != 1)}"
+    weights = "all weights" if not run["use_peft"] else f"LoRA of rank {run['lora_r']}"
+    weights += f", on {examination.case.bits}-bit weights" if examination.case.bits else ""
+    model = examination.model_source
+    if sizes is not None:
+        model = f"{run['model_name_or_path']}, {sizes.parameters:,} parameters"
+    return one_line(f"{launch.engine}, {processes}{machines} ({launch.name}); {model}; {weights}", 600)
