@@ -88,7 +88,6 @@ def test_a_call_for_some_of_the_completions() -> None:
 def test_names_by_hand() -> None:
     assert unique_names(["a", "b", "a", "a"]) == ["a", "b", "a_2", "a_3"]
     assert unique_names(["a", "a", "a_2"]) == ["a", "a_3", "a_2"]  # names that are unique already stay
-    assert unique_names(["a", "m", "a", "m"], [False, True, True, True]) == ["a_2", "m", "a", "m"]  # models keep theirs
 
 
 def generated(*values: float | None) -> Iterator[float | None]:

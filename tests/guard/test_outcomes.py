@@ -25,12 +25,6 @@ def test_the_defaults_tell_the_completions_fault_from_the_references() -> None:
     assert policy.scores(judged(Outcome.TIMEOUT, Outcome.DIED, Outcome.REFUSED)) == [0.0, 0.0, 0.0]
 
 
-def test_a_bug_raises_and_names_the_row() -> None:
-    policy = OutcomePolicy("my_reward", EVERY)
-    with pytest.raises(RewardError, match=r"my_reward: the outcome at row 1 is 'error' \(KeyError\), which raises"):
-        policy.scores([Judgement(Outcome.RIGHT), Judgement(Outcome.ERROR, "KeyError")])
-
-
 def test_each_outcome_can_be_changed() -> None:
     changed = {"timeout": None, "wrong": -1, "right": 2.5, "error": 0.0, "died": "raise"}
     policy = OutcomePolicy("r", EVERY, changed)

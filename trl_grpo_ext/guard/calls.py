@@ -12,6 +12,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from decimal import Decimal
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
@@ -165,64 +166,24 @@ def _checked(value: Any, row: int, reward: str) -> float | None:
     return number
 
 
-def unique_names(names: Sequence[str], fixed: Sequence[bool] | None = None) -> list[str]:
-    """Make names unique, for metrics: the first of a name keeps it, later ones get `_2`, `_3` and so on.
-
-    `fixed` says which names cannot change (of reward models, which TRL names itself); only those can still be equal.
-    """
-    fixed = fixed or [False] * len(names)
-    kept = {name for name, is_fixed in zip(names, fixed, strict=True) if is_fixed}
-    taken, new = set(names), []
-    for name, is_fixed in zip(names, fixed, strict=True):
-        if not is_fixed and name in kept:
+def unique_names(names: Sequence[str]) -> list[str]:
+    """Make names unique, for metrics: the first of a name keeps it, later ones get `_2`, `_3` and so on."""
+    taken, new = set(names), list[str]()
+    for name in names:
+        if name in new:
             number = 2
             while f"{name}_{number}" in taken:
                 number += 1
             name = f"{name}_{number}"
             taken.add(name)
-        kept.add(name)
         new.append(name)
     return new
 
 
-def rename(reward: Any, name: str, *, in_place: bool) -> Any:
-    """Rename a reward: in place if allowed and possible, else by a wrapper, which is async if the reward is."""
-    if in_place:
-        try:
-            reward.__name__ = name
-        except AttributeError:  # slots, a frozen dataclass
-            pass
-        else:
-            for value in getattr(reward, "__dict__", {}).values():
-                if isinstance(value, OutcomePolicy):  # it counts outcomes under the reward's name
-                    value.reward = name
-            return reward
-    return (RenamedAsync if is_async(reward) else Renamed)(reward, name)
-
-
-class Renamed:
-    """A reward function under another name in TRL's metrics. All other attributes are the function's."""
-
-    def __init__(self, reward: Callable[..., Any], name: str) -> None:
-        self.reward = reward
-        self.__name__ = name
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.reward!r}, {self.__name__!r})"
-
-    def __getattr__(self, attribute: str) -> Any:
-        if attribute == "reward" or attribute.startswith("__"):  # while it is being unpickled, it has none yet
-            raise AttributeError(attribute)
-        return getattr(self.reward, attribute)
-
-    def __call__(self, **columns: Any) -> Any:
-        """Call the reward function."""
-        return self.reward(**columns)
-
-
-class RenamedAsync(Renamed):
-    """An async reward function under another name."""
-
-    async def __call__(self, **columns: Any) -> Any:
-        """Call the reward function and wait."""
-        return await self.reward(**columns)
+def rename(reward: Any, name: str) -> None:
+    """Rename a reward in its metrics, as far as it takes a name."""
+    with suppress(AttributeError):  # slots, a frozen dataclass
+        reward.__name__ = name
+        for value in getattr(reward, "__dict__", {}).values():
+            if isinstance(value, OutcomePolicy):  # it counts outcomes under the reward's name
+                value.reward = name

@@ -8,13 +8,12 @@ may load.
 from __future__ import annotations
 
 import contextlib
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from ..errors import ConfigurationError, PluginError, PluginTypeError, reworded
-from ..guard.calls import is_model, rename, reward_name, unique_names
+from ..guard.calls import rename, reward_name, unique_names
 from ..types import acting_order, implements, role_of
 from .building import broken, build, check_parameters, describe, import_plugin, plugin_code
 from .discovery import (
@@ -164,9 +163,8 @@ def load_rewards(selections: Any) -> RewardList:
     Those that work in processes of their own start them now, so that their imports overlap with loading the model.
 
     Args:
-        selections: One selection or a list of them. Callables pass through unchanged, except that the second reward of
-            one name becomes `name_2`, since TRL would log both as one metric; then the callable is wrapped, not
-            modified.
+        selections: One selection or a list of them. Callables pass through unchanged. The second reward of one name is
+            `name_2` in the metrics of `GRPOExtTrainer`; TRL's own trainer logs callables of one name as one metric.
 
     Raises:
         PluginError, ConfigurationError: As for `resolve`.
@@ -183,19 +181,12 @@ def _reward_list(selections: Any, loaded: Sequence[Loaded]) -> RewardList:
     if isinstance(selections, RewardList):
         given = list(selections.weights)
     rewards = [item.object for item in loaded]
-    names = [reward_name(reward) for reward in rewards]
-    if len(set(names)) < len(names):
-        own = [item.own for item in loaded]
-        new = unique_names(names, [is_model(reward) for reward in rewards])
-        rewards = [
-            reward if name == old else rename(reward, name, in_place=mine)
-            for reward, old, name, mine in zip(rewards, names, new, own, strict=True)
-        ]
-        twice = sorted({name for name in new if new.count(name) > 1})
-        if twice:
-            warnings.warn(f"Several models are called {', '.join(twice)}; TRL logs them as one metric.", stacklevel=3)
     made = RewardList(rewards, (1.0 if weight is None else weight for weight in given))
-    made._sources = [replace(item, object=reward) for item, reward in zip(loaded, rewards, strict=True)]
+    made.names = unique_names(made.names)
+    for item, name in zip(loaded, made.names, strict=True):
+        if item.own and name != reward_name(item.object):
+            rename(item.object, name)
+    made._sources = loaded
     return made
 
 

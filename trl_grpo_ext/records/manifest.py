@@ -41,7 +41,7 @@ _VERSIONS_OF = ("trl-grpo-ext", "trl", "transformers", "torch", "accelerate", "v
 HIDDEN = "(not recorded)"
 _SECRET = re.compile(r"api_?key|secret|passw(or)?d|credential|(access|auth|hf|bearer)_?token", re.IGNORECASE)
 _WRAPPERS = {
-    **dict.fromkeys(("Renamed", "RenamedAsync", "Guarded", "AsyncGuarded"), "reward"),
+    **dict.fromkeys(("Guarded", "AsyncGuarded"), "reward"),
     "SkipZeroVariance": "aggregation",
 }
 """Our own classes around a plugin, with the attribute that holds it."""

@@ -17,19 +17,11 @@ from trl_grpo_ext.launch.doctor.environment import Environment, inspect_machine
 MODEL = Path(__file__).parents[3] / "recipes" / "embedded" / "model"
 
 
-def test_versions_are_those_of_the_metadata() -> None:
-    facts = inspect_machine()
-    assert facts.versions["trl"] == metadata.version("trl")
-    assert facts.version("trl") == Version(metadata.version("trl"))
+def test_versions_and_devices_are_those_of_this_machine_or_as_described() -> None:
+    here, there = inspect_machine(), inspect_machine(gpu_memory=24, gpus=8)
+    assert here.version("trl") == Version(metadata.version("trl"))
     assert Environment(versions={"x": "built by hand"}).version("x") is None
-
-
-def test_devices_are_torchs_or_those_described() -> None:
-    here = inspect_machine()
     assert len(here.devices) == (torch.cuda.device_count() if torch.cuda.is_available() else 0)
-    assert here.torch_build == ("cpu" if torch.version.cuda is None else f"CUDA {torch.version.cuda}")
-    assert (here.device_memory, inspect_machine(gpu_memory=24).device_memory) == (None, 24 * 1024**3) or here.devices
-    there = inspect_machine(gpu_memory=24, gpus=8)
     assert there.elsewhere
     assert [device.memory for device in there.devices] == [24 * 1024**3] * 8
 

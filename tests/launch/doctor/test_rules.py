@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import shutil
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -16,7 +15,6 @@ import torch
 from tests.launch.doctor.cases import A100, RECIPE, T4, adapters, case, launched, machine, qwen
 from trl_grpo_ext.launch.doctor import Severity
 from trl_grpo_ext.launch.doctor.case import Case, Plugins
-from trl_grpo_ext.launch.doctor.examine import examine
 from trl_grpo_ext.launch.doctor.rules import RULES, _movable, problems_of
 
 DDP = launched("ddp", 2)
@@ -225,61 +223,3 @@ def test_every_rule_has_a_pair_and_a_name_of_its_own() -> None:
 
 def test_a_usual_run_has_no_problem() -> None:
     assert problems_of(case(**LORA, model_name_or_path="somebody/a-model", bf16=True)) == []
-
-
-# ------------------------------------------------------------------------------------------ real files
-
-LAUNCH = "compute_environment: LOCAL_MACHINE\nnum_machines: 1\nmachine_rank: 0\nmain_training_function: main\n"
-TWO = f"{LAUNCH}distributed_type: MULTI_GPU\nnum_processes: 2\n"
-MODEL = Path(__file__).parents[3] / "recipes" / "embedded" / "model"
-SMALL = f"model_name_or_path: {MODEL}\nnum_generations: 4\nrewards: [gsm8k_accuracy]\nbf16: false\n"
-
-EVERYTHING = """
-use_vllm: true
-vllm_mode: colocate
-top_p: 0.9
-load_in_4bit: true
-use_peft: true
-lora_target_modules: [q_proj]
-dtype: auto
-gradient_checkpointing_kwargs: {use_reentrant: true}
-max_completion_length: 16
-dataset_path: train.jsonl
-"""
-PITFALLS = {  # the launch and the run, and what is said of the two together
-    "DDP": (
-        TWO.replace("num_machines: 1", "num_machines: 2"),
-        EVERYTHING,
-        (
-            *("trl#4973", "auto names none", "ready only once", "regular expression", "has no chat template"),
-            *("biases the correction", "no job forms"),
-        ),
-    ),
-    "CPU": (TWO, "use_vllm: true\nvllm_enable_sleep_mode: true\nuse_cpu: true\n", ("GPUs alone",)),
-    "full": (TWO, "dtype: bfloat16\nlearning_rate: 1.0e-6\n", ("hardly move",)),
-}
-
-
-def said_of(launch: str, run: str) -> str:
-    """What the doctor says of these files in this folder."""
-    Path("train.jsonl").write_text('{"question": "How many?", "answer": "#### 18"}\n')
-    Path("launch.yaml").write_text(launch)
-    Path("run.yaml").write_text(SMALL + run)
-    found = examine(config_file="launch.yaml", configs=("run.yaml",), gpu_memory=24)
-    return " ".join(problem.message for problem in found.problems)
-
-
-@pytest.mark.parametrize("name", PITFALLS)
-def test_known_pitfalls_are_caught_from_real_files(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    launch, run, words = PITFALLS[name]
-    said = said_of(launch, run)
-    assert [part for part in words if part not in said] == []
-
-
-def test_none_of_them_is_said_of_a_sound_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    shutil.copytree(MODEL, "chatty")
-    Path("chatty/chat_template.jinja").write_text("{{ messages }}")
-    said = said_of(TWO, "model_name_or_path: chatty\nuse_peft: true\nlora_target_modules: all-linear\n")
-    assert [part for _, _, words in PITFALLS.values() for part in words if part in said] == []
