@@ -22,6 +22,7 @@ from typing import Any
 
 from ..errors import ManifestError
 from ..guard.calls import is_model
+from ..guard.guarded import Guarded
 from ..guard.untrusted import one_line
 from ..plugins.kinds import KINDS, LABELS
 from ..plugins.loading import Kind, Loaded, LoadedList
@@ -40,11 +41,6 @@ _FORMAT = 1
 _VERSIONS_OF = ("trl-grpo-ext", "trl", "transformers", "torch", "accelerate", "vllm")
 HIDDEN = "(not recorded)"
 _SECRET = re.compile(r"api_?key|secret|passw(or)?d|credential|(access|auth|hf|bearer)_?token", re.IGNORECASE)
-_WRAPPERS = {
-    **dict.fromkeys(("Guarded", "AsyncGuarded"), "reward"),
-    "SkipZeroVariance": "aggregation",
-}
-"""Our own classes around a plugin, with the attribute that holds it."""
 
 
 @dataclass(frozen=True)
@@ -253,13 +249,14 @@ class _Recorder:
         switches: dict[str, Any] = {}
         parameters: dict[str, Any] | None = None
         while True:
-            wrapper = _WRAPPERS.get(type(thing).__qualname__, "")
             if isinstance(thing, functools.partial):
                 parameters = {**plain_mapping(thing.keywords), **(parameters or {})}
                 thing = thing.func
-            elif wrapper and type(thing).__module__.startswith("trl_grpo_ext."):
-                switches |= _switches(thing)
-                thing = getattr(thing, wrapper)
+            elif isinstance(thing, Guarded):
+                asked = {name: getattr(thing, name) for name in ("timeout", "retries", "workers", "batch_size")}
+                asked["outcomes"] = dict(thing.policy.changed) or None
+                switches["guard"] = {name: value for name, value in asked.items() if value is not None}
+                thing = thing.reward
             elif is_model(thing) and is_model(getattr(thing, "module", None)):  # an engine has wrapped it
                 thing = thing.module
             else:
@@ -288,17 +285,6 @@ class _Recorder:
 
 def _as_loaded(plugins: Sequence[Any]) -> list[Loaded]:
     return plugins.loaded if isinstance(plugins, LoadedList) else [Loaded(plugin) for plugin in plugins]
-
-
-def _switches(wrapper: Any) -> dict[str, Any]:
-    """The switches of one of our wrappers, as a selection writes them."""
-    asked = {name: value for name, value in (_constructed_with(wrapper) or {}).items() if name != "name"}
-    if type(wrapper).__qualname__.endswith("Guarded"):
-        guard = {name: value for name, value in asked.items() if value is not None}
-        return {"guard": guard | ({"outcomes": dict(wrapper.policy.changed)} if wrapper.policy.changed else {})}
-    if type(wrapper).__qualname__ == "SkipZeroVariance":
-        return {"skip_zero_variance": True}
-    return {}
 
 
 def _constructed_with(thing: Any) -> dict[str, Any] | None:
