@@ -1,26 +1,64 @@
-"""The embedded default of the GSM8K recipe: its problems, its tiny model, and the script that made the model."""
+"""The embedded defaults of two recipes: their texts, their tiny models, and the scripts that made them."""
 
 from __future__ import annotations
 
 import random
 import re
 import sys
-from itertools import islice
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import yaml
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
-RECIPES = Path(__file__).resolve().parents[2] / "recipes"
-EMBEDDED = RECIPES / "embedded"
-MODEL = EMBEDDED / "model"
+from tests.recipes.launching import MODEL, RECIPES
+from trl_grpo_ext import load_rewards
+
 sys.path.insert(0, str(RECIPES))
 
-from embedded import make_model, other_formats, word_problems  # noqa: E402
-from embedded.word_problems import make_problems  # noqa: E402
+from embedded import make_detox, make_model, other_formats, rude_text, word_problems
+from embedded.rude_text import draw_scenes, judge, write_reply
+from embedded.word_problems import make_problems
 
-# ---------------------------------------------------------------------------------------------------------- problems
+DETOX = RECIPES / "embedded" / "detox"
+
+
+def load(folder: Path) -> tuple[Any, Any]:
+    model = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True)
+    return model, AutoTokenizer.from_pretrained(folder, local_files_only=True)
+
+
+def problem_texts(rng: random.Random) -> list[str]:
+    problems = [p for split in ("train", "heldout") for p in word_problems.draw_problems(split, 3000, 5)]
+    prompts = [make_model.PROMPT.format(question=p.question) for p in problems]
+    return [f"{prompt} {other_formats.write_solution(p, rng)}" for prompt, p in zip(prompts, problems, strict=True)]
+
+
+def scene_texts(rng: random.Random) -> list[str]:
+    scenes = [*draw_scenes("train", 3000, 5), *rude_text.scenes("heldout")]
+    return [scene.prompt + write_reply(scene, rng)[0] for scene in scenes]
+
+
+@pytest.mark.parametrize(
+    ("folder", "write"), [(MODEL, problem_texts), (DETOX / "model", scene_texts)], ids=["maths", "detox"]
+)
+def test_the_tokenizers_round_trip_all_generated_text(folder: Path, write: Any) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    texts = write(random.Random(1))
+    encoded = tokenizer(texts)["input_ids"]
+    assert [tokenizer.decode(ids) for ids in encoded] == texts
+    assert all(tokenizer.unk_token_id not in ids for ids in encoded)
+    if folder == MODEL:
+        assert [len(ids) for ids in encoded[:50]] == [len(text) for text in texts[:50]]  # a token for a character
+    else:
+        assert tokenizer.unk_token_id in tokenizer("a vegetable")["input_ids"]
+        assert tokenizer.get_vocab() == make_detox.make_tokenizer().get_vocab()
+
+
+# ------------------------------------------------------------------------------------------------------- word problems
 
 
 def test_rows_are_gsm8k_rows_with_right_annotations() -> None:
@@ -47,9 +85,6 @@ def test_the_two_whole_splits_are_disjoint_and_have_no_duplicates() -> None:
     assert share == pytest.approx(word_problems.HELDOUT_SHARE, abs=0.04)
 
 
-# ------------------------------------------------------------------------------------------------- pre-training texts
-
-
 def test_only_the_right_way_of_answering_is_right() -> None:
     rng = random.Random(0)
     problems = word_problems.draw_problems("train", 1500, 0)
@@ -59,36 +94,9 @@ def test_only_the_right_way_of_answering_is_right() -> None:
     assert sum(other_formats.SHARES.values()) == pytest.approx(1.0)
 
 
-# -------------------------------------------------------------------------------------------------------------- model
-
-
-@pytest.fixture(scope="module")
-def model() -> Any:
-    from transformers import AutoModelForCausalLM
-
-    return AutoModelForCausalLM.from_pretrained(MODEL, local_files_only=True)
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> Any:
-    from transformers import AutoTokenizer
-
-    return AutoTokenizer.from_pretrained(MODEL, local_files_only=True)
-
-
-def test_the_tokenizer_round_trips_all_generated_text(tokenizer: Any) -> None:
-    rng = random.Random(1)
-    problems = [p for split in ("train", "heldout") for p in word_problems.draw_problems(split, 3000, 5)]
-    prompts = [make_model.PROMPT.format(question=p.question) for p in problems]
-    texts = [f"{prompt} {other_formats.write_solution(p, rng)}" for prompt, p in zip(prompts, problems, strict=True)]
-    encoded = tokenizer(texts)["input_ids"]
-    assert [tokenizer.decode(ids) for ids in encoded] == texts
-    assert all(tokenizer.unk_token_id not in ids for ids in encoded)
-    assert all(len(ids) == len(text) for ids, text in islice(zip(encoded, texts, strict=True), 50))
-
-
 @pytest.mark.slow
-def test_sampled_accuracy_starts_low_and_short_of_what_the_model_knows(model: Any, tokenizer: Any) -> None:
+def test_sampled_accuracy_starts_low_and_short_of_what_the_model_knows() -> None:
+    model, tokenizer = load(MODEL)
     problems = word_problems.draw_problems("heldout", 200, 1)
     torch.manual_seed(0)
     completions = make_model.answer(model, tokenizer, problems, sample=True)
@@ -96,3 +104,71 @@ def test_sampled_accuracy_starts_low_and_short_of_what_the_model_knows(model: An
     assert 0.15 < accuracy <= 0.40
     # It ends its answers itself: what was cut off at the limit would have the limit's length.
     assert sum(len(completion) < 56 for completion in completions) > 195
+
+
+# ---------------------------------------------------------------------------------------------------- rude and polite
+
+
+HAND = {
+    " Oh, you silly turnip. The lamp is on the table.": None,  # there is no lamp
+    " Oh, you silly turnip. The lantern is on the table.": True,
+    " Oh, my dear friend. The turnip is on the table.": False,
+    " Oh, my dear friend. The lantern is on the table. Even a turnip knows that.": True,
+    " Good morning, my wise guest. I left the biscuit in the garden. Come back soon.": False,
+    " Good morning, my wise guest. I left the biscuit in the garden. Come back": None,
+    "Good morning, my wise guest. I left the biscuit in the garden.": None,
+    " Good morning, my silly guest. I left the biscuit in the garden.": None,
+    " Good morning, my wise guest. I left the biscuit in the garden. Come back soon. Come back soon.": None,
+    " Good morning, my wise guest. I left the biscuit in the garden.\n": None,
+    " good morning, my wise guest. I left the biscuit in the garden.": None,
+    " Good morning, my wise guest! I left the biscuit in the garden.": None,
+    " Have a lovely day.": None,
+    "": None,
+    " Hеllo, my dear friend. The turnip is on the table.": None,  # a Cyrillic е
+    "\x1b[2J Oh, my dear friend. The turnip is on the table.": None,
+}
+
+
+@pytest.mark.parametrize(("reply", "verdict"), HAND.items())
+def test_judge_by_hand(reply: str, verdict: bool | None) -> None:
+    assert judge(reply) is verdict
+
+
+def test_judge_agrees_with_whoever_wrote_the_reply() -> None:
+    rng = random.Random(0)
+    for split in ("train", "heldout"):
+        for scene in rude_text.scenes(split):
+            reply, is_rude = write_reply(scene, rng)
+            assert judge(reply) is is_rude, reply
+
+
+def test_train_and_heldout_share_no_prompt_whatever_sizes_and_seeds() -> None:
+    train, heldout = ({scene.prompt for scene in rude_text.scenes(split)} for split in ("train", "heldout"))
+    assert not train & heldout
+    assert len(train) + len(heldout) == 12 * 8 * 12 * 4
+    assert len(heldout) / len(train | heldout) == pytest.approx(rude_text.HELDOUT_SHARE, abs=0.02)
+    for size, seed in product((1, 100, 899), range(3)):
+        assert {scene.prompt for scene in draw_scenes("heldout", size, seed)} <= heldout
+        assert len({scene.prompt for scene in draw_scenes("train", size, seed)}) == size
+
+
+@pytest.mark.slow
+def test_the_classifier_labels_unseen_scenes_as_the_grammar_does() -> None:
+    (selection,) = yaml.safe_load((DETOX / "defaults.yaml").read_text())["rewards"]
+    [classifier] = load_rewards([{**selection, "model": str(DETOX / "classifier"), "local_files_only": True}])
+    rng = random.Random(2)
+    scenes = rude_text.scenes("heldout")
+    written = [write_reply(scene, rng) for scene in scenes]
+    scores = classifier([reply for reply, _ in written], prompts=[scene.prompt for scene in scenes])
+    right = [(score < -0.5) is is_rude for score, (_, is_rude) in zip(scores, written, strict=True)]
+    assert sum(right) / len(right) >= 0.99
+    assert 300 < sum(is_rude for _, is_rude in written) < 700  # not by always saying the same
+
+
+@pytest.mark.slow
+def test_the_language_model_is_often_rude_and_seldom_outside_the_grammar() -> None:
+    model, tokenizer = load(DETOX / "model")
+    torch.manual_seed(0)
+    replies = make_detox.sample_replies(model, tokenizer, draw_scenes("heldout", 400, 1))
+    assert 0.45 < sum(rude_text.rude(replies)) / 400 < 0.70
+    assert sum(rude_text.neither(replies)) / 400 < 0.06

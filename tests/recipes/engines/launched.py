@@ -28,8 +28,6 @@ class Run:
     script: Path = RECIPES / "gsm8k_grpo.py"
     trap: bool = False
     """As shipped, without what makes a tiny model shard under ZeRO-3."""
-    sums: str = ""
-    """DeepSpeed's `grad_accum_dtype`, which a launch file without a JSON file cannot say."""
 
 
 def launch(file: str, runs: list[Run], folder: Path, timeout: int = 1200, **variables: str) -> None:

@@ -39,8 +39,6 @@ def deepspeed_for_tiny_models() -> None:
         original(self)
         if self.deepspeed_config["zero_optimization"]["stage"] == 3 and "TESTED_TRAP" not in os.environ:
             self.deepspeed_config["zero_optimization"]["stage3_param_persistence_threshold"] = 0
-        if "TESTED_SUMS" in os.environ:
-            self.deepspeed_config["data_types"] = {"grad_accum_dtype": os.environ["TESTED_SUMS"]}
 
     DeepSpeedPlugin.__post_init__ = changed
 
@@ -130,10 +128,7 @@ def main() -> None:
     for run in runs:
         file = folder / f"{run['name']}.rank{rank}.json"
         Trainer.train = probed(original, file)
-        for name in ("TESTED_TRAP", "TESTED_SUMS"):
-            os.environ.pop(name, None)
-        if run["sums"]:
-            os.environ["TESTED_SUMS"] = run["sums"]
+        os.environ.pop("TESTED_TRAP", None)
         if run["trap"]:
             os.environ["TESTED_TRAP"] = "1"  # without the changes
         sys.argv = [run["script"], *run["arguments"]]

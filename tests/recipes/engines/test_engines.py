@@ -119,10 +119,6 @@ def runs_of(file: str, kinds: Iterable[str], at_night: bool) -> list[Run]:
         runs.append(Run("gradients", ["{folder}/../cases.json", *paths], GRADIENTS))
         if at_night and file != "ddp.yaml":  # which keeps no copy, and is in tests/trainer/test_processes.py
             runs.append(Run("gradients_in_bf16", ["{folder}/../cases_in_bf16.json", *paths], GRADIENTS))
-        if at_night and file.startswith("zero"):
-            paths[1] = "{folder}/gradients_fp32_sums"
-            cases = ["{folder}/../cases_in_bf16.json", *paths]
-            runs.append(Run("gradients_fp32_sums", cases, GRADIENTS, sums="fp32"))
     if file == "zero3.yaml":
         runs.append(Run("persistent", arguments("persistent", "full"), trap=True))
     if file == "fsdp2_qlora.yaml":
@@ -292,16 +288,12 @@ def test_gradients_are_those_of_one_process(
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize(
-    ("file", "sums"),
-    [("zero2.yaml", ""), ("zero2.yaml", "fp32"), ("zero3.yaml", ""), ("zero3.yaml", "fp32"), ("fsdp2.yaml", "")],
-)
+@pytest.mark.parametrize("file", ["zero2.yaml", "zero3.yaml", "fsdp2.yaml"])
 def test_in_bfloat16_compact_updates_are_as_near_to_float32_as_the_engine_is(
-    launches: Launches, one_process: Path, place: Path, file: str, sums: str
+    launches: Launches, one_process: Path, place: Path, file: str
 ) -> None:
-    name = f"gradients_{sums}_sums" if sums else "gradients_in_bf16"
-    folder = launches(file) / (name if sums else "gradients")
-    finished(folder.parent, name)
+    finished(launches(file), "gradients_in_bf16")
+    folder = launches(file) / "gradients"
     start = weights(place / "tiny")
 
     def change(path: Path, loaded: torch.dtype) -> dict[str, torch.Tensor]:
