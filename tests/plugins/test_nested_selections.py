@@ -220,7 +220,7 @@ def test_a_guarded_reward_keeps_its_name_and_does_what_it_is_told(own: ModuleTyp
     rewards = load_rewards([selection, "own_combinators:fails", "{name: think_format, weight: 0.5, guard: {}}"])
     assert rewards.names == ["fails", "fails_2", "think_format"]
     assert rewards.weights == [1.0, 1.0, 0.5]
-    assert [get_callable_name(reward) for reward in rewards] == rewards.names
+    assert [get_callable_name(reward) for reward in rewards] == ["fails", "fails", "think_format"]
     assert rewards[0](prompts=["?"], completions=["x"], completion_ids=[[1]]) == [-1.0]
     with pytest.raises(RuntimeError):
         rewards[1](prompts=["?"], completions=["x"], completion_ids=[[1]])
