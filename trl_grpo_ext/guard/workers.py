@@ -222,7 +222,7 @@ class _Batch:
 
     def _after_death(self, job: int, why: str, seconds: float) -> Done | None:
         """The result of a job whose worker died for the second time; None after the first, when it is tried again."""
-        if (first := self._deaths.setdefault(job, "")) == "":
+        if (first := self._deaths.pop(job, None)) is None:
             self._deaths[job] = why
             return None
         return Done("died", None, f"{first}, twice" if first == why else f"{first}; then {why}", seconds)
