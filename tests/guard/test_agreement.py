@@ -76,19 +76,11 @@ def test_gather_concatenates_in_rank_order_and_pads_to_the_widest() -> None:
     assert [result.tolist() for result in results] == [expected] * 3
 
 
-def test_one_rank_fails_before_the_others_gather() -> None:
-    def body(agreement: Agreement, rank: int) -> None:
-        if rank == 1:
-            raise PluginOutputError("weights must be finite")
-        agreement.gather(torch.ones(2))
-
-    assert_all_raise(Ranks(3).run(in_section(body)), PluginOutputError, "On rank 1: weights must be finite")
-
-
-def test_several_ranks_fail() -> None:
+def test_ranks_that_fail_before_the_others_gather_stop_all() -> None:
     def body(agreement: Agreement, rank: int) -> None:
         if rank > 0:
             raise ConfigurationError(f"too long: {rank}")
+        agreement.gather(torch.ones(2))
 
     message = "On rank 1: too long: 1 (rank 2 failed too.)"
     assert_all_raise(Ranks(3).run(in_section(body)), ConfigurationError, message)

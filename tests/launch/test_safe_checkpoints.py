@@ -156,14 +156,10 @@ def test_a_broken_checkpoint_is_passed_over_with_its_reason(
     assert reason in caplog.text
 
 
-@pytest.mark.parametrize("damage", [flipped, gone])
-@pytest.mark.parametrize("file", TRAINING_STATE)
-def test_a_checkpoint_of_another_training_state_is_not_resumed(
-    plain: Path, tiny_model: Path, tmp_path: Path, file: str, damage: Any
-) -> None:
+def test_a_damaged_checkpoint_is_not_resumed(plain: Path, tiny_model: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(plain / "checkpoint-2", tmp_path / "checkpoint-2")
-    damage(file)(folder)
-    with pytest.raises(CheckpointError, match=rf"Cannot resume from .*{file}.* Name an earlier checkpoint"):
+    flipped("optimizer.pt")(folder)
+    with pytest.raises(CheckpointError, match=r"Cannot resume from .*optimizer.pt.* Name an earlier checkpoint"):
         make(tiny_model, tmp_path, max_steps=3).train(resume_from_checkpoint=str(folder))
 
 
