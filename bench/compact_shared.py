@@ -1,16 +1,12 @@
 """What `share_prompts` saves beyond `compact_updates: exact`, by prompt length, on the CPU.
 
     python -m bench.compact_shared [--updates 3] [--threads 1] [--prompts 32 128 512 600 2048] [--markdown FILE]
-    python -m bench.compact_shared --model FOLDER [--groups 4] [--updates 3] [--threads 2]
 
 Three arms take turns on the same rollouts: plain TRL, compact, and compact with shared prompts. Completions are short
 (8 to 96 tokens, uniform), log-normal (their mean a third of 512) or all equal (256, where compact updates alone have
 nothing to save); groups of 8, all with signal, and every prompt of a cell has the same length. The floor is what TRL
 would take if it computed each distinct token once at the cost that it has for a token: its time, times the distinct
 tokens of what it computes.
-
-With `--model FOLDER` one cell of a real model: prompts of 80 to 107 tokens and completions of up to 160, as SmolLM2
-answers GSM8K (the tokens are drawn at random), half of the groups without signal.
 
 All cells take about half an hour. With `--json FILE` each cell is written down as soon as it is measured, and those
 in the file are not measured again, so that the grid may be measured in pieces.
@@ -19,7 +15,6 @@ in the file are not measured again, so that the grid may be measured in pieces.
 from __future__ import annotations
 
 import argparse
-import gc
 import itertools
 import json
 import math
@@ -40,7 +35,6 @@ from bench.tables import machine, show, versions
 from bench.turns import Meter
 
 LENGTHS = ("uniform short", "log-normal", "all equal")
-REAL = "up to 160, half without signal"
 TITLES = (
     *("completions", "prompt", "update, s: plain TRL", "compact", "shared", "shared against TRL", "against compact"),
     *("floor against TRL", "computed / distinct", "peak memory, MB: plain TRL", "compact", "shared"),
@@ -64,9 +58,6 @@ class LongScript(Script):
     def lengths(self) -> tuple[list[int], list[int]]:
         assert isinstance(self.cell, LongPrompts)
         rows, draw = self.size.rows, random.Random(0)
-        if self.cell.profile == REAL:
-            prompts = [80 + 27 * (row // self.size.members) // max(1, self.size.groups - 1) for row in range(rows)]
-            return prompts, [160 if draw.random() < 0.75 else draw.randint(60, 160) for _ in range(rows)]
         if not self.cell.profile:
             completions = [4] * rows
         elif self.cell.profile == LENGTHS[0]:
@@ -101,7 +92,7 @@ def cells_of(results: Sequence[dict[str, Any]]) -> list[list[str]]:
 
 def measure(match: Match, cell: LongPrompts, updates: int) -> dict[str, Any]:
     """The fastest of some updates of each arm."""
-    result = match.measure(cell, updates, memory=cell.profile != REAL)  # which takes long on a large model
+    result = match.measure(cell, updates)
     prompts, completions = match.script.lengths()
     size, running = match.script.size, match.script.groups_with_signal * match.script.size.members
     distinct = sum(prompts[: running : size.members]) + sum(completions[:running])
@@ -118,26 +109,11 @@ def measure(match: Match, cell: LongPrompts, updates: int) -> dict[str, Any]:
     }
 
 
-def measure_model(model: Path, folder: Path, size: Size, updates: int) -> dict[str, Any]:
-    """The cell of a real model, one arm after the other, since few machines hold three copies of it."""
-    found: dict[str, Any] = {}
-    for arm in (PLAIN, EXACT, SHARED):
-        match = Match(model, folder, size, arms=(arm,), script=LongScript, rows_per_pass=size.members // 2)
-        one = measure(match, LongPrompts(REAL, 50, 0), updates)
-        match.close()
-        del match
-        gc.collect()
-        found = {**one, **{name: found.get(name, {}) | one[name] for name in ("seconds", "each", "peak", "norms")}}
-    norms = found["norms"].values()
-    return {**found, "norm_gap": (max(norms) - min(norms)) / max(norms)}
-
-
 def main(given: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--updates", type=int, default=3, help="of each arm in each cell, timed")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--groups", type=int, default=4)
-    parser.add_argument("--model", type=Path, help="a real model's folder, with GSM8K's lengths in place of the cells")
     parser.add_argument("--prompts", nargs="+", type=int, default=[32, 128, 512, 600, 2048])
     parser.add_argument("--completions", nargs="+", default=LENGTHS, choices=LENGTHS)
     parser.add_argument("--markdown", type=Path, help="also write the table to this file")
@@ -148,32 +124,24 @@ def main(given: Sequence[str] | None = None) -> None:
     results: list[dict[str, Any]] = []
     if options.json is not None and options.json.exists():
         results = json.loads(options.json.read_text(encoding="utf-8"))
-    size = Size(groups=options.groups, members=8, limit=160 if options.model else 512)
+    size = Size(groups=options.groups, members=8, limit=512)
     with tempfile.TemporaryDirectory() as folder:
-        if options.model:
-            results = [measure_model(options.model, Path(folder), size, options.updates)]
-            if options.json is not None:
-                options.json.write_text(json.dumps(results), encoding="utf-8")
-        else:
-            match = Match(save_model(Path(folder)), Path(folder), size, arms=(PLAIN, EXACT, SHARED), script=LongScript)
-            for profile, prompt in itertools.product(options.completions, options.prompts):
-                if not any((found["completions"], found["prompt"]) == (profile, prompt) for found in results):
-                    results.append(measure(match, LongPrompts(profile, 0, prompt), options.updates))
-                    if options.json is not None:
-                        options.json.write_text(json.dumps(results), encoding="utf-8")
-            match.close()
-    results.sort(key=lambda found: (*LENGTHS, REAL).index(found["completions"]) * 10_000 + found["prompt"])
-    signal = "half of the groups" if options.model else "all"
-    rows, model_name = (4, options.model.name) if options.model else (8, "Llama, 5.3M parameters")
+        match = Match(save_model(Path(folder)), Path(folder), size, arms=(PLAIN, EXACT, SHARED), script=LongScript)
+        for profile, prompt in itertools.product(options.completions, options.prompts):
+            if not any((found["completions"], found["prompt"]) == (profile, prompt) for found in results):
+                results.append(measure(match, LongPrompts(profile, 0, prompt), options.updates))
+                if options.json is not None:
+                    options.json.write_text(json.dumps(results), encoding="utf-8")
+        match.close()
+    results.sort(key=lambda found: LENGTHS.index(found["completions"]) * 10_000 + found["prompt"])
     said = (
-        f"{size.rows} completions in groups of 8, {signal} with signal, micro-batches of {rows}, `loss_type` dapo "
+        f"{size.rows} completions in groups of 8, all with signal, micro-batches of 8, `loss_type` dapo "
         f"without a KL penalty, AdamW. Best of {options.updates} updates of each arm in turns; time is "
-        f"{Meter().time_is}, and planning counts as update. {model_name}, {options.threads} thread(s), {machine()}; "
-        f"{versions('torch', 'transformers', 'trl')}. The gradient norms differ by "
-        f"{max(found['norm_gap'] for found in results):.0e} at most, relatively."
+        f"{Meter().time_is}, and planning counts as update. Llama, 5.3M parameters, "
+        f"{options.threads} thread(s), {machine()}; {versions('torch', 'transformers', 'trl')}. "
+        f"The gradient norms differ by {max(found['norm_gap'] for found in results):.0e} at most, relatively."
     )
-    title = "compact updates of a real model" if options.model else "shared prompts on the CPU"
-    show(title, TITLES, cells_of(results), said, options.markdown)
+    show("shared prompts on the CPU", TITLES, cells_of(results), said, options.markdown)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ import random
 import statistics
 import tempfile
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,7 @@ from trl import GRPOConfig, GRPOTrainer
 
 from bench.compact_rollouts import PROFILES, SHARES, Cell, Script, Size
 from bench.tables import machine, show, versions
-from bench.turns import Meter, TakingTurns, Turns, save_llama
+from bench.turns import Meter, Peak, TakingTurns, Turns, save_llama
 from tests.support import arguments, save_tiny_model
 from trl_grpo_ext import GRPOExtConfig
 from trl_grpo_ext.trainer.mixin import GRPOExtMixin
@@ -101,7 +101,7 @@ class Match(TakingTurns):
         size: Size,
         *,
         arms: Sequence[str] = (PLAIN, EXACT),
-        script: type[Script] = Script,
+        script: Callable[[Size], Any] = Script,
         rows_per_pass: int | None = None,
     ) -> None:
         """Build the trainers; a micro-batch is a group, or has `rows_per_pass`."""
@@ -141,10 +141,11 @@ class Match(TakingTurns):
         for number in range(0 if memory else 1, updates + 1):
             norms = []
             for arm in random.Random(number).sample([*self.turns], len(self.turns)):
-                turn = self.turn(arm, with_memory=number == 0)
+                peak = Peak() if number == 0 else None
+                turn = self.turn(arm, peak)
                 norms.append(turn.logs["grad_norm"])
-                if number == 0:
-                    result.peak[arm] = turn.bytes
+                if peak is not None:
+                    result.peak[arm] = peak.bytes
                 else:
                     result.seconds[arm].append(turn.seconds)
             assert all(0 < norm < math.inf for norm in norms), norms

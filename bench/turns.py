@@ -7,8 +7,8 @@ import os
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -30,15 +30,21 @@ class Meter:
     def time_is(self) -> str:
         return "the processor's" if torch.get_num_threads() == 1 else "the clock's"
 
-    @contextmanager
-    def peak(self) -> Iterator[list[int]]:
-        """Peak bytes of torch's allocator inside, above those at the start."""
-        found: list[int] = []
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
-            yield found
+
+class Peak:
+    """Peak bytes of torch's allocator inside, above those at the start."""
+
+    bytes = 0
+
+    def __enter__(self) -> None:
+        self._profile = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True)
+        self._profile.__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        self._profile.__exit__(*error)
         with tempfile.TemporaryDirectory() as folder:
             trace = Path(folder) / "trace.json"
-            profile.export_chrome_trace(str(trace))
+            self._profile.export_chrome_trace(str(trace))
             events = json.loads(trace.read_text(encoding="utf-8", errors="replace"))["traceEvents"]
         held = [
             (event["ts"], event["args"]["Total Allocated"], event["args"]["Bytes"])
@@ -46,7 +52,7 @@ class Meter:
             if event.get("name") == "[memory]" and event["args"]["Device Type"] == 0
         ]
         _, total, size = min(held, key=lambda event: event[0])
-        found.append(max(total for _, total, _ in held) - (total - size))
+        self.bytes = max(total for _, total, _ in held) - (total - size)
 
 
 class Enough(Exception):  # noqa: N818 (not an error)
@@ -62,29 +68,23 @@ class Turns(TrainerCallback):
     def __init__(self, meter: Meter, conductor: threading.Semaphore) -> None:
         self.meter, self.conductor, self.own = meter, conductor, threading.Semaphore(0)
         self.trainer: Any = None
-        self.enough = self.with_memory = False
+        self.enough = False
+        self.around: AbstractContextManager[Any] = nullcontext()
         self.seconds = 0.0
-        self.bytes = 0
         self.logs: dict[str, float] = {}
         self._start = 0.0
-        self._peak: Any = None
-        self._found: list[int] = []
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **keywords: Any) -> None:
         self.own.acquire()
         if self.enough:
             raise Enough
         self.trainer.rollout_seconds = 0.0
-        if self.with_memory:
-            self._peak = self.meter.peak()
-            self._found = self._peak.__enter__()
+        self.around.__enter__()
         self._start = self.meter.now()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **keywords: Any) -> None:
         self.seconds = self.meter.now() - self._start - self.trainer.rollout_seconds
-        if self.with_memory:
-            self._peak.__exit__(None, None, None)
-            self.bytes = self._found[0]
+        self.around.__exit__(None, None, None)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **keywords: Any) -> None:
         self.logs = dict(logs)
@@ -116,10 +116,10 @@ class TakingTurns:
             self.failed.append(error)
             self.conductor.release()
 
-    def turn(self, arm: str, with_memory: bool = False) -> Turns:
-        """One update of an arm."""
+    def turn(self, arm: str, around: AbstractContextManager[Any] | None = None) -> Turns:
+        """One update of an arm, inside `around` on the training's own thread, which is what torch's profiler sees."""
         turns = self.turns[arm]
-        turns.with_memory = with_memory
+        turns.around = around or nullcontext()
         turns.own.release()
         self.conductor.acquire()
         if self.failed:

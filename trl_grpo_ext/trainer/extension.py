@@ -504,6 +504,8 @@ class Extension:
         """The loss of a micro-step."""
         trl, passes = self._trainer, self._loss_passes
         idle = isinstance(inputs, dict) and inputs.get(BatchKeys.idle, False)
+        if idle and upstream.backward_may_be_left_out(trl):  # it would add zeros to all gradients
+            return torch.zeros((), device=self.facts.device, requires_grad=True)
         with upstream.restore_after_trial(trl) if idle else nullcontext():  # placeholders alone log nothing
             loss = inherited(model, inputs, *arguments, **keywords)
         needed = self._acts_at_forward or (self._changes_advantages and not self._own_loss.owners)  # those were tried

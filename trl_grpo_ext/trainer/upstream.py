@@ -434,6 +434,13 @@ def restore_after_trial(trainer: Any) -> Iterator[None]:
             kept.update(metrics[mode])
 
 
+def backward_may_be_left_out(trainer: Any) -> bool:
+    """Whether no one misses this micro-step's pass: it is not the last of its step, and no engine acts at each pass."""
+    accelerator = trainer.accelerator
+    engine = accelerator.distributed_type.value
+    return not accelerator.sync_gradients and (engine == "NO" or engine.startswith("MULTI_"))
+
+
 def drop_undefined_metrics(trainer: Any) -> None:
     """Remove metrics without a value from what TRL is about to log, since its loggers would print None."""
     for kept in trainer._metrics.values():

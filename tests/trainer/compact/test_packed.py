@@ -179,11 +179,12 @@ def test_no_plan_computes_more_tokens_than_without_sharing_or_padded(
 def test_groups_are_cut_where_a_part_is_full() -> None:
     # A group of four is 10 + 4 * 5 tokens. By itself a row is 15.
     lengths, groups = np.array([[10, 5]] * 8), np.array([0, 1] * 4)
-    (plan,) = plan_block([(lengths, np.ones(8, dtype=bool))], 2, groups=[groups])
-    assert plan.steps == ((0, 2, 4, 6), (1, 3, 5, 7))
-    assert (plan.computed, plan.live, plan.distinct) == (60, 120, 60)
-    (plan,) = plan_block([(lengths, np.ones(8, dtype=bool))], 4, groups=[groups])
-    assert (plan.computed, plan.idle) == (60 + 2 + 2, 2)  # two micro-steps are left with a placeholder
+    block = [(lengths, np.ones(8, dtype=bool))]
+    (plan,) = plan_block(block, 2, groups=[groups])  # 60 tokens run at a time without a plan: so one pass is enough
+    assert (*map(len, plan.steps), plan.computed, plan.live, plan.distinct, plan.idle) == (8, 1, 60, 120, 60, 1)
+    (plan,) = plan_block(block, 4, groups=[groups])  # 30 do, and two micro-steps are left with a placeholder
+    assert plan.steps == ((0, 2, 4, 6), (1, 3, 5, 7), (-1,), (-1,))
+    assert (plan.computed, plan.idle) == (60, 2)
 
 
 # ---------------------------------------------------------------------------------------------- what is refused

@@ -111,21 +111,21 @@ def test_rows_that_count_each_other_stay_as_many() -> None:
 
 def test_a_rank_with_fewer_rows_gets_placeholders() -> None:
     # The second rank has one row that runs. The cut is the first rank's; where the second has none left a placeholder
-    # stands: beside a row it is as long as the row, by itself one token of a prompt and one behind it.
+    # stands: beside a row it is as long as the row, by itself it counts for nothing.
     first = all_run((2, 8), (2, 8), (2, 1), (2, 1))
     second = [((3, 2), False), ((2, 5), False), ((4, 3), True), ((2, 9), False)]
     one, two = plans_of([first, second], 2)
     assert one.steps == ((0, 1), (2, 3))
     assert two.steps == ((2, -1), (-1, -1))
     assert (one.computed, one.idle, one.dropped) == (2 * 10 + 2 * 3, 0, 0)
-    assert (two.computed, two.idle, two.dropped, two.live) == (2 * 7 + 2 * 2, 1, 3, 7)
+    assert (two.computed, two.idle, two.dropped, two.live) == (2 * 7, 1, 3, 7)
 
 
 def test_fewer_rows_than_micro_steps_leave_micro_steps_of_one_placeholder() -> None:
     rank = [((2, 3), True), ((2, 3), False), ((1, 4), True), ((2, 3), False)]
     (plan,) = plans_of([rank], 4)
     assert plan.steps == ((2,), (0,), (-1,), (-1,))
-    assert (plan.computed, plan.idle) == (5 + 5 + 2 + 2, 2)
+    assert (plan.computed, plan.idle) == (5 + 5, 2)
 
 
 # ----------------------------------------------------------------------------------------------- of any plan
@@ -147,7 +147,7 @@ def test_of_any_plan(ranks: list[Rank], micro_steps: int, random: Any) -> None:
         expected = 0
         for part in plan.steps:
             rows = [rank[row][0] for row in part if row >= 0]
-            longest = (max(p for p, _ in rows), max(c for _, c in rows)) if rows else (1, 1)
+            longest = (max(p for p, _ in rows), max(c for _, c in rows)) if rows else (0, 0)
             expected += len(part) * sum(longest)
         assert plan.computed == expected >= plan.live
         # No rank computes more at a time than the largest micro-batch of TRL's.

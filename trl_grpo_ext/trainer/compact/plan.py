@@ -22,8 +22,8 @@ Runs = npt.NDArray[np.bool_]
 Tokens = Iterator[npt.NDArray[np.int64]]
 """For parts of 1, 2, ... rows: the tokens of the part that starts at each place of the order, on the rank with most."""
 
-PLACEHOLDER_TOKENS = 2
-"""Tokens of a lone placeholder: one of a prompt, and one after it."""
+PASS_TOKENS = 64
+"""What one more forward and backward pass costs, in tokens: it reads all weights and adds to all of their gradients."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Plan:
     # one has none left.
     steps: tuple[tuple[int, ...], ...]
     live: int  # tokens of the rows in the plan, without padding
-    computed: int  # tokens computed, with padding and placeholders
+    computed: int  # tokens computed, with padding and placeholders beside rows
     dropped: int  # rows that are not in the plan
     idle: int  # micro-steps that hold nothing but placeholders
     distinct: int = 0  # live tokens, counting the prompt of a group once; 0 if rows are padded
@@ -70,7 +70,9 @@ def plan_block(
         elif not allowed.any():  # nor with more rows
             break
         # Equal cuts are ranked by the sum of squares, so that the largest part is small.
-        costs.append(np.where(allowed, of_parts + 1e-12 * of_parts.astype(float) ** 2, np.inf))
+        # Packed rows cost the same however they are cut, but for the passes.
+        whole = of_parts + (0 if groups is None else PASS_TOKENS)
+        costs.append(np.where(allowed, whole + 1e-12 * of_parts.astype(float) ** 2, np.inf))
     sizes = _cheapest_cut(costs, max(map(len, orders)), micro_steps)
     return [
         _deal(lengths, order, sizes, micro_steps, None if groups is None else groups[rank])
@@ -140,9 +142,8 @@ def _cheapest_cut(costs: Sequence[npt.NDArray[np.float64]], rows: int, micro_ste
             after[size:][better] = total[better]
             choices[part, size:][better] = size
         reached = after
-        whole = reached[rows] + (micro_steps - part - 1) * PLACEHOLDER_TOKENS
-        if whole <= best:
-            best, made = float(whole), part + 1
+        if reached[rows] <= best:
+            best, made = float(reached[rows]), part + 1
     sizes: list[int] = []
     left = rows
     for part in reversed(range(made)):
@@ -171,10 +172,10 @@ def _deal(
 
 
 def part_tokens(lengths: Lengths, part: Sequence[int], groups: Groups | None = None) -> int:
-    """Tokens that a part computes on this rank, padding and placeholders counted."""
+    """Tokens that a part computes on this rank, padding counted; none if it holds placeholders alone."""
     rows = [row for row in part if row >= 0]
     if not rows:
-        return len(part) * PLACEHOLDER_TOKENS
+        return 0
     if groups is not None and lengths[rows, 1].any():
         bundles = together(lengths[rows], groups[rows])  # the last token of a completion need not run, but counts here
         return sum(int(lengths[rows][own[0], 0] + lengths[rows][own, 1].sum()) for own in bundles)
