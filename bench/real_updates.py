@@ -8,8 +8,9 @@ problems make an update of 32 completions: with the real reward the first two th
 first two that have not, so that half of the groups have no signal; with signal everywhere all even rows are right.
 
 The arms are trainings of all weights in float32, and take turns; few machines hold three of them at once, so each turn
-loads the model. Memory is the most that the process held in an update (`VmHWM`), above what it held before. The share of the head is that of the update's
-matrix products and log-softmax over the vocabulary in the time of all operators, by torch's profiler.
+loads the model. Memory is the most that the process held in an update (`VmHWM`), above what it held before. The share
+of the head is that of the update's matrix products and log-softmax over the vocabulary in the time of all operators, by
+torch's profiler.
 """
 
 from __future__ import annotations
@@ -154,7 +155,7 @@ def cells_of(name: str, found: dict[str, Any]) -> list[str]:
         *(f"{found['tokens'][arm]:.0f}" for arm in ARMS),
         f"{found['distinct']:.2f}",
         *(f"{found['peak'][arm] / 1e9:.1f}" for arm in ARMS),
-        *(f"{100 * found['head'][arm]:.0f}" for arm in ARMS),
+        *(f"{100 * found['head'][arm]:.0f}" if found["head"] else "" for arm in ARMS),
     ]
 
 
@@ -192,6 +193,7 @@ def main(given: Sequence[str] | None = None) -> None:
     parser.add_argument("--count", type=int, default=24, help="problems that are answered")
     parser.add_argument("--rows", type=int, default=4, help="of a micro-batch")
     parser.add_argument("--updates", type=int, default=2, help="of each arm in each cell, timed")
+    parser.add_argument("--no-head", action="store_true", help="leave out the profile, one more update of each")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--kept", type=Path, default=Path("outputs/real_updates"))
     parser.add_argument("--docs", type=Path, help="write the table into this page, too")
@@ -212,10 +214,11 @@ def main(given: Sequence[str] | None = None) -> None:
         cells = {f"up to {limit}, {name}": chosen for name, chosen in zip(REWARDS, (real, everywhere), strict=True)}
         found = {name: {key: {} for key in ("seconds", "peak", "tokens", "norm", "head")} for name in cells}
         script = functools.partial(Recorded, groups=short)  # the first update makes the optimizer's state
+        last = options.updates - 1
         for number, arm in itertools.product(range(options.updates), ARMS):
             with tempfile.TemporaryDirectory() as folder:
                 match = Match(options.model, Path(folder), size, arms=(arm,), script=script, rows_per_pass=options.rows)
-                measure(match, arm, cells, found, vocabulary if number == options.updates - 1 else None)
+                measure(match, arm, cells, found, vocabulary if number == last and not options.no_head else None)
                 match.close()
                 del match
                 gc.collect()
