@@ -17,8 +17,9 @@ from typing import Any
 
 import torch
 from accelerate import PartialState
-from common.errors import exit_with_message
+from common.errors import RecipeError, exit_with_message
 from common.flow import train_and_report
+from common.problems import has_chat_template
 from common.progress import SUMMARY, quiet_libraries
 from common.results import save_curve
 from common.settings import RecipeParser, asked_for, check_setup, measure, read_yaml
@@ -68,6 +69,9 @@ def main() -> None:
     measure(args, FIELDS)
     asked = asked_for(model_args, None, None)
     check_setup(args, model_args, PartialState(), asked)
+    model = str(model_args.model_name_or_path)
+    if not has_chat_template(model, model_args.model_revision, args.trust_remote_code):
+        raise RecipeError(f"The tokenizer of {model!r} has no chat template, and each text is asked as a conversation.")
     train_and_report(
         args,
         model_args,
