@@ -17,6 +17,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
 from bench.tables import machine, show, versions
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -56,6 +59,29 @@ def rows_of(runs: dict[str, list[dict[str, Any]]]) -> list[list[str]]:
     return rows
 
 
+def draw(runs: dict[str, list[dict[str, Any]]], file: Path) -> None:
+    """The share of right fields over the steps: a thin line for each seed, their mean, and the held-out ends."""
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.subplots()
+    for number, (arm, found) in enumerate(runs.items()):
+        curves = [[log["rewards/fields_right/mean"] for log in run["history"] if "loss" in log] for run in found]
+        steps, color = range(1, len(curves[0]) + 1), f"C{number}"
+        for curve in curves:
+            axes.plot(steps, curve, color=color, alpha=0.35, linewidth=1)
+        axes.plot(
+            steps, [statistics.mean(values) for values in zip(*curves, strict=True)], color=color, label=ARMS[arm]
+        )
+        for step, which in ((0, "before"), (len(steps), "after")):
+            axes.plot(
+                [step] * len(found), [run[which]["fields_right"] for run in found], "o", color=color, markersize=4
+            )
+    axes.set(xlabel="optimizer step", ylabel="share of right fields", ylim=(0, 1), title="SmolLM2-135M-Instruct")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.grid(alpha=0.3)
+    axes.legend(loc="lower right")
+    figure.savefig(file, dpi=150)
+
+
 def main() -> None:
     """Train what is missing, and show what is there."""
     parser = argparse.ArgumentParser(prog="python -m bench.json_fields", description=str(__doc__).split("\n")[0])
@@ -63,6 +89,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--arms", nargs="+", default=list(ARMS), choices=list(ARMS))
     parser.add_argument("--docs", type=Path, help="write the table into this page, too")
+    parser.add_argument("--curve", type=Path, help="draw the seeds' curves into this picture")
     parser.add_argument("--draw", action="store_true", help="train nothing")
     parser.add_argument("recipe", nargs="*", help="settings of the recipe, after --")
     asked = parser.parse_args()
@@ -76,6 +103,8 @@ def main() -> None:
                 runs.setdefault(arm, []).append(json.loads((folder / "metrics.json").read_text(encoding="utf-8")))
     if not runs:
         sys.exit(f"error: {asked.output} holds no finished run of these. Run without --draw.")
+    if asked.curve:
+        draw(runs, asked.curve)
     said = f"{machine()}; {versions('trl', 'transformers', 'torch', 'peft')}. Mean (lowest to highest) of the seeds."
     columns = ["trained on", "seeds", *(f"{name}, held out" for name in MEASURED), "tokens", "minutes"]
     show("Fields as JSON, SmolLM2-135M-Instruct", columns, rows_of(runs), said, asked.docs)
