@@ -13,8 +13,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from tests.rewards.code_corpus import ATTACKS, FORGERIES, HONEST, SHAPES, SOLVED, Pair
 from trl_grpo_ext.errors import ConfigurationError, RewardError
@@ -58,13 +56,10 @@ VERDICTS: list[tuple[str, Any, Outcome]] = [
     ("x = '\ud800'", ADD, Outcome.NO_ANSWER),
     (RIGHT, HUMAN_EVAL + "\ncheck(add)", Outcome.RIGHT),
     ("def add(a, b): return int(a + b)", HUMAN_EVAL + "\ncheck(add)", Outcome.WRONG),
-    ("def add(a, b): return 3", HUMAN_EVAL + "\ncheck(add)", Outcome.WRONG),
-    (RIGHT, "for i in range(9):\n    assert add(i, 1) == i + 1", Outcome.RIGHT),
     ("print(sum(map(int, input().split())))", SUM, Outcome.RIGHT),
     ("print(sum(map(int, input().split())), 'is the sum')", SUM, Outcome.WRONG),
     ("print(sum(map(int, input().split())))\nraise SystemExit(1)", SUM, Outcome.WRONG),
     ("print(sum(map(int, input().split())))\nexit()\n1 / 0", SUM, Outcome.RIGHT),
-    ("import sys\nprint(sum(map(int, sys.stdin.read().split())))\nsys.exit(0)", SUM, Outcome.RIGHT),
     ("def main():\n  print(sum(map(int, input().split())))\nif __name__ == '__main__': main()", SUM, Outcome.RIGHT),
     ("print(", SUM, Outcome.NO_ANSWER),
     ("while True: pass", ADD, Outcome.TIMEOUT),
@@ -75,10 +70,6 @@ VERDICTS: list[tuple[str, Any, Outcome]] = [
     ("import ctypes\nctypes.string_at(0)", ADD, Outcome.DIED),
     ("import os\nos.kill(os.getpid(), 9)", ADD, Outcome.DIED),
     ("def add(a, b): return print(sys.exit())", ADD, Outcome.WRONG),
-    (RIGHT, ["def test_add(): pass"], Outcome.UNPARSEABLE),
-    (RIGHT, ["def run():\n    assert add(1, 2) == 3"], Outcome.UNPARSEABLE),
-    (RIGHT, ["import math", "x = 1"], Outcome.UNPARSEABLE),
-    (RIGHT, ["assert True"], Outcome.UNPARSEABLE),
     (RIGHT, ["assert 1 + 1 == 2"], Outcome.UNPARSEABLE),
     ("def add(a, b): return None", ["r = add(1, 2)\nif r is not None: assert r == 3"], Outcome.WRONG),
     (RIGHT, ["import no_such_module\nassert add(1, 2) == 3"], Outcome.UNPARSEABLE),
@@ -132,17 +123,6 @@ def test_a_timeout_is_a_timeout_whatever_passed_before() -> None:
     slow = "import time\ntime.sleep(0.4)\nprint(sum(map(int, input().split())))"
     assert outcome(slow, SUM * 3, PythonTests(timeout=1.0)) is Outcome.TIMEOUT, "the tests of a completion share it"
     assert outcome(slow, SUM, PythonTests(timeout=5.0)) is Outcome.RIGHT
-
-
-@pytest.mark.slow
-def test_a_batch_is_scored_in_order_and_a_hanging_completion_holds_nobody_up() -> None:
-    codes = [RIGHT, "while True: pass", "def add(a, b): return 0", RIGHT, "", RIGHT]
-    reward = PythonTests(timeout=1.0, workers=3)
-    completions: list[Any] = [fence(code) for code in codes]
-    completions[3] = [{"role": "assistant", "content": completions[3]}]
-    assert reward(completions=completions, tests=[ADD] * 6) == [1.0, 0.0, 0.0, 1.0, 0.0, 1.0]
-    assert reward(completions=completions[::-1], tests=[ADD] * 6) == [1.0, 0.0, 1.0, 0.0, 0.0, 1.0]
-    assert reward(completions=[], tests=[]) == []
 
 
 def test_large_and_deep_completions_end() -> None:
@@ -264,27 +244,6 @@ def test_set_up_among_statements_is_no_test_of_its_own() -> None:
     assert outcome("def f(n): return 3", ["g(1)", *tests[1:3]]) is Outcome.WRONG, "set-up that fails fails"
 
 
-_literals = st.recursive(
-    st.none() | st.booleans() | st.integers(-99, 99) | st.floats(allow_nan=False) | st.text(max_size=4),
-    lambda inner: (
-        st.lists(inner, max_size=3) | st.tuples(inner, inner) | st.dictionaries(st.integers(0, 3), inner, max_size=2)
-    ),
-    max_leaves=5,
-)
-
-
-@settings(max_examples=15)
-@given(st.lists(st.tuples(_literals, _literals), min_size=1, max_size=12))
-def test_a_test_passes_exactly_where_python_says_that_the_values_are_equal(pairs: list[tuple[Any, Any]]) -> None:
-    pairs += [(value, value) for value, _ in pairs]
-    code = f"values = {[value for value, _ in pairs]!r}\ndef f(i): return values[i]".replace("inf", "1e999")
-    tests = [f"assert f({row}) == {wanted!r}".replace("inf", "1e999") for row, (_, wanted) in enumerate(pairs)]
-    equal = [eval(repr(value).replace("inf", "1e999")) == wanted for value, wanted in pairs]  # Python's own opinion
-    [judgement] = PythonTests(partial=True).judge(completions=[fence(code)], tests=[tests])
-    share = {Outcome.RIGHT: 1.0, Outcome.WRONG: 0.0}.get(judgement.outcome, judgement.score)
-    assert share == sum(equal) / len(equal)
-
-
 # --- reading ---------------------------------------------------------------------------------------------------------
 
 
@@ -302,11 +261,6 @@ def test_the_code_of_a_completion() -> None:
         "```python\n```": "",
     }
     assert {text: fenced_code(text) for text in codes} == codes
-
-
-def test_the_whole_text_can_be_the_code() -> None:
-    judged = PythonTests(code="text").judge(completions=[RIGHT, fence(RIGHT)], tests=[ADD, ADD])
-    assert [judgement.outcome for judgement in judged] == [Outcome.RIGHT, Outcome.NO_ANSWER]
 
 
 # --- the reward ------------------------------------------------------------------------------------------------------

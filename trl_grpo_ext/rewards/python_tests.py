@@ -5,18 +5,19 @@ from __future__ import annotations
 import functools
 import signal
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..errors import ConfigurationError
 from ..guard.messages import completion_text
 from ..guard.outcomes import Judgement, Outcome, OutcomePolicy, shown
-from ..guard.parameters import checked_choice, checked_flag, checked_number, checked_whole
+from ..guard.parameters import checked_flag, checked_number, checked_whole
 from ..guard.parameters import column as checked_column
 from ..guard.workers import default_workers
 from ._judged import Judged
 from ._sandbox.run import LAYERS, Run, isolation, run_all, run_python
 from ._sandbox.test_forms import Examples, Plan, UnreadableTestsError, read_tests, same_output
+from ._text.fences import fences
 
 _OUTCOMES = (
     *(Outcome.RIGHT, Outcome.WRONG, Outcome.SCORED, Outcome.NO_ANSWER, Outcome.UNPARSEABLE),
@@ -31,7 +32,7 @@ class PythonTests(Judged):
     The dataset's column `tests` has, for each row, one of
 
     - a list of statements, `["assert add(1, 2) == 3", ...]` (MBPP): each is a test;
-    - one source text (HumanEval, pytest, unittest, doctests): one test, for which `check(candidate)` is called with
+    - one source text (HumanEval, pytest, unittest): one test, for which `check(candidate)` is called with
       the row's value in the column `entry_point`;
     - a list of `{"input": ..., "output": ...}` (LiveCodeBench), or `{"inputs": [...], "outputs": [...]}` (APPS, TACO):
       the code is a program that reads and prints, or a function that is called (`testtype: functional`, `fn_name`).
@@ -57,7 +58,6 @@ class PythonTests(Judged):
         workers: How many completions are tested at a time; None means the number of usable cores divided among this
             machine's ranks (`LOCAL_WORLD_SIZE`), at most 8.
         max_characters: Longer completions are refused.
-        code: "fence", as above, or "text" if the whole completion is code.
         require: Layers that must hold: "files", "network", "processes", "memory". Without them the model's code would
             run with the trainer's own rights; with an empty list, only the available layers protect.
         outcomes: Values of outcomes, by name: a number, null or "raise".
@@ -77,7 +77,6 @@ class PythonTests(Judged):
         memory_mb: int = 512,
         workers: int | None = None,
         max_characters: int = 100_000,
-        code: str = "fence",
         require: Sequence[str] = LAYERS,
         outcomes: Mapping[str, Any] | None = None,
     ) -> None:
@@ -87,7 +86,6 @@ class PythonTests(Judged):
         self.memory_mb = checked_whole(f"{name}: memory_mb", memory_mb, 1)
         self.workers = None if workers is None else checked_whole(f"{name}: workers", workers, 1)
         self.max_characters = checked_whole(f"{name}: max_characters", max_characters, 1)
-        self.code = checked_choice(f"{name}: code", code, ("fence", "text"))
         self.require = _checked_layers(name, require, self.memory_mb)
         self.policy = OutcomePolicy(name, _OUTCOMES, outcomes)
 
@@ -116,23 +114,21 @@ class PythonTests(Judged):
             except UnreadableTestsError as error:
                 judged[row] = Judgement(Outcome.UNPARSEABLE, str(error))
                 continue
-            code = text if self.code == "text" else fenced_code(text)
+            code = fenced_code(text)
             if code.strip():
                 jobs.append((row, code, read))
             else:
                 judged[row] = Judgement(Outcome.NO_ANSWER, "no code")
 
-        def task(code: str, read: Plan | Examples) -> Callable[[threading.Event], Judgement]:
-            if isinstance(read, dict):
-                return functools.partial(self._check, code, read)
-            return functools.partial(self._try_examples, code, read)
-
-        results = run_all([task(code, read) for _, code, read in jobs], self.workers or default_workers())
+        tasks = [functools.partial(self._judged, code, read) for _, code, read in jobs]
+        results = run_all(tasks, self.workers or default_workers())
         for (row, _, _), judgement in zip(jobs, results, strict=True):
             judged[row] = judgement
         return [judgement for judgement in judged if judgement is not None]
 
-    def _check(self, code: str, plan: Plan, stop: threading.Event) -> Judgement:
+    def _judged(self, code: str, plan: Plan | Examples, stop: threading.Event) -> Judgement:
+        if isinstance(plan, list):
+            return self._try_examples(code, plan, stop)
         plan = {**plan, "stop": not self.partial, "own_copies": True, "seen": {}}
         run = self._run(code, plan, self.timeout, b"", stop)
         passed = {message["test"] for message in run.messages if message.get("status") == "pass"}
@@ -205,21 +201,9 @@ class PythonTests(Judged):
 
 def fenced_code(text: str) -> str:
     """The last fence marked python, else the last fence, else the whole text. An unclosed fence counts."""
-    blocks: list[tuple[str, list[str]]] = []
-    fence = ""
-    for line in text.split("\n"):
-        stripped = line.strip()
-        if fence:
-            if stripped and set(stripped) == {fence[0]} and len(stripped) >= len(fence):
-                fence = ""
-            else:
-                blocks[-1][1].append(line)
-        elif stripped.startswith(("```", "~~~")):
-            mark = stripped.lstrip(stripped[0])
-            fence = stripped[: len(stripped) - len(mark)]
-            blocks.append((mark.strip().partition(" ")[0].lower(), []))
-    marked = [lines for language, lines in blocks if language in _PYTHON] or [lines for _, lines in blocks]
-    return "\n".join(marked[-1]) if marked else text
+    blocks = fences(text)
+    marked = [inside for label, inside, _ in blocks if label in _PYTHON] or [inside for _, inside, _ in blocks]
+    return marked[-1] if marked else text
 
 
 def _refused(run: Run) -> Judgement | None:
@@ -230,17 +214,18 @@ def _refused(run: Run) -> Judgement | None:
 
 def _failure(run: Run) -> Judgement | None:
     """What went wrong with the processes, apart from the tests."""
-    ended = {"timeout": (Outcome.TIMEOUT, f"{run.seconds:.1f} s")}
-    ended["tests"] = Outcome.UNPARSEABLE, "the tests themselves take too long"
+    ended = {
+        "timeout": (Outcome.TIMEOUT, f"{run.seconds:.1f} s"),
+        "tests": (Outcome.UNPARSEABLE, "the tests themselves take too long"),
+        "storage": (Outcome.DIED, "it stored too much"),
+        "threads": (Outcome.DIED, "it started too many threads"),
+        "output": (Outcome.WRONG, "it printed or handed over too much"),
+    }
     if run.ended in ended:
         return Judgement(*ended[run.ended])
     unread = next((message["unread"] for message in run.messages if "unread" in message), None)
     if unread is not None:
         return Judgement(Outcome.NO_ANSWER, f"the code does not compile: {shown(unread)}")
-    ended = {"storage": (Outcome.DIED, "it stored too much"), "threads": (Outcome.DIED, "it started too many threads")}
-    ended["output"] = Outcome.WRONG, "it printed or handed over too much"
-    if run.ended in ended:
-        return Judgement(*ended[run.ended])
     if run.status < 0:
         return Judgement(Outcome.DIED, f"ended by signal {-run.status}")
     if any(message.get("memory") or message.get("failed", [""])[0] == "MemoryError" for message in run.messages):

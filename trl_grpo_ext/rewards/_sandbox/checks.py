@@ -1,4 +1,6 @@
-"""What the rewritten tests call, by the name `__judge__` (see `test_forms`): which asserts ran, and what they compared.
+"""The tests' side: its conversation with the solution, and what rewritten tests call by `__judge__` (see `test_forms`).
+
+It knows which asserts ran, and what they compared.
 
 What a test expects must not depend on what the solution does to its arguments. First the tests run with copies of their
 own (`own_copies`): a change that the solution makes never reaches them. Where they fail so, and it has changed
@@ -8,16 +10,40 @@ if one of its sides is the same with and without the changes.
 
 from __future__ import annotations
 
+import contextlib
+import copy
+import functools
 import hashlib
+import io
 import json
+import logging
+import os
+import re
 import sys
 import types
+import unittest.mock
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from .remote import Remote, RemoteType
-from .wire import Codec, Conversation
+from . import remote
+from .hostile import JUDGING, OPERATORS, owner_of
+from .remote import Remote, RemoteType, SolutionModule, UnjudgedError, WrongError
+from .wire import (
+    MAX_MESSAGE,
+    ClosedError,
+    Codec,
+    Conversation,
+    TooLongError,
+    ViolationError,
+    exception_class,
+    find_by_name,
+    made_exception,
+)
 
+_MOCKS_OWN = ("assert", "configure_mock", "attach_mock", "mock_add_spec", "reset_mock", "method_calls", "call")
+"""How the attributes of a mock begin that are for the tests."""
+_FUNCTIONS = types.FunctionType | types.BuiltinFunctionType | types.MethodDescriptorType | types.WrapperDescriptorType
 MAX_TEXT = 200
 NOTHING = "it compares nothing: an array is empty"
 _MAX_SEEN = 20_000
@@ -71,16 +97,33 @@ def _says_nothing(*sides: tuple[str, Any]) -> str:
     return ""
 
 
-class Checks(Conversation):
-    """The bookkeeping of the test that runs."""
+class GoneError(BaseException):
+    """The other process has ended, or sent something that is not a message."""
 
-    def __init__(self, requests: int, replies: int, own_copies: bool, seen: Mapping[str, list[str]]) -> None:
+
+class Side(Conversation):
+    """The tests' side of the conversation, and the bookkeeping of the test that runs."""
+
+    forgets = True
+    fatal = (UnjudgedError, WrongError, GoneError, ViolationError, ClosedError)
+
+    def __init__(self, requests: int, replies: int, shared: Any, own_copies: bool, seen: Mapping[str, Any]) -> None:
         super().__init__(0, replies, requests)
         self.own_copies = own_copies
         self.seen: dict[str, list[str]] = dict(seen)
+        self.raised: list[BaseException] = []  # by the solution
+        self.copies: dict[int, Any] = {}
+        self.gone = self.process = ""
+        self.asked = 0
+        self.memory = False
+        self.inside = 0  # calls of the solution's that this process answers
+        self._shared = shared
+        self._objects: dict[int, Any] = {}
+        self._lent: list[tuple[Any, tuple[str, ...], bool]] = []
+        self._lent_numbers: dict[int, int] = {}
+        self._environ = dict(os.environ)
         self._counts: dict[str, int] = {}
         self._open: list[tuple[dict[str, list[tuple[str, Any]]], list[str], int]] = []
-        self.inside = 0  # calls of the solution's that the tests' process answers
         self.fresh()
 
     def fresh(self) -> None:
@@ -108,6 +151,20 @@ class Checks(Conversation):
     def given(self, value: Any) -> bool:
         """Whether a value is the solution's, whatever name the tests have for it."""
         return isinstance(value, Remote | RemoteType) or self._numbers.get(id(value), 0) % 2 == 1
+
+    def refused(self, reason: str, *values: Any) -> BaseException:
+        """The test needs a behaviour of these objects: its own choice if it made one, else what the solution gave."""
+        if any(remote.is_marked(value, "_made") for value in values) or (
+            len(values) > 1 and all(isinstance(value, Remote) for value in values)
+        ):
+            return self.unjudged(reason)
+        self.failure = self.failure or reason
+        return WrongError(reason)
+
+    def unjudged(self, reason: str) -> UnjudgedError:
+        """Mark the test as impossible to judge, even if something catches the exception."""
+        self.reason = self.reason or reason
+        return UnjudgedError(reason)
 
     # Assertions.
 
@@ -166,7 +223,7 @@ class Checks(Conversation):
         return truth or self._goes_on("an assert failed")
 
     def value(self, token: int, value: Any) -> Any:
-        """An expression of a doctest, or the condition of an `if` that raises."""
+        """The condition of an `if` that raises."""
         self._holds(token)
         return value
 
@@ -178,6 +235,8 @@ class Checks(Conversation):
 
     def checking(self, function: Any) -> Callable[..., Any]:
         """A call such as `self.assertEqual(...)`."""
+        if isinstance(function, Remote):
+            raise self.refused("it calls an assertion that the tests do not define")
         token = self.begin()
 
         def call(*arguments: Any, **keywords: Any) -> Any:
@@ -239,3 +298,185 @@ class Checks(Conversation):
             yield parts
         if own and count < min(own):
             self.failure = self.failure or "what it returned is too short to be compared with what is expected"
+
+    # The conversation.
+
+    def request(self, what: str, *arguments: Any) -> Any:
+        if self.gone:
+            raise GoneError(self.gone)
+        if dict(os.environ) != self._environ:
+            self._environ = dict(os.environ)
+            self.request("environ", self._environ)
+        self.asked += 1
+        try:
+            return super().request(what, *arguments)
+        except TooLongError:
+            reason = "an argument is too large to be handed over"
+            if self.received > MAX_MESSAGE // 10:  # it may be made of what the solution has sent
+                self.failure = self.failure or reason
+                raise WrongError(reason) from None
+            raise self.unjudged(reason) from None
+        except (ClosedError, ViolationError) as error:
+            self.gone = "closed" if isinstance(error, ClosedError) else f"violation: {error}"
+            raise GoneError(str(error)) from None
+        except StopIteration as error:
+            if what == "operate" and arguments[1] == "__next__":
+                raise
+            raise RuntimeError("the code raised StopIteration") from error  # it would end a `map` of the tests
+        except BaseException as error:  # what the solution raised goes on to the test
+            self.memory = self.memory or isinstance(error, MemoryError)
+            self.raised = [*self.raised[-50:], error]
+            raise
+        finally:
+            self._shared[2] = self.changed
+
+    def _receive(self) -> tuple[Any, Any, Any]:
+        self._shared[0] = 1  # for `keeper`: from here on the other process takes the time
+        try:
+            message = super()._receive()
+        finally:
+            self._shared[0] = 0
+            self._shared[8:16] = self.received.to_bytes(8, "little")
+        self._shared[1] = self.asked > 1  # the first request loads the solution
+        return message
+
+    def unpack(self, message: Any) -> Any:
+        waiting, self._shared[0] = self._shared[0], 1  # reading what the other process has sent is its time, too
+        try:
+            return super().unpack(message)
+        finally:
+            self._shared[0] = waiting
+
+    def heed(self, news: Any) -> None:
+        """Write what the solution has printed; warn and log as it did."""
+        for what, kind, text in news or ():
+            if type(text) is not str:
+                raise ViolationError("no text")
+            if what == "process":
+                self.process = text[:MAX_TEXT]
+            elif what in ("stdout", "stderr"):
+                getattr(sys, what).write(text)
+            elif what == "warn" and isinstance(kind, Warning):
+                warnings.warn(kind, stacklevel=2)
+            elif what == "log" and type(kind) is tuple and type(kind[0]) is str and type(kind[1]) is int:
+                logger = logging.getLogger(kind[0])
+                if logger.isEnabledFor(kind[1]):
+                    logger.handle(logger.makeRecord(kind[0], kind[1], "solution.py", 0, text, (), None))
+
+    def perform(self, what: Any, *arguments: Any) -> Any:
+        """Do what the solution asks for, of an object that it was lent."""
+        self.inside += 1
+        try:
+            if what in ("input", "read", "readline"):
+                return {"input": input, "read": sys.stdin.read, "readline": sys.stdin.readline}[what](*arguments)
+            return self._use(what, *arguments)
+        finally:
+            self.inside -= 1
+
+    def _use(self, what: Any, value: Any, name: Any, *rest: Any) -> Any:
+        number = self._lent_numbers.get(id(value), -1)
+        if number < 0 or self._lent[number][0] is not value:
+            raise ViolationError("nothing that was lent")
+        _, own, attributes = self._lent[number]
+        if what == "operate":
+            positional, keywords = rest
+            if name not in own:
+                raise ViolationError("an operation that was not lent")
+            bound = value if name == "__call__" else functools.partial(getattr(type(value), name), value)
+            result = bound(*positional, **keywords)
+            if isinstance(result, types.CoroutineType):
+                result.close()
+                raise self.unjudged("it hands the solution a coroutine")
+            return result
+        mock = isinstance(value, unittest.mock.NonCallableMock)
+        if not attributes or type(name) is not str or name.startswith(("_", *_MOCKS_OWN) if mock else "_"):
+            raise AttributeError(f"{type(value).__name__!r} object has no attribute {name!r}")
+        if what == "get":
+            return getattr(value, name)
+        if what == "set" and type(value).__module__ == "tests":
+            return setattr(value, name, *rest)
+        raise ViolationError("an unknown question")
+
+    # Values that are no data.
+
+    def opaque(self, value: Any) -> Any:
+        if isinstance(value, Remote | RemoteType):
+            return ["H", remote.number_of(value)]
+        if isinstance(value, SolutionModule):
+            return ["S"]
+        if isinstance(value, types.ModuleType):
+            return ["M", value.__name__]
+        if isinstance(value, re.Pattern):
+            return ["p", self.encode(value.pattern), value.flags]
+        named = _named(value)
+        if named is not None:
+            return ["y", *named]
+        if isinstance(value, BaseException):
+            kind = next(base for base in type(value).__mro__ if exception_class(base) is not None)
+            plain = [part if type(part) in (str, int, float, bool) else None for part in value.args]
+            arguments = [self.encode(part) for part in plain]
+            return ["z", self._lend(value, (), False), ["x", kind.__module__, kind.__qualname__, arguments]]
+        own, attributes = _lendable(value)
+        if type(value).__module__ == "tests" and attributes:
+            self.changed = True  # its attributes are within reach
+            if self.own_copies and id(value) not in self._lent_numbers:
+                with contextlib.suppress(Exception):  # whatever a copy of the tests' own object raises: lent as it is
+                    value = copy.deepcopy(value, self.copies)
+        return ["g", self._lend(value, own, attributes), type(value).__name__, list(own), attributes]
+
+    def _lend(self, value: Any, own: tuple[str, ...], attributes: bool) -> int:
+        if id(value) not in self._lent_numbers:
+            self._lent.append((value, own, attributes))
+            self._lent_numbers[id(value)] = len(self._lent) - 1
+        return self._lent_numbers[id(value)]
+
+    def special(self, tag: Any, parts: list[Any]) -> Any:
+        if tag == "g" and type(parts[0]) is int and 0 <= parts[0] < len(self._lent):
+            return self._lent[parts[0]][0]
+        if tag == "X":
+            return type(self.decode(["x", *parts, []]))
+        if tag not in ("h", "C") or type(parts[0]) is not int:
+            raise ViolationError("an unknown kind of value")
+        number, *description = parts
+        if number not in self._objects:
+            self._objects[number] = self._class(number, *description) if tag == "C" else self._object(*parts)
+        return self._objects[number]
+
+    def _class(self, number: int, name: Any, module: Any, bases: Any, own: Any, content: Any) -> Any:
+        return remote.remote_class(number, name, module, [self.decode(base) for base in bases], own, content)
+
+    def _object(self, number: int, encoded_class: Any, content: Any) -> Any:
+        kind = self.decode(encoded_class)
+        if not isinstance(kind, RemoteType):
+            raise ViolationError("no class")
+        if issubclass(kind, BaseException):
+            value = made_exception(kind, [self.decode(part) for part in content or ()])
+            object.__setattr__(value, "_number", number)
+            return value
+        return remote.remote_object(kind, number, self.decode(content))
+
+
+def _named(value: Any) -> tuple[str, str] | None:
+    """A function's or class's place in the standard library."""
+    if not isinstance(value, type | _FUNCTIONS):
+        return None
+    module = getattr(value, "__module__", None) or getattr(getattr(value, "__objclass__", None), "__module__", None)
+    name = getattr(value, "__qualname__", None)
+    if not isinstance(module, str) or not isinstance(name, str):
+        return None
+    known = module.partition(".")[0] in {*sys.stdlib_module_names, "numpy"}
+    return (module, name) if known and find_by_name(module, name) is value else None
+
+
+def _lendable(value: Any) -> tuple[tuple[str, ...], bool]:
+    """What the solution may do with an object of the tests: operators, and whether attributes."""
+    kind = type(value)
+    if isinstance(value, type):
+        return ("__call__",), False
+    if kind.__module__ == "tests":
+        return tuple(n for n in OPERATORS if owner_of(kind, n) not in (None, object) and n != "__hash__"), True
+    if isinstance(value, unittest.mock.NonCallableMock):
+        return tuple(name for name in OPERATORS if hasattr(kind, name) and name not in JUDGING), True
+    if isinstance(value, io.IOBase):
+        return ("__iter__", "__next__", "__enter__", "__exit__"), True
+    return tuple(n for n in ("__call__", "__iter__", "__next__", "__len__", "__getitem__") if hasattr(kind, n)), False

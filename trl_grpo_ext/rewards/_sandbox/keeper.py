@@ -42,7 +42,7 @@ _WARM = (
     "ctypes dataclasses datetime "
     "decimal difflib enum fractions functools glob hashlib heapq io itertools json logging math numbers operator "
     "pathlib pprint queue random re secrets shutil statistics string struct tempfile textwrap threading time "
-    "traceback typing unittest unittest.mock uuid weakref zipfile"
+    "traceback typing unittest unittest.mock uuid weakref zipfile pytest"
 ).split()
 _TESTS_MEMORY_MB = 1024
 """Extra memory of the tests' process over the solution's."""
@@ -55,9 +55,16 @@ def serve(descriptor: int, libraries: list[str]) -> None:
     control = socket.socket(fileno=descriptor)
     control.settimeout(1.0)
     parent = os.getppid()
-    for name in _WARM:
-        importlib.import_module(name)
-    gc.freeze()
+
+    def warm(*names: str) -> None:
+        sys.path += libraries
+        for name in names:
+            with contextlib.suppress(ImportError):
+                importlib.import_module(name)
+        del sys.path[len(sys.path) - len(libraries) :]
+        gc.freeze()
+
+    warm(*_WARM)
     while True:
         try:
             data, files, _, _ = socket.recv_fds(control, 1, 1)
@@ -67,13 +74,8 @@ def serve(descriptor: int, libraries: list[str]) -> None:
             continue
         if not data:
             return
-        for letter, name in ((b"n", "numpy.testing"), (b"p", "pytest"), (b"b", "numpy.testing"), (b"b", "pytest")):
-            if data == letter and name not in sys.modules:
-                sys.path += libraries
-                with contextlib.suppress(ImportError):
-                    importlib.import_module(name)
-                del sys.path[-len(libraries) :]
-                gc.freeze()
+        if data == b"n" and "numpy" not in sys.modules:
+            warm("numpy.testing")
         for file in files:
             if os.fork() == 0:
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -182,7 +184,7 @@ class _Keeper:
         os.mkdir(work)
         (asks, asked), (answers, answered), (prints, printed), (reports, reported) = (os.pipe() for _ in range(4))
         stdin = tempfile.TemporaryFile()
-        stdin.write(base64.b64decode(job.get("stdin", "")))
+        stdin.write(base64.b64decode(job["stdin"]))
         stdin.seek(0)
 
         def isolate(folders: list[str], memory_mb: int, seconds: float, own: bool) -> list[str]:
@@ -194,7 +196,7 @@ class _Keeper:
             requests, replies, out = self._inside(standard, (asks, answered, reported), work)
             held = isolate([work], job["memory_mb"], 2 * job["seconds"] + 5, True)
             os.write(out, json.dumps({"layers": held}).encode("ascii") + b"\n")
-            if "code" not in job or not set(job["require"]) <= set(held):
+            if not set(job["require"]) <= set(held):
                 return
             sys.path += job["libraries"]
             hostile.processes_as_threads()
@@ -217,7 +219,7 @@ class _Keeper:
         processes.append(first)
         self.watched |= {reports: self.reported, prints: self.printed}
         token = secrets.token_hex(16).encode("ascii")  # the solution's process has never had it, nor what follows
-        if job["module"] and "code" in job:
+        if job["module"]:
             plan = json.loads(self.connection.recv_bytes())
             verdicts, judged = os.pipe()
             own = tempfile.mkdtemp(dir=home)

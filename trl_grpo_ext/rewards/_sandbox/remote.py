@@ -10,9 +10,11 @@ instead of a value, it is wrong (`WrongError`).
 # ruff: noqa: SIM905
 from __future__ import annotations
 
+import builtins
 import copy
+import importlib
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from .hostile import JUDGING, OPERATORS, TO_NUMBERS, UNARY
@@ -45,7 +47,7 @@ _SEEN_AS: dict[str, Any] = {
     )
 }
 SIDE: Any = None
-"""The conversation of this process (`judge.Side`)."""
+"""The conversation of this process (`checks.Side`)."""
 
 
 class UnjudgedError(BaseException):
@@ -217,7 +219,7 @@ class _Await:
         raise StopIteration(SIDE.request("wait", self._value))
 
 
-def named_by_tests(name: str, value: Any) -> Any:
+def _named_by_tests(name: str, value: Any) -> Any:
     """A name of the solution: the tests want a class if they write it as one, and may then compare its objects."""
     if isinstance(value, RemoteType) and name[:1].isupper():
         type.__setattr__(value, "_remote_wanted", True)
@@ -265,3 +267,47 @@ def remote_object(kind: Any, number: int, held: Any) -> Any:
     for name, fact in (("_number", number), ("_made", False), ("_informed", False)):
         object.__setattr__(value, name, fact)
     return _waited(value) if kind._remote_waits else value
+
+
+class SolutionModule(types.ModuleType):
+    """`import solution`."""
+
+    __all__: tuple[str, ...] = ()  # the tests' free names are found in the solution anyway
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            if not name.startswith("__"):
+                return _named_by_tests(name, SIDE.request("name", name))
+        except KeyError:
+            pass
+        raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name.startswith("__"):
+            super().__setattr__(name, value)
+        else:
+            SIDE.request("bind", name, value)
+
+    def __delattr__(self, name: str) -> None:
+        try:
+            SIDE.request("bind", name)
+        except KeyError:
+            raise AttributeError(name) from None
+
+
+class Namespace(dict[str, Any]):
+    """The tests' names. Names that are neither defined in the tests nor built in are the solution's."""
+
+    def __init__(self, plan: Mapping[str, Any]) -> None:
+        super().__init__(__builtins__=builtins, __name__="tests")
+        self.free, self.modules = frozenset(plan["free"]), plan["modules"]
+
+    def __missing__(self, name: str) -> Any:
+        if name in self.modules:
+            return importlib.import_module(self.modules[name])
+        if name not in self.free:
+            raise KeyError(name)
+        try:
+            return _named_by_tests(name, SIDE.request("name", name))
+        except KeyError:
+            raise NameError(f"name {name!r} is not defined") from None

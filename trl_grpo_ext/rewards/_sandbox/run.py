@@ -68,9 +68,7 @@ T = TypeVar("T")
 class Run:
     """The result of a job."""
 
-    ended: str = (
-        "exited"  # or had too much: "timeout", "output", "storage", "threads"; "tests", these took all the time
-    )
+    ended: str = "exited"  # or it had too much: "timeout", "output", "storage", "threads"; "tests": these took the time
     status: int = 0  # exit status of the code's process, negative for a signal
     output: bytes = b""  # what a program printed
     layers: tuple[str, ...] = ()  # that held before it ran the code
@@ -84,7 +82,7 @@ class Run:
 @functools.lru_cache(maxsize=8)
 def isolation(memory_mb: int = 512) -> tuple[str, ...]:
     """The layers that hold on this machine, as tried by a process; cached."""
-    return run_python(None, seconds=5.0, memory_mb=memory_mb).layers
+    return run_python("", seconds=5.0, memory_mb=memory_mb).layers
 
 
 def run_all(tasks: Sequence[Callable[[threading.Event], T]], workers: int) -> list[T]:
@@ -99,7 +97,7 @@ def run_all(tasks: Sequence[Callable[[threading.Event], T]], workers: int) -> li
 
 
 def run_python(
-    code: str | None,
+    code: str,
     plan: dict[str, Any] | None = None,
     *,
     seconds: float,
@@ -110,21 +108,24 @@ def run_python(
 ) -> Run:
     """Run code as a program, or hold it in one process and run tests (`test_forms.Plan`) of it in another.
 
-    None as code only gives up the rights. `seconds` is processor time, `memory_mb` counts beyond the interpreter's own,
-    `stop` ends the run as a timeout. A `RewardError` says that the processes do not start, or that a layer that is
-    required does not hold; the code is not run then.
+    `seconds` is processor time, `memory_mb` counts beyond the interpreter's own, `stop` ends the run as a timeout. A
+    `RewardError` says that the processes do not start, or a required layer does not hold; the code is not run then.
     """
     paths = sysconfig.get_paths()
     libraries = [path for path in dict.fromkeys((paths["purelib"], paths["platlib"])) if Path(path).is_dir()]
     job: dict[str, Any] = {"module": plan is not None, "seconds": seconds, "memory_mb": memory_mb}
     job |= {"require": list(require), "libraries": libraries, "folder": str(Path(tempfile.gettempdir()).resolve())}
-    if code is not None:
-        job |= {"code": code, "stdin": base64.b64encode(stdin).decode("ascii")}
-    text = f"{code} {json.dumps(plan)}"
-    wanted = ("numpy" in text) + 2 * ("pytest" in text)
-    parts = [job, plan] if plan and code is not None else [job]
-    with _SERVER.connect(libraries, "-npb"[wanted].encode("ascii")) as connection:
-        answer = _ask(connection, parts, _GRACE + _SLOWEST * seconds, stop)
+    job |= {"code": code, "stdin": base64.b64encode(stdin).decode("ascii")}
+    wanted = b"n" if "numpy" in f"{code} {json.dumps(plan)}" else b"-"
+    parts = [job] if plan is None else [job, plan]
+    with _SERVER.connect(libraries, wanted) as connection:
+        deadline, answer = time.monotonic() + _GRACE + _SLOWEST * seconds, None
+        with suppress(EOFError, OSError):  # the keeper may die
+            for part in parts:
+                connection.send_bytes(json.dumps(part).encode("ascii"))
+            while answer is None and time.monotonic() < deadline and not (stop is not None and stop.is_set()):
+                if connection.poll(_TICK):
+                    answer = json.loads(connection.recv_bytes())
     if answer is None:
         if stop is not None and stop.is_set():
             return Run(ended="timeout")
@@ -141,23 +142,6 @@ def run_python(
             "when the reward was made: has the reward moved to another machine?"
         )
     return run
-
-
-def _ask(
-    connection: Connection, parts: Sequence[Any], longest: float, stop: threading.Event | None
-) -> dict[str, Any] | None:
-    """Send a job and wait for its answer, or None."""
-    deadline = time.monotonic() + longest
-    try:
-        for part in parts:
-            connection.send_bytes(json.dumps(part).encode("ascii"))
-        while time.monotonic() < deadline and not (stop is not None and stop.is_set()):
-            if connection.poll(_TICK):
-                answer: dict[str, Any] = json.loads(connection.recv_bytes())
-                return answer
-    except (EOFError, OSError):  # the keeper has died
-        pass
-    return None
 
 
 class _Server:

@@ -2,7 +2,7 @@
 
 This finds out without running the tests which names are the solution's, which definitions are meant to run, and whether
 there is any assert. It rewrites asserts so that those that ran are counted, and those skipped because of the solution's
-result are noticed (`judge.Side`).
+result are noticed (`checks.Side`).
 """
 
 # Tables of words are easier to read as words.
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import ast
 import builtins
-import doctest
 import functools
 import json
 import textwrap
@@ -22,7 +21,7 @@ from ...guard.outcomes import shown
 from .wire import SOLUTION_MODULES
 
 JUDGE = "__judge__"
-"""The name by which rewritten tests reach `judge.Side`."""
+"""The name by which rewritten tests reach `checks.Side`."""
 
 _TOO_BAD = (SyntaxError, ValueError, TypeError, RecursionError, MemoryError)
 _BUILT_IN = frozenset(dir(builtins)) | {"__file__", "__name__", "__doc__", "__builtins__"}
@@ -119,20 +118,19 @@ def same_output(printed: bytes, expected: str) -> bool:
 
 @functools.lru_cache(maxsize=4096)  # the completions of a group have the same tests
 def _plan(tests: tuple[str, ...], entry: str | None) -> Plan:
-    sources = [_Source(test, number) for number, test in enumerate(tests)]
-    trees = [tree for source in sources for tree in source.trees]
+    trees = [_tree(test) for test in tests]
     free = _free_names(trees, entry)
     if "candidate" in free and entry is not None:  # MBPP+ in its original form
         return _plan((f"candidate = {entry}", *tests), entry)
     modules = {name: _MODULES[name] for name in free & _MODULES.keys() if _only_as_module(name, trees)}
     free -= modules.keys()
     try:
-        planned = [source.plan(free, entry) for source in sources]
+        planned = [_planned(tree, number, free, entry) for number, tree in enumerate(trees)]
     except _TOO_BAD as error:
         raise UnreadableTestsError(f"a test is no Python: {shown(str(error))}") from error
     if all(test["empty"] for test in planned):
         raise UnreadableTestsError(
-            "nothing in the tests can fail: there is no assert, no expected exception and no doctest in what runs "
+            "nothing in the tests can fail: there is no assert and no expected exception in what runs "
             "(statements, `test_*` functions, `Test*` and `TestCase` classes, `check(candidate)`)"
         )
     return {"tests": planned, "free": sorted(free), "modules": modules}
@@ -153,64 +151,47 @@ def _only_as_module(name: str, trees: Sequence[ast.AST]) -> bool:
     return used == sum(isinstance(base, ast.Name) and base.id == name for base in bases)
 
 
-class _Source:
-    """One test's source text."""
-
-    def __init__(self, text: str, number: int) -> None:
-        self.number = number
-        tree = _parsed(text) or (None if _doctest(text) else _parsed(textwrap.dedent(text)))
-        if tree is None and not _doctest(text):
-            raise UnreadableTestsError(f"a test is no Python: {shown(text)}")
-        if tree is not None and not tree.body:
-            raise UnreadableTestsError("a test is empty")
-        self.tree = tree or ast.Module([], [])
-        nodes = [node for node in self.tree.body if isinstance(node, _FUNCTIONS | ast.ClassDef)]
-        texts = [ast.get_docstring(node) or "" for node in (self.tree, *nodes)] if tree is not None else [text]
-        self.doctests = [examples for text in texts if (examples := _doctest(text))]
-        parsed = [_parsed(example.source) for examples in self.doctests for example in examples]
-        self.trees = [self.tree, *(tree for tree in parsed if tree is not None)]
-
-    def plan(self, free: set[str], entry: str | None) -> dict[str, Any]:
-        """What `judge` needs."""
-        tree, main = _without_main(self.tree)
-        rewriting = _Rewriting(_tainted([tree, ast.Module(main, [])], free), self.number)
-        planned: dict[str, Any] = {"calls": [], "doctests": [_examples(part, rewriting) for part in self.doctests]}
-        called = set(map(_called_name, _outside_definitions(tree)))
-        functions = [node for node in tree.body if isinstance(node, _FUNCTIONS) and node.name not in called]
-        classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
-        candidates = [node for node in functions if _takes_a_candidate(node)]
-        if candidates:
-            if entry is None:
-                raise UnreadableTestsError(
-                    f"the test defines `{candidates[0].name}`, does not call it, and there is no column `entry_point`"
-                )
-            try:
-                compile(entry, "<entry_point>", "eval", dont_inherit=True)
-            except _TOO_BAD as error:
-                raise UnreadableTestsError(f"the entry point {shown(entry)} is no Python") from error
-            planned["calls"] = [f"{node.name}({entry})" for node in candidates]
-        wanted = [node for node in functions if node.name.startswith("test") and node not in candidates]
-        planned["functions"] = [node.name for node in wanted]
-        planned["classes"] = [node.name for node in classes if _holds_tests(node)]
-        planned["pytest"] = bool(wanted or planned["classes"]) and _needs_pytest(tree, wanted, classes)
-        runs = {*planned["functions"], *planned["classes"], *(node.name for node in candidates)}
-        planned["empty"] = not self.doctests and not _can_fail(tree, main, runs)
-        for name, part in (("source", tree), ("main", ast.Module(main, []))):
-            planned[name] = ast.unparse(ast.fix_missing_locations(rewriting.visit(part))) if part.body else ""
-        compile(planned["source"], "<test>", "exec", dont_inherit=True)
-        return planned
+def _tree(text: str) -> ast.Module:
+    """A test's tree, in which what `if __name__ == "__main__"` guards stands unguarded, if it starts no runner."""
+    tree = _parsed(text) or _parsed(textwrap.dedent(text))
+    if tree is None:
+        raise UnreadableTestsError(f"a test is no Python: {shown(text)}")
+    if not tree.body:
+        raise UnreadableTestsError("a test is empty")
+    body: list[ast.stmt] = []
+    for node in tree.body:
+        if isinstance(node, ast.If) and "__name__" in ast.unparse(node.test) and not node.orelse:
+            runs = any(name in ast.unparse(part) for part in node.body for name in ("unittest.main", "pytest.main"))
+            body += [] if runs else node.body
+        else:
+            body.append(node)
+    return ast.Module(body, tree.type_ignores)
 
 
-def _examples(found: list[doctest.Example], rewriting: _Rewriting) -> list[list[str | None]]:
-    """The examples of a doctest: source, what it prints, and its exception."""
-    examples: list[list[str | None]] = []
-    for example in found:
-        source, tree = example.source, _parsed(example.source)
-        if tree is not None and len(tree.body) == 1 and isinstance(tree.body[0], ast.Expr):
-            tree.body[0].value = rewriting.expression(tree.body[0].value)
-            source = ast.unparse(ast.fix_missing_locations(tree)) + "\n"
-        examples.append([source, example.want, example.exc_msg])
-    return examples
+def _planned(tree: ast.Module, number: int, free: set[str], entry: str | None) -> dict[str, Any]:
+    """What `judge` needs of one test."""
+    called = set(map(_called_name, _outside_definitions(tree)))
+    functions = [node for node in tree.body if isinstance(node, _FUNCTIONS) and node.name not in called]
+    candidates = [node for node in functions if _takes_a_candidate(node)]
+    if candidates:
+        if entry is None:
+            raise UnreadableTestsError(
+                f"the test defines `{candidates[0].name}`, does not call it, and there is no column `entry_point`"
+            )
+        try:
+            compile(entry, "<entry_point>", "eval", dont_inherit=True)
+        except _TOO_BAD as error:
+            raise UnreadableTestsError(f"the entry point {shown(entry)} is no Python") from error
+    wanted = [node for node in functions if node.name.startswith("test") and node not in candidates]
+    classes = [node for node in tree.body if isinstance(node, ast.ClassDef) and (_is_case(node) or _holds_tests(node))]
+    planned: dict[str, Any] = {"calls": [f"{node.name}({entry})" for node in candidates]}
+    planned |= {"functions": [node.name for node in wanted], "classes": [node.name for node in classes]}
+    planned["pytest"] = bool(wanted or classes) and _needs_pytest(tree, wanted, classes)
+    planned["empty"] = not _can_fail(tree, {node.name for node in (*wanted, *classes, *candidates)})
+    rewritten = _Rewriting(_tainted(tree, free), number).visit(tree)
+    planned["source"] = ast.unparse(ast.fix_missing_locations(rewritten))
+    compile(planned["source"], "<test>", "exec", dont_inherit=True)
+    return planned
 
 
 # --- what tests consist of -------------------------------------------------------------------------------------------
@@ -221,27 +202,6 @@ def _parsed(source: str) -> ast.Module | None:
         return ast.parse(source)
     except _TOO_BAD:
         return None
-
-
-def _doctest(text: str) -> list[doctest.Example]:
-    """The examples of a text, if one of them says what it prints."""
-    try:
-        examples = doctest.DocTestParser().get_examples(text)
-    except ValueError:
-        return []
-    return examples if any(example.want for example in examples) else []
-
-
-def _without_main(tree: ast.Module) -> tuple[ast.Module, list[ast.stmt]]:
-    """The tree without what stands under `if __name__ == "__main__"`, and that."""
-    body, main = [], []
-    for node in tree.body:
-        if isinstance(node, ast.If) and "__name__" in ast.unparse(node.test) and not node.orelse:
-            main += node.body
-        else:
-            body.append(node)
-    runs = any("unittest.main" in ast.unparse(node) or "pytest.main" in ast.unparse(node) for node in main)
-    return ast.Module(body, tree.type_ignores), [] if runs else main
 
 
 def _outside_definitions(tree: ast.AST) -> Iterator[ast.AST]:
@@ -262,21 +222,21 @@ def _takes_a_candidate(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
     return needed == 1 and (node.name == "check" or bool(named))
 
 
+def _is_case(node: ast.ClassDef) -> bool:
+    return any(ast.unparse(base).endswith("TestCase") for base in node.bases)
+
+
 def _holds_tests(node: ast.ClassDef) -> bool:
-    bases = [ast.unparse(base) for base in node.bases]
     methods = any(isinstance(inner, _FUNCTIONS) and inner.name.startswith("test") for inner in node.body)
-    return any(base.endswith("TestCase") for base in bases) or (methods and not bases and node.name.startswith("Test"))
+    return methods and not node.bases and node.name.startswith("Test")
 
 
 def _needs_pytest(tree: ast.Module, functions: Sequence[Any], classes: Sequence[ast.ClassDef]) -> bool:
-    """Fixtures and marks are for pytest itself to run. `pytest.raises` alone is not."""
-    plain = [kind for kind in classes if not any(ast.unparse(base).endswith("TestCase") for base in kind.bases)]
-    methods = [part for kind in plain for part in kind.body if isinstance(part, _FUNCTIONS) and part.name[:4] == "test"]
-    fixtures = any(len(node.args.args) > 1 for node in methods)
-    fixtures = fixtures or any(node.args.args and not node.args.defaults for node in functions)
+    """Fixtures, marks and classes that are no `TestCase` are for pytest itself to run. `pytest.raises` alone is not."""
+    fixtures = any(node.args.args and not node.args.defaults for node in functions)
     marks = [ast.unparse(mark) for node in ast.walk(tree) for mark in getattr(node, "decorator_list", ())]
     marked = any("pytest" in mark and not mark.endswith((".asyncio", ".anyio")) for mark in marks)
-    return fixtures or marked or "pytestmark" in _bound_names(tree)
+    return fixtures or marked or "pytestmark" in _bound_names(tree) or not all(map(_is_case, classes))
 
 
 def _checks_something(node: ast.AST) -> bool:
@@ -316,14 +276,14 @@ def _always_fails(node: ast.stmt) -> bool:
     return isinstance(node, ast.Raise)
 
 
-def _can_fail(tree: ast.Module, main: list[ast.stmt], runs: set[str]) -> bool:
+def _can_fail(tree: ast.Module, runs: set[str]) -> bool:
     """Whether an assert can be reached from what is run: by name, from one definition to the next."""
     definitions: dict[str, list[ast.AST]] = {}
     for node in ast.walk(tree):
         if isinstance(node, _FUNCTIONS | ast.ClassDef):
             definitions.setdefault(node.name, []).append(node)
     reached: list[ast.AST] = [node for node in tree.body if not isinstance(node, _FUNCTIONS | ast.ClassDef)]
-    reached += [*main, *(node for name in runs for node in definitions.get(name, []))]
+    reached += [node for name in runs for node in definitions.get(name, [])]
     seen: set[str] = set(runs)
     while reached:
         for node in ast.walk(reached.pop()):
@@ -387,10 +347,9 @@ def _imports_solution(node: ast.AST) -> bool:
 # --- what the solution decides ---------------------------------------------------------------------------------------
 
 
-def _tainted(trees: Sequence[ast.Module], free: set[str] | frozenset[str]) -> set[str]:
+def _tainted(tree: ast.Module, free: set[str]) -> set[str]:
     """Names, and `.names` of attributes, whose values may come from the solution."""
-    tainted = set(free) | {"candidate"}
-    nodes = [node for tree in trees for node in ast.walk(tree)]
+    tainted, nodes = free | {"candidate"}, list(ast.walk(tree))
     for node in nodes:
         if isinstance(node, ast.ImportFrom) and node.module in SOLUTION_MODULES:
             tainted |= {alias.asname or alias.name for alias in node.names}
@@ -503,7 +462,8 @@ class _Rewriting(ast.NodeTransformer):
         elif isinstance(node, ast.Compare):
             if not any(isinstance(one, ast.Is | ast.IsNot) for one in node.ops):
                 mark = "" if any(isinstance(one, ast.In | ast.NotIn) for one in node.ops) else "="
-                if any(isinstance(one, _ORDER) for one in node.ops) and not _computes(node):
+                computes = any(isinstance(inner, ast.BinOp) for inner in ast.walk(node))
+                if any(isinstance(one, _ORDER) for one in node.ops) and not computes:
                     mark = "<"  # else the arithmetic, which knows both sides, says whether a nan was expected
                 node.left, *node.comparators = self.sides([node.left, *node.comparators], mark)
         elif isinstance(node, ast.Call):
@@ -540,10 +500,6 @@ class _Rewriting(ast.NodeTransformer):
             handed.append(_call("op", site, ast.Constant(position), ast.Constant(kind), self.visit(value)))
         self.compares = outer
         return handed
-
-    def expression(self, node: ast.expr) -> ast.expr:
-        """The expression of a doctest's example."""
-        return _call("value", _call("begin"), _Vacuous(self).visit(self.compared(node)))
 
     # What is computed beforehand.
 
@@ -665,7 +621,7 @@ class _Rewriting(ast.NodeTransformer):
         decided = _has_checks(node.body) and _from_solution(node.iter, self.tainted)
         self.generic_visit(node)
         if decided:
-            node.iter = self.several(_Vacuous(self).visit(node.iter))
+            node.iter = _call("several", self.site(), _Vacuous(self).visit(node.iter))
         return node
 
     def visit_While(self, node: ast.While) -> ast.stmt:
@@ -674,10 +630,6 @@ class _Rewriting(ast.NodeTransformer):
         if decided:
             node.test = _call("looped", self.site(), node.test)
         return node
-
-    def several(self, values: ast.expr) -> ast.expr:
-        """Count whether there is anything in what the solution gives."""
-        return _call("several", self.site(), values)
 
     def _block(self, statements: list[ast.stmt]) -> list[ast.stmt]:
         block: list[ast.stmt] = []
@@ -714,14 +666,10 @@ class _Vacuous(ast.NodeTransformer):
         if isinstance(inner, ast.GeneratorExp | ast.ListComp):
             first = inner.generators[0]
             if _from_solution(first.iter, self.rewriting.tainted):
-                first.iter = self.rewriting.several(first.iter)
+                first.iter = _call("several", self.rewriting.site(), first.iter)
         elif name == "all" and _from_solution(inner, self.rewriting.tainted):
-            node.args = [self.rewriting.several(inner)]
+            node.args = [_call("several", self.rewriting.site(), inner)]
         return node
-
-
-def _computes(node: ast.AST) -> bool:
-    return any(isinstance(inner, ast.BinOp) for inner in ast.walk(node))
 
 
 def _has_star(node: ast.Call) -> bool:

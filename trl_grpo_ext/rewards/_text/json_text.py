@@ -7,10 +7,10 @@ import math
 import re
 from typing import Any
 
+from .fences import fences
+
 MOST_DIGITS = 1000
 
-_FENCE = re.compile(r"[ \t]{0,3}+(`{3,}+)[ \t]*+([^`\s]*+)[^`]*+")
-_CLOSING_FENCE = re.compile(r"[ \t]{0,3}+(`{3,}+)\s*+")
 # A string always matches, closed or not, and possessively: there is nothing to go back to.
 _STRUCTURE = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[\[\]{}]', re.DOTALL)
 _QUOTES_AND_BRACES = re.compile(r'["{}]')
@@ -29,25 +29,9 @@ class AmbiguousError(Exception):
 
 def fenced(text: str) -> str | None:
     """The inside of the last closed fence marked `json`, or else of the last unmarked one."""
-    marked = unmarked = None
-    opening, label = "", ""
-    inside: list[str] = []
-    for line in text.split("\n"):
-        if not opening:
-            match = _FENCE.fullmatch(line)
-            if match:
-                opening, label, inside = match.group(1), match.group(2).lower(), []
-            continue
-        match = _CLOSING_FENCE.fullmatch(line)
-        if match and len(match.group(1)) >= len(opening):
-            if label == "json":
-                marked = "\n".join(inside)
-            elif not label:
-                unmarked = "\n".join(inside)
-            opening = ""
-        else:
-            inside.append(line)
-    return unmarked if marked is None else marked
+    closed = [(label, inside) for label, inside, is_closed in fences(text) if is_closed]
+    insides = [inside for label, inside in closed if label == "json"] or [ins for label, ins in closed if not label]
+    return insides[-1] if insides else None
 
 
 def last_object(text: str) -> str | None:
