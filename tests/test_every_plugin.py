@@ -38,7 +38,7 @@ TESTS = {
     kind: "".join(file.read_text(encoding="utf-8") for file in (ROOT / "tests" / folder).glob("test_*.py"))
     for kind, folder in FOLDERS.items()
 }
-COMPARE = {"gsm8k_accuracy", "math_accuracy", "reasoning_accuracy"}
+COMPARE = {"gsm8k_accuracy", "math_accuracy"}
 """Rewards that compare with a reference."""
 
 

@@ -61,11 +61,6 @@ _CALLS = (
 EXAMPLES: dict[str, Worked] = {
     "gsm8k_accuracy": _example("gsm8k_accuracy", _ANSWERS, answer=["#### 18"] * 3),
     "math_accuracy": _example("math_accuracy", (r"\boxed{18}", r"\boxed{18.0}", r"\boxed{19}"), solution=["$18$"] * 3),
-    "reasoning_accuracy": _example(
-        "reasoning_accuracy",
-        (r"<think>9 * 2</think>\boxed{18}", r"<think>\boxed{18}"),
-        solution=["$18$"] * 2,
-    ),
     "python_tests": _example({"name": "python_tests", "partial": True}, _ADD, tests=_TESTS),
     "json_schema": _example(
         {
@@ -79,12 +74,6 @@ EXAMPLES: dict[str, Worked] = {
     "regex_match": _example({"name": "regex_match", "pattern": "apples?"}, ("18 apples", "18 pears")),
     "think_format": _example("think_format", _FORM),
     "tag_format": _example("tag_format", ("<think>9 * 2</think><answer>18</answer>", "<think>9 * 2</think>18", "18")),
-    "cosine_length": _example(
-        {"name": "cosine_length", "max_length": 100, "reward": "gsm8k_accuracy"},
-        ("#### 18", "#### 18", "#### 17"),
-        lengths=(50, 100, 0),
-        answer=["#### 18"] * 3,
-    ),
     "length_target": _example(
         {"name": "length_target", "target": 100, "mode": "max", "alpha": 0.01, "delta": 0.5},
         ("a", "b", "c"),
@@ -92,15 +81,6 @@ EXAMPLES: dict[str, Worked] = {
     ),
     "soft_overlong": _example(
         {"name": "soft_overlong", "max_completion_length": 512, "cache": 64}, ("a", "b", "c"), lengths=(448, 480, 512)
-    ),
-    "repetition": _example(
-        {"name": "repetition", "n": 2, "max_penalty": -1.0, "units": "words"},
-        ("one two three four", "one two one two"),
-        "The second has three pairs of words, of which two are distinct.",
-    ),
-    "language": _example(
-        {"name": "language", "language": "en", "min_characters": 20},
-        ("The farmer sold eighteen apples at the market.", "Der Bauer verkaufte achtzehn Äpfel auf dem Markt.", "18"),
     ),
     "weighted": _example(
         {"name": "weighted", "rewards": ["gsm8k_accuracy", "think_format"], "weights": [1.0, 0.2]},
@@ -117,9 +97,7 @@ EXAMPLES: dict[str, Worked] = {
         ("<think>9 * 2</think><answer>18</answer>", "<answer>18</answer>", "<answer>17</answer>"),
         answer=["#### 18"] * 3,
     ),
-    "clip": _example({"name": "clip", "reward": "tag_format", "low": 0.0, "high": 0.1}, _FORM[:2]),
     "tool_use": _example({"name": "tool_use", "returned": 0.1, "failed": -0.2}, _CALLS),
-    "turn_length": _example({"name": "turn_length", "longest": 20, "cache": 10}, ("It is 4.", "It must be 4, no 5.")),
     "per_column": _example(
         {"name": "per_column", "column": "task", "rewards": {"math": "gsm8k_accuracy", "form": "think_format"}},
         ("#### 18", "#### 18", "<think>9 * 2</think>18"),

@@ -13,12 +13,12 @@ from trl_grpo_ext.rewards.math_accuracy import MathAccuracy
 
 @pytest.fixture(scope="session")
 def with_math_workers() -> Iterator[Callable[..., Any]]:
-    """Makes a `MathAccuracy`, or another `kind` of it, that uses running workers instead of its own."""
+    """Makes a `MathAccuracy` that uses running workers instead of its own."""
     owner = MathAccuracy()
     owner(completions=["\\boxed{x}"], solution=["$x$"])  # the first batch waits for the imports
 
-    def make(kind: type[MathAccuracy] = MathAccuracy, **parameters: Any) -> MathAccuracy:
-        reward = kind(**parameters)
+    def make(**parameters: Any) -> MathAccuracy:
+        reward = MathAccuracy(**parameters)
         reward._verifier.pool = owner._verifier.pool
         reward._verifier._loaded_in = os.getpid()
         return reward

@@ -1,4 +1,4 @@
-"""`weighted`, `gated`, `product`, `clip` and `per_column`, by values computed by hand and by what must always hold."""
+"""`weighted`, `gated`, `product` and `per_column`, by values computed by hand and by what must always hold."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from trl_grpo_ext import load_rewards
 from trl_grpo_ext.errors import ConfigurationError, PluginOutputError
 from trl_grpo_ext.plugins.loading import RewardList
-from trl_grpo_ext.rewards.combinators import Clip, Gated, PerColumn, Product, Weighted
+from trl_grpo_ext.rewards.combinators import Gated, PerColumn, Product, Weighted
 from trl_grpo_ext.types import SpanScore
 
 Reward = Callable[..., list[float | None]]
@@ -113,27 +113,14 @@ def test_product_drops_spans_and_takes_weights_as_factors() -> None:
     assert scored(Product(RewardList([first, second], [0.5, 4.0])), [3.0], [5.0]) == [30.0]
 
 
-# --- clip ------------------------------------------------------------------------------------------------------------
-
-
-def test_clip_keeps_within_the_bounds() -> None:
-    values = [-2.0, -1.0, 0.3, 2.0, 5.0, None]
-    assert scored(Clip(first, low=-1.0, high=2.0), values) == [-1.0, -1.0, 0.3, 2.0, 2.0, None]
-    assert scored(Clip(first, low=0.0), values) == [0.0, 0.0, 0.3, 2.0, 5.0, None]
-    assert scored(Clip(first, high=0.0), values) == [-2.0, -1.0, 0.0, 0.0, 0.0, None]
-    [kept, changed] = scored(Clip(spanned, high=2.0), [1.0, 3.0])
-    assert kept.spans == ((0, 1, 1.0),)
-    assert (type(changed), changed) == (float, 2.0)
-
-
 # --- per_column ------------------------------------------------------------------------------------------------------
 
 
 @given(_columns)
 def test_per_column_is_each_reward_on_its_rows(rows: list[Any]) -> None:
-    routed = PerColumn("task", {"a": first, "b": Clip(second, low=0.0)}, default=Weighted([first, second]))
+    routed = PerColumn("task", {"a": first, "b": second}, default=Weighted([first, second]))
     scores = scored(routed, [r[0] for r in rows], [r[1] for r in rows], task=[r[2] for r in rows])
-    for value, reward in (("a", first), ("b", Clip(second, low=0.0)), ("c", Weighted([first, second]))):
+    for value, reward in (("a", first), ("b", second), ("c", Weighted([first, second]))):
         mine = [row for row, entry in enumerate(rows) if entry[2] == value]
         alone = scored(reward, [rows[i][0] for i in mine], [rows[i][1] for i in mine]) if mine else []
         assert [scores[i] for i in mine] == alone
@@ -192,7 +179,7 @@ def test_logged_columns_are_put_back_in_their_rows_and_spans_pass() -> None:
 
 
 def test_async_rewards_are_waited_for() -> None:
-    for reward in (Weighted([later]), Product([later]), Clip(later, low=0.0), PerColumn("task", {"a": later})):
+    for reward in (Weighted([later]), Product([later]), PerColumn("task", {"a": later})):
         assert scored(reward, [9.0], [2.0], task=["a"]) == [2.0]
     assert scored(Gated(later, later), [9.0, 9.0], [2.0, 0.5]) == [2.0, 0.0]
 
@@ -208,7 +195,7 @@ def test_a_child_that_raises_or_breaks_its_contract_is_an_error_that_names_it() 
         raise ZeroDivisionError("no, thank you")
 
     makes: list[Callable[[Any], Reward]] = [
-        *(lambda r: Weighted([r]), lambda r: Product([r]), lambda r: Clip(r, low=0.0)),
+        *(lambda r: Weighted([r]), lambda r: Product([r])),
         *(lambda r: Gated(first, r), lambda r: Gated(r, first), lambda r: PerColumn("task", {"a": r})),
     ]
     for make in makes:

@@ -380,14 +380,6 @@ def test_no_text_raises(text: str) -> None:
     assert found is None or isinstance(found, Fraction)
 
 
-@given(
-    st.lists(st.sampled_from([*MARKERS, "Question: 5?", "</think>", "**", "\n", "{", "= ", "1 ", "one "]), max_size=12)
-)
-def test_no_medley_of_markers_raises(parts: list[str]) -> None:
-    found = extract_final_answer(" ".join(parts))
-    assert found is None or isinstance(found, Fraction)
-
-
 LONG = 100_000
 REPEATED = items(
     r"""

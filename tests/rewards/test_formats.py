@@ -91,13 +91,3 @@ def test_each_tag_earns_a_tenth_and_the_number_another(value: float) -> None:
         assert all(worth == 0.1 for *_, worth in scores[0].spans)
         tags = [text[start:end] for start, end, _ in scores[0].spans if text[start:end].startswith("<")]
         assert all(text.count(tag) == 1 for tag in tags)
-
-
-def test_spans_by_hand() -> None:
-    scores: list[Any] = think_format(completions=["<think>ab</think>18", "ab</think>18", "18"])
-    assert [score.spans for score in scores] == [((0, 7, 0.5), (9, 17, 0.5)), ((2, 10, 0.0),), ()]
-    texts = ["<think>a</think><answer>18</answer>", "<answer>many</answer>", "</think><think>"]
-    full, half, out_of_order = [score.spans for score in tag_format(completions=texts)]  # type: ignore[union-attr]
-    assert [span[:2] for span in full] == [(0, 7), (8, 16), (16, 24), (26, 35), (24, 26)]
-    assert [span[:2] for span in half] == [(0, 8), (12, 21)]
-    assert out_of_order == ((8, 15, 0.1),)

@@ -1,4 +1,4 @@
-"""`MathAccuracy` and `ReasoningAccuracy` as rewards: outcomes and what they become, columns, parameters, processes."""
+"""`MathAccuracy` as a reward: outcomes and what they become, columns, parameters, processes."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from trl_grpo_ext.guard.outcomes import Outcome
 from trl_grpo_ext.plugins.loading import load_rewards
-from trl_grpo_ext.rewards.math_accuracy import MathAccuracy, ReasoningAccuracy
+from trl_grpo_ext.rewards.math_accuracy import MathAccuracy
 
-pytestmark = pytest.mark.filterwarnings("ignore:(math|reasoning)_accuracy cannot read the reference")
+pytestmark = pytest.mark.filterwarnings("ignore:math_accuracy cannot read the reference")
 
 NEVER_ENDS = "9^{9^{9^9}}"
 
@@ -61,9 +61,10 @@ VERDICTS: list[tuple[Any, Any, Outcome]] = [
 def test_every_way_to_end_has_its_outcome_alone_and_in_any_batch(reward: MathAccuracy) -> None:
     references, completions, expected = zip(*VERDICTS, strict=True)
     for order in (1, -1):
-        with pytest.warns(UserWarning, match=r"cannot read the reference .*\(8 of 27 in this batch\)"):
-            judged = reward.judge(completions=completions[::order], solution=references[::order])
+        judged = reward.judge(completions=completions[::order], solution=references[::order])
         assert [one.outcome for one in judged][::order] == list(expected)
+    with pytest.warns(UserWarning, match=r"cannot read the reference at row 7 \(''; 8 of 27 in this batch\)"):
+        reward(completions=completions, solution=references)
 
 
 def test_outcomes_and_what_was_read_are_logged(reward: MathAccuracy) -> None:
@@ -148,19 +149,12 @@ AFTER_REASONING: list[tuple[Any, Any, Outcome]] = [
 
 
 def test_only_what_follows_the_reasoning_counts(with_math_workers: Any) -> None:
-    reward = with_math_workers(ReasoningAccuracy, timeout=5.0)
+    reward = with_math_workers(reasoning_delimiters=["</think>"], timeout=5.0)
     references, completions, expected = zip(*AFTER_REASONING, strict=True)
     judged = reward.judge(completions=completions, solution=references)
     assert [one.outcome for one in judged] == list(expected)
     # Reasoning that does not end is 0, even where the reference cannot be read.
     assert reward(completions=["\\boxed{18}", "</think>\\boxed{18}"], solution=["no number"] * 2) == [0.0, None]
-
-
-def test_of_several_delimiters_the_first_of_the_list_that_occurs_counts(with_math_workers: Any) -> None:
-    reward = with_math_workers(ReasoningAccuracy, reasoning_delimiters=["</think>", "<answer>"])
-    assert reward(completions=["<answer>\\boxed{17}</think>\\boxed{18}"], solution=["18"]) == [1.0]
-    assert reward(completions=["</think>\\boxed{17}<answer>\\boxed{18}"], solution=["18"]) == [0.0]
-    assert reward(completions=["\\boxed{17}<answer>\\boxed{18}"], solution=["18"]) == [1.0]
 
 
 parts = st.sampled_from(
@@ -171,13 +165,11 @@ parts = st.sampled_from(
 @given(
     completion=st.lists(parts, max_size=8).map("".join),
     reference=st.sampled_from(["18", "$x$", "none", "$18$"]),
-    delimiters=st.sampled_from([None, ["</think>"], ["<answer>", "</think>"], ["</think>", "<answer>"]]),
+    delimiters=st.sampled_from([["</think>"], ["<answer>", "</think>"], ["</think>", "<answer>"]]),
 )
 @settings(max_examples=60)
-def test_it_is_trls_verdict(
-    with_math_workers: Any, completion: str, reference: str, delimiters: list[str] | None
-) -> None:
+def test_it_is_trls_verdict(with_math_workers: Any, completion: str, reference: str, delimiters: list[str]) -> None:
     rewards = pytest.importorskip("trl.rewards.accuracy_rewards", reason="TRL's own reward is the oracle here")
-    ours = with_math_workers(ReasoningAccuracy, reasoning_delimiters=delimiters)
+    ours = with_math_workers(reasoning_delimiters=delimiters)
     theirs = rewards.reasoning_accuracy_reward([[{"content": completion}]], [reference], delimiters)
     assert ours(completions=[completion], solution=[reference]) == theirs

@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import random
 import re
-import signal
-import threading
 import time
 from collections import Counter
 from pathlib import Path
@@ -75,29 +73,6 @@ def test_hostile_references_are_nobodys_fault(reward: MathAccuracy) -> None:
     completions = ["\\boxed{18}", "\\boxed{x+1}", "The answer is $\\frac{1}{2}$", "\\boxed{18.5}"] * 5
     judgements = reward.judge(completions=completions, solution=references)
     assert {judgement.outcome for judgement in judgements} == {Outcome.UNPARSEABLE}
-
-
-def test_a_worker_that_is_killed_from_outside_again_and_again_is_an_outcome(with_math_workers: Any) -> None:
-    reward = with_math_workers(timeout=60.0)
-    over = threading.Event()
-
-    def kill_workers() -> None:
-        while not over.wait(0.1):
-            for server in psutil.Process().children():
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    for worker in server.children():
-                        worker.send_signal(signal.SIGKILL)
-
-    killer = threading.Thread(target=kill_workers)
-    killer.start()
-    try:
-        [judgement] = reward.judge(completions=[UNBOUNDED], solution=["18"])
-    finally:
-        over.set()
-        killer.join()
-    assert judgement.outcome is Outcome.DIED
-    assert "twice" in judgement.detail
-    assert reward(completions=["\\boxed{1+x}"], solution=["$x+1$"]) == [1.0]
 
 
 TOKENS = r"""

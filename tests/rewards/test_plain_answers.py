@@ -180,18 +180,6 @@ def test_what_is_decided_here_is_math_verifys_verdict(pair: tuple[str, str]) -> 
 # Limits ------------------------------------------------------------------------------------------------------------
 
 
-def test_the_only_box_is_found_by_its_braces() -> None:
-    for text, content in (
-        ("a \\boxed{18} b", "18"),
-        ("\\boxed{\\frac{1}{2}} {x}", "\\frac{1}{2}"),
-        ("\\boxed{}", ""),
-        *(("\\boxed{1", None), ("\\boxed{1}\\boxed{2}", None), ("\\boxed{1} \\fbox{2}", None), ("1", None)),
-        ("final answer is $1$. I hope \\boxed{2}", None),
-    ):
-        box = only_box(text)
-        assert (None if box is None else text[slice(*box)]) == content
-
-
 @pytest.mark.parametrize(
     ("within", "beyond", "why"),
     [

@@ -59,14 +59,6 @@ def test_an_endless_match_is_a_timeout_and_its_neighbours_are_scored() -> None:
 
 
 @pytest.mark.slow
-def test_a_batch_of_endless_matches_is_bounded_by_their_allowances() -> None:
-    """Each of 64 would take longer than anybody waits; a right answer among them is scored."""
-    texts = ["a" * (60 + number) for number in range(63)]
-    judged = RegexMatch(FOREVER, timeout=0.05).judge([*texts, "aab"])
-    assert [one.outcome for one in judged] == [Outcome.TIMEOUT] * 63 + [Outcome.SCORED]
-
-
-@pytest.mark.slow
 def test_what_a_timeout_becomes_may_be_chosen_and_is_logged() -> None:
     metrics: dict[str, float] = {}
     extra: dict[str, list[Any]] = {}

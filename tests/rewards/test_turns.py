@@ -1,4 +1,4 @@
-"""`tool_use` and `turn_length`."""
+"""`tool_use`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from trl_grpo_ext.rewards.turns import ToolUse, TurnLength
+from trl_grpo_ext.rewards.turns import ToolUse
 from trl_grpo_ext.types import TurnScores
 
 CALL = {"type": "function", "function": {"name": "add", "arguments": {"a": 2}}}
@@ -59,21 +59,6 @@ def test_tool_use_by_hand() -> None:
     }
 
 
-def test_turn_length_by_hand() -> None:
-    reward = TurnLength(longest=20, cache=10)
-    long = says("x" * 5, reasoning_content="y" * 10)
-    calling = says("", 1)  # add{"a": 2} has 11 characters
-    other = {"role": "user", "content": "z" * 99}
-    assert turns(reward, [[long, other, calling], ["not a message"], "x" * 21, "x" * 20, "x" * 10]) == [
-        pytest.approx((-0.25, -0.05)),
-        (),
-        (-1.0,),
-        (-1.0,),
-        (0.0,),
-    ]
-    assert turns(TurnLength(longest=20), ["x" * 20, "x" * 21]) == [(0.0,), (-1.0,)]
-
-
 ODD_CALLS: list[Any] = [
     *(
         None,
@@ -94,8 +79,3 @@ def test_calls_of_any_kind_are_counted_or_left_out_and_none_raises() -> None:
     completions += [[{"tool_calls": [CALL]}, {"role": "tool"}], [says("", 1), {"role": None}, {"content": 3}, None]]
     scores = turns(ToolUse(returned=1.0, failed=-10.0, made=100.0), completions)
     assert scores == [(0.0,)] * 7 + [(392.0,), (292.0,), (101.0,), (101.0, 0.0)]
-    lengths = turns(TurnLength(longest=1000, cache=0), completions)
-    assert lengths == [(0.0,) * len(row) for row in scores]
-    itself: dict[str, Any] = {"name": "add"}
-    itself["arguments"] = itself
-    assert turns(TurnLength(longest=2), [[says("", tool_calls=[itself])]]) == [(-1.0,)], "add alone is counted"

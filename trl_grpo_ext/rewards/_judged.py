@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..guard.outcomes import Judgement, Outcome, OutcomePolicy
@@ -27,14 +27,17 @@ class Judged:
         Raises:
             RewardError: A column is missing or has not one entry per completion, or an outcome is set to "raise".
         """
-        judgements = self.judge(completions, **columns)
+        return self._scored(self.judge(completions, **columns), columns)
+
+    def _scored(self, judgements: Sequence[Judgement], columns: Mapping[str, Any]) -> list[float | None]:
+        """The scores of these outcomes; logs them as the batch's columns ask, and warns of unreadable references."""
         unread = [row for row, judged in enumerate(judgements) if judged.outcome is Outcome.UNPARSEABLE]
         if unread:
             warnings.warn(
                 f"{self.__name__} cannot read {self.reads} at row {unread[0]} ({judgements[unread[0]].detail}; "
                 f"{len(unread)} of {len(judgements)} in this batch); these completions get None unless `outcomes` says "
                 "otherwise.",
-                stacklevel=2,
+                stacklevel=3,
             )
         self.policy.log(judgements, columns.get("log_metric"), columns.get("log_extra"))
         return self.policy.scores(judgements)

@@ -15,7 +15,6 @@ from ..errors import ConfigurationError, RewardError
 from ..guard.messages import completion_text, content_text
 from ..guard.parameters import checked_choice, checked_flag, checked_number, checked_text, checked_whole, column
 
-_DTYPES = ("float32", "bfloat16", "float16")
 _CHARACTERS_PER_TOKEN = 32  # text beyond it is cut before it is tokenised, which would take long for a megabyte
 
 _LOADING = threading.Lock()
@@ -52,10 +51,7 @@ class Classifier:
         max_length: In tokens.
         text: "completion" or "prompt_and_completion". Prompts of messages go through the tokenizer's chat template, if
             it has one, together with the completion.
-        score: "probability" or "logit".
-        tokenizer: Name or path, if not the model's.
-        dtype: "float32", "bfloat16" or "float16"; None: as the model was saved.
-        revision: A branch, tag or commit of the model, and of its tokenizer unless `tokenizer` is set.
+        revision: A branch, tag or commit of the model.
         local_files_only: Whether to use only files on disk.
         trust_remote_code: Whether code that comes with the model may run.
     """
@@ -72,33 +68,25 @@ class Classifier:
         device: str | None = None,
         max_length: int = 512,
         text: str = "completion",
-        score: str = "probability",
-        tokenizer: str | Path | None = None,
-        dtype: str | None = None,
         revision: str | None = None,
         local_files_only: bool = False,
         trust_remote_code: bool = False,
     ) -> None:
         given = {"model": str(model) if isinstance(model, Path) else model, "device": device, "revision": revision}
-        given["tokenizer"] = str(tokenizer) if isinstance(tokenizer, Path) else tokenizer
         for name, value in given.items():
             if value is not None or name == "model":
                 checked_text(f"classifier: {name}", value)
         if isinstance(label, bool) or not isinstance(label, str | int | None):
             raise ConfigurationError(f"classifier: label must be a label's name or index, got {label!r}.")
-        if dtype is not None:
-            checked_choice("classifier: dtype", dtype, _DTYPES)
         self.model, self.label = str(model), label
         self.sign = checked_number("classifier: sign", sign, "a finite number")
         self.batch_size = checked_whole("classifier: batch_size", batch_size, 1)
         self.max_length = checked_whole("classifier: max_length", max_length, 1)
         self.text = checked_choice("classifier: text", text, ("completion", "prompt_and_completion"))
-        self.score = checked_choice("classifier: score", score, ("probability", "logit"))
         checked_flag("classifier: local_files_only", local_files_only)
         checked_flag("classifier: trust_remote_code", trust_remote_code)
         side = "right" if text == "completion" else "left"
-        shared = (local_files_only, trust_remote_code)
-        self._source = (self.model, str(tokenizer or model), revision, dtype, device, side, *shared)
+        self._source = (self.model, revision, device, side, local_files_only, trust_remote_code)
 
     def __call__(self, completions: Sequence[Any], **columns: Any) -> list[float | None]:
         """`B` scores; None where the tokenizer gives no tokens (some do for an empty text).
@@ -141,7 +129,7 @@ class Classifier:
             padded = tokenizer.pad(inputs, padding=True, return_tensors="pt").to(loaded.device)
             with torch.inference_mode():
                 logits = loaded.model(**padded).logits.float()
-            if self.score == "logit" or config.num_labels == 1:
+            if config.num_labels == 1:
                 values = logits[:, label]
             elif config.problem_type == "multi_label_classification":
                 values = logits.sigmoid()[:, label]
@@ -191,24 +179,20 @@ def _texts(completions: Sequence[Any], prompts: Sequence[Any] | None, tokenizer:
 
 def _load(
     name: str,
-    tokenizer_name: str,
     revision: str | None,
-    dtype: str | None,
     device: str | None,
     truncation_side: str,
     local_files_only: bool,
     trust_remote_code: bool,
 ) -> _Loaded:
     torch, transformers = importlib.import_module("torch"), importlib.import_module("transformers")
-    shared: Any = {"local_files_only": local_files_only, "trust_remote_code": trust_remote_code}
-    own = {"revision": revision if tokenizer_name == name else None, "truncation_side": truncation_side}
-    own["padding_side"] = "right"  # models with absolute positions count them from the left
-    loading = {"revision": revision, "dtype": "auto" if dtype is None else getattr(torch, dtype)}
+    shared: Any = {"revision": revision, "local_files_only": local_files_only, "trust_remote_code": trust_remote_code}
+    sides = {"truncation_side": truncation_side, "padding_side": "right"}  # absolute positions count from the left
     try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(tokenizer_name, **own, **shared)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(name, **sides, **shared)
         with _no_sharding():
             model, report = transformers.AutoModelForSequenceClassification.from_pretrained(
-                name, **loading, output_loading_info=True, **shared
+                name, dtype="auto", output_loading_info=True, **shared
             )
     except (OSError, ValueError) as error:
         raise RewardError(f"classifier: the model {name!r} cannot be loaded: {error}") from error

@@ -1,4 +1,4 @@
-"""Rewards made of other rewards: `weighted`, `gated`, `product`, `clip` and `per_column`.
+"""Rewards made of other rewards: `weighted`, `gated`, `product` and `per_column`.
 
 Their children are reward functions of any form, including async. A child is checked as by the trainer: it returns one
 finite number per completion, or None or NaN; anything else is a `PluginOutputError` that names it, and its exceptions
@@ -25,8 +25,8 @@ _VALUES_SHOWN = 10
 class Weighted:
     """Score the weighted sum of rewards, without those that give None.
 
-    None where all give None. For use inside another reward: `gated`, `clip`, `per_column`. At the top level, TRL's own
-    sum gives the same, with a metric for each. The spans of a `SpanScore` are kept, their values times its weight.
+    None where all give None. For use inside another reward, such as `gated`. At the top level, TRL's own sum gives the
+    same, with a metric for each. The spans of a `SpanScore` are kept, their values times its weight.
 
     Args:
         rewards: The rewards. In a selection, selections, whose `weight` counts here.
@@ -100,40 +100,6 @@ class Product:
         if len(numbers) < len(scores):
             return None
         return 0.0 if 0.0 in numbers else _in_range("product", math.prod(numbers, start=self.factor), row)
-
-
-class Clip:
-    """Score `reward`, clipped to [`low`, `high`].
-
-    None stays None. A score within the bounds keeps its spans; a clipped one loses them: they explain another number.
-
-    Args:
-        reward: The reward to clip. In a selection, a selection.
-        low: The least score; None for no bound.
-        high: The greatest score; None for no bound.
-
-    Raises:
-        ConfigurationError: A parameter is of the wrong kind, neither bound is given, or `low > high`.
-    """
-
-    __name__ = "clip"
-    takes_rewards = ("reward",)
-    conformance: ClassVar[Mapping[str, Any]] = {"parameters": {"reward": "tag_format", "high": 0.3}}
-
-    def __init__(self, reward: Callable[..., Any], *, low: float | None = None, high: float | None = None) -> None:
-        self.reward = _checked_child("clip", "reward", reward)
-        self.low = None if low is None else checked_number("clip: low", low, "a finite number")
-        self.high = None if high is None else checked_number("clip: high", high, "a finite number")
-        if self.low is None and self.high is None:
-            raise ConfigurationError("clip: give low, high or both; without either it does nothing")
-        if self.low is not None and self.high is not None and self.low > self.high:
-            raise ConfigurationError(f"clip: low must not be above high, got low={low!r} and high={high!r}")
-
-    def __call__(self, completions: Sequence[Any], **kwargs: Any) -> list[float | None]:
-        """`B` scores within the bounds, or None where the reward gave None."""
-        low, high = -math.inf if self.low is None else self.low, math.inf if self.high is None else self.high
-        scores = _child_scores(self.reward, {"completions": completions, **kwargs}, len(completions))
-        return [s if s is None or low <= s <= high else min(max(float(s), low), high) for s in scores]
 
 
 class Gated:

@@ -1,13 +1,11 @@
 r"""Is the answer mathematically equal to the reference? math-verify's verdict, without hanging.
 
-`math_accuracy` reads a whole completion, `reasoning_accuracy` the part after the reasoning. Each step judges what the
-one before has left: limits and pairs of plain numbers (`_math.plain_answers`), cached verdicts, and math-verify in
-worker processes that are killed when they take too long (`_math.workers`).
+Each step judges what the one before has left: limits and pairs of plain numbers (`_math.plain_answers`), cached
+verdicts, and math-verify in worker processes that are killed when they take too long (`_math.workers`).
 """
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +14,7 @@ from ..errors import ConfigurationError
 from ..guard.messages import completion_text
 from ..guard.outcomes import Judgement, Outcome, OutcomePolicy, shown
 from ..guard.parameters import checked_number, checked_whole, column
+from ._judged import Judged
 from ._math.plain_answers import (
     answer_alone,
     excess_of_completion,
@@ -43,7 +42,7 @@ class _Question:
     refused: str = ""
 
 
-class MathAccuracy:
+class MathAccuracy(Judged):
     r"""Score 1.0 where the completion's answer equals the reference in the column `solution`, 0.0 where it does not.
 
     The verdict is math-verify's, with the settings of TRL's `accuracy_reward`: the reference is read by `parse` with
@@ -72,6 +71,9 @@ class MathAccuracy:
             ("refused" in docs/rewards.md) are fixed.
         outcomes: Values of outcomes, by name: a number, None, or "raise".
         cache: Number of verdicts kept over batches; timeouts and deaths are not kept.
+        reasoning_delimiters: What ends the reasoning, such as `["</think>"]`; None means that all of the completion
+            counts. As in TRL's `reasoning_accuracy_reward`, only the text after the last occurrence of the first of
+            them that occurs is read, and a completion without any has no answer, whatever its reference.
 
     Departures from TRL's `accuracy_reward`:
 
@@ -101,12 +103,14 @@ class MathAccuracy:
         max_characters: int = 200_000,
         outcomes: Mapping[str, Any] | None = None,
         cache: int = 10_000,
+        reasoning_delimiters: Sequence[str] | None = None,
     ) -> None:
         name = self.__name__
+        self.reasoning_delimiters = _checked_delimiters(name, reasoning_delimiters)
         checked_number(f"{name}: timeout", timeout, "a positive number of seconds", lambda seconds: seconds > 0)
         self.timeout, self.max_characters = timeout, checked_whole(f"{name}: max_characters", max_characters, 1)
         checked_whole(f"{name}: cache", cache, 0)
-        self._policy = OutcomePolicy(name, _OUTCOMES, outcomes)
+        self.policy = OutcomePolicy(name, _OUTCOMES, outcomes)
         self._verifier = Verifier(name, timeout=timeout, workers=workers, memory_mb=memory_mb, cache=cache)
 
     def __call__(
@@ -132,13 +136,12 @@ class MathAccuracy:
                 set to "raise".
         """
         readings = self._read(completions, solution, columns)
-        judgements = [reading.judgement for reading in readings]
-        self._policy.log(judgements, log_metric, log_extra)
         if log_extra is not None and solution is not None:
             log_extra("solution", [_printable(reference) for reference in solution])
             log_extra("gold_parsed", [_printable(reading.gold) for reading in readings])
             log_extra("answer_parsed", [_printable(reading.found) for reading in readings])
-        return self._policy.scores(judgements)
+        logs = {"log_metric": log_metric, "log_extra": log_extra}
+        return self._scored([reading.judgement for reading in readings], logs)
 
     def judge(
         self, completions: Sequence[Any], solution: Sequence[Any] | None = None, **columns: Any
@@ -156,7 +159,11 @@ class MathAccuracy:
 
     def _answer_text(self, text: str) -> str | None:
         """The part of a completion that counts; None where it has none."""
-        return text
+        for delimiter in self.reasoning_delimiters:
+            _, found, answer = text.rpartition(delimiter)
+            if found:
+                return answer
+        return None if self.reasoning_delimiters else text
 
     def _read(self, completions: Sequence[Any], solution: Any, columns: Mapping[str, Any]) -> list[Reading]:
         references = column(self.__name__, "solution", {**columns, "solution": solution}, len(completions), _ADVICE)
@@ -168,15 +175,10 @@ class MathAccuracy:
         for number, row in enumerate(rows):
             if isinstance(row, _Question) and row.refused and readings[number].judgement.outcome is Outcome.SCORED:
                 readings[number] = Reading(Judgement(Outcome.REFUSED, row.refused), readings[number].gold)
-        unread = [row for row, reading in enumerate(readings) if reading.judgement.outcome is Outcome.UNPARSEABLE]
-        if unread:
-            first, detail = references[unread[0]], readings[unread[0]].judgement.detail
-            quoted = shown(first) if isinstance(first, str) else f"of type {type(first).__name__}"
-            warnings.warn(
-                f"{self.__name__} cannot read the reference {quoted}{detail and f' ({detail})'} "
-                f"({len(unread)} of {len(references)} in this batch).",
-                stacklevel=3,
-            )
+        for place, (reading, reference) in enumerate(zip(readings, references, strict=True)):
+            if reading.judgement.outcome is Outcome.UNPARSEABLE and isinstance(reference, str):
+                why = f": {reading.judgement.detail}" if reading.judgement.detail else ""
+                readings[place] = Reading(Judgement(Outcome.UNPARSEABLE, f"{shown(reference)}{why}"), reading.gold)
         return readings
 
     def _decided(self, text: str, reference: Any) -> Reading | _Question:
@@ -205,62 +207,17 @@ class MathAccuracy:
         return Reading(Judgement(Outcome.REFUSED, excess), gold.text)
 
 
-class ReasoningAccuracy(MathAccuracy):
-    """Score like `math_accuracy`, but only the text after the reasoning; 0.0 where the reasoning does not end.
-
-    The text begins after the last occurrence of the first of `reasoning_delimiters` that occurs. As in TRL's
-    `reasoning_accuracy_reward`, a completion without any has no answer: it scores 0.0 and not None even if its
-    reference is unreadable, because the reference is not read.
-
-    Args:
-        reasoning_delimiters: What ends the reasoning; None means `["</think>"]`.
-        timeout: As for `math_accuracy`, and so are the others.
-        workers: As there.
-        memory_mb: As there.
-        max_characters: As there, of the text after the reasoning.
-        outcomes: As there.
-        cache: As there.
-
-    Departures from TRL's `reasoning_accuracy_reward`: those of `math_accuracy`.
-    """
-
-    __name__ = "reasoning_accuracy"
-
-    def __init__(
-        self,
-        *,
-        reasoning_delimiters: Sequence[str] | None = None,
-        timeout: float = 4.0,
-        workers: int | None = None,
-        memory_mb: int | None = 512,
-        max_characters: int = 200_000,
-        outcomes: Mapping[str, Any] | None = None,
-        cache: int = 10_000,
-    ) -> None:
-        delimiters = ["</think>"] if reasoning_delimiters is None else reasoning_delimiters
-        listed = isinstance(delimiters, list | tuple) and len(delimiters) > 0
-        if not listed or not all(isinstance(delimiter, str) and delimiter for delimiter in delimiters):
-            raise ConfigurationError(
-                "reasoning_accuracy: reasoning_delimiters must be a list of strings that are not empty, got "
-                f"{reasoning_delimiters!r}"
-            )
-        self.reasoning_delimiters = tuple(delimiters)
-        limits: dict[str, Any] = {"timeout": timeout, "workers": workers, "memory_mb": memory_mb}
-        super().__init__(**limits, max_characters=max_characters, outcomes=outcomes, cache=cache)
-
-    def _answer_text(self, text: str) -> str | None:
-        for delimiter in self.reasoning_delimiters:
-            _, found, answer = text.rpartition(delimiter)
-            if found:
-                return answer
-        return None
-
-
 math_accuracy = MathAccuracy()
 """`MathAccuracy` with its defaults, for `--reward_funcs` and other places that take a function by its path."""
 
-reasoning_accuracy = ReasoningAccuracy()
-"""`ReasoningAccuracy` with its defaults, for places that take a function by its path."""
+
+def _checked_delimiters(name: str, given: Any) -> tuple[str, ...]:
+    if given is None:
+        return ()
+    listed = isinstance(given, list | tuple) and len(given) > 0
+    if not listed or not all(isinstance(delimiter, str) and delimiter for delimiter in given):
+        raise ConfigurationError(f"{name}: reasoning_delimiters must be a list of texts, none empty, got {given!r}.")
+    return tuple(given)
 
 
 def _printable(value: Any) -> str:

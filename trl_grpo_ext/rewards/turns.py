@@ -1,4 +1,4 @@
-"""Rewards by turn, for completions with tools: `tool_use` and `turn_length`. They return `TurnScores`.
+"""A reward by turn, for completions with tools: `tool_use`.
 
 A turn is an assistant message with the tool messages that answer it. A completion that is a string, or one message, is
 one turn without calls.
@@ -6,7 +6,6 @@ one turn without calls.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -15,7 +14,6 @@ from ..errors import ConfigurationError
 from ..guard.messages import completion_text
 from ..guard.parameters import checked_number, checked_text, checked_whole
 from ..types import TurnScores
-from .lengths import overlong_penalty
 
 
 class ToolUse:
@@ -95,40 +93,6 @@ class ToolUse:
         return TurnScores(values)
 
 
-class TurnLength:
-    """Score each turn by its length: 0 well below the limit, falling to -1 at the limit and beyond.
-
-        0                             n ≤ longest - cache
-        (longest - cache - n) / cache     up to longest
-        -1                            beyond
-
-    n counts the characters that the model wrote into a turn's message: its content, its reasoning if the chat template
-    separates it, and the names and arguments of its calls as JSON. The score is the mean over the turns, as a
-    `TurnScores` with each turn's share.
-
-    Source: `soft_overlong` turn by turn, in characters, because a reward function gets the tokens of the whole
-    conversation, including the tools'.
-
-    Args:
-        longest: In characters.
-        cache: The last characters over which the penalty grows; 0 for a step.
-    """
-
-    __name__ = "turn_length"
-    conformance: ClassVar[Mapping[str, Any]] = {"parameters": {"longest": 16, "cache": 8}}
-
-    def __init__(self, longest: int, cache: int = 0) -> None:
-        self.longest = checked_whole("turn_length: longest", longest, 1)
-        self.cache = checked_whole("turn_length: cache", cache, 0)
-        if cache > longest:
-            raise ConfigurationError(f"turn_length: cache must be from 0 to longest ({longest}), got {cache}.")
-
-    def __call__(self, completions: Sequence[Any], **columns: Any) -> list[TurnScores]:
-        """`B` scores from -1.0 to 0.0."""
-        rows = [[_written(message) for message, _ in _turns_of(one)] for one in completions]
-        return [TurnScores([overlong_penalty(n, self.longest, self.cache) / len(row) for n in row]) for row in rows]
-
-
 def _turns_of(completion: Any) -> list[Exchange]:
     """The turns of a completion in any form; what is neither text nor messages has none."""
     if isinstance(completion, str):
@@ -136,16 +100,3 @@ def _turns_of(completion: Any) -> list[Exchange]:
     messages = [completion] if isinstance(completion, Mapping) else completion
     messages = messages if isinstance(messages, list | tuple) else []
     return exchanges([one for one in messages if isinstance(one, Mapping)])
-
-
-def _written(message: Mapping[str, Any]) -> int:
-    """How many characters the model wrote into a message."""
-    texts = [completion_text(message)]
-    texts += [text for key in ("reasoning_content", "thinking") if isinstance(text := message.get(key), str)]
-    for function in tool_calls(message):
-        texts.append(str(function.get("name", "")))
-        try:
-            texts.append(json.dumps(function.get("arguments"), default=str, ensure_ascii=False))
-        except (TypeError, ValueError, RecursionError):  # nothing that a model wrote
-            continue
-    return sum(map(len, texts))

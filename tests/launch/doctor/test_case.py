@@ -22,7 +22,7 @@ def test_the_data_are_counted(tmp_path: Path) -> None:
 
 def test_a_plugin_that_does_not_load_is_named_with_all_the_others() -> None:
     settings = {
-        "rewards": ["gsm8k_accuracy", "gsm8k_acuracy", {"name": "cosine_length", "no_such": 1}],
+        "rewards": ["gsm8k_accuracy", "gsm8k_acuracy", {"name": "length_target", "no_such": 1}],
         "advantage_hooks": ["leave_one_out", "os.path:join"],
         "loss_aggregation": {"name": "tail_mean", "alpha": "x"},
     }

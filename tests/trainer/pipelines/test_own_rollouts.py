@@ -156,7 +156,7 @@ class Particular(GRPOTrainer):
 
 
 def test_a_constructor_of_its_own_and_a_reward_in_front(tiny_model: Path, tmp_path: Path) -> None:
-    rewards = load_rewards([{"name": "think_format", "weight": 0.25}, {"name": "language", "weight": 0.5}])
+    rewards = load_rewards([{"name": "think_format", "weight": 0.25}, {"name": "tag_format", "weight": 0.5}])
     trainer = mixed(Particular)(
         model=str(tiny_model),
         reward_funcs=rewards,
@@ -167,7 +167,7 @@ def test_a_constructor_of_its_own_and_a_reward_in_front(tiny_model: Path, tmp_pa
         strength=2.0,
     )
     assert trainer.strength == 2.0
-    assert trainer.reward_func_names == ["own", "think_format", "language", "soft_overlong"]
+    assert trainer.reward_func_names == ["own", "think_format", "tag_format", "soft_overlong"]
     assert trainer.reward_weights.tolist() == [1.0, 0.25, 0.5, 3.0]
 
 
@@ -176,6 +176,6 @@ def test_a_weight_whose_function_was_replaced_is_refused(tiny_model: Path, tmp_p
         def __init__(self, model: Any, reward_funcs: Any, args: Any, **more: Any) -> None:
             super().__init__(model, [length_reward, lambda **columns: reward_funcs[0](**columns)], args, **more)
 
-    rewards = load_rewards([{"name": "think_format", "weight": 0.25}, {"name": "language", "weight": 0.5}])
+    rewards = load_rewards([{"name": "think_format", "weight": 0.25}, {"name": "tag_format", "weight": 0.5}])
     with pytest.raises(ConfigurationError, match="a base class has replaced it"):
         mixed(Replaces)(str(tiny_model), [length_reward, *rewards], arguments(tmp_path), train_dataset=prompts())

@@ -1,26 +1,17 @@
 r"""Judge an answer without math-verify: by a verdict that can be proved, or because it is too large.
 
 **Plain numbers.** Most completions of a training end in `\boxed{18}` and most references are `18`. For these the
-verdict follows from math-verify's regular expressions and its rule for comparing numbers, in microseconds and without
-sympy. If it cannot be proved, `verdict` returns None, and math-verify decides.
+verdict follows from math-verify's regular expressions and its rule for comparing numbers, in microseconds. Where it
+cannot be proved, `verdict` returns None. The proof rests on math-verify 0.9 with TRL's settings:
 
-What the proof rests on (math-verify 0.9, TRL's settings: boxes first, first match, no match without an anchor):
-
-- Only two kinds of expressions have the first priority: boxes, alone or inside a LaTeX environment, and environments
-  between "final answer is" and "I hope". So without "I hope" a box decides wherever there is one.
-- With a single `\boxed` and no `\fbox`, each match that holds a box holds this one, whole: an environment can only end
-  after the box's first brace, and the plain contents accepted here have nothing in them that could end one. So the
-  content of the box is what is read, whichever environment is around it.
+- A box decides wherever there is one, but for an expression between "final answer is" and "I hope".
+- A match that holds the only box holds it whole: nothing in the plain contents accepted here could end one.
 - A percent sign counts only after an environment; texts with one after the box are not decided here.
-- Without a box, a match needs the word "answer" and the beginning of an environment. A text that lacks either has no
-  answer.
-- Numbers are compared exactly, or rounded to 6 places where one of them is a decimal. Pairs near enough for rounding
-  to matter are not decided here.
+- Without a box, a match needs the word "answer" and the beginning of an environment.
+- Numbers are compared exactly, or rounded to 6 places where one of them is a decimal; near pairs are not decided here.
 
 **Limits.** Only text that would surely be parsed is measured: a whole reference, or the content of a completion's only
-box. A completion may have any nonsense outside its box; math-verify decides whether that matters.
-
-All functions take time linear in the text. `tests/rewards/test_plain_answers.py` compares them with math-verify.
+box. All functions take time linear in the text. `tests/rewards/test_plain_answers.py` compares them with math-verify.
 """
 
 from __future__ import annotations

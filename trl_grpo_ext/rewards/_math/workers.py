@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,8 +11,6 @@ from ...guard.workers import Done, WorkerPool
 from .plain_answers import plain_reference
 
 _MOST_REFERENCES = 10_000
-_SLOW = re.compile(r"\\(?:int|lim|sum|prod)")  # sympy may search for seconds
-_COST_OF_SLOW = 1_000  # characters
 
 Pair = tuple[str, str | None]
 """A reference, and the text in which the answer is looked for; None asks for the reference alone."""
@@ -45,7 +42,7 @@ class Verifier:
             if (known := self._verdicts.pop(pair, None)) is not None:
                 readings[pair] = known
                 _keep(self._verdicts, pair, known, self._most_verdicts)  # as the latest
-        jobs = sorted((pair for pair in pairs if pair not in readings), key=_expected_cost, reverse=True)
+        jobs = [pair for pair in pairs if pair not in readings]
         failed: dict[Pair, Judgement] = {}
         for pair, done in zip(jobs, self._run(jobs), strict=True):
             if done.status == "done":
@@ -103,12 +100,6 @@ def _math_verify() -> Callable[[Mapping[str, Any]], dict[str, str]]:
     from .verification import check
 
     return check
-
-
-def _expected_cost(pair: Pair) -> int:
-    """The sort key of jobs: slow ones first, so that no worker is left with one while the others have nothing to do."""
-    texts = (pair[0], pair[1] or "")
-    return sum(len(text) + _COST_OF_SLOW * len(_SLOW.findall(text)) for text in texts)
 
 
 def _reading(done: Done) -> Reading:

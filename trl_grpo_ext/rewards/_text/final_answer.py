@@ -3,25 +3,17 @@ r"""The final number of a completion, however models write it.
 Where it stands, in order of precedence:
 
 1. **Only the answer part counts.** Text up to the last `</think>` (`</thinking>`, `</reasoning>`) is dropped if a
-   number follows it. So is what runs on after the answer: a new `Question:` (`Q:`, `Problem:`, `Human:`, ...) line
-   after an explicit answer, and everything after an end-of-turn token.
+   number follows it, and so is what runs on after the answer: a new `Question:` line, an end-of-turn token.
 2. **The last explicit answer wins.** Explicit are `\boxed{...}`, `#### ...`, `<answer>...</answer>`, "the answer is
-   ...", "Answer: ..." and `A: ...` at the start of a line. All kinds rank alike; an empty one is passed over.
+   ...", "Answer: ..." and `A: ...` at the start of a line; an empty one is passed over.
 3. **Otherwise the last number of the text**, or, where its line sets a number in bold after the last `=`, that one.
 
-Within an explicit answer:
+Within an explicit answer, a number right after the marker is the answer (currency, markup, `x =` may stand between),
+whatever follows it; if it opens an equation, the result after its last `=` is. Prose after "Answer:" or in a box means
+its last number, and so does a chain of equations. Number words count where no digits stand in their place.
 
-- A number right after the marker is the answer (currency, markup, `x =` and "approximately" may stand between),
-  whatever follows it: "The answer is 18 because 3 * 6 = 18 and 2 were left" is 18.
-- If it opens an equation, the result after its last `=` is: 18 in "The answer is 3 * 6 = 18" and in "18 = 3 * 6".
-- A chain of equations over the lines of a box or of the paragraph after "Answer:" comes to its last number.
-- Prose after "Answer:", and prose inside `\boxed{}` or `<answer>`, means its last number. Prose after "the answer
-  is" or `####` ("the answer is found by ...", a markdown heading) is not taken for an answer.
-- English number words count where no digits stand in their place.
-
-A number that is only a part of an expression (`18!`, `\sqrt{18}`, "18 squared"; see `operands`) is not the answer, and
-where such a one stands last, nothing is. A number that the text denies ("not 18") is passed over; if that denies it as
-the answer ("the answer is not 18"), so are those of the same value before it.
+A number that is only a part of an expression (`18!`, "18 squared"; see `operands`) is not the answer, and where such a
+one stands last, nothing is. A number that the text denies ("not 18") is passed over.
 
 Dates, times such as 12:30, ordinals and labels of list items or steps are read only where there is nothing else.
 A range means its end ("5-7" is 7). Every function here is linear in the text and raises on no text.

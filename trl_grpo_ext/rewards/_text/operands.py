@@ -7,9 +7,8 @@ Two questions, asked of the text right before and right after one number:
 - `is_denied`: the text says that it is not this number ("not 18", "isn't 18", `\neq 18`, "rather than 18", "less than
   18", "18 is not the answer").
 
-Units are no part of an expression ("18 m^2", "18 square feet", `18\,\text{km/h}`, "18 times", "18%"), nor are the
-brackets, fonts and currency around a number. A LaTeX command beside a number makes an expression of it, unless it is
-known not to. All is decided within a window around the number, so the time does not depend on the text's length.
+Units, brackets, fonts and currency are no part of an expression; a LaTeX command beside a number makes one of it,
+unless it is known not to. All is decided within a window around the number, so the text's length makes no difference.
 """
 
 from __future__ import annotations
@@ -123,13 +122,8 @@ _DENIED_AFTER = re.compile(
 def is_operand(text: str, number: Number, start: int, end: int, *, in_box: bool = False) -> bool:
     r"""Whether `number` is only a part of an expression. Nothing outside `text[start:end]` is looked at.
 
-    Args:
-        text: A folded text.
-        number: A number of this text.
-        start: Where the part of the text begins that belongs together with the number: a box, or the whole text.
-        end: Where that part ends.
-        in_box: Whether that part is mathematics (but for what stands in `\text{...}`), where "18!" is a factorial and
-            "5-7" a difference; in prose they are an exclamation and a range.
+    That part is a box, or the whole text. `in_box` says whether it is mathematics, where "18!" is a factorial and "5-7"
+    a difference; in prose they are an exclamation and a range.
     """
     before = text[max(start, number.start - _WINDOW) : number.start]
     after = text[number.end : min(end, number.end + _WINDOW)]
