@@ -207,10 +207,6 @@ class MathAccuracy(Judged):
         return Reading(Judgement(Outcome.REFUSED, excess), gold.text)
 
 
-math_accuracy = MathAccuracy()
-"""`MathAccuracy` with its defaults, for `--reward_funcs` and other places that take a function by its path."""
-
-
 def _checked_delimiters(name: str, given: Any) -> tuple[str, ...]:
     if given is None:
         return ()
@@ -218,6 +214,10 @@ def _checked_delimiters(name: str, given: Any) -> tuple[str, ...]:
     if not listed or not all(isinstance(delimiter, str) and delimiter for delimiter in given):
         raise ConfigurationError(f"{name}: reasoning_delimiters must be a list of texts, none empty, got {given!r}.")
     return tuple(given)
+
+
+math_accuracy = MathAccuracy()
+"""`MathAccuracy` with its defaults, for `--reward_funcs` and other places that take a function by its path."""
 
 
 def _printable(value: Any) -> str:

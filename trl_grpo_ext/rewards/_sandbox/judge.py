@@ -83,17 +83,13 @@ class _Judging:
         for name in test["functions"]:
             _finish(self.names[name]())
         for name in test["classes"]:
-            error = self._cases(self.names[name])
-            if error is not None:
-                return error
+            result = _Result()
+            unittest.defaultTestLoader.loadTestsFromTestCase(self.names[name]).run(result)
+            if result.skipped:
+                SIDE.unjudged("a test was skipped")
+            if result.first is not None:
+                return result.first
         return None
-
-    def _cases(self, kind: type[unittest.TestCase]) -> BaseException | None:
-        result = _Result()
-        unittest.defaultTestLoader.loadTestsFromTestCase(kind).run(result)
-        if result.skipped:
-            SIDE.unjudged("a test was skipped")
-        return result.first
 
     def _pytest(self, test: dict[str, Any]) -> BaseException | None:
         """Let pytest run it: all that it reads lies in a folder out of the solution's reach."""

@@ -14,7 +14,7 @@ import builtins
 import copy
 import importlib
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from typing import Any
 
 from .hostile import JUDGING, OPERATORS, TO_NUMBERS, UNARY
@@ -206,17 +206,10 @@ async def _anext(self: Any) -> Any:
     return SIDE.request("wait_next", self)
 
 
-class _Await:
-    """What `await` iterates over: nothing, with a result."""
-
-    def __init__(self, value: Any) -> None:
-        self._value = value
-
-    def __iter__(self) -> _Await:
-        return self
-
-    def __next__(self) -> Any:
-        raise StopIteration(SIDE.request("wait", self._value))
+def _await(self: Any) -> Generator[None, None, Any]:
+    """`await` for an object of the solution."""
+    yield from ()
+    return SIDE.request("wait", self)
 
 
 def _named_by_tests(name: str, value: Any) -> Any:
@@ -247,7 +240,7 @@ def remote_class(number: int, name: Any, module: Any, bases: list[Any], own: lis
             body["__hash__"] = object.__hash__
         if "__len__" in own:
             body["__bool__"] = _operator("__bool__")
-        body |= {name: method for name, method in (("__await__", _Await), ("__anext__", _anext)) if name in own}
+        body |= {name: method for name, method in (("__await__", _await), ("__anext__", _anext)) if name in own}
         seen = _SEEN_AS.get(content or (name if module == "builtins" else ""))
         if seen is not None:
             body["__class__"] = property(lambda self: seen)
