@@ -13,7 +13,6 @@ from tests.first_plugin_walk import (
     PAGE,
     ROOT,
     Step,
-    Walked,
     apply_edits,
     differences,
     make_clone,
@@ -46,28 +45,18 @@ def test_the_walk_reads_a_page_and_notices_what_differs(tmp_path: Path) -> None:
     assert differences("no (3%)", "no (14%)", tolerance=0.1) == ["no (3%)"]
 
 
-@pytest.fixture(scope="module")
-def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_clone(tmp_path_factory.mktemp("reader") / "clone")
-
-
-@pytest.fixture(scope="module")
-def walked(tmp_path_factory: pytest.TempPathFactory, clone: Path) -> list[Walked]:
-    return walk(STEPS, make_author(tmp_path_factory.mktemp("reader_environment") / "venv"), clone)
-
-
 @pytest.mark.nightly
-def test_every_command_of_the_page_does_what_the_page_says(walked: list[Walked]) -> None:
+def test_every_command_of_the_page_does_what_the_page_says_and_its_reward_was_trained_with(tmp_path: Path) -> None:
+    clone = make_clone(tmp_path / "clone")
+    walked = walk(STEPS, make_author(tmp_path / "venv"), clone)
     for done in walked:
         assert done.status == 0, f"{done.step.text}{done.out}\n{done.err}"
         training = done.step.text.startswith("accelerate")
         wrong = differences(done.step.expected, done.out, tolerance=0.1 if training else 0.0)
         assert not wrong, f"{done.step.text}did not print {wrong}, but\n{done.out}"
     assert len(walked) == len([step for step in STEPS if step.language == "sh"]) > 5
-
-
-@pytest.mark.nightly
-def test_the_reward_of_the_page_was_trained_with(walked: list[Walked], clone: Path) -> None:
+    assert not (ROOT / "grpo-no-guess").exists()
+    assert not (ROOT / "outputs" / "first_plugin").exists()
     metrics: dict[str, Any] = json.loads((clone / "outputs" / "first_plugin" / "metrics.json").read_text())
     logs = [log for log in metrics["history"] if "reward" in log]
     assert [log["step"] for log in logs] == [4, 8]
@@ -77,10 +66,3 @@ def test_the_reward_of_the_page_was_trained_with(walked: list[Walked], clone: Pa
     gain = metrics["after"]["no_guess"] - metrics["before"]["no_guess"]
     assert 0.02 < gain < 0.15  # the page says: from 85 of 100 to 92
     assert metrics["before"]["no_guess"] > metrics["before"]["gsm8k_accuracy"]  # a right answer does not guess
-
-
-@pytest.mark.nightly
-def test_the_walk_leaves_the_repository_as_it_was(walked: list[Walked]) -> None:
-    assert walked
-    assert not (ROOT / "grpo-no-guess").exists()
-    assert not (ROOT / "outputs" / "first_plugin").exists()

@@ -16,7 +16,7 @@ from trl_grpo_ext.plugins.description import PluginDocs, describe
 from trl_grpo_ext.plugins.kinds import FACTS
 from trl_grpo_ext.plugins.loading import Kind, PluginInfo
 
-from .notation import latex
+from .notation import formulas, latex
 from .staging import DOCS
 from .worked import WITHOUT, Worked, all_worked, shown
 
@@ -207,22 +207,22 @@ def _cell(text: str) -> str:
 
 def prose(docs: PluginDocs, text: str) -> str:
     """A docstring's text in Markdown, its formulas set."""
-    formulas = set(docs.doc.formulas)
+    known_ones = set(formulas(docs.doc.description))
     out = []
     for paragraph in text.split("\n\n"):
         lines = paragraph.split("\n")
         if all(line.startswith("    ") for line in lines):
             plain = "\n".join(line[4:] for line in lines)
-            known = next((one for one in formulas if one.split() == plain.split()), None)
+            known = next((one for one in known_ones if one.split() == plain.split()), None)
             out.append(f"```math\n{latex(known)}\n```" if known else f"```text\n{plain}\n```")
         else:
-            out.append(_CODE.sub(lambda code: _set(code[0], formulas), _escaped(paragraph)))
+            out.append(_CODE.sub(lambda code: _set(code[0], known_ones), _escaped(paragraph)))
     return "\n\n".join(out)
 
 
-def _set(code: str, formulas: set[str]) -> str:
+def _set(code: str, known_ones: set[str]) -> str:
     inside = " ".join(code.strip("`").split())
-    return f"{{math}}`{latex(inside)}`" if inside in formulas else f"`{inside}`" if code.startswith("``") else code
+    return f"{{math}}`{latex(inside)}`" if inside in known_ones else f"`{inside}`" if code.startswith("``") else code
 
 
 def _escaped(text: str) -> str:

@@ -1,7 +1,7 @@
 """The roles table of `docs/plugins.md`, from the hooks themselves, and every pair of them.
 
 `python -m docs.site.hook_pairs` writes it. `tests/credit/test_pairs.py` compares it, and shows for each pair that is
-accepted that both hooks change the gradient.
+accepted that both hooks change the advantages.
 """
 
 from __future__ import annotations

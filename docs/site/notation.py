@@ -8,6 +8,7 @@ recognised stays as it is.
 from __future__ import annotations
 
 import re
+import textwrap
 
 # fmt: off
 _SYMBOLS = {
@@ -28,6 +29,22 @@ _SPACED = frozenset("=+-·/≤≥≠←≈<>*\x02")
 _ENDS_A_FRACTION = (" = ", " + ", " - ", " · ", ", ", " := ", " ← ", " ≈ ")
 
 _PAIRS = {"(": ")", "{": "}", "[": "]"}
+
+
+def formulas(description: str) -> list[str]:
+    """The formulas of a docstring: code and indented lines that contain a sum, or a relation between spaces."""
+    found = []
+    for paragraph in description.split("\n\n"):
+        if all(line.startswith("    ") for line in paragraph.split("\n")):
+            found.append(textwrap.dedent(paragraph))
+        else:
+            found += [" ".join(code.split()) for code in re.findall(r"`+([^`]+)`", paragraph)]
+    return [text for text in dict.fromkeys(found) if _reads_as_formula(text)]
+
+
+def _reads_as_formula(text: str) -> bool:
+    related = any(f" {relation} " in text for relation in ("=", "←", "∝", ":=", "≈", "\\sum"))
+    return related or any(sign in text for sign in "Σ∑·")
 
 
 def latex(formula: str) -> str:

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from tests.contexts import Ranks, cut, make_rollout
 from trl_grpo_ext import load_advantage_hooks
 from trl_grpo_ext.credit import flow
-from trl_grpo_ext.errors import PluginOutputError, PluginParameterError
+from trl_grpo_ext.errors import PluginOutputError
 from trl_grpo_ext.types import Rollout
 
 NAN = math.nan
@@ -219,5 +219,3 @@ def test_running_baseline_by_hand() -> None:
     assert batch(0, 0, 0, 0) == [-0.84375, 0.6875, -0.84375, 0.6875]
     with pytest.raises(PluginOutputError, match="there is no column 'player'; the data set has none"):
         rae.on_rollout(given, make_rollout([1] * 4))
-    with pytest.raises(PluginParameterError, match="column must be"):
-        load_advantage_hooks([{"name": "rae", "column": ""}])

@@ -44,8 +44,3 @@ def test_what_changes_at_a_tools_tokens_goes_to_the_next_live_one() -> None:
     assert credit(of_texts(["AxB", "AyC"], [1, 0], live=["A.B", "A.C"])) == [[0, 0, 0.5], [0, 0, -0.5]]
     # Where none follows, the last live one gets it.
     assert credit(of_texts(["Ax", "Ay"], [1, 0], live=["A.", "A."])) == [[0.5, 0], [-0.5, 0]]
-
-
-def test_equal_rewards_give_zero_to_the_bit() -> None:
-    rows = credit(of_texts(["ABC", "ABD", "AEF"], [0.1, 0.1, 0.1]))
-    assert rows == [[0, 0, 0]] * 3

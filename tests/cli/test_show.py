@@ -100,7 +100,6 @@ def test_all_that_is_known_of_a_hook(folder: Path) -> None:
         "methods": ["on_rollout"],
         "summary": "Scale by `factor`: `A'_t = factor · A_t`.",
         "description": "Scale by `factor`: `A'_t = factor · A_t`.",
-        "formulas": ["A'_t = factor · A_t"],
         "papers": ["2401.01234"],
         "sections": {
             "Source": "Somebody et al. (2401.01234).",

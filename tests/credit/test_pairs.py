@@ -1,6 +1,5 @@
-"""Every two built-in hooks together: refused, or each changes the gradient beside the other, in whatever order.
+"""Every two built-in hooks together: refused, or each changes the advantages beside the other, in whatever order.
 
-The policy is a linear layer over fixed features of every token, so the gradient is that of Σ A · log π, by autograd.
 The batch has something for each hook: groups of mixed and of equal rewards, right, wrong and 0; completions that were
 cut off; thoughts and answers; repeated tokens, but not in all groups; spans; shared beginnings; a policy that has moved
 since it generated.
@@ -30,7 +29,7 @@ from trl_grpo_ext.plugins.discovery import scan
 from trl_grpo_ext.testing.builders import make_forward, make_rollout
 from trl_grpo_ext.types import ToolCall, Turn, role_of
 
-G, T, FEATURES, VOCABULARY = 4, 10, 6, 12
+G, T, VOCABULARY = 4, 10, 12
 
 PARAMETERS: Mapping[str, Mapping[str, Any]] = {
     "batch_whitening": {"std_floor": 1.0},  # or there would be nothing left to whiten
@@ -64,43 +63,37 @@ CUT = {1, 4, 9, 13, 17}
 """Completions that ended at the limit: a wrong one, a right one, and one of either group without signal."""
 
 
-class Policy:
-    """Log-probabilities and entropies of the sampled tokens, from weights `(features, vocabulary)`."""
-
-    def __init__(self) -> None:
-        generator = torch.Generator().manual_seed(3)
-        self.rows = len(REWARDS)
-        drawn = functools.partial(torch.randn, generator=generator, dtype=torch.float64)
-        self.features_B_T_F = drawn(self.rows, T, FEATURES)
-        self.ids_B_T = torch.randint(1, VOCABULARY, (self.rows, T), generator=generator)
-        for group in range(0, self.rows, G):  # two of each group begin alike, and every completion repeats a token
-            self.ids_B_T[group + 1, :3] = self.ids_B_T[group, :3]
-            self.ids_B_T[group + 2, :2] = self.ids_B_T[group, :2]
-        self.ids_B_T[:, 5] = self.ids_B_T[:, 3]
-        self.ids_B_T[-G:] = torch.stack([1 + torch.randperm(VOCABULARY - 1, generator=generator)[:T] for _ in range(G)])
-        self.lengths = [T - row % 3 for row in range(self.rows)]
-        self.weights = {"now": drawn(FEATURES, VOCABULARY)}
-        for name in ("old", "ref"):
-            self.weights[name] = self.weights["now"] + 0.1 * drawn(FEATURES, VOCABULARY)
-
-    def logps(self, weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        all_B_T_V = (self.features_B_T_F @ weights).log_softmax(dim=-1)
-        chosen_B_T = all_B_T_V.gather(-1, self.ids_B_T.unsqueeze(-1)).squeeze(-1)
-        return chosen_B_T, -(all_B_T_V.exp() * all_B_T_V).sum(-1)
+LENGTHS = [T - row % 3 for row in range(len(REWARDS))]
 
 
-POLICY = Policy()
-LOGPS = {name: POLICY.logps(weights) for name, weights in POLICY.weights.items()}
+def tables() -> tuple[torch.Tensor, dict[str, tuple[torch.Tensor, torch.Tensor]]]:
+    """Token ids, and by policy the log-probabilities and entropies of the tokens; the three policies are close."""
+    generator = torch.Generator().manual_seed(3)
+    drawn = functools.partial(torch.randn, (len(REWARDS), T), generator=generator, dtype=torch.float64)
+    ids_B_T = torch.randint(1, VOCABULARY, (len(REWARDS), T), generator=generator)
+    for group in range(0, len(REWARDS), G):  # two of each group begin alike, and every completion repeats a token
+        ids_B_T[group + 1, :5] = ids_B_T[group, :5]
+        ids_B_T[group + 2, :2] = ids_B_T[group, :2]
+    ids_B_T[:, 5] = ids_B_T[:, 3]
+    ids_B_T[-G:] = torch.stack([1 + torch.randperm(VOCABULARY - 1, generator=generator)[:T] for _ in range(G)])
+    logps_B_T, entropies_B_T = -0.05 - drawn().abs(), 1.5 + 0.3 * drawn()
+    policies = {"now": (logps_B_T, entropies_B_T)}
+    for name in ("old", "ref"):
+        policies[name] = (torch.minimum(logps_B_T + 0.1 * drawn(), torch.tensor(-0.01)), entropies_B_T + 0.1 * drawn())
+    return ids_B_T, policies
+
+
+IDS, LOGPS = tables()
 
 
 def batch(rewards: Sequence[float]) -> Rollout:
     pieces = ["<think>", "a", "b", "</think>", *"cdefgh"]
-    rows = [pieces[:length] for length in POLICY.lengths]
+    rows = [pieces[:length] for length in LENGTHS]
     starts = [[0, *itertools.accumulate(map(len, row))] for row in rows]
     spans = [[(0, 8, reward / 2), (8, starts[i][-1], reward / 2)] for i, reward in enumerate(rewards)]
     rewards_B_2 = torch.tensor([[reward, 0.1 * (row % 3)] for row, reward in enumerate(rewards)], dtype=torch.float64)
     rewards_B_2[2 * G :, 1] = 0.0  # or the groups of equal rewards would not be
-    numbers = [[0] * 4 + [1] * (length - 4) + [-1] * (T - length) for length in POLICY.lengths]
+    numbers = [[0] * 4 + [1] * (length - 4) + [-1] * (T - length) for length in LENGTHS]
     # Two turns each, the first of which is a call; where groups have signal, one in three fails, and turns earn.
     worth = [(row % 3) / 4 if row < 2 * G else reward / 4 for row, reward in enumerate(rewards)]
 
@@ -108,18 +101,18 @@ def batch(rewards: Sequence[float]) -> Rollout:
         call = ToolCall(name="t", tokens=(1, 3), outcome="raised" if row < 2 * G and row % 3 == 2 else "returned")
         return [
             Turn(number=0, tokens=(0, 4), text="", characters=(0, 0), calls=[call]),
-            Turn(number=1, tokens=(4, POLICY.lengths[row]), text="", characters=(0, 0)),
+            Turn(number=1, tokens=(4, LENGTHS[row]), text="", characters=(0, 0)),
         ]
 
     return make_rollout(
-        POLICY.lengths,
+        LENGTHS,
         rewards,
         [row // G for row in range(len(rewards))],
         limit=T,
         texts=["".join(row) for row in rows],
         completions=["".join(row) for row in rows],
         offsets=lambda row: list(itertools.pairwise(starts[row])),
-        completion_ids_B_T=POLICY.ids_B_T,
+        completion_ids_B_T=IDS,
         truncated_B=torch.tensor([row in CUT for row in range(len(rewards))]),
         rewards_B_K=rewards_B_2,
         reward_names=("points", "plain"),
@@ -160,8 +153,8 @@ def selection_of(hook: Hook) -> dict[str, Any]:
     return {**PARAMETERS.get(str(hook.selection["name"]), {}), **hook.selection}
 
 
-def gradient(selections: Sequence[Mapping[str, Any]]) -> torch.Tensor:
-    """What a run with these hooks, in this order, would do to the policy at one step."""
+def advantages(selections: Sequence[Mapping[str, Any]]) -> torch.Tensor:
+    """What a run with these hooks, in this order, would train on."""
     return played(tuple(json.dumps(selection) for selection in selections))
 
 
@@ -177,10 +170,7 @@ def played(selections: tuple[str, ...]) -> torch.Tensor:
     rollout = chain.on_rewards(BATCH)
     advantages_B_T, _ = chain.on_rollout(group_advantages(rollout, "group", "sum_then_normalize"), rollout)
     rollout = replace(rollout, advantages_B_T=advantages_B_T, uninformative_B=chain.uninformative(rollout))
-    advantages_B_T, _ = chain.on_forward(advantages_B_T, forward_of(rollout), chain.allowed_signs(rollout))
-    weights = POLICY.weights["now"].clone().requires_grad_()
-    loss = -(advantages_B_T * POLICY.logps(weights)[0]).sum()
-    return torch.autograd.grad(loss, weights)[0]
+    return chain.on_forward(advantages_B_T, forward_of(rollout), chain.allowed_signs(rollout))[0]
 
 
 def differ(one: torch.Tensor, other: torch.Tensor) -> bool:
@@ -205,13 +195,13 @@ def test_every_hook_is_there_in_every_role_that_it_may_have() -> None:
 
 
 @pytest.mark.parametrize("hook", hooks(), ids=lambda hook: hook.label)
-def test_a_hook_changes_the_gradient_alone(hook: Hook) -> None:
-    nothing = gradient([])
-    assert differ(gradient([selection_of(hook)]), nothing) or hook.label == "normalised"  # which is TRL's own
+def test_a_hook_changes_the_advantages_alone(hook: Hook) -> None:
+    nothing = advantages([])
+    assert differ(advantages([selection_of(hook)]), nothing) or hook.label == "normalised"  # which is TRL's own
 
 
 @pytest.mark.parametrize("first", hooks(), ids=lambda hook: hook.label)
-def test_both_hooks_of_a_pair_change_the_gradient(first: Hook) -> None:
+def test_both_hooks_of_a_pair_change_the_advantages(first: Hook) -> None:
     one = selection_of(first)
     for second in hooks():
         if second is first:
@@ -219,19 +209,19 @@ def test_both_hooks_of_a_pair_change_the_gradient(first: Hook) -> None:
         other, sentence = selection_of(second), refusal(first, second)
         if {first.label, second.label} == STOPPED:
             with pytest.raises(PluginOutputError, match="mean_relative: rewards must not be negative"):
-                gradient([one, other])
+                advantages([one, other])
             continue
         if sentence:
             assert refusal(second, first)
             assert all(repr(hook.selection["name"]) in sentence for hook in (first, second))
             continue
-        both = gradient([one, other])
+        both = advantages([one, other])
         for alone in (one, other):
             missing = other if alone is one else one
             without = [alone] if "normalised" not in (one["name"], other["name"]) else _beside_normalised(alone)
-            assert differ(both, gradient(without)), f"{missing} does nothing beside {alone}"
+            assert differ(both, advantages(without)), f"{missing} does nothing beside {alone}"
         if first.role != second.role:
-            assert torch.equal(both, gradient([other, one])), f"the order of {one} and {other} matters"
+            assert torch.equal(both, advantages([other, one])), f"the order of {one} and {other} matters"
 
 
 def _beside_normalised(alone: Mapping[str, Any]) -> list[Mapping[str, Any]]:

@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from docs.site import catalogue
+from docs.site.notation import formulas
 from docs.site.worked import Worked, all_worked, shown
 from trl_grpo_ext import available
 from trl_grpo_ext.plugins.description import describe
@@ -53,8 +54,7 @@ def test_a_page_has_all_that_a_reader_looks_for(info: Any, pages: Path) -> None:
         (key,) = yaml.safe_load(block)
         assert key in ("rewards", "advantage_hooks", "loss_aggregation", "resample")
     assert "## Worked example\n" in text
-    formulas = len(docs.doc.formulas)
-    assert text.count("```math") + text.count("{math}`") >= formulas
+    assert text.count("```math") + text.count("{math}`") >= len(formulas(docs.doc.description))
 
 
 def test_the_pages_of_a_kind_list_all_of_it(pages: Path) -> None:

@@ -7,7 +7,7 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 from latex2mathml.converter import convert
 
-from docs.site.notation import latex
+from docs.site.notation import formulas, latex
 from trl_grpo_ext import available
 from trl_grpo_ext.plugins.description import describe
 
@@ -31,7 +31,10 @@ def test_by_hand(formula: str, expected: str) -> None:
 
 
 FORMULAS = [
-    (info.name, formula) for info in available() if info.builtin for formula in describe(info, available()).doc.formulas
+    (info.name, formula)
+    for info in available()
+    if info.builtin
+    for formula in formulas(describe(info, available()).doc.description)
 ]
 
 

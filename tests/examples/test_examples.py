@@ -103,19 +103,6 @@ def test_the_wheels_hold_a_typed_package_and_a_licence_and_nothing_else(wheels: 
         assert {file.split("/")[0] for file in files} == {package, f"{package}-0.1.0.dist-info"}
 
 
-def test_they_are_listed(installed: Environment) -> None:
-    assert offered(installed) == OFFERS
-
-
-@pytest.mark.parametrize(
-    ("distribution", "name"), [(distribution, name) for distribution, all_ in OFFERS.items() for _, name in all_]
-)
-def test_check_passes(installed: Environment, distribution: str, name: str) -> None:
-    words = ("-m", "trl_grpo_ext.cli.main", "check", f"{distribution}:{name}", "--json", "--strict")
-    (report,) = json.loads(finished(run(installed, *words, folder=EXAMPLES / distribution)))
-    assert report["ok"], report
-
-
 @pytest.mark.parametrize("name", OFFERS)
 def test_their_own_tests_pass(installed: Environment, sources: Path, name: str) -> None:
     shown = finished(run(installed, "-m", "pytest", "-q", "-p", "no:cacheprovider", folder=sources / name))

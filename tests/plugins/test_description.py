@@ -206,7 +206,6 @@ def test_a_docstring_in_its_parts() -> None:
         "Returns": "Some text.\n\nAnother paragraph.",
         "Raises": "ValueError: Why.",
     }
-    assert read.formulas == ("w_t = x / Σ_i |o_i|", "L = Σ_t w_t · l_t\n  + λ·KL")
     assert read.papers == ("1907.01234", "2401.00001", "2509.07558")
     assert read_docstring("See 2413.00001, 12345.67890, 2401.123, 1.2401.01234 or 2400.12345.").papers == ()
     assert read.description.startswith("Weigh tokens by")

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.cli.distributions import write_distribution
 from tests.plugins_env import (
     BROKEN,
     Environment,
@@ -343,3 +344,26 @@ answer = {"entry point": attempt(plugins.resolve, "reward", "has_digit"),
         TRL_GRPO_EXT_PLUGINS="none",
     )
     assert answer["entry point"]["type"] == answer["dotted"]["type"] == "PluginBlockedError"
+
+
+ASK = "answer = {info.name: [info.target, info.distribution, info.builtin] for info in plugins.available()}"
+
+
+def test_another_version_s_metadata_earlier_on_the_path_does_not_replace_the_built_ins(
+    tmp_path: Path, bare: Environment
+) -> None:
+    taken_over = {"reward": {"gsm8k_accuracy": "not_ours:reward", "more": "not_ours:reward"}}
+    write_distribution(tmp_path, "trl-grpo-ext", taken_over, version="9")
+    for allowed in ("none", ""):
+        found = bare.probe(ASK, path=(tmp_path,), TRL_GRPO_EXT_PLUGINS=allowed)
+        assert found["gsm8k_accuracy"][0] == "trl_grpo_ext.rewards.gsm8k_accuracy:GSM8KAccuracy"
+        assert found["gsm8k_accuracy"][1:] == ["trl-grpo-ext", True]
+        assert "more" not in found
+
+
+def test_the_same_distribution_in_two_folders_is_none(tmp_path: Path, bare: Environment) -> None:
+    for folder in ("one", "two"):
+        write_distribution(tmp_path / folder, "dup-one", {"reward": {f"of_{folder}": "dup:reward"}})
+    found = bare.probe(ASK, path=(tmp_path / "one", tmp_path / "two"))
+    assert "of_one" in found
+    assert "of_two" not in found

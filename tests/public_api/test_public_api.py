@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import re
 import subprocess
 import sys
@@ -130,28 +129,3 @@ def test_the_public_names_that_need_no_torch_load_without_it() -> None:
     code = f"import sys, trl_grpo_ext\nfor n in {light}: getattr(trl_grpo_ext, n)\nprint('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
-
-
-DEPRECATION = re.compile(r"since (\d+)\.(\d+).*removed in (\d+)\.(\d+)", re.DOTALL)
-
-
-def overdue(message: str, version: str) -> str | None:
-    """What is wrong with a deprecation at a version; None where it keeps the policy."""
-    found = DEPRECATION.search(message)
-    if found is None:
-        return "says not since when, and when it is removed: 'since 0.2, removed in 0.4'"
-    since, gone = (int(found[1]), int(found[2])), (int(found[3]), int(found[4]))
-    if gone[0] == since[0] and gone[1] < since[1] + 2:
-        return "leaves less than two minor releases"
-    now = tuple(int(part) for part in version.split(".")[:2])
-    return "is due to be removed now" if now >= gone else None
-
-
-def test_deprecations_say_when_and_leave_two_minor_releases() -> None:
-    problems = []
-    for file in sorted((ROOT / "trl_grpo_ext").rglob("*.py")):
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] == "deprecated":
-                problem = overdue(ast.unparse(node.args[0]), __version__)
-                problems += [f"{file.name}:{node.lineno} {problem}"] if problem else []
-    assert not problems

@@ -30,7 +30,6 @@ from trl_grpo_ext.testing import (
     make_rollout,
 )
 from trl_grpo_ext.testing.builders import Ranks, UnequalGathers, cut
-from trl_grpo_ext.testing.kit import project
 
 
 class Wants:
@@ -294,19 +293,7 @@ def test_ranks_gather_in_their_order_and_one_that_gathers_too_seldom_is_not_wait
         ranks.run(lambda rollout: rollout.gather(rollout.lengths_B) if rollout.local_rows.start else 1 / 0)
 
 
-# ---------------------------------------------------------------------------------------------- pyproject, imports
-
-
-def test_options_come_from_pyproject(tmp_path: Path) -> None:
-    assert project(tmp_path) == (None, {})
-    (tmp_path / "pyproject.toml").write_text(
-        '[project]\nname = "politeness"\n[tool.trl-grpo-ext.check.polite]\ncolumns = {answer = ["a", "b"]}\n'
-    )
-    assert project(tmp_path) == ("politeness", {"polite": {"columns": {"answer": ["a", "b"]}}})
-    for broken in ("[tool.trl-grpo-ext]\ncheck = 3\n", "[tool.trl-grpo-ext.check]\npolite = 3\n", "[tool"):
-        (tmp_path / "pyproject.toml").write_text(broken)
-        with pytest.raises(ConfigurationError, match="pyproject"):
-            project(tmp_path)
+# ---------------------------------------------------------------------------------------------- imports
 
 
 def test_importing_the_kit_imports_no_torch() -> None:

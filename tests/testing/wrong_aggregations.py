@@ -165,7 +165,7 @@ BREAKS: list[tuple[str, Any]] = [
     ("aggregation.totals", Weighs(rows_of_all_ranks)),
     ("aggregation.padding", Counts(lambda rollout: rollout.mask_B_T / rollout.mask_B_T.size(1))),
     ("aggregation.order", counts_places),
-    *(("aggregation.masked_values", plugin) for plugin in (Counts(padding_too), SignOfEverything)),
+    *(("aggregation.padding", plugin) for plugin in (Counts(padding_too), SignOfEverything)),
     ("aggregation.gradient", detaches),
     ("aggregation.step_totals", Reduces(lambda total, totals: total / max(totals.step.tokens, 1))),
     ("aggregation.inputs", ReducesInPlace),

@@ -106,7 +106,7 @@ BREAKS: list[tuple[str, Any]] = [
     ("filter.odd_batches", Keeps(no_reward)),
     ("filter.groups", Keeps(lambda rollout: rollout.rewards_B > 0.3)),
     ("filter.padding", Keeps(unpadded)),
-    ("filter.masked_values", Keeps(sum_the_padding)),
+    ("filter.padding", Keeps(sum_the_padding)),
     ("filter.ranks", Keeps(own_rows)),
     ("filter.gathers", Keeps(gather_sometimes)),
     ("filter.inputs", Keeps(write)),

@@ -292,7 +292,7 @@ BREAKS: list[tuple[str, Any]] = [
     ("hook.equal_rewards", RoundsTheMean),
     ("hook.dtype", AtForwardBy(lambda forward: torch.from_numpy(forward.entropies_B_T.numpy() > 0.5))),  # no bfloat16
     ("hook.dtype", By(lambda a_B_T, rollout: 2.0 * a_B_T.double())),
-    ("hook.mask", centres_columns),
+    ("hook.padding", centres_columns),
     *(("hook.finite", plugin) for plugin in (divides_by_the_spread, By(no_negative))),
     ("hook.long", By(unbounded_ratio, needs=("ref_logps",))),
     ("hook.inputs", AtForwardBy(lambda forward: forward.entropies_B_T.clamp_(max=10.0))),

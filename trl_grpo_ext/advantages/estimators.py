@@ -19,6 +19,7 @@ import torch
 
 from ..credit.groups import (
     gather_rewards,
+    group_apart,
     group_count,
     group_extremes,
     group_mean,
@@ -79,7 +80,7 @@ class Centred(_Estimator):
     __name__ = "centred"
 
     def _advantages(self, rewards_N: torch.Tensor, groups_N: torch.Tensor, rollout: Rollout) -> torch.Tensor:
-        return rewards_N - group_mean(rewards_N, groups_N)
+        return group_apart(rewards_N, groups_N)
 
 
 class Normalised(_Estimator):
@@ -184,7 +185,7 @@ class LeaveOneOut(_Estimator):
     def _advantages(self, rewards_N: torch.Tensor, groups_N: torch.Tensor, rollout: Rollout) -> torch.Tensor:
         counts_N = group_count(rewards_N, groups_N)
         # Of n rewards with the mean μ, r minus the mean of the n - 1 others is n/(n - 1) · (r - μ).
-        return (rewards_N - group_mean(rewards_N, groups_N)) * counts_N / (counts_N - 1).clamp(min=1)
+        return group_apart(rewards_N, groups_N) * counts_N / (counts_N - 1).clamp(min=1)
 
 
 class BatchWhitening(_Estimator):
@@ -249,8 +250,7 @@ class DecoupledNormalisation(_Estimator):
         rewards_N_K = rollout.gather(rollout.rewards_B_K.to(rewards_N.dtype))
         sums_N = torch.zeros_like(rewards_N)
         for weight, of_one_N in zip(rollout.reward_weights_K.tolist(), rewards_N_K.unbind(dim=1), strict=True):
-            apart_N = of_one_N - group_mean(of_one_N, groups_N)
-            sums_N += weight * (apart_N / (group_std(of_one_N, groups_N) + self.epsilon)).nan_to_num(nan=0.0)
+            sums_N += weight * group_apart(of_one_N, groups_N, self.epsilon)
         scored_N = sums_N.masked_fill(torch.isnan(rewards_N), torch.nan)
         return sums_N / (group_std(scored_N, torch.zeros_like(groups_N)) + self.epsilon)
 

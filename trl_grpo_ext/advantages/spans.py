@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ..credit.groups import gather_groups, group_mean, group_std
+from ..credit.groups import gather_groups, group_apart
 from ..guard.parameters import checked_choice, checked_flag
 from ..types import Rollout
 
@@ -51,7 +51,9 @@ class SpanCredit:
         # Whether a function points at all must not depend on which completions this rank happens to have.
         points = [float(name in rollout.reward_spans) for name in names]
         points_K = (rollout.gather(rewards_B_K.new_tensor(points).expand_as(rewards_B_K)) > 0).any(dim=0).tolist()
-        credit_N_K = centred_rewards(rollout.gather(rewards_B_K), gather_groups(rollout), self.normalise)
+        rewards_N_K, groups_N = rollout.gather(rewards_B_K), gather_groups(rollout)
+        epsilon = _EPSILON if self.normalise else None
+        credit_N_K = torch.stack([group_apart(of_one_N, groups_N, epsilon) for of_one_N in rewards_N_K.T], dim=1)
         credit_B_K = credit_N_K[rollout.local_rows] * rollout.reward_weights_K.to(precise)
         new_B_T = torch.zeros(advantages_B_T.shape, dtype=precise, device=advantages_B_T.device)
         for k, name in enumerate(names):
@@ -66,14 +68,3 @@ class SpanCredit:
                 inside_B_T = inside_B_T | ~inside_B_T.any(dim=1, keepdim=True)
             new_B_T += torch.where(inside_B_T, credit_B_1, 0.0)
         return new_B_T.to(advantages_B_T.dtype)
-
-
-def centred_rewards(rewards_N_K: torch.Tensor, groups_N: torch.Tensor, normalise: bool) -> torch.Tensor:
-    """Each function's rewards against their own mean in the group, `(N, K)`; 0 where a reward is NaN."""
-    columns = []
-    for rewards_N in rewards_N_K.unbind(dim=1):
-        centred_N = rewards_N - group_mean(rewards_N, groups_N)
-        if normalise:
-            centred_N = centred_N / (group_std(rewards_N, groups_N) + _EPSILON)
-        columns.append(torch.where(torch.isnan(rewards_N), 0.0, centred_N))
-    return torch.stack(columns, dim=1)

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ..credit.groups import gather_groups, gather_rewards, group_mean, group_std, number_of
+from ..credit.groups import gather_groups, gather_rewards, group_apart, number_of
 from ..credit.turns import true_runs
 from ..errors import ConfigurationError
 from ..guard.parameters import checked_choice, checked_flag, checked_number, checked_text
@@ -94,14 +94,8 @@ class TurnRewards:
         known_N_M = gather_values(values_B_M, scored_B_M, rollout)
         columns = known_N_M.size(1)
         places_NM = (groups_N.unsqueeze(1) * columns + torch.arange(columns, device=groups_N.device)).flatten()
-        mean_B_M, std_B_M = (
-            statistic(known_N_M.flatten(), places_NM).view_as(known_N_M)[rollout.local_rows, : values_B_M.size(1)]
-            for statistic in (group_mean, group_std)
-        )
-        apart_B_M = values_B_M - mean_B_M
-        if self.normalise:
-            apart_B_M = apart_B_M / (std_B_M + _EPSILON)
-        return torch.where(scored_B_M, apart_B_M, 0.0)
+        apart_N_M = group_apart(known_N_M.flatten(), places_NM, _EPSILON if self.normalise else None).view_as(known_N_M)
+        return apart_N_M[rollout.local_rows, : values_B_M.size(1)]
 
 
 class GiGPO:
@@ -153,23 +147,18 @@ class GiGPO:
         """Return the new advantages `(B, T)`."""
         rewards = rewards_of_turns(rollout)
         totals_N, groups_N = gather_rewards(rollout)
-        episode_B = self._apart(totals_N, groups_N)[rollout.local_rows]
+        epsilon = _GIGPO_EPSILON if self.normalise else None
+        episode_B = group_apart(totals_N, groups_N, epsilon)[rollout.local_rows]
         returns_N_M = gather_values(
             discounted_returns(rewards.with_outcome(), rewards.scored_B_M, self.gamma), rewards.scored_B_M, rollout
         )
         states_N_M = rollout.gather(self._states(rollout, rewards.scored_B_M.size(1)).to(groups_N.device))
         began_NM_2 = torch.stack([groups_N.unsqueeze(1).expand_as(states_N_M), states_N_M], dim=2).view(-1, 2)
         places_NM = torch.unique(began_NM_2, dim=0, return_inverse=True)[1]
-        steps_N_M = self._apart(returns_N_M.flatten(), places_NM).view_as(returns_N_M)
+        steps_N_M = group_apart(returns_N_M.flatten(), places_NM, epsilon).view_as(returns_N_M)
         steps_B_M = steps_N_M[rollout.local_rows, : rewards.scored_B_M.size(1)]
         values_B_M = episode_B.unsqueeze(1) + self.step_weight * steps_B_M
         return to_tokens(values_B_M, rollout.turns_B_T).to(advantages_B_T.dtype)
-
-    def _apart(self, values_N: torch.Tensor, groups_N: torch.Tensor) -> torch.Tensor:
-        apart_N = values_N - group_mean(values_N, groups_N)
-        if self.normalise:
-            apart_N = apart_N / (group_std(values_N, groups_N) + _GIGPO_EPSILON)
-        return torch.where(torch.isnan(values_N), 0.0, apart_N)
 
     def _states(self, rollout: Rollout, width: int) -> torch.Tensor:
         """A number for the state in which each turn began, `(B, M)`."""

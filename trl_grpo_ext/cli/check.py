@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -62,13 +61,11 @@ def check_command(
         if selection is not None
         else [(info, {}) for info in of_distribution(distribution or "", installed) if wanted in (None, info.kind)]
     )
-    given = {} if timeout is None else {"timeout": timeout}
     found: list[tuple[PluginInfo, Report | str]] = []
     for place, (info, asked) in enumerate(subjects, 1):
         messages().print(Text(one_line(f"Checking {info.name}, {place} of {len(subjects)}")), style="dim")
         try:
-            options = {**_project_settings(info), **given}
-            found.append((info, check(info.kind, {**asked, "name": info.selection}, **options)))
+            found.append((info, check(info.kind, {**asked, "name": info.selection}, timeout=timeout)))
         except (PluginError, ConfigurationError) as error:
             found.append((info, str(error)))
     if not found:
@@ -84,16 +81,6 @@ def _select(selection: str, kind: Kind | None, installed: Installed) -> list[tup
     asked = parse_selection(kind or "reward", selection)
     plain = asked.plain()
     return [(info, plain if isinstance(plain, dict) else {}) for info in find_named(str(asked), kind, installed)]
-
-
-def _project_settings(info: PluginInfo) -> dict[str, Any]:
-    """A plugin's check settings from pyproject.toml in the current folder, if the plugin belongs to that project."""
-    from ..plugins.metadata import normalise
-    from ..testing.kit import project
-
-    name, options = project(Path.cwd())
-    same = name is not None and normalise(name) == normalise(info.distribution or "")
-    return options.get(info.name, {}) if same else {}
 
 
 def _finish(found: list[tuple[PluginInfo, Report | str]], as_json: bool, strict: bool) -> None:

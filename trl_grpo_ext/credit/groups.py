@@ -86,6 +86,14 @@ def group_std(values_N: torch.Tensor, groups_N: torch.Tensor) -> torch.Tensor:
     return (group_sum(squares_N, groups_N) / (group_count(values_N, groups_N) - 1).clamp(min=1)).sqrt()
 
 
+def group_apart(values_N: torch.Tensor, groups_N: torch.Tensor, epsilon: float | None = None) -> torch.Tensor:
+    """Each value minus its group's mean, in the group's standard deviations plus `epsilon` if given; 0 without one."""
+    apart_N = values_N - group_mean(values_N, groups_N)
+    if epsilon is not None:
+        apart_N = apart_N / (group_std(values_N, groups_N) + epsilon)
+    return torch.where(torch.isnan(values_N), 0.0, apart_N)
+
+
 def group_is_equal(values_N: torch.Tensor, groups_N: torch.Tensor) -> torch.Tensor:
     """Whether all values of each row's group are equal, bool; also True if the group has none."""
     lowest_N, highest_N = group_extremes(values_N, groups_N)

@@ -13,7 +13,6 @@ import inspect
 import re
 import sys
 import warnings
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
@@ -57,26 +56,23 @@ class Entry:
 
 def overview(shown: Sequence[PluginInfo], installed: Sequence[PluginInfo]) -> list[Entry]:
     """Inspect some of the installed plugins without importing them. All are passed in, to see whose names collide."""
-    by_name: dict[tuple[Kind, str], list[PluginInfo]] = defaultdict(list)
-    for info in installed:
-        if is_allowed(info):
-            for name in {info.name, *info.aliases}:
-                by_name[info.kind, name].append(info)
-    return [_look(info, by_name[info.kind, info.name])[0] for info in shown]
+    allowed = [info for info in installed if is_allowed(info)]
+    return [_look(info, allowed)[0] for info in shown]
 
 
-def _look(info: PluginInfo, same_name: Sequence[PluginInfo]) -> tuple[Entry, list[Definition]]:
+def _look(info: PluginInfo, allowed: Sequence[PluginInfo]) -> tuple[Entry, list[Definition]]:
     """The entry; and the plugin's class with its bases, or its function, as far as the text shows them."""
     module, attribute = split_target(info.target)
     found = _definitions(module, attribute)
     summary = first_sentence(ast.get_docstring(found[0]) or "") if found else ""
     role = _role(found) if info.kind == "advantage_hook" else ""
-    return Entry(info, *_state(info, same_name), summary, role), found
+    return Entry(info, *_state(info, allowed), summary, role), found
 
 
-def _state(info: PluginInfo, same_name: Sequence[PluginInfo]) -> tuple[str, str]:
+def _state(info: PluginInfo, allowed: Sequence[PluginInfo]) -> tuple[str, str]:
     if not is_allowed(info):
         return clash(info.name, [info], [])
+    same_name = [one for one in allowed if one.kind == info.kind and one.answers_to(info.name)]
     if len(same_name) > 1 and not info.dotted:
         return clash(info.name, same_name, same_name)
     if module_spec(split_target(info.target)[0]) is None:
@@ -214,15 +210,14 @@ class PluginDocs:
             "parameters": parameters,
             "file": None if self.file is None else str(self.file),
             **{key: getattr(self, key) for key in ("columns", "declares", "methods", "line", "example")},
-            **{key: getattr(self.doc, key) for key in ("summary", "description", "formulas", "papers", "sections")},
+            **{key: getattr(self.doc, key) for key in ("summary", "description", "papers", "sections")},
         }
         return {key: as_json(value) for key, value in found.items()}
 
 
 def describe(info: PluginInfo, installed: Sequence[PluginInfo]) -> PluginDocs:
     """Describe a plugin by importing it; of one that is blocked there is its docstring alone."""
-    same_name = [one for one in installed if is_allowed(one) and one.kind == info.kind and one.answers_to(info.name)]
-    entry, found = _look(info, same_name)
+    entry, found = _look(info, [one for one in installed if is_allowed(one)])
     docs = PluginDocs(info, entry.state, entry.detail)
     if found:
         docs = replace(docs, doc=read_docstring(ast.get_docstring(found[0]) or ""))

@@ -27,7 +27,6 @@ _INLINE = re.compile(
 _ITEM = re.compile(
     r"^(?P<names>\**\w+(?:, *\**\w+)*)(?: \([^\n]*?\))?:[ \t]*(?P<text>[^\n]*(?:\n[ \t]+[^\n]*)*)", re.MULTILINE
 )
-_CODE = re.compile(r"``(.+?)``|:math:`([^`]+)`|`([^`]+)`|\$([^$\n]+)\$", re.DOTALL)
 _ARXIV = re.compile(r"(?<![\d.])\d{2}(?:0[1-9]|1[0-2])\.\d{4,5}(?![\d.]*\d)")
 _SENTENCE_END = re.compile(r"[.!?](?=\s+[A-Z(`]|$)")
 _ABBREVIATION = re.compile(r"(?:\b(?:e\.g|i\.e|cf|vs|al|etc|eq|Dr|Eq|No|Sec|Fig)|\b[A-Z])\.$")
@@ -36,16 +35,12 @@ _LONGEST = 20_000  # characters of a docstring that are looked at
 
 @dataclass(frozen=True)
 class Docstring:
-    """A docstring: `description` is the text outside the sections, `formulas` the code in it that reads as one.
-
-    `parameters` is the text in `Args`, by name; `papers` are the arXiv numbers in the text.
-    """
+    """A docstring: the text outside the sections, that in `Args` by name, the sections, the text's arXiv numbers."""
 
     summary: str = ""
     description: str = ""
     parameters: dict[str, str] = field(default_factory=dict)
     sections: dict[str, str] = field(default_factory=dict)
-    formulas: tuple[str, ...] = ()
     papers: tuple[str, ...] = ()
 
 
@@ -84,23 +79,5 @@ def read_docstring(whole: str) -> Docstring:
         description,
         parameters,
         {name: "\n\n".join(texts) for name, texts in sections.items()},
-        tuple(dict.fromkeys(_formulas(description))),
         tuple(dict.fromkeys(_ARXIV.findall(text))),
     )
-
-
-def _formulas(description: str) -> list[str]:
-    """Formulas: code that contains a sum or a relation between spaces, and indented lines that look like it."""
-    found = []
-    for paragraph in description.split("\n\n"):
-        if all(line.startswith("    ") for line in paragraph.split("\n")) and _reads_as_formula(paragraph):
-            found.append(textwrap.dedent(paragraph))
-        else:
-            code = (next(filter(None, match.groups())) for match in _CODE.finditer(paragraph))
-            found += [" ".join(text.split()) for text in code if _reads_as_formula(text)]
-    return found
-
-
-def _reads_as_formula(text: str) -> bool:
-    related = any(f" {relation} " in text for relation in ("=", "←", "∝", ":=", "≈", "\\sum"))
-    return (related or any(sign in text for sign in "Σ∑·")) and "\n\n" not in text and len(text) <= 300

@@ -131,15 +131,11 @@ def _split(kind: Kind, text: object, value: object) -> tuple[str | None, str]:
     return (None, parts[0]) if len(parts) == 1 else (parts[0], parts[1])
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, str) and _EXPONENT_WITHOUT_POINT.fullmatch(value) is not None
-
-
 def yaml_hint(parameters: Mapping[Any, Any]) -> str:
     """A hint, with a leading space, at parameters that were meant as numbers; empty if there are none."""
-    strings = [f"{name}={value!r}" for name, value in parameters.items() if _is_number(value)]
-    listed = ", ".join(strings)
-    return f" YAML 1.1 reads {listed} as a string: write it with a point, as in 1.0e-3." if strings else ""
+    texts = {name: value for name, value in parameters.items() if isinstance(value, str)}
+    listed = ", ".join(f"{n}={text!r}" for n, text in texts.items() if _EXPONENT_WITHOUT_POINT.fullmatch(text))
+    return f" YAML 1.1 reads {listed} as a string: write it with a point, as in 1.0e-3." if listed else ""
 
 
 def _weight(weight: object, name: str) -> float:

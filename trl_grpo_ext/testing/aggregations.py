@@ -163,7 +163,7 @@ class AggregationChecks(TensorChecks):
     def order(self) -> None:
         self._permuted(lambda batch: [*range(len(batch.rows))][::-1], "the rows in order and the other way round")
 
-    def masked_values(self) -> None:
+    def padding(self) -> None:
         self._comparable_only()
 
         def judge(batch: SmallBatch) -> None:
@@ -177,7 +177,7 @@ class AggregationChecks(TensorChecks):
 
         if not self.by_weights:
             self._over(self.varied, judge)
-        self._off_the_mask()
+        super().padding()
 
     def gradient(self) -> None:
         self._reduce_only()

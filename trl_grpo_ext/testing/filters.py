@@ -54,9 +54,6 @@ class FilterChecks(TensorChecks):
     def ranks(self) -> None:
         self._on_one_rank_and_on_several()
 
-    def masked_values(self) -> None:
-        self._off_the_mask()
-
 
 def _numbers(plugin: Any, rollout: Rollout) -> torch.Tensor:
     said = group_verdicts(plugin, rollout)

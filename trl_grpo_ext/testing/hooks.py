@@ -179,9 +179,6 @@ class HookChecks(TensorChecks):
     def long(self) -> None:
         self._long(1e-2)
 
-    def mask(self) -> None:
-        self._off_the_mask()
-
     def finite(self) -> None:
         named = {f"an ordinary batch ({n})": batch for n, batch in enumerate(self.ordinary)}
         named |= odd_batches(self.setting)

@@ -1,18 +1,14 @@
 """Check a plugin against the rules of its kind.
 
-A plugin declares what its checks need in an attribute `conformance`, a mapping; a distribution in its pyproject.toml
-under `[tool.trl-grpo-ext.check."NAME"]`, with the same keys. The caller's options win over pyproject.toml, which wins
-over the attribute.
+A plugin declares what its checks need in an attribute `conformance`, a mapping. The caller's options win over it.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigurationError
@@ -25,7 +21,7 @@ from ..plugins.loading import resolve
 from ..plugins.selection import Selection, parse_selection
 from .processes import run_here, run_in_process
 from .reports import ConformanceError, Report, Violation
-from .rules import Broken, Checks, CopyError, fresh_copy, rules_of
+from .rules import Broken, Checks, fresh_copy, rules_of
 
 ATTRIBUTE = "conformance"
 
@@ -140,11 +136,8 @@ def _subject(
     plugin = resolve(kind, plugin_or_selection).object if isinstance(plugin_or_selection, type) else plugin_or_selection
     name = reward_name(plugin)
     options = {**_declared(kind, plugin, name), **given}
-    try:
-        unused = fresh_copy(plugin)
-    except CopyError:
-        return plugin, name, options, None
-    return plugin, name, options, lambda: fresh_copy(unused)
+    unused = fresh_copy(plugin)
+    return plugin, name, options, None if unused is None else lambda: fresh_copy(unused)
 
 
 def _declared(kind: Kind, exported: Any, name: str) -> dict[str, Any]:
@@ -156,19 +149,6 @@ def _declared(kind: Kind, exported: Any, name: str) -> dict[str, Any]:
     switches = ("deterministic", "per_completion") if kind == "reward" else ("deterministic",)
     declared = {key: getattr(exported, key, None) for key in switches}
     return {**{key: value for key, value in declared.items() if isinstance(value, bool)}, **options}
-
-
-def project(folder: Path) -> tuple[str | None, dict[str, dict[str, Any]]]:
-    """From a folder's pyproject.toml the distribution's name, None if there is none, and each plugin's options."""
-    file = folder / "pyproject.toml"
-    if not file.is_file():
-        return None, {}
-    try:
-        read = tomllib.loads(file.read_text(encoding="utf-8"))
-        options = read.get("tool", {}).get("trl-grpo-ext", {}).get("check", {})
-        return read.get("project", {}).get("name"), {name: dict(of_plugin) for name, of_plugin in options.items()}
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, AttributeError, TypeError, ValueError) as error:
-        raise ConfigurationError(f"{file} cannot be read: {error}") from error
 
 
 def as_columns(columns: Any) -> dict[str, list[Any]]:

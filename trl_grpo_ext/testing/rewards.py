@@ -278,30 +278,6 @@ class RewardChecks(Checks):
 
         self._over([batch], judge)
 
-    def rows(self) -> None:
-        """One text with each row's columns, in three orders."""
-        self._deterministic_only()
-        items = self.ordinary.items
-        if len(items) < 2:
-            raise NotChecked("there is one completion alone")
-
-        def judge(batch: RewardCall) -> None:
-            alike = batch.with_items([batch.items[0]] * len(batch.items))
-            if len({*self._scores(alike)}) > 1:  # it goes by the place, which is another rule's matter
-                return
-            places = range(len(batch.items))
-            for order in ([*places[1:], 0], [*places][::-1]):
-                reordered = batch.with_items(batch.items[place] for place in order)
-                ours = self._scores(batch)
-                what = "with the rows in one order and in another, each with its own columns"
-                self._agree([ours[place] for place in order], self._scores(reordered), what, reordered)
-
-        texts = [item for item in (items[:1] if self.slow else items) if isinstance(item.completion, str)]
-        if not texts:
-            raise NotChecked("the completions that were given are messages")
-        of_each = ([replace(o, prompt=item.prompt, completion=item.completion) for o in items] for item in texts)
-        self._over([self.ordinary.with_items(same_text) for same_text in of_each], judge)
-
     def neighbours(self) -> None:
         self._deterministic_only()
         if not self.per_completion:
@@ -388,22 +364,19 @@ class RewardChecks(Checks):
     def threads(self) -> None:
         batch, backwards = self.ordinary, self.ordinary.with_items(self.ordinary.items[::-1])
         expected = (self._scores(batch), self._scores(backwards))
-        with plugin_code(batch, before="called off the main thread "), ThreadPoolExecutor(1) as pool:
-            alone = pool.submit(self._scores, batch).result()
         rounds = _ROUNDS if min(self.seconds, default=0.0) * len(batch.items) < _QUICK else 1
         interval = sys.getswitchinterval()
         sys.setswitchinterval(1e-5)  # threads take turns often, so that what they share is met half done
         try:
-            with plugin_code(batch, before="called by two threads at once "), ThreadPoolExecutor(2) as pool:
+            with plugin_code(batch, before="called by two other threads at once "), ThreadPoolExecutor(2) as pool:
                 both = [*pool.map(lambda which: [self._scores(which) for _ in range(rounds)], (batch, backwards))]
         finally:
             sys.setswitchinterval(interval)
         if not self.deterministic:
             return
-        self._agree(expected[0], alone, "on the main thread and off it", batch)
         for which, wanted, found in zip((batch, backwards), expected, both, strict=True):
             for scores in found:
-                self._agree(wanted, scores, "called by one thread and by two at once", which)
+                self._agree(wanted, scores, "called by the main thread and by two others at once", which)
 
     def global_state(self) -> None:
         if self._changed_first:

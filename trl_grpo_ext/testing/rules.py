@@ -12,7 +12,7 @@ import re
 import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -49,15 +49,15 @@ class Rule:
         return self.name.partition(".")[2]
 
 
-GATES = frozenset({"call", "length", "types", "form", "run", "shape"})
+GATES = frozenset({"call", "length", "types", "form", "run", "shape", "determinism"})
 """Rules on which all those after them rest."""
 
 _OF_TENSORS = """
-gathers: calls gather equally often on every rank. Why: A rank that gathers under a condition on its own rows leaves
-  the others waiting for ever.
+gathers: calls gather equally often on every rank. Why: A rank that gathers under a condition on its own rows leaves the
+  others waiting for ever.
 inputs: writes to none of the tensors that it is given. Why: The other plugins, the loss and the logs read the same
   tensors.
-pickle (rests on determinism): pickles. Why: Launchers and workers send the trainer's parts to other processes.
+pickle: pickles. Why: Launchers and workers send the trainer's parts to other processes.
 """
 """The rules of all kinds but rewards, after their own."""
 
@@ -75,73 +75,64 @@ types: each value is a finite number that fits float32, or None. Why: TRL makes 
 determinism: the same call gives the same scores, also of a fresh build and after other calls, unless it declares
   `deterministic = False`. Why: A reward that remembers texts scores by the order of sampling, and undeclared randomness
   is noise in every advantage that hides in the randomness of sampling.
-rows (rests on determinism): each completion is scored with its own row's columns. Why: TRL passes columns as lists. A
-  reward that reads the first row's reference compares every prompt's completions with one answer.
-neighbours (rests on determinism, rows): a completion's score does not depend on the others in the batch, nor on its
-  place among them, unless it declares `per_completion = False`. Why: Which completions meet in a call depends on batch
-  size and ranks, so the reward would change with the number of GPUs.
+neighbours: a completion's score does not depend on the others in the batch or their columns, nor on its place among
+  them, unless it declares `per_completion = False`. Why: Which completions meet in a call depends on batch size and
+  ranks, and one that reads the first row's reference compares every prompt's completions with one answer.
 inputs: does not change its arguments. Why: The other rewards, the loss and the logs get the same lists.
-formats (rests on determinism): a completion as a string and as a list of one message gets the same score. Why: TRL
-  passes lists of messages if the prompts are conversations. A reward that reads only strings then scores the text of
-  a list, brackets included.
-none (rests on determinism, rows, neighbours): a column's value may be None in one row, which then costs no other row
-  anything. Why: Datasets merged from several sources have None in the columns that one of them lacks.
+formats: a completion as a string and as a list of one message gets the same score. Why: TRL passes lists of messages if
+  the prompts are conversations. A reward that reads only strings then scores the list's brackets.
+none (rests on neighbours): a column's value may be None in one row, which then costs no other row anything. Why:
+  Datasets merged from several sources have None in the columns that one of them lacks.
 empty: an empty completion, a conversation without messages and a message without text are scored like others. Why: A
-  policy that ends at once writes the empty string, and one that only calls a tool writes a message whose content is
-  None. Indexing [-1] raises there.
+  policy that ends at once writes the empty string, and one that only calls a tool a message whose content is None.
 hostile_text: no text that a model can write makes it raise or break its contract. Why: A policy writes every text
   sooner or later: control characters, lone surrogates, ten thousand digits, brackets that never close.
-outcomes (rests on determinism, none): an unreadable reference does not score like a wrong answer. Why: A broken
-  reference that reads as 0 teaches the policy that right answers are wrong. Say None.
-pickle (rests on determinism): pickles, and scores the same afterwards. Why: Guards run a reward in worker processes,
-  and launchers send it to other ranks. Lambdas, open files and locks don't travel.
-threads (rests on determinism): gives the same scores off the main thread, and to two threads at once. Why: A reward
-  may be called from any thread. signal.alarm does not work there, and what one call leaves for the next gets mixed up.
-global_state (rests on determinism): leaves random generators, working directory, environment, signal handlers, locale
-  and torch's settings as they were. Why: random.seed(0) in a reward makes every rank sample alike from then on.
+outcomes (rests on none): an unreadable reference does not score like a wrong answer. Why: A broken reference that reads
+  as 0 teaches the policy that right answers are wrong. Say None.
+pickle: pickles, and scores the same afterwards. Why: Guards run a reward in worker processes, and launchers send it to
+  other ranks. Lambdas, open files and locks don't travel.
+threads: gives the same scores off the main thread, and to two threads at once. Why: A reward may be called from any
+  thread. signal.alarm does not work there, and what one call leaves for the next gets mixed up.
+global_state: leaves random generators, working directory, environment, signal handlers, locale and torch's settings as
+  they were. Why: random.seed(0) in a reward makes every rank sample alike from then on.
 """,
     "advantage_hook": """
-form: has a role and its method: on_rewards, on_rollout or on_forward. Why: The chain is built by roles, and the
-  trainer calls these methods and no other.
+form: has a role and its method: on_rewards, on_rollout or on_forward. Why: The chain is built by roles, and the trainer
+  calls these methods and no other.
 run: runs on an ordinary generation batch and on an ordinary micro-batch. Why: What fails here fails in the first
   training step.
 needs: lists what it reads in `needs`, by known names, and `teachers` as ids. Why: Log-probabilities that nobody lists
   are not computed, so the hook finds None in the first step of a run whose configuration was checked.
 shape: returns one advantage per token, (B, T), or spans from on_rollout; a shaper one reward per completion, (B,), or
   per token, (B, T). Why: The loss takes (B, T). A result that only broadcasts would pay the wrong tokens.
-determinism: the same batch gives the same advantages, unless it declares `deterministic = False`. Why: Each rank
-  would draw its own, and runs cannot be repeated.
-role (rests on determinism): an estimator ignores the incoming advantages, a transform uses them, and a mask (`last =
-  True`) sets tokens to 0 by sign or position, not by the size of the advantage. Why: The chain puts hooks in the
-  order of their roles. A transform that overwrites discards the work of the hooks before it, and zeros that depend on
-  the size cannot be kept after the forward stage.
-equal_rewards (rests on determinism, role): an estimator gives groups of equal rewards exactly 0, or something that is
-  clearly not rounding. Why: What has an advantage has signal: a group with 3e-8 runs forward and backward, counts in
-  denominators, and no other hook may learn from it.
+determinism: the same batch gives the same advantages, unless it declares `deterministic = False`. Why: Each rank would
+  draw its own, and runs cannot be repeated.
+role: an estimator ignores the incoming advantages, a transform uses them, and a mask (`last = True`) sets tokens to 0
+  by sign or position, not by the size of the advantage. Why: The chain puts hooks in the order of their roles: a
+  transform that overwrites discards what came before, and zeros that depend on the size cannot be kept after the
+  forward stage.
+equal_rewards (rests on role): an estimator gives groups of equal rewards exactly 0, or something that is clearly not
+  rounding. Why: What has an advantage has signal: a group with 3e-8 is trained on and counts in denominators.
 dtype: keeps the dtype and the device of the incoming advantages, float32 and float64, and takes log-probabilities in
-  bfloat16 and float16. Why: A float64 result makes the loss float64, and one on the CPU stops a run on a GPU. In runs
-  with bf16 the log-probabilities are of that type, which numpy, for one, does not know.
-mask (rests on determinism): values off the mask reach no live token. Why: Padding holds whatever the model computes
-  there. It changes with the batch, so a mean that includes it is a mean of noise.
+  bfloat16 and float16. Why: A float64 result makes the loss float64, one on the CPU stops a run on a GPU, and numpy,
+  for one, does not know bfloat16.
 finite: gives finite advantages where rewards are all equal, missing or negative, and for empty and one-token
-  completions. Why: Division by a spread of zero gives NaN, and one NaN in the loss makes every weight of the model
-  NaN.
-padding (rests on determinism, mask): more padding changes nothing. Why: A batch is as wide as its longest completion.
-  Dividing by the width pays a completion for its neighbours' length.
-long (rests on finite, determinism, padding): gives finite advantages that float32 can hold for completions of 64 to
-  4,096 tokens, and the same in float64. Why: Sums over tokens grow with the length: exponentials of them overflow,
-  powers of it vanish, and nobody has tried more than ten tokens.
-order (rests on determinism): neither the order of a group's completions nor that of the groups matters. Why: Both are
-  accidents of sampling; group ids are names, not numbers to calculate with.
-split (rests on determinism, order): on_rollout gives the same on one rank as on two and three, also where groups are
-  spread over ranks. Why: Statistics over the rank's own rows change with the number of GPUs, and of a group on two
-  ranks each sees a half. Gather first.
-micro_batches (rests on determinism, order): with `per_completion = True`, on_forward gives each completion the same
-  next to any others. Why: Compact updates rely on it to put other completions next to it.
-state (rests on determinism): what it remembers goes through JSON and back: state_dict and load_state_dict, both or
-  neither. Why: A run that resumes from a checkpoint must go on as if it had not stopped.
-evaluation (rests on determinism): evaluation does not change what it remembers. Why: Evaluating more often must not
-  change the training.
+  completions. Why: Division by a spread of zero gives NaN, and one NaN in the loss spoils every weight.
+padding: neither more padding nor what stands off the mask changes anything. Why: A batch is as wide as its longest
+  completion, and padding holds whatever the model computes there: both change with the neighbours.
+long (rests on finite, padding): gives finite advantages that float32 can hold for completions of 64 to 4,096 tokens,
+  and the same in float64. Why: Sums over tokens grow with the length: exponentials of them overflow, powers of it
+  vanish.
+order: neither the order of a group's completions nor that of the groups matters. Why: Both are accidents of sampling;
+  group ids are names, not numbers to calculate with.
+split (rests on order): on_rollout gives the same on one rank as on two and three, also where groups are spread over
+  ranks. Why: Statistics over the rank's own rows change with the number of GPUs, and of a group on two ranks each sees
+  a half. Gather first.
+micro_batches (rests on order): with `per_completion = True`, on_forward gives each completion the same next to any
+  others. Why: Compact updates rely on it to put other completions next to it.
+state: what it remembers goes through JSON and back: state_dict and load_state_dict, both or neither. Why: A run that
+  resumes from a checkpoint must go on as if it had not stopped.
+evaluation: evaluation does not change what it remembers. Why: Evaluating more often must not change the training.
 """
     + _OF_TENSORS,
     "loss_aggregation": """
@@ -152,34 +143,28 @@ shape: weights returns a floating point tensor (B, T), reduce a scalar tensor. W
 determinism: the same batch gives the same weights, unless it declares `deterministic = False`. Why: Each rank would
   draw its own, and runs cannot be repeated.
 finite: gives finite numbers, also where completions have no live token or the whole batch has none. Why: Truncated
-  completions are masked whole. Dividing by their length of zero gives NaN, and one NaN in the loss makes every weight
-  of the model NaN.
+  completions are masked whole. Dividing by their length of zero gives NaN, which spoils every weight of the model.
 non_negative: no weight is negative. Why: A negative weight flips the token's advantage: the policy unlearns what was
   right.
 mask: weights are zero off the mask; so is the gradient of reduce. Why: Padding and what a tool wrote would be trained
   on.
 live: a batch with live tokens has some weight. Why: A loss of zero trains nothing, and nothing says so.
-masked_values (rests on determinism, mask): values off the mask do not matter. Why: Padding holds whatever the model
-  computes there, and it changes with the batch.
-padding (rests on determinism, masked_values): more padding changes nothing. Why: A batch is as wide as its longest
-  completion, so the width depends on the neighbours.
-long (rests on finite, determinism, padding): gives finite weights that float32 can hold for completions of 64 to
-  4,096 tokens, and the same in float64. Why: What is right for ten tokens overflows or vanishes at four thousand.
-dtype: also takes masks, advantages, losses and log-probabilities in bfloat16 and float16. Why: In runs with bf16 the
-  log-probabilities are of that type, which numpy, for one, does not know.
-micro_batches (rests on determinism): the loss does not depend on how a rank's rows are cut into micro-batches. Why:
-  Memory decides the cut, and would decide the gradient. A reduce is checked only if it declares `needs_step_totals =
-  True`.
-order (rests on determinism): the order of the completions does not matter. Why: Their order is an accident of
-  sampling.
-ranks (rests on determinism, order): the loss is the same on one rank as on two and three, also where groups are spread
-  over ranks. Why: Counting the rank's own rows makes the gradient depend on the number of GPUs. Divide by
-  rollout.totals.
-totals (rests on determinism, ranks, order): counts by rollout.totals: completions that are in no total change nothing.
-  Why: `skip_zero_variance: true` takes groups without signal out of the mask and out of the totals. Counting rows in
-  any other way brings them back.
-gradient: reduce keeps the graph of the losses, and its gradient is finite. Why: A detached loss trains nothing, and
-  one NaN in the gradient ends the run.
+padding (rests on mask): neither more padding nor what stands off the mask changes anything. Why: A batch is as wide as
+  its longest completion, and padding holds whatever the model computes there: both change with the neighbours.
+long (rests on finite, padding): gives finite weights that float32 can hold for completions of 64 to 4,096 tokens, and
+  the same in float64. Why: What is right for ten tokens overflows or vanishes at four thousand.
+dtype: also takes masks, advantages, losses and log-probabilities in bfloat16 and float16. Why: numpy, for one, does not
+  know bfloat16.
+micro_batches: the loss does not depend on how a rank's rows are cut into micro-batches. Why: Memory decides the cut,
+  and would decide the gradient. A reduce is checked only if it declares `needs_step_totals = True`.
+order: the order of the completions does not matter. Why: Their order is an accident of sampling.
+ranks (rests on order): the loss is the same on one rank as on two and three, also where groups are spread over ranks.
+  Why: Counting the rank's own rows makes the gradient depend on the number of GPUs. Divide by rollout.totals.
+totals (rests on ranks, order): counts by rollout.totals: completions that are in no total change nothing. Why:
+  `skip_zero_variance: true` takes groups without signal out of the mask and out of the totals. Counting rows in any
+  other way brings them back.
+gradient: reduce keeps the graph of the losses, and its gradient is finite. Why: A detached loss trains nothing, and one
+  NaN in the gradient ends the run.
 step_totals: reduce works where totals.step is None, or declares `needs_step_totals = True`. Why: In runs whose
   optimizer steps don't lie within one generation batch these counts don't exist.
 """
@@ -187,20 +172,17 @@ step_totals: reduce works where totals.step is None, or declares `needs_step_tot
     "group_filter": """
 form: has keep. Why: The trainer asks by this method.
 run: runs on an ordinary batch. Why: What fails here fails in the first training step.
-shape: keep returns (B,), bool; or for each completion True, False or a short reason. Why: Reasons are names of
-  metrics; anything else has no meaning to a run.
-determinism: the same batch gives the same answer, unless it declares `deterministic = False`. Why: Ranks that
-  disagree on a group cannot put one batch together.
+shape: keep returns (B,), bool; or for each completion True, False or a short reason. Why: Reasons are names of metrics;
+  anything else has no meaning to a run.
+determinism: the same batch gives the same answer, unless it declares `deterministic = False`. Why: Ranks that disagree
+  on a group cannot put one batch together.
 odd_batches: answers on batches with equal rewards, missing rewards, empty completions, or no token that counts. Why:
   Filters are made for these: late in a run there are many.
-groups (rests on determinism): gives all completions of a group the same answer. Why: A group is trained on whole or
-  not at all.
-masked_values (rests on determinism): values off the mask have no influence. Why: Padding holds whatever the
-  computation left there.
-padding (rests on determinism, masked_values): the answer does not depend on how far rows are padded. Why: Each round
-  is padded by itself.
-ranks (rests on determinism, groups): gives the same answer on one rank as on two and three, also if groups are spread
-  over ranks. Why: Ranks that disagree on a group cannot put one batch together. Gather what decides.
+groups: gives all completions of a group the same answer. Why: A group is trained on whole or not at all.
+padding: the answer depends neither on how far rows are padded nor on what stands there. Why: Each round is padded by
+  itself.
+ranks (rests on groups): gives the same answer on one rank as on two and three, also if groups are spread over ranks.
+  Why: Ranks that disagree on a group cannot put one batch together. Gather what decides.
 """
     + _OF_TENSORS,
 }
@@ -338,16 +320,10 @@ def pickle_round_trip(plugin: Any) -> Any:
         raise Broken(f"when it was pickled {describe_exception(error)}{hint}") from error
 
 
-class CopyError(Exception):
-    """A plugin can be copied in no way, so its state cannot be kept from one trial to the next."""
-
-
-def fresh_copy(plugin: Any) -> Any:
-    """A copy with the plugin's state, or `CopyError`."""
-    try:
+def fresh_copy(plugin: Any) -> Any | None:
+    """A copy with the plugin's state; None if it can be copied in no way."""
+    with suppress(Exception):  # whatever a plugin's own methods raise
         return copy.deepcopy(plugin)
-    except Exception:  # whatever a plugin's own methods raise
-        try:
-            return pickle.loads(pickle.dumps(plugin))
-        except Exception as error:
-            raise CopyError from error
+    with suppress(Exception):
+        return pickle.loads(pickle.dumps(plugin))
+    return None

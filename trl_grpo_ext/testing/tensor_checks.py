@@ -20,7 +20,6 @@ from .builders import Ranks, cut
 from .rules import (
     Broken,
     Checks,
-    CopyError,
     NotChecked,
     describe_exception,
     fresh_copy,
@@ -56,11 +55,7 @@ class TensorChecks(Checks, ABC):
         self.ordinary = ordinary_batches(setting)
         self.odd = odd_beside_ordinary(setting)
         self.varied = [*self.ordinary, *self.odd]
-        try:
-            fresh_copy(plugin)
-            self._copyable = True
-        except CopyError:
-            self._copyable = False
+        self._copyable = fresh_copy(plugin) is not None
 
     @abstractmethod
     def _results(self, batch: SmallBatch, *, plugin: Any = None, **how: Any) -> Results:
@@ -134,24 +129,16 @@ class TensorChecks(Checks, ABC):
         self._comparable_only()
 
         def judge(batch: SmallBatch) -> None:
-            what = f"without padding and with {PADDING} columns of it"
-            self._agree(self._results(batch), self._results(batch, width=batch.width + PADDING), what, batch)
-
-        self._over(self.varied, judge)
-
-    def _off_the_mask(self) -> None:
-        """Garbage off the mask."""
-        self._comparable_only()
-
-        def judge(batch: SmallBatch) -> None:
-            clean = self._results(batch, width=batch.width + PADDING)
-            for garbage in self.garbage:
-                what = f"with 0 off the mask and with {garbage}"
+            plain = self._results(batch)
+            for off in (0.0, *self.garbage):
+                what = f"without padding and with {PADDING} columns of it, with {off:g} off the mask"
                 try:
-                    garbled = self._results(batch, width=batch.width + PADDING, padding=garbage)
+                    padded = self._results(batch, width=batch.width + PADDING, padding=off)
                 except PluginOutputError as error:
+                    if off == 0.0:
+                        raise
                     raise Broken(f"{what}: {describe_exception(error)}", batch) from error
-                self._agree(clean, garbled, what, batch)
+                self._agree(plain, padded, what, batch)
 
         self._over(self.varied, judge)
 
