@@ -63,8 +63,23 @@ def _print(docs: PluginDocs, console: Console) -> None:
     for alias in info.aliases:
         title.append(f" ({one_line(alias)})", style="not bold dim")
     paragraph(console, title)
-    for label, value in _facts(docs):
-        paragraph(console, Text.assemble((f"{label}: ", "dim"), one_line(value)), indent=2)
+    facts = {
+        "kind": LABELS[info.kind],
+        "from": info.source,
+        "state": f"{docs.state}: {docs.detail}" if docs.detail else docs.state,
+        "target": info.target,
+        "file": f"{docs.file}:{docs.line}" if docs.file else "",
+        "form": docs.form,
+        "columns": ", ".join(docs.columns),
+        "methods": ", ".join(docs.methods),
+        **{
+            name: value if isinstance(value, str) else json.dumps(as_json(value))
+            for name, value in docs.declares.items()
+        },
+    }
+    for label, value in facts.items():
+        if value:
+            paragraph(console, Text.assemble((f"{label}: ", "dim"), one_line(value)), indent=2)
     if docs.doc.description:
         console.print()
         _verbatim(console, docs.doc.description)
@@ -82,27 +97,6 @@ def _print(docs: PluginDocs, console: Console) -> None:
     console.print(Text("\nExample", style="bold"))
     for line in docs.example.rstrip("\n").split("\n"):
         console.print(Text(escape(line)), soft_wrap=True)  # whole lines: it is there to be copied
-
-
-def _facts(docs: PluginDocs) -> list[tuple[str, str]]:
-    info = docs.info
-    state = docs.state if not docs.detail else f"{docs.state}: {docs.detail}"
-    where = None if docs.file is None else f"{docs.file}:{docs.line}"
-    declares = [
-        (name, value if isinstance(value, str) else json.dumps(as_json(value))) for name, value in docs.declares.items()
-    ]
-    facts = [
-        ("kind", LABELS[info.kind]),
-        ("from", info.source),
-        ("state", state),
-        ("target", info.target),
-        ("file", where),
-        ("form", docs.form),
-        ("columns", ", ".join(docs.columns)),
-        ("methods", ", ".join(docs.methods)),
-        *declares,
-    ]
-    return [(label, value) for label, value in facts if value]
 
 
 def _verbatim(console: Console, text: str, indent: int = 0) -> None:

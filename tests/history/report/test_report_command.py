@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -11,11 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.main import get_command
 
 from tests.cli.terminal import COMMAND, assert_readable, run_command
 from tests.history.report.trained import write_history
 from tests.interrupts import interruptible
+from trl_grpo_ext.cli.main import app
 from trl_grpo_ext.cli.report import rewrite
+from trl_grpo_ext.history.report.figures import PLOTS
 from trl_grpo_ext.trainer.live import LOG_FILE
 
 pytestmark = pytest.mark.slow
@@ -119,3 +123,20 @@ def test_without_matplotlib_the_extra_is_named(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert "pip install 'trl-grpo-ext[report]'" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+# ---------------------------------------------------------------------------------------------- docs/report.md
+
+PAGE = (Path(__file__).parents[3] / "docs" / "report.md").read_text(encoding="utf-8")
+
+
+def test_the_table_has_every_figure_in_their_order() -> None:
+    table = PAGE.split("## The figures")[1].split("##")[0]
+    assert re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE) == [plot.name for plot in PLOTS]
+
+
+def test_the_table_has_every_option() -> None:
+    command: Any = get_command(app)
+    options = {o for option in command.commands["report"].params for o in option.opts if o.startswith("--")}
+    table = PAGE.split("## What to switch on")[0]
+    assert set(re.findall(r"^\| `(--[\w-]+)", table, re.MULTILINE)) == options - {"--help"}
