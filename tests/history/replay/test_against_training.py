@@ -24,7 +24,7 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "tail mean": {"loss_aggregation": "tail_mean"},
     "shaped, each normalised": {
-        "advantage_hooks": ["tests.trainer.test_shapers:PerToken"],
+        "advantage_hooks": ["tests.trainer.test_shapers:ByTokens"],
         "multi_objective_aggregation": "normalize_then_sum",
     },
     "skipping": {"loss_aggregation": {"name": "length_power", "alpha": 0.75, "skip_zero_variance": True}},
