@@ -13,6 +13,7 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, TypeAlias
 from urllib.parse import urlsplit
@@ -72,6 +73,15 @@ class _Reply(NamedTuple):
     cached: bool = False
 
 
+@dataclass
+class _Server:
+    client: Any
+    places: asyncio.Semaphore
+    structured: bool
+    open: int = 0  # requests that wait or run
+    next_start: float = 0.0
+
+
 class Judge:
     r"""Score completions by the verdicts of a language model on an OpenAI-compatible server.
 
@@ -90,30 +100,34 @@ class Judge:
     with the verdict and has each criterion's key once. It does not stop a text from *persuading* a weak judge: keep a
     second metric that no model judges.
 
-    All requests of a batch are sent at once, up to `concurrency`, and equal ones once. Under `GRPOExtTrainer` they
-    start before the other rewards are computed. The openai client retries what failed, with increasing waits, and waits
-    as long as a server's `Retry-After` says. The server is asked to hold replies to a JSON schema, until it says that
-    it cannot.
+    All requests of a batch are sent at once, up to `concurrency` per server, and equal ones once. Under
+    `GRPOExtTrainer` they start before the other rewards are computed. The openai client retries what failed, with
+    increasing waits, and waits as long as a server's `Retry-After` says.
 
     Args:
         model: The model's name on the server.
         criteria: A question, or a list of mappings with `question` and, where wanted, `name`, `weight` and `scale`
             (two whole numbers). With `compare`, a question such as "Which answer is clearer?" without scale.
-        base_url: Address of the server. None: the client's own.
+        base_url: Address of the server, or a list of them that share the requests. None: the client's own.
         api_key_env: The environment variable that holds the key. Where it is unset, the word none is sent:
             local servers need no key. The key stands in no message, manifest or cache.
         template: What the judge reads; `{prompt}`, `{completion}`, with `compare` `{other}`, and any column's name are
             replaced by the fenced text.
         compare: None; "group", against other completions of the same prompt in the call; "reference", against the
-            dataset's column `reference`.
+            column `reference`.
         opponents: With "group", how many of them each completion meets as first of the pair.
+        reference: The column with reference answers.
         reason: Whether the judge writes a short reason before its verdict.
         temperature: Of the judge.
         max_tokens: Longest reply.
-        concurrency: Requests at once, per process.
+        structured: Whether to ask the server to hold the reply to a JSON schema, until it says that it cannot.
+        concurrency: Requests at once, per server and process.
+        requests_per_minute: Per server and process; None is no limit.
         retries: How often the client repeats a request that failed or was refused as one too many, within `timeout`.
         timeout: Seconds that one completion's request may take, retries included, once it is sent.
+        batch_timeout: Seconds for a whole batch; what is not done then is a timeout.
         cache: A folder for replies, by model, messages and parameters. Several processes may share it. None: no cache.
+        price: Dollars per million tokens, as `{prompt: 0.15, completion: 0.6}`, for the metric `cost`.
         max_characters: A longer completion is refused, with no request.
         outcomes: Values of the outcomes `declined`, `unreadable`, `timeout`, `busy`, `error`, `refused`.
 
@@ -132,18 +146,23 @@ class Judge:
         model: str,
         criteria: str | Sequence[Mapping[str, Any]],
         *,
-        base_url: str | None = None,
+        base_url: str | Sequence[str] | None = None,
         api_key_env: str = "OPENAI_API_KEY",
         template: str | None = None,
         compare: str | None = None,
         opponents: int = 2,
+        reference: str = "reference",
         reason: bool = True,
         temperature: float = 0.0,
         max_tokens: int = 512,
+        structured: bool = True,
         concurrency: int = 16,
+        requests_per_minute: int | None = None,
         retries: int = 4,
         timeout: float = 120.0,
+        batch_timeout: float | None = None,
         cache: str | Path | None = None,
+        price: Mapping[str, float] | None = None,
         max_characters: int = 20_000,
         outcomes: Mapping[str, Any] | None = None,
     ) -> None:
@@ -151,32 +170,36 @@ class Judge:
         self.model = checked_text("judge: model", model)
         self.compare = None if compare is None else checked_choice("judge: compare", compare, ("group", "reference"))
         self.criteria = _criteria(criteria, compared=self.compare is not None)
-        self.base_url = _address(base_url)
+        self.base_urls = _addresses(base_url)
         self.api_key_env = checked_text("judge: api_key_env", api_key_env)
         self.template = _template(template, self.compare)
         self.opponents = checked_whole("judge: opponents", opponents, 1)
+        self.reference = checked_text("judge: reference", reference)
         self.reason = checked_flag("judge: reason", reason)
         self.temperature = checked_number("judge: temperature", temperature, "0 or more", lambda x: x >= 0)
         self.max_tokens = checked_whole("judge: max_tokens", max_tokens, 1)
+        self.structured = checked_flag("judge: structured", structured)
         self.concurrency = checked_whole("judge: concurrency", concurrency, 1)
+        rate = requests_per_minute and checked_whole("judge: requests_per_minute", requests_per_minute, 1)
+        self.pause = 60 / rate if rate else 0.0
         self.retries = checked_whole("judge: retries", retries, 0)
-        self.timeout = checked_number("judge: timeout", timeout, "a positive number of seconds", lambda x: x > 0)
+        self.timeout = _seconds("timeout", timeout)
+        self.batch_timeout = None if batch_timeout is None else _seconds("batch_timeout", batch_timeout)
         self.cache = None if cache is None else Path(checked_text("judge: cache", str(cache)))
         try:
             if self.cache is not None:
                 self.cache.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ConfigurationError(f"judge: cache must be a folder to write in, got {cache!r}: {error}.") from error
+        self.price = _prices(price)
         self.max_characters = checked_whole("judge: max_characters", max_characters, 1)
         self.policy = OutcomePolicy("judge", _OUTCOMES, outcomes, _NO_VERDICT)
-        self._process: int | None = None  # the one that the next four belong to, and its event loop
-        self._client: Any = None
-        self._places: Any = None
-        self._structured = True
+        self._process: int | None = None  # the one that the next two belong to, and its event loop
+        self._servers: list[_Server] = []
         self._started: dict[str, asyncio.Task[_Reply]] = {}  # by `start_scoring`, not yet awaited
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_process": None, "_client": None, "_places": None, "_started": {}}
+        return {**self.__dict__, "_process": None, "_servers": [], "_started": {}}
 
     def start_scoring(self, completions: Sequence[Any], **columns: Any) -> None:
         """Send a batch's requests without waiting for the replies, which the call with the same batch then awaits."""
@@ -231,7 +254,7 @@ class Judge:
 
     def _others(self, prompts: Sequence[Any], texts: Sequence[str], columns: Mapping[str, Any]) -> list[list[str]]:
         if self.compare == "reference":
-            return [[str(text)] for text in column("judge", "reference", columns, len(texts))]
+            return [[str(text)] for text in column("judge", self.reference, columns, len(texts))]
         groups: dict[str, list[int]] = {}
         for row, prompt in enumerate(prompts):
             if len(texts[row]) <= self.max_characters:
@@ -298,11 +321,11 @@ class Judge:
         """Make the clients of this process; a fork or an unpickled copy makes its own."""
         if self._process != os.getpid():
             openai = optional_module("judge", "openai", "judge")
-            key = os.environ.get(self.api_key_env) or "none"
-            self._client = openai.AsyncOpenAI(
-                base_url=self.base_url, api_key=key, max_retries=self.retries, timeout=self.timeout
-            )
-            self._places, self._process, self._started = asyncio.Semaphore(self.concurrency), os.getpid(), {}
+            settings: Any = {"max_retries": self.retries, "timeout": self.timeout}
+            settings["api_key"] = os.environ.get(self.api_key_env) or "none"
+            clients = [openai.AsyncOpenAI(base_url=url, **settings) for url in self.base_urls]
+            self._servers = [_Server(each, asyncio.Semaphore(self.concurrency), self.structured) for each in clients]
+            self._process, self._started = os.getpid(), {}
 
     async def _start(self, asks: Sequence[_Messages]) -> None:
         for task in self._started.values():
@@ -323,29 +346,45 @@ class Judge:
     async def _ask_all(self, asks: Sequence[_Messages]) -> list[_Reply]:
         """The replies, each request's once; the first error that leaves no hope of a verdict is raised."""
         tasks = self._tasks(asks)
+        if not tasks:
+            return []
         try:
-            await asyncio.gather(*tasks.values())
+            done, late = await asyncio.wait(
+                tasks.values(), timeout=self.batch_timeout, return_when=asyncio.FIRST_EXCEPTION
+            )
+            for task in done:
+                task.result()
         finally:
             for task in tasks.values():
                 task.cancel()
-        return [tasks[json.dumps(ask)].result() for ask in asks]
+        over = _Reply(Judgement(Outcome.TIMEOUT, f"no reply within batch_timeout, {self.batch_timeout} s"))
+        return [over if (task := tasks[json.dumps(ask)]) in late else task.result() for ask in asks]
 
     async def _reply(self, ask: _Messages) -> _Reply:
         key = hashlib.sha256(f"{self._identity}\n{json.dumps(ask)}".encode()).hexdigest()
         if kept := self._kept(key):
             return self._read(kept, cached=True)
-        async with self._places:
-            return await self._send(ask, key)
+        server = min(self._servers, key=lambda server: server.open)
+        server.open += 1
+        try:
+            async with server.places:
+                now = time.monotonic()
+                wait, server.next_start = server.next_start - now, max(now, server.next_start) + self.pause
+                if wait > 0:
+                    await asyncio.sleep(wait)
+                return await self._send(server, ask, key)
+        finally:
+            server.open -= 1
 
-    async def _send(self, ask: _Messages, key: str) -> _Reply:
+    async def _send(self, server: _Server, ask: _Messages, key: str) -> _Reply:
         openai = optional_module("judge", "openai", "judge")
         start = time.monotonic()
         try:
             async with asyncio.timeout(self.timeout):
-                completion = await self._complete(ask)
+                completion = await self._complete(server, ask)
         except (openai.AuthenticationError, openai.PermissionDeniedError, openai.NotFoundError) as error:
             raise RewardError(
-                f"{self.__name__}: {self._client.base_url} answers {error.status_code} for the model {self.model!r}. "
+                f"{self.__name__}: {server.client.base_url} answers {error.status_code} for the model {self.model!r}. "
                 f"Check the address, the model's name, and the key in {self.api_key_env}."
             ) from None  # the client's error may quote the key
         except (TimeoutError, openai.APITimeoutError):
@@ -362,7 +401,7 @@ class Judge:
             self._keep(key, said)
         return reply
 
-    async def _complete(self, ask: _Messages) -> Any:
+    async def _complete(self, server: _Server, ask: _Messages) -> Any:
         openai = optional_module("judge", "openai", "judge")
         asked: dict[str, Any] = {
             "model": self.model,
@@ -370,14 +409,14 @@ class Judge:
             "temperature": self.temperature,
             "max_tokens": self.max_tokens,
         }
-        if self._structured:
+        if server.structured:
             schema = {"name": "verdict", "strict": True, "schema": self._schema()}
             with contextlib.suppress(openai.BadRequestError, openai.UnprocessableEntityError):
-                return await self._client.chat.completions.create(
+                return await server.client.chat.completions.create(
                     **asked, response_format={"type": "json_schema", "json_schema": schema}
                 )
-        answer = await self._client.chat.completions.create(**asked)
-        self._structured = False  # without the schema it works
+        answer = await server.client.chat.completions.create(**asked)
+        server.structured = False  # without the schema it works
         return answer
 
     # ---------------------------------------------------------------------------------------------- what is answered
@@ -421,21 +460,24 @@ class Judge:
         replies = [*{id(reply): reply for reply in replies}.values()]  # equal requests have one reply
         sent = [reply for reply in replies if not reply.cached]
         prompt, completion = (sum(reply.tokens[place] for reply in sent) for place in (0, 1))
-        return {
+        metrics = {
             "seconds": sum(reply.seconds for reply in sent) / max(len(sent), 1),
             "longest_seconds": max((reply.seconds for reply in sent), default=0.0),
             "prompt_tokens": float(prompt),
             "completion_tokens": float(completion),
             "cached": 1 - len(sent) / len(replies) if replies else 0.0,
         }
+        if self.price is not None:
+            metrics["cost"] = (self.price[0] * prompt + self.price[1] * completion) / 1e6
+        return metrics
 
     # ------------------------------------------------------------------------------------------------------ the cache
 
     @property
     def _identity(self) -> str:
         """Everything but the messages that a reply depends on."""
-        server = self.base_url or os.environ.get("OPENAI_BASE_URL")
-        return json.dumps([self.model, server, self.temperature, self.max_tokens, self._schema()])
+        servers = [url or os.environ.get("OPENAI_BASE_URL") for url in self.base_urls]
+        return json.dumps([self.model, servers, self.temperature, self.max_tokens, self.structured, self._schema()])
 
     def _kept(self, key: str) -> dict[str, Any] | None:
         if self.cache is None:
@@ -516,15 +558,19 @@ def _answers(scale: Any, compared: bool) -> tuple[str, dict[str, Any], dict[str,
     return f"a whole number from {low} to {high}", {"type": "integer", "minimum": low, "maximum": high}, worth
 
 
-def _address(base_url: Any) -> str | None:
-    if base_url is None:
-        return None
-    parts = urlsplit(base_url) if isinstance(base_url, str) else None
-    if parts is None or parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ConfigurationError(f"judge: base_url must be like http://localhost:8000/v1, got {base_url!r:.200}.")
-    if parts.username or parts.password:
-        raise ConfigurationError("judge: base_url holds a user or password; put the key into api_key_env's variable.")
-    return str(base_url)
+def _addresses(base_url: Any) -> list[str | None]:
+    listed = [base_url] if base_url is None or isinstance(base_url, str) else base_url
+    if not isinstance(listed, Sequence) or not listed:
+        raise ConfigurationError(f"judge: base_url must be an address or a list of them, got {base_url!r}.")
+    for url in listed:
+        parts = urlsplit(url) if isinstance(url, str) else None
+        if url is not None and (parts is None or parts.scheme not in ("http", "https") or not parts.hostname):
+            raise ConfigurationError(f"judge: base_url must be like http://localhost:8000/v1, got {url!r:.200}.")
+        if parts is not None and (parts.username or parts.password):
+            raise ConfigurationError(
+                "judge: base_url holds a user or password; put the key into api_key_env's variable."
+            )
+    return list(listed)
 
 
 def _template(template: Any, compare: str | None) -> str:
@@ -538,3 +584,19 @@ def _template(template: Any, compare: str | None) -> str:
         problem = f"needs {{{missing[0]}}} exactly once" if missing else f"cannot use {{{passed[0]}}}"
         raise ConfigurationError(f"judge: template {problem}, got {template!r:.200}.")
     return str(template)
+
+
+def _seconds(name: str, value: Any) -> float:
+    return checked_number(f"judge: {name}", value, "a positive number of seconds", lambda x: x > 0)
+
+
+def _prices(price: Any) -> tuple[float, float] | None:
+    if price is None:
+        return None
+    if not isinstance(price, Mapping) or price.keys() != {"prompt", "completion"}:
+        raise ConfigurationError(f"judge: price must be {{prompt: ..., completion: ...}}, got {price!r:.200}.")
+    prompt, completion = (
+        checked_number(f"judge: price, {name}", price[name], "0 or more", lambda x: x >= 0)
+        for name in ("prompt", "completion")
+    )
+    return prompt, completion
