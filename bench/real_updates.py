@@ -38,6 +38,7 @@ from bench.turns import Meter
 from trl_grpo_ext import load_rewards
 
 GROUPS, MEMBERS = 4, 8
+WIDE, PRODUCTS = 8192, {"aten::mm", "aten::addmm", "aten::addmm_"}
 ARMS = (PLAIN, EXACT, SHARED)
 REWARDS = ("real", "signal everywhere")
 TITLES = (
@@ -103,7 +104,7 @@ class Recorded:
         return [score for group in self.groups for score in group.right]
 
 
-def head_share(match: Match, arm: str, vocabulary: int) -> float:
+def head_share(match: Match, arm: str) -> float:
     """The part of the operators' time that is spent on the vocabulary."""
     cpu = [torch.profiler.ProfilerActivity.CPU]
     profile = torch.profiler.profile(activities=cpu, record_shapes=True)
@@ -111,8 +112,8 @@ def head_share(match: Match, arm: str, vocabulary: int) -> float:
     head = whole = 0.0
     for event in profile.key_averages(group_by_input_shape=True):
         whole += event.self_cpu_time_total
-        sizes = [shape for shape in event.input_shapes if vocabulary in shape]
-        if sizes and (event.key in {"aten::mm", "aten::addmm", "aten::bmm"} or any(s[-1] == vocabulary for s in sizes)):
+        # TRL cuts the vocabulary into pieces; nothing else here is as wide. The embedding's gradient is `(V, hidden)`.
+        if any(shape and max(shape[-1:] + shape[:1] * (event.key in PRODUCTS)) >= WIDE for shape in event.input_shapes):
             head += event.self_cpu_time_total
     return head / whole
 
@@ -122,10 +123,8 @@ def resident(name: str) -> int:
     return 1024 * int(next(line for line in lines if line.startswith(name)).split()[1])
 
 
-def measure(
-    match: Match, arm: str, cells: dict[str, Sequence[Group]], found: dict[str, Any], vocabulary: int | None
-) -> None:
-    """One update of an arm in each cell, and with `vocabulary` another one that finds the head's share."""
+def measure(match: Match, arm: str, cells: dict[str, Sequence[Group]], found: dict[str, Any], head: bool) -> None:
+    """One update of an arm in each cell, and with `head` another one that finds its share."""
     for name, groups in cells.items():
         match.script.groups, cell = groups, found[name]
         Path("/proc/self/clear_refs").write_text("5")  # the peak of resident memory starts from here
@@ -142,8 +141,8 @@ def measure(
             cell["tokens"][arm] = turn.logs["compact/computed_tokens"]
             cell["distinct"] = turn.logs.get("compact/computed_to_distinct", math.nan)
         print(f"{name}, {arm}: {turn.seconds:.1f} s", flush=True)
-        if vocabulary is not None:
-            cell["head"][arm] = head_share(match, arm, vocabulary)
+        if head:
+            cell["head"][arm] = head_share(match, arm)
 
 
 def cells_of(name: str, found: dict[str, Any]) -> list[str]:
@@ -200,7 +199,6 @@ def main(given: Sequence[str] | None = None) -> None:
     options = parser.parse_args(given)
     torch.set_num_threads(options.threads)
     warnings.simplefilter("ignore")
-    vocabulary = json.loads((options.model / "config.json").read_text(encoding="utf-8"))["vocab_size"]
     rows, gap, answered = [], 0.0, []
     for limit, groups in kept_groups(options).items():
         real = half_silent(groups)
@@ -218,7 +216,7 @@ def main(given: Sequence[str] | None = None) -> None:
         for number, arm in itertools.product(range(options.updates), ARMS):
             with tempfile.TemporaryDirectory() as folder:
                 match = Match(options.model, Path(folder), size, arms=(arm,), script=script, rows_per_pass=options.rows)
-                measure(match, arm, cells, found, vocabulary if number == last and not options.no_head else None)
+                measure(match, arm, cells, found, number == last and not options.no_head)
                 match.close()
                 del match
                 gc.collect()
