@@ -44,8 +44,9 @@ REWARDS = ("real", "signal everywhere")
 TITLES = (
     *("completions, reward", "update, s: plain TRL", "compact", "shared", "times faster: compact", "shared"),
     *("tokens computed: plain TRL", "compact", "shared", "computed / distinct"),
-    *("peak memory, GB: plain TRL", "compact", "shared", "head, %: plain TRL", "compact", "shared"),
+    *("peak memory, GB: plain TRL", "compact", "shared"),
 )
+HEAD = ("head, %: plain TRL", "compact", "shared")
 
 
 @dataclass(frozen=True)
@@ -154,7 +155,7 @@ def cells_of(name: str, found: dict[str, Any]) -> list[str]:
         *(f"{found['tokens'][arm]:.0f}" for arm in ARMS),
         f"{found['distinct']:.2f}",
         *(f"{found['peak'][arm] / 1e9:.1f}" for arm in ARMS),
-        *(f"{100 * found['head'][arm]:.0f}" if found["head"] else "" for arm in ARMS),
+        *(f"{100 * share:.0f}" for share in found["head"].values()),
     ]
 
 
@@ -230,7 +231,8 @@ def main(given: Sequence[str] | None = None) -> None:
         f"{machine()}; {versions('torch', 'transformers', 'trl')}. Of what it answered, {' and '.join(answered)} "
         f"have signal. The gradient norms differ by {gap:.0e} at most, relatively."
     )
-    show("updates of a real model", TITLES, rows, said, options.docs)
+    titles = TITLES if options.no_head else (*TITLES, *HEAD)
+    show("updates of a real model", titles, rows, said, options.docs)
 
 
 if __name__ == "__main__":
