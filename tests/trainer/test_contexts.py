@@ -181,14 +181,6 @@ def test_what_a_forward_hook_sees(tiny_model: Path, tmp_path: Path) -> None:
     assert (first.step, second.step) == (0, 1)
 
 
-class Scale:
-    """Multiplies the advantages at one of the stages."""
-
-    def __init__(self, factor: float, stage: str = "on_rollout") -> None:
-        self.role = {"on_rollout": "transform", "on_forward": "forward"}[stage]
-        setattr(self, stage, lambda advantages_B_T, context: advantages_B_T * factor)
-
-
 def test_decoupled_normalisation_trains_as_trl_with_normalize_then_sum(tiny_model: Path, tmp_path: Path) -> None:
     def even(completion_ids: list[list[int]], **columns: Any) -> list[float | None]:
         return [None if ids[0] % 3 == 0 else float(sum(ids) % 2) for ids in completion_ids]
@@ -201,14 +193,3 @@ def test_decoupled_normalisation_trains_as_trl_with_normalize_then_sum(tiny_mode
     for our_step, their_step in zip(ours.gradients, theirs.gradients, strict=True):
         assert relative_gap(our_step, their_step) < 1e-5
     assert any(bool(gradient.any()) for gradient in theirs.gradients[0].values())
-
-
-@pytest.mark.parametrize(("stage", "aggregation"), [("on_rollout", None), ("on_forward", "token_mean_local")])
-def test_a_hook_that_doubles_doubles_the_gradient(
-    tiny_model: Path, tmp_path: Path, stage: str, aggregation: str | None
-) -> None:
-    settings: dict[str, Any] = {"max_steps": 1, "loss_aggregation": aggregation}
-    plain = train(tiny_model, tmp_path / "plain", **settings)
-    doubled = train(tiny_model, tmp_path / "doubled", hooks=[Scale(2.0, stage)], **settings)
-    for name, gradient in plain.gradients[0].items():
-        assert torch.equal(doubled.gradients[0][name], 2 * gradient)

@@ -40,24 +40,21 @@ def test_nothing_selected_is_trls(tiny_model: Path, tmp_path: Path) -> None:
         assert relative_gap(our_step, their_step) <= 10 * relative_gap(same, their_step)
 
 
-@pytest.mark.parametrize("name", [*EXAMPLES, *WITH_SHAPERS])
-def test_every_hook_trains_as_on_the_cpu(tiny_model: Path, tmp_path: Path, name: str) -> None:
+HOOKS = {name: {"hooks": hooks} for name, hooks in {**EXAMPLES, **WITH_SHAPERS}.items()}
+AGGREGATIONS = {info.name: {"loss_aggregation": info.name} for info in available("loss_aggregation") if info.builtin}
+
+
+@pytest.mark.parametrize("plugin", [*HOOKS.values(), *AGGREGATIONS.values()], ids=[*HOOKS, *AGGREGATIONS])
+def test_every_hook_and_aggregation_trains_as_on_the_cpu(
+    tiny_model: Path, tmp_path: Path, plugin: dict[str, Any]
+) -> None:
     settings: dict[str, Any] = {
         "beta": 0.04,
         "max_steps": 1,
         "num_iterations": 2,  # `future_kl` is refused where the policy never moves
         "reward_funcs": [length_reward, vowels],
-        "hooks": {**EXAMPLES, **WITH_SHAPERS}[name],
+        **plugin,
     }
-    on_cpu = train(tiny_model, tmp_path / "cpu", **settings)
-    on_gpu = train(tiny_model, tmp_path / "gpu", use_cpu=False, **settings)
-    gradients = [{n: g.cpu() for n, g in run.gradients[0].items()} for run in (on_gpu, on_cpu)]
-    assert relative_gap(*gradients) < 1e-3
-
-
-@pytest.mark.parametrize("name", [info.name for info in available("loss_aggregation") if info.builtin])
-def test_every_aggregation_trains_as_on_the_cpu(tiny_model: Path, tmp_path: Path, name: str) -> None:
-    settings = {"beta": 0.04, "max_steps": 1, "loss_aggregation": name}
     on_cpu = train(tiny_model, tmp_path / "cpu", **settings)
     on_gpu = train(tiny_model, tmp_path / "gpu", use_cpu=False, **settings)
     gradients = [{n: g.cpu() for n, g in run.gradients[0].items()} for run in (on_gpu, on_cpu)]

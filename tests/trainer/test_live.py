@@ -83,29 +83,25 @@ def test_durations() -> None:
     assert [duration(number) for number in seconds] == [*seconds.values()]
 
 
-def test_a_summary_in_a_file_is_one_plain_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_summary_is_a_plain_line_of_what_was_logged_since_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
     logs = [
         (step, {"reward": step / 10, "rewards/a/mean": 0.5, "rewards/b/mean": -step / 10, "entropy": 2.0, "kl": 0.01})
-        for step in range(1, 5)
+        for step in range(1, 6)
     ]
-    out = printed(monkeypatch, [*logs, (4, {"train_runtime": 3.0})], every=2, steps=4)
-    assert "\x1b" not in out
-    assert "\r" not in out
-    first, second = columns(out)
-    # Steps 1 and 2, then 3 and 4.
+    out = printed(monkeypatch, [*logs, (5, {"train_runtime": 3.0})], every=2, steps=5)
+    assert {"\x1b", "\r"}.isdisjoint(out)
+    # Steps 1 and 2, then 3 and 4, and the last one in any case.
     shown = ("step", "reward", "a", "b", "entropy", "KL")
-    assert [first[name] for name in shown] == ["2/4", "0.150", "0.500", "-0.150", "2.000", "0.01"]
-    assert [second[name] for name in shown[:4]] == ["4/4", "0.350", "0.500", "-0.350"]
-
-
-def test_a_summary_waits_for_new_completions_and_shows_the_last_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    logs = [(1, {"loss": 0.0, "reward": 1.0, "entropy": 1.0}), (2, {"loss": 0.0, "entropy": 2.0})]
-    logs += [(3, {"loss": 0.0, "reward": 2.0, "entropy": 6.0}), (4, {"loss": 0.0, "entropy": 2.0})]
-    rows = columns(printed(monkeypatch, logs, steps=4))
-    shown = [(row["step"], row["reward"], row["entropy"]) for row in rows]
-    assert shown == [("1/4", "1.000", "1.000"), ("3/4", "2.000", "4.000")]
-    rows = columns(printed(monkeypatch, [(step, {"reward": float(step)}) for step in range(1, 6)], every=3, steps=5))
-    assert [row["step"] for row in rows] == ["3/5", "5/5"]
+    assert [[row[name] for name in shown] for row in columns(out)] == [
+        ["2/5", "0.150", "0.500", "-0.150", "2.000", "0.01"],
+        ["4/5", "0.350", "0.500", "-0.350", "2.000", "0.01"],
+        ["5/5", "0.500", "0.500", "-0.500", "2.000", "0.01"],
+    ]
+    # It waits for new completions.
+    steps = [{"reward": 1.0, "entropy": 1.0}, {"entropy": 2.0}, {"reward": 2.0, "entropy": 6.0}, {"entropy": 2.0}]
+    rows = columns(printed(monkeypatch, [(n, {"loss": 0.0, **log}) for n, log in enumerate(steps, 1)], steps=4))
+    waited = [(row["step"], row["reward"], row["entropy"]) for row in rows]
+    assert waited == [("1/4", "1.000", "1.000"), ("3/4", "2.000", "4.000")]
 
 
 def test_time_left_and_tokens_per_second(monkeypatch: pytest.MonkeyPatch) -> None:

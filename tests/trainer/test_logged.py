@@ -20,6 +20,7 @@ from trl import GRPOTrainer
 from trl.trainer import grpo_trainer
 
 from tests.support import length_reward, prompts, train
+from tests.trainer.pipelines.page import DoubledForward
 from trl_grpo_ext import GRPOExtTrainer
 from trl_grpo_ext.credit import flow
 from trl_grpo_ext.records.token_records import COLUMNS
@@ -116,17 +117,12 @@ def test_trls_table_and_the_records_have_what_the_loss_used(
             assert row["rewards"][0][1] == pytest.approx(length_reward([row["token_ids"]])[0])
 
 
-class Double:
-    def on_forward(self, advantages_B_T: torch.Tensor, forward: Any) -> torch.Tensor:
-        return 2 * advantages_B_T
-
-
 def test_an_evaluation_in_between_does_not_mix_up_the_rows(tiny_model: Path, tmp_path: Path) -> None:
     # Two optimizer steps share a generation batch, and an evaluation takes TRL's table over between them.
     train(
         tiny_model,
         tmp_path,
-        hooks=["centred", Double()],
+        hooks=["centred", DoubledForward()],
         eval_dataset=prompts(8).select(range(4, 8)),
         log_completions=True,
         num_iterations=2,
@@ -143,7 +139,7 @@ def test_an_evaluation_in_between_does_not_mix_up_the_rows(tiny_model: Path, tmp
             assert group["advantage"].tolist() == pytest.approx((2 * centred).tolist(), abs=1e-5)
 
 
-@pytest.mark.parametrize("hooks", [[], [Double()]])
+@pytest.mark.parametrize("hooks", [[], [DoubledForward()]])
 def test_a_later_trls_own_transform_is_what_hooks_get_and_what_is_logged(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hooks: list[Any]
 ) -> None:

@@ -64,21 +64,6 @@ def test_completions_that_were_not_judged_are_none_of_the_n() -> None:
         assert collected([[NAN] * 4]) == {"pass@1": None, "pass@2": None}
 
 
-class Remembered:
-    """A reward that keeps what it gave, in evaluations."""
-
-    __name__ = "remembered"
-
-    def __init__(self) -> None:
-        self.evaluated: list[float] = []
-
-    def __call__(self, completion_ids: list[list[int]], answer: list[int], **columns: Any) -> list[float]:
-        rewards = length_reward(completion_ids)
-        if answer[0] >= 100:
-            self.evaluated += rewards
-        return rewards
-
-
 def held_out(count: int) -> Dataset:
     return prompts(count).map(lambda row: {"answer": row["answer"] + 100})
 
@@ -95,10 +80,17 @@ SETTINGS: dict[str, Any] = {
 
 def test_an_evaluation_says_what_its_own_completions_say(tiny_model: Path, tmp_path: Path) -> None:
     # Five problems in batches of two: the last batch is half as large.
-    reward, other = Remembered(), length_reward
-    run = train(tiny_model, tmp_path, reward_funcs=[other, reward], eval_dataset=held_out(5), **SETTINGS)
-    groups = [reward.evaluated[i : i + 4] for i in range(0, 20, 4)]
-    assert len(reward.evaluated) == 20
+    evaluated: list[float] = []
+
+    def remembered(completion_ids: list[list[int]], answer: list[int], **columns: Any) -> list[float]:
+        rewards = length_reward(completion_ids)
+        if answer[0] >= 100:  # in an evaluation
+            evaluated.extend(rewards)
+        return rewards
+
+    run = train(tiny_model, tmp_path, reward_funcs=[length_reward, remembered], eval_dataset=held_out(5), **SETTINGS)
+    groups = [evaluated[i : i + 4] for i in range(0, 20, 4)]
+    assert len(evaluated) == 20
     passed = [[value >= 0.9 for value in group] for group in groups]
     for k in (1, 3):
         chosen = [[any(c) for c in itertools.combinations(group, k)] for group in passed]

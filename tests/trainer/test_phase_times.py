@@ -17,33 +17,23 @@ from trl_grpo_ext import load_rewards
 NAMES = ("time/generation", "time/rewards", "time/update")
 
 
-class Watch:
-    """A clock that stands still until somebody spends time."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now = 0.0
-        monkeypatch.setattr(time, "perf_counter", lambda: self.now)
-
-    def spend(self, seconds: float) -> None:
-        self.now += seconds
-
-
 def test_each_phase_gets_its_own_time_and_they_add_up(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    watch = Watch(monkeypatch)
+    now = [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
 
     class InTheUpdate:
         def on_forward(self, advantages: Any, context: Any) -> Any:
-            watch.spend(0.2)
+            now[0] += 0.2
             return advantages
 
     def reward(completion_ids: list[list[int]], **columns: Any) -> list[float]:
-        watch.spend(0.9)
+        now[0] += 0.9
         return length_reward(completion_ids)
 
     def rollout(prompts_: list[str], trainer: Any) -> dict[str, Any]:
-        watch.spend(0.3)
+        now[0] += 0.3
         return scripted_rollout(prompts_, trainer)
 
     # Two optimizer steps use one generation batch, so the second neither generates nor rewards.

@@ -1,4 +1,4 @@
-"""Make the `Rollout` and the `Forward`, which hooks and aggregations see.
+"""Make the `Rollout`, which hooks and aggregations see.
 
 TRL shuffles a generation batch before it is trained on. What must stay with a row travels in the batch itself, under
 `BatchKeys`.
@@ -16,9 +16,9 @@ import torch
 from ..credit.alignment import token_offsets
 from ..credit.groups import group_mean, weighted_rewards
 from ..credit.turns import place_spans, read_turns, scores_turns, turn_values
-from ..errors import ConfigurationError, UpstreamError
-from ..types import NEEDS, Forward, Rollout, Span, StepTotals, Totals, Turn, TurnSpan, turn_numbers
-from .batch import BatchKeys, counting_mask
+from ..errors import ConfigurationError
+from ..types import NEEDS, Rollout, Span, Totals, Turn, TurnSpan, turn_numbers
+from .batch import counting_mask
 from .facts import Progress, RunFacts
 from .logps import Scores
 from .upstream import parsing_of
@@ -79,7 +79,6 @@ class SampledBatch:
 class Sampling:
     """A generation batch while TRL samples and scores it: every override adds what it sees."""
 
-    trainer: str  # for messages
     generated: Sequence[Any] | None = None  # what `_generate` returned
     # Log-probabilities of the passes before the rewards: the old policy's, then the reference's.
     passes: list[torch.Tensor] = field(default_factory=list)
@@ -88,25 +87,10 @@ class Sampling:
     tensors: dict[str, Any] = field(default_factory=dict)  # the batch that TRL will make, as shapers see it
     rollout: Rollout | None = None  # after the shapers
 
-    def add_pass(self, logps_B_T: torch.Tensor) -> None:
-        """Add the log-probabilities of a pass, unless the batch is already known."""
-        if not self.tensors:
-            self.passes.append(logps_B_T)
-
     @property
     def tool_masks(self) -> Sequence[Sequence[int]] | None:
         """Which tokens the model wrote, by completion; None without tools."""
         return self.generated[2] if self.generated is not None and len(self.generated) > 2 else None
-
-    def take(self) -> ScoredBatch:
-        """What was scored."""
-        if self.scored is None:
-            raise UpstreamError(
-                f"The rewards of this generation batch were never seen: a base class of {self.trainer} overrides "
-                "_generate_and_score_completions without calling _calculate_rewards. Advantage hooks and loss "
-                "aggregations need it."
-            )
-        return self.scored
 
 
 class ByReward(Mapping[str, Any]):
@@ -127,11 +111,6 @@ class ByReward(Mapping[str, Any]):
         return len(self._names)
 
 
-def loss_mask(batch: dict[str, Any], precision: torch.dtype) -> torch.Tensor:
-    """`(B, T)`, 1.0 where a token counts."""
-    return counting_mask(batch).to(precision)
-
-
 def make_rollout(
     facts: RunFacts,
     progress: Progress,
@@ -150,10 +129,13 @@ def make_rollout(
     weights_K = reward_weights_K.to(scored.rewards_N_K.device)
     rewards_N = weighted_rewards(scored.rewards_N_K, weights_K)
     groups_N = torch.arange(sequences, device=rewards_N.device) // group_size
-    mask_B_T = loss_mask(batch, progress.precision)
+    mask_B_T = counting_mask(batch).to(progress.precision)
     written_B = torch.tensor([len(ids) for ids in scored.completion_ids], device=mask_B_T.device)
     columns_T = torch.arange(mask_B_T.size(1), device=mask_B_T.device)
-    texts = [_text(facts.tokenizer, *pair) for pair in zip(scored.completions, scored.completion_ids, strict=True)]
+    texts = [  # which TRL has decoded already unless the completion is a list of messages
+        completion if isinstance(completion, str) else str(facts.tokenizer.decode(ids, skip_special_tokens=True))
+        for completion, ids in zip(scored.completions, scored.completion_ids, strict=True)
+    ]
     is_token_B_T = columns_T < written_B.unsqueeze(1)
     turns_B_T = turn_numbers(scored.written_by_model(batch, is_token_B_T))
     counts = (turns_B_T.amax(dim=1) + 1).tolist()
@@ -240,63 +222,3 @@ def _check_rows(facts: RunFacts, batch: dict[str, Any], scored: ScoredBatch) -> 
         f"rows in order and set unwanted advantages to zero, or derive that class from GRPOExtTrainer, so that it "
         f"runs after the hooks."
     )
-
-
-def row_entries(
-    rollout: Rollout, zero_variance_N: torch.Tensor, allowed_signs_B_T: torch.Tensor | None
-) -> dict[str, torch.Tensor]:
-    """What each row needs at its loss forward, by the names of `BatchKeys`; `zero_variance_N` is that of all ranks."""
-    entries = {
-        BatchKeys.reward: rollout.rewards_B,
-        BatchKeys.raw_reward: rollout.raw_rewards_B,
-        BatchKeys.baseline: rollout.group_baselines_B,
-        BatchKeys.zero_variance: zero_variance_N[rollout.local_rows],
-    }
-    return entries if allowed_signs_B_T is None else {**entries, BatchKeys.allowed_signs: allowed_signs_B_T}
-
-
-def make_forward(
-    progress: Progress,
-    batch: dict[str, Any],
-    logps_B_T: torch.Tensor,
-    entropies_B_T: torch.Tensor,
-    gather: Callable[[torch.Tensor], torch.Tensor],
-) -> Forward:
-    """The context of one loss forward of a micro-batch with its `row_entries`."""
-    return Forward(
-        logps_B_T=logps_B_T.detach(),
-        entropies_B_T=entropies_B_T.detach(),
-        old_logps_B_T=batch.get("old_per_token_logps", logps_B_T.detach()),
-        mask_B_T=loss_mask(batch, progress.precision),
-        ref_logps_B_T=batch.get("ref_per_token_logps"),
-        completion_ids_B_T=batch["completion_ids"],
-        rewards_B=batch[BatchKeys.reward],
-        raw_rewards_B=batch[BatchKeys.raw_reward],
-        group_baselines_B=batch[BatchKeys.baseline],
-        zero_variance_B=batch[BatchKeys.zero_variance],
-        step=progress.step,
-        training=progress.training,
-        gather=gather,
-    )
-
-
-def step_totals(
-    facts: RunFacts, progress: Progress, micro_batches: Sequence[dict[str, Any]]
-) -> list[StepTotals] | list[None]:
-    """The counts of each micro-batch's optimizer step over all ranks, with one collective.
-
-    None if a step reaches beyond this generation batch.
-    """
-    length = facts.accumulation if progress.training else 1
-    if len(micro_batches) % length:
-        return [None] * len(micro_batches)
-    masks = [loss_mask(micro_batch, progress.precision) for micro_batch in micro_batches]
-    counts_M_C = torch.stack([torch.stack([mask.sum(), mask.new_tensor(float(mask.size(0)))]) for mask in masks])
-    counts_S_C = facts.sum_over_ranks(counts_M_C.view(-1, length, 2).sum(1))
-    steps = [StepTotals(tokens=round(t), sequences=round(n), micro_batches=length) for t, n in counts_S_C.tolist()]
-    return [steps[number // length] for number in range(len(micro_batches))]
-
-
-def _text(tokenizer: Any, completion: Any, ids: Sequence[int]) -> str:
-    """The decoded text; TRL has decoded it already unless the completion is a list of messages."""
-    return completion if isinstance(completion, str) else str(tokenizer.decode(ids, skip_special_tokens=True))

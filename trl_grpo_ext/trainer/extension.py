@@ -30,22 +30,13 @@ from ..records.log import LiveLog
 from ..records.manifest import Manifest
 from ..records.settings import write_settings
 from ..records.token_records import TokenRecorder
-from ..types import Rollout, Totals
+from ..types import Forward, Rollout, StepTotals, Totals
 from . import upstream
-from .batch import BatchKeys, whole_rows
+from .batch import BatchKeys, counting_mask, whole_rows
 from .compact.packed import packing_of
 from .compact.updates import CompactUpdates, freedom_of
 from .config import our_settings
-from .contexts import (
-    SampledBatch,
-    Sampling,
-    ScoredBatch,
-    loss_mask,
-    make_forward,
-    make_rollout,
-    row_entries,
-    step_totals,
-)
+from .contexts import SampledBatch, Sampling, ScoredBatch, make_rollout
 from .facts import LossSettings, Progress
 from .hook_states import AdvantageHookStates, has_state
 from .live import use_console_summary
@@ -238,7 +229,6 @@ class Extension:
             autocast=trl.accelerator.autocast,
             samples_with_logps=trl.use_vllm or trl.rollout_func is not None,
             one_update=upstream.one_update_of(trl),
-            name=trl.model.config._name_or_path,
             temperature=float(trl.temperature),
             trust_remote_code=bool(self._args.trust_remote_code),
         )
@@ -304,7 +294,7 @@ class Extension:
                     self._own_loss.try_out(inputs, self.on_trial(compute_loss), self.on_trial(trls_loss))
             if not self._own_loss.per_token:
                 with self.agreement.section():
-                    mask_B_T = loss_mask(inputs, progress.precision)
+                    mask_B_T = counting_mask(inputs).to(progress.precision)
                     inputs["advantages"] = self._own_loss.advantages(inputs["advantages"], mask_B_T)
         return inputs
 
@@ -312,10 +302,17 @@ class Extension:
         """Give every micro-batch the counts of its generation batch and, for `reduce`, of its optimizer step."""
         totals, self._undealt = self._undealt, None
         assert totals is not None and self.reaggregation is not None  # noqa: PT018
-        steps: Sequence[Any] = [None] * len(micro_batches)
-        if not self.reaggregation.by_weights:
-            steps = step_totals(self.facts, progress, micro_batches)
-        for micro_batch, step in zip(micro_batches, steps, strict=True):
+        for micro_batch in micro_batches:
+            micro_batch[BatchKeys.totals] = totals
+        length = self.facts.accumulation if progress.training else 1
+        if self.reaggregation.by_weights or len(micro_batches) % length:  # or a step reaches beyond this batch
+            return
+        masks = [counting_mask(micro_batch).to(progress.precision) for micro_batch in micro_batches]
+        counts_M_C = torch.stack([torch.stack([mask.sum(), mask.new_tensor(float(len(mask)))]) for mask in masks])
+        counts_S_C = self.facts.sum_over_ranks(counts_M_C.view(-1, length, 2).sum(1)).tolist()
+        for number, micro_batch in enumerate(micro_batches):
+            tokens, sequences = map(round, counts_S_C[number // length])
+            step = StepTotals(tokens=tokens, sequences=sequences, micro_batches=length)
             micro_batch[BatchKeys.totals] = replace(totals, step=step)
 
     def generate(self, inherited: Inherited, prompts: Any) -> Any:
@@ -410,7 +407,7 @@ class Extension:
     def _sample_as_trl(self, inherited: Inherited, inputs: Any) -> tuple[dict[str, Any], Sampling]:
         """TRL's batch, and what the other overrides saw of it."""
         columns = upstream.reward_columns(self._trainer) if self.shapes else nullcontext()
-        sampling = self._sampling = Sampling(self.facts.trainer)
+        sampling = self._sampling = Sampling()
         try:
             with columns as sampling.show_columns:
                 return inherited(inputs), sampling
@@ -426,7 +423,13 @@ class Extension:
         """Let TRL sample and score a batch, and make its rollout."""
         batch, sampling = self._sample_as_trl(inherited, inputs)
         upstream.check_batch(batch)
-        scored, scores = sampling.take(), Scores()
+        if (scored := sampling.scored) is None:
+            raise UpstreamError(
+                f"The rewards of this generation batch were never seen: a base class of {self.facts.trainer} overrides "
+                "_generate_and_score_completions without calling _calculate_rewards. Advantage hooks and loss "
+                "aggregations need it."
+            )
+        scores = Scores()
         if not self.shapes:
             scores = self._scores(batch, scored.rows, progress)
             scored = scored.agreed(self.facts)
@@ -463,7 +466,11 @@ class Extension:
                 batch[BatchKeys.weights] = flow.token_weights(self.reaggregation.aggregation, rollout)
         signal_N_C = self.facts.gather(signal_table(rollout))
         self._warn(self.chain.overruled(signal_N_C))
-        batch.update(row_entries(rollout, zero_variance_of(signal_N_C), allowed_signs_B_T))
+        batch[BatchKeys.reward], batch[BatchKeys.raw_reward] = rollout.rewards_B, rollout.raw_rewards_B
+        batch[BatchKeys.baseline] = rollout.group_baselines_B
+        batch[BatchKeys.zero_variance] = zero_variance_of(signal_N_C)[rollout.local_rows]
+        if allowed_signs_B_T is not None:
+            batch[BatchKeys.allowed_signs] = allowed_signs_B_T
         if self._recorder is not None and progress.training:
             at_first_B_T = flow.expand_advantages(batch["advantages"], rollout.mask_B_T)
             stages = [("trl", at_first_B_T), *((change.name, change.after_B_T) for change in changes)]
@@ -524,7 +531,7 @@ class Extension:
             return _without_masked_groups(inherited(model, inputs), inputs)
         trl = self._trainer
         progress, settings = upstream.progress_of(trl), upstream.loss_settings_of(trl)
-        mask_B_T, keep_graph = loss_mask(inputs, progress.precision), torch.is_grad_enabled()
+        mask_B_T, keep_graph = counting_mask(inputs).to(progress.precision), torch.is_grad_enabled()
         if progress.training and self._acts_at_forward and self._own_loss.per_token and not self.self_checked:
             slope = upstream.slope_at_ratio_one(trl)
             with self.agreement.section(), upstream.restore_after_trial(trl):
@@ -575,8 +582,8 @@ class Extension:
 
     def _pass_at_generation(self, inherited: Inherited, model: Any, *arguments: Any, **keywords: Any) -> Any:
         result = inherited(model, *arguments, **keywords)
-        if self._sampling is not None:
-            self._sampling.add_pass(result[0])
+        if self._sampling is not None and not self._sampling.tensors:  # else the batch is already known
+            self._sampling.passes.append(result[0])
         return result
 
     def _pass_of_loss(
@@ -602,7 +609,21 @@ class Extension:
     def _apply_forward_hooks(self, forward: LossForward, logps_B_T: torch.Tensor, entropies_B_T: torch.Tensor) -> None:
         inputs, progress = forward.inputs, upstream.progress_of(self._trainer)
         with self.agreement.section():
-            context = make_forward(progress, inputs, logps_B_T, entropies_B_T, self.agreement.gather)
+            context = Forward(
+                logps_B_T=logps_B_T.detach(),
+                entropies_B_T=entropies_B_T.detach(),
+                old_logps_B_T=inputs.get("old_per_token_logps", logps_B_T.detach()),
+                mask_B_T=forward.mask_B_T,
+                ref_logps_B_T=inputs.get("ref_per_token_logps"),
+                completion_ids_B_T=inputs["completion_ids"],
+                rewards_B=inputs[BatchKeys.reward],
+                raw_rewards_B=inputs[BatchKeys.raw_reward],
+                group_baselines_B=inputs[BatchKeys.baseline],
+                zero_variance_B=inputs[BatchKeys.zero_variance],
+                step=progress.step,
+                training=progress.training,
+                gather=self.agreement.gather,
+            )
             allowed_signs_B_T = inputs.get(BatchKeys.allowed_signs)
             changed, forward.changes = self.chain.on_forward(inputs["advantages"], context, allowed_signs_B_T)
             inputs["advantages"] = self._own_loss.advantages(changed, forward.mask_B_T)
@@ -639,10 +660,7 @@ class Extension:
         self._recorder.add_trained(row_ids_B, stages, used)
 
     def _log_changes(self, changes: Sequence[Change], row_ids_B: torch.Tensor, mask_B_T: torch.Tensor) -> None:
-        """Log what each hook did, and put the advantages that the loss gets into TRL's table of completions.
-
-        The table has one number per completion: the mean over its live tokens.
-        """
+        """Log what each hook did, and put each completion's mean advantage into TRL's table of completions."""
         means_B = changes[-1].after_B_T.sum(1) / mask_B_T.sum(1).clamp(min=1.0)
         row_ids_N = self.facts.gather(row_ids_B).tolist()
         rows_B_C = torch.cat([means_B.float().unsqueeze(1), change_tables(changes, mask_B_T)], dim=1)

@@ -18,11 +18,7 @@ from ..types import implements
 
 
 class KeptState(TrainerCallback, ExportableState):
-    """A callback with a state.
-
-    transformers may make an instance of its own from what `state` returns, which is why what has the state is an
-    attribute of the class that `of` makes for each trainer.
-    """
+    """A callback whose state belongs to a class of its own, since transformers may make another instance of it."""
 
     @classmethod
     def of(cls, **attributes: Any) -> Self:

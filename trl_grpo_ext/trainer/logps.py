@@ -40,7 +40,6 @@ class Models:
     autocast: Callable[[], AbstractContextManager[Any]]
     samples_with_logps: bool
     one_update: str | None  # the settings by which a generation batch feeds only one optimizer step; else None
-    name: str
     temperature: float
     trust_remote_code: bool
 
@@ -70,10 +69,7 @@ class Scorer:
         return [need for need, key in keys.items() if need in self.needs and key not in batch] + [*self._teachers]
 
     def with_prompts(self, batch: dict[str, Any], inputs: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-        """The batch after the prompts of each column that a teacher sees, by column.
-
-        `inputs` are the rows of the data set that the batch was sampled from. It may raise on one rank alone.
-        """
+        """The batch after the prompts of each column that a teacher sees, by column; it may raise on one rank alone."""
         columns = {column: hook for name, hook in self._teachers.items() if (column := split_teacher(name)[1])}
         return {column: self._after_prompts(batch, inputs, column, hook) for column, hook in columns.items()}
 
@@ -226,7 +222,7 @@ def _check(hook: Any, models: Models, tokenizer: Any) -> None:
         raise ConfigurationError(
             f"{label} needs a reference policy, but beta is 0.0 and the model has no adapter that could be switched "
             f"off. Set beta above 0, train an adapter (use_peft: true), or name a model where the hook "
-            f"takes one (`reference`, `teacher`). The model trained is {models.name!r}."
+            "takes one (`reference`, `teacher`)."
         )
     if "offsets" in needs:
         check_alignment(tokenizer)

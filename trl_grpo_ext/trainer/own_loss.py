@@ -31,10 +31,7 @@ LossOf = Callable[[dict[str, Any], ForwardPass], torch.Tensor]
 
 
 class LossTrial:
-    """A batch like `inputs` with invented log-probabilities; importance ratios are 1 or, by default, near it.
-
-    No model runs on it, and no term of its loss is zero by accident.
-    """
+    """A batch like `inputs` with invented log-probabilities, at importance ratio 1 or, by default, near it."""
 
     def __init__(self, inputs: Mapping[str, Any], *, at_ratio_one: bool = False, all_tokens: bool = False) -> None:
         mask_B_T = inputs["completion_mask"]
@@ -109,8 +106,23 @@ class OwnLoss:
         return " and ".join(owner.__qualname__ for owner in self.owners)
 
     def advantages(self, advantages: torch.Tensor, mask_B_T: torch.Tensor) -> torch.Tensor:
-        """The advantages in the shape that the loss takes: `(B, T)`, or `(B,)`, which tokens of a row must share."""
-        return advantages if self.per_token else one_per_completion(advantages, mask_B_T, self._names)
+        """The advantages as the loss takes them: `(B, T)`, or `(B,)`, which the tokens of a row must share."""
+        if self.per_token or advantages.dim() == 1:
+            return advantages
+        live_B_T = mask_B_T > 0
+        high_B = advantages.masked_fill(~live_B_T, -torch.inf).amax(1)
+        low_B = advantages.masked_fill(~live_B_T, torch.inf).amin(1)
+        high_B, low_B = (torch.where(live_B_T.any(1), values_B, 0.0) for values_B in (high_B, low_B))
+        differ_B = high_B - low_B > 1e-6 * torch.maximum(high_B.abs(), low_B.abs())
+        if bool(differ_B.any()):
+            row = int(differ_B.nonzero()[0, 0])
+            raise ConfigurationError(
+                f"The loss of {self._names} takes one advantage for each completion, but the selected advantage hooks "
+                f"gave the tokens of the completion at row {row} advantages from {low_B[row].item():.6g} to "
+                f"{high_B[row].item():.6g}. Select hooks that give a completion one number, or train with TRL's own "
+                "loss."
+            )
+        return high_B
 
     def try_out(self, inputs: Mapping[str, Any], loss_of: LossOf, trls_loss_of: LossOf) -> None:
         """Find out what the loss can take on a real micro-batch, compared with TRL's own."""
@@ -214,25 +226,6 @@ def try_out(inputs: Mapping[str, Any], loss_of: LossOf, trls_loss_of: LossOf) ->
         per_token=_alike(expected, per_token),
         said=said if per_token is None else "",
     )
-
-
-def one_per_completion(advantages: torch.Tensor, mask_B_T: torch.Tensor, loss: str) -> torch.Tensor:
-    """Reduce advantages `(B, T)` that are constant per completion to `(B,)`, 0 where no token counts."""
-    if advantages.dim() == 1:
-        return advantages
-    live_B_T = mask_B_T > 0
-    high_B = advantages.masked_fill(~live_B_T, -torch.inf).amax(1)
-    low_B = advantages.masked_fill(~live_B_T, torch.inf).amin(1)
-    high_B, low_B = (torch.where(live_B_T.any(1), values_B, 0.0) for values_B in (high_B, low_B))
-    differ_B = high_B - low_B > 1e-6 * torch.maximum(high_B.abs(), low_B.abs())
-    if bool(differ_B.any()):
-        row = int(differ_B.nonzero()[0, 0])
-        raise ConfigurationError(
-            f"The loss of {loss} takes one advantage for each completion, but the selected advantage hooks gave the "
-            f"tokens of the completion at row {row} advantages from {low_B[row].item():.6g} to "
-            f"{high_B[row].item():.6g}. Select hooks that give a completion one number, or train with TRL's own loss."
-        )
-    return high_B
 
 
 def _alike(first: torch.Tensor | None, second: torch.Tensor | None) -> bool:

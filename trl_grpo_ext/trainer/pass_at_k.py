@@ -26,10 +26,7 @@ from .facts import RunFacts
 
 
 def estimate_pass_at_k(passed: int, sampled: int, k: int) -> float:
-    """The share of all choices of `k` of the `sampled` completions that hold one of the `passed`: unbiased.
-
-    This is `1 - C(n - c, k) / C(n, k)`.
-    """
+    """The share of all choices of `k` of the `sampled` completions that hold one of the `passed`: unbiased."""
     return 1.0 - math.comb(sampled - passed, k) / math.comb(sampled, k)
 
 
@@ -84,7 +81,7 @@ class PassAtK:
 
 
 def pass_at_k_of(settings: Any, facts: RunFacts, *, evaluates: bool) -> PassAtK | None:
-    """The collector that the settings ask for; None if they ask for none. See `columns_of` for what it raises."""
+    """The collector that the settings ask for, if any; without thresholds 1.0 passes for the only reward."""
     if not settings.pass_at_k:
         return None
     if not evaluates:
@@ -92,22 +89,16 @@ def pass_at_k_of(settings: Any, facts: RunFacts, *, evaluates: bool) -> PassAtK 
             "pass_at_k is reported by evaluations, and this run has no eval_dataset: without one it has no effect.",
             stacklevel=3,
         )
-    thresholds = columns_of(settings.pass_thresholds, facts.reward_names)
-    return PassAtK(settings.pass_at_k, thresholds, facts.group_size(training=False))
-
-
-def columns_of(thresholds: Mapping[str, float] | None, reward_names: Sequence[str]) -> dict[tuple[int, str], float]:
-    """The least values that pass, by reward column and name; without thresholds 1.0 for the only reward."""
-    names = list(reward_names)
-    if thresholds is None:
-        if len(names) != 1:
-            raise ConfigurationError(
-                f"pass_at_k needs to know which reward decides: the run has "
-                f"{', '.join(names)}. Name it, with the least value that passes: pass_thresholds: {{{names[0]}: 1.0}}."
-            )
-        thresholds = {names[0]: 1.0}
+    names, thresholds = facts.reward_names, settings.pass_thresholds
+    if thresholds is None and len(names) != 1:
+        raise ConfigurationError(
+            f"pass_at_k needs to know which reward decides: the run has {', '.join(names)}. Name it, with the least "
+            f"value that passes: pass_thresholds: {{{names[0]}: 1.0}}."
+        )
+    thresholds = {names[0]: 1.0} if thresholds is None else thresholds
     if unknown := [name for name in thresholds if name not in names]:
         raise ConfigurationError(
             f"pass_thresholds has {unknown[0]!r}, which is no reward of this run. It has: {', '.join(names)}."
         )
-    return {(names.index(name), name): value for name, value in thresholds.items()}
+    columns = {(names.index(name), name): value for name, value in thresholds.items()}
+    return PassAtK(settings.pass_at_k, columns, facts.group_size(training=False))

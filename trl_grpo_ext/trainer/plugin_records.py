@@ -39,7 +39,16 @@ class PluginRecords:
             self._compare(resume_from_checkpoint)
         with self._agreement.section():
             if self._main_process:
-                self._write(Path(self._args.output_dir), write_settings)
+                folder, file, what = Path(self._args.output_dir), FILE, "plugins"
+                try:
+                    self._manifest.write(folder / FILE)
+                    file, what = SETTINGS, "hyper-parameters"
+                    write_settings(folder / SETTINGS)
+                except OSError as error:
+                    raise ManifestError(
+                        f"{file}, the record of the {what}, cannot be written to {folder}: {type(error).__name__}: "
+                        f"{error}. Make room there, or choose another output_dir."
+                    ) from error
         if self._main_process and (line := self._manifest.line()):
             print(f"trl-grpo-ext: {line}", file=sys.stderr, flush=True)
 
@@ -47,18 +56,6 @@ class PluginRecords:
         """Write the manifest where weights were saved."""
         if self._args.should_save:
             self._manifest.write(Path(output_dir or self._args.output_dir) / FILE)
-
-    def _write(self, folder: Path, write_settings: Callable[[Path], None]) -> None:
-        file, what = FILE, "plugins"
-        try:
-            self._manifest.write(folder / FILE)
-            file, what = SETTINGS, "hyper-parameters"
-            write_settings(folder / SETTINGS)
-        except OSError as error:
-            raise ManifestError(
-                f"{file}, the record of the {what}, cannot be written to {folder}: {type(error).__name__}: {error}. "
-                "Make room there, or choose another output_dir."
-            ) from error
 
     def _compare(self, resume_from_checkpoint: str | bool) -> None:
         """Compare on all ranks with the record that the main process reads; one difference stops all."""

@@ -37,10 +37,7 @@ class LossForward:
 
 
 class Reaggregation:
-    """The selected aggregation in place of TRL's reduction.
-
-    In the context `section` a plugin that fails on one rank stops all.
-    """
+    """The selected aggregation in place of TRL's reduction; in `section` a plugin that fails on one rank stops all."""
 
     def __init__(
         self, aggregation: Any, facts: RunFacts, loss_type: str, section: Callable[[], AbstractContextManager[None]]
@@ -86,16 +83,20 @@ class Reaggregation:
     def pieces(
         self, trl_loss: torch.Tensor, forward: LossForward, settings: LossSettings, progress: Progress
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """TRL's scalar taken apart: per-token losses with their KL penalty, `(B, T)`, and what no aggregation touches.
-
-        That rest, a scalar, is entropy bonus and auxiliary loss as TRL scaled them.
-        """
+        """TRL's scalar taken apart: per-token losses with KL penalty, `(B, T)`; entropy bonus and auxiliary loss."""
         mask_B_T = forward.mask_B_T
         terms_B_T = flow.split_loss(trl_loss, forward.inputs["advantages"])
         trl_weights_B_T = trl_weights(forward, settings, self._facts, progress)
         loss_B_T = terms_B_T / torch.where(mask_B_T > 0, trl_weights_B_T, 1.0)
-        kl_B_T = _kl_penalty(forward, settings)
-        if kl_B_T is not None:  # does not depend on the advantages, but follows the same weights
+        if settings.beta != 0.0 and forward.logps_B_T is not None:
+            inputs, logps_B_T, ratio_B_T = forward.inputs, forward.logps_B_T, None
+            if settings.bias_correction_kl:
+                old_logps_B_T = inputs.get("old_per_token_logps", logps_B_T.detach())
+                ratio_B_T = flow.importance_ratio(
+                    logps_B_T, old_logps_B_T, mask_B_T, settings.importance_sampling_level
+                )
+            kl_B_T = settings.beta * flow.kl_k3(logps_B_T, inputs["ref_per_token_logps"], ratio_B_T)
+            # It does not depend on the advantages, but follows the same weights.
             kl_B_T = torch.where(mask_B_T > 0, kl_B_T, 0.0)
             terms_B_T = terms_B_T + trl_weights_B_T * kl_B_T
             loss_B_T = loss_B_T + kl_B_T
@@ -108,19 +109,6 @@ def trl_weights(forward: LossForward, settings: LossSettings, facts: RunFacts, p
     """The weight that TRL's own reduction gives every token, `(B, T)`."""
     tokens = forward.inputs["num_items_in_batch"]
     return upstream.reduction_weights(settings.loss_type, forward.mask_B_T, tokens, facts, progress)
-
-
-def _kl_penalty(forward: LossForward, settings: LossSettings) -> torch.Tensor | None:
-    """β times the per-token KL estimate, as TRL's loss has it; None without a penalty."""
-    inputs, logps_B_T = forward.inputs, forward.logps_B_T
-    if settings.beta == 0.0 or logps_B_T is None:
-        return None
-    ratio = None
-    if settings.bias_correction_kl:
-        old_logps_B_T = inputs.get("old_per_token_logps", logps_B_T.detach())
-        level = settings.importance_sampling_level
-        ratio = flow.importance_ratio(logps_B_T, old_logps_B_T, forward.mask_B_T, level)
-    return settings.beta * flow.kl_k3(logps_B_T, inputs["ref_per_token_logps"], ratio)
 
 
 # ------------------------------------------------------------------ the check of the first step

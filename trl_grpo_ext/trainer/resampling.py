@@ -174,10 +174,7 @@ class Resampling:
         progress: Progress,
         reward_weights_K: torch.Tensor,
     ) -> tuple[SampledBatch, dict[str, float]]:
-        """Sample rounds until the batch is full; this rank's rows of it, and metrics.
-
-        `sample` returns a round, and the rollout that the filter sees of it.
-        """
+        """Fill a batch with rounds of `sample`, which returns one and what the filter sees; its rows, and metrics."""
         kept, others = dict[int, Group](), dict[int, Group]()
         dropped, rounds, wanted = Counter[str](), 0, 0
         while not rounds or (len(kept) < wanted and rounds < self.settings.max_rounds):

@@ -9,6 +9,7 @@ from the log-probabilities computed so far, and compared later with TRL's own ba
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -37,9 +38,7 @@ def batch_before_trls(facts: RunFacts, sampling: Sampling | None, has_reference:
         )
     prompt_ids, completion_ids, tool_mask, _, sampling_logps = sampling.generated[:5]
 
-    def padded(rows: Sequence[Any], value: float, side: str = "right") -> torch.Tensor:
-        return pad_rows(facts, rows, value, side)
-
+    padded = functools.partial(pad_rows, facts)
     made: dict[str, Any] = {
         "prompt_ids": padded(prompt_ids, facts.pad_id, "left"),
         "prompt_mask": padded([[1] * len(ids) for ids in prompt_ids], 0, "left"),

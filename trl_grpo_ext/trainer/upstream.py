@@ -326,13 +326,10 @@ def loss_settings_of(trainer: Any) -> LossSettings:
 
 
 def one_update_of(trainer: Any) -> str | None:
-    """The settings by which every generation batch feeds only one optimizer step; None if the policy moves in between.
-
-    This is TRL's own condition for keeping the old policy's log-probabilities.
-    """
+    """The settings by which each generation batch feeds one optimizer step; None if the policy moves in between."""
     names = ("num_iterations", "steps_per_generation", "gradient_accumulation_steps")
     iterations, steps, accumulation = values = [int(getattr(trainer.args, name)) for name in names]
-    if accumulation % (iterations * steps):
+    if accumulation % (iterations * steps):  # TRL's own condition for keeping the old policy's log-probabilities
         return None
     return ", ".join(f"{name}={value}" for name, value in zip(names, values, strict=True))
 
@@ -361,10 +358,7 @@ def served_instead(trainer: Any) -> str | None:
 
 
 def reference_of(trainer: Any) -> Callable[[], AbstractContextManager[Any]] | None:
-    """A context in which the policy's pass is the reference's: its adapter off, or TRL's `ref` adapter on.
-
-    None if the policy has no adapter; TRL itself computes the reference's log-probabilities if `beta` is above 0.
-    """
+    """A context in which the policy's pass is the reference's: adapter off, or TRL's `ref` on; None without one."""
     model = trainer.accelerator.unwrap_model(trainer.model)
     if not is_peft_model(model):
         return nullcontext if trainer.beta != 0.0 else None
@@ -382,7 +376,7 @@ def prepare_like_policy(trainer: Any, model: Any) -> Any:
     return trainer.accelerator.prepare_model(model, evaluation_mode=True)
 
 
-def pad_rows(facts: RunFacts, rows: Sequence[Any], value: float, side: str) -> torch.Tensor:
+def pad_rows(facts: RunFacts, rows: Sequence[Any], value: float, side: str = "right") -> torch.Tensor:
     """Rows of different lengths as one tensor, by TRL's own function."""
     tensors = [torch.as_tensor(row) for row in rows]
     padded: torch.Tensor = pad(tensors, value, padding_side=side, pad_to_multiple_of=facts.pad_to_multiple_of)
@@ -416,10 +410,7 @@ def slope_at_ratio_one(trainer: Any) -> float:
 
 @contextmanager
 def restore_after_trial(trainer: Any) -> Iterator[None]:
-    """Restore what trial calls of TRL's loss change: its metrics and the entropy controller.
-
-    Entropy bonus and auxiliary loss are off inside, since no aggregation touches them.
-    """
+    """Restore metrics and entropy controller after trials of TRL's loss, without entropy bonus and auxiliary loss."""
     metrics = {mode: {name: list(values) for name, values in kept.items()} for mode, kept in trainer._metrics.items()}
     names = ("entropy_coef", "_last_world_entropy", "_entropy_window_stats", "_entropy_bonus_enabled")
     before = {name: getattr(trainer, name) for name in (*names, "aux_loss_enabled")}
@@ -460,11 +451,7 @@ def _raise(problems: list[str], where: type) -> None:
 def reduction_weights(
     loss_type: str, mask_B_T: torch.Tensor, num_items_in_batch: torch.Tensor, facts: RunFacts, progress: Progress
 ) -> torch.Tensor:
-    """The weight that TRL's own reduction gives every token of a micro-batch, `(B, T)`, so that it can be divided out.
-
-    `num_items_in_batch` are the tokens of the generation batch over all ranks. The self-check of the first training
-    step measures these weights on TRL's own loss and compares.
-    """
+    """The weight that TRL's reduction gives each token of a micro-batch, `(B, T)`, measured by the self-check."""
     check_loss_type(loss_type)
     accumulation = progress.accumulation
     rows = mask_B_T.size(0) * accumulation

@@ -205,34 +205,30 @@ PREFIX = PrefixTuningConfig(num_virtual_tokens=2, task_type="CAUSAL_LM")
 ALIBI = FalconConfig(vocab_size=42, hidden_size=16, num_attention_heads=2, num_hidden_layers=1, alibi=True)
 
 
-@pytest.mark.parametrize(
-    ("config", "change", "reason"),
-    [
-        (LlamaConfig(**SIZES), adapted(LORA), None),
-        (ALIBI, None, "(alibi)"),
-        (LlamaConfig(**SIZES), adapted(PREFIX), "PREFIX_TUNING prepends tokens of its own"),
-        (MambaConfig(vocab_size=42, hidden_size=16, num_hidden_layers=1), None, "takes no position_ids"),
-        (Gemma2Config(**SIZES, attn_implementation="eager"), None, "attention 'eager' computes all pairs"),
-    ],
-)
-def test_models_whose_rows_are_not_packed(config: Any, change: Any, reason: str | None) -> None:
-    model = AutoModelForCausalLM.from_config(config)
-    found = reason_against(model if change is None else change(model))
-    assert found is None if reason is None else reason in str(found)
+MAMBA = MambaConfig(vocab_size=42, hidden_size=16, num_hidden_layers=1)
+MIXTRAL = MixtralConfig(**SIZES, num_local_experts=2, router_jitter_noise=0.1)
 
 
 @pytest.mark.parametrize(
-    ("config", "change", "reason"),
+    ("against", "config", "change", "reason"),
     [
-        (LlamaConfig(**SIZES), None, None),
-        (LlamaConfig(**SIZES), dropping, "layers.0.self_attn has attention_dropout 0.1"),
-        (LlamaConfig(**SIZES), adapted(DROPPING_LORA), "q_proj.lora_dropout.default has p 0.1"),
-        (MixtralConfig(**SIZES, num_local_experts=2, router_jitter_noise=0.1), None, "has jitter_noise 0.1"),
+        (reason_against, LlamaConfig(**SIZES), adapted(LORA), None),
+        (reason_against, ALIBI, None, "(alibi)"),
+        (reason_against, LlamaConfig(**SIZES), adapted(PREFIX), "PREFIX_TUNING prepends tokens of its own"),
+        (reason_against, MAMBA, None, "takes no position_ids"),
+        (reason_against, Gemma2Config(**SIZES, attn_implementation="eager"), None, "attention 'eager' computes all"),
+        (reason_against_sharing, LlamaConfig(**SIZES), None, None),
+        (reason_against_sharing, LlamaConfig(**SIZES), dropping, "layers.0.self_attn has attention_dropout 0.1"),
+        (reason_against_sharing, LlamaConfig(**SIZES), adapted(DROPPING_LORA), "lora_dropout.default has p 0.1"),
+        (reason_against_sharing, MIXTRAL, None, "has jitter_noise 0.1"),
     ],
+    ids=["lora", "alibi", "prefix", "mamba", "eager", "shared", "dropout", "lora dropout", "jitter"],
 )
-def test_models_whose_prompts_are_not_shared(config: Any, change: Any, reason: str | None) -> None:
+def test_models_whose_rows_are_not_packed_or_whose_prompts_are_not_shared(
+    against: Callable[[Any], str | None], config: Any, change: Any, reason: str | None
+) -> None:
     model = AutoModelForCausalLM.from_config(config)
-    found = reason_against_sharing(model if change is None else change(model))
+    found = against(model if change is None else change(model))
     assert found is None if reason is None else reason in str(found)
 
 

@@ -87,11 +87,6 @@ ranks_of_rows = st.integers(1, 3).flatmap(
 # ----------------------------------------------------------------------------------------------------- by hand
 
 
-def test_long_rows_go_with_long_rows() -> None:
-    (plan,) = plans_of([all_run((2, 1), (2, 9), (2, 1), (2, 9))], 2)
-    assert plan == Plan(((1, 3), (0, 2)), live=28, computed=28, dropped=0, idle=0)
-
-
 def test_one_long_row_is_left_alone_and_the_short_ones_meet() -> None:
     # In parts of 3 and 3: 3 * 10 + 3 * 2 = 36 tokens, in parts of 1 and 5: 10 + 5 * 2 = 20. Without a plan 3 * 10 may
     # run at a time, so that five short ones may.

@@ -11,7 +11,7 @@ import pytest
 import torch
 import trl
 from transformers import AutoTokenizer
-from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
+from trl import GRPOTrainer, RLOOConfig, RLOOTrainer
 from trl.experimental.a2po import A2POConfig, A2POTrainer
 from trl.experimental.gmpo import GMPOConfig, GMPOTrainer
 from trl.experimental.online_dpo import OnlineDPOConfig, OnlineDPOTrainer
@@ -142,13 +142,3 @@ def test_what_gmpo_cannot_do_is_refused_before_the_model_is_loaded(tmp_path: Pat
     for plugins in {"loss_aggregation": "token_mean"}, {"compact_updates": "exact"}:
         with pytest.raises(ConfigurationError, match=f"with the loss of GMPOTrainer: it takes the {why}"):
             mixed(GMPOTrainer)(missing, length_reward, arguments(tmp_path, **plugins), train_dataset=prompts())
-
-
-# ---------------------------------------------------------------------------------------------- rewards in RLOO
-
-
-def test_a_trainer_that_is_no_grpo_trainer_is_refused_by_name(tiny_model: Path, tmp_path: Path) -> None:
-    with pytest.raises(
-        ConfigurationError, match=r"MineRLOOTrainer is not a subclass of TRL's GRPOTrainer.*Rewards work in any"
-    ):
-        mixed(RLOOTrainer)(str(tiny_model), length_reward, GRPOConfig(str(tmp_path), use_cpu=True, bf16=False))

@@ -80,12 +80,30 @@ class PackedMask(torch.Tensor):
     back_L: torch.Tensor  # each token's place in the attention of all blocks
 
     @classmethod
-    def of(cls, blocks: Sequence[Block], back_L: torch.Tensor) -> PackedMask:
-        """The mask of a row of some blocks."""
-        length = len(back_L)
+    def of(
+        cls,
+        blocks: Sequence[Sequence[Integers]],
+        prompts: Sequence[Integers | None],
+        length: int,
+        tensor: Callable[[Integers], torch.Tensor],
+    ) -> PackedMask:
+        """The mask of a packed row, by the places of each block's rows and of the prompt before them."""
+        made, back, first = [], np.zeros(length, dtype=np.int64), 0
+        for rows, prompt in zip(blocks, prompts, strict=True):
+            width = max(map(len, rows))
+            for number, places in enumerate(rows):
+                back[places] = first + number * width + np.arange(len(places))
+            first += len(rows) * width
+            places_N_W = tensor(np.array([np.pad(places, (0, width - len(places)), "edge") for places in rows]))
+            if prompt is None:
+                made.append(Block(places_N_W))
+            else:
+                ones = torch.ones(width, len(prompt) + width, dtype=torch.bool, device=places_N_W.device)
+                made.append(Block(places_N_W, tensor(prompt), ones.tril(len(prompt))))
+        back_L = tensor(back)
         everywhere = torch.ones((), dtype=torch.bool, device=back_L.device).expand(1, 1, length, length)
         mask: PackedMask = everywhere.as_subclass(cls)
-        mask.blocks, mask.back_L = blocks, back_L
+        mask.blocks, mask.back_L = made, back_L
         return mask
 
     @classmethod
@@ -172,7 +190,7 @@ class PackedRows:
         return cls(
             ids_1_L=flat[tensor(np.concatenate(source))].unsqueeze(0),
             positions_1_L=tensor(np.concatenate(positions)).unsqueeze(0),
-            mask=_mask_of([causal, *completions], [None, *prompts], end, tensor),
+            mask=PackedMask.of([causal, *completions], [None, *prompts], end, tensor),
             predictors_K=tensor(np.concatenate(predictors)),
             scored_K=flat[tensor(targets // keep * width + start + targets % keep)],
             target_K=tensor(targets),
@@ -190,27 +208,6 @@ def together(lengths: Lengths, groups: Groups) -> list[list[int]]:
     for row in np.flatnonzero(lengths[:, 1]).tolist():
         found.setdefault(int(groups[row]), []).append(row)
     return list(found.values())
-
-
-def _mask_of(
-    blocks: Sequence[Sequence[Integers]],
-    prompts: Sequence[Integers | None],
-    length: int,
-    tensor: Callable[[Integers], torch.Tensor],
-) -> PackedMask:
-    made, back, first = [], np.zeros(length, dtype=np.int64), 0
-    for rows, prompt in zip(blocks, prompts, strict=True):
-        width = max(map(len, rows))
-        for number, places in enumerate(rows):
-            back[places] = first + number * width + np.arange(len(places))
-        first += len(rows) * width
-        places_N_W = tensor(np.array([np.pad(places, (0, width - len(places)), "edge") for places in rows]))
-        if prompt is None:
-            made.append(Block(places_N_W))
-        else:
-            ones = torch.ones(width, len(prompt) + width, dtype=torch.bool, device=places_N_W.device)
-            made.append(Block(places_N_W, tensor(prompt), ones.tril(len(prompt))))
-    return PackedMask.of(made, tensor(back))
 
 
 # ---------------------------------------------------------------------------------------------------- what refuses
@@ -294,11 +291,7 @@ def packing_of(
     overridden: bool,
     facts: RunFacts,
 ) -> Packing | None:
-    """The `Packing` of a run; None, with the reason logged, if its rows cannot be packed.
-
-    `overridden` says that a user's class makes the log-probabilities in its own way, which may need whole rows; who
-    selects `share_prompts` says that it does not.
-    """
+    """The `Packing` of a run; None, with the reason logged, if its rows cannot be packed."""
     reason = reason_against(model)
     if not relative:
         reason = "the model's positions are absolute or depend on the length, or some of its layers are recurrent"
@@ -311,7 +304,7 @@ def packing_of(
     if share and reason is None and (reason := reason_against_sharing(model)) is not None:
         logger.warning("share_prompts: prompts are not shared: %s.", reason)
         share, reason = False, None
-    if overridden and not share:
+    if overridden and not share:  # that class may need whole rows; who selects `share_prompts` says that it does not
         reason = reason or "a class of yours overrides _get_per_token_logps_and_entropies"
 
     def agree(numbers: Sequence[float]) -> list[float]:
@@ -455,14 +448,7 @@ class Packing:
                 packed = PackedRows.of(ids, keep, lengths, np.array([0, 0, 1]))
                 assert packed is not None
                 gap = float((self.logps(method, given, packed)[0] - expected).abs().max())
-            except (
-                UpstreamError,
-                AttributeError,
-                IndexError,
-                RuntimeError,
-                TypeError,
-                ValueError,
-            ) as error:  # the model
+            except (UpstreamError, AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
                 if is_out_of_memory(error):
                     raise
                 why = f" ({type(error).__name__}: {error})"

@@ -125,10 +125,7 @@ def _packed(ordered: Sequence[tuple[Lengths, Groups]]) -> Tokens:
 
 
 def _cheapest_cut(costs: Sequence[npt.NDArray[np.float64]], rows: int, micro_steps: int) -> list[int]:
-    """The sizes of the cheapest cut; `costs[n - 1][k]` is of the part of n rows that starts at row k.
-
-    By dynamic programming over (parts made, rows placed). A micro-step without a part has a placeholder.
-    """
+    """The sizes of the cheapest cut, by dynamic programming; `costs[n - 1][k]` is of the n rows that start at row k."""
     parts = min(micro_steps, rows)
     reached = np.full(rows + 1, np.inf)
     reached[0] = 0.0

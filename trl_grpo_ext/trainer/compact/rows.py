@@ -44,10 +44,7 @@ def make_micro_steps(
     precision: torch.dtype,
     trim_left: bool,
 ) -> list[dict[str, Any]]:
-    """The micro-steps of one block.
-
-    Advantages that have a factor are multiplied in `precision`; `trim_left` cuts away the prompts' padding too.
-    """
+    """The micro-steps of one block; `trim_left` cuts away the prompts' padding too."""
     rows, dealt = join_batches(micro_batches), len(lengths) // len(micro_batches)
     steps = []
     for part in plan.steps:

@@ -185,22 +185,19 @@ class CompactUpdates:
             planned += own
         if packs and packing is not None and packing.share and all(plan.live == plan.distinct for plan in plans):
             packing.say_once("no two rows of a block have the same")
-        self._log_plan(plans, all_rows=tables_N_4.shape[0])
-        return planned
-
-    def _log_plan(self, plans: Sequence[Plan], all_rows: int) -> None:
         live, computed = (sum(getattr(plan, name) for plan in plans) for name in ("live", "computed"))
         self._log(
             {
                 "compact/live_tokens": float(live),
                 "compact/computed_tokens": float(computed),
                 "compact/computed_to_live": computed / max(live, 1),
-                "compact/rows_dropped": sum(plan.dropped for plan in plans) / all_rows,
+                "compact/rows_dropped": sum(plan.dropped for plan in plans) / len(tables_N_4),
                 "compact/micro_steps_skipped": float(sum(plan.idle for plan in plans)),
             }
         )
-        if self._packing is not None and self._packing.share and (distinct := sum(plan.distinct for plan in plans)):
+        if packing is not None and packing.share and (distinct := sum(plan.distinct for plan in plans)):
             self._log({"compact/distinct_tokens": float(distinct), "compact/computed_to_distinct": computed / distinct})
+        return planned
 
     # ------------------------------------------------------------------ at every forward pass
 
@@ -232,11 +229,7 @@ class CompactUpdates:
 
 
 def row_factor(loss_type: str | None, before: dict[str, Any], part: dict[str, Any]) -> float | None:
-    """The factor by which rows of TRL's micro-batch would count too little in a part; None if it is 1 for any part.
-
-    TRL's reduction divides by a count over the part. The loss is homogeneous in the advantages, so multiplying them by
-    this factor restores the original denominator.
-    """
+    """What to multiply the advantages of a part by, so that they count as under TRL's denominator; None for 1."""
     if loss_type is None or loss_type in upstream.GLOBAL_TOKEN_MEAN:
         return None
     if loss_type in upstream.LOCAL_TOKEN_MEAN:
