@@ -187,5 +187,5 @@ def test_summary_steps_puts_the_summary_in_place_of_the_trainers_lines(
     train(tiny_model, tmp_path / "theirs", max_steps=1)
     assert "'loss'" in capsys.readouterr().out  # 0, the default: transformers' own
     for every in (0, True, "2"):
-        with pytest.raises(ConfigurationError, match="every must be a number of steps"):
+        with pytest.raises(ConfigurationError, match="every must be a whole number, 1 or more"):
             ConsoleSummary(every)  # type: ignore[arg-type]

@@ -110,8 +110,8 @@ def test_an_evaluation_says_what_its_own_completions_say(tiny_model: Path, tmp_p
     ("settings", "message"),
     [
         ({"pass_at_k": [1, 8]}, "pass_at_k: 8 completions are more than the 4 that an evaluation samples"),
-        ({"pass_at_k": [0]}, "pass_at_k must be numbers from 1 up, got 0"),
-        ({"pass_at_k": [1], "pass_thresholds": {"a": "high"}}, "{reward: number}, got 'a': 'high'"),
+        ({"pass_at_k": [0]}, "pass_at_k must be a whole number, 1 or more, got 0"),
+        ({"pass_at_k": [1], "pass_thresholds": {"a": "high"}}, "pass_thresholds: a must be a number, got 'high'"),
         ({"pass_thresholds": {"a": 1.0}}, "no effect without pass_at_k"),
     ],
 )

@@ -2,7 +2,6 @@
 
 # No `from __future__ import annotations` here: TRL's argument parser reads the types of the fields at run time.
 
-import math
 import re
 from dataclasses import dataclass, field, fields
 from types import SimpleNamespace
@@ -11,6 +10,7 @@ from typing import Any
 from trl import GRPOConfig
 
 from ..errors import ConfigurationError
+from ..guard.parameters import checked_choice, checked_number, checked_text, checked_whole
 from ..guard.untrusted import parse_yaml
 from ..plugins.loading import Kind, find, parse_selection
 from .resampling import read_resample
@@ -90,17 +90,15 @@ class GRPOExtConfig(GRPOConfig):
             self.loss_aggregation = None if selected is None else selected[0]
         self.resample = _resample(self.resample)
         self.compact_updates = {"False": "off"}.get(str(self.compact_updates), self.compact_updates)  # YAML's `off`
-        for name, allowed in {"plugin_changes": ("stop", "warn"), "compact_updates": ("off", "exact")}.items():
-            if getattr(self, name) not in allowed:
-                raise ConfigurationError(f"{name} must be {' or '.join(allowed)}, got {getattr(self, name)!r}.")
-        for name in ("token_records", "summary_steps"):
-            if not _is_number(value := getattr(self, name), int) or value < 0:
-                raise ConfigurationError(f"{name} must be a number from 0 up, got {value!r}.")
+        checked_choice("plugin_changes", self.plugin_changes, ("stop", "warn"))
+        checked_choice("compact_updates", self.compact_updates, ("off", "exact"))
+        checked_whole("token_records", self.token_records, lowest=0)
+        checked_whole("summary_steps", self.summary_steps, lowest=0)
         if self.compact_updates == "off" and self.share_prompts:
             raise ConfigurationError("share_prompts needs compact_updates: exact.")
-        limit = self.reward_timeout
-        if limit is not None and not (_is_number(limit, int | float) and limit > 0):
-            raise ConfigurationError(f"reward_timeout must be a number of seconds above 0, or None, got {limit!r}.")
+        if self.reward_timeout is not None:
+            wanted = "a number of seconds above 0, or None"
+            checked_number("reward_timeout", self.reward_timeout, wanted, lambda seconds: seconds > 0)
         self.pass_thresholds = _thresholds(self.pass_thresholds)
         super().__post_init__()
         self._check_pass_at_k()
@@ -116,9 +114,7 @@ class GRPOExtConfig(GRPOConfig):
         self.pass_at_k = [ks] if isinstance(ks, int) else ks
         sampled = self.num_generations_eval or self.num_generations
         for k in self.pass_at_k or []:
-            if not _is_number(k, int) or k < 1:
-                raise ConfigurationError(f"pass_at_k must be numbers from 1 up, got {k!r}.")
-            if k > sampled:
+            if checked_whole("pass_at_k", k, lowest=1) > sampled:
                 raise ConfigurationError(
                     f"pass_at_k: {k} completions are more than the {sampled} that an evaluation samples per problem. "
                     f"Set num_generations_eval to {k} or more, or leave {k} out."
@@ -131,10 +127,6 @@ def our_settings(args: Any) -> SimpleNamespace:
     """The settings that this package adds, of any config; of a plain `GRPOConfig`, or none, their defaults."""
     ours = [one for one in fields(GRPOExtConfig) if one.name not in GRPOConfig.__dataclass_fields__]
     return SimpleNamespace(**{one.name: getattr(args, one.name, one.default) for one in ours})
-
-
-def _is_number(value: Any, kind: Any) -> bool:
-    return isinstance(value, kind) and not isinstance(value, bool)
 
 
 def _resample(value: Any) -> dict[str, Any] | None:
@@ -158,10 +150,10 @@ def _thresholds(value: Any) -> dict[str, float] | None:
         return None
     if not isinstance(value, dict) or not value:
         raise ConfigurationError(f"pass_thresholds must be a mapping {{reward: number}}, got {value!r}.")
-    for name, threshold in value.items():
-        if not isinstance(name, str) or not _is_number(threshold, int | float) or not math.isfinite(threshold):
-            raise ConfigurationError(f"pass_thresholds must be {{reward: number}}, got {name!r}: {threshold!r}.")
-    return {name: float(threshold) for name, threshold in value.items()}
+    return {
+        checked_text("pass_thresholds: a reward", name): checked_number(f"pass_thresholds: {name}", least, "a number")
+        for name, least in value.items()
+    }
 
 
 def _selected(field_name: str, kind: Kind, values: Any) -> Any:

@@ -11,7 +11,7 @@ from typing import Any
 from tqdm import tqdm  # type: ignore[import-untyped]
 from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCallback
 
-from ..errors import ConfigurationError
+from ..guard.parameters import checked_whole
 from ..guard.untrusted import printable_name
 from ..records.log import LOG_FILE, LiveLog, number
 
@@ -38,9 +38,7 @@ class ConsoleSummary(TrainerCallback):
     """
 
     def __init__(self, every: int = 1) -> None:
-        if isinstance(every, bool) or not isinstance(every, int) or every < 1:
-            raise ConfigurationError(f"ConsoleSummary: every must be a number of steps from 1 up, got {every!r}.")
-        self.every = every
+        self.every = checked_whole("ConsoleSummary: every", every, lowest=1)
         self._widths: dict[str, int] = {}
         self._header: tuple[str, ...] = ()
         self._rows = 0

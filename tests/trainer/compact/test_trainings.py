@@ -454,7 +454,7 @@ def test_a_liger_loss_is_refused() -> None:
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        ({"compact_updates": "on"}, "compact_updates must be off or exact, got 'on'"),
+        ({"compact_updates": "on"}, "compact_updates must be 'off' or 'exact', got 'on'"),
         ({"share_prompts": True}, "share_prompts needs compact_updates: exact"),
     ],
 )
