@@ -141,11 +141,6 @@ def test_what_may_not_load_is_blocked_and_collides_with_nobody(folder: Path) -> 
     assert states == {"st-a": "ready", "st-b": "blocked"}
 
 
-def test_a_kind_may_be_written_in_several_ways() -> None:
-    for word, kind in {"advantage-hook": "advantage_hook", "Loss_Aggregations": "loss_aggregation"}.items():
-        assert {entry["kind"] for entry in json.loads(invoke("list", word, "--json").out)} == {kind}
-
-
 def test_no_such_kind_and_no_such_distribution_are_errors_with_a_hint() -> None:
     done = invoke("list", "rewrds")
     assert (done.status, done.out) == (2, "")
@@ -153,11 +148,6 @@ def test_no_such_kind_and_no_such_distribution_are_errors_with_a_hint() -> None:
     done = invoke("list", "--distribution", "trl-grpo-exd")
     assert (done.status, done.out) == (2, "")
     assert "No distribution 'trl-grpo-exd' is installed. Did you mean 'trl-grpo-ext'?" in done.err
-
-
-def test_a_distribution_without_plugins_lists_nothing_and_says_so() -> None:
-    done = invoke("list", "--distribution", "typer")
-    assert (done.status, done.out, done.err) == (0, "", "There is no such plugin.\n")
 
 
 def test_every_hooks_role_is_in_the_list_as_it_is_in_the_object() -> None:

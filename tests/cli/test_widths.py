@@ -53,15 +53,6 @@ def test_help_can_be_read(command: str) -> None:
         assert option in done.plain
 
 
-@pytest.mark.parametrize("words", [["list"], ["show", "grpo"], ["--help"]], ids=" ".join)
-def test_a_pipe_gets_no_colour_and_no_folded_lines(words: list[str]) -> None:
-    done = invoke(*words)
-    assert "\x1b" not in done.out
-    assert_readable(done.out, None)
-    assert all(line == line.rstrip() for line in done.out.splitlines()) or words == ["--help"]
-    assert max(map(len, done.out.splitlines())) > 100 or words == ["--help"]
-
-
 def test_no_color_is_respected_in_a_terminal() -> None:
     coloured, plain = invoke("list", "hooks", width=100), invoke("list", "hooks", width=100, color=False)
     assert "\x1b[1m" in coloured.out

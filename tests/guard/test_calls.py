@@ -126,13 +126,10 @@ def test_an_array_of_one_axis_is_a_list(make: Any) -> None:
     ("returned", "message"),
     [
         ([1.0], "returned 1 values for 2 completions"),
-        (generated(1.0), "returned 1 values for 2 completions"),
         (None, "Did the function forget its return"),
         (0.5, "returned float, 0.5; it must return a list"),
         ("ab", "returned str, 'ab'"),
-        ({0: 1.0, 1: 1.0}, "returned dict"),
         ([1.0, "0"], "returned str, '0', at row 1"),
-        ([1.0, 1j], "returned complex"),
         ([1.0, math.inf], "returned inf at row 1; it must be finite"),
         ([1.0, 10**400], "at row 1; it must be finite"),
         ([-1e39, 1.0], "returned -1e.39 at row 0; it must be finite, also in float32"),

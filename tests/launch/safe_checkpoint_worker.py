@@ -1,4 +1,4 @@
-"""Trainings that are killed, or run out of disk, while they save; one process that forks a child for each attempt.
+"""Trainings that are killed while they save; one process that forks a child for each attempt.
 
     python -m tests.launch.safe_checkpoint_worker SCENARIO MODEL FOLDER
 
@@ -28,7 +28,6 @@ from transformers.utils.logging import disable_progress_bar
 
 from tests.support import arguments, length_reward, prompts, scripted_rollout
 from trl_grpo_ext import GRPOExtTrainer
-from trl_grpo_ext.errors import CheckpointError
 from trl_grpo_ext.launch.checkpoints import SafeCheckpoints, last_complete_checkpoint
 from trl_grpo_ext.launch.checkpoints.safe import UNFINISHED
 
@@ -77,8 +76,8 @@ def make(model: Path, output: Path, trainer_class: type = SafeTrainer, **setting
     return trainer_class(str(model), length_reward, arguments_, **data)
 
 
-def forked(act: Callable[[], None], errors: Path) -> int:
-    """Run something in a child; its status, negative for the signal that ended it; its error goes to a file."""
+def forked(act: Callable[[], None]) -> int:
+    """Run something in a child; its status, negative for the signal that ended it."""
     sys.stdout.flush()
     child = os.fork()
     if child == 0:
@@ -87,9 +86,6 @@ def forked(act: Callable[[], None], errors: Path) -> int:
         try:
             act()
             status = 0
-        except CheckpointError as error:
-            errors.write_text(str(error))
-            status = 3
         except BaseException:
             traceback.print_exc()
         finally:
@@ -137,7 +133,7 @@ class Attempts:
     """The place from which every attempt at the second save starts, and judgement of what it leaves."""
 
     def __init__(self, trainer: Any, save: Callable[[], None], folder: Path, replaces: Path | None) -> None:
-        self.save, self.folder, self.output = save, folder, Path(trainer.args.output_dir)
+        self.save, self.output = save, Path(trainer.args.output_dir)
         if replaces is not None:
             shutil.copytree(replaces, self.output / "checkpoint-2")
         self.at_first = folder / "at_first"
@@ -152,13 +148,12 @@ class Attempts:
         """Save in a child that begins with something, from the state before."""
         shutil.rmtree(self.output)
         shutil.copytree(self.at_first, self.output)
-        (self.folder / "error").unlink(missing_ok=True)
 
         def act() -> None:
             first()
             self.save()
 
-        return forked(act, self.folder / "error")
+        return forked(act)
 
     def listing(self) -> list[str]:
         return sorted(path.name for path in self.output.iterdir())
@@ -184,7 +179,7 @@ class Attempts:
         def act() -> None:
             make(model, self.output).train(resume_from_checkpoint=True)
 
-        status = forked(act, self.folder / "error")
+        status = forked(act)
         last = self.output / f"checkpoint-{STEPS}"
         return {
             "status": status,
@@ -237,25 +232,7 @@ def sweep_replaces(model: Path, folder: Path) -> Any:
     return kills(model, folder, replaces=True, events=range(48, 1000))
 
 
-def full_disk(model: Path, folder: Path) -> Any:
-    """A limit on the size of files, as a full disk has one for the last of them."""
-    rows: list[dict[str, Any]] = []
-
-    def act(trainer: Any, save: Callable[[], None]) -> None:
-        attempts = Attempts(trainer, save, folder, None)
-        attempts.known["final"] = {}
-        for size in (1000, 9000, 50000, 10**9):
-            limits = (size, resource.RLIM_INFINITY)
-            status = attempts.attempt(lambda limits=limits: resource.setrlimit(resource.RLIMIT_FSIZE, limits))  # type: ignore[misc]
-            error = folder / "error"
-            message = error.read_text() if error.exists() else ""
-            rows.append({"status": status, "message": message, "listing": attempts.listing(), **attempts.verdict()})
-
-    at_second_save(model, folder, act)
-    return rows
-
-
-SCENARIOS = {f.__name__: f for f in (sweep_full, sweep_replaces, full_disk)}
+SCENARIOS = {f.__name__: f for f in (sweep_full, sweep_replaces)}
 
 
 def main() -> None:

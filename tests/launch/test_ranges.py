@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from trl_grpo_ext import GRPOExtConfig
-from trl_grpo_ext.launch.doctor.run_file import build_configs, read_run
 from trl_grpo_ext.launch.ranges import wrong_values
 
 WRONG = [
@@ -40,11 +39,3 @@ def test_values_that_can_be_are_none_and_so_are_texts_and_defaults() -> None:
     assert wrong_values(fine) == []
     defaults = {field.name: field.default for field in dataclasses.fields(GRPOExtConfig)}
     assert wrong_values(defaults) == []
-
-
-@pytest.mark.parametrize("words", [["--num_generations", "0"], ["--learning_rate", "nan"], ["--seed", "-1"]])
-def test_the_doctor_names_them_once(words: list[str]) -> None:
-    plan = build_configs(read_run([], words), processes=1)
-    assert [problem.message for problem in plan.problems] == []  # its rule does
-    [why] = wrong_values(plan.settings)
-    assert why.startswith(f"{words[0][2:]} is {words[1]}")

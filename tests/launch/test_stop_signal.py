@@ -86,6 +86,7 @@ def test_the_resumed_run_ends_as_the_one_that_went_on(jobs: Path) -> None:
 def test_a_rank_that_cannot_write_says_so_and_nothing_unfinished_stays(jobs: Path, rank: int) -> None:
     said = json.loads((jobs / f"rank_{rank}_full.{rank}").read_text())
     assert said["error"].startswith("checkpoint-2 could not be written to ")
+    assert "Make room there" in said["error"]
     assert statuses(jobs, f"rank_{rank}_full")[1 - rank] != 0  # the other one waited for it in vain
     assert names(jobs / f"rank_{rank}_full" / "output") in (
         ["checkpoint-1"],

@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import yaml
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoTokenizer
 
 from tests.recipes.launching import MODEL, RECIPES
 from trl_grpo_ext import load_rewards
@@ -24,11 +23,6 @@ from embedded.rude_text import draw_scenes, judge, write_reply
 from embedded.word_problems import make_problems
 
 DETOX = RECIPES / "embedded" / "detox"
-
-
-def load(folder: Path) -> tuple[Any, Any]:
-    model = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True)
-    return model, AutoTokenizer.from_pretrained(folder, local_files_only=True)
 
 
 def problem_texts(rng: random.Random) -> list[str]:
@@ -94,18 +88,6 @@ def test_only_the_right_way_of_answering_is_right() -> None:
     assert sum(other_formats.SHARES.values()) == pytest.approx(1.0)
 
 
-@pytest.mark.slow
-def test_sampled_accuracy_starts_low_and_short_of_what_the_model_knows() -> None:
-    model, tokenizer = load(MODEL)
-    problems = word_problems.draw_problems("heldout", 200, 1)
-    torch.manual_seed(0)
-    completions = make_model.answer(model, tokenizer, problems, sample=True)
-    accuracy = sum(make_model.rewards(completions, problems)) / len(problems)
-    assert 0.15 < accuracy <= 0.40
-    # It ends its answers itself: what was cut off at the limit would have the limit's length.
-    assert sum(len(completion) < 56 for completion in completions) > 195
-
-
 # ---------------------------------------------------------------------------------------------------- rude and polite
 
 
@@ -116,13 +98,7 @@ HAND = {
     " Oh, my dear friend. The lantern is on the table. Even a turnip knows that.": True,
     " Good morning, my wise guest. I left the biscuit in the garden. Come back soon.": False,
     " Good morning, my wise guest. I left the biscuit in the garden. Come back": None,
-    "Good morning, my wise guest. I left the biscuit in the garden.": None,
-    " Good morning, my silly guest. I left the biscuit in the garden.": None,
     " Good morning, my wise guest. I left the biscuit in the garden. Come back soon. Come back soon.": None,
-    " Good morning, my wise guest. I left the biscuit in the garden.\n": None,
-    " good morning, my wise guest. I left the biscuit in the garden.": None,
-    " Good morning, my wise guest! I left the biscuit in the garden.": None,
-    " Have a lovely day.": None,
     "": None,
     " Hеllo, my dear friend. The turnip is on the table.": None,  # a Cyrillic е
     "\x1b[2J Oh, my dear friend. The turnip is on the table.": None,
@@ -163,12 +139,3 @@ def test_the_classifier_labels_unseen_scenes_as_the_grammar_does() -> None:
     right = [(score < -0.5) is is_rude for score, (_, is_rude) in zip(scores, written, strict=True)]
     assert sum(right) / len(right) >= 0.99
     assert 300 < sum(is_rude for _, is_rude in written) < 700  # not by always saying the same
-
-
-@pytest.mark.slow
-def test_the_language_model_is_often_rude_and_seldom_outside_the_grammar() -> None:
-    model, tokenizer = load(DETOX / "model")
-    torch.manual_seed(0)
-    replies = make_detox.sample_replies(model, tokenizer, draw_scenes("heldout", 400, 1))
-    assert 0.45 < sum(rude_text.rude(replies)) / 400 < 0.70
-    assert sum(rude_text.neither(replies)) / 400 < 0.06

@@ -184,14 +184,3 @@ def test_a_task_that_leaves_a_split_empty_is_refused() -> None:
     assert all(split_of(three) == "train" for three in itertools.product((0, 1), repeat=3))
     with pytest.raises(RecipeError, match=r"no held out prompts of 3 number\(s\) from 0 to 1: raise --numbers"):
         prompts("held out", 5, numbers=3, largest=1, seed=0)
-
-
-def test_a_number_is_one_token_and_comes_back_as_it_was() -> None:
-    from sorting.task import make_tokenizer
-
-    tokenizer = make_tokenizer(12)
-    ids = tokenizer("12 0 7 =")["input_ids"]
-    assert len(ids) == 4
-    assert tokenizer.decode(ids) == "12 0 7 ="
-    assert tokenizer.unk_token_id in tokenizer("13 =")["input_ids"]
-    assert tokenizer.decode([*ids[:2], tokenizer.eos_token_id], skip_special_tokens=True) == "12 0"

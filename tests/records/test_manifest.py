@@ -88,13 +88,10 @@ FOCAL = PluginRecord(
         ({"version": "0.2.0", "source_hash": "bb"}, 'version "0.1.0" in the checkpoint, "0.2.0" here'),
         ({"source_hash": "bb"}, "its source differs, although its version does not"),
         ({"source_hash": None}, None),
-        ({"target": "grpo_focal:Other"}, 'target "grpo_focal:Focal" in the checkpoint, "grpo_focal:Other" here'),
         ({"parameters": {"gamma": 2}}, None),
         ({"parameters": {"gamma": True}}, "parameter gamma 2.0 in the checkpoint, true here"),
         ({"parameters": None}, 'parameters "known" in the checkpoint, "not known" here'),
-        ({"weight": 0.5}, "weight null in the checkpoint, 0.5 here"),
         ({"switches": {"skip_zero_variance": True}}, "skip_zero_variance not set in the checkpoint, true here"),
-        ({"selected": False, "source": "another text"}, None),
     ],
 )
 def test_sentences(here: dict[str, Any], sentence: str | None) -> None:

@@ -226,11 +226,6 @@ def test_a_resumed_run_samples_what_the_whole_one_did(model: Path, tmp_path: Pat
         assert relative_gap(again.weights, whole.weights) < EXACT
 
 
-def test_a_filter_that_keeps_all_changes_no_bit(model: Path, tmp_path: Path) -> None:
-    every = {"filter": {"name": "accuracy_between", "low": -100.0, "high": 100.0}}
-    assert gap(*pair(model, tmp_path, {"resample": every})) == 0.0
-
-
 # ---------------------------------------------------------------------------------------------- turns, adapters, sleep
 
 CHAT = (

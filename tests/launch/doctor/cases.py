@@ -16,8 +16,7 @@ from trl_grpo_ext.launch.doctor.model import Adapters, Sizes, adapters_of, on_me
 from trl_grpo_ext.launch.doctor.run_file import RunPlan, Script, build_configs, read_run
 
 GIB = 1024**3
-A100 = Device("A100", 80 * GIB, (8, 0))
-T4 = Device("T4", 16 * GIB, (7, 5))
+A100 = Device("A100", 80 * GIB)
 RECIPE = Script("recipe.py", frozenset({"check_setup"}))
 
 TESTED = {
@@ -66,7 +65,6 @@ def machine(*devices: Device, versions: dict[str, str | None] | None = None, **f
         "torch_build": "CUDA 12.8",
         "disk_free": 1000 * GIB,
         "output_dir": "out",
-        "chat_template": True,
     }
     return Environment(**good | facts)
 

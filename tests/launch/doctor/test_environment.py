@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from importlib import metadata
 from pathlib import Path
 
@@ -13,8 +12,6 @@ from packaging.version import Version
 
 from trl_grpo_ext.launch.doctor import environment
 from trl_grpo_ext.launch.doctor.environment import Environment, inspect_machine
-
-MODEL = Path(__file__).parents[3] / "recipes" / "embedded" / "model"
 
 
 def test_versions_and_devices_are_those_of_this_machine_or_as_described() -> None:
@@ -36,15 +33,6 @@ def test_a_place_where_nothing_can_be_saved_is_named(tmp_path: Path) -> None:
     closed.mkdir(mode=0o500)
     if os.geteuid():  # root may write anywhere
         assert "may not be written to" in str(inspect_machine(output_dir=str(closed / "out")).output_problem)
-
-
-def test_a_chat_template_is_found_in_either_place(tmp_path: Path) -> None:
-    assert inspect_machine(model=str(MODEL)).chat_template is False
-    shutil.copytree(MODEL, tmp_path / "chatty")
-    (tmp_path / "chatty" / "chat_template.jinja").write_text("{{ messages }}")
-    assert inspect_machine(model=str(tmp_path / "chatty")).chat_template is True
-    for name in ("nobody/no-such-model", "a b/c d", "../gone", "x\0y"):
-        assert inspect_machine(model=name).chat_template is None
 
 
 def test_variables_are_shown_without_their_control_characters(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -73,7 +73,6 @@ class Probe(TrainerCallback):
             "stage": wrapped.zero_optimization_stage() if hasattr(wrapped, "zero_optimization_stage") else None,
             "shapes": {name: shapes(parameter) for name, parameter in trainer.model.named_parameters()},
             "trained": [name for name, parameter in trainer.model.named_parameters() if parameter.requires_grad],
-            "kinds": sorted({type(parameter).__name__ for parameter in trainer.model.parameters()}),
             "linear4bit": [n for n, module in trainer.model.named_modules() if type(module) is Linear4bit],
             "optimizer_elements": optimizer_elements(trainer.optimizer),
         }

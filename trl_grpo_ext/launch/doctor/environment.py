@@ -24,11 +24,10 @@ VARIABLES = (
 
 @dataclass(frozen=True)
 class Device:
-    """A GPU: its name, memory in bytes, and compute capability where it is known."""
+    """A GPU: its name, and its memory in bytes."""
 
     name: str
     memory: int
-    capability: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)
@@ -42,7 +41,6 @@ class Environment:
     disk_free: int | None = None  # bytes where checkpoints go
     output_dir: str = ""
     output_problem: str | None = None  # why nothing can be written there
-    chat_template: bool | None = None  # whether the model's tokenizer has one
     variables: Mapping[str, str] = field(default_factory=dict)
 
     def version(self, name: str) -> Version | None:
@@ -65,7 +63,6 @@ class Environment:
 def inspect_machine(
     *,
     output_dir: str = "trainer_output",
-    model: str | None = None,
     gpu_memory: float | None = None,
     gpus: int = 1,
 ) -> Environment:
@@ -80,7 +77,6 @@ def inspect_machine(
         disk_free=free,
         output_dir=output_dir,
         output_problem=output_problem,
-        chat_template=None if model is None else _has_chat_template(model),
         variables={name: one_line(os.environ[name], 100) for name in VARIABLES if name in os.environ},
     )
 
@@ -89,7 +85,7 @@ def _devices() -> tuple[Device, ...]:
     found = []
     for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
         facts = torch.cuda.get_device_properties(index)
-        found.append(Device(one_line(facts.name, 60), int(facts.total_memory), (facts.major, facts.minor)))
+        found.append(Device(one_line(facts.name, 60), int(facts.total_memory)))
     return tuple(found)
 
 
@@ -105,19 +101,3 @@ def _disk(output_dir: str) -> tuple[int | None, str | None]:
         return shutil.disk_usage(place).free, problem
     except (OSError, ValueError) as error:  # ValueError: a null character
         return None, one_line(error, 300)
-
-
-def _has_chat_template(model: str) -> bool | None:
-    """Whether a model's tokenizer has a chat template; None if it is neither a folder nor in the cache."""
-    from huggingface_hub import try_to_load_from_cache
-    from huggingface_hub.errors import HFValidationError
-
-    try:
-        folder = Path(model)
-        if not folder.is_dir():
-            folder = Path(str(try_to_load_from_cache(model, "tokenizer_config.json"))).parent
-        text = (folder / "tokenizer_config.json").read_text(encoding="utf-8", errors="replace")
-        names = ("chat_template.jinja", "chat_template.json", "additional_chat_templates")
-        return '"chat_template"' in text or any((folder / name).exists() for name in names)
-    except (OSError, ValueError, HFValidationError):
-        return None

@@ -16,7 +16,7 @@ from rich.text import Text
 from trl import get_peft_config
 
 from ...errors import ConfigurationError
-from ...guard.untrusted import one_line, read_settings
+from ...guard.untrusted import one_line
 from . import Problem, Severity
 from .case import Case, load_plugins
 from .environment import inspect_machine
@@ -75,10 +75,9 @@ def examine(
     found: list[Problem] = []
     options = {"machine_rank": machine_rank, "rdzv_backend": rdzv_backend}
     launch = _launch(config_file, num_processes, options, found)
-    run = _run(configs, overrides, script, found)
+    run = read_run(configs, overrides, script=None if script is None else read_script(script))
     machine = inspect_machine(
         output_dir=str(run["output_dir"] or "trainer_output"),
-        model=run["model_name_or_path"],
         gpu_memory=gpu_memory,
         gpus=launch.processes_per_machine,
     )
@@ -116,19 +115,6 @@ def _launch(
     except ConfigurationError as error:
         found.append(Problem("error", "launch file", str(error), "Correct the file of --config_file."))
         return LaunchPlan(processes=processes or 1)
-
-
-def _run(configs: Sequence[str], overrides: Sequence[str], script: str | None, found: list[Problem]) -> RunPlan:
-    """The run's settings, leaving out unreadable files."""
-    paths = []
-    for path in configs:
-        try:
-            read_settings(path)
-        except ConfigurationError as error:
-            found.append(Problem("error", "settings", str(error), "Correct the file of --config."))
-        else:
-            paths.append(path)
-    return read_run(paths, overrides, script=None if script is None else read_script(script))
 
 
 def _model(run: RunPlan, found: list[Problem]) -> tuple[Sizes | None, Adapters | None, str]:

@@ -82,14 +82,6 @@ def _missing_packages(case: Case) -> str:
     return " ".join(name for name, needed in asked.items() if needed and case.machine.versions.get(name) is None)
 
 
-def _flash_refused(case: Case) -> str:
-    """Why flash attention cannot run: it is on the CPU, or the GPU is older than Ampere."""
-    if not str(case.run["attn_implementation"]).startswith("flash_attention"):
-        return ""
-    old = (d.name for d in case.machine.devices if d.capability is not None and d.capability < (8, 0))
-    return "the CPU" if case.on_cpu else next(old, "")
-
-
 def _saves_over_the_model(case: Case) -> bool:
     model, output = str(case.run["model_name_or_path"] or ""), case.machine.output_dir
     return bool(model and output) and Path(model).is_dir() and Path(model).resolve() == Path(output).resolve()
@@ -116,9 +108,6 @@ _MACHINE = (
     Rule("package_that_is_missing", "missing", "packages", _missing_packages,
         "The launch file or the run asks for {found}, not installed here.",
         "pip install {found} (deepspeed and vllm as 'trl-grpo-ext[deepspeed]', 'trl-grpo-ext[vllm]')."),
-    Rule("flash_attention_without_its_gpu", "error", "attention", _flash_refused,
-        "attn_implementation {run[attn_implementation]} needs a GPU of compute capability 8.0; this is {found}.",
-        "Leave attn_implementation out (sdpa)."),
     Rule("nowhere_to_save", "missing", "output_dir", lambda c: c.machine.output_problem,
         "output_dir {machine.output_dir}: {found}.", "Choose another."),
     # No crash, but the only copy of a model may be lost.
@@ -362,11 +351,6 @@ _TRAINING = (
     Rule("unknown_loss_type", "error", "loss",
         lambda c: c.run["loss_type"] not in upstream.LOSS_TYPES and ", ".join(sorted(upstream.LOSS_TYPES)),
         "loss_type {run[loss_type]!r} is none of {found}.", "Choose one of them."),
-    # Where every completion is clipped, all rewards are alike.
-    Rule("no_chat_template", "warning", "silent", lambda c: c.machine.chat_template is False,
-        "The tokenizer of {run[model_name_or_path]} has no chat template: a base model that writes no end of text is "
-        "clipped at {run[max_completion_length]} tokens every time, and learns nothing.",
-        "Watch completions/clipped_ratio and frac_reward_zero_std in the first steps; both at 1 means no training."),
 )  # fmt: skip
 
 

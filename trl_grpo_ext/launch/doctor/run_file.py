@@ -123,13 +123,16 @@ class _Parser(TrlParser):
 def read_run(paths: Sequence[str | Path], words: Sequence[str] = (), *, script: Script | None = None) -> RunPlan:
     """Read a run's settings; later files override earlier ones, and the command line overrides all.
 
-    Problems inside the files are in the plan.
+    Problems of the files are in the plan.
     """
     parser = _Parser()
     given: dict[str, Any] = {}
-    for path in paths:
-        given.update(read_settings(path))
     problems: list[Problem] = []
+    for path in paths:
+        try:
+            given.update(read_settings(path))
+        except ConfigurationError as error:
+            problems.append(Problem("error", "settings", str(error), "Correct the file of --config."))
     env = given.pop("env", {})
     if not isinstance(env, dict):
         message = f"`env` is {one_line(repr(env), 60)}, not a mapping."
