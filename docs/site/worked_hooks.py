@@ -238,7 +238,6 @@ EXAMPLES: dict[str, Worked] = {
         _FOUR,
         note="σ is √2: the squares sum to 6, over three degrees of freedom.",
     ),
-    "best_margin": _estimator({"name": "best_margin", "scale": False}, _FOUR),
     "max_only": _estimator("max_only", _FOUR),
     "leave_one_out": _estimator("leave_one_out", _FOUR),
     "batch_whitening": _estimator("batch_whitening", _FOUR, note="It is all of the batch."),

@@ -60,9 +60,6 @@ BY_HAND: list[tuple[Any, list[float], list[int] | None, list[float]]] = [
     ("normalised", [1, 0, 0, 3], None, [a / (ROOT2 + 1e-4) for a in (0, -1, -1, 2)]),
     ("mean_relative", [1, 0, 0, 3], None, [0, -1, -1, 2]),
     ("mean_relative", [1, -0.0], None, [1, -1]),
-    ("best_margin", [1, 0, 0, 3], None, [0, 0, 0, 2 / (ROOT2 + 1e-6)]),
-    ({"name": "best_margin", "scale": False}, [3, 0, 0, 3], None, [0, 0, 0, 0]),
-    ({"name": "best_margin", "scale": False}, [NAN, -4, -1, NAN], None, [0, 0, 3, 0]),
     # Two of eight: μ = 1/4; squares 2 · 9/16 + 6 · 1/16 = 3/2, so σ = √(3/14): .75/σ and -.25/σ.
     ({"name": "normalised", "epsilon": 1e-12}, FEW, None, [0.75 / (3 / 14) ** 0.5] * 2 + [-0.25 / (3 / 14) ** 0.5] * 6),
     ("mean_relative", FEW, None, [3] * 2 + [-1] * 6),

@@ -17,7 +17,6 @@ from trl_grpo_ext.plugins.building import import_plugin
 NAN, INF = math.nan, math.inf
 REFUSED: dict[str, dict[str, tuple[Any, ...]]] = {
     "normalised": {"epsilon": (0, NAN), "std_floor": (-0.1,), "std": ("unbiased",)},
-    "best_margin": {"scale": (1,), "epsilon": (0,)},
     "decoupled_normalisation": {"epsilon": (0, INF)},
     "running_baseline": {"decay": (-0.1, 1), "column": ("", 5)},
     "batch_whitening": {"std_floor": (0,), "baseline": ("prompt", ["group"])},

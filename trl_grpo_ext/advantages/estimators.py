@@ -117,38 +117,6 @@ class Normalised(_Estimator):
         return (rewards_N - group_mean(rewards_N, groups_N)) / (stds_N.clamp(min=self.std_floor) + self.epsilon)
 
 
-class BestMargin(_Estimator):
-    """Credit only the best of a group, by its lead over the second: `A = (r_1st - r_2nd) / (σ + ε)`.
-
-    All others get 0, and so does the best if another shares its reward. This is the gradient of the group's largest
-    reward, `max_j r_j`, with the largest reward of the other completions as the baseline: one good sample is enough.
-
-    Source: Optimizing Language Models for Inference Time Objectives using Reinforcement Learning (2503.19595), as
-    `grpo_passk` of verl has it, which adds the division by the sample standard deviation. Pass@k for k below the size
-    of the group is `pass_at_k`.
-
-    Departures: the only scored completion of a group gets 0, where verl refuses such a group.
-
-    Args:
-        scale: Whether to divide by `σ + ε`.
-        epsilon: ε, in units of the reward; positive. verl's is 1e-6.
-    """
-
-    __name__ = "best_margin"
-
-    def __init__(self, *, scale: bool = True, epsilon: float = 1e-6) -> None:
-        self.scale = checked_flag("best_margin: scale", scale)
-        self.epsilon = checked_number("best_margin: epsilon", epsilon, "a positive number", lambda x: x > 0)
-
-    def _advantages(self, rewards_N: torch.Tensor, groups_N: torch.Tensor, rollout: Rollout) -> torch.Tensor:
-        _, highest_N = group_extremes(rewards_N, groups_N)
-        best_N = rewards_N == highest_N
-        _, second_N = group_extremes(rewards_N.masked_fill(best_N, torch.nan), groups_N)
-        alone_N = best_N & (group_sum(best_N.to(rewards_N), groups_N) == 1) & ~torch.isnan(second_N)
-        margin_N = torch.where(alone_N, highest_N - second_N, 0.0)
-        return margin_N / (group_std(rewards_N, groups_N) + self.epsilon) if self.scale else margin_N
-
-
 class MaxOnly(_Estimator):
     """Credit only the best of a group, each with its reward: `A_i = r_i` where `r_i = max_j r_j`, else 0.
 
