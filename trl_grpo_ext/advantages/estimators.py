@@ -27,7 +27,7 @@ from ..credit.groups import (
     group_sum,
 )
 from ..errors import PluginOutputError
-from ..guard.parameters import checked_choice, checked_flag, checked_number, checked_text, checked_whole
+from ..guard.parameters import checked_choice, checked_number, checked_text, checked_whole
 from ..types import Rollout
 
 
