@@ -33,43 +33,25 @@ def test_entropy_shaping_by_hand() -> None:
     assert shaped(-0.5, entropies, alpha=0.4, kappa=2.0) == pytest.approx([-0.46, -0.25, -0.25, -0.3])
 
 
-class TestZeroVariance:
-    def rows(
-        self, rewards: list[float], equal: list[bool], lengths: list[int] | None = None, **parameters: Any
-    ) -> Rows:
-        entropies = padded([[1.0, 3.0, 2.0]] * len(rewards))
-        mask = mask_of(lengths or [3] * len(rewards), 3)
-        forward = make_forward(
-            -entropies,
-            entropies,
-            mask,
-            rewards_B=torch.tensor(rewards, dtype=torch.float64),
-            zero_variance_B=torch.tensor(equal),
-        )
-        return after_forward(forward, [7.0] * len(rewards), "zero_variance_credit", **parameters)
-
-    def test_by_hand(self) -> None:
-        right, wrong, other = self.rows([1, 0, 1], [True, True, False], alpha=0.1)
-        assert right == pytest.approx([0.1, 0.3, 0.2])
-        assert wrong == pytest.approx([-0.2, 0, -0.1])
-        assert other == [7, 7, 7]
+def test_zero_variance_credit_by_hand() -> None:
+    entropies = padded([[1.0, 3.0, 2.0]] * 3)
+    of_groups = {"rewards_B": torch.tensor([1.0, 0.0, 1.0]), "zero_variance_B": torch.tensor([True, True, False])}
+    forward = make_forward(-entropies, entropies, mask_of([3] * 3, 3), **of_groups)
+    right, wrong, other = after_forward(forward, [7.0] * 3, "zero_variance_credit", alpha=0.1)
+    assert right == pytest.approx([0.1, 0.3, 0.2])
+    assert wrong == pytest.approx([-0.2, 0, -0.1])
+    assert other == [7, 7, 7]
 
 
-class TestLowProbability:
-    def forward(self) -> Forward:
-        return make_forward(padded([[0.9, 0.5, 0.1]]).log(), torch.zeros(1, 3))
-
-    def test_by_hand(self) -> None:
-        up, down = (after_forward(self.forward(), [a], "low_probability", alpha=0.3)[0] for a in (1.0, -2.0))
+def test_low_probability_by_hand_with_the_old_policys_weight_at_every_update() -> None:
+    old = padded([[0.9, 0.5, 0.1]]).log()
+    for now in (old, old + 0.5):
+        forward = make_forward(now, torch.zeros(1, 3), old_logps_B_T=old)
+        up, down = (after_forward(forward, [a], "low_probability", alpha=0.3)[0] for a in (1.0, -2.0))
         assert up == pytest.approx([0.97, 0.85, 0.73])
         assert down == pytest.approx([-1.94, -1.70, -1.46])
         # α is 0.2 by default, as in the authors' script of this method alone.
-        assert after_forward(self.forward(), [1.0], "low_probability")[0] == pytest.approx([0.98, 0.9, 0.82])
-
-    def test_the_weight_is_the_old_policys_at_every_update(self) -> None:
-        old = padded([[0.9, 0.5, 0.1]]).log()
-        moved = make_forward(old + 0.5, torch.zeros(1, 3), old_logps_B_T=old)
-        assert after_forward(moved, [1.0], "low_probability", alpha=0.3)[0] == pytest.approx([0.97, 0.85, 0.73])
+        assert after_forward(forward, [1.0], "low_probability")[0] == pytest.approx([0.98, 0.9, 0.82])
 
 
 class TestFutureKL:
@@ -102,22 +84,13 @@ class TestFutureKL:
         assert row == pytest.approx([1.2] * 900)
 
 
-class TestDivergenceMask:
-    """`divergence_mask`: by hand, and what is left of the gradient beside the authors'."""
-
-    NOW, GENERATED = [[0.9, 0.5, 0.05, 0.3]], [[0.6, 0.45, 0.01, 0.7]]
-
-    def forward(self) -> Forward:
-        now, old = (torch.tensor(rows, dtype=torch.float64).log() for rows in (self.NOW, self.GENERATED))
-        return make_forward(now, -now, old_logps_B_T=old)
-
-    def test_by_hand(self) -> None:
-        # π - μ is 0.3, 0.05, 0.04 (of which the ratio is 5) and -0.4.
-        assert after_forward(self.forward(), [1.0], "divergence_mask") == [[0, 1, 1, 1]]
-        assert after_forward(self.forward(), [-1.0], "divergence_mask") == [[-1, -1, -1, 0]]
-        assert after_forward(self.forward(), [1.0], "divergence_mask", high=0.045) == [[0, 0, 1, 1]]
-        assert after_forward(self.forward(), [-1.0], "divergence_mask", low=0.4001) == [[-1, -1, -1, -1]]
-
-    def test_nothing_has_moved_on_the_first_pass(self) -> None:
-        now = torch.tensor(self.NOW, dtype=torch.float64).log()
-        assert after_forward(make_forward(now, -now), [2.0], "divergence_mask") == [[2, 2, 2, 2]]
+def test_divergence_mask_by_hand() -> None:
+    # π - μ is 0.3, 0.05, 0.04 (of which the ratio is 5) and -0.4.
+    now, old = padded([[0.9, 0.5, 0.05, 0.3]]).log(), padded([[0.6, 0.45, 0.01, 0.7]]).log()
+    forward = make_forward(now, -now, old_logps_B_T=old)
+    assert after_forward(forward, [1.0], "divergence_mask") == [[0, 1, 1, 1]]
+    assert after_forward(forward, [-1.0], "divergence_mask") == [[-1, -1, -1, 0]]
+    assert after_forward(forward, [1.0], "divergence_mask", high=0.045) == [[0, 0, 1, 1]]
+    assert after_forward(forward, [-1.0], "divergence_mask", low=0.4001) == [[-1, -1, -1, -1]]
+    # On the first pass nothing has moved.
+    assert after_forward(make_forward(now, -now), [2.0], "divergence_mask") == [[2, 2, 2, 2]]

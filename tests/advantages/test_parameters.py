@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import pickle
 from typing import Any
 
 import pytest
@@ -108,12 +107,6 @@ def test_every_parameter_refuses_what_it_cannot_take_with_name_and_value(info: A
 def test_the_ends_of_the_ranges_are_allowed(name: str, parameters: dict[str, Any]) -> None:
     built = hook(name, **parameters)
     assert {parameter: getattr(built, parameter) for parameter in parameters} == parameters
-
-
-def test_an_adapted_coefficient_survives_pickling() -> None:
-    adaptive = hook("kl_in_reward", coefficient=0.1, target=3.0)
-    adaptive.coefficient = 0.07
-    assert pickle.loads(pickle.dumps(adaptive)).state_dict() == {"coefficient": 0.07}
 
 
 @pytest.mark.parametrize("name", ["kl_in_reward", "teacher_log_ratio"])

@@ -128,15 +128,11 @@ class TestKLOfTheCompletion:
             assert not hasattr(one, lacks)
 
 
-def test_teacher_by_hand_with_the_reference_as_teacher() -> None:
-    rollout = three_tokens()
-    (row,) = after_rollout(rollout, [9.0], "teacher_log_ratio")
-    assert row == pytest.approx([-0.5, 0.1, 1.0])
-
-
-def test_teacher_by_hand_with_a_model_of_its_own() -> None:
+def test_teacher_by_hand_with_the_reference_or_a_model_of_its_own() -> None:
     others = {"org/teacher": padded([REF_LOGPS]), "org/another": padded([LOGPS])}
     rollout = three_tokens(teacher_logps_B_T=others)
+    (row,) = after_rollout(rollout, [9.0], "teacher_log_ratio")
+    assert row == pytest.approx([-0.5, 0.1, 1.0])
     (row,) = after_rollout(rollout, [9.0], "teacher_log_ratio", teacher="org/teacher", coefficient=2)
     assert row == pytest.approx([-1.0, 0.2, 2.0])
     (row,) = after_rollout(rollout, [9.0], "on_policy_distillation", teacher="org/teacher", mode="add")

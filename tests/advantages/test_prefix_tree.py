@@ -32,9 +32,6 @@ def test_by_hand() -> None:
     rows = credit(of_texts(["ABC", "ABD", "AEF"], [1, 0, 0]))
     for row, expected in zip(rows, [[0, 1 / 6, 1 / 2], [0, 1 / 6, -1 / 2], [0, -1 / 3, 0]], strict=True):
         assert row == pytest.approx(expected, abs=1e-12)
-
-
-def test_in_mode_add_it_is_added() -> None:
     rows = credit(of_texts(["ABC", "ABD", "AEF"], [1, 0, 0]), mode="add", incoming=2.0)
     assert rows[1] == pytest.approx([2, 2 + 1 / 6, 2 - 1 / 2])
 

@@ -40,9 +40,6 @@ def test_the_minimum_form_by_hand() -> None:
     result = advantages(stepped([[0.8, -0.4, 0.6]]), baseline="none", temperature=1.0)
     to_go = [0.14436 - 0.23965 + 0.13225, -0.23965 + 0.13225, 0.13225]
     assert result[0].tolist() == pytest.approx(to_go, abs=2e-5)
-
-
-def test_the_authors_temperature_leaves_the_worst_step() -> None:
     # At 0.1, the default, exp(-12) and exp(-10) beside 1: what comes before the worst step is worth about its reward.
     result = advantages(stepped([[0.8, -0.4, 0.6]]), baseline="none")
     assert result[0].tolist() == pytest.approx([-0.4, -0.4, 0.0], abs=1e-4)

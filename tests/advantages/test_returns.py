@@ -10,12 +10,11 @@ from tests.contexts import make_rollout
 from trl_grpo_ext.advantages.returns import discounted_returns
 
 
-class TestReturns:
-    def test_long_completions_neither_overflow_nor_drift(self) -> None:
-        live = torch.ones(1, 20_000, dtype=torch.bool)
-        returns = discounted_returns(torch.ones(1, 20_000), live, 0.9)
-        assert returns[0, 0].item() == pytest.approx(10.0, rel=1e-6)  # 1 / (1 - 0.9)
-        assert discounted_returns(torch.ones(1, 20_000), live, 1.0)[0, 0].item() == 20_000
+def test_returns_of_long_completions_neither_overflow_nor_drift() -> None:
+    live = torch.ones(1, 20_000, dtype=torch.bool)
+    returns = discounted_returns(torch.ones(1, 20_000), live, 0.9)
+    assert returns[0, 0].item() == pytest.approx(10.0, rel=1e-6)  # 1 / (1 - 0.9)
+    assert discounted_returns(torch.ones(1, 20_000), live, 1.0)[0, 0].item() == 20_000
 
 
 class TestGroupMeanGAE:

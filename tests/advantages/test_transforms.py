@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.advantages.token_batches import Rows, after_rollout, hook
+from tests.advantages.token_batches import after_rollout, hook
 from tests.contexts import make_rollout, padded
 from trl_grpo_ext.credit import flow
 
@@ -57,16 +57,11 @@ class TestRepetition:
         assert changed == [[3, place] for place in range(3000, 3040)]
 
 
-def masked(advantages: list[float], truncated: list[bool], **parameters: str) -> Rows:
-    rollout = make_rollout([2] * len(advantages), truncated_B=torch.tensor(truncated))
-    return after_rollout(rollout, advantages, "truncation_masking", **parameters)
-
-
-class TestTruncation:
-    def test_by_hand(self) -> None:
-        truncated = [True, True, False, False]
-        assert masked([1.0, -1.0, 1.0, -1.0], truncated) == [[0, 0], [0, 0], [1, 1], [-1, -1]]
-        assert masked([1.0, -1.0, 1.0, -1.0], truncated, keep="negative") == [[0, 0], [-1, -1], [1, 1], [-1, -1]]
+def test_truncation_masking_by_hand() -> None:
+    rollout = make_rollout([2] * 4, truncated_B=torch.tensor([True, True, False, False]))
+    for keep, truncated in (("nothing", [[0, 0], [0, 0]]), ("negative", [[0, 0], [-1, -1]])):
+        rows = after_rollout(rollout, [1.0, -1.0, 1.0, -1.0], "truncation_masking", keep=keep)
+        assert rows == [*truncated, [1, 1], [-1, -1]]
 
 
 # ---------------------------------------------------------------------------------------------- whiten

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from docs.site import catalogue
+from docs.site import catalogue, compatibility
 from docs.site.notation import formulas
 from docs.site.worked import Worked, all_worked, shown
 from trl_grpo_ext import available
@@ -61,6 +61,12 @@ def test_the_pages_of_a_kind_list_all_of_it(pages: Path) -> None:
     for kind, folder in catalogue.FOLDERS.items():
         text = (pages / folder / "index.md").read_text(encoding="utf-8")
         assert set(re.findall(r"\]\((\w+)\.md\)", text)) == {info.name for info in BUILT_IN if info.kind == kind}
+
+
+def test_the_page_on_compatibility_is_what_the_files_say_that_decide() -> None:
+    text = compatibility.PAGE.read_text(encoding="utf-8")
+    python = compatibility.tested_pythons(text)[0]
+    assert compatibility.renewed(text, python) == text, "run: python -m docs.site.compatibility"
 
 
 def test_numbers_are_shown_without_what_says_nothing() -> None:

@@ -120,12 +120,13 @@ def test_hostile_texts_have_a_score_and_a_text_without_tokens_is_none(bert: Path
 
 
 def test_the_model_is_loaded_at_the_first_call_once_and_does_not_pickle(bert: Path) -> None:
-    classifier._LOADED.clear()
+    classifier._load.cache_clear()
     first, second = Classifier(bert, label="toxic"), Classifier(str(bert), label="rude", sign=-1.0)
-    assert not classifier._LOADED
+    assert classifier._load.cache_info().misses == 0
     scored(first, ["a"])
     scored(second, ["a"])
-    [loaded] = classifier._LOADED.values()
+    assert classifier._load.cache_info().misses == 1
+    loaded = classifier._load(*first._source)
     assert not loaded.model.training
     assert not any(parameter.requires_grad for parameter in loaded.model.parameters())
     pickled = pickle.dumps(first)
@@ -176,7 +177,7 @@ class ZeRO3:
 
 def test_it_is_not_cut_over_the_ranks_under_zero_3(bert: Path) -> None:
     settings = ZeRO3()
-    classifier._LOADED.clear()
+    classifier._load.cache_clear()
     deepspeed.set_hf_deepspeed_config(settings)
     try:
         assert scored(Classifier(bert, label=1), ["a"])[0] is not None
@@ -188,8 +189,7 @@ def test_it_is_not_cut_over_the_ranks_under_zero_3(bert: Path) -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_on_a_gpu_it_runs_on_that_of_this_process(bert: Path) -> None:
-    classifier._LOADED.clear()
-    here = scored(Classifier(bert, label=1), TEXTS)
-    [loaded] = classifier._LOADED.values()
-    assert loaded.device.type == "cuda"
+    reward = Classifier(bert, label=1)
+    here = scored(reward, TEXTS)
+    assert classifier._load(*reward._source).device.type == "cuda"
     assert here == pytest.approx(scored(Classifier(bert, label=1, device="cpu"), TEXTS), abs=1e-4)

@@ -388,18 +388,8 @@ REPEATED = items(
     \a  er than
     """
 )
-REPEATED += [
-    "####\n",
-    "A:\n",
-    "Answer:\n",
-    "1\n",
-    "Question: 1\nanswer is\n",
-    "1. a\n",
-    " 111",
-    "\x00",
-    "\ud800",
-    "\u0663",
-]
+REPEATED += ["####\n", "A:\n", "Answer:\n", "1\n", "Question: 1\nanswer is\n", "1. a\n", " 111"]
+REPEATED += ["\x00", "\ud800", "\u0663"]
 REPEATED += ["the answer is ", "not 18 ", "er than ", "1st ", "a\u0301\u0316"]
 AFTER_A_MARKER = [*("9", " ", "1=", "x=", "one ", "1 a ", "not the ", "{", "("), *("1e9", "9^9")]
 

@@ -56,13 +56,9 @@ CASES: dict[float, list[str]] = {
     # A missing tag costs its own 0.1, the number counts only inside both answer tags, and a tag that occurs twice or
     # stands before one that earned earns nothing.
     0.4: [
-        *(
-            "<think>18</think><answer>many</answer>18",
-            "<think></think><answer></answer>",
-            "</think><answer>18</answer>",
-        ),
+        *("<think>18</think><answer>many</answer>18", "<think></think><answer></answer>"),
+        *("</think><answer>18</answer>", "<think><think></think><answer>18</answer>"),
         *("<think></think><answer>H2O</answer>", "<think><answer>18</answer>", "</think><think><answer>18</answer>"),
-        "<think><think></think><answer>18</answer>",
     ],
     0.3: [
         *("<think></think>18</answer>", "<think></think><answer>18", "<answer>18</answer>"),

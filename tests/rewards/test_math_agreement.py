@@ -31,12 +31,6 @@ def both(reward: MathAccuracy, pairs: list[tuple[str, str]]) -> tuple[list[float
     return ours, trls(references, completions)
 
 
-def differences(reward: MathAccuracy, pairs: list[tuple[str, str]]) -> list[object]:
-    return [
-        (*pair, *scores) for pair, *scores in zip(pairs, *both(reward, pairs), strict=True) if scores[0] != scores[1]
-    ]
-
-
 @pytest.mark.slow
 def test_every_pair_of_the_corpus_has_trls_verdict(reward: MathAccuracy) -> None:
     ours, theirs = both(reward, PAIRS)
@@ -71,12 +65,10 @@ def test_departure_exact_fractions_that_differ_are_not_equal(reward: MathAccurac
         ("$10^{-30}$", "\\boxed{10^{-31}}"),
         ("$\\frac{1}{10^{20}}$", "\\boxed{\\frac{2}{10^{20}}}"),
     ]
-    references, completions = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
-    assert trls(references, completions) == [1.0, 1.0, 1.0]
-    assert reward(completions=completions, solution=references) == [0.0, 0.0, 0.0]
+    assert both(reward, pairs) == ([0.0, 0.0, 0.0], [1.0, 1.0, 1.0])
     # The same numbers, written otherwise, still are.
     others = ["\\boxed{\\frac{1}{2006 \\cdot 2005!}}", "\\boxed{\\frac{1}{10^{30}}}", "\\boxed{10^{-20}}"]
-    assert reward(completions=others, solution=references) == [1.0, 1.0, 1.0]
+    assert reward(completions=others, solution=[reference for reference, _ in pairs]) == [1.0, 1.0, 1.0]
 
 
 def test_no_departure_math_verifys_rules_for_decimals_and_percent_are_kept(reward: MathAccuracy) -> None:
@@ -85,5 +77,4 @@ def test_no_departure_math_verifys_rules_for_decimals_and_percent_are_kept(rewar
         ("50", "\\boxed{50\\%}"),  # percent signs between integers are ignored
         ("$\\frac{1}{3}$", "\\boxed{0.333333}"),
     ]
-    assert trls([pair[0] for pair in accepted], [pair[1] for pair in accepted]) == [1.0, 1.0, 1.0]
-    assert differences(reward, accepted) == []
+    assert both(reward, accepted) == ([1.0, 1.0, 1.0], [1.0, 1.0, 1.0])

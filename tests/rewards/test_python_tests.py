@@ -6,14 +6,13 @@ from __future__ import annotations
 
 import json
 import pickle
-import subprocess
-import sys
 import textwrap
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
+from tests.busy import busy
 from tests.rewards.code_corpus import ATTACKS, FORGERIES, HONEST, SHAPES, SOLVED, Pair
 from trl_grpo_ext.errors import ConfigurationError, RewardError
 from trl_grpo_ext.guard.outcomes import Judgement, Outcome
@@ -168,13 +167,8 @@ def test_verdicts_are_the_same_in_any_order_alone_and_beside_busy_processes() ->
     first = {name: one.outcome for name, one in outcomes(both, workers=2).items()}
     backwards = {name: one.outcome for name, one in outcomes(dict([*both.items()][::-1]), workers=1).items()}
     alone = {name: outcomes({name: pair})[name].outcome for name, pair in both.items()}
-    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(4)]
-    try:
+    with busy(4):
         beside = {name: one.outcome for name, one in outcomes(both, workers=2).items()}
-    finally:
-        for process in busy:
-            process.kill()
-            process.wait()
     assert first == backwards == alone == beside
 
 

@@ -17,13 +17,8 @@ NO_ANSWER = {"boxnet", "graph_color", "propositional_logic", "rubiks_cube", "rus
 PUBLISHED = sorted({*DATASETS} - NO_ANSWER - {"composite"})
 EVALUATED = ["string_insertion", "spiral_matrix", "binary_matrix", "n_queens"]  # by `eval`
 WHOLE = ReasoningGym(extract="whole", timeout=20)
-PARSED = [
-    "simple_integration",
-    "intermediate_integration",
-    "polynomial_multiplication",
-    "puzzle24",
-    "countdown",
-]  # SymPy
+PARSED = ["simple_integration", "intermediate_integration", "polynomial_multiplication", "puzzle24", "countdown"]
+"""By SymPy."""
 
 
 def rows_of(tasks: list[str], size: int) -> list[dict[str, Any]]:
@@ -89,12 +84,8 @@ def test_a_problem_that_is_another_one_when_it_is_made_again_is_no_reference() -
 def test_what_is_no_answer_and_what_a_verifier_raises() -> None:
     [row] = reasoning_gym_rows("prime_factorization", 7, 1)
     columns = {name: [row[name]] * 4 for name in ("task", "seed", "index", "config")}
-    completions = [
-        "no tag",
-        "<answer>I do not know</answer>",
-        f"<answer>x</answer> <answer>{row['answer']}</answer>",
-        "",
-    ]
+    right = f"<answer>x</answer> <answer>{row['answer']}</answer>"
+    completions = ["no tag", "<answer>I do not know</answer>", right, ""]
     reward = ReasoningGym(max_characters=1000)
     outcomes = [judgement.outcome.value for judgement in reward.judge(completions, **columns)]
     assert outcomes == ["no_answer", "error", "scored", "no_answer"]

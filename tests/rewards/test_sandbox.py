@@ -21,6 +21,7 @@ from typing import Any
 
 import pytest
 
+from tests.busy import busy
 from tests.interrupts import interruptible
 from trl_grpo_ext.errors import RewardError
 from trl_grpo_ext.rewards._sandbox import run as sandbox
@@ -356,16 +357,11 @@ def test_a_server_that_was_killed_and_one_of_a_forked_copy_are_started() -> None
 @pytest.mark.slow
 def test_time_is_the_code_s_own_however_busy_the_machine() -> None:
     """Six busy processes beside it: half a second of work of a second's allowance is no timeout."""
-    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(3 * (os.cpu_count() or 1))]
-    try:
+    with busy(3 * (os.cpu_count() or 1)):
         code = "import time\nstart = time.process_time()\nwhile time.process_time() < start + 0.5: pass\nprint(1)"
         runs = run_all([lambda stop: run_python(code, seconds=1.0, memory_mb=256, stop=stop)] * 4, workers=4)
         assert [(run.ended, run.output) for run in runs] == [("exited", b"1\n")] * 4
         assert program("while True: pass", seconds=0.3).ended == "timeout"
-    finally:
-        for process in busy:
-            process.kill()
-            process.wait()
 
 
 @pytest.mark.parametrize(

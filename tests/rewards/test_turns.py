@@ -42,14 +42,8 @@ def test_tool_use_by_hand() -> None:
     reward = ToolUse(returned=1.0, failed=-10.0, made=100.0)
     assert turns(reward) == [(191.0, 101.0, 0.0), (200.0,), (0.0,), (0.0,), (), (90.0, 303.0)]
     assert turns(ToolUse(returned=1.0, failed=-10.0, marker="<tool_call>"))[2] == (-10.0,)
-    assert turns(ToolUse(returned=1.0, failed=-10.0, at_most=2)) == [
-        (-9.0, 0.0, 0.0),
-        (0.0,),
-        (0.0,),
-        (0.0,),
-        (),
-        (-10.0, 1.0),
-    ]
+    limited = turns(ToolUse(returned=1.0, failed=-10.0, at_most=2))
+    assert limited == [(-9.0, 0.0, 0.0), (0.0,), (0.0,), (0.0,), (), (-10.0, 1.0)]
     logged: dict[str, float] = {}
     turns(reward, log_metric=logged.__setitem__)
     assert logged == {
@@ -60,15 +54,8 @@ def test_tool_use_by_hand() -> None:
 
 
 ODD_CALLS: list[Any] = [
-    *(
-        None,
-        "add",
-        7,
-        {},
-        {"function": CALL["function"]},
-        [None, 3, "add", []],
-        [{"function": None}, {"function": "f"}],
-    ),
+    *(None, "add", 7, {}, {"function": CALL["function"]}, [None, 3, "add", []]),
+    [{"function": None}, {"function": "f"}],
     [{}, {"name": None}, {"function": {}}, {"function": {"name": ["add"], "arguments": object()}}],
     [{"function": {"name": "add", "arguments": {1: {2: float("nan")}}}}, {"arguments": "{"}, {"name": "\ud800"}],
 ]

@@ -38,25 +38,18 @@ def test_the_run_file_trains_and_ends_cleanly(tmp_path: Path, file: str, engine:
     from vllm import __version__
 
     settings = {**ON_THE_CPU, "engine": engine, "processes": processes, "output_dir": tmp_path}
-    command = [
-        str(Path(sys.executable).with_name("accelerate")),
-        "launch",
-        "--config_file",
+    command = [str(Path(sys.executable).with_name("accelerate")), "launch", "--config_file"]
+    command += [
         f"{RECIPES}/accelerate/{file}.yaml",
         f"{RECIPES}/gsm8k_grpo.py",
+        "--config",
+        f"{RECIPES}/configs/vllm_colocate.yaml",
     ]
-    command += ["--config", f"{RECIPES}/configs/vllm_colocate.yaml"]
     command += [word for name, value in settings.items() for word in (f"--{name}", str(value))]
     # The second is vLLM's own: without compiling, which takes longer than all the rest.
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "VLLM_CPU_CI_ENV": "1"}
-    for name in (
-        "RANK",
-        "LOCAL_RANK",
-        "WORLD_SIZE",
-        "MASTER_ADDR",
-        "MASTER_PORT",
-    ):  # TRL's, for an engine in this process
-        environment.pop(name, None)
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        environment.pop(name, None)  # TRL's, for an engine in this process
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=800, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     assert "Traceback" not in done.stderr

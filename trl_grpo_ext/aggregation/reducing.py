@@ -34,17 +34,12 @@ class TailMean:
 
     def reduce(self, loss_B_T: torch.Tensor, mask_B_T: torch.Tensor, totals: Totals) -> torch.Tensor:
         """Return the mean of the micro-batch's worst sequence losses; 0 where it has no live token."""
-        losses_n = sequence_losses(loss_B_T, mask_B_T)
+        lengths_B = mask_B_T.sum(dim=1)
+        sums_B = (torch.where(mask_B_T > 0, loss_B_T, 0.0) * mask_B_T).sum(dim=1)
+        losses_n = sums_B[lengths_B > 0] / lengths_B[lengths_B > 0]
         values_n = losses_n.detach()
         worst = self.fraction * len(values_n)
         worse_n = (values_n.unsqueeze(0) > values_n.unsqueeze(1)).sum(dim=1).to(values_n.dtype)
         equal_n = (values_n.unsqueeze(0) == values_n.unsqueeze(1)).sum(dim=1).to(values_n.dtype)
         parts_n = ((worst - worse_n) / equal_n).clamp(min=0.0, max=1.0)
         return (parts_n / worst * losses_n).sum()
-
-
-def sequence_losses(loss_B_T: torch.Tensor, mask_B_T: torch.Tensor) -> torch.Tensor:
-    """The mean over each completion's live tokens, `(n,)`, for completions that have any."""
-    lengths_B = mask_B_T.sum(dim=1)
-    sums_B = (torch.where(mask_B_T > 0, loss_B_T, 0.0) * mask_B_T).sum(dim=1)
-    return sums_B[lengths_B > 0] / lengths_B[lengths_B > 0]

@@ -35,8 +35,11 @@ class SignBalanced:
 
     def weights(self, rollout: Rollout) -> torch.Tensor:
         """Return weights `(B, T)`, the same for all tokens of a completion."""
-        signs_N, lengths_N = _outcomes(rollout), rollout.gather(rollout.lengths_B)
-        groups_N = gather_groups(rollout)
+        lengths_N, groups_N = rollout.gather(rollout.lengths_B), gather_groups(rollout)
+        # By rewards and not by advantages: a KL penalty or a teacher may flip the sign of a right answer's.
+        rewards_N = rollout.gather(rollout.raw_rewards_B)
+        apart_N = rewards_N - group_mean(rewards_N, groups_N)
+        signs_N = without_rounding(apart_N, group_extremes(apart_N.abs(), groups_N)[1]).sign()
         if self.over == "batch":
             groups_N = torch.zeros_like(groups_N)
         parts_N = torch.unique(3 * groups_N + signs_N.long(), return_inverse=True)[1]
@@ -73,15 +76,3 @@ class PrefixShare:
             counted_b_G_T = (place_T < shared_b_G.unsqueeze(2)) & live_N_T[members_N, :width]
             sharers_B_T[rows_B] = counted_b_G_T.sum(dim=1).clamp(min=1).to(sharers_B_T.dtype)
         return rollout.mask_B_T / sharers_B_T / max(rollout.totals.tokens, 1)
-
-
-def _outcomes(rollout: Rollout) -> torch.Tensor:
-    """Whether each completion did better than the mean of its group (1), worse (-1) or neither (0), `(N,)`.
-
-    By the rewards before any shaper, not by advantages: a KL penalty or a teacher may flip the sign of a right
-    answer's. A completion without a reward did neither.
-    """
-    rewards_N, groups_N = rollout.gather(rollout.raw_rewards_B), gather_groups(rollout)
-    apart_N = rewards_N - group_mean(rewards_N, groups_N)
-    _, furthest_N = group_extremes(apart_N.abs(), groups_N)
-    return without_rounding(apart_N, furthest_N).sign()

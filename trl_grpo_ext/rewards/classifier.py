@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import math
 import os
@@ -18,8 +19,6 @@ from ..guard.parameters import checked_choice, checked_flag, checked_number, che
 _CHARACTERS_PER_TOKEN = 32  # text beyond it is cut before it is tokenised, which would take long for a megabyte
 
 _LOADING = threading.Lock()
-_LOADED: dict[tuple[Any, ...], _Loaded] = {}
-"""The models of this process, by `_load`'s arguments: rewards with the same ones share a model."""
 
 
 class _Loaded(NamedTuple):
@@ -102,9 +101,7 @@ class Classifier:
         if self.text == "prompt_and_completion":
             prompts = column("classifier", "prompts", columns, len(completions))
         with _LOADING:
-            if self._source not in _LOADED:
-                _LOADED[self._source] = _load(*self._source)
-            loaded = _LOADED[self._source]
+            loaded = _load(*self._source)
         texts = _texts(completions, prompts, loaded.tokenizer)
         return self._scores(loaded, [self._shortened(text) for text in texts])
 
@@ -177,6 +174,7 @@ def _texts(completions: Sequence[Any], prompts: Sequence[Any] | None, tokenizer:
     return texts
 
 
+@functools.cache  # rewards with the same model share it
 def _load(
     name: str,
     revision: str | None,

@@ -121,15 +121,7 @@ class MathAccuracy(Judged):
         log_extra: Callable[[str, list[Any]], None] | None = None,
         **columns: Any,
     ) -> list[float | None]:
-        """Score `B` completions.
-
-        Args:
-            completions: `B` completions, strings or lists of messages.
-            solution: `B` references.
-            log_metric: TRL's; gets the share of each outcome.
-            log_extra: TRL's; gets each completion's outcome, and the columns "solution", "gold_parsed" and
-                "answer_parsed".
-            **columns: The other columns; not used.
+        """`B` scores; logs outcomes and their shares, and the columns "solution", "gold_parsed" and "answer_parsed".
 
         Raises:
             RewardError: The column `solution` is missing or does not have one entry per completion, or an outcome is
@@ -171,14 +163,16 @@ class MathAccuracy(Judged):
         rows = [self._decided(completion_text(completion), reference) for completion, reference in pairs]
         asked = dict.fromkeys(row.pair for row in rows if isinstance(row, _Question))
         answers = self._verifier.readings(list(asked))
-        readings = [row if isinstance(row, Reading) else answers[row.pair] for row in rows]
-        for number, row in enumerate(rows):
-            if isinstance(row, _Question) and row.refused and readings[number].judgement.outcome is Outcome.SCORED:
-                readings[number] = Reading(Judgement(Outcome.REFUSED, row.refused), readings[number].gold)
-        for place, (reading, reference) in enumerate(zip(readings, references, strict=True)):
-            if reading.judgement.outcome is Outcome.UNPARSEABLE and isinstance(reference, str):
-                why = f": {reading.judgement.detail}" if reading.judgement.detail else ""
-                readings[place] = Reading(Judgement(Outcome.UNPARSEABLE, f"{shown(reference)}{why}"), reading.gold)
+        readings = []
+        for row, reference in zip(rows, references, strict=True):
+            reading = row if isinstance(row, Reading) else answers[row.pair]
+            judged = reading.judgement
+            if isinstance(row, _Question) and row.refused and judged.outcome is Outcome.SCORED:
+                reading = Reading(Judgement(Outcome.REFUSED, row.refused), reading.gold)
+            elif judged.outcome is Outcome.UNPARSEABLE and isinstance(reference, str):
+                why = f": {judged.detail}" if judged.detail else ""
+                reading = Reading(Judgement(Outcome.UNPARSEABLE, f"{shown(reference)}{why}"), reading.gold)
+            readings.append(reading)
         return readings
 
     def _decided(self, text: str, reference: Any) -> Reading | _Question:

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -105,8 +106,7 @@ def test_watching_writes_anew_and_ends_with_ctrl_c(tmp_path: Path) -> None:
     assert err.decode().count("There are no completions") == 1  # told once
 
 
-def wait_for(reached: object) -> None:
-    assert callable(reached)
+def wait_for(reached: Callable[[], bool]) -> None:
     end = time.monotonic() + 60
     while not reached():
         assert time.monotonic() < end, "nothing happened for a minute"

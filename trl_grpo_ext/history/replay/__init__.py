@@ -23,7 +23,7 @@ from ..files import Say
 from .comparison import Comparison, Disagreement, Pair, Part, SelectionNumbers, compare
 from .running import BatchResult, run_selection
 from .saved import SavedBatch, join_columns, read_saved
-from .selections import ReplaySelection, Selections, load_selection, named_selections
+from .selections import ReplaySelection, Selections, load_selection, named_selections, reads_log_probabilities
 from .tokens import load_tokenizer
 
 __all__ = [
@@ -83,7 +83,7 @@ def replay(
         steps=steps,
         limit=limit,
         num_generations=next(filter(None, in_a_group), None),
-        with_logps=any(one.reads_log_probabilities for one in chosen),
+        with_logps=any(reads_log_probabilities(hook) for one in chosen for hook in one.hooks),
         tokenizer=loaded,
     )
     if dataset is not None:

@@ -101,11 +101,7 @@ def run_selection(
 
 
 def group_advantages(rollout: Rollout, scale_rewards: str, multi_objective_aggregation: str) -> torch.Tensor:
-    """Advantages `(B,)` as TRL's settings of these names define them; 0 for a completion without a reward.
-
-    Source: TRL's `GRPOConfig`, `scale_rewards` and `multi_objective_aggregation`; GRPO (2402.03300), Dr. GRPO
-    (2503.20783), GDPO (2601.05242) for `normalize_then_sum`.
-    """
+    """Advantages `(B,)` as TRL's settings of these names define them; 0 for a completion without a reward."""
     groups_B, batch_B = rollout.group_ids_B, torch.zeros_like(rollout.group_ids_B)
 
     def scaled(values_B: torch.Tensor, within_B: torch.Tensor) -> torch.Tensor:

@@ -256,9 +256,6 @@ def join_columns(batches: Sequence[SavedBatch], dataset: str | Path) -> list[Sav
     A row's prompt is its column `prompt`, or else `question`; of equal ones the first row counts. It matches a saved
     prompt that equals it or whose last message does. Failing that, the longest one that the saved prompt contains
     matches (a prompt made from a template).
-
-    Raises:
-        ConfigurationError: The file is not there or has neither column, or a prompt is not in it.
     """
     file = Path(dataset)
     if not file.is_file() or file.suffix not in SUFFIXES:

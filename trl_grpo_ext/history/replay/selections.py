@@ -80,11 +80,6 @@ class ReplaySelection:
         """What the hooks declare a need for."""
         return {need for hook in self.hooks for need in getattr(hook, "needs", ())}
 
-    @property
-    def reads_log_probabilities(self) -> bool:
-        """Whether a hook acts at the loss forward, or declares a need for what is computed there."""
-        return any(_reads_log_probabilities(hook) for hook in self.hooks)
-
 
 def named_selections(given: Selections) -> Mapping[str, str | Path | Mapping[str, Any]]:
     """Selections by name: a file's is its stem, or its path if two have that stem."""
@@ -97,12 +92,7 @@ def named_selections(given: Selections) -> Mapping[str, str | Path | Mapping[str
 
 
 def load_selection(name: str, given: str | Path | Mapping[str, Any]) -> ReplaySelection:
-    """Read and load one selection. Unknown keys are ignored, so the file of a whole run will do.
-
-    Raises:
-        ConfigurationError: A file is not there or no mapping, or a setting in it cannot work.
-        PluginError: A plugin does not load.
-    """
+    """Read and load one selection. Unknown keys are ignored, so the file of a whole run will do."""
     mapping = selection_settings(given)
     settings = {key: _setting(name, key, mapping.get(key)) for key in DEFAULTS}
     chosen, aggregation = (_several(mapping.get(key)) for key in ("rewards", "loss_aggregation"))
@@ -132,7 +122,7 @@ def check_replayable(selection: ReplaySelection, batch: SavedBatch) -> None:
             raise ConfigurationError(f"{label} needs the model {teachers[0]!r}, but a replay runs no model.")
         for need in {*getattr(hook, "needs", ())} & _NOT_SAVED.keys():
             raise ConfigurationError(f"{label} needs {_NOT_SAVED[need]}, which nothing saves.")
-        if _reads_log_probabilities(hook) and None in (batch.tokens.logps_B_T, batch.tokens.entropies_B_T):
+        if reads_log_probabilities(hook) and None in (batch.tokens.logps_B_T, batch.tokens.entropies_B_T):
             raise ConfigurationError(
                 f"{label} needs log-probabilities, which only token records have (token_records: 64 in a run), not "
                 f"{batch.where}."
@@ -144,7 +134,8 @@ def check_replayable(selection: ReplaySelection, batch: SavedBatch) -> None:
         )
 
 
-def _reads_log_probabilities(hook: Any) -> bool:
+def reads_log_probabilities(hook: Any) -> bool:
+    """Whether a hook acts at the loss forward, or declares a need for what is computed there."""
     return implements(hook, "on_forward") or bool({*getattr(hook, "needs", ())} & _FROM_THE_POLICY)
 
 

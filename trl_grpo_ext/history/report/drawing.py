@@ -366,9 +366,8 @@ _FONTS = "DejaVu Sans, Verdana, Helvetica, Arial, sans-serif"
 def svg_of(figure: Figure, name: str, title: str) -> str:
     """The figure as one `<svg>` element, for a page of HTML.
 
-    What is drawn in `INK` gets `currentColor`, the background is left out, and the size is that of the box around it.
-    The text of names is escaped as XML has it; nothing in it is a script, a link or a style sheet. The name goes in
-    front of every id, so that several figures can share a page; screen readers read the title out.
+    What is drawn in `INK` gets `currentColor`, the size is that of the box around it, and the name goes in front of
+    every id, so that several figures can share a page.
     """
     written = io.StringIO()
     with style():

@@ -178,10 +178,7 @@ _OTHERS = ("completions/mean_length", "completions/clipped_ratio", "entropy", "k
 
 
 def summaries(run: Run) -> list[tuple[str, ...]]:
-    """The key metrics: held-out evaluation, total reward, each reward, length, entropy, KL.
-
-    Of each its name, the first and the last value, the best and its step, as text.
-    """
+    """Of the key metrics each one's name, the first and the last value, the best and its step, as text."""
     keys = run.keys()
     held_out = [key for key in keys if re.fullmatch(r"eval_((pass|mean)@.*|reward|rewards/.*/mean)", key, re.DOTALL)]
     rewards = [key for key in keys if key.startswith("rewards/") and key.endswith("/mean")]

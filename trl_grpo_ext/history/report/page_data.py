@@ -49,11 +49,7 @@ class PageData:
 
 
 def page_data(runs: Sequence[Run], limit: int) -> PageData:
-    """Collect the completions of runs, at most `limit`, but at least one group of each run.
-
-    Takes as many whole groups as fit, of steps spread evenly from the first to the last; each run gets the same share.
-    If a step has token records, TRL's table of it is not shown.
-    """
+    """Collect completions, at most `limit`, in whole groups of steps spread evenly; each run gets the same share."""
     data = PageData(index={"runs": []})
     share = max(limit // max(len(runs), 1), 1)
     for run in runs:

@@ -43,12 +43,9 @@ _UNPARSED = Symbol("unparsed")
 def check(job: Mapping[str, Any]) -> dict[str, str]:
     """Judge `answer`, a completion's text, or without one see whether `reference` alone can be parsed and compared.
 
-    Equal texts are right without being parsed, as they are to math-verify, which compares texts last. What asks for too
-    much work (`work`) is not evaluated.
-
-    Returns:
-        `outcome`, "scored" for a reference alone that is in order; what was read, `gold` and `found`, as LaTeX; and the
-        `detail` of a refusal. Sympy's own spelling is not asked for: writing out a million digits never returns.
+    Equal texts are right without being parsed, as they are to math-verify, which compares texts last. Of a reference
+    alone that is in order the outcome is "scored". Sympy's own spelling is not asked for: writing out a million digits
+    never returns.
     """
     reference, text = job["reference"], job.get("answer", _PROBE)
     same = _text(reference, _REFERENCE, "any_match").strip()

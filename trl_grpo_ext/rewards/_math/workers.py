@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import pkgutil
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -89,17 +90,13 @@ def _keep(cache: dict[Any, Any], key: Any, value: Any, most: int) -> None:
 class _MathVerify:
     """The workers' task: unpickles to `verification.check`, so that only they import sympy."""
 
+    CHECK = f"{__package__}.verification:check"
+
     def __call__(self, job: Mapping[str, Any]) -> Any:
-        return _math_verify()(job)
+        return pkgutil.resolve_name(self.CHECK)(job)
 
-    def __reduce__(self) -> tuple[Callable[[], Any], tuple[()]]:
-        return _math_verify, ()
-
-
-def _math_verify() -> Callable[[Mapping[str, Any]], dict[str, str]]:
-    from .verification import check
-
-    return check
+    def __reduce__(self) -> tuple[Any, ...]:
+        return pkgutil.resolve_name, (self.CHECK,)
 
 
 def _reading(done: Done) -> Reading:
