@@ -38,13 +38,9 @@ def test_the_run_file_trains_and_ends_cleanly(tmp_path: Path, file: str, engine:
     from vllm import __version__
 
     settings = {**ON_THE_CPU, "engine": engine, "processes": processes, "output_dir": tmp_path}
-    command = [str(Path(sys.executable).with_name("accelerate")), "launch", "--config_file"]
-    command += [
-        f"{RECIPES}/accelerate/{file}.yaml",
-        f"{RECIPES}/gsm8k_grpo.py",
-        "--config",
-        f"{RECIPES}/configs/vllm_colocate.yaml",
-    ]
+    command = [str(Path(sys.executable).with_name("accelerate")), "launch"]
+    command += ["--config_file", f"{RECIPES}/accelerate/{file}.yaml"]
+    command += [f"{RECIPES}/gsm8k_grpo.py", "--config", f"{RECIPES}/configs/vllm_colocate.yaml"]
     command += [word for name, value in settings.items() for word in (f"--{name}", str(value))]
     # The second is vLLM's own: without compiling, which takes longer than all the rest.
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "VLLM_CPU_CI_ENV": "1"}

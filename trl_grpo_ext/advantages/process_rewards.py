@@ -120,10 +120,7 @@ class ProcessRewards:
 
 
 def last_tokens(offsets: Sequence[tuple[int, int]], ends: Sequence[int]) -> list[int]:
-    """For each end of a span, the token that completes the characters before it; -1 without tokens.
-
-    If tokens right after it wrote nothing, such as an end-of-sequence token, the last of them is taken.
-    """
+    """For each end of a span, the token that completes it, or the last silent one right after; -1 without tokens."""
     wrote = [token for token, (start, end) in enumerate(offsets) if end > start]
     starts = [offsets[token][0] for token in wrote]
     following = [*wrote[1:], len(offsets)]  # the token that is the next to write

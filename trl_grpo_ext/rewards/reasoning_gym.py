@@ -162,12 +162,9 @@ def _problem(row: int, task: Any, seed: Any, index: Any, config: Any) -> list[An
 
 
 def score(job: Sequence[Any]) -> float | str | None:
-    """The verifier's score of one answer, None where the row's problem is another one, or why there is no such problem.
-
-    Runs in a worker, which gives up its rights at its first job.
-    """
+    """The verifier's score, None where the row's problem is another one, or why there is no such problem."""
     (task, seed, index, config), reference, answer = job
-    _give_up_rights()
+    _give_up_rights()  # at the first job of this worker
     dataset = _dataset(task, seed, config)
     if isinstance(dataset, str):
         return dataset
@@ -199,10 +196,7 @@ def _dataset(task: str, seed: int, config: str) -> Any:
 
 @contextlib.contextmanager
 def _only_expressions(problem: str) -> Iterator[None]:
-    """Inside, the package evaluates nothing that a model wrote but literals and plain expressions.
-
-    What stands in the problem itself was written by the package, which evaluates its own arithmetic.
-    """
+    """Inside, the package evaluates nothing but literals, plain expressions, and what stands in its own problem."""
     sympy: Any = importlib.import_module("sympy")
     evaluate, parse = builtins.eval, sympy.parse_expr
     modules = [vars(module) for name, module in sys.modules.items() if name.startswith("reasoning_gym")]

@@ -101,10 +101,7 @@ def compare(
     seed: int = 0,
     groups_per_batch: float = 1.0,
 ) -> dict[str, dict[str, Estimate]]:
-    """The estimates of `SelectionQuality` for each selection's gradients `(N, k)`, by their names.
-
-    `plain` names the gradients of plain TRL, `policy_gradient` those whose mean is that of the raw reward.
-    """
+    """The estimates of `SelectionQuality` for each selection's gradients `(N, k)`, by their names."""
     sums = {name: prompts.sums(gradient_N_k) for name, gradient_N_k in gradients.items()}
     sizes_M = prompts.sizes_M
     # The first row is the estimate, the others its resamples.

@@ -341,10 +341,7 @@ def by_tenth(mass_B_T: torch.Tensor, completion_mask_B_T: torch.Tensor) -> torch
 
 
 def quarters(lengths_N: torch.Tensor) -> torch.Tensor:
-    """The quarter of the completions that each belongs to by length, 0 to 3; -1 for those without a live token.
-
-    A length on a bound belongs to the shorter quarter, so completions of one length are all in one.
-    """
+    """Each completion's quarter by length, 0 to 3, the same for equal lengths; -1 for those without a live token."""
     live_N = lengths_N > 0
     if not live_N.any():
         return torch.full_like(lengths_N, -1).long()

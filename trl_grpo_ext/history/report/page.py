@@ -129,10 +129,7 @@ def script_json(value: Any) -> Markup:
 
 
 def visible(text: str) -> str:
-    """Show control characters in untrusted text as symbols, and characters that reverse or hide others as escapes.
-
-    The same as `visible` in `assets/text.js`. Line breaks, tabs and what emoji are joined with stay.
-    """
+    """Show control characters as symbols, and what reverses or hides others as escapes, as `assets/text.js` does."""
 
     def symbol(found: re.Match[str]) -> str:
         code = ord(found[0])

@@ -135,10 +135,7 @@ def excess_of_completion(text: str, max_characters: int) -> str | None:
 
 
 def answer_alone(text: str) -> str:
-    r"""The completion's box alone where it is surely all that math-verify reads, else the whole completion.
-
-    Completions with the same answer are then judged once, and no regular expression has to search their reasoning.
-    """
+    """The completion's box alone where it is surely all that math-verify reads, else the whole completion."""
     box = only_box(text)
     content = "" if box is None else text[slice(*box)]
     if box is None or not content.strip() or _ENDS.search(content) or _PERCENT.search(text, box[1]):

@@ -98,11 +98,7 @@ def _unparsed(latex: str) -> Symbol:
 
 
 def _different_fractions(first: Any, second: Any) -> bool:
-    r"""Whether two exact fractions differ although math-verify takes them as equal, because the difference is nearly 0.
-
-    It compares `\frac{1}{2004!}` with `\frac{1}{2006!}`, and `10^{-30}` with `10^{-31}`, by `evalf(chop=True)`.
-    Decimals, percent signs, symbols and roots are left to its rules.
-    """
+    """Whether two exact fractions differ although math-verify's `evalf(chop=True)` takes them as equal."""
     values = []
     for expression in (first, second):
         if not isinstance(expression, Add | Mul | Pow | Rational) or expression.atoms(Float, UnevaluatedExpr, Symbol):
@@ -131,10 +127,7 @@ _FORMS = r"""
 
 
 def _warm_up() -> None:
-    """Fill the caches of the parser and sympy with the usual forms before forking workers, which inherit them.
-
-    In a new process the first interval or integral takes ten times as long as the second.
-    """
+    """Fill the caches of the parser and sympy, which the workers inherit: a first integral takes ten times as long."""
     for first, second in (pair.split(" :: ") for line in _FORMS.split("\n")[1:-1] for pair in line.split(" ¦ ")):
         for other in (first, second):
             check({"reference": f"${first}$", "answer": f"\\boxed{{{other}}}"})

@@ -120,10 +120,9 @@ _DENIED_AFTER = re.compile(
 
 
 def is_operand(text: str, number: Number, start: int, end: int, *, in_box: bool = False) -> bool:
-    r"""Whether `number` is only a part of an expression. Nothing outside `text[start:end]` is looked at.
+    """Whether `number` is only a part of an expression in `text[start:end]`, a box or the whole text.
 
-    That part is a box, or the whole text. `in_box` says whether it is mathematics, where "18!" is a factorial and "5-7"
-    a difference; in prose they are an exclamation and a range.
+    In a box "18!" is a factorial and "5-7" a difference; in prose they are an exclamation and a range.
     """
     before = text[max(start, number.start - _WINDOW) : number.start]
     after = text[number.end : min(end, number.end + _WINDOW)]
