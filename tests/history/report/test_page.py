@@ -343,10 +343,11 @@ def test_a_page_without_completions_says_so(small: Path, tmp_path: Path) -> None
 def test_what_cannot_be_written_is_refused(tmp_path_factory: pytest.TempPathFactory, tmp_path: Path) -> None:
     run = load_run(write_history(tmp_path_factory.mktemp("run"), [{"step": 1, "loss": 1.0}]))
     (tmp_path / "folder").mkdir()
-    for path in (tmp_path / "absent" / "r.html", tmp_path / "folder"):
+    (tmp_path / "file").touch()
+    for path in (tmp_path / "file" / "r.html", tmp_path / "folder"):
         with pytest.raises(ConfigurationError, match="cannot be written"):
             write_page([run], path, limit=0)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["folder"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder"]
 
 
 def test_findings_are_shown_first_with_their_figure_and_completions(small: Path, tmp_path: Path) -> None:
