@@ -18,17 +18,11 @@ _NUMBER = re.compile(r"[+-]?\d+(?:\.\d+)?%?")
 
 @dataclass(frozen=True)
 class Step:
-    """One block of the page.
+    """One block of the page."""
 
-    Attributes:
-        language: "sh" for a command, "diff" for an edit.
-        text: What is in it.
-        expected: The "text" block behind a command; empty where there is none.
-    """
-
-    language: str
+    language: str  # "sh" for a command, "diff" for an edit
     text: str
-    expected: str = ""
+    expected: str = ""  # the "text" block behind a command
 
 
 @dataclass(frozen=True)
@@ -100,11 +94,8 @@ def apply_edits(diff: str, folder: Path) -> None:
 def differences(expected: str, printed: str, tolerance: float = 0.0) -> list[str]:
     """The lines that the page shows and the command did not print, in this order; how wide the gaps are does not count.
 
-    Args:
-        expected: The page's block; three dots stand for anything, in a line or for lines.
-        printed: What the command printed.
-        tolerance: By how much a number with a decimal point or a percent sign may differ, as a share of it, or of 1
-            where it is smaller. Other numbers are exact.
+    Three dots stand for anything, in a line or for lines. A number with a decimal point or a percent sign may differ by
+    `tolerance`, as a share of it, or of 1 where it is smaller. Other numbers are exact.
     """
     wrong, position = [], 0
     for line in expected.splitlines():

@@ -9,16 +9,7 @@ from typing import Any
 import pytest
 
 from tests.cli.scaffold.author import make_author
-from tests.first_plugin_walk import (
-    PAGE,
-    ROOT,
-    Step,
-    apply_edits,
-    differences,
-    make_clone,
-    read_steps,
-    walk,
-)
+from tests.first_plugin_walk import PAGE, ROOT, Step, apply_edits, differences, make_clone, read_steps, walk
 
 TEXT = PAGE.read_text(encoding="utf-8")
 STEPS = read_steps(TEXT)

@@ -132,7 +132,6 @@ def histories(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dic
             if chosen.get("report_to") == "tensorboard":
                 pytest.importorskip("tensorboard", reason="tensorboard is not installed")
             found[name] = train(tiny_model, folder, **chosen).trainer.state.log_history
-        found[f"{name} folder"] = [{"folder": folder}]
     return found
 
 

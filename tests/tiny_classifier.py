@@ -22,14 +22,8 @@ def save_tiny_classifier(
 ) -> Path:
     """Save a classifier with the character tokenizer of `tests.support.save_tiny_model`.
 
-    Weights are drawn wide, so that texts and labels differ in their scores.
-
-    Args:
-        folder: Where to.
-        tiny_model: What `save_tiny_model` saved.
-        kind: "bert" counts positions absolutely and reads the first token, "llama" reads the last one.
-        labels: Number of outputs.
-        config: Further settings, such as `problem_type`.
+    Weights are drawn wide, so that texts and labels differ in their scores. A "bert" counts positions absolutely and
+    reads the first token, a "llama" reads the last one.
     """
     tokenizer = AutoTokenizer.from_pretrained(tiny_model)
     names = dict(enumerate(LABELS[:labels])) if labels <= len(LABELS) else {i: f"label {i}" for i in range(labels)}

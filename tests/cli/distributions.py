@@ -23,12 +23,7 @@ def write_distribution(
 ) -> None:
     """Write a distribution: its metadata and its files.
 
-    Args:
-        folder: A folder of the path.
-        name: The distribution's.
-        entry_points: By "reward", "hook" or "aggregation", or by a group, names and targets; or the file's text.
-        modules: Text by the file's path in the folder.
-        version: The distribution's.
+    Entry points are names and targets by "reward", "hook" or "aggregation", or by a group; or they are the file's text.
     """
     info = folder / f"{name.replace('-', '_')}-{version}.dist-info"
     info.mkdir(parents=True)

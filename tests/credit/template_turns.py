@@ -75,27 +75,16 @@ def mistral_calls(said: str, calls: list[tuple[str, dict[str, Any]]]) -> str:
 
 @dataclass(frozen=True)
 class Family:
-    """A chat template and the way in which its models write.
+    """A chat template and the way in which its models write."""
 
-    Attributes:
-        template: File of TRL's, or the template itself.
-        end: The token that ends a turn.
-        special: Its other special tokens.
-        write: What the model writes for some text and some calls, without the end.
-        plain: Added tokens that are not special.
-        broken: A call that cannot be read; None where such a thing is plain text.
-        response: The response template, where TRL has none.
-        parallel: Whether several calls of one turn can be written.
-    """
-
-    template: str
-    end: str
-    special: list[str]
-    write: Callable[[str, list[tuple[str, dict[str, Any]]]], str]
-    plain: list[str] = field(default_factory=list)
-    broken: str | None = '<tool_call>\n{"name": "add", "arg'
-    response: dict[str, Any] | None = None
-    parallel: bool = True
+    template: str  # a file of TRL's, or the template itself
+    end: str  # the token that ends a turn
+    special: list[str]  # its other special tokens
+    write: Callable[[str, list[tuple[str, dict[str, Any]]]], str]  # some text and some calls, without the end
+    plain: list[str] = field(default_factory=list)  # added tokens that are not special
+    broken: str | None = '<tool_call>\n{"name": "add", "arg'  # cannot be read; None where it is plain text
+    response: dict[str, Any] | None = None  # the response template, where TRL has none
+    parallel: bool = True  # whether several calls of one turn can be written
 
 
 TAGS = ["<tool_call>", "</tool_call>", "<think>", "</think>"]

@@ -125,23 +125,6 @@ class TestHooks:
         assert error.value.breaks == "groups"
 
 
-class TestTokenWeights:
-    @pytest.mark.parametrize(
-        ("weights", "message"),
-        [
-            (torch.full((1, 3), 0.1), "expected shape (1, 2)"),
-            (torch.tensor([[0.1, math.nan]]), "weights must be finite; got nan at row 0, token 1"),
-            (torch.tensor([[-0.5, 0.0]]), "weights must not be negative; got -0.5 at row 0, token 0"),
-            (torch.tensor([[0.5, 0.5]]), "weights must be zero where rollout.mask_B_T is zero"),
-        ],
-    )
-    def test_what_an_aggregation_may_not_return(self, weights: Any, message: str) -> None:
-        aggregation = SimpleNamespace(__name__="my_mean", weights=lambda rollout: weights)
-        with pytest.raises(PluginOutputError, match="loss aggregation 'my_mean'") as error:
-            flow.token_weights(aggregation, make_rollout([1], width=2))
-        assert message in str(error.value)
-
-
 class TestReducedLoss:
     @pytest.mark.parametrize(
         ("reduce", "message"),

@@ -13,14 +13,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trl_grpo_ext.plugins.description import (
-    PLACEHOLDER,
-    Parameter,
-    _definitions_in,
-    describe,
-    example,
-    overview,
-)
+from trl_grpo_ext.plugins.description import PLACEHOLDER, Parameter, _definitions_in, describe, example, overview
 from trl_grpo_ext.plugins.discovery import PluginInfo, available
 from trl_grpo_ext.plugins.docstrings import first_sentence, read_docstring
 from trl_grpo_ext.plugins.kinds import FACTS

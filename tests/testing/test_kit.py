@@ -14,21 +14,9 @@ import torch
 
 from docs.site.rule_tables import with_rules
 from tests.testing import wrong_aggregations, wrong_hooks, wrong_rewards
-from trl_grpo_ext.errors import (
-    ConfigurationError,
-    PluginOutputError,
-    PluginTypeError,
-    TRLGRPOExtError,
-    UnknownPluginError,
-)
+from trl_grpo_ext.errors import ConfigurationError, PluginOutputError, TRLGRPOExtError
 from trl_grpo_ext.plugins.kinds import FACTS
-from trl_grpo_ext.testing import (
-    RULES,
-    ConformanceError,
-    assert_conforms,
-    check,
-    make_rollout,
-)
+from trl_grpo_ext.testing import RULES, ConformanceError, assert_conforms, check, make_rollout
 from trl_grpo_ext.testing.builders import Ranks, UnequalGathers, cut
 
 
@@ -196,15 +184,6 @@ def test_what_a_reward_may_return(returned: Any, rule: str | None, message: str)
 def test_options_that_mean_nothing_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         check("reward", wrong_rewards.Simple(), **options)
-
-
-def test_what_cannot_be_loaded_or_is_of_no_kind_is_refused() -> None:
-    with pytest.raises(UnknownPluginError, match="think_format"):
-        check("reward", "think_fromat")
-    with pytest.raises(ConfigurationError, match="the kinds are"):
-        check("rewards", "think_format")  # type: ignore[arg-type]
-    with pytest.raises(PluginTypeError, match="pass an instance"):
-        check("loss_aggregation", wrong_aggregations.Right)
 
 
 # ---------------------------------------------------------------------------------------------- examples

@@ -122,11 +122,6 @@ def padding_too(rollout: Any) -> Any:
     return torch.where(rollout.mask_B_T > 0, rollout.old_logps_B_T.sum(dim=1).exp().unsqueeze(1), 0.0)
 
 
-def spread(rollout: Any) -> Any:
-    above_B = (rollout.rewards_B - rollout.group_baselines_B).abs()
-    return torch.where(rollout.mask_B_T > 0, (1.0 / above_B).unsqueeze(1), 0.0)
-
-
 def through_numpy(rollout: Any) -> Any:
     """numpy knows no bfloat16."""
     surprise_B_T = torch.from_numpy(1.0 - numpy.exp(rollout.old_logps_B_T.numpy()))
@@ -149,7 +144,6 @@ BREAKS: list[tuple[str, Any]] = [
     ("aggregation.run", Counts(lambda rollout: exit())),
     ("aggregation.shape", Counts(lambda rollout: rollout.lengths_B.unsqueeze(1))),
     ("aggregation.shape", Reduces(lambda total, totals: float(total))),
-    ("aggregation.finite", Counts(spread)),
     ("aggregation.non_negative", advantage),
     # huggingface/trl#6369, the other way round: what is masked is counted
     ("aggregation.mask", Counts(lambda rollout: rollout.completion_mask_B_T)),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -170,11 +169,6 @@ class RoundsTheMean:
         return column(rollout.rewards_B - means_B).expand_as(advantages_B_T)
 
 
-class ShapesTheWidth:
-    def on_rewards(self, rollout: Any) -> torch.Tensor:
-        return rollout.lengths_B / rollout.mask_B_T.size(1)
-
-
 class SaysPerCompletion(AtForward):
     per_completion = True
 
@@ -219,21 +213,10 @@ class Lambda(Transform):
         self.key = lambda value: value
 
 
-class Threaded(Transform):
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-
-
 def first_of_a_group(advantages_B_T: torch.Tensor, rollout: Any) -> torch.Tensor:
     groups_N = rollout.gather(rollout.group_ids_B)
     first_N = torch.cat([groups_N[:1] == groups_N[:1], groups_N[1:] != groups_N[:-1]])
     return advantages_B_T + column(first_N[rollout.local_rows].to(advantages_B_T.dtype))
-
-
-def groups_of_this_rank(advantages_B_T: torch.Tensor, rollout: Any) -> torch.Tensor:
-    lengths_B = rollout.lengths_B
-    longest_B = torch.stack([lengths_B[rollout.group_ids_B == g].max() for g in rollout.group_ids_B])
-    return advantages_B_T * column(lengths_B / longest_B.clamp(min=1))
 
 
 def gather_sometimes(advantages_B_T: torch.Tensor, rollout: Any) -> torch.Tensor:
@@ -298,14 +281,14 @@ BREAKS: list[tuple[str, Any]] = [
     ("hook.inputs", AtForwardBy(lambda forward: forward.entropies_B_T.clamp_(max=10.0))),
     ("hook.order", By(first_of_a_group)),
     ("hook.order", By(lambda a_B_T, rollout: a_B_T * column(1.0 + rollout.group_ids_B).to(a_B_T.dtype))),
-    *(("hook.padding", plugin) for plugin in (AtForwardBy(ratio_over_the_width), ShapesTheWidth)),
-    *(("hook.split", plugin) for plugin in (mean_of_this_rank, By(groups_of_this_rank))),
+    ("hook.padding", AtForwardBy(ratio_over_the_width)),
+    ("hook.split", mean_of_this_rank),
     ("hook.gathers", By(gather_sometimes)),
     ("hook.micro_batches", SaysPerCompletion),
     ("hook.determinism", By(lambda a_B_T, rollout: a_B_T * (2.0 + noise()))),
     *(("hook.state", plugin) for plugin in (Forgets, StateIsNoJSON, HalfAState)),
     *(("hook.evaluation", plugin) for plugin in (CountsEvaluations, RemembersSilently)),
-    *(("hook.pickle", plugin) for plugin in (Lambda, Threaded)),
+    ("hook.pickle", Lambda),
 ]
 
 HANGS: list[tuple[str, Any]] = [("hook.run", By(lambda a_B_T, rollout: time.sleep(1000)))]

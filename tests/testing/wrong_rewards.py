@@ -146,24 +146,12 @@ def other_column(completions: list[Any], solutions: list[str], **columns: Any) -
     return [float(s in text_of(c)) for c, s in zip(completions, solutions, strict=True)]
 
 
-def positional(texts: list[Any], **columns: Any) -> list[float]:
-    return [0.0 for _ in texts]
-
-
 def last_message(completions: list[Any], **columns: Any) -> list[float]:
     return [float("18" in (c if isinstance(c, str) else c[-1]["content"])) for c in completions]
 
 
 def reads_the_brackets(completions: list[Any], **columns: Any) -> list[float]:
     return [float(str(c).startswith("<think>")) for c in completions]
-
-
-def pops(completions: list[Any], **columns: Any) -> list[float]:
-    scores = found([text_of(c) for c in completions])
-    for completion in completions:
-        if isinstance(completion, list) and completion:
-            completion.pop()
-    return scores
 
 
 def strips(completions: list[Any], **columns: Any) -> list[float]:
@@ -252,11 +240,6 @@ class Lambda(Simple):
         self.key = lambda text: text
 
 
-class KeepsALock(Simple):
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-
-
 def after(do: Callable[[list[str], Any], Any]) -> By:
     """The simple scores after something else, which no reward should do."""
     return By(lambda texts, columns: (do(texts, columns), found(texts))[1])
@@ -287,7 +270,7 @@ in_words = By(lambda texts, columns: [str(score) for score in found(texts)])
 less_the_mean = By(lambda texts, columns: [score - sum(found(texts)) / len(texts) for score in found(texts)])
 
 BREAKS: list[tuple[str, Any]] = [
-    *(("reward.call", reward) for reward in (names_its_columns, other_column, positional)),
+    *(("reward.call", reward) for reward in (names_its_columns, other_column)),
     ("reward.run", after(lambda texts, columns: exit_with(0))),
     ("reward.run", By(lambda texts, columns: [1 / len(re.findall(r"\d", text)) for text in texts])),
     ("reward.run", By(lambda texts, columns: columns["target"])),
@@ -302,7 +285,7 @@ BREAKS: list[tuple[str, Any]] = [
     *(("reward.neighbours", reward) for reward in (less_the_mean, FirstRowOnly)),
     ("reward.neighbours", By(lambda texts, columns: [score - 0.1 * i for i, score in enumerate(found(texts))])),
     ("reward.inputs", after(lambda texts, columns: columns["answer"].insert(0, "seen"))),
-    *(("reward.inputs", reward) for reward in (pops, strips)),
+    ("reward.inputs", strips),
     ("reward.formats", reads_the_brackets),
     *(("reward.none", reward) for reward in (By(lower_references), OneNoneSpoilsAll)),
     ("reward.empty", last_message),
@@ -310,7 +293,7 @@ BREAKS: list[tuple[str, Any]] = [
     ("reward.hostile_text", By(last_number)),
     ("reward.hostile_text", after(lambda texts, columns: [text.encode() for text in texts])),  # a lone surrogate
     ("reward.outcomes", NoReferenceIsWrong),
-    *(("reward.pickle", reward) for reward in (Lambda, KeepsALock)),
+    ("reward.pickle", Lambda),
     ("reward.threads", KeepsItsTexts),
     ("reward.threads", after(lambda t, c: signal.signal(signal.SIGUSR2, signal.getsignal(signal.SIGUSR2)))),
     ("reward.global_state", after(lambda texts, columns: random.seed(0))),
@@ -319,7 +302,6 @@ BREAKS: list[tuple[str, Any]] = [
 """The rule that is broken, and the plugin."""
 
 HANGS: list[tuple[str, Any]] = [
-    ("reward.run", after(lambda texts, columns: os._exit(0))),
     ("reward.run", after(lambda texts, columns: os.kill(os.getpid(), signal.SIGSEGV))),
     ("reward.run", after(lambda texts, columns: time.sleep(1000))),
     ("reward.hostile_text", after(search_for_ever)),

@@ -14,8 +14,7 @@ from ..guard.untrusted import one_line, printable
 from .console import KIND_HELP, kind_of, messages, of_distribution, paragraph, print_unreadable, results
 
 if TYPE_CHECKING:
-    from ..plugins.discovery import Installed, PluginInfo
-    from ..plugins.kinds import Kind
+    from ..plugins.discovery import PluginInfo
     from ..testing import Report
 
 BROKEN, FAILED, NO_EFFECT = 1, 2, 3
@@ -56,13 +55,18 @@ def check_command(
         os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
     from ..testing import check  # slow to import
 
-    subjects = (
-        _select(selection, wanted, installed)
-        if selection is not None
-        else [(info, {}) for info in of_distribution(distribution or "", installed) if wanted in (None, info.kind)]
-    )
+    asked: dict[str, Any] = {}
+    if selection is not None:
+        from ..plugins.description import find_named
+        from ..plugins.selection import parse_selection
+
+        parsed = parse_selection(wanted or "reward", selection)
+        plain, subjects = parsed.plain(), find_named(str(parsed), wanted, installed)
+        asked = plain if isinstance(plain, dict) else {}
+    else:
+        subjects = [info for info in of_distribution(distribution or "", installed) if wanted in (None, info.kind)]
     found: list[tuple[PluginInfo, Report | str]] = []
-    for place, (info, asked) in enumerate(subjects, 1):
+    for place, info in enumerate(subjects, 1):
         messages().print(Text(one_line(f"Checking {info.name}, {place} of {len(subjects)}")), style="dim")
         try:
             found.append((info, check(info.kind, {**asked, "name": info.selection}, timeout=timeout)))
@@ -71,16 +75,6 @@ def check_command(
     if not found:
         raise ConfigurationError("It offers no such plugin.")
     _finish(found, as_json, strict)
-
-
-def _select(selection: str, kind: Kind | None, installed: Installed) -> list[tuple[PluginInfo, dict[str, Any]]]:
-    """The plugins that a selection matches, each with the rest of it."""
-    from ..plugins.description import find_named
-    from ..plugins.selection import parse_selection
-
-    asked = parse_selection(kind or "reward", selection)
-    plain = asked.plain()
-    return [(info, plain if isinstance(plain, dict) else {}) for info in find_named(str(asked), kind, installed)]
 
 
 def _finish(found: list[tuple[PluginInfo, Report | str]], as_json: bool, strict: bool) -> None:

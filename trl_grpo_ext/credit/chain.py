@@ -136,33 +136,24 @@ class HookChain:
 
 def refuse_discarded(hooks: Sequence[Any], aggregation: Any = None) -> None:
     """Refuse hooks, or an aggregation beside them, if one would discard another's work; the message names both."""
-    roles = [(role_of(hook), hook) for hook in hooks]
-    estimators = [hook for role, hook in roles if role == "estimator"]
-    shapers = [hook for role, hook in roles if role == "shaper"]
+    estimators, shapers = ([hook for hook in hooks if role_of(hook) == role] for role in ("estimator", "shaper"))
     flags = ("makes_signal", "masks_zero_variance", "signal_everywhere")
     makers, masks, givers = ([hook for hook in hooks if getattr(hook, flag, False)] for flag in flags)
-
-    def refuse(first: Any, second: Any, what: str, advice: str = "Keep one of them.") -> None:
-        raise ConfigurationError(f"{what.format(repr(plugin_label(first)), repr(plugin_label(second)))} {advice}")
-
-    if len(estimators) > 1:
-        what = "The advantage hooks {} and {} are both estimators, and the second would discard what the first made."
-        refuse(estimators[0], estimators[1], what)
-    if shapers and estimators and not getattr(estimators[0], "uses_total_reward", True):
-        what = "The advantage hook {} shapes the total reward, which the estimator {} does not read."
-        refuse(shapers[0], estimators[0], what)
-    if len(makers) > 1:
-        what = "The advantage hooks {} and {} both give groups of equal rewards an advantage; one would be discarded."
-        refuse(makers[0], makers[1], what)
-    if makers and masks:
-        what = "The advantage hook {} masks the groups of equal rewards, to which {} gives an advantage."
-        refuse(masks[0], makers[0], what)
-    if makers and givers:
-        what = "The advantage hook {} gives groups of equal rewards an advantage, so {} would do nothing."
-        refuse(givers[0], makers[0], what, "Keep one of them; a KL penalty may stand in TRL's loss instead (beta).")
-    if makers and getattr(aggregation, "skips_zero_variance", False):
-        what = "The advantage hook {} gives groups of equal rewards an advantage, and the loss aggregation {} weight 0."
-        refuse(makers[0], aggregation, what, "Remove skip_zero_variance, or the hook.")
+    blind = [hook for hook in estimators if not getattr(hook, "uses_total_reward", True)]
+    skips = [aggregation] if getattr(aggregation, "skips_zero_variance", False) else []
+    gives = "The advantage hook {} gives groups of equal rewards an advantage"
+    clashes = (
+        (estimators, estimators[1:], "The advantage hooks {} and {} are both estimators; one would be discarded."),
+        (shapers, blind, "The advantage hook {} shapes the total reward, which the estimator {} does not read."),
+        (makers, makers[1:], "The advantage hooks {} and {} both give groups of equal rewards an advantage."),
+        (masks, makers, "The advantage hook {} masks the groups of equal rewards, to which {} gives an advantage."),
+        (givers, makers, f"{gives}, so {{}} would do nothing. A KL penalty may stand in TRL's loss instead (beta)."),
+        (makers, skips, f"{gives}, and the loss aggregation {{}} weight 0."),
+    )
+    for first, second, what in clashes:
+        if first and second:
+            names = (repr(plugin_label(plugin)) for plugin in (first[0], second[0]))
+            raise ConfigurationError(f"{what.format(*names)} Keep one of them.")
 
 
 def change_tables(changes: Sequence[Change], mask_B_T: torch.Tensor) -> torch.Tensor:

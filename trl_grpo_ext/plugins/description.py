@@ -239,7 +239,8 @@ def _of_object(docs: PluginDocs, exported: Any, role: str) -> PluginDocs:
     is_class = isinstance(exported, type)
     is_function = inspect.isroutine(exported) or isinstance(exported, partial)
     form = "class" if is_class else "function" if is_function else "instance"
-    takes = [] if form == "instance" or _without_init(exported) else _parameters(exported)
+    takes_none = is_class and (exported.__init__, exported.__new__) == (object.__init__, object.__new__)
+    takes = [] if form == "instance" or takes_none else _parameters(exported)
     ours = [one for one in takes or () if one.selectable]
     called = takes if is_function else _parameters(exported.__call__)[is_class:] if kind == "reward" else None  # type: ignore[index]
     columns: tuple[str, ...] = ()
@@ -269,11 +270,6 @@ def _of_object(docs: PluginDocs, exported: Any, role: str) -> PluginDocs:
         file=file,
         line=line,
     )
-
-
-def _without_init(thing: Any) -> bool:
-    made_by = [getattr(thing, name) is getattr(object, name) for name in ("__init__", "__new__")]
-    return isinstance(thing, type) and all(made_by)
 
 
 def _declared(exported: Any, name: str) -> Any:

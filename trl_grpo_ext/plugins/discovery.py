@@ -155,17 +155,11 @@ def clash(name: str, matches: Sequence[PluginInfo], allowed: Sequence[PluginInfo
 
 @dataclass(frozen=True)
 class Installed:
-    """What is installed.
+    """What is installed."""
 
-    Attributes:
-        plugins: By kind and name.
-        distributions: All distributions by normalised name, including those without plugins.
-        unreadable: Distributions whose entry points cannot be read, each with the file and the reason.
-    """
-
-    plugins: list[PluginInfo]
-    distributions: dict[str, Distribution]
-    unreadable: list[str]
+    plugins: list[PluginInfo]  # by kind and name
+    distributions: dict[str, Distribution]  # by normalised name, including those without plugins
+    unreadable: list[str]  # distributions whose entry points cannot be read, each with the file and the reason
 
     def of(self, distribution: str) -> list[PluginInfo]:
         """The plugins of one distribution; its name may be spelled in any way that packaging takes for the same."""

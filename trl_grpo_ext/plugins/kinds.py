@@ -14,33 +14,18 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 
 @dataclass(frozen=True)
 class KindFacts:
-    """One kind of plugin.
+    """One kind of plugin."""
 
-    Attributes:
-        label: The kind in words.
-        word: The kind in one word, for a command line.
-        group: The entry-point group; aliases are in `<group>.aliases`.
-        setting: Where a run selects it, as a path of keys.
-        several: Whether a run selects a list of them, in the order in which they act.
-        methods: The methods of such an object; exactly one of these if `one_method`.
-        required: What an entry point must be, in words.
-        declares: Attributes that a plugin may declare.
-        switches: Boolean keys that any selection of the kind may have.
-        takes: The attribute in which a class lists parameters that select plugins of the same kind; empty if the kind
-            has none.
-    """
-
-    label: str
-    word: str
-    group: str
-    setting: tuple[str, ...]
-    several: bool
-    methods: tuple[str, ...]
-    required: str
-    declares: tuple[str, ...]
-    one_method: bool = True
-    switches: tuple[str, ...] = ()
-    takes: str = ""
+    label: str  # the kind in words
+    word: str  # in one word, for a command line
+    group: str  # of entry points; aliases are in `<group>.aliases`
+    setting: tuple[str, ...]  # where a run selects it, as a path of keys
+    several: bool  # whether a run selects a list of them, in the order in which they act
+    methods: tuple[str, ...]  # an object has exactly one of these, but a hook those of its role
+    required: str  # what an entry point must be, in words
+    declares: tuple[str, ...]  # attributes that a plugin may declare
+    switches: tuple[str, ...] = ()  # boolean keys that any selection of the kind may have
+    takes: str = ""  # the attribute in which a class lists parameters that select plugins of the same kind
 
 
 FACTS: dict[Kind, KindFacts] = {
@@ -71,7 +56,6 @@ FACTS: dict[Kind, KindFacts] = {
             "learns_from_equal_rewards",
             *("needs", "teachers", "per_completion", "per_group", "conformance"),
         ),
-        one_method=False,
     ),
     "loss_aggregation": KindFacts(
         label="loss aggregation",

@@ -16,13 +16,7 @@ from ..errors import ConfigurationError, PluginError, PluginTypeError, reworded
 from ..guard.calls import rename, reward_name, unique_names
 from ..types import acting_order, implements, role_of
 from .building import broken, build, check_parameters, describe, import_plugin, plugin_code
-from .discovery import (
-    ENVIRONMENT_VARIABLE,
-    PluginInfo,
-    available,
-    find,
-    is_allowed,
-)
+from .discovery import ENVIRONMENT_VARIABLE, PluginInfo, available, find, is_allowed
 from .kinds import FACTS, GROUPS, KINDS, LABELS, Kind, check_kind, with_article
 from .selection import Selection, parse_selection
 
@@ -153,7 +147,11 @@ def resolve(kind: Kind, selection_or_object: Any) -> Loaded:
         except ConfigurationError as error:
             raise ConfigurationError(f"{info}, in its guard: {error}") from error
     if "skip_zero_variance" in asked.switches:
-        built = _without_zero_variance(built, info)
+        if not implements(built, "weights"):
+            raise ConfigurationError(f"{info} has `reduce`, and skip_zero_variance works with `weights`: leave it out.")
+        from ..credit.signal import SkipZeroVariance  # here, because it imports torch
+
+        built = SkipZeroVariance(built)
     return Loaded(built, info, asked, own, tuple(inner))
 
 
@@ -220,17 +218,6 @@ def load_group_filter(selection: Any) -> Any:
         PluginError, ConfigurationError: As for `resolve`.
     """
     return resolve("group_filter", selection).object
-
-
-def _without_zero_variance(aggregation: Any, info: PluginInfo) -> Any:
-    if not implements(aggregation, "weights"):
-        raise ConfigurationError(
-            f"{info} has `reduce`, and skip_zero_variance works with `weights`. "
-            "Take skip_zero_variance out, or select another aggregation."
-        )
-    from ..credit.signal import SkipZeroVariance  # here, because it imports torch
-
-    return SkipZeroVariance(aggregation)
 
 
 def _resolve_several(kind: Kind, selections: Any) -> list[Loaded]:

@@ -82,17 +82,12 @@ def installed_distributions() -> Iterator[tuple[str, Distribution]]:
             yield key, distribution
 
 
-def _folder(distribution: Distribution) -> Path | None:
-    path = directory(distribution)
-    return Path(path).resolve().parent if path else None
-
-
 def _running() -> Distribution | None:
     """The distribution of the running code: it lies next to it, is installed from there, or contains nothing else."""
     ours = list(distributions(name=OURS))
     root = Path(__file__).resolve().parents[2]
     where: tuple[Callable[[Distribution], bool], ...] = (
-        lambda one: _folder(one) == root,
+        lambda one: directory(one) != "" and Path(directory(one)).resolve().parent == root,
         lambda one: _is_editable(one) and _direct_url(one).get("url", "").rstrip("/") == root.as_uri(),
         lambda one: _entry_point_packages(one) <= {_PACKAGE},
     )

@@ -86,7 +86,12 @@ def parse_selection(kind: Kind, value: str | Mapping[str, Any] | Selection) -> S
             raise ConfigurationError(f"`{min(fields)}` is a field of a Selection, not a parameter: {value!r}.")
         mapping: Mapping[Any, Any] = {**value.parameters, "name": str(value), **_settings(value)}
     elif isinstance(value, str) and value.lstrip().startswith("{"):
-        mapping = _read_flow_mapping(kind, value)
+        try:
+            mapping = parse_yaml(value, shown(value), exponents=True)
+        except ConfigurationError as error:
+            raise ConfigurationError(f"{error} {_how(kind)}") from error
+        if not isinstance(mapping, dict):
+            raise ConfigurationError(f"{value!r} starts like a YAML mapping but is not one. {_how(kind)}")
     elif isinstance(value, str):
         mapping = {"name": value}
     elif isinstance(value, Mapping):
@@ -176,16 +181,6 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: _plain(inner) for key, inner in value.items()}
     return [_plain(inner) for inner in value] if type(value) in (list, tuple) else value
-
-
-def _read_flow_mapping(kind: Kind, text: str) -> Mapping[Any, Any]:
-    try:
-        value = parse_yaml(text, shown(text), exponents=True)
-    except ConfigurationError as error:
-        raise ConfigurationError(f"{error} {_how(kind)}") from error
-    if not isinstance(value, dict):
-        raise ConfigurationError(f"{text!r} starts like a YAML mapping but is not one. {_how(kind)}")
-    return value
 
 
 def _how(kind: Kind) -> str:

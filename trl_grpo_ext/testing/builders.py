@@ -25,10 +25,10 @@ class UnequalGathers(PluginOutputError):  # noqa: N818
     breaks = "gathers"
 
 
-def mask_of(lengths: Sequence[int], width: int | None = None, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+def mask_of(lengths: Sequence[int], width: int | None = None) -> torch.Tensor:
     """The loss mask `(B, T)` of completions of these lengths; `T` is the longest, or `width`."""
     width = max(max(lengths), 1) if width is None else width
-    return (torch.arange(width) < torch.tensor(lengths).unsqueeze(1)).to(dtype)
+    return (torch.arange(width) < torch.tensor(lengths).unsqueeze(1)).double()
 
 
 def make_rollout(
@@ -89,12 +89,9 @@ def make_rollout(
 
 
 def turns_between(wrote: Sequence[bool | int], pieces: Sequence[str], failed: Collection[int] = ()) -> list[Turn]:
-    """The turns of a completion; each but the last is one tool call, answered by the tokens after it.
+    """The turns of a completion, by whether the model wrote each token and what the token wrote.
 
-    Args:
-        wrote: Whether the model wrote each token.
-        pieces: What each token wrote.
-        failed: Numbers of the turns whose call raised.
+    Each but the last is one tool call, answered by the tokens after it; the calls of the `failed` ones raised.
     """
     runs, offsets = true_runs([bool(one) for one in wrote]), character_offsets(pieces)
     turns = []
@@ -180,12 +177,7 @@ def cut(rollout: Rollout, sizes: Sequence[int]) -> list[Rollout]:
 class Ranks:
     """Several ranks in this process, each with its part of a generation batch and a working `gather`.
 
-    Args:
-        parts: Each rank's rollout, with the totals of all.
-
-    Attributes:
-        rollouts: The same, with `gather` and `local_rows`.
-        gathers: How often each rank has gathered.
+    `rollouts` are the parts with `gather` and `local_rows`, and `gathers` says how often each rank has gathered.
     """
 
     def __init__(self, parts: Sequence[Rollout]) -> None:

@@ -63,16 +63,6 @@ HOSTILE = (
 )
 """What a policy writes sooner or later."""
 
-TRAINER_STATE: Mapping[str, Any] = {
-    "global_step": 3,
-    "max_steps": 100,
-    "epoch": 0.1,
-    "num_train_epochs": 1,
-    "is_world_process_zero": True,
-    "is_local_process_zero": True,
-}
-"""The fields of transformers' `TrainerState` that a reward can sensibly read, early in a run."""
-
 _TOOL_CALL = {"type": "function", "function": {"name": "add", "arguments": {}}}
 EMPTY: Sequence[tuple[str, Any]] = (
     ("the empty string", ""),
@@ -100,12 +90,15 @@ class RewardCall:
 
     def arguments(self) -> dict[str, Any]:
         """The keyword arguments, fresh lists throughout, as TRL passes them."""
+        # What a reward can sensibly read of transformers' `TrainerState`, early in a run.
+        state = SimpleNamespace(global_step=3, max_steps=100, epoch=0.1, num_train_epochs=1, log_history=[])
+        state.is_world_process_zero = state.is_local_process_zero = True
         return {
             "prompts": [self._in_form(item.prompt, "user") for item in self.items],
             "completions": [self._in_form(item.completion, "assistant") for item in self.items],
             "completion_ids": [_ids(item.completion) for item in self.items],
             **{name: [copy.deepcopy(item.columns.get(name)) for item in self.items] for name in self.columns},
-            "trainer_state": SimpleNamespace(**TRAINER_STATE, log_history=[]),
+            "trainer_state": state,
             "log_extra": lambda column, values: None,
             "log_metric": lambda name, value: None,
         }

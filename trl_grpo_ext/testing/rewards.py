@@ -21,16 +21,7 @@ from ..errors import PluginOutputError
 from ..guard.calls import PASSED_BY_TRL, call, check_scores, reward_name
 from ..guard.outcomes import shown
 from .reward_calls import EMPTY, HOSTILE, Form, RewardCall
-from .rules import (
-    Broken,
-    Checks,
-    Finding,
-    NotChecked,
-    Rule,
-    describe_exception,
-    pickle_round_trip,
-    plugin_code,
-)
+from .rules import Broken, Checks, Finding, NotChecked, Rule, describe_exception, pickle_round_trip, plugin_code
 
 RELATIVE, ABSOLUTE = 1e-4, 1e-5
 """How far scores may be apart that ought to be the same: a model's last digits change with the padding."""
@@ -327,9 +318,7 @@ class RewardChecks(Checks):
         items = self.ordinary.items
 
         def judge(batch: RewardCall) -> None:
-            returned = self._raw(batch)
-            self._read(returned, batch)
-            for row, value in enumerate(check_scores(returned, len(batch.items), self.name)):
+            for row, value in enumerate(check_scores(self._raw(batch), len(batch.items), self.name)):
                 _check_value(value, row, batch)
 
         rows = [replace(items[row % len(items)], completion=text) for row, text in enumerate(completions)]

@@ -235,18 +235,13 @@ Finding = Broken | NotChecked | None
 
 
 class Checks:
-    """The checks of one plugin: the method `shape` checks the rule `hook.shape`, and raises `Broken` or `NotChecked`.
+    """The checks of one plugin: the method `shape` checks the rule `hook.shape`; it raises `Broken` or `NotChecked`."""
 
-    Attributes:
-        name: The plugin's name in reports.
-        trying: Called with each input, as text, before the plugin is tried on it, to know it if the plugin hangs.
-        timeout: Seconds per rule that the plugin declares, or None.
-    """
-
-    name = ""
-    timeout: float | None = None
+    name = ""  # of the plugin, in reports
+    timeout: float | None = None  # seconds per rule, if the plugin declares them
 
     def __init__(self) -> None:
+        # Called with each input, as text, before the plugin is tried on it, to know it if the plugin hangs.
         self.trying: Callable[[str], object] = str
 
     def no_effect(self) -> str:

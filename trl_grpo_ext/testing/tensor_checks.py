@@ -17,14 +17,7 @@ from ..errors import PluginOutputError
 from ..types import Rollout
 from .batches import Setting, SmallBatch, long_batches, odd_beside_ordinary, ordinary_batches
 from .builders import Ranks, cut
-from .rules import (
-    Broken,
-    Checks,
-    NotChecked,
-    describe_exception,
-    fresh_copy,
-    pickle_round_trip,
-)
+from .rules import Broken, Checks, NotChecked, describe_exception, fresh_copy, pickle_round_trip
 
 PADDING = 3
 """Columns of surplus padding to try."""

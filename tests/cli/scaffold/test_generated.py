@@ -70,21 +70,6 @@ def test_all_of_them_are_listed(made: Path, author: Author) -> None:
         assert row["role"] == ("transform" if kind == "hook" else None)
 
 
-def test_a_name_that_is_installed_is_refused_and_its_distribution_named(made: Path, author: Author) -> None:
-    again = author.run("trl-grpo-ext", "new", "reward", "answer_length", "--directory", "other", cwd=made)
-    assert again.returncode == 2
-    assert "from grpo-answer-length 0.1.0" in again.stderr
-    assert not again.stdout
-    same_distribution = ("--distribution", "grpo_answer.length", "--directory", "other")
-    again = author.run("trl-grpo-ext", "new", "reward", "question_length", *same_distribution, cwd=made)
-    assert again.returncode == 2
-    assert "grpo-answer-length 0.1.0 is installed already" in again.stderr
-    assert not (made / "other").exists()
-    # another kind may share the name: which one is meant is never in doubt
-    other = author.run("trl-grpo-ext", "new", "hook", "a", "--directory", "other", cwd=made)
-    assert other.returncode == 0, other.stderr
-
-
 def test_its_wheel_holds_the_types_the_licence_and_the_entry_point(made: Path, author: Author, tmp_path: Path) -> None:
     source = made / "grpo-answer-length"
     done = author.run("pip", "wheel", "-q", "-w", tmp_path, source, cwd=tmp_path)

@@ -66,8 +66,8 @@ def test_what_it_refuses_it_refuses_in_a_sentence_and_makes_nothing(
     assert [path.name for path in tmp_path.rglob("*")] == ["taken", "mine"]
 
 
-def test_a_folder_is_never_taken_for_an_option(tmp_path: Path) -> None:
-    done = invoke("new", "reward", "polite", "--directory=-r", cwd=tmp_path)
+def test_a_folder_is_never_taken_for_an_option_and_another_kind_may_have_the_name(tmp_path: Path) -> None:
+    done = invoke("new", "hook", "think_format", "--directory=-r", cwd=tmp_path)
     assert done.status == 0, done
     assert commands(done.out)[0] == ["pip", "install", "--editable", "./-r"]
     assert (tmp_path / "-r" / "pyproject.toml").is_file()
