@@ -112,11 +112,10 @@ def test_it_works_at_any_depth_and_pickles(own: ModuleType) -> None:
 
 
 def test_the_command_line_and_yaml_select_the_same(own: ModuleType) -> None:
-    text = "{name: clip, low: 0.0, reward: {name: weighted, rewards: [think_format, {name: tag_format, weight: 1e-1}]}}"
-    [reward] = load_rewards(text)
-    assert reward.reward.weights == [1.0, 0.1]
-    block = yaml.safe_load("name: clip\nlow: 0.0\nreward: {name: weighted, rewards: [think_format]}")
-    assert load_rewards(block)[0].reward.rewards == [load_rewards("think_format")[0]]
+    text = "{name: own_combinators:Keeps, inner: [think_format, {name: tag_format, weight: 0.1}]}"
+    for selection in (text, text.replace("0.1", "1e-1"), yaml.safe_load(text)):
+        [reward] = load_rewards(selection)
+        assert (reward.inner.names, reward.inner.weights) == (["think_format", "tag_format"], [1.0, 0.1])
 
 
 # --- errors ----------------------------------------------------------------------------------------------------------

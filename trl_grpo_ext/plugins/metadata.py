@@ -91,11 +91,7 @@ def _running() -> Distribution | None:
         lambda one: _is_editable(one) and _direct_url(one).get("url", "").rstrip("/") == root.as_uri(),
         lambda one: _entry_point_packages(one) <= {_PACKAGE},
     )
-    for belongs in where:
-        for one in ours:
-            if belongs(one):
-                return one
-    return None
+    return next((one for belongs in where for one in ours if belongs(one)), None)
 
 
 def metadata_directory(name: str) -> str:

@@ -199,7 +199,8 @@ class HookChecks(TensorChecks):
         for what, forward, backward in (("a group's completions", 1, -1), ("the groups", -1, 1)):
 
             def order(batch: SmallBatch, forward: int = forward, backward: int = backward) -> list[int]:
-                return sorted(range(len(batch.rows)), key=lambda row: (forward * _first(batch, row), backward * row))
+                groups = [row.group for row in batch.rows]
+                return sorted(range(len(groups)), key=lambda n: (forward * groups.index(groups[n]), backward * n))
 
             self._permuted(order, f"{what} in order and the other way round")
 
@@ -281,11 +282,6 @@ class HookChecks(TensorChecks):
             if bool((~torch.isclose(result_B_T, before_B_T) & (batch.mask() > 0)).any()):
                 return ""
         return "it changed no token of the kit's batches; give it completions or parameters"
-
-
-def _first(batch: SmallBatch, place: int) -> int:
-    """Where a row's group begins."""
-    return next(i for i, row in enumerate(batch.rows) if row.group == batch.rows[place].group)
 
 
 def _rows(forward: Forward, rows: slice) -> Forward:
