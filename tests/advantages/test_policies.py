@@ -155,11 +155,7 @@ def test_a_teacher_with_another_prompt_by_hand() -> None:
         hook("teacher_log_ratio", teacher="policy")
 
 
-@pytest.mark.parametrize(
-    ("teacher", "needs", "teachers"),
-    [("reference", {"old_logps", "ref_logps"}, ()), ("org/teacher", {"old_logps"}, ("org/teacher",))],
-)
-def test_it_asks_for_what_it_reads_and_for_no_more(teacher: str, needs: set[str], teachers: tuple[str, ...]) -> None:
-    asking = hook("teacher_log_ratio", teacher=teacher)
-    assert set(asking.needs) == needs
-    assert tuple(asking.teachers) == teachers
+def test_it_asks_for_what_it_reads_and_for_no_more() -> None:
+    reference, other = (hook("teacher_log_ratio", teacher=name) for name in ("reference", "org/teacher"))
+    assert (set(reference.needs), tuple(reference.teachers)) == ({"old_logps", "ref_logps"}, ())
+    assert (set(other.needs), tuple(other.teachers)) == ({"old_logps"}, ("org/teacher",))

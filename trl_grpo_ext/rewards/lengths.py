@@ -42,14 +42,9 @@ class SoftOverlong:
 
     def __call__(self, completion_ids: Sequence[Sequence[int]] | None = None, **columns: Any) -> list[float | None]:
         """`B` scores from -1.0 to 0.0, by the number of tokens alone."""
+        free, slope = self.max_completion_length - self.cache, max(self.cache, 1)
         tokens = lengths("soft_overlong", completion_ids, columns)
-        return [self._penalty(length) for length in tokens]
-
-    def _penalty(self, length: int) -> float:
-        free = self.max_completion_length - self.cache
-        if length <= free:
-            return 0.0
-        return -1.0 if length > self.max_completion_length else (free - length) / self.cache
+        return [max(min((free - length) / slope, 0.0), -1.0) for length in tokens]
 
 
 class LengthTarget:

@@ -18,10 +18,7 @@ CASES: dict[str, dict[str, Any]] = {
         "loss_type": "cispo",
         "advantage_hooks": ["prefix_tree", "repetition_penalty", "truncation_masking"],
     },
-    "old policy": {
-        "advantage_hooks": ["zero_variance_credit", "low_probability"],
-        "loss_aggregation": "sign_balanced",
-    },
+    "old policy": {"advantage_hooks": ["zero_variance_credit", "low_probability"], "loss_aggregation": "sign_balanced"},
     "tail mean": {"loss_aggregation": "tail_mean"},
     "shaped, each normalised": {
         "advantage_hooks": ["tests.trainer.test_shapers:ByTokens"],
