@@ -52,9 +52,7 @@ def _plain(entry: Entry) -> dict[str, Any]:
     of_info = ("kind", "name", "aliases", "distribution", "version", "builtin", "target")
     return {
         **{key: getattr(info, key) for key in of_info},
-        "state": entry.state,
-        "detail": entry.detail,
-        "summary": entry.summary,
+        **{key: getattr(entry, key) for key in ("state", "detail", "summary")},
         "role": entry.role or None,
     }
 

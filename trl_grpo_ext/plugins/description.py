@@ -27,7 +27,7 @@ from ..types import HOOK_METHODS, ROLES
 from .building import import_plugin
 from .discovery import Installed, PluginInfo, clash, find, is_allowed, split_target, unknown_name
 from .docstrings import Docstring, first_sentence, read_docstring
-from .kinds import FACTS, Kind, kind_of_methods
+from .kinds import FACTS, Kind
 from .metadata import module_spec, normalise
 from .selection import parse_selection
 
@@ -105,8 +105,9 @@ def find_named(name: str, kind: Kind | None, installed: Installed) -> list[Plugi
         return found
     if kind is None:
         bodies = [node for one in _definitions(asked.distribution, asked.name) for node in one.body]
-        kind = kind_of_methods(tuple(node.name for node in bodies if isinstance(node, ast.FunctionDef)))
-    return [find(kind, asked)]
+        methods = {node.name for node in bodies if isinstance(node, ast.FunctionDef)} - {"__call__"}
+        kind = next((kind for kind, facts in FACTS.items() if methods.intersection(facts.methods)), None)
+    return [find(kind or "reward", asked)]
 
 
 # ------------------------------------------------------------------------------- from `module:attribute` to its text

@@ -100,11 +100,3 @@ def kind_words(last: str = "or") -> str:
 def with_article(kind: Kind) -> str:
     """The kind in words, with its article."""
     return f"an {LABELS[kind]}" if LABELS[kind][0] in "aeiou" else f"a {LABELS[kind]}"
-
-
-def kind_of_methods(methods: tuple[str, ...]) -> Kind:
-    """The kind of an object with these methods; a reward if it has no other kind's."""
-    for kind, facts in FACTS.items():
-        if kind != "reward" and set(facts.methods).intersection(methods):
-            return kind
-    return "reward"

@@ -117,8 +117,7 @@ def turns_between(wrote: Sequence[bool | int], pieces: Sequence[str], failed: Co
 
 def character_offsets(pieces: Sequence[str]) -> list[tuple[int, int]]:
     """Where each token's characters begin and end."""
-    ends = [0, *accumulate(map(len, pieces))]
-    return list(pairwise(ends))
+    return list(pairwise(accumulate(map(len, pieces), initial=0)))
 
 
 def padded(rows: Sequence[Sequence[float]], width: int, padding: float, dtype: torch.dtype) -> torch.Tensor:

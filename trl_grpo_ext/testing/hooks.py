@@ -285,8 +285,7 @@ class HookChecks(TensorChecks):
 
 
 def _rows(forward: Forward, rows: slice) -> Forward:
-    values = {name: getattr(forward, name) for name in forward.__dataclass_fields__}
-    of_rows: dict[str, Any] = {name: value[rows] for name, value in values.items() if torch.is_tensor(value)}
+    of_rows: dict[str, Any] = {name: value[rows] for name, value in vars(forward).items() if torch.is_tensor(value)}
     return replace(forward, **of_rows)
 
 
