@@ -57,11 +57,7 @@ def read_json(path: Path) -> Any:
 
 
 def read_json_lines(path: Path, bad: Say | None = None) -> list[Any]:
-    """The values of a file with one JSON value per line.
-
-    `bad` takes a sentence on each line that is no JSON, and an unterminated last line counts as still being written;
-    without it such a line raises.
-    """
+    """The values of a file with one JSON value per line; `bad` takes a sentence on each other one, or it raises."""
     values: list[Any] = []
     lines = re.split(r"\r?\n", _text(path))
     for number, line in enumerate(lines, start=1):

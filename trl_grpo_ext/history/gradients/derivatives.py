@@ -128,10 +128,7 @@ class Policy:
     def gradients(
         self, group: Group, coefficients_S_n: torch.Tensor, sketch: CountSketch
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The sketched gradient of `Σ c log π` for each row of coefficients, `(S, k)`, and the log-probabilities.
-
-        These are None if all coefficients are zero, so that no model ran.
-        """
+        """For each row of coefficients the sketch of `Σ c ∇ log π`, `(S, k)`, and log-probabilities if any is not 0."""
         rows_R_n = basis_of(coefficients_S_n.double())
         if not len(rows_R_n):
             return torch.zeros(len(coefficients_S_n), sketch.dimensions, dtype=torch.float64), None

@@ -84,11 +84,7 @@ def read_saved(
     with_logps: bool = False,
     tokenizer: Any = None,
 ) -> list[SavedBatch]:
-    """Read saved completions in the order of their steps, at most `limit` in whole groups.
-
-    If a file does not say which completions belong together, equal prompts in a row are one group, or several of
-    `num_generations`. `with_logps` leaves out the groups of token records that lack log-probabilities.
-    """
+    """Read saved completions in the order of their steps; `with_logps` leaves out groups without log-probabilities."""
     every = sorted((part for file in saved_files(completions, say) for part in _parts(file)), key=lambda one: one.step)
     first, last = steps
     parts = [one for one in every if (first is None or one.step >= first) and (last is None or one.step <= last)]

@@ -43,10 +43,7 @@ class Tokens:
 def text_tokens(
     texts: Sequence[str], truncated: Sequence[bool], where: str, tokenizer: Any, words: dict[str, int]
 ) -> Tokens:
-    """The tokens of texts; without a tokenizer their words and punctuation, numbered in `words`.
-
-    A text lacks the token that ended it. So each gets one, as in training, unless it was truncated.
-    """
+    """The tokens of texts, or their words, numbered in `words`; with one that ends each text that is not truncated."""
     texts = [encodable(text) for text in texts]
     spans = [[match.span() for match in _WORD.finditer(text)] for text in texts]
     if tokenizer is None:

@@ -364,11 +364,7 @@ _FONTS = "DejaVu Sans, Verdana, Helvetica, Arial, sans-serif"
 
 
 def svg_of(figure: Figure, name: str, title: str) -> str:
-    """The figure as one `<svg>` element, for a page of HTML.
-
-    What is drawn in `INK` gets `currentColor`, the size is that of the box around it, and the name goes in front of
-    every id, so that several figures can share a page.
-    """
+    """The figure as one `<svg>` element, with its name before every id, so that several can share a page of HTML."""
     written = io.StringIO()
     with style():
         figure.savefig(written, format="svg", transparent=True, metadata={"Date": None, "Creator": None})

@@ -58,10 +58,7 @@ class WrittenPage:
 def write_page(
     runs: Sequence[Run], path: str | os.PathLike[str], *, limit: int = 1000, reload_seconds: float | None = None
 ) -> WrittenPage:
-    """Write the page atomically, with at most `limit` completions over all runs, in whole groups.
-
-    It reloads at the interval `reload_seconds`, unless somebody is using it; None for never.
-    """
+    """Write the page atomically, with at most `limit` completions over all runs, in whole groups."""
     html, notes = page(runs, limit, reload_seconds)
     content, path = html.encode("utf-8", "replace"), Path(path)
     try:

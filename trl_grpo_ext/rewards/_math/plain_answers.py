@@ -146,10 +146,7 @@ def answer_alone(text: str) -> str:
 
 
 def only_box(text: str) -> tuple[int, int] | None:
-    r"""Where the content of the only `\boxed{...}` begins and ends; None where math-verify might read something else.
-
-    A box that is not closed has no end, and an expression between "final answer is" and "I hope" goes before boxes.
-    """
+    r"""Where the content of the only `\boxed{...}` begins and ends; None where math-verify might read another."""
     start = text.find("\\boxed{")
     if start < 0 or text.count("\\boxed") > 1 or "\\fbox" in text or "I hope" in text:
         return None

@@ -244,10 +244,7 @@ def _continued(text: str, start: int, found: Number, end: int) -> Number | None:
 
 
 def _direct(text: str, start: int, end: int | None = None, *, is_box: bool = False) -> Number | None:
-    """Read the number, the equation or the number word that follows `start` with nothing but ornaments between.
-
-    An expression without a numeric result has the value None.
-    """
+    """Read the number, equation or number word after `start` and ornaments; its value is None if it has no result."""
     end = len(text) if end is None else end
     ornaments = _ORNAMENTS.match(text, start, end)
     position = ornaments.end() if ornaments else start
@@ -302,10 +299,7 @@ def _sentence_end(text: str, start: int, end: int) -> int:
 def _last_number(
     text: str, start: int, end: int, denied: set[Fraction] | None = None, *, is_box: bool = False
 ) -> Number | None:
-    """Return the last number of `text[start:end]` that is a result (see `Number.aside`), else the last of any kind.
-
-    What is denied as the answer is added to `denied`. A number that is part of an expression has the value None.
-    """
+    """The last number of `text[start:end]` that is a result (see `Number.aside`), else the last; fill `denied`."""
     denied = set() if denied is None else denied
     aside = None
     for _ in range(8):
