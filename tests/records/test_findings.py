@@ -5,19 +5,23 @@ from __future__ import annotations
 import json
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import pyarrow
+import pyarrow.parquet
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support import length_reward, train
 from trl_grpo_ext.records.findings import (
+    MOST_FILES,
     Curve,
     Finding,
     RunFacts,
+    credit_share,
     findings,
     findings_of,
 )
@@ -181,6 +185,35 @@ def test_a_curve_by_hand() -> None:
 def test_a_curve_turned_around_changes_the_other_way(values: list[float]) -> None:
     forth, back = (Curve.of(dict(enumerate(each))) for each in (values, values[::-1]))
     assert forth.change() == pytest.approx(-back.change())
+
+
+def write_records(file: Path, rows: Sequence[tuple[list[float] | None, list[float], list[bool]]]) -> Path:
+    file.parent.mkdir(exist_ok=True)
+    columns = dict(zip(("advantage", "weight", "live"), map(list, zip(*rows, strict=True)), strict=True))
+    pyarrow.parquet.write_table(pyarrow.table(columns), file)
+    return file
+
+
+def test_the_tokens_that_carry_the_credit_by_hand(tmp_path: Path) -> None:
+    one = [1.0, -1.0, 2.0, 9.0], [0.5, 0.5, 0.5, 0.5], [True, True, True, False]
+    rows = [one, ([0.0, 0.0], [0.5, 0.5], [True, True]), (None, [1.0], [True])]
+    # Masses .5, .5, 1 of the completion with signal: 4 / (3 * 1.5).
+    assert credit_share(write_records(tmp_path / "records" / "step_00001.parquet", rows)) == pytest.approx(8 / 9)
+    assert credit_share(write_records(tmp_path / "silent.parquet", rows[1:])) is None
+    (tmp_path / "damaged.parquet").write_bytes(b"PAR1")
+    assert credit_share(tmp_path / "damaged.parquet") is None
+
+
+def test_credit_on_few_tokens_is_found_in_the_records_of_a_run(tmp_path: Path) -> None:
+    spiked = [1.0] + [1e-3] * 99
+    for step in range(1, 2 * MOST_FILES, 2):
+        values = [1.0] * 100 if step < 20 else spiked
+        write_records(tmp_path / "token_records" / f"step_{step:05d}.parquet", [(values, [1.0] * 100, [True] * 100)])
+    (tmp_path / "token_records" / "step_00040.parquet").write_bytes(b"half")
+    (found,) = findings_of(tmp_path, history())
+    assert (found.name, found.figure) == ("few_tokens", "advantages")
+    assert 20 <= found.since <= 40
+    assert "the credit is on 1.2% of the tokens" in found.sentence
 
 
 def test_a_training_ends_with_its_findings_on_stderr(

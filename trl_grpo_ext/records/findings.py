@@ -10,6 +10,7 @@
 | `constant_reward` | one reward of several is the same for all completions |
 | `failing_reward` | outcomes grow that say nothing of the completion: timeouts, unreadable references |
 | `idle_hook`, `idle_filter` | a hook or a filter changed nothing |
+| `few_tokens` | nearly all credit is on a few tokens |
 
 Silence is the default. A change counts if it is large and at least four times what noise does to a difference of two
 means; a state counts if it lasts to the end, for a quarter of the run or more. Runs with fewer than eight log entries
@@ -21,7 +22,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -30,8 +31,10 @@ import numpy as np
 
 from ..errors import ManifestError
 from ..guard.untrusted import printable_name
+from .files import evenly
 from .manifest import FILE as MANIFEST
 from .manifest import Manifest
+from .token_records import FOLDER as RECORDS
 
 History = Sequence[Mapping[str, Any]]
 Values = np.ndarray[Any, Any]
@@ -42,8 +45,10 @@ SIGMAS = 4.0
 """Standard errors by which a change must exceed noise."""
 LARGE_FALL = 0.2
 """Least fall, relative to the largest of the values compared."""
-NO_SIGNAL, TRUNCATED, ENTROPY_LEFT, FAILING = 0.9, 0.5, 0.05, 0.05
-"""Shares: of groups, of completions, of the first entropy, of completions."""
+NO_SIGNAL, TRUNCATED, ENTROPY_LEFT, FAILING, FEW_TOKENS = 0.9, 0.5, 0.05, 0.05, 0.02
+"""Shares: of groups, of completions, of the first entropy, of completions, of tokens."""
+MOST_FILES = 40
+"""Most token record files read, spread evenly over the run."""
 
 _FAILURES = ("timeout", "died", "refused", "error", "unparseable_reference", "none", "nan")
 _MOVED = re.compile(r"advantage/(.+?)(?:/forward)?/mass_moved", re.DOTALL)
@@ -144,11 +149,12 @@ class Curve:
 
 @dataclass(frozen=True)
 class RunFacts:
-    """What the findings know of a run: its log, rewards of weight 0, and hooks that shape rewards."""
+    """What the findings know of a run: log, rewards of weight 0, hooks that shape rewards, `credit_share` by step."""
 
     history: History
     untrained: Collection[str] = ()
     shapers: Collection[str] = ()
+    credit: Mapping[int, float] = field(default_factory=dict)
 
     def curve(self, key: str) -> Curve:
         """The finite values of a metric."""
@@ -176,7 +182,7 @@ def findings_of(folder: str | Path, history: History) -> list[Finding]:
     """The findings of the run in a folder.
 
     Args:
-        folder: Its output_dir, with the manifest.
+        folder: Its output_dir, with the manifest and, if there are any, the token records.
         history: Its log entries, as `trainer.state.log_history` has them.
     """
     try:
@@ -185,7 +191,14 @@ def findings_of(folder: str | Path, history: History) -> list[Finding]:
         plugins = ()
     untrained = {one.name for one in plugins if one.kind == "reward" and one.weight == 0 and one.inside is None}
     shapers = {one.name for one in plugins if one.role == "shaper"}
-    return findings(RunFacts(history, untrained, shapers))
+    files = [
+        path
+        for path in sorted(Path(folder, RECORDS).glob("step_*.parquet"))
+        if path.stem[5:].isdecimal() and path.is_file()
+    ]
+    shares = {int(path.stem[5:]): credit_share(path) for path in evenly(files, MOST_FILES)}
+    credit = {step: share for step, share in shares.items() if share is not None}
+    return findings(RunFacts(history, untrained, shapers, credit))
 
 
 def findings(run: RunFacts) -> list[Finding]:
@@ -325,10 +338,37 @@ def idle_plugins(run: RunFacts) -> Iterator[Finding]:
         yield Finding("idle_filter", first, "the group filter drops no group", "resampled", last)
 
 
+def few_tokens(run: RunFacts) -> Iterator[Finding]:
+    """The credit of the recorded completions is on a few of their tokens."""
+    curve = Curve.of(run.credit)
+    if len(curve) >= SHORTEST_METRIC and (first := curve.since(curve.means <= FEW_TOKENS)) is not None:
+        sentence = f"the credit is on {np.median(curve.values[first:]):.1%} of the tokens of completions with signal"
+        yield Finding("few_tokens", curve.steps[first], sentence, "advantages", curve.steps[-1])
+
+
 DETECTORS: tuple[Callable[[RunFacts], Iterator[Finding]], ...] = (
     *(reward_against_metric, reward_fell, without_signal, truncated, entropy_gone),
-    *(constant_reward, failing_reward, idle_plugins),
+    *(constant_reward, failing_reward, idle_plugins, few_tokens),
 )
+
+
+def credit_share(path: Path) -> float | None:
+    """The share of the tokens that carry the credit in one file of token records; None if nothing there has signal.
+
+    With m = |advantage| · weight of the n live tokens of completions with signal it is (Σm)² / (n Σm²): 1 if all have
+    the same credit, 1/n if one has all of it.
+    """
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        table = pyarrow.parquet.read_table(path, columns=["advantage", "weight", "live"], use_threads=False)
+        rows = [row for row in table.to_pylist() if None not in row.values()]
+        masses = [np.abs(np.multiply(row["advantage"], row["weight"]))[np.array(row["live"], bool)] for row in rows]
+    except (pyarrow.ArrowException, OSError, ValueError, TypeError, LookupError):  # damaged; the report names it
+        return None
+    mass = np.concatenate([np.zeros(0), *(one for one in masses if one.any() and np.isfinite(one).all())])
+    return float(mass.sum() ** 2 / (len(mass) * (mass**2).sum())) if len(mass) else None
 
 
 def _share_right(run: RunFacts) -> Curve | None:
