@@ -49,11 +49,7 @@ _LONGEST_MESSAGE = 4000
 class Agreement:
     """Keeps the ranks of a run in step while plugins run.
 
-    Args:
-        rank: Of this process.
-        processes: Number of ranks; with one, nothing is exchanged.
-        gather: Concatenates equally shaped tensors over all ranks along the first axis, in rank order.
-        device: The device of exchanged tensors.
+    `gather` concatenates equally shaped tensors on `device` over all ranks along the first axis, in rank order.
     """
 
     def __init__(

@@ -96,19 +96,11 @@ def select_rows(columns: Mapping[str, Any], count: int, rows: Sequence[int]) -> 
 
 
 def check_scores(returned: Any, count: int, reward: str) -> list[float | None]:
-    """Check what a reward function returned.
+    """Refuse what a reward function returned unless it is a number or None for each of `count` completions.
 
-    A list, tuple, generator, array or tensor `(B,)` passes. A generator is consumed here. Numbers keep their type (a
-    `SpanScore` its spans), except an array's elements, which become floats. NaN passes, because TRL reads it as None.
-
-    Args:
-        returned: What the function returned.
-        count: Number of completions, `B`.
-        reward: The reward's name, for messages.
-
-    Raises:
-        PluginOutputError: There is not one value per completion, or a value is infinite (also in float32, which TRL
-            keeps it in) or neither a number nor None; the message names the row.
+    A list, tuple, generator, array or tensor `(B,)` passes. Numbers keep their type (a `SpanScore` its spans), except
+    an array's elements, which become floats. NaN passes, because TRL reads it as None; what is infinite in float32,
+    which TRL keeps it in, does not.
     """
     values = _listed(returned, count, reward)
     if len(values) != count:

@@ -41,16 +41,10 @@ class _Overrun(BaseException):
 
 
 class RewardWatch:
-    """Watches the reward functions of one scoring.
+    """Watches the reward functions of one scoring, which together may take `limit` seconds.
 
-    Args:
-        limit: Seconds that all reward functions together may take for this generation batch; None for no limit.
-
-    Attributes:
-        spans: Each completion's spans, by the name of the function that returned them as `SpanScore`s; None where it
-            returned None, empty where it returned a plain number.
-        outcomes: The outcomes that each reward logged, by its name.
-        nans: How many NaNs each function returned, by its name. TRL reads NaN as None.
+    It keeps, by the function's name: each completion's spans (None where it returned None, empty where it returned a
+    plain number), the outcomes that it logged, and how many NaNs it returned, which TRL reads as None.
     """
 
     def __init__(self, limit: float | None = None) -> None:

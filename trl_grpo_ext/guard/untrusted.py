@@ -117,16 +117,7 @@ def parse_json(text: str, name: str) -> Any:
 
 
 def parse_yaml(text: str, name: str, exponents: bool = False) -> Any:
-    """Read YAML in which no key stands twice.
-
-    Args:
-        text: The YAML.
-        name: What it is, for messages.
-        exponents: Read 1e-3 as a number, as nobody means the string on a command line. YAML 1.1 wants 1.0e-3.
-
-    Raises:
-        ConfigurationError: It is not YAML, is nested too deeply, or repeats a key.
-    """
+    """Read YAML in which no key stands twice; `exponents` reads 1e-3 as a number, where YAML 1.1 wants 1.0e-3."""
     import yaml  # here, because most commands need no YAML
 
     try:

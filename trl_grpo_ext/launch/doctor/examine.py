@@ -58,16 +58,8 @@ def examine(
 ) -> Examination:
     """Examine a launch, a run and a machine together; the last three are the launcher's own options.
 
-    Args:
-        config_file: The launch file; None for the launcher's defaults.
-        configs: The run's YAML files; later ones override earlier ones.
-        overrides: The words after the script on its command line.
-        script: The training script; it is not run.
-        gpu_memory: GiB of each GPU of another machine; None means this machine.
-        prompt_length: Tokens of the longest prompt.
-
-    Raises:
-        ConfigurationError: A named file is missing.
+    Later `configs` override earlier ones; `overrides` are the words after the script, which is read and not run.
+    `gpu_memory` is GiB of each GPU of another machine, `prompt_length` the longest prompt's tokens.
     """
     for path in (config_file, *configs, script):
         if path is not None and not os.path.isfile(path):  # noqa: PTH113  # false, too, where a path cannot be one
