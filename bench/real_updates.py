@@ -8,14 +8,16 @@ problems make an update of 32 completions: with the real reward the first two th
 first two that have not, so that half of the groups have no signal; with signal everywhere all even rows are right.
 
 The arms are trainings of all weights in float32, and take turns; few machines hold three of them at once, so each turn
-loads the model. Memory is the most that the process held in an update (`VmHWM`), above what it held before. The share
-of the head is that of the update's matrix products and log-softmax over the vocabulary in the time of all operators, by
-torch's profiler.
+loads the model. Memory is the most that the process held in an update (`VmHWM`), above what it held before the model:
+weights, gradients, the optimizer's state, and what the update takes. Beside it stands what doctor expects of plain TRL.
+The share of the head is that of the update's matrix products and log-softmax over the vocabulary in the time of all
+operators, by torch's profiler.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import functools
 import gc
 import itertools
@@ -36,6 +38,7 @@ from bench.compact_updates import EXACT, PLAIN, SHARED, Match
 from bench.tables import machine, show, versions
 from bench.turns import Meter
 from trl_grpo_ext import load_rewards
+from trl_grpo_ext.launch.doctor.examine import examine
 
 GROUPS, MEMBERS = 4, 8
 WIDE, PRODUCTS = 8192, {"aten::mm", "aten::addmm", "aten::addmm_"}
@@ -44,7 +47,7 @@ REWARDS = ("real", "signal everywhere")
 TITLES = (
     *("completions, reward", "update, s: plain TRL", "compact", "shared", "times faster: compact", "shared"),
     *("tokens computed: plain TRL", "compact", "shared", "computed / distinct"),
-    *("peak memory, GB: plain TRL", "compact", "shared"),
+    *("peak memory, GB: plain TRL", "compact", "shared", "doctor's estimate"),
 )
 HEAD = ("head, %: plain TRL", "compact", "shared")
 
@@ -124,12 +127,31 @@ def resident(name: str) -> int:
     return 1024 * int(next(line for line in lines if line.startswith(name)).split()[1])
 
 
-def measure(match: Match, arm: str, cells: dict[str, Sequence[Group]], found: dict[str, Any], head: bool) -> None:
+def held_now() -> int:
+    """Resident memory without what malloc keeps for later."""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    return resident("VmRSS")
+
+
+def expected_memory(options: argparse.Namespace, limit: int, groups: Sequence[Group]) -> int:
+    """What doctor expects of plain TRL, in bytes."""
+    passes = GROUPS * MEMBERS // options.rows
+    settings = f"""use_cpu=true bf16=false gradient_checkpointing=false beta=0.0 num_generations={MEMBERS}
+        max_completion_length={limit} per_device_train_batch_size={options.rows} gradient_accumulation_steps={passes}"""
+    words = ["--model_name_or_path", str(options.model), *(f"--{setting}" for setting in settings.split())]
+    memory = examine(None, overrides=words, prompt_length=max(len(group.prompt) for group in groups)).memory
+    assert memory is not None
+    return memory.peak
+
+
+def measure(
+    match: Match, arm: str, cells: dict[str, Sequence[Group]], found: dict[str, Any], held: int, head: bool
+) -> None:
     """One update of an arm in each cell, and with `head` another one that finds its share."""
     for name, groups in cells.items():
         match.script.groups, cell = groups, found[name]
         Path("/proc/self/clear_refs").write_text("5")  # the peak of resident memory starts from here
-        held = resident("VmRSS")
         turn = match.turn(arm)
         cell["peak"][arm] = max(cell["peak"].get(arm, 0), resident("VmHWM") - held)
         cell["seconds"].setdefault(arm, []).append(turn.seconds)
@@ -155,6 +177,7 @@ def cells_of(name: str, found: dict[str, Any]) -> list[str]:
         *(f"{found['tokens'][arm]:.0f}" for arm in ARMS),
         f"{found['distinct']:.2f}",
         *(f"{found['peak'][arm] / 1e9:.1f}" for arm in ARMS),
+        f"{found['expected'] / 1e9:.1f}",
         *(f"{100 * share:.0f}" for share in found["head"].values()),
     ]
 
@@ -212,15 +235,17 @@ def main(given: Sequence[str] | None = None) -> None:
         size = Size(groups=GROUPS, members=MEMBERS, limit=limit)
         cells = {f"up to {limit}, {name}": chosen for name, chosen in zip(REWARDS, (real, everywhere), strict=True)}
         found = {name: {key: {} for key in ("seconds", "peak", "tokens", "norm", "head")} for name in cells}
+        for cell in found.values():
+            cell["expected"] = expected_memory(options, limit, real)
         script = functools.partial(Recorded, groups=short)  # the first update makes the optimizer's state
         last = options.updates - 1
         for number, arm in itertools.product(range(options.updates), ARMS):
+            held = held_now()
             with tempfile.TemporaryDirectory() as folder:
                 match = Match(options.model, Path(folder), size, arms=(arm,), script=script, rows_per_pass=options.rows)
-                measure(match, arm, cells, found, number == last and not options.no_head)
+                measure(match, arm, cells, found, held, number == last and not options.no_head)
                 match.close()
                 del match
-                gc.collect()
         rows += [cells_of(name, cell) for name, cell in found.items()]
         for cell in found.values():
             gap = max(gap, 1 - min(cell["norm"].values()) / max(cell["norm"].values()))
