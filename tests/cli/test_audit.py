@@ -119,6 +119,9 @@ def test_the_command_exits_with_0_where_nothing_is_wrong(files: Path) -> None:
     assert "gsm8k_accuracy on 3 rows, 3 different references in column answer" in done.out
     limited = invoke("audit", files / "bad.jsonl", "--reward", "gsm8k_accuracy", "--limit", "3")
     assert limited.status == 0
+    (files / "mixed.jsonl").write_text('{"prompt": "?"}\n{"answer": "#### 3"}\n', encoding="utf-8")
+    mixed = invoke("audit", files / "mixed.jsonl", "--reward", "gsm8k_accuracy", "--json")
+    assert [finding["row"] for finding in json.loads(mixed.out)["findings"]] == [0]  # which has no answer
 
 
 @pytest.mark.parametrize("width", [60, None])
@@ -131,16 +134,12 @@ def test_the_command_exits_with_1_and_shows_hostile_references_as_text(files: Pa
     else:
         assert "\x1b" not in done.out
     seen = "".join(character for character in done.plain if character not in " \n│┃")
-    assert "[red]x[/red]" in seen
-    assert "\\x1b[31m" in seen
-    assert "\\u202e" in seen
+    assert all(text in seen for text in ("[red]x[/red]", "\\x1b[31m", "\\u202e"))
     assert seen.count("y") >= 120 + 80  # folded, not cut: the reference, and what the reward says of it
     assert "\u202e" not in done.out
     assert done.err.strip() == ""
     done = invoke("audit", files / "bad.jsonl", "--reward", "gsm8k_accuracy", "--json")
-    assert done.status == 1
-    found = json.loads(done.out)
-    assert found["problems"]["does not parse"] == 2
+    assert (found := json.loads(done.out))["problems"]["does not parse"] == 2
     assert [finding["row"] for finding in found["findings"]] == [3, 4]
 
 
@@ -165,7 +164,7 @@ def test_the_command_exits_with_2_and_one_line_where_it_cannot(
 @pytest.mark.parametrize(
     ("name", "content", "says"),
     [
-        ("null.jsonl", "null\n", "null.jsonl holds None, which is no JSON object"),
+        ("null.jsonl", "null\n", "line 1 is not an object"),
         ("empty.jsonl", "", "no rows to audit"),
         ("empty.parquet", "", "could not be loaded"),
         ("deep.jsonl", "[" * 100_000, "is not JSON"),

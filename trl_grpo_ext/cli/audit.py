@@ -296,12 +296,10 @@ def _rows(data: str, config: str | None, split: str, limit: int | None) -> list[
     path = Path(data)
     try:
         if path.suffix == ".jsonl":  # Arrow's reader crashes on odd files
-            from ..history.files import read_json_lines  # slow to import
+            from ..history.files import read_columns  # slow to import
 
-            read = read_json_lines(path)
-            if odd := [row for row in read if not isinstance(row, dict)]:
-                raise ConfigurationError(f"{path} holds {shown(odd[0])}, which is no JSON object.")
-            return read[:limit]
+            columns = read_columns(path)  # where a row lacks one it has None, as in training
+            return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)][:limit]
         if path.is_file() and path.suffix != ".parquet":
             raise ConfigurationError(f"{data} is a file, but neither .jsonl nor .parquet.")
         import datasets  # slow to import
