@@ -62,11 +62,7 @@ def as_json(value: Any) -> Any:
 
 
 def read_settings(path: str | Path) -> dict[str, Any]:
-    """Read a mapping from a YAML or JSON file.
-
-    Raises:
-        ConfigurationError: The file is missing, too long, not text, not YAML, or holds no settings.
-    """
+    """Read a mapping from a YAML or JSON file; a `ConfigurationError` says why that cannot be."""
     settings = read_values(path)
     if not isinstance(settings, dict):
         name = one_line(path, 300)
@@ -75,11 +71,7 @@ def read_settings(path: str | Path) -> dict[str, Any]:
 
 
 def read_values(path: str | Path) -> Any:
-    """Read a YAML or JSON file, as `parse_yaml` does.
-
-    Raises:
-        ConfigurationError: The file is missing, too long, not text, or not YAML.
-    """
+    """Read a YAML or JSON file, as `parse_yaml` does; a `ConfigurationError` says why that cannot be."""
     name = one_line(path, 300)
     try:
         if not Path(path).is_file():
@@ -95,11 +87,7 @@ def read_values(path: str | Path) -> Any:
 
 
 def parse_json(text: str, name: str) -> Any:
-    """Read JSON in which no key stands twice.
-
-    Raises:
-        ConfigurationError: It is not JSON, is nested too deeply, or repeats a key.
-    """
+    """Read JSON in which no key stands twice; a `ConfigurationError` says why that cannot be."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         if len(found := dict(pairs)) < len(pairs):

@@ -116,7 +116,6 @@ class Side(Conversation):
         self.gone = self.process = ""
         self.asked = 0
         self.memory = False
-        self.inside = 0  # calls of the solution's that this process answers
         self._shared = shared
         self._objects: dict[int, Any] = {}
         self._lent: list[tuple[Any, tuple[str, ...], bool]] = []
@@ -130,6 +129,7 @@ class Side(Conversation):
         """Begin with a test."""
         self.ran, self.empty = 0, 0  # asserts, and loops and comparisons of nothing
         self.failure = self.reason = self.doubt = ""
+        self.failed: list[BaseException] = []  # asserts that nobody expects to fail: they count whoever catches them
         self.sites: dict[str, bool] = {}
         self._first: dict[str, tuple[str, Any]] = {}
         self._open.clear()
@@ -138,8 +138,8 @@ class Side(Conversation):
         """What a test says that ran to its end."""
         if not all(self.sites.values()):
             self.doubt = self.doubt or "an assert sits in a loop whose length the solution decides, and it ran not once"
-        if self.failure:
-            return "fail", self.failure
+        if self.failure or self.failed:
+            return "fail", self.failure or "an assert failed, and its exception was caught"
         if self.reason:
             return "unjudged", self.reason
         if not self.ran and (self.empty or self.doubt):
@@ -214,13 +214,10 @@ class Side(Conversation):
             return "what it expects depends on an argument that the code has changed"
         return ""
 
-    def check(self, token: int, value: Any, swallowed: bool = False) -> bool:
-        """Whether an assert holds; `swallowed` says whether its exception would be caught and forgotten."""
+    def check(self, token: int, value: Any) -> bool:
+        """Whether an assert holds."""
         held = bool(value)
-        truth = self._holds(token) and held
-        if not truth and (swallowed or self.inside):
-            self.failure = self.failure or "an assert failed, and its exception was caught"
-        return truth or self._goes_on("an assert failed")
+        return (self._holds(token) and held) or self._goes_on("an assert failed")
 
     def value(self, token: int, value: Any) -> Any:
         """The condition of an `if` that raises."""
@@ -240,12 +237,15 @@ class Side(Conversation):
         token = self.begin()
 
         def call(*arguments: Any, **keywords: Any) -> Any:
-            result = None
+            result, before = None, len(self.failed)
             try:
                 result = function(*arguments, **keywords)
-            except AssertionError as error:
-                if self.inside:
-                    self.failure = "an assert failed, and its exception was caught"
+                if arguments and arguments[0] is AssertionError:  # `assertRaises`
+                    del self.failed[before:]
+            except BaseException as error:
+                if not isinstance(error, AssertionError) and type(error).__name__ != "Failed":  # pytest's
+                    raise
+                self.failing(error)
                 if not self._goes_on(str(error)[:MAX_TEXT]):
                     raise
             self._holds(token)
@@ -255,11 +255,21 @@ class Side(Conversation):
 
     # What keeps asserts from running.
 
+    def failing(self, error: Any) -> Any:
+        """What an assert that does not hold raises."""
+        self.failed.append(error)
+        return error
+
+    def expected(self, *errors: Any) -> None:
+        """These, or the exception that is being handled, may be those of asserts."""
+        errors = errors or (sys.exc_info()[1],)
+        self.failed = [one for one in self.failed if not any(one is error for error in errors)]
+
     def passed(self) -> None:
         """An exception that was expected has come."""
         self.ran += 1
 
-    def failed(self) -> None:
+    def swallowed(self) -> None:
         """Where an assert did not hold, or could not be reached, and its exception is swallowed."""
         if not self.reason:
             self.failure = self.failure or "an exception was caught that keeps an assert from running"
@@ -365,13 +375,9 @@ class Side(Conversation):
 
     def perform(self, what: Any, *arguments: Any) -> Any:
         """Do what the solution asks for, of an object that it was lent."""
-        self.inside += 1
-        try:
-            if what in ("input", "read", "readline"):
-                return {"input": input, "read": sys.stdin.read, "readline": sys.stdin.readline}[what](*arguments)
-            return self._use(what, *arguments)
-        finally:
-            self.inside -= 1
+        if what in ("input", "read", "readline"):
+            return {"input": input, "read": sys.stdin.read, "readline": sys.stdin.readline}[what](*arguments)
+        return self._use(what, *arguments)
 
     def _use(self, what: Any, value: Any, name: Any, *rest: Any) -> Any:
         number = self._lent_numbers.get(id(value), -1)

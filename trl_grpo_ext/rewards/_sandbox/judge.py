@@ -171,6 +171,9 @@ class _Result(unittest.TestResult):
         if err is not None:
             self.first = self.first or err[1]
 
+    def addExpectedFailure(self, test: Any, err: Any) -> None:
+        SIDE.expected(err[1])
+
     def addUnexpectedSuccess(self, test: Any) -> None:
         self.first = self.first or AssertionError("an unexpected success")
 
@@ -250,9 +253,8 @@ _OWN_WAY = {("builtins", "input"), ("builtins", "print"), ("sys", "stdin"), ("sy
 
 def _prepare_modules() -> None:
     """Make the modules that tests use safe, and patches and seeds reach the solution's process, too."""
-    for function in (dataclasses.asdict, dataclasses.astuple, dataclasses.fields, dataclasses.is_dataclass):
-        _replace(dataclasses, function.__name__, _there)
-    _replace(dataclasses, "replace", _there)
+    for name in ("asdict", "astuple", "fields", "is_dataclass", "replace"):
+        _replace(dataclasses, name, _there)
     _replace(inspect, "signature", _there)
     numpy = sys.modules.get("numpy")
     if numpy is not None:
@@ -267,7 +269,7 @@ def _prepare_modules() -> None:
 
     def seeded(value: Any = None, *rest: Any) -> None:
         seed(value, *rest)
-        if type(value) in (int, str, float, bytes) and not SIDE.inside:
+        if type(value) in (int, str, float, bytes):
             SIDE.request("seed", value)
 
     random.seed = seeded  # type: ignore[assignment]

@@ -26,7 +26,6 @@ JUDGE = "__judge__"
 _TOO_BAD = (SyntaxError, ValueError, TypeError, RecursionError, MemoryError)
 _BUILT_IN = frozenset(dir(builtins)) | {"__file__", "__name__", "__doc__", "__builtins__"}
 _FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef
-_CATCH_ASSERTIONS = ("AssertionError", "Exception", "BaseException")
 
 
 class UnreadableTestsError(Exception):
@@ -253,7 +252,9 @@ def _checks_something(node: ast.AST) -> bool:
 
 
 def _is_assertion_call(node: ast.expr) -> bool:
-    return isinstance(node, ast.Call) and _last_name(node.func).startswith("assert")
+    if not isinstance(node, ast.Call):
+        return False
+    return _last_name(node.func).startswith("assert") or ast.unparse(node.func) in ("self.fail", "pytest.fail")
 
 
 def _last_name(node: ast.expr) -> str:
@@ -438,7 +439,6 @@ class _Rewriting(ast.NodeTransformer):
 
     def __init__(self, tainted: set[str], number: int) -> None:
         self.tainted, self.number = tainted, number
-        self.swallowed = False
         self.compares = False  # whether what is visited is a side of a comparison
         self.sites = 0
         self.checked_until = 0  # the last line of an assert in the function that is being visited
@@ -550,9 +550,8 @@ class _Rewriting(ast.NodeTransformer):
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.stmt:
         outer, self.checked_until = self.checked_until, _last_check(node)
-        swallowed, self.swallowed = self.swallowed, False
         self.generic_visit(node)
-        self.checked_until, self.swallowed = outer, swallowed
+        self.checked_until = outer
         return node
 
     visit_AsyncFunctionDef = visit_FunctionDef  # type: ignore[assignment]
@@ -560,8 +559,14 @@ class _Rewriting(ast.NodeTransformer):
     def visit_Assert(self, node: ast.Assert) -> ast.stmt:
         test = _Vacuous(self).visit(self.compared(node.test))
         raised = ast.Call(ast.Name("AssertionError", ast.Load()), [node.msg] if node.msg is not None else [], [])
-        condition = ast.UnaryOp(ast.Not(), _call("check", _call("begin"), test, ast.Constant(self.swallowed)))
-        return ast.copy_location(ast.If(condition, [ast.Raise(raised, None)], []), node)
+        condition = ast.UnaryOp(ast.Not(), _call("check", _call("begin"), test))
+        return ast.copy_location(ast.If(condition, [ast.Raise(_call("failing", raised), None)], []), node)
+
+    def visit_Raise(self, node: ast.Raise) -> ast.stmt:
+        self.generic_visit(node)
+        if node.exc is not None and _last_name(getattr(node.exc, "func", node.exc)) == "AssertionError":
+            node.exc = _call("failing", node.exc if isinstance(node.exc, ast.Call) else ast.Call(node.exc, [], []))
+        return node
 
     def visit_Expr(self, node: ast.Expr) -> ast.stmt:
         if not isinstance(node.value, ast.Call) or not _is_assertion_call(node.value):
@@ -577,22 +582,21 @@ class _Rewriting(ast.NodeTransformer):
 
     def visit_With(self, node: ast.With) -> Any:
         self.generic_visit(node)
-        if any(_expects(item.context_expr) for item in node.items):
-            return [node, ast.Expr(_call("passed"))]
-        return node
+        kinds = [item.context_expr for item in node.items if _expects(item.context_expr)]
+        own = any("AssertionError" in ast.unparse(kind) for kind in kinds)
+        excused = ast.parse(f"{JUDGE}.expected(*{JUDGE}.failed[-1:])").body if own else []
+        return [node, *excused, *([ast.Expr(_call("passed"))] if kinds else [])]
 
     def visit_Try(self, node: ast.Try) -> ast.stmt:
-        expected = any(map(_always_fails, node.body)) or any(map(_always_fails, node.orelse))
-        outer, checks = self.swallowed, _has_checks(node.body)
-        fails = any(map(_always_fails, node.orelse))
-        self.swallowed = outer or (checks and not fails and any(map(_swallows, node.handlers)))
+        fails, checks = any(map(_always_fails, node.orelse)), _has_checks(node.body)
+        expected = fails or any(map(_always_fails, node.body))
         node.body = self._block(node.body)
-        self.swallowed = outer
         for handler in node.handlers:
             quiet = not _has_checks(handler.body)
             handler.body = self._block(handler.body)
-            if quiet and (expected or checks):
-                handler.body.insert(0, ast.Expr(_call("passed" if expected else "failed")))
+            calls = [*(["expected"] if fails or not quiet else []), *(["passed"] if quiet and expected else [])]
+            calls += ["swallowed"] if quiet and checks and not expected else []
+            handler.body[:0] = [ast.Expr(_call(name)) for name in calls]
         node.orelse, node.finalbody = self._block(node.orelse), self._block(node.finalbody)
         return node
 
@@ -682,13 +686,6 @@ def _has_checks(statements: Sequence[ast.stmt]) -> bool:
 
 def _last_check(node: ast.AST) -> int:
     return max((getattr(inner, "lineno", 0) for inner in ast.walk(node) if _checks_something(inner)), default=0)
-
-
-def _swallows(handler: ast.ExceptHandler) -> bool:
-    """Whether it catches a failed assert and lets the test go on as if nothing were."""
-    kinds = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
-    catches = any(kind is None or _last_name(kind) in _CATCH_ASSERTIONS for kind in kinds)
-    return catches and not _has_checks(handler.body)
 
 
 def _call(name: str, *arguments: ast.expr) -> ast.Call:
