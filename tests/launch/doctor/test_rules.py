@@ -148,8 +148,9 @@ PAIRS: dict[str, Pair] = {
     "one_target_read_as_a_pattern": Pair("error", "regular expression",
         lambda: case(use_peft=True, lora_target_modules=["q_proj"]),
         lambda: case(use_peft=True, lora_target_modules=["q_proj", "v_proj"])),
-    "completions_longer_than_the_model": Pair("error", "32768 positions",
-        lambda: case(sizes=qwen(), max_completion_length=32768), lambda: case(sizes=qwen(), max_completion_length=512)),
+    "completions_longer_than_the_model": Pair(
+        "error", "32768 positions", lambda: case(sizes=qwen(), max_completion_length=32768),
+        lambda: case(sizes=qwen(), max_completion_length=None)),
     "vllm_without_cuda": Pair("error", "NCCL, which needs one",
         lambda: case(environment=machine(), use_vllm=True, vllm_mode="server"),
         lambda: case(environment=machine(), use_vllm=True, vllm_max_model_length=2048)),

@@ -76,7 +76,7 @@ def estimate(case: Case, prompt_length: int = 256) -> Memory | None:
     whole = packed + (sizes.parameters - (sizes.linear if case.bits else 0)) * base
     states = int(_states(run.value("optim"), 4 if case.is_zero else each) * trainable)
 
-    length = prompt_length + int(run["max_completion_length"])
+    length = prompt_length + int(run["max_completion_length"] or sizes.context)  # None is no limit
     rows = run.config.generation_batch_size // launch.processes
     positions = int(run["per_device_train_batch_size"]) * length
     kept = sizes.hidden if case.checkpointing else 16 * sizes.hidden  # numbers that a layer keeps for one token

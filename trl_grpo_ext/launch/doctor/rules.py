@@ -291,7 +291,7 @@ _WEIGHTS = (
         "lora_target_modules that {run[model_name_or_path]} lacks are silently dropped: {found}.",
         "Write its name as the model has it; all-linear takes every linear layer."),
     Rule("completions_longer_than_the_model", "error", "length",
-        lambda c: c.sizes and 0 < c.sizes.context <= c.run["max_completion_length"] and c.sizes.context,
+        lambda c: c.sizes and 0 < c.sizes.context <= (c.run["max_completion_length"] or 0) and c.sizes.context,
         "max_completion_length {run[max_completion_length]} leaves no room for a prompt: the model has {found} "
         "positions.", "Keep it well under {found}."),
 )  # fmt: skip
