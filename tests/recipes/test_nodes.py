@@ -135,7 +135,7 @@ def test_the_slurm_script_starts_one_job_that_a_signal_stops_and_queues_again(
         script = subprocess.Popen(command, env=slurm, stdout=log, stderr=log)
     try:
         deadline = time.monotonic() + 300
-        while " 2/100 " not in told(tmp_path, 10**6):
+        while "2/100 " not in told(tmp_path, 10**6):
             assert script.poll() is None, told(tmp_path)
             assert time.monotonic() < deadline, told(tmp_path)
             time.sleep(0.3)
