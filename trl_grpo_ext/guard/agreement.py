@@ -62,9 +62,7 @@ class Agreement:
     def section(self) -> Iterator[None]:
         """Run plugins inside; every rank must enter its sections in the same order.
 
-        Raises:
-            PluginOutputError, PluginRunError, KeyboardInterrupt: The first failing rank's error, on all ranks, with its
-                number. A plugin's own exception is chained on the rank where it happened.
+        The first failing rank's error is raised on all, with its number, and chained on the rank where it happened.
         """
         self._stopped_by = None
         try:
@@ -91,11 +89,7 @@ class Agreement:
             error.add_note(f"The ranks could not agree on it: {gone}")
 
     def gather(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Concatenate `(B,)` or `(B, T)` over all ranks; `T` is padded with zeros to the longest of any rank.
-
-        Raises:
-            PluginOutputError: The tensors' shapes don't fit together, or another rank did not call this.
-        """
+        """Concatenate `(B,)` or `(B, T)` over all ranks; `T` is padded with zeros to the longest of any rank."""
         if self._stopped_by is not None:  # a plugin caught it and goes on, while the others have left
             raise self._stopped_by
         if not isinstance(tensor, torch.Tensor):

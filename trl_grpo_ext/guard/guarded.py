@@ -145,18 +145,9 @@ class Guarded:
             self._pool.close()
 
     def __call__(self, completions: Sequence[Any], **columns: Any) -> list[float | None]:
-        """Score `B` completions.
+        """`B` scores or Nones, by TRL's contract; a `SpanScore` keeps its spans.
 
-        Args:
-            completions: `B` completions, strings or lists of messages.
-            **columns: The dataset's columns and whatever else TRL passes to reward functions.
-
-        Returns:
-            `B` scores or Nones. A `SpanScore` keeps its spans.
-
-        Raises:
-            RewardError: The policy of an outcome is "raise".
-            PluginOutputError: The reward's result breaks the contract of rewards.
+        A `RewardError` is an outcome's policy "raise", a `PluginOutputError` a result that breaks the contract.
         """
         return self._scores(self._results(completions, columns), columns)
 

@@ -51,18 +51,7 @@ def checked_text(label: str, value: object) -> str:
 
 
 def column(reward: str, name: str, columns: Mapping[str, Any], count: int, advice: str = "") -> Sequence[Any]:
-    """Return a required column, with one entry per completion.
-
-    Args:
-        reward: The reward's name, for messages.
-        name: The column's name.
-        columns: The columns that the reward got.
-        count: Number of completions.
-        advice: What to do if it is missing, as a sentence.
-
-    Raises:
-        RewardError: It is missing, or is no sequence of that many entries.
-    """
+    """Return a required column of a reward, with `count` entries; `advice` says what to do if it is missing."""
     values = columns.get(name)
     if values is None:
         present = sorted(columns.keys() - PASSED_BY_TRL - {name})

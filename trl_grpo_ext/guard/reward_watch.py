@@ -88,14 +88,11 @@ class RewardWatch:
 
     @contextmanager
     def time_limit(self) -> Iterator[None]:
-        """Interrupt the functions called inside once the limit has passed; what would end the process raises.
+        """Interrupt the function that runs inside once the limit has passed, and name it; no function ends the process.
 
         In the main thread a signal interrupts whatever Python code or system call is running. What cannot be
         interrupted (compiled code that holds the interpreter lock, a training in another thread) ends the process after
         half a minute more, or the limit again, if that is longer, with a traceback of where it hangs.
-
-        Raises:
-            RewardError: Names the function that was still running.
         """
         with exits_refused():
             if self._limit is None or _SIGNAL is None or threading.current_thread() is not threading.main_thread():

@@ -22,11 +22,7 @@ class Judged:
         raise NotImplementedError
 
     def __call__(self, completions: Sequence[Any], **columns: Any) -> list[float | None]:
-        """`B` scores; None, with a warning, where the reference cannot be read. No completion raises.
-
-        Raises:
-            RewardError: A column is missing or has not one entry per completion, or an outcome is set to "raise".
-        """
+        """`B` scores; None, with a warning, where the reference cannot be read. A `RewardError` is about columns."""
         return self._scored(self.judge(completions, **columns), columns)
 
     def _scored(self, judgements: Sequence[Judgement], columns: Mapping[str, Any]) -> list[float | None]:

@@ -90,10 +90,7 @@ class Classifier:
     def __call__(self, completions: Sequence[Any], **columns: Any) -> list[float | None]:
         """`B` scores; None where the tokenizer gives no tokens (some do for an empty text).
 
-        Raises:
-            RewardError: The model cannot be loaded, has no trained head, or gives a score that is not finite; or
-                `prompts` is missing where it is needed.
-            ConfigurationError: The model has no such label; the message lists its labels.
+        A `RewardError` is about the model, its head or its scores, a `ConfigurationError` about the label.
         """
         if not completions:
             return []

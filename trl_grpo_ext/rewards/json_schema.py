@@ -85,11 +85,7 @@ class JSONSchema(Judged):
         self._pool = WorkerPool(task, name="json_schema")
 
     def judge(self, completions: Sequence[Any], **columns: Any) -> list[Judgement]:
-        """The outcomes of `B` completions.
-
-        Raises:
-            RewardError: There is no schema, and no column of schemas with one for each completion.
-        """
+        """The outcomes of `B` completions; a `RewardError` where there is no schema."""
         if self.schema is None:
             advice = "Give json_schema a schema, or name the column that has each row's."
             column = checked_column("json_schema", self.column, columns, len(completions), advice)

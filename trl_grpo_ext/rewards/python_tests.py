@@ -90,12 +90,7 @@ class PythonTests(Judged):
         self.policy = OutcomePolicy(name, _OUTCOMES, outcomes)
 
     def judge(self, completions: Sequence[Any], **kwargs: Any) -> list[Judgement]:
-        """The outcomes of `B` completions, by the columns `tests` and, if tests need it, `entry_point`.
-
-        Raises:
-            RewardError: A column is missing or has not one entry per completion; a process cannot be started, or cannot
-                give up its rights.
-        """
+        """The outcomes of `B` completions, by the columns `tests` and, if tests need it, `entry_point`."""
         count = len(completions)
         advice = "Rename the column that holds the unit tests to 'tests'."
         tests = checked_column(self.__name__, "tests", kwargs, count, advice)

@@ -86,9 +86,7 @@ class ReasoningGym(Judged):
     def judge(self, completions: Sequence[Any], **columns: Any) -> list[Judgement]:
         """The outcomes of `B` completions; "none" where `task`, `seed` or `index` is None, so data sets can be mixed.
 
-        Raises:
-            RewardError: A column is missing, or a row names no problem: there is no such task, it does not take the
-                row's `config`, or `index` is not below its `size` (500, unless `config` has one).
+        A `RewardError` says that a column is missing, or that a row names no problem.
         """
         count = len(completions)
         tasks, seeds, indices = (column("reasoning_gym", name, columns, count) for name in ("task", "seed", "index"))

@@ -14,6 +14,7 @@ import contextlib
 import copy
 import functools
 import hashlib
+import inspect
 import io
 import json
 import logging
@@ -420,7 +421,7 @@ class Side(Conversation):
         if isinstance(value, BaseException):
             kind = next(base for base in type(value).__mro__ if exception_class(base) is not None)
             plain = [part if type(part) in (str, int, float, bool) else None for part in value.args]
-            arguments = [self.encode(part) for part in plain]
+            arguments = [self.encode(part) for part in (None, *plain)]
             return ["z", self._lend(value, (), False), ["x", kind.__module__, kind.__qualname__, arguments]]
         own, attributes = _lendable(value)
         if type(value).__module__ == "tests" and attributes:
@@ -428,7 +429,8 @@ class Side(Conversation):
             if self.own_copies and id(value) not in self._lent_numbers:
                 with contextlib.suppress(Exception):  # whatever a copy of the tests' own object raises: lent as it is
                     value = copy.deepcopy(value, self.copies)
-        return ["g", self._lend(value, own, attributes), type(value).__name__, list(own), attributes]
+        facts = self.encode(_described(value) if isinstance(value, types.FunctionType) else None)
+        return ["g", self._lend(value, own, attributes), type(value).__name__, list(own), attributes, facts]
 
     def _lend(self, value: Any, own: tuple[str, ...], attributes: bool) -> int:
         if id(value) not in self._lent_numbers:
@@ -474,11 +476,19 @@ def _named(value: Any) -> tuple[str, str] | None:
     return (module, name) if known and find_by_name(module, name) is value else None
 
 
+def _described(function: Any) -> tuple[Any, ...]:
+    """What a decorator wants to know of a function: its names and text, and its signature."""
+    known = {name: getattr(function, name) for name in (*functools.WRAPPER_ASSIGNMENTS[:4], "__annotations__")}
+    signature = inspect.signature(function)
+    parts = [(one.name, int(one.kind), one.default, one.annotation) for one in signature.parameters.values()]
+    return known, signature.return_annotation, parts
+
+
 def _lendable(value: Any) -> tuple[tuple[str, ...], bool]:
     """What the solution may do with an object of the tests: operators, and whether attributes."""
     kind = type(value)
     if isinstance(value, type):
-        return ("__call__",), False
+        return ("__call__",), value.__module__ == "tests"
     if kind.__module__ == "tests":
         return tuple(n for n in OPERATORS if owner_of(kind, n) not in (None, object) and n != "__hash__"), True
     if isinstance(value, unittest.mock.NonCallableMock):

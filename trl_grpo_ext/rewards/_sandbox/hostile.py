@@ -12,6 +12,7 @@ import collections
 import concurrent.futures
 import contextlib
 import importlib
+import inspect
 import io
 import logging
 import multiprocessing.connection
@@ -37,7 +38,8 @@ JUDGING = _special("eq ne lt le gt ge bool contains hash")
 """What decides whether an assert holds."""
 TO_NUMBERS = _special("abs int float complex index round trunc floor ceil")
 UNARY = TO_NUMBERS + _special(
-    "call len iter next reversed getitem setitem delitem enter exit await aiter anext str repr format neg pos invert"
+    "call len iter next reversed getitem setitem delitem enter exit str repr format neg pos invert "
+    "aenter aexit await aiter anext"
 )
 _ARITHMETIC = "add sub mul matmul truediv floordiv mod divmod pow lshift rshift and or xor"
 OPERATORS = JUDGING + UNARY + _special(" ".join(f"{name} r{name} i{name}" for name in _ARITHMETIC.split()))
@@ -114,7 +116,7 @@ class Solution(Conversation):
     _do_get, _do_set, _do_delete = staticmethod(getattr), staticmethod(setattr), staticmethod(delattr)
 
     def _do_operate(self, value: Any, name: str, arguments: Any) -> Any:
-        return getattr(type(value), name)(value, *arguments)
+        return value[arguments[0]] if name == "__getitem__" else getattr(type(value), name)(value, *arguments)
 
     def _do_content(self, value: Any) -> Any:
         kind: Any = next(kind for kind in _CHANGING if isinstance(value, kind))
@@ -171,7 +173,7 @@ class Solution(Conversation):
 
     def _arguments(self, error: BaseException) -> list[Any]:
         try:
-            return [self.encode(argument) for argument in error.args]
+            return [self.encode(part) for part in (error.__cause__, *error.args)]
         except RecursionError:
             return []
 
@@ -212,7 +214,8 @@ class Solution(Conversation):
             return error
         return self._borrow(*parts)
 
-    def _borrow(self, number: int, name: str, own: list[str], attributes: bool) -> Any:
+    def _borrow(self, number: int, name: str, own: list[str], attributes: bool, encoded: Any) -> Any:
+        facts = self.decode(encoded)
         if number in self._lent:
             return self._lent[number]
         key = (name, *own, str(attributes))
@@ -225,6 +228,13 @@ class Solution(Conversation):
             kind = self._lent_classes[key] = type(name, (Lent,), body)
         value: Any = object.__new__(kind)
         Lent._number.__set__(value, number)  # type: ignore[attr-defined]
+        if facts is not None:
+            known, returned, parts = facts
+            parameters = [
+                inspect.Parameter(one, inspect._ParameterKind(kind), default=default, annotation=annotation)
+                for one, kind, default, annotation in parts
+            ]
+            vars(value).update(known, __signature__=inspect.Signature(parameters, return_annotation=returned))
         self._lent[number] = value
         return value
 

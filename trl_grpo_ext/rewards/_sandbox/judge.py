@@ -39,7 +39,8 @@ class _Judging:
     """Runs the tests of a plan, one after the other."""
 
     def __init__(self, plan: dict[str, Any], folder: str) -> None:
-        self.plan, self.folder, self.names = plan, folder, remote.Namespace(plan)
+        self.plan, self.folder = plan, folder
+        self.names: dict[str, Any] = {"__builtins__": remote.Names(plan), "__name__": "tests"}
 
     def run(self, report: Callable[[dict[str, Any]], None]) -> None:
         for number, test in enumerate(self.plan["tests"]):
@@ -98,7 +99,7 @@ class _Judging:
         names, failures, work = self.names, list[str](), os.getcwd()
         wanted = {*test["functions"], *test["classes"]}
         module = types.ModuleType("tests")
-        for name in [name for name in dict.keys(names) if name != "__builtins__"]:
+        for name in [name for name in names if name != "__builtins__"]:
             if not name.startswith(("test", "Test")) or name in wanted:
                 setattr(module, name, names[name])
 
@@ -247,7 +248,7 @@ def _patched(change: Callable[..., None]) -> Callable[..., None]:
     return patch
 
 
-_OWN_WAY = {("builtins", "input"), ("builtins", "print"), ("sys", "stdin"), ("sys", "stdout"), ("sys", "stderr")}
+_OWN_WAY = {("builtins", "input"), ("sys", "stdin"), ("sys", "stdout"), ("sys", "stderr")}
 """What a program reads and prints goes through this process anyway."""
 
 

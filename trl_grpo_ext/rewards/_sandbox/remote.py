@@ -170,6 +170,13 @@ class Remote:
         return []
 
 
+class _Doc:
+    """`__doc__`, of which each class here would have one of its own."""
+
+    def __get__(self, value: Any, kind: Any) -> Any:
+        return _attribute(kind if value is None else value, "__doc__")
+
+
 class _Handle(Remote):
     __slots__ = ("__weakref__", "_informed", "_made", "_number")
 
@@ -206,6 +213,15 @@ async def _anext(self: Any) -> Any:
     return SIDE.request("wait_next", self)
 
 
+def _awaiting(name: str) -> Callable[..., Any]:
+    """`__aenter__` or `__aexit__`."""
+
+    async def operate(self: Any, *arguments: Any) -> Any:
+        return await SIDE.request("operate", self, name, (*arguments[:2], *[None for _ in arguments[2:]]))
+
+    return operate
+
+
 def _await(self: Any) -> Generator[None, None, Any]:
     """`await` for an object of the solution."""
     yield from ()
@@ -230,6 +246,7 @@ def remote_class(number: int, name: Any, module: Any, bases: list[Any], own: lis
     ]
     body: dict[str, Any] = {"__module__": module, "_remote_number": number, "_remote_wanted": False}
     body |= {"_remote_content": bool(content), "_remote_waits": (module, name) == ("builtins", "coroutine")}
+    body["__doc__"] = _Doc()
     if any(issubclass(base, held) for base in (*roots, *others)):
         shown = ["__repr__", "__call__", *([] if any(issubclass(base, str) for base in bases) else ["__str__"])]
         body |= {operator: _operator(operator) for operator in shown if operator in own}
@@ -240,10 +257,14 @@ def remote_class(number: int, name: Any, module: Any, bases: list[Any], own: lis
             body["__hash__"] = object.__hash__
         if "__len__" in own:
             body["__bool__"] = _operator("__bool__")
-        body |= {name: method for name, method in (("__await__", _await), ("__anext__", _anext)) if name in own}
+        waiting = {"__await__": _await, "__anext__": _anext}
+        waiting |= {name: _awaiting(name) for name in ("__aenter__", "__aexit__")}
+        body |= {name: method for name, method in waiting.items() if name in own}
         seen = _SEEN_AS.get(content or (name if module == "builtins" else ""))
         if seen is not None:
             body["__class__"] = property(lambda self: seen)
+        if seen is types.FunctionType:  # as a method of a class of the tests
+            body["__get__"] = lambda self, value, kind: self if value is None else types.MethodType(self, value)
         roots, others = roots or [_Handle], []
     try:
         return RemoteType(name, (*roots, *others), body)
@@ -288,18 +309,18 @@ class SolutionModule(types.ModuleType):
             raise AttributeError(name) from None
 
 
-class Namespace(dict[str, Any]):
-    """The tests' names. Names that are neither defined in the tests nor built in are the solution's."""
+class Names(dict[str, Any]):
+    """What the tests find as built in: what they may patch is looked up, and other names are the solution's."""
 
     def __init__(self, plan: Mapping[str, Any]) -> None:
-        super().__init__(__builtins__=builtins, __name__="tests")
         self.free, self.modules = frozenset(plan["free"]), plan["modules"]
+        super().__init__({k: v for k, v in vars(builtins).items() if k not in {"input", "print", "open", *self.free}})
 
     def __missing__(self, name: str) -> Any:
         if name in self.modules:
             return importlib.import_module(self.modules[name])
         if name not in self.free:
-            raise KeyError(name)
+            return vars(builtins)[name]
         try:
             return _named_by_tests(name, SIDE.request("name", name))
         except KeyError:

@@ -348,8 +348,9 @@ class Codec:
         return gone
 
 
-def made_exception(kind: Any, arguments: list[Any]) -> Any:
-    """An exception with these arguments, even if its class takes others."""
+def made_exception(kind: Any, parts: list[Any]) -> Any:
+    """An exception with this cause and these arguments, even if its class takes others."""
+    cause, *arguments = parts or [None]
     new = kind.__new__  # a class of the solution is not called: that would make another object there
     try:
         value = new(kind, *arguments)
@@ -358,6 +359,8 @@ def made_exception(kind: Any, arguments: list[Any]) -> Any:
     except (TypeError, ValueError, AttributeError):
         value = new(kind)
         value.args = tuple(arguments)
+    if cause is not None:
+        value.__cause__ = cause
     return value
 
 
