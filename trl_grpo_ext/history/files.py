@@ -140,7 +140,7 @@ def saved_files(completions: str | Path, say: Say) -> list[Path]:
         raise ConfigurationError(f"There is no file or folder {str(path)!r} with saved completions.")
     for folder in (path / RECORDS, path / COMPLETIONS, path):
         files = sorted(file for file in folder.iterdir() if file.suffix in SUFFIXES) if folder.is_dir() else []
-        if files:
+        if files := [file for file in files if not file.name.startswith("trl_grpo_ext_")]:  # a run's log, say
             if folder.name == RECORDS and (path / COMPLETIONS).is_dir():
                 say(f"Reading {RECORDS}/, which has tokens; name {path / COMPLETIONS} to read TRL's tables instead.")
             return files

@@ -186,7 +186,7 @@ def _text(name: str, text: str) -> Make:
 
 REFUSED: dict[str, tuple[Make, str]] = {
     "nothing there": (lambda folder: folder / "no", "There is no file or folder '.*no' with saved completions"),
-    "empty folder": (lambda folder: folder, "holds no saved completions. Train with log_completions: true"),
+    "only a log": (lambda f: _text("trl_grpo_ext_log.jsonl", "")(f).parent, "Train with log_completions: true"),
     "other suffix": (_text("x.csv", "a"), "ends in neither of .parquet, .jsonl"),
     "cut off": (_cut_off, "completions_00010.parquet is not a complete parquet file .*; it may be truncated"),
     "empty file": (_text("x.parquet", ""), "x.parquet is not a complete parquet file"),
