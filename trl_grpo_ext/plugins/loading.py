@@ -234,11 +234,9 @@ def _resolve_several(kind: Kind, selections: Any) -> list[Loaded]:
 def _with_selected(
     info: PluginInfo, exported: Any, parameters: dict[str, Any], inner: list[tuple[str, Loaded]]
 ) -> dict[str, Any]:
-    """Load the plugins of the same kind that a plugin's parameters select: a reward's, a filter's.
+    """Load the plugins that parameters select (`takes_rewards`, `takes_filters`), and add them to `inner`.
 
-    Its class lists these parameters in `takes_rewards` or `takes_filters`. One selection becomes the plugin; a list of
-    rewards becomes a `RewardList` with weights; a mapping without a `name` maps keys to selections. None and objects
-    that are already built stay. All are added to `inner`, with their place.
+    A list of rewards becomes a `RewardList` with weights; a mapping without a `name` maps keys to selections.
     """
     kind, attribute = info.kind, FACTS[info.kind].takes
     takes = getattr(exported, attribute, ()) if attribute and isinstance(exported, type) else ()

@@ -207,12 +207,7 @@ class Judge:
         asyncio.run_coroutine_threadsafe(self._start(asks), reward_loop())
 
     async def __call__(self, completions: Sequence[Any], **columns: Any) -> list[float | None]:
-        """`B` scores from 0 to 1, or None.
-
-        Raises:
-            RewardError: A column is missing; the server refuses the key, does not know the model or answers no request
-                of the batch; or the policy of an outcome is "raise".
-        """
+        """`B` scores from 0 to 1, or None; a `RewardError` where the server answers no request of the batch."""
         judgements, replies = await self._judged(completions, columns)
         log_metric, log_extra = columns.get("log_metric"), columns.get("log_extra")
         self.policy.log(judgements, log_metric, log_extra)

@@ -121,12 +121,7 @@ class MathAccuracy(Judged):
         log_extra: Callable[[str, list[Any]], None] | None = None,
         **columns: Any,
     ) -> list[float | None]:
-        """`B` scores; logs outcomes and their shares, and the columns "solution", "gold_parsed" and "answer_parsed".
-
-        Raises:
-            RewardError: The column `solution` is missing or does not have one entry per completion, or an outcome is
-                set to "raise".
-        """
+        """`B` scores; logs outcomes and their shares, and the columns "solution", "gold_parsed" and "answer_parsed"."""
         readings = self._read(completions, solution, columns)
         if log_extra is not None and solution is not None:
             log_extra("solution", [_printable(reference) for reference in solution])

@@ -149,11 +149,7 @@ class SafeCheckpoints:
         super()._run_epoch(*arguments, **keywords)  # type: ignore[misc]
 
     def _load_from_checkpoint(self, *arguments: Any, **keywords: Any) -> None:
-        """As in the trainer; parameters keep their types.
-
-        TRL trains QLoRA's adapters in bfloat16, but PEFT (0.21) loads them in float32, so a resumed run would round
-        differently.
-        """
+        """As in the trainer; parameters keep their types: TRL trains QLoRA's in bfloat16, PEFT loads float32."""
         types = {name: parameter.dtype for name, parameter in self.model.named_parameters()}
         super()._load_from_checkpoint(*arguments, **keywords)  # type: ignore[misc]
         for name, parameter in self.model.named_parameters():

@@ -271,9 +271,9 @@ class Side(Conversation):
         self.ran += 1
 
     def swallowed(self) -> None:
-        """Where an assert did not hold, or could not be reached, and its exception is swallowed."""
+        """Where an assert did not hold, or could not be reached, because of what the solution did."""
         if not self.reason:
-            self.failure = self.failure or "an exception was caught that keeps an assert from running"
+            self.failure = self.failure or "what the code did keeps an assert from running"
 
     def skipped(self) -> None:
         """An assert was passed by, because of what the solution returned."""
@@ -479,7 +479,7 @@ def _named(value: Any) -> tuple[str, str] | None:
 def _described(function: Any) -> tuple[Any, ...]:
     """What a decorator wants to know of a function: its names and text, and its signature."""
     known = {name: getattr(function, name) for name in (*functools.WRAPPER_ASSIGNMENTS[:4], "__annotations__")}
-    signature = inspect.signature(function)
+    signature = inspect.signature(function, follow_wrapped=False)
     parts = [(one.name, int(one.kind), one.default, one.annotation) for one in signature.parameters.values()]
     return known, signature.return_annotation, parts
 

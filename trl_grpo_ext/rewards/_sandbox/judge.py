@@ -63,7 +63,7 @@ class _Judging:
         if SIDE.reason and error is not None:
             return "unjudged", SIDE.reason  # what followed from it says nothing
         if error is not None:
-            if not isinstance(error, Remote) and not any(raised is error for raised in SIDE.raised):
+            if not (SIDE.failure or isinstance(error, Remote) or any(raised is error for raised in SIDE.raised)):
                 if isinstance(error, ModuleNotFoundError):
                     return "unjudged", f"the tests import {error.name}, which is not installed"
                 if type(error).__name__ in ("SkipTest", "Skipped"):

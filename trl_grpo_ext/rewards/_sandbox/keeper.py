@@ -33,8 +33,7 @@ from typing import Any, NoReturn
 
 from . import hostile, judge, layers
 
-MAX_OUTPUT = 4 * 2**20
-"""Bytes that a program may print, and bytes that a process may report."""
+MAX_OUTPUT = 4 * 2**20  # bytes that a program may print, and bytes that a process may report
 MAX_FILES, MAX_STORED, MAX_THREADS = 1000, 64 * 2**20, 256
 _TICK = 0.02
 _WARM = (
@@ -44,8 +43,7 @@ _WARM = (
     "pathlib pprint queue random re secrets shutil statistics string struct tempfile textwrap threading time "
     "traceback typing unittest unittest.mock uuid weakref zipfile pytest"
 ).split()
-_TESTS_MEMORY_MB = 1024
-"""Extra memory of the tests' process over the solution's."""
+_TESTS_MEMORY_MB = 1024  # extra memory of the tests' process over the solution's
 
 
 def serve(descriptor: int, libraries: list[str]) -> None:
@@ -97,6 +95,12 @@ def _keep(connection: Connection) -> NoReturn:
         os._exit(status)
 
 
+def _flush() -> None:
+    for stream in (sys.stdout, sys.__stdout__):
+        with contextlib.suppress(BaseException):  # the code's own stream: this process has to end
+            stream.flush()  # type: ignore[union-attr]
+
+
 class _Process:
     """One forked process: its clock, and how it ended."""
 
@@ -113,8 +117,7 @@ class _Process:
             except SystemExit as error:
                 status = error.code if isinstance(error.code, int) else int(error.code is not None)
             finally:
-                with contextlib.suppress(BaseException):  # the code's own stream: this process has to end
-                    sys.stdout.flush()
+                _flush()
                 os._exit(status & 0xFF)
         self.ended = os.pidfd_open(self.pid) if hasattr(os, "pidfd_open") else -1
         self.status: int | None = None
@@ -205,7 +208,7 @@ class _Keeper:
                 hostile.hold(requests, replies)
                 os._exit(0)
             os.closerange(requests, out)
-            sys.stdin, sys.stdout = (
+            sys.stdin, sys.stdout = sys.__stdin__, sys.__stdout__ = tuple(  # type: ignore[misc, assignment]
                 open(number, mode, encoding="utf-8", errors="surrogateescape") for number, mode in ((0, "r"), (1, "w"))
             )
             atexit._clear()
@@ -214,6 +217,8 @@ class _Keeper:
             finally:  # a program ends as Python does
                 threading._shutdown()  # type: ignore[attr-defined]
                 atexit._run_exitfuncs()
+                _flush()
+                vars(sys.modules.get("__main__", layers)).clear()  # files that are not closed are flushed, too
 
         first, second = _Process(solution), None
         processes.append(first)

@@ -277,6 +277,12 @@ def _always_fails(node: ast.stmt) -> bool:
     return isinstance(node, ast.Raise)
 
 
+def _skips(node: ast.stmt) -> bool:
+    """`pytest.skip()`, `self.skipTest()`, `raise SkipTest`."""
+    value: Any = getattr(node, "exc" if isinstance(node, ast.Raise) else "value", None)
+    return _last_name(getattr(value, "func", value)) in ("skip", "skipTest", "SkipTest")
+
+
 def _can_fail(tree: ast.Module, runs: set[str]) -> bool:
     """Whether an assert can be reached from what is run: by name, from one definition to the next."""
     definitions: dict[str, list[ast.AST]] = {}
@@ -426,7 +432,7 @@ def _targets(node: ast.expr) -> set[str]:
     return {name for part in getattr(node, "elts", []) for name in _targets(part)}
 
 
-def _from_solution(node: ast.expr, tainted: set[str]) -> bool:
+def _from_solution(node: ast.AST, tainted: set[str]) -> bool:
     return any(
         (isinstance(inner, ast.Name) and inner.id in tainted)
         or (isinstance(inner, ast.Attribute) and f".{inner.attr}" in tainted)
@@ -595,7 +601,8 @@ class _Rewriting(ast.NodeTransformer):
             quiet = not _has_checks(handler.body)
             handler.body = self._block(handler.body)
             calls = [*(["expected"] if fails or not quiet else []), *(["passed"] if quiet and expected else [])]
-            calls += ["swallowed"] if quiet and checks and not expected else []
+            skips = any(map(_skips, handler.body)) and any(_from_solution(part, self.tainted) for part in node.body)
+            calls += ["swallowed"] if skips or (quiet and checks and not expected) else []
             handler.body[:0] = [ast.Expr(_call(name)) for name in calls]
         node.orelse, node.finalbody = self._block(node.orelse), self._block(node.finalbody)
         return node
@@ -614,6 +621,8 @@ class _Rewriting(ast.NodeTransformer):
             test = _call("value", _call("begin"), self.compared(test))
         bodies = [self._block(branch) for branch in branches]
         if decided:
+            for branch, body in zip(branches, bodies, strict=True):
+                body[:0] = [ast.Expr(_call("swallowed"))] if any(map(_skips, branch)) else []
             for own, other in ((0, 1), (1, 0)):
                 raises = branches[other] and all(map(_always_fails, branches[other]))
                 rest = later and leaves[other] and not leaves[own]  # what follows is checked instead
