@@ -63,8 +63,10 @@ def test_the_score_is_the_softmax_probability_of_the_label_whatever_the_neighbou
 
 def test_labels_that_do_not_exclude_each_other_have_a_sigmoid_each(tmp_path: Path, tiny_model: Path) -> None:
     folder = save_tiny_classifier(tmp_path, tiny_model, problem_type="multi_label_classification")
-    wanted = logits_one_by_one(folder, TEXTS).sigmoid()[:, 1].tolist()
-    assert scored(Classifier(folder, label="toxic"), TEXTS) == pytest.approx(wanted, abs=1e-6)
+    logits = logits_one_by_one(folder, TEXTS)[:, 1]
+    assert scored(Classifier(folder, label="toxic"), TEXTS) == pytest.approx(logits.sigmoid().tolist(), abs=1e-6)
+    raw = Classifier(folder, label="toxic", score="logit", sign=-1.0)
+    assert scored(raw, TEXTS) == pytest.approx((-logits).tolist(), abs=1e-5)
 
 
 def test_a_model_of_one_output_gives_the_output_and_needs_no_label(tmp_path: Path, tiny_model: Path) -> None:

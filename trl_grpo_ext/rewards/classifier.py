@@ -44,6 +44,7 @@ class Classifier:
     Args:
         model: Name or path of the model.
         label: The label, by its name or index in the model's `id2label`. May be left out for a model of one output.
+        score: "probability" or "logit".
         sign: Factor on the score.
         batch_size: Texts per forward pass; they are batched by length.
         device: Such as "cpu" or "cuda:1". None means the GPU of this process (`LOCAL_RANK`), or the CPU without one.
@@ -62,6 +63,7 @@ class Classifier:
         model: str | Path,
         *,
         label: str | int | None = None,
+        score: str = "probability",
         sign: float = 1.0,
         batch_size: int = 32,
         device: str | None = None,
@@ -78,6 +80,7 @@ class Classifier:
         if isinstance(label, bool) or not isinstance(label, str | int | None):
             raise ConfigurationError(f"classifier: label must be a label's name or index, got {label!r}.")
         self.model, self.label = str(model), label
+        self.score = checked_choice("classifier: score", score, ("probability", "logit"))
         self.sign = checked_number("classifier: sign", sign, "a finite number")
         self.batch_size = checked_whole("classifier: batch_size", batch_size, 1)
         self.max_length = checked_whole("classifier: max_length", max_length, 1)
@@ -123,7 +126,7 @@ class Classifier:
             padded = tokenizer.pad(inputs, padding=True, return_tensors="pt").to(loaded.device)
             with torch.inference_mode():
                 logits = loaded.model(**padded).logits.float()
-            if config.num_labels == 1:
+            if self.score == "logit" or config.num_labels == 1:
                 values = logits[:, label]
             elif config.problem_type == "multi_label_classification":
                 values = logits.sigmoid()[:, label]
