@@ -381,8 +381,7 @@ def pass_at_k_advantages(n: int, c: int, k: int) -> tuple[float, float]:
     """Advantages of a success and of a failure if c of a group's n completions succeed.
 
     Computed in whole numbers up to the last step, so that nothing overflows or cancels in large groups. With
-    `f = 1 - R̄`, the share of the sets without a success, a success gets `f / √(f (1 - f)) = √(f / (1 - f))`. A group's
-    advantages sum to zero, because `C(n-c-1, k-1) / C(n-1, k-1) = f · n / (n - c)`, which gives a failure's.
+    `f = 1 - R̄` a success gets `√(f / (1 - f))`, and a group's advantages sum to zero, which gives a failure's.
     """
     sets, failing = math.comb(n, k), math.comb(n - c, k)  # both 0 where n < k
     if failing in (0, sets):

@@ -197,12 +197,7 @@ def reduced_weights(
 
 
 def split_loss(loss: torch.Tensor, advantages_B_T: torch.Tensor) -> torch.Tensor:
-    """Recover each token's term of a scalar policy loss, by Euler's identity.
-
-    TRL's policy losses are positively homogeneous of degree one in the advantages `A`. So the terms `A · ∂L/∂A` sum to
-    the part of the loss `L` that depends on `A`. The rest, `L - Σ A·∂L/∂A`, does not depend on it: KL penalty, entropy
-    bonus, auxiliary loss.
-    """
+    """Each token's term of a policy loss `L`, by Euler's identity: `A · ∂L/∂A`, as `L` is homogeneous in `A`."""
     (slope_B_T,) = torch.autograd.grad(loss, advantages_B_T, create_graph=True)
     return advantages_B_T.detach() * slope_B_T
 

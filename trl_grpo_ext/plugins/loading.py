@@ -8,6 +8,8 @@ may load.
 from __future__ import annotations
 
 import contextlib
+import functools
+import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -146,6 +148,10 @@ def resolve(kind: Kind, selection_or_object: Any) -> Loaded:
             built, own = guarded(built, **asked.guard, name=reward_name(built)), True
         except ConfigurationError as error:
             raise ConfigurationError(f"{info}, in its guard: {error}") from error
+    if asked.weight is not None and (own or inspect.isroutine(built) or isinstance(built, functools.partial)):
+        built = built if own else functools.update_wrapper(functools.partial(built), built)
+        with contextlib.suppress(Exception):  # slots; a list that is made of a `RewardList` has forgotten the weights
+            vars(built)["trl_grpo_ext_weight"] = asked.weight
     if "skip_zero_variance" in asked.switches:
         if not implements(built, "weights"):
             raise ConfigurationError(f"{info} has `reduce`, and skip_zero_variance works with `weights`: leave it out.")

@@ -113,10 +113,7 @@ class Curve:
         return int(self.means.argmax())
 
     def change(self, window: int = 0) -> float:
-        """By how much the last mean exceeds that of a window; 0 if noise or rounding may have done it.
-
-        The noise is estimated from second differences, so that a steady rise counts as none.
-        """
+        """By how much the last mean exceeds a window's; 0 if noise (by second differences) or rounding may do it."""
         bends = np.diff(self.values, n=2)
         noise = np.sqrt(np.mean(bends**2) / 6 * 2 / self.window) if len(bends) else math.inf
         change = float(self.means[-1] - self.means[window])

@@ -59,7 +59,10 @@ class Rewards:
         listed = [] if given is None else given if isinstance(given, list) else [given]
         selected = load_rewards(selections or [])
         self.functions: Any = LoadedList.join(listed, selected) if selected else given
-        self.weights = [*(listed.weights if isinstance(listed, RewardList) else [1.0] * len(listed)), *selected.weights]
+        weights = listed.weights if isinstance(listed, RewardList) else ()
+        if len(weights) != len(listed):  # another list, or one that something was added to
+            weights = [getattr(one, "trl_grpo_ext_weight", 1.0) for one in listed]
+        self.weights = [*weights, *selected.weights]
         self.processing_classes = processing_classes
         if selected and processing_classes is not None:
             classes = processing_classes if isinstance(processing_classes, list) else [processing_classes]

@@ -92,7 +92,6 @@ def freedom_of(loss: LossSettings, aggregation: Any, hooks: Sequence[Any], confi
 def positions_are_relative(config: Any) -> bool:
     """Whether attention depends on distances alone, so that a row may move within its padding.
 
-    True for rotary embeddings whose frequencies do not depend on the length, in models whose layers are all attention.
     TRL passes no positions, so models count them from the first column, padding included.
     """
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
