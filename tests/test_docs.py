@@ -141,6 +141,17 @@ def test_the_readmes_plugin_is_what_its_entry_point_names() -> None:
     assert names["no_shouting"](completions=messages) == [0.0, 1.0]
 
 
+@pytest.mark.parametrize("start", ["def no_shouting", "class Polite", "def shouting"])
+def test_the_pages_rewards_keep_the_rules(start: str) -> None:
+    (code,) = [block for block in blocks((ROOT / "README.md").read_text("utf-8") + PAGE, "python") if start in block]
+    names: dict[str, Any] = {}
+    exec(code, names)
+    reward = names[start.split()[1]]
+    rules = ["reward.empty", "reward.formats", "reward.hostile_text"]
+    report = check("reward", reward() if isinstance(reward, type) else reward, isolated=False, rules=rules)
+    assert report.ok, str(report)
+
+
 @pytest.fixture(scope="module")
 def author(tmp_path_factory: pytest.TempPathFactory) -> Environment:
     """A new author's environment: the page's two files, `pip install .`."""
