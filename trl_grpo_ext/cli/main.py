@@ -6,6 +6,7 @@ Exit codes: 0 for success, 1 if the command found problems, 2 if it could not do
 from __future__ import annotations
 
 import io
+import logging
 import sys
 from importlib import import_module
 from typing import Annotated
@@ -71,6 +72,7 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # an encoding that lacks a character gets an escape
+    logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)  # asks for a kernel when it is imported
     try:
         app()
     except TRLGRPOExtError as error:
