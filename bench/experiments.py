@@ -481,13 +481,15 @@ MEASURED = (("accuracy", 3), ("length", 1), ("length_right", 1), ("length_wrong"
 
 # ---------------------------------------------------------------------------- detox: the workflow beside the default
 
+EMBEDDED = ROOT / "recipes" / "embedded" / "detox"
 WORKFLOW = [
     *("--config", str(ROOT / "recipes" / "configs" / "detox_workflow.yaml"), "--entropy_coef", "0.005"),
     "--advantage_hooks",
     "{name: kl_in_reward, form: completion, coefficient: 0.04, target: 1.2, horizon: 400}",
     *("{name: normalised, std_floor: 0.1}", "whiten"),
 ]
-DETOX = {"default": [], "workflow": WORKFLOW}
+LOGIT = f"{{name: classifier, model: {EMBEDDED / 'classifier'}, label: rude, sign: -1.0, score: logit}}"
+DETOX = {"default": [], "workflow": WORKFLOW, "workflow, logit": [*WORKFLOW, "--rewards", LOGIT]}
 KEPT = {"reward": "reward", "rude": "rewards/rude/mean", "neither": "rewards/neither/mean", "kl": "kl_per_completion"}
 
 
