@@ -207,7 +207,10 @@ def run_scripts(family: Family, folder: Path, **settings: Any) -> tuple[Scripted
     return trainer, rollout
 
 
-@pytest.mark.parametrize(("name", "masks_truncated"), [*((name, False) for name in FAMILIES), ("qwen3", True)])
+OTHERS = [pytest.param(name, False, marks=pytest.mark.slow) for name in FAMILIES if name != "qwen3"]
+
+
+@pytest.mark.parametrize(("name", "masks_truncated"), [*OTHERS, ("qwen3", False), ("qwen3", True)])
 def test_turns_of_a_template(name: str, masks_truncated: bool, tmp_path: Path) -> None:
     family = FAMILIES[name]
     trainer, rollout = run_scripts(family, tmp_path, mask_truncated_completions=masks_truncated)

@@ -249,6 +249,7 @@ def test_a_job_that_hangs_is_killed_by_its_cpu_time_or_its_sleep(pool: WorkerPoo
     assert 0.6 <= spins.seconds < 1.5
 
 
+@pytest.mark.slow
 def test_an_honest_job_has_its_result_whatever_its_neighbours_use_up(pool: WorkerPool) -> None:
     honest = work(0.5)
     jobs = [*[spin() for _ in range(6)], honest, *[spin() for _ in range(6)]]

@@ -66,6 +66,7 @@ WORDS = options(max_steps=1, per_device_train_batch_size=8, num_generations=4, p
 WORDS += options(eval_problems=8, train_problems=16, max_completion_length=8, save_strategy="no")
 
 
+@pytest.mark.slow
 def test_a_short_run_measures_each_task(tmp_path: Path) -> None:
     tiny = ["--model_name_or_path", str(MODEL), "--dtype", "float32", "--bf16", "false", "--examples", "0"]
     metrics = trained(SCRIPT, tmp_path, *WORDS, *tiny, "--tasks", json.dumps(SUMS), "gcd").metrics

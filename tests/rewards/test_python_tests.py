@@ -145,6 +145,7 @@ def outcomes(table: dict[str, Pair], **parameters: Any) -> dict[str, Judgement]:
     return dict(zip(table, found, strict=True))
 
 
+@pytest.mark.slow
 def test_honest_solutions_are_right_or_it_is_said_why_not() -> None:
     found = outcomes(HONEST)
     assert {name: one for name, one in found.items() if one.outcome != (HONEST[name].outcome or "right")} == {}

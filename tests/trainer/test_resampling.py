@@ -218,6 +218,7 @@ def test_hooks_see_what_is_trained_on_and_the_table_each_completion_once(tiny_mo
 # ---------------------------------------------------------------------------------------------- several ranks
 
 
+@pytest.mark.slow
 def test_two_ranks_do_what_one_does(tiny_model: Path, tmp_path: Path) -> None:
     common = {
         "float64": True,
