@@ -2,6 +2,7 @@
 
 # No `from __future__ import annotations` here: TRL's argument parser reads the types of the fields at run time.
 
+import inspect
 import re
 from dataclasses import dataclass, field, fields
 from types import SimpleNamespace
@@ -20,7 +21,8 @@ _HOW = "Each is a name, `distribution:name`, `pkg.module:attribute`, or a mappin
 
 def _documented(config: type) -> type:
     """Give each field its text in the docstring, which the command line shows as help."""
-    for name, text in re.findall(r"^ {8}(\w+): (.*(?:\n {12}.*)*)", config.__doc__ or "", re.MULTILINE):
+    shown = inspect.cleandoc(config.__doc__ or "")  # Python 3.13 stores it without the indentation, older ones with it
+    for name, text in re.findall(r"^ {4}(\w+): (.*(?:\n {8}.*)*)", shown, re.MULTILINE):
         if name in config.__annotations__:
             setattr(config, name, field(default=vars(config)[name], metadata={"help": " ".join(text.split())}))
     return config
