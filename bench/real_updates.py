@@ -158,7 +158,8 @@ def measure(
         cell["peak"][arm] = max(cell["peak"].get(arm, 0), resident("VmHWM") - held)
         cell["seconds"].setdefault(arm, []).append(turn.seconds)
         cell["norm"][arm] = turn.logs["grad_norm"]
-        assert 0 <= turn.logs["grad_norm"] < math.inf, turn.logs
+        assert math.isfinite(turn.logs["grad_norm"]), turn.logs
+        assert (turn.logs["grad_norm"] > 0) == any(0 < sum(group.right) < MEMBERS for group in groups), turn.logs
         if arm == PLAIN:
             prompts, completions = zip(*((g.prompt, ids) for g in groups for ids in g.completions), strict=True)
             cell["tokens"][arm] = len(prompts) * (max(map(len, prompts)) + max(map(len, completions)))
@@ -177,7 +178,7 @@ def cells_of(name: str, found: dict[str, Any]) -> list[str]:
         *(f"{best[arm]:.1f}" for arm in ARMS),
         *(f"{best[PLAIN] / best[arm]:.2f}" for arm in (EXACT, SHARED)),
         *(f"{found['tokens'][arm]:.0f}" for arm in ARMS),
-        f"{found['distinct']:.2f}",
+        "-" if math.isnan(found["distinct"]) else f"{found['distinct']:.2f}",
         *(f"{found['peak'][arm] / 1e9:.1f}" for arm in ARMS),
         f"{found['expected'] / 1e9:.1f}",
         *(f"{100 * share:.0f}" for share in found["head"].values()),

@@ -248,14 +248,17 @@ class TestCell:
         self, launches: Launches, place: Path, file: str, kind: str
     ) -> None:
         folder = launches(file) / kind
-        # bfloat16 rounds on each processor in its own way, and at the third step may sample another token for it. Adam
-        # makes 1e-6 of `lora_B` 8e-5 of `lora_A`, whose first gradients are 0; a step moves the weights by 9e-2.
+        # bfloat16 rounds on each processor in its own way, and at the third step may sample another token for it.
         when = "checkpoint-2" if kind == "qlora" else "."
         moved, expected = weights(folder / when), weights(launches("ddp.yaml") / kind / when)
         if kind == "full":
             start = weights(place / "tiny")
             moved, expected = ({name: w[name] - start[name] for name in w} for w in (moved, expected))
-        assert relative_gap(moved, expected) < (5e-4 if kind == "qlora" else 1e-5)
+        # Where `lora_B` is still 0, the gradient of `lora_A` is too, and Adam makes the rounding of its first ones large:
+        # 8e-5 of it for 1e-6 of `lora_B`, on processors with bfloat16. A step moves the weights by 9e-2.
+        first = {name for name in moved if kind == "qlora" and "lora_A" in name}
+        for names, bound in ((moved.keys() - first, 1e-5), (first, 5e-4)):
+            assert relative_gap({n: moved[n] for n in names}, {n: expected[n] for n in names}) < bound
         if kind == "full":
             return
         base = AutoModelForCausalLM.from_pretrained(place / "tiny", dtype=torch.float32)
