@@ -254,7 +254,7 @@ class TestCell:
         if kind == "full":
             start = weights(place / "tiny")
             moved, expected = ({name: w[name] - start[name] for name in w} for w in (moved, expected))
-        # Where `lora_B` is still 0, the gradient of `lora_A` is too, and Adam makes the rounding of its first ones large:
+        # Where `lora_B` is still 0 `lora_A` has no gradient, and Adam makes the rounding of the first ones large:
         # 8e-5 of it for 1e-6 of `lora_B`, on processors with bfloat16. A step moves the weights by 9e-2.
         first = {name for name in moved if kind == "qlora" and "lora_A" in name}
         for names, bound in ((moved.keys() - first, 1e-5), (first, 5e-4)):
