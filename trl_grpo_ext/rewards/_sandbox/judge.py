@@ -28,7 +28,8 @@ from collections.abc import Callable
 from typing import Any
 
 from . import remote
-from .checks import MAX_TEXT, NOTHING, GoneError, Side, is_nothing
+from .checks import NOTHING, GoneError, Side, is_nothing
+from .hostile import MAX_TEXT
 from .remote import Remote, RemoteType, SolutionModule, WrongError
 from .wire import SOLUTION_MODULES
 
@@ -82,14 +83,16 @@ class _Judging:
         if test["pytest"]:
             return self._pytest(test)
         for name in test["functions"]:
-            _finish(self.names[name]())
+            result = self.names[name]()
+            if isinstance(result, types.CoroutineType):
+                asyncio.run(result)
         for name in test["classes"]:
-            result = _Result()
-            unittest.defaultTestLoader.loadTestsFromTestCase(self.names[name]).run(result)
-            if result.skipped:
+            ran = _Result()
+            unittest.defaultTestLoader.loadTestsFromTestCase(self.names[name]).run(ran)
+            if ran.skipped:
                 SIDE.unjudged("a test was skipped")
-            if result.first is not None:
-                return result.first
+            if ran.first is not None:
+                return ran.first
         return None
 
     def _pytest(self, test: dict[str, Any]) -> BaseException | None:
@@ -150,12 +153,6 @@ class _Judging:
         if status not in (0, 1, 5):
             SIDE.unjudged(f"pytest ended with status {status}")
         return None
-
-
-def _finish(result: Any) -> None:
-    """Run a test that is a coroutine."""
-    if isinstance(result, types.CoroutineType):
-        asyncio.run(result)
 
 
 class _Result(unittest.TestResult):
