@@ -437,7 +437,7 @@ class Side(Conversation):
             self._lent_numbers[id(value)] = len(self._lent) - 1
         return self._lent_numbers[id(value)]
 
-    def special(self, tag: Any, parts: list[Any]) -> Any:
+    def from_opaque(self, tag: Any, parts: list[Any]) -> Any:
         if tag == "g" and type(parts[0]) is int and 0 <= parts[0] < len(self._lent):
             return self._lent[parts[0]][0]
         if tag == "X":

@@ -197,7 +197,7 @@ class Solution(Conversation):
         changing = next((base.__name__ for base in _CHANGING if issubclass(kind, base)), None)
         return ["C", number, str(kind.__name__), str(kind.__module__), bases, own, changing]
 
-    def special(self, tag: Any, parts: list[Any]) -> Any:
+    def from_opaque(self, tag: Any, parts: list[Any]) -> Any:
         if tag == "H":
             return self._objects[parts[0]]
         if tag == "S":

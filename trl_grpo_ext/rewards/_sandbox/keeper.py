@@ -206,7 +206,7 @@ class _Keeper:
         def solution() -> None:
             self.shared.close()
             standard = {} if job["module"] else {0: stdin.fileno(), 1: printed}
-            requests, replies, out = self._inside(standard, (asks, answered, reported), work)
+            requests, replies, out = self._keep_only(standard, (asks, answered, reported), work)
             held = isolate([work], job["memory_mb"], 2 * job["seconds"] + 5, True)
             os.write(out, json.dumps({"layers": held}).encode("ascii") + b"\n")
             if not set(job["require"]) <= set(held):
@@ -240,7 +240,7 @@ class _Keeper:
             own = tempfile.mkdtemp(dir=home)
 
             def tests() -> None:
-                requests, replies, out = self._inside({}, (asked, answers, judged), work)
+                requests, replies, out = self._keep_only({}, (asked, answers, judged), work)
                 isolate([work, own], job["memory_mb"] + _TESTS_MEMORY_MB, 4 * job["seconds"] + 10, False)
                 sys.path += job["libraries"]
                 judge.judge({**plan, "code": job["code"]}, requests, replies, self.shared, own, _reporting(out, token))
@@ -253,7 +253,7 @@ class _Keeper:
             os.close(descriptor)
         return self._watch_over(first, second, token)
 
-    def _inside(self, standard: dict[int, int], keep: tuple[int, ...], home: str) -> list[int]:
+    def _keep_only(self, standard: dict[int, int], keep: tuple[int, ...], home: str) -> list[int]:
         """In a forked process: keep these descriptors, as 3 and up, and nothing else of the keeper."""
         high = [os.dup2(descriptor, 900 + number) for number, descriptor in enumerate(keep)]
         nothing = os.open(os.devnull, os.O_RDWR)

@@ -21,8 +21,8 @@ from .hostile import JUDGING, OPERATORS, TO_NUMBERS, UNARY, special_names
 from .wire import ViolationError
 
 _TO_NUMBERS = {*TO_NUMBERS, *"all any item max mean min norm std sum total_seconds".split()}
-_GIVES: dict[str, type] = dict.fromkeys(special_names("str repr format"), str)
-_GIVES |= {"__len__": int, "__int__": int, "__index__": int, "__float__": float, "__complex__": complex}
+_RESULT_TYPES: dict[str, type] = dict.fromkeys(special_names("str repr format"), str)
+_RESULT_TYPES |= {"__len__": int, "__int__": int, "__index__": int, "__float__": float, "__complex__": complex}
 _PREDICATES = frozenset(
     name
     for kind in (str, bytes, set, float)
@@ -36,7 +36,7 @@ _NAMES = special_names(
 )
 _OF_EXCEPTIONS = ("__traceback__", "__context__", "__cause__", "__suppress_context__", "__notes__")
 _IMMUTABLE = (str, bytes, int, float, complex, tuple, frozenset)
-_SEEN_AS: dict[str, Any] = {
+_APPARENT_CLASSES: dict[str, Any] = {
     str(kind.__name__): kind
     for kind in (
         *(types.GeneratorType, types.FunctionType, types.MethodType, types.BuiltinFunctionType, types.CoroutineType),
@@ -68,7 +68,7 @@ def _operator(name: str) -> Callable[..., Any]:
         result = SIDE.request("operate", self, name, arguments)
         parts = (self, *arguments)
         if name in UNARY:
-            if name in _GIVES and type(result) is not _GIVES[name]:
+            if name in _RESULT_TYPES and type(result) is not _RESULT_TYPES[name]:
                 raise TypeError(f"{name} of the solution returned {type(result).__name__}")
             return _mark(result, "_remote_mixed") if is_marked(self, "_remote_mixed") else result
         if any(is_marked(part, "_remote_made") for part in parts):
@@ -84,14 +84,14 @@ def _operator(name: str) -> Callable[..., Any]:
 
     def judge(self: Any, *arguments: Any) -> Any:
         if type(self)._remote_content and name != "__hash__":  # it extends `list`, `dict`, ...: what it holds decides
-            held = [_held(value) for value in (self, *arguments)]
+            held = [_content_of(value) for value in (self, *arguments)]
             return bool(held[0]) if name == "__bool__" else getattr(held[0], name)(*held[1:])
         raise SIDE.refused(f"it needs the {name} of the solution's own class {type(self).__name__}", self, *arguments)
 
     return judge if name in JUDGING else operate
 
 
-def _held(value: Any) -> Any:
+def _content_of(value: Any) -> Any:
     """What an object of a class that extends `list`, `dict`, ... holds, as the built-in type."""
     if isinstance(value, Remote) and type(value)._remote_content:  # type: ignore[attr-defined]
         return SIDE.request("content", value)
@@ -258,7 +258,7 @@ def remote_class(number: int, name: Any, module: Any, bases: list[Any], own: lis
         waiting = {"__await__": _await, "__anext__": _anext}
         waiting |= {name: _awaiting(name) for name in ("__aenter__", "__aexit__")}
         body |= {name: method for name, method in waiting.items() if name in own}
-        seen = _SEEN_AS.get(content or (name if module == "builtins" else ""))
+        seen = _APPARENT_CLASSES.get(content or (name if module == "builtins" else ""))
         if seen is not None:
             body["__class__"] = property(lambda self: seen)
         if seen is types.FunctionType:  # as a method of a class of the tests

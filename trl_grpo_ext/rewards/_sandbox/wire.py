@@ -2,8 +2,8 @@
 
 A value of a plain type is rebuilt on the other side as what it was; a subclass is not plain. Containers that can change
 (`list`, `dict`, `set`, ...) have a twin on the other side: each message brings the twins up to date, and `a is b` stays
-so. What is not data crosses as whatever a side makes of it (`Codec.opaque`, `Codec.special`). Either side may ask while
-it answers. Nothing here trusts the other side: what is no message raises `ViolationError`.
+so. What is not data crosses as whatever a side makes of it (`Codec.opaque`, `Codec.from_opaque`). Either side may ask
+while it answers. Nothing here trusts the other side: what is no message raises `ViolationError`.
 """
 
 from __future__ import annotations
@@ -206,7 +206,7 @@ class Codec:
         """Encode a value that is not data."""
         raise NotImplementedError
 
-    def special(self, tag: Any, parts: list[Any]) -> Any:
+    def from_opaque(self, tag: Any, parts: list[Any]) -> Any:
         """Decode what `opaque` of the other side has written."""
         raise NotImplementedError
 
@@ -300,7 +300,7 @@ class Codec:
             return _new_array([parts[0][0], [1], bytes.fromhex(parts[0][1])])[0]
         if tag == "x":
             return self._read_exception(*parts)
-        return self.special(tag, parts)
+        return self.from_opaque(tag, parts)
 
     def _read_container(self, tag: str, number: Any, encoded: Any) -> Any:
         row = _READ_CONTAINER[tag]
