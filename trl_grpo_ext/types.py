@@ -402,14 +402,14 @@ class Rollout:
         for row, row_spans in enumerate(spans):
             if not row_spans:
                 continue
-            wrote = [(token, *characters) for token, characters in enumerate(self.offsets(row))]
-            wrote = [(token, start, end) for token, start, end in wrote if end > start]
-            starts, ends = [start for _, start, _ in wrote], [end for *_, end in wrote]
+            offsets = enumerate(self.offsets(row))
+            with_text = [(token, start, end) for token, (start, end) in offsets if end > start]
+            starts, ends = [start for _, start, _ in with_text], [end for *_, end in with_text]
             values = [0.0] * values_B_T.size(1)  # set in one go: token by token would be slow on a GPU
             check_spans(row_spans, self.texts[row], row)
             for start, end, value in row_spans:
                 first, last = bisect_right(ends, start), bisect_left(starts, end)
-                for token, *_ in wrote[first:last] if end > start else ():
+                for token, *_ in with_text[first:last] if end > start else ():
                     values[token] += value
             values_B_T[row] = values_B_T.new_tensor(values)
         return values_B_T

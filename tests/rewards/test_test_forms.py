@@ -92,7 +92,7 @@ class Other(Codec):
     def opaque(self, value: Any) -> Any:
         return ["?", type(value).__name__]
 
-    def special(self, tag: Any, parts: Any) -> Any:
+    def from_opaque(self, tag: Any, parts: Any) -> Any:
         if tag != "?":
             raise ViolationError
         return None

@@ -238,5 +238,5 @@ def test_log_probabilities_that_only_a_pass_with_images_could_give_are_refused()
     check({"image": None}, None, ["old_logps"])
     check({"image": "a picture"}, None, [])
     for row, of_tool in (({"image": "a picture"}, None), ({}, ["a picture"])):
-        with pytest.raises(ConfigurationError, match=r"with images it needs old_logps, .*num_iterations above 1"):
+        with pytest.raises(ConfigurationError, match=r"needs old_logps of a batch with images, .*num_iterations"):
             check(row, of_tool, ["old_logps"])

@@ -121,9 +121,9 @@ class ProcessRewards:
 
 def last_tokens(offsets: Sequence[tuple[int, int]], ends: Sequence[int]) -> list[int]:
     """For each end of a span, the token that completes it, or the last silent one right after; -1 without tokens."""
-    wrote = [token for token, (start, end) in enumerate(offsets) if end > start]
-    starts = [offsets[token][0] for token in wrote]
-    following = [*wrote[1:], len(offsets)]  # the token that is the next to write
+    with_text = [token for token, (start, end) in enumerate(offsets) if end > start]
+    starts = [offsets[token][0] for token in with_text]
+    following = [*with_text[1:], len(offsets)]  # the token that is the next to write
     return [following[bisect_left(starts, max(end, 1)) - 1] - 1 for end in ends]
 
 

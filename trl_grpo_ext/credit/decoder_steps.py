@@ -45,14 +45,14 @@ def offsets_by_decoder(backend: Any, ids: list[int], text: str) -> list[tuple[in
         word = words[token]
         if word is not None and word not in special:
             pieces.append(_Piece(index, word, [index] * len(word), [index] * len(word)))
-    wrote = {piece.token for piece in pieces}
+    with_text = {piece.token for piece in pieces}
     for step in steps:
         pieces = _STEPS[step["type"]](pieces, step)
     whole = _fused(pieces)
     if whole.text != text:
         for pattern, content in _CLEAN_UP:
             whole = _replaced(whole, pattern, content)
-    return _ranges(whole, wrote, len(ids)) if whole.text == text else None
+    return _ranges(whole, with_text, len(ids)) if whole.text == text else None
 
 
 def _steps_of(backend: Any) -> list[dict[str, Any]] | None:
@@ -73,7 +73,7 @@ def _steps_of(backend: Any) -> list[dict[str, Any]] | None:
     return steps
 
 
-def _ranges(whole: _Piece, wrote: set[int], count: int) -> list[tuple[int, int]]:
+def _ranges(whole: _Piece, with_text: set[int], count: int) -> list[tuple[int, int]]:
     offsets, start, end = [], 0, 0
     for token in range(count):
         while start < len(whole.text) and whole.last[start] < token:
@@ -81,7 +81,7 @@ def _ranges(whole: _Piece, wrote: set[int], count: int) -> list[tuple[int, int]]
         while end < len(whole.text) and whole.first[end] <= token:
             end += 1
         # A token skipped between two that share a character is between its bytes, and has none of them.
-        offsets.append((start, end) if token in wrote and end > start else (start, start))
+        offsets.append((start, end) if token in with_text and end > start else (start, start))
     return offsets
 
 

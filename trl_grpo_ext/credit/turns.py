@@ -194,16 +194,16 @@ class _Spoken:
 
     def characters(self, run: tuple[int, int]) -> tuple[int, int]:
         """The characters in the text without special tokens that a run of tokens wrote."""
-        wrote = [pair for pair in self.offsets[slice(*run)] if pair[1] > pair[0]]
-        if wrote:
-            return wrote[0][0], wrote[-1][1]
+        written = [pair for pair in self.offsets[slice(*run)] if pair[1] > pair[0]]
+        if written:
+            return written[0][0], written[-1][1]
         place = max((end for _, end in self.offsets[: run[0]]), default=0)
         return place, place
 
     def tokens(self, start: int, end: int, run: tuple[int, int]) -> tuple[int, int]:
         """The tokens of a turn that wrote some characters of `raw`."""
-        wrote = [token for token in range(*run) if self.ranges[token][0] < end and self.ranges[token][1] > start]
-        return (wrote[0], wrote[-1] + 1) if wrote else (run[0], run[0])
+        inside = [token for token in range(*run) if self.ranges[token][0] < end and self.ranges[token][1] > start]
+        return (inside[0], inside[-1] + 1) if inside else (run[0], run[0])
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,8 @@ from ..errors import ConfigurationError
 MOST_BYTES = 1_000_000
 """Settings are a page or two; a longer file is the wrong one."""
 _MOST_VALUES = 10_000
+EXPONENT_WITHOUT_POINT = re.compile(r"[-+]?[0-9]+(?:\.[0-9]*)?[eE][-+]?[0-9]+")
+"""A float to YAML 1.2 and to everybody's eyes, but a string to YAML 1.1, which PyYAML reads."""
 
 
 # ------------------------------------------------------------------------------------------------------------- text
@@ -150,6 +152,5 @@ def _loader(exponents: bool) -> Any:
             return super().construct_mapping(node, deep)
 
     if exponents:
-        pattern = re.compile(r"[-+]?[0-9]+(?:\.[0-9]*)?[eE][-+]?[0-9]+")
-        Loader.add_implicit_resolver("tag:yaml.org,2002:float", pattern, list("-+0123456789"))
+        Loader.add_implicit_resolver("tag:yaml.org,2002:float", EXPONENT_WITHOUT_POINT, list("-+0123456789"))
     return Loader

@@ -86,11 +86,12 @@ class LoadedList(list[Any]):
     @classmethod
     def join(cls, *lists: list[Any]) -> LoadedList:
         """Concatenate lists."""
-        return cls.from_loaded(
-            item
-            for plugins in lists
-            for item in (plugins.loaded if isinstance(plugins, LoadedList) else map(Loaded, plugins))
-        )
+        return cls.from_loaded(item for plugins in lists for item in with_origin(plugins))
+
+
+def with_origin(plugins: Iterable[Any]) -> list[Loaded]:
+    """Plugins with their origin, as far as it is known."""
+    return plugins.loaded if isinstance(plugins, LoadedList) else [Loaded(plugin) for plugin in plugins]
 
 
 class RewardList(LoadedList):

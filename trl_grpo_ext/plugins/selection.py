@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import difflib
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from numbers import Real
@@ -19,14 +18,11 @@ from typing import Any
 
 from ..errors import ConfigurationError
 from ..guard.outcomes import shown
-from ..guard.untrusted import parse_yaml
+from ..guard.untrusted import EXPONENT_WITHOUT_POINT, parse_yaml
 from .kinds import FACTS, LABELS, Kind, check_kind, with_article
 
 GUARD_PARAMETERS = ("timeout", "retries", "on_error", "outcomes", "workers", "batch_size", "memory_mb")
 """The keys of a reward's `guard`: the parameters of `trl_grpo_ext.guard.guarded.guarded` except `name`."""
-
-# A float to YAML 1.2 and to everybody's eyes, but a string to YAML 1.1, which PyYAML reads.
-_EXPONENT_WITHOUT_POINT = re.compile(r"[-+]?[0-9]+(?:\.[0-9]*)?[eE][-+]?[0-9]+")
 
 
 @dataclass(frozen=True)
@@ -139,7 +135,7 @@ def _split(kind: Kind, text: object, value: object) -> tuple[str | None, str]:
 def yaml_hint(parameters: Mapping[Any, Any]) -> str:
     """A hint, with a leading space, at parameters that were meant as numbers; empty if there are none."""
     texts = {name: value for name, value in parameters.items() if isinstance(value, str)}
-    listed = ", ".join(f"{n}={text!r}" for n, text in texts.items() if _EXPONENT_WITHOUT_POINT.fullmatch(text))
+    listed = ", ".join(f"{n}={text!r}" for n, text in texts.items() if EXPONENT_WITHOUT_POINT.fullmatch(text))
     return f" YAML 1.1 reads {listed} as a string: write it with a point, as in 1.0e-3." if listed else ""
 
 

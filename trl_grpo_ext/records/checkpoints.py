@@ -97,7 +97,7 @@ def last_complete_checkpoint(output_dir: str | os.PathLike[str], at_most: int | 
 def checkpoint_problem(folder: str | os.PathLike[str], *, all_checksums: bool = False) -> str | None:
     """Say in half a sentence why a checkpoint is incomplete or damaged; None if it is neither.
 
-    One without any training state (`save_only_model`) is complete: see `starts_afresh`.
+    One without any training state (`save_only_model`) is complete: see `missing_state`.
 
     Args:
         folder: `checkpoint-N`.
@@ -118,7 +118,7 @@ def checkpoint_problem(folder: str | os.PathLike[str], *, all_checksums: bool = 
     return None
 
 
-def starts_afresh(folder: Path, process: int, processes: int) -> str:
+def missing_state(folder: Path, process: int, processes: int) -> str:
     """What transformers does not find for a process in a checkpoint and goes on without; empty if nothing."""
     optimizer, scheduler, random_states = _training_state(folder)
     random_state = f"rng_state_{process}.pth" if processes > 1 else "rng_state.pth"

@@ -14,7 +14,7 @@ import math
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from numbers import Integral, Real
 from pathlib import Path
@@ -25,7 +25,7 @@ from ..guard.calls import is_model
 from ..guard.guarded import Guarded
 from ..guard.untrusted import one_line
 from ..plugins.kinds import KINDS, LABELS
-from ..plugins.loading import Kind, Loaded, LoadedList
+from ..plugins.loading import Kind, Loaded, with_origin
 from ..plugins.metadata import installed_distributions, installed_version, owner_of, provenance
 from ..plugins.selection import Selection
 from ..types import CONTRACT_VERSION, role_of
@@ -114,14 +114,11 @@ class Manifest:
         weights += [1.0] * (len(trainer.reward_funcs) - len(weights))
         made = _Recorder()
         records: list[PluginRecord] = []
-        for loaded, name, weight in zip(
-            _as_loaded(trainer.reward_funcs), trainer.reward_func_names, weights, strict=False
-        ):
+        rewards = with_origin(trainer.reward_funcs)
+        for loaded, name, weight in zip(rewards, trainer.reward_func_names, weights, strict=False):
             records += made.records("reward", loaded, name=name, weight=weight)
-        for loaded in _as_loaded(getattr(trainer, "advantage_hooks", [])):
-            records += [
-                replace(record, role=role_of(loaded.object)) for record in made.records("advantage_hook", loaded)
-            ]
+        for loaded in with_origin(getattr(trainer, "advantage_hooks", [])):
+            records += made.records("advantage_hook", loaded)
         if (given := getattr(trainer, "loss_aggregation", None)) is not None:
             known = aggregation if aggregation is not None and aggregation.object is given else Loaded(given)
             records += made.records("loss_aggregation", known)
@@ -239,7 +236,8 @@ class _Recorder:
             )
         else:
             record = replace(self._given_in_python(kind, loaded.object, name), weight=weight, selected=False)
-        yield replace(record, inside=inside or None)
+        role = role_of(loaded.object) if kind == "advantage_hook" else None
+        yield replace(record, inside=inside or None, role=role)
         for place, reward in loaded.inner:
             within = f"{record.name}, {place}" if not inside else f"{inside}: {record.name}, {place}"
             yield from self.records(kind, reward, inside=within)
@@ -281,10 +279,6 @@ class _Recorder:
     @functools.cached_property
     def _installed(self) -> dict[str, Any]:
         return dict(installed_distributions())
-
-
-def _as_loaded(plugins: Sequence[Any]) -> list[Loaded]:
-    return plugins.loaded if isinstance(plugins, LoadedList) else [Loaded(plugin) for plugin in plugins]
 
 
 def _constructed_with(thing: Any) -> dict[str, Any] | None:

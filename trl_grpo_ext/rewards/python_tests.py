@@ -248,8 +248,7 @@ def _checked_layers(name: str, require: Any, memory_mb: int) -> tuple[str, ...]:
     if missing:
         raise ConfigurationError(
             f"{name}: this machine cannot hold the layers {', '.join(missing)} (it holds: "
-            f"{', '.join(holds) or 'none'}). They need Landlock (Linux 5.13) and seccomp, on x86-64 or ARM, which a "
-            f"container may forbid. `require: {[layer for layer in require if layer in holds]}` runs the code without "
-            "them; do that only on a machine with nothing to lose."
+            f"{', '.join(holds) or 'none'}): they need Landlock (Linux 5.13) and seccomp on x86-64 or ARM. On a machine"
+            f" with nothing to lose, `require: {[layer for layer in require if layer in holds]}` does without them."
         )
     return tuple(layer for layer in LAYERS if layer in require)

@@ -89,10 +89,6 @@ class AggregationChecks(TensorChecks):
         if len(has) != 1:
             raise Broken(f"it has {'both weights and reduce' if has else 'neither weights nor reduce'}")
 
-    def shape(self) -> None:
-        single = [replace(batch, rows=batch.rows[:2]) for batch in self.ordinary]
-        self._over([*self.ordinary, *single], self._results, breaks=("shape", None))
-
     def finite(self) -> None:
         self._over(self.ordinary, self._results, breaks=("finite", None))
         for what, batch in odd_batches(self.setting).items():

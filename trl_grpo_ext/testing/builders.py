@@ -88,15 +88,15 @@ def make_rollout(
     return replace(rollout, turns=lambda row: turns_between([one >= 0 for one in written[row]], rollout.texts[row]))
 
 
-def turns_between(wrote: Sequence[bool | int], pieces: Sequence[str], failed: Collection[int] = ()) -> list[Turn]:
+def turns_between(by_model: Sequence[bool | int], pieces: Sequence[str], failed: Collection[int] = ()) -> list[Turn]:
     """The turns of a completion, by whether the model wrote each token and what the token wrote.
 
     Each but the last is one tool call, answered by the tokens after it; the calls of the `failed` ones raised.
     """
-    runs, offsets = true_runs([bool(one) for one in wrote]), character_offsets(pieces)
+    runs, offsets = true_runs([bool(one) for one in by_model]), character_offsets(pieces)
     turns = []
     for number, (first, end) in enumerate(runs):
-        after = runs[number + 1][0] if number + 1 < len(runs) else len(wrote)
+        after = runs[number + 1][0] if number + 1 < len(runs) else len(by_model)
         text, result = "".join(pieces[first:end]), "".join(pieces[end:after])
         outcome = "raised" if number in failed else "returned"
         call = ToolCall(name="tool", arguments={}, outcome=outcome, result=result, tokens=(first, end))

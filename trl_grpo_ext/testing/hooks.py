@@ -154,10 +154,6 @@ class HookChecks(TensorChecks):
 
         self.over(self.ordinary, judge)
 
-    def shape(self) -> None:
-        single = [replace(batch, rows=batch.rows[:2]) for batch in self.ordinary]
-        self._over([*self.ordinary, *single], self._results, breaks=("shape", None))
-
     def dtype(self) -> None:
         if self.at_rollout == "on_rewards":
             raise NotChecked("it is a shaper: it takes no advantages")

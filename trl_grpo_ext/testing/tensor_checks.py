@@ -118,6 +118,10 @@ class TensorChecks(Checks, ABC):
     def run(self) -> None:
         self._over(self.ordinary, self._results)
 
+    def shape(self) -> None:
+        single = [replace(batch, rows=batch.rows[:2]) for batch in self.ordinary]
+        self._over([*self.ordinary, *single], self._results, breaks=("shape", None))
+
     def padding(self) -> None:
         self._comparable_only()
 

@@ -17,7 +17,7 @@ from transformers.trainer_utils import get_last_checkpoint
 
 from ..errors import ManifestError
 from ..guard.agreement import Agreement
-from ..records.checkpoints import STATE, check_resumed, starts_afresh
+from ..records.checkpoints import STATE, check_resumed, missing_state
 from ..records.manifest import FILE, Manifest, differences, version_notes
 from ..records.settings import FILE as SETTINGS
 
@@ -64,7 +64,7 @@ class PluginRecords:
         with self._agreement.section():
             if self._main_process and (folder := self._checkpoint(resume_from_checkpoint)) is not None:
                 check_resumed(folder)
-                if (folder / STATE).is_file() and (lacking := starts_afresh(folder, 0, self._args.world_size)):
+                if (folder / STATE).is_file() and (lacking := missing_state(folder, 0, self._args.world_size)):
                     _warn(f"{folder} has no {lacking}: the resumed run differs from one that went on.")
                 place = str(folder)
                 found = self._recorded(folder)

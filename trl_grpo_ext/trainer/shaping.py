@@ -70,9 +70,9 @@ def refuse_images(sampling: Sampling, missing: Sequence[str]) -> None:
     made, row = sampling.generated[6] if len(sampling.generated) > 6 else None, sampling.scored.rows[0]
     if missing and (made is not None or any(row.get(key) for key in ("image", "images"))):
         raise ConfigurationError(
-            f"A hook that shapes rewards is selected. For a batch with images it needs {' and '.join(missing)}, "
-            "which only TRL can compute at that point: the old policy's with num_iterations above 1, the "
-            "reference's with beta above 0. Set these, or remove the hook that needs them."
+            f"A hook that shapes rewards needs {' and '.join(missing)} of a batch with images, which TRL alone can "
+            "compute there, where num_iterations is above 1 (old policy) or beta above 0 (reference). Set these, or "
+            "remove the hook."
         )
 
 

@@ -10,13 +10,13 @@ import peft
 from transformers import Qwen2Config
 
 from trl_grpo_ext.launch.doctor.case import Case, Plugins
-from trl_grpo_ext.launch.doctor.environment import Device, Environment
+from trl_grpo_ext.launch.doctor.environment import Environment
 from trl_grpo_ext.launch.doctor.launch_file import LaunchPlan
 from trl_grpo_ext.launch.doctor.model import Adapters, Sizes, adapters_of, on_meta, sizes_of
 from trl_grpo_ext.launch.doctor.run_file import RunPlan, Script, build_configs, read_run
 
 GIB = 1024**3
-A100 = Device("A100", 80 * GIB)
+A100 = 80 * GIB
 RECIPE = Script("recipe.py", frozenset({"check_setup"}))
 
 TESTED = {
@@ -57,7 +57,7 @@ def adapters(*targets: str) -> Adapters:
     return adapters_of(on_meta(QWEN), config)
 
 
-def machine(*devices: Device, versions: dict[str, str | None] | None = None, **facts: Any) -> Environment:
+def machine(*devices: int, versions: dict[str, str | None] | None = None, **facts: Any) -> Environment:
     """A machine on which nothing is wrong, but for what is said."""
     good: dict[str, Any] = {
         "versions": {**TESTED, **(versions or {})},

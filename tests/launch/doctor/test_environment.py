@@ -20,7 +20,7 @@ def test_versions_and_devices_are_those_of_this_machine_or_as_described() -> Non
     assert Environment(versions={"x": "built by hand"}).version("x") is None
     assert len(here.devices) == (torch.cuda.device_count() if torch.cuda.is_available() else 0)
     assert there.elsewhere
-    assert [device.memory for device in there.devices] == [24 * 1024**3] * 8
+    assert there.devices == (24 * 1024**3,) * 8
 
 
 def test_a_place_where_nothing_can_be_saved_is_named(tmp_path: Path) -> None:

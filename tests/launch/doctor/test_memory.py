@@ -13,7 +13,6 @@ from transformers import AutoConfig, BitsAndBytesConfig, TrainerCallback
 from tests.launch.doctor.cases import GIB, case, launched, machine, qwen
 from tests.support import train
 from trl_grpo_ext.launch.doctor.case import Case
-from trl_grpo_ext.launch.doctor.environment import Device
 from trl_grpo_ext.launch.doctor.memory import Memory, estimate, memory_problems
 from trl_grpo_ext.launch.doctor.model import adapters_of, on_meta, sizes_of
 
@@ -145,7 +144,7 @@ def test_vllm_takes_its_share_and_gives_it_back_asleep() -> None:
 
 
 def test_what_may_not_fit_is_a_warning_and_never_an_error() -> None:
-    tight = case(environment=machine(Device("small", 4 * GIB), disk_free=GIB), sizes=qwen(), built=True)
+    tight = case(environment=machine(4 * GIB, disk_free=GIB), sizes=qwen(), built=True)
     memory, disk = memory_problems(tight, estimated(tight))
     assert (memory.severity, disk.severity) == ("warning", "warning")
     assert "optimizer states" in memory.message

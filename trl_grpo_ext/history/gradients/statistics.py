@@ -13,12 +13,13 @@ each of the `M` prompts counts: once in the estimate, at random in the bootstrap
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+
+from ..replay.saved import number_of
 
 LEVEL = 0.95
 """Confidence level of intervals."""
@@ -88,7 +89,7 @@ def interval(values_R: torch.Tensor) -> tuple[float | None, float | None]:
     if float(values_R.isnan().double().mean()) > beyond:
         return None, None
     low, high = torch.nanquantile(values_R, torch.tensor([beyond, 1 - beyond], dtype=values_R.dtype))
-    return _number(low), _number(high)
+    return number_of(float(low)), number_of(float(high))
 
 
 def compare(
@@ -127,9 +128,4 @@ def compare(
 
 
 def _estimate(values_R: torch.Tensor) -> Estimate:
-    return Estimate(_number(values_R[0]), *interval(values_R[1:]))
-
-
-def _number(value: torch.Tensor) -> float | None:
-    number = float(value)
-    return number if math.isfinite(number) else None
+    return Estimate(number_of(float(values_R[0])), *interval(values_R[1:]))

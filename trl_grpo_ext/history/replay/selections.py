@@ -71,7 +71,6 @@ class ReplaySelection:
     rewards: Sequence[RewardSource] | None
     hooks: Sequence[Any]
     aggregation: Any
-    own_aggregation: bool
     settings: Mapping[str, Any]
     left_out: Mapping[str, Any] = field(default_factory=dict)
 
@@ -101,7 +100,6 @@ def load_selection(name: str, given: str | Path | Mapping[str, Any]) -> ReplaySe
         rewards=None if chosen is None else _rewards(name, chosen, settings["reward_weights"]),
         hooks=load_advantage_hooks(_several(mapping.get("advantage_hooks")) or []),
         aggregation=load_loss_aggregation(aggregation[0] if aggregation else TRL_REDUCTIONS[settings["loss_type"]]),
-        own_aggregation=bool(aggregation),
         settings=settings,
         left_out={key: mapping[key] for key, usual in LEFT_OUT.items() if mapping.get(key, usual) not in (usual, None)},
     )

@@ -51,8 +51,8 @@ from ...records.checkpoints import (
     checkpoint_problem,
     checkpoint_steps,
     last_complete_checkpoint,
+    missing_state,
     put_back,
-    starts_afresh,
 )
 from ...trainer import upstream
 from .stop_signal import SaveOnSignal
@@ -161,7 +161,7 @@ class SafeCheckpoints:
         with self._agree():
             if self.args.local_process_index == 0:
                 check_resumed(checkpoint, all_checksums=True)
-        lacking = starts_afresh(checkpoint, self.args.process_index, self.args.world_size)
+        lacking = missing_state(checkpoint, self.args.process_index, self.args.world_size)
         if lacking and (checkpoint / STATE).is_file():
             logger.warning("%s has no %s: the resumed run differs from one that went on.", checkpoint, lacking)
 

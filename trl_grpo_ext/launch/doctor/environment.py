@@ -23,19 +23,11 @@ VARIABLES = (
 
 
 @dataclass(frozen=True)
-class Device:
-    """A GPU: its name, and its memory in bytes."""
-
-    name: str
-    memory: int
-
-
-@dataclass(frozen=True)
 class Environment:
     """The machine that a run will use."""
 
     versions: Mapping[str, str | None] = field(default_factory=dict)  # of `PACKAGES`; None if it is not installed
-    devices: tuple[Device, ...] = ()
+    devices: tuple[int, ...] = ()  # bytes of each GPU
     elsewhere: bool = False  # another machine's GPUs are described; versions are this machine's
     torch_build: str = "cpu"
     disk_free: int | None = None  # bytes where checkpoints go
@@ -57,7 +49,7 @@ class Environment:
     @property
     def device_memory(self) -> int | None:
         """Bytes of the smallest GPU."""
-        return min((device.memory for device in self.devices), default=None)
+        return min(self.devices, default=None)
 
 
 def inspect_machine(
@@ -67,7 +59,7 @@ def inspect_machine(
     gpus: int = 1,
 ) -> Environment:
     """Collect the facts, of another machine with `gpu_memory` (GiB of each GPU); nothing but libraries is loaded."""
-    devices = _devices() if gpu_memory is None else (Device("as described", int(gpu_memory * 1024**3)),) * gpus
+    devices = _devices() if gpu_memory is None else (int(gpu_memory * 1024**3),) * gpus
     free, output_problem = _disk(output_dir)
     return Environment(
         versions={name: installed_version(name) for name in PACKAGES},
@@ -81,12 +73,9 @@ def inspect_machine(
     )
 
 
-def _devices() -> tuple[Device, ...]:
-    found = []
-    for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
-        facts = torch.cuda.get_device_properties(index)
-        found.append(Device(one_line(facts.name, 60), int(facts.total_memory)))
-    return tuple(found)
+def _devices() -> tuple[int, ...]:
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    return tuple(int(torch.cuda.get_device_properties(index).total_memory) for index in range(count))
 
 
 def _disk(output_dir: str) -> tuple[int | None, str | None]:

@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from . import remote
-from .hostile import JUDGING, OPERATORS, owner_of
+from .hostile import JUDGING, MAX_TEXT, OPERATORS, owner_of
 from .remote import Remote, RemoteType, SolutionModule, UnjudgedError, WrongError
 from .wire import (
     MAX_MESSAGE,
@@ -40,12 +40,12 @@ from .wire import (
     exception_class,
     find_by_name,
     made_exception,
+    text_of,
 )
 
 _MOCKS_OWN = ("assert", "configure_mock", "attach_mock", "mock_add_spec", "reset_mock", "method_calls", "call")
 """How the attributes of a mock begin that are for the tests."""
 _FUNCTIONS = types.FunctionType | types.BuiltinFunctionType | types.MethodDescriptorType | types.WrapperDescriptorType
-MAX_TEXT = 200
 NOTHING = "it compares nothing: an array is empty"
 _MAX_SEEN = 20_000
 
@@ -155,7 +155,7 @@ class Side(Conversation):
 
     def refused(self, reason: str, *values: Any) -> BaseException:
         """The test needs a behaviour of these objects: its own choice if it made one, else what the solution gave."""
-        if any(remote.is_marked(value, "_made") for value in values) or (
+        if any(remote.is_marked(value, "_remote_made") for value in values) or (
             len(values) > 1 and all(isinstance(value, Remote) for value in values)
         ):
             return self.unjudged(reason)
@@ -358,11 +358,10 @@ class Side(Conversation):
         finally:
             self._shared[0] = waiting
 
-    def heed(self, news: Any) -> None:
+    def take_note(self, news: Any) -> None:
         """Write what the solution has printed; warn and log as it did."""
-        for what, kind, text in news or ():
-            if type(text) is not str:
-                raise ViolationError("no text")
+        for what, kind, written in news or ():
+            text = text_of(written)
             if what == "process":
                 self.process = text[:MAX_TEXT]
             elif what in ("stdout", "stderr"):
@@ -438,7 +437,7 @@ class Side(Conversation):
             self._lent_numbers[id(value)] = len(self._lent) - 1
         return self._lent_numbers[id(value)]
 
-    def special(self, tag: Any, parts: list[Any]) -> Any:
+    def from_opaque(self, tag: Any, parts: list[Any]) -> Any:
         if tag == "g" and type(parts[0]) is int and 0 <= parts[0] < len(self._lent):
             return self._lent[parts[0]][0]
         if tag == "X":
@@ -447,7 +446,7 @@ class Side(Conversation):
             raise ViolationError("an unknown kind of value")
         number, *description = parts
         if number not in self._objects:
-            self._objects[number] = self._class(number, *description) if tag == "C" else self._object(*parts)
+            self._objects[number] = (self._class if tag == "C" else self._object)(number, *description)
         return self._objects[number]
 
     def _class(self, number: int, name: Any, module: Any, bases: Any, own: Any, content: Any) -> Any:
@@ -459,7 +458,7 @@ class Side(Conversation):
             raise ViolationError("no class")
         if issubclass(kind, BaseException):
             value = made_exception(kind, [self.decode(part) for part in content or ()])
-            object.__setattr__(value, "_number", number)
+            object.__setattr__(value, "_remote_id", number)
             return value
         return remote.remote_object(kind, number, self.decode(content))
 

@@ -30,24 +30,25 @@ from typing import Any
 from .wire import ClosedError, Conversation, exception_class, find_by_name
 
 
-def _special(names: str) -> tuple[str, ...]:
+def special_names(names: str) -> tuple[str, ...]:
+    """`__add__` and so on, of the words between."""
     return tuple(f"__{name}__" for name in names.split())
 
 
-JUDGING = _special("eq ne lt le gt ge bool contains hash")
+JUDGING = special_names("eq ne lt le gt ge bool contains hash")
 """What decides whether an assert holds."""
-TO_NUMBERS = _special("abs int float complex index round trunc floor ceil")
-UNARY = TO_NUMBERS + _special(
+TO_NUMBERS = special_names("abs int float complex index round trunc floor ceil")
+UNARY = TO_NUMBERS + special_names(
     "call len iter next reversed getitem setitem delitem enter exit str repr format neg pos invert "
     "aenter aexit await aiter anext"
 )
 _ARITHMETIC = "add sub mul matmul truediv floordiv mod divmod pow lshift rshift and or xor"
-OPERATORS = JUDGING + UNARY + _special(" ".join(f"{name} r{name} i{name}" for name in _ARITHMETIC.split()))
+OPERATORS = JUDGING + UNARY + special_names(" ".join(f"{name} r{name} i{name}" for name in _ARITHMETIC.split()))
 """Methods of a class that the other side can use."""
 
 _BUILT_IN: tuple[type, ...] = (str, bytes, int, float, complex, tuple, frozenset)
 _CHANGING: tuple[type, ...] = (list, dict, set, bytearray, collections.deque)
-_MAX_TEXT = 200
+MAX_TEXT = 200
 _MAX_PRINTED = 4 * 2**20
 _MAX_EVENTS = 1000
 _NOT_COMPILED = (SyntaxError, ValueError, OverflowError, RecursionError, MemoryError)
@@ -97,7 +98,7 @@ class Solution(Conversation):
         try:
             code = compile(source, "solution.py", "exec", dont_inherit=True)
         except _NOT_COMPILED as error:
-            return [type(error).__name__, str(error)[:_MAX_TEXT]]
+            return [type(error).__name__, str(error)[:MAX_TEXT]]
         exec(code, self.module.__dict__)
         return None
 
@@ -196,7 +197,7 @@ class Solution(Conversation):
         changing = next((base.__name__ for base in _CHANGING if issubclass(kind, base)), None)
         return ["C", number, str(kind.__name__), str(kind.__module__), bases, own, changing]
 
-    def special(self, tag: Any, parts: list[Any]) -> Any:
+    def from_opaque(self, tag: Any, parts: list[Any]) -> Any:
         if tag == "H":
             return self._objects[parts[0]]
         if tag == "S":
@@ -368,7 +369,7 @@ def run_program(source: str, report: Callable[[dict[str, Any]], None]) -> None:
     try:
         code = compile(source, "main.py", "exec", dont_inherit=True)
     except _NOT_COMPILED as error:
-        report({"unread": [type(error).__name__, str(error)[:_MAX_TEXT]]})
+        report({"unread": [type(error).__name__, str(error)[:MAX_TEXT]]})
         return
     watch_processes(lambda event: report({"process": event}))
     module = types.ModuleType("__main__")
@@ -381,9 +382,9 @@ def run_program(source: str, report: Callable[[dict[str, Any]], None]) -> None:
     except SystemExit:
         raise
     except BaseException as error:  # what the code raises ends the program, whatever it is
-        name = type(error).__name__[:_MAX_TEXT]
+        name = type(error).__name__[:MAX_TEXT]
         try:
-            text = str(error)[:_MAX_TEXT]
+            text = str(error)[:MAX_TEXT]
         except BaseException:  # an exception of the code's own may do anything when it is printed
             text = ""
         report({"failed": [name, text]})

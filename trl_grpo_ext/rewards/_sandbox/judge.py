@@ -28,7 +28,8 @@ from collections.abc import Callable
 from typing import Any
 
 from . import remote
-from .checks import MAX_TEXT, NOTHING, GoneError, Side, is_nothing
+from .checks import NOTHING, GoneError, Side, is_nothing
+from .hostile import MAX_TEXT
 from .remote import Remote, RemoteType, SolutionModule, WrongError
 from .wire import SOLUTION_MODULES
 
@@ -82,14 +83,16 @@ class _Judging:
         if test["pytest"]:
             return self._pytest(test)
         for name in test["functions"]:
-            _finish(self.names[name]())
+            result = self.names[name]()
+            if isinstance(result, types.CoroutineType):
+                asyncio.run(result)
         for name in test["classes"]:
-            result = _Result()
-            unittest.defaultTestLoader.loadTestsFromTestCase(self.names[name]).run(result)
-            if result.skipped:
+            ran = _Result()
+            unittest.defaultTestLoader.loadTestsFromTestCase(self.names[name]).run(ran)
+            if ran.skipped:
                 SIDE.unjudged("a test was skipped")
-            if result.first is not None:
-                return result.first
+            if ran.first is not None:
+                return ran.first
         return None
 
     def _pytest(self, test: dict[str, Any]) -> BaseException | None:
@@ -152,12 +155,6 @@ class _Judging:
         return None
 
 
-def _finish(result: Any) -> None:
-    """Run a test that is a coroutine."""
-    if isinstance(result, types.CoroutineType):
-        asyncio.run(result)
-
-
 class _Result(unittest.TestResult):
     """Keeps the first thing that went wrong."""
 
@@ -190,7 +187,7 @@ def _replace(module: Any, name: str, make: Callable[[Any], Any]) -> None:
     setattr(module, name, make(getattr(module, name)))
 
 
-def _there(function: Any) -> Any:
+def _run_by_solution(function: Any) -> Any:
     """Run a function of the standard library in the solution's process if it is about an object of the solution."""
 
     @functools.wraps(function)
@@ -202,7 +199,7 @@ def _there(function: Any) -> Any:
     return call
 
 
-def _of_something(first: int, otherwise: Any) -> Callable[[Any], Any]:
+def _failing_on_nothing(first: int, otherwise: Any) -> Callable[[Any], Any]:
     """A comparison of numpy that fails where one side is empty and the other is not: `np.allclose([], 2.5)` holds."""
 
     def make(function: Any) -> Any:
@@ -239,7 +236,7 @@ def _patched(change: Callable[..., None]) -> Callable[..., None]:
 
     def patch(target: Any, name: str, *value: Any) -> None:
         module = isinstance(target, types.ModuleType) and not isinstance(target, SolutionModule)
-        crosses = module and (target.__name__, name) not in _OWN_WAY and target.__name__ != "tests"
+        crosses = module and (target.__name__, name) not in _FORWARDED and target.__name__ != "tests"
         original = originals.setdefault((target.__name__, name), getattr(target, name, None)) if crosses else None
         change(target, name, *value)
         if crosses:
@@ -248,22 +245,21 @@ def _patched(change: Callable[..., None]) -> Callable[..., None]:
     return patch
 
 
-_OWN_WAY = {("builtins", "input"), ("sys", "stdin"), ("sys", "stdout"), ("sys", "stderr")}
+_FORWARDED = {("builtins", "input"), ("sys", "stdin"), ("sys", "stdout"), ("sys", "stderr")}
 """What a program reads and prints goes through this process anyway."""
 
 
 def _prepare_modules() -> None:
     """Make the modules that tests use safe, and patches and seeds reach the solution's process, too."""
     for name in ("asdict", "astuple", "fields", "is_dataclass", "replace"):
-        _replace(dataclasses, name, _there)
-    _replace(inspect, "signature", _there)
+        _replace(dataclasses, name, _run_by_solution)
+    _replace(inspect, "signature", _run_by_solution)
     numpy = sys.modules.get("numpy")
     if numpy is not None:
         for name, otherwise in (("allclose", False), ("array_equiv", False), ("isclose", None)):
-            _replace(numpy, name, _of_something(0, otherwise))
-        _replace(
-            importlib.import_module("numpy.testing._private.utils"), "assert_array_compare", _of_something(1, None)
-        )
+            _replace(numpy, name, _failing_on_nothing(0, otherwise))
+        internals = importlib.import_module("numpy.testing._private.utils")
+        _replace(internals, "assert_array_compare", _failing_on_nothing(1, None))
     setattr(unittest, "main", lambda *arguments, **keywords: None)  # noqa: B010  # test cases are run anyway
     vars(unittest.mock)["setattr"] = _patched(setattr)
     seed = random.seed

@@ -101,6 +101,15 @@ def _flush() -> None:
             stream.flush()  # type: ignore[union-attr]
 
 
+def _proc(pid: int, name: str) -> bytes:
+    """What a file in /proc says of a process; nothing if it cannot be read."""
+    try:
+        with open(f"/proc/{pid}/{name}", "rb") as file:
+            return file.read()
+    except OSError:
+        return b""
+
+
 class _Process:
     """One forked process: its clock, and how it ended."""
 
@@ -129,20 +138,21 @@ class _Process:
         except OSError:
             return 0.0
 
-    def threads(self) -> int:
+    def threads(self) -> list[str]:
         try:
-            return len(os.listdir(f"/proc/{self.pid}/task"))
+            return os.listdir(f"/proc/{self.pid}/task")
         except OSError:
-            return 0
+            return []
 
     def runs(self) -> bool:
         """Whether one of its threads runs or waits for a core, which is no sleep however busy the machine is."""
-        with contextlib.suppress(OSError):
-            for task in os.listdir(f"/proc/{self.pid}/task"):
-                with open(f"/proc/{self.pid}/task/{task}/stat", "rb") as file:
-                    if file.read().rpartition(b")")[2].split()[0] == b"R":
-                        return True
-        return False
+        stats = (_proc(self.pid, f"task/{thread}/stat") for thread in self.threads())
+        return any(stat.rpartition(b")")[2].split()[:1] == [b"R"] for stat in stats)
+
+    def written(self) -> int | None:
+        """Bytes that it has written so far, anywhere, including deleted files."""
+        counts = (line.split() for line in _proc(self.pid, "io").splitlines() if line.startswith(b"wchar:"))
+        return next((int(count) for _, count in counts), None)
 
     def poll(self) -> bool:
         if self.status is None:
@@ -196,7 +206,7 @@ class _Keeper:
         def solution() -> None:
             self.shared.close()
             standard = {} if job["module"] else {0: stdin.fileno(), 1: printed}
-            requests, replies, out = self._inside(standard, (asks, answered, reported), work)
+            requests, replies, out = self._keep_only(standard, (asks, answered, reported), work)
             held = isolate([work], job["memory_mb"], 2 * job["seconds"] + 5, True)
             os.write(out, json.dumps({"layers": held}).encode("ascii") + b"\n")
             if not set(job["require"]) <= set(held):
@@ -230,7 +240,7 @@ class _Keeper:
             own = tempfile.mkdtemp(dir=home)
 
             def tests() -> None:
-                requests, replies, out = self._inside({}, (asked, answers, judged), work)
+                requests, replies, out = self._keep_only({}, (asked, answers, judged), work)
                 isolate([work, own], job["memory_mb"] + _TESTS_MEMORY_MB, 4 * job["seconds"] + 10, False)
                 sys.path += job["libraries"]
                 judge.judge({**plan, "code": job["code"]}, requests, replies, self.shared, own, _reporting(out, token))
@@ -243,7 +253,7 @@ class _Keeper:
             os.close(descriptor)
         return self._watch_over(first, second, token)
 
-    def _inside(self, standard: dict[int, int], keep: tuple[int, ...], home: str) -> list[int]:
+    def _keep_only(self, standard: dict[int, int], keep: tuple[int, ...], home: str) -> list[int]:
         """In a forked process: keep these descriptors, as 3 and up, and nothing else of the keeper."""
         high = [os.dup2(descriptor, 900 + number) for number, descriptor in enumerate(keep)]
         nothing = os.open(os.devnull, os.O_RDWR)
@@ -289,7 +299,7 @@ class _Keeper:
                 ended = "timeout" if self.shared[0] or self.shared[1] else "tests"
             elif self._stores_too_much(first):
                 ended = "storage"
-            elif first.threads() > MAX_THREADS:
+            elif len(first.threads()) > MAX_THREADS:
                 ended = "threads"
         spent = first.seconds() + idle[1] / 2
         if second is not None and ended == "exited" and b'"gone"' in self.judged:
@@ -298,7 +308,7 @@ class _Keeper:
                     break
                 time.sleep(_TICK)
         first_ended = first.poll()
-        known = _written(first.pid) is not None or first_ended
+        known = first.written() is not None or first_ended
         first.end()
         status = first.status if first_ended or ended != "exited" else 0
         if first.status == -signal.SIGXCPU:
@@ -337,12 +347,14 @@ class _Keeper:
         return busy
 
     def _stores_too_much(self, process: _Process) -> bool:
-        written = _written(process.pid)
+        written = process.written()
         if written is not None:
             (received,) = struct.unpack_from("=Q", self.shared, 8)
             if written - received - len(self.printed) - len(self.reported) > MAX_STORED + 2**20:
                 return True
-        return _folder_too_large(self.home) or _mapped(process.pid, self.home)
+        # A file of the folder that is mapped takes space without a name or a write.
+        mapped = self.home.encode() + b"/" in _proc(process.pid, "maps")
+        return mapped or _folder_too_large(self.home)
 
 
 def _messages(lines: list[bytes]) -> list[dict[str, Any]]:
@@ -362,27 +374,6 @@ def _reporting(descriptor: int, token: bytes = b"") -> Callable[[dict[str, Any]]
             data = data[os.write(descriptor, data) :]
 
     return report
-
-
-def _written(pid: int) -> int | None:
-    """Bytes that a process has written so far, anywhere, including deleted files."""
-    try:
-        with open(f"/proc/{pid}/io", "rb") as file:
-            for line in file:
-                if line.startswith(b"wchar:"):
-                    return int(line.split()[1])
-    except OSError:
-        pass
-    return None
-
-
-def _mapped(pid: int, home: str) -> bool:
-    """Whether a file of the folder is mapped, which takes space without a name or a write."""
-    try:
-        with open(f"/proc/{pid}/maps", "rb") as file:
-            return home.encode() + b"/" in file.read()
-    except OSError:
-        return False
 
 
 def _folder_too_large(home: str) -> bool:

@@ -17,12 +17,12 @@ import types
 from collections.abc import Callable, Generator, Mapping
 from typing import Any
 
-from .hostile import JUDGING, OPERATORS, TO_NUMBERS, UNARY
+from .hostile import JUDGING, OPERATORS, TO_NUMBERS, UNARY, special_names
 from .wire import ViolationError
 
 _TO_NUMBERS = {*TO_NUMBERS, *"all any item max mean min norm std sum total_seconds".split()}
-_GIVES: dict[str, type] = {f"__{name}__": str for name in ("str", "repr", "format")}
-_GIVES |= {"__len__": int, "__int__": int, "__index__": int, "__float__": float, "__complex__": complex}
+_RESULT_TYPES: dict[str, type] = dict.fromkeys(special_names("str repr format"), str)
+_RESULT_TYPES |= {"__len__": int, "__int__": int, "__index__": int, "__float__": float, "__complex__": complex}
 _PREDICATES = frozenset(
     name
     for kind in (str, bytes, set, float)
@@ -30,16 +30,13 @@ _PREDICATES = frozenset(
     if name.startswith("is") or name in ("startswith", "endswith")
 )
 """Methods of built-in types that answer yes or no about their argument."""
-_NAMES = frozenset(
-    f"__{name}__"
-    for name in (
-        "name qualname doc module dict wrapped annotations defaults kwdefaults self func members slots cause context "
-        "notes version all author init code post_init new class_getitem"
-    ).split()
+_NAMES = special_names(
+    "name qualname doc module dict wrapped annotations defaults kwdefaults self func members slots cause context notes "
+    "version all author init code post_init new class_getitem"
 )
 _OF_EXCEPTIONS = ("__traceback__", "__context__", "__cause__", "__suppress_context__", "__notes__")
 _IMMUTABLE = (str, bytes, int, float, complex, tuple, frozenset)
-_SEEN_AS: dict[str, Any] = {
+_APPARENT_CLASSES: dict[str, Any] = {
     str(kind.__name__): kind
     for kind in (
         *(types.GeneratorType, types.FunctionType, types.MethodType, types.BuiltinFunctionType, types.CoroutineType),
@@ -63,7 +60,7 @@ def _operator(name: str) -> Callable[..., Any]:
 
     def operate(self: Any, *arguments: Any, **keywords: Any) -> Any:
         if name in UNARY:
-            _ask_informed(self, name)
+            _refuse_mixed(self, name)
         if name == "__call__":
             return SIDE.request("call", self, arguments, tuple(keywords.items()))
         if name == "__exit__":
@@ -71,30 +68,30 @@ def _operator(name: str) -> Callable[..., Any]:
         result = SIDE.request("operate", self, name, arguments)
         parts = (self, *arguments)
         if name in UNARY:
-            if name in _GIVES and type(result) is not _GIVES[name]:
+            if name in _RESULT_TYPES and type(result) is not _RESULT_TYPES[name]:
                 raise TypeError(f"{name} of the solution returned {type(result).__name__}")
-            return _mark(result, "_informed") if is_marked(self, "_informed") else result
-        if any(is_marked(part, "_made") for part in parts):
-            _mark(result, "_made")
-        mixed = not all(isinstance(part, Remote) for part in parts) or any(is_marked(p, "_informed") for p in parts)
+            return _mark(result, "_remote_mixed") if is_marked(self, "_remote_mixed") else result
+        if any(is_marked(part, "_remote_made") for part in parts):
+            _mark(result, "_remote_made")
+        mixed = not all(isinstance(part, Remote) for part in parts) or any(is_marked(p, "_remote_mixed") for p in parts)
         if mixed and result is not NotImplemented:
             if not isinstance(result, _Handle):
                 raise SIDE.refused(
                     f"it takes the result of the solution's own {name} with a value of the tests", *parts
                 )
-            _mark(result, "_informed")
+            _mark(result, "_remote_mixed")
         return result
 
     def judge(self: Any, *arguments: Any) -> Any:
         if type(self)._remote_content and name != "__hash__":  # it extends `list`, `dict`, ...: what it holds decides
-            held = [_held(value) for value in (self, *arguments)]
+            held = [_content_of(value) for value in (self, *arguments)]
             return bool(held[0]) if name == "__bool__" else getattr(held[0], name)(*held[1:])
         raise SIDE.refused(f"it needs the {name} of the solution's own class {type(self).__name__}", self, *arguments)
 
     return judge if name in JUDGING else operate
 
 
-def _held(value: Any) -> Any:
+def _content_of(value: Any) -> Any:
     """What an object of a class that extends `list`, `dict`, ... holds, as the built-in type."""
     if isinstance(value, Remote) and type(value)._remote_content:  # type: ignore[attr-defined]
         return SIDE.request("content", value)
@@ -104,7 +101,7 @@ def _held(value: Any) -> Any:
 def _attribute(value: Any, name: str) -> Any:
     if name.startswith("__") and name.endswith("__") and name not in _NAMES:
         raise AttributeError(f"{name} of an object of the solution")
-    _ask_informed(value, name)
+    _refuse_mixed(value, name)
     if name in _PREDICATES and not isinstance(value, type):
         raise SIDE.refused(f"it asks an object of the solution's own class for `{name}`", value)
     return SIDE.request("get", value, name)
@@ -120,7 +117,7 @@ class RemoteType(type):
 
     def __call__(cls, *arguments: Any, **keywords: Any) -> Any:
         made = SIDE.request("call", cls, arguments, tuple(keywords.items()))
-        return _mark(made, "_made") if cls._remote_wanted else made
+        return _mark(made, "_remote_made") if cls._remote_wanted else made
 
     def __getattr__(cls, name: str) -> Any:
         return _attribute(cls, name)
@@ -178,12 +175,12 @@ class _Doc:
 
 
 class _Handle(Remote):
-    __slots__ = ("__weakref__", "_informed", "_made", "_number")
+    __slots__ = ("__weakref__", "_remote_id", "_remote_made", "_remote_mixed")
 
 
 def number_of(value: Any) -> Any:
     """The other side's number of an object or class."""
-    return value._remote_number if isinstance(value, RemoteType) else object.__getattribute__(value, "_number")
+    return value._remote_number if isinstance(value, RemoteType) else object.__getattribute__(value, "_remote_id")
 
 
 def _mark(value: Any, mark: str) -> Any:
@@ -194,13 +191,13 @@ def _mark(value: Any, mark: str) -> Any:
 
 
 def is_marked(value: Any, mark: str) -> bool:
-    """Whether it has the mark "_made" or "_informed"."""
+    """Whether it has the mark "_remote_made" or "_remote_mixed"."""
     return isinstance(value, _Handle) and bool(object.__getattribute__(value, mark))
 
 
-def _ask_informed(value: Any, name: str) -> None:
-    """Whether it may still give data: `abs(f(2) - 2.5) < 1e-6` is for numbers, `(vector * 2).x` is fine."""
-    if is_marked(value, "_informed") and (name in _TO_NUMBERS or not is_marked(value, "_made")):
+def _refuse_mixed(value: Any, name: str) -> None:
+    """No number of what was computed with a value of the tests: `abs(f(2) - 2.5) < 1e-6`. `(vector * 2).x` is fine."""
+    if is_marked(value, "_remote_mixed") and (name in _TO_NUMBERS or not is_marked(value, "_remote_made")):
         raise SIDE.refused(f"it takes {name} of what the solution's own arithmetic made of a value of the tests", value)
 
 
@@ -228,8 +225,9 @@ def _await(self: Any) -> Generator[None, None, Any]:
     return SIDE.request("wait", self)
 
 
-def _named_by_tests(name: str, value: Any) -> Any:
-    """A name of the solution: the tests want a class if they write it as one, and may then compare its objects."""
+def _of_solution(name: str) -> Any:
+    """What the solution has by a name. The tests want a class if they write it as one, and may compare its objects."""
+    value = SIDE.request("name", name)
     if isinstance(value, RemoteType) and name[:1].isupper():
         type.__setattr__(value, "_remote_wanted", True)
     return value
@@ -260,7 +258,7 @@ def remote_class(number: int, name: Any, module: Any, bases: list[Any], own: lis
         waiting = {"__await__": _await, "__anext__": _anext}
         waiting |= {name: _awaiting(name) for name in ("__aenter__", "__aexit__")}
         body |= {name: method for name, method in waiting.items() if name in own}
-        seen = _SEEN_AS.get(content or (name if module == "builtins" else ""))
+        seen = _APPARENT_CLASSES.get(content or (name if module == "builtins" else ""))
         if seen is not None:
             body["__class__"] = property(lambda self: seen)
         if seen is types.FunctionType:  # as a method of a class of the tests
@@ -278,7 +276,7 @@ def remote_object(kind: Any, number: int, held: Any) -> Any:
     if base is not None and type(held) is not base:
         raise ViolationError("not what its class holds")
     value = object.__new__(kind) if base is None else base.__new__(kind, held)
-    for name, fact in (("_number", number), ("_made", False), ("_informed", False)):
+    for name, fact in (("_remote_id", number), ("_remote_made", False), ("_remote_mixed", False)):
         object.__setattr__(value, name, fact)
     return _waited(value) if kind._remote_waits else value
 
@@ -291,7 +289,7 @@ class SolutionModule(types.ModuleType):
     def __getattr__(self, name: str) -> Any:
         try:
             if not name.startswith("__"):
-                return _named_by_tests(name, SIDE.request("name", name))
+                return _of_solution(name)
         except KeyError:
             pass
         raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
@@ -322,6 +320,6 @@ class Names(dict[str, Any]):
         if name not in self.free:
             return vars(builtins)[name]
         try:
-            return _named_by_tests(name, SIDE.request("name", name))
+            return _of_solution(name)
         except KeyError:
             raise NameError(f"name {name!r} is not defined") from None

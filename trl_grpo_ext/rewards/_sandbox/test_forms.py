@@ -549,18 +549,13 @@ class _Rewriting(ast.NodeTransformer):
 
     # Statements.
 
-    def visit_Module(self, node: ast.Module) -> ast.Module:
-        self.checked_until = _last_check(node)
-        self.generic_visit(node)
-        return node
-
-    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.stmt:
+    def visit_FunctionDef(self, node: ast.AST) -> ast.AST:
         outer, self.checked_until = self.checked_until, _last_check(node)
         self.generic_visit(node)
         self.checked_until = outer
         return node
 
-    visit_AsyncFunctionDef = visit_FunctionDef  # type: ignore[assignment]
+    visit_Module = visit_AsyncFunctionDef = visit_FunctionDef
 
     def visit_Assert(self, node: ast.Assert) -> ast.stmt:
         test = _Vacuous(self).visit(self.compared(node.test))

@@ -2,8 +2,8 @@
 
 A value of a plain type is rebuilt on the other side as what it was; a subclass is not plain. Containers that can change
 (`list`, `dict`, `set`, ...) have a twin on the other side: each message brings the twins up to date, and `a is b` stays
-so. What is not data crosses as whatever a side makes of it (`Codec.opaque`, `Codec.special`). Either side may ask while
-it answers. Nothing here trusts the other side: what is no message raises `ViolationError`.
+so. What is not data crosses as whatever a side makes of it (`Codec.opaque`, `Codec.from_opaque`). Either side may ask
+while it answers. Nothing here trusts the other side: what is no message raises `ViolationError`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ class ViolationError(Exception):
     """Something arrived that is not a message."""
 
 
-def _text(value: Any) -> str:
+def text_of(value: Any) -> str:
+    """The value, which must be a string."""
     if type(value) is not str:
         raise ViolationError("no text")
     return value
@@ -74,7 +75,7 @@ _SCALARS: dict[type, tuple[str, Callable[[Any], Any], Callable[[Any], Any]]] = {
     float: ("f", float.hex, float.fromhex),
     complex: ("c", lambda value: [value.real.hex(), value.imag.hex()], lambda p: complex(*map(float.fromhex, p))),
     bytes: ("b", bytes.hex, bytes.fromhex),
-    uuid.UUID: ("uuid", str, lambda text: uuid.UUID(_text(text))),
+    uuid.UUID: ("uuid", str, lambda text: uuid.UUID(text_of(text))),
     type(Ellipsis): ("...", bool, lambda _: Ellipsis),
     type(NotImplemented): ("ni", lambda _: True, lambda _: NotImplemented),
     type: ("T", _TYPE_NAMES.get, lambda name: _TYPES[name]),
@@ -135,7 +136,7 @@ def _new_array(parts: list[Any]) -> Any:
     numpy: Any = sys.modules.get("numpy")
     if numpy is None:
         raise ViolationError("numpy is not loaded")
-    kind = numpy.dtype(_text(parts[0]))
+    kind = numpy.dtype(text_of(parts[0]))
     if kind.kind not in _NUMPY_KINDS:
         raise ViolationError("an array of objects")
     return numpy.frombuffer(parts[2], kind).reshape(parts[1]).copy()
@@ -205,7 +206,7 @@ class Codec:
         """Encode a value that is not data."""
         raise NotImplementedError
 
-    def special(self, tag: Any, parts: list[Any]) -> Any:
+    def from_opaque(self, tag: Any, parts: list[Any]) -> Any:
         """Decode what `opaque` of the other side has written."""
         raise NotImplementedError
 
@@ -299,7 +300,7 @@ class Codec:
             return _new_array([parts[0][0], [1], bytes.fromhex(parts[0][1])])[0]
         if tag == "x":
             return self._read_exception(*parts)
-        return self.special(tag, parts)
+        return self.from_opaque(tag, parts)
 
     def _read_container(self, tag: str, number: Any, encoded: Any) -> Any:
         row = _READ_CONTAINER[tag]
@@ -328,7 +329,7 @@ class Codec:
 
     def _read_exception(self, module: Any, name: Any, arguments: Any) -> Any:
         """An exception of the standard library, if it is loaded: nothing is imported because a message says so."""
-        kind = find_by_name(_text(module), _text(name))
+        kind = find_by_name(text_of(module), text_of(name))
         if not isinstance(kind, type) or exception_class(kind) is None or module.partition(".")[0] in _NO_EXCEPTIONS_OF:
             kind = Exception
         return made_exception(kind, [self.decode(argument) for argument in arguments])
@@ -386,7 +387,7 @@ class Conversation(Codec):
     def news(self) -> Any:
         """What goes with each message, or None."""
 
-    def heed(self, news: Any) -> None:
+    def take_note(self, news: Any) -> None:
         """Take note of the other side's news."""
 
     def request(self, what: str, *arguments: Any) -> Any:
@@ -399,7 +400,7 @@ class Conversation(Codec):
                     self.answer(packed, news)
                     continue
                 value = self.unpack(packed)
-                self.heed(None if news is None else self.unpack(news))
+                self.take_note(None if news is None else self.unpack(news))
                 if kind == "ok":
                     return value
                 if kind != "no" or not isinstance(value, BaseException):
@@ -410,7 +411,7 @@ class Conversation(Codec):
         """Do what a message asks for, and send the result or what was raised."""
         try:
             question = self.unpack(packed)
-            self.heed(None if news is None else self.unpack(news))
+            self.take_note(None if news is None else self.unpack(news))
             kind, value = "ok", self.perform(*question)
         except self.fatal:
             raise
