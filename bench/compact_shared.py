@@ -15,6 +15,7 @@ in the file are not measured again, so that the grid may be measured in pieces.
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
 import json
 import math
@@ -39,6 +40,7 @@ TITLES = (
     *("completions", "prompt", "update, s: plain TRL", "compact", "shared", "shared against TRL", "against compact"),
     *("floor against TRL", "computed / distinct", "peak memory, MB: plain TRL", "compact", "shared"),
 )
+FIRST = ("step", "plain TRL, s", "compact", "shared", "times faster: compact", "shared")
 
 
 @dataclass(frozen=True)
@@ -51,9 +53,9 @@ class LongPrompts(Cell):
 class LongScript(Script):
     """Rollouts of a cell whose prompts all have one length."""
 
-    def __init__(self, size: Size) -> None:
+    def __init__(self, size: Size, first: LongPrompts) -> None:
         super().__init__(size)
-        self.cell = LongPrompts("", 0, 4)  # the first update, which makes the optimizer's state
+        self.cell = first  # of the first update, which makes the optimizer's state
 
     def lengths(self) -> tuple[list[int], list[int]]:
         assert isinstance(self.cell, LongPrompts)
@@ -109,6 +111,22 @@ def measure(match: Match, cell: LongPrompts, updates: int) -> dict[str, Any]:
     }
 
 
+def first_steps(model: Path, folder: Path, size: Size, prompt: int) -> list[list[str]]:
+    """Seconds of some of the first ten steps of new trainings with short completions, and of plain TRL for each."""
+    arms, seconds = (PLAIN, EXACT, SHARED), dict[str, list[float]]()
+    script = functools.partial(LongScript, first=LongPrompts(LENGTHS[0], 0, prompt))
+    match = Match(model, folder, size, arms=arms, script=script)
+    for step in range(10):
+        for arm in arms:
+            seconds.setdefault(arm, []).append((match.turn(arm) if step else match.turns[arm]).seconds)
+    match.close()
+    ratios = [[plain / own for plain, own in zip(seconds[PLAIN], seconds[arm], strict=True)] for arm in arms[1:]]
+    return [
+        [f"{step}", *(f"{seconds[arm][step - 1]:.3g}" for arm in arms), *(f"{each[step - 1]:.2f}" for each in ratios)]
+        for step in (1, 2, 10)
+    ]
+
+
 def main(given: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--updates", type=int, default=3, help="of each arm in each cell, timed")
@@ -116,6 +134,7 @@ def main(given: Sequence[str] | None = None) -> None:
     parser.add_argument("--groups", type=int, default=4)
     parser.add_argument("--prompts", nargs="+", type=int, default=[32, 128, 512, 600, 2048])
     parser.add_argument("--completions", nargs="+", default=LENGTHS, choices=LENGTHS)
+    parser.add_argument("--first-steps", action="store_true", help="steps 1, 2 and 10 of a training, first length only")
     parser.add_argument("--markdown", type=Path, help="also write the table to this file")
     parser.add_argument("--json", type=Path, help="also write the figures to this file, and keep those in it")
     options = parser.parse_args(given)
@@ -126,7 +145,14 @@ def main(given: Sequence[str] | None = None) -> None:
         results = json.loads(options.json.read_text(encoding="utf-8"))
     size = Size(groups=options.groups, members=8, limit=512)
     with tempfile.TemporaryDirectory() as folder:
-        match = Match(save_model(Path(folder)), Path(folder), size, arms=(PLAIN, EXACT, SHARED), script=LongScript)
+        model = save_model(Path(folder))
+        if options.first_steps:
+            rows = first_steps(model, Path(folder), size, options.prompts[0])
+            said = f"Prompts of {options.prompts[0]} tokens, {size.rows} completions of 8 to 96 tokens; {machine()}."
+            show("the first steps with shared prompts", FIRST, rows, said, options.markdown)
+            return
+        script = functools.partial(LongScript, first=LongPrompts("", 0, 4))
+        match = Match(model, Path(folder), size, arms=(PLAIN, EXACT, SHARED), script=script)
         for profile, prompt in itertools.product(options.completions, options.prompts):
             if not any((found["completions"], found["prompt"]) == (profile, prompt) for found in results):
                 results.append(measure(match, LongPrompts(profile, 0, prompt), options.updates))
