@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import peft
 import pytest
 import torch
-from transformers import AutoConfig, BitsAndBytesConfig, TrainerCallback
+from transformers import AutoConfig, BitsAndBytesConfig, LlamaConfig, LlamaForCausalLM, TrainerCallback
 
 from tests.launch.doctor.cases import GIB, case, launched, machine, qwen
 from tests.support import train
@@ -151,3 +152,27 @@ def test_what_may_not_fit_is_a_warning_and_never_an_error() -> None:
     roomy = case(sizes=qwen(), built=True, save_only_model=True, dtype="bfloat16")
     assert (memory_problems(roomy, estimated(roomy)), estimated(roomy).checkpoint_bytes) == ([], 2 * 494_032_768)
     assert estimated(case(sizes=qwen(), built=True, max_completion_length=None)).peak > estimated(roomy).peak
+
+
+def test_activations_of_llama_are_what_autograd_keeps() -> None:
+    def kept(layers: int) -> int:
+        shape = {"hidden_size": 32, "intermediate_size": 88, "num_attention_heads": 4, "vocab_size": 50}
+        model = LlamaForCausalLM(LlamaConfig(num_hidden_layers=layers, **shape)).train()
+        own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+        saved: list[torch.Tensor] = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):  # type: ignore[func-returns-value]
+            model.model(torch.ones(2, 64, dtype=torch.long), use_cache=False)
+        return storages([tensor for tensor in saved if tensor.untyped_storage().data_ptr() not in own])
+
+    sizes = replace(
+        sizes_of(on_meta(LlamaConfig(hidden_size=32, intermediate_size=88, num_attention_heads=4))), layers=2
+    )
+    run = case(
+        sizes=sizes,
+        built=True,
+        dtype="float32",
+        per_device_train_batch_size=2,
+        num_generations=2,
+        max_completion_length=56,
+    )
+    assert estimated(run, 8).parts["activations"] == pytest.approx(kept(4) - kept(2), rel=0.02)

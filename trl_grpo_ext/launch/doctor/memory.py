@@ -1,9 +1,10 @@
 """How much memory and disk a run may take, by one function of the model's own shapes.
 
 Its assumptions: TRL 1.16, transformers 5.23, accelerate 1.15, DeepSpeed 0.19. Weights, gradients, optimizer states and
-the cache of generation are exact on tiny models on the CPU; activations and logits are a guess, and vLLM's share is
-what it is given. Ten per cent are added for fragmentation, and 1 GB for CUDA and NCCL. No figure was compared with a
-GPU, so none is ever an error. What a model takes in other types: `accelerate estimate-memory`.
+the cache of generation are exact on tiny models on the CPU; activations are exact for Llama and a guess for others,
+logits are what TRL's head computes at once, and vLLM's share is what it is given. Ten per cent are added for
+fragmentation, and 1 GB for CUDA and NCCL. No figure was compared with a GPU, so none is ever an error. What a model
+takes in other types: `accelerate estimate-memory`.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ GB = 1e9
 BARELY = 0.9
 """Above this share of a device the doctor warns."""
 _OVERHEAD = 10**9
-_TILE = 4_096 * 32_768
-"""TRL projects logits in tiles of this many tokens and vocabulary entries."""
+_TILE_TOKENS, _TILE_ENTRIES = 4_096, 32_768
+"""TRL projects logits in tiles of this many tokens and vocabulary entries. Without Triton it holds eight at once."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,8 @@ def estimate(case: Case, prompt_length: int = 256) -> Memory | None:
     length = prompt_length + int(run["max_completion_length"] or sizes.context)  # None is no limit
     rows = run.config.generation_batch_size // launch.processes
     positions = int(run["per_device_train_batch_size"]) * length
-    kept = sizes.hidden if case.checkpointing else 16 * sizes.hidden  # numbers that a layer keeps for one token
+    # Numbers that a layer keeps for one token.
+    kept = sizes.hidden if case.checkpointing else 10 * sizes.hidden + 4 * sizes.intermediate
     held = {
         "weights": 0 if launch.offloads("param") else whole // over_weights,
         "adapters": trainable * each // over_weights if lora is not None else 0,
@@ -96,12 +98,12 @@ def estimate(case: Case, prompt_length: int = 256) -> Memory | None:
     update = {
         "gradients": trainable * each // over_gradients * (2 if case.engine == "ddp" else 1),  # DDP's buckets
         "activations": positions * sizes.layers * kept * (2 if halves else loaded),
-        "logits": min(positions * sizes.vocabulary, _TILE) * 8,
+        "logits": min(positions, _TILE_TOKENS) * min(sizes.vocabulary, _TILE_ENTRIES) * (33 if case.on_cpu else 8),
     }
     extra = 0 if case.on_cpu else _OVERHEAD
 
     def total(*groups: dict[str, int]) -> int:
-        return round(sum(sum(group.values()) for group in groups) * (1.0 if case.on_cpu else 1.1)) + extra
+        return round(sum(sum(group.values()) for group in groups) * 1.1) + extra
 
     stages: dict[Stage, int] = {
         "load": total({"weights": whole if case.bits else held["weights"]}),

@@ -44,6 +44,7 @@ class Sizes:
     parameters: int
     layers: int
     hidden: int
+    intermediate: int  # width of an MLP
     kv_width: int  # numbers that one token adds to a layer's cache: keys and values together
     vocabulary: int
     context: int  # the longest that the config declares; 0 if none
@@ -90,6 +91,7 @@ def sizes_of(model: Any) -> Sizes:
         parameters=sum(p.numel() for p in model.parameters()),
         layers=int(text.num_hidden_layers),
         hidden=int(text.hidden_size),
+        intermediate=int(getattr(text, "intermediate_size", None) or 4 * text.hidden_size),
         kv_width=2 * int(getattr(text, "num_key_value_heads", None) or heads) * head_dim,
         vocabulary=int(embedding.weight.shape[0] if head is None else head.weight.shape[0]),
         context=int(getattr(text, "max_position_embeddings", 0) or 0),
