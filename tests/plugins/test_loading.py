@@ -587,6 +587,9 @@ def test_a_numbered_object_is_the_plugin_itself_and_what_others_hold_stays_as_it
     assert rewards[2] is mine
     assert not hasattr(mine, "__name__")
     assert not hasattr(own.instance, "__name__")
+    weighed = [load_rewards(_with("instance", weight=weight))[0] for weight in (0.5, 2.0)]
+    assert [vars(each)["trl_grpo_ext_weight"] for each in weighed] == [0.5, 2.0]  # in whatever list they are put
+    assert vars(own.instance) == {"target": 7, "slack": 2}
     frozen = load_rewards(["own_plugins:Slots", "own_plugins:Slots", _with("Frozen"), _with("Frozen", alpha=2.0)])
     assert frozen.names == ["Slots", "Slots_2", "Frozen", "Frozen_2"]  # the trainer's metrics, not the objects
     assert frozen[3].alpha == 2.0

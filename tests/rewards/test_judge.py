@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import multiprocessing
 import pickle
@@ -21,7 +22,7 @@ import pytest
 
 from tests.judge_server import Server, judge_server, judged
 from trl_grpo_ext.errors import ConfigurationError, RewardError
-from trl_grpo_ext.guard.calls import call
+from trl_grpo_ext.guard.calls import call, reward_loop
 from trl_grpo_ext.rewards.judge import Judge
 
 pytest.importorskip("openai", reason="the extra `judge` is not installed")
@@ -90,8 +91,7 @@ def test_no_failure_is_a_score_and_neighbours_keep_theirs(server: Server) -> Non
     }
     assert dict(zip(expected, outcomes(judge, [*expected]), strict=True)) == expected
     logged: dict[str, float] = {}
-    values = scores(judge, ["grade:9", "garbage"], log_metric=logged.__setitem__)
-    assert values == [1.0, None]
+    assert scores(judge, ["grade:9", "garbage"], log_metric=logged.__setitem__) == [1.0, None]
     assert logged["outcomes/judge/unreadable"] == 0.5
     assert logged["judge/judge/prompt_tokens"] == 200
     assert scores(judge_at(server, outcomes={"unreadable": -1}), ["grade:9", "garbage"]) == [1.0, -1.0]
@@ -195,6 +195,18 @@ def test_a_server_that_is_killed_in_the_middle_of_a_batch(tmp_path: Any, caplog:
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
+def test_a_judge_that_is_dropped_takes_no_reply_from_another(server: Server) -> None:
+    async def collect_and_score(judge: Judge) -> list[float | None]:
+        gc.collect()  # the connections that are closed now have the file descriptors that the next ones get
+        return await judge([f"late grade:9 of {row}" for row in range(64)], prompts=["Why?"] * 64)
+
+    dropped, other = (judge_at(server, retries=0, timeout=5, concurrency=64) for _ in range(2))
+    assert scores(other, ["grade:9"]) == [1.0]
+    assert scores(dropped, [f"late grade:8 of {row}" for row in range(64)]) == [1.0] * 64
+    del dropped
+    assert asyncio.run_coroutine_threadsafe(collect_and_score(other), reward_loop()).result() == [1.0] * 64
+
+
 def test_pairs_are_asked_in_both_orders_so_a_judge_that_prefers_a_position_decides_nothing(server: Server) -> None:
     judge = judge_at(server, "Which is better?", compare="group", opponents=2)
     prompts = ["a", "a", "a", "b", "b", "c"]
@@ -219,8 +231,7 @@ def test_a_text_that_holds_a_verdict_decides_nothing_by_it(server: Server, reaso
 
 
 def test_deadlines_of_the_batch_and_requests_per_minute(server: Server) -> None:
-    judge = judge_at(server, batch_timeout=2)
-    assert outcomes(judge, ["grade:9", "never"]) == ["scored", "timeout"]
+    assert outcomes(judge_at(server, batch_timeout=2), ["grade:9", "never"]) == ["scored", "timeout"]
     start = time.monotonic()
     assert len(scores(judge_at(server, requests_per_minute=300), [f"grade:{n}" for n in range(6)])) == 6
     assert time.monotonic() - start >= 5 * 0.2  # at least: 300 a minute are one each 0.2 s

@@ -6,12 +6,15 @@ The rollouts are scripted: a completion depends on its prompt and its number in 
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from transformers import TrainerCallback
 
 from tests.support import (
     arguments,
@@ -28,6 +31,7 @@ from tests.trainer.launch import launch
 from tests.trainer.process_worker import Float64ExtTrainer, run_job
 from trl_grpo_ext import GRPOExtTrainer, Rollout
 from trl_grpo_ext.errors import ConfigurationError, PluginOutputError, PluginRunError, TRLGRPOExtError
+from trl_grpo_ext.launch.checkpoints import SaveOnSignal
 from trl_grpo_ext.trainer.batch import BatchKeys
 
 SIGNAL = {"filter": "signal"}
@@ -294,6 +298,25 @@ def test_a_checkpoint_inside_a_generation_batch_is_refused(tiny_model: Path, tmp
     assert relative_gap(again.weights, whole.weights) < 1e-13
     with pytest.raises(ConfigurationError, match="was saved inside a generation batch"):
         resumed(tiny_model, tmp_path, 5, **settings, save_steps=2, max_steps=8)
+
+
+class SignalInStep(TrainerCallback):
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **keywords: Any) -> None:
+        if state.global_step == self.step - 1:
+            os.kill(os.getpid(), signal.SIGUSR1)
+
+
+def test_a_signal_stops_the_run_where_it_can_be_resumed(tiny_model: Path, tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"steps_per_generation": 2, "per_device_train_batch_size": 4, "max_steps": 5}
+    for step, saved in ((3, 4), (5, 5)):  # 5 is the last one
+        stop, folder = SaveOnSignal([signal.SIGUSR1]), tmp_path / str(step)
+        run(tiny_model, folder, **settings, save_strategy="no", callbacks=[stop, SignalInStep(step)])
+        assert stop.stopped_by is signal.SIGUSR1
+        assert [path.name for path in folder.glob("checkpoint-*")] == [f"checkpoint-{saved}"]
+    assert resumed(tiny_model, tmp_path / "3", 4, **settings, save_steps=2).trainer.state.global_step == 5
 
 
 def test_a_checkpoint_without_a_state_goes_on_where_the_data_is(tiny_model: Path, tmp_path: Path) -> None:

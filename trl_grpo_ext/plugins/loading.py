@@ -8,6 +8,7 @@ may load.
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import inspect
 from collections.abc import Iterable, Mapping, Sequence
@@ -149,10 +150,11 @@ def resolve(kind: Kind, selection_or_object: Any) -> Loaded:
             built, own = guarded(built, **asked.guard, name=reward_name(built)), True
         except ConfigurationError as error:
             raise ConfigurationError(f"{info}, in its guard: {error}") from error
-    if asked.weight is not None and (own or inspect.isroutine(built) or isinstance(built, functools.partial)):
-        built = built if own else functools.update_wrapper(functools.partial(built), built)
+    if asked.weight is not None:
         with contextlib.suppress(Exception):  # slots; a list that is made of a `RewardList` has forgotten the weights
-            vars(built)["trl_grpo_ext_weight"] = asked.weight
+            weighed = built if own else _shallow_copy(built)
+            vars(weighed)["trl_grpo_ext_weight"] = asked.weight
+            built = weighed
     if "skip_zero_variance" in asked.switches:
         if not implements(built, "weights"):
             raise ConfigurationError(f"{info} has `reduce`, and skip_zero_variance works with `weights`: leave it out.")
@@ -160,6 +162,13 @@ def resolve(kind: Kind, selection_or_object: Any) -> Loaded:
 
         built = SkipZeroVariance(built)
     return Loaded(built, info, asked, own, tuple(inner))
+
+
+def _shallow_copy(reward: Any) -> Any:
+    """A reward to write on, where others hold this one too."""
+    if inspect.isroutine(reward) or isinstance(reward, functools.partial):
+        return functools.update_wrapper(functools.partial(reward), reward)
+    return copy.copy(reward)
 
 
 def load_rewards(selections: Any) -> RewardList:

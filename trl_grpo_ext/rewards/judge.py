@@ -11,6 +11,7 @@ import re
 import tempfile
 import time
 import warnings
+import weakref
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -321,6 +322,7 @@ class Judge:
             clients = [openai.AsyncOpenAI(base_url=url, **settings) for url in self.base_urls]
             self._servers = [_Server(each, asyncio.Semaphore(self.concurrency), self.structured) for each in clients]
             self._process, self._started = os.getpid(), {}
+            weakref.finalize(self, _close, clients, asyncio.get_running_loop(), self._process).atexit = False
 
     async def _start(self, asks: Sequence[_Messages]) -> None:
         for task in self._started.values():
@@ -398,12 +400,8 @@ class Judge:
 
     async def _complete(self, server: _Server, ask: _Messages) -> Any:
         openai = optional_module("judge", "openai", "judge")
-        asked: dict[str, Any] = {
-            "model": self.model,
-            "messages": ask,
-            "temperature": self.temperature,
-            "max_tokens": self.max_tokens,
-        }
+        asked: dict[str, Any] = {"model": self.model, "messages": ask, "max_tokens": self.max_tokens}
+        asked["temperature"] = self.temperature
         if server.structured:
             schema = {"name": "verdict", "strict": True, "schema": self._schema()}
             with contextlib.suppress(openai.BadRequestError, openai.UnprocessableEntityError):
@@ -494,6 +492,13 @@ class Judge:
         Path(file.name).replace(folder / f"{key}.json")
 
 
+def _close(clients: Sequence[Any], loop: asyncio.AbstractEventLoop, process: int) -> None:
+    """Close a dropped judge's clients on their loop, and keep their sockets till then: others get the descriptors."""
+    if process == os.getpid():  # a forked child has the parent's connections
+        for client in clients:
+            asyncio.run_coroutine_threadsafe(client.close(), loop)
+
+
 def _fence(name: str, text: str) -> str:
     """A text between marks that it cannot hold: they depend on a digest of it."""
     text = _CONTROL.sub(lambda match: " >" if match[0] == ">" else f"{match[0]} ", text)
@@ -562,9 +567,7 @@ def _addresses(base_url: Any) -> list[str | None]:
         if url is not None and (parts is None or parts.scheme not in ("http", "https") or not parts.hostname):
             raise ConfigurationError(f"judge: base_url must be like http://localhost:8000/v1, got {url!r:.200}.")
         if parts is not None and (parts.username or parts.password):
-            raise ConfigurationError(
-                "judge: base_url holds a user or password; put the key into api_key_env's variable."
-            )
+            raise ConfigurationError("judge: base_url holds a user or password; put it into api_key_env's variable.")
     return list(listed)
 
 

@@ -147,6 +147,10 @@ class ResamplingState(KeptState):
         if state.global_step:
             self.prompts.resume(self.saved_in(state), state.global_step)
 
+    def on_optimizer_step(self, args: Any, state: Any, control: Any, **keywords: Any) -> None:
+        """Tell the callbacks that end the step, such as `SaveOnSignal`, whether a run could resume after it."""
+        state.inside_a_batch = self.prompts.state()["inside_a_batch"]
+
 
 class Resampling:
     """Fills generation batches with groups that a filter keeps."""

@@ -1,8 +1,9 @@
 """SIGTERM, or another signal, ends the training after the optimizer step with a checkpoint, on all ranks together.
 
 The handler only sets a flag. At the end of every optimizer step the ranks gather one integer each, so a signal to one
-rank stops all at the same step. A signal during generation, saving or an evaluation waits for the end of the step; an
-evaluation due at that step is skipped, and the resumed run does not make up for it.
+rank stops all at the same step. A signal during generation, saving or an evaluation waits for the end of the step, and
+with `resample` for that of the generation batch, inside which no run can resume. The evaluation of that step is left
+out, by the resumed run too.
 
 - The same signal again goes to the earlier handler, which normally ends the process at once. Within `SAME_SECONDS` it
   counts as the same one, because launchers pass on what a scheduler also sends to each worker.
@@ -111,9 +112,13 @@ class SaveOnSignal(TrainerCallback):
         mine = max(self._came, default=0)
         number = int(gather(torch.tensor([mine], device=PartialState().device)).max())
         if number:
-            self.stopped_by = signal.Signals(number)
+            waits = getattr(state, "inside_a_batch", False) and not control.should_training_stop
             if PartialState().is_main_process:
-                logger.warning("%s: saving at step %d and stopping.", self.stopped_by.name, state.global_step)
+                when = "at the end of the generation batch" if waits else f"at step {state.global_step}"
+                logger.warning("%s: saving %s and stopping.", signal.Signals(number).name, when)
+            if waits:
+                return
+            self.stopped_by = signal.Signals(number)
             control.should_save = control.should_training_stop = True
             control.should_evaluate = False
 
