@@ -258,6 +258,7 @@ def test_a_second_run_in_the_folder_is_refused_until_the_first_is_gone(tiny_mode
     assert not (tmp_path / "_in_use").exists()
 
 
+@pytest.mark.slow
 def test_a_forked_child_does_not_keep_the_lock(tmp_path: Path) -> None:
     lock = FolderLock(tmp_path)
     lock.acquire()

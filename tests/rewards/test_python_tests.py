@@ -151,6 +151,7 @@ def test_honest_solutions_are_right_or_it_is_said_why_not() -> None:
     assert {name: one for name, one in found.items() if one.outcome != (HONEST[name].outcome or "right")} == {}
 
 
+@pytest.mark.slow
 def test_attacks_are_worth_nothing_and_choose_no_none() -> None:
     """Arguments emptied in place, empty results, endless ranges, planted files, in the forms that tests have."""
     pairs = [*ATTACKS.values()]

@@ -115,7 +115,9 @@ def test_runs_come_in_order_so_many_at_a_time_and_leave_nothing() -> None:
     descriptors, threads = len(list(Path("/dev/fd").iterdir())), threading.active_count()
     tasks = [lambda stop: module("while True: pass", seconds=0.05, stop=stop), lambda stop: program("print(1)")] * 4
     assert [run.ended for run in run_all(tasks, workers=3)] == ["timeout", "exited"] * 4
-    assert (len(list(Path("/dev/fd").iterdir())), threading.active_count()) == (descriptors, threads)
+    # Fewer where an earlier test's have just ended.
+    assert len(list(Path("/dev/fd").iterdir())) <= descriptors
+    assert threading.active_count() <= threads
     assert run_all([], workers=2) == []
 
 

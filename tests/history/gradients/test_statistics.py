@@ -114,6 +114,7 @@ def differing(found: list[dict[str, Estimate]]) -> tuple[int, int, float]:
     return apart, biased, sorted(one.value or 0.0 for one in worths)[len(worths) // 2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("signal", [0.12, 0.5])
 def test_a_hundred_comparisons_of_equals_are_called_different_at_most_as_often_as_stated(signal: float) -> None:
     apart, biased, worth = differing(trials(100, signal=signal))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -164,15 +163,10 @@ def test_activations_of_llama_are_what_autograd_keeps() -> None:
             model.model(torch.ones(2, 64, dtype=torch.long), use_cache=False)
         return storages([tensor for tensor in saved if tensor.untyped_storage().data_ptr() not in own])
 
-    sizes = replace(
-        sizes_of(on_meta(LlamaConfig(hidden_size=32, intermediate_size=88, num_attention_heads=4))), layers=2
+    llama = LlamaConfig(num_hidden_layers=2, hidden_size=32, intermediate_size=88, num_attention_heads=4)
+    rows = {"per_device_train_batch_size": 2, "num_generations": 2, "max_completion_length": 56}
+    plain = {"dtype": "float32", "bf16": False, "gradient_checkpointing": False}
+    known = {"sizes": sizes_of(on_meta(llama)), "built": True, "use_cpu": True}
+    assert estimated(case(**known, **plain, **rows), 8).parts["activations"] == pytest.approx(
+        kept(4) - kept(2), rel=0.02
     )
-    run = case(
-        sizes=sizes,
-        built=True,
-        dtype="float32",
-        per_device_train_batch_size=2,
-        num_generations=2,
-        max_completion_length=56,
-    )
-    assert estimated(run, 8).parts["activations"] == pytest.approx(kept(4) - kept(2), rel=0.02)
