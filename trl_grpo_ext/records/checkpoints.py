@@ -61,7 +61,7 @@ def checkpoint_steps(output_dir: str | os.PathLike[str]) -> list[int]:
     return sorted((int(match[1]) for match in matches if match), reverse=True)
 
 
-def last_complete_checkpoint(output_dir: str | os.PathLike[str], at_most: int | None = None) -> str | None:
+def last_complete_checkpoint(output_dir: str | os.PathLike[str]) -> str | None:
     """The newest checkpoint in a folder that is whole, also where plain transformers wrote it.
 
     Those passed over are logged as warnings, each with the reason. It reads this machine's disk alone: where machines
@@ -70,7 +70,6 @@ def last_complete_checkpoint(output_dir: str | os.PathLike[str], at_most: int | 
 
     Args:
         output_dir: The run's `output_dir`; need not exist.
-        at_most: Steps above this one are not looked at.
 
     Returns:
         The path of `checkpoint-N`, for `resume_from_checkpoint`; None if there is no whole one.
@@ -84,8 +83,6 @@ def last_complete_checkpoint(output_dir: str | os.PathLike[str], at_most: int | 
     except OSError as error:
         raise CheckpointError(f"Cannot look for checkpoints in {output_dir}: {error}. Check the path.") from error
     for step in steps:
-        if at_most is not None and step > at_most:
-            continue
         folder = Path(output_dir) / f"checkpoint-{step}"
         problem = checkpoint_problem(folder)
         if problem is None:

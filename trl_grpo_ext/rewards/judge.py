@@ -400,8 +400,12 @@ class Judge:
 
     async def _complete(self, server: _Server, ask: _Messages) -> Any:
         openai = optional_module("judge", "openai", "judge")
-        asked: dict[str, Any] = {"model": self.model, "messages": ask, "max_tokens": self.max_tokens}
-        asked["temperature"] = self.temperature
+        asked: dict[str, Any] = {
+            "model": self.model,
+            "messages": ask,
+            "temperature": self.temperature,
+            "max_tokens": self.max_tokens,
+        }
         if server.structured:
             schema = {"name": "verdict", "strict": True, "schema": self._schema()}
             with contextlib.suppress(openai.BadRequestError, openai.UnprocessableEntityError):

@@ -89,22 +89,14 @@ _CAPTION = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """One number as written in a text, from `start` (sign and currency included) to `end`.
-
-    Attributes:
-        value: Its value; None if it is not a plain quantity (a date, a time like 12:30, a division by zero) or has more
-            than `MAX_DIGITS` digits.
-        face: The same without the word after it: 60 for "60 million", whose `value` is 60,000,000.
-        aside: It counts something other than a result: an ordinal, a date, a time, the label of a list item or step.
-        operand: It is only a part of an expression, which is worth something else (`value` and `face` are None).
-    """
+    """One number as written in a text, from `start` (sign and currency included) to `end`."""
 
     start: int
     end: int
-    value: Fraction | None
-    face: Fraction | None
-    aside: bool
-    operand: bool = False
+    value: Fraction | None  # None if it is no plain quantity (a date, 12:30, a division by zero) or has too many digits
+    face: Fraction | None  # the value without the word after it: 60 for "60 million"
+    aside: bool  # it counts something other than a result: an ordinal, a date, a time, the label of a list item or step
+    operand: bool = False  # it is only a part of an expression, which is worth something else; it has no value then
 
 
 def fold(text: str) -> str:
