@@ -167,8 +167,9 @@ def measure(
             cell["tokens"][arm] = turn.logs["compact/computed_tokens"]
             cell["distinct"] = turn.logs.get("compact/computed_to_distinct", math.nan)
         print(f"{name}, {arm}: {turn.seconds:.1f} s", flush=True)
-        if head:
-            cell["head"][arm] = head_share(match, arm)
+    for name, groups in cells.items() if head else ():  # last, for the profiler takes memory of its own
+        match.script.groups = groups
+        found[name]["head"][arm] = head_share(match, arm)
 
 
 def cells_of(name: str, found: dict[str, Any]) -> list[str]:
