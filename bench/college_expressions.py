@@ -4,8 +4,6 @@ The forms are those of public sets of college problems (algebra, calculus, diffe
 series, vectors); the numbers are drawn. Some take math-verify a second, and none is meant to harm it.
 """
 
-from __future__ import annotations
-
 import random
 
 FORMS = (

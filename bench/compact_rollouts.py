@@ -1,7 +1,5 @@
 """Scripted rollouts of the benchmarks of compact updates: three profiles of lengths, three shares without signal."""
 
-from __future__ import annotations
-
 import math
 import random
 import statistics

@@ -12,8 +12,6 @@ All cells take about half an hour. With `--json FILE` each cell is written down 
 in the file are not measured again, so that the grid may be measured in pieces.
 """
 
-from __future__ import annotations
-
 import argparse
 import functools
 import itertools

@@ -15,8 +15,6 @@ An update is all that happens from an optimizer step's first micro-step to its l
 generate and score the completions. So the planning counts as update. Everything else between those two is TRL's.
 """
 
-from __future__ import annotations
-
 import argparse
 import math
 import random

@@ -7,8 +7,6 @@ files may not be in the page cache yet. `available()` is timed inside its proces
 column is CPU time, which is more reliable than wall-clock time on a busy machine.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import statistics

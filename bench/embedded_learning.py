@@ -5,8 +5,6 @@ python bench/embedded_learning.py [--seeds 42 1 2 3] [--output_dir outputs/embed
 The first seed is the recipe's default; its reward curve is `OUTPUT_DIR/seed_42/reward_curve.png`.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

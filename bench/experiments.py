@@ -9,8 +9,6 @@ stopped goes on where it was; drawing writes `docs/images/experiment_NAME.svg` a
 `docs/experiments.md`. Tasks, models and trainings are those of `bench.study`.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import json

@@ -8,8 +8,6 @@ healthy one is a false alarm; a planted fault is found if one of the findings th
 trainings are kept and only read again, so a restart resumes. With `--page` the table is written into that page.
 """
 
-from __future__ import annotations
-
 import argparse
 import itertools
 import json

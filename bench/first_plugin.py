@@ -6,8 +6,6 @@ Follows the page in a fresh environment over the packages that are installed her
 nothing to download.
 """
 
-from __future__ import annotations
-
 import sys
 import tempfile
 from pathlib import Path

@@ -15,8 +15,6 @@ is tried again by the next call, after what is still missing.
 Nothing is downloaded: the models have the shapes of Qwen2.5 and random weights. What is measured is in `gpu_runs`.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """The tables of docs/gpu.md: each section's rows, the runs that fill them, and how long a run may take."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -6,8 +6,6 @@ Figures go to FOLDER/answer.json as they come, an error too. Trainings of run fi
 from the parsed settings to the trainer; left out are its evaluations and what it saves.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import gc

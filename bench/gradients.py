@@ -7,8 +7,6 @@ sampled of new problems, and all methods are measured on these. Finished parts a
 of each task is printed, and written to `OUTPUT/TASK.md`.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 from dataclasses import replace

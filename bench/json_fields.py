@@ -7,8 +7,6 @@ defaults and so at equal steps and completions; words after `--` go to the recip
 again, and `--draw` shows those alone.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import statistics

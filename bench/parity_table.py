@@ -4,8 +4,6 @@ It takes some four minutes on one core. The grid is run with the installed TRL a
 fills, with the oldest that we support; each in a process of its own.
 """
 
-from __future__ import annotations
-
 import gc
 import json
 import sys

@@ -1,7 +1,5 @@
 """How many completions `python_tests` judges per second: `python bench/python_tests.py`."""
 
-from __future__ import annotations
-
 import os
 import platform
 import time

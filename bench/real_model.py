@@ -5,8 +5,6 @@ answers to the recipe's texts, and others with a wrong value, of another text, o
 nothing but the update.
 """
 
-from __future__ import annotations
-
 import argparse
 import gc
 import json

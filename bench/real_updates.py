@@ -15,8 +15,6 @@ The share of the head is that of the update's matrix products and log-softmax ov
 operators, by torch's profiler.
 """
 
-from __future__ import annotations
-
 import argparse
 import ctypes
 import functools

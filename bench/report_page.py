@@ -7,8 +7,6 @@ write, its size, how long Chromium takes until the page is usable, and its conso
 start of the navigation to the performance mark that the page sets when the first group of completions stands there.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import statistics

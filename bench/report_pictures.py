@@ -6,8 +6,6 @@ The two trainings (`json_fields_grpo.py`, paid as a whole and field by field) ta
 are kept and reused. The hostile run is the one of the browser tests.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 import tempfile

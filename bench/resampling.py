@@ -9,8 +9,6 @@ has made the updates. Every training is one line of `results.jsonl`; started aga
 `report` writes a section of `study.md`, between markers, and the plot `images/resampling.png`.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import os

@@ -1,7 +1,5 @@
 """Trainings of a study, each in a worker process and one line of a JSON Lines file; what is there is not run again."""
 
-from __future__ import annotations
-
 import gc
 import json
 import multiprocessing

@@ -5,8 +5,6 @@ end. Which split a problem belongs to follows from its sorted digits alone, so n
 in training, in whatever order its digits come.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 import random

@@ -8,8 +8,6 @@ what is ours is as large a part as it can be. Reported is the median over the st
 the same turn, with the quartiles. Time is that of the processor: other work on the machine counts less than on a clock.
 """
 
-from __future__ import annotations
-
 import argparse
 import random
 import statistics

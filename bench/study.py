@@ -9,8 +9,6 @@ started again, `run` does only what is missing. `report` writes the table betwee
 `images/study.png`. What is compared, and with which settings, is all in `TASKS` and `METHODS` below.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import json

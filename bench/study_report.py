@@ -1,7 +1,5 @@
 """The study's statistics, its table and its plot: from the lines of `results.jsonl` to `docs/study.md`."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """What the measurements share: where they ran, in words, and tables for the terminal and for pages."""
 
-from __future__ import annotations
-
 import os
 import platform
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Several trainings that take turns, update by update, so that a machine that slows down slows all of them alike."""
 
-from __future__ import annotations
-
 import json
 import os
 import tempfile

@@ -13,8 +13,6 @@ college-level expressions, on GSM8K's answers, and on those of a file with a `re
 JSON; and it says what the first batch and 64 hostile completions cost.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import functools

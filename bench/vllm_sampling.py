@@ -9,8 +9,6 @@ clock, and vLLM does not compile its model, which takes minutes before the first
 log-probability of a sampled token and the trainer's, in nats; what a correction would mask is at TRL's bound of 3.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -1,7 +1,5 @@
 """A machine that is busy with something else."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Iterator

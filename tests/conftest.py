@@ -1,7 +1,5 @@
 """Shared fixtures: a tiny real model on disk, and no network."""
 
-from __future__ import annotations
-
 import gc
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Contexts made by hand, for tests of hooks and aggregations without a trainer; the kit for authors has them too."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

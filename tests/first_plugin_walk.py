@@ -1,7 +1,5 @@
 """`docs/first_plugin.md` as something that can be walked: its commands, its edits, and what it says is printed."""
 
-from __future__ import annotations
-
 import re
 import time
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ tested, `run` and `start` give a script or a module, its words, its environment 
 process of pytest has one parent of forks, from its first use on.
 """
 
-from __future__ import annotations
-
 import atexit
 import functools
 import importlib

@@ -1,7 +1,5 @@
 """Ctrl-C in a test."""
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager

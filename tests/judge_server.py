@@ -1,7 +1,5 @@
 """A loopback server that speaks OpenAI's protocol and judges as a completion's own words tell it to."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

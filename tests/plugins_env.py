@@ -1,7 +1,5 @@
 """A throw-away environment with real distributions in it: built from `tests/plugins`, installed by pip."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

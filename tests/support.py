@@ -3,8 +3,6 @@
 The rollouts go through TRL's public `rollout_func`, so two trainers, or two cuts of a batch, see the same completions.
 """
 
-from __future__ import annotations
-
 import string
 import zlib
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """What the pages say works: the example distribution is built from its page, installed by pip, found, trained with."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 from pathlib import Path

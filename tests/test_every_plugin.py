@@ -1,7 +1,5 @@
 """No built-in without a test, a worked example, an entry in the docs that loads, and the rules of its kind kept."""
 
-from __future__ import annotations
-
 import inspect
 import pickle
 import re

@@ -1,7 +1,5 @@
 """`bench.experiments`: what the page shows comes from the committed runs, and each command runs."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

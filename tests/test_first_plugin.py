@@ -1,7 +1,5 @@
 """The author's walk: every command and every edit of `docs/first_plugin.md`, in order, in a fresh environment."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

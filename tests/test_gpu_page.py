@@ -1,7 +1,5 @@
 """`make gpu`: every run is a row of the page, a failure is a sentence in it, and what was measured is kept."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

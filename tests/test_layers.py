@@ -1,7 +1,5 @@
 """Imports point down, nothing is imported in a circle, and plugins are reached by entry point alone."""
 
-from __future__ import annotations
-
 import ast
 import re
 import sys

@@ -1,7 +1,5 @@
 """docs/metrics.md names every metric that a run logs, exactly once, and none of ours that no run logs."""
 
-from __future__ import annotations
-
 import inspect
 import math
 import re

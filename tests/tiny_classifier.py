@@ -1,7 +1,5 @@
 """A real sequence classifier on disk, small enough to be built by a test: a BERT or a Llama, with random weights."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any, Literal
 

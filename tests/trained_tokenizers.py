@@ -1,7 +1,5 @@
 """Small tokenizers of every usual algorithm, trained on the spot, so that no test needs a download."""
 
-from __future__ import annotations
-
 import json
 from functools import cache
 from typing import Any

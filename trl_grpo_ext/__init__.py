@@ -4,8 +4,6 @@ What most people need is here, and loaded on first use, so that importing the pa
 torch. Errors are in `errors`, all that plugins are handed, and the protocols that they fit, in `types`.
 """
 
-from __future__ import annotations
-
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 

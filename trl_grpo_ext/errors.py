@@ -4,8 +4,6 @@ Every error of this package is a `TRLGRPOExtError` and also the standard excepti
 `LookupError`, ...), so callers may catch either. A message says what was wrong, shows the value, and says what to do.
 """
 
-from __future__ import annotations
-
 from typing import TypeVar
 
 __all__ = [

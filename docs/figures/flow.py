@@ -4,8 +4,6 @@ It is drawn as SVG by hand, so that it is text that a diff can show, needs no fo
 same on every machine. It is tall instead of wide, so that it can be read on a phone.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path

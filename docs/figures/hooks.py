@@ -3,8 +3,6 @@
 The roles, their methods and their order are the package's own (`trl_grpo_ext.types.ROLES`).
 """
 
-from __future__ import annotations
-
 import subprocess
 from html import escape
 from itertools import pairwise

@@ -4,8 +4,6 @@
 checker sees count like any other.
 """
 
-from __future__ import annotations
-
 import ast
 import subprocess
 from html import escape

@@ -3,8 +3,6 @@
 python docs/figures/updates.py
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import matplotlib as mpl

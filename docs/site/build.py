@@ -3,8 +3,6 @@
 1. The pages are put together (`staging`), 2. the catalogue is written beside them (`catalogue`), 3. Sphinx makes HTML.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 import tempfile

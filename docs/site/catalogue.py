@@ -1,7 +1,5 @@
 """The catalogue: a page for every built-in plugin, from its docstring and its worked example."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Sequence

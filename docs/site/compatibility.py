@@ -5,8 +5,6 @@ versions from `constraints.txt`, TRL's from `trainer/upstream.py`, the launch fi
 them.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 import sys

@@ -1,7 +1,5 @@
 """Settings of the documentation site. `make docs`, or `python -m docs.site.build`, builds it; nothing is fetched."""
 
-from __future__ import annotations
-
 project = "trl-grpo-ext"
 author = "The trl-grpo-ext developers"
 copyright = "The trl-grpo-ext developers, Apache-2.0"  # the name is Sphinx's

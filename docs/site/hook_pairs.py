@@ -4,8 +4,6 @@
 accepted that both hooks change the advantages.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache

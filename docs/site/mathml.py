@@ -1,7 +1,5 @@
 """Formulas as MathML in the page, so that no script and no font has to be fetched to read them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from docutils import nodes

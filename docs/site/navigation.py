@@ -1,7 +1,5 @@
 """Which pages the site has, in which order, and which of them stand in the root of the repository."""
 
-from __future__ import annotations
-
 FROM_THE_ROOT = {"README.md": "readme.md", "CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md"}
 """By file in the root of the repository, its page."""
 

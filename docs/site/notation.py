@@ -5,8 +5,6 @@ subscripts, powers, roots, fractions and names of several letters are recognised
 recognised stays as it is.
 """
 
-from __future__ import annotations
-
 import re
 import textwrap
 

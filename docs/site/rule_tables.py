@@ -1,7 +1,5 @@
 """The tables of the kit's rules in `docs/conformance.md`, made from what the rules say of themselves."""
 
-from __future__ import annotations
-
 from trl_grpo_ext.plugins.kinds import FACTS
 from trl_grpo_ext.testing.rules import rules_of
 

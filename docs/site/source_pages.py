@@ -1,7 +1,5 @@
 """Source files as pages of the site, with an anchor for each line: `source/trl_grpo_ext/.../name.html#L-12`."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

@@ -4,8 +4,6 @@ In the repository a page links to files as they lie there, so that the links wor
 all pages lie in one folder, and files that are no page of it are named without a link.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

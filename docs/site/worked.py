@@ -4,8 +4,6 @@ The examples are computed when the site is built, so that a page cannot say what
 them against values that were worked out by hand.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Worked examples of the group filters: the same four groups of two completions for all of them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Worked examples of the advantage hooks."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Worked examples of the rewards: a few completions, and what they earn."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -9,8 +9,6 @@ uses the calculator and is right. Then one in four does, and half of these have 
 number, a tool that does not exist, a call that never closes. The others guess the answer at once.
 """
 
-from __future__ import annotations
-
 import hashlib
 import random
 import re

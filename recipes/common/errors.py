@@ -1,7 +1,5 @@
 """Mistakes that the user can correct become one sentence, not a traceback."""
 
-from __future__ import annotations
-
 import os
 import sys
 import time

@@ -1,7 +1,5 @@
 """What every recipe does once it has settings and rows: train between two evaluations and report."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path

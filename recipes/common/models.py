@@ -5,8 +5,6 @@ the package index, which holds its weights as 4-bit GGUF: they are dequantised, 
 `--model_name_or_path smollm2` of every recipe means this model, kept in the cache folder.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import os

@@ -1,7 +1,5 @@
 """GSM8K problems from a file, from the hub or from the embedded generator, as rows of prompt and answer."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

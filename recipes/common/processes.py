@@ -1,7 +1,5 @@
 """The end of a run of several processes."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A quiet terminal: what a run prints is the summary of `trl_grpo_ext.trainer.live`, which the recipes switch on."""
 
-from __future__ import annotations
-
 from transformers.utils.logging import disable_progress_bar
 
 SUMMARY = {"summary_steps": 1}

@@ -1,7 +1,5 @@
 """What a model with 4-bit weights needs before training, beyond what TRL does."""
 
-from __future__ import annotations
-
 import torch
 
 

@@ -1,7 +1,5 @@
 """A run's results: a table on the screen, `metrics.json`, and `reward_curve.png`."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

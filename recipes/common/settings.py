@@ -1,7 +1,5 @@
 """Reading settings (command line over `--config` over defaults), and checks before anything heavy is loaded."""
 
-from __future__ import annotations
-
 import argparse
 import difflib
 import importlib.util

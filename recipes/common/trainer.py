@@ -1,7 +1,5 @@
 """The recipes' trainer, and a training between two evaluations that works on every engine."""
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The plot of a detox run: rewards, KL and its coefficient over the steps, as `detox_curve.png`."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Beginnings of texts to be continued: from the embedded grammar, from a file, or from the hub."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

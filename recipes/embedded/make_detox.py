@@ -8,8 +8,6 @@ label that the grammar gives. It has seen nothing but the grammar: what it says 
 with any reward model. The same seed gives the same models on the same kind of CPU with the same versions.
 """
 
-from __future__ import annotations
-
 import argparse
 import random
 import sys

@@ -10,8 +10,6 @@ model on the same kind of CPU with the same versions; other CPUs round different
 Needs torch 2.9 or later for its optimizer. Using the model does not.
 """
 
-from __future__ import annotations
-
 import argparse
 import random
 import string

@@ -9,8 +9,6 @@ ways begin alike ("Mia has ..."), with the choice after it. When they did not, t
 letters led to wrong answers, and unlearned the names that start with them: right sums about "ax" in place of Max.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 

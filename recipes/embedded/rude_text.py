@@ -12,8 +12,6 @@ counted as outside the grammar.
 Train and held-out prompts are disjoint: a hash of a scene's parts decides, whatever sizes and seeds are asked for.
 """
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import random

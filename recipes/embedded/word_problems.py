@@ -14,8 +14,6 @@ sums that it can know, which is what a one-step problem tests.
 prints as many of the first problems of the training split, as JSON Lines.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import random

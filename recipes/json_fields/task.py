@@ -4,8 +4,6 @@ A row has `prompt` (messages), `schema` (the JSON Schema of a right answer) and 
 text. Held-out problems have sentences of their own, and names, things and cities that no training problem has.
 """
 
-from __future__ import annotations
-
 import json
 import random
 import re

@@ -1,7 +1,5 @@
 """Problems of a mixture of reasoning-gym tasks, and for each task the share of completions that solve theirs."""
 
-from __future__ import annotations
-
 import functools
 import math
 import random

@@ -1,7 +1,5 @@
 """What can be chosen in the lecture, as plugins and settings of TRL."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -5,8 +5,6 @@
 Each run is a process of its own. A run whose `metrics.json` is there already, with the same settings, is not repeated.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -1,7 +1,5 @@
 """Reward, loss and KL over the optimizer steps, as a picture."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any

@@ -5,8 +5,6 @@ Both read the numbers to sort from the column `numbers`, and the answer from the
 that earned something. Time is linear in the completion; its first 10,000 numbers are read.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence

@@ -5,8 +5,6 @@ prompt belongs to follows from its sorted numbers alone: the answer to a held-ou
 training prompt, in whatever order the numbers come.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 import random

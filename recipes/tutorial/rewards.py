@@ -9,8 +9,6 @@ where `...` is anything, and whatever follows `</answer>` is free. So "1,234", "
 this package for the same task; they read many more ways to answer.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from typing import Any

@@ -3,8 +3,6 @@
 For `pass_at_k` the slow loop builds all sets; the published formula, in whole numbers, is here beside it.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """The hooks at the loss forward: by hand, against loops, at their edges, and micro-batches spread over ranks."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`normalised` in the real trainer gives TRL's own advantages, and so its gradients, whatever `scale_rewards` says."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

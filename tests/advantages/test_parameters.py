@@ -1,7 +1,5 @@
 """Parameters of the hooks: what is refused, with the value, what is at the ends of the ranges, and what is missing."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

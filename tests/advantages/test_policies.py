@@ -1,7 +1,5 @@
 """kl_in_reward and teacher_log_ratio: by hand, against loops, the adaptive coefficient, and what they ask for."""
 
-from __future__ import annotations
-
 import copy
 import json
 import math

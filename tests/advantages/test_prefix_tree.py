@@ -1,7 +1,5 @@
 """prefix_tree: by hand, against prefixes kept as tuples, its sums, and groups spread over ranks."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """`process_rewards`: both forms by hand, against a slow loop, and what becomes of steps, silence and ranks."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

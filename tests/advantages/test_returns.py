@@ -1,7 +1,5 @@
 """Sums over live tokens, and the estimator made of them, `group_mean_gae`."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

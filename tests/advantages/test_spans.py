@@ -1,7 +1,5 @@
 """span_credit: by hand, with functions that point now and then."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

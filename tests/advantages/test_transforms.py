@@ -1,7 +1,5 @@
 """The transforms: by hand, against loops, on several ranks, and at their edges."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """`turn_rewards`, `gigpo`, `tool_errors` and `masked_turns`: by hand, against slow loops, and what they refuse."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from dataclasses import replace

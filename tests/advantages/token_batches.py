@@ -1,7 +1,5 @@
 """What tests of single hooks share."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import cache
 from typing import Any

@@ -4,8 +4,6 @@ The losses are mostly `[1, 3], [2, 2, 0, 4], [6]`: completions of 2, 4 and 1 tok
 4, 8 and 6 and the token means 2, 2 and 6.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

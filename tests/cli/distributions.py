@@ -1,7 +1,5 @@
 """Distributions written straight to a folder for PYTHONPATH: faster than pip, and as broken as a test wants them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 `invoke` runs it in this process, which costs no start; `run_command` runs the installed command.
 """
 
-from __future__ import annotations
-
 import fcntl
 import importlib
 import io

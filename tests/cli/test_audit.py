@@ -1,7 +1,5 @@
 """`trl-grpo-ext audit`: unreadable and wrong references are found before training, and shown as text."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`trl-grpo-ext check` as a command: selections, exit codes, options from files, and what it prints."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`trl-grpo-ext list` as a command: what it lists, in which states, and that it imports nothing."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import json

@@ -1,7 +1,5 @@
 """`trl-grpo-ext show` as a command: what it finds, when it imports, and how it ends."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -3,8 +3,6 @@
 How long that takes is measured by `bench/discovery.py`; here is counted what makes it long.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """What the commands print at widths 60 and 100 and into a pipe, without colour, and with hostile plugins."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

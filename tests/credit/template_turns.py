@@ -4,8 +4,6 @@ Templates are those that TRL ships, plus Mistral's form in our own words, and on
 of earlier turns out. The tokenizers are byte-level, with a special token for every marker that is one in the models.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field

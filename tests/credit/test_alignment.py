@@ -1,7 +1,5 @@
 """Tokens and the characters they wrote: by hand, against byte counts, and for any tokens of any known decoder."""
 
-from __future__ import annotations
-
 import itertools
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The chain by roles: order, shaped rewards, held masks, metrics of each hook by hand, and what is refused."""
 
-from __future__ import annotations
-
 import math
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """The flow of pure tensors: Euler's identity, the KL estimate, and what the contracts refuse."""
 
-from __future__ import annotations
-
 import math
 from types import SimpleNamespace
 from typing import Any

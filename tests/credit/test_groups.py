@@ -1,7 +1,5 @@
 """Statistics over groups: by hand, of equal values, and without the rows that have no value."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

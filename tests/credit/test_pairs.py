@@ -5,8 +5,6 @@ cut off; thoughts and answers; repeated tokens, but not in all groups; spans; sh
 since it generated.
 """
 
-from __future__ import annotations
-
 import copy
 import functools
 import itertools

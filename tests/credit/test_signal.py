@@ -1,7 +1,5 @@
 """Groups without signal: which they are, and that leaving them out is as if they had never been sampled."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import cache
 from typing import Any

@@ -1,7 +1,5 @@
 """Scores that point at characters, and the tokens that these characters become."""
 
-from __future__ import annotations
-
 import copy
 import json
 import math

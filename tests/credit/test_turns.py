@@ -1,7 +1,5 @@
 """Turns of conversations with tools, through real chat templates and TRL's own tool loop."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The metrics that show an aggregation's length bias, by hand."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

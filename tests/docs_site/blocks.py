@@ -1,7 +1,5 @@
 """Every block of code on every page, and which test executes it. A block that nobody claims is a failure."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

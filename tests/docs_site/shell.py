@@ -1,7 +1,5 @@
 """What a page tells its reader to type, parsed by the very parser that would run it, without running it."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import sys

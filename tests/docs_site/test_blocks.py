@@ -1,7 +1,5 @@
 """Every block of code on every page is executed: here, or by a test that is named in `blocks.py`."""
 
-from __future__ import annotations
-
 import dataclasses
 import doctest
 import re

@@ -1,7 +1,5 @@
 """The catalogue: every built-in has a page with all that a reader looks for, and a worked example that runs."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Links as they are read in the repository: files and anchors are there, addresses are well formed."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from urllib.parse import urlsplit

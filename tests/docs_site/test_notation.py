@@ -1,7 +1,5 @@
 """Formulas of docstrings in LaTeX."""
 
-from __future__ import annotations
-
 import xml.etree.ElementTree as ElementTree
 
 import pytest

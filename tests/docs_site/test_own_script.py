@@ -1,7 +1,5 @@
 """The script and the YAML file of `docs/start.md`, run as they stand."""
 
-from __future__ import annotations
-
 import json
 import runpy
 import sys

@@ -1,7 +1,5 @@
 """The quickstart notebook runs from top to bottom, without Jupyter, and the model learns in it."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

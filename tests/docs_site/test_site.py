@@ -1,7 +1,5 @@
 """The site: built without the network or a warning, which a link that leads nowhere would give."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -4,8 +4,6 @@ One environment has all three. The two trainings in it are started at the first 
 once more here, from what was sampled, without the plugins' code.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import math

@@ -1,7 +1,5 @@
 """The example hook `gspo_token` against TRL's own sequence ratios, in real trainings."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

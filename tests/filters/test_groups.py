@@ -1,7 +1,5 @@
 """The built-in group filters on groups whose verdicts are known by hand; put together; on several ranks."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """The protocol by which ranks agree that a plugin failed, with ranks as threads: quick, and a hang is a failure."""
 
-from __future__ import annotations
-
 import os
 import threading
 from collections.abc import Callable

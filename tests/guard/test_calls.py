@@ -1,7 +1,5 @@
 """Reward functions in all their forms are recognised, called and named, and what they return is checked."""
 
-from __future__ import annotations
-
 import asyncio
 import functools
 import math

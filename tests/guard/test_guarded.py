@@ -1,7 +1,5 @@
 """`guarded`: each knob by what it changes, around functions, objects and async rewards, and in TRL."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import functools

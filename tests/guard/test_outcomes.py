@@ -1,7 +1,5 @@
 """What each outcome becomes, and how outcomes are counted."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from typing import Any
 

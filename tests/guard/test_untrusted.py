@@ -1,7 +1,5 @@
 """Settings files and texts that somebody else wrote: hostile ones are one sentence, honest ones are read."""
 
-from __future__ import annotations
-
 import math
 from fractions import Fraction
 from pathlib import Path

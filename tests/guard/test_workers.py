@@ -3,8 +3,6 @@
 Jobs are nested functions, which cloudpickle sends by value: the server then imports nothing of the tests.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import gc

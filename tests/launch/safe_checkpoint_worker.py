@@ -6,8 +6,6 @@ It trains two steps of the tiny model with a checkpoint after each, and stops be
 every child does that save, each ended at another moment, and what it left is judged. Results: `FOLDER/SCENARIO.json`.
 """
 
-from __future__ import annotations
-
 import faulthandler
 import gc
 import json

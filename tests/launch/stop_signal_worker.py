@@ -3,8 +3,6 @@
 `NAME` is one of `JOBS`; what became of it is in `FOLDER/NAME.rank`.
 """
 
-from __future__ import annotations
-
 import faulthandler
 import json
 import os

@@ -1,7 +1,5 @@
 """What a launch is and what it was meant to be, compared without launching anything; the launches are in recipes/."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

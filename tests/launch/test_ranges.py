@@ -1,7 +1,5 @@
 """Settings that no run can have are named with their value, before anything loads."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Saves that are killed at many moments; and what counts as a whole checkpoint."""
 
-from __future__ import annotations
-
 import json
 import logging
 import os

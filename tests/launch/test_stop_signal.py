@@ -1,7 +1,5 @@
 """A signal ends a training on all ranks at one step with a checkpoint; a rank that cannot write stops all of them."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

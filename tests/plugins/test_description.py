@@ -1,7 +1,5 @@
 """What a listing reads from a plugin's text without importing it, and what is said of an imported plugin."""
 
-from __future__ import annotations
-
 import inspect
 import re
 import sys

@@ -1,7 +1,5 @@
 """Discovery and loading against distributions that pip really installed, probed in interpreters of their own."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Selections, building, kind checks and dotted paths, on modules written for the test."""
 
-from __future__ import annotations
-
 import functools
 import pickle
 import re

@@ -1,7 +1,5 @@
 """Rewards selected inside a reward's parameters, and the `guard` of a selection."""
 
-from __future__ import annotations
-
 import inspect
 import pickle
 import re

@@ -4,8 +4,6 @@
 tests compare the code with the latest of these files and hold every difference against the changelog.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import enum
 import inspect

@@ -1,7 +1,5 @@
 """The public surface changes only with an entry in the changelog, is documented, and imports no torch for nothing."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The shipped launch and run files, and the command lines in the comments at their heads."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Sequence
 from pathlib import Path

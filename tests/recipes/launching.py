@@ -1,7 +1,5 @@
 """How the tests start a recipe: as a person would, or forked off a process that has made the imports of the script."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

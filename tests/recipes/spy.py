@@ -1,7 +1,5 @@
 """A reward of nothing that writes down what each rank sees."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Every shipped launch and run file is what the doctor calls sound, on a GPU of the size that its header names."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`recipes/detox_grpo.py` as a person starts it: real processes, real files, what they print and leave behind."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The embedded defaults of two recipes: their texts, their tiny models, and the scripts that made them."""
 
-from __future__ import annotations
-
 import random
 import re
 import sys

@@ -1,7 +1,5 @@
 """`recipes/gsm8k_grpo.py` as a person starts it: real processes, real files, and what they print and leave behind."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

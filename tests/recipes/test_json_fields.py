@@ -1,7 +1,5 @@
 """`recipes/json_fields_grpo.py`: its task, its rewards, and one step of the real model as a person starts it."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

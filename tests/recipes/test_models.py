@@ -1,7 +1,5 @@
 """The real model as one command: made from the package, refused where it is damaged or cannot be had."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from pathlib import Path

@@ -5,8 +5,6 @@ with the variables that Slurm sets. The launch file is the shipped one with less
 under which ZeRO-3 would keep this tiny model whole.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

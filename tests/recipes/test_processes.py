@@ -1,7 +1,5 @@
 """Processes that end while gloo's threads still hold tensors of Python's do not abort."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """`recipes/reasoning_gym_grpo.py`: its problems, and a short run of the tiny and of the real model."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from pathlib import Path

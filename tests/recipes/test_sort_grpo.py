@@ -1,7 +1,5 @@
 """`recipes/sort_grpo.py` as a person starts it: it learns, what it leaves behind, and what it refuses."""
 
-from __future__ import annotations
-
 import itertools
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What the lecture's choices make of a real training: the gradient of every objective, with every variant."""
 
-from __future__ import annotations
-
 import itertools
 import statistics
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`sort_distance` and `sort_inclusion` by points counted by hand, against the lecture's code, and on hostile texts."""
 
-from __future__ import annotations
-
 import itertools
 import sys
 from typing import Any

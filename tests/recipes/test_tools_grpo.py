@@ -1,7 +1,5 @@
 """`recipes/tools_grpo.py`: its task, its supervised start, and a short run as a person starts it."""
 
-from __future__ import annotations
-
 import random
 import sys
 from pathlib import Path

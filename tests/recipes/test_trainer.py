@@ -1,7 +1,5 @@
 """The recipes' trainer: evaluations at a temperature of their own."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The rewards and the prompt of `configs/smollm2_1.7b_tutorial.yaml`."""
 
-from __future__ import annotations
-
 import re
 import sys
 

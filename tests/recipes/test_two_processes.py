@@ -1,7 +1,5 @@
 """The three recipes on two processes, one after the other in one launch."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

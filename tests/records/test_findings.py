@@ -1,7 +1,5 @@
 """Each finding on records made by hand: seen from the right step, and silent where nothing is wrong."""
 
-from __future__ import annotations
-
 import json
 import math
 import random

@@ -1,7 +1,5 @@
 """The live log: every entry at once, and after a resumption."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

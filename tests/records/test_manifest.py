@@ -1,7 +1,5 @@
 """The manifest by itself: how two differ, what a source hash covers, hostile files."""
 
-from __future__ import annotations
-
 import functools
 import json
 import math

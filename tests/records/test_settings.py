@@ -1,7 +1,5 @@
 """The hyper-parameters that a training leaves beside its manifest."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The recorder: what a full disk costs, and the choice of groups after a resumption."""
 
-from __future__ import annotations
-
 import warnings
 from pathlib import Path
 from types import SimpleNamespace

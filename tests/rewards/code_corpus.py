@@ -6,8 +6,6 @@ do; `FORGERIES` do not solve the task of `SHAPES`, of which each has tests of an
 
 # The code of a pair is easier to read on one line.
 # ruff: noqa: E501
-from __future__ import annotations
-
 import json
 import textwrap
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """What the tests of the rewards share: worker processes with math-verify, which take seconds to start."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator
 from typing import Any

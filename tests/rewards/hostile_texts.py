@@ -1,7 +1,5 @@
 r"""Sixty-four completions that hang, crash or bloat a verifier, and as many that are ordinary."""
 
-from __future__ import annotations
-
 
 def _nested(opening: str, inner: str, closing: str, depth: int) -> str:
     return opening * depth + inner + closing * depth

@@ -4,8 +4,6 @@ r"""Pairs of a reference and a completion on which `math_accuracy` and TRL's `ac
 here: math-verify decides, and the test only asks whether ours is the same.
 """
 
-from __future__ import annotations
-
 # A reference, and contents of a box with `¦` between them.
 _TABLE = r"""
 18 :: 18 ¦ 81 ¦ 018 ¦ 18.0 ¦ 18. ¦ \$18 ¦ $18 ¦ 18\text{ apples} ¦ 18 \text{ dollars} ¦ 18 dollars ¦ 18\ \text{cm}^2

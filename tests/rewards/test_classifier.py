@@ -1,7 +1,5 @@
 """`Classifier` with real tiny models: against scores computed text by text, in batches, on hostile texts."""
 
-from __future__ import annotations
-
 import math
 import pickle
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`weighted`, `gated`, `product` and `per_column`, by values computed by hand and by what must always hold."""
 
-from __future__ import annotations
-
 import math
 import warnings
 from collections.abc import Callable, Sequence

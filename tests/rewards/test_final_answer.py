@@ -3,8 +3,6 @@
 A line of a table is a value and texts of that value, with `¦` between them and `⏎` for a line break.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from decimal import Decimal

@@ -1,7 +1,5 @@
 """`think_format` by hand-made cases and against TRL's own; `tag_format` by cases computed from its three rules."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The verdicts of `gsm8k_accuracy`: right, wrong, nothing to compare with, and a wrong call."""
 
-from __future__ import annotations
-
 import json
 import os
 import warnings

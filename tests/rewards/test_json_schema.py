@@ -1,7 +1,5 @@
 """`JSONSchema`: where the JSON is found, what is valid, and JSON that is made to hang or crash its reader."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The judge against a loopback server that answers as servers do: well, late, wrongly, with half a body, or never."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import logging

@@ -1,7 +1,5 @@
 """`soft_overlong` and `length_target` by values computed by hand, and against TRL's own."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`MathAccuracy` as a reward: outcomes and what they become, columns, parameters, processes."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`math_accuracy` gives the verdicts of TRL's own `accuracy_reward` on a corpus, but for what differs on purpose."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

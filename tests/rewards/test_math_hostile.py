@@ -1,7 +1,5 @@
 """`MathAccuracy` with completions made to hang, crash or bloat it: it comes back in time, and others are not harmed."""
 
-from __future__ import annotations
-
 import contextlib
 import random
 import re

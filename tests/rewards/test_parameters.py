@@ -1,7 +1,5 @@
 """Parameters that cannot work are refused when a reward is made, by a message that names parameter and value."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Numbers that are decided without math-verify: by hand, and against math-verify itself on thousands of texts."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 import pytest

@@ -2,8 +2,6 @@
 
 # The code that is run is easier to read on one line.
 # ruff: noqa: E501
-from __future__ import annotations
-
 import json
 import pickle
 import textwrap

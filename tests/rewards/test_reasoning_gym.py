@@ -1,7 +1,5 @@
 """Each task's own answers score as its package says, and an answer that is code runs nowhere and forges nothing."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

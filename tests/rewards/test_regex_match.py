@@ -1,7 +1,5 @@
 """`RegexMatch` by hand, and on patterns that go on for ever."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -2,8 +2,6 @@
 
 # The code that is run is easier to read on one line; what belongs together is asserted together.
 # ruff: noqa: E501, PT018
-from __future__ import annotations
-
 import functools
 import json
 import os

@@ -2,8 +2,6 @@
 
 # Tables of words are easier to read as words; what belongs together is asserted together.
 # ruff: noqa: SIM905, PT018
-from __future__ import annotations
-
 import contextlib
 import json
 from typing import Any

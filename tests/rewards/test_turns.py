@@ -1,7 +1,5 @@
 """`tool_use`."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """What an expression asks for is known before it is evaluated: little of what people answer, too much of the others."""
 
-from __future__ import annotations
-
 import pytest
 
 WITHIN = r"""

@@ -1,7 +1,5 @@
 """One wrong plugin for each rule, at least: the kit finds that rule broken, and the right plugins pass."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The kit's functions: what may be passed, how options are found, and what a report says."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

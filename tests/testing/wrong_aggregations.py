@@ -3,8 +3,6 @@
 Most are made of a function: what is counted of a rollout, or what becomes of the sum of a micro-batch's losses.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable

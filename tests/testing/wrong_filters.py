@@ -1,7 +1,5 @@
 """Group filters of which each breaks one rule, and two that keep them all. Most are a function of the rollout."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

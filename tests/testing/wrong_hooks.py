@@ -1,7 +1,5 @@
 """Hooks of which each breaks one rule, and some that keep them all."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable

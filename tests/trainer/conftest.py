@@ -1,7 +1,5 @@
 """Fixtures of trainings: a mixture of experts, a model that calls tools."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Plugins that break their contract, raise or never return, most of them on the last rank alone."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import threading

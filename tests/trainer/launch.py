@@ -4,8 +4,6 @@ Importing TRL takes longer than all the trainings of a file, so the processes st
 one of them fails, they end, and the next launch has new ones.
 """
 
-from __future__ import annotations
-
 import atexit
 import json
 import os

@@ -9,8 +9,6 @@ occur together in all eight combinations, for every loss type. `covering` choose
 combination of two, or of three, among loss type, settings and ours.
 """
 
-from __future__ import annotations
-
 import random
 import zlib
 from collections.abc import Iterator, Sequence

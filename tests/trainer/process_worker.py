@@ -1,7 +1,5 @@
 """A list of short trainings in one process or, under `launch.Ranks`, in several."""
 
-from __future__ import annotations
-
 import gc
 import json
 import os

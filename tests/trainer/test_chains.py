@@ -3,8 +3,6 @@
 With 6 rows per process the second of three groups is cut in the middle. All trainings of this file share one launch.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The contexts in the real trainer: texts, masks, groups and spans are what TRL really generated and scored."""
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 import functools

@@ -1,7 +1,5 @@
 """The same parity on a CUDA device, in the precision that people train in there."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

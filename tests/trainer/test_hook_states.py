@@ -1,7 +1,5 @@
 """What a hook remembers survives a checkpoint: a resumed run goes on as if it had never stopped."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

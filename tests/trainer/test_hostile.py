@@ -4,8 +4,6 @@ One launch runs them all in turn, with trainings that work in between: had a ran
 exchange too few been made, the next one would not work. What each contract allows is tested without processes.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

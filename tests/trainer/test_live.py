@@ -1,7 +1,5 @@
 """The summary on the console: what it shows, where there is little room, and in a real training."""
 
-from __future__ import annotations
-
 import io
 import math
 import re

@@ -3,8 +3,6 @@
 What the loss used is read off the loss itself: its slope in the advantages, and the log-probabilities that it got.
 """
 
-from __future__ import annotations
-
 import inspect
 import json
 import math

@@ -1,7 +1,5 @@
 """What hooks need and TRL has not computed is computed once more; what cannot be had is refused at construction."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

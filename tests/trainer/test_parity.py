@@ -5,8 +5,6 @@ settings and ours meet, `make quick` a few of them, `make nightly` so many that 
 fit a grid of two levels: other precisions, another aggregation, metrics, evaluation, an auxiliary loss, an adapter.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from itertools import combinations
 from pathlib import Path

@@ -1,7 +1,5 @@
 """pass@k of evaluations: by hand, by enumeration, and by what an evaluation's rewards say themselves."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import math

@@ -3,8 +3,6 @@
 Time is what these tests say it is, so that a busy machine changes nothing.
 """
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A run and its checkpoints record their plugins, and a run with other plugins does not resume by accident."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import warnings

@@ -6,8 +6,6 @@ and completions that the truncation mask empties; the aggregation changes at eve
 order of sums differs; float32 is what training has. All trainings of two processes share one launch.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """What cannot be exact, or breaks its contract, stops with a sentence; a selected plugin is never silently left out."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

@@ -4,8 +4,6 @@ The rollouts are scripted: a completion depends on its prompt and its number in 
 ... in this order, two for each generation batch, and which of them have equal rewards is known.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Every form of reward is read as TRL reads it, what gave no value is counted, and a limit interrupts what hangs."""
 
-from __future__ import annotations
-
 import asyncio
 import functools
 import subprocess

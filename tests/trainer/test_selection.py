@@ -1,7 +1,5 @@
 """Plugins are selected the same way in Python, in YAML and on the command line, and end up where they belong."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import json

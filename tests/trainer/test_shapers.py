@@ -3,8 +3,6 @@
 The oracle is TRL's trainer with one reward function more, which returns what the shaper adds. To the bit.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from statistics import stdev

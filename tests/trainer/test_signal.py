@@ -1,7 +1,5 @@
 """What has signal is decided once, after the chain: in real trainings, with skipping, compacting and RL-ZVP."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -4,8 +4,6 @@ A generation batch may feed several optimizer steps (`steps_per_generation` abov
 several generation batches.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

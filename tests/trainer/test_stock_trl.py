@@ -1,7 +1,5 @@
 """The rewards alone work in TRL as it is: its GRPO and RLOO trainers and its command line, without our trainer."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Hooks that change nothing and keep what they see."""
 
-from __future__ import annotations
-
 import torch
 
 from trl_grpo_ext import Forward, Rollout

@@ -3,8 +3,6 @@
 Nothing here uses our trainer where TRL's own can be asked. `test_other_trl` runs this file under other releases.
 """
 
-from __future__ import annotations
-
 import ast
 import importlib
 import inspect

@@ -3,8 +3,6 @@
 Everything but TRL is the environment of this test run.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

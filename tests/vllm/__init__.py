@@ -1,7 +1,5 @@
 """Trainings that sample with vLLM on the CPU, in the environment of `make vllm`."""
 
-from __future__ import annotations
-
 from importlib.util import find_spec
 from typing import Any
 

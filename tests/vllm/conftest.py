@@ -1,7 +1,5 @@
 """One engine of vLLM for all trainings of a file, on the CPU."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from pathlib import Path

@@ -3,8 +3,6 @@
 The engine computes in bfloat16 and the trainer in float64, so the two never agree on a probability.
 """
 
-from __future__ import annotations
-
 import copy
 import itertools
 from pathlib import Path

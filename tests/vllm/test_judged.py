@@ -1,7 +1,5 @@
 """The judge against a real `vllm serve` with a real language model, SmolLM2-135M-Instruct."""
 
-from __future__ import annotations
-
 import asyncio
 import signal
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`vllm_colocate.yaml` by `accelerate launch`, with what a CPU and the tiny model need: it trains and ends cleanly."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

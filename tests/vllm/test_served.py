@@ -3,8 +3,6 @@
 TRL sends weights over NCCL alone. Here they go through a file and `/collective_rpc`; everything else is TRL's.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

@@ -1,7 +1,5 @@
 """What the commands share: consoles and their widths, text made safe for a terminal, kinds and names."""
 
-from __future__ import annotations
-
 import os
 import sys
 

@@ -3,8 +3,6 @@
 Exit codes: 0 for success, 1 if the command found problems, 2 if it could not do its work.
 """
 
-from __future__ import annotations
-
 import io
 import logging
 import sys

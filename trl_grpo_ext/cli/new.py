@@ -1,7 +1,5 @@
 """`trl-grpo-ext new`: a new distribution with one plugin, and the next steps."""
 
-from __future__ import annotations
-
 import shlex
 from pathlib import Path
 from typing import Annotated

@@ -1,7 +1,5 @@
 """`trl-grpo-ext report`: the command line of the report. Heavy imports happen when the command runs."""
 
-from __future__ import annotations
-
 import time
 import webbrowser
 from collections.abc import Callable, Sequence

@@ -5,8 +5,6 @@ nothing is encoded here. Instead, the steps of the tokenizer's own decoder run a
 character remembers the tokens it came from; the result must equal the tokenizer's text exactly.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -6,8 +6,6 @@ Roles decide the order; within a role hooks act as listed. A selection in which 
 refused when the chain is made; what only the data show is said once, in a warning.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any

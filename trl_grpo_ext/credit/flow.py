@@ -6,8 +6,6 @@
 Dimensions are those of `types`: `B` completions on this rank, `T` completion tokens.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace

@@ -10,8 +10,6 @@ A group may be spread over ranks, so a hook gathers, computes, and keeps `[rollo
     new_N = rewards_N - group_mean(rewards_N, groups_N)
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterator
 

@@ -7,8 +7,6 @@ advantage's sign. An aggregation by weights is measured once per generation batc
 micro-batch, by the slope of its scalar in each token's loss.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

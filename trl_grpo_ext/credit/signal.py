@@ -12,8 +12,6 @@ after the rollout stage of the hooks. There is no threshold: the mean of equal n
 they are set to 0 (`rewards_are_equal`).
 """  # noqa: E501
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -5,8 +5,6 @@ Any file may be cut off, still being written, from another program, or malicious
 of numbers inside parquet come as numpy arrays: there may be millions of them.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Impossible values and pairs of values: TRL accepts them, and fails later or silently trains on them."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any

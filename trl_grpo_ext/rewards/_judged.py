@@ -1,7 +1,5 @@
 """What rewards with outcomes share: a `judge` finds each completion's outcome, and a policy makes a score of it."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any

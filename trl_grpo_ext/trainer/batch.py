@@ -1,7 +1,5 @@
 """TRL's batch, a dict of tensors: the entries that we add, the tokens that count, and how to join batches."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -4,8 +4,6 @@
 `RunFacts`, a `Progress`, or the one function that they need, never the trainer.
 """
 
-from __future__ import annotations
-
 import functools
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

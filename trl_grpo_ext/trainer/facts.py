@@ -3,8 +3,6 @@
 `upstream` reads both off TRL's trainer.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any

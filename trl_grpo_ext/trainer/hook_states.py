@@ -4,8 +4,6 @@ They are written into the checkpoint's `trainer_state.json`, where transformers 
 back when the run resumes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, ClassVar, Self
 

@@ -4,8 +4,6 @@ Hooks say what they need in `needs` and `teachers`. A need that cannot be met is
 weights load.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager

@@ -21,8 +21,6 @@ of ours that is neither an override nor public lives in the one attribute `_trl_
 user's trainer can collide with one of ours.
 """
 
-from __future__ import annotations
-
 import functools
 from typing import TYPE_CHECKING, Any
 

@@ -7,8 +7,6 @@ compared with itself and with TRL's. A loss that takes `(B,)` gets `(B,)`, as lo
 number.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

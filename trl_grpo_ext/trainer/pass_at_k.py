@@ -10,8 +10,6 @@ means over evaluation batches; these are taken over the problems of the whole ev
 Source: Chen et al. (2021), https://arxiv.org/abs/2107.03374, equation 1.
 """
 
-from __future__ import annotations
-
 import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence

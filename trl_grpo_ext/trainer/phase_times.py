@@ -12,8 +12,6 @@ to TRL's `step_time`; on a GPU to more, since TRL does not wait. In a step that 
 the first two are close to 0.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -4,8 +4,6 @@ Every rank compares its plugins with the file that the main process reads, so on
 manifest is that of the trainer at construction.
 """
 
-from __future__ import annotations
-
 import sys
 import warnings
 from collections.abc import Callable

@@ -3,8 +3,6 @@
 `upstream` lists the private names of TRL used here, and `self_check` compares the pieces with TRL's own loss, once.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field

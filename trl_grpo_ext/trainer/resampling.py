@@ -19,8 +19,6 @@ each completion once, when it is sampled. What is trained on is put together aft
   again from other weights: it cannot be resumed from, and `save_steps` that would write one are refused.
 """
 
-from __future__ import annotations
-
 import itertools
 import warnings
 from collections import Counter

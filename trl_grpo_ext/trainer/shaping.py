@@ -7,8 +7,6 @@ functions. At that point the batch does not exist yet. It is put together here f
 from the log-probabilities computed so far, and compared later with TRL's own batch.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Sequence
 from typing import Any

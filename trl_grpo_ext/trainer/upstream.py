@@ -4,8 +4,6 @@ The adapter's collaborators get facts read here, never the trainer itself. `test
 the oldest and the newest supported TRL. If a release changes something below, the error names it.
 """
 
-from __future__ import annotations
-
 import inspect
 import math
 import warnings

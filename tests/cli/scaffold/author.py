@@ -1,7 +1,5 @@
 """A plugin author's machine: an environment of its own with the commands that an author types, and no index."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import os
 import subprocess

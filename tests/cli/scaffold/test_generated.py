@@ -1,7 +1,5 @@
 """What `new` makes works untouched: its own tests, lint, types, `check` and `list`, in a fresh environment."""
 
-from __future__ import annotations
-
 import json
 import re
 import zipfile

@@ -1,7 +1,5 @@
 """`trl-grpo-ext new` as a person meets it: what it prints, in which width, and what it refuses."""
 
-from __future__ import annotations
-
 import shlex
 from pathlib import Path
 

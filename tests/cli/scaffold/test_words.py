@@ -1,7 +1,5 @@
 """Whatever an author calls things: either it is refused with a reason, or all files are what they say they are."""
 
-from __future__ import annotations
-
 import ast
 import builtins
 import keyword

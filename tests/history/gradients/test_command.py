@@ -1,7 +1,5 @@
 """The command, what cannot work, and models with adapters and 4-bit weights."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

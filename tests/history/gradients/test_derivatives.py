@@ -1,7 +1,5 @@
 """Groups' gradients are the trainer's; sketches keep what they promise; equal directions are computed once."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

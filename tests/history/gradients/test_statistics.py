@@ -1,7 +1,5 @@
 """Signal, noise and direction from groups: worked by hand, unbiased, and tests that keep their level and have power."""
 
-from __future__ import annotations
-
 import itertools
 import math
 

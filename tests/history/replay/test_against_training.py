@@ -1,7 +1,5 @@
 """A replay of what a real training recorded gives the advantages and weights that its loss used."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Every number of a comparison, worked out by hand on four completions."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`trl-grpo-ext replay` as a person runs it: widths, pipes, JSON, exit codes, completions that attack the terminal."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Files of all kinds, rewards called on them, and one clear sentence for what cannot be replayed."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

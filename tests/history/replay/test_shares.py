@@ -1,7 +1,5 @@
 """Lengths in quarters, and TRL's defaults and reductions."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A headless Chromium for the browser tests, or the reason why there is none."""
 
-from __future__ import annotations
-
 import importlib.util
 import math
 import shutil

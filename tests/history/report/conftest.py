@@ -1,7 +1,5 @@
 """A real two-run directory, trained once."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterator
 from pathlib import Path

@@ -4,8 +4,6 @@ Nothing is trained here. A `Rollout` of random tokens goes through `TokenRecorde
 and beside it the log, settings and manifest are written that a training would leave.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import random

@@ -3,8 +3,6 @@
 Hostile completions are text and nothing else, and a watched page follows its training.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math

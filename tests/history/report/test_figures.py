@@ -1,7 +1,5 @@
 """What the figures show is what was logged, read from their artists; what strangers named is text."""
 
-from __future__ import annotations
-
 import re
 import statistics
 from collections.abc import Sequence

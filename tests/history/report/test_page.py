@@ -1,7 +1,5 @@
 """The page without a browser: it parses, connects to nothing, holds exactly what was saved, and escapes all of it."""
 
-from __future__ import annotations
-
 import base64
 import gzip
 import hashlib

@@ -1,7 +1,5 @@
 """`trl-grpo-ext report` as a person runs it: what it writes, where it says so, and how it ends."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

@@ -1,7 +1,5 @@
 """Reading what a training left: all of a real one, and no error whatever lies there."""
 
-from __future__ import annotations
-
 import os
 import random
 import tempfile

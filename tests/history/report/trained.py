@@ -1,7 +1,5 @@
 """Two real trainings of the tiny model in folders of one parent, and folders with a history alone."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

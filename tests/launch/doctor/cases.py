@@ -1,7 +1,5 @@
 """Cases for the doctor's rules, made of facts by hand; the settings around them are TRL's own defaults."""
 
-from __future__ import annotations
-
 import functools
 from dataclasses import replace
 from typing import Any

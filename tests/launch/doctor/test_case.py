@@ -1,7 +1,5 @@
 """Plugins are built and the broken ones named; the prompts are counted."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The command as a person starts it: what it prints, at any width, and how it ends."""
 
-from __future__ import annotations
-
 import re
 import sys
 from pathlib import Path

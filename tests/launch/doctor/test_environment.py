@@ -1,7 +1,5 @@
 """Facts about the machine are what the machine says, found another way."""
 
-from __future__ import annotations
-
 import os
 from importlib import metadata
 from pathlib import Path

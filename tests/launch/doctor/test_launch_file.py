@@ -1,7 +1,5 @@
 """Launch files as Accelerate reads them, and what it would say too late, too little, or not at all."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Estimates against what real training steps of tiny models hold and write, and against sums by hand."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Sizes are counted on the real classes, LoRA by PEFT itself; configs that are missing or hostile end in a sentence."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

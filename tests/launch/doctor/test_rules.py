@@ -1,7 +1,5 @@
 """Each rule: one setup that it speaks of and one that it does not. And the known pitfalls, caught from real files."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """A run's settings mean what TRL's parser would make of them, and what it lets pass is told."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

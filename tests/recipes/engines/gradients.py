@@ -7,8 +7,6 @@ trainer saves are those that its optimizer works on: in bfloat16 engines keep a 
 what the saved ones can show.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

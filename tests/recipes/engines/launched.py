@@ -1,7 +1,5 @@
 """Starts a shipped launch file on two CPU processes, with a list of runs, and reads what they left."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -12,8 +12,6 @@ cannot do on the CPU is changed here, in memory, so that no copy of it is needed
 Runs share a process, and so the imports and the process group; Accelerate forgets the one before.
 """
 
-from __future__ import annotations
-
 import gc
 import json
 import os

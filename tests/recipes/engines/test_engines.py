@@ -6,8 +6,6 @@ engines have trained agrees with DDP to 1.1e-6 relative (QLoRA's adapters are in
 steps on scripted rollouts with those of one process to 3e-6, which is the rounding of the weights.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -4,8 +4,6 @@
 plan computes, the second tries every cut.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import combinations, pairwise, zip_longest
 from typing import Any

@@ -3,8 +3,6 @@
 The batch is made up in TRL's form. That the gradient is the same is in `test_trainings` and `test_parity`.
 """
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What the pipeline tests share: classes of docs/pipelines.md, and a gradient computed without any of the trainers."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The code of docs/agents.md, executed as it stands in trainings with tools and environments."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Somebody's subclass with a loss of its own: a term beside TRL's, or another loss in its place."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Somebody's subclass that overrides generating, scoring and building: what hooks see, and what is trained."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Tools, environments and rollout functions of TRL's trainer: what hooks see, and which tokens are trained on."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """TRL's other trainers: what of ours works in each, by trying; the table in docs/pipelines.md is compared with it."""
 
-from __future__ import annotations
-
 import ast
 import re
 from pathlib import Path

@@ -5,8 +5,6 @@ character wherever the characters before it are there; where scripts part, the m
 which its preferences are weak).
 """
 
-from __future__ import annotations
-
 import string
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -4,8 +4,6 @@ A plugin's name becomes an entry point, a module, a class, a file of tests and a
 becomes a package. Both are held to what all of these take.
 """
 
-from __future__ import annotations
-
 import builtins
 import importlib.metadata
 import importlib.util

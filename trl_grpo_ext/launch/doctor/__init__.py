@@ -1,7 +1,5 @@
 """Checks before a run: environment, launch, memory and batch arithmetic, known bad combinations."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """Everything the doctor knows of a run before weights load: launch, settings, machine, model and plugins."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path

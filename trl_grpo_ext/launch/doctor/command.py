@@ -1,7 +1,5 @@
 """`trl-grpo-ext doctor`: the command line of the examination. Heavy imports happen when the command runs."""
 
-from __future__ import annotations
-
 import logging
 import os
 from typing import Annotated, Any

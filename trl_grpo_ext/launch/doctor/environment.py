@@ -1,7 +1,5 @@
 """Facts about a machine: versions, devices, disk and variables that silently change the engine."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Mapping

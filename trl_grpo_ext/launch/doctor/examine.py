@@ -1,7 +1,5 @@
 """The examination: everything known of a run before its weights load. Problems are collected, not raised."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import sys

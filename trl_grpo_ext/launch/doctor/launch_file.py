@@ -1,7 +1,5 @@
 """What an Accelerate launch file starts, as read by Accelerate itself."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -7,8 +7,6 @@ fragmentation, and 1 GB for CUDA and NCCL. No figure was compared with a GPU, so
 takes in other types: `accelerate estimate-memory`.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """A model's shapes without its weights: transformers builds it on torch's meta device, and PEFT adapts it."""
 
-from __future__ import annotations
-
 import re
 import warnings
 from dataclasses import dataclass

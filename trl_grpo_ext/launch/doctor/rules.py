@@ -6,8 +6,6 @@ bitsandbytes 0.50 and DeepSpeed 0.19, each read in the sources or tried on the C
 measured on a model of 88,000 parameters.
 """
 
-from __future__ import annotations
-
 import difflib
 import math
 import re

@@ -1,7 +1,5 @@
 """What a run's settings say: YAML files, the script's own defaults and the command line, read by TRL's own parser."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import dataclasses

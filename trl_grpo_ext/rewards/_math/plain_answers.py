@@ -14,8 +14,6 @@ cannot be proved, `verdict` returns None. The proof rests on math-verify 0.9 wit
 box. All functions take time linear in the text. `tests/rewards/test_plain_answers.py` compares them with math-verify.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from fractions import Fraction

@@ -7,8 +7,6 @@ training process. There are no timeouts here: a worker that takes too long is ki
 turn would build both again each time. `_parsed` is `parse` with the expressions kept.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Mapping
 from functools import lru_cache

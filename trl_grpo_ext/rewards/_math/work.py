@@ -6,8 +6,6 @@ terms of finite sums and products that have no short form. What makes no exact n
 infinity) has no size. The limits are far above what answers of people have: 4 million bits are 1.2 million digits.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from fractions import Fraction

@@ -1,7 +1,5 @@
 """Run math-verify in worker processes, with time limits, and decide who is at fault if there is no verdict."""
 
-from __future__ import annotations
-
 import pkgutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -8,8 +8,6 @@ something, they run once more with the changes, as functions that work in place 
 if one of its sides is the same with and without the changes.
 """
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import functools

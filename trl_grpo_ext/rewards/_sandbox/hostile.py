@@ -4,8 +4,6 @@
 arguments and answers with values (`wire`). Whatever the code does to this process, it can do no more than answer.
 """
 
-from __future__ import annotations
-
 import asyncio
 import builtins
 import collections

@@ -6,8 +6,6 @@ Plain values arrive as data, so `==`, `len`, `sorted`, `isinstance` and asserts 
 
 # Beside the tests' own process, pathlib gives nothing here.
 # ruff: noqa: PTH100, PTH109, PTH117, PTH118, PTH123, SIM115
-from __future__ import annotations
-
 import asyncio
 import builtins
 import contextlib

@@ -8,8 +8,6 @@ time, storage and threads, ends them, and answers the parent. When the parent cl
 
 # What runs between forks is as plain as can be, and pathlib gives nothing here.
 # ruff: noqa: PTH101, PTH102, PTH104, PTH106, PTH108, PTH112, PTH114, PTH118, PTH123, PTH208, SIM115, SIM905
-from __future__ import annotations
-
 import atexit
 import base64
 import contextlib

@@ -6,8 +6,6 @@ layer prevents, and what none of them does.
 
 # These run between a fork and the code, where nothing of pathlib is needed.
 # ruff: noqa: PTH112, PTH118, PTH123
-from __future__ import annotations
-
 import ctypes
 import os
 import platform

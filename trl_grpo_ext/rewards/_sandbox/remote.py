@@ -8,8 +8,6 @@ instead of a value, it is wrong (`WrongError`).
 
 # Tables of words are easier to read as words.
 # ruff: noqa: SIM905
-from __future__ import annotations
-
 import builtins
 import copy
 import importlib

@@ -21,8 +21,6 @@ This is no boundary against an exploit of the kernel or the interpreter. It hide
 existence, size and owner of other files, nor the time, the machine's name and its number of cores.
 """
 
-from __future__ import annotations
-
 import base64
 import functools
 import json

@@ -7,8 +7,6 @@ result are noticed (`checks.Side`).
 
 # Tables of words are easier to read as words.
 # ruff: noqa: SIM905
-from __future__ import annotations
-
 import ast
 import builtins
 import functools

@@ -6,8 +6,6 @@ so. What is not data crosses as whatever a side makes of it (`Codec.opaque`, `Co
 while it answers. Nothing here trusts the other side: what is no message raises `ViolationError`.
 """
 
-from __future__ import annotations
-
 import collections
 import datetime
 import decimal

@@ -1,7 +1,5 @@
 """Fenced blocks of Markdown."""
 
-from __future__ import annotations
-
 
 def fences(text: str) -> list[tuple[str, str, bool]]:
     """The fenced blocks of a text: label in lower case, inside, and whether it is closed. Linear in the text."""

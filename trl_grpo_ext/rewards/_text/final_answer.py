@@ -19,8 +19,6 @@ Dates, times such as 12:30, ordinals and labels of list items or steps are read 
 A range means its end ("5-7" is 7). Every function here is linear in the text and raises on no text.
 """
 
-from __future__ import annotations
-
 import re
 from collections import deque
 from collections.abc import Collection

@@ -1,7 +1,5 @@
 """Finding the JSON in a completion, and reading it without trusting it. Everything here is linear in the text."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

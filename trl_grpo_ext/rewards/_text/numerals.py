@@ -5,8 +5,6 @@ than `MAX_DIGITS` digits is recognised but not evaluated: turning it into an int
 refuses beyond 4,300 digits.
 """
 
-from __future__ import annotations
-
 import re
 import unicodedata
 from collections.abc import Iterator

@@ -11,8 +11,6 @@ Units, brackets, fonts and currency are no part of an expression; a LaTeX comman
 unless it is known not to. All is decided within a window around the number, so the text's length makes no difference.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 

@@ -284,7 +284,7 @@ def _is_whole_on_cpu(head: Any) -> bool:
 def _returns(backbone: torch.nn.Module, output: Any) -> Iterator[None]:
     """Inside, a backbone's forward pass computes nothing and returns an output that is there already."""
     own = vars(backbone).get("forward")
-    backbone.forward = lambda *_, **__: output  # type: ignore[method-assign]
+    backbone.forward = lambda *_, **__: output
     try:
         yield
     finally:
@@ -446,7 +446,7 @@ class Packing:
             return output[:2]
 
         size = HEAD_TOKENS if _is_whole_on_cpu(head) else len(chosen)
-        first, *others = zip(packed.predictors_K.split(size), packed.scored_K.split(size), strict=True)
+        first, *others = zip(torch.split(packed.predictors_K, size), torch.split(packed.scored_K, size), strict=True)
         hooks = [backbone.register_forward_pre_hook(put, with_kwargs=True), backbone.register_forward_hook(pick)]
         try:
             found = [score(given["model"], *first)]

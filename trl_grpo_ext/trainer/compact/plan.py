@@ -6,8 +6,6 @@ where they are packed (`packed`), their own tokens, the prompt of a group once i
 on all ranks: TRL gathers one number per row of a micro-batch, and sharded models need as many forwards on each rank.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 

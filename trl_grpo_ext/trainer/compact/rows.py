@@ -1,7 +1,5 @@
 """Measure, select, recombine and trim rows of TRL's micro-batches. Tensors only."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -13,8 +13,6 @@ run.
 | the same | rows without padding and, with `share_prompts`, each prompt once, in all three passes (`packed`) |
 """
 
-from __future__ import annotations
-
 import functools
 import inspect
 import logging
