@@ -37,6 +37,7 @@ FORK = 0
 LONGEST_REPLY = 16 * 2**20
 _SET_PDEATHSIG, _SET_CHILD_SUBREAPER = 1, 36  # of Linux' prctl
 _COLLECTING_LIMIT = 0.5
+_PAUSE = 50  # milliseconds without a command, before the next chore
 _LONGEST_MESSAGE = 2000
 _LONGEST_TRACEBACK = 4000
 _OUT_OF_MEMORY = b'{"memory": true, "last": true}'  # made now: later there is no memory for it
@@ -100,6 +101,7 @@ def _leave_without_parent(parent: int, loaded: threading.Event) -> None:
 class _Server:
     def __init__(self, control: socket.socket, task: Callable[[Any], Any], memory: int, parent: int) -> None:
         self._control, self._task, self._memory, self._parent = control, task, memory, parent
+        self._chores: list[Callable[[], Any]] = [*getattr(task, "chores", ())]  # for idle moments: they fill caches
         self._workers: set[int] = set()
         self._wake, self._woken_by = socket.socketpair()
         self._wake.setblocking(False)
@@ -115,7 +117,10 @@ class _Server:
         poll.register(self._wake, select.POLLIN)
         try:
             while os.getppid() == self._parent:
-                ready = dict(poll.poll(1000))
+                ready = dict(poll.poll(_PAUSE if self._chores else 1000))
+                if not ready and self._chores:
+                    self._chores.pop(0)()
+                    gc.freeze()
                 with contextlib.suppress(BlockingIOError):
                     self._wake.recv(4096)
                 self._reap()

@@ -1,0 +1,60 @@
+"""Find expressions that surely differ without sympy's `simplify` and `solve`, which may take seconds to say so.
+
+Expressions whose values at one point differ are not equal. That two are equal is never concluded here: math-verify asks
+sympy then, and wherever something else than exact numbers, symbols and the commonest functions is involved.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from typing import Any
+
+from math_verify import grader
+from sympy import Abs, Add, Eq, Mul, NumberSymbol, Pow, Rational, S, Symbol, cos, exp, log, preorder_traversal, sin, tan
+from sympy.core.numbers import ImaginaryUnit
+
+_COMMON = (Abs, Add, ImaginaryUnit, Mul, NumberSymbol, Pow, Rational, Symbol, cos, exp, log, sin, tan)
+_NAME = re.compile(r"[A-DF-Za-df-z](_\{?\w+\}?)?")
+_DIGITS, _MARGIN = 20, 1e-8
+_simplify, _solve_and_compare = grader.simplify, grader.sympy_solve_and_compare
+
+
+def simplify(difference: Any) -> Any:
+    """Math-verify's `simplify`, which only asks it whether a difference is zero: 1 stands for what is surely not."""
+    return S.One if _is_nonzero(difference) else _simplify(difference)
+
+
+def sympy_solve_and_compare(gold: Any, pred: Any, *precision: int) -> bool:
+    r"""Math-verify's, but where both equations say what one symbol is, as `y = c e^x` does, and the values differ.
+
+    Their solutions for any symbol differ then. Its quirks stay: imaginary solutions are dropped, so both have none; it
+    compares names without case, and a symbol with a product by their letters, so names of one letter only are judged.
+    """
+    if isinstance(gold, Eq) and isinstance(pred, Eq) and isinstance(gold.lhs, Symbol) and gold.lhs == pred.lhs:
+        values = [_value(side) for side in (gold.rhs, pred.rhs)]
+        symbols = gold.free_symbols | pred.free_symbols
+        names = {symbol.name.lower() for symbol in symbols if _NAME.fullmatch(symbol.name)}
+        is_plain = len(names) == len(symbols) and gold.lhs not in gold.rhs.free_symbols | pred.rhs.free_symbols
+        if is_plain and all(value == value.real for value in values) and _is_nonzero(gold.rhs - pred.rhs):
+            return False
+    return bool(_solve_and_compare(gold, pred, *precision))
+
+
+def _is_nonzero(difference: Any) -> bool:
+    return _MARGIN < abs(_value(difference)) < float("inf")
+
+
+def _value(expression: Any) -> complex:
+    """The value at a point that depends on the symbols' names alone; not a number where it cannot be worked out."""
+    with contextlib.suppress(Exception):  # whatever sympy raises
+        if all(isinstance(node, _COMMON) for node in preorder_traversal(expression)):
+            symbols = enumerate(sorted(expression.free_symbols, key=str))
+            point = {
+                symbol: Rational(sum(map(ord, symbol.name)) % 89 + 3 * place + 48, 97) for place, symbol in symbols
+            }
+            return complex(expression.evalf(_DIGITS, subs=point))
+    return complex("nan")
+
+
+grader.simplify, grader.sympy_solve_and_compare = simplify, sympy_solve_and_compare
