@@ -264,6 +264,9 @@ def _in_turns(pairs: Sequence[Pair]) -> tuple[list[float], list[float], int]:
     """Seconds and CPU seconds of TRL's reward and of ours with one and two workers, and how many scores differ."""
     rewards = [MathAccuracy(workers=workers, cache=0) for workers in (1, 2)]
     arms: list[Callable[..., Any]] = [theirs, *(functools.partial(ours, reward) for reward in rewards)]
+    for reward in rewards:
+        reward.start_workers()
+    time.sleep(10)  # as the model is loaded meanwhile
     for arm in arms:
         arm([("$x$", "\\boxed{y}")] * 2)
     wall, cpu, differ = [0.0] * 3, [0.0] * 3, 0

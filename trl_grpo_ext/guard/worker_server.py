@@ -13,6 +13,7 @@ import contextlib
 import ctypes
 import gc
 import json
+import math
 import os
 import pickle
 import resource
@@ -38,6 +39,7 @@ LONGEST_REPLY = 16 * 2**20
 _SET_PDEATHSIG, _SET_CHILD_SUBREAPER = 1, 36  # of Linux' prctl
 _COLLECTING_LIMIT = 0.5
 _PAUSE = 50  # milliseconds without a command, before the next chore
+_COLD_LIFE = 3.0  # seconds after which a worker forked before the chores were done gives way to another
 _LONGEST_MESSAGE = 2000
 _LONGEST_TRACEBACK = 4000
 _OUT_OF_MEMORY = b'{"memory": true, "last": true}'  # made now: later there is no memory for it
@@ -199,15 +201,15 @@ class _Server:
             if os.getppid() != server:
                 os._exit(0)
             resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-            _answer_jobs(sock, self._task, self._memory * 2**20)
+            _answer_jobs(sock, self._task, self._memory * 2**20, _COLD_LIFE if self._chores else math.inf)
         except BaseException:
             traceback.print_exc()
         finally:
             os._exit(1)
 
 
-def _answer_jobs(sock: socket.socket, task: Callable[[Any], Any], memory: int) -> None:
-    own, before = os.getpid(), _address_space()
+def _answer_jobs(sock: socket.socket, task: Callable[[Any], Any], memory: int, life: float) -> None:
+    own, before, end = os.getpid(), _address_space(), time.monotonic() + life
     if memory and before:
         hard = resource.getrlimit(resource.RLIMIT_AS)[1]
         limit = before + memory if hard == resource.RLIM_INFINITY else min(before + memory, hard)
@@ -221,6 +223,7 @@ def _answer_jobs(sock: socket.socket, task: Callable[[Any], Any], memory: int) -
                 return
             value = task(pickle.loads(job))
             is_last = bool(memory) and _address_space() - before > memory // 2  # would be the next job's trouble
+            is_last = is_last or time.monotonic() > end
             reply = json.dumps({"value": value, "last": is_last}).encode()
             if len(reply) > LONGEST_REPLY:
                 raise OverflowError(f"the reply has {len(reply)} bytes; at most {LONGEST_REPLY} can be sent")

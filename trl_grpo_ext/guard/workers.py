@@ -63,7 +63,8 @@ class WorkerPool:
 
     Args:
         task: Takes a job and returns a JSON value. Cloudpickle sends it, so a lambda or a function of `__main__` will
-            do. It runs with an empty stdin, and its stdout goes to stderr.
+            do. It runs with an empty stdin, and its stdout goes to stderr. Functions in a list `chores` of its own are
+            called while the server is idle, to fill caches for later workers.
         workers: Number of processes; None means `default_workers()`: one per usable core, at most 8.
         memory_mb: Address space that a worker may add to what it started with, in MiB; None means no limit.
         name: For messages.

@@ -63,7 +63,7 @@ class MathAccuracy(Judged):
 
     Args:
         timeout: CPU seconds for one completion, parsing and comparing. An ordinary pair takes 1 to 20 milliseconds, an
-            integral about a second, the solution of a differential equation up to 4.
+            integral about a second.
         workers: Number of processes; None means the number of cores divided among this machine's ranks, at most 8. They
             start with `load_rewards` or `start_workers`, else with the first completion that needs one.
         memory_mb: Memory that a worker may add to what it starts with, in MiB; None means no limit.

@@ -104,7 +104,7 @@ def _unparsed(latex: str) -> Symbol:
     return _UNPARSED
 
 
-class _Choices(ParserATNSimulator):  # type: ignore[misc]
+class _Choices(ParserATNSimulator):
     """Choices of ANTLR's faster mode, SLL, but where that fails for every `x^2`."""
 
     def adaptivePredict(self, tokens: Any, decision: int, context: Any) -> int:
@@ -112,7 +112,7 @@ class _Choices(ParserATNSimulator):  # type: ignore[misc]
         return super().adaptivePredict(tokens, decision, context)  # type: ignore[no-any-return]
 
 
-class _Converter(latex2sympy2._Latex2Sympy):  # type: ignore[misc]
+class _Converter(latex2sympy2._Latex2Sympy):
     """Tries the faster mode first, which either gives the same tree or fails: ANTLR's own way of parsing twice."""
 
     def create_parser(self, latex: str) -> Any:
