@@ -90,7 +90,8 @@ def main(descriptor: int, memory: int) -> None:
         watch.join()  # a process forks safely only with a single thread
     gc.collect()
     gc.freeze()
-    send(control, 0, b"{}")
+    with contextlib.suppress(BrokenPipeError):  # the parent ended meanwhile, which `serve` sees too
+        send(control, 0, b"{}")
     _Server(control, task, memory, parent).serve()
 
 
