@@ -122,7 +122,7 @@ class _Converter(latex2sympy2._Latex2Sympy):
             tree = parser.math()
         except MemoryError:
             raise
-        except Exception:
+        except Exception:  # of this mode alone: the usual parser decides
             return super().create_parser(latex)
         parser.math = lambda: tree
         return parser
