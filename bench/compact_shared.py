@@ -150,7 +150,7 @@ def main(given: Sequence[str] | None = None) -> None:
             show("the first steps with shared prompts", FIRST, rows, said, options.markdown)
             return
         script = functools.partial(LongScript, first=LongPrompts("", 0, 4))
-        match = Match(model, Path(folder), size, arms=(PLAIN, EXACT, SHARED), script=script)
+        match = Match(model, Path(folder), size, script=script)
         for profile, prompt in itertools.product(options.completions, options.prompts):
             if not any((found["completions"], found["prompt"]) == (profile, prompt) for found in results):
                 results.append(measure(match, LongPrompts(profile, 0, prompt), options.updates))

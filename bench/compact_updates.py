@@ -1,15 +1,15 @@
-"""How much faster an update is with `compact_updates: exact` than plain TRL's on the same rollouts, on the CPU.
+"""How much faster an update is with `compact_updates: exact`, and `share_prompts` too, than plain TRL's on the CPU.
 
     python -m bench.compact_updates [--updates 3] [--threads 1] [--markdown FILE]
     python -m bench.compact_updates --quick
 
 Three profiles of lengths and three shares of rows without signal; see `compact_rollouts` for these. All of it takes
-about a quarter of an hour. `--profiles` and `--shares` choose some cells, and `--quick` runs all nine on a tiny model,
+about twenty minutes. `--profiles` and `--shares` choose some cells, and `--quick` runs all nine on a tiny model,
 to see that the benchmark works: its ratios mean nothing. On a GPU: `gpu`, section 3.
 
-An arm is a real training, plain `GRPOTrainer` or `GRPOExtTrainer` with `compact_updates: exact`. Both get the same
-scripted rollouts, and at learning rate 0 they get them for ever. The arms take turns update by update, in a new order
-each time, so that a machine that slows down slows both.
+An arm is a real training with plain `GRPOTrainer` or with `GRPOExtTrainer`. All get the same scripted rollouts, and at
+learning rate 0 they get them for ever. The arms take turns update by update, in a new order each time, so that a
+machine that slows down slows all of them.
 
 An update is all that happens from an optimizer step's first micro-step to its last callback, less what TRL needs to
 generate and score the completions. So the planning counts as update. Everything else between those two is TRL's.
@@ -18,7 +18,6 @@ generate and score the completions. So the planning counts as update. Everything
 import argparse
 import math
 import random
-import statistics
 import tempfile
 import warnings
 from collections.abc import Callable, Sequence
@@ -73,20 +72,12 @@ class Result:
     """What was measured in one cell."""
 
     cell: Cell
-    seconds: dict[str, list[float]] = field(default_factory=lambda: {PLAIN: [], EXACT: []})
+    seconds: dict[str, list[float]]
+    padding: float
+    """Tokens that plain TRL computes for each one that is not padding."""
     peak: dict[str, int] = field(default_factory=dict)
-    padding: dict[str, float] = field(default_factory=dict)
-    """Computed tokens for each live one."""
     norm_gap: float = 0.0
     """Relative difference of the gradient norms, the largest of all updates."""
-
-    @property
-    def speedup(self) -> float:
-        return min(self.seconds[PLAIN]) / min(self.seconds[EXACT])
-
-    @property
-    def median_speedup(self) -> float:
-        return statistics.median(self.seconds[PLAIN]) / statistics.median(self.seconds[EXACT])
 
 
 class Match(TakingTurns):
@@ -98,7 +89,7 @@ class Match(TakingTurns):
         folder: Path,
         size: Size,
         *,
-        arms: Sequence[str] = (PLAIN, EXACT),
+        arms: Sequence[str] = (PLAIN, EXACT, SHARED),
         script: Callable[[Size], Any] = Script,
         rows_per_pass: int | None = None,
     ) -> None:
@@ -135,7 +126,7 @@ class Match(TakingTurns):
     def measure(self, cell: Cell, updates: int, memory: bool = True) -> Result:
         """Run `updates` timed updates of each arm, before them one that measures memory and warms up."""
         self.script.cell = cell
-        result = Result(cell, {arm: [] for arm in self.turns}, padding={PLAIN: self.script.padding()})
+        result = Result(cell, {arm: [] for arm in self.turns}, self.script.padding())
         for number in range(0 if memory else 1, updates + 1):
             norms = []
             for arm in random.Random(number).sample([*self.turns], len(self.turns)):
@@ -148,8 +139,6 @@ class Match(TakingTurns):
                     result.seconds[arm].append(turn.seconds)
             assert all(0 < norm < math.inf for norm in norms), norms
             result.norm_gap = max(result.norm_gap, (max(norms) - min(norms)) / max(norms))
-        if EXACT in self.turns:
-            result.padding[EXACT] = self.turns[EXACT].logs["compact/computed_to_live"]
         return result
 
 
@@ -159,26 +148,26 @@ TITLES = (
     "completions",
     "rows without signal",
     "update, s: plain TRL",
-    "exact",
-    "times faster: best",
-    "median",
-    "computed / live: plain TRL",
-    "exact",
+    "compact",
+    "shared",
+    "times faster: compact",
+    "shared",
+    "computed / live in TRL",
     "peak memory, MB: plain TRL",
-    "exact",
+    "compact",
+    "shared",
 )
 
 
 def cells_of(result: Result) -> list[str]:
-    seconds, peak, padding = result.seconds, result.peak, result.padding
+    best = {arm: min(seconds) for arm, seconds in result.seconds.items()}
     return [
         result.cell.profile,
         f"{result.cell.share} %",
-        *(f"{min(seconds[arm]):.3g}" for arm in (PLAIN, EXACT)),
-        f"{result.speedup:.2f}",
-        f"{result.median_speedup:.2f}",
-        *(f"{padding[arm]:.2f}" for arm in (PLAIN, EXACT)),
-        *(f"{peak[arm] / 1e6:.0f}" for arm in (PLAIN, EXACT)),
+        *(f"{seconds:.3g}" for seconds in best.values()),
+        *(f"{best[PLAIN] / best[arm]:.2f}" for arm in (EXACT, SHARED)),
+        f"{result.padding:.2f}",
+        *(f"{result.peak[arm] / 1e6:.0f}" for arm in best),
     ]
 
 
@@ -195,9 +184,9 @@ def sentence(size: Size, updates: int, meter: Meter, where: str) -> str:
 def worst_norm(results: Sequence[Result]) -> str:
     gap = max(result.norm_gap for result in results)
     return (
-        f"The gradient norms that the two arms log differ by {gap:.0e} at most, relatively."
+        f"The gradient norms that the arms log differ by {gap:.0e} at most, relatively."
         if gap
-        else ("The gradient norms that the two arms log are equal.")
+        else ("The gradient norms that the arms log are equal.")
     )
 
 

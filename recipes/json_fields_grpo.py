@@ -23,7 +23,6 @@ from common.problems import has_chat_template
 from common.progress import SUMMARY, quiet_libraries
 from common.results import save_curve
 from common.settings import RecipeParser, asked_for, check_setup, measure, read_yaml
-from common.trainer import SharingTrainer
 from json_fields.task import MOST_FIELDS, make_problems
 from trl import ModelConfig
 
@@ -78,7 +77,6 @@ def main() -> None:
         asked,
         (make_problems("train", recipe.train_problems, args.seed), make_problems("heldout", recipe.eval_problems, 0)),
         what="texts",
-        trainer_class=SharingTrainer,
         curve=partial(save_curve, reward="fields_right"),
         notes=[f"reward: {recipe.reward}"],
         eval_temperature=recipe.eval_temperature,

@@ -22,7 +22,6 @@ from common.problems import has_chat_template
 from common.progress import SUMMARY, quiet_libraries
 from common.results import save_curve
 from common.settings import RecipeParser, asked_for, check_setup, measure, read_yaml
-from common.trainer import SharingTrainer
 from procedural.task import make_problems
 from trl import ModelConfig
 
@@ -73,7 +72,6 @@ def main() -> None:
         asked,
         rows,
         what="problems",
-        trainer_class=SharingTrainer,
         curve=partial(save_curve, reward="reasoning_gym"),
         eval_temperature=recipe.eval_temperature,
         facts={"recipe": vars(recipe)},

@@ -15,6 +15,7 @@ CASES = (
     ("all completions equally long", COMPACT, ("all equal", "0 %"), (2, 3)),
     ("different lengths", COMPACT, ("log-normal", "0 %"), (2, 3)),
     ("different lengths, 40 % without signal", COMPACT, ("log-normal", "40 %"), (2, 3)),
+    ("the same, each prompt computed once*", COMPACT, ("log-normal", "40 %"), (2, 4)),
     ("different lengths, 80 % without signal", COMPACT, ("log-normal", "80 %"), (2, 3)),
     ("prompts of 600 tokens, short completions*", SHARED, ("uniform short", "600"), (2, 4)),
 )

@@ -20,9 +20,18 @@ from .results import first_evaluation
 
 
 class RecipeTrainer(SafeCheckpoints, GRPOExtTrainer):
-    """`GRPOExtTrainer` with complete checkpoints or none, which saves and stops on SIGTERM."""
+    """`GRPOExtTrainer` with complete checkpoints or none, which saves and stops on SIGTERM.
+
+    With `share_prompts` it samples as it trains: each prompt is computed once for its completions.
+    """
 
     eval_temperature: float | None = None
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        # FSDP gathers weights where the whole model is called, and sharing calls its decoder alone.
+        if self.args.share_prompts and not self.use_vllm and not self.is_fsdp_enabled:
+            share_prefill(self)
 
     def evaluate(self, *arguments: Any, **keywords: Any) -> Any:
         """Evaluate as usual, at the temperature of evaluations."""
@@ -52,7 +61,7 @@ def _set_temperature(trainer: Any, holder: Any, temperature: float) -> None:
 
 
 def share_prefill(trainer: Any) -> None:
-    """Compute each prompt once for all its completions when sampling with transformers, as `share_prompts` trains.
+    """Compute each prompt once for all its completions when sampling with transformers.
 
     TRL gives `generate` each prompt as often as it is to be answered; on a CPU, reading prompts is much of the work.
     """
@@ -67,7 +76,7 @@ def share_prefill(trainer: Any) -> None:
             firsts = [which.index(number) for number in range(len(numbers))]
             ids, mask = input_ids[firsts, :-1], attention_mask[firsts, :-1]  # `generate` reads the last token itself
             places = (mask.cumsum(dim=1) - 1).clamp(min=0)
-            cache = settings["past_key_values"] = DynamicCache()
+            cache = settings["past_key_values"] = DynamicCache(config=model.config)
             with torch.no_grad():
                 model.get_decoder()(
                     input_ids=ids, attention_mask=mask, position_ids=places, past_key_values=cache, use_cache=True
@@ -76,14 +85,6 @@ def share_prefill(trainer: Any) -> None:
         return generate(input_ids=input_ids, attention_mask=attention_mask, **settings)
 
     model.generate = generate_from_shared
-
-
-class SharingTrainer(RecipeTrainer):
-    """The recipes' trainer, which reads each prompt once."""
-
-    def __init__(self, **settings: Any) -> None:
-        super().__init__(**settings)
-        share_prefill(self)
 
 
 @dataclass(frozen=True)

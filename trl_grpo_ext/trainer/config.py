@@ -97,7 +97,7 @@ class GRPOExtConfig(GRPOConfig):
         checked_whole("token_records", self.token_records, lowest=0)
         checked_whole("summary_steps", self.summary_steps, lowest=0)
         if self.compact_updates == "off" and self.share_prompts:
-            raise ConfigurationError("share_prompts needs compact_updates: exact.")
+            raise ConfigurationError("share_prompts needs compact_updates: exact. Set one or the other.")
         if self.reward_timeout is not None:
             wanted = "a number of seconds above 0, or None"
             checked_number("reward_timeout", self.reward_timeout, wanted, lambda seconds: seconds > 0)
