@@ -24,15 +24,13 @@ PYTEST_ARGS ?=
 # No restart: pytest-xdist gives what a crashed process had left to its successor, by file, and then waits for ever.
 TESTS := HF_HUB_OFFLINE=1 PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m pytest -n logical --maxprocesses 4 --max-worker-restart 0 --dist loadfile --no-loadscope-reorder
 
-# On the CPU, whatever else is there. Left to itself the launcher gives a process one thread.
+# On the CPU, whatever else is there. One process needs no launcher, which takes seconds to start.
 demo: $(READY)
-	$(BIN)/accelerate launch --config_file recipes/accelerate/one_process.yaml --num_cpu_threads_per_process $(THREADS) \
-		recipes/gsm8k_grpo.py --embedded --use_cpu $(TRAIN_ARGS)
+	OMP_NUM_THREADS=$(THREADS) $(BIN)/python recipes/gsm8k_grpo.py --embedded --use_cpu $(TRAIN_ARGS)
 
 real: $(READY)
 	$(BIN)/python -m recipes.common.models smollm2
-	$(BIN)/accelerate launch --config_file recipes/accelerate/one_process.yaml --num_cpu_threads_per_process $(THREADS) \
-		recipes/json_fields_grpo.py --output_dir outputs/real $(TRAIN_ARGS)
+	OMP_NUM_THREADS=$(THREADS) $(BIN)/python recipes/json_fields_grpo.py --output_dir outputs/real $(TRAIN_ARGS)
 	$(BIN)/trl-grpo-ext report outputs/real --out outputs/real/report.html
 
 quick: lint
