@@ -27,8 +27,8 @@ class RecipeTrainer(SafeCheckpoints, GRPOExtTrainer):
 
     eval_temperature: float | None = None
 
-    def __init__(self, **settings: Any) -> None:
-        super().__init__(**settings)
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
         # FSDP gathers weights where the whole model is called, and sharing calls its decoder alone.
         if self.args.share_prompts and not self.use_vllm and not self.is_fsdp_enabled:
             share_prefill(self)

@@ -88,10 +88,10 @@ def test_packed_rows_by_hand() -> None:
     assert packed.positions_1_L.tolist() == [[0, 1, 2, 3, 0, 1, 2, 3]]
     assert packed.predictors_K.tolist() == [1, 2, 3, 1, 6, 7]
     assert packed.scored_K.tolist() == [20, 21, 22, 30, 40, 41]
-    first, second = packed.mask.blocks
-    assert first.places_N_W.tolist() == [[0, 1, 1, 1], [4, 5, 6, 7]]
-    assert (second.places_N_W.tolist(), second.before_P.tolist()) == ([[2, 3]], [0, 1])  # type: ignore[union-attr]
-    assert second.allowed.long().tolist() == [[1, 1, 1, 0], [1, 1, 1, 1]]  # type: ignore[union-attr]
+    shared, alone = packed.mask.blocks
+    assert alone.places_N_W.tolist() == [[4, 5, 6, 7], [0, 1, 1, 1]]
+    assert (shared.places_N_W.tolist(), shared.before_P.tolist()) == ([[2, 3]], [0, 1])  # type: ignore[union-attr]
+    assert shared.allowed.long().tolist() == [[1, 1, 1, 0], [1, 1, 1, 1]]  # type: ignore[union-attr]
     assert packed.back(torch.arange(6.0).unsqueeze(0), 3, 3).tolist() == [[0, 1, 2], [3, 0, 0], [4, 5, 0]]
     assert PackedRows.of(ids, 3, np.array([[2, 0]] * 3), np.arange(3)) is None  # nothing to score
 
@@ -114,6 +114,7 @@ def test_log_probabilities_entropies_and_gradient_are_those_of_rows_by_themselve
     config, dtype = CONFIGS[name]
     if share:
         monkeypatch.setattr(packed_rows, "HEAD_TOKENS", 7)  # the head runs five times
+        monkeypatch.setattr(packed_rows, "PAIRS", 12)
     assert_same(model_of(config, dtype), EXACT[dtype], share)
 
 
@@ -148,8 +149,9 @@ def test_completions_that_saw_each_other_would_be_noticed() -> None:
     assert packing.check(score, model)
     packed = packing.pack(*batch.values())
     assert packed is not None
-    for block in packed.mask.blocks[1:]:
-        block.allowed.fill_(True)  # type: ignore[union-attr]
+    for block in packed.mask.blocks:
+        if block.allowed is not None:
+            block.allowed.fill_(True)
     with torch.no_grad():
         wrong = packing.logps(score, {"model": model, **batch}, packed)[0]
         right = score(model, *batch.values())[0] * batch["attention_mask"][:, -10:]

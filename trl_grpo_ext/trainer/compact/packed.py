@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -45,6 +46,10 @@ Groups = Integers
 HEAD_TOKENS = 240
 """Tokens whose logits TRL's head makes at once on a CPU. It cuts the vocabulary into pieces of 32,768, so that what it
 computes of one piece takes less than 32 MiB: more than that glibc maps and unmaps at every operation, page by page."""
+
+
+PAIRS = 2**16
+"""Pairs of tokens that padding may take in one block of attention on a CPU, where more blocks then cost less."""
 
 
 # ------------------------------------------------------------------------------------------------------- attention
@@ -88,14 +93,13 @@ class PackedMask(torch.Tensor):
     @classmethod
     def of(
         cls,
-        blocks: Sequence[Sequence[Integers]],
-        prompts: Sequence[Integers | None],
+        blocks: Sequence[tuple[Sequence[Integers], Integers | None]],
         length: int,
         tensor: Callable[[Integers], torch.Tensor],
     ) -> PackedMask:
         """The mask of a packed row, by the places of each block's rows and of the prompt before them."""
         made, back, first = [], np.zeros(length, dtype=np.int64), 0
-        for rows, prompt in zip(blocks, prompts, strict=True):
+        for rows, prompt in blocks:
             width = max(map(len, rows))
             for number, places in enumerate(rows):
                 back[places] = first + number * width + np.arange(len(places))
@@ -133,11 +137,10 @@ def _attention(
     attn_mask: PackedMask,
     dropout_p: float = 0.0,
     is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
+    **options: Any,
 ) -> torch.Tensor:
     """`scaled_dot_product_attention` of a packed row; `is_causal` goes without saying."""
-    options = {"dropout_p": dropout_p, "scale": scale, "enable_gqa": enable_gqa}
+    options["dropout_p"] = dropout_p
     seen = torch.cat([block.attention(query, key, value, **options) for block in attn_mask.blocks], dim=1)
     return seen.index_select(1, attn_mask.back_L).unsqueeze(0)
 
@@ -161,8 +164,8 @@ class PackedRows:
         """Pack the rows that have a completion; None if that is less than two tokens. The last of each need not run."""
         start, width = ids.size(1) - keep, ids.size(1)
         source, positions, predictors, target = (list[Integers]() for _ in range(4))
-        causal, completions, prompts = list[Integers](), list[list[Integers]](), list[Integers]()
-        end = 0
+        causal, blocks, end = list[Integers](), list[tuple[list[Integers], Integers | None]](), 0
+        spare = PAIRS if ids.device.type == "cpu" else math.inf
         for rows in together(lengths, groups):
             prompt = int(lengths[rows[0], 0])
             before = end + np.arange(prompt)
@@ -182,9 +185,8 @@ class PackedRows:
                 causal.append(np.append(before, own[0]))
             else:
                 causal.append(before)
-                if own := [places for places in own if len(places)]:
-                    prompts.append(before)
-                    completions.append(own)
+                blocks += [(block, before) for block in _alike([run for run in own if len(run)], prompt, spare)]
+        blocks += [(block, None) for block in _alike(causal, 0, spare)]
         if end < 2:  # transformers takes one token for a step of decoding
             return None
 
@@ -196,7 +198,7 @@ class PackedRows:
         return cls(
             ids_1_L=flat[tensor(np.concatenate(source))].unsqueeze(0),
             positions_1_L=tensor(np.concatenate(positions)).unsqueeze(0),
-            mask=PackedMask.of([causal, *completions], [None, *prompts], end, tensor),
+            mask=PackedMask.of(blocks, end, tensor),
             predictors_K=tensor(np.concatenate(predictors)),
             scored_K=flat[tensor(targets // keep * width + start + targets % keep)],
             target_K=tensor(targets),
@@ -206,6 +208,19 @@ class PackedRows:
         """`(B, T)` of `(1, K)`; zero where there is no completion."""
         empty = values_1_K.new_zeros(rows * keep)
         return empty.index_put((self.target_K,), values_1_K.reshape(-1)).view(rows, keep)
+
+
+def _alike(rows: Sequence[Integers], before: int, spare: float) -> list[list[Integers]]:
+    """Rows in blocks of like lengths: those that see `before` more tokens take at most `spare` pairs for padding."""
+    blocks, padding = list[list[Integers]](), 0
+    for row in sorted(rows, key=len, reverse=True):
+        width = len(blocks[-1][0]) if blocks else 0
+        padding += width * (before + width) - len(row) * (before + len(row))
+        if not blocks or padding > spare:
+            blocks.append([])
+            padding = 0
+        blocks[-1].append(row)
+    return blocks
 
 
 def together(lengths: Lengths, groups: Groups) -> list[list[int]]:
@@ -296,11 +311,8 @@ def _returns(backbone: torch.nn.Module, output: Any) -> Iterator[None]:
 def window_of(config: Any) -> int | None:
     """Tokens of the sliding window of a model's attention, if any of its layers has one."""
     text = config.get_text_config()
-    layers = getattr(text, "layer_types", None)
-    if layers is not None and "sliding_attention" not in layers:
-        return None
-    window = getattr(text, "sliding_window", None)
-    return None if window is None else int(window)
+    layers, window = getattr(text, "layer_types", None), getattr(text, "sliding_window", None)
+    return None if window is None or (layers is not None and "sliding_attention" not in layers) else int(window)
 
 
 # ---------------------------------------------------------------------------------------------------- at the passes
@@ -343,9 +355,6 @@ def packing_of(
     return packing
 
 
-_CPU = torch.device("cpu")
-
-
 class Packing:
     """Packs the rows of TRL's forward passes, after a check that this is exact."""
 
@@ -354,7 +363,7 @@ class Packing:
         share: bool,
         window: int | None = None,
         agree: Callable[[Sequence[float]], list[float]] = list,
-        device: torch.device = _CPU,
+        device: torch.device | str = "cpu",
         backbone: type = torch.nn.Module,
     ) -> None:
         self.share, self._window, self._agree = share, window, agree
