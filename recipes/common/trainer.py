@@ -22,15 +22,19 @@ from .results import first_evaluation
 class RecipeTrainer(SafeCheckpoints, GRPOExtTrainer):
     """`GRPOExtTrainer` with complete checkpoints or none, which saves and stops on SIGTERM.
 
-    With `share_prompts` it samples as it trains: each prompt is computed once for its completions.
+    With `share_prompts` one process samples as it trains: each prompt is computed once for its completions.
     """
 
     eval_temperature: float | None = None
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
-        # FSDP gathers weights where the whole model is called, and sharing calls its decoder alone.
-        if self.args.share_prompts and not self.use_vllm and not self.is_fsdp_enabled:
+        # Several processes may hold parts of the weights, and then all must run the model equally often.
+        if (
+            self.args.share_prompts
+            and self.accelerator.num_processes == 1
+            and not (self.use_vllm or self.is_fsdp_enabled)
+        ):
             share_prefill(self)
 
     def evaluate(self, *arguments: Any, **keywords: Any) -> Any:
