@@ -81,7 +81,7 @@ def fingerprint_seconds(rows: int = 64, tokens: int = 1024, calls: int = 200) ->
     advantages_B_T = torch.zeros(rows, tokens)
 
     def look_at_a_rollout() -> None:
-        with _unchanged("hook", rollout, advantages_B_T):
+        with _unchanged("hook", rollout, advantages_B_T=advantages_B_T):
             pass
 
     def seconds(call: Callable[[], Any]) -> float:

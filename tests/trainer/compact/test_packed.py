@@ -96,6 +96,15 @@ def test_packed_rows_by_hand() -> None:
     assert PackedRows.of(ids, 3, np.array([[2, 0]] * 3), np.arange(3)) is None  # nothing to score
 
 
+def test_a_block_holds_rows_of_like_lengths() -> None:
+    rows = [np.arange(length) for length in (2, 10, 9, 3, 10)]
+    lengths = [[len(row) for row in block] for block in packed_rows._alike(rows, 5, spare=24.0)]
+    # Beside a prompt of 5 a row of 9 pads 10 * 15 - 9 * 14 = 24 pairs of a block of 10; the row of 3 would pad 126.
+    assert lengths == [[10, 10, 9], [3, 2]]
+    assert [len(block) for block in packed_rows._alike(rows, 5, spare=23.0)] == [2, 1, 2]
+    assert [len(block) for block in packed_rows._alike(rows, 5, spare=float("inf"))] == [5]
+
+
 CONFIGS: dict[str, tuple[Any, torch.dtype]] = {
     "llama": (LlamaConfig(**SIZES), torch.float64),
     "qwen2": (Qwen2Config(**SIZES), torch.float64),
