@@ -295,6 +295,20 @@ def test_the_server_does_a_tasks_chores_when_it_is_idle_and_a_worker_from_before
         wait_until(lambda: one(pool, None).value == [1, 2])
 
 
+def test_a_job_that_takes_too_long_only_while_caches_are_cold_is_no_timeout() -> None:
+    cache: list[int] = []
+
+    def task(allowed: bool) -> str:
+        while not (cache and allowed):
+            pass
+        return "from the cache"
+
+    task.chores = [lambda: cache.append(1)]  # type: ignore[attr-defined]
+    with contextlib.closing(WorkerPool(task, workers=2)) as pool:
+        never, slow_at_first = pool.run([False, True], allowance=0.3)
+    assert (never.status, slow_at_first.value) == ("timeout", "from the cache")
+
+
 def test_an_idle_worker_or_server_that_was_killed_costs_no_try(pool: WorkerPool, tmp_path: Path) -> None:
     worker = one(pool, os.getpid).value
     os.kill(worker, signal.SIGKILL)

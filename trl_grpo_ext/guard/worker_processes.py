@@ -120,7 +120,7 @@ class Processes:
         reply, pid, files = self._receive(_FORK_LIMIT)
         if "error" in reply:
             raise RewardError(f"{self._name}: no worker can be forked: {': '.join(reply['error'][:2])}")
-        return Worker(pid, files[0])
+        return Worker(pid, files[0], reply["cold"])
 
     def _command(self, command: int) -> None:
         try:
@@ -188,8 +188,8 @@ class Processes:
 class Worker:
     """One forked worker, with one job at a time and the clocks of that job."""
 
-    def __init__(self, pid: int, descriptor: int) -> None:
-        self.pid = pid
+    def __init__(self, pid: int, descriptor: int, is_cold: bool) -> None:
+        self.pid, self.is_cold = pid, is_cold  # cold: forked before the server's chores had filled the caches
         self._sock = socket.socket(fileno=descriptor)
         self._sock.setblocking(False)
         self._serial = 0

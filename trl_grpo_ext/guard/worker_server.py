@@ -186,7 +186,7 @@ class _Server:
         with contextlib.suppress(OSError):  # the worker does so too: whoever comes first
             os.setpgid(pid, pid)
         with theirs, contextlib.suppress(BrokenPipeError):  # the parent has ended, which the next read will show
-            send(self._control, pid, b"{}", theirs.fileno())
+            send(self._control, pid, json.dumps({"cold": bool(self._chores)}).encode(), theirs.fileno())
 
     def _work(self, sock: socket.socket, server: int) -> NoReturn:
         """Be a worker. Never returns into the server's code."""

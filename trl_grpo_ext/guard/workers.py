@@ -206,7 +206,8 @@ class _Batch:
         """The result of a worker's job, None while there is none, and whether the worker can have no other job."""
         if (reply := worker.advance()) is None:
             late = self._late(worker)
-            return (Done("timeout", None, late, worker.seconds), True) if late else (None, False)
+            counts = late and not worker.is_cold  # else a job near its allowance would depend on when it came
+            return Done("timeout", None, late, worker.seconds) if counts else None, bool(late)
         if reply.get("memory"):
             raise LostError("out of memory")
         if "error" in reply:
