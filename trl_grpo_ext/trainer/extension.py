@@ -270,7 +270,8 @@ class Extension:
         """A micro-step, timed."""
         if not self._has_plugins:
             return inherited(*arguments, **keywords)
-        with self._phases.during("update"):
+        tiles = nullcontext() if self.compact is None else upstream.small_head_tiles(self.facts.device)
+        with self._phases.during("update"), tiles:
             output = inherited(*arguments, **keywords)
         if self._trainer._step % self._trainer.current_gradient_accumulation_steps == 0:  # as TRL's own `step_time`
             self.add_metrics(self._phases.take())

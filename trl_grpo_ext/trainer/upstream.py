@@ -27,10 +27,12 @@ from ..errors import ConfigurationError, UpstreamError
 from .facts import LossSettings, Progress, RunFacts
 
 try:
+    from trl.kernels import chunked_logprob
     from trl.trainer.utils import add_fused_lm_head as add_fused_lm_head  # again, for the mixin
 except ImportError:  # before TRL 1.16
-    add_fused_lm_head = None
+    add_fused_lm_head = chunked_logprob = None
 
+HEAD_TOKENS = 240
 OLDEST_TESTED = "1.14"
 NEWEST_TESTED = "1.16"
 
@@ -266,6 +268,23 @@ def training_data_of(trainer: Any) -> tuple[Any, Callable[[], Any]]:
         prompts = int(args.generation_batch_size) // int(args.num_generations)
         raise ConfigurationError(f"A generation batch has {prompts} prompts, but train_dataset has fewer. Add some.")
     return rows, sampler
+
+
+@contextmanager
+def small_head_tiles(device: torch.device) -> Iterator[None]:
+    """Inside, TRL's head makes the logits of few tokens at a time on a CPU, which takes less than half as long.
+
+    It cuts the vocabulary into pieces of 32,768, and what it computes of 240 tokens and a piece takes less than 32 MiB:
+    more than that glibc maps and unmaps at every operation, page by page.
+    """
+    if device.type != "cpu" or chunked_logprob is None:
+        yield
+        return
+    before, chunked_logprob.TOKEN_CHUNK_SIZE = chunked_logprob.TOKEN_CHUNK_SIZE, HEAD_TOKENS
+    try:
+        yield
+    finally:
+        chunked_logprob.TOKEN_CHUNK_SIZE = before
 
 
 def batches_done(trainer: Any, step: int) -> int:

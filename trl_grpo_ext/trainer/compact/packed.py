@@ -8,8 +8,7 @@ No pair of tokens is computed that separate rows would not compute, so packing n
 
 TRL's own method is called with the tokens that are scored and no others. Two hooks on the model's backbone replace
 these by the packed row, and what it returns by the hidden states that predict the scored tokens. So the head makes no
-logits of prompts and padding, and later code sees `(B, T)` as usual. On a CPU the head runs on some tokens at a time,
-which takes less than half as long as all at once.
+logits of prompts and padding, and later code sees `(B, T)` as usual.
 """
 
 from __future__ import annotations
@@ -27,7 +26,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from accelerate.utils import extract_model_from_parallel
-from torch.distributed.tensor import DTensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from ...errors import UpstreamError, is_out_of_memory
@@ -42,11 +40,6 @@ Lengths = Integers
 
 Groups = Integers
 """A number for each row, the same for rows that share a prompt."""
-
-HEAD_TOKENS = 240
-"""Tokens whose logits TRL's head makes at once on a CPU. It cuts the vocabulary into pieces of 32,768, so that what it
-computes of one piece takes less than 32 MiB: more than that glibc maps and unmaps at every operation, page by page."""
-
 
 PAIRS = 2**16
 """Pairs of tokens that padding may take in one block of attention on a CPU, where more blocks then cost less."""
@@ -289,25 +282,6 @@ def _without_adapter(model: Any) -> Any:
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
-def _is_whole_on_cpu(head: Any) -> bool:
-    """Whether the head's weights are here, so that it can run again without the model around it."""
-    weight = head.get_output_embeddings().weight
-    return weight.device.type == "cpu" and not isinstance(weight, DTensor) and weight.numel() > 0
-
-
-@contextmanager
-def _returns(backbone: torch.nn.Module, output: Any) -> Iterator[None]:
-    """Inside, a backbone's forward pass computes nothing and returns an output that is there already."""
-    own = vars(backbone).get("forward")
-    backbone.forward = lambda *_, **__: output
-    try:
-        yield
-    finally:
-        del backbone.forward
-        if own is not None:
-            backbone.forward = own
-
-
 def window_of(config: Any) -> int | None:
     """Tokens of the sliding window of a model's attention, if any of its layers has one."""
     text = config.get_text_config()
@@ -425,48 +399,33 @@ class Packing:
 
     def logps(self, method: Callable[..., Any], given: dict[str, Any], packed: PackedRows) -> Any:
         """The result of TRL's method for `given`, its arguments by name."""
-        backbone, head = backbone_of(given["model"]), _without_adapter(extract_model_from_parallel(given["model"]))
-        chosen, ran = packed.predictors_K, 0
-        states_1_L_H: torch.Tensor | None = None
-        ran_output: Any = None
+        backbone, ran = backbone_of(given["model"]), 0
+        predictors = torch.cat([packed.predictors_K, packed.predictors_K[-1:]])  # TRL's head drops the last one
+        scored = torch.cat([packed.scored_K[:1], packed.scored_K]).unsqueeze(0)
 
         def put(module: Any, arguments: Any, keywords: dict[str, Any]) -> Any:
             row = {"input_ids": packed.ids_1_L, "attention_mask": packed.mask, "position_ids": packed.positions_1_L}
             return arguments, {**keywords, **row}
 
         def pick(module: Any, arguments: Any, output: Any) -> Any:
-            nonlocal ran, ran_output, states_1_L_H
-            if states_1_L_H is None:
-                ran_output, states_1_L_H = output, output.last_hidden_state
-            output.last_hidden_state, ran = states_1_L_H.index_select(1, chosen), ran + 1
+            nonlocal ran
+            output.last_hidden_state, ran = output.last_hidden_state.index_select(1, predictors), ran + 1
             return output
 
-        def score(model: Any, predictors_N: torch.Tensor, tokens_N: torch.Tensor) -> Any:
-            nonlocal ran, chosen
-            chosen, ran = torch.cat([predictors_N, predictors_N[-1:]]), 0  # TRL's head drops the last one
-            row = torch.cat([tokens_N[:1], tokens_N]).unsqueeze(0)
-            entropies = given.get("compute_entropy", False)
-            output = method(model, row, torch.ones_like(row), len(tokens_N), compute_entropy=entropies)
-            if ran != 1:
-                raise UpstreamError(
-                    f"compact_updates: {type(backbone).__name__} ran {ran} times in one pass of TRL's, not once, so "
-                    "its rows were not those of the batch. Set compact_updates: off."
-                )
-            return output[:2]
-
-        size = HEAD_TOKENS if _is_whole_on_cpu(head) else len(chosen)
-        first, *others = zip(torch.split(packed.predictors_K, size), torch.split(packed.scored_K, size), strict=True)
         hooks = [backbone.register_forward_pre_hook(put, with_kwargs=True), backbone.register_forward_hook(pick)]
+        entropies, count = given.get("compute_entropy", False), len(packed.scored_K)
         try:
-            found = [score(given["model"], *first)]
-            with _returns(backbone, ran_output):
-                found += [score(head, *some) for some in others]
+            output = method(given["model"], scored, torch.ones_like(scored), count, compute_entropy=entropies)
         finally:
             for hook in hooks:
                 hook.remove()
+        if ran != 1:
+            raise UpstreamError(
+                f"compact_updates: {type(backbone).__name__} ran {ran} times in one pass of TRL's, not once, so "
+                "its rows were not those of the batch. Set compact_updates: off."
+            )
         rows, keep = given["input_ids"].size(0), given["logits_to_keep"]
-        whole = (None if values[0] is None else torch.cat(values, dim=1) for values in zip(*found, strict=True))
-        return *(None if values is None else packed.back(values, rows, keep) for values in whole), None
+        return *(None if values is None else packed.back(values, rows, keep) for values in output[:2]), None
 
     def check(self, method: Callable[..., Any], model: Any) -> bool:
         """Whether packing is exact, found out once on a few made-up tokens; all ranks call it, with the same result."""
