@@ -4,11 +4,12 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import DynamicCache
+from transformers import Cache, DynamicCache, GenerationConfig, StaticCache
 
 from trl_grpo_ext import GRPOExtTrainer
 from trl_grpo_ext.launch.checkpoints import SafeCheckpoints, exit_status
@@ -68,11 +69,14 @@ def share_prefill(trainer: Any) -> None:
     """Compute each prompt once for all its completions when sampling with transformers.
 
     TRL gives `generate` each prompt as often as it is to be answered; on a CPU, reading prompts is much of the work.
+    With `cache_implementation: static` the cache has its full size at once, else it is copied for every token.
     """
     model = trainer.accelerator.unwrap_model(trainer.model)
     generate = model.generate
 
-    def generate_from_shared(*, input_ids: torch.Tensor, attention_mask: torch.Tensor, **settings: Any) -> Any:
+    def generate_from_shared(
+        *, input_ids: torch.Tensor, attention_mask: torch.Tensor, generation_config: GenerationConfig, **settings: Any
+    ) -> Any:
         numbers: dict[tuple[int, ...], int] = {}
         rows = torch.cat([input_ids, attention_mask], dim=1).tolist()
         which = [numbers.setdefault(tuple(row), len(numbers)) for row in rows]
@@ -80,13 +84,21 @@ def share_prefill(trainer: Any) -> None:
             firsts = [which.index(number) for number in range(len(numbers))]
             ids, mask = input_ids[firsts, :-1], attention_mask[firsts, :-1]  # `generate` reads the last token itself
             places = (mask.cumsum(dim=1) - 1).clamp(min=0)
-            cache = settings["past_key_values"] = DynamicCache(config=model.config)
+            cache: Cache = DynamicCache(config=model.config)
+            if generation_config.cache_implementation == "static":
+                most = input_ids.size(1) + generation_config.max_new_tokens
+                cache = StaticCache(config=model.config, max_cache_len=most)
+                generation_config = copy(generation_config)
+                generation_config.cache_implementation = None  # `generate` takes either a cache or its name
+            settings["past_key_values"] = cache
             with torch.no_grad():
                 model.get_decoder()(
                     input_ids=ids, attention_mask=mask, position_ids=places, past_key_values=cache, use_cache=True
                 )
-            cache.batch_select_indices(torch.tensor(which, device=input_ids.device))
-        return generate(input_ids=input_ids, attention_mask=attention_mask, **settings)
+            cache.reorder_cache(torch.tensor(which, device=input_ids.device))
+        return generate(
+            input_ids=input_ids, attention_mask=attention_mask, generation_config=generation_config, **settings
+        )
 
     model.generate = generate_from_shared
 

@@ -69,13 +69,15 @@ def test_each_field_is_right_or_wrong_at_its_place(task: Any) -> None:
     assert task.Field(5)(['{"a": 1}'], fields=[wanted]) == [None]
 
 
-def test_prompts_that_are_read_once_are_answered_as_before(task: Any) -> None:
+@pytest.mark.parametrize("cache", [None, "static"])
+def test_prompts_that_are_read_once_are_answered_as_before(task: Any, cache: str | None) -> None:
     from common.trainer import share_prefill
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, GenerationConfig
 
     model = AutoModelForCausalLM.from_pretrained(MODEL).eval()
     ids = torch.tensor([[0, 0, 5, 9, 8], [3, 4, 5, 6, 7], [0, 0, 5, 9, 8]])
-    given = {"input_ids": ids, "attention_mask": (ids > 0).long(), "max_new_tokens": 6, "do_sample": False}
+    config = GenerationConfig(max_new_tokens=6, do_sample=False, cache_implementation=cache)
+    given = {"input_ids": ids, "attention_mask": (ids > 0).long(), "generation_config": config}
     kept = {"output_logits": True, "return_dict_in_generate": True}
     once = model.generate(**given, **kept)
     computed: list[int] = []

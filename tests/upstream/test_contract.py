@@ -13,12 +13,13 @@ import warnings
 from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import accelerate.utils
 import pytest
 import torch
 from packaging.version import Version
+from torch.utils._python_dispatch import TorchDispatchMode
 from trl import GRPOTrainer
 
 import trl_grpo_ext
@@ -345,13 +346,35 @@ def test_only_the_public_face_of_trl_is_imported() -> None:
             elif isinstance(node, ast.ImportFrom) and not node.level and (node.module or "").split(".")[0] == "trl":
                 imported |= {(node.module, alias.name) for alias in node.names}
     assert imported
-    assert {module for module, _ in imported} == {"trl", "trl.models", "trl.trainer.utils"}
+    assert {module for module, _ in imported} == {"trl", "trl.kernels", "trl.models", "trl.trainer.utils"}
     assert {name for module, name in imported if module == "trl.trainer.utils"} == {
         "add_fused_lm_head",
         "pad",
         "use_adapter",
     }
     assert not any(is_private(name) for _, name in imported)
-    missing = {name for module, name in imported if name not in dir(importlib.import_module(str(module)))}
     is_oldest = version("trl").startswith(f"{upstream.OLDEST_TESTED}.")
-    assert missing == ({"add_fused_lm_head"} if is_oldest else set())
+    imported -= {("trl.kernels", "chunked_logprob"), ("trl.trainer.utils", "add_fused_lm_head")} if is_oldest else set()
+    assert all(name in dir(importlib.import_module(str(module))) for module, name in imported)
+
+
+@pytest.mark.skipif(upstream.chunked_logprob is None, reason="before TRL 1.16 the head makes all logits at once")
+def test_the_head_runs_on_few_tokens_at_a_time_and_gives_the_same() -> None:
+    class Products(TorchDispatchMode):
+        rows: ClassVar[list[int]] = []
+
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            self.rows += [args[0].size(0)] if "mm.out" in str(function) else []
+            return function(*args, **(kwargs or {}))
+
+    head, torch_seed = upstream.chunked_logprob.ChunkedLogProbFunction, torch.manual_seed(0)
+    states, weight = torch.randn(500, 8, generator=torch_seed), torch.randn(30, 8, generator=torch_seed)
+    found = []
+    for device, tokens in (("meta", [500, 500]), ("cpu", [240, 240, 20] * 2)):
+        leaves = states.clone().requires_grad_(), weight.clone().requires_grad_()
+        with upstream.small_head_tiles(torch.device(device)), Products() as products:
+            products.rows = []
+            head.apply(*leaves, None, torch.arange(500) % 30, 1.0, 32_768)[0].square().sum().backward()
+        assert products.rows == tokens  # forward and backward
+        found.append([leaf.grad for leaf in leaves])
+    torch.testing.assert_close(*found)

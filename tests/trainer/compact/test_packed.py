@@ -122,7 +122,6 @@ def test_log_probabilities_entropies_and_gradient_are_those_of_rows_by_themselve
 ) -> None:
     config, dtype = CONFIGS[name]
     if share:
-        monkeypatch.setattr(packed_rows, "HEAD_TOKENS", 7)  # the head runs five times
         monkeypatch.setattr(packed_rows, "PAIRS", 12)
     assert_same(model_of(config, dtype), EXACT[dtype], share)
 
