@@ -358,7 +358,7 @@ def test_only_the_public_face_of_trl_is_imported() -> None:
     assert all(name in dir(importlib.import_module(str(module))) for module, name in imported)
 
 
-@pytest.mark.skipif(upstream.chunked_logprob is None, reason="before TRL 1.16 the head makes all logits at once")
+@pytest.mark.skipif(upstream.chunked_logprob is None, reason="this TRL's head makes all logits at once")
 def test_the_head_runs_on_few_tokens_at_a_time_and_gives_the_same() -> None:
     class Products(TorchDispatchMode):
         rows: ClassVar[list[int]] = []

@@ -72,4 +72,5 @@ def test_contract_and_parity_hold_with_the_oldest_trl(oldest: Path) -> None:
     done = run("-m", "pytest", "-q", "-m", "", "--no-header", "-p", "no:cacheprovider", *SUITES, pythonpath=oldest)
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
     skipped = [line for line in done.stdout.splitlines() if line.startswith("SKIPPED")]
-    assert all("this TRL gives no other model its head" in line for line in skipped)
+    reasons = ("this TRL gives no other model its head", "this TRL's head makes all logits at once")
+    assert all(any(reason in line for reason in reasons) for line in skipped)
