@@ -367,8 +367,8 @@ def test_the_head_runs_on_few_tokens_at_a_time_and_gives_the_same() -> None:
             self.rows += [args[0].size(0)] if "mm.out" in str(function) else []
             return function(*args, **(kwargs or {}))
 
-    head, torch_seed = upstream.chunked_logprob.ChunkedLogProbFunction, torch.manual_seed(0)
-    states, weight = torch.randn(500, 8, generator=torch_seed), torch.randn(30, 8, generator=torch_seed)
+    head, generator = upstream.chunked_logprob.ChunkedLogProbFunction, torch.manual_seed(0)
+    states, weight = torch.randn(500, 8, generator=generator), torch.randn(30, 8, generator=generator)
     found = []
     for device, tokens in (("meta", [500, 500]), ("cpu", [240, 240, 20] * 2)):
         leaves = states.clone().requires_grad_(), weight.clone().requires_grad_()

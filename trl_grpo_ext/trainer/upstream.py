@@ -27,10 +27,13 @@ from ..errors import ConfigurationError, UpstreamError
 from .facts import LossSettings, Progress, RunFacts
 
 try:
-    from trl.kernels import chunked_logprob
     from trl.trainer.utils import add_fused_lm_head as add_fused_lm_head  # again, for the mixin
 except ImportError:  # before TRL 1.16
-    add_fused_lm_head = chunked_logprob = None
+    add_fused_lm_head = None
+try:
+    from trl.kernels import chunked_logprob
+except ImportError:  # before TRL 1.16
+    chunked_logprob = None
 
 HEAD_TOKENS = 240
 OLDEST_TESTED = "1.14"
@@ -277,7 +280,7 @@ def small_head_tiles(device: torch.device) -> Iterator[None]:
     It cuts the vocabulary into pieces of 32,768, and what it computes of 240 tokens and a piece takes less than 32 MiB:
     more than that glibc maps and unmaps at every operation, page by page.
     """
-    if device.type != "cpu" or chunked_logprob is None:
+    if device.type != "cpu" or not hasattr(chunked_logprob, "TOKEN_CHUNK_SIZE"):
         yield
         return
     before, chunked_logprob.TOKEN_CHUNK_SIZE = chunked_logprob.TOKEN_CHUNK_SIZE, HEAD_TOKENS
