@@ -98,7 +98,7 @@ class Extension:
             self.records,
             LogpsForHooks(needing, self._models(), facts.tokenizer),
             self._make_resampling(facts, agreement, reduction),
-            trls_advantages=not any("_generate_and_score_completions" in vars(owner) for owner in self._between),
+            trls_advantages=not contract.has_own_scoring(self._between),
         )
         passes = Passes(at_rest=self.rollouts.pass_at_rest)
         self.losses = LossStage(
@@ -131,7 +131,7 @@ class Extension:
             share=plugins.settings.share_prompts,
             relative=freedom.trim_left,
             compiled=trl.args.torch_compile,
-            overridden=any("_get_per_token_logps_and_entropies" in vars(owner) for owner in self._between),
+            overridden=contract.has_own_passes(self._between),
             facts=facts,
         )
         return CompactUpdates(

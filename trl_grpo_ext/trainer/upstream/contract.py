@@ -217,6 +217,16 @@ def classes_between(trainer_class: type, mixin: type) -> Sequence[type]:
     return order[order.index(mixin) + 1 : order.index(GRPOTrainer)]
 
 
+def has_own_scoring(between: Sequence[type]) -> bool:
+    """Whether a class of the user's makes generation batches in its own way, with advantages of its own perhaps."""
+    return any("_generate_and_score_completions" in vars(owner) for owner in between)
+
+
+def has_own_passes(between: Sequence[type]) -> bool:
+    """Whether a class of the user's runs the models in its own way."""
+    return any("_get_per_token_logps_and_entropies" in vars(owner) for owner in between)
+
+
 def check_batch(batch: dict[str, Any]) -> None:
     """Check that a scored generation batch has the entries that we read."""
     _raise([f"batch entry {key!r} is gone" for key in BATCH_KEYS if key not in batch], dict)
