@@ -28,7 +28,7 @@ from ..records.log import LiveLog
 from ..records.manifest import Manifest
 from ..records.settings import write_settings
 from ..records.token_records import TokenRecorder
-from ..types import Forward, Rollout, StepTotals, Totals
+from ..types import Forward, HookDeclaration, Rollout, StepTotals, Totals
 from . import upstream
 from .batch import BatchKeys, counting_mask, whole_rows
 from .compact.packed import packing_of
@@ -117,7 +117,7 @@ class Extension:
 
     def keep_reference(self, model: Any, peft_config: Any) -> None:
         """Keep a copy of an adapter that is trained further, if a hook needs the reference policy."""
-        if any("ref_logps" in getattr(hook, "needs", ()) for hook in self.advantage_hooks):
+        if any("ref_logps" in HookDeclaration.of(hook).needs for hook in self.advantage_hooks):
             upstream.keep_adapter_as_reference(model, self._args, peft_config)
 
     def attach(self, rewards: Rewards, policy_logps: Inherited, *, evaluates: bool) -> None:
@@ -466,7 +466,7 @@ class Extension:
         if self.reaggregation is not None and self.reaggregation.by_weights:
             with self.agreement.section():
                 batch[BatchKeys.weights] = flow.token_weights(self.reaggregation.aggregation, rollout)
-        signal_N_C = self.facts.gather(signal_table(rollout))
+        signal_N_C = self.facts.gather(signal_table(rollout, allowed_signs_B_T))
         self._warn(self.chain.overruled(signal_N_C))
         batch[BatchKeys.reward], batch[BatchKeys.raw_reward] = rollout.rewards_B, rollout.raw_rewards_B
         batch[BatchKeys.baseline] = rollout.group_baselines_B

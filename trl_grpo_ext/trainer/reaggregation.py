@@ -13,7 +13,7 @@ import torch
 from ..credit import flow
 from ..credit.chain import Change
 from ..errors import ConfigurationError, SelfCheckError
-from ..types import implements
+from ..types import AggregationDeclaration, implements
 from . import upstream
 from .batch import BatchKeys
 from .facts import LossSettings, Progress, RunFacts
@@ -42,7 +42,8 @@ class Reaggregation:
     ) -> None:
         upstream.check_loss_type(loss_type)
         self.aggregation, self._facts, self._section = aggregation, facts, section
-        if getattr(aggregation, "needs_step_totals", False) and facts.steps_per_generation % facts.accumulation:
+        declared = AggregationDeclaration.of(aggregation)
+        if "step_totals" in declared.needs and facts.steps_per_generation % facts.accumulation:
             raise ConfigurationError(
                 f"The loss aggregation {flow.plugin_label(aggregation)!r} needs the counts of each optimizer step, but "
                 f"steps_per_generation={facts.steps_per_generation} is no multiple of gradient_accumulation_steps="
@@ -64,7 +65,7 @@ class Reaggregation:
             # The weights' sum spans the generation batch. Ranks are averaged by DDP, ZeRO and FSDP; and each optimizer
             # step takes `accumulation` of the batch's `steps_per_generation` micro-batches. Weights that are those of a
             # step already stay as they are: the last step of an epoch may be short, and a sum is not to grow by that.
-            per_step = getattr(self.aggregation, "per_step", False)
+            per_step = AggregationDeclaration.of(self.aggregation).per_step
             share = 1.0 if per_step else progress.steps_per_generation / progress.accumulation
             weights_B_T: torch.Tensor = forward.inputs[BatchKeys.weights]
             forward.weights_B_T = weights_B_T * share

@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from ...types import implements
+from ...types import HookDeclaration, implements
 from .. import upstream
 from ..batch import PROMPT_KEYS, BatchKeys, counting_mask, join_batches
 from ..facts import LossSettings, RunFacts
@@ -59,8 +59,8 @@ def freedom_of(loss: LossSettings, aggregation: Any, hooks: Sequence[Any], confi
         "the router's auxiliary loss is computed over each micro-batch": loss.auxiliary_loss,
         "top_entropy_quantile is taken over each micro-batch": loss.top_entropy_quantile < 1.0,
         "the selected aggregation reduces each micro-batch by itself": aggregation is not None and not by_weights,
-        "a forward hook may look at its whole micro-batch (it has no `per_completion = True`)": any(
-            not getattr(hook, "per_completion", False) for hook in forward_hooks
+        "a forward hook may look at its whole micro-batch (it does not declare independent=True)": any(
+            not HookDeclaration.of(hook).independent for hook in forward_hooks
         ),
         f"with {unscaled} {loss.loss_type} is a mean over each micro-batch": counts
         and loss.loss_type in upstream.LOCAL_TOKEN_MEAN,
