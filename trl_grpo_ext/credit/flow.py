@@ -16,7 +16,7 @@ import torch
 from ..errors import PluginOutputError, PluginRunError, TRLGRPOExtError, reworded
 from ..guard.outcomes import exception_text
 from ..guard.unchanged import Fingerprints
-from ..types import NEEDS, Forward, Rollout, Totals, implements, role_of
+from ..types import Declaration, Forward, Rollout, Totals, implements, role_of
 from .groups import gather_groups, group_mean
 
 _REASON = 40  # characters of a group filter's reason, at most
@@ -122,7 +122,7 @@ def token_weights(aggregation: Any, rollout: Rollout) -> torch.Tensor:
 def group_verdicts(group_filter: Any, rollout: Rollout) -> list[bool | str]:
     """A group filter's verdict on each of this rank's completions: True to keep its group, else False or the reason."""
     label, rows = f"group filter {plugin_label(group_filter)!r}: keep", len(rollout.texts)
-    with torch.no_grad(), _named(label, group_filter), _unchanged(label, rollout):
+    with torch.no_grad(), _named(label, group_filter, rollout), _unchanged(label, rollout):
         result = group_filter.keep(rollout)
     said = result.tolist() if isinstance(result, torch.Tensor) else result
     if isinstance(said, str) or not isinstance(said, Sequence) or len(said) != rows:
@@ -240,10 +240,10 @@ def _named(label: str, plugin: object, context: Rollout | Forward | None = None)
 
 
 def _not_asked_for(plugin: object, context: Rollout | Forward | None) -> str:
-    """Advice if the hook may have read a tensor that is None because its `needs` does not list it; else empty."""
-    has = getattr(plugin, "needs", ())
-    absent = [need for need in NEEDS if need not in has and getattr(context, f"{need}_B_T", plugin) is None]
-    return f". What the class does not list in its `needs` is None; here {', '.join(absent)}" if absent else ""
+    """Advice if the plugin may have read a tensor that is None because its `needs` do not list it; else empty."""
+    declared = Declaration.of(plugin)
+    absent = [one for one in declared.NEEDS if one not in declared.needs and vars(context).get(f"{one}_B_T", 0) is None]
+    return f". What it does not declare in its `needs` is None; here {', '.join(absent)}" if absent else ""
 
 
 @contextmanager

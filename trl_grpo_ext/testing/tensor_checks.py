@@ -13,7 +13,9 @@ from typing import Any
 
 import torch
 
-from ..errors import PluginOutputError
+from ..errors import PluginContractError, PluginOutputError
+from ..plugins.contract import check_contract
+from ..plugins.kinds import Kind
 from ..types import Rollout
 from .batches import Setting, SmallBatch, long_batches, odd_beside_ordinary, ordinary_batches
 from .builders import Ranks, cut
@@ -109,11 +111,17 @@ class TensorChecks(Checks, ABC):
     def _comparable_only(self) -> None:
         """Leave a rule out that compares two results, where they may differ for another reason."""
         if not self.deterministic:
-            raise NotChecked("it declares deterministic = False")
+            raise NotChecked("it declares deterministic=False")
         if not self._copyable:  # each trial changes it for the next
             raise NotChecked(f"{self.prefix}.pickle is broken: it cannot be copied, so its results are not compared")
 
     # ------------------------------------------------------------------------------------------ rules of all kinds
+
+    def _contract(self, kind: Kind) -> None:
+        try:
+            check_contract(kind, self.plugin, "it")
+        except PluginContractError as error:
+            raise Broken(str(error)) from error
 
     def run(self) -> None:
         self._over(self.ordinary, self._results)

@@ -19,6 +19,7 @@ from ..errors import ConfigurationError
 from ..guard.agreement import Agreement
 from ..guard.calls import unique_names
 from ..records.log import LiveLog
+from ..types import HookDeclaration
 from .compact.packed import packing_of
 from .compact.updates import CompactUpdates, PlainUpdates, Updates, freedom_of
 from .config import our_settings
@@ -66,7 +67,7 @@ class Extension:
 
     def keep_reference(self, model: Any, args: Any, peft_config: Any) -> None:
         """Keep a copy of an adapter that is trained further, if a hook needs the reference policy."""
-        if any("ref_logps" in getattr(hook, "needs", ()) for hook in self.plugins.hooks):
+        if any("ref_logps" in HookDeclaration.of(hook).needs for hook in self.plugins.hooks):
             acting.keep_adapter_as_reference(model, args, peft_config)
 
     def attach(self, rewards: SelectedRewards, policy_logps: Inherited, *, evaluates: bool) -> None:

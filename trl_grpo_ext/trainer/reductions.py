@@ -14,7 +14,7 @@ import torch
 from ..credit import flow, terms
 from ..credit.terms import TakenApart, Term
 from ..errors import ConfigurationError, SelfCheckError
-from ..types import implements
+from ..types import AggregationDeclaration, HookDeclaration, implements
 from .batch import BatchKeys
 from .facts import LossSettings, Progress, RunFacts
 from .loss_forward import LossForward, PolicyPass
@@ -72,7 +72,7 @@ class Weighted:
         # The weights' sum spans the generation batch. Ranks are averaged by DDP, ZeRO and FSDP; and each optimizer
         # step takes `accumulation` of the batch's `steps_per_generation` micro-batches. Weights that are those of a
         # step already stay as they are: the last step of an epoch may be short, and a sum is not to grow by that.
-        per_step = getattr(self.aggregation, "per_step", False)
+        per_step = AggregationDeclaration.of(self.aggregation).per_step
         share = 1.0 if per_step else progress.steps_per_generation / progress.accumulation
         weights_B_T: torch.Tensor = forward.inputs[BatchKeys.weights]
         loss = (weights_B_T * pieces.loss_B_T).sum() * (self._facts.ranks * share) + pieces.rest
@@ -88,7 +88,8 @@ class Reducing:
 
     def __init__(self, aggregation: Any, facts: RunFacts, section: Callable[[], AbstractContextManager[None]]) -> None:
         self.aggregation, self._facts, self._section = aggregation, facts, section
-        if getattr(aggregation, "needs_step_totals", False) and facts.steps_per_generation % facts.accumulation:
+        declared = AggregationDeclaration.of(aggregation)
+        if "step_totals" in declared.needs and facts.steps_per_generation % facts.accumulation:
             raise ConfigurationError(
                 f"The loss aggregation {flow.plugin_label(aggregation)!r} needs the counts of each optimizer step, but "
                 f"steps_per_generation={facts.steps_per_generation} is no multiple of gradient_accumulation_steps="
@@ -137,8 +138,8 @@ def reduction_of(
 def terms_of(settings: LossSettings, forward_hooks: Sequence[Any]) -> list[Term]:
     """The terms of a run's loss, with what each of them allows. Forward hooks act in the policy's term."""
     mixes = ["top_entropy_quantile is taken over each micro-batch"] * (settings.top_entropy_quantile < 1.0)
-    if not all(getattr(hook, "per_completion", False) for hook in forward_hooks):
-        mixes.append("a forward hook may look at its whole micro-batch (it has no `per_completion = True`)")
+    if not all(HookDeclaration.of(hook).independent for hook in forward_hooks):
+        mixes.append("a forward hook may look at its whole micro-batch (it does not declare independent=True)")
     policy = replace(
         terms.POLICY,
         mixes_rows=mixes,
