@@ -64,7 +64,7 @@ class PluginParameterError(PluginError, TypeError):
 
 
 class PluginContractError(PluginError, RuntimeError):
-    """The plugin's role, declaration or signatures are not those of the plugin contract, or of another version of it."""
+    """The plugin's role, declaration or signatures are not those of the plugin contract, or of another version."""
 
 
 class PluginBlockedError(PluginError, PermissionError):
