@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.cli.distributions import write_distribution
 from tests.interrupts import interruptible
 from trl_grpo_ext.errors import (
     BrokenPluginError,
@@ -250,6 +251,18 @@ class Early:
 class Late:
     def on_forward(self, advantages, forward):
         return advantages
+
+
+class OtherName(Late):
+    __name__ = "another_name"
+
+
+class NamedByParameter(Late):
+    def __init__(self, word="x"):
+        self.__name__ = f"says_{word}"
+
+
+shared = Late()
 
 
 class Both(Early, Late):
@@ -511,6 +524,21 @@ def test_stubs_inherited_from_a_protocol_are_not_methods() -> None:
     for kind, plugin in (("advantage_hook", NoMethods()), ("reward", NoCall())):
         with pytest.raises(PluginTypeError):
             resolve(kind, plugin)  # type: ignore[arg-type]
+
+
+def test_plugins_carry_the_name_by_which_they_were_selected(
+    own: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    points = {"late": "Late", "other": "OtherName", "word": "NamedByParameter"}
+    hooks = {name: f"own_plugins:{attribute}" for name, attribute in points.items()}
+    write_distribution(tmp_path / "installed", "named-dist", {"hook": hooks})
+    monkeypatch.syspath_prepend(tmp_path / "installed")
+    selected = ["late", "other", "late", "word", "own_plugins:OtherName", "own_plugins:Late", "whiten"]
+    names = [hook.__name__ for hook in load_advantage_hooks([*selected, "whiten"])]
+    assert names == ["whiten", "whiten_2", "late", "other", "late_2", "says_x", "another_name", "Late"]
+    held = load_advantage_hooks(["own_plugins:shared", own.shared])
+    assert held == [own.shared, own.shared]
+    assert not hasattr(own.shared, "__name__")  # others hold it too
 
 
 # --- loaders ---------------------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ class Whiten:
     its variant with a baseline.
 
     If the incoming advantages do not average to 0, zeros become non-zero, and a group of equal rewards is pushed or
-    pulled as part of the batch. Over tokens this is usual, so hooks for groups without signal are refused with it.
+    pulled as part of the batch. Over tokens this is usual, so hooks for groups without signal then do nothing.
 
     Source: REINFORCE++ (2501.03262), whose implementations whiten over tokens: verl with n - 1, OpenRLHF with n.
 

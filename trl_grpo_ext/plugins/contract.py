@@ -83,18 +83,20 @@ def _check_signature(method: str, function: Callable[..., Any], parameters: tupl
 
 def _slips(kind: Kind, plugin: Any) -> Iterator[tuple[str, str]]:
     """Attributes that look like a declaration or a method and are none, each with what to write instead."""
-    declaration, optional = FACTS[kind].declaration, [*_methods(kind), *OPTIONAL.get(kind, {})]
+    declaration = FACTS[kind].declaration
+    targets, own = list(_targets(declaration)), _parameters(plugin)
+    methods = [*_methods(kind), *OPTIONAL.get(kind, {})]
+    declares = getattr(plugin, "declares", None) is not None
     for name in dir(plugin):
-        if name.startswith("_") or name == "declares" or name in optional or name in _parameters(plugin):
+        if name.startswith("_") or name == "declares" or name in methods or name in own:
             continue
-        static = inspect.getattr_static(plugin, name, None)
-        if isinstance(static, Declaration):
+        if not declares and isinstance(inspect.getattr_static(plugin, name, None), Declaration):
             yield name, "name it `declares`"
-        for target, instead in _targets(declaration):
+        for target, instead in targets:
             if _is_meant(name, target) and _fits(declaration, target, _value(plugin, name)):
                 yield name, instead
-        for method in optional:
-            if name != method and _is_meant(name, method) and callable(_value(plugin, name)):
+        for method in methods:
+            if _is_meant(name, method) and callable(_value(plugin, name)):
                 yield name, f"did you mean the method {method!r}"
 
 

@@ -88,7 +88,7 @@ class AggregationChecks(TensorChecks):
         has = [name for name in ("weights", "reduce") if implements(self.plugin, name)]
         if len(has) != 1:
             raise Broken(f"it has {'both weights and reduce' if has else 'neither weights nor reduce'}")
-        self._contract("loss_aggregation")
+        self._contract("loss_aggregation", self.plugin)
 
     def finite(self) -> None:
         self._over(self.ordinary, self._results, breaks=("finite", None))

@@ -36,7 +36,7 @@ class FilterChecks(TensorChecks):
     def form(self) -> None:
         if not implements(self.plugin, "keep"):
             raise Broken("it has no method keep")
-        self._contract("group_filter")
+        self._contract("group_filter", self.plugin)
 
     def shape(self) -> None:
         self._over(self.ordinary, self._results, breaks=("shape", None))

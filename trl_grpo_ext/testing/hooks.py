@@ -79,7 +79,7 @@ class HookChecks(TensorChecks):
         if not self.stages:
             has = [name for name in dir(self.plugin) if not name.startswith("_")][:8]
             raise Broken(f"it has none of {', '.join(HOOK_METHODS)}; it has {', '.join(has) or 'nothing'}")
-        self._contract("advantage_hook")
+        self._contract("advantage_hook", self.plugin)
 
     def role(self) -> None:
         self._comparable_only()

@@ -149,6 +149,7 @@ class RewardChecks(Checks):
     def call(self) -> None:
         if not callable(self.reward):
             raise Broken(f"it is {type(self.reward).__name__}, which is not callable")
+        self._contract("reward", self.reward)
         try:
             signature = inspect.signature(self.reward)
         except (TypeError, ValueError):  # some compiled function, of which nobody knows

@@ -17,8 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ..errors import ConfigurationError, PluginOutputError, TRLGRPOExtError
+from ..errors import ConfigurationError, PluginContractError, PluginOutputError, TRLGRPOExtError
 from ..guard.outcomes import exception_text, shown
+from ..plugins.contract import check_contract
 from ..plugins.kinds import FACTS, Kind
 
 T = TypeVar("T")
@@ -260,6 +261,13 @@ class Checks:
         except (Broken, NotChecked) as finding:
             return finding.with_traceback(None)
         return None
+
+    def _contract(self, kind: Kind, plugin: Any) -> None:
+        """What loading refuses of a plugin's form."""
+        try:
+            check_contract(kind, plugin, "it")
+        except PluginContractError as error:
+            raise Broken(str(error)) from error
 
     def over(self, items: Iterable[T], judge: Callable[[T], Any]) -> None:
         """Judge inputs one after the other; each is reported before the plugin is tried on it."""

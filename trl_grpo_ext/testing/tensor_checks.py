@@ -13,9 +13,7 @@ from typing import Any
 
 import torch
 
-from ..errors import PluginContractError, PluginOutputError
-from ..plugins.contract import check_contract
-from ..plugins.kinds import Kind
+from ..errors import PluginOutputError
 from ..types import Rollout
 from .batches import Setting, SmallBatch, long_batches, odd_beside_ordinary, ordinary_batches
 from .builders import Ranks, cut
@@ -116,12 +114,6 @@ class TensorChecks(Checks, ABC):
             raise NotChecked(f"{self.prefix}.pickle is broken: it cannot be copied, so its results are not compared")
 
     # ------------------------------------------------------------------------------------------ rules of all kinds
-
-    def _contract(self, kind: Kind) -> None:
-        try:
-            check_contract(kind, self.plugin, "it")
-        except PluginContractError as error:
-            raise Broken(str(error)) from error
 
     def run(self) -> None:
         self._over(self.ordinary, self._results)

@@ -107,8 +107,8 @@ class Reducing:
 
     def __init__(self, aggregation: Any, facts: RunFacts, section: Callable[[], AbstractContextManager[None]]) -> None:
         self.aggregation, self._facts, self._section = aggregation, facts, section
-        declared = AggregationDeclaration.of(aggregation)
-        if "step_totals" in declared.needs and facts.steps_per_generation % facts.accumulation:
+        needs = AggregationDeclaration.of(aggregation).needs
+        if "step_totals" in needs and facts.steps_per_generation % facts.accumulation:
             raise ConfigurationError(
                 f"The loss aggregation {flow.plugin_label(aggregation)!r} needs the counts of each optimizer step, but "
                 f"steps_per_generation={facts.steps_per_generation} is no multiple of gradient_accumulation_steps="

@@ -77,7 +77,7 @@ class ReplaySelection:
     @property
     def needs(self) -> set[str]:
         """What the hooks declare a need for."""
-        return {need for hook in self.hooks for need in getattr(hook, "needs", ())}
+        return {need for hook in self.hooks for need in HookDeclaration.of(hook).needs}
 
 
 def named_selections(given: Selections) -> Mapping[str, str | Path | Mapping[str, Any]]:
