@@ -1,24 +1,24 @@
 """The adapter to TRL's trainer: every override of a TRL method, each in one place, none of them a copy.
 
-| TRL calls | we add, in this order |
-| --- | --- |
-| `__init__` | plugins loaded; collaborators built; callbacks for log, summary and states of hooks |
-| `evaluation_loop` | pass@k |
-| `train` | the checkpoint's plugins compared; the run's plugins and settings written |
-| `training_step` | its time |
-| `_prepare_inputs` | compact micro-batches; counts of every optimizer step; a subclass's own loss tried out |
-| `_generate_and_score_completions` | rounds (`resample`); rollout hooks: advantages `(B, T)`; weights; records |
-| `_generate` | who wrote which token; what was generated, for shapers |
-| `_calculate_rewards` | what rewards return checked, errors and limits on all ranks, spans; rates; shapers |
-| `compute_loss` | stop if the selected plugins were bypassed |
-| `_compute_loss` | the self-check, once; the same loss with the selected aggregation; records |
-| `_get_per_token_logps_and_entropies` | passes sorted, prompts shared; forward hooks; what the KL term needs |
-| `log` | the token records written |
-| `_save`, `save_model` | the manifest beside the weights |
+| TRL calls | which goes to | what is added, in this order |
+| --- | --- | --- |
+| `__init__` | `extension` | plugins loaded; the three stages made; callbacks for log, summary and states |
+| `train` | `records` | the checkpoint's plugins compared; the run's plugins and settings written |
+| `_prepare_inputs` | `losses` | compact micro-batches; counts of every optimizer step; a subclass's own loss tried out |
+| `_generate_and_score_completions` | `rollouts` | rounds (`resample`); rollout hooks: advantages `(B, T)`; weights; records |
+| `_generate` | `rollouts` | who wrote which token; what was generated, for shapers |
+| `_calculate_rewards` | `rollouts` | what rewards return checked, errors and limits on all ranks, spans; rates; shapers |
+| `training_step` | `losses` | its time |
+| `compute_loss` | `losses` | stop if the selected plugins were bypassed |
+| `_compute_loss` | `losses` | the self-check, once; TRL's loss taken apart, token losses, the selected aggregation |
+| `_get_per_token_logps_and_entropies` | `losses` | passes sorted, prompts shared; forward hooks inside a loss |
+| `evaluation_loop` | `records` | pass@k |
+| `log` | `records` | the token records written |
+| `_save`, `save_model` | `records` | the manifest beside the weights |
 
-With no plugin selected every method returns what the inherited one returned. What we add is in `extension`: everything
-of ours that is neither an override nor public lives in the one attribute `_trl_grpo_ext`, so no private name of a
-user's trainer can collide with one of ours.
+With no plugin selected every method returns what the inherited one returned. Everything of ours that is neither an
+override nor public lives in the one attribute `_trl_grpo_ext`, so no private name of a user's trainer can collide with
+one of ours.
 """
 
 import functools
