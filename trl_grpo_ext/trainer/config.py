@@ -44,6 +44,7 @@ class GRPOExtConfig(GRPOConfig):
         loss_aggregation: One loss aggregation. None leaves TRL's own reduction (`loss_type`) in place. A mapping may
             hold `skip_zero_variance`, which excludes groups without signal from an aggregation by weights.
         token_losses: Token losses: further terms of the loss, or one in place of TRL's policy loss.
+        prompt_sampler: Which prompts to sample for: one prompt sampler. None leaves TRL's own order in place.
         resample: Which groups to train on: a group filter, or a mapping of `filter` and `max_rounds` (4 by default).
             Other groups are replaced by groups of further prompts, until the generation batch is full or the rounds are
             used up; what is missing then is masked (see `trl_grpo_ext.trainer.resampling`).
@@ -75,6 +76,7 @@ class GRPOExtConfig(GRPOConfig):
     advantage_hooks: list[str] | None = None
     loss_aggregation: dict[str, Any] | str | None = None
     token_losses: list[str] | None = None
+    prompt_sampler: dict[str, Any] | str | None = None
     resample: dict[str, Any] | str | None = None
     reward_timeout: float | None = None
     compact_updates: str = "off"
@@ -89,9 +91,8 @@ class GRPOExtConfig(GRPOConfig):
         """Check the selections against the installed plugins' metadata, after TRL's own checks."""
         self.rewards = _selected("rewards", "reward", self.rewards)
         self.advantage_hooks = _selected("advantage_hooks", "advantage_hook", self.advantage_hooks)
-        if self.loss_aggregation is not None:
-            selected = _selected("loss_aggregation", "loss_aggregation", [self.loss_aggregation])
-            self.loss_aggregation = None if selected is None else selected[0]
+        self.loss_aggregation = _selected_one("loss_aggregation", "loss_aggregation", self.loss_aggregation)
+        self.prompt_sampler = _selected_one("prompt_sampler", "prompt_sampler", self.prompt_sampler)
         self.token_losses = _selected("token_losses", "token_loss", self.token_losses)
         self.resample = _resample(self.resample)
         self.compact_updates = {"False": "off"}.get(str(self.compact_updates), self.compact_updates)  # YAML's `off`
@@ -159,6 +160,12 @@ def _thresholds(value: Any) -> dict[str, float] | None:
         checked_text("pass_thresholds: a reward", name): checked_number(f"pass_thresholds: {name}", least, "a number")
         for name, least in value.items()
     }
+
+
+def _selected_one(field_name: str, kind: Kind, value: Any) -> Any:
+    """A selection of a kind of which a run has one at most, as `_selected` returns it."""
+    selected = None if value is None else _selected(field_name, kind, [value])
+    return None if selected is None else selected[0]
 
 
 def _selected(field_name: str, kind: Kind, values: Any) -> Any:
