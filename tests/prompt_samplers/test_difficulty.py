@@ -56,8 +56,8 @@ def test_retire_solved_waits_for_several_rounds_in_a_row() -> None:
 def test_retire_solved_keeps_a_share_back_and_takes_up_what_is_unlearned() -> None:
     sampler = RetireSolved(kept_back=0.25)
     sampler.start(plain(20))
-    rounds(sampler, 4, dict.fromkeys(range(10), 1.0), range(5))  # one pass
-    drawn = rounds(sampler, 4, dict.fromkeys(range(10), 1.0), range(5, 15))
+    rounds(sampler, 4, dict.fromkeys(range(10), 1.0), range(8))  # all have been seen
+    drawn = rounds(sampler, 4, dict.fromkeys(range(10), 1.0), range(8, 18))
     assert [sum(row < 10 for row in rows) for rows in drawn] == [1] * 10
     sampler.observe([outcome(3, 0.0)])
     fresh = [row for rows in rounds(sampler, 4, {}, range(18, 28)) for row in rows]
