@@ -52,12 +52,15 @@ __all__ = [
     "GroupFilter",
     "HookDeclaration",
     "LossAggregation",
+    "LossTerms",
     "Reward",
     "RewardDeclaration",
     "Rollout",
     "Span",
     "SpanScore",
     "StepTotals",
+    "TokenLoss",
+    "TokenLossDeclaration",
     "ToolCall",
     "Totals",
     "Turn",
@@ -246,6 +249,29 @@ class FilterDeclaration(Declaration):
     NEEDS = (*NEEDS, "advantages")
 
     teachers: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenLossDeclaration(Declaration):
+    """What a token loss may declare. What is not declared holds for any loss, and costs speed alone.
+
+    Attributes:
+        replaces: It takes the place of TRL's policy loss; otherwise it is added. At most one may.
+        independent: A row's losses depend on that row alone, so compact updates may put other rows next to it.
+        needs_advantage: They are 0, with their gradient, in rows whose advantages are all 0, so compact updates may
+            leave these out. Both promises are tried on made-up numbers before the first step.
+        does_own: For one that replaces: settings of TRL which it applies itself (`terms` has what is needed), so that
+            they need not be refused beside it: "delta", "off_policy_mask_threshold", "top_entropy_quantile",
+            "importance_sampling_level", "vllm_importance_sampling_correction".
+    """
+
+    NEEDS = ("old_logps", "ref_logps", "sampling_logps", "several_updates")
+    GUESSES: ClassVar[Mapping[str, str]] = {"mode": "write replaces=True for a loss in place of TRL's"}
+
+    replaces: bool = False
+    independent: bool = False
+    needs_advantage: bool = False
+    does_own: tuple[str, ...] = ()
 
 
 def _is_names(value: Any) -> bool:
@@ -580,6 +606,47 @@ class Forward:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LossTerms:
+    """One micro-batch at its loss forward: the context of a token loss. All tensors but `logps_B_T` are detached.
+
+    Rows are shuffled, as in `Forward`.
+
+    Attributes:
+        logps_B_T: Log-probabilities under the policy being trained, with their graph.
+        old_logps_B_T: Those under the policy that generated; the same numbers where the two policies are the same.
+        advantages_B_T: The advantages that are trained on, after all hooks.
+        mask_B_T: Loss mask as a float tensor.
+        entropies_B_T: Entropy of the policy's next-token distribution, in nats.
+        ref_logps_B_T: Log-probabilities under the reference policy, if there is one.
+        sampling_logps_B_T: Those reported by the sampler (vLLM, a rollout function), if it reports any.
+        completion_ids_B_T: Completion tokens, padded on the right.
+        rewards_B: As in `Rollout`.
+        carried_B_T: What the token loss's own `on_rollout` returned, for the rows of this micro-batch.
+        step: Optimizer steps done so far.
+        training: False in evaluation.
+    """
+
+    logps_B_T: torch.Tensor
+    old_logps_B_T: torch.Tensor
+    advantages_B_T: torch.Tensor
+    mask_B_T: torch.Tensor
+    entropies_B_T: torch.Tensor
+    ref_logps_B_T: torch.Tensor | None = None
+    sampling_logps_B_T: torch.Tensor | None = None
+    completion_ids_B_T: torch.Tensor
+    rewards_B: torch.Tensor
+    carried_B_T: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    step: int = 0
+    training: bool = True
+
+    @property
+    def ratio_B_T(self) -> torch.Tensor:
+        """The importance ratio of each token, π/π_old, with its graph; 1 off the mask."""
+        log_ratio_B_T: torch.Tensor = self.logps_B_T - self.old_logps_B_T
+        return log_ratio_B_T.masked_fill(self.mask_B_T == 0, 0.0).exp()
+
+
+@dataclass(frozen=True, kw_only=True)
 class Totals:
     """Counts over one generation batch on all ranks: denominators that do not depend on how the batch is cut.
 
@@ -780,6 +847,23 @@ def turn_numbers(by_model_B_T: torch.Tensor) -> torch.Tensor:
     begins_B_T = by_model_B_T.clone()
     begins_B_T[:, 1:] &= ~by_model_B_T[:, :-1]
     return (begins_B_T.cumsum(dim=1) - 1).masked_fill(~by_model_B_T, -1)
+
+
+class TokenLoss(Protocol):
+    """What else does each token pay? An object with `loss`, added to TRL's policy loss or put in its place.
+
+    Its values go through the run's aggregation with the other terms of the loss; without one they take TRL's own
+    weights. Optional methods:
+
+    - `on_rollout(rollout)` runs once per generation batch with the view of all ranks, after the hooks, and returns
+      `{name: (B, T)}`: values that travel with the rows to `terms.carried_B_T`.
+    - `measures(terms)` returns `{name: (B, T)}`: values whose mean over the tokens that count is logged as
+      `token_loss/<token loss>/<name>`.
+    """
+
+    def loss(self, terms: LossTerms) -> torch.Tensor:
+        """Return each token's loss `(B, T)`, computed from `terms.logps_B_T`; values off the mask are ignored."""
+        ...
 
 
 POLICY, REFERENCE = "policy", "reference"

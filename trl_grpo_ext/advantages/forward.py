@@ -9,10 +9,11 @@ import math
 
 import torch
 
+from ..credit.groups import compute_dtype
 from ..errors import ConfigurationError
 from ..guard.parameters import checked_number
 from ..types import Forward, HookDeclaration
-from .returns import compute_dtype, discounted_returns
+from .returns import discounted_returns
 
 
 class EntropyShaping:

@@ -7,10 +7,11 @@ from typing import Any
 
 import torch
 
+from ..credit.groups import compute_dtype
 from ..errors import ConfigurationError
 from ..guard.parameters import checked_choice, checked_number, checked_text
 from ..types import POLICY, REFERENCE, HookDeclaration, Rollout, teacher_name
-from .returns import compute_dtype, discounted_returns, live_tokens_after, live_tokens_first
+from .returns import discounted_returns, live_tokens_after, live_tokens_first
 
 
 class KLInReward:

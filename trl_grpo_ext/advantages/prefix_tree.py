@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from ..credit.groups import groups_with_prefixes
+from ..credit.groups import compute_dtype, groups_with_prefixes
 from ..guard.parameters import checked_choice
 from ..types import HookDeclaration, Rollout
-from .returns import compute_dtype, live_tokens_after
+from .returns import live_tokens_after
 
 
 class PrefixTree:

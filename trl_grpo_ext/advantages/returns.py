@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from ..credit.groups import gather_rewards, group_mean
+from ..credit.groups import compute_dtype, gather_rewards, group_mean
 from ..errors import ConfigurationError
 from ..guard.parameters import checked_number
 from ..types import HookDeclaration, Rollout
@@ -111,8 +111,3 @@ def live_tokens_first(live_B_T: torch.Tensor) -> torch.Tensor:
 def live_tokens_after(live_B_T: torch.Tensor) -> torch.Tensor:
     """How many live tokens of the completion follow each token, `(B, T)`, integer; 0 at the last live one."""
     return live_B_T.sum(dim=1, keepdim=True) - live_B_T.cumsum(dim=1)
-
-
-def compute_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype to compute in: float32 or, where it is wider, `dtype`."""
-    return torch.promote_types(dtype, torch.float32)

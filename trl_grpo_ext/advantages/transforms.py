@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from ..credit.groups import gather_groups, group_extremes, without_rounding
+from ..credit.groups import compute_dtype, gather_groups, group_extremes, without_rounding
 from ..errors import ConfigurationError
 from ..guard.parameters import checked_choice, checked_number, checked_whole
 from ..types import HookDeclaration, Rollout
-from .returns import compute_dtype
 
 
 class Whiten:

@@ -17,9 +17,11 @@ from ..types import (
     LossAggregation,
     Reward,
     RewardDeclaration,
+    TokenLoss,
+    TokenLossDeclaration,
 )
 
-Kind = Literal["reward", "advantage_hook", "loss_aggregation", "group_filter"]
+Kind = Literal["reward", "advantage_hook", "loss_aggregation", "group_filter", "token_loss"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
@@ -87,6 +89,17 @@ FACTS: dict[Kind, KindFacts] = {
         required="a class whose instances have keep(rollout) -> (B,), whether each completion's group is kept",
         protocol=GroupFilter,
         declaration=FilterDeclaration,
+    ),
+    "token_loss": KindFacts(
+        label="token loss",
+        word="token-loss",
+        group="trl_grpo_ext.token_losses",
+        setting=("token_losses",),
+        several=True,
+        methods=("loss",),
+        required="a class whose instances have loss(terms) -> (B, T), each token's loss",
+        protocol=TokenLoss,
+        declaration=TokenLossDeclaration,
     ),
 }
 LABELS: dict[Kind, str] = {kind: facts.label for kind, facts in FACTS.items()}

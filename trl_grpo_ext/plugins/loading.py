@@ -250,6 +250,18 @@ def load_group_filter(selection: Any) -> Any:
     return resolve("group_filter", selection).object
 
 
+def load_token_losses(selections: Any) -> list[Any]:
+    """Load token losses, in the order selected.
+
+    Args:
+        selections: One selection or object, or a list of them.
+
+    Raises:
+        PluginError, ConfigurationError: As for `resolve`.
+    """
+    return LoadedList.from_loaded(_resolve_several("token_loss", selections))
+
+
 def _resolve_several(kind: Kind, selections: Any) -> list[Loaded]:
     """Resolve one selection or a list of them; plugins of a `LoadedList` are already loaded and shared."""
     several = selections if isinstance(selections, list | tuple) else [selections]

@@ -124,6 +124,8 @@ class Manifest:
             records += made.records("loss_aggregation", known)
         if (kept := getattr(trainer, "group_filter", None)) is not None:
             records += made.records("group_filter", group_filter or Loaded(kept))
+        for loaded in with_origin(getattr(trainer, "token_losses", [])):
+            records += made.records("token_loss", loaded)
         versions = {name: installed_version(name) for name in _VERSIONS_OF}
         return cls(tuple(records), {name: found for name, found in versions.items() if found is not None})
 
