@@ -2,7 +2,9 @@
 
 import logging
 import os
+import sys
 import warnings
+from types import TracebackType
 
 import torch
 
@@ -11,3 +13,14 @@ if not torch.accelerator.is_available():
     os.environ.setdefault("DS_ACCELERATOR", "cpu")  # or DeepSpeed prints that it found no other
 logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
 warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
+
+
+def print_error(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Say in a line that a run was interrupted; Python then exits with 130, as shells count it. The rest as always."""
+    if not issubclass(kind, KeyboardInterrupt):
+        sys.__excepthook__(kind, error, trace)
+    elif os.environ.get("RANK", "0") == "0":
+        print("\ninterrupted", file=sys.stderr, flush=True)
+
+
+sys.excepthook = print_error
