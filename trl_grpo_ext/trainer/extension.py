@@ -146,7 +146,7 @@ class Extension:
         self.compact = self._make_compact_updates(policy_logps) if settings.compact_updates == "exact" else None
         self.shapes = self.chain.acts("on_rewards")
         own_scoring = any("_generate_and_score_completions" in vars(owner) for owner in self._between)
-        self._trls_advantages = not upstream.transforms_advantages(trl) and not own_scoring
+        self._trls_advantages = not own_scoring
         needing = [*self.advantage_hooks, *([] if self.group_filter is None else [self.group_filter])]
         self.scorer = Scorer(needing, self._models(), facts.tokenizer)
         self._resampling = self._make_resampling()

@@ -187,12 +187,6 @@ def classes_between(trainer_class: type, mixin: type) -> Sequence[type]:
     return order[order.index(mixin) + 1 : order.index(GRPOTrainer)]
 
 
-def transforms_advantages(trainer: Any) -> bool:
-    """Whether a class of the user's changes advantages before TRL logs them, as TRL's pull request 7298 lets it."""
-    method = getattr(type(trainer), "_transform_advantages", None)
-    return method is not None and not str(method.__module__).startswith("trl.")
-
-
 def check_batch(batch: dict[str, Any]) -> None:
     """Check that a scored generation batch has the entries that we read."""
     _raise([f"batch entry {key!r} is gone" for key in BATCH_KEYS if key not in batch], dict)
