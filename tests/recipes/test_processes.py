@@ -1,5 +1,6 @@
-"""The ends of recipes: no abort while gloo's threads still hold tensors of Python's, and a line after Ctrl-C."""
+"""What torch reads is set before a recipe imports it; at the end gloo's threads abort nothing, and Ctrl-C is a line."""
 
+import ast
 import os
 import signal
 import subprocess
@@ -46,6 +47,14 @@ def test_two_processes_end_without_an_abort(tmp_path: Path) -> None:
     ]
     errors = [rank.communicate(timeout=120)[1] for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0, 0], errors
+
+
+@pytest.mark.parametrize("script", sorted(RECIPES.glob("*_grpo.py")), ids=lambda path: path.stem)
+def test_common_is_imported_before_torch(script: Path) -> None:
+    statements = ast.parse(script.read_text(encoding="utf-8")).body
+    imports = [ast.unparse(one).split()[1] for one in statements if isinstance(one, ast.Import | ast.ImportFrom)]
+    others = [name for name in imports if name.partition(".")[0] not in sys.stdlib_module_names]
+    assert others[0].startswith("common"), others
 
 
 IMPORTING = ["-c", "import common, os, time; os.kill(os.getpid(), 2); time.sleep(60)"]
