@@ -40,7 +40,7 @@ def is_model(reward: Any) -> bool:
 def running_methods() -> Iterator[tuple[Any, Mapping[str, Any]]]:
     """The methods that led to the caller, innermost first: each one's object and its arguments and variables.
 
-    The only way to learn who reads a config or a list of rewards, neither of which TRL tells of its trainer.
+    The only way to learn who reads a config or a list of rewards: TRL passes the trainer to neither.
     """
     frame = sys._getframe(2)
     while frame is not None:
