@@ -105,7 +105,7 @@ class GRPOExtConfig(GRPOConfig):
             wanted = "a number of seconds above 0, or None"
             checked_number("reward_timeout", self.reward_timeout, wanted, lambda seconds: seconds > 0)
         self.pass_thresholds = _thresholds(self.pass_thresholds)
-        asked: Any = self.resume_from_checkpoint  # from the command line a text, which transformers takes for a folder
+        asked = vars(self)["resume_from_checkpoint"]  # on the command line a text, to transformers a folder
         self.resume_from_checkpoint = {"true": True, "false": None}.get(str(asked).lower(), asked)
         super().__post_init__()
         self._check_pass_at_k()
