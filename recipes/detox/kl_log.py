@@ -9,6 +9,7 @@ from common.trainer import RecipeTrainer
 import torch
 
 from trl_grpo_ext.advantages.policies import KLInReward, check_model, logps_of, needs_of, require
+from trl_grpo_ext.types import HookDeclaration
 
 if TYPE_CHECKING:
     from trl_grpo_ext.types import Rollout
@@ -28,11 +29,11 @@ class KLMeter:
     """
 
     __name__ = "kl_meter"
-    role = "transform"
 
     def __init__(self, *, reference: str = "reference") -> None:
         self.reference = check_model("kl_meter: reference", reference)
-        self.needs, self.teachers = needs_of(reference)
+        needs, teachers = needs_of(reference)
+        self.declares = HookDeclaration(role="transform", needs=needs, teachers=teachers)
         self._seen: dict[bool, list[torch.Tensor]] = {True: [], False: []}
 
     def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
