@@ -135,9 +135,11 @@ def signature(value: Any) -> str:
     return re.sub(r" at 0x[0-9a-f]+", "", text)
 
 
-def latest() -> tuple[str, dict[str, str]]:
-    """The latest released surface: its version and what was in it."""
+def latest() -> tuple[str, dict[str, str]] | None:
+    """The latest released surface: its version and what was in it; None before the first release."""
     files = {tuple(map(int, file.stem.split("."))): file for file in FOLDER.glob("*.json")}
+    if not files:
+        return None
     file = files[max(files)]
     return file.stem, json.loads(file.read_text(encoding="utf-8"))
 

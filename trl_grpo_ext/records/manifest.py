@@ -63,7 +63,7 @@ class PluginRecord:
         source: What the hash covers, or why there is none.
         inside: For a reward inside another reward's parameters, that reward and parameter; else None.
         selected: Whether it was selected by name or path, rather than given in Python.
-        role: Role of an advantage hook; None for other plugins and in manifests older than roles.
+        role: Role of an advantage hook; None for other plugins.
     """
 
     kind: Kind
@@ -203,7 +203,7 @@ _TYPES: dict[str, Any] = {
 
 
 def _record(value: Any, place: str) -> PluginRecord:
-    entry = {"role": None, **_of_type(value, dict, place)}  # manifests older than roles have none
+    entry = _of_type(value, dict, place)
     if unknown := entry.keys() ^ _TYPES.keys():
         raise ManifestError(f"{place} lacks, or should not have, {min(unknown)!r:.40}")
     for name, types in _TYPES.items():

@@ -8,9 +8,11 @@ from dataclasses import dataclass, field, fields
 from types import SimpleNamespace
 from typing import Any
 
+from transformers import Trainer
 from trl import GRPOConfig
 
 from ..errors import ConfigurationError
+from ..guard.calls import has_plugins, running_methods
 from ..guard.parameters import checked_choice, checked_number, checked_text, checked_whole
 from ..guard.untrusted import parse_yaml
 from ..plugins.loading import Kind, find, parse_selection
@@ -36,7 +38,7 @@ class GRPOExtConfig(GRPOConfig):
     A selection is a name, `distribution:name`, a dotted path `pkg.module:attribute`, or a mapping of `name` and
     parameters. On the command line a mapping is written as YAML: `--rewards gsm8k_accuracy '{name: think_format,
     weight: 0.2}'`. Names are looked up here in the metadata of installed distributions; nothing is imported before the
-    trainer is constructed.
+    trainer is constructed. A trainer that would ignore these settings is refused while it is constructed.
 
     Args:
         rewards: Reward plugins, added to the `reward_funcs` given in Python. A mapping may hold `weight`.
@@ -67,7 +69,8 @@ class GRPOExtConfig(GRPOConfig):
         pass_thresholds: By reward name, the least value that passes. None means 1.0 for the run's only reward.
 
     Raises:
-        ConfigurationError: A selection is malformed, or weights are given twice.
+        ConfigurationError: A selection is malformed, weights are given twice, or the trainer is not `GRPOExtTrainer`
+            and has no `GRPOExtMixin`, and something here is set.
         UnknownPluginError: No installed distribution offers that name.
         AmbiguousPluginError: Two distributions do.
     """
@@ -106,6 +109,8 @@ class GRPOExtConfig(GRPOConfig):
             wanted = "a number of seconds above 0, or None"
             checked_number("reward_timeout", self.reward_timeout, wanted, lambda seconds: seconds > 0)
         self.pass_thresholds = _thresholds(self.pass_thresholds)
+        asked = vars(self)["resume_from_checkpoint"]  # on the command line a text, to transformers a folder
+        self.resume_from_checkpoint = {"true": True, "false": None}.get(str(asked).lower(), asked)
         super().__post_init__()
         self._check_pass_at_k()
         weighted = [r for r in self.rewards or [] if isinstance(r, dict) and "weight" in r]
@@ -113,6 +118,27 @@ class GRPOExtConfig(GRPOConfig):
             raise ConfigurationError(
                 f"Reward weights are given twice: reward_weights={self.reward_weights} and {weighted[0]!r} in rewards. "
                 "Keep one of them."
+            )
+
+    def get_process_log_level(self) -> int:
+        """The log level, which every trainer of transformers asks its config for while it is constructed.
+
+        Raises:
+            ConfigurationError: That trainer is not one of ours.
+        """
+        for owner, names in running_methods():
+            if isinstance(owner, Trainer) and names.get("args") is self and not has_plugins(owner):
+                self._refuse_to_be_ignored(type(owner).__name__)
+        level: int = super().get_process_log_level()
+        return level
+
+    def _refuse_to_be_ignored(self, trainer: str) -> None:
+        unset = vars(our_settings(None))
+        lost = [f"{name}={value!r}" for name, value in vars(our_settings(self)).items() if value != unset[name]]
+        if lost:
+            raise ConfigurationError(
+                f"{trainer} ignores {', '.join(lost)} of {type(self).__name__}. Construct "
+                "trl_grpo_ext.GRPOExtTrainer instead, or put GRPOExtMixin first among the bases of your own trainer."
             )
 
     def _check_pass_at_k(self) -> None:
