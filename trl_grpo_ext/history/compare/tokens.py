@@ -13,7 +13,7 @@ import torch
 from ...credit.alignment import token_offsets
 from ...errors import AlignmentError, ConfigurationError
 from ...records.token_records import encodable
-from ..files import Columns, reason_of
+from ..reading import Columns, reason_of
 
 _WORD = re.compile(r"\w+|[^\w\s]")
 MOST_CELLS = 200_000_000
@@ -97,7 +97,7 @@ def recorded_tokens(records: Columns, where: str) -> Tokens:
         if starts[row] is None or ends[row] is None:
             raise AlignmentError(
                 f"{where}, row {row}: the record has no offsets, because the tokens could not be matched with "
-                "the text. Hooks that need offsets or spans cannot be replayed on it."
+                "the text. Hooks that need offsets or spans cannot run on it."
             )
         return [(int(start), int(end)) for start, end in zip(starts[row], ends[row], strict=True)]
 

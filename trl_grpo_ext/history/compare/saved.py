@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 
 from ...errors import ConfigurationError
 from ...guard.messages import joined_text
-from ..files import SUFFIXES, Columns, Say, messages_in, plain_messages, read_columns, rows_of, saved_files
+from ..reading import SUFFIXES, Columns, Say, messages_in, plain_messages, read_columns, rows_of, saved_files
 from .tokens import Tokens, recorded_tokens, text_tokens
 
 _NOT_READ = ("tokens", "stages", "advantages")
-"""Large columns of the token records that the replay does not use."""
+"""Large columns of the token records that no selection uses."""
 _OURS = {"step", "group", "member", "prompt", "completion", "truncated", "rewards", "reward", "advantage", "weight"}
 _TOKENS = {"prompt_ids", "token_ids", "starts", "ends", "live", "logp", "entropy"}
 
@@ -90,7 +90,7 @@ def read_saved(
     parts = [one for one in every if (first is None or one.step >= first) and (last is None or one.step <= last)]
     if not parts:
         kept = f"the steps are {every[0].step} to {every[-1].step}" if every else "there are no completions in it"
-        raise ConfigurationError(f"{completions}: nothing to replay, {kept}.")
+        raise ConfigurationError(f"{completions}: nothing to compare, {kept}.")
     parts = _without_repetitions(parts, say)
     if num_generations is None and any("group" not in part.columns for part in parts):
         say("Equal prompts in a row are taken for one group (--num_generations).")
@@ -112,7 +112,7 @@ def read_saved(
         say(f"{lost} completions are left out, in whole groups whose records lack log-probabilities: not trained on.")
     if not batches:
         raise ConfigurationError(
-            f"{completions}: nothing to replay, no group has the log-probabilities that a hook needs."
+            f"{completions}: nothing to compare, no group has the log-probabilities that a hook needs."
         )
     return batches
 
@@ -157,7 +157,7 @@ def _without_repetitions(parts: Sequence[_Part], say: Say) -> list[_Part]:
     kept = [part for part, own, after in zip(parts, contents, [*contents[1:], None], strict=True) if own != after]
     if len(kept) < len(parts):
         repeated = len(parts) - len(kept)
-        say(f"{repeated} of {len(parts)} tables repeat earlier completions; only the last copy is replayed.")
+        say(f"{repeated} of {len(parts)} tables repeat earlier completions; only the last copy is used.")
     return kept
 
 

@@ -1,4 +1,4 @@
-"""The results of a replay: everything that the command prints, as data classes with `plain()`, and how it is computed.
+"""What a comparison found, as data classes, and what moves between the selections: who gains and who loses.
 
 A share of gradient mass is a part of `Σ weight · |advantage|` over all tokens of all completions. An undefined number
 (a share of nothing, a correlation of constants) is None.
@@ -16,7 +16,8 @@ import torch
 from ...credit.flow import plugin_label
 from .running import BatchResult
 from .saved import SavedBatch, join_key, number_of
-from .selections import ReplaySelection
+from .selections import LoadedSelection
+from .statistics import Estimate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,6 +109,54 @@ class Pair:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SelectionGradient:
+    """The gradient of one selection.
+
+    Attributes:
+        name: Its name.
+        ratio: Signal-to-noise ratio `|μ|² / tr Σ` of the gradient of a batch of `Gradients.batch_size` completions,
+            with `μ` the mean and `Σ` the covariance of that gradient.
+        worth: How many times more completions plain TRL needs for the same ratio.
+        to_plain: Cosine of the mean gradient to plain TRL's.
+        to_policy_gradient: Cosine of the mean gradient to the policy gradient of the raw reward.
+        signal_seen: Whether the interval of the ratio lies above 0. Without it a direction means nothing: both cosines
+            are undefined where the selection, or what it is compared to, shows none.
+    """
+
+    name: str
+    ratio: Estimate
+    worth: Estimate
+    to_plain: Estimate
+    to_policy_gradient: Estimate
+    signal_seen: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gradients:
+    """Signal, noise and direction of the selections' gradients. Undefined numbers are None.
+
+    Attributes:
+        model: Path of the model, or its class.
+        prompts: Their number; groups of one prompt are not independent, so it decides how wide the intervals are.
+        parameters: Trained parameters of the model.
+        dimensions: Of the sketch.
+        sketch_error: Bound on the relative standard error that the sketch adds to a squared norm; 0 if it is exact.
+        batch_size: Completions of the batch whose ratio is given: the mean of the batches that were read.
+        selections: Plain TRL, the policy gradient, and then each given selection.
+        sketches: By selection, each group's sketched gradient `(M, k)`; not in `plain()`.
+    """
+
+    model: str
+    prompts: int
+    parameters: int
+    dimensions: int
+    sketch_error: float
+    batch_size: int
+    selections: Sequence[SelectionGradient]
+    sketches: Mapping[str, torch.Tensor] = field(default_factory=dict, repr=False)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Comparison:
     """A comparison of selections of plugins on the same saved completions.
 
@@ -115,7 +164,7 @@ class Comparison:
         source: The file or folder.
         tokens_are: "records", "tokenizer" or "words".
         notes: How the files were read, and what the numbers leave out; one sentence each.
-        steps: The steps replayed, one for each generation batch.
+        steps: The steps that were read, one for each generation batch.
         completions: Their number.
         groups: Their number.
         num_generations: Completions per group; the smallest number if batches differ.
@@ -127,7 +176,8 @@ class Comparison:
         by_length: Quarters of the completions by their live tokens.
         by_correctness: Right and wrong ones, and unjudged ones.
         by_position: Tenths of every completion.
-        batches: What was replayed; not in `plain()`.
+        gradients: What the model says of them; None without one.
+        batches: What was read; not in `plain()`.
         results: By selection, its result on each batch, token by token; not in `plain()`.
     """
 
@@ -146,13 +196,23 @@ class Comparison:
     by_length: Sequence[Part]
     by_correctness: Sequence[Part]
     by_position: Sequence[Part]
+    gradients: Gradients | None = None
     batches: Sequence[SavedBatch] = field(default=(), repr=False)
     results: Mapping[str, Sequence[BatchResult]] = field(default_factory=dict, repr=False)
 
     def plain(self) -> dict[str, Any]:
         """Everything but the tensors, as JSON can hold it."""
-        whole = dataclasses.asdict(dataclasses.replace(self, batches=(), results={}))
-        return {name: value for name, value in whole.items() if name not in ("batches", "results")}
+        found: dict[str, Any] = _plain(self)
+        return found
+
+
+def _plain(value: Any) -> Any:
+    """Data classes as mappings, without the fields that their `repr` leaves out."""
+    if dataclasses.is_dataclass(value):
+        return {one.name: _plain(getattr(value, one.name)) for one in dataclasses.fields(value) if one.repr}
+    if isinstance(value, Mapping):
+        return {name: _plain(one) for name, one in value.items()}
+    return [_plain(one) for one in value] if isinstance(value, list | tuple) else value
 
 
 # ----------------------------------------------------------------------------------------- from batches to numbers
@@ -179,8 +239,8 @@ class _Totals:
     tenths_N: torch.Tensor
 
 
-def compare(
-    chosen: Sequence[ReplaySelection],
+def what_moves(
+    chosen: Sequence[LoadedSelection],
     batches: Sequence[SavedBatch],
     results: Mapping[str, Sequence[BatchResult]],
     *,
@@ -188,7 +248,7 @@ def compare(
     show: int,
     **read: Any,
 ) -> Comparison:
-    """All numbers of the results; `read` is what the comparison says of how they were read."""
+    """All numbers that need no model; `read` is what the comparison says of how the completions were read."""
     totals = [_totals(one.name, results[one.name]) for one in chosen]
     base = totals[0]
     values_N = torch.cat([one.rewards_B_K[:, 0] for one in results[base.name]])
@@ -237,7 +297,7 @@ def _totals(name: str, results: Sequence[BatchResult]) -> _Totals:
     )
 
 
-def _numbers(selection: ReplaySelection, results: Sequence[BatchResult], totals: _Totals) -> SelectionNumbers:
+def _numbers(selection: LoadedSelection, results: Sequence[BatchResult], totals: _Totals) -> SelectionNumbers:
     by_reward: dict[str, list[torch.Tensor]] = {}
     for one in results:
         for name, values_B in zip(one.reward_names, one.rewards_B_K.unbind(dim=1), strict=True):
