@@ -23,7 +23,7 @@ from typing import Any
 from ...credit.flow import plugin_label
 from ...errors import ConfigurationError
 from ...types import implements
-from ..reading import Say
+from ..run_files import Say
 from .comparison import (
     Comparison,
     Disagreement,

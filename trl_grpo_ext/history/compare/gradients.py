@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ...errors import ConfigurationError
-from ..reading import Say
+from ..run_files import Say
 from .comparison import Gradients, SelectionGradient
 from .derivatives import CountSketch, Group, Policy, prompt_tokens
 from .running import BatchResult

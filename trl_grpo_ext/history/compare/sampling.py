@@ -12,7 +12,7 @@ import torch
 from ...credit.alignment import token_offsets
 from ...errors import ConfigurationError
 from ...records.token_records import FOLDER, texts_of, write_records
-from ..reading import plain_messages, read_columns
+from ..run_files import plain_messages, read_columns
 from .derivatives import Policy, prompt_tokens
 
 NUM_GENERATIONS = 8

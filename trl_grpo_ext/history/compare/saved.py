@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from ...errors import ConfigurationError
 from ...guard.messages import joined_text
-from ..reading import SUFFIXES, Columns, Say, messages_in, plain_messages, read_columns, rows_of, saved_files
+from ..run_files import SUFFIXES, Columns, Say, messages_in, plain_messages, read_columns, rows_of, saved_files
 from .tokens import Tokens, recorded_tokens, text_tokens
 
 _NOT_READ = ("tokens", "stages", "advantages")

@@ -13,7 +13,7 @@ import torch
 from ...credit.alignment import token_offsets
 from ...errors import AlignmentError, ConfigurationError
 from ...records.token_records import encodable
-from ..reading import Columns, reason_of
+from ..run_files import Columns, reason_of
 
 _WORD = re.compile(r"\w+|[^\w\s]")
 MOST_CELLS = 200_000_000

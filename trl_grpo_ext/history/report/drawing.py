@@ -28,7 +28,7 @@ from matplotlib.ticker import MaxNLocator
 
 from ...guard.untrusted import escape
 from ...records.writing import evenly
-from ..reading import step_of
+from ..run_files import step_of
 from .trained_run import LARGEST_NUMBER, History, Run
 
 INK = "#010203"

@@ -27,7 +27,7 @@ from ...plugins.kinds import LABELS
 from ...records.findings import findings_of
 from ...records.manifest import Manifest, PluginRecord
 from ...records.writing import write_atomically
-from ..reading import step_of
+from ..run_files import step_of
 from .page_data import page_data
 from .trained_run import Run
 

@@ -21,7 +21,7 @@ from ...guard.messages import content_text
 from ...guard.outcomes import OUTCOME_SUFFIX
 from ...records.token_records import COLUMNS
 from ...records.writing import evenly
-from ..reading import messages_in, step_of
+from ..run_files import messages_in, step_of
 from .trained_run import Run, is_number
 
 SIZE = 12_000_000

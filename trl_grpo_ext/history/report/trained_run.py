@@ -19,7 +19,7 @@ from ...records.manifest import FILE as MANIFEST
 from ...records.manifest import Manifest
 from ...records.settings import FILE as SETTINGS
 from ...records.settings import from_plain
-from ..reading import (
+from ..run_files import (
     COMPLETIONS,
     RECORDS,
     Columns,
