@@ -12,8 +12,8 @@ import yaml
 from tests.history.compare.saved_files import write_lines, write_table
 from trl_grpo_ext.errors import ConfigurationError, RewardError, TRLGRPOExtError
 from trl_grpo_ext.history.compare import compare, load_policy
+from trl_grpo_ext.history.compare.saved import load_tokenizer
 from trl_grpo_ext.history.compare.selections import load_selection
-from trl_grpo_ext.history.compare.tokens import load_tokenizer
 from trl_grpo_ext.types import Rollout, span_reward
 
 ROOT = Path(__file__).parents[3]

@@ -8,7 +8,7 @@
     found.gradients.selections[2].worth     # how many times more completions plain TRL needs for the same signal
     found.plain()                           # everything, for JSON
 
-Without a model: what moves. `saved` and `tokens` read the completions, `selections` loads the plugins, `running` runs
+Without a model: what moves. `saved` reads the completions, `selections` loads the plugins, `running` runs
 them in the trainer's order, `comparison` has the numbers. With one also signal, noise and direction: `sampling` makes
 completions if there are none, `derivatives` the gradients, `gradients` and `statistics` what they say.
 """
@@ -38,10 +38,9 @@ from .derivatives import DIMENSIONS, ROWS, Policy, load_policy
 from .gradients import Progress, measured, with_references
 from .running import BatchResult, run_selection
 from .sampling import NUM_GENERATIONS, sample
-from .saved import SavedBatch, join_columns, read_saved
+from .saved import SavedBatch, join_columns, load_tokenizer, read_saved
 from .selections import LoadedSelection, Selections, load_selection, named_selections, reads_log_probabilities
 from .statistics import Estimate
-from .tokens import load_tokenizer
 
 __all__ = [
     "BatchResult",

@@ -26,7 +26,7 @@ from transformers.cache_utils import DynamicLayer
 
 from ...errors import ConfigurationError
 from ...trainer.logps import completion_logits, logps_of
-from .tokens import loaded_or_refused
+from .saved import loaded_or_refused
 
 DIMENSIONS = 4096
 ROWS = 8

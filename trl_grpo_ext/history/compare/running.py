@@ -26,9 +26,8 @@ from ...errors import ConfigurationError, PluginOutputError, PluginRunError, Rew
 from ...guard.calls import call, is_model
 from ...guard.reward_watch import RewardWatch
 from ...types import Forward, Rollout, Span, StepTotals, Totals, implements, role_of
-from .saved import SavedBatch
+from .saved import SavedBatch, Tokens
 from .selections import LoadedSelection, RewardSource, check_runnable, check_weights
-from .tokens import Tokens
 
 EPSILON = 1e-4
 """TRL adds this to a standard deviation before dividing."""
@@ -36,27 +35,16 @@ EPSILON = 1e-4
 
 @dataclass(frozen=True)
 class BatchResult:
-    """One batch under one selection.
-
-    Attributes:
-        reward_names: The `K` rewards.
-        rewards_B_K: Each function's reward; NaN for None.
-        rewards_B: Their weighted sum; NaN if no function gave one.
-        advantages_B_T: What the loss gets, zero off the loss mask.
-        weights_B_T: Each token's weight in the loss, zero off the loss mask.
-        mask_B_T: The loss mask.
-        completion_mask_B_T: 1.0 at every token.
-        signal_Q: Which groups have signal.
-    """
+    """One batch under one selection; advantages and weights are zero off the loss mask."""
 
     reward_names: Sequence[str]
-    rewards_B_K: torch.Tensor
-    rewards_B: torch.Tensor
-    advantages_B_T: torch.Tensor
-    weights_B_T: torch.Tensor
-    mask_B_T: torch.Tensor
-    completion_mask_B_T: torch.Tensor
-    signal_Q: torch.Tensor
+    rewards_B_K: torch.Tensor  # NaN for None
+    rewards_B: torch.Tensor  # their weighted sum; NaN if no function gave one
+    advantages_B_T: torch.Tensor  # what the loss gets
+    weights_B_T: torch.Tensor  # each token's weight in the loss
+    mask_B_T: torch.Tensor  # the loss mask
+    completion_mask_B_T: torch.Tensor  # 1.0 at every token
+    signal_Q: torch.Tensor  # which groups have signal
 
     @property
     def mass_B_T(self) -> torch.Tensor:

@@ -19,20 +19,7 @@ from ...records.manifest import FILE as MANIFEST
 from ...records.manifest import Manifest
 from ...records.settings import FILE as SETTINGS
 from ...records.settings import from_plain
-from ..run_files import (
-    COMPLETIONS,
-    RECORDS,
-    Columns,
-    Say,
-    UnreadableError,
-    column_names,
-    is_file,
-    read_columns,
-    read_json,
-    read_json_lines,
-    reason_of,
-    step_of,
-)
+from .. import run_files as files
 
 STATE = "trainer_state.json"
 
@@ -92,11 +79,11 @@ class Run:
         if sentence not in self.missing:
             self.missing.append(sentence)
 
-    def columns_of(self, path: Path, columns: Sequence[str] | None = None) -> Columns | None:
-        """Columns of one of `records` or `completions`, one entry per row; None if its data is damaged."""
+    def columns_of(self, path: Path, columns: Sequence[str] | None = None) -> files.Columns | None:
+        """files.Columns of one of `records` or `completions`, one entry per row; None if its data is damaged."""
         try:
-            return read_columns(path, columns)
-        except UnreadableError as error:
+            return files.read_columns(path, columns)
+        except files.UnreadableError as error:
             self.note(f"{error} It was left out; only training writes it again.")
             return None
 
@@ -119,12 +106,12 @@ def load_run(folder: str | Path) -> Run:
         entries = {entry.name for entry in folder.iterdir()}
     except (OSError, ValueError) as error:
         raise ConfigurationError(
-            f"{str(folder)!r} is not a readable folder ({reason_of(error)}). Name the output_dir of a training."
+            f"{str(folder)!r} is not a readable folder ({files.reason_of(error)}). Name the output_dir of a training."
         ) from error
-    known = {LOG, STATE, SETTINGS, MANIFEST, RECORDS, COMPLETIONS}
+    known = {LOG, STATE, SETTINGS, MANIFEST, files.RECORDS, files.COMPLETIONS}
     if not entries & known and not any(_CHECKPOINT.fullmatch(name) for name in entries):
         raise ConfigurationError(
-            f"No training data found in {str(folder)!r}: no {STATE}, {LOG}, {RECORDS}/, {COMPLETIONS}/ or "
+            f"No training data found in {str(folder)!r}: no {STATE}, {LOG}, {files.RECORDS}/, {files.COMPLETIONS}/ or "
             "checkpoint. Name the output_dir of a training."
         )
     note = missing.append
@@ -134,8 +121,8 @@ def load_run(folder: str | Path) -> Run:
             f"There is no history of metrics in {folder}, so there are no curves. GRPOExtTrainer writes {LOG} while it "
             f"trains, and TRL {STATE} with every checkpoint (save_strategy, save_steps)."
         )
-    records = _tables(folder / RECORDS, "step_", note)
-    completions = _tables(folder / COMPLETIONS, "completions_", note)
+    records = _tables(folder / files.RECORDS, "step_", note)
+    completions = _tables(folder / files.COMPLETIONS, "completions_", note)
     if not records:
         note(f"There are no token records in {folder}, so tokens are not shown. Train with token_records: 64.")
     if not records and not completions:
@@ -144,7 +131,8 @@ def load_run(folder: str | Path) -> Run:
         folder=folder,
         name=folder.resolve().name or str(folder),
         history=history,
-        settings=_recorded(folder / SETTINGS, "hyper-parameters", lambda path: from_plain(read_json(path)), note) or {},
+        settings=_recorded(folder / SETTINGS, "hyper-parameters", lambda path: from_plain(files.read_json(path)), note)
+        or {},
         manifest=_recorded(folder / MANIFEST, "plugins", Manifest.read, note),
         records=records,
         completions=completions,
@@ -177,23 +165,25 @@ def is_number(value: Any) -> bool:
 # ------------------------------------------------------------------------------------------------- what is read
 
 
-def _history(folder: Path, note: Say) -> History:
+def _history(folder: Path, note: files.Say) -> History:
     """The live log, which is of the last training in the folder, else the newest state that the trainer saved."""
     found: History = []
-    if is_file(folder / LOG):
+    if files.is_file(folder / LOG):
         try:
-            found = _entries(read_json_lines(folder / LOG, bad=lambda line: note(f"{line} Curves may miss a point.")))
-        except UnreadableError as error:
+            found = _entries(
+                files.read_json_lines(folder / LOG, bad=lambda line: note(f"{line} Curves may miss a point."))
+            )
+        except files.UnreadableError as error:
             note(f"{error} Curves may miss a point.")
     checkpoints = [(int(name[1]), entry) for entry in folder.iterdir() if (name := _CHECKPOINT.fullmatch(entry.name))]
     places = [folder, *(checkpoint for _, checkpoint in sorted(checkpoints, reverse=True))]
     while places and not found:
         place = places.pop(0)
-        if is_file(place / STATE):
+        if files.is_file(place / STATE):
             try:
-                content = read_json(place / STATE)
+                content = files.read_json(place / STATE)
                 found = _entries(content.get("log_history") if isinstance(content, dict) else None)
-            except UnreadableError as error:
+            except files.UnreadableError as error:
                 note(f"{error} An older checkpoint was read, if there is one.")
         elif place != folder:
             note(f"{place} has no {STATE}, so it is incomplete or still being written. An older one was read.")
@@ -212,9 +202,9 @@ def _entries(values: Any) -> History:
     ]
 
 
-def _recorded(path: Path, what: str, read: Callable[[Path], T], note: Say) -> T | None:
+def _recorded(path: Path, what: str, read: Callable[[Path], T], note: files.Say) -> T | None:
     """What GRPOExtTrainer recorded in a file when a training started; None if it cannot be used."""
-    if not is_file(path):
+    if not files.is_file(path):
         note(
             f"There is no {path.name} in {path.parent}, so no {what} are shown. GRPOExtTrainer writes it when a "
             "training starts."
@@ -222,28 +212,28 @@ def _recorded(path: Path, what: str, read: Callable[[Path], T], note: Say) -> T 
         return None
     try:
         return read(path)
-    except (ManifestError, UnreadableError, OSError) as error:
+    except (ManifestError, files.UnreadableError, OSError) as error:
         note(f"{path} cannot be used, so no {what} are shown: {error}")
         return None
 
 
-def _tables(folder: Path, prefix: str, note: Say) -> list[Path]:
+def _tables(folder: Path, prefix: str, note: files.Say) -> list[Path]:
     """The complete parquet files of a folder, by step."""
     try:
         found = [file for file in folder.iterdir() if file.suffix == ".parquet"]
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:
-        note(f"{folder} cannot be read ({reason_of(error)}). Check its permissions.")
+        note(f"{folder} cannot be read ({files.reason_of(error)}). Check its permissions.")
         return []
     kept: list[Path] = []
-    for file in sorted(filter(is_file, found), key=lambda file: (step_of(file), file)):
-        if step_of(file) < 0 or not file.name.startswith(prefix):
+    for file in sorted(filter(files.is_file, found), key=lambda file: (files.step_of(file), file)):
+        if files.step_of(file) < 0 or not file.name.startswith(prefix):
             note(f"{file} was left out: training gives no file such a name.")
             continue
         try:
-            column_names(file)
+            files.column_names(file)
             kept.append(file)
-        except UnreadableError as error:
+        except files.UnreadableError as error:
             note(f"{error} It was left out; if training is still running, make the report again.")
     return kept
