@@ -114,12 +114,14 @@ def test_gradients_of_texts_alone_and_what_cannot_work(tiny_model: Path, tmp_pat
     assert not (tmp_path / "new").exists()
 
 
-@pytest.mark.parametrize("precision", ["bfloat16", "4 bits"])
-def test_policy_of_adapters_and_4_bits(tiny_model: Path, tmp_path: Path, precision: str) -> None:
+@pytest.mark.parametrize(
+    ("precision", "targets"), [("bfloat16", "all-linear"), ("4 bits", "all-linear"), ("bfloat16", ["v_proj"])]
+)
+def test_policy_of_adapters_and_4_bits(tiny_model: Path, tmp_path: Path, precision: str, targets: Any) -> None:
     """The gradient is that of float32, or a small step along it raises the weighted log-probability as it should."""
     torch.manual_seed(0)
     adapted = get_peft_model(
-        AutoModelForCausalLM.from_pretrained(tiny_model), LoraConfig(r=2, target_modules="all-linear", lora_dropout=0.5)
+        AutoModelForCausalLM.from_pretrained(tiny_model), LoraConfig(r=2, target_modules=targets, lora_dropout=0.5)
     )
     for name, one in adapted.named_parameters():
         if "lora_B" in name:

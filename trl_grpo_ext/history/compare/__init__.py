@@ -157,6 +157,8 @@ def compare(
     if dataset is not None:
         batches = join_columns(batches, dataset)
     tokens_are = "records" if batches[0].records is not None else "words" if tokenizer is None else "tokenizer"
+    if tokens_are == "records" and sample_to is None:
+        notes.append("Records may hold a sample of each generation batch; counts over a batch are over the sample.")
     _explain(asked, batches, tokens_are, notes.append)
     results: dict[str, list[BatchResult]] = {one.name: [] for one in chosen}
     for batch in batches:
@@ -183,9 +185,7 @@ def _explain(chosen: Sequence[LoadedSelection], batches: Sequence[SavedBatch], t
     """Say what the numbers are based on."""
     if tokens_are == "words":
         note("The files have no tokens, so texts are split into words and punctuation. --tokenizer gives tokens.")
-    if tokens_are == "records":
-        note("Token records may hold only a sample of each generation batch; counts over a batch are over the sample.")
-    elif any(batch.truncated is None for batch in batches):
+    if tokens_are != "records" and any(batch.truncated is None for batch in batches):
         note("The files don't say which completions were truncated: all are taken as finished by an end token.")
     if unsaid := [one.name for one in chosen if one.rewards is None]:
         names = ", ".join(batches[0].rewards) or "none"

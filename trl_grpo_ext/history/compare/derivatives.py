@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
-from transformers import DynamicCache
+from transformers import DynamicCache, GenerationConfig
 from transformers.cache_utils import DynamicLayer
 
 from ...errors import ConfigurationError
@@ -167,19 +167,21 @@ class Policy:
         starts = list(itertools.accumulate(map(len, group.completions), initial=0))
         logps_n = torch.zeros(starts[-1], dtype=torch.float32)
         parameters = list(self.trained.values())
+        last = len(rows_R_n) - 1
 
-        def add(row: int, last: bool, value: Any, along: Any, inputs: list[torch.Tensor]) -> Sequence[Any]:
-            """Add the sketch of one basis row's derivative; what is left are derivatives by the prompt's part."""
-            found = torch.autograd.grad(value, inputs, along, retain_graph=not last, allow_unused=True)
+        def add(row: int, outputs: Any, along: Any, others: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+            """Add a row's derivative by the parameters to its sketch; the result is that by the others."""
+            inputs = [*parameters, *others]
+            found = torch.autograd.grad(outputs, inputs, along, retain_graph=row < last, allow_unused=True)
             sketches_R_k[row] += sketch.project(found[: len(parameters)]).cpu()
             return found[len(parameters) :]
 
         with torch.enable_grad():
+            # The completions' graphs end at copies of these; the prompt's own is walked through once, after them.
             of_prompt = self.keys_and_values(group.prompt)
-            # The completions' graphs end at these; the prompt's own is walked through once, when all have been.
-            before = [one.detach().requires_grad_() for one in of_prompt]
-            sums = [[torch.zeros_like(one) for one in before] for _ in rows_R_n]
-            last = len(rows_R_n) - 1
+            before = [one.detach().requires_grad_(one.requires_grad) for one in of_prompt]
+            leaves = [one for one in before if one.requires_grad]
+            along_R = [[torch.zeros_like(one) for one in leaves] for _ in rows_R_n]
             for batch in self.micro_batches(group, before):
                 logps_B_T = logps_of(batch.logits_B_T_V, batch.ids_B_T, self.temperature)
                 places = torch.cat([torch.arange(starts[row], starts[row + 1]) for row in batch.numbers])
@@ -187,14 +189,12 @@ class Policy:
                 logps_n[places] = logps_B_T.detach()[live_B_T].float().cpu()
                 for row, coefficients_n in enumerate(rows_R_n):
                     chosen = coefficients_n[places].to(self.device, logps_B_T.dtype)
-                    value = (logps_B_T[live_B_T] * chosen).sum()
-                    for total, part in zip(
-                        sums[row], add(row, row == last, value, None, [*parameters, *before]), strict=True
-                    ):
+                    parts = add(row, (logps_B_T[live_B_T] * chosen).sum(), None, leaves)
+                    for total, part in zip(along_R[row], parts, strict=True):
                         total += part
-            if of_prompt:
-                for row, along in enumerate(sums):
-                    add(row, row == last, of_prompt, along, parameters)
+            if leaves:
+                for row, along in enumerate(along_R):
+                    add(row, [one for one in of_prompt if one.requires_grad], along, [])
         return (coefficients_S_n.double() @ rows_R_n.T) @ sketches_R_k.double(), logps_n
 
     @torch.no_grad()
@@ -202,8 +202,6 @@ class Policy:
         self, prompt: Sequence[int], count: int, longest: int, end: int
     ) -> tuple[list[list[int]], list[list[float]], list[list[float]]]:
         """Sample completions up to the token `end`: tokens, log-probabilities and entropies of each."""
-        from transformers import GenerationConfig
-
         whole = GenerationConfig(
             do_sample=True,
             temperature=self.temperature,
