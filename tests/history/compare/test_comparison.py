@@ -9,6 +9,7 @@ import torch
 from tests.history.compare.saved_files import two_groups, write_lines
 from trl_grpo_ext.history.compare import Comparison, compare
 from trl_grpo_ext.history.compare.comparison import quarters
+from trl_grpo_ext.types import HookDeclaration
 
 BASE = {"advantage_hooks": ["centred"], "loss_aggregation": "token_mean"}
 OTHER = {"advantage_hooks": ["raw_reward"], "loss_aggregation": "seq_mean_token_mean"}
@@ -87,7 +88,7 @@ def test_pairs_by_hand(compared: Comparison) -> None:
 
 def test_moved_between_tokens_within_a_completion(tmp_path: Path) -> None:
     class FirstTokenOnly:
-        role = "transform"
+        declares = HookDeclaration(role="transform")
 
         def on_rollout(self, advantages_B_T: torch.Tensor, rollout: object) -> torch.Tensor:
             kept = advantages_B_T * (torch.arange(advantages_B_T.size(1)) == 0)

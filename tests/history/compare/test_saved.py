@@ -14,7 +14,7 @@ from trl_grpo_ext.errors import ConfigurationError, RewardError, TRLGRPOExtError
 from trl_grpo_ext.history.compare import compare, load_policy
 from trl_grpo_ext.history.compare.saved import load_tokenizer
 from trl_grpo_ext.history.compare.selections import load_selection
-from trl_grpo_ext.types import Rollout, span_reward
+from trl_grpo_ext.types import HookDeclaration, Rollout, span_reward
 
 ROOT = Path(__file__).parents[3]
 EMBEDDED = ROOT / "recipes" / "embedded" / "model"
@@ -82,8 +82,7 @@ def test_join_columns_by_the_prompt(tmp_path: Path) -> None:
 @pytest.mark.parametrize("tokenizer", [None, str(EMBEDDED)])
 def test_spans_reach_their_tokens(tmp_path: Path, tokenizer: str | None) -> None:
     class Mark:
-        needs = ("offsets",)
-        role = "transform"
+        declares = HookDeclaration(role="transform", needs=("offsets",))
 
         def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
             return rollout.span_values(rollout.reward_spans["spans"])

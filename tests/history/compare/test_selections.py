@@ -8,7 +8,7 @@ import torch
 from tests.contexts import make_rollout
 from trl_grpo_ext import load_loss_aggregation
 from trl_grpo_ext.credit import flow
-from trl_grpo_ext.history.compare.selections import DEFAULTS, LEFT_OUT, TRL_REDUCTIONS
+from trl_grpo_ext.history.compare.selections import DEFAULTS, LEFT_OUT, TRL_REDUCTIONS, load_selection
 from trl_grpo_ext.trainer.facts import Progress
 from trl_grpo_ext.trainer.upstream import contract, reading
 from trl_grpo_ext.types import Rollout, StepTotals, implements
@@ -39,3 +39,8 @@ def test_loss_types_have_trls_weights() -> None:
         theirs = reading.reduction_weights(loss_type, rollout.mask_B_T, torch.tensor(9.0), facts, progress)
         assert torch.allclose(ours, theirs), loss_type
     assert StepTotals(tokens=1, sequences=1).micro_batches == 1  # what a comparison takes a step for
+
+
+def test_load_selection_says_what_it_leaves_out() -> None:
+    given = {"beta": 0.1, "entropy_coef": 0.0, "token_losses": ["squared_log_ratio"], "learning_rate": 1.0}
+    assert load_selection("a", given).left_out == {"beta": 0.1, "token_losses": ["squared_log_ratio"]}

@@ -14,7 +14,7 @@ from ...guard.calls import unique_names
 from ...guard.untrusted import read_settings, read_values
 from ...plugins.loading import load_advantage_hooks, load_loss_aggregation, load_rewards
 from ...plugins.selection import Selection, parse_selection
-from ...types import implements
+from ...types import HookDeclaration, implements
 from .saved import SavedBatch
 
 DEFAULTS: Mapping[str, Any] = {
@@ -79,7 +79,7 @@ class LoadedSelection:
     @property
     def needs(self) -> set[str]:
         """What the hooks declare a need for."""
-        return {need for hook in self.hooks for need in getattr(hook, "needs", ())}
+        return {need for hook in self.hooks for need in HookDeclaration.of(hook).needs}
 
 
 def named_selections(given: Selections) -> Mapping[str, Given]:
@@ -96,6 +96,7 @@ def load_selection(name: str, given: Given) -> LoadedSelection:
     """Read and load one selection. Unknown keys are ignored, so the file of a whole run will do."""
     mapping = selection_settings(given)
     settings = {key: _setting(name, key, mapping.get(key)) for key in DEFAULTS}
+    skipped = {**LEFT_OUT, "token_losses": None}
     chosen, aggregation = (_several(mapping.get(key)) for key in ("rewards", "loss_aggregation"))
     return LoadedSelection(
         name=name,
@@ -103,7 +104,7 @@ def load_selection(name: str, given: Given) -> LoadedSelection:
         hooks=load_advantage_hooks(_several(mapping.get("advantage_hooks")) or []),
         aggregation=load_loss_aggregation(aggregation[0] if aggregation else TRL_REDUCTIONS[settings["loss_type"]]),
         settings=settings,
-        left_out={key: mapping[key] for key, usual in LEFT_OUT.items() if mapping.get(key, usual) not in (usual, None)},
+        left_out={key: mapping[key] for key, usual in skipped.items() if mapping.get(key, usual) not in (usual, None)},
     )
 
 
@@ -118,9 +119,10 @@ def check_runnable(selection: LoadedSelection, batch: SavedBatch) -> None:
     """Refuse a selection that needs data that were not saved; the message names the hook."""
     for hook in selection.hooks:
         label = f"{selection.name}: the advantage hook {plugin_label(hook)!r}"
-        if teachers := tuple(getattr(hook, "teachers", ())):
+        declared = HookDeclaration.of(hook)
+        if teachers := declared.teachers:
             raise ConfigurationError(f"{label} needs the model {teachers[0]!r}, but a comparison loads no teacher.")
-        for need in {*getattr(hook, "needs", ())} & _NOT_SAVED.keys():
+        for need in {*declared.needs} & _NOT_SAVED.keys():
             raise ConfigurationError(f"{label} needs {_NOT_SAVED[need]}, which nothing saves.")
         if reads_log_probabilities(hook) and None in (batch.tokens.logps_B_T, batch.tokens.entropies_B_T):
             raise ConfigurationError(
@@ -136,7 +138,7 @@ def check_runnable(selection: LoadedSelection, batch: SavedBatch) -> None:
 
 def reads_log_probabilities(hook: Any) -> bool:
     """Whether a hook acts at the loss forward, or declares a need for what is computed there."""
-    return implements(hook, "on_forward") or bool({*getattr(hook, "needs", ())} & _FROM_THE_POLICY)
+    return implements(hook, "on_forward") or bool({*HookDeclaration.of(hook).needs} & _FROM_THE_POLICY)
 
 
 def _rewards(selection: str, chosen: Sequence[Any], weights: Sequence[float] | None) -> list[RewardSource]:
