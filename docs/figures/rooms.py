@@ -43,7 +43,7 @@ CONTENTS = {
     "records": "what a run leaves on disk",
     "testing": "the conformance kit",
     "trainer": "the adapter to TRL",
-    "history": "report, replay, gradients",
+    "history": "report, compare",
     "launch": "doctor, engine, checkpoints",
     "cli": "the commands",
 }

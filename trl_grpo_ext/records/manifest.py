@@ -29,8 +29,8 @@ from ..plugins.loading import Kind, Loaded, with_origin
 from ..plugins.metadata import installed_distributions, installed_version, owner_of, provenance
 from ..plugins.selection import Selection
 from ..types import CONTRACT_VERSION, role_of
-from .files import write_atomically
 from .source import Source, SourceReader, of_text
+from .writing import write_atomically
 
 __all__ = ["FILE", "Manifest", "PluginRecord", "differences", "version_notes"]
 
