@@ -6,6 +6,7 @@
 | advantage hook | `on_rewards`, `on_rollout` or `on_forward`, by role | rewards to add `(B,)`, or advantages `(B, T)` |
 | loss aggregation | `weights(rollout)`, or `reduce(loss_B_T, mask_B_T, totals)` | weights `(B, T)`, or a scalar |
 | group filter | `keep(rollout)` | for each completion whether its group is kept |
+| token loss | `loss(terms)` | each token's loss `(B, T)` |
 
 What a run must know of a plugin beforehand stands in one object, `declares`:
 
@@ -265,17 +266,30 @@ class TokenLossDeclaration(Declaration):
         needs_advantage: They are 0, with their gradient, in rows whose advantages are all 0, so compact updates may
             leave these out. Both promises are tried on made-up numbers before the first step.
         does_own: For one that replaces: settings of TRL which it applies itself (`terms` has what is needed), so that
-            they need not be refused beside it: "delta", "off_policy_mask_threshold", "top_entropy_quantile",
-            "importance_sampling_level", "vllm_importance_sampling_correction".
+            they need not be refused beside it: of `INSIDE_TRLS`.
     """
 
     NEEDS = ("old_logps", "ref_logps", "sampling_logps", "several_updates")
     GUESSES: ClassVar[Mapping[str, str]] = {"mode": "write replaces=True for a loss in place of TRL's"}
+    INSIDE_TRLS: ClassVar[Sequence[str]] = (
+        "importance_sampling_level",
+        "top_entropy_quantile",
+        "off_policy_mask_threshold",
+        "delta",
+        "vllm_importance_sampling_correction",
+    )
+    """Settings that TRL applies inside its policy loss, and which go with it."""
 
     replaces: bool = False
     independent: bool = False
     needs_advantage: bool = False
     does_own: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Check the settings too."""
+        super().__post_init__()
+        for name in self.does_own:
+            self._check_name("does_own", name, self.INSIDE_TRLS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -660,7 +674,7 @@ class PromptOutcome:
 class LossTerms:
     """One micro-batch at its loss forward: the context of a token loss. All tensors but `logps_B_T` are detached.
 
-    Rows are shuffled, as in `Forward`.
+    Rows are shuffled, as in `Forward`. Off the mask every number `(B, T)` is 0, and no gradient arrives there.
 
     Attributes:
         logps_B_T: Log-probabilities under the policy being trained, with their graph.
@@ -693,8 +707,7 @@ class LossTerms:
     @property
     def ratio_B_T(self) -> torch.Tensor:
         """The importance ratio of each token, π/π_old, with its graph; 1 off the mask."""
-        log_ratio_B_T: torch.Tensor = self.logps_B_T - self.old_logps_B_T
-        return log_ratio_B_T.masked_fill(self.mask_B_T == 0, 0.0).exp()
+        return (self.logps_B_T - self.old_logps_B_T).exp()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -189,6 +189,32 @@ ranks (rests on groups): gives the same answer on one rank as on two and three, 
   Why: Ranks that disagree on a group cannot put one batch together. Gather what decides.
 """
     + _OF_TENSORS,
+    "token_loss": """
+form: has loss, with its parameter, and no misspelt declaration. Why: The trainer asks by this method, and what nobody
+  reads has no effect.
+run: runs on an ordinary batch. Why: What fails here fails in the first training step.
+needs: declares in `needs` what it reads. Why: Log-probabilities that nobody needs are not computed, so it finds None in
+  the first step of a run whose configuration was checked.
+shape: loss returns a floating point tensor (B, T); on_rollout and measures return such tensors by name. Why: A loss per
+  completion would broadcast, or not, with the batch that happens to come.
+determinism: the same batch gives the same losses, unless it declares `deterministic=False`. Why: Each rank would draw
+  its own, and runs cannot be repeated.
+gradient: keeps the graph of the log-probabilities. Why: A detached loss trains nothing, and nothing says so.
+finite: losses and their gradient are finite, also where the policy is the one that sampled, and where completions are
+  empty or rewards equal or missing. Why: One NaN in the gradient spoils every weight of the model.
+padding: neither more padding nor what stands off the mask changes anything. Why: A batch is as wide as its longest
+  completion, and padding holds whatever the model computes there: both change with the neighbours.
+long (rests on finite, padding): gives losses that float32 can hold for completions of 64 to 4,096 tokens, and the same
+  in float64. Why: Products of ratios over a completion overflow or vanish with its length.
+dtype: also takes log-probabilities in bfloat16 and float16. Why: numpy, for one, does not know bfloat16.
+independent: with `independent=True`, a completion's losses are the same next to any others. Why: Compact updates rely
+  on it to put other completions next to it. Compute what is common to a batch in on_rollout.
+needs_advantage: with `needs_advantage=True`, losses and gradient are 0 where a completion has no advantage. Why:
+  Compact updates leave such completions out.
+split (rests on independent): what on_rollout carries along is the same on one rank as on two and three. Why: Statistics
+  over the rank's own rows change with the number of GPUs. Gather first.
+"""
+    + _OF_TENSORS,
 }
 """By kind, in the order in which they are checked: `name (rests on other, rules): summary. Why: reason`."""
 

@@ -73,8 +73,10 @@ class ClipCov:
         candidates_N_T = live_N_T & (covariance_N_T > self.low) & (covariance_N_T < self.high)
         count = max(1, int(self.share * float(live_N_T.sum())))
         # The same on all ranks and after resuming: by the step, and from no generator of the run's.
-        draw_N_T = torch.rand(live_N_T.shape, generator=torch.Generator().manual_seed(rollout.step))
-        dropped_N_T = largest(draw_N_T.to(live_N_T.device), candidates_N_T, count)
+        drawn = torch.rand(int(live_N_T.sum()), generator=torch.Generator().manual_seed(rollout.step))
+        draw_N_T = torch.zeros_like(covariance_N_T)
+        draw_N_T[live_N_T] = drawn.to(draw_N_T)  # one for each token that counts, however far rows are padded
+        dropped_N_T = largest(draw_N_T, candidates_N_T, count)
         return {"kept": own_rows(~dropped_N_T, rollout)}
 
     def loss(self, terms: LossTerms) -> torch.Tensor:
@@ -118,7 +120,7 @@ class TOPR:
     @staticmethod
     def _ratio(terms: LossTerms) -> torch.Tensor:
         """π/π_old of each completion, at most 1, `(B,)`, without a gradient."""
-        log_ratio_B_T = (terms.logps_B_T.detach() - terms.old_logps_B_T).masked_fill(terms.mask_B_T == 0, 0.0)
+        log_ratio_B_T = terms.logps_B_T.detach() - terms.old_logps_B_T
         return log_ratio_B_T.sum(dim=1).clamp(max=0.0).exp()
 
 

@@ -21,7 +21,7 @@ from ..guard.agreement import Agreement
 from ..guard.calls import unique_names
 from ..prompt_samplers.orders import InOrder
 from ..records.log import LiveLog
-from ..types import HookDeclaration
+from ..types import Declaration
 from .compact.packed import packing_of
 from .compact.updates import CompactUpdates, PlainUpdates, Updates, freedom_of
 from .config import our_settings
@@ -68,7 +68,8 @@ class Extension:
 
     def keep_reference(self, model: Any, args: Any, peft_config: Any) -> None:
         """Keep a copy of an adapter that is trained further, if a hook needs the reference policy."""
-        if any("ref_logps" in HookDeclaration.of(hook).needs for hook in self.plugins.hooks):
+        plugins = [*self.plugins.hooks, *self.plugins.token_losses]
+        if any("ref_logps" in Declaration.of(plugin).needs for plugin in plugins):
             acting.keep_adapter_as_reference(model, args, peft_config)
 
     def attach(self, rewards: SelectedRewards, policy_logps: Inherited, *, evaluates: bool) -> None:
@@ -94,7 +95,8 @@ class Extension:
         token_losses = TokenLosses(plugins.losses_by_name, facts, agreement.section)
         self.records = RecordStage(trl, facts, plugins, agreement, evaluates=evaluates)
         updates = self._make_updates(policy_logps, facts, reduction, token_losses.terms())
-        needing = [*plugins.hooks, *([] if plugins.group_filter is None else [plugins.group_filter])]
+        needing = [*plugins.hooks, *plugins.token_losses]
+        needing += [] if plugins.group_filter is None else [plugins.group_filter]
         self.rollouts = RolloutStage(
             trl,
             facts,
