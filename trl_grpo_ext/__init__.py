@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from .plugins.loading import load_group_filter as load_group_filter
     from .plugins.loading import load_loss_aggregation as load_loss_aggregation
     from .plugins.loading import load_rewards as load_rewards
+    from .plugins.loading import load_token_losses as load_token_losses
     from .trainer.config import GRPOExtConfig as GRPOExtConfig
     from .trainer.mixin import GRPOExtMixin as GRPOExtMixin
     from .trainer.mixin import GRPOExtTrainer as GRPOExtTrainer
@@ -48,6 +49,7 @@ _HOME_OF = {
     "load_group_filter": "plugins.loading",
     "load_loss_aggregation": "plugins.loading",
     "load_rewards": "plugins.loading",
+    "load_token_losses": "plugins.loading",
     "completion_text": "guard.messages",
     "SafeCheckpoints": "launch.checkpoints",
     "GRPOExtMixin": "trainer.mixin",

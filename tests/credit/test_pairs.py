@@ -34,6 +34,7 @@ PARAMETERS: Mapping[str, Mapping[str, Any]] = {
     "clip_advantages": {"low": -0.3, "high": 0.3},
     "decoupled_normalisation": {"epsilon": 0.3},  # or with one reward it is TRL's own, up to a factor
     "divergence_mask": {"low": 0.01, "high": 0.01},
+    "sequence_rejection": {"low": 0.9, "high": 1.04},
     "future_kl": {"epsilon_low": 0.2},
     "kl_in_reward": {"coefficient": 1.0},
     "outcome_filter": {"keep": "failures", "threshold": 0.95},  # the best of one group is one
@@ -127,7 +128,7 @@ def batch(rewards: Sequence[float]) -> Rollout:
         old_entropies_B_T=LOGPS["old"][1],
         ref_logps_B_T=LOGPS["ref"][0],
         teacher_logps_B_T={"policy given teacher_prompt": LOGPS["ref"][0]},
-        sampling_logps_B_T=LOGPS["old"][0],
+        sampling_logps_B_T=LOGPS["now"][0],
     )
 
 

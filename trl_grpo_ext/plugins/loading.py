@@ -39,6 +39,7 @@ __all__ = [
     "load_group_filter",
     "load_loss_aggregation",
     "load_rewards",
+    "load_token_losses",
     "parse_selection",
     "resolve",
 ]

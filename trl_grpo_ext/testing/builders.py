@@ -16,7 +16,7 @@ from torch.nn.functional import pad
 from ..credit.groups import group_mean
 from ..credit.turns import true_runs
 from ..errors import PluginOutputError
-from ..types import Forward, Rollout, ToolCall, Totals, Turn
+from ..types import Forward, LossTerms, Rollout, ToolCall, Totals, Turn
 
 
 class UnequalGathers(PluginOutputError):  # noqa: N818
@@ -149,6 +149,27 @@ def make_forward(
         "zero_variance_B": torch.zeros(rows, dtype=torch.bool),
     }
     return Forward(**{**settings, **overrides})
+
+
+def make_terms(logps: torch.Tensor, old_logps: torch.Tensor, advantages: torch.Tensor, **overrides: Any) -> LossTerms:
+    """The context of one micro-batch for a unit test of a token loss's `loss`; every token counts.
+
+    Args:
+        logps: Log-probabilities of the sampled tokens under the policy being trained, `(B, T)`.
+        old_logps: Those under the policy that generated, `(B, T)`.
+        advantages: `(B, T)`.
+        **overrides: Any field of `LossTerms`, used unchanged; by default entropies and rewards are 0.
+    """
+    settings: dict[str, Any] = {
+        "logps_B_T": logps,
+        "old_logps_B_T": old_logps,
+        "advantages_B_T": advantages,
+        "mask_B_T": torch.ones_like(old_logps),
+        "entropies_B_T": torch.zeros_like(old_logps),
+        "completion_ids_B_T": torch.ones(logps.shape, dtype=torch.long),
+        "rewards_B": old_logps.new_zeros(logps.size(0)),
+    }
+    return LossTerms(**{**settings, **overrides})
 
 
 def cut(rollout: Rollout, sizes: Sequence[int]) -> list[Rollout]:

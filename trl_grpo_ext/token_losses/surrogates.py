@@ -52,7 +52,7 @@ class ClipCov:
     each micro-batch, among tokens that PPO does not clip.
 
     Args:
-        share: Share of the tokens that are left out at most, above 0 and at most 1.
+        share: Share of the tokens that are left out at most, above 0 and at most 1; one token may always be.
         low: Lower bound of the covariance of a candidate.
         high: Upper bound.
         epsilon: PPO's clip, above 0 and below 1.
@@ -61,7 +61,7 @@ class ClipCov:
     __name__ = "clip_cov"
     declares = TokenLossDeclaration(replaces=True, independent=True, needs_advantage=True, needs=("old_logps",))
 
-    def __init__(self, *, share: float = 0.002, low: float = 1.0, high: float = 5.0, epsilon: float = 0.2) -> None:
+    def __init__(self, *, share: float = 0.0002, low: float = 1.0, high: float = 5.0, epsilon: float = 0.2) -> None:
         self.share = checked_number("clip_cov: share", share, "above 0 and at most 1", lambda v: 0 < v <= 1)
         self.low = checked_number("clip_cov: low", low, "a finite number")
         self.high = checked_number("clip_cov: high", high, f"above low = {low}", lambda v: v > low)
