@@ -73,6 +73,13 @@ def _with_reference(incoming: float) -> Any:
     return run
 
 
+def _rejection(selection: Any) -> Mapping[str, Any]:
+    sampler = torch.tensor([[-1.05], [-0.5], [-1.8]], dtype=torch.float64)
+    old = torch.tensor(LOGPS, dtype=torch.float64).unsqueeze(1)
+    rows = _after_rollout(selection, [1, 1, 1], [1.0, 1.0, 1.0], old_logps_B_T=old, sampling_logps_B_T=sampler)
+    return {"advantage after": [row[0] for row in rows]}
+
+
 def _gae(selection: Any) -> Mapping[str, Any]:
     return {"advantages": _after_rollout(selection, [3, 2], [9.0, 9.0], [1.0, 0.0])}
 
@@ -406,6 +413,13 @@ EXAMPLES: dict[str, Worked] = {
         {"log π − log π_old": MOVED, "advantage before": (1.0,) * 3},
         _future,
         "A half-life of one token: F is 0.125, 0.05 and 0.1.",
+    ),
+    "sequence_rejection": Worked(
+        {"name": "sequence_rejection", "low": 0.9, "high": 1.1},
+        completions(3),
+        {"log π_old": LOGPS, "log π of the sampler": (-1.05, -0.5, -1.8)},
+        _rejection,
+        "Of completions of one token, whose ratios are 1.05, 1 and 0.82.",
     ),
     "divergence_mask": Worked(
         {"name": "divergence_mask", "low": 0.2, "high": 0.2},
