@@ -18,7 +18,7 @@ from ..credit.flow import plugin_label
 from ..errors import ConfigurationError, is_out_of_memory
 from ..types import POLICY, REFERENCE, Declaration, FilterDeclaration, HookDeclaration, implements, split_teacher
 from .batch import whole_rows
-from .rollouts import HookLogps
+from .sampled_batch import HookLogps
 
 
 @dataclass(frozen=True)

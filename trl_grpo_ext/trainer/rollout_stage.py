@@ -28,7 +28,7 @@ from .loss_forward import Inherited
 from .prompts import DealtPrompts, Drawn, DrawnPrompts
 from .record_stage import RecordStage
 from .resampling import Resampling
-from .rollouts import HookLogps, NotSampling, SampledBatch, Sampling, read_rollout
+from .sampled_batch import HookLogps, NotSampling, SampledBatch, Sampling, read_rollout
 from .selected import SelectedPlugins
 from .shaping import batch_before_trls, refuse_images, rollout_of_shapers
 from .token_losses import TokenLosses
