@@ -18,11 +18,12 @@ _COMMON = (Abs, Add, ImaginaryUnit, Mul, NumberSymbol, Pow, Rational, Symbol, co
 _NAME = re.compile(r"[A-DF-Za-df-z](_\{?\w+\}?)?")
 _DIGITS, _MARGIN = 20, 1e-8
 _simplify, _solve_and_compare = grader.simplify, grader.sympy_solve_and_compare
+_is_of_symbols = grader.is_expr_of_only_symbols
 
 
 def simplify(difference: Any) -> Any:
     """Math-verify's `simplify`, which only asks it whether a difference is zero: 1 stands for what is surely not."""
-    return S.One if _is_nonzero(difference) else _simplify(difference)
+    return S.One if is_nonzero(difference) else _simplify(difference)
 
 
 def sympy_solve_and_compare(gold: Any, pred: Any, *precision: int) -> bool:
@@ -36,12 +37,19 @@ def sympy_solve_and_compare(gold: Any, pred: Any, *precision: int) -> bool:
         symbols = gold.free_symbols | pred.free_symbols
         names = {symbol.name.lower() for symbol in symbols if _NAME.fullmatch(symbol.name)}
         is_plain = len(names) == len(symbols) and gold.lhs not in gold.rhs.free_symbols | pred.rhs.free_symbols
-        if is_plain and all(value == value.real for value in values) and _is_nonzero(gold.rhs - pred.rhs):
+        if is_plain and all(value == value.real for value in values) and is_nonzero(gold.rhs - pred.rhs):
             return False
     return bool(_solve_and_compare(gold, pred, *precision))
 
 
-def _is_nonzero(difference: Any) -> bool:
+def is_name(side: Any) -> bool:
+    """Whether the left side of an equation says what it is of (`x`, `f(x)`, `AB`, `A/S`), and not `x + y`: then 5 is no
+    answer to `x + y = 5`, as it is to math-verify."""
+    return bool(_is_of_symbols(side)) and not side.has(Add)
+
+
+def is_nonzero(difference: Any) -> bool:
+    """Whether an expression is surely not zero."""
     return _MARGIN < abs(_value(difference)) < float("inf")
 
 
@@ -57,4 +65,9 @@ def _value(expression: Any) -> complex:
     return complex("nan")
 
 
-grader.simplify, grader.sympy_solve_and_compare = simplify, sympy_solve_and_compare
+REPLACED = {
+    "simplify": simplify,
+    "sympy_solve_and_compare": sympy_solve_and_compare,
+    "is_expr_of_only_symbols": is_name,
+}
+"""What `math_verify.grader` is to use instead of its own."""
