@@ -136,6 +136,17 @@ class MathAccuracy(Judged):
         """The outcomes of `B` completions; arguments and errors as in a call."""
         return [reading.judgement for reading in self._read(completions, solution, columns)]
 
+    def read_references(self, references: Sequence[Any]) -> list[tuple[str, str]]:
+        """What each reference is read as ("" where it cannot be), and what of its text that leaves over."""
+        asked = [text for text in dict.fromkeys(references) if isinstance(text, str) and plain_reference(text) is None]
+        within = [text for text in asked if excess_of_reference(text, self.max_characters) is None]
+        found = {text: (one.gold, one.left) for text, one in zip(within, self._verifier.read(within), strict=True)}
+        plain = (plain_reference(text) if isinstance(text, str) else None for text in references)
+        return [
+            found.get(text, ("", str(text))) if number is None else (number.text, "")
+            for text, number in zip(references, plain, strict=True)
+        ]
+
     def start_workers(self) -> None:
         """Start the worker processes' imports in the background, as `load_rewards` does; else the first call does."""
         self._verifier.pool.start()

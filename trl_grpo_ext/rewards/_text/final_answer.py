@@ -13,8 +13,8 @@ whatever follows it; if it opens an equation, the result after its last `=` is. 
 its last number, and so does a chain of equations. Number words count where no digits stand in their place.
 
 A number that is only a part of an expression (`18!`, "18 squared"; see `operands`) is not the answer, and where such a
-one stands last, nothing is. Neither is one of several (`3:18`, "17 or 18", `17, 18`, "18 or more"): such an answer could
-be right whatever the reference is. A number that the text denies ("not 18") is passed over.
+one stands last, nothing is. Neither is one of several (`3:18`, "17 or 18", `17, 18`, "18 or more"), and a number that
+the text denies ("not 18") is passed over.
 
 Dates, times such as 12:30, ordinals and labels of list items or steps are read only where there is nothing else.
 In prose a range means its end ("they need 5-7" is 7). Every function here is linear in the text and raises on no text.
@@ -131,13 +131,20 @@ def parse_reference(reference: Any) -> Fraction | None:
             return Fraction(str(reference.item() if hasattr(reference, "item") else reference))
         except (ValueError, ZeroDivisionError, TypeError):
             return None
+    number, _ = read_reference(reference)
+    return None if number is None else number.value
+
+
+def read_reference(reference: str) -> tuple[Number | None, str]:
+    """The number of a reference in words, None where it has none or more, and what of its answer is not the number."""
     text = fold(reference).rpartition("####")[2].strip()
+    text = f" {text}"  # as after a marker
     number = _direct(text, 0, is_box=True)  # `18!` and `18j` are mathematics here, not an exclamation and a unit
     if number is None or next(numbers_from_end(text, number.end, len(text)), None):
-        return None
-    if is_one_of_several(" " + text, replace(number, start=number.start + 1, end=number.end + 1), 0):
-        return None
-    return number.value
+        return None, text.strip()
+    if is_one_of_several(text, number, 0):
+        return None, text.strip()
+    return number, f"{text[: number.start]} {text[number.end :]}".strip(" $€£¥.*")
 
 
 def _answer_part(text: str) -> str:
