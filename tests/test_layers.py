@@ -18,6 +18,7 @@ KNOW_TRL = {"trainer", "records", "history", "testing", "launch"}
 
 IN_CHILD_PROCESSES = {
     "trl_grpo_ext.rewards._math.differences": {"math_verify", "sympy"},
+    "trl_grpo_ext.rewards._math.notation": {"latex2sympy2_extended"},
     "trl_grpo_ext.rewards._math.verification": {"antlr4", "math_verify", "latex2sympy2_extended", "sympy"},
     "trl_grpo_ext.rewards._math.work": {"sympy"},
     "trl_grpo_ext.rewards._sandbox.judge": {"pytest"},
