@@ -99,6 +99,8 @@ def _checked(job: Mapping[str, Any]) -> dict[str, str]:
         return {"outcome": "unparseable_reference", "detail": _AS_TEXT, **read}
     if excess := excess_of_work(answer):
         return {"outcome": "refused", "detail": excess, "found": _shown(answer), **read}
+    if differences.differ_by_quadrature(gold[0], answer[0]):
+        return {"outcome": "wrong", "found": _shown(answer), **read}
     right = verify(list(gold), answer, timeout_seconds=None) and not _different(gold, answer)
     if "answer" not in job:
         return {"outcome": "scored", **read}
