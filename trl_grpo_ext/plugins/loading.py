@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..errors import ConfigurationError, PluginError, PluginTypeError, reworded
-from ..guard.calls import rename, reward_name, unique_names
+from ..guard.calls import rename, reward_name, start_workers, unique_names
 from ..types import acting_order, implements, role_of
 from .building import broken, build, check_parameters, describe, import_plugin, plugin_code
 from .discovery import ENVIRONMENT_VARIABLE, PluginInfo, available, find, is_allowed
@@ -185,8 +185,7 @@ def load_rewards(selections: Any) -> RewardList:
     """
     rewards = _reward_list(selections, _resolve_several("reward", selections))
     for reward in rewards:
-        if callable(start := getattr(reward, "start_workers", None)):
-            start()
+        start_workers(reward)
     return rewards
 
 

@@ -338,10 +338,8 @@ class Extension:
         trl.reward_funcs = [watch.wrap(*pair) for pair in zip(functions, names, strict=True)]
         try:
             with self._phases.during("rewards"), watch.time_limit():
-                columns = {name: [row[name] for row in inputs] for name in inputs[0]}
-                for reward in trl.reward_funcs:  # one that waits for a server waits while the others compute
-                    if callable(start := getattr(reward, "start_scoring", None)):
-                        start(completions, prompts=prompts, **columns)
+                given = {"prompts": prompts, "completions": completions, "completion_ids": completion_ids}
+                watch.start_scoring(functions, names, inputs, **given)
                 rewards_N_K = inherited(inputs, prompts, completions, completion_ids)
         except BaseException as error:  # also SystemExit and Ctrl-C: the others wait in the one gather of this method
             failure = error
