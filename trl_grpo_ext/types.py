@@ -280,6 +280,7 @@ class Rollout:
         prompts: The `B` prompts as the dataset gives them (strings or lists of messages).
         completions: The `B` completions as reward functions get them (strings or lists of messages).
         columns: The dataset's other columns, each a list of `B` values.
+        row_numbers: Each prompt's row in the training data; None where TRL's own loader dealt the prompts.
         texts: The completions' texts, `B` strings: the completion itself or, for a list of messages, their contents
             joined. Spans count its characters.
         prompt_ids_B_P: Prompt tokens, padded on the left.
@@ -339,6 +340,7 @@ class Rollout:
     prompts: Sequence[Any]
     completions: Sequence[Any]
     columns: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    row_numbers: Sequence[int] | None = None
     texts: Sequence[str]
     prompt_ids_B_P: torch.Tensor
     prompt_mask_B_P: torch.Tensor

@@ -145,7 +145,7 @@ class Change(TrainerCallback):
         self.trainer: Any = None
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **keywords: Any) -> None:
-        self.trainer._trl_grpo_ext.reaggregation.aggregation = self.aggregations[state.global_step]
+        self.trainer._trl_grpo_ext.losses.reduction.aggregation = self.aggregations[state.global_step]
 
 
 def uneven_rollout(prompts_: list[str], trainer: Any) -> dict[str, Any]:

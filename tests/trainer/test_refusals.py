@@ -19,8 +19,9 @@ from trl_grpo_ext.errors import (
     UpstreamError,
     is_out_of_memory,
 )
-from trl_grpo_ext.trainer import mixin, upstream
+from trl_grpo_ext.trainer import mixin
 from trl_grpo_ext.trainer.own_loss import try_out
+from trl_grpo_ext.trainer.upstream import contract
 
 AGGREGATION: dict[str, Any] = {"loss_aggregation": "token_mean", "max_steps": 1}
 FORWARD_HOOK: dict[str, Any] = {"advantage_hooks": ["entropy_shaping"], "max_steps": 1}
@@ -34,7 +35,7 @@ def test_the_table_of_the_adapter_is_what_it_overrides() -> None:
     overridden = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
     public = {name for name in own if isinstance(vars(GRPOExtMixin)[name], property)}
     assert own - overridden == public
-    assert overridden - {"__init__"} == upstream.METHODS.keys() - upstream.CALLED
+    assert overridden - {"__init__"} == contract.METHODS.keys() - contract.CALLED
 
 
 # ---------------------------------------------------------------------------------------------- somebody's loss

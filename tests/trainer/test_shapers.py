@@ -19,8 +19,9 @@ from tests.trainer.pipelines.page import mixed
 from tests.trainer.watch import WatchBoth
 from trl_grpo_ext import Rollout
 from trl_grpo_ext.credit.flow import shape_rewards
+from trl_grpo_ext.credit.rollouts import ScoredRows
 from trl_grpo_ext.errors import ConfigurationError, PluginOutputError, UpstreamError
-from trl_grpo_ext.trainer.contexts import Sampling, ScoredBatch
+from trl_grpo_ext.trainer.rollouts import Sampling
 from trl_grpo_ext.trainer.shaping import refuse_images
 
 
@@ -230,8 +231,8 @@ def test_rewards_outside_of_a_generation_are_refused(tiny_model: Path, tmp_path:
 
 def test_log_probabilities_that_only_a_pass_with_images_could_give_are_refused() -> None:
     def check(row: dict[str, Any], of_tool: Any, missing: list[str]) -> None:
-        scored = ScoredBatch([{"prompt": "a", **row}], ["a"], ["b"], [[3]], torch.zeros(0))
-        refuse_images(Sampling([*[None] * 6, of_tool], scored=scored), missing)
+        scored = ScoredRows([{"prompt": "a", **row}], ["a"], ["b"], [[3]], torch.zeros(0))
+        refuse_images(Sampling([*[None] * 6, of_tool], scored=[scored]), missing)
 
     check({"image": None}, None, ["old_logps"])
     check({"image": "a picture"}, None, [])

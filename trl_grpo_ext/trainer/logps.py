@@ -18,14 +18,12 @@ from ..credit.flow import plugin_label
 from ..errors import ConfigurationError, is_out_of_memory
 from ..types import NEEDS, POLICY, REFERENCE, implements, split_teacher
 from .batch import whole_rows
-
-Scores = dict[str, torch.Tensor]
-"""What hooks need and TRL has not computed for one generation batch, `(B, T)`, by need or by name of a teacher."""
+from .rollouts import HookLogps
 
 
 @dataclass(frozen=True)
 class Models:
-    """What scoring needs of a run's models."""
+    """What is needed of a run's models."""
 
     # TRL's own pass of the policy over a batch, so many rows at a time, with entropies or without.
     policy_pass: Callable[[dict[str, Any], int, bool], tuple[torch.Tensor, torch.Tensor | None]]
@@ -42,8 +40,8 @@ class Models:
     trust_remote_code: bool
 
 
-class Scorer:
-    """Computes what the selected hooks need."""
+class LogpsForHooks:
+    """Computes the log-probabilities and entropies that the selected hooks need."""
 
     def __init__(self, hooks: Sequence[Any], models: Models, tokenizer: Any) -> None:
         self._models = models
@@ -62,7 +60,7 @@ class Scorer:
                 self._teachers.setdefault(name, plugin_label(hook))
 
     def missing(self, batch: dict[str, Any]) -> list[str]:
-        """What `scores` would compute for a batch: names from `needs`, and names of teachers."""
+        """What `compute` would compute for a batch: names from `needs`, and names of teachers."""
         keys = {"old_logps": "old_per_token_logps", "old_entropies": None, "ref_logps": "ref_per_token_logps"}
         return [need for need, key in keys.items() if need in self.needs and key not in batch] + [*self._teachers]
 
@@ -71,9 +69,9 @@ class Scorer:
         columns = {column: hook for name, hook in self._teachers.items() if (column := split_teacher(name)[1])}
         return {column: self._after_prompts(batch, inputs, column, hook) for column, hook in columns.items()}
 
-    def scores(self, batch: dict[str, Any], prompted: Mapping[str, dict[str, Any]], rows_at_once: int) -> Scores:
-        """Score one generation batch. All ranks call it, since sharded models need all of them."""
-        missing, found = self.missing(batch), Scores()
+    def compute(self, batch: dict[str, Any], prompted: Mapping[str, dict[str, Any]], rows_at_once: int) -> HookLogps:
+        """Compute them for one generation batch. All ranks call it, since sharded models need all of them."""
+        missing, found = self.missing(batch), dict[str, torch.Tensor]()
         with_entropies = "old_entropies" in missing
         if with_entropies or "old_logps" in missing:
             found["old_logps"], entropies_B_T = self._models.policy_pass(batch, rows_at_once, with_entropies)

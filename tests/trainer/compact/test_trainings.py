@@ -168,7 +168,7 @@ def test_three_optimizer_steps_give_the_same_weights(
     assert found
     assert not any(compact_logs(theirs))
     # Where rows stay in their micro-batches, or are alone, few of a prompt meet.
-    if share and ours.trainer._trl_grpo_ext.compact.freedom.sort:
+    if share and ours.trainer._trl_grpo_ext.losses.updates.freedom.sort:
         assert any(metrics["computed_tokens"] < metrics["live_tokens"] for metrics in found)
     for metrics in found:
         least = metrics["distinct_tokens"] if share else metrics["live_tokens"]
@@ -436,7 +436,7 @@ def test_multimodal_batches_run_as_trl_deals_them(
 ) -> None:
     args = arguments(tmp_path, compact_updates="exact")
     trainer: Any = GRPOExtTrainer(str(tiny_model), length_reward, args, train_dataset=prompts(8))
-    compact: CompactUpdates = trainer._trl_grpo_ext.compact
+    compact: CompactUpdates = trainer._trl_grpo_ext.losses.updates
     dealt = [{"completion_ids": torch.ones(2, 3), "pixel_values": torch.zeros(2, 3), "num_images": [1, 1]}]
     _warn_once.cache_clear()
     with caplog.at_level(logging.WARNING, logger=f"{MODULE}.compact.updates"):
@@ -446,9 +446,11 @@ def test_multimodal_batches_run_as_trl_deals_them(
 
 
 def test_a_liger_loss_is_refused() -> None:
-    stand_in = SimpleNamespace(_trainer=None, settings=None, _args=SimpleNamespace(use_liger_kernel=True))
+    stand_in = SimpleNamespace(
+        _trainer=SimpleNamespace(args=SimpleNamespace(use_liger_kernel=True)), plugins=SimpleNamespace(compact=True)
+    )
     with pytest.raises(ConfigurationError, match="does not work with use_liger_kernel"):
-        Extension._make_compact_updates(stand_in, None)  # type: ignore[arg-type]
+        Extension._make_updates(stand_in, None, None, None)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
