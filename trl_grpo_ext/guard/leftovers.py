@@ -1,4 +1,4 @@
-"""Threads and child processes that a reward leaves behind: named when the run is over, and not waited for.
+"""Threads and child processes that a reward leaves running: named when the run is over, and not waited for.
 
 Before a process ends, Python waits for each thread that is no daemon, for the jobs of thread pools and for the children
 that `multiprocessing` started. One of them that never ends would keep a finished run alive without a word. What began
@@ -58,7 +58,7 @@ def _running() -> list[Any]:
 
 
 def prepare() -> None:
-    """Get ready for the end of this process if something was left behind; in the main thread, the only one that can."""
+    """Get ready for the end of this process if something was left running; only the main thread can."""
     if _BEGUN and not _IS_READY.is_set() and threading.current_thread() is threading.main_thread():
         _IS_READY.set()
         atexit.register(_end_children)
