@@ -7,6 +7,7 @@ ones not at all.
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 import unicodedata
@@ -72,7 +73,7 @@ def special_tokens(model: str) -> list[str]:
     """The special tokens of a model's tokenizer, if its files are here: in this folder, or in the cache of the hub."""
     tokens: set[str] = set()
     for name, key in (("tokenizer.json", "added_tokens"), ("tokenizer_config.json", "added_tokens_decoder")):
-        with suppress(OSError, ValueError, AttributeError):  # not there, or no tokenizer's
+        with suppress(ImportError, OSError, ValueError, AttributeError):  # not there, or no tokenizer's
             found = json.loads(_file(model, name).read_text(encoding="utf-8")).get(key, ())
             tokens.update(_contents(found.values() if isinstance(found, dict) else found))
     return sorted(tokens)
@@ -81,9 +82,8 @@ def special_tokens(model: str) -> list[str]:
 def _file(model: str, name: str) -> Path:
     if Path(model).is_dir():
         return Path(model) / name
-    from huggingface_hub import try_to_load_from_cache  # here, because most rewards do without
-
-    return Path(str(try_to_load_from_cache(model, name)))
+    hub = importlib.import_module("huggingface_hub")  # here, because most rewards do without
+    return Path(str(hub.try_to_load_from_cache(model, name)))
 
 
 def _contents(tokens: Any) -> Iterator[str]:
