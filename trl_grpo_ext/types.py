@@ -1,4 +1,21 @@
-"""The interface for plugin authors on one page: two contexts, the totals and four protocols.
+"""The interface for plugin authors: what to write first, then the contexts, then what few plugins need.
+
+| kind | an object with | it returns |
+| --- | --- | --- |
+| reward | `__call__(prompts, completions, completion_ids, **columns)` | a number or None for each completion |
+| advantage hook | `on_rewards`, `on_rollout` or `on_forward`, by role | rewards to add `(B,)`, or advantages `(B, T)` |
+| loss aggregation | `weights(rollout)`, or `reduce(loss_B_T, mask_B_T, totals)` | weights `(B, T)`, or a scalar |
+| group filter | `keep(rollout)` | for each completion whether its group is kept |
+
+What a run must know of a plugin beforehand stands in one object, `declares`:
+
+    class FirstTokens:  # credit only the first tokens of a completion
+        declares = HookDeclaration(role="transform")
+
+        def on_rollout(self, advantages_B_T, rollout):
+            return advantages_B_T * (torch.arange(advantages_B_T.size(1)) < 16)
+
+Where parameters decide, `__init__` sets `self.declares`.
 
 Dimensions: `B` completions on this rank, `N` completions of the generation batch on all ranks, `G` completions of one
 prompt (a group), `Q` prompts, `K` reward functions, `P` prompt tokens, `T` completion tokens (padded on the right).
@@ -9,13 +26,14 @@ Importing this module does not import torch.
 
 from __future__ import annotations
 
+import difflib
 import functools
 import inspect
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, runtime_checkable
 
 from .errors import PluginContractError, PluginOutputError
 
@@ -27,14 +45,22 @@ __all__ = [
     "NEEDS",
     "ROLES",
     "AdvantageHook",
+    "AggregationDeclaration",
+    "Declaration",
+    "FilterDeclaration",
     "Forward",
     "GroupFilter",
+    "HookDeclaration",
     "LossAggregation",
+    "LossTerms",
     "Reward",
+    "RewardDeclaration",
     "Rollout",
     "Span",
     "SpanScore",
     "StepTotals",
+    "TokenLoss",
+    "TokenLossDeclaration",
     "ToolCall",
     "Totals",
     "Turn",
@@ -45,16 +71,9 @@ __all__ = [
     "span_reward",
 ]
 
-CONTRACT_VERSION = 2
+CONTRACT_VERSION = 1
 """Goes up when a field of `Rollout`, `Forward` or `Totals` changes its meaning, or when plugins must do more; not when
 a field is added (docs/stability.md)."""
-
-Span = tuple[int, int, float]
-"""`(start, end, value)`: the value of the characters `text[start:end]` of a completion."""
-
-TurnSpan = tuple[int, int, int | None, float]
-"""`(turn, start, end, value)`: the value of the characters `content[start:end]` of the completion's `turn`-th assistant
-message, counted from 0. If `end` is None, the span is the whole turn, with its tool calls and special tokens."""
 
 NEEDS = ("old_logps", "old_entropies", "ref_logps", "sampling_logps", "offsets", "entropies", "several_updates")
 """What a hook may list in its `needs`."""
@@ -67,180 +86,327 @@ ROLES: Mapping[str, str] = {
 }
 """The roles of advantage hooks, in the order in which they act, and the method that each requires."""
 
-
-class SpanScore(float):
-    """A completion's reward, with the characters that earned it. Plain TRL sees an ordinary float.
-
-    Args:
-        value: The reward.
-        spans: Either `(start, end, value)`, in characters of the completion's text (for a list of messages: of the last
-            assistant message that has content), or `(turn, start, end, value)`, in characters of the `turn`-th
-            assistant message, counted from 0, where an `end` of None means the whole turn. The values need not sum to
-            the reward; the hook decides how to use them (`span_credit`, `process_rewards`).
-    """
-
-    spans: tuple[Span | TurnSpan, ...]
-
-    def __new__(cls, value: float, spans: Sequence[Span | TurnSpan] = ()) -> SpanScore:
-        """Make the number and attach the spans."""
-        score = super().__new__(cls, value)
-        score.spans = tuple(_checked_span(*span) for span in spans)
-        return score
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle with the spans."""
-        return SpanScore, (float(self), self.spans)
+HOOK_METHODS = tuple(dict.fromkeys(ROLES.values()))
+"""What an advantage hook may define."""
 
 
-def _checked_span(*span: Any) -> Span | TurnSpan:
-    *turn, start, end, value = span
-    if turn:
-        (number,) = turn
-        return int(number), int(start), None if end is None else int(end), float(value)
-    return int(start), int(end), float(value)
-
-
-class TurnScores(SpanScore):
-    """A completion's reward, with a value for each turn. Plain TRL sees an ordinary float.
-
-    Args:
-        turns: The values, in the order of the assistant messages. Turns without a value get 0.
-        value: The reward; by default the sum of the values.
-    """
-
-    def __new__(cls, turns: Sequence[float], value: float | None = None) -> TurnScores:
-        """Make the number and attach the values, as spans of whole turns."""
-        spans: list[TurnSpan] = [(number, 0, None, worth) for number, worth in enumerate(turns)]
-        score = super().__new__(cls, math.fsum(turns) if value is None else value, spans)
-        assert isinstance(score, TurnScores)
-        return score
-
-    @property
-    def turns(self) -> tuple[float, ...]:
-        """The values."""
-        return tuple(span[-1] for span in self.spans)
+# ------------------------------------------------------------------------------------------- what a plugin may declare
 
 
 @dataclass(frozen=True, kw_only=True)
-class ToolCall:
-    """One tool call of a turn.
+class Declaration:
+    """What a plugin of any kind may declare: `declares`, an attribute of its class or of the object.
+
+    A name that it does not have, or a value that it does not take, is a `PluginContractError`.
 
     Attributes:
-        name: The tool's name; empty if it cannot be read.
-        arguments: The parsed arguments; None if they cannot be parsed.
-        outcome: "returned", "raised" (or no tool has that name), "unparsed" (it cannot be read as a call), "not_run"
-            (the completion ended first, or another call of the turn could not be read), or "unknown" (some of several
-            calls of one asynchronous tool raised).
-        result: The tool's answer as text; None if there is none or it is not known.
-        tokens: `(first, end)`, the completion's tokens that make up the call, markers included; the whole turn if the
-            tokenizer has no `response_template`.
+        needs: What the run must provide, by the names in `NEEDS` of the declaration's class.
+        takes: The constructor's parameters that select other plugins of this kind; the plugin gets these loaded.
+        deterministic: False if it draws random numbers on purpose.
+        conformance: What the conformance kit is to try it with (docs/conformance.md).
+        contract_version: The `CONTRACT_VERSION` that it was written for; None fits any.
     """
 
-    name: str
-    arguments: Any = None
-    outcome: str = "returned"
-    result: str | None = None
-    tokens: tuple[int, int] = (0, 0)
+    NEEDS: ClassVar[Sequence[str]] = ()
+    GUESSES: ClassVar[Mapping[str, str]] = {}
+    """Further names that authors may take for a declaration, and what to write instead."""
 
-    @property
-    def failed(self) -> bool:
-        """Whether it could not be parsed, or raised."""
-        return self.outcome in ("unparsed", "raised")
+    needs: tuple[str, ...] = ()
+    takes: tuple[str, ...] = ()
+    deterministic: bool = True
+    conformance: Mapping[str, Any] = field(default_factory=dict)
+    contract_version: int | None = None
+
+    def __new__(cls, **given: Any) -> Self:
+        """Refuse names that it does not have."""
+        names = [one.name for one in fields(cls)]
+        for name in given:
+            if name not in names:
+                _check_version(given.get("contract_version"))
+                hint = cls.GUESSES.get(name) or _near(name, names) or f"it has {', '.join(names)}"
+                raise PluginContractError(f"{cls.__name__} has no {name!r}: {hint}.")
+        return super().__new__(cls)
+
+    def __post_init__(self) -> None:
+        """Refuse a value that is not of its field's type, or not one of the known names."""
+        for one in fields(self):
+            value = vars(self)[one.name]
+            what, fits = _TYPES[str(one.type)]
+            if not fits(value):
+                raise PluginContractError(f"{type(self).__name__}: {one.name} must be {what}, got {value!r:.200}.")
+            if isinstance(value, list):
+                object.__setattr__(self, one.name, tuple(value))
+        for need in self.needs:
+            self._check_name("needs", need, self.NEEDS)
+
+    def _check_name(self, attribute: str, name: str, known: Iterable[str]) -> None:
+        if name not in known:
+            hint = _near(name, known) or f"it may be {', '.join(map(repr, known)) or 'nothing'}"
+            raise PluginContractError(f"{type(self).__name__}: {attribute} has no {name!r}: {hint}.")
+
+    @classmethod
+    def of(cls, plugin: object) -> Self:
+        """What a plugin, or its class, declares; the defaults if it declares nothing, or its parameters decide.
+
+        A declaration of another class, or for a newer contract, is a `PluginContractError`.
+        """
+        found = getattr(plugin, "declares", None)
+        if found is None or (isinstance(plugin, type) and isinstance(found, property)):
+            return cls()
+        if not isinstance(found, cls):
+            name = plugin.__qualname__ if isinstance(plugin, type) else type(plugin).__qualname__
+            raise PluginContractError(f"`declares` of {name} is {found!r:.200}; write declares = {cls.__name__}(...).")
+        _check_version(found.contract_version)
+        return found
+
+    def shown(self) -> dict[str, Any]:
+        """The fields that differ from their defaults."""
+        default = type(self)()
+        return {name: value for name, value in vars(self).items() if value != getattr(default, name)}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Turn:
-    """What the model wrote between two answers of a tool, an environment or the user.
+class RewardDeclaration(Declaration):
+    """What a reward may declare.
 
     Attributes:
-        number: The turn's number, from 0, as in `Rollout.turns_B_T`.
-        tokens: `(first, end)` in the completion; `end` is not part of the turn.
-        text: Their text, without special tokens.
-        characters: `(start, end)` of that text in the completion's text.
-        content: `(start, end)` of the message's content in the completion's text; None if it cannot be located there.
-        calls: The turn's tool calls.
-        observation: The text between this turn and the next, without special tokens; empty if there is none.
+        reference_column: The column with the right answers, for `trl-grpo-ext audit` and the conformance kit.
+        per_completion: False if it compares completions on purpose.
     """
 
-    number: int
-    tokens: tuple[int, int]
-    text: str
-    characters: tuple[int, int]
-    content: tuple[int, int] | None = None
-    calls: Sequence[ToolCall] = ()
-    observation: str = ""
-
-    @property
-    def failed(self) -> bool:
-        """Whether any of its calls failed."""
-        return any(call.failed for call in self.calls)
-
-
-def span_reward(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Turn a function that returns spans into a reward function: a completion's reward is the sum of its spans' values.
-
-    The function, which may be async, takes a reward function's arguments and returns, for each completion, a list of
-    spans as in `SpanScore`, or None for no reward.
-    """
-
-    def scores(rows: Sequence[Sequence[Span | TurnSpan] | None]) -> list[SpanScore | None]:
-        return [None if row is None else SpanScore(math.fsum(value for *_, value in row), row) for row in rows]
-
-    if inspect.iscoroutinefunction(function):
-
-        @functools.wraps(function)
-        async def reward_async(*arguments: Any, **columns: Any) -> list[SpanScore | None]:
-            return scores(await function(*arguments, **columns))
-
-        return reward_async
-
-    @functools.wraps(function)
-    def reward(*arguments: Any, **columns: Any) -> list[SpanScore | None]:
-        return scores(function(*arguments, **columns))
-
-    return reward
+    reference_column: str | None = None
+    per_completion: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
-class StepTotals:
-    """Counts over one optimizer step: its part of the generation batch, over all ranks and micro-batches.
+class HookDeclaration(Declaration):
+    """What an advantage hook may declare; most need a role alone.
 
     Attributes:
-        tokens: Completion tokens that count in the loss.
-        sequences: Completions, including those with an empty mask.
-        micro_batches: Loss forwards of one rank in this step.
+        role: "shaper", "estimator", "transform" or "forward", see `AdvantageHook`. Required with `on_rollout`, since an
+            estimator and a transform look alike; otherwise it follows from the method.
+        needs: Of `NEEDS`. The trainer is not constructed if one is unavailable; log-probabilities that TRL does not
+            compute cost an extra pass, which is why they are not simply there.
+        independent: A group's rewards or advantages do not depend on other groups, and no state is kept; in
+            `on_forward`, a completion's do not depend on other completions. `resample` requires it of shapers, and of
+            all hooks if its filter reads advantages; compact updates then move rows. A promise, since no trial covers
+            all batches and a wrong guess would train on other numbers in silence; the conformance kit tries it.
+        last: Makes a transform a mask. It acts after the other transforms, and tokens that it sets to 0 stay 0 after
+            the forward stage. To find them it also runs on advantages of 1 and of -1, so it may look at the sign of an
+            advantage but not at its size. A forward hook with it acts after the other forward hooks.
+        makes_signal: What it gives groups of equal rewards is meant, since it reads more than rewards (steps, turns, a
+            teacher, entropies). Such groups then have signal where they have an advantage. A forward hook gets them as
+            `Forward.zero_variance_B`. Otherwise what they have is taken for a side effect, such as a KL penalty's,
+            which only the author can tell apart.
+        uses_total_reward: False for an estimator that does not read `rollout.rewards_B`, so that shapers would do
+            nothing. Not tried out, since one that looks for a reward or a column by name refuses made-up numbers.
+        teachers: Names of models whose log-probabilities it reads from `rollout.teacher_logps_B_T`: an id or path, or
+            `teacher_name(model, column)`, the same, "policy" or "reference" after the prompts of another column.
     """
 
-    tokens: int
-    sequences: int
-    micro_batches: int = 1
+    NEEDS = NEEDS
+    GUESSES = dict.fromkeys(("per_group", "per_completion"), "write independent = True")
+
+    role: str | None = None
+    independent: bool = False
+    last: bool = False
+    makes_signal: bool = False
+    uses_total_reward: bool = True
+    teachers: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Check the role too."""
+        super().__post_init__()
+        if self.role is not None:
+            self._check_name("role", self.role, ROLES)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Totals:
-    """Counts over one generation batch on all ranks: denominators that do not depend on how the batch is cut.
+class AggregationDeclaration(Declaration):
+    """What a loss aggregation may declare.
 
     Attributes:
-        tokens: Completion tokens that count in the loss (on the loss mask), over all ranks.
-        sequences: Completions over all ranks, `N`, including those with an empty mask, as in TRL.
-        prompts: Groups over all ranks, `Q = N / G`.
-        max_completion_length: The generation limit, in tokens.
-        processes: Number of ranks.
-        micro_batches: Loss forwards of one rank in this generation batch.
-        optimizer_steps: Optimizer steps in one pass over this generation batch,
-            `steps_per_generation / gradient_accumulation_steps`: one half if a step spans two generation batches.
-        step: Counts of the current optimizer step, for `reduce`. None for `weights`, which runs before TRL shuffles the
-            batch and distributes its rows over the steps.
+        needs: "step_totals" if `reduce` cannot do without `totals.step`; runs without it are then not constructed.
+        per_step: `Σ w·l` over an optimizer step's tokens is that step's loss as it stands, see `LossAggregation`. Both
+            readings of the same weights are sound, so only the author knows.
     """
 
-    tokens: int
-    sequences: int
-    prompts: int
-    max_completion_length: int
-    processes: int = 1
-    micro_batches: int = 1
-    optimizer_steps: float = 1.0
-    step: StepTotals | None = None
+    NEEDS = ("step_totals",)
+
+    per_step: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class FilterDeclaration(Declaration):
+    """What a group filter may declare.
+
+    Attributes:
+        needs: As for a hook; and "advantages" if it reads `rollout.advantages_B_T`, those after the rollout stage of
+            the hooks. Others see None there, since the hooks would have to run in each round, all of them independent.
+        teachers: As for a hook.
+    """
+
+    NEEDS = (*NEEDS, "advantages")
+
+    teachers: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenLossDeclaration(Declaration):
+    """What a token loss may declare. What is not declared holds for any loss, and costs speed alone.
+
+    Attributes:
+        replaces: It takes the place of TRL's policy loss; otherwise it is added. At most one may.
+        independent: A row's losses depend on that row alone, so compact updates may put other rows next to it.
+        needs_advantage: They are 0, with their gradient, in rows whose advantages are all 0, so compact updates may
+            leave these out. Both promises are tried on made-up numbers before the first step.
+        does_own: For one that replaces: settings of TRL which it applies itself (`terms` has what is needed), so that
+            they need not be refused beside it: "delta", "off_policy_mask_threshold", "top_entropy_quantile",
+            "importance_sampling_level", "vllm_importance_sampling_correction".
+    """
+
+    NEEDS = ("old_logps", "ref_logps", "sampling_logps", "several_updates")
+    GUESSES: ClassVar[Mapping[str, str]] = {"mode": "write replaces=True for a loss in place of TRL's"}
+
+    replaces: bool = False
+    independent: bool = False
+    needs_advantage: bool = False
+    does_own: tuple[str, ...] = ()
+
+
+def _is_names(value: Any) -> bool:
+    return isinstance(value, tuple | list) and all(isinstance(name, str) and name for name in value)
+
+
+_TYPES: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
+    "bool": ("True or False", lambda value: isinstance(value, bool)),
+    "tuple[str, ...]": ("a tuple of names", _is_names),
+    "str | None": ("a name", lambda value: value is None or (isinstance(value, str) and bool(value))),
+    "int | None": (
+        "a whole number from 1 up",
+        lambda value: value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= 1),
+    ),
+    "Mapping[str, Any]": ("a mapping", lambda value: isinstance(value, Mapping)),
+}
+"""By the annotation of a declaration's field: what it takes, in words, and whether a value fits."""
+
+
+def _check_version(version: object) -> None:
+    if isinstance(version, int) and version > CONTRACT_VERSION:
+        raise PluginContractError(
+            f"It was written for version {version} of the plugin contract, and this trl-grpo-ext has version "
+            f"{CONTRACT_VERSION}: upgrade trl-grpo-ext, or install a version of the plugin for that."
+        )
+
+
+def _near(name: str, names: Iterable[str]) -> str:
+    close = difflib.get_close_matches(name, list(names), n=1)
+    return f"did you mean {close[0]!r}" if close else ""
+
+
+# ------------------------------------------------------------------------------------------------- what a plugin does
+
+
+@runtime_checkable
+class Reward(Protocol):
+    """How good is this completion? Exactly TRL's contract, so a reward also works in plain TRL.
+
+    Called once per generation batch with keyword arguments only: `prompts`, `completions`, `completion_ids` and every
+    other dataset column, plus TRL's `trainer_state`, `log_extra` and `log_metric`. Take the rest as `**kwargs`.
+    Returns one number per completion, or None where the reward does not apply.
+
+    Optional methods:
+
+    - `start_scoring(**columns)`: begin to score a batch without waiting, for instance by sending requests. It gets the
+      batch's columns before any reward is called with them, without `trainer_state` and the loggers. TRL's own trainer
+      does not call it.
+    - `start_workers()`: start processes that the reward works in. `load_rewards` calls it once.
+    """
+
+    def __call__(self, **columns: Any) -> Sequence[float | None]:
+        """Return `B` rewards."""
+        ...
+
+
+class AdvantageHook(Protocol):
+    """Which tokens deserve the credit? An object that declares a role and has that role's method.
+
+    | role | method | what it does |
+    | --- | --- | --- |
+    | `"shaper"` | `on_rewards` | changes rewards before any baseline is taken; any number of them |
+    | `"estimator"` | `on_rollout` | makes advantages out of rewards, whatever advantages come in; at most one |
+    | `"transform"` | `on_rollout` | changes the advantages that come in; any number of them |
+    | `"forward"` | `on_forward` | changes them at each loss forward; any number of them |
+
+    Hooks act in this order; hooks of one role act in the order selected. Without an estimator, TRL's own advantages
+    stand, made from the shaped rewards if there is a shaper. A hook with only `on_rewards` is a shaper and one with
+    only `on_forward` a forward hook; these need not declare it. Estimators and transforms may have `on_forward` too.
+
+    `on_rewards` and `on_rollout` run once per generation batch, `on_forward` at each loss forward.
+
+    `on_rewards` returns what it adds to each completion's reward: `(B,)`, or `(B, T)`, summed over the tokens that
+    count. It sees `rollout.advantages_B_T` as None. The others take and return advantages `(B, T)`; values off the mask
+    are ignored. `on_rollout` may also return spans: for each completion a list of `(start, end, value)`, or None. Their
+    values are added to the incoming advantages of the tokens that wrote those characters (an estimator starts from 0).
+
+    `state_dict()` and `load_state_dict(state)`, if it has them, are what must survive a checkpoint, as a mapping of
+    JSON values.
+    """
+
+    def on_rewards(self, rollout: Rollout) -> torch.Tensor:
+        """Return what is added to the rewards, `(B,)` or `(B, T)`."""
+        ...
+
+    def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor | Sequence[Any]:
+        """Return the new advantages `(B, T)`, or spans to add to them."""
+        ...
+
+    def on_forward(self, advantages_B_T: torch.Tensor, forward: Forward) -> torch.Tensor:
+        """Return the new advantages `(B, T)`."""
+        ...
+
+
+class LossAggregation(Protocol):
+    """How much does each token's loss count? An object with exactly one of these two methods.
+
+    `weights` is the common form. It runs once per generation batch and returns non-negative weights, zero off the
+    mask. The batch's loss is `Σ w·l` over all ranks and micro-batches, so it does not depend on how the batch is cut.
+    If the batch feeds several optimizer steps, each step's part is scaled up to the size of the whole, unless it
+    declares `per_step`: then `Σ w·l` over a step's tokens is that step's loss, as for a sum without a divisor.
+
+    `reduce` is for aggregations that need the losses themselves. It runs at each loss forward on one micro-batch and
+    returns a scalar; the trainer takes the mean over the step's micro-batches and ranks. So it depends on how the batch
+    is cut, unless it divides by `totals.step`, as `token_mean_step` does. `totals.step` exists only if each optimizer
+    step lies within one generation batch; other runs refuse an object that needs "step_totals" at construction.
+    """
+
+    def weights(self, rollout: Rollout) -> torch.Tensor:
+        """Return weights `(B, T)`."""
+        ...
+
+    def reduce(self, loss_B_T: torch.Tensor, mask_B_T: torch.Tensor, totals: Totals) -> torch.Tensor:
+        """Return a scalar that keeps the graph of `loss_B_T`."""
+        ...
+
+
+class GroupFilter(Protocol):
+    """Which groups are worth training on? An object with `keep`, for `resample`.
+
+    It sees what was sampled in one round and decides for each group whether to train on it. Further prompts are sampled
+    in place of dropped groups.
+    """
+
+    def keep(self, rollout: Rollout) -> torch.Tensor | Sequence[bool | str]:
+        """Decide for each completion whether to keep its group.
+
+        Returns:
+            `(B,)`, bool; or a list of `B` values: True to keep, False to drop, or a few words to drop and say why,
+            counted under `groups/dropped/<words>`.
+        """
+        ...
+
+
+# ------------------------------------------------------------------------------------------------- what a plugin sees
 
 
 def _identity(tensor: torch.Tensor) -> torch.Tensor:
@@ -253,23 +419,6 @@ def _no_offsets(row: int) -> Sequence[tuple[int, int]]:
 
 def _no_turns(row: int) -> Sequence[Turn]:
     raise PluginOutputError(f"This rollout has no texts of turns (asked for those of row {row}).")
-
-
-def check_spans(spans: Sequence[Span], text: str, row: int) -> None:
-    """Refuse spans outside a completion's text, and values that are not finite."""
-    for start, end, value in spans:
-        if not 0 <= start <= end <= len(text) or not math.isfinite(value):
-            raise PluginOutputError(
-                f"the span {(start, end, value)} at row {row} must lie within the completion's {len(text)} characters "
-                "and have a finite value."
-            )
-
-
-def turn_numbers(by_model_B_T: torch.Tensor) -> torch.Tensor:
-    """Number each row's runs of tokens that the model wrote from 0; -1 elsewhere, integer."""
-    begins_B_T = by_model_B_T.clone()
-    begins_B_T[:, 1:] &= ~by_model_B_T[:, :-1]
-    return (begins_B_T.cumsum(dim=1) - 1).masked_fill(~by_model_B_T, -1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -313,7 +462,8 @@ class Rollout:
         group_baselines_B: Mean of `rewards_B` over the completion's group, across ranks; NaN where no member has a
             reward. The mean of equal rewards is exactly that number.
         uninformative_B: Whether the rewards of the completion's group are equal before any shaper, each function's by
-            itself. Such groups have no signal. None for hooks, and if a hook has `learns_from_equal_rewards`.
+            itself. Such groups have no signal. None for hooks, and if a hook `makes_signal` before the forward
+            stage.
         num_generations: `G`.
         totals: Counts over all ranks.
         old_logps_B_T: Log-probabilities under the policy that generated; None unless TRL computes them or a hook lists
@@ -462,130 +612,264 @@ class Forward:
             object.__setattr__(self, "raw_rewards_B", self.rewards_B)
 
 
-@runtime_checkable
-class Reward(Protocol):
-    """How good is this completion? Exactly TRL's contract, so a reward also works in plain TRL.
+@dataclass(frozen=True, kw_only=True)
+class LossTerms:
+    """One micro-batch at its loss forward: the context of a token loss. All tensors but `logps_B_T` are detached.
 
-    Called once per generation batch with keyword arguments only: `prompts`, `completions`, `completion_ids` and every
-    other dataset column, plus TRL's `trainer_state`, `log_extra` and `log_metric`. Take the rest as `**kwargs`.
-    Returns one number per completion, or None where the reward does not apply.
+    Rows are shuffled, as in `Forward`.
 
-    Optional methods:
-
-    - `start_scoring(**columns)`: begin to score a batch without waiting, for instance by sending requests. It gets the
-      batch's columns before any reward is called with them, without `trainer_state` and the loggers. TRL's own trainer
-      does not call it.
-    - `start_workers()`: start processes that the reward works in. `load_rewards` calls it once.
+    Attributes:
+        logps_B_T: Log-probabilities under the policy being trained, with their graph.
+        old_logps_B_T: Those under the policy that generated; the same numbers where the two policies are the same.
+        advantages_B_T: The advantages that are trained on, after all hooks.
+        mask_B_T: Loss mask as a float tensor.
+        entropies_B_T: Entropy of the policy's next-token distribution, in nats.
+        ref_logps_B_T: Log-probabilities under the reference policy, if there is one.
+        sampling_logps_B_T: Those reported by the sampler (vLLM, a rollout function), if it reports any.
+        completion_ids_B_T: Completion tokens, padded on the right.
+        rewards_B: As in `Rollout`.
+        carried_B_T: What the token loss's own `on_rollout` returned, for the rows of this micro-batch.
+        step: Optimizer steps done so far.
+        training: False in evaluation.
     """
 
-    def __call__(self, **columns: Any) -> Sequence[float | None]:
-        """Return `B` rewards."""
-        ...
+    logps_B_T: torch.Tensor
+    old_logps_B_T: torch.Tensor
+    advantages_B_T: torch.Tensor
+    mask_B_T: torch.Tensor
+    entropies_B_T: torch.Tensor
+    ref_logps_B_T: torch.Tensor | None = None
+    sampling_logps_B_T: torch.Tensor | None = None
+    completion_ids_B_T: torch.Tensor
+    rewards_B: torch.Tensor
+    carried_B_T: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    step: int = 0
+    training: bool = True
+
+    @property
+    def ratio_B_T(self) -> torch.Tensor:
+        """The importance ratio of each token, π/π_old, with its graph; 1 off the mask."""
+        log_ratio_B_T: torch.Tensor = self.logps_B_T - self.old_logps_B_T
+        return log_ratio_B_T.masked_fill(self.mask_B_T == 0, 0.0).exp()
 
 
-class AdvantageHook(Protocol):
-    """Which tokens deserve the credit? An object with a `role` (a string) and that role's method.
+@dataclass(frozen=True, kw_only=True)
+class Totals:
+    """Counts over one generation batch on all ranks: denominators that do not depend on how the batch is cut.
 
-    | `role` | method | what it does |
-    | --- | --- | --- |
-    | `"shaper"` | `on_rewards` | changes rewards before any baseline is taken; any number of them |
-    | `"estimator"` | `on_rollout` | makes advantages out of rewards, whatever advantages come in; at most one |
-    | `"transform"` | `on_rollout` | changes the advantages that come in; any number of them |
-    | `"forward"` | `on_forward` | changes them at each loss forward; any number of them |
-
-    Hooks act in this order; hooks of one role act in the order selected. Without an estimator, TRL's own advantages
-    stand, made from the shaped rewards if there is a shaper. `role` is an attribute of the class, or of the object if a
-    parameter decides it. A hook with only `on_rewards` is a shaper and one with only `on_forward` a forward hook; these
-    need no `role`. Estimators and transforms may have `on_forward` too.
-
-    `on_rewards` and `on_rollout` run once per generation batch, `on_forward` at each loss forward.
-
-    `on_rewards` returns what it adds to each completion's reward: `(B,)`, or `(B, T)`, summed over the tokens that
-    count. It sees `rollout.advantages_B_T` as None. The others take and return advantages `(B, T)`; values off the mask
-    are ignored. `on_rollout` may also return spans: for each completion a list of `(start, end, value)`, or None. Their
-    values are added to the incoming advantages of the tokens that wrote those characters (an estimator starts from 0).
-
-    Optional attributes:
-
-    - `last = True` makes a transform a mask. It acts after the other transforms, and tokens that it sets to 0 stay 0
-      after the forward stage. To find them it also runs on advantages of 1 and of -1, so it may look at the sign of an
-      advantage but not at its size. A forward hook with `last = True` acts after the other forward hooks.
-    - `makes_signal = True`: this forward hook gives groups of equal rewards an advantage (`Forward.zero_variance_B`).
-    - `signal_everywhere = True`: this hook, before the forward stage, gives every completion an advantage, also in
-      groups of equal rewards. It cannot be combined with hooks that have `makes_signal`.
-    - `learns_from_equal_rewards = True`: what this hook gives groups of equal rewards is meant, since it reads more
-      than rewards (steps, turns, a teacher). Then only groups whose advantages are all 0 are without signal.
-    - `masks_zero_variance = True`: this mask masks the groups without signal. It cannot be combined with them either.
-    - `uses_total_reward = False`: this estimator does not read `rollout.rewards_B`, so it cannot be combined with
-      shapers.
-    - `needs`: names from `NEEDS`. The trainer is not constructed if one is unavailable; log-probabilities that TRL does
-      not compute cost an extra pass.
-    - `teachers`: names of models whose log-probabilities the hook reads from `rollout.teacher_logps_B_T`: an id or
-      path, or `teacher_name(model, column)`, the same, "policy" or "reference" after the prompts of another column.
-    - `per_group = True`: `on_rewards` and `on_rollout` treat each group on its own and keep no state, so a group's
-      advantages do not depend on the rest of the batch. `resample` requires it of shapers, and of all hooks if its
-      filter reads advantages.
-    - `per_completion = True`: `on_forward` treats each completion on its own, so compact updates may put other
-      completions next to it.
-    - `state_dict()` and `load_state_dict(state)`: what must survive a checkpoint, as a mapping of JSON values.
+    Attributes:
+        tokens: Completion tokens that count in the loss (on the loss mask), over all ranks.
+        sequences: Completions over all ranks, `N`, including those with an empty mask, as in TRL.
+        prompts: Groups over all ranks, `Q = N / G`.
+        max_completion_length: The generation limit, in tokens.
+        processes: Number of ranks.
+        micro_batches: Loss forwards of one rank in this generation batch.
+        optimizer_steps: Optimizer steps in one pass over this generation batch,
+            `steps_per_generation / gradient_accumulation_steps`: one half if a step spans two generation batches.
+        step: Counts of the current optimizer step, for `reduce`. None for `weights`, which runs before TRL shuffles the
+            batch and distributes its rows over the steps.
     """
 
-    def on_rewards(self, rollout: Rollout) -> torch.Tensor:
-        """Return what is added to the rewards, `(B,)` or `(B, T)`."""
-        ...
-
-    def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor | Sequence[Any]:
-        """Return the new advantages `(B, T)`, or spans to add to them."""
-        ...
-
-    def on_forward(self, advantages_B_T: torch.Tensor, forward: Forward) -> torch.Tensor:
-        """Return the new advantages `(B, T)`."""
-        ...
+    tokens: int
+    sequences: int
+    prompts: int
+    max_completion_length: int
+    processes: int = 1
+    micro_batches: int = 1
+    optimizer_steps: float = 1.0
+    step: StepTotals | None = None
 
 
-class LossAggregation(Protocol):
-    """How much does each token's loss count? An object with exactly one of these two methods.
+@dataclass(frozen=True, kw_only=True)
+class StepTotals:
+    """Counts over one optimizer step: its part of the generation batch, over all ranks and micro-batches.
 
-    `weights` is the common form. It runs once per generation batch and returns non-negative weights, zero off the
-    mask. The batch's loss is `Σ w·l` over all ranks and micro-batches, so it does not depend on how the batch is cut.
-    If the batch feeds several optimizer steps, each step's part is scaled up to the size of the whole, unless the
-    object has `per_step = True`: then `Σ w·l` over a step's tokens is that step's loss, as for a sum without a divisor.
-
-    `reduce` is for aggregations that need the losses themselves. It runs at each loss forward on one micro-batch and
-    returns a scalar; the trainer takes the mean over the step's micro-batches and ranks. So it depends on how the batch
-    is cut, unless it divides by `totals.step`, as `token_mean_step` does. `totals.step` exists only if each optimizer
-    step lies within one generation batch; other runs refuse an object with `needs_step_totals = True` at construction.
+    Attributes:
+        tokens: Completion tokens that count in the loss.
+        sequences: Completions, including those with an empty mask.
+        micro_batches: Loss forwards of one rank in this step.
     """
 
-    def weights(self, rollout: Rollout) -> torch.Tensor:
-        """Return weights `(B, T)`."""
-        ...
-
-    def reduce(self, loss_B_T: torch.Tensor, mask_B_T: torch.Tensor, totals: Totals) -> torch.Tensor:
-        """Return a scalar that keeps the graph of `loss_B_T`."""
-        ...
+    tokens: int
+    sequences: int
+    micro_batches: int = 1
 
 
-class GroupFilter(Protocol):
-    """Which groups are worth training on? An object with `keep`, for `resample`.
+# ------------------------------------------------------------------------ what few plugins need: spans, turns, teachers
 
-    It sees what was sampled in one round and decides for each group whether to train on it. Further prompts are sampled
-    in place of dropped groups.
 
-    Optional attributes:
+Span = tuple[int, int, float]
+"""`(start, end, value)`: the value of the characters `text[start:end]` of a completion."""
 
-    - `reads_advantages = True`: it sees `rollout.advantages_B_T` after the rollout stage of the hooks; other filters
-      see None. The hooks then run in each round, so all of them must have `per_group`.
-    - `needs`: as for a hook.
+TurnSpan = tuple[int, int, int | None, float]
+"""`(turn, start, end, value)`: the value of the characters `content[start:end]` of the completion's `turn`-th assistant
+message, counted from 0. If `end` is None, the span is the whole turn, with its tool calls and special tokens."""
+
+
+class SpanScore(float):
+    """A completion's reward, with the characters that earned it. Plain TRL sees an ordinary float.
+
+    Args:
+        value: The reward.
+        spans: Either `(start, end, value)`, in characters of the completion's text (for a list of messages: of the last
+            assistant message that has content), or `(turn, start, end, value)`, in characters of the `turn`-th
+            assistant message, counted from 0, where an `end` of None means the whole turn. The values need not sum to
+            the reward; the hook decides how to use them (`span_credit`, `process_rewards`).
     """
 
-    def keep(self, rollout: Rollout) -> torch.Tensor | Sequence[bool | str]:
-        """Decide for each completion whether to keep its group.
+    spans: tuple[Span | TurnSpan, ...]
 
-        Returns:
-            `(B,)`, bool; or a list of `B` values: True to keep, False to drop, or a few words to drop and say why,
-            counted under `groups/dropped/<words>`.
-        """
+    def __new__(cls, value: float, spans: Sequence[Span | TurnSpan] = ()) -> SpanScore:
+        """Make the number and attach the spans."""
+        score = super().__new__(cls, value)
+        score.spans = tuple(_checked_span(*span) for span in spans)
+        return score
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle with the spans."""
+        return SpanScore, (float(self), self.spans)
+
+
+def _checked_span(*span: Any) -> Span | TurnSpan:
+    *turn, start, end, value = span
+    if turn:
+        (number,) = turn
+        return int(number), int(start), None if end is None else int(end), float(value)
+    return int(start), int(end), float(value)
+
+
+class TurnScores(SpanScore):
+    """A completion's reward, with a value for each turn. Plain TRL sees an ordinary float.
+
+    Args:
+        turns: The values, in the order of the assistant messages. Turns without a value get 0.
+        value: The reward; by default the sum of the values.
+    """
+
+    def __new__(cls, turns: Sequence[float], value: float | None = None) -> TurnScores:
+        """Make the number and attach the values, as spans of whole turns."""
+        spans: list[TurnSpan] = [(number, 0, None, worth) for number, worth in enumerate(turns)]
+        score = super().__new__(cls, math.fsum(turns) if value is None else value, spans)
+        assert isinstance(score, TurnScores)
+        return score
+
+    @property
+    def turns(self) -> tuple[float, ...]:
+        """The values."""
+        return tuple(span[-1] for span in self.spans)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToolCall:
+    """One tool call of a turn.
+
+    Attributes:
+        name: The tool's name; empty if it cannot be read.
+        arguments: The parsed arguments; None if they cannot be parsed.
+        outcome: "returned", "raised" (or no tool has that name), "unparsed" (it cannot be read as a call), "not_run"
+            (the completion ended first, or another call of the turn could not be read), or "unknown" (some of several
+            calls of one asynchronous tool raised).
+        result: The tool's answer as text; None if there is none or it is not known.
+        tokens: `(first, end)`, the completion's tokens that make up the call, markers included; the whole turn if the
+            tokenizer has no `response_template`.
+    """
+
+    name: str
+    arguments: Any = None
+    outcome: str = "returned"
+    result: str | None = None
+    tokens: tuple[int, int] = (0, 0)
+
+    @property
+    def failed(self) -> bool:
+        """Whether it could not be parsed, or raised."""
+        return self.outcome in ("unparsed", "raised")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Turn:
+    """What the model wrote between two answers of a tool, an environment or the user.
+
+    Attributes:
+        number: The turn's number, from 0, as in `Rollout.turns_B_T`.
+        tokens: `(first, end)` in the completion; `end` is not part of the turn.
+        text: Their text, without special tokens.
+        characters: `(start, end)` of that text in the completion's text.
+        content: `(start, end)` of the message's content in the completion's text; None if it cannot be located there.
+        calls: The turn's tool calls.
+        observation: The text between this turn and the next, without special tokens; empty if there is none.
+    """
+
+    number: int
+    tokens: tuple[int, int]
+    text: str
+    characters: tuple[int, int]
+    content: tuple[int, int] | None = None
+    calls: Sequence[ToolCall] = ()
+    observation: str = ""
+
+    @property
+    def failed(self) -> bool:
+        """Whether any of its calls failed."""
+        return any(call.failed for call in self.calls)
+
+
+def span_reward(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Turn a function that returns spans into a reward function: a completion's reward is the sum of its spans' values.
+
+    The function, which may be async, takes a reward function's arguments and returns, for each completion, a list of
+    spans as in `SpanScore`, or None for no reward.
+    """
+
+    def scores(rows: Sequence[Sequence[Span | TurnSpan] | None]) -> list[SpanScore | None]:
+        return [None if row is None else SpanScore(math.fsum(value for *_, value in row), row) for row in rows]
+
+    if inspect.iscoroutinefunction(function):
+
+        @functools.wraps(function)
+        async def reward_async(*arguments: Any, **columns: Any) -> list[SpanScore | None]:
+            return scores(await function(*arguments, **columns))
+
+        return reward_async
+
+    @functools.wraps(function)
+    def reward(*arguments: Any, **columns: Any) -> list[SpanScore | None]:
+        return scores(function(*arguments, **columns))
+
+    return reward
+
+
+def check_spans(spans: Sequence[Span], text: str, row: int) -> None:
+    """Refuse spans outside a completion's text, and values that are not finite."""
+    for start, end, value in spans:
+        if not 0 <= start <= end <= len(text) or not math.isfinite(value):
+            raise PluginOutputError(
+                f"the span {(start, end, value)} at row {row} must lie within the completion's {len(text)} characters "
+                "and have a finite value."
+            )
+
+
+def turn_numbers(by_model_B_T: torch.Tensor) -> torch.Tensor:
+    """Number each row's runs of tokens that the model wrote from 0; -1 elsewhere, integer."""
+    begins_B_T = by_model_B_T.clone()
+    begins_B_T[:, 1:] &= ~by_model_B_T[:, :-1]
+    return (begins_B_T.cumsum(dim=1) - 1).masked_fill(~by_model_B_T, -1)
+
+
+class TokenLoss(Protocol):
+    """What else does each token pay? An object with `loss`, added to TRL's policy loss or put in its place.
+
+    Its values go through the run's aggregation with the other terms of the loss; without one they take TRL's own
+    weights. Optional methods:
+
+    - `on_rollout(rollout)` runs once per generation batch with the view of all ranks, after the hooks, and returns
+      `{name: (B, T)}`: values that travel with the rows to `terms.carried_B_T`.
+    - `measures(terms)` returns `{name: (B, T)}`: values whose mean over the tokens that count is logged as
+      `token_loss/<token loss>/<name>`.
+    """
+
+    def loss(self, terms: LossTerms) -> torch.Tensor:
+        """Return each token's loss `(B, T)`, computed from `terms.logps_B_T`; values off the mask are ignored."""
         ...
 
 
@@ -605,6 +889,9 @@ def split_teacher(name: str) -> tuple[str, str]:
     return model, column
 
 
+# ----------------------------------------------------------------------------------------- reading what a plugin says
+
+
 def implements(plugin: object, method: str) -> bool:
     """Whether a plugin has a method of its own; a stub inherited from one of the protocols above does not count."""
     try:
@@ -616,38 +903,33 @@ def implements(plugin: object, method: str) -> bool:
     return callable(found) and getattr(found, "__module__", None) != __name__
 
 
-HOOK_METHODS = tuple(dict.fromkeys(ROLES.values()))
-"""What an advantage hook may define."""
-
-
 def role_of(hook: Any, subject: str | None = None) -> str:
-    """The role of an advantage hook: its `role`, or the only one that fits its methods.
+    """The role of an advantage hook: the one that it declares, or the only one that fits its methods.
 
-    A hook whose role is missing, unknown or not that of its methods is a `PluginContractError`, which says what to
-    write; `subject` is what it calls the hook.
+    A hook whose role is missing or not that of its methods is a `PluginContractError`, which says what to write;
+    `subject` is what it calls the hook.
     """
+    declared = HookDeclaration.of(hook)
     has = [method for method in HOOK_METHODS if implements(hook, method)]
-    listed, role = " and ".join(has) or "no hook method", getattr(hook, "role", None)
+    listed, role = " and ".join(has) or "no hook method", declared.role
     if role is None and len(has) == 1:
         role = {"on_rewards": "shaper", "on_forward": "forward"}.get(has[0])
     methods = {"shaper": ("on_rewards",), "forward": ("on_forward",)}
     problem = None
     if role is None:
         problem = (
-            f'has {listed} and no role. Write role = "estimator" in its class if it computes advantages from the '
-            'rewards, or role = "transform" if it changes the incoming ones'
+            f'has {listed} and no role. Write declares = HookDeclaration(role="estimator") in its class if it computes '
+            'advantages from the rewards, or role="transform" if it changes the incoming ones'
         )
-    elif not isinstance(role, str) or role not in ROLES:
-        problem = f"has role = {role!r}; it must be one of {', '.join(map(repr, ROLES))}"
     elif ROLES[role] not in has:
-        problem = f"has role = {role!r} but not that role's method, {ROLES[role]}; it has {listed}"
+        problem = f"has the role {role!r} but not that role's method, {ROLES[role]}; it has {listed}"
     elif others := [method for method in has if method not in methods.get(role, ("on_rollout", "on_forward"))]:
         fits = " or ".join(repr(name) for name, method in ROLES.items() if method == others[0])
         problem = (
-            f"has role = {role!r} and {others[0]} as well, which would never run. Remove it, or make the role {fits}"
+            f"has the role {role!r} and {others[0]} as well, which would never run. Remove it, or make the role {fits}"
         )
-    elif getattr(hook, "last", False) and role not in ("transform", "forward"):
-        problem = f"has last = {hook.last!r} and role = {role!r}: `last` is for transforms and forward hooks"
+    elif declared.last and role not in ("transform", "forward"):
+        problem = f"declares last and the role {role!r}: `last` is for transforms and forward hooks"
     if problem:
         name = getattr(hook, "__name__", type(hook).__name__)
         raise PluginContractError(f"{subject or f'The advantage hook {name!r}'} {problem}.")
@@ -656,4 +938,4 @@ def role_of(hook: Any, subject: str | None = None) -> str:
 
 def acting_order(hook: Any) -> tuple[int, bool]:
     """The sort key for an advantage hook: by role, and within a role the `last` ones after the others."""
-    return list(ROLES).index(role_of(hook)), bool(getattr(hook, "last", False))
+    return list(ROLES).index(role_of(hook)), HookDeclaration.of(hook).last

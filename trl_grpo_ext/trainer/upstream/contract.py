@@ -102,6 +102,9 @@ ATTRIBUTES: tuple[str, ...] = (
 
 
 ARGUMENTS: tuple[str, ...] = (
+    "delta",
+    "off_policy_mask_threshold",
+    "vllm_importance_sampling_correction",
     "num_iterations",
     "sapo_temperature_pos",
     "steps_per_generation",
@@ -137,6 +140,10 @@ MULTIMODAL_KEYS = frozenset(
     }
 )
 """Entries of a batch that belong to images, which compact updates leave alone."""
+
+
+POLICY_METRICS = ("policy_loss", "clip_ratio/", "cispo_clip_ratio", "vespo/")
+"""Beginnings of the metrics in which TRL's `_compute_loss` describes its policy loss."""
 
 
 LOSS_TYPES = frozenset(TRL_REDUCTIONS)
