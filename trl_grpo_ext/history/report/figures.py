@@ -7,13 +7,13 @@ appears everywhere.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 
 from ...errors import ConfigurationError
-from .run import Run
+from .trained_run import Run
 
 try:
     from matplotlib.figure import Figure
@@ -292,6 +292,22 @@ PLOTS: tuple[Plot, ...] = (
         ),
     ),
 )
+
+FINDINGS: Mapping[str, tuple[str, str]] = {
+    "reward_against_metric": ("reward_functions", "wrong-rewarded"),
+    "reward_fell": ("reward_total", "all"),
+    "all_right": ("no_signal", "all"),
+    "all_wrong": ("no_signal", "all"),
+    "no_signal": ("no_signal", "all"),
+    "truncated": ("lengths", "truncated"),
+    "entropy_gone": ("entropy", "all"),
+    "constant_reward": ("reward_functions", "all"),
+    "failing_reward": ("outcomes", "unparseable"),
+    "idle_hook": ("hooks", "all"),
+    "idle_filter": ("resampled", "all"),
+    "few_tokens": ("advantages", "all"),
+}
+"""Where each finding is seen: the name of a figure, and a filter of the completion browser."""
 
 
 def svgs(runs: Sequence[Run]) -> Iterator[tuple[Plot, str | Absent]]:
