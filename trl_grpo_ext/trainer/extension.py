@@ -169,15 +169,13 @@ class Extension:
                 "micro-batch. Turn one of them off."
             )
         loss = upstream.loss_settings_of(trl)
-        freedom = freedom_of(loss, self.loss_aggregation, self.advantage_hooks, trl.model.config)
+        freedom = freedom_of(loss, self.loss_aggregation, self.advantage_hooks)
         packing = packing_of(
             trl.model,
             loss,
             share=settings.share_prompts,
-            relative=freedom.trim_left,
             compiled=self._args.torch_compile,
             overridden=any("_get_per_token_logps_and_entropies" in vars(owner) for owner in self._between),
-            facts=self.facts,
         )
         return CompactUpdates(
             freedom,

@@ -21,8 +21,6 @@ from transformers import (
     AutoTokenizer,
     BitsAndBytesConfig,
     GPT2Config,
-    LlamaConfig,
-    Qwen3Config,
     TrainerCallback,
 )
 
@@ -32,7 +30,8 @@ from tests.trainer.process_worker import Float64ExtTrainer, run_job, uneven_roll
 from tests.trainer.test_processes import BY_WEIGHTS
 from trl_grpo_ext import GRPOExtConfig, GRPOExtTrainer
 from trl_grpo_ext.errors import ConfigurationError
-from trl_grpo_ext.trainer.compact.updates import CompactUpdates, Freedom, _warn_once, positions_are_relative
+from trl_grpo_ext.trainer.compact import trials
+from trl_grpo_ext.trainer.compact.updates import CompactUpdates, Freedom, _warn_once
 from trl_grpo_ext.trainer.extension import Extension
 
 pytestmark = pytest.mark.slow
@@ -100,7 +99,7 @@ def compact_logs(run: Run) -> list[dict[str, float]]:
     ]
 
 
-FREE = Freedom(sort=True, drop=True, any_count=True, trim_left=True)
+FREE = Freedom(sort=True, drop=True, any_count=True)
 ALL_ROWS_RUN = replace(FREE, drop=False)
 SORTED = replace(FREE, drop=False, any_count=False)
 
@@ -326,30 +325,12 @@ def test_absolute_positions_keep_the_padding_of_prompts_and_share_none(
     assert max(gaps(ours, theirs)) < EXACT["float32"]
     assert all("distinct_tokens" not in metrics for metrics in compact_logs(ours))
     assert "prompts are not shared: the model's positions are absolute" in caplog.text
-    monkeypatch.setattr("trl_grpo_ext.trainer.compact.updates.positions_are_relative", lambda config: True)
+    monkeypatch.setattr(trials, "TIMES", 1e9)
     lifted, _ = pair(model, tmp_path, GRPOExtTrainer, **overrides)
     assert relative_gap(lifted.gradients[0], theirs.gradients[0]) > DIFFERENT
     monkeypatch.undo()
     kept, _ = pair(model, tmp_path, Seen, max_steps=1)
     assert compact_logs(kept)[0]["computed_tokens"] == sum(seen["computed"] for seen in kept.trainer.seen)
-
-
-@pytest.mark.parametrize(
-    ("config", "relative"),
-    [
-        (LlamaConfig(), True),
-        (Qwen3Config(), True),
-        (LlamaConfig(rope_scaling={"rope_type": "yarn", "factor": 4.0}), True),
-        (LlamaConfig(rope_scaling={"rope_type": "dynamic", "factor": 4.0}), False),
-        (GPT2Config(), False),
-        (SimpleNamespace(rope_theta=1e4, layer_types=["full_attention", "linear_attention"]), False),
-        (SimpleNamespace(rope_theta=1e4, layer_types=["chunked_attention", "full_attention"]), False),
-        (SimpleNamespace(rope_theta=1e4, layer_types=["sliding_attention", "full_attention"]), True),
-        (SimpleNamespace(), False),
-    ],
-)
-def test_which_models_have_relative_positions(config: Any, relative: bool) -> None:
-    assert positions_are_relative(config) == relative
 
 
 class AdaptersInFloat32(TrainerCallback):
