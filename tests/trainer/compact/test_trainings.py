@@ -362,18 +362,27 @@ def test_the_old_policy_and_the_reference_compute_fewer_tokens_in_as_many_passes
     shapes: dict[str, list[tuple[int, int]]] = {"exact": [], "off": []}
 
     class Recording(Float64ExtTrainer):
+        generating = False
+
         def _forward(self, module: Any, arguments: Any, keywords: Any) -> None:
-            if not torch.is_grad_enabled():
+            if self.generating and not torch.is_grad_enabled():
                 shapes[self.args.compact_updates].append(tuple(keywords["input_ids"].shape))
+
+        def _generate_and_score_completions(self, inputs: Any) -> Any:
+            self.generating = True
+            batch = super()._generate_and_score_completions(inputs)
+            self.generating = False
+            return batch
 
         def __init__(self, *arguments: Any, **keywords: Any) -> None:
             super().__init__(*arguments, **keywords)
             for model in (self.model, self.ref_model):
                 model.register_forward_pre_hook(self._forward, with_kwargs=True)
 
-    ours, theirs = pair(tiny_model, tmp_path, Recording, beta=0.04, num_iterations=2, max_steps=2)
-    assert len(shapes["exact"]) == len(shapes["off"]) == 8  # both models
-    tokens = {name: sum(rows * width for rows, width in found) for name, found in shapes.items()}
+    ours, theirs = pair(tiny_model, tmp_path, Recording, beta=0.04, num_iterations=2, max_steps=4)
+    assert len(shapes["exact"]) == len(shapes["off"]) == 16  # both models
+    assert shapes["exact"][:8] == shapes["off"][:8]  # before the first update nothing is tried
+    tokens = {name: sum(rows * width for rows, width in found[8:]) for name, found in shapes.items()}
     assert tokens["exact"] < 0.8 * tokens["off"]
     assert max(gaps(ours, theirs)) < EXACT["float64"]
 

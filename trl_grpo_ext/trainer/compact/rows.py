@@ -46,8 +46,9 @@ def make_micro_steps(
     lengths: Lengths,
     factor: RowFactor,
     precision: torch.dtype,
+    least: tuple[int, int] = (1, 1),
 ) -> list[dict[str, Any]]:
-    """The micro-steps of one block, each as wide as the longest of its rows by `lengths`."""
+    """The micro-steps of one block, trimmed to their rows; `least` columns of prompts and of completions stay."""
     rows, dealt = join_batches(micro_batches), len(lengths) // len(micro_batches)
     steps = []
     for part in plan.steps:
@@ -56,7 +57,7 @@ def make_micro_steps(
         made = _take(rows, chosen)
         _make_placeholders(made, [row < 0 for row in part])
         live = [row for row in part if row >= 0]
-        _trim(made, max([1, *lengths[live, 0].tolist()]), max([1, *lengths[live, 1].tolist()]))
+        _trim(made, *(max([least[side], *lengths[live, side].tolist()]) for side in (0, 1)))
         factors = [factor(batch, made) for batch in micro_batches]
         if None not in factors:
             advantages = made["advantages"]

@@ -29,8 +29,11 @@ from .packed import Groups, Lengths, PackedRows, Packing, backbone_of
 
 logger = logging.getLogger(__name__)
 
-ROWS = 8
+ROWS = 6
 """Rows of each rank that a trial runs."""
+
+PADDED = 3
+"""Those of them that also run elsewhere and by themselves: the longest, the shortest, that with the shortest prompt."""
 
 SHOWN = 64
 """Tokens of a prompt's end and of a completion's beginning that a trial of the gradient runs."""
@@ -46,6 +49,9 @@ MARGIN = 3
 
 LARGE = 2**24
 """Numbers of a buffer that no model changes in a pass; quantised weights may be buffers."""
+
+_WRONG = (UpstreamError, AttributeError, IndexError, RuntimeError, TypeError, ValueError)
+"""Errors of a model that does not take rows as they are."""
 
 Policy = Callable[[], tuple[Callable[..., Any], Any]]
 """TRL's method for log-probabilities, and the policy."""
@@ -82,7 +88,7 @@ class Rows:
         return self.mask[:, -self.keep :] != 0
 
     def few(self) -> Rows:
-        """The longest row and one of its prompt, the shortest, that with the shortest prompt, and those of others."""
+        """The longest row, the shortest, that with the shortest prompt, one of the longest's, and those of others."""
         scored = [*np.flatnonzero(self.lengths[:, 1]).tolist()] or [*range(len(self.ids))]
         of_row = dict(enumerate(self.groups.tolist()))
         total = self.lengths.sum(axis=1)
@@ -90,8 +96,11 @@ class Rows:
         prompt = min(scored, key=lambda row: int(self.lengths[row, 0]))
         mates = [row for row in scored if of_row[row] == of_row[longest] and row != longest]
         of_each_prompt = {of_row[row]: row for row in scored}.values()
-        wanted = dict.fromkeys([longest, *mates[:1], shortest, prompt, *of_each_prompt, *range(len(self.ids))])
-        chosen = [*wanted][:ROWS]
+        wanted = dict.fromkeys([longest, shortest, prompt, *mates[:1], *of_each_prompt, *range(len(self.ids))])
+        return self.at([*wanted][:ROWS])
+
+    def at(self, chosen: list[int]) -> Rows:
+        """These rows alone."""
         return Rows(self.ids[chosen], self.mask[chosen], self.keep, self.lengths[chosen], self.groups[chosen])
 
     def moved(self, shift: int, fill: int) -> Rows:
@@ -108,13 +117,11 @@ class Rows:
         one = slice(number, number + 1)
         return Rows(self.ids[one, columns], self.mask[one, columns], completion, self.lengths[one], self.groups[one])
 
-    def cut(self) -> Rows:
+    def cut(self, before: int, behind: int) -> Rows:
         """The end of each prompt and the beginning of each completion."""
-        start, keep = self.ids.size(1) - self.keep, min(self.keep, SHOWN)
-        columns = slice(max(start - SHOWN, 0), start + keep)
-        return Rows(
-            self.ids[:, columns], self.mask[:, columns], keep, np.minimum(self.lengths, [SHOWN, keep]), self.groups
-        )
+        start, keep = self.ids.size(1) - self.keep, min(self.keep, behind)
+        columns, lengths = slice(max(start - before, 0), start + keep), np.minimum(self.lengths, [before, keep])
+        return Rows(self.ids[:, columns], self.mask[:, columns], keep, lengths, self.groups)
 
 
 class Trials:
@@ -124,8 +131,7 @@ class Trials:
         self._packing, self._policy, self._facts = packing, policy, facts
         backbone: Any = backbone_of(policy()[1])
         self._backbone, self._numbers = type(backbone), numbers_in(backbone.config)
-        self._crossed: set[int] = set()  # numbers of the config on both sides of which rows have run
-        self._spans: list[Span] = []
+        self._spans: list[Span] = []  # of the batches that were tried
         self._packing_is_untried = packing is not None
         self.exact = Exact(left=True, right=True, packed=False)  # by all trials until now
 
@@ -136,11 +142,11 @@ class Trials:
 
     def covers(self, span: Span) -> bool:
         """Whether the trials until now hold for a batch."""
-        shortest, width = span
-        if any(low <= shortest and width <= high for low, high in self._spans):
+        if self.exact == NOTHING:
             return True
-        near = {number for number in self._numbers if shortest - MARGIN < number < width + MARGIN}
-        return bool(self._spans) and (near <= self._crossed or self.exact == NOTHING)
+        shortest, width = span
+        near = [number for number in self._numbers if shortest - MARGIN < number < width + MARGIN]
+        return bool(self._spans) and all(any(_shows(tried, span, number) for tried in self._spans) for number in near)
 
     def of(self, rows: Rows, spans: Sequence[Span], *, fits: bool) -> Exact:
         """What is exact for a generation batch: this rank's `rows`, the `spans` of all, and whether packing takes all.
@@ -153,24 +159,25 @@ class Trials:
         method, model = self._policy()
         if any(hasattr(module, "neftune_noise_alpha") for module in model.modules()):
             self._find(NOTHING, "NEFTune's noise depends on the length of a pass (neftune_noise_alpha)")
-            self._spans += spans
             return self.exact
         devices = [self._facts.device] if self._facts.device.type == "cuda" else []
         with _without_dropout(model), _same_state(model), torch.random.fork_rng(devices):
             torch.manual_seed(0)
-            trial = _Trial(method, model, rows.few(), self._packing, self._facts)
+            try:
+                trial = _Trial(method, model, rows.few(), self._packing, self._facts)
+            except _WRONG as error:
+                if is_out_of_memory(error):
+                    raise
+                self._find(NOTHING, f"rows of the batch do not run without dropout ({type(error).__name__}: {error})")
+                return self.exact
             if not trial.shows_places:
                 return NOTHING
             with torch.no_grad():
-                self._try_padding(trial)
-                if fits and self._packing is not None and (tries_packing or self.exact.packed):
-                    self._try_packing(trial)
-            if self.exact.packed and tries_packing:
-                self._find(*trial.gradients(self.exact))
+                self._try_values(trial, pack=tries_packing or (fits and self.exact.packed))
+            if self.exact.left and (tries_packing or not self._spans):
+                self._try_gradients(trial, pack=self.exact.packed and tries_packing)
         self._packing_is_untried &= not fits and self.exact.left and self.exact.right
         self._spans += spans
-        for low, high in spans:
-            self._crossed |= {number for number in self._numbers if low + MARGIN <= number <= high - MARGIN}
         return self.exact
 
     def _find(self, exact: Exact, reason: str) -> None:
@@ -183,34 +190,49 @@ class Trials:
             logger.info("compact_updates: rows keep their padding: %s.", reason)
         self.exact = exact
 
-    def _try_padding(self, trial: _Trial) -> None:
-        noise, limit = trial.noise, trial.limit
-        if not (places := trial.places()) <= limit:
+    def _try_values(self, trial: _Trial, *, pack: bool) -> None:
+        by = f"by one more rounding {trial.noise:.2g}"
+        if not (places := trial.places()) <= trial.limit:
             self._find(
                 replace(self.exact, left=False, packed=False),
-                f"the model's positions are absolute: at other places of the same width log-probabilities change by "
-                f"{places:.2g}, by one more rounding {noise:.2g}",
+                f"the model's positions are absolute: at other places of rows of the same width log-probabilities "
+                f"change by {places:.2g}, {by}",
             )
-        if trial.alone(trim_left=True) <= limit:
-            return
-        if not (behind := trial.alone(trim_left=False)) <= limit:
-            self._find(
-                NOTHING,
-                f"what the model computes depends on the length of a pass: without padding behind them "
-                f"log-probabilities change by {behind:.2g}, by one more rounding {noise:.2g}",
-            )
-        else:
-            self._find(replace(self.exact, left=False, packed=False), "the model sees the padding before a prompt")
-
-    def _try_packing(self, trial: _Trial) -> None:
-        if self.exact.left and self.exact.right:
+        if not trial.alone(trim_left=self.exact.left) <= trial.limit:
+            behind = trial.alone(trim_left=False)
+            if not behind <= trial.limit:
+                self._find(
+                    NOTHING,
+                    "what the model computes depends on the length of a pass: without padding behind them "
+                    f"log-probabilities change by {behind:.2g}, {by}",
+                )
+            else:
+                self._find(replace(self.exact, left=False, packed=False), "the model sees the padding before a prompt")
+        if pack and self.exact.left and self.exact.right:
             gap, why = trial.packed()
             self.exact = replace(self.exact, packed=True)
             if not gap <= trial.limit:
-                self._find(
-                    replace(self.exact, packed=False),
-                    f"log-probabilities differ by {gap:.2g}, by one more rounding {trial.noise:.2g}{why}",
-                )
+                self._find(replace(self.exact, packed=False), why or f"log-probabilities differ by {gap:.2g}, {by}")
+
+    def _try_gradients(self, trial: _Trial, *, pack: bool) -> None:
+        (moved, gap, noise), packed, why = trial.gradients(pack=pack)
+        if moved:
+            self._find(
+                replace(self.exact, left=False, packed=False),
+                f"the model's positions are absolute: at other places of rows gradients change by {gap:.2g}, by one "
+                f"more rounding {noise:.2g}",
+            )
+        elif packed[0]:
+            self._find(
+                replace(self.exact, packed=False),
+                why or f"gradients differ by {packed[1]:.2g}, by one more rounding {packed[2]:.2g}",
+            )
+
+
+def _shows(tried: Span, span: Span, number: int) -> bool:
+    """Whether rows of one batch lay as far on both sides of a number as those of another."""
+    (low, high), (shortest, width) = tried, span
+    return low <= max(shortest, number - MARGIN) and high >= min(width, number + MARGIN)
 
 
 class _Trial:
@@ -221,10 +243,11 @@ class _Trial:
     ) -> None:
         self._method, self._model, self._rows = method, model, rows
         self._packing, self._facts = packing, facts
+        self._padded = rows.at([*range(min(PADDED, len(rows.ids)))])
         with torch.no_grad():
             self._expected = self._values(rows)
             with _rounded(model, rows.ids.size(1)):
-                gap = self._gap(self._values(rows))
+                gap = self._gap(self._values(self._padded))
         self._shift = rows.keep // 2
         self.noise, shifts = self._agree(gap, float(self._shift))
         self.limit = max(FLOOR, TIMES * self.noise) if math.isfinite(self.noise) else FLOOR
@@ -245,9 +268,9 @@ class _Trial:
         return values
 
     def _gap(self, found: torch.Tensor) -> float:
-        """Root mean square of differences over the tokens of completions; NaN if it cannot be said."""
-        width = found.size(1)
-        differences = (found - self._expected[:, :width])[self._rows.live[:, :width]].double()
+        """Root mean square of the first rows' differences, over the tokens of completions."""
+        rows, width = found.shape
+        differences = (found - self._expected[:rows, :width])[self._rows.live[:rows, :width]].double()
         return float(differences.square().mean().sqrt()) if len(differences) else 0.0
 
     def _agree(self, *numbers: float) -> list[float]:
@@ -257,14 +280,19 @@ class _Trial:
 
     def places(self) -> float:
         """The change where all tokens stand further right in rows of the same width."""
-        return self._agree(self._gap(self._values(self._rows.moved(self._shift, self._facts.pad_id))))[0]
+        return self._agree(self._gap(self._values(self._padded.moved(self._shift, self._facts.pad_id))))[0]
 
     def alone(self, *, trim_left: bool) -> float:
         """The change where every row runs by itself, without padding behind it, nor before it."""
-        found = torch.zeros_like(self._expected)
-        for number in range(len(self._rows.ids)):
-            row = self._rows.row(number, trim_left)
-            found[number, : row.keep] = self._values(row)[0]
+        found = torch.zeros_like(self._expected[: len(self._padded.ids)])
+        try:
+            for number in range(len(found)):
+                row = self._padded.row(number, trim_left)
+                found[number, : row.keep] = self._values(row)[0]
+        except _WRONG as error:  # of a model that takes no other width
+            if is_out_of_memory(error):
+                raise
+            found[:] = math.nan
         return self._agree(self._gap(found))[0]
 
     def packed(self) -> tuple[float, str]:
@@ -275,14 +303,17 @@ class _Trial:
         except _WRONG as error:
             if is_out_of_memory(error):
                 raise
-            why = f" ({type(error).__name__}: {error})"
+            why = f"packed rows fail ({type(error).__name__}: {error})"
         return self._agree(gap)[0], why
 
-    def gradients(self, exact: Exact) -> tuple[Exact, str]:
-        """What is exact, and why less than before, by gradients of a random projection of rows that are cut short."""
-        rows = self._rows.cut()
-        spare = min(MARGIN, self._rows.ids.size(1) - rows.ids.size(1))
-        wider = replace(rows, ids=pad(rows.ids, (spare, 0), value=self._facts.pad_id), mask=pad(rows.mask, (spare, 0)))
+    def gradients(self, *, pack: bool) -> tuple[list[float], list[float], str]:
+        """How gradients of a random projection differ at other places, and packed, of rows that are cut short.
+
+        Each is whether they do, by how much, and by how much after one more rounding; then what went wrong.
+        """
+        rows = self._rows.cut(SHOWN, SHOWN)
+        shift = rows.keep // 4
+        moved, rows = rows.moved(shift, self._facts.pad_id), rows.cut(SHOWN, rows.keep - shift)
         generator = torch.Generator().manual_seed(0)
         slopes = torch.randn(rows.live.shape, generator=generator).to(rows.ids.device) * rows.live
 
@@ -291,29 +322,24 @@ class _Trial:
 
         expected = projected(self._values, rows)
         with _rounded(self._model, rows.ids.size(1)):
-            rounded = projected(self._values, wider)
-        why, worst = "", [math.nan, math.nan, math.nan]
-        try:
-            found = projected(self._packed_values, rows)
-        except _WRONG as error:
-            if is_out_of_memory(error):
-                raise
-            why = f" ({type(error).__name__}: {error})"
-        else:
-            worst = _worst(found, expected, rounded)
-        differs, gap, noise = self._agree(*worst)
-        if differs == 0.0:
-            return exact, ""
-        return replace(exact, packed=False), f"gradients differ by {gap:.2g}, by one more rounding {noise:.2g}{why}"
-
-
-_WRONG = (UpstreamError, AttributeError, IndexError, RuntimeError, TypeError, ValueError)
+            rounded = projected(self._values, rows)
+        elsewhere = _worst(projected(self._values, moved), expected, rounded)
+        why, packed = "", [0.0, 0.0, 0.0]
+        if pack:
+            try:
+                packed = _worst(projected(self._packed_values, rows), expected, rounded)
+            except _WRONG as error:
+                if is_out_of_memory(error):
+                    raise
+                why, packed[0] = f"the gradient of packed rows fails ({type(error).__name__}: {error})", 1.0
+        agreed = self._agree(*elsewhere, *packed)
+        return agreed[:3], agreed[3:], why
 
 
 def _worst(found: torch.Tensor, expected: torch.Tensor, rounded: torch.Tensor) -> list[float]:
     """Whether gradients `(parameters, projections)` differ, and the gap and noise of that which differs most."""
-    if not len(expected):
-        return [1.0, math.nan, math.nan]  # a gradient that nobody sees is not compared
+    if not expected.any():
+        return [1.0, math.nan, math.nan]  # a gradient that is not seen is not compared
     sizes = [tensor.square().mean(dim=1).sqrt() for tensor in (expected, found - expected, rounded - expected)]
     size, gap, noise = sizes
     limit = TIMES * torch.maximum(noise, torch.finfo(torch.float32).eps * (size + size.square().mean().sqrt()))
@@ -328,30 +354,33 @@ SKETCH = 4
 def _gradient_of(model: Any, loss: Callable[[], torch.Tensor]) -> torch.Tensor:
     """`(parameters, projections)`: random projections of the gradient of each trained parameter; none is kept.
 
-    Parameters are those that modules have at their forward pass. Under FSDP2 they are whole only then, and under ZeRO
-    their own hooks would reduce a gradient that is accumulated.
+    Gradients are of the tensors that modules have at their forward pass. Under FSDP2 these are whole only then, and
+    under ZeRO their own hooks would reduce a gradient that is accumulated.
     """
-    used: dict[int, torch.Tensor] = {}
+    numbers = {name: number for number, (name, _) in enumerate(model.named_parameters(remove_duplicate=False))}
+    used: dict[int, tuple[int, torch.Tensor]] = {}
 
-    def see(module: torch.nn.Module, *_: Any) -> None:
-        for parameter in module.parameters():
-            if parameter.requires_grad and not isinstance(parameter, DTensor):
-                used.setdefault(id(parameter), parameter)
+    def see(prefix: str, module: torch.nn.Module, *_: Any) -> None:
+        for name, parameter in module.named_parameters():
+            if parameter.requires_grad:
+                used.setdefault(id(parameter), (numbers[f"{prefix}.{name}" if prefix else name], parameter))
 
-    hooks = [module.register_forward_pre_hook(see) for module in model.modules()]
+    hooks = [module.register_forward_pre_hook(functools.partial(see, name)) for name, module in model.named_modules()]
+    found = torch.zeros(len(numbers), SKETCH * SKETCH, dtype=torch.float64)
+
+    def project(number: int, gradient: torch.Tensor) -> torch.Tensor:
+        if isinstance(gradient, DTensor):  # of a head that TRL gathers by itself
+            found[number] += _sketch(gradient.to_local(), number)
+            return torch.zeros_like(gradient)
+        found[number] += _sketch(gradient, number)
+        return gradient.new_zeros(()).expand_as(gradient)  # so that no more than one is in memory
+
     try:
         with torch.enable_grad():
             value = loss()
-        parameters = [*used.values()]
-        found = torch.zeros(len(parameters), SKETCH * SKETCH, dtype=torch.float64)
-
-        def project(number: int, gradient: torch.Tensor) -> torch.Tensor:
-            found[number] += _sketch(gradient, number)
-            return gradient.new_zeros(()).expand_as(gradient)  # so that no more than one is in memory
-
-        for number, parameter in enumerate(parameters):
+        for number, parameter in used.values():
             hooks.append(parameter.register_hook(functools.partial(project, number)))  # type: ignore[no-untyped-call]
-        torch.autograd.grad(value, parameters, allow_unused=True)
+        torch.autograd.grad(value, [parameter for _, parameter in used.values()], allow_unused=True)
     finally:
         for hook in hooks:
             hook.remove()
@@ -431,8 +460,8 @@ def _rounded(model: torch.nn.Module, width: int) -> Iterator[None]:
 
     def rough(module: torch.nn.Module, arguments: Any, output: Any) -> Any:
         if isinstance(output, torch.Tensor) and output.is_floating_point():
-            computes_in = getattr(module, "compute_dtype", None) or output.dtype
-            eps = max(least, torch.finfo(computes_in).eps)
+            computes_in = getattr(module, "compute_dtype", None)  # of a 4-bit layer
+            eps = max(least, torch.finfo(computes_in if isinstance(computes_in, torch.dtype) else output.dtype).eps)
             return output * (1 + eps * torch.randn_like(output))
         if isinstance(output, tuple) and all(isinstance(one, torch.Tensor) for one in output):
             return tuple(

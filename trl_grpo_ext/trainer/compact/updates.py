@@ -137,6 +137,7 @@ class CompactUpdates:
         exact = self._trials.of(rows_of_rank, spans, fits=fits)
         packs = fits and exact.packed
         runs = np.where([exact.left, exact.right], tables_R_N_6[..., :2], tables_R_N_6[..., 4:])
+        stay = (1 if exact.left else int(own[0, 4]), 1 if exact.right else int(own[0, 5]))
         tables_R_N_8 = np.concatenate([tables_R_N_6, runs], axis=2)
         ranks = tables_R_N_8.reshape(self._facts.ranks, count // block, block * rows, 8)
         # Rows that must run: never those without live tokens; those without signal only under some losses.
@@ -158,6 +159,7 @@ class CompactUpdates:
                 table_R_B_8[rank, :, 6:],
                 functools.partial(row_factor, self._loss_type),
                 precision,
+                stay,
             )
             if (table_R_B_8[:, :, 2] != 0).any():  # else no token counts: log zeros, as TRL does
                 for step, of_ranks in zip(steps, zip(*(plan.steps for plan in made), strict=True), strict=True):
