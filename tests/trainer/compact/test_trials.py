@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from peft import LoraConfig
-from transformers import LlamaConfig, TrainerCallback
+from transformers import HunYuanDenseV1Config, LlamaConfig, TrainerCallback
 
 from tests.support import SIZES, Run, length_reward
 from tests.trainer.compact.test_trainings import Seen, compact_logs, gaps, pair, saved
@@ -138,6 +138,19 @@ def test_positions_that_no_config_names(
     monkeypatch.setattr(trials, "TIMES", 1e9)
     lifted, _ = shared_pair(tiny_model, tmp_path / "lifted", **given)
     assert max(gaps(lifted, theirs)) > 1e-3
+
+
+def test_positions_that_the_gradient_alone_shows(
+    tiny_model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """HunYuan scales queries and keys behind the rotation, at first by 1."""
+    model = saved(HunYuanDenseV1Config(**SIZES, vocab_size=42), tiny_model, tmp_path / "model")
+    ours, theirs = shared_pair(model, tmp_path)
+    assert max(gaps(ours, theirs)) < EXACT
+    assert not packed(ours)
+    assert (
+        "prompts are not shared: the model's positions are absolute: at other places of rows gradients" in caplog.text
+    )
 
 
 def test_noise_that_depends_on_the_width(tiny_model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
