@@ -143,7 +143,7 @@ def test_positions_that_no_config_names(
 def test_positions_that_the_gradient_alone_shows(
     tiny_model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """HunYuan scales queries and keys behind the rotation, at first by 1."""
+    """HunYuan scales queries and keys after the rotation, at first by 1."""
     model = saved(HunYuanDenseV1Config(**SIZES, vocab_size=42), tiny_model, tmp_path / "model")
     ours, theirs = shared_pair(model, tmp_path)
     assert max(gaps(ours, theirs)) < EXACT

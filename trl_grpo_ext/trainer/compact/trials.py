@@ -110,16 +110,16 @@ class Rows:
         return replace(self, ids=ids, mask=mask, keep=self.keep - shift)
 
     def row(self, number: int, trim_left: bool) -> Rows:
-        """One row without padding behind it, nor before it."""
+        """One row without padding after it, nor before it."""
         prompt, completion = np.maximum(self.lengths[number], 1).tolist()
         start = self.ids.size(1) - self.keep
         columns = slice(start - prompt if trim_left else 0, start + completion)
         one = slice(number, number + 1)
         return Rows(self.ids[one, columns], self.mask[one, columns], completion, self.lengths[one], self.groups[one])
 
-    def cut(self, before: int, behind: int) -> Rows:
+    def cut(self, before: int, after: int) -> Rows:
         """The end of each prompt and the beginning of each completion."""
-        start, keep = self.ids.size(1) - self.keep, min(self.keep, behind)
+        start, keep = self.ids.size(1) - self.keep, min(self.keep, after)
         columns, lengths = slice(max(start - before, 0), start + keep), np.minimum(self.lengths, [before, keep])
         return Rows(self.ids[:, columns], self.mask[:, columns], keep, lengths, self.groups)
 
@@ -151,7 +151,7 @@ class Trials:
     def of(self, rows: Rows, spans: Sequence[Span], *, fits: bool) -> Exact:
         """What is exact for a generation batch: this rank's `rows`, the `spans` of all, and whether packing takes all.
 
-        A trial leaves no gradients behind, and the run's random numbers as they were.
+        A trial leaves no gradients, and the run's random numbers as they were.
         """
         tries_packing = fits and self._packing_is_untried
         if all(map(self.covers, spans)) and not tries_packing:
@@ -199,12 +199,12 @@ class Trials:
                 f"change by {places:.2g}, {by}",
             )
         if not trial.alone(trim_left=self.exact.left) <= trial.limit:
-            behind = trial.alone(trim_left=False)
-            if not behind <= trial.limit:
+            after = trial.alone(trim_left=False)
+            if not after <= trial.limit:
                 self._find(
                     NOTHING,
-                    "what the model computes depends on the length of a pass: without padding behind them "
-                    f"log-probabilities change by {behind:.2g}, {by}",
+                    "what the model computes depends on the length of a pass: without padding after them "
+                    f"log-probabilities change by {after:.2g}, {by}",
                 )
             else:
                 self._find(replace(self.exact, left=False, packed=False), "the model sees the padding before a prompt")
@@ -283,7 +283,7 @@ class _Trial:
         return self._agree(self._gap(self._values(self._padded.moved(self._shift, self._facts.pad_id))))[0]
 
     def alone(self, *, trim_left: bool) -> float:
-        """The change where every row runs by itself, without padding behind it, nor before it."""
+        """The change where every row runs by itself, without padding after it, nor before it."""
         found = torch.zeros_like(self._expected[: len(self._padded.ids)])
         try:
             for number in range(len(found)):
@@ -457,6 +457,7 @@ def _same_state(model: torch.nn.Module) -> Iterator[None]:
 def _rounded(model: torch.nn.Module, width: int) -> Iterator[None]:
     """Inside, what each innermost module returns is as if rounded once more; angles by what their positions lose."""
     least = torch.finfo(torch.float32).eps  # in which many a module computes whatever the precision
+    angle = least * max(1.0, width / 64)  # a product with a position; measured on SmolLM2, most are of slow rotations
 
     def rough(module: torch.nn.Module, arguments: Any, output: Any) -> Any:
         if isinstance(output, torch.Tensor) and output.is_floating_point():
@@ -464,9 +465,7 @@ def _rounded(model: torch.nn.Module, width: int) -> Iterator[None]:
             eps = max(least, torch.finfo(computes_in if isinstance(computes_in, torch.dtype) else output.dtype).eps)
             return output * (1 + eps * torch.randn_like(output))
         if isinstance(output, tuple) and all(isinstance(one, torch.Tensor) for one in output):
-            return tuple(
-                one + least * width * torch.randn_like(one) if one.is_floating_point() else one for one in output
-            )
+            return tuple(one + angle * torch.randn_like(one) if one.is_floating_point() else one for one in output)
         return output
 
     hooks = [module.register_forward_hook(rough) for module in model.modules() if not any(module.children())]
