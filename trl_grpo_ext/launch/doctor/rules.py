@@ -16,7 +16,7 @@ from pathlib import Path
 from packaging.version import Version
 
 from ...guard.untrusted import one_line
-from ...trainer import upstream
+from ...trainer.upstream import contract
 from ...types import implements
 from ..engine import ExpectedRun
 from ..ranges import quantised_with_vllm, vllm_without_cuda, wrong_quantisation, wrong_values
@@ -347,7 +347,7 @@ _TRAINING = (
         "use_liger_kernel computes a loss of its own before TRL 1.16, past the selected aggregation and hooks.",
         "Set use_liger_kernel: false, or install TRL 1.16."),
     Rule("unknown_loss_type", "error", "loss",
-        lambda c: c.run["loss_type"] not in upstream.LOSS_TYPES and ", ".join(sorted(upstream.LOSS_TYPES)),
+        lambda c: c.run["loss_type"] not in contract.LOSS_TYPES and ", ".join(sorted(contract.LOSS_TYPES)),
         "loss_type {run[loss_type]!r} is none of {found}.", "Choose one of them."),
 )  # fmt: skip
 
