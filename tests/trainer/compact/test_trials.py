@@ -173,8 +173,8 @@ class Drawn(GRPOExtTrainer):
     drawn: list[bool]
 
     def _prepare_inputs(self, generation_batch: Any) -> Any:
-        compact: Any = self._trl_grpo_ext.compact
-        if compact is not None and not hasattr(self, "drawn"):
+        compact: Any = self._trl_grpo_ext.losses.updates
+        if compact.compact and not hasattr(self, "drawn"):
             self.drawn, plan = [], compact.plan
 
             def watched(*arguments: Any) -> Any:
@@ -192,4 +192,4 @@ class Drawn(GRPOExtTrainer):
 def test_a_trial_leaves_nothing_behind(tiny_model: Path, tmp_path: Path) -> None:
     ours, _ = pair(tiny_model, tmp_path, Drawn, dtype="float32", max_steps=1)
     assert ours.trainer.drawn[:3] == [False, False, False]
-    assert ours.trainer._trl_grpo_ext.compact._trials.exact.packed
+    assert ours.trainer._trl_grpo_ext.losses.updates._trials.exact.packed
