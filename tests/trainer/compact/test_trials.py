@@ -177,9 +177,9 @@ class Drawn(GRPOExtTrainer):
         if compact.compact and not hasattr(self, "drawn"):
             self.drawn, plan = [], compact.plan
 
-            def watched(*arguments: Any) -> Any:
+            def watched(*arguments: Any, **keywords: Any) -> Any:
                 before = torch.get_rng_state()
-                planned = plan(*arguments)
+                planned = plan(*arguments, **keywords)
                 self.drawn.append(not torch.equal(before, torch.get_rng_state()))
                 self.drawn.append(any(parameter.grad is not None for parameter in self.model.parameters()))
                 self.drawn.append(not all(module.training for module in self.model.modules()))
