@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 from click.testing import Result
+from trl_grpo_ext.launch.doctor.examine import examine
 from typer.testing import CliRunner
 
 from tests.first_plugin_walk import differences
 from trl_grpo_ext.cli.main import app
 from trl_grpo_ext.errors import ConfigurationError
-from trl_grpo_ext.launch.doctor.examine import examine
 
 ROOT = Path(__file__).parents[3]
 RECIPES = ROOT / "recipes"
