@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 import yaml
+from trl_grpo_ext.launch.doctor.examine import examine
 
 from tests.recipes.config_objects import LAUNCH_FILES, RUN_FILES, header, launches, option
-from trl_grpo_ext.launch.doctor.examine import examine
 
 COMMANDS = [(path, number) for path in [*LAUNCH_FILES, *RUN_FILES] for number in range(len(launches(path)))]
 

@@ -90,7 +90,7 @@ class Case:
 
     @property
     def keeps_adapters_in_float32(self) -> bool:
-        """Whether TRL's cast of a quantised model's adapters is undone, as by the recipes; True if no trainer is seen."""
+        """Whether TRL's cast of a quantised model's adapters is undone, as by the recipes; True if that is unknown."""
         return self.trainer is None or bool(getattr(self.trainer, "adapters_in_float32", False))
 
     @property

@@ -124,6 +124,8 @@ def read_command(words: Sequence[str]) -> Launch:
             raise ConfigurationError("No script is named after `python`.")
         first = rest.pop(0)
     name = _AS_MODULES.get(first, first) if module else Path(first).name
+    if name == "accelerate" and rest[:1] == ["launch"]:
+        name, rest = "accelerate-launch", rest[1:]  # the same, without the imports of its other commands
     if name in LAUNCHERS:
         return Launch(None, tuple(rest), environment=environment, launcher=name)
     if Path(first).suffix in (".yaml", ".yml") and Path(first).is_file():

@@ -191,9 +191,18 @@ class Probe:
 
     def _note(self, message: Any, category: Any, *_: Any) -> None:
         if issubclass(category, FutureWarning | DeprecationWarning) and "deprecated" in str(message):
-            of_ours = any(f"`{name}`" in str(message) for name in vars(self._args or object))
-            if self._args is None or of_ours:
-                self._warned[one_line(message, 400)] = None
+            self._warned[one_line(message, 400)] = None
+
+    def _deprecated(self) -> None:
+        """What the installed versions say of the settings that are not at their defaults."""
+        fields = {one.name: one.default for one in dataclasses.fields(self._args)} if self._args is not None else {}
+        texts = []
+        for text in self._warned:
+            name = (re.findall(r"`(\w+)`", text) or [""])[0]
+            if name in fields and getattr(self._args, name, None) != fields[name]:
+                texts.append(text)
+        if texts:
+            self.problems.append(Problem("note", "settings", " ".join(texts), ""))
 
     def _failed(self, error: BaseException) -> None:
         """Say why the script ended before its trainer, and examine what is known by then."""
@@ -242,9 +251,7 @@ class Probe:
         from .rules import problems_of
 
         self._dropped()
-        self.problems += [
-            Problem("note", "settings", text, "Write what it names, before it goes.") for text in self._warned
-        ]
+        self._deprecated()
         seen = None if self._settings_alone else trainer
         case, unknown = case_of(self.launch, self.machine, seen, given)
         self.problems += [*unknown, *problems_of(case)]

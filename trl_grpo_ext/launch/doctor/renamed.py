@@ -43,6 +43,6 @@ def what_to_write(unknown: Mapping[str, object], known: Iterable[str]) -> list[s
             sentences.append(f"{name} is {successor} since {since}: write {written}.")
         elif since:
             sentences.append(f"{name} has no successor since {since}.")
-        elif near := difflib.get_close_matches(name, names, n=2, cutoff=0.8):
+        elif near := difflib.get_close_matches(name, names, n=2, cutoff=0.85):
             sentences.append(f"{name}: did you mean {' or '.join(near)}?")
     return sentences

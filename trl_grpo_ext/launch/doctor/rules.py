@@ -57,7 +57,12 @@ class Rule:
 
 def _gpus_of_one_process(case: Case) -> int:
     """The number of GPUs, if one process sees several and the script says nothing of the model's place."""
-    alone = case.engine == "one_process" and not case.on_cpu and "device_map" not in case.model_settings
+    alone = (
+        case.engine == "one_process"
+        and not case.on_cpu
+        and not case.launch.settings_alone
+        and "device_map" not in case.model_settings
+    )
     return len(case.devices) if alone and len(case.devices) > 1 and case.sizes is not None else 0
 
 
