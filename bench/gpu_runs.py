@@ -36,7 +36,7 @@ from bench.gpu_plan import DIFFER, EQUAL, OURS, PLAIN, ROOT
 from tests.support import CHARACTERS, arguments, relative_gap, save_tiny_model, train
 from trl_grpo_ext import GRPOExtConfig, GRPOExtTrainer, load_rewards
 from trl_grpo_ext.launch.checkpoints import SafeCheckpoints
-from trl_grpo_ext.launch.doctor.examine import examine
+from trl_grpo_ext.launch.doctor.command import examine
 from trl_grpo_ext.trainer import upstream
 from trl_grpo_ext.trainer.logps import completion_logps, tiled_logps
 
@@ -311,13 +311,8 @@ def run_recipe(words: Sequence[str], arm: str) -> None:
 
 def estimate(words: Sequence[str], stage: str) -> float:
     """Bytes that the doctor expects in `load`, `generation` or `update`. Don't call it while a trainer runs."""
-    examined = examine(
-        config_file=str(RECIPES / "accelerate" / "one_process.yaml"),
-        configs=(words[words.index("--config") + 1],),
-        overrides=tuple(words[2:]),
-        script=str(RECIPES / "gsm8k_grpo.py"),
-        prompt_length=WATCH.longest_prompt,
-    )
+    launcher = ("accelerate", "launch", "--config_file", str(RECIPES / "accelerate" / "one_process.yaml"))
+    examined = examine([*launcher, str(RECIPES / "gsm8k_grpo.py"), *words], prompt_length=WATCH.longest_prompt)
     memory = examined.memory
     assert memory is not None, "the doctor knows no sizes"
     return float(memory.device_bytes[stage])  # type: ignore[index]

@@ -1,5 +1,6 @@
 """`trl-grpo-ext show` as a command: what it finds, when it imports, and how it ends."""
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -177,3 +178,14 @@ def test_no_word_of_the_docs_is_lost_in_a_narrow_terminal() -> None:
     assert_readable(narrow.out, 60)
     # A path is longer than the line, so words are compared without the places where lines break.
     assert "".join(narrow.plain.split()) == "".join(piped.out.split())
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_a_docstring_is_wrapped_once(width: int) -> None:
+    for name in ("gsm8k_accuracy", "python_tests", "gigpo", "prompt_mean"):
+        lines = invoke("show", name, width=width, color=False).plain.splitlines()
+        for line, following in itertools.pairwise(lines):
+            first = following.split(" ")[0]
+            filled = len(line) + 1 + len(first) > width
+            same = line[:1] not in ("", " ", "-", "|") and following[:1] not in ("", " ", "-", "|")
+            assert filled or not same or ": " in following[:20] or not line[-1].isalpha(), (name, line, following)

@@ -37,9 +37,7 @@ def test_texts_alone_is_said_once() -> None:
 
 def test_one_exception_is_one_defect() -> None:
     def fails(completions: Any, **columns: Any) -> list[float]:
-        return [
-            1 / len(str(completion).strip("[]")) if isinstance(completion, str) else 1.0 for completion in completions
-        ]
+        return [1 / len(text.split()) if isinstance(text, str) else 1.0 for text in completions]
 
     report = check("reward", fails, isolated=False)
     assert [one.rule.short for one in report.violations][:2] == ["formats", "empty"], str(report)

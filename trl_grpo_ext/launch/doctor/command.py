@@ -21,6 +21,7 @@ from rich.text import Text
 from ...guard.untrusted import one_line, printable
 from . import Machine, Problem, Severity
 from .launch import Launch, from_json, read_command
+from .memory import Memory
 
 CONTEXT = {"allow_extra_args": True, "ignore_unknown_options": False}
 _ORDER = {"error": 0, "warning": 1, "note": 2}
@@ -37,7 +38,7 @@ class Examination:
     machine: Machine
     problems: tuple[Problem, ...]
     described: str = ""  # the run, in one line; empty if it is not known
-    memory: str = ""
+    memory: Memory | None = None  # None without sizes or sound settings
     unreached: str = ""  # why no trainer was seen, if that is no problem of the run
     said: str = ""  # the script's last words
 
@@ -60,8 +61,7 @@ def examine(words: Sequence[str], machine: Machine | None = None, *, prompt_leng
     launch, machine = read_command(words), machine or Machine()
     with tempfile.TemporaryDirectory(prefix="trl-grpo-ext-doctor-") as folder:
         request, answer = Path(folder, "request.json"), Path(folder, "answer.json")
-        content = {"launch": launch, "machine": machine}
-        asked = {name: dataclasses.asdict(value) for name, value in content.items()}
+        asked = {"launch": dataclasses.asdict(launch), "machine": dataclasses.asdict(machine)}
         request.write_text(json.dumps({**asked, "prompt_length": prompt_length}))
         said = ""
         if launch.script is None:
@@ -77,7 +77,8 @@ def examine(words: Sequence[str], machine: Machine | None = None, *, prompt_leng
     problems = tuple(dict.fromkeys([*launch.problems, *(Problem(**one) for one in found.pop("problems"))]))
     ordered = tuple(sorted(problems, key=lambda problem: _ORDER[problem.severity]))
     machine = Machine(**found.pop("machine"))
-    return Examination(launch, machine, ordered, said=said, **found)
+    memory = found.pop("memory")
+    return Examination(launch, machine, ordered, said=said, memory=memory and Memory(**memory), **found)
 
 
 def _child(module: str, paths: Sequence[Path], launch: Launch) -> str:
@@ -159,6 +160,9 @@ def render(examination: Examination, console: Console) -> None:
         )
     if examination.unreached and examination.said:
         console.print(Text(printable(examination.said), style="dim"))
-    for label, text in (("run", examination.described), ("memory", examination.memory)):
+    for label, text in (
+        ("run", examination.described),
+        ("memory", "" if examination.memory is None else examination.memory.described),
+    ):
         if text:
             console.print(Text.assemble((f"{label}: ", "bold"), one_line(text, 900)))

@@ -7,11 +7,15 @@ fragmentation, and 1 GB for CUDA and NCCL. No figure was compared with a GPU, so
 takes in other types: `accelerate estimate-memory`.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from . import Problem
-from .case import Case
+
+if TYPE_CHECKING:
+    from .case import Case
 
 Stage = Literal["load", "generation", "update"]
 

@@ -274,7 +274,7 @@ class Probe:
         if case.rewards:
             parts.append(f"rewards {', '.join(_names(case.rewards))}")
         parts += [f"{name.replace('_', ' ')} {', '.join(found)}" for name, found in plugins.items() if found]
-        self._finish(described="; ".join(parts), memory="" if memory is None else memory.described)
+        self._finish(described="; ".join(parts), memory=None if memory is None else dataclasses.asdict(memory))
 
     def _dropped(self) -> None:
         """Settings that the parser did not know, and the script went on without."""
@@ -296,9 +296,9 @@ class Probe:
                 message, fix = f"{names}: the script's parser drops them, silently.", " ".join(near)
             self.problems.append(Problem("warning" if near else "note", "settings", message, fix))
 
-    def _finish(self, unreached: str = "", described: str = "", memory: str = "") -> NoReturn:
+    def _finish(self, unreached: str = "", described: str = "", memory: dict[str, Any] | None = None) -> NoReturn:
         machine = dataclasses.asdict(self.machine)
-        answer = {"unreached": unreached, "described": described, "memory": memory, "machine": machine}
+        answer: dict[str, Any] = {"unreached": unreached, "described": described, "memory": memory, "machine": machine}
         answer["problems"] = [dataclasses.asdict(problem) for problem in self.problems]
         self._answer.write_text(json.dumps(answer))
         sys.stdout.flush()
