@@ -17,7 +17,7 @@ from tests.support import OWN_AGGREGATION, save_tiny_model
 from tests.trainer import parity_grid
 from tests.trainer.parity_grid import FACTORS
 from tests.upstream import test_other_trl as other_trl
-from trl_grpo_ext.trainer import upstream
+from trl_grpo_ext.trainer.upstream import contract
 
 PAGE = other_trl.ROOT / "docs" / "parity.md"
 COMMAND = "python -m bench.parity_table"
@@ -100,7 +100,7 @@ def page(runs: list[Measured]) -> str:
 def main() -> None:
     with TemporaryDirectory() as folder:
         site = Path(folder) / "site"
-        if problem := other_trl.install(upstream.OLDEST_TESTED, site):
+        if problem := other_trl.install(contract.OLDEST_TESTED, site):
             sys.exit(problem)
         runs = [_in_a_process(site, Path(folder) / "oldest.json"), _in_a_process(None, Path(folder) / "newest.json")]
     PAGE.write_text(page(runs), encoding="utf-8")

@@ -43,9 +43,9 @@ def outside(module: str) -> set[str]:
 
 
 def test_the_reading_of_imports_itself() -> None:
-    extension = rooms.imported("trl_grpo_ext.trainer.extension", FILES)
-    assert {"trl_grpo_ext.credit.flow", "trl_grpo_ext.trainer.upstream", "trl_grpo_ext.types"} <= extension
-    assert "trl" in outside("trl_grpo_ext.trainer.extension")
+    stage = rooms.imported("trl_grpo_ext.trainer.rollout_stage", FILES)
+    assert {"trl_grpo_ext.credit.flow", "trl_grpo_ext.trainer.upstream.reading", "trl_grpo_ext.types"} <= stage
+    assert "trl" in outside("trl_grpo_ext.trainer.upstream.acting")
     assert "torch" not in outside("trl_grpo_ext.types")  # for type checkers only
     assert "yaml" in outside("trl_grpo_ext.guard.untrusted")  # inside a function
     assert "trl_grpo_ext.types" in rooms.imported("trl_grpo_ext", FILES)  # under TYPE_CHECKING

@@ -1,7 +1,7 @@
 """The tables of `docs/compatibility.md`, from what the repository itself says: `python -m docs.site.compatibility`.
 
 Nothing is typed in by hand that a file already states: the supported ranges come from `pyproject.toml`, the tested
-versions from `constraints.txt`, TRL's from `trainer/upstream.py`, the launch files from the test that reads
+versions from `constraints.txt`, TRL's from `trainer/upstream/contract.py`, the launch files from the test that reads
 them.
 """
 
@@ -62,7 +62,7 @@ def launch_files() -> dict[str, tuple[str, int, int]]:
 
 def tables(tested_python: str) -> str:
     """The part of the page between its markers."""
-    oldest = assigned("trl_grpo_ext/trainer/upstream.py", "OLDEST_TESTED")
+    oldest = assigned("trl_grpo_ext/trainer/upstream/contract.py", "OLDEST_TESTED")
     may, have = ranges(), pinned()
     lines = [
         "| what | may be installed | tested |",

@@ -9,6 +9,8 @@ from tests.cli.distributions import write_distribution
 from tests.cli.terminal import Finished, assert_readable, invoke
 
 REWARDS = '''
+from trl_grpo_ext.types import RewardDeclaration
+
 print("chatter at import")
 
 def fine(completions, answer=None, **columns):
@@ -48,7 +50,7 @@ def reads_target(completions, target, **columns):
 class Choosy:
     """Scores `word`, and nothing else will do."""
 
-    conformance = {"parameters": {"word": "a"}}
+    declares = RewardDeclaration(conformance={"parameters": {"word": "a"}})
 
     def __init__(self, word: str) -> None:
         self.word = word

@@ -14,7 +14,7 @@ from tests.support import arguments
 from trl_grpo_ext import GRPOExtTrainer
 from trl_grpo_ext.credit.turns import is_tool_error, place_spans, read_turns, true_runs, turn_values
 from trl_grpo_ext.errors import AlignmentError
-from trl_grpo_ext.types import Rollout, SpanScore, Turn, TurnScores, turn_numbers
+from trl_grpo_ext.types import HookDeclaration, Rollout, SpanScore, Turn, TurnScores, turn_numbers
 
 LIMIT = 1600
 HARD = "naïve ﷽ 你好 שלום 👩‍👩‍👧 e\u0301"
@@ -122,7 +122,7 @@ class Scripted(GRPOExtTrainer):
 
 
 class Sees:
-    role = "transform"
+    declares = HookDeclaration(role="transform")
 
     def __init__(self) -> None:
         self.rollouts: list[Rollout] = []

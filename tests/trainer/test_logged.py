@@ -22,7 +22,7 @@ from tests.trainer.pipelines.page import DoubledForward
 from trl_grpo_ext import GRPOExtTrainer
 from trl_grpo_ext.credit import flow
 from trl_grpo_ext.records.token_records import COLUMNS
-from trl_grpo_ext.trainer.reaggregation import LossForward
+from trl_grpo_ext.trainer.loss_forward import LossForward
 
 CHAIN: list[Any] = [
     "centred",
@@ -39,7 +39,7 @@ class Trained(GRPOExtTrainer):
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
         self.used: list[dict[str, Any]] = []
         super().__init__(*arguments, **keywords)
-        self.run_loss, self._trl_grpo_ext.run_loss = self._trl_grpo_ext.run_loss, self.keeping
+        self.run_loss, self._trl_grpo_ext.losses.run = self._trl_grpo_ext.losses.run, self.keeping
 
     def keeping(self, inherited: Any, model: Any, forward: LossForward) -> torch.Tensor:
         loss: torch.Tensor = self.run_loss(inherited, model, forward)
@@ -47,13 +47,12 @@ class Trained(GRPOExtTrainer):
             advantages_B_T = flow.expand_advantages(forward.inputs["advantages"], forward.mask_B_T).detach()
             for row, mask in enumerate(forward.mask_B_T):
                 ids = forward.inputs["completion_ids"][row][mask > 0].tolist()
-                assert forward.logps_B_T is not None
                 self.used.append(
                     {
                         "step": self.state.global_step,
                         "ids": ids,
                         "advantage": advantages_B_T[row][mask > 0].tolist(),
-                        "logp": forward.logps_B_T[row][mask > 0].tolist(),
+                        "logp": forward.policy.logps_B_T[row][mask > 0].tolist(),
                     }
                 )
         return loss

@@ -14,8 +14,8 @@ from tests.support import Recorder, arguments, length_reward, prompts, save_tiny
 from tests.trainer.watch import Watch
 from trl_grpo_ext import GRPOExtTrainer, Rollout
 from trl_grpo_ext.errors import ConfigurationError
-from trl_grpo_ext.trainer import upstream
 from trl_grpo_ext.trainer.logps import completion_logps, tiled_logps
+from trl_grpo_ext.trainer.upstream import releases
 
 
 def rollout_of(hook: Watch, model: Path, folder: Path, **settings: Any) -> Rollout:
@@ -170,7 +170,7 @@ def test_a_column_of_prompts_that_a_row_lacks_is_named(tiny_model: Path, tmp_pat
 @pytest.mark.parametrize("absolute", [False, True])
 @pytest.mark.parametrize("tiled", [False, True])
 def test_positions_do_not_count_the_padding(teacher: Path, absolute: bool, tiled: bool) -> None:
-    if tiled and upstream.add_fused_lm_head is None:
+    if tiled and releases.add_fused_lm_head is None:
         pytest.skip("this TRL gives no other model its head")
     if absolute:
         torch.manual_seed(0)
@@ -180,7 +180,7 @@ def test_positions_do_not_count_the_padding(teacher: Path, absolute: bool, tiled
         model = AutoModelForCausalLM.from_pretrained(teacher, dtype=torch.float32)
     logps: Any = completion_logps
     if tiled:
-        upstream.add_fused_lm_head(model)
+        releases.add_fused_lm_head(model)
         logps = tiled_logps
     ids, mask = torch.tensor([[5, 6, 7, 8]]), torch.ones(1, 4, dtype=torch.long)
     padded_ids, padded_mask = torch.tensor([[0, 0, 5, 6, 7, 8]]), torch.tensor([[0, 0, 1, 1, 1, 1]])
@@ -191,14 +191,14 @@ def test_positions_do_not_count_the_padding(teacher: Path, absolute: bool, tiled
 
 
 def test_a_teacher_never_makes_all_logits(tiny_model: Path, tmp_path: Path, teacher: Path) -> None:
-    if upstream.add_fused_lm_head is None:
+    if releases.add_fused_lm_head is None:
         pytest.skip("this TRL gives no other model its head")
     projected: list[int] = []
 
     class Counts(GRPOExtTrainer):
         def __init__(self, *arguments: Any, **keywords: Any) -> None:
             super().__init__(*arguments, **keywords)
-            [model] = self._trl_grpo_ext.scorer._loaded.values()
+            [model] = self._trl_grpo_ext.rollouts._hook_logps._loaded.values()
             model.get_output_embeddings().register_forward_hook(lambda *call: projected.append(1))
 
     train(tiny_model, tmp_path, Counts, hooks=[Watch(teachers=(str(teacher),))], beta=0.04, max_steps=1)
@@ -225,13 +225,9 @@ def test_a_teacher_with_another_vocabulary_is_refused(tiny_model: Path, tmp_path
         ({"name": "teacher_log_ratio", "teacher": "reference"}, "'teacher_log_ratio' needs a reference policy"),
         (Watch("entropies"), "'Watch' needs entropies but has only on_rollout"),
         (Watch("sampling_logps"), "'Watch' needs the sampler's log-probabilities, which only vLLM and a rollout_func"),
-        (
-            Watch("gradients"),
-            "'Watch' needs 'gradients', which does not exist. Possible needs: old_logps, old_entropies",
-        ),
         ("future_kl", "'future_kl' acts on how far the policy has moved .*num_iterations="),
     ],
-    ids=["kl", "teacher", "entropies", "sampling", "unknown", "several updates"],
+    ids=["kl", "teacher", "entropies", "sampling", "several updates"],
 )
 def test_what_is_not_there_is_said_at_construction(tiny_model: Path, tmp_path: Path, hook: Any, message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):

@@ -19,8 +19,10 @@ from trl_grpo_ext.errors import (
     UpstreamError,
     is_out_of_memory,
 )
-from trl_grpo_ext.trainer import mixin, upstream
+from trl_grpo_ext.trainer import mixin
 from trl_grpo_ext.trainer.own_loss import try_out
+from trl_grpo_ext.trainer.upstream import contract
+from trl_grpo_ext.types import HookDeclaration
 
 AGGREGATION: dict[str, Any] = {"loss_aggregation": "token_mean", "max_steps": 1}
 FORWARD_HOOK: dict[str, Any] = {"advantage_hooks": ["entropy_shaping"], "max_steps": 1}
@@ -34,7 +36,7 @@ def test_the_table_of_the_adapter_is_what_it_overrides() -> None:
     overridden = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
     public = {name for name in own if isinstance(vars(GRPOExtMixin)[name], property)}
     assert own - overridden == public
-    assert overridden - {"__init__"} == upstream.METHODS.keys() - upstream.CALLED
+    assert overridden - {"__init__"} == contract.METHODS.keys() - contract.CALLED
 
 
 # ---------------------------------------------------------------------------------------------- somebody's loss
@@ -153,7 +155,7 @@ def test_out_of_memory_says_nothing_about_a_loss() -> None:
 class Writes:
     """Changes what it is given, at some place, or reads what it has not asked for."""
 
-    role = "transform"
+    declares = HookDeclaration(role="transform")
 
     def __init__(self, what: str) -> None:
         self.what = what
@@ -176,7 +178,7 @@ class Writes:
         ("advantages", PluginOutputError, r"'Writes': on_rollout changed advantages_B_T, which others read"),
         ("mask", PluginOutputError, r"changed (completion_)?mask_B_T"),
         ("texts", PluginOutputError, r"changed (texts|completions)"),
-        ("needs", PluginRunError, r"What the class does not list in its `needs` is None; here .*ref_logps"),
+        ("needs", PluginRunError, r"What it does not declare in its `needs` is None; here .*ref_logps"),
     ],
 )
 def test_a_hook_is_stopped_where_it_happens_and_named(

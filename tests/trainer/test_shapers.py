@@ -19,9 +19,11 @@ from tests.trainer.pipelines.page import mixed
 from tests.trainer.watch import WatchBoth
 from trl_grpo_ext import Rollout
 from trl_grpo_ext.credit.flow import shape_rewards
+from trl_grpo_ext.credit.rollouts import ScoredRows
 from trl_grpo_ext.errors import ConfigurationError, PluginOutputError, UpstreamError
-from trl_grpo_ext.trainer.contexts import Sampling, ScoredBatch
+from trl_grpo_ext.trainer.rollouts import Sampling
 from trl_grpo_ext.trainer.shaping import refuse_images
+from trl_grpo_ext.types import HookDeclaration
 
 
 def weight_of(ids: list[int]) -> float:
@@ -33,7 +35,7 @@ class ByTokens:
     """Adds to each completion what a reward function could have given."""
 
     __name__ = "by_tokens"
-    role = "shaper"
+    declares = HookDeclaration(role="shaper")
 
     def __init__(self) -> None:
         self.rollouts: list[Rollout] = []
@@ -138,7 +140,7 @@ def test_a_shaper_has_the_tensors_of_the_batch_before_there_is_one(
 ) -> None:
     needs = ("old_logps", "ref_logps") if settings.get("beta") else ("old_logps",)
     watch, shaper, passes = WatchBoth(*needs), ByTokens(), []
-    shaper.needs = needs  # type: ignore[attr-defined]
+    shaper.declares = HookDeclaration(role="shaper", needs=needs)
 
     class Counts(GRPOTrainer):
         def _get_per_token_logps_and_entropies(self, *arguments: Any, **keywords: Any) -> Any:
@@ -230,8 +232,8 @@ def test_rewards_outside_of_a_generation_are_refused(tiny_model: Path, tmp_path:
 
 def test_log_probabilities_that_only_a_pass_with_images_could_give_are_refused() -> None:
     def check(row: dict[str, Any], of_tool: Any, missing: list[str]) -> None:
-        scored = ScoredBatch([{"prompt": "a", **row}], ["a"], ["b"], [[3]], torch.zeros(0))
-        refuse_images(Sampling([*[None] * 6, of_tool], scored=scored), missing)
+        scored = ScoredRows([{"prompt": "a", **row}], ["a"], ["b"], [[3]], torch.zeros(0))
+        refuse_images(Sampling([*[None] * 6, of_tool], scored=[scored]), missing)
 
     check({"image": None}, None, ["old_logps"])
     check({"image": "a picture"}, None, [])

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from trl_grpo_ext.trainer import upstream
+from trl_grpo_ext.trainer.upstream import contract
 
 ROOT = Path(__file__).parents[2]
 
@@ -59,7 +59,7 @@ SUITES = [
 def oldest(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with the oldest supported TRL in it."""
     folder = tmp_path_factory.mktemp("oldest") / "site"
-    if problem := install(upstream.OLDEST_TESTED, folder):
+    if problem := install(contract.OLDEST_TESTED, folder):
         pytest.skip(problem)
     return folder
 
@@ -67,7 +67,7 @@ def oldest(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.nightly
 def test_contract_and_parity_hold_with_the_oldest_trl(oldest: Path) -> None:
     where = run("-c", "import trl; print(trl.__version__, trl.__file__)", pythonpath=oldest)
-    assert where.stdout.split() == [f"{upstream.OLDEST_TESTED}.0", str(oldest / "trl" / "__init__.py")], where.stderr
+    assert where.stdout.split() == [f"{contract.OLDEST_TESTED}.0", str(oldest / "trl" / "__init__.py")], where.stderr
 
     done = run("-m", "pytest", "-q", "-m", "", "--no-header", "-p", "no:cacheprovider", *SUITES, pythonpath=oldest)
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]

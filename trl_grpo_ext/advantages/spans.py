@@ -6,7 +6,7 @@ import torch
 
 from ..credit.groups import gather_groups, group_apart
 from ..guard.parameters import checked_choice, checked_flag
-from ..types import Rollout
+from ..types import HookDeclaration, Rollout
 
 _EPSILON = 1e-4  # beside the standard deviation, as in TRL
 
@@ -36,8 +36,7 @@ class SpanCredit:
     """
 
     __name__ = "span_credit"
-    role = "estimator"
-    needs = ("offsets",)
+    declares = HookDeclaration(role="estimator", needs=("offsets",))
 
     def __init__(self, *, normalise: bool = False, without_spans: str = "all") -> None:
         self.normalise = checked_flag("span_credit: normalise", normalise)

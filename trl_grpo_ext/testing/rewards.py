@@ -22,6 +22,7 @@ from typing import Any
 from ..errors import PluginOutputError
 from ..guard.calls import PASSED_BY_TRL, call, check_scores, reward_name
 from ..guard.outcomes import shown
+from ..types import RewardDeclaration
 from .reward_calls import EMPTY, HOSTILE, Form, RewardCall
 from .rules import Broken, Checks, Finding, NotChecked, Rule, describe_exception, pickle_round_trip, plugin_code
 
@@ -206,7 +207,7 @@ class RewardChecks(Checks):
 
     def _deterministic_only(self) -> None:
         if not self.deterministic:
-            raise NotChecked("it declares deterministic = False")
+            raise NotChecked("it declares deterministic=False")
 
     def no_effect(self) -> str:
         if self._untried:
@@ -221,6 +222,7 @@ class RewardChecks(Checks):
     def call(self) -> None:
         if not callable(self.reward):
             raise Broken(f"it is {type(self.reward).__name__}, which is not callable")
+        self._contract("reward", self.reward)
         try:
             signature = inspect.signature(self.reward)
         except (TypeError, ValueError):  # some compiled function, of which nobody knows
@@ -353,7 +355,7 @@ class RewardChecks(Checks):
     def neighbours(self) -> None:
         self._deterministic_only()
         if not self.per_completion:
-            raise NotChecked("it declares per_completion = False")
+            raise NotChecked("it declares per_completion=False")
 
         def judge(batch: RewardCall) -> None:
             alone = batch.with_items(batch.items[:1])
@@ -371,8 +373,8 @@ class RewardChecks(Checks):
         self._over([self.ordinary], backwards)
 
     def outcomes(self) -> None:
-        column = getattr(self.reward, "reference_column", None)
-        if not isinstance(column, str):
+        column = RewardDeclaration.of(self.reward).reference_column
+        if column is None:
             raise NotChecked("it has no reference_column, so it compares with nothing")
         self._deterministic_only()
         if column not in self.ordinary.columns:

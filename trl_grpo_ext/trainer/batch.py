@@ -1,6 +1,6 @@
 """TRL's batch, a dict of tensors: the entries that we add, the tokens that count, and how to join batches."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,7 +18,9 @@ class BatchKeys:
     # `(B,)`, running number of the completion in TRL's table, over all ranks and generation batches; -1 for none.
     row_id = "trl_grpo_ext_row_id"
     weights = "trl_grpo_ext_weights"  # `(B, T)`, of the selected aggregation
+    batch_number = "trl_grpo_ext_batch_number"  # `(B,)`, of the generation batch whose weights they are
     totals = "trl_grpo_ext_totals"  # a `Totals`, once the rows are dealt
+    carried = "trl_grpo_ext_carried"  # `(B, T)`, begins the entries that a token loss takes along
     # A number by which a loss is multiplied that counts masked groups of `resample` as rows.
     loss_factor = "trl_grpo_ext_loss_factor"
     idle = "trl_grpo_ext_idle"  # whether a compact micro-step has placeholders only, on all ranks
@@ -29,7 +31,7 @@ PROMPT_KEYS = frozenset({"prompt_ids", "prompt_mask"})
 """Entries `(B, P)`, padded on the left; all others are padded on the right."""
 
 
-def counting_mask(batch: dict[str, Any]) -> torch.Tensor:
+def counting_mask(batch: Mapping[str, Any]) -> torch.Tensor:
     """`(B, T)`, 1 where a token counts in the loss: written by the policy, and not by a tool."""
     mask_B_T: torch.Tensor = batch["completion_mask"]
     return mask_B_T if batch.get("tool_mask") is None else mask_B_T * batch["tool_mask"]

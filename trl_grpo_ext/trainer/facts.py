@@ -1,6 +1,6 @@
 """What the collaborators know of a run: `RunFacts` (constant), `Progress` and `LossSettings` (now).
 
-`upstream` reads both off TRL's trainer.
+`upstream.reading` reads all three off TRL's trainer.
 """
 
 from collections.abc import Callable
@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+
+from ..credit.turns import Parsing
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,7 @@ class RunFacts:
     sum_over_ranks: Callable[[torch.Tensor], torch.Tensor]
     device: torch.device
     async_tools: frozenset[str] = frozenset()  # names of the asynchronous tools
+    parsing: Parsing | None = None  # by what TRL parses the messages of a conversation
 
     def group_size(self, training: bool) -> int:
         """Completions of one prompt."""

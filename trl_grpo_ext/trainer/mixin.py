@@ -27,22 +27,23 @@ from typing import TYPE_CHECKING, Any
 from trl import GRPOTrainer
 
 from ..errors import ConfigurationError
-from . import upstream
-from .extension import Extension, Rewards
+from .extension import Extension
 from .own_loss import constructor_arguments
+from .selected import SelectedRewards
+from .upstream import contract
 
 _Next: type = GRPOTrainer if TYPE_CHECKING else object
 """The class whose methods `super()` finds: TRL's trainer, or a user's in between."""
 
 
-def _public(name: str) -> Any:
-    return property(lambda trainer: getattr(trainer._trl_grpo_ext, name))
+def _public(stage: str, name: str) -> Any:
+    return property(lambda trainer: getattr(getattr(trainer._trl_grpo_ext, stage), name))
 
 
 class GRPOExtMixin(_Next):
     """Plugins for any subclass of TRL's `GRPOTrainer`; put it first among the bases.
 
-    Takes `GRPOTrainer`'s arguments and three more. `args` may be a `GRPOExtConfig` (or a plain `GRPOConfig`; then
+    Takes `GRPOTrainer`'s arguments and four more. `args` may be a `GRPOExtConfig` (or a plain `GRPOConfig`; then
     plugins can only be given here). What is not listed here is as in TRL.
 
     Args:
@@ -53,11 +54,13 @@ class GRPOExtMixin(_Next):
             order.
         loss_aggregation: A selection or an aggregation object.
         resample: As in `GRPOExtConfig`; its `filter` may be a filter object.
+        token_losses: Selections or token loss objects: further terms of the loss, or one in place of TRL's.
 
     Attributes:
         advantage_hooks: The hooks in use, in the order in which they act.
         loss_aggregation: The aggregation in use, or None.
         group_filter: The group filter in use, or None.
+        token_losses: The token losses in use.
         plugin_manifest: The plugins that this trainer was constructed with.
 
     Raises:
@@ -66,10 +69,11 @@ class GRPOExtMixin(_Next):
         PluginError: A selected plugin does not load.
     """
 
-    advantage_hooks = _public("advantage_hooks")
-    loss_aggregation = _public("loss_aggregation")
-    group_filter = _public("group_filter")
-    plugin_manifest = _public("plugin_manifest")
+    advantage_hooks = _public("plugins", "hooks")
+    loss_aggregation = _public("plugins", "aggregation")
+    group_filter = _public("plugins", "group_filter")
+    token_losses = _public("plugins", "token_losses")
+    plugin_manifest = _public("records", "manifest")
     _trl_grpo_ext: Extension
 
     def __init_subclass__(cls, **keywords: Any) -> None:
@@ -96,14 +100,17 @@ class GRPOExtMixin(_Next):
         advantage_hooks: Any = None,
         loss_aggregation: Any = None,
         resample: Any = None,
+        token_losses: Any = None,
         **keywords: Any,
     ) -> None:
-        upstream.check_version()
-        upstream.check_class(GRPOTrainer)
-        between = upstream.classes_between(type(self), GRPOExtMixin)
-        ours = self._trl_grpo_ext = Extension(self, between, args, advantage_hooks, loss_aggregation, resample)
-        ours.keep_reference(model, keywords.get("peft_config"))
-        rewards = Rewards(reward_funcs, ours.settings.rewards, reward_processing_classes)
+        contract.check_version()
+        contract.check_class(GRPOTrainer)
+        between = contract.classes_between(type(self), GRPOExtMixin)
+        ours = self._trl_grpo_ext = Extension(
+            self, between, args, advantage_hooks, loss_aggregation, resample, token_losses
+        )
+        ours.keep_reference(model, args, keywords.get("peft_config"))
+        rewards = SelectedRewards(reward_funcs, ours.plugins.settings.rewards, reward_processing_classes)
         sources = (train_dataset, eval_dataset, processing_class, rewards.processing_classes)
         positional, named = constructor_arguments((model, rewards.functions, args), sources, arguments, keywords)
         super().__init__(*positional, **named)
@@ -124,52 +131,53 @@ class GRPOExtMixin(_Next):
     ) -> Any:
         """Evaluate as transformers does, and add pass@k to the metrics if configured."""
         keywords["metric_key_prefix"] = metric_key_prefix
-        inherited = super().evaluation_loop
-        evaluation = functools.partial(inherited, dataloader, *arguments, **keywords)
-        return self._trl_grpo_ext.evaluate(evaluation, dataloader, metric_key_prefix)
+        evaluation = functools.partial(super().evaluation_loop, dataloader, *arguments, **keywords)
+        return self._trl_grpo_ext.records.evaluate(evaluation, dataloader, metric_key_prefix)
 
     def training_step(self, *arguments: Any, **keywords: Any) -> Any:
         """Run TRL's step; at the end of an optimizer step log the seconds of its phases."""
-        return self._trl_grpo_ext.training_step(super().training_step, *arguments, **keywords)
+        return self._trl_grpo_ext.losses.training_step(super().training_step, *arguments, **keywords)
 
     def _prepare_inputs(self, generation_batch: Any) -> Any:
-        return self._trl_grpo_ext.prepare_inputs(super()._prepare_inputs, super().compute_loss, generation_batch)
+        ours = self._trl_grpo_ext
+        inherited = super()._prepare_inputs, super().compute_loss
+        return ours.losses.prepare_inputs(*inherited, generation_batch, ours.rollouts.totals)
 
     def _generate(self, prompts: Any) -> Any:
-        return self._trl_grpo_ext.generate(super()._generate, prompts)
+        return self._trl_grpo_ext.rollouts.generate(super()._generate, prompts)
 
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Any:
         given = (inputs, prompts, completions, completion_ids_list)
-        return self._trl_grpo_ext.calculate_rewards(super()._calculate_rewards, *given)
+        return self._trl_grpo_ext.rollouts.calculate_rewards(super()._calculate_rewards, *given)
 
     def _generate_and_score_completions(self, inputs: Any) -> Any:
-        return self._trl_grpo_ext.generate_and_score(super()._generate_and_score_completions, inputs)
+        return self._trl_grpo_ext.rollouts.generate_and_score(super()._generate_and_score_completions, inputs)
 
     def compute_loss(self, model: Any, inputs: Any, *arguments: Any, **keywords: Any) -> Any:
         """Compute TRL's loss, and stop if the selected plugins were bypassed."""
-        return self._trl_grpo_ext.compute_loss(super().compute_loss, model, inputs, *arguments, **keywords)
+        return self._trl_grpo_ext.losses.compute_loss(super().compute_loss, model, inputs, *arguments, **keywords)
 
     def _compute_loss(self, model: Any, inputs: Any) -> Any:
-        return self._trl_grpo_ext.policy_loss(super()._compute_loss, model, inputs)
+        return self._trl_grpo_ext.losses.policy_loss(super()._compute_loss, model, inputs)
 
     def _get_per_token_logps_and_entropies(self, model: Any, *arguments: Any, **keywords: Any) -> Any:
         inherited = super()._get_per_token_logps_and_entropies
-        return self._trl_grpo_ext.forward_pass(inherited, model, *arguments, **keywords)
+        return self._trl_grpo_ext.losses.forward_pass(inherited, model, *arguments, **keywords)
 
     def log(self, logs: dict[str, float], *arguments: Any, **keywords: Any) -> None:
         """Log as TRL does; in training, write the token records beside it."""
-        self._trl_grpo_ext.before_log()
+        self._trl_grpo_ext.records.before_log()
         super().log(logs, *arguments, **keywords)
 
     def _save(self, output_dir: str | None = None, *arguments: Any, **keywords: Any) -> None:
         super()._save(output_dir, *arguments, **keywords)
-        self._trl_grpo_ext.plugin_records.write_beside_weights(output_dir)
+        self._trl_grpo_ext.records.write_beside_weights(output_dir)
 
     def save_model(self, output_dir: str | None = None, *arguments: Any, **keywords: Any) -> None:
         """Save as TRL does, with the manifest."""
         super().save_model(output_dir, *arguments, **keywords)
         if self.is_fsdp_enabled:  # which does not call `_save` for a sharded state
-            self._trl_grpo_ext.plugin_records.write_beside_weights(output_dir)
+            self._trl_grpo_ext.records.write_beside_weights(output_dir)
 
 
 class GRPOExtTrainer(GRPOExtMixin, GRPOTrainer):

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from ..errors import ConfigurationError, SelfCheckError, is_out_of_memory
-from . import upstream
 from .batch import join_batches
+from .upstream import contract
 
 RELATIVE_TOLERANCE = 1e-5
 _SOURCES = ("train_dataset", "eval_dataset", "processing_class", "reward_processing_classes")
@@ -76,14 +76,14 @@ class OwnLoss:
     def __init__(
         self, between: Sequence[type], *, hooks: bool, forward_hooks: bool, aggregation: str | None, compact: bool
     ) -> None:
-        self.owners = [owner for owner in between if not upstream.LOSS_METHODS.isdisjoint(vars(owner))]
+        self.owners = [owner for owner in between if not contract.LOSS_METHODS.isdisjoint(vars(owner))]
         self._kind = None if self.owners else LossKind()
         self._is_used = hooks or compact or aggregation is not None
         self._forward_hooks, self._aggregation, self._compact = forward_hooks, aggregation, compact
         wanted = ["compact_updates: exact"] * compact
         wanted += [f"The loss aggregation {aggregation!r}"] * (aggregation is not None)
         for owner in self.owners if wanted else ():
-            if (why := upstream.reason_per_completion(owner)) is not None:
+            if (why := contract.reason_per_completion(owner)) is not None:
                 raise ConfigurationError(
                     f"{wanted[0]} cannot be exact with the loss of {owner.__qualname__}: {why}. Remove it, or train "
                     "with GRPOTrainer. Rewards work, and advantage hooks that give each completion one number."
@@ -124,7 +124,7 @@ class OwnLoss:
 
     def try_out(self, inputs: Mapping[str, Any], loss_of: LossOf, trls_loss_of: LossOf) -> None:
         """Find out what the loss can take on a real micro-batch, compared with TRL's own."""
-        if any(upstream.reason_per_completion(owner) for owner in self.owners):
+        if any(contract.reason_per_completion(owner) for owner in self.owners):
             self._kind = LossKind(as_trl=False, per_token=False)
             return
         batch = dict(inputs)

@@ -13,33 +13,33 @@ each completion once, when it is sampled. What is trained on is put together aft
 - Prompts come in the order of TRL's sampler, in as many whole rounds as a pass has; no batch has two groups of one
   prompt. An epoch is as many updates as without `resample`, and the data is passed faster.
 - Hooks run on the batch that is trained on. Where the filter reads advantages they run in each round too, which gives
-  the same only if each of them looks at every group by itself (`per_group`). Shapers always run in the round. What
+  the same only if each of them looks at every group by itself (`independent`). Shapers always run in the round. What
   cannot be exact is refused when the trainer is constructed.
 - A checkpoint has the number of rounds drawn. One inside a generation batch lacks that batch, which TRL would sample
   again from other weights: it cannot be resumed from, and `save_steps` that would write one are refused.
 """
 
-import itertools
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from accelerate.utils import gather_object
 
 from ..credit.flow import group_verdicts, plugin_label, verdicts_by_group
+from ..credit.rollouts import ScoredRows
 from ..credit.turns import scores_turns
 from ..errors import ConfigurationError
 from ..guard.agreement import Agreement
 from ..guard.parameters import checked_whole
-from ..types import Rollout, implements, role_of
-from . import upstream
+from ..types import FilterDeclaration, HookDeclaration, Rollout, implements, role_of
 from .batch import PROMPT_KEYS, BatchKeys, counting_mask
-from .contexts import SampledBatch, ScoredBatch, make_rollout
 from .facts import Progress, RunFacts
-from .hook_states import KeptState
+from .prompts import Drawn, Prompts
+from .rollouts import SampledBatch, read_rollout
+from .upstream import acting, reading
 
 _PAD: Mapping[str, float] = {
     "tool_mask": 1.0,
@@ -85,71 +85,6 @@ Tensors are on the CPU and without padding, so that a row can move to any rank.
 Group = list[Row]
 
 
-class Prompts:
-    """The training prompts in the order of TRL's sampler."""
-
-    def __init__(self, trainer: Any, facts: RunFacts) -> None:
-        self._trainer, self._facts = trainer, facts
-        self.start_at(0)
-
-    def start_at(self, drawn: int) -> None:
-        """Continue after this many rounds."""
-        self.drawn, self._rounds = drawn, itertools.islice(self._all(), drawn, None)
-
-    def state(self) -> dict[str, Any]:
-        """What a checkpoint needs for a run to continue as if it had not stopped."""
-        return {"rounds_drawn": self.drawn, "inside_a_batch": not upstream.between_batches(self._trainer)}
-
-    def resume(self, saved: dict[str, Any] | None, step: int) -> None:
-        """Continue at a checkpoint; one without a state is of a run without `resample`."""
-        if saved is not None and saved["inside_a_batch"]:
-            raise ConfigurationError(
-                "resample: the checkpoint was saved inside a generation batch, which is not in it and would be sampled "
-                "again from other weights. Resume from a checkpoint between generation batches."
-            )
-        self.start_at(upstream.batches_done(self._trainer, step) if saved is None else saved["rounds_drawn"])
-
-    def draw(self) -> tuple[list[int], list[Any]]:
-        """The next round's prompts by row number, and this rank's inputs, each prompt as often as it is sampled."""
-        prompts = next(self._rounds)
-        self.drawn += 1
-        indices = [index for index in prompts for _ in range(self._facts.num_generations)]
-        rows = len(indices) // self._facts.ranks
-        mine = indices[self._facts.rank * rows : (self._facts.rank + 1) * rows]
-        return prompts, list(self._trainer.data_collator([self._rows[index] for index in mine]))
-
-    def _all(self) -> Iterator[list[int]]:
-        """Each round's prompts."""
-        # Read when a training begins: callers may still change the trainer's data after construction.
-        self._rows, make_sampler = upstream.training_data_of(self._trainer)
-        size = int(self._trainer.args.generation_batch_size) // self._facts.num_generations
-        sampler = make_sampler()
-        for passes in itertools.count():
-            if hasattr(sampler, "set_epoch"):
-                sampler.set_epoch(passes)
-            order = list(dict.fromkeys(sampler))
-            yield from (order[start : start + size] for start in range(0, len(order) - size + 1, size))
-
-
-class ResamplingState(KeptState):
-    """Keeps in a checkpoint what was drawn."""
-
-    prompts: ClassVar[Prompts]
-
-    def state(self) -> dict[str, Any]:
-        """What transformers writes into the checkpoint."""
-        return {"args": {}, "attributes": {"saved": self.prompts.state()}}
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **keywords: Any) -> None:
-        """Continue where the checkpoint was."""
-        if state.global_step:
-            self.prompts.resume(self.saved_in(state), state.global_step)
-
-    def on_optimizer_step(self, args: Any, state: Any, control: Any, **keywords: Any) -> None:
-        """Tell the callbacks that end the step, such as `SaveOnSignal`, whether a run could resume after it."""
-        state.inside_a_batch = self.prompts.state()["inside_a_batch"]
-
-
 class Resampling:
     """Fills generation batches with groups that a filter keeps."""
 
@@ -163,7 +98,7 @@ class Resampling:
         loss_counts_rows: bool,
     ) -> None:
         self.settings, self.filter, self.prompts = settings, group_filter, prompts
-        self.reads_advantages = bool(getattr(group_filter, "reads_advantages", False))
+        self.reads_advantages = "advantages" in FilterDeclaration.of(group_filter).needs
         self._facts, self._agreement = facts, agreement
         self._loss_counts_rows = loss_counts_rows
         self._reasons: set[str] = set()
@@ -172,23 +107,24 @@ class Resampling:
 
     def fill(
         self,
-        sample: Callable[[list[Any]], tuple[SampledBatch, Rollout]],
+        sample: Callable[[Drawn], tuple[SampledBatch, Rollout]],
         progress: Progress,
         reward_weights_K: torch.Tensor,
     ) -> tuple[SampledBatch, dict[str, float]]:
         """Fill a batch with rounds of `sample`, which returns one and what the filter sees; its rows, and metrics."""
         kept, others = dict[int, Group](), dict[int, Group]()
-        dropped, rounds, wanted = Counter[str](), 0, 0
+        dropped = Counter[str]()
+        rounds, wanted = 0, 0
         while not rounds or (len(kept) < wanted and rounds < self.settings.max_rounds):
             with self._agreement.section():
-                prompts, rows = self.prompts.draw()
-            sampled, seen = sample(rows)
+                drawn = self.prompts.draw()
+            sampled, seen = sample(drawn)
             _refuse_images(sampled.batch)
             with self._agreement.section():
                 seen = seen if self.reads_advantages else replace(seen, advantages_B_T=None)
                 verdicts = group_verdicts(self.filter, seen)
-            rounds, wanted = rounds + 1, len(prompts)
-            for prompt, (group, verdict) in zip(prompts, self._groups(sampled, verdicts), strict=True):
+            rounds, wanted = rounds + 1, len(drawn.prompts)
+            for prompt, (group, verdict) in zip(drawn.prompts, self._groups(sampled, verdicts), strict=True):
                 if verdict is True and prompt not in kept:
                     kept[prompt] = group
                     continue
@@ -232,7 +168,7 @@ class Resampling:
             return torch.stack(tensors).to(self._facts.device)
         is_ids = name in ("prompt_ids", "completion_ids")
         value = self._facts.pad_id if is_ids else _PAD.get(name, 0)
-        return upstream.pad_rows(self._facts, tensors, value, "left" if name in PROMPT_KEYS else "right")
+        return acting.pad_rows(self._facts, tensors, value, "left" if name in PROMPT_KEYS else "right")
 
     def _columns(self, rows: Sequence[Row], source: str) -> dict[str, Any]:
         return {name: self._column(rows, source, name) for where, name in rows[0] if where == source}
@@ -260,11 +196,12 @@ class Resampling:
         if self._loss_counts_rows and 0 < counted < len(groups):
             batch[BatchKeys.loss_factor] = torch.tensor(len(groups) / counted, device=self._facts.device)
         scored = self._join_scored(rows, everybody)
-        scores = self._columns(rows, "scores")
+        logps = self._columns(rows, "logps")
         with self._agreement.section():
             raw = replace(scored, rewards_N_K=scored.rewards_N_K[:, : len(reward_weights_K)])
             gather = self._agreement.gather
-            rollout = make_rollout(self._facts, progress, batch, raw, scores, reward_weights_K, gather)
+            numbers = [row["scored", "row_number"] for row in rows]
+            rollout = read_rollout(self._facts, progress, batch, raw, logps, reward_weights_K, gather, numbers)
         rollout = replace(
             rollout,
             rewards_B_K=scored.rewards_N_K[rollout.local_rows],
@@ -273,9 +210,9 @@ class Resampling:
             totals=replace(rollout.totals, sequences=trained, prompts=counted),
             **self._columns(rows, "rollout"),
         )
-        return SampledBatch(batch, scored, scores, rollout)
+        return SampledBatch(batch, scored, logps, rollout)
 
-    def _join_scored(self, rows: Sequence[Row], everybody: Sequence[Row]) -> ScoredBatch:
+    def _join_scored(self, rows: Sequence[Row], everybody: Sequence[Row]) -> ScoredRows:
         def column(name: str) -> list[Any]:
             return [row["scored", name] for row in rows]
 
@@ -288,7 +225,7 @@ class Resampling:
             return None if bool(row["scored", "rewards"][self._facts.reward_names.index(name)].isnan()) else ()
 
         masks, spans = column("tool_mask"), [row["scored", "spans"] for row in everybody]
-        return ScoredBatch(
+        return ScoredRows(
             rows=column("row"),
             prompts=column("prompt"),
             completions=column("completion"),
@@ -314,7 +251,7 @@ def _rows_of_batch(sampled: SampledBatch) -> list[Row]:
     shaped = {name: getattr(rollout, name) for name in _SHAPED}
     columns = {
         (source, name): value.detach().cpu()
-        for source, values in (("batch", sampled.batch), ("rollout", shaped), ("scores", sampled.scores))
+        for source, values in (("batch", sampled.batch), ("rollout", shaped), ("logps", sampled.logps))
         for name, value in values.items()
         if _by_row(value)
     }
@@ -332,6 +269,7 @@ def _rows_of_batch(sampled: SampledBatch) -> list[Row]:
     def scored_at(row: int) -> dict[str, Any]:
         return {
             "row": dict(scored.rows[row]),
+            "row_number": (rollout.row_numbers or [])[row],
             "prompt": scored.prompts[row],
             "completion": scored.completions[row],
             "rewards": rewards_B_K[row].clone(),
@@ -350,7 +288,7 @@ def _rows_of_batch(sampled: SampledBatch) -> list[Row]:
 
 
 def _refuse_images(batch: Mapping[str, Any]) -> None:
-    if images := sorted(upstream.MULTIMODAL_KEYS & {key for key, value in batch.items() if value is not None}):
+    if images := sorted(reading.images_of(batch)):
         raise ConfigurationError(
             f"resample combines several batches, and this one has images ({', '.join(images)}), whose entries cannot "
             f"be assigned to rows. Remove resample."
@@ -362,16 +300,16 @@ def refuse_inexact(
 ) -> None:
     """Refuse what would not be exact over rounds."""
     label = plugin_label(group_filter)
-    say = "If it looks at each group by itself and remembers nothing, write per_group = True in its class"
+    say = "If it looks at each group by itself and remembers nothing, let it declare independent=True"
     for hook in hooks:
-        if getattr(hook, "per_group", False):
+        if HookDeclaration.of(hook).independent:
             continue
         if implements(hook, "on_rewards"):
             raise ConfigurationError(
                 f"resample: the shaper {plugin_label(hook)!r} runs in each round and may look at the whole batch, "
                 f"which is not the one that is trained on. {say}; otherwise remove it, or resample."
             )
-        if implements(hook, "on_rollout") and getattr(group_filter, "reads_advantages", False):
+        if implements(hook, "on_rollout") and "advantages" in FilterDeclaration.of(group_filter).needs:
             raise ConfigurationError(
                 f"resample: the filter {label!r} reads advantages, so the hooks run in each round, and "
                 f"{plugin_label(hook)!r} may look at the whole batch, which is incomplete then. {say}; otherwise "

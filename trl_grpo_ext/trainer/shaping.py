@@ -15,20 +15,27 @@ import torch
 
 from ..errors import ConfigurationError, UpstreamError
 from ..types import Rollout
-from .contexts import Sampling
 from .facts import RunFacts
-from .upstream import pad_rows
+from .rollouts import Sampling
+from .upstream.acting import pad_rows
 
 _COMPARED = (
-    *("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "tool_mask", "num_items_in_batch"),
-    *("old_per_token_logps", "ref_per_token_logps", "sampling_per_token_logps"),
+    "prompt_ids",
+    "prompt_mask",
+    "completion_ids",
+    "completion_mask",
+    "tool_mask",
+    "num_items_in_batch",
+    "old_per_token_logps",
+    "ref_per_token_logps",
+    "sampling_per_token_logps",
 )
 """Entries of TRL's batch that a `Rollout` is made of; ours must equal them."""
 
 
-def batch_before_trls(facts: RunFacts, sampling: Sampling | None, has_reference: bool) -> dict[str, Any]:
+def batch_before_trls(facts: RunFacts, sampling: Sampling, has_reference: bool) -> dict[str, Any]:
     """The batch that TRL will make of what was generated, as far as a `Rollout` needs it."""
-    if sampling is None or sampling.generated is None:
+    if not sampling.generated:
         raise UpstreamError(
             f"Rewards of {facts.trainer} were computed for completions that were never seen: a base class "
             "calls _calculate_rewards outside of _generate_and_score_completions, or does not generate with "
@@ -58,15 +65,12 @@ def batch_before_trls(facts: RunFacts, sampling: Sampling | None, has_reference:
         made["old_per_token_logps"] = sampling.passes[0]
     if has_reference and sampling.passes:
         made["ref_per_token_logps"] = sampling.passes[-1]
-    sampling.tensors = made
     return made
 
 
 def refuse_images(sampling: Sampling, missing: Sequence[str]) -> None:
     """Refuse log-probabilities, `missing` in TRL's batch, that need a pass with images."""
-    assert sampling.generated and sampling.scored  # noqa: PT018
-    made, row = sampling.generated[6] if len(sampling.generated) > 6 else None, sampling.scored.rows[0]
-    if missing and (made is not None or any(row.get(key) for key in ("image", "images"))):
+    if missing and sampling.has_images:
         raise ConfigurationError(
             f"A hook that shapes rewards needs {' and '.join(missing)} of a batch with images, which TRL alone can "
             "compute there, where num_iterations is above 1 (old policy) or beta above 0 (reference). Set these, or "
@@ -76,15 +80,15 @@ def refuse_images(sampling: Sampling, missing: Sequence[str]) -> None:
 
 def rollout_of_shapers(facts: RunFacts, sampling: Sampling, batch: dict[str, Any]) -> Rollout:
     """Check that TRL made the batch that the shapers saw, and return the rollout after the shapers."""
+    before, rollout = sampling.shaped[-1]
     for key in _COMPARED:
-        seen, made = sampling.tensors.get(key), batch.get(key)
+        seen, made = before.get(key), batch.get(key)
         if seen is not made and (seen is None or made is None or not _same(seen, made)):
             raise UpstreamError(
                 f"Hooks that shape rewards saw a different {key!r} than is in the batch that {facts.trainer} "
                 f"made. A base class changes the batch after the rewards, or this TRL is untested."
             )
-    assert sampling.rollout is not None
-    return sampling.rollout
+    return rollout
 
 
 def _same(seen: torch.Tensor, made: torch.Tensor) -> bool:

@@ -10,8 +10,8 @@ from trl_grpo_ext import load_loss_aggregation
 from trl_grpo_ext.credit import flow
 from trl_grpo_ext.history.replay.comparison import quarters
 from trl_grpo_ext.history.replay.selections import DEFAULTS, LEFT_OUT, TRL_REDUCTIONS
-from trl_grpo_ext.trainer import upstream
 from trl_grpo_ext.trainer.facts import Progress
+from trl_grpo_ext.trainer.upstream import contract, reading
 from trl_grpo_ext.types import Rollout, StepTotals, implements
 
 
@@ -31,7 +31,7 @@ def test_the_defaults_are_trls() -> None:
 
 
 def test_every_loss_type_has_an_aggregation_with_trls_weights() -> None:
-    assert TRL_REDUCTIONS.keys() == upstream.LOSS_TYPES
+    assert TRL_REDUCTIONS.keys() == contract.LOSS_TYPES
     rollout: Rollout = make_rollout([3, 0, 5, 1], groups=[0, 0, 1, 1], limit=9)
     facts: Any = SimpleNamespace(max_completion_length=9, ranks=1)
     progress = Progress(training=True, step=0)
@@ -43,6 +43,6 @@ def test_every_loss_type_has_an_aggregation_with_trls_weights() -> None:
             loss = torch.ones_like(rollout.mask_B_T).requires_grad_()
             scalar = aggregation.reduce(loss, rollout.mask_B_T, rollout.totals)
             ours = flow.reduced_weights(aggregation, scalar, loss, rollout.mask_B_T)
-        theirs = upstream.reduction_weights(loss_type, rollout.mask_B_T, torch.tensor(9.0), facts, progress)
+        theirs = reading.reduction_weights(loss_type, rollout.mask_B_T, torch.tensor(9.0), facts, progress)
         assert torch.allclose(ours, theirs), loss_type
     assert StepTotals(tokens=1, sequences=1).micro_batches == 1  # what a replay takes a step for

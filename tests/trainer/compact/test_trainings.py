@@ -34,6 +34,7 @@ from trl_grpo_ext import GRPOExtConfig, GRPOExtTrainer
 from trl_grpo_ext.errors import ConfigurationError
 from trl_grpo_ext.trainer.compact.updates import CompactUpdates, Freedom, _warn_once, positions_are_relative
 from trl_grpo_ext.trainer.extension import Extension
+from trl_grpo_ext.types import HookDeclaration
 
 pytestmark = pytest.mark.slow
 
@@ -108,7 +109,7 @@ SORTED = replace(FREE, drop=False, any_count=False)
 class Bonus:
     """A forward hook that is not homogeneous in the advantages and gives rows without any one."""
 
-    per_completion = True
+    declares = HookDeclaration(independent=True)
 
     def on_forward(self, advantages_B_T: torch.Tensor, forward: Any) -> torch.Tensor:
         return advantages_B_T + torch.minimum(0.1 * forward.entropies_B_T, 0.5 + advantages_B_T.abs())
@@ -117,7 +118,7 @@ class Bonus:
 class Whitened(Bonus):
     """A forward hook that looks at its whole micro-batch."""
 
-    per_completion = False
+    declares = HookDeclaration()
 
     def on_forward(self, advantages_B_T: torch.Tensor, forward: Any) -> torch.Tensor:
         mean: torch.Tensor = (advantages_B_T * forward.mask_B_T).sum() / forward.mask_B_T.sum().clamp(min=1.0)
@@ -168,7 +169,7 @@ def test_three_optimizer_steps_give_the_same_weights(
     assert found
     assert not any(compact_logs(theirs))
     # Where rows stay in their micro-batches, or are alone, few of a prompt meet.
-    if share and ours.trainer._trl_grpo_ext.compact.freedom.sort:
+    if share and ours.trainer._trl_grpo_ext.losses.updates.freedom.sort:
         assert any(metrics["computed_tokens"] < metrics["live_tokens"] for metrics in found)
     for metrics in found:
         least = metrics["distinct_tokens"] if share else metrics["live_tokens"]
@@ -178,7 +179,7 @@ def test_three_optimizer_steps_give_the_same_weights(
 class Waves:
     """Advantages that differ from token to token, and change their sign."""
 
-    role = "transform"
+    declares = HookDeclaration(role="transform")
 
     def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Any) -> torch.Tensor:
         return advantages_B_T * (torch.cos(1.7 * torch.arange(advantages_B_T.size(1))) + 0.3)
@@ -218,7 +219,7 @@ def test_the_metrics_by_hand(tiny_model: Path, tmp_path: Path) -> None:
 class One:
     """Advantages of one completion alone, or of none."""
 
-    role = "transform"
+    declares = HookDeclaration(role="transform")
 
     def __init__(self, row: int) -> None:
         self.row = row
@@ -436,7 +437,7 @@ def test_multimodal_batches_run_as_trl_deals_them(
 ) -> None:
     args = arguments(tmp_path, compact_updates="exact")
     trainer: Any = GRPOExtTrainer(str(tiny_model), length_reward, args, train_dataset=prompts(8))
-    compact: CompactUpdates = trainer._trl_grpo_ext.compact
+    compact: CompactUpdates = trainer._trl_grpo_ext.losses.updates
     dealt = [{"completion_ids": torch.ones(2, 3), "pixel_values": torch.zeros(2, 3), "num_images": [1, 1]}]
     _warn_once.cache_clear()
     with caplog.at_level(logging.WARNING, logger=f"{MODULE}.compact.updates"):
@@ -446,9 +447,11 @@ def test_multimodal_batches_run_as_trl_deals_them(
 
 
 def test_a_liger_loss_is_refused() -> None:
-    stand_in = SimpleNamespace(_trainer=None, settings=None, _args=SimpleNamespace(use_liger_kernel=True))
+    stand_in = SimpleNamespace(
+        _trainer=SimpleNamespace(args=SimpleNamespace(use_liger_kernel=True)), plugins=SimpleNamespace(compact=True)
+    )
     with pytest.raises(ConfigurationError, match="does not work with use_liger_kernel"):
-        Extension._make_compact_updates(stand_in, None)  # type: ignore[arg-type]
+        Extension._make_updates(stand_in, None, None, None)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

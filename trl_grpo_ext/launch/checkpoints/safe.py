@@ -54,7 +54,7 @@ from ...records.checkpoints import (
     missing_state,
     put_back,
 )
-from ...trainer import upstream
+from ...trainer.upstream import contract
 from .stop_signal import SaveOnSignal
 
 _WRITE_ERRORS = (OSError, RuntimeError, SafetensorError, CheckpointException)
@@ -90,7 +90,7 @@ class SafeCheckpoints:
     def __init__(
         self, *arguments: Any, stop_signals: Sequence[signal.Signals | int] = (signal.SIGTERM,), **keywords: Any
     ) -> None:
-        upstream.check_class(Trainer, upstream.SAVING)
+        contract.check_class(Trainer, contract.SAVING)
         self._stop = SaveOnSignal(stop_signals)
         super().__init__(*arguments, **keywords)
         if self.args.enable_jit_checkpoint:

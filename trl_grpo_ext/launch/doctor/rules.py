@@ -17,7 +17,7 @@ from typing import Any
 
 from ...errors import EngineError
 from ...guard.untrusted import one_line
-from ...trainer import upstream
+from ...trainer.upstream import contract
 from ..engine import check_launch
 from ..ranges import quantised_with_vllm, vllm_without_cuda, wrong_values
 from . import Problem, Severity
@@ -283,7 +283,7 @@ _TRAINING = (
         "{found}.", "Correct it: TRL accepts it, and later fails or trains on it."),
     Rule("unknown_loss_type", "error", "loss",
         lambda c: c["loss_type"] is not None and hasattr(c.args, "num_generations")
-        and c["loss_type"] not in upstream.LOSS_TYPES and ", ".join(sorted(upstream.LOSS_TYPES)),
+        and c["loss_type"] not in contract.LOSS_TYPES and ", ".join(sorted(contract.LOSS_TYPES)),
         "loss_type {c[loss_type]!r} is none of {found}.", "Choose one of them."),
 )  # fmt: skip
 

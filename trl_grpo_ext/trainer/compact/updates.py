@@ -18,15 +18,16 @@ import inspect
 import logging
 import math
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from ...types import implements
-from .. import upstream
+from ...credit.terms import Term
 from ..batch import PROMPT_KEYS, BatchKeys, counting_mask, join_batches
-from ..facts import LossSettings, RunFacts
+from ..facts import RunFacts
+from ..upstream import acting, contract, reading
 from .packed import Packing
 from .plan import Plan, plan_block
 from .rows import logps_by_length, make_micro_steps, row_lengths_and_kinds
@@ -46,43 +47,35 @@ class Freedom:
     reasons: tuple[str, ...] = ()  # why something may not change
 
 
-def freedom_of(loss: LossSettings, aggregation: Any, hooks: Sequence[Any], config: Any) -> Freedom:
-    """What is exact in a run, by TRL's loss, the selected aggregation, the advantage hooks and the model's config."""
-    forward_hooks = [hook for hook in hooks if implements(hook, "on_forward")]
-    by_weights = aggregation is not None and implements(aggregation, "weights")
-    divides = not by_weights and loss.loss_type not in upstream.GLOBAL_TOKEN_MEAN
+def freedom_of(terms: Sequence[Term], divides_by: str, loss_type: str, config: Any) -> Freedom:
+    """What is exact in a run, by the terms of its loss, what their reduction divides by, and the model's config.
+
+    `divides_by` says what of a micro-batch makes the denominator: its `rows`, its `tokens`, its `losses` themselves, or
+    nothing (an empty text).
+    """
     # What forbids scaling the advantages to undo a part's different denominator; see `row_factor`.
-    unscaled = "a KL penalty" if loss.beta != 0.0 else "forward hooks" if forward_hooks else None
-    counts = divides and unscaled is not None
-    stay = {
-        "the entropy bonus is a mean over each micro-batch": loss.entropy_bonus,
-        "the router's auxiliary loss is computed over each micro-batch": loss.auxiliary_loss,
-        "top_entropy_quantile is taken over each micro-batch": loss.top_entropy_quantile < 1.0,
-        "the selected aggregation reduces each micro-batch by itself": aggregation is not None and not by_weights,
-        "a forward hook may look at its whole micro-batch (it has no `per_completion = True`)": any(
-            not getattr(hook, "per_completion", False) for hook in forward_hooks
-        ),
-        f"with {unscaled} {loss.loss_type} is a mean over each micro-batch": counts
-        and loss.loss_type in upstream.LOCAL_TOKEN_MEAN,
-    }
-    act = {
-        "the KL penalty acts on rows without signal too": loss.beta != 0.0,
-        "forward hooks may give rows without signal one": bool(forward_hooks),
-    }
+    unscaled = [reason for term in reversed(terms) for reason in term.unscaled]
+    counts = bool(divides_by and unscaled)
+    stay = [reason for term in terms for reason in term.mixes_rows]
+    if divides_by == "losses":
+        stay.append("the selected aggregation reduces each micro-batch by itself")
+    if divides_by == "tokens" and unscaled:
+        stay.append(f"with {unscaled[0]} {loss_type} is a mean over each micro-batch")
+    act = [reason for term in terms for reason in term.acts_without_advantage]
     relative = positions_are_relative(config)
-    reasons = [f"rows stay in their micro-batches: {reason}" for reason, holds in stay.items() if holds]
-    reasons += [f"rows without signal run: {reason}" for reason, holds in act.items() if holds]
+    reasons = [f"rows stay in their micro-batches: {reason}" for reason in stay]
+    reasons += [f"rows without signal run: {reason}" for reason in act]
     if counts:
-        reasons.append(f"micro-batches keep their number of rows: with {unscaled} {loss.loss_type} counts rows")
+        reasons.append(f"micro-batches keep their number of rows: with {unscaled[0]} {loss_type} counts rows")
     if not relative:
         reasons.append("prompts keep their padding: the model's positions are absolute")
-    sort = not any(stay.values())
+    sort = not stay
     return Freedom(
         sort=sort,
-        drop=sort and not any(act.values()),
+        drop=sort and not act,
         any_count=sort and not counts,
         trim_left=relative,
-        ratios_multiply=loss.loss_type != "vespo",  # which takes their logarithm
+        ratios_multiply=loss_type != "vespo",  # which takes their logarithm
         reasons=tuple(reasons),
     )
 
@@ -104,8 +97,28 @@ def positions_are_relative(config: Any) -> bool:
     return kinds <= {"default", "linear", "llama3", "yarn"}
 
 
+class PlainUpdates:
+    """Updates as TRL makes them."""
+
+    compact = False
+
+    def plan(self, micro_batches: list[dict[str, Any]], precision: torch.dtype) -> list[dict[str, Any]]:
+        """The micro-batches as they are."""
+        return micro_batches
+
+    def logps(self, method: Callable[..., Any], model: Any, *arguments: Any, **keywords: Any) -> Any:
+        """TRL's log-probabilities."""
+        return method(model, *arguments, **keywords)
+
+    def small_head_tiles(self) -> AbstractContextManager[None]:
+        """A context in which nothing is different."""
+        return nullcontext()
+
+
 class CompactUpdates:
     """Plans the micro-batches of `compact_updates: exact`."""
+
+    compact = True
 
     def __init__(
         self,
@@ -123,13 +136,17 @@ class CompactUpdates:
         self._packing, self._policy, self._log = packing, policy, log
         self._planned: list[dict[str, Any]] | None = None
 
+    def small_head_tiles(self) -> AbstractContextManager[None]:
+        """A context in which TRL's head makes the logits of few tokens at a time on a CPU."""
+        return acting.small_head_tiles(self._facts.device)
+
     # ------------------------------------------------------------------ once per generation batch
 
     def plan(self, micro_batches: list[dict[str, Any]], precision: torch.dtype) -> list[dict[str, Any]]:
         """Rearrange TRL's buffered micro-batches; those of an earlier call come back unchanged."""
         if micro_batches is self._planned:
             return micro_batches
-        images = sorted(upstream.MULTIMODAL_KEYS & {key for key, v in micro_batches[0].items() if v is not None})
+        images = sorted(reading.images_of(micro_batches[0]))
         if images:
             _warn_once(f"multimodal inputs ({', '.join(images)}) run as TRL deals them")
             self._planned = micro_batches
@@ -225,11 +242,14 @@ class CompactUpdates:
         return packing.logps(method, given, packed)
 
 
+Updates = PlainUpdates | CompactUpdates
+
+
 def row_factor(loss_type: str | None, before: dict[str, Any], part: dict[str, Any]) -> float | None:
     """What to multiply the advantages of a part by, so that they count as under TRL's denominator; None for 1."""
-    if loss_type is None or loss_type in upstream.GLOBAL_TOKEN_MEAN:
+    if loss_type is None or loss_type in contract.GLOBAL_TOKEN_MEAN:
         return None
-    if loss_type in upstream.LOCAL_TOKEN_MEAN:
+    if loss_type in contract.LOCAL_TOKEN_MEAN:
         return max(1.0, float(counting_mask(part).sum())) / max(1.0, float(counting_mask(before).sum()))
     rows = part["completion_ids"].size(0) / before["completion_ids"].size(0)
     return None if rows == 1.0 else rows

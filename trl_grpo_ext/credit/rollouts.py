@@ -1,0 +1,221 @@
+"""Build a `Rollout` from rows: texts, tokens, rewards and groups. It needs no trainer, so any process can do it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from ..types import NEEDS, Rollout, Span, Totals, Turn, TurnSpan, turn_numbers
+from .alignment import token_offsets
+from .groups import group_mean, weighted_rewards
+from .turns import Parsing, place_spans, read_turns, scores_turns, turn_values
+
+
+@dataclass(frozen=True)
+class ScoredRows:
+    """The rows of this rank as reward functions saw them; the rewards are those of all ranks."""
+
+    rows: Sequence[Mapping[str, Any]]  # of the data set
+    prompts: Sequence[Any]
+    completions: Sequence[Any]
+    completion_ids: Sequence[Sequence[int]]
+    rewards_N_K: torch.Tensor
+    spans: Mapping[str, Sequence[Sequence[Span | TurnSpan] | None]] = field(default_factory=dict)
+    outcomes: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    tool_masks: Sequence[Sequence[int]] | None = None
+    by_turns: frozenset[str] = frozenset()  # functions that gave values by turn on any rank, once agreed
+
+    def agreed(self, names: Sequence[str], rank: int, gather: Callable[[torch.Tensor], torch.Tensor]) -> ScoredRows:
+        """Make all ranks agree on which functions returned spans; a function may return none on this rank."""
+        of_turns = [any(map(scores_turns, self.spans.get(name, ()))) for name in names]
+        found_1_2K = torch.tensor(
+            [[*(name in self.spans for name in names), *of_turns]], device=self.rewards_N_K.device
+        )
+        with_spans_K, by_turns_K = gather(found_1_2K.int()).any(dim=0).view(2, -1).tolist()
+        first = rank * len(self.prompts)
+        unscored_B_K = torch.isnan(self.rewards_N_K[first : first + len(self.prompts)]).tolist()
+        spans = {
+            name: self.spans.get(name, [None if unscored[column] else () for unscored in unscored_B_K])
+            for column, (name, with_spans) in enumerate(zip(names, with_spans_K, strict=True))
+            if with_spans
+        }
+        by_turns = frozenset(name for name, turns in zip(names, by_turns_K, strict=True) if turns)
+        return replace(self, spans=spans, by_turns=by_turns)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowTensors:
+    """The tokens of the rows of this rank as tensors."""
+
+    prompt_ids_B_P: torch.Tensor  # padded on the left
+    prompt_mask_B_P: torch.Tensor
+    completion_ids_B_T: torch.Tensor  # padded on the right
+    mask_B_T: torch.Tensor  # the loss mask, a float tensor
+    tool_mask_B_T: torch.Tensor | None = None
+    # Log-probabilities and entropies by their name in `NEEDS`, and those of teachers by the teacher's name.
+    logps_B_T: Mapping[str, torch.Tensor] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls,
+        prompt_ids: Sequence[Sequence[int]],
+        completion_ids: Sequence[Sequence[int]],
+        pad_id: int,
+        tool_masks: Sequence[Sequence[int]] | None = None,
+        **more: Any,
+    ) -> RowTensors:
+        """Pad rows of token ids; every completion token that no tool wrote counts in the loss."""
+        written = [[1.0] * len(ids) for ids in completion_ids] if tool_masks is None else tool_masks
+        return cls(
+            prompt_ids_B_P=_padded(prompt_ids, pad_id, left=True),
+            prompt_mask_B_P=_padded([[1] * len(ids) for ids in prompt_ids], 0, left=True),
+            completion_ids_B_T=_padded(completion_ids, pad_id),
+            mask_B_T=_padded(written, 0).float(),
+            tool_mask_B_T=None if tool_masks is None else _padded(tool_masks, 1).float(),
+            **more,
+        )
+
+
+def _padded(rows: Sequence[Sequence[Any]], value: float, *, left: bool = False) -> torch.Tensor:
+    width = max(map(len, rows), default=0)
+    padding = [[value] * (width - len(row)) for row in rows]
+    if left:
+        return torch.tensor([[*more, *row] for row, more in zip(rows, padding, strict=True)])
+    return torch.tensor([[*row, *more] for row, more in zip(rows, padding, strict=True)])
+
+
+@dataclass(frozen=True, kw_only=True)
+class RolloutFacts:
+    """What a `Rollout` is made with, the same for all batches of a run."""
+
+    tokenizer: Any
+    end_ids: Collection[int]  # tokens that end a completion, padding among them
+    reward_names: Sequence[str]
+    reward_weights_K: torch.Tensor
+    group_size: int
+    rank: int = 0
+    parsing: Parsing | None = None
+    async_tools: frozenset[str] = frozenset()
+
+
+class ByReward(Mapping[str, Any]):
+    """Values by reward function, made when they are read: if that fails, only a run whose hooks need them stops."""
+
+    def __init__(self, names: Iterable[str], read: Callable[[str], Any]) -> None:
+        self._names, self._read = tuple(names), functools.cache(read)
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._names:
+            raise KeyError(name)
+        return self._read(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+def build_rollout(
+    scored: ScoredRows,
+    tensors: RowTensors,
+    facts: RolloutFacts,
+    totals: Totals,
+    gather: Callable[[torch.Tensor], torch.Tensor],
+    *,
+    row_numbers: Sequence[int] | None = None,
+    step: int = 0,
+    training: bool = True,
+) -> Rollout:
+    """The context of one batch; `totals` counts the batch that weights span, on all ranks."""
+    rows, sequences = len(scored.prompts), scored.rewards_N_K.size(0)
+    local = slice(facts.rank * rows, (facts.rank + 1) * rows)
+    mask_B_T = tensors.mask_B_T
+    weights_K = facts.reward_weights_K.to(scored.rewards_N_K.device)
+    rewards_N = weighted_rewards(scored.rewards_N_K, weights_K)
+    groups_N = torch.arange(sequences, device=rewards_N.device) // facts.group_size
+    texts = [  # which are decoded already unless the completion is a list of messages
+        completion if isinstance(completion, str) else str(facts.tokenizer.decode(ids, skip_special_tokens=True))
+        for completion, ids in zip(scored.completions, scored.completion_ids, strict=True)
+    ]
+    written_B = torch.tensor([len(ids) for ids in scored.completion_ids], device=mask_B_T.device)
+    is_token_B_T = torch.arange(mask_B_T.size(1), device=mask_B_T.device) < written_B.unsqueeze(1)
+    turns_B_T = turn_numbers(_written_by_model(scored, tensors.tool_mask_B_T, is_token_B_T))
+    counts = (turns_B_T.amax(dim=1) + 1).tolist()
+    offsets = functools.cache(lambda row: token_offsets(facts.tokenizer, scored.completion_ids[row], texts[row]))
+
+    @functools.cache
+    def turns(row: int) -> Sequence[Turn]:
+        prompt_ids = tensors.prompt_ids_B_P[row][tensors.prompt_mask_B_P[row] > 0].tolist()
+        ids = scored.completion_ids[row]
+        written = [number >= 0 for number in turns_B_T[row, : len(ids)].tolist()]
+        seen = (ids, written, scored.completions[row], texts[row], offsets(row))
+        return read_turns(facts.tokenizer, *seen, prompt_ids, facts.async_tools, facts.parsing)
+
+    def spans_of(name: str) -> Sequence[Sequence[Span] | None]:
+        read = zip(scored.spans[name], scored.completions, texts, strict=True)
+        return [
+            None if spans is None else place_spans(spans, functools.partial(turns, row), completion, text, row)
+            for row, (spans, completion, text) in enumerate(read)
+        ]
+
+    def turns_of(name: str) -> Sequence[Sequence[float] | None]:
+        read = enumerate(zip(scored.spans[name], counts, strict=True))
+        return [turn_values(spans, count, name, row) for row, (spans, count) in read]
+
+    ends = [ids[-1] not in facts.end_ids for ids in scored.completion_ids]
+    logps = dict(tensors.logps_B_T)
+    return Rollout(
+        prompts=scored.prompts,
+        completions=scored.completions,
+        columns={key: [row[key] for row in scored.rows] for key in scored.rows[0] if key != "prompt"},
+        row_numbers=row_numbers,
+        texts=texts,
+        prompt_ids_B_P=tensors.prompt_ids_B_P,
+        prompt_mask_B_P=tensors.prompt_mask_B_P.to(mask_B_T.dtype),
+        completion_ids_B_T=tensors.completion_ids_B_T,
+        mask_B_T=mask_B_T,
+        completion_mask_B_T=is_token_B_T.to(mask_B_T.dtype),
+        tool_mask_B_T=None if tensors.tool_mask_B_T is None else tensors.tool_mask_B_T.to(mask_B_T.dtype),
+        turns_B_T=turns_B_T,
+        turns=turns,
+        truncated_B=torch.tensor(ends, device=mask_B_T.device),
+        rewards_B_K=scored.rewards_N_K[local],
+        reward_names=tuple(facts.reward_names),
+        reward_weights_K=weights_K,
+        rewards_B=rewards_N[local],
+        reward_spans=ByReward(scored.spans, spans_of),
+        reward_turns=ByReward([name for name in scored.spans if name in scored.by_turns], turns_of),
+        group_ids_B=groups_N[local],
+        group_baselines_B=group_mean(rewards_N, groups_N)[local],
+        num_generations=facts.group_size,
+        totals=totals,
+        old_logps_B_T=logps.get("old_logps"),
+        old_entropies_B_T=logps.get("old_entropies"),
+        ref_logps_B_T=logps.get("ref_logps"),
+        sampling_logps_B_T=logps.get("sampling_logps"),
+        teacher_logps_B_T={name: values_B_T for name, values_B_T in logps.items() if name not in NEEDS},
+        step=step,
+        training=training,
+        tokenizer=facts.tokenizer,
+        gather=gather,
+        local_rows=local,
+        offsets=offsets,
+    )
+
+
+def _written_by_model(
+    scored: ScoredRows, tool_mask_B_T: torch.Tensor | None, is_token_B_T: torch.Tensor
+) -> torch.Tensor:
+    """The tokens that the model and no tool wrote, `(B, T)`, before truncated completions were masked."""
+    lengths = [len(ids) for ids in scored.completion_ids]
+    if scored.tool_masks is None or [len(mask) for mask in scored.tool_masks] != lengths:
+        return is_token_B_T if tool_mask_B_T is None else is_token_B_T & (tool_mask_B_T > 0)
+    written_B_T = torch.zeros_like(is_token_B_T, device="cpu")
+    for row, mask in enumerate(scored.tool_masks):
+        written_B_T[row, : len(mask)] = torch.tensor(mask, dtype=torch.bool)
+    return written_B_T.to(is_token_B_T.device)

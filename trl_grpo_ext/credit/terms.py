@@ -1,0 +1,88 @@
+"""The loss as a list of terms, and what each term allows an update to leave out, to move or to scale.
+
+loss = Σ over tokens of w · (policy + KL penalty + ...)  +  what is no sum over tokens (entropy bonus, ...)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from . import flow
+
+
+@dataclass(frozen=True, kw_only=True)
+class Term:
+    """What one term of the loss declares. A text says why something may not be done; empty means that it may.
+
+    Attributes:
+        name: What it is called in messages.
+        mixes_rows: Why a row's values depend on the other rows of its micro-batch, which then have to stay together.
+        acts_without_advantage: Why it is not 0 on rows whose advantages are all 0, which then have to run.
+        unscaled: Why it does not scale with the advantages, so that these cannot make up for another denominator.
+    """
+
+    name: str
+    mixes_rows: Sequence[str] = ()
+    acts_without_advantage: Sequence[str] = ()
+    unscaled: Sequence[str] = ()
+
+
+POLICY = Term(name="policy")
+KL = Term(
+    name="kl",
+    acts_without_advantage=("the KL penalty acts on rows without signal too",),
+    unscaled=("a KL penalty",),
+)
+ENTROPY = Term(name="entropy", mixes_rows=("the entropy bonus is a mean over each micro-batch",))
+AUXILIARY = Term(name="auxiliary", mixes_rows=("the router's auxiliary loss is computed over each micro-batch",))
+
+
+@dataclass(frozen=True)
+class TakenApart:
+    """A scalar loss taken apart: each term's value of every token, `(B, T)`, unweighted; and the rest, a scalar."""
+
+    tokens: Mapping[str, torch.Tensor]
+    rest: torch.Tensor
+
+    def changed_by(self, further: Mapping[str, torch.Tensor], replaces_policy: bool) -> TakenApart:
+        """With further terms, and without the policy's if one of them takes its place."""
+        kept = {name: one for name, one in self.tokens.items() if not (replaces_policy and name == POLICY.name)}
+        return replace(self, tokens={**kept, **further})
+
+    @property
+    def loss_B_T(self) -> torch.Tensor:
+        """The sum of the terms, `(B, T)`."""
+        first, *others = self.tokens.values()
+        for values_B_T in others:
+            first = first + values_B_T
+        return first
+
+
+def take_apart(
+    loss: torch.Tensor,
+    advantages_B_T: torch.Tensor,
+    weights_B_T: torch.Tensor,
+    mask_B_T: torch.Tensor,
+    kl_B_T: torch.Tensor | None,
+    has_rest: bool,
+) -> TakenApart:
+    """Take a scalar loss apart whose policy term is homogeneous of degree one in the advantages (Euler's identity).
+
+    Args:
+        loss: The scalar, with its graph from the advantages.
+        advantages_B_T: Its advantages, a leaf that requires a gradient.
+        weights_B_T: The weight that the loss's own reduction gave each token.
+        mask_B_T: Where tokens count.
+        kl_B_T: The KL penalty of each token, which does not depend on the advantages; None without one.
+        has_rest: Whether the loss has parts that are no sum over tokens. They are what remains.
+    """
+    live_B_T = mask_B_T > 0
+    terms_B_T = flow.split_loss(loss, advantages_B_T)
+    tokens = {POLICY.name: terms_B_T / torch.where(live_B_T, weights_B_T, 1.0)}
+    if kl_B_T is not None:
+        tokens[KL.name] = torch.where(live_B_T, kl_B_T, 0.0)
+        terms_B_T = terms_B_T + weights_B_T * tokens[KL.name]
+    return TakenApart(tokens, loss - terms_B_T.sum() if has_rest else loss.new_zeros(()))

@@ -1,0 +1,68 @@
+"""One call of TRL's `_compute_loss`, and where the models' forward passes go meanwhile."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ..credit.chain import Change
+from ..errors import UpstreamError
+
+Inherited = Callable[..., Any]
+"""The method that an override replaces: TRL's, or that of a user's class in between."""
+
+
+@dataclass(frozen=True)
+class PolicyPass:
+    """What the policy's forward pass inside a loss returned, and what the forward hooks changed after it."""
+
+    logps_B_T: torch.Tensor
+    entropies_B_T: torch.Tensor | None
+    changes: Sequence[Change] = ()
+
+
+@dataclass(frozen=True)
+class LossForward:
+    """One call of `_compute_loss`: its inputs, and the policy's forward passes inside it."""
+
+    inputs: dict[str, Any]
+    mask_B_T: torch.Tensor
+    keep_graph: bool = True
+    passes: list[PolicyPass] = field(default_factory=list)
+
+    @property
+    def policy(self) -> PolicyPass:
+        """The policy's last pass."""
+        if not self.passes:
+            raise UpstreamError(
+                "A loss was computed without the policy's forward pass, _get_per_token_logps_and_entropies, so its "
+                "terms are unknown. Remove the override of _compute_loss, or the plugins that act on the loss."
+            )
+        return self.passes[-1]
+
+
+class Passes:
+    """The models' forward passes: each is answered by whoever asked for it, at rest by `at_rest`."""
+
+    def __init__(self, at_rest: Inherited) -> None:
+        self._answers = [at_rest]
+
+    @property
+    def asked_for(self) -> bool:
+        """Whether a loss or a trial of one is under way."""
+        return len(self._answers) > 1
+
+    @contextmanager
+    def answered_by(self, answer: Inherited) -> Iterator[None]:
+        """Inside, `answer` gets the inherited method and its arguments."""
+        self._answers.append(answer)
+        try:
+            yield
+        finally:
+            self._answers.pop()
+
+    def run(self, inherited: Inherited, model: Any, *arguments: Any, **keywords: Any) -> Any:
+        """One pass."""
+        return self._answers[-1](inherited, model, *arguments, **keywords)

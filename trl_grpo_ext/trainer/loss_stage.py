@@ -1,0 +1,238 @@
+"""The second stage: from the micro-batches of a generation batch to the loss of each micro-step.
+
+micro-batches ──compact──▶ micro-steps ──TRL's loss, forward hooks inside it──▶ its terms ──reduction──▶ loss
+"""
+
+import functools
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from ..credit import flow
+from ..errors import ConfigurationError, UpstreamError
+from ..guard.agreement import Agreement
+from ..types import Forward, StepTotals, Totals
+from .batch import BatchKeys, counting_mask
+from .compact.updates import Updates
+from .facts import Progress, RunFacts
+from .loss_forward import Inherited, LossForward, Passes, PolicyPass
+from .own_loss import ForwardPass, LossOf, OwnLoss
+from .record_stage import RecordStage, without_masked_groups
+from .reductions import Further, Reduction, self_check
+from .selected import SelectedPlugins
+from .token_losses import TokenLosses
+from .upstream import acting, contract, reading
+
+
+class LossStage:
+    """Computes the losses of a run. `totals` are the counts of the generation batch at hand, by its number."""
+
+    def __init__(
+        self,
+        trainer: Any,
+        facts: RunFacts,
+        plugins: SelectedPlugins,
+        agreement: Agreement,
+        records: RecordStage,
+        passes: Passes,
+        own_loss: OwnLoss,
+        reduction: Reduction,
+        token_losses: TokenLosses,
+        updates: Updates,
+    ) -> None:
+        self._trainer, self._facts, self._agreement, self._records = trainer, facts, agreement, records
+        self._passes, self._own_loss, self.reduction, self.updates = passes, own_loss, reduction, updates
+        self._chain, self._token_losses = plugins.chain, token_losses
+        self._wants_entropies = bool(plugins.forward_hooks) or bool(token_losses)
+        self._hooks_act = bool(plugins.forward_hooks)
+        self._acts = reduction.takes_apart or self._hooks_act
+        # Without a loss of the user's, which is tried out, a loss that bypasses ours is found only by its absence.
+        self._must_be_reached = self._acts or (plugins.change_advantages and not own_loss.owners)
+        self._losses = 0
+        self.self_checked = False
+
+    # ------------------------------------------------------------------ what TRL's overrides call
+
+    def prepare_inputs(
+        self,
+        inherited: Inherited,
+        compute_loss: Inherited,
+        generation_batch: Any,
+        totals: Mapping[int, Totals],
+    ) -> Any:
+        """The micro-batch to train on; `compute_loss` is the inherited one, to be tried out."""
+        with self._records.phase("generation"):
+            inputs = inherited(generation_batch)
+            return self._prepare(inputs, compute_loss, totals)
+
+    def _prepare(self, inputs: Any, compute_loss: Inherited, totals: Mapping[int, Totals]) -> Any:
+        progress = reading.progress_of(self._trainer)
+        if progress.training and self.updates.compact:
+            rearrange = functools.partial(self.updates.plan, precision=progress.precision)
+            inputs = acting.rearrange_micro_batches(self._trainer, rearrange)
+        if BatchKeys.batch_number in inputs and BatchKeys.totals not in inputs:
+            self._deal_totals(acting.micro_batches_of(self._trainer, inputs, progress.training), progress, totals)
+        if self._own_loss.untried:
+            trls_loss = functools.partial(acting.trls_policy_loss, self._trainer)
+            with acting.restore_after_trial(self._trainer):
+                self._own_loss.try_out(inputs, self._on_trial(compute_loss), self._on_trial(trls_loss))
+        if not self._own_loss.per_token:
+            with self._agreement.section():
+                mask_B_T = counting_mask(inputs).to(progress.precision)
+                inputs["advantages"] = self._own_loss.advantages(inputs["advantages"], mask_B_T)
+        return inputs
+
+    def training_step(self, inherited: Inherited, *arguments: Any, **keywords: Any) -> Any:
+        """A micro-step, timed."""
+        with self.updates.small_head_tiles():
+            return self._records.time_step(functools.partial(inherited, *arguments, **keywords))
+
+    def compute_loss(self, inherited: Inherited, model: Any, inputs: Any, *arguments: Any, **keywords: Any) -> Any:
+        """The loss of a micro-step; stops if the plugins were bypassed."""
+        trl, before = self._trainer, self._losses
+        idle = isinstance(inputs, dict) and inputs.get(BatchKeys.idle, False)
+        if idle and reading.backward_may_be_left_out(trl):  # it would add zeros to all gradients
+            return torch.zeros((), device=self._facts.device, requires_grad=True)
+        with acting.restore_after_trial(trl) if idle else nullcontext():  # placeholders alone log nothing
+            loss = inherited(model, inputs, *arguments, **keywords)
+        if self._must_be_reached and self._losses == before:
+            raise UpstreamError(
+                f"compute_loss of {self._facts.trainer} (or code that patches TRL, such as Unsloth) bypasses TRL's "
+                "_compute_loss, so the selected loss aggregation and advantage hooks would be ignored. Put "
+                "GRPOExtMixin in front of that override, or remove it, or the plugins."
+            )
+        return loss
+
+    def policy_loss(self, inherited: Inherited, model: Any, inputs: Any) -> Any:
+        """TRL's `_compute_loss`, with the selected reduction in place of its own."""
+        if self._passes.asked_for or not (self._acts or self._records.records_tokens):  # a trial, or nothing acts
+            self._losses += 1
+            return without_masked_groups(inherited(model, inputs), inputs)
+        progress, settings = reading.progress_of(self._trainer), reading.loss_settings_of(self._trainer)
+        mask_B_T = counting_mask(inputs).to(progress.precision)
+        if progress.training and self._acts and self._own_loss.per_token and not self.self_checked:
+            self._check_terms(inherited, inputs, mask_B_T, progress)
+        forward = LossForward(dict(inputs), mask_B_T, torch.is_grad_enabled())
+        with torch.set_grad_enabled(forward.keep_graph or self.reduction.takes_apart):  # in evaluation too
+            trl_loss = self.run(inherited, model, forward)
+            further = self._run_token_losses(forward, progress)
+            reduced = self.reduction.reduce(trl_loss, forward, further, settings, progress)
+        if self.reduction.divides_by == "losses" and reduced.weights_B_T is not None:
+            self._records.saw_weights(reduced.weights_B_T, forward.inputs["advantages"], mask_B_T)
+        if progress.training:
+            self._records.saw_loss(forward, reduced)
+        return without_masked_groups(reduced.loss if forward.keep_graph else reduced.loss.detach(), inputs)
+
+    def forward_pass(self, inherited: Inherited, model: Any, *arguments: Any, **keywords: Any) -> Any:
+        """A pass of the policy or the reference: for a loss, for a trial of one, or at generation."""
+        return self._passes.run(functools.partial(self.updates.logps, inherited), model, *arguments, **keywords)
+
+    # ------------------------------------------------------------------ one loss
+
+    def run(self, inherited: Inherited, model: Any, forward: LossForward) -> Any:
+        """TRL's loss on `forward.inputs`, which the policy's forward pass inside it completes."""
+        replaced = acting.without_policy_metrics(self._trainer) if self._token_losses.replaced_by else nullcontext()
+        with replaced, self._passes.answered_by(functools.partial(self._policy_pass, forward)):
+            return inherited(model, forward.inputs)
+
+    def _run_token_losses(self, forward: LossForward, progress: Progress) -> Further:
+        """The values of the token losses, and whether one takes the place of TRL's policy loss."""
+        if not self._token_losses:
+            return {}, False
+        values, metrics = self._token_losses.values(forward, progress)
+        self._records.add_metrics(metrics)
+        return values, bool(self._token_losses.replaced_by)
+
+    def _policy_pass(
+        self, forward: LossForward, inherited: Inherited, model: Any, *arguments: Any, **keywords: Any
+    ) -> Any:
+        """The policy's forward pass inside a loss. TRL reads the advantages after it, so they can still change here."""
+        if self._wants_entropies and len(arguments) <= contract.ENTROPY_ARGUMENT:
+            keywords.setdefault("compute_entropy", True)  # which a subclass's loss may not have asked for
+        with torch.set_grad_enabled(forward.keep_graph):
+            result = inherited(model, *arguments, **keywords)
+        self._losses += 1
+        logps_B_T, entropies_B_T = result[:2]
+        changes = self._apply_forward_hooks(forward, logps_B_T, entropies_B_T) if self._hooks_act else []
+        forward.passes.append(PolicyPass(logps_B_T, entropies_B_T, changes))
+        if self.reduction.takes_apart:
+            # In the precision of the log-probabilities, because the slope in the advantages has theirs.
+            precision = torch.promote_types(torch.float32, logps_B_T.dtype)
+            advantages_B_T = flow.expand_advantages(forward.inputs["advantages"], forward.mask_B_T)
+            forward.inputs["advantages"] = advantages_B_T.detach().to(precision, copy=True).requires_grad_()
+        return result
+
+    def _apply_forward_hooks(
+        self, forward: LossForward, logps_B_T: torch.Tensor, entropies_B_T: torch.Tensor
+    ) -> Sequence[Any]:
+        inputs, progress = forward.inputs, reading.progress_of(self._trainer)
+        with self._agreement.section():
+            context = Forward(
+                logps_B_T=logps_B_T.detach(),
+                entropies_B_T=entropies_B_T.detach(),
+                old_logps_B_T=inputs.get("old_per_token_logps", logps_B_T.detach()),
+                mask_B_T=forward.mask_B_T,
+                ref_logps_B_T=inputs.get("ref_per_token_logps"),
+                completion_ids_B_T=inputs["completion_ids"],
+                rewards_B=inputs[BatchKeys.reward],
+                raw_rewards_B=inputs[BatchKeys.raw_reward],
+                group_baselines_B=inputs[BatchKeys.baseline],
+                zero_variance_B=inputs[BatchKeys.zero_variance],
+                step=progress.step,
+                training=progress.training,
+                gather=self._agreement.gather,
+            )
+            allowed_signs_B_T = inputs.get(BatchKeys.allowed_signs)
+            changed, changes = self._chain.on_forward(inputs["advantages"], context, allowed_signs_B_T)
+            inputs["advantages"] = self._own_loss.advantages(changed, forward.mask_B_T)
+        self._records.saw_changes(changes, inputs[BatchKeys.row_id], forward.mask_B_T)
+        return changes
+
+    # ------------------------------------------------------------------ before the first loss
+
+    def _check_terms(self, inherited: Inherited, inputs: Any, mask_B_T: torch.Tensor, progress: Progress) -> None:
+        """Compare the terms that we know with TRL's loss, once."""
+        settings, slope = reading.loss_settings_of(self._trainer), reading.slope_at_ratio_one(self._trainer)
+        takes_apart, trial = self.reduction.takes_apart, self._on_trial(inherited)
+        with self._agreement.section(), acting.restore_after_trial(self._trainer):
+            self_check(trial, inputs, mask_B_T, takes_apart, self._facts, settings, progress, slope)
+            self._token_losses.check(inputs, progress)
+        self.self_checked = True
+
+    def _on_trial(self, loss: Inherited) -> LossOf:
+        """A loss that takes a replacement for the policy's forward pass."""
+
+        def of(batch: dict[str, Any], forward_pass: ForwardPass) -> torch.Tensor:
+            with self._passes.answered_by(lambda *_, **__: forward_pass()):
+                tried: torch.Tensor = loss(self._trainer.model, batch)
+                return tried
+
+        return of
+
+    def _deal_totals(
+        self, micro_batches: Sequence[dict[str, Any]], progress: Progress, known: Mapping[int, Totals]
+    ) -> None:
+        """Give every micro-batch the counts of its generation batch and, for `reduce`, of its optimizer step."""
+        numbers = {int(number) for batch in micro_batches for number in batch[BatchKeys.batch_number].unique()}
+        if not numbers <= known.keys():
+            raise ConfigurationError(
+                f"_generate_and_score_completions of {self._facts.trainer} makes one batch out of several, but the "
+                "loss aggregation has weighted each by itself. Let it call super() once, or put GRPOExtMixin in "
+                "front of it."
+            )
+        (totals,) = (known[number] for number in numbers)
+        for micro_batch in micro_batches:
+            micro_batch[BatchKeys.totals] = totals
+        length = self._facts.accumulation if progress.training else 1
+        if self.reduction.by_weights or len(micro_batches) % length:  # or a step reaches beyond this batch
+            return
+        masks = [counting_mask(micro_batch).to(progress.precision) for micro_batch in micro_batches]
+        counts_M_C = torch.stack([torch.stack([mask.sum(), mask.new_tensor(float(len(mask)))]) for mask in masks])
+        counts_S_C = self._facts.sum_over_ranks(counts_M_C.view(-1, length, 2).sum(1)).tolist()
+        for number, micro_batch in enumerate(micro_batches):
+            tokens, sequences = map(round, counts_S_C[number // length])
+            step = StepTotals(tokens=tokens, sequences=sequences, micro_batches=length)
+            micro_batch[BatchKeys.totals] = replace(totals, step=step)

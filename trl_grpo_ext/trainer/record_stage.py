@@ -1,0 +1,178 @@
+"""The last stage: what a run logs and writes about its batches and losses."""
+
+import functools
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate.utils import gather_object
+
+from ..credit import flow
+from ..credit.chain import Change, change_tables, metrics_of
+from ..credit.metrics import row_table, weight_metrics
+from ..guard.agreement import Agreement
+from ..records.manifest import Manifest
+from ..records.settings import write_settings
+from ..records.token_records import TokenRecorder
+from ..types import Rollout
+from .batch import BatchKeys
+from .facts import RunFacts
+from .loss_forward import LossForward
+from .pass_at_k import PassAtK, pass_at_k_of
+from .phase_times import PhaseClock
+from .plugin_records import PluginRecords
+from .reductions import Reduced
+from .selected import SelectedPlugins
+from .upstream import acting, reading
+
+
+class RecordStage:
+    """Metrics, warnings, TRL's table of completions, token records, pass@k, times of phases, and the manifest."""
+
+    def __init__(
+        self, trainer: Any, facts: RunFacts, plugins: SelectedPlugins, agreement: Agreement, *, evaluates: bool
+    ) -> None:
+        self._trainer, self._facts, self._chain = trainer, facts, plugins.chain
+        settings, args = plugins.settings, trainer.args
+        self._pass_at_k: PassAtK = pass_at_k_of(settings, facts, evaluates=evaluates)
+        self._recorder = TokenRecorder(settings.token_records, args.seed)
+        self._phases = PhaseClock(facts.device)
+        self.manifest = Manifest.of(trainer, plugins.loaded_aggregation, plugins.loaded_filter)
+        self._plugin_records = PluginRecords(self.manifest, args, settings.plugin_changes, agreement)
+        rewards = any(record.selected or record.distribution == "trl-grpo-ext" for record in self.manifest.plugins)
+        # A run without any plugin logs what TRL logs.
+        self._logs_more = rewards or plugins.read_rollouts or plugins.compact or bool(settings.pass_at_k)
+        self.records_tokens = settings.token_records > 0
+        self._row_count = 0
+
+    # ------------------------------------------------------------------ once per run
+
+    def begin(self, resume_from_checkpoint: str | bool | None) -> None:
+        """Compare the plugins with those of the checkpoint, and write this run's."""
+        self._plugin_records.begin(resume_from_checkpoint, functools.partial(write_settings, self._trainer))
+
+    def write_beside_weights(self, output_dir: str | Path | None) -> None:
+        """Write the manifest where weights were saved."""
+        self._plugin_records.write_beside_weights(None if output_dir is None else str(output_dir))
+
+    def evaluate(self, evaluation: Callable[[], Any], dataloader: Any, prefix: str) -> Any:
+        """An evaluation, with pass@k if that was asked for."""
+        if not self._pass_at_k.ks:
+            return evaluation()
+        with self._pass_at_k.evaluating():
+            output = evaluation()
+            metrics = self._pass_at_k.metrics(reading.problems_of(dataloader, self._facts.ranks))
+        output.metrics.update({f"{prefix}_{name}": value for name, value in metrics.items()})
+        return output
+
+    # ------------------------------------------------------------------ once per generation batch
+
+    def number_rows(self, rollout: Rollout) -> torch.Tensor:
+        """The running numbers of this rank's completions, `(B,)`, which are those of TRL's table."""
+        numbers_N = torch.arange(rollout.totals.sequences, device=rollout.mask_B_T.device)
+        row_ids_B = self._row_count + numbers_N[rollout.local_rows]
+        self._row_count += rollout.totals.sequences
+        return row_ids_B
+
+    def saw_rewards(self, rewards_N_K: torch.Tensor, metrics: Mapping[str, float]) -> None:
+        """The rewards of all ranks were computed."""
+        self._pass_at_k.add(rewards_N_K)
+        self.add_metrics(metrics)
+
+    def saw_batch(
+        self,
+        rollout: Rollout,
+        batch: Mapping[str, Any],
+        changes: Sequence[Change],
+        outcomes: Mapping[str, Sequence[Any]],
+    ) -> None:
+        """A generation batch is finished: record it with TRL's advantages and those after each hook."""
+        if self.records_tokens and rollout.training:
+            at_first_B_T = flow.expand_advantages(batch["advantages"], rollout.mask_B_T)
+            stages = [("trl", at_first_B_T), *((change.name, change.after_B_T) for change in changes)]
+            self._recorder.start(rollout, batch[BatchKeys.row_id], stages, outcomes)
+        self.saw_changes(changes, batch[BatchKeys.row_id], rollout.mask_B_T)
+
+    # ------------------------------------------------------------------ at every loss forward
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Count the time inside as that of a phase."""
+        with self._phases.during(name):
+            yield
+
+    def time_step(self, step: Callable[[], Any]) -> Any:
+        """A micro-step, timed; with the last of an optimizer step its seconds are logged."""
+        if not self._logs_more:
+            return step()
+        with self._phases.during("update"):
+            output = step()
+        if reading.closes_step(self._trainer):
+            self.add_metrics(self._phases.take())
+        return output
+
+    def saw_changes(self, changes: Sequence[Change], row_ids_B: torch.Tensor, mask_B_T: torch.Tensor) -> None:
+        """Log what each hook did, and show each completion's mean advantage in TRL's table of completions."""
+        if not changes:
+            return
+        means_B = changes[-1].after_B_T.sum(1) / mask_B_T.sum(1).clamp(min=1.0)
+        row_ids_N = self._facts.gather(row_ids_B).tolist()
+        rows_B_C = torch.cat([means_B.float().unsqueeze(1), change_tables(changes, mask_B_T)], dim=1)
+        rows_N_C = self._facts.gather(rows_B_C)
+        self.add_metrics(metrics_of(changes, rows_N_C[:, 1:]))
+        progress = reading.progress_of(self._trainer)
+        if progress.training:
+            self.warn(self._chain.without_effect(changes, rows_N_C[:, 1:], progress.step))
+        acting.show_mean_advantages(self._trainer, row_ids_N, rows_N_C[:, 0].tolist(), self._row_count)
+
+    def saw_weights(self, weights_B_T: torch.Tensor, advantages_B_T: torch.Tensor, mask_B_T: torch.Tensor) -> None:
+        """Log how an aggregation's weights are distributed."""
+        self.add_metrics(weight_metrics(self._facts.gather(row_table(weights_B_T, advantages_B_T, mask_B_T))))
+
+    def saw_loss(self, forward: LossForward, reduced: Reduced) -> None:
+        """Record what a training loss used, of the rows that are recorded."""
+        inputs, weights_B_T = forward.inputs, reduced.weights_B_T
+        row_ids_B = inputs.get(BatchKeys.row_id)
+        if row_ids_B is None or not self._recorder.wants(row_ids_B):
+            return
+        used = {"advantage": flow.expand_advantages(inputs["advantages"], forward.mask_B_T)}
+        if (factor_B := inputs.get(BatchKeys.factor)) is not None and weights_B_T is not None:
+            used["advantage"] = used["advantage"] / factor_B.unsqueeze(1)  # undo the factor of its part
+            weights_B_T = weights_B_T * factor_B.unsqueeze(1)
+        if weights_B_T is not None:
+            weights_B_T = without_masked_groups(weights_B_T, inputs)
+        policy = forward.policy
+        seen = {"weight": weights_B_T, "logp": policy.logps_B_T, "entropy": policy.entropies_B_T}
+        used |= {name: values_B_T.detach() for name, values_B_T in seen.items() if values_B_T is not None}
+        stages = [(change.name, change.after_B_T) for change in policy.changes]
+        self._recorder.add_trained(row_ids_B, stages, used)
+
+    # ------------------------------------------------------------------ whenever
+
+    def before_log(self) -> None:
+        """Write the token records, and take out metrics without a value."""
+        trl = self._trainer
+        if self.records_tokens and trl.model.training:
+            records = gather_object(self._recorder.records())
+            if trl.accelerator.is_main_process:
+                self._recorder.write(records, trl.args.output_dir, trl.state.global_step)
+        if self._logs_more:
+            acting.drop_undefined_metrics(trl)
+
+    def add_metrics(self, metrics: Mapping[str, float]) -> None:
+        """Add values to TRL's metrics."""
+        acting.add_metrics(self._trainer, metrics)
+
+    def warn(self, sentences: Iterable[str]) -> None:
+        """Warn on the main process."""
+        for sentence in sentences if self._facts.rank == 0 else ():
+            warnings.warn(sentence, stacklevel=2)
+
+
+def without_masked_groups(loss: Any, inputs: Mapping[str, Any]) -> Any:
+    """The loss as if the groups that `resample` has masked were no rows; as it is if there are none."""
+    factor = inputs.get(BatchKeys.loss_factor)
+    return loss if factor is None else loss * factor

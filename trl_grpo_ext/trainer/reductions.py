@@ -1,0 +1,286 @@
+"""From TRL's scalar loss to the loss that is trained: taken apart into terms, and reduced again by an aggregation.
+
+Without an aggregation the reduction is TRL's own, and its scalar stays as it is. `self_check` compares the terms with
+TRL's loss, once.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from ..credit import flow, terms
+from ..credit.terms import TakenApart, Term
+from ..errors import ConfigurationError, SelfCheckError
+from ..types import AggregationDeclaration, HookDeclaration, implements
+from .batch import BatchKeys
+from .facts import LossSettings, Progress, RunFacts
+from .loss_forward import LossForward, PolicyPass
+from .own_loss import LossOf, LossTrial
+from .upstream import contract, reading
+
+Further = tuple[Mapping[str, torch.Tensor], bool]
+"""The values of token losses, `(B, T)` by name, and whether one of them takes the place of TRL's policy loss."""
+
+
+@dataclass(frozen=True)
+class Reduced:
+    """The loss of a micro-step, scaled as TRL's: averaged over ranks and summed over a step's micro-steps it is the
+    step's."""
+
+    loss: torch.Tensor
+    weights_B_T: torch.Tensor | None  # of each token in the optimizer step's loss over all ranks; None if unknown
+
+
+class TRLsReduction:
+    """No aggregation: TRL's own weights, and its scalar untouched, unless there are token losses."""
+
+    aggregation: Any = None
+    by_weights = False
+
+    def __init__(self, facts: RunFacts, loss_type: str, *, knows_weights: bool, has_token_losses: bool) -> None:
+        self._facts, self._knows_weights = facts, knows_weights and loss_type in contract.LOSS_TYPES
+        self.takes_apart = has_token_losses
+        if has_token_losses:
+            contract.check_loss_type(loss_type)
+        self.divides_by = {
+            **dict.fromkeys(contract.LOCAL_TOKEN_MEAN, "tokens"),
+            **dict.fromkeys(contract.ROW_MEAN, "rows"),
+        }.get(loss_type, "" if loss_type in contract.LOSS_TYPES else "rows")
+
+    def reduce(
+        self,
+        trl_loss: torch.Tensor,
+        forward: LossForward,
+        further: Further,
+        settings: LossSettings,
+        progress: Progress,
+    ) -> Reduced:
+        """TRL's loss, or its terms and the further ones under TRL's weights."""
+        if not self._knows_weights:
+            return Reduced(trl_loss, None)
+        weights_B_T = trl_weights(forward, settings, self._facts, progress)
+        if self.takes_apart:
+            pieces = pieces_of(trl_loss, forward, settings, self._facts, progress).changed_by(*further)
+            trl_loss = (weights_B_T * pieces.loss_B_T).sum() + pieces.rest
+        return Reduced(trl_loss, weights_B_T / self._facts.ranks)
+
+
+class Weighted:
+    """An aggregation by weights, which its generation batch carries."""
+
+    takes_apart = True
+    by_weights = True
+    divides_by = ""
+
+    def __init__(self, aggregation: Any, facts: RunFacts) -> None:
+        self.aggregation, self._facts = aggregation, facts
+
+    def reduce(
+        self,
+        trl_loss: torch.Tensor,
+        forward: LossForward,
+        further: Further,
+        settings: LossSettings,
+        progress: Progress,
+    ) -> Reduced:
+        """The same terms under these weights."""
+        pieces = pieces_of(trl_loss, forward, settings, self._facts, progress).changed_by(*further)
+        # The weights' sum spans the generation batch. Ranks are averaged by DDP, ZeRO and FSDP; and each optimizer
+        # step takes `accumulation` of the batch's `steps_per_generation` micro-batches. Weights that are those of a
+        # step already stay as they are: the last step of an epoch may be short, and a sum is not to grow by that.
+        per_step = AggregationDeclaration.of(self.aggregation).per_step
+        share = 1.0 if per_step else progress.steps_per_generation / progress.accumulation
+        weights_B_T: torch.Tensor = forward.inputs[BatchKeys.weights]
+        loss = (weights_B_T * pieces.loss_B_T).sum() * (self._facts.ranks * share) + pieces.rest
+        return Reduced(loss, weights_B_T * share)
+
+
+class Reducing:
+    """An aggregation that reduces the losses of each micro-batch; in `section` one that fails on a rank stops all."""
+
+    takes_apart = True
+    by_weights = False
+    divides_by = "losses"
+
+    def __init__(self, aggregation: Any, facts: RunFacts, section: Callable[[], AbstractContextManager[None]]) -> None:
+        self.aggregation, self._facts, self._section = aggregation, facts, section
+        needs = AggregationDeclaration.of(aggregation).needs
+        if "step_totals" in needs and facts.steps_per_generation % facts.accumulation:
+            raise ConfigurationError(
+                f"The loss aggregation {flow.plugin_label(aggregation)!r} needs the counts of each optimizer step, but "
+                f"steps_per_generation={facts.steps_per_generation} is no multiple of gradient_accumulation_steps="
+                f"{facts.accumulation}. Change one of the two, or select another aggregation."
+            )
+
+    def reduce(
+        self,
+        trl_loss: torch.Tensor,
+        forward: LossForward,
+        further: Further,
+        settings: LossSettings,
+        progress: Progress,
+    ) -> Reduced:
+        """The same terms, reduced by the aggregation; its slope is each token's weight."""
+        pieces = pieces_of(trl_loss, forward, settings, self._facts, progress).changed_by(*further)
+        loss_B_T = pieces.loss_B_T
+        if not loss_B_T.requires_grad:  # in evaluation, where the loss is linear in the advantages
+            loss_B_T = loss_B_T.detach().requires_grad_()
+        with self._section():
+            totals = forward.inputs[BatchKeys.totals]
+            reduced = flow.reduced_loss(self.aggregation, loss_B_T, forward.mask_B_T, totals)
+            slope_B_T = flow.reduced_weights(self.aggregation, reduced, loss_B_T, forward.mask_B_T)
+        weights_B_T = slope_B_T / (progress.accumulation * self._facts.ranks)
+        return Reduced(reduced / progress.accumulation + pieces.rest, weights_B_T)
+
+
+Reduction = TRLsReduction | Weighted | Reducing
+
+
+def reduction_of(
+    aggregation: Any,
+    facts: RunFacts,
+    loss_type: str,
+    section: Callable[[], AbstractContextManager[None]],
+    *,
+    knows_weights: bool,
+    has_token_losses: bool,
+) -> Reduction:
+    """The reduction of a run: the selected aggregation's, or TRL's own, whose weights may be unknown."""
+    if aggregation is None:
+        return TRLsReduction(facts, loss_type, knows_weights=knows_weights, has_token_losses=has_token_losses)
+    contract.check_loss_type(loss_type)
+    if implements(aggregation, "weights"):
+        return Weighted(aggregation, facts)
+    return Reducing(aggregation, facts, section)
+
+
+# ------------------------------------------------------------------------------------------------ the terms of TRL
+
+
+def terms_of(settings: LossSettings, forward_hooks: Sequence[Any], further: Sequence[Term]) -> list[Term]:
+    """The terms of a run's loss, with what each of them allows. Forward hooks act in the policy's term."""
+    mixes = ["top_entropy_quantile is taken over each micro-batch"] * (settings.top_entropy_quantile < 1.0)
+    if not all(HookDeclaration.of(hook).independent for hook in forward_hooks):
+        mixes.append("a forward hook may look at its whole micro-batch (it does not declare independent=True)")
+    policy = replace(
+        terms.POLICY,
+        mixes_rows=mixes,
+        acts_without_advantage=["forward hooks may give rows without signal one"] * bool(forward_hooks),
+        unscaled=["forward hooks"] * bool(forward_hooks),
+    )
+    others = {terms.KL: settings.beta != 0.0, terms.ENTROPY: settings.entropy_bonus}
+    others[terms.AUXILIARY] = settings.auxiliary_loss
+    return [policy, *(term for term, is_there in others.items() if is_there), *further]
+
+
+def pieces_of(
+    trl_loss: torch.Tensor, forward: LossForward, settings: LossSettings, facts: RunFacts, progress: Progress
+) -> TakenApart:
+    """TRL's scalar taken apart."""
+    return terms.take_apart(
+        trl_loss,
+        forward.inputs["advantages"],
+        trl_weights(forward, settings, facts, progress),
+        forward.mask_B_T,
+        kl_penalty(forward, settings) if settings.beta != 0.0 else None,
+        has_rest=settings.entropy_bonus or settings.auxiliary_loss,
+    )
+
+
+def kl_penalty(forward: LossForward, settings: LossSettings) -> torch.Tensor:
+    """TRL's KL penalty of each token, `(B, T)`. It does not depend on the advantages, but follows the same weights."""
+    inputs, logps_B_T, ratio_B_T = forward.inputs, forward.policy.logps_B_T, None
+    if settings.bias_correction_kl:
+        old_logps_B_T = inputs.get("old_per_token_logps", logps_B_T.detach())
+        level = settings.importance_sampling_level
+        ratio_B_T = flow.importance_ratio(logps_B_T, old_logps_B_T, forward.mask_B_T, level)
+    return settings.beta * flow.kl_k3(logps_B_T, inputs["ref_per_token_logps"], ratio_B_T)
+
+
+def trl_weights(forward: LossForward, settings: LossSettings, facts: RunFacts, progress: Progress) -> torch.Tensor:
+    """The weight that TRL's own reduction gives every token, `(B, T)`."""
+    tokens = forward.inputs["num_items_in_batch"]
+    return reading.reduction_weights(settings.loss_type, forward.mask_B_T, tokens, facts, progress)
+
+
+# ------------------------------------------------------------------ the check of the first step
+
+RELATIVE_TOLERANCE = 1e-3
+"""Far above what rounding does to these sums, far below what a changed reduction or a foreign term does."""
+
+
+def self_check(
+    loss_of: LossOf,
+    inputs: dict[str, Any],
+    mask_B_T: torch.Tensor,
+    takes_apart: bool,
+    facts: RunFacts,
+    settings: LossSettings,
+    progress: Progress,
+    slope_at_ratio_one: float,
+) -> None:
+    """At the first training step: do our terms of TRL's loss add up to TRL's loss?
+
+    It runs TRL's own `_compute_loss` on shapes and masks of the real first batch, with invented numbers. Compared are
+
+    1. the weight that TRL's reduction gives each token, read off the slope of the loss in the advantages where every
+       importance ratio is 1, with `reading.reduction_weights`, which we divide out;
+    2. TRL's loss and its gradient in the log-probabilities, away from ratio 1 and with advantages of both signs, with
+       the loss put together again from the terms under those same weights. A loss that is not homogeneous in the
+       advantages, a KL penalty that differs from ours, or a foreign term makes the two differ.
+
+    Entropy bonus and auxiliary loss are off, since training keeps them as TRL has them. With forward hooks and no
+    aggregation only the slope matters. If no token of the micro-batch counts, all are made to count.
+    """
+    if not bool((mask_B_T > 0).any()):
+        mask_B_T = torch.ones_like(mask_B_T)
+    all_tokens = bool((mask_B_T > 0).all())
+
+    def loss_of_trial(trial: LossTrial, advantages_B_T: torch.Tensor) -> tuple[torch.Tensor, LossForward]:
+        leaf_B_T = flow.expand_advantages(advantages_B_T, mask_B_T).clone().requires_grad_()
+        loss = trial.loss(loss_of, advantages_B_T, leaf_B_T)
+        forward = LossForward({**trial.batch, "advantages": leaf_B_T}, mask_B_T)
+        forward.passes.append(PolicyPass(trial.logps_B_T, torch.ones_like(trial.logps_B_T)))
+        return loss, forward
+
+    def compare(what: str, in_trl: torch.Tensor, expected: torch.Tensor, scale: torch.Tensor | None = None) -> None:
+        in_trl, expected = in_trl.detach().double(), expected.detach().double()
+        largest = float((expected if scale is None else scale).detach().abs().max())
+        gap = (in_trl - expected).abs()
+        if not float(gap.max()) <= RELATIVE_TOLERANCE * largest:  # `not <=`, so that NaN is caught
+            worst = int(gap.nan_to_num(nan=torch.inf).argmax())
+            raise SelfCheckError(
+                f"The loss of {facts.trainer} (loss_type={settings.loss_type!r}) does not consist of the pieces that "
+                f"trl-grpo-ext knows: its {what} is {in_trl.flatten()[worst].item():.6g}, the pieces' is "
+                f"{expected.flatten()[worst].item():.6g}. Remove loss_aggregation, move a term of your own from "
+                "_compute_loss to compute_loss, or install a TRL that was tested."
+            )
+
+    with torch.enable_grad():
+        at_one = LossTrial(inputs, at_ratio_one=True, all_tokens=all_tokens)
+        near_one = LossTrial(inputs, all_tokens=all_tokens)
+        loss_at_one, forward_at_one = loss_of_trial(at_one, torch.ones_like(at_one.logps_B_T))
+        loss, forward = loss_of_trial(near_one, near_one.wave_B_T)
+        slope_B_T: torch.Tensor | None = None
+        if loss_at_one.requires_grad:
+            leaf_B_T = forward_at_one.inputs["advantages"]
+            (slope_B_T,) = torch.autograd.grad(loss_at_one, leaf_B_T, allow_unused=True)
+        if slope_B_T is None:
+            raise SelfCheckError(
+                f"The loss of {facts.trainer} does not depend on the advantages that trl-grpo-ext passes to it, so "
+                "neither a forward hook nor an aggregation can act on it: it reads them before the policy's forward "
+                "pass, or from a copy. Remove these plugins, or the override of _compute_loss."
+            )
+        if not takes_apart:
+            return
+        without = replace(settings, entropy_bonus=False, auxiliary_loss=False)
+        weights_B_T = trl_weights(forward_at_one, settings, facts, progress)
+        compare("weight of a token", slope_B_T.abs() / slope_at_ratio_one, weights_B_T)
+        terms_B_T = weights_B_T * pieces_of(loss, forward, without, facts, progress).loss_B_T
+        (gradient_B_T,) = torch.autograd.grad(loss, near_one.logps_B_T, retain_graph=True)
+        (gradient_of_terms_B_T,) = torch.autograd.grad(terms_B_T.sum(), near_one.logps_B_T)
+        compare("gradient", gradient_B_T, gradient_of_terms_B_T)
+        compare("loss", loss, terms_B_T.sum(), scale=terms_B_T.abs().sum())

@@ -1,0 +1,278 @@
+"""The first stage: TRL samples and scores a generation batch, and the plugins decide what it is trained with.
+
+prompts ──TRL generates──▶ completions ──rewards, shapers──▶ rewards ──TRL, hooks──▶ advantages, weights
+   └──────────── one round; `resample` draws several and keeps groups of them ────────┘
+"""
+
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from accelerate.utils import gather
+
+from ..credit import flow
+from ..credit.chain import Change
+from ..credit.rollouts import ScoredRows
+from ..credit.signal import rewards_are_equal, share_without_signal, signal_table, zero_variance_of
+from ..errors import UpstreamError
+from ..guard.agreement import Agreement
+from ..guard.reward_watch import RewardWatch, reward_limit
+from ..types import Rollout, Totals, implements
+from .batch import BatchKeys
+from .facts import Progress, RunFacts
+from .logps import LogpsForHooks
+from .loss_forward import Inherited
+from .prompts import Drawn
+from .record_stage import RecordStage
+from .resampling import Resampling
+from .rollouts import HookLogps, NotSampling, SampledBatch, Sampling, read_rollout
+from .selected import SelectedPlugins
+from .shaping import batch_before_trls, refuse_images, rollout_of_shapers
+from .token_losses import TokenLosses
+from .upstream import acting, contract, reading
+
+
+class RolloutStage:
+    """Makes the generation batches of a run. TRL's overrides call it in the order of its methods."""
+
+    def __init__(
+        self,
+        trainer: Any,
+        facts: RunFacts,
+        plugins: SelectedPlugins,
+        agreement: Agreement,
+        records: RecordStage,
+        hook_logps: LogpsForHooks,
+        resampling: Resampling | None,
+        token_losses: TokenLosses,
+        *,
+        trls_advantages: bool,
+    ) -> None:
+        self._trainer, self._facts, self._agreement, self._records = trainer, facts, agreement, records
+        self._chain, self._aggregation, self._settings = plugins.chain, plugins.aggregation, plugins.settings
+        self._hook_logps, self._resampling, self._token_losses = hook_logps, resampling, token_losses
+        self._shapes = self._chain.acts("on_rewards")
+        self._reads_rollouts, self._weighs = plugins.read_rollouts, implements(plugins.aggregation, "weights")
+        self._zeroes_rounding = trls_advantages and (
+            plugins.change_advantages or plugins.compact or plugins.reduces or resampling is not None
+        )
+        self._sampling: Sampling = NotSampling()
+        self.totals: dict[int, Totals] = {}  # of the generation batch to train on, by its number
+        self._batches = 0
+
+    # ------------------------------------------------------------------ what TRL's overrides call
+
+    def begin(self) -> None:
+        """A training begins, with the first prompts."""
+        if self._resampling is not None:
+            self._resampling.prompts.start_at(0)
+
+    def generate_and_score(self, inherited: Inherited, inputs: Any) -> dict[str, Any]:
+        """TRL's generation batch with the advantages, weights and entries that the plugins make."""
+        if not self._reads_rollouts:
+            return self._as_trl_scores(inherited, inputs)
+        progress = reading.progress_of(self._trainer)
+        if self._resampling is None or not progress.training:
+            return self._finish(self._sample(inherited, inputs, progress))
+        one_round = functools.partial(self._one_round, inherited, progress, self._resampling.reads_advantages)
+        filled, metrics = self._resampling.fill(one_round, progress, self._trainer.reward_weights)
+        self._records.add_metrics(metrics)
+        return self._finish(filled)
+
+    def generate(self, inherited: Inherited, prompts: Any) -> Any:
+        """What TRL generates, which shapers and the rollout need."""
+        generated = inherited(prompts)
+        self._sampling.saw_generated(generated)
+        return generated
+
+    def pass_at_rest(self, inherited: Inherited, model: Any, *arguments: Any, **keywords: Any) -> Any:
+        """A forward pass of the old policy or the reference, for no loss."""
+        result = inherited(model, *arguments, **keywords)
+        self._sampling.saw_pass(result[0])
+        return result
+
+    def calculate_rewards(
+        self, inherited: Inherited, inputs: Any, prompts: Any, completions: Any, completion_ids: Any
+    ) -> torch.Tensor:
+        """The rewards of all ranks, `(N, K)`, with a column for each shaper."""
+        trl, names = self._trainer, self._facts.reward_names
+        limit = reward_limit(self._settings.reward_timeout, float(trl.args.ddp_timeout), self._facts.ranks)
+        watch, failure = RewardWatch(limit), None
+        shape = len(prompts), len(names)  # now: a reward may empty what it is given
+        self._sampling.show_columns(())  # those of an earlier call in this batch are no functions
+        functions = [watch.wrap(*pair) for pair in zip(trl.reward_funcs, names, strict=True)]
+        try:
+            with acting.reward_functions(trl, functions), self._records.phase("rewards"), watch.time_limit():
+                columns = {name: [row[name] for row in inputs] for name in inputs[0]}
+                for reward in functions:  # one that waits for a server waits while the others compute
+                    if callable(start := getattr(reward, "start_scoring", None)):
+                        start(completions, prompts=prompts, **columns)
+                rewards_N_K = inherited(inputs, prompts, completions, completion_ids)
+        except BaseException as error:  # also SystemExit and Ctrl-C: the others wait in the one gather of this method
+            failure = error
+            self._agreement.stand_in(error, gather, torch.full(shape, torch.nan, device=self._facts.device))
+        with self._agreement.section():
+            if failure is not None:
+                raise failure
+            watch.check_finite(rewards_N_K, names)
+        self._records.saw_rewards(rewards_N_K, watch.counts(rewards_N_K, names, self._facts.gather))
+        seen = (inputs, prompts, completions, completion_ids, rewards_N_K)
+        self._sampling.saw_rewards(ScoredRows(*seen, watch.spans, watch.outcomes, self._sampling.tool_masks))
+        return self._shape_rewards(rewards_N_K) if self._shapes else rewards_N_K
+
+    # ------------------------------------------------------------------ one round
+
+    @contextmanager
+    def _watching(self) -> Iterator[Sampling]:
+        """A context in which the other overrides note what they see of one round."""
+        with acting.reward_columns(self._trainer) as show_columns:
+            self._sampling = Sampling(show_columns=show_columns)
+            try:
+                yield self._sampling
+            finally:
+                self._sampling = NotSampling()
+
+    def _as_trl_scores(self, inherited: Inherited, inputs: Any) -> dict[str, Any]:
+        """TRL's batch, where nothing needs the rollout; its advantages may be rounded to 0."""
+        if not self._zeroes_rounding:
+            batch: dict[str, Any] = inherited(inputs)
+            return batch
+        with self._watching() as sampling:
+            batch = inherited(inputs)
+        for scored in sampling.scored[-1:]:
+            self._zero_rounding(batch, scored)
+        return batch
+
+    def _one_round(
+        self, inherited: Inherited, progress: Progress, reads_advantages: bool, drawn: Drawn
+    ) -> tuple[SampledBatch, Rollout]:
+        """A round of `resample`, and what its filter sees."""
+        sampled = self._sample(inherited, drawn.rows, progress, drawn.row_numbers)
+        return sampled, self._apply_rollout_hooks(sampled)[0] if reads_advantages else sampled.rollout
+
+    def _sample(
+        self, inherited: Inherited, inputs: Any, progress: Progress, row_numbers: Sequence[int] | None = None
+    ) -> SampledBatch:
+        """Let TRL sample and score a batch, and make its rollout."""
+        with self._watching() as sampling:
+            sampling.row_numbers = row_numbers
+            batch = inherited(inputs)
+        contract.check_batch(batch)
+        if not sampling.scored:
+            raise UpstreamError(
+                f"The rewards of this generation batch were never seen: a base class of {self._facts.trainer} "
+                "overrides _generate_and_score_completions without calling _calculate_rewards. Advantage hooks and "
+                "loss aggregations need it."
+            )
+        scored = sampling.scored[-1]
+        logps: HookLogps = {}
+        if not self._shapes:
+            logps = self._compute_logps(batch, scored.rows, progress)
+            scored = self._agreed(scored)
+        with self._agreement.section():
+            if self._shapes:
+                rollout = rollout_of_shapers(self._facts, sampling, batch)
+            else:
+                rollout = self._read_rollout(progress, batch, scored, logps, row_numbers)
+            if self._zeroes_rounding:
+                self._zero_rounding(batch, scored)
+        batch[BatchKeys.row_id] = self._records.number_rows(rollout)
+        return SampledBatch(batch, scored, logps, rollout)
+
+    def _shape_rewards(self, rewards_N_K: torch.Tensor) -> torch.Tensor:
+        """The rewards of all ranks, with a column for what each shaper adds."""
+        sampling, progress = self._sampling, reading.progress_of(self._trainer)
+        batch = batch_before_trls(self._facts, sampling, has_reference=self._trainer.beta != 0.0)
+        refuse_images(sampling, self._hook_logps.missing(batch))
+        logps = self._compute_logps(batch, sampling.scored[-1].rows, progress)
+        scored = self._agreed(sampling.scored[-1])
+        with self._agreement.section():
+            raw = self._read_rollout(progress, batch, scored, logps, sampling.row_numbers)
+            rollout = self._chain.on_rewards(raw)
+        added_N_S = self._facts.gather(rollout.rewards_B_K[:, len(raw.reward_names) :])
+        rewards_N_K = torch.cat([rewards_N_K, added_N_S], dim=1)
+        sampling.saw_shaped(batch, rollout, replace(scored, rewards_N_K=rewards_N_K))
+        sampling.show_columns(rollout.reward_names[len(raw.reward_names) :])
+        raw_N = self._facts.gather(rollout.raw_rewards_B)
+        known_N = raw_N[~torch.isnan(raw_N)]
+        self._records.add_metrics({"raw_reward": float(known_N.mean()), "raw_reward_std": float(known_N.std())})
+        return rewards_N_K
+
+    def _compute_logps(self, batch: dict[str, Any], rows: Sequence[Mapping[str, Any]], progress: Progress) -> HookLogps:
+        with self._agreement.section():
+            prompted = self._hook_logps.with_prompts(batch, rows)
+        return self._hook_logps.compute(batch, prompted, self._facts.rows_at_once(progress.training))
+
+    def _agreed(self, scored: ScoredRows) -> ScoredRows:
+        return scored.agreed(self._facts.reward_names, self._facts.rank, self._facts.gather)
+
+    def _read_rollout(
+        self,
+        progress: Progress,
+        batch: dict[str, Any],
+        scored: ScoredRows,
+        logps: HookLogps,
+        row_numbers: Sequence[int] | None,
+    ) -> Rollout:
+        weights_K, gather_rows = self._trainer.reward_weights, self._agreement.gather
+        return read_rollout(self._facts, progress, batch, scored, logps, weights_K, gather_rows, row_numbers)
+
+    def _zero_rounding(self, batch: dict[str, Any], scored: ScoredRows) -> None:
+        """Set TRL's own advantages to exactly 0 if a group's rewards are equal, where rounding may leave a rest."""
+        trl, rewards_N_K = self._trainer, scored.rewards_N_K
+        more = rewards_N_K.size(1) - len(trl.reward_weights)
+        weights_K = torch.cat([trl.reward_weights, trl.reward_weights.new_ones(more)]).to(rewards_N_K.device)
+        group_size = self._facts.group_size(reading.progress_of(trl).training)
+        groups_N = torch.arange(len(rewards_N_K), device=rewards_N_K.device) // group_size
+        equal_N = rewards_are_equal(rewards_N_K, weights_K, groups_N, trl.multi_objective_aggregation)
+        rows, advantages_B = len(scored.prompts), batch["advantages"]
+        equal_B = equal_N[self._facts.rank * rows : (self._facts.rank + 1) * rows]
+        batch["advantages"] = torch.where(equal_B, torch.zeros_like(advantages_B), advantages_B)
+
+    # ------------------------------------------------------------------ the batch to train on
+
+    def _apply_rollout_hooks(self, sampled: SampledBatch) -> tuple[Rollout, list[Change], torch.Tensor | None]:
+        """The rollout with the advantages, what each hook did, and the signs that its masks allow."""
+        with self._agreement.section():
+            advantages_B_T, changes = self._chain.on_rollout(sampled.batch["advantages"], sampled.rollout)
+        with self._agreement.section():  # another, which gathers: so that a hook that gathers on one rank is found out
+            allowed_signs_B_T = self._chain.allowed_signs(sampled.rollout)
+            uninformative_B = self._chain.uninformative(sampled.rollout)
+        rollout = replace(sampled.rollout, advantages_B_T=advantages_B_T, uninformative_B=uninformative_B)
+        return rollout, changes, allowed_signs_B_T
+
+    def _finish(self, sampled: SampledBatch) -> dict[str, Any]:
+        """Finish the batch to train on: hooks, the aggregation's weights, entries of rows, records, metrics."""
+        rollout, changes, allowed_signs_B_T = self._apply_rollout_hooks(sampled)
+        batch, advantages_B_T = sampled.batch, rollout.advantages_B_T
+        assert advantages_B_T is not None
+        signal_N_C = self._facts.gather(signal_table(rollout, allowed_signs_B_T))
+        self._records.warn(self._chain.overruled(signal_N_C))
+        batch[BatchKeys.reward] = rollout.rewards_B
+        batch[BatchKeys.raw_reward] = rollout.raw_rewards_B
+        batch[BatchKeys.baseline] = rollout.group_baselines_B
+        batch[BatchKeys.zero_variance] = zero_variance_of(signal_N_C)[rollout.local_rows]
+        if allowed_signs_B_T is not None:
+            batch[BatchKeys.allowed_signs] = allowed_signs_B_T
+        if self._aggregation is not None:
+            self._weigh(batch, rollout, advantages_B_T)
+            self._records.add_metrics({"groups/zero_variance": share_without_signal(signal_N_C)})
+        self._token_losses.carry(batch, rollout)
+        self._records.saw_batch(rollout, batch, changes, sampled.scored.outcomes)
+        if changes:
+            batch["advantages"] = advantages_B_T
+        return batch
+
+    def _weigh(self, batch: dict[str, Any], rollout: Rollout, advantages_B_T: torch.Tensor) -> None:
+        """Give the batch the aggregation's weights, and its number, under which the loss finds its counts."""
+        self._batches += 1
+        self.totals.clear()
+        self.totals[self._batches] = rollout.totals
+        batch[BatchKeys.batch_number] = torch.full_like(batch[BatchKeys.row_id], self._batches)
+        if self._weighs:
+            with self._agreement.section():
+                weights_B_T = batch[BatchKeys.weights] = flow.token_weights(self._aggregation, rollout)
+            self._records.saw_weights(weights_B_T, advantages_B_T, rollout.mask_B_T)

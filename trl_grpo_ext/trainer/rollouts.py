@@ -1,0 +1,165 @@
+"""A generation batch on its way: what TRL's overrides see of it, and the `Rollout` read from TRL's batch.
+
+TRL shuffles a generation batch before it is trained on. What must stay with a row travels in the batch itself, under
+`BatchKeys`.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ..credit.rollouts import RolloutFacts, RowTensors, ScoredRows, build_rollout
+from ..errors import ConfigurationError
+from ..types import Rollout, Totals
+from .batch import counting_mask
+from .facts import Progress, RunFacts
+
+HookLogps = Mapping[str, torch.Tensor]
+"""Log-probabilities and entropies that hooks need and TRL has not computed for one generation batch, `(B, T)`.
+
+They stand under the name of the need or of the teacher."""
+
+
+@dataclass(frozen=True)
+class SampledBatch:
+    """A generation batch of this rank, before the rollout hooks."""
+
+    batch: dict[str, Any]  # TRL's, with `BatchKeys.row_id`
+    scored: ScoredRows
+    logps: HookLogps
+    rollout: Rollout
+
+
+def _show_nothing(names: Sequence[str]) -> None:
+    """Without shapers there are no further columns."""
+
+
+@dataclass
+class Sampling:
+    """A generation batch while TRL samples and scores it: each override adds what it sees."""
+
+    generated: Sequence[Any] = ()  # what `_generate` returned
+    # Log-probabilities of the passes before the rewards: the old policy's, then the reference's.
+    passes: list[torch.Tensor] = field(default_factory=list)
+    scored: list[ScoredRows] = field(default_factory=list)  # what `_calculate_rewards` saw; the last one counts
+    shaped: list[tuple[dict[str, Any], Rollout]] = field(default_factory=list)  # the batch as shapers saw it, and after
+    row_numbers: Sequence[int] | None = None  # of this rank's completions in the training data, if they are known
+    # Shows TRL the columns of rewards that shapers add.
+    show_columns: Callable[[Sequence[str]], None] = _show_nothing
+
+    def saw_generated(self, generated: Sequence[Any]) -> None:
+        """TRL has generated; the passes before that belong to nothing."""
+        self.generated, self.passes = generated, []
+
+    def saw_pass(self, logps_B_T: torch.Tensor) -> None:
+        """TRL ran a model over the batch."""
+        if not self.scored:  # else the batch is already known
+            self.passes.append(logps_B_T)
+
+    def saw_rewards(self, scored: ScoredRows) -> None:
+        """TRL has called the reward functions."""
+        self.scored.append(scored)
+
+    def saw_shaped(self, batch: dict[str, Any], rollout: Rollout, scored: ScoredRows) -> None:
+        """The shapers have seen `batch` and made `rollout` of it."""
+        self.shaped.append((batch, rollout))
+        self.scored.append(scored)
+
+    @property
+    def tool_masks(self) -> Sequence[Sequence[int]] | None:
+        """Which tokens the model wrote, by completion; None without tools."""
+        return self.generated[2] if len(self.generated) > 2 else None
+
+    @property
+    def has_images(self) -> bool:
+        """Whether the prompts have images."""
+        made = self.generated[6] if len(self.generated) > 6 else None
+        row = self.scored[-1].rows[0]
+        return made is not None or any(row.get(key) for key in ("image", "images"))
+
+
+class NotSampling(Sampling):
+    """Stands where no generation batch is in the making, or nobody needs to know of it: nothing is kept."""
+
+    def saw_generated(self, generated: Sequence[Any]) -> None:
+        """Keep nothing."""
+
+    def saw_pass(self, logps_B_T: torch.Tensor) -> None:
+        """Keep nothing."""
+
+    def saw_rewards(self, scored: ScoredRows) -> None:
+        """Keep nothing."""
+
+
+def read_rollout(
+    facts: RunFacts,
+    progress: Progress,
+    batch: Mapping[str, Any],
+    scored: ScoredRows,
+    logps: HookLogps,
+    reward_weights_K: torch.Tensor,
+    gather: Callable[[torch.Tensor], torch.Tensor],
+    row_numbers: Sequence[int] | None = None,
+) -> Rollout:
+    """The context of one generation batch, from TRL's batch and, in `logps`, what hooks need beyond it."""
+    _check_rows(facts, batch, scored)
+    sequences, group_size = scored.rewards_N_K.size(0), facts.group_size(progress.training)
+    keys = {
+        "old_logps": "old_per_token_logps",
+        "ref_logps": "ref_per_token_logps",
+        "sampling_logps": "sampling_per_token_logps",
+    }
+    tensors = RowTensors(
+        prompt_ids_B_P=batch["prompt_ids"],
+        prompt_mask_B_P=batch["prompt_mask"],
+        completion_ids_B_T=batch["completion_ids"],
+        mask_B_T=counting_mask(batch).to(progress.precision),
+        tool_mask_B_T=batch.get("tool_mask"),
+        logps_B_T={**logps, **{need: batch[key] for need, key in keys.items() if key in batch}},
+    )
+    totals = Totals(
+        tokens=int(batch["num_items_in_batch"]),
+        sequences=sequences,
+        prompts=sequences // group_size,
+        max_completion_length=facts.max_completion_length,
+        processes=facts.ranks,
+        micro_batches=progress.steps_per_generation,
+        optimizer_steps=progress.steps_per_generation / facts.accumulation if progress.training else 1.0,
+    )
+    made_with = RolloutFacts(
+        tokenizer=facts.tokenizer,
+        end_ids=facts.end_ids,
+        reward_names=facts.reward_names,
+        reward_weights_K=reward_weights_K,
+        group_size=group_size,
+        rank=facts.rank,
+        parsing=facts.parsing,
+        async_tools=facts.async_tools,
+    )
+    return build_rollout(
+        scored,
+        tensors,
+        made_with,
+        totals,
+        gather,
+        row_numbers=row_numbers,
+        step=progress.step,
+        training=progress.training,
+    )
+
+
+def _check_rows(facts: RunFacts, batch: Mapping[str, Any], scored: ScoredRows) -> None:
+    """Refuse a batch whose rows are not those that were scored: rewards and groups would be wrong."""
+    rows = batch["completion_ids"].tolist()
+    same = [row[: len(ids)] == list(ids) for row, ids in zip(rows, scored.completion_ids, strict=False)]
+    if len(rows) == len(scored.completion_ids) and all(same):
+        return
+    what = f"row {same.index(False)} is another" if False in same else f"{len(rows)} of {len(scored.completion_ids)}"
+    raise ConfigurationError(
+        f"_generate_and_score_completions of a base class of {facts.trainer} returned other rows than were scored "
+        f"({what}), so advantage hooks and loss aggregations would see wrong rewards and groups. Let it keep all "
+        f"rows in order and set unwanted advantages to zero, or derive that class from GRPOExtTrainer, so that it "
+        f"runs after the hooks."
+    )

@@ -1,0 +1,122 @@
+"""The plugins of one trainer, loaded: those given in Python and those selected in its config."""
+
+from typing import Any
+
+import torch
+
+from ..credit.chain import HookChain
+from ..credit.flow import plugin_label
+from ..errors import ConfigurationError
+from ..guard.calls import unique_names
+from ..plugins.loading import (
+    Loaded,
+    LoadedList,
+    RewardList,
+    load_advantage_hooks,
+    load_rewards,
+    load_token_losses,
+    resolve,
+)
+from ..types import implements
+from .config import our_settings
+from .own_loss import reward_positions
+from .resampling import read_resample
+from .upstream import contract
+
+
+class SelectedRewards:
+    """The reward functions given in Python, then those selected in the config, with their weights."""
+
+    def __init__(self, given: Any, selections: Any, processing_classes: Any) -> None:
+        listed = [] if given is None else given if isinstance(given, list) else [given]
+        selected = load_rewards(selections or [])
+        self.functions: Any = LoadedList.join(listed, selected) if selected else given
+        weights = listed.weights if isinstance(listed, RewardList) else ()
+        if len(weights) != len(listed):  # another list, or one that something was added to
+            weights = [getattr(one, "trl_grpo_ext_weight", 1.0) for one in listed]
+        self.weights = [*weights, *selected.weights]
+        self.processing_classes = processing_classes
+        if selected and processing_classes is not None:
+            classes = processing_classes if isinstance(processing_classes, list) else [processing_classes]
+            self.processing_classes = [*classes, *([None] * len(selected))]
+        self._chosen = [*listed, *selected]  # now, since TRL adds an environment's to the list
+
+    def set_weights(self, trainer: Any) -> None:
+        """Put the weights where the trainer keeps them, unless the config has some."""
+        if trainer.args.reward_weights is None:
+            positions = reward_positions(self._chosen, trainer.reward_funcs, self.weights)
+            trainer.reward_weights[positions] = torch.tensor(self.weights)
+
+
+class SelectedPlugins:
+    """The hooks, the aggregation and the group filter of a run, and the settings beside them."""
+
+    def __init__(
+        self, args: Any, advantage_hooks: Any, loss_aggregation: Any, resample: Any, token_losses: Any = None
+    ) -> None:
+        settings = self.settings = our_settings(args)
+        selected_hooks = _one_source("advantage_hooks", advantage_hooks, settings.advantage_hooks)
+        self.hooks: list[Any] = load_advantage_hooks(selected_hooks or [])
+        self.loaded_aggregation: Loaded | None = None
+        selected = _one_source("loss_aggregation", loss_aggregation, settings.loss_aggregation)
+        if selected is not None:
+            self.loaded_aggregation = resolve("loss_aggregation", selected)
+            if args is not None:
+                contract.check_loss_type(args.loss_type)
+        self.resample = read_resample(_one_source("resample", resample, settings.resample))
+        self.loaded_filter: Loaded | None = None
+        if self.resample is not None:
+            self.loaded_filter = resolve("group_filter", self.resample.filter)
+        self.chain = HookChain(self.hooks, self.aggregation)
+        selected_losses = _one_source("token_losses", token_losses, settings.token_losses)
+        self.token_losses: list[Any] = load_token_losses(selected_losses or [])
+
+    @property
+    def aggregation(self) -> Any:
+        """The aggregation, or None."""
+        return None if self.loaded_aggregation is None else self.loaded_aggregation.object
+
+    @property
+    def group_filter(self) -> Any:
+        """The group filter, or None."""
+        return None if self.loaded_filter is None else self.loaded_filter.object
+
+    @property
+    def losses_by_name(self) -> dict[str, Any]:
+        """The token losses by their names in metrics."""
+        names = unique_names([plugin_label(loss) for loss in self.token_losses])
+        return dict(zip(names, self.token_losses, strict=True))
+
+    @property
+    def compact(self) -> bool:
+        """Whether updates are compact."""
+        return bool(self.settings.compact_updates == "exact")
+
+    @property
+    def forward_hooks(self) -> list[Any]:
+        """The hooks that act at each loss forward."""
+        return [hook for hook in self.hooks if implements(hook, "on_forward")]
+
+    @property
+    def change_advantages(self) -> bool:
+        """Whether a hook changes advantages."""
+        return bool(self.forward_hooks) or self.chain.acts("on_rollout")
+
+    @property
+    def read_rollouts(self) -> bool:
+        """Whether anything needs the `Rollout` of each generation batch."""
+        records = self.settings.token_records > 0
+        return bool(self.hooks) or self.reduces or self.resample is not None or records
+
+    @property
+    def reduces(self) -> bool:
+        """Whether TRL's loss is taken apart: by an aggregation, or for token losses."""
+        return self.aggregation is not None or bool(self.token_losses)
+
+
+def _one_source(name: str, in_python: Any, in_config: Any) -> Any:
+    if in_python is not None and in_config is not None:
+        raise ConfigurationError(
+            f"{name} is given twice: {in_python!r} to the trainer and {in_config!r} in its config. Keep one of them."
+        )
+    return in_config if in_python is None else in_python

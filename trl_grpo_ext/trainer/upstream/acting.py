@@ -1,0 +1,190 @@
+"""What is done to TRL's trainer, and the context in which it is undone."""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from accelerate.utils import is_peft_model
+from peft import get_peft_model_state_dict, set_peft_model_state_dict
+from trl import GRPOTrainer
+from trl.models import prepare_deepspeed, prepare_fsdp
+from trl.trainer.utils import pad
+
+from ..batch import whole_rows
+from ..facts import RunFacts
+from . import contract, reading, releases
+
+HEAD_TOKENS = 240
+"""Tokens of which TRL's head makes the logits at a time on a CPU."""
+
+
+@contextmanager
+def small_head_tiles(device: torch.device) -> Iterator[None]:
+    """Inside, TRL's head makes the logits of few tokens at a time on a CPU, which takes less than half as long.
+
+    It cuts the vocabulary into pieces of 32,768, and what it computes of 240 tokens and a piece takes less than 32 MiB:
+    more than that glibc maps and unmaps at every operation, page by page.
+    """
+    if device.type != "cpu" or not hasattr(releases.chunked_logprob, "TOKEN_CHUNK_SIZE"):
+        yield
+        return
+    before = releases.chunked_logprob.TOKEN_CHUNK_SIZE
+    releases.chunked_logprob.TOKEN_CHUNK_SIZE = HEAD_TOKENS
+    try:
+        yield
+    finally:
+        releases.chunked_logprob.TOKEN_CHUNK_SIZE = before
+
+
+def keep_adapter_as_reference(model: Any, args: Any, peft_config: Any) -> None:
+    """Keep a frozen copy, named `ref`, of an adapter that will be trained further.
+
+    TRL makes one if `beta` is above 0, and uses it as the reference. With `beta` 0 it makes none, and a hook would get
+    the bare model instead of the policy at the start of training. For a new adapter (`peft_config`) the two are equal.
+    """
+    beta = getattr(args, "beta", 0.0)
+    if isinstance(model, str) or peft_config is not None or beta != 0.0 or not is_peft_model(model):
+        return
+    if "ref" in model.peft_config:
+        return
+    trained = model.active_adapter
+    model.add_adapter("ref", model.peft_config[trained])
+    set_peft_model_state_dict(model, get_peft_model_state_dict(model, adapter_name=trained), adapter_name="ref")
+
+
+def prepare_like_policy(trainer: Any, model: Any) -> Any:
+    """Put another model on the policy's device, sharded like it, with the head that TRL gives the policy."""
+    if releases.add_fused_lm_head is not None:
+        releases.add_fused_lm_head(model, temperature=trainer.temperature)
+    if trainer.is_deepspeed_enabled:
+        return prepare_deepspeed(model, trainer.accelerator)
+    if trainer.is_fsdp_enabled:
+        return prepare_fsdp(model, trainer.accelerator)
+    return trainer.accelerator.prepare_model(model, evaluation_mode=True)
+
+
+def pad_rows(facts: RunFacts, rows: Sequence[Any], value: float, side: str = "right") -> torch.Tensor:
+    """Rows of different lengths as one tensor, by TRL's own function."""
+    tensors = [torch.as_tensor(row) for row in rows]
+    padded: torch.Tensor = pad(tensors, value, padding_side=side, pad_to_multiple_of=facts.pad_to_multiple_of)
+    return padded.to(facts.device)
+
+
+@contextmanager
+def reward_columns(trainer: Any) -> Iterator[Callable[[Sequence[str]], None]]:
+    """A context in which TRL's reward functions, names and weights match the columns of rewards."""
+    names, functions, weights = trainer.reward_func_names, trainer.reward_funcs, trainer.reward_weights
+
+    def more(added: Sequence[str]) -> None:
+        trainer.reward_func_names = [*names, *added]
+        trainer.reward_funcs = [*functions, *[None] * len(added)]
+        trainer.reward_weights = torch.cat([weights, weights.new_ones(len(added))])
+
+    try:
+        yield more
+    finally:
+        trainer.reward_func_names, trainer.reward_funcs, trainer.reward_weights = names, functions, weights
+
+
+@contextmanager
+def restore_after_trial(trainer: Any) -> Iterator[None]:
+    """Restore metrics and entropy controller after trials of TRL's loss, without entropy bonus and auxiliary loss."""
+    metrics = {mode: {name: list(values) for name, values in kept.items()} for mode, kept in trainer._metrics.items()}
+    names = ("entropy_coef", "_last_world_entropy", "_entropy_window_stats", "_entropy_bonus_enabled")
+    before = {name: getattr(trainer, name) for name in (*names, "aux_loss_enabled")}
+    trainer._entropy_bonus_enabled = trainer.aux_loss_enabled = False
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(trainer, name, value)
+        for mode, kept in trainer._metrics.items():
+            kept.clear()
+            kept.update(metrics[mode])
+
+
+@contextmanager
+def without_policy_metrics(trainer: Any) -> Iterator[None]:
+    """A context in which TRL logs nothing of its policy loss, because another is trained."""
+    kept = trainer._metrics["train" if trainer.model.training else "eval"]
+    before = {name: len(values) for name, values in kept.items()}
+    try:
+        yield
+    finally:
+        for name in [name for name in kept if name.startswith(contract.POLICY_METRICS)]:
+            del kept[name][before.get(name, 0) :]
+            if not kept[name]:
+                del kept[name]
+
+
+def drop_undefined_metrics(trainer: Any) -> None:
+    """Remove metrics without a value from what TRL is about to log, since its loggers would print None."""
+    for kept in trainer._metrics.values():
+        for name in [name for name, values in kept.items() if values and all(map(math.isnan, values))]:
+            del kept[name]
+
+
+def add_metrics(trainer: Any, metrics: Mapping[str, float]) -> None:
+    """Add values to TRL's metrics, which it averages when it logs."""
+    kept = trainer._metrics["train" if trainer.model.training else "eval"]
+    for name, value in metrics.items():
+        kept[name].append(value)
+
+
+def show_mean_advantages(trainer: Any, row_ids: Sequence[int], means: Sequence[float], row_count: int) -> None:
+    """Put mean advantages into TRL's table of completions, whose last row has the number `row_count - 1`."""
+    table = trainer._logs["advantages"]
+    for row_id, mean in zip(row_ids, means, strict=True):
+        if (row := row_id - row_count + len(table)) >= 0:  # else it has left the table
+            table[row] = mean
+
+
+def rearrange_micro_batches(
+    trainer: Any, rearrange: Callable[[list[dict[str, Any]]], list[dict[str, Any]]]
+) -> dict[str, Any]:
+    """Rearrange the micro-batches that TRL has buffered, and return the one that is due."""
+    trainer._buffered_inputs = rearrange(trainer._buffered_inputs)
+    due: dict[str, Any] = trainer._buffered_inputs[trainer._step % len(trainer._buffered_inputs)]
+    return due
+
+
+def micro_batches_of(trainer: Any, due: dict[str, Any], training: bool) -> list[dict[str, Any]]:
+    """All micro-batches of the generation batch at hand; an evaluation has one, which is due."""
+    return list(trainer._buffered_inputs) if training else [due]
+
+
+def trls_policy_loss(trainer: Any, model: Any, inputs: Any) -> torch.Tensor:
+    """TRL's own `_compute_loss`, whatever a class above it does."""
+    loss: torch.Tensor = GRPOTrainer._compute_loss(trainer, model, inputs)
+    return loss
+
+
+def policy_pass(
+    trainer: Any, batch: dict[str, Any], rows_at_once: int, entropies: bool
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The policy's log-probabilities and entropies of a batch, `(B, T)`, by TRL's own method; without gradient."""
+    options = {"batch_size": rows_at_once, "compute_entropy": entropies, **reading.images_of(batch)}
+    length = batch["completion_ids"].size(1)
+    with torch.no_grad():
+        logps_B_T, entropies_B_T, *_ = trainer._get_per_token_logps_and_entropies(
+            trainer.model, *whole_rows(batch), length, **options
+        )
+    return logps_B_T.detach(), entropies_B_T.detach() if entropies else None
+
+
+def prompt_tokens(trainer: Any, prompts: list[Any]) -> list[list[int]]:
+    """The tokens of prompts, strings or messages, with TRL's chat template."""
+    tokens: list[list[int]] = trainer._tokenize_prompts(prompts)[0]
+    return tokens
+
+
+@contextmanager
+def reward_functions(trainer: Any, functions: list[Any]) -> Iterator[None]:
+    """A context in which TRL calls these reward functions."""
+    before, trainer.reward_funcs = trainer.reward_funcs, functions
+    try:
+        yield
+    finally:
+        trainer.reward_funcs = before

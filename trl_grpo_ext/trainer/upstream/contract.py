@@ -1,0 +1,248 @@
+"""What of TRL is relied on: versions, methods, attributes, entries of batches and loss types, and their checks."""
+
+import inspect
+import warnings
+from collections.abc import Sequence
+from importlib.metadata import version
+from typing import Any
+
+from packaging.version import Version
+from trl import GRPOTrainer
+
+from ...credit.flow import TRL_REDUCTIONS
+from ...errors import ConfigurationError, UpstreamError
+
+OLDEST_TESTED = "1.14"
+NEWEST_TESTED = "1.16"
+
+
+METHODS: dict[str, tuple[str, ...]] = {
+    "_generate": ("self", "prompts"),
+    "_generate_and_score_completions": ("self", "inputs"),
+    "_tokenize_prompts": ("self", "prompts"),
+    "_prepare_inputs": ("self", "generation_batch"),
+    "_calculate_rewards": ("self", "inputs", "prompts", "completions", "completion_ids_list"),
+    # Called with positional arguments by some releases and passed through untouched, so only `self, model` matter.
+    "_get_per_token_logps_and_entropies": ("self", "model"),
+    "_compute_loss": ("self", "model", "inputs"),
+    "compute_loss": ("self", "model", "inputs"),
+    "evaluation_loop": ("self", "dataloader"),
+    "log": ("self", "logs"),
+    "_get_train_sampler": ("self", "dataset"),
+    "_remove_unused_columns": ("self", "dataset", "description"),
+    "_save": ("self", "output_dir"),
+    "save_model": ("self", "output_dir"),
+    "train": ("self", "resume_from_checkpoint"),
+    "training_step": ("self", "model", "inputs"),
+}
+"""Methods of `GRPOTrainer` that we wrap, or call to draw and tokenise prompts, with their leading parameters."""
+
+
+CALLED = frozenset({"_get_train_sampler", "_remove_unused_columns", "_tokenize_prompts"})
+"""Those that are called and not wrapped."""
+
+
+LOSS_METHODS = frozenset({"_compute_loss", "compute_loss"})
+"""Methods that make the loss; a class that overrides one has its own loss."""
+
+
+ENTROPY_ARGUMENT = 4
+"""Place of `compute_entropy` after `model` among the arguments of `_get_per_token_logps_and_entropies`."""
+
+
+SAVING: dict[str, tuple[str, ...]] = {
+    "_get_output_dir": ("self", "trial"),
+    "_load_from_checkpoint": ("self", "resume_from_checkpoint"),
+    "_push_from_checkpoint": ("self", "checkpoint_folder"),
+    "_save_checkpoint": ("self", "model", "trial"),
+    "train": ("self", "resume_from_checkpoint"),
+}
+"""Methods of transformers' `Trainer` that `SafeCheckpoints` wraps."""
+
+
+WHERE_THERE: dict[str, tuple[str, ...]] = {"_run_epoch": ("self",)}
+"""Methods that are wrapped if this release of transformers has them."""
+
+
+ATTRIBUTES: tuple[str, ...] = (
+    "_buffered_inputs",
+    "_entropy_bonus_enabled",
+    "_entropy_window_stats",
+    "_last_world_entropy",
+    "_logs",
+    "_metrics",
+    "_step",
+    "_tokenizer",
+    "aux_loss_enabled",
+    "beta",
+    "data_collator",
+    "entropy_coef",
+    "epsilon_high",
+    "importance_sampling_level",
+    "loss_type",
+    "mask_truncated_completions",
+    "max_completion_length",
+    "multi_objective_aggregation",
+    "num_generations",
+    "num_generations_eval",
+    "num_iterations",
+    "pad_to_multiple_of",
+    "reward_func_names",
+    "reward_funcs",
+    "reward_weights",
+    "rollout_func",
+    "scale_rewards",
+    "temperature",
+    "tools",
+    "top_entropy_quantile",
+    "train_dataset",
+    "use_vllm",
+)
+"""Attributes that a constructed `GRPOTrainer` has and that we read (or set aside for a trial and restore)."""
+
+
+ARGUMENTS: tuple[str, ...] = (
+    "delta",
+    "off_policy_mask_threshold",
+    "vllm_importance_sampling_correction",
+    "num_iterations",
+    "sapo_temperature_pos",
+    "steps_per_generation",
+    "use_bias_correction_kl",
+)
+"""Fields of `GRPOConfig` that we read."""
+
+
+BATCH_KEYS: tuple[str, ...] = (
+    "advantages",
+    "completion_ids",
+    "completion_mask",
+    "num_items_in_batch",
+    "prompt_ids",
+    "prompt_mask",
+)
+"""What `_generate_and_score_completions` always returns and we read. Where they apply also `tool_mask`,
+`old_per_token_logps`, `ref_per_token_logps`, `sampling_per_token_logps` and `importance_sampling_ratio`."""
+
+
+MULTIMODAL_KEYS = frozenset(
+    {
+        "image_grid_thw",
+        "image_position_ids",
+        "image_sizes",
+        "mm_token_type_ids",
+        "num_images",
+        "num_tiles",
+        "pixel_attention_mask",
+        "pixel_values",
+        "spatial_shapes",
+        "token_type_ids",
+    }
+)
+"""Entries of a batch that belong to images, which compact updates leave alone."""
+
+
+POLICY_METRICS = ("policy_loss", "clip_ratio/", "cispo_clip_ratio", "vespo/")
+"""Beginnings of the metrics in which TRL's `_compute_loss` describes its policy loss."""
+
+
+LOSS_TYPES = frozenset(TRL_REDUCTIONS)
+GLOBAL_TOKEN_MEAN = frozenset(name for name in LOSS_TYPES if TRL_REDUCTIONS[name] == "token_mean")
+LOCAL_TOKEN_MEAN = frozenset(name for name in LOSS_TYPES if TRL_REDUCTIONS[name] == "token_mean_local")
+ROW_MEAN = LOSS_TYPES - GLOBAL_TOKEN_MEAN - LOCAL_TOKEN_MEAN
+"""Their reduction divides by the rows of a micro-batch, masked ones included."""
+
+
+LOSSES_PER_COMPLETION: dict[str, str] = {
+    "trl.experimental.gmpo.gmpo_trainer.GMPOTrainer": (
+        "it takes the geometric mean of a completion's importance ratios, which is no sum over its tokens"
+    )
+}
+"""TRL's own trainers below `GRPOTrainer` whose loss has no per-token terms, and why."""
+
+
+def check_version(installed: str | None = None) -> None:
+    """Refuse a TRL that cannot work and warn about an untested one."""
+    installed = version("trl") if installed is None else installed
+    release = Version(installed)
+    if release < Version(OLDEST_TESTED) or release.major > Version(NEWEST_TESTED).major:
+        raise UpstreamError(
+            f"trl {installed} is installed; trl-grpo-ext works with {OLDEST_TESTED} to {NEWEST_TESTED}.x. "
+            f"Run: pip install 'trl>={OLDEST_TESTED},<{Version(NEWEST_TESTED).major + 1}'"
+        )
+    if release.release[:2] > Version(NEWEST_TESTED).release[:2]:
+        warnings.warn(
+            f"trl {installed} is newer than {NEWEST_TESTED}.x, the newest release trl-grpo-ext was tested with. "
+            "The private names it relies on are checked now, and the loss at the first training step.",
+            stacklevel=3,
+        )
+
+
+def check_class(trainer_class: type, methods: dict[str, tuple[str, ...]] = METHODS) -> None:
+    """Check that a trainer class has the methods that we wrap, with the parameters that we pass on."""
+    problems = []
+    for name, expected in methods.items():
+        method = getattr(trainer_class, name, None)
+        if method is None:
+            problems.append(f"method {name} is gone")
+            continue
+        parameters = tuple(inspect.signature(method).parameters)
+        if parameters[: len(expected)] != expected:
+            problems.append(f"method {name} takes {parameters}, expected it to begin with {expected}")
+    _raise(problems, trainer_class)
+
+
+def check_instance(trainer: Any) -> None:
+    """Check that a constructed trainer has the attributes and arguments that we read."""
+    problems = [f"attribute {name} is gone" for name in ATTRIBUTES if not hasattr(trainer, name)]
+    problems += [f"argument {name} is gone" for name in ARGUMENTS if not hasattr(trainer.args, name)]
+    _raise(problems, type(trainer))
+
+
+def check_loss_type(loss_type: str | None) -> None:
+    """Check that we know a loss type's reduction; None passes."""
+    if loss_type is not None and loss_type not in LOSS_TYPES:
+        raise ConfigurationError(
+            f"loss_type {loss_type!r} cannot take a loss aggregation: trl-grpo-ext knows "
+            f"{', '.join(sorted(LOSS_TYPES))}. Change loss_type, or remove loss_aggregation."
+        )
+
+
+def reason_per_completion(owner: type) -> str | None:
+    """Why the loss of a known trainer below `GRPOTrainer` has no per-token terms; None for any other class."""
+    return LOSSES_PER_COMPLETION.get(f"{owner.__module__}.{owner.__qualname__}")
+
+
+def classes_between(trainer_class: type, mixin: type) -> Sequence[type]:
+    """A user's classes between our mixin and TRL's trainer, nearest first."""
+    order = trainer_class.__mro__
+    if GRPOTrainer not in order:
+        raise ConfigurationError(
+            f"{trainer_class.__qualname__} is not a subclass of TRL's GRPOTrainer, which advantage hooks, aggregations "
+            f"and compact updates need. Rewards work in any trainer: reward_funcs=load_rewards([...])."
+        )
+    return order[order.index(mixin) + 1 : order.index(GRPOTrainer)]
+
+
+def has_own_scoring(between: Sequence[type]) -> bool:
+    """Whether a class of the user's makes generation batches in its own way, with advantages of its own perhaps."""
+    return any("_generate_and_score_completions" in vars(owner) for owner in between)
+
+
+def has_own_passes(between: Sequence[type]) -> bool:
+    """Whether a class of the user's runs the models in its own way."""
+    return any("_get_per_token_logps_and_entropies" in vars(owner) for owner in between)
+
+
+def check_batch(batch: dict[str, Any]) -> None:
+    """Check that a scored generation batch has the entries that we read."""
+    _raise([f"batch entry {key!r} is gone" for key in BATCH_KEYS if key not in batch], dict)
+
+
+def _raise(problems: list[str], where: type) -> None:
+    if problems:
+        raise UpstreamError(
+            f"trl {version('trl')} is not the TRL that trl-grpo-ext knows ({where.__module__}.{where.__qualname__}): "
+            + "; ".join(problems)
+            + f". Install a TRL between {OLDEST_TESTED} and {NEWEST_TESTED}.x, or report it to trl-grpo-ext."
+        )

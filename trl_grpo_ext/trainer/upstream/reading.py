@@ -1,0 +1,203 @@
+"""Facts read off TRL's trainer, so that nobody else needs it."""
+
+import inspect
+import math
+import warnings
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import Any
+
+import torch
+from accelerate.utils import is_peft_model
+from trl.trainer.utils import use_adapter
+
+from ...credit.flow import TRL_REDUCTIONS
+from ...errors import ConfigurationError
+from ..facts import LossSettings, Progress, RunFacts
+from . import contract, releases
+
+
+def facts_of(trainer: Any) -> RunFacts:
+    """What stays the same for the run of a constructed trainer."""
+    args, accelerator, tokenizer = trainer.args, trainer.accelerator, trainer._tokenizer
+    return RunFacts(
+        trainer=type(trainer).__qualname__,
+        tokenizer=tokenizer,
+        end_ids=frozenset({*releases.end_ids_of(trainer), tokenizer.pad_token_id}),
+        pad_id=tokenizer.pad_token_id,
+        pad_to_multiple_of=trainer.pad_to_multiple_of,
+        masks_truncated=bool(trainer.mask_truncated_completions),
+        reward_names=tuple(trainer.reward_func_names),
+        num_generations=trainer.num_generations,
+        num_generations_eval=trainer.num_generations_eval,
+        max_completion_length=trainer.max_completion_length,
+        accumulation=int(args.gradient_accumulation_steps),
+        steps_per_generation=int(args.steps_per_generation),
+        rows_per_pass=int(args.per_device_train_batch_size),
+        rows_per_pass_eval=int(args.per_device_eval_batch_size),
+        rank=accelerator.process_index,
+        ranks=accelerator.num_processes,
+        gather=accelerator.gather,
+        sum_over_ranks=partial(accelerator.reduce, reduction="sum"),
+        device=accelerator.device,
+        async_tools=frozenset(
+            getattr(tool, "__name__", "") for tool in trainer.tools or () if inspect.iscoroutinefunction(tool)
+        ),
+        parsing=releases.parsing_of(tokenizer),
+    )
+
+
+def progress_of(trainer: Any) -> Progress:
+    """Where in its run a trainer is."""
+    training = bool(trainer.model.training)
+    return Progress(
+        training=training,
+        step=trainer.state.global_step,
+        accumulation=int(trainer.current_gradient_accumulation_steps) if training else 1,
+        steps_per_generation=int(trainer.args.steps_per_generation) if training else 1,
+        precision=torch.promote_types(torch.float32, trainer.model.dtype),
+    )
+
+
+def refuse_stream(dataset: Any) -> None:
+    """Refuse data that has no rows to draw."""
+    if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
+        raise ConfigurationError(
+            f"resample draws further prompts from train_dataset, but {type(dataset).__name__} has no rows to choose "
+            "from (a stream). Load it as a Dataset, or remove resample."
+        )
+
+
+def training_data_of(trainer: Any) -> tuple[Any, Callable[[], Any]]:
+    """The rows of a trainer's data loader, without unused columns, and a function that makes a sampler of them."""
+    args, rows = trainer.args, trainer._remove_unused_columns(trainer.train_dataset, "training")
+    sampler = partial(trainer._get_train_sampler, rows)
+    if len(sampler()) < args.generation_batch_size * args.num_iterations * args.steps_per_generation:
+        prompts = int(args.generation_batch_size) // int(args.num_generations)
+        raise ConfigurationError(f"A generation batch has {prompts} prompts, but train_dataset has fewer. Add some.")
+    return rows, sampler
+
+
+def batches_done(trainer: Any, step: int) -> int:
+    """Generation batches that a run without `resample` has drawn by an optimizer step."""
+    block = int(trainer.args.num_iterations) * int(trainer.args.steps_per_generation)
+    return -(-step * int(trainer.args.gradient_accumulation_steps) // block)
+
+
+def batch_statistics_of(trainer: Any) -> str | None:
+    """The setting that makes TRL's own advantages depend on the whole batch; None if they depend on the group."""
+    if trainer.multi_objective_aggregation == "normalize_then_sum":
+        return "multi_objective_aggregation: normalize_then_sum"
+    return "scale_rewards: batch" if trainer.scale_rewards == "batch" else None
+
+
+def saves_inside_batches(trainer: Any) -> str | None:
+    """The setting by which checkpoints fall inside generation batches, and what to set; None if none does."""
+    args = trainer.args
+    every, block = args.save_steps, int(args.steps_per_generation) * int(trainer.num_iterations)
+    if args.save_strategy != "steps" or every < 1 or every * args.gradient_accumulation_steps % block == 0:
+        return None
+    steps = math.lcm(block, int(args.gradient_accumulation_steps)) // int(args.gradient_accumulation_steps)
+    return f"save_steps={every} has to be a multiple of {steps} here"
+
+
+def between_batches(trainer: Any) -> bool:
+    """Whether TRL generates at the next micro-step."""
+    return bool(trainer._step % (trainer.args.steps_per_generation * trainer.num_iterations) == 0)
+
+
+def problems_of(dataloader: Any, ranks: int) -> int | None:
+    """The rows of a data loader's data; None if unknown. accelerate fills up the last batches with the first rows."""
+    try:
+        return len(dataloader.dataset)
+    except (TypeError, NotImplementedError):
+        if ranks > 1:
+            warnings.warn(
+                "The evaluation data has no length, so the problems with which accelerate fills up the last batch of "
+                f"{ranks} processes count twice in pass@k. Use a data set that is not streamed.",
+                stacklevel=2,
+            )
+        return None
+
+
+def loss_settings_of(trainer: Any) -> LossSettings:
+    """The settings that determine a trainer's loss."""
+    return LossSettings(
+        loss_type=trainer.loss_type,
+        beta=trainer.beta,
+        importance_sampling_level=trainer.importance_sampling_level,
+        bias_correction_kl=trainer.args.use_bias_correction_kl,
+        entropy_bonus=trainer._entropy_bonus_enabled,
+        auxiliary_loss=trainer.aux_loss_enabled,
+        top_entropy_quantile=trainer.top_entropy_quantile,
+    )
+
+
+def one_update_of(trainer: Any) -> str | None:
+    """The settings by which each generation batch feeds one optimizer step; None if the policy moves in between."""
+    names = ("num_iterations", "steps_per_generation", "gradient_accumulation_steps")
+    iterations, steps, accumulation = values = [int(getattr(trainer.args, name)) for name in names]
+    if accumulation % (iterations * steps):  # TRL's own condition for keeping the old policy's log-probabilities
+        return None
+    return ", ".join(f"{name}={value}" for name, value in zip(names, values, strict=True))
+
+
+def served_instead(trainer: Any) -> str | None:
+    """The name of the model that a vLLM server has, on the rank that talks to it, if it is not the trained one's."""
+    served = getattr(getattr(getattr(trainer, "vllm_generation", None), "vllm_client", None), "model", None)
+    named = [str(name).rstrip("/").rpartition("/")[2].lower() for name in (served, trainer.model.config._name_or_path)]
+    return None if served is None or named[0] == named[1] else str(served)
+
+
+def reference_of(trainer: Any) -> Callable[[], AbstractContextManager[Any]] | None:
+    """A context in which the policy's pass is the reference's: adapter off, or TRL's `ref` on; None without one."""
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    if not is_peft_model(model):
+        return nullcontext if trainer.beta != 0.0 else None
+    return lambda: use_adapter(model, adapter_name="ref" if "ref" in model.peft_config else None)
+
+
+def slope_at_ratio_one(trainer: Any) -> float:
+    """|∂l/∂A| of one token of TRL's loss at importance ratio 1, advantage 1 and log-probability -1."""
+    if trainer.loss_type == "sapo":
+        return 2.0 / float(trainer.args.sapo_temperature_pos)  # σ(0)·4/τ
+    if trainer.loss_type == "cispo":
+        return min(1.0, float(trainer.epsilon_high))
+    return 1.0
+
+
+def backward_may_be_left_out(trainer: Any) -> bool:
+    """Whether no one misses this micro-step's pass: it is not the last of its step, and no engine acts at each pass."""
+    accelerator = trainer.accelerator
+    engine = accelerator.distributed_type.value
+    return not accelerator.sync_gradients and (engine == "NO" or engine.startswith("MULTI_"))
+
+
+def reduction_weights(
+    loss_type: str, mask_B_T: torch.Tensor, num_items_in_batch: torch.Tensor, facts: RunFacts, progress: Progress
+) -> torch.Tensor:
+    """The weight that TRL's reduction gives each token of a micro-batch, `(B, T)`, measured by the self-check."""
+    contract.check_loss_type(loss_type)
+    accumulation = progress.accumulation
+    rows = mask_B_T.size(0) * accumulation
+    tokens_of_step = num_items_in_batch.clamp(min=1.0) / facts.ranks * accumulation / progress.steps_per_generation
+    divisors: dict[str, Any] = {
+        "token_mean": tokens_of_step,
+        "token_mean_local": mask_B_T.sum().clamp(min=1.0) * accumulation,
+        "seq_mean_token_mean": mask_B_T.sum(-1, keepdim=True).clamp(min=1.0) * rows,
+        "seq_mean_token_sum": rows,
+        "constant_length": rows * facts.max_completion_length,
+    }
+    weights_B_T: torch.Tensor = mask_B_T / divisors[TRL_REDUCTIONS[loss_type]]
+    return weights_B_T
+
+
+def closes_step(trainer: Any) -> bool:
+    """Whether the micro-step just done was the last of its optimizer step, where TRL logs its own `step_time`."""
+    return bool(trainer._step % trainer.current_gradient_accumulation_steps == 0)
+
+
+def images_of(batch: Mapping[str, Any]) -> dict[str, Any]:
+    """The entries of a batch that belong to images."""
+    return {key: batch[key] for key in contract.MULTIMODAL_KEYS if batch.get(key) is not None}
