@@ -156,7 +156,7 @@ def test_a_machine_without_gpus_is_no_reason_to_stop_unless_the_run_would() -> N
     here = examine(["train.py"], NOTHING_LOADS)
     assert ["doesn't support bf16" in one for one in errors(here)] == [True]
     assert "--gpus" in said(here)
-    Path("train.py").write_text(SCRIPTS[0].source.replace("MODEL", MODEL).replace("4,", "4, use_cpu=True,"))
+    Path("train.py").write_text(SCRIPTS[0].source.replace("MODEL", MODEL).replace("=4,", "=4, use_cpu=True,"))
     assert errors(examine(["train.py"], NOTHING_LOADS)) == []
 
 
@@ -165,7 +165,7 @@ def test_several_ranks_on_the_cpu_are_what_accelerate_makes_of_them() -> None:
     Path("train.py").write_text(SCRIPTS[0].source.replace("MODEL", MODEL))
     alone = examine(["accelerate", "launch", "--config_file", path, "train.py"], NOTHING_LOADS)
     assert "bf16" in errors(alone)[0]
-    Path("train.py").write_text(SCRIPTS[0].source.replace("MODEL", MODEL).replace("4,", "4, use_cpu=True,"))
+    Path("train.py").write_text(SCRIPTS[0].source.replace("MODEL", MODEL).replace("=4,", "=4, use_cpu=True,"))
     found = examine(["accelerate", "launch", "--config_file", path, "train.py"], NOTHING_LOADS)
     assert errors(found) == [], said(found)
     assert found.described.startswith("ddp, 2 processes")

@@ -125,7 +125,7 @@ def case_of(launch: Launch, machine: Machine, trainer: Any, given: Mapping[str, 
     sizes, adapters, name = None, None, ""
     peft_config = given.get("peft_config")
     try:
-        if isinstance(model, str):
+        if isinstance(model, str) and model:
             name = model
             config, source = load_config(model, str(settings.get("revision") or "main"))
             if config is None:
@@ -148,7 +148,7 @@ def case_of(launch: Launch, machine: Machine, trainer: Any, given: Mapping[str, 
     except Exception as error:  # a config is an untrusted file, and a model any module
         fix = "Name another model, or check its config.json."
         problems.append(Problem("warning", "model", one_line(error, 400), fix))
-    data = given.get("train_dataset")
+    data: Any = given.get("train_dataset")
     rewards = given.get("reward_funcs")
     case = Case(
         launch=launch,

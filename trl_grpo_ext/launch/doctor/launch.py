@@ -192,7 +192,7 @@ def read_launcher(launch: Launch) -> Launch:
         raise _Started
 
     accelerate_launch.launch_command = launch_command
-    accelerate_launch.subprocess = SimpleNamespace(Popen=simple)  # type: ignore[assignment]
+    accelerate_launch.subprocess = SimpleNamespace(Popen=simple)
     torch_run.run = torch_launch
     before = dict(os.environ)
     said = io.StringIO()
@@ -209,7 +209,9 @@ def read_launcher(launch: Launch) -> Launch:
             started["problems"] = tuple(_ignored(started["file"], args, launch.words)) if started["file"] else ()
         ranked = any(word.startswith(("--machine_rank", "--machine-rank", "--node")) for word in launch.words)
         changed = {name: value for name, value in started["environment"].items() if before.get(name) != value}
-        return dataclasses.replace(launch, **{**started, "environment": changed | launch.environment, "ranked": ranked})
+        return dataclasses.replace(
+            launch, **{**started, "environment": {**changed, **launch.environment}, "ranked": ranked}
+        )
     except SystemExit as stop:
         lines = [line for line in said.getvalue().splitlines() if line.strip()]
         why = lines[-1] if lines else f"it ended with {stop.code}"

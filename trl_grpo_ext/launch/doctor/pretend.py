@@ -80,4 +80,4 @@ def first_of(torch: Any, processes: int) -> None:
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     distributed.init_process_group("fake", rank=0, world_size=processes, store=FakeStore())
-    distributed.init_process_group = lambda *_, **__: None  # type: ignore[assignment]  # a script's own call
+    distributed.init_process_group = lambda *_, **__: None  # a script's own call

@@ -139,7 +139,7 @@ class Probe:
         module.AutoConfig.from_pretrained = from_pretrained
 
     def _on_models(self, module: Any) -> None:
-        def from_pretrained(cls: Any, name: Any = None, *_: Any, config: Any = None, **settings: Any) -> Any:
+        def from_pretrained(cls: Any, /, name: Any = None, *_: Any, config: Any = None, **settings: Any) -> Any:
             from .model import without_weights
 
             return without_weights(cls, name, config, settings)
@@ -172,12 +172,20 @@ class Probe:
         script = str(self.launch.script)
         sys.argv = [script, *self.launch.words]
         sys.path[0] = str(Path.cwd() if self.launch.module else Path(script).resolve().parent)
+        if self.launch.settings_alone:  # its plugins may be beside it, or where its script is likely to be
+            file = Path(self.launch.words[1]).resolve()
+            sys.path[1:1] = [str(one) for one in file.parents if one.is_relative_to(Path.cwd()) and one != Path.cwd()]
         actions = self.actions()
         for name in [name for name in actions if name in sys.modules]:
             actions.pop(name)(sys.modules[name])
         sys.meta_path.insert(0, AfterImport(actions))
         show = warnings.showwarning
-        warnings.showwarning = lambda *said: self._note(*said) or show(*said)
+
+        def show_and_note(message: Any, category: Any, *place: Any) -> None:
+            self._note(message, category)
+            show(message, category, *place)
+
+        warnings.showwarning = show_and_note
         try:
             if self.launch.module:
                 runpy.run_module(script, run_name="__main__", alter_sys=True)
@@ -189,7 +197,7 @@ class Probe:
             self._failed(error)
         self._finish("the script ended without constructing a trainer")
 
-    def _note(self, message: Any, category: Any, *_: Any) -> None:
+    def _note(self, message: Any, category: Any) -> None:
         if issubclass(category, FutureWarning | DeprecationWarning) and "deprecated" in str(message):
             self._warned[one_line(message, 400)] = None
 

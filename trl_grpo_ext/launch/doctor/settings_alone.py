@@ -17,7 +17,7 @@ def construct(args: Any, model_args: ModelConfig) -> None:
     args.model_init_kwargs = {**settings, "dtype": model_args.dtype, **(args.model_init_kwargs or {})}
     trainer: Any = GRPOExtTrainer if isinstance(args, GRPOExtConfig) else GRPOTrainer
     trainer(
-        model=model_args.model_name_or_path,
+        model=model_args.model_name_or_path or "",
         args=args,
         quantization_config=get_quantization_config(model_args),
         peft_config=get_peft_config(model_args),
@@ -26,7 +26,7 @@ def construct(args: Any, model_args: ModelConfig) -> None:
 
 def main() -> None:
     """Parse the command line and construct the trainer."""
-    parser = TrlParser([GRPOExtConfig, ModelConfig, ScriptArguments])  # type: ignore[list-item]
+    parser = TrlParser([GRPOExtConfig, ModelConfig, ScriptArguments])
     args, model_args, *_ = parser.parse_args_and_config(return_remaining_strings=True)
     construct(args, model_args)
 

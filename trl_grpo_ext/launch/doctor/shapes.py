@@ -22,4 +22,5 @@ SHAPES: dict[str, dict[str, Any]] = {
     "HuggingFaceTB/SmolLM2-1.7B-Instruct": _shape(_SMOL, 24, 32, 2_048, 8_192, num_key_value_heads=32),
 }
 """Settings of transformers' configs, by the hub's name."""
+SHAPES |= {name.removesuffix("-Instruct"): shape for name, shape in SHAPES.items()}
 SHAPES["smollm2"] = SHAPES["HuggingFaceTB/SmolLM2-135M-Instruct"]  # the recipes' name for it
