@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -182,7 +183,8 @@ def test_no_word_of_the_docs_is_lost_in_a_narrow_terminal() -> None:
 @pytest.mark.parametrize("width", [80, 120])
 def test_a_docstring_is_wrapped_once(width: int) -> None:
     for name in ("gsm8k_accuracy", "python_tests", "gigpo", "prompt_mean"):
-        lines = invoke("show", name, width=width, color=False).plain.splitlines()
+        shown = invoke("show", name, width=width, color=False).plain
+        lines = re.split(r"\n\n(?:Parameters|Source|Departures|Note|Example)\n", shown)[0].splitlines()
         for line, following in itertools.pairwise(lines):
             first = following.split(" ")[0]
             filled = len(line) + 1 + len(first) > width

@@ -100,9 +100,6 @@ def len_reward(completions, solution, **kwargs):
     return [0.5 - (length - low) / (high - low) for length in lengths]
 
 
-len_reward.per_completion = False
-
-
 # the HF course and TRL's documentation
 def reward_len(completions, **kwargs):
     return [-abs(20 - len(completion)) for completion in completions]

@@ -10,8 +10,8 @@ from tests.testing.public_rewards import REWARDS
 from trl_grpo_ext.testing import check
 
 NEEDS_COLUMNS = {"boxed", "equation", "from_kwargs", "json_fields"}
-SCORES_BRACKETS = {"reward_len"}
-"""It measures the length of a list where messages come, in silence."""
+TRUE: dict[str, list[str]] = {"reward_len": ["formats"], "len_reward": ["neighbours"]}
+"""It measures the length of a list where messages come, in silence; it compares completions, and does not declare it."""
 
 
 def broken_by(reward: Any, **options: Any) -> list[str]:
@@ -21,13 +21,13 @@ def broken_by(reward: Any, **options: Any) -> list[str]:
 @pytest.mark.parametrize("name", [*REWARDS, "think_format_reward"])
 def test_public_rewards_are_believed(name: str) -> None:
     reward = think_format_reward if name == "think_format_reward" else getattr(public_rewards, name)
-    expected = ["formats"] if name in SCORES_BRACKETS else []
+    expected = TRUE.get(name, [])
     report = check("reward", reward, isolated=False)
     assert [one.rule.short for one in report.violations] == expected, str(report)
     assert (report.passed == ()) == (name in NEEDS_COLUMNS - {"from_kwargs"}), str(report)
     assert (report.no_effect == "none of its rules could be tried") == (name in NEEDS_COLUMNS)
     if columns := REWARDS.get(name):
-        assert broken_by(reward, columns=columns) == []
+        assert broken_by(reward, columns=columns) == expected
 
 
 def test_texts_alone_is_said_once() -> None:

@@ -260,7 +260,7 @@ class RewardChecks(Checks):
 
     def none(self) -> None:
         batch = self.ordinary.with_items(self.ordinary.items[:3])
-        declares = hasattr(self.reward, "conformance") or hasattr(self.reward, "reference_column")
+        declares = hasattr(self.reward, "declares")
         names = [name for name in batch.columns if name not in self.required]
         if not declares:  # somebody's function: as the columns that came with it are
             names = [name for name in names if name in self._given_columns and self._has_none(name)]

@@ -141,11 +141,14 @@ def test_a_launch_file_is_read_by_the_launcher_itself(
 
 def test_the_same_launch_is_read_from_torchrun_and_from_trl() -> None:
     Path("run.yaml").write_text(f"model_name_or_path: {MODEL}\nmax_completion_length: 64\ntorch_dtype: bfloat16\n")
-    words = ["--config", "run.yaml", "--dataset_name", "nobody/nothing"]
-    trl = examine(["trl", "grpo", *words, "--accelerate_config", "multi_gpu", "--num_processes", "4"], EIGHT)
+    words = ["trl", "grpo", "--config", "run.yaml", "--dataset_name", "nobody/nothing", "--num_processes", "4"]
+    old = examine([*words, "--accelerate_config", "multi_gpu"], EIGHT)
+    assert ["unrecognized arguments: --torch_dtype" in one for one in errors(old)] == [True]
+    assert "torch_dtype is dtype since" in said(old)
+    Path("run.yaml").write_text(f"model_name_or_path: {MODEL}\nmax_completion_length: 64\n")
+    trl = examine([*words, "--accelerate_config", "multi_gpu"], EIGHT)
     assert trl.described.startswith("ddp, 4 processes"), said(trl)
     assert errors(trl) == []
-    assert "write dtype: bfloat16" in said(trl)  # TRL's own script drops it without a word
     module = ["-m", "trl_grpo_ext.launch.doctor.settings_alone", "--config", "run.yaml"]
     torch = examine(["OMP_NUM_THREADS=1", "torchrun", "--nproc_per_node", "2", "--nnodes", "2", *module], EIGHT)
     assert torch.described.startswith("ddp, 4 processes on 2 machines"), said(torch)

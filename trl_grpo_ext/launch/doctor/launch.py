@@ -23,6 +23,7 @@ from typing import Any, NoReturn
 from ...errors import ConfigurationError
 from ...guard.untrusted import one_line, read_settings
 from . import Machine, Problem
+from .renamed import RENAMED, what_to_write
 
 LAUNCHERS = ("accelerate", "accelerate-launch", "torchrun", "trl")
 _AS_MODULES = {
@@ -217,7 +218,10 @@ def read_launcher(launch: Launch) -> Launch:
         why = lines[-1] if lines else f"it ended with {stop.code}"
     except (Exception, AssertionError) as error:  # whatever the launcher raises for what it was given
         why = f"{type(error).__name__}: {error}"
-    fix = "Correct the launcher's options or its file."
+    renamed = what_to_write(
+        {name: "" for name in RENAMED if f"--{name}" in why}, ()
+    )  # TRL's passes on what it knows not
+    fix = " ".join(renamed) or "Correct the launcher's options or its file."
     path = _launch_file(given["args"]) if "args" in given else None
     if path is not None and re.search(r"^\s*distributed_type:\s*NO\b", _text(path), re.MULTILINE):
         fix = 'Write distributed_type: "NO" in quotes: YAML reads NO as false.'

@@ -185,7 +185,7 @@ class Probe:
             self._note(message, category)
             show(message, category, *place)
 
-        warnings.showwarning = show_and_note
+        warnings.showwarning = show_and_note  # type: ignore[assignment]
         try:
             if self.launch.module:
                 runpy.run_module(script, run_name="__main__", alter_sys=True)
