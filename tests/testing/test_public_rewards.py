@@ -11,7 +11,7 @@ from trl_grpo_ext.testing import check
 
 NEEDS_COLUMNS = {"boxed", "equation", "from_kwargs", "json_fields"}
 TRUE: dict[str, list[str]] = {"reward_len": ["formats"], "len_reward": ["neighbours"]}
-"""It measures the length of a list where messages come, in silence; it compares completions, and does not declare it."""
+"""One measures the length of a list where messages come, the other compares completions and does not declare it."""
 
 
 def broken_by(reward: Any, **options: Any) -> list[str]:

@@ -344,7 +344,7 @@ def _is_unreachable(error: BaseException) -> bool:
     """Whether it is for lack of a network or of a cache."""
     if any(kind.__name__ in _UNREACHABLE for kind in type(error).__mro__):
         return True
-    return isinstance(error, OSError) and any(words in str(error).lower() for words in _OFFLINE)
+    return any(words in str(error).lower() for words in _OFFLINE)
 
 
 def _said(error: BaseException) -> str:

@@ -96,8 +96,8 @@ def _other_engine(case: Case) -> str:
 
 def _accumulation(case: Case) -> str:
     """DeepSpeed's own number of micro-batches, if it is another one than the arguments'."""
-    told = case.launch.deepspeed().get("gradient_accumulation_steps", "auto") if case.is_zero else "auto"
-    return "" if str(told) in ("auto", "None", str(case["gradient_accumulation_steps"])) else str(told)
+    set_there = case.launch.deepspeed().get("gradient_accumulation_steps", "auto") if case.is_zero else "auto"
+    return "" if str(set_there) in ("auto", "None", str(case["gradient_accumulation_steps"])) else str(set_there)
 
 
 _LAUNCH = (
