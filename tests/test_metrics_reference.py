@@ -99,6 +99,7 @@ RUNS: dict[str, dict[str, Any]] = {
         "max_steps": 3,
     },
     "shared prompts": {"compact_updates": "exact", "share_prompts": True},
+    "a token loss": {"token_losses": [{"name": "kl_cov", "share": 0.2}], "num_iterations": 2},
     "a reduction, cispo": {"loss_aggregation": "tail_mean", "loss_type": "cispo"},
     "vespo, pass@k": {
         "loss_type": "vespo",

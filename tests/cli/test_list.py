@@ -12,6 +12,7 @@ import pytest
 from tests.cli.distributions import MARKED, imported, write_distribution
 from tests.cli.terminal import invoke
 from trl_grpo_ext import load_advantage_hooks
+from trl_grpo_ext.cli.console import kind_of
 from trl_grpo_ext.plugins.kinds import KINDS
 from trl_grpo_ext.types import role_of
 
@@ -142,10 +143,18 @@ def test_what_may_not_load_is_blocked_and_collides_with_nobody(folder: Path) -> 
 def test_no_such_kind_and_no_such_distribution_are_errors_with_a_hint() -> None:
     done = invoke("list", "rewrds")
     assert (done.status, done.out) == (2, "")
-    assert "'rewrds' is not a kind of plugin; the kinds are reward, hook, aggregation and filter." in done.err
+    assert (
+        "'rewrds' is not a kind of plugin; the kinds are reward, hook, aggregation, filter, token-loss and sampler."
+        in done.err
+    )
     done = invoke("list", "--distribution", "trl-grpo-exd")
     assert (done.status, done.out) == (2, "")
     assert "No distribution 'trl-grpo-exd' is installed. Did you mean 'trl-grpo-ext'?" in done.err
+
+
+@pytest.mark.parametrize("word", ["token-loss", "token-losses", "token_loss", "Hook", "advantage-hooks", "samplers"])
+def test_a_kind_is_known_by_any_form_of_its_name(word: str) -> None:
+    assert kind_of(word) in ("token_loss", "advantage_hook", "prompt_sampler")
 
 
 def test_every_hooks_role_is_in_the_list_as_it_is_in_the_object() -> None:
