@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
+from torch.nn.functional import smooth_l1_loss
 
 from ..credit.groups import compute_dtype
 from ..guard.parameters import checked_number
 from ..types import LossTerms, Rollout, TokenLossDeclaration
+
+_CORNER = 1e-3
+"""Log-ratios up to this size may be rounding."""
 
 
 class SquaredLogRatio:
@@ -49,7 +53,8 @@ class KLCov:
 
     Departures: means and the largest share are over the whole generation batch on all ranks and under the policy that
     sampled, so that they do not depend on how the batch is cut; the authors take each micro-batch under the policy at
-    hand. It is added to TRL's own (clipped) loss; theirs has no clip: set `epsilon` high for that.
+    hand. It is added to TRL's own (clipped) loss; theirs has no clip: set `epsilon` high for that. Below 0.001 the
+    absolute value is a parabola: before the first update the log-ratio is rounding, whose sign would be the gradient.
 
     Args:
         share: Share of the tokens that are held, above 0 and at most 1; at least one token is.
@@ -71,7 +76,7 @@ class KLCov:
 
     def loss(self, terms: LossTerms) -> torch.Tensor:
         """Return each token's loss `(B, T)`."""
-        gap_B_T = (terms.logps_B_T - terms.old_logps_B_T).abs()
+        gap_B_T = smooth_l1_loss(terms.logps_B_T, terms.old_logps_B_T, reduction="none", beta=_CORNER)
         return self.coefficient * terms.carried_B_T["held"] * gap_B_T
 
     def measures(self, terms: LossTerms) -> Mapping[str, torch.Tensor]:
