@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from .plugins.loading import load_advantage_hooks as load_advantage_hooks
     from .plugins.loading import load_group_filter as load_group_filter
     from .plugins.loading import load_loss_aggregation as load_loss_aggregation
+    from .plugins.loading import load_prompt_sampler as load_prompt_sampler
     from .plugins.loading import load_rewards as load_rewards
     from .trainer.config import GRPOExtConfig as GRPOExtConfig
     from .trainer.mixin import GRPOExtMixin as GRPOExtMixin
@@ -47,6 +48,7 @@ _HOME_OF = {
     "load_advantage_hooks": "plugins.loading",
     "load_group_filter": "plugins.loading",
     "load_loss_aggregation": "plugins.loading",
+    "load_prompt_sampler": "plugins.loading",
     "load_rewards": "plugins.loading",
     "completion_text": "guard.messages",
     "SafeCheckpoints": "launch.checkpoints",
