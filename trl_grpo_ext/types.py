@@ -651,6 +651,8 @@ class PromptPool:
 
     def column(self, name: str) -> list[Any]:
         """A column's values by row number; None where a row lacks it."""
+        if name in (getattr(self.rows, "column_names", None) or ()):
+            return list(self.rows[name])  # type: ignore[call-overload]  # a Dataset's, which decodes no other column
         return [row.get(name) for row in (self.rows[number] for number in range(len(self.rows)))]
 
 
@@ -951,6 +953,7 @@ class PromptSampler(Protocol):
     def draw(self, count: int, round_number: int) -> Sequence[int] | None:
         """Return `count` different row numbers, or None if the prompts are exhausted: then the training ends.
 
+        The pool has at least `count` rows: the trainer refuses smaller data.
         `round_number` counts the draws of the run from 0, also over a resumption.
         """
         ...

@@ -13,9 +13,10 @@ from typing import Any, ClassVar
 import torch
 from accelerate.utils import broadcast_object_list
 
+from ..credit.draws import checked_draw
 from ..credit.flow import plugin_label
 from ..credit.groups import weighted_rewards
-from ..errors import ConfigurationError, PluginOutputError
+from ..errors import ConfigurationError
 from ..guard.agreement import Agreement
 from ..types import PromptOutcome, PromptPool, Rollout, implements
 from .facts import RunFacts
@@ -141,24 +142,7 @@ class DrawnPrompts:
 
     def _draw(self) -> list[int] | None:
         count = int(self._trainer.args.generation_batch_size) // self._facts.num_generations
-        drawn = self._sampler.draw(count, self._drawn)
-        if drawn is None:
-            return None
-        numbers = [int(number) for number in drawn]
-        problem = ""
-        if len(numbers) != count:
-            problem = f"it returned {len(numbers)}"
-        elif outside := [number for number in numbers if not 0 <= number < len(self._rows)]:
-            problem = f"{outside[0]} is none of them"
-        elif repeated := [number for number in numbers if numbers.count(number) > 1]:
-            problem = f"it returned {repeated[0]} twice"
-        if problem:
-            raise PluginOutputError(
-                f"{self._label}: draw must return {count} different numbers of rows from 0 to {len(self._rows) - 1}, "
-                f"or None if there are no more; {problem}.",
-                "draw",
-            )
-        return numbers
+        return checked_draw(self._sampler.draw(count, self._drawn), count, len(self._rows), self._label)
 
     def observe(self, drawn: Drawn, rollout: Rollout, verdicts: Mapping[int, bool | str]) -> None:
         """Tell the sampler what came of a round; `verdicts` are a filter's, by place in the round. Gathers."""
@@ -171,8 +155,10 @@ class DrawnPrompts:
                     drawn.prompts, rewards_N_K, weights_K, lengths_N, self._facts.reward_names, verdicts
                 )
                 self._sampler.observe(outcomes)
+                metrics = {"drawn": self._drawn * len(drawn.prompts) / len(self._rows)}
                 if implements(self._sampler, "metrics"):
-                    self._log({f"prompts/{name}": float(value) for name, value in self._sampler.metrics().items()})
+                    metrics |= self._sampler.metrics()
+                self._log({f"prompts/{name}": float(value) for name, value in metrics.items()})
 
 
 def outcomes_of(
