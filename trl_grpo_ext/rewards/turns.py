@@ -13,7 +13,7 @@ from ..credit.turns import Exchange, exchanges, is_tool_error, tool_calls
 from ..errors import ConfigurationError
 from ..guard.messages import completion_text
 from ..guard.parameters import checked_number, checked_text, checked_whole
-from ..types import TurnScores
+from ..types import Parts, Place
 
 
 class ToolUse:
@@ -25,7 +25,7 @@ class ToolUse:
     `{'error': '...'}`. With `marker` set, a message whose text contains it but which has no calls is a call that could
     not be parsed, and failed. A call that never ran, because the completion ended first, neither returned nor failed.
 
-    The score is the sum over the turns, as a `TurnScores` with each turn's own. Only the first `at_most` calls of a
+    The score is the sum over the turns, with a part for each turn. Only the first `at_most` calls of a
     completion earn anything, so that a policy does not call tools for the reward's sake; failures still cost after
     that.
 
@@ -64,7 +64,7 @@ class ToolUse:
 
     def __call__(
         self, completions: Sequence[Any], log_metric: Callable[[str, float], None] | None = None, **columns: Any
-    ) -> list[TurnScores]:
+    ) -> list[Parts]:
         """`B` scores; logs `tool_use/calls`, `tool_use/returned` and `tool_use/failed`, each per completion."""
         counts = [[self._counts(exchange) for exchange in _turns_of(completion)] for completion in completions]
         if log_metric is not None and completions:
@@ -82,7 +82,7 @@ class ToolUse:
         errors = min(sum(is_tool_error(answer.get("content")) for answer in answers), calls)
         return calls, min(len(answers), calls) - errors, errors
 
-    def _scored(self, turns: Sequence[tuple[int, int, int]]) -> TurnScores:
+    def _scored(self, turns: Sequence[tuple[int, int, int]]) -> Parts:
         left = float("inf") if self.at_most is None else self.at_most
         values = []
         for calls, returned, failed in turns:
@@ -90,7 +90,7 @@ class ToolUse:
             parts = ((self.made, calls), (self.returned, returned), (self.failed, failed))
             values.append(sum(each * (min(count, earning) if each > 0 else count) for each, count in parts))
             left -= earning
-        return TurnScores(values)
+        return Parts({f"turn {turn}": (value, Place(turn=turn)) for turn, value in enumerate(values)}, sum(values))
 
 
 def _turns_of(completion: Any) -> list[Exchange]:

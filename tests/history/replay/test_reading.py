@@ -15,7 +15,7 @@ from trl_grpo_ext.history.gradients import load_policy
 from trl_grpo_ext.history.replay import replay
 from trl_grpo_ext.history.replay.selections import load_selection
 from trl_grpo_ext.history.replay.tokens import load_tokenizer
-from trl_grpo_ext.types import Rollout, span_reward
+from trl_grpo_ext.types import Parts, Place, Rollout
 
 ROOT = Path(__file__).parents[3]
 EMBEDDED = ROOT / "recipes" / "embedded" / "model"
@@ -87,11 +87,11 @@ def test_spans_reach_the_tokens_that_wrote_them(tmp_path: Path, tokenizer: str |
         role = "transform"
 
         def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
-            return rollout.span_values(rollout.reward_spans["spans"])
+            return 2.0 * rollout.parts["spans"].tokens(0)
 
-    @span_reward
     def spans(completions: list[Any], **columns: Any) -> list[Any]:
-        return [[(text.index("5"), text.index("5") + 1, 2.0)] if "5" in text else None for text in completions]
+        at = [text.find("5") for text in completions]
+        return [None if place < 0 else Parts({"five": (2.0, (place, place + 1))}) for place in at]
 
     spans.__name__ = "spans"
     compared = replay(trl_table(tmp_path), [{"rewards": [spans], "advantage_hooks": [Mark()]}], tokenizer=tokenizer)
@@ -226,9 +226,8 @@ def fragile(completions: list[str], **columns: Any) -> list[float]:
     return [1 / (text != "no") for text in completions]
 
 
-@span_reward
 def of_turns(completions: list[str], **columns: Any) -> list[Any]:
-    return [[(0, 0, None, 0.5)] for _ in completions]
+    return [Parts({"first": (0.5, Place(turn=0))}) for _ in completions]
 
 
 def strict(completions: list[str], **columns: Any) -> list[float]:
