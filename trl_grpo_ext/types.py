@@ -129,7 +129,7 @@ class Parts(float):
     def __new__(cls, parts: Sequence[Part] | Mapping[str, Any] = (), value: float | None = None) -> Parts:
         """Check the parts and make the number."""
         if isinstance(parts, Mapping):
-            pairs = ((name, of if isinstance(of, tuple) else (of, WHOLE)) for name, of in parts.items())
+            pairs = [(name, of if isinstance(of, tuple) else (of, WHOLE)) for name, of in parts.items()]
             made = [_checked_part(name, score, 1.0, places) for name, (score, places) in pairs]
         else:
             made = [_checked_part(*part) for part in parts]
@@ -149,13 +149,14 @@ class Parts(float):
 
 
 def _checked_part(name: Any, score: Any, weight: Any = 1.0, places: Any = WHOLE) -> Part:
+    where = None
     try:
         number = None if score is None or score != score else float(score)
         factor = float(weight)
-        right = isinstance(name, str) and name and math.isfinite(number or 0.0) and 0 <= factor < math.inf
-        where = _checked_places(places) if right else None
+        if type(name) is str and name and 0 <= factor < math.inf and (number is None or abs(number) < math.inf):
+            where = _checked_places(places)
     except (TypeError, ValueError, OverflowError):
-        where = None
+        pass
     if where is None:
         raise PluginOutputError(
             "A part must have a name, a finite score or None, a weight of at least 0, and as places pairs (start, end) "
@@ -167,12 +168,16 @@ def _checked_part(name: Any, score: Any, weight: Any = 1.0, places: Any = WHOLE)
 
 def _checked_places(given: Any) -> tuple[Place, ...] | None:
     """The places as a tuple of `Place`s; None if one of them is none."""
-    if given is None:
-        return ()
+    if given is None or given is WHOLE:
+        return () if given is None else (WHOLE,)
+    if type(given) is tuple and len(given) == 2 and type(given[0]) is type(given[1]) is int:  # most are
+        start, end = given
+        return (Place(start, end),) if 0 <= start <= end else None
     if isinstance(given, Place) or (len(given) == 2 and not isinstance(given[0], Sequence)):
         given = (given,)
-    places = tuple([place if type(place) is Place else Place(*map(operator.index, place)) for place in given])
-    for start, end, turn, call in places:
+    places = []
+    for place in given:
+        start, end, turn, call = place if len(place) == 4 else (*map(operator.index, place), None, None)
         if start is None:
             known = end is None and turn is None
         elif end is None:  # all of the completion, of a turn, or of a call
@@ -181,7 +186,8 @@ def _checked_places(given: Any) -> tuple[Place, ...] | None:
             known = 0 <= start <= end and call is None
         if not known or (turn is not None and turn < 0):
             return None
-    return places
+        places.append(place if type(place) is Place else Place(start, end, turn, call))
+    return tuple(places)
 
 
 def _renamed(parts: Sequence[Part]) -> list[Part]:
@@ -207,6 +213,7 @@ class PartTable:
         names: The `M` names, in the order in which they were first seen.
         scores_B_M: Their scores; NaN where a part does not apply.
         weights_B_M: Their weights; 0 where a part does not apply.
+        present_B_M: Which have a place.
         whole_B_M: Which have the whole completion as their place.
         turns_B_M: The turn that a part's place was given by (the last of several); -1 for others. Integer.
         width: `T`.
@@ -217,6 +224,7 @@ class PartTable:
     names: tuple[str, ...]
     scores_B_M: torch.Tensor
     weights_B_M: torch.Tensor
+    present_B_M: torch.Tensor
     whole_B_M: torch.Tensor
     turns_B_M: torch.Tensor
     width: int
@@ -246,7 +254,7 @@ class PartTable:
             found[:, 0] -= first
             return found
 
-        names = ("scores_B_M", "weights_B_M", "whole_B_M", "turns_B_M")
+        names = ("scores_B_M", "weights_B_M", "present_B_M", "whole_B_M", "turns_B_M")
         return replace(self, read_ranges=ranges, **{name: getattr(self, name)[rows] for name in names})
 
 

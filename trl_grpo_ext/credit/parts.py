@@ -18,7 +18,7 @@ import torch
 
 from ..errors import AlignmentError, PluginOutputError
 from ..guard.messages import content_text
-from ..types import END, WHOLE, Part, Parts, PartTable, Place, Rollout
+from ..types import WHOLE, Part, Parts, PartTable, Place, Rollout
 from .turns import exchanges, only_place
 
 MOST_IN_METRICS = 32
@@ -62,42 +62,38 @@ class PartArrays:
         """Read the parts of some completions."""
         column_of = {name: column for column, name in enumerate(names)}
         width = len(names)
-        at: list[int] = []
-        scores: list[float] = []
-        weights: list[float] = []
+        said: list[tuple[int, float, float, int]] = []  # cell, score, weight, number of places
         places: list[tuple[int, int, Place]] = []
-        counts: list[int] = []
+        special: list[tuple[int, Place]] = []  # cells whose place is all of the completion, or in a turn
         for row, parts in enumerate(rows):
             for name, score, weight, found in parts:
                 if score is None:
                     continue
                 column = column_of[name]
-                at.append(row * width + column)
-                scores.append(score)
-                weights.append(weight)
-                counts.append(len(found))  # type: ignore[arg-type]  # `Parts` has made it a tuple
+                cell = row * width + column
+                said.append((cell, score, weight, len(found)))  # type: ignore[arg-type]  # `Parts` has made it a tuple
                 for place in found:  # type: ignore[union-attr]
+                    if place[1] is None or place[2] is not None:  # type: ignore[index, misc]
+                        special.append((cell, place))  # type: ignore[arg-type]
+                        if place == WHOLE:
+                            continue
                     places.append((row, column, place))  # type: ignore[arg-type]
+        cells, scores, weights, counts = zip(*said, strict=True) if said else ((), (), (), ())
 
-        def table(start: Any, values: Any, kind: Any) -> Any:
+        def table(start: Any, at: Any, values: Any, kind: Any) -> Any:
             made = np.full(len(rows) * width, start, dtype=kind)
-            made[at] = values
+            made[list(at)] = values
             return made.reshape(len(rows), width)
 
-        whole, turns = table(False, False, bool), table(-1, -1, np.int64)
-        for row, column, place in places:
-            if place == WHOLE:
-                whole[row, column] = True
-            elif place.turn is not None:
-                turns[row, column] = place.turn
-        there = [one for one in places if one[2] != WHOLE]
+        whole = [cell for cell, place in special if place == WHOLE]
+        turns = [(cell, place.turn) for cell, place in special if place.turn is not None]
         return cls(
-            table(np.nan, scores, np.float64),
-            table(0.0, weights, np.float64),
-            whole,
-            table(0, counts, np.int64),
-            turns,
-            there,
+            scores=table(np.nan, cells, scores, np.float64),
+            weights=table(0.0, cells, weights, np.float64),
+            whole=table(False, whole, True, bool),
+            placed=table(0, cells, counts, np.int64),
+            turns=table(-1, [cell for cell, _ in turns], [turn for _, turn in turns], np.int64),
+            places=places,
         )
 
 
@@ -191,6 +187,7 @@ def _part_table(reward: str, names: Sequence[str], rows: Rows, rollout: Rollout)
         names=tuple(names),
         scores_B_M=numbers(arrays.scores).to(like.dtype),
         weights_B_M=numbers(arrays.weights).to(like.dtype),
+        present_B_M=numbers(arrays.placed > 0),
         whole_B_M=numbers(arrays.whole),
         turns_B_M=numbers(arrays.turns),
         width=like.size(1),
@@ -204,15 +201,20 @@ def _ranges(reward: str, places: Sequence[tuple[int, int, Place]], rollout: Roll
     characters: list[tuple[int, int, int, int]] = []
     lengths = rollout.completion_mask_B_T.sum(dim=1).long().tolist()
     turns_B_T = rollout.turns_B_T.cpu().numpy()
+    plain = [_seen_whole(completion, text) for completion, text in zip(rollout.completions, rollout.texts, strict=True)]
+    sizes = [len(text) for text in rollout.texts]
     for row, part, place in places:
-        if place == END:
+        start, end, turn, call = place
+        if end is not None:
+            if turn is not None or not plain[row] or end > sizes[row]:
+                start, end = _characters(rollout, reward, place, row)
+            characters.append((row, part, start, end))  # type: ignore[arg-type]
+        elif start is None:
             found.append((row, part, max(lengths[row] - 1, 0), lengths[row]))
-        elif place.end is None and place.call is None:
-            found.append((row, part, *_turn(turns_B_T[row], reward, place.turn, row)))
-        elif place.call is not None:
-            found.append((row, part, *_call(rollout, reward, place, row)))
+        elif call is None:
+            found.append((row, part, *_turn(turns_B_T[row], reward, turn, row)))
         else:
-            characters.append((row, part, *_characters(rollout, reward, place, row)))
+            found.append((row, part, *_call(rollout, reward, place, row)))
     both = [torch.tensor(found, dtype=torch.int64).view(-1, 4), _tokens(characters, rollout)]
     ranges_R_4 = torch.cat(both)
     return ranges_R_4[ranges_R_4[:, 3] > ranges_R_4[:, 2]]
@@ -258,14 +260,20 @@ def _characters(rollout: Rollout, reward: str, place: Place, row: int) -> tuple[
     return begins + place.start, begins + place.end
 
 
+def _seen_whole(completion: Any, text: str) -> bool:
+    """Whether a reward function saw the text as it is: a string, or one message that has it as its content."""
+    if isinstance(completion, str):
+        return True
+    pairs = exchanges(completion)
+    return len(pairs) == 1 and pairs[0][0].get("content") == text
+
+
 def _begins(rollout: Rollout, reward: str, turn: int | None, row: int) -> tuple[int, int]:
     """Where the text that a function saw begins in the completion's text, and its length."""
     completion, text = rollout.completions[row], rollout.texts[row]
-    if isinstance(completion, str) and turn is None:
+    if turn is None and _seen_whole(completion, text):
         return 0, len(text)
     pairs = exchanges(completion)
-    if turn is None and len(pairs) == 1 and pairs[0][0].get("content") == text:
-        return 0, len(text)
     said = [number for number, (message, _) in enumerate(pairs) if content_text(message.get("content")).strip()]
     at: tuple[int, int] | None
     known = rollout.turns(row)
