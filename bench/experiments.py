@@ -37,6 +37,7 @@ from sorting.choices import NAIVE, NEVER_CLIPS  # isort: skip (`study` puts the 
 from sorting.response_log import ResponseLog  # isort: skip
 from sorting.rewards import sort_inclusion  # isort: skip
 from sorting.task import EQUALS, save_untrained_model  # isort: skip
+from trl_grpo_ext.types import HookDeclaration
 
 ROOT = Path(__file__).resolve().parents[1]
 RUNS = ROOT / "bench" / "runs"
@@ -67,8 +68,7 @@ class Meter:
     """
 
     __name__ = "meter"
-    role = "transform"
-    needs = ("old_logps",)
+    declares = HookDeclaration(role="transform", needs=("old_logps",))
 
     def __init__(self) -> None:
         self.rollouts: list[dict[str, float | None]] = []

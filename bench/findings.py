@@ -31,6 +31,7 @@ from trl_grpo_ext.records.log import LOG_FILE
 from trl_grpo_ext.rewards.gsm8k_accuracy import gsm8k_accuracy
 
 from embedded.word_problems import make_problems  # isort: skip (`sorting` puts the recipes on the path)
+from trl_grpo_ext.types import HookDeclaration
 
 EMBEDDED = Path(__file__).resolve().parents[1] / "recipes" / "embedded" / "model"
 FAULT_FROM = 18
@@ -85,7 +86,7 @@ class Idle:
     """A hook whose condition never holds."""
 
     __name__ = "idle"
-    role = "transform"
+    declares = HookDeclaration(role="transform")
 
     def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Any) -> torch.Tensor:
         """Advantages as they came."""
@@ -96,7 +97,7 @@ class OneToken:
     """A hook with an indexing mistake: the advantage is left on the first token of a batch's first row with signal."""
 
     __name__ = "one_token"
-    role = "transform"
+    declares = HookDeclaration(role="transform")
 
     def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Any) -> torch.Tensor:
         """A thousandth of the advantage on all other tokens."""

@@ -43,7 +43,7 @@ def test_the_example_hook_with_needs() -> None:
     old, ref = torch.tensor([[-1.0, -2.0]]), torch.tensor([[-1.5, -1.0]])
     rollout = make_rollout([2], old_logps_B_T=old, ref_logps_B_T=ref)
     hook = example("TowardsReference")()
-    assert hook.needs == ("old_logps", "ref_logps")
+    assert hook.declares.needs == ("old_logps", "ref_logps")
     advantages = flow.apply_hooks(torch.tensor([1.0]), [hook], rollout)
     assert advantages.flatten().tolist() == pytest.approx([0.95, 1.1])
 
@@ -53,7 +53,7 @@ def test_the_example_hook_that_returns_spans() -> None:
     offsets = [(0, 2), (2, 5), (5, 8), (8, 9)]  # "so", " so", "rry", "!"
     rollout = make_rollout([4, 1], texts=[text, "x"], offsets=lambda row: offsets if row == 0 else [(0, 1)])
     hook = example("NoApologies")()
-    assert hook.needs == ("offsets",)
+    assert hook.declares.needs == ("offsets",)
     advantages = flow.apply_hooks(torch.tensor([1.0, 1.0]), [hook], rollout)
     assert advantages.tolist() == [[1, 0.5, 0.5, 1], [1, 0, 0, 0]]
 
@@ -108,7 +108,7 @@ def test_a_guarded_reward_and_a_combinator_of_ones_own() -> None:
     reward.close()
     names: dict[str, Any] = {"__name__": "best_of_several"}
     exec(best_block, names)
-    assert names["Best"].takes_rewards == ("rewards",)
+    assert names["Best"].declares.takes == ("rewards",)
     best = names["Best"](load_rewards([my_reward, "think_format"]))
     assert best(prompts=["p"], completions=["<think></think>x"], completion_ids=[[1]]) == [16.0]
 

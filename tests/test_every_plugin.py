@@ -20,6 +20,7 @@ from trl_grpo_ext.credit import flow
 from trl_grpo_ext.plugins.kinds import FACTS
 from trl_grpo_ext.plugins.loading import Kind, PluginInfo
 from trl_grpo_ext.testing import check
+from trl_grpo_ext.types import HookDeclaration
 
 ROOT = Path(__file__).parent.parent
 FOLDERS: dict[Kind, str] = {
@@ -98,7 +99,7 @@ def test_hooks_that_say_so_look_at_each_group_by_itself() -> None:
     of_each_group = []
     for info in (info for info in BUILT_IN if info.kind == "advantage_hook"):
         hook = documented_plugin(info)
-        if not getattr(hook, "per_group", False):
+        if not HookDeclaration.of(hook).independent:
             continue
         of_each_group.append(info.name)
 
@@ -121,7 +122,7 @@ def test_hooks_that_say_so_look_at_each_group_by_itself() -> None:
     assert len(of_each_group) > 5
     assert not {"batch_whitening", "whiten"} & {*of_each_group}
     (adaptive,) = load_advantage_hooks([{"name": "kl_in_reward", "target": 0.1}])
-    assert not getattr(adaptive, "per_group", False)
+    assert not adaptive.declares.independent
 
 
 @pytest.mark.parametrize(

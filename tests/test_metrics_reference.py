@@ -12,7 +12,7 @@ from trl.trainer import grpo_trainer
 
 from tests.judge_server import judge_server
 from tests.support import length_reward, prompts, train
-from trl_grpo_ext.types import Forward, Rollout
+from trl_grpo_ext.types import Forward, HookDeclaration, Rollout
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
@@ -52,7 +52,7 @@ class BothStages:
     """A hook that acts at both stages, and turns some advantages round."""
 
     __name__ = "both_stages"
-    role = "transform"
+    declares = HookDeclaration(role="transform")
 
     def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
         return advantages_B_T * 0.5

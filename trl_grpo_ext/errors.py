@@ -64,7 +64,7 @@ class PluginParameterError(PluginError, TypeError):
 
 
 class PluginContractError(PluginError, RuntimeError):
-    """The plugin was written for another version of the plugin contract than this package has."""
+    """The plugin's role, declaration or signatures are not those of the plugin contract, or of another version."""
 
 
 class PluginBlockedError(PluginError, PermissionError):

@@ -1,4 +1,21 @@
-"""The interface for plugin authors on one page: two contexts, the totals and four protocols.
+"""The interface for plugin authors: what to write first, then the contexts, then what few plugins need.
+
+| kind | an object with | it returns |
+| --- | --- | --- |
+| reward | `__call__(prompts, completions, completion_ids, **columns)` | a number or None for each completion |
+| advantage hook | `on_rewards`, `on_rollout` or `on_forward`, by role | rewards to add `(B,)`, or advantages `(B, T)` |
+| loss aggregation | `weights(rollout)`, or `reduce(loss_B_T, mask_B_T, totals)` | weights `(B, T)`, or a scalar |
+| group filter | `keep(rollout)` | for each completion whether its group is kept |
+
+What a run must know of a plugin beforehand stands in one object, `declares`:
+
+    class FirstTokens:  # credit only the first tokens of a completion
+        declares = HookDeclaration(role="transform")
+
+        def on_rollout(self, advantages_B_T, rollout):
+            return advantages_B_T * (torch.arange(advantages_B_T.size(1)) < 16)
+
+Where parameters decide, `__init__` sets `self.declares`.
 
 Dimensions: `B` completions on this rank, `N` completions of the generation batch on all ranks, `G` completions of one
 prompt (a group), `Q` prompts, `K` reward functions, `P` prompt tokens, `T` completion tokens (padded on the right).
@@ -9,13 +26,14 @@ Importing this module does not import torch.
 
 from __future__ import annotations
 
+import difflib
 import functools
 import math
 import operator
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, Self, runtime_checkable
 
 from .errors import PluginContractError, PluginOutputError
 
@@ -29,17 +47,25 @@ __all__ = [
     "ROLES",
     "WHOLE",
     "AdvantageHook",
+    "AggregationDeclaration",
+    "Declaration",
+    "FilterDeclaration",
     "Forward",
     "GroupFilter",
+    "HookDeclaration",
     "LossAggregation",
+    "LossTerms",
     "Part",
     "PartTable",
     "Parts",
     "Place",
     "Reward",
+    "RewardDeclaration",
     "Rollout",
     "Span",
     "StepTotals",
+    "TokenLoss",
+    "TokenLossDeclaration",
     "ToolCall",
     "Totals",
     "Turn",
@@ -48,12 +74,9 @@ __all__ = [
     "role_of",
 ]
 
-CONTRACT_VERSION = 2
+CONTRACT_VERSION = 1
 """Goes up when a field of `Rollout`, `Forward` or `Totals` changes its meaning, or when plugins must do more; not when
 a field is added (docs/stability.md)."""
-
-Span = tuple[int, int, float]
-"""`(start, end, value)`: the value of the characters `text[start:end]` of a completion, for hooks that return spans."""
 
 NEEDS = ("old_logps", "old_entropies", "ref_logps", "sampling_logps", "offsets", "entropies", "several_updates")
 """What a hook may list in its `needs`."""
@@ -65,6 +88,611 @@ ROLES: Mapping[str, str] = {
     "forward": "on_forward",
 }
 """The roles of advantage hooks, in the order in which they act, and the method that each requires."""
+
+HOOK_METHODS = tuple(dict.fromkeys(ROLES.values()))
+"""What an advantage hook may define."""
+
+
+# ------------------------------------------------------------------------------------------- what a plugin may declare
+
+
+@dataclass(frozen=True, kw_only=True)
+class Declaration:
+    """What a plugin of any kind may declare: `declares`, an attribute of its class or of the object.
+
+    A name that it does not have, or a value that it does not take, is a `PluginContractError`.
+
+    Attributes:
+        needs: What the run must provide, by the names in `NEEDS` of the declaration's class.
+        takes: The constructor's parameters that select other plugins of this kind; the plugin gets these loaded.
+        deterministic: False if it draws random numbers on purpose.
+        conformance: What the conformance kit is to try it with (docs/conformance.md).
+        contract_version: The `CONTRACT_VERSION` that it was written for; None fits any.
+    """
+
+    NEEDS: ClassVar[Sequence[str]] = ()
+    GUESSES: ClassVar[Mapping[str, str]] = {}
+    """Further names that authors may take for a declaration, and what to write instead."""
+
+    needs: tuple[str, ...] = ()
+    takes: tuple[str, ...] = ()
+    deterministic: bool = True
+    conformance: Mapping[str, Any] = field(default_factory=dict)
+    contract_version: int | None = None
+
+    def __new__(cls, **given: Any) -> Self:
+        """Refuse names that it does not have."""
+        names = [one.name for one in fields(cls)]
+        for name in given:
+            if name not in names:
+                _check_version(given.get("contract_version"))
+                hint = cls.GUESSES.get(name) or _near(name, names) or f"it has {', '.join(names)}"
+                raise PluginContractError(f"{cls.__name__} has no {name!r}: {hint}.")
+        return super().__new__(cls)
+
+    def __post_init__(self) -> None:
+        """Refuse a value that is not of its field's type, or not one of the known names."""
+        for one in fields(self):
+            value = vars(self)[one.name]
+            what, fits = _TYPES[str(one.type)]
+            if not fits(value):
+                raise PluginContractError(f"{type(self).__name__}: {one.name} must be {what}, got {value!r:.200}.")
+            if isinstance(value, list):
+                object.__setattr__(self, one.name, tuple(value))
+        for need in self.needs:
+            self._check_name("needs", need, self.NEEDS)
+
+    def _check_name(self, attribute: str, name: str, known: Iterable[str]) -> None:
+        if name not in known:
+            hint = _near(name, known) or f"it may be {', '.join(map(repr, known)) or 'nothing'}"
+            raise PluginContractError(f"{type(self).__name__}: {attribute} has no {name!r}: {hint}.")
+
+    @classmethod
+    def of(cls, plugin: object) -> Self:
+        """What a plugin, or its class, declares; the defaults if it declares nothing, or its parameters decide.
+
+        A declaration of another class, or for a newer contract, is a `PluginContractError`.
+        """
+        found = getattr(plugin, "declares", None)
+        if found is None or (isinstance(plugin, type) and isinstance(found, property)):
+            return cls()
+        if not isinstance(found, cls):
+            name = plugin.__qualname__ if isinstance(plugin, type) else type(plugin).__qualname__
+            raise PluginContractError(f"`declares` of {name} is {found!r:.200}; write declares = {cls.__name__}(...).")
+        _check_version(found.contract_version)
+        return found
+
+    def shown(self) -> dict[str, Any]:
+        """The fields that differ from their defaults."""
+        default = type(self)()
+        return {name: value for name, value in vars(self).items() if value != getattr(default, name)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewardDeclaration(Declaration):
+    """What a reward may declare.
+
+    Attributes:
+        reference_column: The column with the right answers, for `trl-grpo-ext audit` and the conformance kit.
+        per_completion: False if it compares completions on purpose.
+    """
+
+    reference_column: str | None = None
+    per_completion: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class HookDeclaration(Declaration):
+    """What an advantage hook may declare; most need a role alone.
+
+    Attributes:
+        role: "shaper", "estimator", "transform" or "forward", see `AdvantageHook`. Required with `on_rollout`, since an
+            estimator and a transform look alike; otherwise it follows from the method.
+        needs: Of `NEEDS`. The trainer is not constructed if one is unavailable; log-probabilities that TRL does not
+            compute cost an extra pass, which is why they are not simply there.
+        independent: A group's rewards or advantages do not depend on other groups, and no state is kept; in
+            `on_forward`, a completion's do not depend on other completions. `resample` requires it of shapers, and of
+            all hooks if its filter reads advantages; compact updates then move rows. A promise, since no trial covers
+            all batches and a wrong guess would train on other numbers in silence; the conformance kit tries it.
+        last: Makes a transform a mask. It acts after the other transforms, and tokens that it sets to 0 stay 0 after
+            the forward stage. To find them it also runs on advantages of 1 and of -1, so it may look at the sign of an
+            advantage but not at its size. A forward hook with it acts after the other forward hooks.
+        makes_signal: What it gives groups of equal rewards is meant, since it reads more than rewards (steps, turns, a
+            teacher, entropies). Such groups then have signal where they have an advantage. A forward hook gets them as
+            `Forward.zero_variance_B`. Otherwise what they have is taken for a side effect, such as a KL penalty's,
+            which only the author can tell apart.
+        uses_total_reward: False for an estimator that does not read `rollout.rewards_B`, so that shapers would do
+            nothing. Not tried out, since one that looks for a reward or a column by name refuses made-up numbers.
+        teachers: Names of models whose log-probabilities it reads from `rollout.teacher_logps_B_T`: an id or path, or
+            `teacher_name(model, column)`, the same, "policy" or "reference" after the prompts of another column.
+    """
+
+    NEEDS = NEEDS
+    GUESSES = dict.fromkeys(("per_group", "per_completion"), "write independent = True")
+
+    role: str | None = None
+    independent: bool = False
+    last: bool = False
+    makes_signal: bool = False
+    uses_total_reward: bool = True
+    teachers: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Check the role too."""
+        super().__post_init__()
+        if self.role is not None:
+            self._check_name("role", self.role, ROLES)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AggregationDeclaration(Declaration):
+    """What a loss aggregation may declare.
+
+    Attributes:
+        needs: "step_totals" if `reduce` cannot do without `totals.step`; runs without it are then not constructed.
+        per_step: `Σ w·l` over an optimizer step's tokens is that step's loss as it stands, see `LossAggregation`. Both
+            readings of the same weights are sound, so only the author knows.
+    """
+
+    NEEDS = ("step_totals",)
+
+    per_step: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class FilterDeclaration(Declaration):
+    """What a group filter may declare.
+
+    Attributes:
+        needs: As for a hook; and "advantages" if it reads `rollout.advantages_B_T`, those after the rollout stage of
+            the hooks. Others see None there, since the hooks would have to run in each round, all of them independent.
+        teachers: As for a hook.
+    """
+
+    NEEDS = (*NEEDS, "advantages")
+
+    teachers: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenLossDeclaration(Declaration):
+    """What a token loss may declare. What is not declared holds for any loss, and costs speed alone.
+
+    Attributes:
+        replaces: It takes the place of TRL's policy loss; otherwise it is added. At most one may.
+        independent: A row's losses depend on that row alone, so compact updates may put other rows next to it.
+        needs_advantage: They are 0, with their gradient, in rows whose advantages are all 0, so compact updates may
+            leave these out. Both promises are tried on made-up numbers before the first step.
+        does_own: For one that replaces: settings of TRL which it applies itself (`terms` has what is needed), so that
+            they need not be refused beside it: "delta", "off_policy_mask_threshold", "top_entropy_quantile",
+            "importance_sampling_level", "vllm_importance_sampling_correction".
+    """
+
+    NEEDS = ("old_logps", "ref_logps", "sampling_logps", "several_updates")
+    GUESSES: ClassVar[Mapping[str, str]] = {"mode": "write replaces=True for a loss in place of TRL's"}
+
+    replaces: bool = False
+    independent: bool = False
+    needs_advantage: bool = False
+    does_own: tuple[str, ...] = ()
+
+
+def _is_names(value: Any) -> bool:
+    return isinstance(value, tuple | list) and all(isinstance(name, str) and name for name in value)
+
+
+_TYPES: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
+    "bool": ("True or False", lambda value: isinstance(value, bool)),
+    "tuple[str, ...]": ("a tuple of names", _is_names),
+    "str | None": ("a name", lambda value: value is None or (isinstance(value, str) and bool(value))),
+    "int | None": (
+        "a whole number from 1 up",
+        lambda value: value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= 1),
+    ),
+    "Mapping[str, Any]": ("a mapping", lambda value: isinstance(value, Mapping)),
+}
+"""By the annotation of a declaration's field: what it takes, in words, and whether a value fits."""
+
+
+def _check_version(version: object) -> None:
+    if isinstance(version, int) and version > CONTRACT_VERSION:
+        raise PluginContractError(
+            f"It was written for version {version} of the plugin contract, and this trl-grpo-ext has version "
+            f"{CONTRACT_VERSION}: upgrade trl-grpo-ext, or install a version of the plugin for that."
+        )
+
+
+def _near(name: str, names: Iterable[str]) -> str:
+    close = difflib.get_close_matches(name, list(names), n=1)
+    return f"did you mean {close[0]!r}" if close else ""
+
+
+# ------------------------------------------------------------------------------------------------- what a plugin does
+
+
+@runtime_checkable
+class Reward(Protocol):
+    """How good is this completion? Exactly TRL's contract, so a reward also works in plain TRL.
+
+    Called once per generation batch with keyword arguments only: `prompts`, `completions`, `completion_ids` and every
+    other dataset column, plus TRL's `trainer_state`, `log_extra` and `log_metric`. Take the rest as `**kwargs`.
+    Returns one number per completion, or None where the reward does not apply.
+    """
+
+    def __call__(self, **columns: Any) -> Sequence[float | None]:
+        """Return `B` rewards."""
+        ...
+
+
+class AdvantageHook(Protocol):
+    """Which tokens deserve the credit? An object that declares a role and has that role's method.
+
+    | role | method | what it does |
+    | --- | --- | --- |
+    | `"shaper"` | `on_rewards` | changes rewards before any baseline is taken; any number of them |
+    | `"estimator"` | `on_rollout` | makes advantages out of rewards, whatever advantages come in; at most one |
+    | `"transform"` | `on_rollout` | changes the advantages that come in; any number of them |
+    | `"forward"` | `on_forward` | changes them at each loss forward; any number of them |
+
+    Hooks act in this order; hooks of one role act in the order selected. Without an estimator, TRL's own advantages
+    stand, made from the shaped rewards if there is a shaper. A hook with only `on_rewards` is a shaper and one with
+    only `on_forward` a forward hook; these need not declare it. Estimators and transforms may have `on_forward` too.
+
+    `on_rewards` and `on_rollout` run once per generation batch, `on_forward` at each loss forward.
+
+    `on_rewards` returns what it adds to each completion's reward: `(B,)`, or `(B, T)`, summed over the tokens that
+    count. It sees `rollout.advantages_B_T` as None. The others take and return advantages `(B, T)`; values off the mask
+    are ignored. `on_rollout` may also return spans: for each completion a list of `(start, end, value)`, or None. Their
+    values are added to the incoming advantages of the tokens that wrote those characters (an estimator starts from 0).
+
+    `state_dict()` and `load_state_dict(state)`, if it has them, are what must survive a checkpoint, as a mapping of
+    JSON values. `metrics`, if it has it, are numbers on its last batch by name, the same on all ranks; they are logged
+    as `advantage/<hook>/<name>`.
+    """
+
+    def on_rewards(self, rollout: Rollout) -> torch.Tensor:
+        """Return what is added to the rewards, `(B,)` or `(B, T)`."""
+        ...
+
+    def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor | Sequence[Any]:
+        """Return the new advantages `(B, T)`, or spans to add to them."""
+        ...
+
+    def on_forward(self, advantages_B_T: torch.Tensor, forward: Forward) -> torch.Tensor:
+        """Return the new advantages `(B, T)`."""
+        ...
+
+
+class LossAggregation(Protocol):
+    """How much does each token's loss count? An object with exactly one of these two methods.
+
+    `weights` is the common form. It runs once per generation batch and returns non-negative weights, zero off the
+    mask. The batch's loss is `Σ w·l` over all ranks and micro-batches, so it does not depend on how the batch is cut.
+    If the batch feeds several optimizer steps, each step's part is scaled up to the size of the whole, unless it
+    declares `per_step`: then `Σ w·l` over a step's tokens is that step's loss, as for a sum without a divisor.
+
+    `reduce` is for aggregations that need the losses themselves. It runs at each loss forward on one micro-batch and
+    returns a scalar; the trainer takes the mean over the step's micro-batches and ranks. So it depends on how the batch
+    is cut, unless it divides by `totals.step`, as `token_mean_step` does. `totals.step` exists only if each optimizer
+    step lies within one generation batch; other runs refuse an object that needs "step_totals" at construction.
+    """
+
+    def weights(self, rollout: Rollout) -> torch.Tensor:
+        """Return weights `(B, T)`."""
+        ...
+
+    def reduce(self, loss_B_T: torch.Tensor, mask_B_T: torch.Tensor, totals: Totals) -> torch.Tensor:
+        """Return a scalar that keeps the graph of `loss_B_T`."""
+        ...
+
+
+class GroupFilter(Protocol):
+    """Which groups are worth training on? An object with `keep`, for `resample`.
+
+    It sees what was sampled in one round and decides for each group whether to train on it. Further prompts are sampled
+    in place of dropped groups.
+    """
+
+    def keep(self, rollout: Rollout) -> torch.Tensor | Sequence[bool | str]:
+        """Decide for each completion whether to keep its group.
+
+        Returns:
+            `(B,)`, bool; or a list of `B` values: True to keep, False to drop, or a few words to drop and say why,
+            counted under `groups/dropped/<words>`.
+        """
+        ...
+
+
+# ------------------------------------------------------------------------------------------------- what a plugin sees
+
+
+def _identity(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
+
+
+def _no_offsets(row: int) -> Sequence[tuple[int, int]]:
+    raise PluginOutputError(f"This rollout has no text offsets (asked for those of row {row}).")
+
+
+def _no_turns(row: int) -> Sequence[Turn]:
+    raise PluginOutputError(f"This rollout has no texts of turns (asked for those of row {row}).")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rollout:
+    """One generation batch as this rank sees it: the context of `on_rollout` and of `weights`.
+
+    Attributes:
+        prompts: The `B` prompts as the dataset gives them (strings or lists of messages).
+        completions: The `B` completions as reward functions get them (strings or lists of messages).
+        columns: The dataset's other columns, each a list of `B` values.
+        row_numbers: Each prompt's row in the training data; None where TRL's own loader dealt the prompts.
+        texts: The completions' texts, `B` strings: the completion itself or, for a list of messages, their contents
+            joined. Spans count its characters.
+        prompt_ids_B_P: Prompt tokens, padded on the left.
+        prompt_mask_B_P: 1.0 where there is a prompt token.
+        completion_ids_B_T: Completion tokens, padded on the right.
+        mask_B_T: Loss mask as a float tensor: 1.0 where a token counts (part of the completion, not written by a tool,
+            not removed by `mask_truncated_completions`), else 0.0.
+        completion_mask_B_T: 1.0 at every completion token, whoever wrote it, in the loss or not.
+        tool_mask_B_T: 1.0 where the model wrote the token and 0.0 where a tool or an environment did; None without
+            tools.
+        turns_B_T: The number of a token's turn, from 0; -1 where the model did not write the token. Integer. Answers of
+            a tool or an environment separate turns; without them the whole completion is turn 0.
+        turns: Returns a row's turns. Raises if the completion's messages cannot be matched with its tokens.
+        truncated_B: Whether a completion ended at the limit, without an end-of-sequence token.
+        rewards_B_K: Each function's reward; NaN where the function returned None. After them, a column per shaper with
+            what it added; NaN where no function gave a value.
+        reward_names: The `K` names.
+        reward_weights_K: The `K` weights; 1 for shapers.
+        rewards_B: The reward after the shapers: the weighted sum over the columns that have a value; NaN where no
+            function gave one. A shaper sees the reward after the shapers before it.
+        raw_rewards_B: `rewards_B` before any shaper: the weighted sum of the reward functions alone.
+        token_rewards_B_T: What shapers added to each token, zero off the mask; its sums over tokens are part of
+            `rewards_B`. None if no shaper rewards single tokens.
+        parts: The parts of the completions, by the name of the reward function that returned them as `Parts` (on any
+            rank). A completion for which it returned a plain number or None has no parts.
+        group_ids_B: Which group a row belongs to; the same number on every rank for the same group.
+        group_baselines_B: Mean of `rewards_B` over the completion's group, across ranks; NaN where no member has a
+            reward. The mean of equal rewards is exactly that number.
+        uninformative_B: Whether the rewards of the completion's group are equal before any shaper, each function's by
+            itself. Such groups have no signal. None for hooks, and if a hook `makes_signal` before the forward
+            stage.
+        num_generations: `G`.
+        totals: Counts over all ranks.
+        old_logps_B_T: Log-probabilities under the policy that generated; None unless TRL computes them or a hook lists
+            "old_logps" in its `needs`.
+        old_entropies_B_T: Entropies of that policy's next-token distributions, in nats; None unless a hook lists
+            "old_entropies" in its `needs`.
+        ref_logps_B_T: Log-probabilities under the reference policy; None unless TRL computes them or a hook lists
+            "ref_logps" in its `needs`.
+        sampling_logps_B_T: Log-probabilities reported by the sampler (vLLM, a rollout function).
+        teacher_logps_B_T: Log-probabilities under each of the hooks' `teachers`, by its name there.
+        advantages_B_T: For an aggregation, the advantages after the rollout stage of the hooks, zero off the mask. None
+            for a hook, which gets them as its argument.
+        step: Optimizer steps done so far.
+        training: False in evaluation.
+        tokenizer: The tokenizer of the policy.
+        gather: Concatenates a tensor `(B,)` or `(B, T)` over all ranks to `(N,)` or `(N, T')`, in rank order, padded
+            with zeros to the largest `T`, `T'`. Every rank must call it equally often; otherwise the run stops.
+        local_rows: This rank's rows in a gathered tensor.
+        offsets: Returns, for a row, the characters `(start, end)` of `texts[row]` that each completion token wrote:
+            none for a special token, and a character split over several tokens for all of them. Raises if the tokens
+            cannot be matched with the text.
+    """
+
+    prompts: Sequence[Any]
+    completions: Sequence[Any]
+    columns: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    row_numbers: Sequence[int] | None = None
+    texts: Sequence[str]
+    prompt_ids_B_P: torch.Tensor
+    prompt_mask_B_P: torch.Tensor
+    completion_ids_B_T: torch.Tensor
+    mask_B_T: torch.Tensor
+    completion_mask_B_T: torch.Tensor
+    tool_mask_B_T: torch.Tensor | None = None
+    turns_B_T: torch.Tensor = None  # type: ignore[assignment]
+    turns: Callable[[int], Sequence[Turn]] = _no_turns
+    truncated_B: torch.Tensor
+    rewards_B_K: torch.Tensor
+    reward_names: Sequence[str]
+    reward_weights_K: torch.Tensor
+    rewards_B: torch.Tensor
+    raw_rewards_B: torch.Tensor = None  # type: ignore[assignment]
+    token_rewards_B_T: torch.Tensor | None = None
+    parts: Mapping[str, PartTable] = field(default_factory=dict)
+    group_ids_B: torch.Tensor
+    group_baselines_B: torch.Tensor
+    uninformative_B: torch.Tensor | None = None
+    num_generations: int
+    totals: Totals
+    old_logps_B_T: torch.Tensor | None = None
+    old_entropies_B_T: torch.Tensor | None = None
+    ref_logps_B_T: torch.Tensor | None = None
+    sampling_logps_B_T: torch.Tensor | None = None
+    teacher_logps_B_T: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    advantages_B_T: torch.Tensor | None = None
+    step: int = 0
+    training: bool = True
+    tokenizer: Any = None
+    gather: Callable[[torch.Tensor], torch.Tensor] = _identity
+    local_rows: slice = field(default_factory=lambda: slice(None))
+    offsets: Callable[[int], Sequence[tuple[int, int]]] = _no_offsets
+
+    def __post_init__(self) -> None:
+        """By default no shaper has acted, and the masks determine the turns."""
+        if vars(self)["raw_rewards_B"] is None:
+            object.__setattr__(self, "raw_rewards_B", self.rewards_B)
+        if vars(self)["turns_B_T"] is None:
+            by_model_B_T = self.completion_mask_B_T > 0
+            if self.tool_mask_B_T is not None:
+                by_model_B_T = by_model_B_T & (self.tool_mask_B_T > 0)
+            object.__setattr__(self, "turns_B_T", turn_numbers(by_model_B_T))
+
+    @property
+    def lengths_B(self) -> torch.Tensor:
+        """Number of tokens in the loss per completion, `(B,)`, as a float tensor."""
+        return self.mask_B_T.sum(dim=1)
+
+    def span_values(self, spans: Sequence[Sequence[Span] | None]) -> torch.Tensor:
+        """Map characters to tokens, `(B, T)`: every token that wrote a character of a span gets the span's value.
+
+        `spans` has for each of the `B` completions its spans `(start, end, value)`, or None. Values of overlapping
+        spans add up. A span outside its text, or a value that is not finite, is a `PluginOutputError`.
+        """
+        if len(spans) != len(self.texts):
+            raise PluginOutputError(f"expected spans for {len(self.texts)} completions, got {len(spans)}.")
+        values_B_T = self.mask_B_T.new_zeros(self.mask_B_T.shape)
+        for row, row_spans in enumerate(spans):
+            if not row_spans:
+                continue
+            offsets = enumerate(self.offsets(row))
+            with_text = [(token, start, end) for token, (start, end) in offsets if end > start]
+            starts, ends = [start for _, start, _ in with_text], [end for *_, end in with_text]
+            values = [0.0] * values_B_T.size(1)  # set in one go: token by token would be slow on a GPU
+            check_spans(row_spans, self.texts[row], row)
+            for start, end, value in row_spans:
+                first, last = bisect_right(ends, start), bisect_left(starts, end)
+                for token, *_ in with_text[first:last] if end > start else ():
+                    values[token] += value
+            values_B_T[row] = values_B_T.new_tensor(values)
+        return values_B_T
+
+
+@dataclass(frozen=True, kw_only=True)
+class Forward:
+    """One micro-batch at its loss forward: the context of `on_forward`. All tensors are detached.
+
+    TRL shuffles the generation batch after the rollout stage, so row `i` here is not row `i` of the `Rollout`, and a
+    group's rows may be in different micro-batches. The fields carry what is known of each row from the rollout.
+
+    Attributes:
+        logps_B_T: Log-probabilities under the policy being trained.
+        entropies_B_T: Entropy of the policy's next-token distribution, in nats.
+        old_logps_B_T: Log-probabilities under the policy that generated; `logps_B_T` itself when TRL has none, because
+            the two policies are the same.
+        ref_logps_B_T: Log-probabilities under the reference policy, if there is one.
+        mask_B_T: Loss mask as a float tensor.
+        completion_ids_B_T: Completion tokens, padded on the right.
+        rewards_B: As in `Rollout`.
+        raw_rewards_B: As in `Rollout`.
+        group_baselines_B: As in `Rollout`.
+        zero_variance_B: Whether all scored rewards of the completion's group are equal before any shaper, and all its
+            advantages were exactly 0 after the rollout stage of the hooks.
+        step: Optimizer steps done so far.
+        training: False in evaluation.
+        gather: As in `Rollout`, over this micro-batch of every rank.
+    """
+
+    logps_B_T: torch.Tensor
+    entropies_B_T: torch.Tensor
+    old_logps_B_T: torch.Tensor
+    mask_B_T: torch.Tensor
+    ref_logps_B_T: torch.Tensor | None = None
+    completion_ids_B_T: torch.Tensor
+    rewards_B: torch.Tensor
+    raw_rewards_B: torch.Tensor = None  # type: ignore[assignment]
+    group_baselines_B: torch.Tensor
+    zero_variance_B: torch.Tensor
+    step: int = 0
+    training: bool = True
+    gather: Callable[[torch.Tensor], torch.Tensor] = _identity
+
+    def __post_init__(self) -> None:
+        """By default no shaper has acted."""
+        if vars(self)["raw_rewards_B"] is None:
+            object.__setattr__(self, "raw_rewards_B", self.rewards_B)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossTerms:
+    """One micro-batch at its loss forward: the context of a token loss. All tensors but `logps_B_T` are detached.
+
+    Rows are shuffled, as in `Forward`.
+
+    Attributes:
+        logps_B_T: Log-probabilities under the policy being trained, with their graph.
+        old_logps_B_T: Those under the policy that generated; the same numbers where the two policies are the same.
+        advantages_B_T: The advantages that are trained on, after all hooks.
+        mask_B_T: Loss mask as a float tensor.
+        entropies_B_T: Entropy of the policy's next-token distribution, in nats.
+        ref_logps_B_T: Log-probabilities under the reference policy, if there is one.
+        sampling_logps_B_T: Those reported by the sampler (vLLM, a rollout function), if it reports any.
+        completion_ids_B_T: Completion tokens, padded on the right.
+        rewards_B: As in `Rollout`.
+        carried_B_T: What the token loss's own `on_rollout` returned, for the rows of this micro-batch.
+        step: Optimizer steps done so far.
+        training: False in evaluation.
+    """
+
+    logps_B_T: torch.Tensor
+    old_logps_B_T: torch.Tensor
+    advantages_B_T: torch.Tensor
+    mask_B_T: torch.Tensor
+    entropies_B_T: torch.Tensor
+    ref_logps_B_T: torch.Tensor | None = None
+    sampling_logps_B_T: torch.Tensor | None = None
+    completion_ids_B_T: torch.Tensor
+    rewards_B: torch.Tensor
+    carried_B_T: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    step: int = 0
+    training: bool = True
+
+    @property
+    def ratio_B_T(self) -> torch.Tensor:
+        """The importance ratio of each token, π/π_old, with its graph; 1 off the mask."""
+        log_ratio_B_T: torch.Tensor = self.logps_B_T - self.old_logps_B_T
+        return log_ratio_B_T.masked_fill(self.mask_B_T == 0, 0.0).exp()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Totals:
+    """Counts over one generation batch on all ranks: denominators that do not depend on how the batch is cut.
+
+    Attributes:
+        tokens: Completion tokens that count in the loss (on the loss mask), over all ranks.
+        sequences: Completions over all ranks, `N`, including those with an empty mask, as in TRL.
+        prompts: Groups over all ranks, `Q = N / G`.
+        max_completion_length: The generation limit, in tokens.
+        processes: Number of ranks.
+        micro_batches: Loss forwards of one rank in this generation batch.
+        optimizer_steps: Optimizer steps in one pass over this generation batch,
+            `steps_per_generation / gradient_accumulation_steps`: one half if a step spans two generation batches.
+        step: Counts of the current optimizer step, for `reduce`. None for `weights`, which runs before TRL shuffles the
+            batch and distributes its rows over the steps.
+    """
+
+    tokens: int
+    sequences: int
+    prompts: int
+    max_completion_length: int
+    processes: int = 1
+    micro_batches: int = 1
+    optimizer_steps: float = 1.0
+    step: StepTotals | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepTotals:
+    """Counts over one optimizer step: its part of the generation batch, over all ranks and micro-batches.
+
+    Attributes:
+        tokens: Completion tokens that count in the loss.
+        sequences: Completions, including those with an empty mask.
+        micro_batches: Loss forwards of one rank in this step.
+    """
+
+    tokens: int
+    sequences: int
+    micro_batches: int = 1
+
+
+# ------------------------------------------------------------------------ what few plugins need: spans, turns, teachers
+
+
+Span = tuple[int, int, float]
+"""`(start, end, value)`: the value of the characters `text[start:end]` of a completion, for hooks that return spans."""
 
 
 class Place(NamedTuple):
@@ -313,60 +941,6 @@ class Turn:
         return any(call.failed for call in self.calls)
 
 
-@dataclass(frozen=True, kw_only=True)
-class StepTotals:
-    """Counts over one optimizer step: its part of the generation batch, over all ranks and micro-batches.
-
-    Attributes:
-        tokens: Completion tokens that count in the loss.
-        sequences: Completions, including those with an empty mask.
-        micro_batches: Loss forwards of one rank in this step.
-    """
-
-    tokens: int
-    sequences: int
-    micro_batches: int = 1
-
-
-@dataclass(frozen=True, kw_only=True)
-class Totals:
-    """Counts over one generation batch on all ranks: denominators that do not depend on how the batch is cut.
-
-    Attributes:
-        tokens: Completion tokens that count in the loss (on the loss mask), over all ranks.
-        sequences: Completions over all ranks, `N`, including those with an empty mask, as in TRL.
-        prompts: Groups over all ranks, `Q = N / G`.
-        max_completion_length: The generation limit, in tokens.
-        processes: Number of ranks.
-        micro_batches: Loss forwards of one rank in this generation batch.
-        optimizer_steps: Optimizer steps in one pass over this generation batch,
-            `steps_per_generation / gradient_accumulation_steps`: one half if a step spans two generation batches.
-        step: Counts of the current optimizer step, for `reduce`. None for `weights`, which runs before TRL shuffles the
-            batch and distributes its rows over the steps.
-    """
-
-    tokens: int
-    sequences: int
-    prompts: int
-    max_completion_length: int
-    processes: int = 1
-    micro_batches: int = 1
-    optimizer_steps: float = 1.0
-    step: StepTotals | None = None
-
-
-def _identity(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor
-
-
-def _no_offsets(row: int) -> Sequence[tuple[int, int]]:
-    raise PluginOutputError(f"This rollout has no text offsets (asked for those of row {row}).")
-
-
-def _no_turns(row: int) -> Sequence[Turn]:
-    raise PluginOutputError(f"This rollout has no texts of turns (asked for those of row {row}).")
-
-
 def check_spans(spans: Sequence[Span], text: str, row: int) -> None:
     """Refuse spans outside a completion's text, and values that are not finite."""
     for start, end, value in spans:
@@ -384,310 +958,20 @@ def turn_numbers(by_model_B_T: torch.Tensor) -> torch.Tensor:
     return (begins_B_T.cumsum(dim=1) - 1).masked_fill(~by_model_B_T, -1)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Rollout:
-    """One generation batch as this rank sees it: the context of `on_rollout` and of `weights`.
+class TokenLoss(Protocol):
+    """What else does each token pay? An object with `loss`, added to TRL's policy loss or put in its place.
 
-    Attributes:
-        prompts: The `B` prompts as the dataset gives them (strings or lists of messages).
-        completions: The `B` completions as reward functions get them (strings or lists of messages).
-        columns: The dataset's other columns, each a list of `B` values.
-        row_numbers: Each prompt's row in the training data; None where TRL's own loader dealt the prompts.
-        texts: The completions' texts, `B` strings: the completion itself or, for a list of messages, their contents
-            joined. Spans count its characters.
-        prompt_ids_B_P: Prompt tokens, padded on the left.
-        prompt_mask_B_P: 1.0 where there is a prompt token.
-        completion_ids_B_T: Completion tokens, padded on the right.
-        mask_B_T: Loss mask as a float tensor: 1.0 where a token counts (part of the completion, not written by a tool,
-            not removed by `mask_truncated_completions`), else 0.0.
-        completion_mask_B_T: 1.0 at every completion token, whoever wrote it, in the loss or not.
-        tool_mask_B_T: 1.0 where the model wrote the token and 0.0 where a tool or an environment did; None without
-            tools.
-        turns_B_T: The number of a token's turn, from 0; -1 where the model did not write the token. Integer. Answers of
-            a tool or an environment separate turns; without them the whole completion is turn 0.
-        turns: Returns a row's turns. Raises if the completion's messages cannot be matched with its tokens.
-        truncated_B: Whether a completion ended at the limit, without an end-of-sequence token.
-        rewards_B_K: Each function's reward; NaN where the function returned None. After them, a column per shaper with
-            what it added; NaN where no function gave a value.
-        reward_names: The `K` names.
-        reward_weights_K: The `K` weights; 1 for shapers.
-        rewards_B: The reward after the shapers: the weighted sum over the columns that have a value; NaN where no
-            function gave one. A shaper sees the reward after the shapers before it.
-        raw_rewards_B: `rewards_B` before any shaper: the weighted sum of the reward functions alone.
-        token_rewards_B_T: What shapers added to each token, zero off the mask; its sums over tokens are part of
-            `rewards_B`. None if no shaper rewards single tokens.
-        parts: The parts of the completions, by the name of the reward function that returned them as `Parts` (on any
-            rank). A completion for which it returned a plain number or None has no parts.
-        group_ids_B: Which group a row belongs to; the same number on every rank for the same group.
-        group_baselines_B: Mean of `rewards_B` over the completion's group, across ranks; NaN where no member has a
-            reward. The mean of equal rewards is exactly that number.
-        uninformative_B: Whether the rewards of the completion's group are equal before any shaper, each function's by
-            itself. Such groups have no signal. None for hooks, and if a hook has `learns_from_equal_rewards`.
-        num_generations: `G`.
-        totals: Counts over all ranks.
-        old_logps_B_T: Log-probabilities under the policy that generated; None unless TRL computes them or a hook lists
-            "old_logps" in its `needs`.
-        old_entropies_B_T: Entropies of that policy's next-token distributions, in nats; None unless a hook lists
-            "old_entropies" in its `needs`.
-        ref_logps_B_T: Log-probabilities under the reference policy; None unless TRL computes them or a hook lists
-            "ref_logps" in its `needs`.
-        sampling_logps_B_T: Log-probabilities reported by the sampler (vLLM, a rollout function).
-        teacher_logps_B_T: Log-probabilities under each of the hooks' `teachers`, by its name there.
-        advantages_B_T: For an aggregation, the advantages after the rollout stage of the hooks, zero off the mask. None
-            for a hook, which gets them as its argument.
-        step: Optimizer steps done so far.
-        training: False in evaluation.
-        tokenizer: The tokenizer of the policy.
-        gather: Concatenates a tensor `(B,)` or `(B, T)` over all ranks to `(N,)` or `(N, T')`, in rank order, padded
-            with zeros to the largest `T`, `T'`. Every rank must call it equally often; otherwise the run stops.
-        local_rows: This rank's rows in a gathered tensor.
-        offsets: Returns, for a row, the characters `(start, end)` of `texts[row]` that each completion token wrote:
-            none for a special token, and a character split over several tokens for all of them. Raises if the tokens
-            cannot be matched with the text.
+    Its values go through the run's aggregation with the other terms of the loss; without one they take TRL's own
+    weights. Optional methods:
+
+    - `on_rollout(rollout)` runs once per generation batch with the view of all ranks, after the hooks, and returns
+      `{name: (B, T)}`: values that travel with the rows to `terms.carried_B_T`.
+    - `measures(terms)` returns `{name: (B, T)}`: values whose mean over the tokens that count is logged as
+      `token_loss/<token loss>/<name>`.
     """
 
-    prompts: Sequence[Any]
-    completions: Sequence[Any]
-    columns: Mapping[str, Sequence[Any]] = field(default_factory=dict)
-    row_numbers: Sequence[int] | None = None
-    texts: Sequence[str]
-    prompt_ids_B_P: torch.Tensor
-    prompt_mask_B_P: torch.Tensor
-    completion_ids_B_T: torch.Tensor
-    mask_B_T: torch.Tensor
-    completion_mask_B_T: torch.Tensor
-    tool_mask_B_T: torch.Tensor | None = None
-    turns_B_T: torch.Tensor = None  # type: ignore[assignment]
-    turns: Callable[[int], Sequence[Turn]] = _no_turns
-    truncated_B: torch.Tensor
-    rewards_B_K: torch.Tensor
-    reward_names: Sequence[str]
-    reward_weights_K: torch.Tensor
-    rewards_B: torch.Tensor
-    raw_rewards_B: torch.Tensor = None  # type: ignore[assignment]
-    token_rewards_B_T: torch.Tensor | None = None
-    parts: Mapping[str, PartTable] = field(default_factory=dict)
-    group_ids_B: torch.Tensor
-    group_baselines_B: torch.Tensor
-    uninformative_B: torch.Tensor | None = None
-    num_generations: int
-    totals: Totals
-    old_logps_B_T: torch.Tensor | None = None
-    old_entropies_B_T: torch.Tensor | None = None
-    ref_logps_B_T: torch.Tensor | None = None
-    sampling_logps_B_T: torch.Tensor | None = None
-    teacher_logps_B_T: Mapping[str, torch.Tensor] = field(default_factory=dict)
-    advantages_B_T: torch.Tensor | None = None
-    step: int = 0
-    training: bool = True
-    tokenizer: Any = None
-    gather: Callable[[torch.Tensor], torch.Tensor] = _identity
-    local_rows: slice = field(default_factory=lambda: slice(None))
-    offsets: Callable[[int], Sequence[tuple[int, int]]] = _no_offsets
-
-    def __post_init__(self) -> None:
-        """By default no shaper has acted, and the masks determine the turns."""
-        if vars(self)["raw_rewards_B"] is None:
-            object.__setattr__(self, "raw_rewards_B", self.rewards_B)
-        if vars(self)["turns_B_T"] is None:
-            by_model_B_T = self.completion_mask_B_T > 0
-            if self.tool_mask_B_T is not None:
-                by_model_B_T = by_model_B_T & (self.tool_mask_B_T > 0)
-            object.__setattr__(self, "turns_B_T", turn_numbers(by_model_B_T))
-
-    @property
-    def lengths_B(self) -> torch.Tensor:
-        """Number of tokens in the loss per completion, `(B,)`, as a float tensor."""
-        return self.mask_B_T.sum(dim=1)
-
-    def span_values(self, spans: Sequence[Sequence[Span] | None]) -> torch.Tensor:
-        """Map characters to tokens, `(B, T)`: every token that wrote a character of a span gets the span's value.
-
-        `spans` has for each of the `B` completions its spans `(start, end, value)`, or None. Values of overlapping
-        spans add up. A span outside its text, or a value that is not finite, is a `PluginOutputError`.
-        """
-        if len(spans) != len(self.texts):
-            raise PluginOutputError(f"expected spans for {len(self.texts)} completions, got {len(spans)}.")
-        values_B_T = self.mask_B_T.new_zeros(self.mask_B_T.shape)
-        for row, row_spans in enumerate(spans):
-            if not row_spans:
-                continue
-            offsets = enumerate(self.offsets(row))
-            with_text = [(token, start, end) for token, (start, end) in offsets if end > start]
-            starts, ends = [start for _, start, _ in with_text], [end for *_, end in with_text]
-            values = [0.0] * values_B_T.size(1)  # set in one go: token by token would be slow on a GPU
-            check_spans(row_spans, self.texts[row], row)
-            for start, end, value in row_spans:
-                first, last = bisect_right(ends, start), bisect_left(starts, end)
-                for token, *_ in with_text[first:last] if end > start else ():
-                    values[token] += value
-            values_B_T[row] = values_B_T.new_tensor(values)
-        return values_B_T
-
-
-@dataclass(frozen=True, kw_only=True)
-class Forward:
-    """One micro-batch at its loss forward: the context of `on_forward`. All tensors are detached.
-
-    TRL shuffles the generation batch after the rollout stage, so row `i` here is not row `i` of the `Rollout`, and a
-    group's rows may be in different micro-batches. The fields carry what is known of each row from the rollout.
-
-    Attributes:
-        logps_B_T: Log-probabilities under the policy being trained.
-        entropies_B_T: Entropy of the policy's next-token distribution, in nats.
-        old_logps_B_T: Log-probabilities under the policy that generated; `logps_B_T` itself when TRL has none, because
-            the two policies are the same.
-        ref_logps_B_T: Log-probabilities under the reference policy, if there is one.
-        mask_B_T: Loss mask as a float tensor.
-        completion_ids_B_T: Completion tokens, padded on the right.
-        rewards_B: As in `Rollout`.
-        raw_rewards_B: As in `Rollout`.
-        group_baselines_B: As in `Rollout`.
-        zero_variance_B: Whether all scored rewards of the completion's group are equal before any shaper, and all its
-            advantages were exactly 0 after the rollout stage of the hooks.
-        step: Optimizer steps done so far.
-        training: False in evaluation.
-        gather: As in `Rollout`, over this micro-batch of every rank.
-    """
-
-    logps_B_T: torch.Tensor
-    entropies_B_T: torch.Tensor
-    old_logps_B_T: torch.Tensor
-    mask_B_T: torch.Tensor
-    ref_logps_B_T: torch.Tensor | None = None
-    completion_ids_B_T: torch.Tensor
-    rewards_B: torch.Tensor
-    raw_rewards_B: torch.Tensor = None  # type: ignore[assignment]
-    group_baselines_B: torch.Tensor
-    zero_variance_B: torch.Tensor
-    step: int = 0
-    training: bool = True
-    gather: Callable[[torch.Tensor], torch.Tensor] = _identity
-
-    def __post_init__(self) -> None:
-        """By default no shaper has acted."""
-        if vars(self)["raw_rewards_B"] is None:
-            object.__setattr__(self, "raw_rewards_B", self.rewards_B)
-
-
-@runtime_checkable
-class Reward(Protocol):
-    """How good is this completion? Exactly TRL's contract, so a reward also works in plain TRL.
-
-    Called once per generation batch with keyword arguments only: `prompts`, `completions`, `completion_ids` and every
-    other dataset column, plus TRL's `trainer_state`, `log_extra` and `log_metric`. Take the rest as `**kwargs`.
-    Returns one number per completion, or None where the reward does not apply.
-    """
-
-    def __call__(self, **columns: Any) -> Sequence[float | None]:
-        """Return `B` rewards."""
-        ...
-
-
-class AdvantageHook(Protocol):
-    """Which tokens deserve the credit? An object with a `role` (a string) and that role's method.
-
-    | `role` | method | what it does |
-    | --- | --- | --- |
-    | `"shaper"` | `on_rewards` | changes rewards before any baseline is taken; any number of them |
-    | `"estimator"` | `on_rollout` | makes advantages out of rewards, whatever advantages come in; at most one |
-    | `"transform"` | `on_rollout` | changes the advantages that come in; any number of them |
-    | `"forward"` | `on_forward` | changes them at each loss forward; any number of them |
-
-    Hooks act in this order; hooks of one role act in the order selected. Without an estimator, TRL's own advantages
-    stand, made from the shaped rewards if there is a shaper. `role` is an attribute of the class, or of the object if a
-    parameter decides it. A hook with only `on_rewards` is a shaper and one with only `on_forward` a forward hook; these
-    need no `role`. Estimators and transforms may have `on_forward` too.
-
-    `on_rewards` and `on_rollout` run once per generation batch, `on_forward` at each loss forward.
-
-    `on_rewards` returns what it adds to each completion's reward: `(B,)`, or `(B, T)`, summed over the tokens that
-    count. It sees `rollout.advantages_B_T` as None. The others take and return advantages `(B, T)`; values off the mask
-    are ignored. `on_rollout` may also return spans: for each completion a list of `(start, end, value)`, or None. Their
-    values are added to the incoming advantages of the tokens that wrote those characters (an estimator starts from 0).
-
-    Optional attributes:
-
-    - `last = True` makes a transform a mask. It acts after the other transforms, and tokens that it sets to 0 stay 0
-      after the forward stage. To find them it also runs on advantages of 1 and of -1, so it may look at the sign of an
-      advantage but not at its size. A forward hook with `last = True` acts after the other forward hooks.
-    - `makes_signal = True`: this forward hook gives groups of equal rewards an advantage (`Forward.zero_variance_B`).
-    - `signal_everywhere = True`: this hook, before the forward stage, gives every completion an advantage, also in
-      groups of equal rewards. It cannot be combined with hooks that have `makes_signal`.
-    - `learns_from_equal_rewards = True`: what this hook gives groups of equal rewards is meant, since it reads more
-      than rewards (steps, turns, a teacher). Then only groups whose advantages are all 0 are without signal.
-    - `masks_zero_variance = True`: this mask masks the groups without signal. It cannot be combined with them either.
-    - `uses_total_reward = False`: this estimator does not read `rollout.rewards_B`, so it cannot be combined with
-      shapers.
-    - `needs`: names from `NEEDS`. The trainer is not constructed if one is unavailable; log-probabilities that TRL does
-      not compute cost an extra pass.
-    - `teachers`: names of models whose log-probabilities the hook reads from `rollout.teacher_logps_B_T`: an id or
-      path, or `teacher_name(model, column)`, the same, "policy" or "reference" after the prompts of another column.
-    - `per_group = True`: `on_rewards` and `on_rollout` treat each group on its own and keep no state, so a group's
-      advantages do not depend on the rest of the batch. `resample` requires it of shapers, and of all hooks if its
-      filter reads advantages.
-    - `per_completion = True`: `on_forward` treats each completion on its own, so compact updates may put other
-      completions next to it.
-    - `metrics`: numbers on its last batch by name, the same on all ranks; logged as `advantage/<hook>/<name>`.
-    - `state_dict()` and `load_state_dict(state)`: what must survive a checkpoint, as a mapping of JSON values.
-    """
-
-    def on_rewards(self, rollout: Rollout) -> torch.Tensor:
-        """Return what is added to the rewards, `(B,)` or `(B, T)`."""
-        ...
-
-    def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor | Sequence[Any]:
-        """Return the new advantages `(B, T)`, or spans to add to them."""
-        ...
-
-    def on_forward(self, advantages_B_T: torch.Tensor, forward: Forward) -> torch.Tensor:
-        """Return the new advantages `(B, T)`."""
-        ...
-
-
-class LossAggregation(Protocol):
-    """How much does each token's loss count? An object with exactly one of these two methods.
-
-    `weights` is the common form. It runs once per generation batch and returns non-negative weights, zero off the
-    mask. The batch's loss is `Σ w·l` over all ranks and micro-batches, so it does not depend on how the batch is cut.
-    If the batch feeds several optimizer steps, each step's part is scaled up to the size of the whole, unless the
-    object has `per_step = True`: then `Σ w·l` over a step's tokens is that step's loss, as for a sum without a divisor.
-
-    `reduce` is for aggregations that need the losses themselves. It runs at each loss forward on one micro-batch and
-    returns a scalar; the trainer takes the mean over the step's micro-batches and ranks. So it depends on how the batch
-    is cut, unless it divides by `totals.step`, as `token_mean_step` does. `totals.step` exists only if each optimizer
-    step lies within one generation batch; other runs refuse an object with `needs_step_totals = True` at construction.
-    """
-
-    def weights(self, rollout: Rollout) -> torch.Tensor:
-        """Return weights `(B, T)`."""
-        ...
-
-    def reduce(self, loss_B_T: torch.Tensor, mask_B_T: torch.Tensor, totals: Totals) -> torch.Tensor:
-        """Return a scalar that keeps the graph of `loss_B_T`."""
-        ...
-
-
-class GroupFilter(Protocol):
-    """Which groups are worth training on? An object with `keep`, for `resample`.
-
-    It sees what was sampled in one round and decides for each group whether to train on it. Further prompts are sampled
-    in place of dropped groups.
-
-    Optional attributes:
-
-    - `reads_advantages = True`: it sees `rollout.advantages_B_T` after the rollout stage of the hooks; other filters
-      see None. The hooks then run in each round, so all of them must have `per_group`.
-    - `needs`: as for a hook.
-    """
-
-    def keep(self, rollout: Rollout) -> torch.Tensor | Sequence[bool | str]:
-        """Decide for each completion whether to keep its group.
-
-        Returns:
-            `(B,)`, bool; or a list of `B` values: True to keep, False to drop, or a few words to drop and say why,
-            counted under `groups/dropped/<words>`.
-        """
+    def loss(self, terms: LossTerms) -> torch.Tensor:
+        """Return each token's loss `(B, T)`, computed from `terms.logps_B_T`; values off the mask are ignored."""
         ...
 
 
@@ -707,6 +991,9 @@ def split_teacher(name: str) -> tuple[str, str]:
     return model, column
 
 
+# ----------------------------------------------------------------------------------------- reading what a plugin says
+
+
 def implements(plugin: object, method: str) -> bool:
     """Whether a plugin has a method of its own; a stub inherited from one of the protocols above does not count."""
     try:
@@ -718,38 +1005,33 @@ def implements(plugin: object, method: str) -> bool:
     return callable(found) and getattr(found, "__module__", None) != __name__
 
 
-HOOK_METHODS = tuple(dict.fromkeys(ROLES.values()))
-"""What an advantage hook may define."""
-
-
 def role_of(hook: Any, subject: str | None = None) -> str:
-    """The role of an advantage hook: its `role`, or the only one that fits its methods.
+    """The role of an advantage hook: the one that it declares, or the only one that fits its methods.
 
-    A hook whose role is missing, unknown or not that of its methods is a `PluginContractError`, which says what to
-    write; `subject` is what it calls the hook.
+    A hook whose role is missing or not that of its methods is a `PluginContractError`, which says what to write;
+    `subject` is what it calls the hook.
     """
+    declared = HookDeclaration.of(hook)
     has = [method for method in HOOK_METHODS if implements(hook, method)]
-    listed, role = " and ".join(has) or "no hook method", getattr(hook, "role", None)
+    listed, role = " and ".join(has) or "no hook method", declared.role
     if role is None and len(has) == 1:
         role = {"on_rewards": "shaper", "on_forward": "forward"}.get(has[0])
     methods = {"shaper": ("on_rewards",), "forward": ("on_forward",)}
     problem = None
     if role is None:
         problem = (
-            f'has {listed} and no role. Write role = "estimator" in its class if it computes advantages from the '
-            'rewards, or role = "transform" if it changes the incoming ones'
+            f'has {listed} and no role. Write declares = HookDeclaration(role="estimator") in its class if it computes '
+            'advantages from the rewards, or role="transform" if it changes the incoming ones'
         )
-    elif not isinstance(role, str) or role not in ROLES:
-        problem = f"has role = {role!r}; it must be one of {', '.join(map(repr, ROLES))}"
     elif ROLES[role] not in has:
-        problem = f"has role = {role!r} but not that role's method, {ROLES[role]}; it has {listed}"
+        problem = f"has the role {role!r} but not that role's method, {ROLES[role]}; it has {listed}"
     elif others := [method for method in has if method not in methods.get(role, ("on_rollout", "on_forward"))]:
         fits = " or ".join(repr(name) for name, method in ROLES.items() if method == others[0])
         problem = (
-            f"has role = {role!r} and {others[0]} as well, which would never run. Remove it, or make the role {fits}"
+            f"has the role {role!r} and {others[0]} as well, which would never run. Remove it, or make the role {fits}"
         )
-    elif getattr(hook, "last", False) and role not in ("transform", "forward"):
-        problem = f"has last = {hook.last!r} and role = {role!r}: `last` is for transforms and forward hooks"
+    elif declared.last and role not in ("transform", "forward"):
+        problem = f"declares last and the role {role!r}: `last` is for transforms and forward hooks"
     if problem:
         name = getattr(hook, "__name__", type(hook).__name__)
         raise PluginContractError(f"{subject or f'The advantage hook {name!r}'} {problem}.")
@@ -758,4 +1040,4 @@ def role_of(hook: Any, subject: str | None = None) -> str:
 
 def acting_order(hook: Any) -> tuple[int, bool]:
     """The sort key for an advantage hook: by role, and within a role the `last` ones after the others."""
-    return list(ROLES).index(role_of(hook)), bool(getattr(hook, "last", False))
+    return list(ROLES).index(role_of(hook)), HookDeclaration.of(hook).last

@@ -20,7 +20,7 @@ STEPS: tuple[tuple[str, str, str, str], ...] = (
     ("shaper", "any number: changes rewards", "sees log-probabilities, texts, groups", "r' (B,)"),
     ("estimator", "at most one: makes advantages of r'", "without one, TRL's own advantages of r'", "A (B, T)"),
     ("transform", "any number: changes the advantages", "in the order selected", "A (B, T)"),
-    ("mask", "transforms with last = True", "after the other transforms", "A (B, T)"),
+    ("mask", "transforms with last=True", "after the other transforms", "A (B, T)"),
     ("signal", "which groups have an advantage that is not 0?", "skipping, compacting, RL-ZVP ask here", ""),
     ("weights", "loss aggregation", "a weight for every token", "w (B, T)"),
     (

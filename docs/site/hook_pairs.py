@@ -46,7 +46,7 @@ def hooks() -> tuple[Hook, ...]:
             selection = {"name": name, **parameters}
             (hook,) = load_advantage_hooks([selection])
             words = ", ".join(f"{key}: {value}" for key, value in parameters.items())
-            role = "mask" if role_of(hook) == "transform" and getattr(hook, "last", False) else role_of(hook)
+            role = "mask" if role_of(hook) == "transform" and hook.declares.last else role_of(hook)
             found.append(Hook(f"{name} ({words})" if words else name, selection, role, hook))
     return tuple(sorted(found, key=lambda hook: (acting_order(hook.loaded), hook.label)))
 

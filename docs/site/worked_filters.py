@@ -9,6 +9,7 @@ import torch
 from trl_grpo_ext import load_group_filter
 from trl_grpo_ext.credit.flow import group_verdicts
 from trl_grpo_ext.testing.builders import make_rollout
+from trl_grpo_ext.types import FilterDeclaration
 
 from .worked import Worked, completions
 
@@ -23,7 +24,7 @@ def verdicts(selection: Any) -> Mapping[str, Any]:
     group_filter = load_group_filter(selection)
     rollout = make_rollout([2] * len(GROUPS), REWARDS, GROUPS)
     advantages_B = rollout.rewards_B - rollout.group_baselines_B
-    reads = getattr(group_filter, "reads_advantages", False)
+    reads = "advantages" in FilterDeclaration.of(group_filter).needs
     rollout = replace(
         rollout,
         texts=list(TEXTS),

@@ -8,6 +8,7 @@ import torch
 from common.trainer import RecipeTrainer
 
 from trl_grpo_ext.advantages.policies import KLInReward, check_model, logps_of, needs_of, require
+from trl_grpo_ext.types import HookDeclaration
 
 if TYPE_CHECKING:
     from trl_grpo_ext.types import Rollout
@@ -27,11 +28,11 @@ class KLMeter:
     """
 
     __name__ = "kl_meter"
-    role = "transform"
 
     def __init__(self, *, reference: str = "reference") -> None:
         self.reference = check_model("kl_meter: reference", reference)
-        self.needs, self.teachers = needs_of(reference)
+        needs, teachers = needs_of(reference)
+        self.declares = HookDeclaration(role="transform", needs=needs, teachers=teachers)
         self._seen: dict[bool, list[torch.Tensor]] = {True: [], False: []}
 
     def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:

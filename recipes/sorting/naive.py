@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from trl_grpo_ext.types import HookDeclaration
+
 if TYPE_CHECKING:
     from trl_grpo_ext.types import Forward
 
@@ -25,7 +27,7 @@ class Naive:
     """
 
     __name__ = "naive"
-    per_completion = True
+    declares = HookDeclaration(independent=True)
 
     def on_forward(self, advantages_B_T: torch.Tensor, forward: Forward) -> torch.Tensor:
         """Return the new advantages `(B, T)`."""

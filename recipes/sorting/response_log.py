@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from trl_grpo_ext.types import HookDeclaration
+
 if TYPE_CHECKING:
     from trl_grpo_ext.types import Forward, Rollout
 
@@ -26,9 +28,7 @@ class ResponseLog:
     """
 
     __name__ = "response_log"
-    role = "transform"
-    needs = ("old_logps",)
-    per_completion = True
+    declares = HookDeclaration(role="transform", needs=("old_logps",), independent=True)
 
     def __init__(self, *, file: str, every: int = 5) -> None:
         self.file, self.every = Path(file), every

@@ -17,7 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.contexts import Ranks, cut, make_rollout
-from trl_grpo_ext import load_advantage_hooks
+from trl_grpo_ext import advantages as estimators
+from trl_grpo_ext import available, load_advantage_hooks
 from trl_grpo_ext.credit import flow
 from trl_grpo_ext.errors import PluginOutputError
 from trl_grpo_ext.types import Rollout
@@ -86,6 +87,38 @@ def test_optimal_baseline_by_hand() -> None:
     masked = torch.tensor([[0.0, 0.0, 1.0], [1.0, 1.0, 1.0]], dtype=torch.float64)
     rollout = replace(make_rollout([3, 3], [1.0, 0.0]), mask_B_T=masked)
     assert on_tokens("optimal_baseline", rollout).tolist() == [[0, 0, 0.75], [-0.25, -0.25, -0.25]]
+
+
+# ---------------------------------------------------------------------------------------------- functions of arrays
+
+
+@pytest.mark.parametrize(("selection", "rewards", "groups", "expected"), BY_HAND)
+def test_functions_by_hand(
+    selection: Any, rewards: list[float], groups: list[int] | None, expected: list[float]
+) -> None:
+    parameters = dict(selection) if isinstance(selection, dict) else {"name": selection}
+    estimate = getattr(estimators, parameters.pop("name"))
+    rewards_N = torch.tensor([*rewards, NAN], dtype=torch.float64)  # one that nobody scored
+    groups_N = torch.tensor([*(groups or [0] * len(rewards)), 0])
+    given = (rewards_N,) if estimate is estimators.raw_reward else (rewards_N, groups_N)
+    assert estimate(*given, **parameters).tolist() == pytest.approx([*expected, 0.0], rel=1e-9, abs=1e-12)
+
+
+def test_functions_of_more_than_rewards_by_hand() -> None:
+    groups_N = torch.zeros(2, dtype=torch.long)
+    lengths = estimators.optimal_baseline(torch.tensor([1.0, 0.0]), groups_N, torch.tensor([2.0, 6.0]))
+    assert lengths.tolist() == [0.75, -0.25]
+    # Each function by itself is (±.5)/(√.5 + ε), ±.7071; 2 · .7071 - .7071 = ±.7071, whose σ is 1.
+    rewards_N_2 = torch.tensor([[1.0, 0.0], [0.0, 10.0]], dtype=torch.float64)
+    weights_2 = torch.tensor([2.0, 1.0], dtype=torch.float64)
+    decoupled = estimators.decoupled_normalisation(rewards_N_2, weights_2, groups_N, epsilon=1e-12)
+    assert decoupled.tolist() == pytest.approx([0.5**0.5, -(0.5**0.5)])
+    credit = estimators.pass_at_k(torch.tensor([1.0, 0.0, 0.0, 0.0]), torch.zeros(4, dtype=torch.long), k=2)
+    assert credit.tolist() == pytest.approx([1, -1 / 3, -1 / 3, -1 / 3])
+    live_B_T = torch.tensor([[True, True], [True, False]])
+    faded = estimators.group_mean_gae(torch.tensor([1.0, 0.0]), torch.tensor([0.5, 0.5]), live_B_T, gae_lambda=0.5)
+    assert faded.tolist() == [[0.25, 0.5], [-0.5, 0.0]]
+    assert {info.name for info in available("advantage_hook")} >= {*estimators.__all__}
 
 
 # ---------------------------------------------------------------------------------------------- refused

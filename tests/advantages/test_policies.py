@@ -155,5 +155,5 @@ def test_a_teacher_with_another_prompt_by_hand() -> None:
 
 def test_it_asks_for_what_it_reads_and_for_no_more() -> None:
     reference, other = (hook("teacher_log_ratio", teacher=name) for name in ("reference", "org/teacher"))
-    assert (set(reference.needs), tuple(reference.teachers)) == ({"old_logps", "ref_logps"}, ())
-    assert (set(other.needs), tuple(other.teachers)) == ({"old_logps"}, ("org/teacher",))
+    assert (set(reference.declares.needs), reference.declares.teachers) == ({"old_logps", "ref_logps"}, ())
+    assert (set(other.declares.needs), other.declares.teachers) == ({"old_logps"}, ("org/teacher",))

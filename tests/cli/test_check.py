@@ -9,6 +9,8 @@ from tests.cli.distributions import write_distribution
 from tests.cli.terminal import Finished, assert_readable, invoke
 
 REWARDS = '''
+from trl_grpo_ext.types import RewardDeclaration
+
 print("chatter at import")
 
 def fine(completions, answer=None, **columns):
@@ -44,7 +46,7 @@ def remembers(completions, answer=None, seen=set(), **columns):
 class Choosy:
     """Scores `word`, and nothing else will do."""
 
-    conformance = {"parameters": {"word": "a"}}
+    declares = RewardDeclaration(conformance={"parameters": {"word": "a"}})
 
     def __init__(self, word: str) -> None:
         self.word = word

@@ -11,6 +11,8 @@ from tests.cli.distributions import MARKED, imported, write_distribution
 from tests.cli.terminal import assert_readable, invoke
 
 HOOK = '''
+from trl_grpo_ext.types import HookDeclaration
+
 class Hook:
     """Scale by `factor`: `A'_t = factor · A_t`.
 
@@ -27,11 +29,8 @@ class Hook:
         ValueError: Never.
     """
 
-    needs = ("old_logps",)
-    role = "transform"
-
     def __init__(self, mode: str, *, factor: float = 2.0) -> None:
-        self.teachers = (mode,)
+        self.declares = HookDeclaration(role="transform", needs=("old_logps",), teachers=(mode,))
 
     def on_rollout(self, advantages_B_T, rollout):
         return advantages_B_T

@@ -10,14 +10,14 @@ import torch
 from tests.contexts import make_forward, make_rollout, mask_of
 from trl_grpo_ext.credit import flow
 from trl_grpo_ext.errors import ConfigurationError, PluginOutputError, PluginRunError
-from trl_grpo_ext.types import Totals
+from trl_grpo_ext.types import HookDeclaration, Totals
 
 TOTALS = Totals(tokens=7, sequences=3, prompts=1, max_completion_length=8)
 
 
 def hook(**methods: Any) -> Any:
     role = "transform" if "on_rollout" in methods else "forward"
-    return SimpleNamespace(__name__="my_hook", role=role, **methods)
+    return SimpleNamespace(__name__="my_hook", declares=HookDeclaration(role=role), **methods)
 
 
 class TestExpandAdvantages:
@@ -93,7 +93,9 @@ class TestHooks:
 
     @pytest.mark.parametrize(("role", "expected"), [("transform", [[3, 4]]), ("estimator", [[0, 1]])])
     def test_spans_are_added_to_what_came_in_and_an_estimators_to_zero(self, role: str, expected: list[Any]) -> None:
-        points = SimpleNamespace(__name__="points", role=role, on_rollout=lambda a, rollout: [[(1, 2, 1.0)]])
+        points = SimpleNamespace(
+            __name__="points", declares=HookDeclaration(role=role), on_rollout=lambda a, rollout: [[(1, 2, 1.0)]]
+        )
         advantages = torch.tensor([3.0])
         assert flow.apply_hooks(advantages, [points], make_rollout([2])).tolist() == expected
 

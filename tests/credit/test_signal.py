@@ -150,9 +150,10 @@ def test_a_hook_for_equal_groups_that_finds_none_left_says_so_once() -> None:
     assert list(chain.overruled(signal_table(rollout))) == []
     chain, rollout = after(["zero_variance_credit"], ONE_RIGHT, ALL_RIGHT)
     assert list(chain.overruled(signal_table(rollout))) == []
-    for giver in ("running_baseline", {"name": "batch_whitening", "baseline": "batch"}):
-        with pytest.raises(ConfigurationError, match="gives groups of equal rewards an advantage, so 'zero_varia"):
-            HookChain(load_advantage_hooks([giver, "zero_variance_credit"]))
+    for other in ("running_baseline", {"name": "batch_whitening", "baseline": "batch"}, "outcome_filter"):
+        chain, rollout = after([other, "zero_variance_credit"], ONE_RIGHT, ALL_RIGHT)
+        (sentence,) = chain.overruled(signal_table(rollout, chain.allowed_signs(rollout)))
+        assert "gave each of them an advantage, or masked it" in sentence
 
 
 def test_a_hook_without_effect_says_so_once_and_another_never() -> None:

@@ -16,7 +16,7 @@ from tests.support import arguments
 from trl_grpo_ext import GRPOExtTrainer
 from trl_grpo_ext.credit.turns import is_tool_error, read_turns, true_runs
 from trl_grpo_ext.errors import AlignmentError
-from trl_grpo_ext.types import END, Part, Parts, Place, Rollout, ToolCall, Turn, turn_numbers
+from trl_grpo_ext.types import END, HookDeclaration, Part, Parts, Place, Rollout, ToolCall, Turn, turn_numbers
 
 LIMIT = 1600
 HARD = "naïve ﷽ 你好 שלום 👩‍👩‍👧 e\u0301"
@@ -124,7 +124,7 @@ class Scripted(GRPOExtTrainer):
 
 
 class Sees:
-    role = "transform"
+    declares = HookDeclaration(role="transform")
 
     def __init__(self) -> None:
         self.rollouts: list[Rollout] = []

@@ -87,11 +87,11 @@ RUN: dict[tuple[str, str], tuple[str, str]] = {
         "from trl_grpo_ext import GRPOExtMixin",
         "Geometric.__bases__ == (GRPOExtMixin, GMPOTrainer)",
     ),
-    ("docs/stability.md", "contract_version = 2"): (
+    ("docs/stability.md", "contract_version=1"): (
         "from trl_grpo_ext.types import CONTRACT_VERSION",
-        "FirstTokens.contract_version == CONTRACT_VERSION",
+        "FirstTokens.declares.contract_version == CONTRACT_VERSION",
     ),
-    ("docs/conformance.md", "conformance = {"): ("", "set(Polite.conformance) == {'parameters', 'columns'}"),
+    ("docs/conformance.md", "conformance={"): ("", "set(Polite.declares.conformance) == {'parameters', 'columns'}"),
     ("docs/report.md", "def last_rewards("): ("", "callable(last_rewards)"),
     ("docs/recipes.md", "def judged("): ("", "judged(['a 5', 'b'], ['5', None]) == [1.0, None]"),
     ("docs/metrics.md", "use_console_summary("): (

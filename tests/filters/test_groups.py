@@ -82,8 +82,8 @@ def test_several_as_one() -> None:
     ]
     nested = {"name": "all_of", "filters": [{"name": "all_of", "filters": both}, "accuracy_between"]}
     assert by_group(nested, rollout) == [True, "equal rewards", "equal rewards", "truncated"]
-    assert load_group_filter(nested).reads_advantages
-    assert not AllOf(filters=[NotAllTruncated()]).reads_advantages
+    assert load_group_filter(nested).declares.needs == ("advantages",)
+    assert AllOf(filters=[NotAllTruncated()]).declares.needs == ()
     assert AllOf(filters=[NotAllTruncated(), Signal()]).filters[1].__name__ == "signal"
     with pytest.raises(PluginParameterError, match="must be a list of group filters"):
         load_group_filter({"name": "all_of", "filters": []})

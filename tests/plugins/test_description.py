@@ -48,9 +48,10 @@ def test_every_built_in_is_documented_and_its_example_can_be_pasted() -> None:
 # ------------------------------------------------------------------------------------ what the text says, unimported
 
 FILES = {
-    "so_alone.py": "from so_other import Elsewhere\nclass Base:\n    role = 'estimator'\n"
+    "so_alone.py": "from so_other import Elsewhere\nclass Base:\n    declares = HookDeclaration(role='estimator')\n"
     'class Mine(Base, Elsewhere):\n    "Mine."\nmade = Mine()\n'
-    "class Either:\n    \"Either.\"\n    def __init__(self, s):\n        self.role = 'shaper' if s else 'transform'\n"
+    'class Either:\n    "Either."\n    def __init__(self, s):\n        role = "shaper" if s else "transform"\n'
+    "        self.declares = types.HookDeclaration(role=role)\n"
     'def function(completions):\n    "A function."\n'
     'class Late:\n    "Late."\n    def on_forward(self, a, f): ...\n',
     "so_namespace/inner/leaf.py": 'class Leaf:\n    "A leaf."\n',
@@ -103,16 +104,13 @@ def test_a_line_of_a_plugin_without_importing_it(path: Path, target: str, state:
 # --------------------------------------------------------------------------------------------- what an import shows
 
 HOOK = """
+from trl_grpo_ext.types import HookDeclaration
+
 class Hook:
     'Scale.'
-    role = 'transform'
-    needs = ('old_logps',)
 
     def __init__(self, a: int, b='x', *, c: 'float | None' = None, **more: int):
-        self.teachers = (a,)
-
-    @property
-    def per_group(self): ...
+        self.declares = HookDeclaration(role='transform', needs=('old_logps',), teachers=(a,), independent=a > 1)
 
     def on_rollout(self, advantages, rollout): ...
 
@@ -136,9 +134,9 @@ def test_what_an_import_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         "role": "transform",
         "needs": ("old_logps",),
         "teachers": "depends on the parameters",
-        "per_group": "depends on the parameters",
+        "independent": "depends on the parameters",
     }
-    assert (docs.methods, docs.line) == (("on_rollout",), 2)
+    assert (docs.methods, docs.line) == (("on_rollout",), 4)
     broken = describe(PluginInfo("advantage_hook", "x", None, None, "si_hook:Odd"), [])
     assert broken.state == "broken"
     assert "RuntimeError: not for you" in broken.detail

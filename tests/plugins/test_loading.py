@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.cli.distributions import write_distribution
 from tests.interrupts import interruptible
 from trl_grpo_ext.errors import (
     BrokenPluginError,
@@ -36,7 +37,7 @@ from trl_grpo_ext.plugins.loading import (
     parse_selection,
     resolve,
 )
-from trl_grpo_ext.types import CONTRACT_VERSION, AdvantageHook, Reward
+from trl_grpo_ext.types import CONTRACT_VERSION, AdvantageHook, Reward, RewardDeclaration
 
 KINDS = ("reward", "advantage_hook", "loss_aggregation", "group_filter")
 
@@ -177,6 +178,7 @@ def test_absent_distribution_in_the_variable_is_warned_of(monkeypatch: pytest.Mo
 SOURCE = """
 import asyncio, functools
 from dataclasses import dataclass
+from trl_grpo_ext.types import HookDeclaration
 
 
 def plain(completions, answer, scale=1.0, *, shift=0.0, **columns):
@@ -240,7 +242,7 @@ class Refuses:
 
 
 class Early:
-    role = "transform"
+    declares = HookDeclaration(role="transform")
 
     def on_rollout(self, advantages, rollout):
         return advantages
@@ -249,6 +251,18 @@ class Early:
 class Late:
     def on_forward(self, advantages, forward):
         return advantages
+
+
+class OtherName(Late):
+    __name__ = "another_name"
+
+
+class NamedByParameter(Late):
+    def __init__(self, word="x"):
+        self.__name__ = f"says_{word}"
+
+
+shared = Late()
 
 
 class Both(Early, Late):
@@ -268,7 +282,7 @@ class Reduces:
 
 
 class Newer(Early):
-    contract_version = 99
+    declares = HookDeclaration(role="transform", contract_version=99)
 
     def __init__(self):
         raise RuntimeError("it was built")
@@ -479,17 +493,13 @@ def test_a_property_that_raises_is_not_taken_for_a_missing_method(own: ModuleTyp
 
 def test_a_plugin_of_a_newer_contract_is_refused_before_it_is_built(own: ModuleType) -> None:
     says = (
-        "'Newer' from your own module own_plugins was written for version 99 of the plugin contract, and this trl-grpo"
+        "'Newer' from your own module own_plugins: It was written for version 99 of the plugin contract, and this trl"
     )
     with pytest.raises(PluginContractError, match=says):
         load_advantage_hooks("own_plugins:Newer")
-    for version in (1, CONTRACT_VERSION):
-        own.plain.contract_version = version
+    for version in (None, CONTRACT_VERSION):
+        own.plain.declares = RewardDeclaration(contract_version=version)
         assert load_rewards("own_plugins:plain") == [own.plain]
-    for version in ("1", True, 0, 1.0):
-        own.plain.contract_version = version
-        with pytest.raises(BrokenPluginError, match="must be a whole number from 1 up"):
-            load_rewards("own_plugins:plain")
 
 
 def test_class_in_place_of_its_instance(own: ModuleType) -> None:
@@ -514,6 +524,21 @@ def test_stubs_inherited_from_a_protocol_are_not_methods() -> None:
     for kind, plugin in (("advantage_hook", NoMethods()), ("reward", NoCall())):
         with pytest.raises(PluginTypeError):
             resolve(kind, plugin)  # type: ignore[arg-type]
+
+
+def test_plugins_carry_the_name_by_which_they_were_selected(
+    own: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    points = {"late": "Late", "other": "OtherName", "word": "NamedByParameter"}
+    hooks = {name: f"own_plugins:{attribute}" for name, attribute in points.items()}
+    write_distribution(tmp_path / "installed", "named-dist", {"hook": hooks})
+    monkeypatch.syspath_prepend(tmp_path / "installed")
+    selected = ["late", "other", "late", "word", "own_plugins:OtherName", "own_plugins:Late", "whiten"]
+    names = [hook.__name__ for hook in load_advantage_hooks([*selected, "whiten"])]
+    assert names == ["whiten", "whiten_2", "late", "other", "late_2", "says_x", "another_name", "Late"]
+    held = load_advantage_hooks(["own_plugins:shared", own.shared])
+    assert held == [own.shared, own.shared]
+    assert not hasattr(own.shared, "__name__")  # others hold it too
 
 
 # --- loaders ---------------------------------------------------------------------------------------------------------

@@ -15,7 +15,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trl_grpo_ext.errors import (
-    BrokenPluginError,
     ConfigurationError,
     PluginParameterError,
     PluginTypeError,
@@ -25,18 +24,16 @@ from trl_grpo_ext.plugins.loading import RewardList, Selection, load_rewards, pa
 from trl_grpo_ext.plugins.selection import GUARD_PARAMETERS
 
 SOURCE = """
+from trl_grpo_ext.types import RewardDeclaration
+
 class Keeps:
-    takes_rewards = ("inner", "other")
+    declares = RewardDeclaration(takes=("inner", "other"))
 
     def __init__(self, inner=None, other=None, note=None):
         self.inner, self.other, self.note = inner, other, note
 
     def __call__(self, completions, **columns):
         return [0.0] * len(completions)
-
-
-class NoTuple(Keeps):
-    takes_rewards = "inner"
 
 
 class Refuses(Keeps):
@@ -145,11 +142,9 @@ def test_a_typo_outside_comes_before_what_is_inside(own: ModuleType) -> None:
         keeps(iner="x", inner="nothing_like_it")
 
 
-def test_a_combinator_that_refuses_and_one_that_says_wrongly_what_it_takes(own: ModuleType) -> None:
+def test_a_combinator_that_refuses(own: ModuleType) -> None:
     with pytest.raises(PluginParameterError, match=r"no 1 rewards, thank you"):
         load_rewards({"name": "own_combinators:Refuses", "inner": ["think_format"]})
-    with pytest.raises(BrokenPluginError, match=r"`takes_rewards` must be a tuple .* is 'inner'"):
-        load_rewards({"name": "own_combinators:NoTuple", "inner": "think_format"})
 
 
 # --- saving ----------------------------------------------------------------------------------------------------------

@@ -27,6 +27,7 @@ MODULES = (
     "trl_grpo_ext",
     "trl_grpo_ext.types",
     "trl_grpo_ext.errors",
+    "trl_grpo_ext.advantages",
     "trl_grpo_ext.plugins.loading",
     "trl_grpo_ext.guard.outcomes",
     "trl_grpo_ext.guard.workers",

@@ -15,7 +15,7 @@ from transformers import TrainerCallback
 from tests.recipes.launching import RECIPES
 from tests.support import arguments, relative_gap
 from trl_grpo_ext import GRPOExtTrainer
-from trl_grpo_ext.types import Rollout
+from trl_grpo_ext.types import HookDeclaration, Rollout
 
 GROUP = 4
 EPSILON = 0.2
@@ -25,7 +25,7 @@ class Watch(TrainerCallback):
     """An advantage hook that keeps what was rolled out, and a callback that keeps weights and gradients."""
 
     __name__ = "watch"
-    role = "transform"
+    declares = HookDeclaration(role="transform")
 
     def __init__(self) -> None:
         self.rollouts: list[Rollout] = []

@@ -112,7 +112,13 @@ def test_the_libraries_beneath_are_no_difference_and_a_note() -> None:
     old, new = Manifest((FOCAL,), {"trl": "1.15.0", "torch": "2"}), Manifest((FOCAL,), {"trl": "1.16.0", "torch": "2"})
     assert differences(old, new) == []
     assert version_notes(old, new) == ["trl 1.15.0 in the checkpoint, 1.16.0 here"]
-    assert version_notes(old, replace(old, contract_version=3)) == ["plugin contract 2 in the checkpoint, 3 here"]
+    assert version_notes(old, replace(old, contract_version=3)) == ["plugin contract 1 in the checkpoint, 3 here"]
+
+
+def test_the_line_names_a_plugin_as_often_as_it_acts() -> None:
+    hook = PluginRecord("advantage_hook", "h", "d", "1")
+    line = "advantage hooks h (d 1), h_2 (d 1); loss aggregation focal (grpo-focal 0.1.0)"
+    assert Manifest((hook, hook, FOCAL)).line() == line
 
 
 def test_what_a_file_says_does_not_reach_the_terminal() -> None:

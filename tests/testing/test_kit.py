@@ -16,12 +16,13 @@ from trl_grpo_ext.errors import ConfigurationError, PluginOutputError, TRLGRPOEx
 from trl_grpo_ext.plugins.kinds import FACTS
 from trl_grpo_ext.testing import RULES, ConformanceError, assert_conforms, check, make_rollout
 from trl_grpo_ext.testing.builders import Ranks, UnequalGathers, cut
+from trl_grpo_ext.types import HookDeclaration, RewardDeclaration
 
 
 class Wants:
     """A reward of one word and one column."""
 
-    conformance = {"parameters": {"word": "please"}, "columns": {"polite": [True, False]}}  # noqa: RUF012
+    declares = RewardDeclaration(conformance={"parameters": {"word": "please"}, "columns": {"polite": [True, False]}})
 
     def __init__(self, word: str) -> None:
         self.word = word
@@ -44,8 +45,7 @@ SEEN: list[Any] = []
 class Looks:
     """Keeps what it saw of row 0."""
 
-    needs = ("offsets",)
-    role = "transform"
+    declares = HookDeclaration(role="transform", needs=("offsets",))
 
     def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Any) -> Any:
         SEEN.append((rollout.texts[0], rollout.columns["level"][0], rollout.offsets(0)))
@@ -93,7 +93,7 @@ def test_what_the_caller_gives_wins_over_the_declaration() -> None:
     def fails_on_false(completions: list[Any], polite: list[Any], **columns: Any) -> list[float]:
         return [1.0 / p for p in polite]
 
-    fails_on_false.conformance = {"columns": {"polite": [0]}}  # type: ignore[attr-defined]
+    fails_on_false.declares = RewardDeclaration(conformance={"columns": {"polite": [0]}})  # type: ignore[attr-defined]
     rules = ["reward.run"]
     assert not check("reward", fails_on_false, rules=rules).ok
     assert check("reward", fails_on_false, columns={"polite": 1}, rules=rules).ok
@@ -130,7 +130,7 @@ def compares(completions: list[Any], **columns: Any) -> list[float]:
     return [1.0 for _ in completions]
 
 
-compares.reference_column = "answer"  # type: ignore[attr-defined]
+compares.declares = RewardDeclaration(reference_column="answer")  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(
@@ -202,22 +202,24 @@ def test_texts_and_columns_of_the_caller_are_in_the_batch() -> None:
 class Uncopyable:
     """Counts its calls, and has a lock, so that no copy can be made."""
 
-    role = "transform"
-
     def __init__(self) -> None:
         self.lock, self.calls = threading.Lock(), 0
-
-    def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Any) -> torch.Tensor:
-        self.calls += 1
-        return advantages_B_T * self.calls
 
     def __call__(self, completions: list[Any], **columns: Any) -> list[float]:
         return [float("18" in wrong_rewards.text_of(completion)) for completion in completions]
 
 
-@pytest.mark.parametrize("kind", ["advantage_hook", "reward"])
-def test_what_cannot_be_copied_is_not_compared_with_what_its_own_trials_made_of_it(kind: Any) -> None:
-    report = check(kind, Uncopyable(), isolated=False)
+class UncopyableHook(Uncopyable):
+    declares = HookDeclaration(role="transform")
+
+    def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Any) -> torch.Tensor:
+        self.calls += 1
+        return advantages_B_T * self.calls
+
+
+@pytest.mark.parametrize(("kind", "plugin"), [("advantage_hook", UncopyableHook()), ("reward", Uncopyable())])
+def test_what_cannot_be_copied_is_not_compared_with_what_its_own_trials_made_of_it(kind: Any, plugin: Any) -> None:
+    report = check(kind, plugin, isolated=False)
     word = FACTS[kind].word
     assert [broken.rule.short for broken in report.violations] == ["pickle"], str(report)
     reasons = {rule.short: reason for rule, reason in report.skipped}

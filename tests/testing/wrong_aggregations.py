@@ -11,6 +11,8 @@ from typing import Any
 import numpy
 import torch
 
+from trl_grpo_ext.types import AggregationDeclaration
+
 
 class Right:
     """A token mean by weights."""
@@ -49,8 +51,8 @@ class LocalReduce:
 class Reduces:
     """The sum of the losses as a function makes it, of the totals."""
 
-    def __init__(self, function: Callable[[torch.Tensor, Any], Any], needs_step_totals: bool = False) -> None:
-        self.function, self.needs_step_totals = function, needs_step_totals
+    def __init__(self, function: Callable[[torch.Tensor, Any], Any], *needs: str) -> None:
+        self.function, self.declares = function, AggregationDeclaration(needs=needs)
 
     def reduce(self, loss_B_T: torch.Tensor, mask_B_T: torch.Tensor, totals: Any) -> Any:
         return self.function(torch.where(mask_B_T > 0, loss_B_T, 0.0).sum(), totals)
@@ -62,13 +64,13 @@ def token_mean(total: torch.Tensor, totals: Any) -> torch.Tensor:
 
 
 class ReducesInPlace:
-    needs_step_totals = True
+    declares = AggregationDeclaration(needs=("step_totals",))
 
     def reduce(self, loss_B_T: torch.Tensor, mask_B_T: torch.Tensor, totals: Any) -> Any:
         return token_mean(torch.where(mask_B_T.mul_(1.0) > 0, loss_B_T, 0.0).sum(), totals)
 
 
-SOUND = [Right(), Reduces(token_mean, needs_step_totals=True), LocalReduce()]
+SOUND = [Right(), Reduces(token_mean, "step_totals"), LocalReduce()]
 
 
 class Both(Right, LocalReduce):
@@ -150,9 +152,9 @@ BREAKS: list[tuple[str, Any]] = [
     ("aggregation.finite", Weighs(mean_of_each_row)),
     ("aggregation.finite", Weighs(lambda rollout: rollout.mask_B_T / torch.tensor(float(rollout.totals.tokens)))),
     ("aggregation.micro_batches", Counts(lambda rollout: rollout.mask_B_T / rollout.totals.micro_batches)),
-    ("aggregation.micro_batches", Reduces(lambda t, s: token_mean(t, s) / s.step.micro_batches, True)),
+    ("aggregation.micro_batches", Reduces(lambda t, s: token_mean(t, s) / s.step.micro_batches, "step_totals")),
     ("aggregation.ranks", tokens_of_this_rank),
-    ("aggregation.ranks", Reduces(lambda t, s: token_mean(t, s) / s.processes, True)),
+    ("aggregation.ranks", Reduces(lambda t, s: token_mean(t, s) / s.processes, "step_totals")),
     ("aggregation.gathers", Counts(gather_sometimes)),
     ("aggregation.totals", Weighs(rows_of_all_ranks)),
     ("aggregation.padding", Counts(lambda rollout: rollout.mask_B_T / rollout.mask_B_T.size(1))),

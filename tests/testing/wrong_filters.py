@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from trl_grpo_ext.credit.groups import gather_groups, group_mean
+from trl_grpo_ext.types import FilterDeclaration
 
 
 class Right:
@@ -18,7 +19,7 @@ class Right:
 class ReadsAdvantages:
     """Right as well, with a reason."""
 
-    reads_advantages = True
+    declares = FilterDeclaration(needs=("advantages",))
 
     def keep(self, rollout: Any) -> list[bool | str]:
         sizes_B = torch.where(rollout.mask_B_T > 0, rollout.advantages_B_T, 0.0).abs().sum(dim=1)

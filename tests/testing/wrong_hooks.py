@@ -3,17 +3,19 @@
 import os
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from trl_grpo_ext.errors import PluginOutputError
+from trl_grpo_ext.types import HookDeclaration
 
 
 class Transform:
     """What most of the following are: the advantages times a factor. Right as it is."""
 
-    role = "transform"
+    declares = HookDeclaration(role="transform")
 
     def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Any) -> torch.Tensor:
         return advantages_B_T * self.factor(rollout)
@@ -42,9 +44,7 @@ def column(values_B: torch.Tensor) -> torch.Tensor:
 class Right:
     """Both stages, with a state, a need and a gather."""
 
-    needs = ("ref_logps",)
-    per_completion = True
-    role = "transform"
+    declares = HookDeclaration(role="transform", needs=("ref_logps",), independent=True)
 
     def __init__(self) -> None:
         self.batches = 0
@@ -70,8 +70,7 @@ class Right:
 class Spans:
     """Credit by characters."""
 
-    needs = ("offsets",)
-    role = "transform"
+    declares = HookDeclaration(role="transform", needs=("offsets",))
 
     def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Any) -> list[Any]:
         return [[(0, 1, 0.5)] if text else None for text in rollout.texts]
@@ -87,7 +86,7 @@ class NoNegativeRewards(Transform):
 
 
 class Estimates:
-    role = "estimator"
+    declares = HookDeclaration(role="estimator")
 
     def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Any) -> torch.Tensor:
         above_B = rollout.rewards_B - rollout.group_baselines_B
@@ -97,8 +96,7 @@ class Estimates:
 class Masks:
     """A mask that goes by the sign."""
 
-    role = "transform"
-    last = True
+    declares = HookDeclaration(role="transform", last=True)
 
     def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Any) -> torch.Tensor:
         return torch.where(rollout.truncated_B.unsqueeze(1), advantages_B_T.clamp(max=0), advantages_B_T)
@@ -107,7 +105,7 @@ class Masks:
 class Shapes:
     """A shaper that looks at all ranks."""
 
-    needs = ("old_logps",)
+    declares = HookDeclaration(needs=("old_logps",))
 
     def on_rewards(self, rollout: Any) -> torch.Tensor:
         longest = rollout.gather(rollout.lengths_B).max().clamp(min=1.0)
@@ -117,7 +115,7 @@ class Shapes:
 class LikelihoodRatio(AtForward):
     """gspo_token as it is meant: the mean over live tokens, bounded."""
 
-    per_completion = True
+    declares = HookDeclaration(independent=True)
 
     def factor(self, forward: Any, live_B_T: torch.Tensor) -> Any:
         ratio_B_T = torch.where(live_B_T, forward.logps_B_T - forward.old_logps_B_T, 0.0).to(forward.mask_B_T.dtype)
@@ -134,11 +132,11 @@ SOUND = [
 
 
 class By(Transform):
-    """A transform by a function of the advantages and the rollout, with other attributes."""
+    """A transform by a function of the advantages and the rollout, with other declarations."""
 
-    def __init__(self, function: Callable[[torch.Tensor, Any], Any], **attributes: Any) -> None:
+    def __init__(self, function: Callable[[torch.Tensor, Any], Any], **declared: Any) -> None:
         self.function = function
-        vars(self).update(attributes)
+        self.declares = replace(self.declares, **declared)
 
     def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Any) -> torch.Tensor:
         return self.function(advantages_B_T, rollout)
@@ -155,11 +153,22 @@ class AtForwardBy(AtForward):
 
 
 class NoRole(Transform):
-    role = None  # type: ignore[assignment]
+    declares = HookDeclaration()
+
+
+class Misspelt(Transform):
+    make_signal = True
+
+
+class TakesNoRollout:
+    declares = HookDeclaration(role="transform")
+
+    def on_rollout(self, advantages_B_T: torch.Tensor) -> torch.Tensor:
+        return advantages_B_T * 2.0
 
 
 class RoundsTheMean:
-    role = "estimator"
+    declares = HookDeclaration(role="estimator")
 
     def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Any) -> torch.Tensor:
         rewards_N, groups_N = rollout.gather(rollout.rewards_B), rollout.gather(rollout.group_ids_B)
@@ -167,8 +176,8 @@ class RoundsTheMean:
         return column(rollout.rewards_B - means_B).expand_as(advantages_B_T)
 
 
-class SaysPerCompletion(AtForward):
-    per_completion = True
+class SaysIndependent(AtForward):
+    declares = HookDeclaration(independent=True)
 
     def factor(self, forward: Any, live_B_T: torch.Tensor) -> Any:
         return torch.where(live_B_T, forward.logps_B_T, 0.0).sum() / live_B_T.sum().clamp(min=1)
@@ -261,11 +270,10 @@ mean_of_this_rank = By(lambda a_B_T, rollout: a_B_T - rollout.rewards_B.nan_to_n
 centres_columns = AtForwardBy(centred_columns)
 
 BREAKS: list[tuple[str, Any]] = [
-    *(("hook.form", plugin) for plugin in (object, NoRole)),
+    *(("hook.form", plugin) for plugin in (object, NoRole, Misspelt, TakesNoRollout)),
     ("hook.run", By(lambda a_B_T, rollout: rollout.columns["difficulty"])),
     ("hook.run", By(lambda a_B_T, rollout: exit())),
     ("hook.needs", By(lambda a_B_T, rollout: a_B_T - torch.where(a_B_T != 0, rollout.ref_logps_B_T, 0.0))),
-    ("hook.needs", By(lambda a_B_T, rollout: a_B_T, needs=("logits",))),
     ("hook.shape", By(lambda a_B_T, rollout: a_B_T.sum(dim=1))),
     ("hook.role", By(lambda a_B_T, rollout: a_B_T * 2.0, role="estimator")),
     ("hook.role", By(lambda a_B_T, rollout: Estimates().on_rollout(a_B_T, rollout))),
@@ -282,7 +290,7 @@ BREAKS: list[tuple[str, Any]] = [
     ("hook.padding", AtForwardBy(ratio_over_the_width)),
     ("hook.split", mean_of_this_rank),
     ("hook.gathers", By(gather_sometimes)),
-    ("hook.micro_batches", SaysPerCompletion),
+    ("hook.micro_batches", SaysIndependent),
     ("hook.determinism", By(lambda a_B_T, rollout: a_B_T * (2.0 + noise()))),
     *(("hook.state", plugin) for plugin in (Forgets, StateIsNoJSON, HalfAState)),
     *(("hook.evaluation", plugin) for plugin in (CountsEvaluations, RemembersSilently)),

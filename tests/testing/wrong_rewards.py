@@ -17,7 +17,7 @@ from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
-from trl_grpo_ext.types import Parts
+from trl_grpo_ext.types import Parts, RewardDeclaration
 
 
 def text_of(completion: Any) -> str:
@@ -54,7 +54,7 @@ def found(texts: list[str]) -> list[float]:
 class Right(Simple):
     """1.0 where the reference's number stands in the completion; None where the reference has none."""
 
-    reference_column = "answer"
+    declares = RewardDeclaration(reference_column="answer")
 
     def scores(self, texts: list[str], columns: Any) -> Any:
         return [self.score(text, answer) for text, answer in zip(texts, columns["answer"], strict=True)]
@@ -67,7 +67,7 @@ class Right(Simple):
 class Declared(Simple):
     """Random, and says so."""
 
-    deterministic = False
+    declares = RewardDeclaration(deterministic=False)
 
     def scores(self, texts: list[str], columns: Any) -> Any:
         return [score + int.from_bytes(os.urandom(2)) / 2**16 for score in found(texts)]
@@ -115,14 +115,14 @@ def compares_on_purpose(completions: list[Any], **columns: Any) -> list[float]:
     return [length - sum(lengths) / len(lengths) for length in lengths]
 
 
-compares_on_purpose.per_completion = False  # type: ignore[attr-defined]
+compares_on_purpose.declares = RewardDeclaration(per_completion=False)  # type: ignore[attr-defined]
 
 
 class Slotted:
     """No `__dict__`, no `__name__`; and it declares what it is tried with."""
 
     __slots__ = ("word",)
-    conformance = {"completions": ["some rhubarb", "none", "rhubarb"]}  # noqa: RUF012
+    declares = RewardDeclaration(conformance={"completions": ["some rhubarb", "none", "rhubarb"]})
 
     def __init__(self, word: str) -> None:
         self.word = word

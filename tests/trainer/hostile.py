@@ -14,6 +14,7 @@ from transformers import AutoTokenizer
 
 from trl_grpo_ext import Rollout
 from trl_grpo_ext.errors import AlignmentError
+from trl_grpo_ext.types import HOOK_METHODS, HookDeclaration
 
 Expected = tuple[str, str]
 """The kind of an error, and a part of its message."""
@@ -44,7 +45,9 @@ class HostilePlugin:
     """Well-behaved on all ranks but the last."""
 
     def __init__(self, name: str, method: str, bad: Callable[..., Any]) -> None:
-        self.__name__, self.role = name, "transform" if method == "on_rollout" else "forward"
+        self.__name__ = name
+        if method in HOOK_METHODS:
+            self.declares = HookDeclaration(role="transform" if method == "on_rollout" else "forward")
         setattr(self, method, lambda *given: (bad if is_last_rank() else GOOD[method])(*given))
 
 

@@ -19,7 +19,7 @@ from tests.support import flat, length_reward, prompts, scripted_rollout, train
 from tests.trainer.hostile import hostile_settings, is_last_rank
 from trl_grpo_ext import GRPOExtMixin, GRPOExtTrainer, Rollout, load_loss_aggregation
 from trl_grpo_ext.errors import TRLGRPOExtError
-from trl_grpo_ext.types import Part, Parts, Place
+from trl_grpo_ext.types import HookDeclaration, Part, Parts, Place
 
 Job = dict[str, Any]
 """Settings of `tests.support.train`, and
@@ -100,7 +100,7 @@ class DoubledExtTrainer(GRPOExtMixin, DoubledTrainer):
 class Watch:
     """Changes nothing and keeps what this rank saw of each generation batch."""
 
-    role = "transform"
+    declares = HookDeclaration(role="transform")
 
     def __init__(self) -> None:
         self.seen: list[dict[str, Any]] = []
@@ -126,8 +126,7 @@ class Shapes:
     """A shaper that gives tokens their own and looks at all ranks."""
 
     __name__ = "shapes"
-    role = "shaper"
-    needs = ("old_logps",)
+    declares = HookDeclaration(role="shaper", needs=("old_logps",))
 
     def on_rewards(self, rollout: Rollout) -> torch.Tensor:
         longest = rollout.gather(rollout.lengths_B).max()

@@ -225,13 +225,9 @@ def test_a_teacher_with_another_vocabulary_is_refused(tiny_model: Path, tmp_path
         ({"name": "teacher_log_ratio", "teacher": "reference"}, "'teacher_log_ratio' needs a reference policy"),
         (Watch("entropies"), "'Watch' needs entropies but has only on_rollout"),
         (Watch("sampling_logps"), "'Watch' needs the sampler's log-probabilities, which only vLLM and a rollout_func"),
-        (
-            Watch("gradients"),
-            "'Watch' needs 'gradients', which does not exist. Possible needs: old_logps, old_entropies",
-        ),
         ("future_kl", "'future_kl' acts on how far the policy has moved .*num_iterations="),
     ],
-    ids=["kl", "teacher", "entropies", "sampling", "unknown", "several updates"],
+    ids=["kl", "teacher", "entropies", "sampling", "several updates"],
 )
 def test_what_is_not_there_is_said_at_construction(tiny_model: Path, tmp_path: Path, hook: Any, message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):

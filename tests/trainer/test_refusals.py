@@ -22,6 +22,7 @@ from trl_grpo_ext.errors import (
 from trl_grpo_ext.trainer import mixin
 from trl_grpo_ext.trainer.own_loss import try_out
 from trl_grpo_ext.trainer.upstream import contract
+from trl_grpo_ext.types import HookDeclaration
 
 AGGREGATION: dict[str, Any] = {"loss_aggregation": "token_mean", "max_steps": 1}
 FORWARD_HOOK: dict[str, Any] = {"advantage_hooks": ["entropy_shaping"], "max_steps": 1}
@@ -154,7 +155,7 @@ def test_out_of_memory_says_nothing_about_a_loss() -> None:
 class Writes:
     """Changes what it is given, at some place, or reads what it has not asked for."""
 
-    role = "transform"
+    declares = HookDeclaration(role="transform")
 
     def __init__(self, what: str) -> None:
         self.what = what
@@ -177,7 +178,7 @@ class Writes:
         ("advantages", PluginOutputError, r"'Writes': on_rollout changed advantages_B_T, which others read"),
         ("mask", PluginOutputError, r"changed (completion_)?mask_B_T"),
         ("texts", PluginOutputError, r"changed (texts|completions)"),
-        ("needs", PluginRunError, r"What the class does not list in its `needs` is None; here .*ref_logps"),
+        ("needs", PluginRunError, r"What it does not declare in its `needs` is None; here .*ref_logps"),
     ],
 )
 def test_a_hook_is_stopped_where_it_happens_and_named(

@@ -31,6 +31,7 @@ from trl_grpo_ext import GRPOExtTrainer, Rollout
 from trl_grpo_ext.errors import ConfigurationError, PluginOutputError, PluginRunError, TRLGRPOExtError
 from trl_grpo_ext.launch.checkpoints import SaveOnSignal
 from trl_grpo_ext.trainer.batch import BatchKeys
+from trl_grpo_ext.types import FilterDeclaration, HookDeclaration
 
 SIGNAL = {"filter": "signal"}
 
@@ -178,7 +179,7 @@ def test_a_hook_of_the_whole_batch_sees_the_one_that_is_trained_on(tiny_model: P
 
 def test_hooks_see_what_is_trained_on_and_the_table_each_completion_once(tiny_model: Path, tmp_path: Path) -> None:
     class Counting:
-        role, per_group = "transform", True
+        declares = HookDeclaration(role="transform", independent=True)
 
         def __init__(self) -> None:
             self.rows: list[str] = []
@@ -328,9 +329,9 @@ def test_a_checkpoint_without_a_state_goes_on_where_the_data_is(tiny_model: Path
 
 
 class Answers:
-    def __init__(self, answer: Callable[[Rollout], Any], **attributes: Any) -> None:
+    def __init__(self, answer: Callable[[Rollout], Any], **declared: Any) -> None:
         self.answer, self.__name__ = answer, "answers"
-        vars(self).update(attributes)
+        self.declares = FilterDeclaration(**declared)
 
     def keep(self, rollout: Rollout) -> Any:
         return self.answer(rollout)
@@ -362,7 +363,7 @@ def test_what_a_filter_sees_and_raises(tiny_model: Path, tmp_path: Path) -> None
             raise KeyError("no such thing")
         return [True] * len(rollout.texts)
 
-    for attributes in ({}, {"reads_advantages": True, "needs": ("old_entropies",)}):
+    for attributes in ({}, {"needs": ("advantages", "old_entropies")}):
         given = {"resample": {"filter": Answers(answer, **attributes)}}
         train(tiny_model, tmp_path / str(len(seen)), max_steps=1, trainer_arguments=given)
     assert (seen[0].advantages_B_T, seen[0].old_entropies_B_T) == (None, None)
@@ -376,7 +377,7 @@ def test_what_a_filter_sees_and_raises(tiny_model: Path, tmp_path: Path) -> None
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a hook of the whole batch under a filter of advantages": (
         {"advantage_hooks": ["batch_whitening"]},
-        r"'signal' reads advantages.*'batch_whitening' may look at the whole batch.*per_group = True",
+        r"'signal' reads advantages.*'batch_whitening' may look at the whole batch.*independent=True",
     ),
     "a shaper that adapts": (
         {"advantage_hooks": [{"name": "kl_in_reward", "form": "completion", "target": 0.1}], "beta": 0.1},

@@ -23,6 +23,7 @@ from trl_grpo_ext.credit.rollouts import ScoredRows
 from trl_grpo_ext.errors import ConfigurationError, PluginOutputError, UpstreamError
 from trl_grpo_ext.trainer.rollouts import Sampling
 from trl_grpo_ext.trainer.shaping import refuse_images
+from trl_grpo_ext.types import HookDeclaration
 
 
 def weight_of(ids: list[int]) -> float:
@@ -34,7 +35,7 @@ class ByTokens:
     """Adds to each completion what a reward function could have given."""
 
     __name__ = "by_tokens"
-    role = "shaper"
+    declares = HookDeclaration(role="shaper")
 
     def __init__(self) -> None:
         self.rollouts: list[Rollout] = []
@@ -139,7 +140,7 @@ def test_a_shaper_has_the_tensors_of_the_batch_before_there_is_one(
 ) -> None:
     needs = ("old_logps", "ref_logps") if settings.get("beta") else ("old_logps",)
     watch, shaper, passes = WatchBoth(*needs), ByTokens(), []
-    shaper.needs = needs  # type: ignore[attr-defined]
+    shaper.declares = HookDeclaration(role="shaper", needs=needs)
 
     class Counts(GRPOTrainer):
         def _get_per_token_logps_and_entropies(self, *arguments: Any, **keywords: Any) -> Any:

@@ -10,6 +10,7 @@ from tests.support import Run, relative_gap, train
 from tests.trainer.watch import Watch
 from trl_grpo_ext import Rollout
 from trl_grpo_ext.credit.signal import has_signal
+from trl_grpo_ext.types import HookDeclaration
 
 ZVP = {"name": "zero_variance_credit", "alpha": 0.1}
 
@@ -30,7 +31,7 @@ def gradient_is_zero(run: Run) -> bool:
 class Penalty:
     """Takes 0.05 from the first token of every other completion."""
 
-    role = "transform"
+    declares = HookDeclaration(role="transform")
 
     def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
         penalty_B_T = torch.zeros_like(advantages_B_T)
@@ -41,7 +42,7 @@ class Penalty:
 def last() -> Watch:
     """Keeps the advantages behind the other hooks."""
     watch = Watch()
-    watch.last = True  # type: ignore[attr-defined]
+    watch.declares = HookDeclaration(role="transform", last=True)
     return watch
 
 
@@ -90,7 +91,7 @@ def test_equal_rewards_are_skipped_unless_a_hook_learns_from_them(tiny_model: Pa
     assert gradient_is_zero(skipped)
     assert skipped.logs[0]["groups/zero_variance"] == 1
     learning = Penalty()
-    learning.learns_from_equal_rewards = True  # type: ignore[attr-defined]
+    learning.declares = HookDeclaration(role="transform", makes_signal=True)
     kept = run(tiny_model, tmp_path / "kept", learning, loss_aggregation=skipping, **settings)
     plain = run(tiny_model, tmp_path / "plain", Penalty(), loss_aggregation="token_mean", **settings)
     assert not gradient_is_zero(plain)

@@ -3,15 +3,14 @@
 import torch
 
 from trl_grpo_ext import Forward, Rollout
+from trl_grpo_ext.types import HookDeclaration
 
 
 class Watch:
     """Keeps the advantages and the rollout of each generation batch."""
 
-    role = "transform"
-
     def __init__(self, *needs: str, teachers: tuple[str, ...] = ()) -> None:
-        self.needs, self.teachers = needs, teachers
+        self.declares = HookDeclaration(role="transform", needs=needs, teachers=teachers)
         self.seen: list[tuple[torch.Tensor, Rollout]] = []
 
     @property

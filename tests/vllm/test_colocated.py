@@ -20,6 +20,7 @@ from tests.vllm import COLOCATED, needs_vllm
 needs_vllm()
 
 from trl_grpo_ext import GRPOExtTrainer, Rollout  # noqa: E402
+from trl_grpo_ext.types import HookDeclaration  # noqa: E402
 
 pytestmark = [pytest.mark.nightly, pytest.mark.usefixtures("engine")]
 
@@ -155,8 +156,7 @@ def test_each_correction_under_what_computes_the_loss_otherwise(model: Path, tmp
 class Truncated:
     """TRL's `token_truncate` as a hook: each token's advantage times its ratio, 1.01 at most."""
 
-    role = "transform"
-    needs = ("sampling_logps", "old_logps")
+    declares = HookDeclaration(role="transform", needs=("sampling_logps", "old_logps"))
 
     def __init__(self) -> None:
         self.seen: list[Rollout] = []

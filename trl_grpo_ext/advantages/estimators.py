@@ -1,9 +1,14 @@
 """Estimators: from the rewards of a group to one advantage for each completion, the same on all of its tokens.
 
-Their role is "estimator": a chain has at most one, it runs before every transform wherever a selection lists it, and
-its advantages replace TRL's. With a shaper, rewards are the shaped ones. All estimators use the rewards and groups of
-all ranks. A completion without a reward gets advantage 0 and is left out of all statistics, which no paper speaks of.
-In a group of equal rewards every difference from the mean is exactly 0.
+The mathematics are functions of arrays: rewards `(N,)`, NaN where a completion has none, and groups `(N,)`, whole
+numbers from 0 to `N - 1`, to advantages `(N,)`. A completion without a reward gets advantage 0 and is left out of all
+statistics, which no paper speaks of. In a group of equal rewards every difference from the mean is exactly 0.
+
+    leave_one_out(torch.tensor([1.0, 0.0, 0.0, 3.0]), torch.tensor([0, 0, 0, 0]))  # 0, -4/3, -4/3, 8/3
+
+The hooks hand over the rewards and groups of all ranks. Their role is "estimator": a chain has at most one, it runs
+before every transform wherever a selection lists it, and its advantages replace TRL's. With a shaper, rewards are the
+shaped ones.
 """
 
 from __future__ import annotations
@@ -13,7 +18,6 @@ import zlib
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Mapping
-from typing import Any, ClassVar
 
 import torch
 
@@ -28,25 +32,148 @@ from ..credit.groups import (
 )
 from ..errors import PluginOutputError
 from ..guard.parameters import checked_choice, checked_number, checked_text, checked_whole
-from ..types import Rollout
+from ..types import HookDeclaration, Rollout
+
+
+def _where_scored(advantages_N: torch.Tensor, rewards_N: torch.Tensor) -> torch.Tensor:
+    return torch.where(torch.isnan(rewards_N), 0.0, advantages_N)
+
+
+def raw_reward(rewards_N: torch.Tensor) -> torch.Tensor:
+    """`A_i = r_i`, as in REINFORCE without a baseline (Williams, 1992)."""
+    return _where_scored(rewards_N, rewards_N)
+
+
+def centred(rewards_N: torch.Tensor, groups_N: torch.Tensor) -> torch.Tensor:
+    """`A_i = r_i - μ` with the group's mean μ, as in Dr. GRPO (2503.20783)."""
+    return group_apart(rewards_N, groups_N)
+
+
+def normalised(
+    rewards_N: torch.Tensor,
+    groups_N: torch.Tensor,
+    epsilon: float = 1e-4,
+    std_floor: float = 0.0,
+    std: str = "sample",
+) -> torch.Tensor:
+    """`A_i = (r_i - μ) / (max(σ, std_floor) + ε)` with the group's mean μ and deviation σ, GRPO (2402.03300).
+
+    `std` is "sample" (n - 1, as in TRL) or "population" (n).
+    """
+    stds_N = group_std(rewards_N, groups_N)
+    if std == "population":
+        counts_N = group_count(rewards_N, groups_N).clamp(min=1)
+        stds_N = stds_N * ((counts_N - 1) / counts_N).sqrt()
+    apart_N = rewards_N - group_mean(rewards_N, groups_N)
+    return _where_scored(apart_N / (stds_N.clamp(min=std_floor) + epsilon), rewards_N)
+
+
+def max_only(rewards_N: torch.Tensor, groups_N: torch.Tensor) -> torch.Tensor:
+    """`A_i = r_i` where `r_i` is the group's highest reward, else 0 (CS336, 2025, lecture 17)."""
+    _, highest_N = group_extremes(rewards_N, groups_N)
+    return torch.where(rewards_N == highest_N, rewards_N, 0.0)
+
+
+def leave_one_out(rewards_N: torch.Tensor, groups_N: torch.Tensor) -> torch.Tensor:
+    """`A_i = r_i - mean_{j≠i} r_j` in the group, RLOO (2402.14740), eq. 6; 0 for a group's only scored completion."""
+    counts_N = group_count(rewards_N, groups_N)
+    # Of n rewards with the mean μ, r minus the mean of the n - 1 others is n/(n - 1) · (r - μ).
+    return group_apart(rewards_N, groups_N) * counts_N / (counts_N - 1).clamp(min=1)
+
+
+def batch_whitening(
+    rewards_N: torch.Tensor, groups_N: torch.Tensor, baseline: str = "group", std_floor: float = 0.1
+) -> torch.Tensor:
+    """`A_i = (r_i - b_i) / max(σ, std_floor)`, σ over the whole batch; REINFORCE++ (2501.03262).
+
+    `baseline` says what b is: the mean reward of the "group", or of the "batch".
+    """
+    batch_N = torch.zeros_like(groups_N)  # one group of all
+    apart_N = rewards_N - group_mean(rewards_N, groups_N if baseline == "group" else batch_N)
+    return _where_scored(apart_N / group_std(apart_N, batch_N).clamp(min=std_floor), rewards_N)
+
+
+def decoupled_normalisation(
+    rewards_N_K: torch.Tensor, weights_K: torch.Tensor, groups_N: torch.Tensor, epsilon: float = 1e-4
+) -> torch.Tensor:
+    """`A_i = s_i / (σ + ε)` with `s_i = Σ_k w_k·(r_ik - μ_k)/(σ_k + ε)`, GDPO (2601.05242).
+
+    μ_k and σ_k are of function k over the group, σ is of the sums over the batch.
+    """
+    sums_N = torch.zeros_like(rewards_N_K[:, 0])
+    for weight, of_one_N in zip(weights_K.tolist(), rewards_N_K.unbind(dim=1), strict=True):
+        sums_N += weight * group_apart(of_one_N, groups_N, epsilon)
+    nobody_N = torch.isnan(rewards_N_K).all(dim=1)
+    scored_N = sums_N.masked_fill(nobody_N, torch.nan)
+    return torch.where(nobody_N, 0.0, sums_N / (group_std(scored_N, torch.zeros_like(groups_N)) + epsilon))
+
+
+def optimal_baseline(rewards_N: torch.Tensor, groups_N: torch.Tensor, lengths_N: torch.Tensor) -> torch.Tensor:
+    """`A_i = r_i - Σ_j L_j r_j / Σ_j L_j` in the group, OPO (2505.23585).
+
+    In a group whose scored completions have no length the baseline is the mean.
+    """
+    # Lengths of unscored completions do not count, so that a group may be left without any.
+    has_tokens_N = group_sum(torch.where(torch.isnan(rewards_N), 0.0, lengths_N), groups_N) > 0
+    weights_N = torch.where(has_tokens_N, lengths_N, 1.0)
+    return _where_scored(rewards_N - group_mean(rewards_N, groups_N, weights_N), rewards_N)
+
+
+def mean_relative(rewards_N: torch.Tensor, groups_N: torch.Tensor) -> torch.Tensor:
+    """`A_i = (r_i - μ) / μ` with the group's mean μ, MaxRL (2602.02710); 0 where μ is 0.
+
+    Negative rewards are a `PluginOutputError`.
+    """
+    lowest = float(rewards_N.nan_to_num(nan=0.0).min())
+    if lowest < 0:
+        raise PluginOutputError(
+            f"mean_relative: rewards must not be negative, got {lowest:g}. Leave out the reward function that "
+            "goes below 0, or use centred or normalised, which take rewards of any sign."
+        )
+    means_N = group_mean(rewards_N, groups_N)
+    return _where_scored((rewards_N - means_N) / torch.where(means_N > 0, means_N, 1.0), rewards_N)
+
+
+def pass_at_k(rewards_N: torch.Tensor, groups_N: torch.Tensor, k: int = 4, threshold: float = 0.5) -> torch.Tensor:
+    """What a completion adds to the sets of k in its group, of which one must succeed: `pass_at_k_advantages`.
+
+    A completion succeeds where its reward is above the threshold.
+    """
+    succeeds_N = rewards_N > threshold
+    counts_N_2 = torch.stack([group_count(rewards_N, groups_N), group_sum(succeeds_N.to(rewards_N), groups_N)], 1)
+    pairs_N = [(int(n), int(c)) for n, c in counts_N_2.tolist()]
+    credit_of = {(n, c): pass_at_k_advantages(n, c, k) for n, c in set(pairs_N)}
+    credits_N_2 = rewards_N.new_tensor([credit_of[pair] for pair in pairs_N])
+    return _where_scored(torch.where(succeeds_N, credits_N_2[:, 0], credits_N_2[:, 1]), rewards_N)
+
+
+def pass_at_k_advantages(n: int, c: int, k: int) -> tuple[float, float]:
+    """Advantages of a success and of a failure if c of a group's n completions succeed (2508.10751).
+
+    Computed in whole numbers up to the last step, so that nothing overflows or cancels in large groups. With
+    `f = 1 - R̄` a success gets `√(f / (1 - f))`, and a group's advantages sum to zero, which gives a failure's.
+    """
+    sets, failing = math.comb(n, k), math.comb(n - c, k)  # both 0 where n < k
+    if failing in (0, sets):
+        return 0.0, 0.0
+    success = math.sqrt(failing / (sets - failing))
+    return success, -success * c / (n - c)
 
 
 class _Estimator(ABC):
-    """One advantage per completion, from the rewards; subclasses define it."""
+    """One advantage per completion, from the rewards; subclasses say which."""
 
-    role = "estimator"
-    per_group = True
-    uses_total_reward = True
+    declares = HookDeclaration(role="estimator", independent=True)
 
     def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
         """Return the new advantages `(B, T)`, constant over each completion's tokens."""
-        rewards_N, groups_N = gather_rewards(rollout, shaped=self.uses_total_reward)
-        new_N = torch.where(torch.isnan(rewards_N), 0.0, self._advantages(rewards_N, groups_N, rollout))
+        rewards_N, groups_N = gather_rewards(rollout, shaped=self.declares.uses_total_reward)
+        new_N = self._advantages(rewards_N, groups_N, rollout)
         return new_N[rollout.local_rows].to(advantages_B_T.dtype).unsqueeze(1).expand_as(advantages_B_T)
 
     @abstractmethod
     def _advantages(self, rewards_N: torch.Tensor, groups_N: torch.Tensor, rollout: Rollout) -> torch.Tensor:
-        """The advantages `(N,)` of all ranks' completions; ignored where the reward is NaN."""
+        """The advantages `(N,)` of all ranks' completions, 0 where the reward is NaN."""
 
 
 class RawReward(_Estimator):
@@ -63,7 +190,7 @@ class RawReward(_Estimator):
     __name__ = "raw_reward"
 
     def _advantages(self, rewards_N: torch.Tensor, groups_N: torch.Tensor, rollout: Rollout) -> torch.Tensor:
-        return rewards_N
+        return raw_reward(rewards_N)
 
 
 class Centred(_Estimator):
@@ -80,7 +207,7 @@ class Centred(_Estimator):
     __name__ = "centred"
 
     def _advantages(self, rewards_N: torch.Tensor, groups_N: torch.Tensor, rollout: Rollout) -> torch.Tensor:
-        return group_apart(rewards_N, groups_N)
+        return centred(rewards_N, groups_N)
 
 
 class Normalised(_Estimator):
@@ -110,11 +237,7 @@ class Normalised(_Estimator):
         self.std = checked_choice("normalised: std", std, ("sample", "population"))
 
     def _advantages(self, rewards_N: torch.Tensor, groups_N: torch.Tensor, rollout: Rollout) -> torch.Tensor:
-        stds_N = group_std(rewards_N, groups_N)
-        if self.std == "population":
-            counts_N = group_count(rewards_N, groups_N).clamp(min=1)
-            stds_N = stds_N * ((counts_N - 1) / counts_N).sqrt()
-        return (rewards_N - group_mean(rewards_N, groups_N)) / (stds_N.clamp(min=self.std_floor) + self.epsilon)
+        return normalised(rewards_N, groups_N, self.epsilon, self.std_floor, self.std)
 
 
 class MaxOnly(_Estimator):
@@ -133,8 +256,7 @@ class MaxOnly(_Estimator):
     __name__ = "max_only"
 
     def _advantages(self, rewards_N: torch.Tensor, groups_N: torch.Tensor, rollout: Rollout) -> torch.Tensor:
-        _, highest_N = group_extremes(rewards_N, groups_N)
-        return torch.where(rewards_N == highest_N, rewards_N, 0.0)
+        return max_only(rewards_N, groups_N)
 
 
 class LeaveOneOut(_Estimator):
@@ -151,9 +273,7 @@ class LeaveOneOut(_Estimator):
     __name__ = "leave_one_out"
 
     def _advantages(self, rewards_N: torch.Tensor, groups_N: torch.Tensor, rollout: Rollout) -> torch.Tensor:
-        counts_N = group_count(rewards_N, groups_N)
-        # Of n rewards with the mean μ, r minus the mean of the n - 1 others is n/(n - 1) · (r - μ).
-        return group_apart(rewards_N, groups_N) * counts_N / (counts_N - 1).clamp(min=1)
+        return leave_one_out(rewards_N, groups_N)
 
 
 class BatchWhitening(_Estimator):
@@ -175,17 +295,14 @@ class BatchWhitening(_Estimator):
     """
 
     __name__ = "batch_whitening"
-    per_group = False
+    declares = HookDeclaration(role="estimator")
 
     def __init__(self, *, baseline: str = "group", std_floor: float = 0.1) -> None:
         self.baseline = checked_choice("batch_whitening: baseline", baseline, ("group", "batch"))
-        self.signal_everywhere = self.baseline == "batch"
         self.std_floor = checked_number("batch_whitening: std_floor", std_floor, "a positive number", lambda x: x > 0)
 
     def _advantages(self, rewards_N: torch.Tensor, groups_N: torch.Tensor, rollout: Rollout) -> torch.Tensor:
-        batch_N = torch.zeros_like(groups_N)  # one group of all
-        centred_N = rewards_N - group_mean(rewards_N, groups_N if self.baseline == "group" else batch_N)
-        return centred_N / group_std(centred_N, batch_N).clamp(min=self.std_floor)
+        return batch_whitening(rewards_N, groups_N, self.baseline, self.std_floor)
 
 
 class DecoupledNormalisation(_Estimator):
@@ -208,7 +325,7 @@ class DecoupledNormalisation(_Estimator):
     """
 
     __name__ = "decoupled_normalisation"
-    per_group = False
+    declares = HookDeclaration(role="estimator")
 
     def __init__(self, *, epsilon: float = 1e-4) -> None:
         wanted = "a positive number"
@@ -216,11 +333,7 @@ class DecoupledNormalisation(_Estimator):
 
     def _advantages(self, rewards_N: torch.Tensor, groups_N: torch.Tensor, rollout: Rollout) -> torch.Tensor:
         rewards_N_K = rollout.gather(rollout.rewards_B_K.to(rewards_N.dtype))
-        sums_N = torch.zeros_like(rewards_N)
-        for weight, of_one_N in zip(rollout.reward_weights_K.tolist(), rewards_N_K.unbind(dim=1), strict=True):
-            sums_N += weight * group_apart(of_one_N, groups_N, self.epsilon)
-        scored_N = sums_N.masked_fill(torch.isnan(rewards_N), torch.nan)
-        return sums_N / (group_std(scored_N, torch.zeros_like(groups_N)) + self.epsilon)
+        return decoupled_normalisation(rewards_N_K, rollout.reward_weights_K, groups_N, self.epsilon)
 
 
 class RunningBaseline(_Estimator):
@@ -244,8 +357,7 @@ class RunningBaseline(_Estimator):
     """
 
     __name__ = "running_baseline"
-    per_group = False
-    signal_everywhere = True
+    declares = HookDeclaration(role="estimator")
 
     def __init__(self, *, decay: float = 0.95, column: str | None = None) -> None:
         wanted = "a number from 0 to below 1"
@@ -280,7 +392,7 @@ class RunningBaseline(_Estimator):
         for role, rewards in of_role.items():
             kept, mean = self.decay ** len(rewards), math.fsum(rewards) / len(rewards)
             self.baselines[role] = kept * self.baselines.get(role, 0.0) + (1 - kept) * mean
-        return advantages_N
+        return _where_scored(advantages_N, rewards_N)
 
 
 class OptimalBaseline(_Estimator):
@@ -299,10 +411,7 @@ class OptimalBaseline(_Estimator):
 
     def _advantages(self, rewards_N: torch.Tensor, groups_N: torch.Tensor, rollout: Rollout) -> torch.Tensor:
         lengths_N = rollout.gather(rollout.lengths_B).to(rewards_N.dtype)
-        # Lengths of unscored completions do not count, so that a group may be left without any.
-        has_tokens_N = group_sum(torch.where(torch.isnan(rewards_N), 0.0, lengths_N), groups_N) > 0
-        weights_N = torch.where(has_tokens_N, lengths_N, 1.0)
-        return rewards_N - group_mean(rewards_N, groups_N, weights_N)
+        return optimal_baseline(rewards_N, groups_N, lengths_N)
 
 
 class MeanRelative(_Estimator):
@@ -320,14 +429,7 @@ class MeanRelative(_Estimator):
     __name__ = "mean_relative"
 
     def _advantages(self, rewards_N: torch.Tensor, groups_N: torch.Tensor, rollout: Rollout) -> torch.Tensor:
-        lowest = float(rewards_N.nan_to_num(nan=0.0).min())  # over all ranks, so that all of them stop, or none
-        if lowest < 0:
-            raise PluginOutputError(
-                f"mean_relative: rewards must not be negative, got {lowest:g}. Leave out the reward function that "
-                "goes below 0, or use centred or normalised, which take rewards of any sign."
-            )
-        means_N = group_mean(rewards_N, groups_N)
-        return (rewards_N - means_N) / torch.where(means_N > 0, means_N, 1.0)
+        return mean_relative(rewards_N, groups_N)  # of all ranks, so that all of them stop, or none
 
 
 class PassAtK(_Estimator):
@@ -355,9 +457,9 @@ class PassAtK(_Estimator):
     """
 
     __name__ = "pass_at_k"
-    uses_total_reward = False
-
-    conformance: ClassVar[Mapping[str, Any]] = {"parameters": {"k": 2}}
+    declares = HookDeclaration(
+        role="estimator", independent=True, uses_total_reward=False, conformance={"parameters": {"k": 2}}
+    )
 
     def __init__(self, *, k: int = 4, threshold: float = 0.5) -> None:
         self.k = checked_whole("pass_at_k: k", k, 1)
@@ -369,22 +471,4 @@ class PassAtK(_Estimator):
                 f"pass_at_k: k={self.k} completions cannot be drawn from a group of {rollout.num_generations}. "
                 "Lower k, or raise num_generations."
             )
-        succeeds_N = rewards_N > self.threshold
-        counts_N_2 = torch.stack([group_count(rewards_N, groups_N), group_sum(succeeds_N.to(rewards_N), groups_N)], 1)
-        pairs_N = [(int(n), int(c)) for n, c in counts_N_2.tolist()]
-        credit_of = {(n, c): pass_at_k_advantages(n, c, self.k) for n, c in set(pairs_N)}
-        credits_N_2 = rewards_N.new_tensor([credit_of[pair] for pair in pairs_N])
-        return torch.where(succeeds_N, credits_N_2[:, 0], credits_N_2[:, 1])
-
-
-def pass_at_k_advantages(n: int, c: int, k: int) -> tuple[float, float]:
-    """Advantages of a success and of a failure if c of a group's n completions succeed.
-
-    Computed in whole numbers up to the last step, so that nothing overflows or cancels in large groups. With
-    `f = 1 - R̄` a success gets `√(f / (1 - f))`, and a group's advantages sum to zero, which gives a failure's.
-    """
-    sets, failing = math.comb(n, k), math.comb(n - c, k)  # both 0 where n < k
-    if failing in (0, sets):
-        return 0.0, 0.0
-    success = math.sqrt(failing / (sets - failing))
-    return success, -success * c / (n - c)
+        return pass_at_k(rewards_N, groups_N, self.k, self.threshold)

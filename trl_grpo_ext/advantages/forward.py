@@ -6,15 +6,14 @@ Log-probabilities and entropies are the current policy's, detached, in nats.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any, ClassVar
 
 import torch
 
+from ..credit.groups import compute_dtype
 from ..errors import ConfigurationError
 from ..guard.parameters import checked_number
-from ..types import Forward
-from .returns import compute_dtype, discounted_returns
+from ..types import Forward, HookDeclaration
+from .returns import discounted_returns
 
 
 class EntropyShaping:
@@ -32,8 +31,7 @@ class EntropyShaping:
     """
 
     __name__ = "entropy_shaping"
-    role = "forward"
-    per_completion = True
+    declares = HookDeclaration(role="forward", independent=True)
 
     def __init__(self, *, alpha: float = 0.4, kappa: float = 2.0) -> None:
         self.alpha = checked_number("entropy_shaping: alpha", alpha, "a positive number", lambda x: x > 0)
@@ -68,10 +66,7 @@ class ZeroVarianceCredit:
     """
 
     __name__ = "zero_variance_credit"
-    role = "forward"
-    needs = ("entropies",)
-    per_completion = True
-    makes_signal = True
+    declares = HookDeclaration(role="forward", needs=("entropies",), independent=True, makes_signal=True)
 
     def __init__(self, *, alpha: float = 0.1, correct_above: float = 0.5) -> None:
         self.alpha = checked_number("zero_variance_credit: alpha", alpha, "a positive number", lambda x: x > 0)
@@ -105,8 +100,7 @@ class LowProbability:
     """
 
     __name__ = "low_probability"
-    role = "forward"
-    per_completion = True
+    declares = HookDeclaration(role="forward", independent=True)
 
     def __init__(self, *, alpha: float = 0.2) -> None:
         self.alpha = checked_number("low_probability: alpha", alpha, "a number from 0 to 1", lambda x: 0 <= x <= 1)
@@ -146,9 +140,7 @@ class FutureKL:
     """
 
     __name__ = "future_kl"
-    role = "forward"
-    per_completion = True
-    needs = ("several_updates",)
+    declares = HookDeclaration(role="forward", needs=("several_updates",), independent=True)
 
     def __init__(
         self,
@@ -207,11 +199,13 @@ class DivergenceMask:
     """
 
     __name__ = "divergence_mask"
-    role = "forward"
-    needs = ("several_updates",)
-    per_completion = True
-    last = True
-    conformance: ClassVar[Mapping[str, Any]] = {"parameters": {"low": 0.01, "high": 0.01}}
+    declares = HookDeclaration(
+        role="forward",
+        needs=("several_updates",),
+        independent=True,
+        last=True,
+        conformance={"parameters": {"low": 0.01, "high": 0.01}},
+    )
 
     def __init__(self, *, low: float = 0.2, high: float = 0.2) -> None:
         wanted = "above 0 and at most 1"

@@ -8,7 +8,7 @@ import torch
 
 from ..credit.groups import gather_groups, group_apart, group_mean
 from ..guard.parameters import checked_choice, checked_flag
-from ..types import PartTable, Rollout
+from ..types import HookDeclaration, PartTable, Rollout
 
 _EPSILON = 1e-4  # beside the standard deviation, as in TRL
 _NEARLY_ALL, _PATIENCE = 0.9, 10
@@ -66,10 +66,8 @@ class PartCredit:
     """
 
     __name__ = "part_credit"
-    role = "estimator"
-    needs = ("offsets",)
-    per_group = True
-    learns_from_equal_rewards = True  # equal sums may hide parts that differ
+    # Equal sums may hide parts that differ.
+    declares = HookDeclaration(role="estimator", needs=("offsets",), independent=True, makes_signal=True)
 
     def __init__(
         self,

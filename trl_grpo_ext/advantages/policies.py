@@ -7,10 +7,11 @@ from typing import Any
 
 import torch
 
+from ..credit.groups import compute_dtype
 from ..errors import ConfigurationError
 from ..guard.parameters import checked_choice, checked_number, checked_text
-from ..types import POLICY, REFERENCE, Rollout, teacher_name
-from .returns import compute_dtype, discounted_returns, live_tokens_after, live_tokens_first
+from ..types import POLICY, REFERENCE, HookDeclaration, Rollout, teacher_name
+from .returns import discounted_returns, live_tokens_after, live_tokens_first
 
 
 class KLInReward:
@@ -52,7 +53,6 @@ class KLInReward:
     """
 
     __name__ = "kl_in_reward"
-    signal_everywhere = True
     on_rollout: Callable[[torch.Tensor, Rollout], torch.Tensor]
     on_rewards: Callable[[Rollout], torch.Tensor]
 
@@ -69,18 +69,19 @@ class KLInReward:
     ) -> None:
         wanted = "a positive number"
         self.reference = check_model("kl_in_reward: reference", reference)
-        self.needs, self.teachers = needs_of(reference)
         self.coefficient = checked_number("kl_in_reward: coefficient", coefficient, wanted, lambda x: x > 0)
         self.gamma = checked_number("kl_in_reward: gamma", gamma, "above 0 and at most 1", lambda x: 0 < x <= 1)
         self.estimator = checked_choice("kl_in_reward: estimator", estimator, ("k1", "k2", "k3"))
         self.target = target
         if target is not None:
             self.target = checked_number("kl_in_reward: target", target, wanted, lambda x: x > 0)
-        self.per_group = target is None  # else the coefficient adapts to the batch
         self.horizon = checked_number("kl_in_reward: horizon", horizon, wanted, lambda x: x > 0)
         self.form = checked_choice("kl_in_reward: form", form, ("return_to_go", "completion"))
-        self.role = "shaper" if self.form == "completion" else "transform"
-        if self.role == "shaper":  # a hook has the methods of its role and no others
+        role = "shaper" if self.form == "completion" else "transform"
+        independent = target is None  # else the coefficient adapts to the batch
+        needs, teachers = needs_of(reference)
+        self.declares = HookDeclaration(role=role, needs=needs, teachers=teachers, independent=independent)
+        if role == "shaper":  # a hook has the methods of its role and no others
             self.on_rewards = self._on_rewards
             if self.gamma != 1:
                 raise ConfigurationError(f"kl_in_reward: gamma must be 1 where form is 'completion', got {gamma!r}.")
@@ -166,9 +167,6 @@ class TeacherLogRatio:
     """
 
     __name__ = "teacher_log_ratio"
-    per_group = True
-    signal_everywhere = True
-    uses_total_reward = False
 
     def __init__(
         self,
@@ -179,11 +177,17 @@ class TeacherLogRatio:
         prompt: str | None = None,
     ) -> None:
         self.teacher = teacher_of("teacher_log_ratio", teacher, prompt)
-        self.needs, self.teachers = needs_of(self.teacher)
         self.coefficient = checked_number("teacher_log_ratio: coefficient", coefficient, "positive", lambda x: x > 0)
         self.mode = checked_choice("teacher_log_ratio: mode", mode, ("replace", "add"))
-        self.role = "estimator" if self.mode == "replace" else "transform"
-        self.learns_from_equal_rewards = self.mode == "replace"
+        needs, teachers = needs_of(self.teacher)
+        self.declares = HookDeclaration(
+            role="estimator" if self.mode == "replace" else "transform",
+            needs=needs,
+            teachers=teachers,
+            independent=True,
+            makes_signal=self.mode == "replace",
+            uses_total_reward=False,
+        )
 
     def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
         """Return the new advantages `(B, T)`."""
@@ -215,15 +219,14 @@ class SelfDistilled:
     """
 
     __name__ = "self_distilled"
-    role = "transform"
-    per_group = True
 
     def __init__(
         self, *, prompt: str = "teacher_prompt", teacher: str = POLICY, strength: float = 1.0, clip: float = 0.2
     ) -> None:
         wanted = "above 0 and at most 1"
         self.teacher = teacher_of("self_distilled", teacher, checked_text("self_distilled: prompt", prompt))
-        self.needs, self.teachers = needs_of(self.teacher)
+        needs, teachers = needs_of(self.teacher)
+        self.declares = HookDeclaration(role="transform", needs=needs, teachers=teachers, independent=True)
         self.strength = checked_number("self_distilled: strength", strength, wanted, lambda x: 0 < x <= 1)
         self.clip = checked_number("self_distilled: clip", clip, wanted, lambda x: 0 < x <= 1)
 
@@ -257,8 +260,10 @@ def check_model(label: str, name: object) -> str:
 
 
 def needs_of(name: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The `needs` and the `teachers` of a hook that compares the policy with this model."""
-    return (("old_logps", "ref_logps"), ()) if name == REFERENCE else (("old_logps",), (name,))
+    """The `needs` and the `teachers` that a hook declares which compares the policy with this model."""
+    if name == REFERENCE:
+        return ("old_logps", "ref_logps"), ()
+    return ("old_logps",), (name,)
 
 
 def logps_of(label: str, name: str, rollout: Rollout) -> torch.Tensor:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from ..credit.groups import groups_with_prefixes
+from ..credit.groups import compute_dtype, groups_with_prefixes
 from ..guard.parameters import checked_choice
-from ..types import Rollout
-from .returns import compute_dtype, live_tokens_after
+from ..types import HookDeclaration, Rollout
+from .returns import live_tokens_after
 
 
 class PrefixTree:
@@ -35,11 +35,11 @@ class PrefixTree:
     """
 
     __name__ = "prefix_tree"
-    per_group = True
 
     def __init__(self, *, mode: str = "replace") -> None:
         self.mode = checked_choice("prefix_tree: mode", mode, ("replace", "add"))
-        self.role = "estimator" if self.mode == "replace" else "transform"
+        role = "estimator" if self.mode == "replace" else "transform"
+        self.declares = HookDeclaration(role=role, independent=True)
 
     def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
         """Return the new advantages `(B, T)`."""

@@ -10,7 +10,7 @@ import torch
 from ..credit.groups import gather_groups, group_mean
 from ..errors import ConfigurationError
 from ..guard.parameters import checked_choice, checked_number, checked_text
-from ..types import PartTable, Rollout
+from ..types import HookDeclaration, PartTable, Rollout
 
 
 class ProcessRewards:
@@ -47,9 +47,6 @@ class ProcessRewards:
     """
 
     __name__ = "process_rewards"
-    uses_total_reward = False
-    learns_from_equal_rewards = True
-    needs = ("offsets",)
 
     def __init__(
         self,
@@ -66,7 +63,12 @@ class ProcessRewards:
         self.form = checked_choice("process_rewards: form", form, ("min", "sum"))
         self.baseline = checked_choice("process_rewards: baseline", baseline, ("group", "none"))
         self.mode = checked_choice("process_rewards: mode", mode, ("replace", "add"))
-        self.role = "estimator" if self.mode == "replace" else "transform"
+        self.declares = HookDeclaration(
+            role="estimator" if self.mode == "replace" else "transform",
+            needs=("offsets",),
+            makes_signal=True,
+            uses_total_reward=False,
+        )
         self.temperature = checked_number("process_rewards: temperature", temperature, "positive", lambda v: v > 0)
         self.gamma = checked_number("process_rewards: gamma", gamma, "from 0 to 1", lambda v: 0 <= v <= 1)
         self.coefficient = checked_number("process_rewards: coefficient", coefficient, "a finite number")

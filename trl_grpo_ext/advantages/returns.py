@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import torch
 
-from ..credit.groups import gather_rewards, group_mean
+from ..credit.groups import compute_dtype, gather_rewards, group_mean
 from ..errors import ConfigurationError
 from ..guard.parameters import checked_number
-from ..types import Rollout
+from ..types import HookDeclaration, Rollout
 
 
 class GroupMeanGAE:
@@ -41,8 +41,7 @@ class GroupMeanGAE:
     """
 
     __name__ = "group_mean_gae"
-    role = "estimator"
-    per_group = True
+    declares = HookDeclaration(role="estimator", independent=True)
 
     def __init__(self, *, gamma: float = 1.0, gae_lambda: float = 0.95, length_alpha: float | None = None) -> None:
         self.gamma = checked_number("group_mean_gae: gamma", gamma, "above 0 and at most 1", lambda x: 0 < x <= 1)
@@ -59,19 +58,32 @@ class GroupMeanGAE:
         """Return the new advantages `(B, T)`."""
         live_B_T = rollout.mask_B_T > 0
         rewards_N, groups_N = gather_rewards(rollout)
-        scored_N = ~torch.isnan(rewards_N)
-        means_N = group_mean(rewards_N, groups_N)  # equal rewards are their mean, to the last bit
-        at_the_end_B, means_B = (
-            torch.where(scored_N, values_N, 0.0)[rollout.local_rows] for values_N in (rewards_N - means_N, means_N)
-        )
-        last_B_T = live_tokens_after(live_B_T) == 0
-        on_the_way_B = (self.gamma - 1) * means_B
-        deltas_B_T = torch.where(last_B_T, at_the_end_B.unsqueeze(1), on_the_way_B.unsqueeze(1))
+        rewards_B = rewards_N[rollout.local_rows]
+        means_B = group_mean(rewards_N, groups_N)[rollout.local_rows]
         lambda_: float | torch.Tensor = self.gae_lambda
         if self.length_alpha is not None:  # each completion's own, (B, 1)
-            lengths_B_1 = live_B_T.sum(dim=1, keepdim=True).clamp(min=1).to(deltas_B_T.dtype)
+            lengths_B_1 = live_B_T.sum(dim=1, keepdim=True).clamp(min=1).to(rewards_B.dtype)
             lambda_ = (1 - 1 / (self.length_alpha * lengths_B_1)).clamp(min=0)
-        return discounted_returns(deltas_B_T, live_B_T, self.gamma * lambda_).to(advantages_B_T.dtype)
+        return group_mean_gae(rewards_B, means_B, live_B_T, self.gamma, lambda_).to(advantages_B_T.dtype)
+
+
+def group_mean_gae(
+    rewards_B: torch.Tensor,
+    means_B: torch.Tensor,
+    live_B_T: torch.Tensor,
+    gamma: float = 1.0,
+    gae_lambda: float | torch.Tensor = 0.95,
+) -> torch.Tensor:
+    """GAE (1506.02438) with the group's mean reward `means_B` as every live token's value, `(B, T)`.
+
+    `gae_lambda` is one number, or `(B, 1)`. NaN rewards get 0. A reward that is the mean gets exactly 0 if γ is 1.
+    """
+    scored_B = ~torch.isnan(rewards_B)
+    at_the_end_B = torch.where(scored_B, rewards_B - means_B, 0.0)
+    on_the_way_B = (gamma - 1) * torch.where(scored_B, means_B, 0.0)
+    last_B_T = live_tokens_after(live_B_T) == 0
+    deltas_B_T = torch.where(last_B_T, at_the_end_B.unsqueeze(1), on_the_way_B.unsqueeze(1))
+    return discounted_returns(deltas_B_T, live_B_T, gamma * gae_lambda)
 
 
 def discounted_returns(values_B_T: torch.Tensor, live_B_T: torch.Tensor, gamma: float | torch.Tensor) -> torch.Tensor:
@@ -99,8 +111,3 @@ def live_tokens_first(live_B_T: torch.Tensor) -> torch.Tensor:
 def live_tokens_after(live_B_T: torch.Tensor) -> torch.Tensor:
     """How many live tokens of the completion follow each token, `(B, T)`, integer; 0 at the last live one."""
     return live_B_T.sum(dim=1, keepdim=True) - live_B_T.cumsum(dim=1)
-
-
-def compute_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype to compute in: float32 or, where it is wider, `dtype`."""
-    return torch.promote_types(dtype, torch.float32)

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar
-
 import torch
 
-from ..credit.groups import gather_groups, group_extremes, without_rounding
+from ..credit.groups import compute_dtype, gather_groups, group_extremes, without_rounding
 from ..errors import ConfigurationError
 from ..guard.parameters import checked_choice, checked_number, checked_whole
-from ..types import Rollout
-from .returns import compute_dtype
+from ..types import HookDeclaration, Rollout
 
 
 class Whiten:
@@ -25,7 +21,7 @@ class Whiten:
     its variant with a baseline.
 
     If the incoming advantages do not average to 0, zeros become non-zero, and a group of equal rewards is pushed or
-    pulled as part of the batch. Over tokens this is usual, so hooks for groups without signal are refused with it.
+    pulled as part of the batch. Over tokens this is usual, so hooks for groups without signal then do nothing.
 
     Source: REINFORCE++ (2501.03262), whose implementations whiten over tokens: verl with n - 1, OpenRLHF with n.
 
@@ -38,11 +34,10 @@ class Whiten:
     """
 
     __name__ = "whiten"
-    role = "transform"
+    declares = HookDeclaration(role="transform")
 
     def __init__(self, *, over: str = "completions") -> None:
         self.over = checked_choice("whiten: over", over, ("completions", "tokens"))
-        self.signal_everywhere = self.over == "tokens"
 
     def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
         """Return the new advantages `(B, T)`."""
@@ -86,10 +81,9 @@ class ClipAdvantages:
     """
 
     __name__ = "clip_advantages"
-    role = "transform"
-    per_group = True
-
-    conformance: ClassVar[Mapping[str, Any]] = {"parameters": {"low": -0.2, "high": 0.2}}
+    declares = HookDeclaration(
+        role="transform", independent=True, conformance={"parameters": {"low": -0.2, "high": 0.2}}
+    )
 
     def __init__(self, *, low: float = -2.0, high: float = 2.0) -> None:
         self.low = checked_number("clip_advantages: low", low, "a number that is not positive", lambda x: x <= 0)
@@ -125,13 +119,10 @@ class OutcomeFilter:
     """
 
     __name__ = "outcome_filter"
-    role = "transform"
-    per_group = True
-    last = True
+    declares = HookDeclaration(role="transform", independent=True, last=True)
 
     def __init__(self, *, keep: str = "mixed_groups", threshold: float = 0.5) -> None:
         self.keep = checked_choice("outcome_filter: keep", keep, ("successes", "failures", "mixed_groups"))
-        self.masks_zero_variance = self.keep == "mixed_groups"
         self.threshold = checked_number("outcome_filter: threshold", threshold, "a finite number")
 
     def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
@@ -172,8 +163,7 @@ class SignScaling:
     """
 
     __name__ = "sign_scaling"
-    role = "transform"
-    per_group = True
+    declares = HookDeclaration(role="transform", independent=True)
 
     def __init__(self, *, positive: float = 0.1, negative: float = 1.0) -> None:
         wanted = "a finite number that is not negative"
@@ -205,9 +195,7 @@ class TruncationMasking:
     """
 
     __name__ = "truncation_masking"
-    role = "transform"
-    per_group = True
-    last = True
+    declares = HookDeclaration(role="transform", independent=True, last=True)
 
     def __init__(self, *, keep: str = "nothing") -> None:
         self.keep = checked_choice("truncation_masking: keep", keep, ("nothing", "negative"))
@@ -238,10 +226,7 @@ class RepetitionPenalty:
     """
 
     __name__ = "repetition_penalty"
-    role = "transform"
-    per_group = True
-
-    conformance: ClassVar[Mapping[str, Any]] = {"parameters": {"ngram": 1}}
+    declares = HookDeclaration(role="transform", independent=True, conformance={"parameters": {"ngram": 1}})
 
     def __init__(self, *, ngram: int = 40, penalty: float = 0.05) -> None:
         self.ngram = checked_whole("repetition_penalty: ngram", ngram, 1)

@@ -15,7 +15,7 @@ from ..credit.parts import no_such_turn
 from ..credit.turns import true_runs
 from ..errors import ConfigurationError
 from ..guard.parameters import checked_choice, checked_flag, checked_number, checked_text
-from ..types import Rollout
+from ..types import HookDeclaration, Rollout
 from .returns import discounted_returns
 
 _EPSILON = 1e-4  # beside the standard deviation, as in TRL and in MT-GRPO's code
@@ -56,9 +56,7 @@ class TurnRewards:
     """
 
     __name__ = "turn_rewards"
-    learns_from_equal_rewards = True
-    role = "estimator"
-    per_group = True
+    declares = HookDeclaration(role="estimator", independent=True, makes_signal=True)
 
     def __init__(
         self,
@@ -129,9 +127,7 @@ class GiGPO:
     """
 
     __name__ = "gigpo"
-    learns_from_equal_rewards = True
-    role = "estimator"
-    per_group = True
+    declares = HookDeclaration(role="estimator", independent=True, makes_signal=True)
 
     def __init__(
         self,
@@ -211,9 +207,7 @@ class ToolErrors:
     """
 
     __name__ = "tool_errors"
-    role = "transform"
-    per_group = True
-    needs = ("offsets",)
+    declares = HookDeclaration(role="transform", needs=("offsets",), independent=True)
 
     def __init__(self, *, penalty: float = 0.5, over: str = "call") -> None:
         self.penalty = checked_number("tool_errors: penalty", penalty, "positive", lambda x: x > 0)
@@ -256,18 +250,16 @@ class MaskedTurns:
     """
 
     __name__ = "masked_turns"
-    role = "transform"
-    per_group = True
-    last = True
 
     def __init__(self, *, pick: str = "calls") -> None:
         self.pick = checked_choice("masked_turns: pick", pick, _PICKS)
-        self.needs = () if pick in ("first", "last") else ("offsets",)
+        needs = () if pick in ("first", "last") else ("offsets",)
+        self.declares = HookDeclaration(role="transform", needs=needs, independent=True, last=True)
 
     def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
         """Return the new advantages `(B, T)`."""
         numbers_B_T = rollout.turns_B_T
-        if not self.needs:
+        if self.pick in ("first", "last"):
             picked_B_1 = 0 if self.pick == "first" else numbers_B_T.amax(dim=1, keepdim=True)
             return torch.where(numbers_B_T == picked_B_1, advantages_B_T, 0.0)
         kept_B_T = torch.zeros(advantages_B_T.shape, dtype=torch.bool)

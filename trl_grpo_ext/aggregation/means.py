@@ -7,7 +7,7 @@ import torch
 from ..credit.groups import gather_groups, group_sum
 from ..errors import ConfigurationError
 from ..guard.parameters import checked_whole
-from ..types import Rollout, Totals
+from ..types import AggregationDeclaration, Rollout, Totals
 
 
 class TokenMean:
@@ -118,7 +118,7 @@ class TokenSum:
     """
 
     __name__ = "token_sum"
-    per_step = True
+    declares = AggregationDeclaration(per_step=True)
 
     def weights(self, rollout: Rollout) -> torch.Tensor:
         """Return weights `(B, T)`, 1 on the mask."""
@@ -137,7 +137,7 @@ class TokenMeanStep:
     """
 
     __name__ = "token_mean_step"
-    needs_step_totals = True
+    declares = AggregationDeclaration(needs=("step_totals",))
 
     def reduce(self, loss_B_T: torch.Tensor, mask_B_T: torch.Tensor, totals: Totals) -> torch.Tensor:
         """Return the micro-batch's share, scaled so that the mean over the step's micro-batches and ranks is exact."""

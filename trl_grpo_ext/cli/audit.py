@@ -24,6 +24,7 @@ from rich.text import Text
 from ..errors import ConfigurationError
 from ..guard.outcomes import Judgement, Outcome, shown
 from ..guard.untrusted import one_line, printable
+from ..types import RewardDeclaration
 from .console import messages, results
 
 __all__ = ["Audit", "Finding", "audit"]
@@ -162,7 +163,7 @@ def _judged(reward: Any, column: str, right_at: float, asked: Sequence[_Asked]) 
     rows, completions = [row for _, row, _ in asked], [text for *_, text in asked]
     theirs = rows[0].keys() - PASSED_BY_TRL - {"prompt", "completion"}
     columns: dict[str, Any] = {name: [row[name] for row in rows] for name in theirs}
-    if (own := getattr(reward, "reference_column", None)) is not None:
+    if (own := RewardDeclaration.of(reward).reference_column) is not None:
         columns.setdefault(own, [row[column] for row in rows])
     columns["prompts"] = [row.get("prompt", "") for row in rows]
     columns["completions"] = completions
@@ -184,15 +185,15 @@ def _judged(reward: Any, column: str, right_at: float, asked: Sequence[_Asked]) 
 
 def _reference_column(reward: Any, row: Mapping[str, Any], asked: str | None) -> str | None:
     """The column asked for, or else the one that training would read; None if the reward reads none."""
-    own = getattr(reward, "reference_column", None)
+    own = RewardDeclaration.of(reward).reference_column
     if asked is not None and asked not in row:
         raise ConfigurationError(f"There is no column {asked!r}; the columns are {', '.join(row)}.")
-    if asked is None and isinstance(own, str) and own not in row:
+    if asked is None and own is not None and own not in row:
         raise ConfigurationError(
             f"The reward reads the column {own!r}, and the columns are {', '.join(row)}: training would stop. Rename "
             "the one that holds the references, or name it with --reference to audit it all the same."
         )
-    if asked is not None or isinstance(own, str):
+    if asked is not None or own is not None:
         return asked or own
     try:
         named = inspect.signature(reward).parameters

@@ -14,11 +14,11 @@ import torch
 
 from ..errors import ConfigurationError
 from ..guard.calls import unique_names
-from ..types import Forward, Rollout, acting_order, implements, role_of
+from ..types import Forward, HookDeclaration, Rollout, acting_order, implements, role_of
 from .flow import apply_hooks, expand_advantages, plugin_label, run_hook, shape_rewards
 from .groups import gather_groups
 from .metrics import COLUMNS, change_metrics, change_table
-from .signal import overruled, rewards_are_equal
+from .signal import SkipZeroVariance, overruled, rewards_are_equal
 
 PATIENCE = 10
 """Steps in which a hook may change nothing before a warning says so."""
@@ -40,7 +40,7 @@ class HookChain:
         self.hooks = sorted(hooks, key=acting_order)
         refuse_discarded(self.hooks, aggregation)
         self._names = unique_names([plugin_label(hook) for hook in self.hooks])
-        self._masks = [hook for hook in self.hooks if role_of(hook) == "transform" and getattr(hook, "last", False)]
+        self._masks = [one for one in self.hooks if role_of(one) == "transform" and HookDeclaration.of(one).last]
         self._idle_steps: dict[str, set[int]] = {}  # of the hooks that have changed nothing yet
         self._effective: set[str] = set()
         self._said_overruled = False
@@ -69,7 +69,7 @@ class HookChain:
 
     def uninformative(self, rollout: Rollout) -> torch.Tensor | None:
         """`Rollout.uninformative_B`, from a rollout after the shapers. Gathers twice."""
-        if any(getattr(hook, "learns_from_equal_rewards", False) for hook in self.hooks):
+        if any(HookDeclaration.of(hook).makes_signal and role_of(hook) != "forward" for hook in self.hooks):
             return None
         functions = len(rollout.reward_names) - sum(implements(hook, "on_rewards") for hook in self.hooks)
         rewards_N_K = rollout.gather(rollout.rewards_B_K[:, :functions].contiguous())
@@ -114,13 +114,14 @@ class HookChain:
         return advantages_B_T, changes
 
     def overruled(self, signal_N_C: torch.Tensor) -> Iterator[str]:
-        """Say once if a hook for groups of equal rewards has none left, since other hooks gave them advantages."""
-        makers = [plugin_label(hook) for hook in self.hooks if getattr(hook, "makes_signal", False)]
+        """Say once if a forward hook for groups of equal rewards has none left: others pushed or masked them."""
+        makers = [plugin_label(hook) for hook in _makers(self.hooks)]
         if makers and not self._said_overruled and overruled(signal_N_C):
             self._said_overruled = True
             yield (
                 f"The advantage hook {makers[0]!r} is for groups of equal rewards, and in this batch the other hooks "
-                "gave each of them an advantage, so it did nothing. Remove it, or the hook before it that does so."
+                "gave each of them an advantage, or masked it, so it did nothing. Remove it, or the hook before it "
+                "that does so."
             )
 
     def without_effect(self, changes: Sequence[Change], tables_N_C: torch.Tensor, step: int) -> Iterator[str]:
@@ -143,23 +144,25 @@ class HookChain:
 def refuse_discarded(hooks: Sequence[Any], aggregation: Any = None) -> None:
     """Refuse hooks, or an aggregation beside them, if one would discard another's work; the message names both."""
     estimators, shapers = ([hook for hook in hooks if role_of(hook) == role] for role in ("estimator", "shaper"))
-    flags = ("makes_signal", "masks_zero_variance", "signal_everywhere")
-    makers, masks, givers = ([hook for hook in hooks if getattr(hook, flag, False)] for flag in flags)
-    blind = [hook for hook in estimators if not getattr(hook, "uses_total_reward", True)]
-    skips = [aggregation] if getattr(aggregation, "skips_zero_variance", False) else []
+    makers = _makers(hooks)
+    blind = [hook for hook in estimators if not HookDeclaration.of(hook).uses_total_reward]
+    skips = [aggregation] if isinstance(aggregation, SkipZeroVariance) else []
     gives = "The advantage hook {} gives groups of equal rewards an advantage"
     clashes = (
         (estimators, estimators[1:], "The advantage hooks {} and {} are both estimators; one would be discarded."),
         (shapers, blind, "The advantage hook {} shapes the total reward, which the estimator {} does not read."),
         (makers, makers[1:], "The advantage hooks {} and {} both give groups of equal rewards an advantage."),
-        (masks, makers, "The advantage hook {} masks the groups of equal rewards, to which {} gives an advantage."),
-        (givers, makers, f"{gives}, so {{}} would do nothing. A KL penalty may stand in TRL's loss instead (beta)."),
         (makers, skips, f"{gives}, and the loss aggregation {{}} weight 0."),
     )
     for first, second, what in clashes:
         if first and second:
             names = (repr(plugin_label(plugin)) for plugin in (first[0], second[0]))
             raise ConfigurationError(f"{what.format(*names)} Keep one of them.")
+
+
+def _makers(hooks: Sequence[Any]) -> list[Any]:
+    """The forward hooks that are for groups of equal rewards."""
+    return [hook for hook in hooks if HookDeclaration.of(hook).makes_signal and role_of(hook) == "forward"]
 
 
 def change_tables(changes: Sequence[Change], mask_B_T: torch.Tensor) -> torch.Tensor:

@@ -16,7 +16,7 @@ import torch
 from ..errors import PluginOutputError, PluginRunError, TRLGRPOExtError, reworded
 from ..guard.outcomes import exception_text
 from ..guard.unchanged import Fingerprints
-from ..types import NEEDS, Forward, Rollout, Totals, implements, role_of
+from ..types import Declaration, Forward, LossTerms, Rollout, Totals, implements, role_of
 from .groups import gather_groups, group_mean
 
 _REASON = 40  # characters of a group filter's reason, at most
@@ -57,29 +57,29 @@ def run_hook(hook: Any, method: str, advantages_B_T: torch.Tensor, context: Roll
     """Run one method of one hook, turn returned spans into advantages, and check the result against the contract."""
     label = f"advantage hook {plugin_label(hook)!r}: {method}"
     mask_B_T = context.mask_B_T
-    with torch.no_grad(), _named(label, hook, context), _unchanged(label, context, advantages_B_T=advantages_B_T):
+    with torch.no_grad(), named(label, hook, context), unchanged(label, context, advantages_B_T=advantages_B_T):
         result = getattr(hook, method)(advantages_B_T, context)
         if isinstance(context, Rollout) and isinstance(result, list | tuple):
             result = context.span_values(result).to(advantages_B_T.dtype)
             if role_of(hook) != "estimator":
                 result = advantages_B_T + result
-    result_B_T = expand_advantages(_tensor_like(mask_B_T, result, label).detach(), mask_B_T)
-    _refuse(~torch.isfinite(result_B_T), result_B_T, f"{label} must return finite advantages", "finite")
+    result_B_T = expand_advantages(tensor_like(mask_B_T, result, label).detach(), mask_B_T)
+    refuse(~torch.isfinite(result_B_T), result_B_T, f"{label} must return finite advantages", "finite")
     return result_B_T
 
 
 def run_shaper(hook: Any, rollout: Rollout) -> torch.Tensor:
     """What a shaper adds to each completion's reward, `(B,)` or `(B, T)`; 0 off the mask and for unscored ones."""
     label = f"advantage hook {plugin_label(hook)!r}: on_rewards"
-    with torch.no_grad(), _named(label, hook, rollout), _unchanged(label, rollout):
+    with torch.no_grad(), named(label, hook, rollout), unchanged(label, rollout):
         result = hook.on_rewards(rollout)
     scored_B, live_B_T = ~torch.isnan(rollout.rewards_B), rollout.mask_B_T > 0
     counts = scored_B.unsqueeze(1) & live_B_T
     if isinstance(result, torch.Tensor) and result.dim() == 1:
         counts = scored_B
-    added = _tensor_like(counts, result, label, "(completions,) or (completions, tokens)").detach()
+    added = tensor_like(counts, result, label, "(completions,) or (completions, tokens)").detach()
     added = torch.where(counts, added, torch.zeros_like(added))
-    _refuse(~torch.isfinite(added), added, f"{label} must return finite rewards", "finite")
+    refuse(~torch.isfinite(added), added, f"{label} must return finite rewards", "finite")
     return added
 
 
@@ -109,20 +109,20 @@ def shape_rewards(hook: Any, rollout: Rollout, name: str) -> Rollout:
 def token_weights(aggregation: Any, rollout: Rollout) -> torch.Tensor:
     """Get an aggregation's weights and check them against the contract."""
     label = f"loss aggregation {plugin_label(aggregation)!r}"
-    with torch.no_grad(), _named(f"{label}: weights", aggregation, rollout), _unchanged(label, rollout):
+    with torch.no_grad(), named(f"{label}: weights", aggregation, rollout), unchanged(label, rollout):
         result = aggregation.weights(rollout)
-    weights_B_T = _tensor_like(rollout.mask_B_T, result, f"{label}: weights").detach()
-    _refuse(~torch.isfinite(weights_B_T), weights_B_T, f"{label}: weights must be finite", "finite")
-    _refuse(weights_B_T < 0, weights_B_T, f"{label}: weights must not be negative", "non_negative")
+    weights_B_T = tensor_like(rollout.mask_B_T, result, f"{label}: weights").detach()
+    refuse(~torch.isfinite(weights_B_T), weights_B_T, f"{label}: weights must be finite", "finite")
+    refuse(weights_B_T < 0, weights_B_T, f"{label}: weights must not be negative", "non_negative")
     rule = f"{label}: weights must be zero where rollout.mask_B_T is zero (multiply by it)"
-    _refuse((rollout.mask_B_T == 0) & (weights_B_T != 0), weights_B_T, rule, "mask")
+    refuse((rollout.mask_B_T == 0) & (weights_B_T != 0), weights_B_T, rule, "mask")
     return weights_B_T
 
 
 def group_verdicts(group_filter: Any, rollout: Rollout) -> list[bool | str]:
     """A group filter's verdict on each of this rank's completions: True to keep its group, else False or the reason."""
     label, rows = f"group filter {plugin_label(group_filter)!r}: keep", len(rollout.texts)
-    with torch.no_grad(), _named(label, group_filter), _unchanged(label, rollout):
+    with torch.no_grad(), named(label, group_filter, rollout), unchanged(label, rollout):
         result = group_filter.keep(rollout)
     said = result.tolist() if isinstance(result, torch.Tensor) else result
     if isinstance(said, str) or not isinstance(said, Sequence) or len(said) != rows:
@@ -160,7 +160,7 @@ def verdicts_by_group(
 def reduced_loss(aggregation: Any, loss_B_T: torch.Tensor, mask_B_T: torch.Tensor, totals: Totals) -> torch.Tensor:
     """Get a `reduce` aggregation's scalar and check it against the contract."""
     label = f"loss aggregation {plugin_label(aggregation)!r}"
-    with _named(f"{label}: reduce", aggregation), _unchanged(label, None, loss_B_T=loss_B_T, mask_B_T=mask_B_T):
+    with named(f"{label}: reduce", aggregation), unchanged(label, None, loss_B_T=loss_B_T, mask_B_T=mask_B_T):
         result = aggregation.reduce(loss_B_T, mask_B_T, totals)
     if not isinstance(result, torch.Tensor) or result.dim() != 0:
         got = f"shape {tuple(result.shape)}" if isinstance(result, torch.Tensor) else type(result).__name__
@@ -188,9 +188,9 @@ def reduced_weights(
     (slope_B_T,) = torch.autograd.grad(loss, loss_B_T, retain_graph=True, allow_unused=True)
     if slope_B_T is None:
         raise PluginOutputError(f"{label}: what reduce returned was not computed from loss_B_T.", "gradient")
-    _refuse(~torch.isfinite(slope_B_T), slope_B_T, f"{label}: the gradient of reduce must be finite", "finite")
+    refuse(~torch.isfinite(slope_B_T), slope_B_T, f"{label}: the gradient of reduce must be finite", "finite")
     rule = f"{label}: the gradient of reduce must be zero where mask_B_T is zero (multiply by it)"
-    _refuse((mask_B_T == 0) & (slope_B_T != 0), slope_B_T, rule, "mask")
+    refuse((mask_B_T == 0) & (slope_B_T != 0), slope_B_T, rule, "mask")
     return slope_B_T
 
 
@@ -224,7 +224,7 @@ def importance_ratio(
 
 
 @contextmanager
-def _named(label: str, plugin: object, context: Rollout | Forward | None = None) -> Iterator[None]:
+def named(label: str, plugin: object, context: Rollout | Forward | LossTerms | None = None) -> Iterator[None]:
     """Name the plugin that raised, unless the error already does, and a tensor missing from its `needs`."""
     try:
         yield
@@ -239,18 +239,18 @@ def _named(label: str, plugin: object, context: Rollout | Forward | None = None)
         raise PluginRunError(f"{label} raised {type(error).__name__}: {exception_text(error)}{advice}") from error
 
 
-def _not_asked_for(plugin: object, context: Rollout | Forward | None) -> str:
-    """Advice if the hook may have read a tensor that is None because its `needs` does not list it; else empty."""
-    has = getattr(plugin, "needs", ())
-    absent = [need for need in NEEDS if need not in has and getattr(context, f"{need}_B_T", plugin) is None]
-    return f". What the class does not list in its `needs` is None; here {', '.join(absent)}" if absent else ""
+def _not_asked_for(plugin: object, context: Rollout | Forward | LossTerms | None) -> str:
+    """Advice if the plugin may have read a tensor that is None because its `needs` do not list it; else empty."""
+    declared = Declaration.of(plugin)
+    absent = [one for one in declared.NEEDS if one not in declared.needs and vars(context).get(f"{one}_B_T", 0) is None]
+    return f". What it does not declare in its `needs` is None; here {', '.join(absent)}" if absent else ""
 
 
 @contextmanager
-def _unchanged(label: str, context: Rollout | Forward | None, **tensors: torch.Tensor) -> Iterator[None]:
+def unchanged(label: str, context: Rollout | Forward | LossTerms | None, **tensors: torch.Tensor) -> Iterator[None]:
     """Refuse plugins that write to their inputs, which other plugins, the loss and the logs also read."""
     inputs = {} if context is None else dict(vars(context))
-    for mapping in ("columns", "teacher_logps_B_T"):
+    for mapping in ("columns", "teacher_logps_B_T", "carried_B_T"):
         value = inputs.pop(mapping, None)
         inputs |= {f"{mapping}[{name!r}]": item for name, item in value.items()} if isinstance(value, dict) else {}
     prints = Fingerprints({**inputs, **tensors}, whole=context is not None and context.step == 0)
@@ -263,7 +263,8 @@ def _unchanged(label: str, context: Rollout | Forward | None, **tensors: torch.T
         )
 
 
-def _tensor_like(shaped: torch.Tensor, result: Any, label: str, axes: str = "(completions, tokens)") -> torch.Tensor:
+def tensor_like(shaped: torch.Tensor, result: Any, label: str, axes: str = "(completions, tokens)") -> torch.Tensor:
+    """What a plugin returned, if it is a floating point tensor of that shape; else an error."""
     if not isinstance(result, torch.Tensor):
         problem = f"a tensor of shape {tuple(shaped.shape)}, got {type(result).__name__}"
     elif result.shape != shaped.shape:
@@ -275,7 +276,8 @@ def _tensor_like(shaped: torch.Tensor, result: Any, label: str, axes: str = "(co
     raise PluginOutputError(f"{label}: expected {problem}.", "shape")
 
 
-def _refuse(bad: torch.Tensor, values: torch.Tensor, rule: str, breaks: str) -> None:
+def refuse(bad: torch.Tensor, values: torch.Tensor, rule: str, breaks: str) -> None:
+    """Refuse values that break a rule, with the first of them and its place."""
     if bool(bad.any()):
         place = bad.nonzero()[0].tolist()
         where = ", ".join(f"{axis} {index}" for axis, index in zip(("row", "token"), place, strict=False))

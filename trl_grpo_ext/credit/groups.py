@@ -121,3 +121,8 @@ def groups_with_prefixes(rollout: Rollout) -> Iterator[tuple[torch.Tensor, torch
             same_b_T = (ids_b_T == ids_T) & written_b_T & written_T
             lengths.append(same_b_T.cumprod(dim=1, dtype=torch.uint8).sum(dim=1))
         yield rows_B, members_N, torch.stack(lengths, dim=1)
+
+
+def compute_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype to compute in: float32 or, where it is wider, `dtype`."""
+    return torch.promote_types(dtype, torch.float32)

@@ -6,8 +6,8 @@
 | `Forward.zero_variance_B` | all scored rewards of the group are equal before any shaper, and all its advantages are 0 |
 | compact updates | a row has signal if a token that counts has an advantage |
 
-Hooks that read more than rewards (`learns_from_equal_rewards`) leave the first line to the advantages, which are those
-after the rollout stage of the hooks. There is no threshold: the mean of equal numbers is exactly that number
+Hooks before the forward stage that `makes_signal`, since they read more than rewards, leave the first line to the
+advantages, which are those after the rollout stage of the hooks. There is no threshold: the mean of equal numbers is exactly that number
 (`groups.group_mean`). TRL's own advantages have rounding errors there; with hooks, an aggregation or compact updates
 they are set to 0 (`rewards_are_equal`).
 """  # noqa: E501
@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from ..types import Rollout
+from ..types import AggregationDeclaration, Rollout
 from .flow import expand_advantages, plugin_label
 from .groups import group_extremes, group_is_equal, weighted_rewards
 
@@ -51,22 +51,26 @@ def rewards_are_equal(
     return equal_N
 
 
-def signal_table(rollout: Rollout) -> torch.Tensor:
-    """What decides about signal, per completion, `(B, 5)`, to be gathered over all ranks.
+def signal_table(rollout: Rollout, allowed_signs_B_T: torch.Tensor | None = None) -> torch.Tensor:
+    """What decides about signal, per completion, `(B, 6)`, to be gathered over all ranks.
 
-    Whether it has an advantage, whether its group's rewards are uninformative, its group, live tokens and raw reward.
+    Whether it has an advantage, whether its group's rewards are uninformative (-1 where only the advantages count), its
+    group, live tokens, raw reward, and whether the masks leave it an advantage at the forward stage.
     """
     if rollout.advantages_B_T is None:
         raise ValueError("Signal is decided by the advantages, and rollout.advantages_B_T is None.")
     has_B = has_signal(rollout.advantages_B_T, rollout.mask_B_T)
-    silent_B = torch.zeros_like(has_B) if rollout.uninformative_B is None else rollout.uninformative_B
-    columns = [has_B, silent_B, rollout.group_ids_B, rollout.lengths_B, rollout.raw_rewards_B]
+    silent_B = rollout.uninformative_B
+    if silent_B is None:
+        silent_B = torch.full_like(rollout.group_ids_B, -1)
+    open_B = torch.ones_like(has_B) if allowed_signs_B_T is None else has_signal(allowed_signs_B_T, rollout.mask_B_T)
+    columns = [has_B, silent_B, rollout.group_ids_B, rollout.lengths_B, rollout.raw_rewards_B, open_B]
     return torch.stack([column.to(torch.float32) for column in columns], dim=1)
 
 
 def signal_of(table_N_C: torch.Tensor) -> torch.Tensor:
     """Whether each completion's group has signal, `(N,)`, from the `signal_table` of all ranks."""
-    return groups_have_signal((table_N_C[:, 0] > 0) & (table_N_C[:, 1] == 0), _groups(table_N_C))
+    return groups_have_signal((table_N_C[:, 0] > 0) & (table_N_C[:, 1] <= 0), _groups(table_N_C))
 
 
 def zero_variance_of(table_N_C: torch.Tensor) -> torch.Tensor:
@@ -76,8 +80,11 @@ def zero_variance_of(table_N_C: torch.Tensor) -> torch.Tensor:
 
 
 def overruled(table_N_C: torch.Tensor) -> bool:
-    """Whether some groups have equal rewards, and each of them has an advantage all the same."""
-    return bool((table_N_C[:, 1] > 0).any()) and not bool(zero_variance_of(table_N_C).any())
+    """Whether some groups have equal rewards, and each of them has an advantage all the same, or is masked."""
+    totals_equal_N = group_is_equal(table_N_C[:, 4], _groups(table_N_C))
+    equal_N = torch.where(table_N_C[:, 1] < 0, totals_equal_N, table_N_C[:, 1] > 0)
+    left_N = zero_variance_of(table_N_C) & (table_N_C[:, 5] > 0)
+    return bool(equal_N.any()) and not bool(left_N.any())
 
 
 def groups_of(table_N_C: torch.Tensor) -> torch.Tensor:
@@ -120,11 +127,9 @@ class SkipZeroVariance:
     Forward hooks run too late to count, so hooks with `makes_signal` cannot be combined with it.
     """
 
-    skips_zero_variance = True
-
     def __init__(self, aggregation: Any) -> None:
         self.aggregation = aggregation
-        self.per_step = getattr(aggregation, "per_step", False)
+        self.declares = AggregationDeclaration.of(aggregation)
         self.__name__ = f"{plugin_label(aggregation)}, skip_zero_variance"
 
     def weights(self, rollout: Rollout) -> torch.Tensor:

@@ -3,8 +3,10 @@
 loss = Σ over tokens of w · (policy + KL penalty + ...)  +  what is no sum over tokens (entropy bonus, ...)
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -45,8 +47,10 @@ class TakenApart:
     tokens: Mapping[str, torch.Tensor]
     rest: torch.Tensor
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.tokens)
+    def changed_by(self, further: Mapping[str, torch.Tensor], replaces_policy: bool) -> TakenApart:
+        """With further terms, and without the policy's if one of them takes its place."""
+        kept = {name: one for name, one in self.tokens.items() if not (replaces_policy and name == POLICY.name)}
+        return replace(self, tokens={**kept, **further})
 
     @property
     def loss_B_T(self) -> torch.Tensor:

@@ -6,8 +6,9 @@ to the same answer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -16,7 +17,7 @@ from ..credit.groups import gather_groups, group_is_equal, group_mean
 from ..credit.signal import signal_of, signal_table
 from ..errors import ConfigurationError, PluginOutputError
 from ..guard.parameters import checked_flag, checked_number, checked_text
-from ..types import Rollout
+from ..types import FilterDeclaration, Rollout, implements
 
 Verdicts = list[bool | str]
 
@@ -35,7 +36,7 @@ class Signal:
     """
 
     __name__ = "signal"
-    reads_advantages = True
+    declares = FilterDeclaration(needs=("advantages",))
 
     def keep(self, rollout: Rollout) -> Verdicts:
         """Say of each completion whether its group has signal."""
@@ -135,16 +136,21 @@ class AllOf:
     """
 
     __name__ = "all_of"
-    takes_filters = ("filters",)
-    conformance: ClassVar[Mapping[str, Any]] = {"parameters": {"filters": ["signal", "not_all_truncated"]}}
+    declares = FilterDeclaration(
+        takes=("filters",), conformance={"parameters": {"filters": ["signal", "not_all_truncated"]}}
+    )
 
     def __init__(self, *, filters: Sequence[Any]) -> None:
         several = filters if isinstance(filters, list | tuple) else [filters]
-        if not several or not all(callable(getattr(one, "keep", None)) for one in several):
+        if not several or not all(implements(one, "keep") for one in several):
             raise ConfigurationError(f"all_of: filters must be a list of group filters, got {filters!r}.")
         self.filters = list(several)
-        self.reads_advantages = any(getattr(one, "reads_advantages", False) for one in self.filters)
-        self.needs = tuple(sorted({need for one in self.filters for need in getattr(one, "needs", ())}))
+        declared = [FilterDeclaration.of(one) for one in self.filters]
+        self.declares = replace(
+            self.declares,
+            needs=tuple(sorted({need for one in declared for need in one.needs})),
+            teachers=tuple(sorted({teacher for one in declared for teacher in one.teachers})),
+        )
 
     def keep(self, rollout: Rollout) -> Verdicts:
         """Say of each completion whether all filters keep its group."""

@@ -17,10 +17,10 @@ from ..errors import (
     PluginParameterError,
     TRLGRPOExtError,
     UnknownPluginError,
+    reworded,
 )
 from ..guard.calls import PASSED_BY_TRL
 from ..guard.outcomes import exception_text
-from ..types import CONTRACT_VERSION
 from .discovery import PluginInfo, explain_neither, scan, split_target, suggest_names
 from .kinds import FACTS
 from .metadata import metadata_directory
@@ -65,34 +65,21 @@ def import_plugin(info: PluginInfo) -> Any:
                 hint = suggest_names(part, [name for name in dir(owner) if not name.startswith("_")])
                 problem = f"the module {place} has no attribute {attribute!r}.{hint}"
                 raise missing(problem, problem) from error
-        check_contract(info, found)
     return found
 
 
 @contextmanager
 def plugin_code(info: PluginInfo, what: str) -> Iterator[None]:
-    """Run code of a plugin: all that it raises is a `BrokenPluginError`, except Ctrl-C."""
+    """Run code of a plugin: all that it raises is a `BrokenPluginError`, except Ctrl-C and errors of this package."""
     try:
         yield
+    except PluginContractError as error:  # of a declaration, which does not know whose it is
+        raise error if str(info) in str(error) else reworded(error, f"{info}: {error}") from error
     except (TRLGRPOExtError, KeyboardInterrupt):
         raise
     except BaseException as error:  # SystemExit too: a plugin that exits must not end the run in silence
         problem = f"{what} raised {type(error).__name__}: {exception_text(error)}"
         raise broken(info, problem) from error
-
-
-def check_contract(info: PluginInfo, exported: Any) -> None:
-    """Refuse a plugin that declares, as `contract_version = 2`, a contract that this package does not support."""
-    version = getattr(exported, "contract_version", None)
-    if version is None:
-        return
-    if isinstance(version, bool) or not isinstance(version, int) or version < 1:
-        raise BrokenPluginError(f"{info} has contract_version = {version!r}, which must be a whole number from 1 up.")
-    if version > CONTRACT_VERSION:
-        raise PluginContractError(
-            f"{info} was written for version {version} of the plugin contract, and this trl-grpo-ext has version "
-            f"{CONTRACT_VERSION}. Upgrade trl-grpo-ext, or install a version of {info.distribution or 'it'} for that."
-        )
 
 
 def build(info: PluginInfo, exported: Any, parameters: dict[str, Any]) -> Any:

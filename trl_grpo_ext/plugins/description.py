@@ -10,7 +10,6 @@ from __future__ import annotations
 import ast
 import contextlib
 import inspect
-import re
 import sys
 import warnings
 from collections.abc import Sequence
@@ -23,7 +22,7 @@ from ..errors import PluginError, UnknownPluginError
 from ..guard.calls import PASSED_BY_TRL
 from ..guard.outcomes import exception_text
 from ..guard.untrusted import as_json
-from ..types import HOOK_METHODS, ROLES
+from ..types import HOOK_METHODS, ROLES, Declaration
 from .building import import_plugin
 from .discovery import Installed, PluginInfo, clash, find, is_allowed, split_target, unknown_name
 from .docstrings import Docstring, first_sentence, read_docstring
@@ -81,16 +80,31 @@ def _state(info: PluginInfo, allowed: Sequence[PluginInfo]) -> tuple[str, str]:
 
 
 def _role(classes: Sequence[Definition]) -> str:
+    """The role of a hook: the declared one, several that its parameters decide between, or the only one that fits."""
     for one in classes:
-        own = "\n".join(ast.unparse(node) for node in one.body if not isinstance(node, ast.Expr))
-        if declared := re.search(r"""^role(?:: [^=\n]+)? = ['"](\w+)['"]$""", own, re.MULTILINE):
-            return declared[1]
-        lines = "\n".join(line for line in own.split("\n") if "self.role" in line)
-        if lines or "def role(" in own:
-            return " or ".join(role for role in ROLES if re.search(rf"""(["']){role}\1""", lines or own))
+        if (given := _declaration_in(one).get("role")) is None:
+            continue
+        if isinstance(given, ast.Name):  # look for what it was given
+            assigned = [node.value for node in ast.walk(one) if isinstance(node, ast.Assign) and _assigns(node, given)]
+        else:
+            assigned = [given]
+        texts = {node.value for value in assigned for node in ast.walk(value) if isinstance(node, ast.Constant)}
+        return " or ".join(role for role in ROLES if role in texts)
     has = {node.name for one in classes for node in one.body if isinstance(node, ast.FunctionDef)} & set(HOOK_METHODS)
     only = [role for role, method in ROLES.items() if has == {method}]
     return only[0] if len(only) == 1 else ""
+
+
+def _declaration_in(one: Definition) -> dict[str, ast.expr]:
+    """The keywords of the first `...Declaration(...)` in a definition's text."""
+    for node in ast.walk(one):
+        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("Declaration"):
+            return {keyword.arg: keyword.value for keyword in node.keywords if keyword.arg}
+    return {}
+
+
+def _assigns(node: ast.Assign, name: ast.Name) -> bool:
+    return any(isinstance(target, ast.Name) and target.id == name.id for target in node.targets)
 
 
 def find_named(name: str, kind: Kind | None, installed: Installed) -> list[PluginInfo]:
@@ -227,7 +241,7 @@ def describe(info: PluginInfo, installed: Sequence[PluginInfo]) -> PluginDocs:
     try:
         with contextlib.redirect_stdout(sys.stderr):  # results go to stdout, and a plugin's chatter is none
             exported = import_plugin(info)
-            return _of_object(docs, exported, entry.role)
+            return _of_object(docs, exported, found, entry.role)
     except PluginError as error:
         return replace(docs, state="broken", detail=str(error))
     except Exception as error:  # a metaclass or a property of somebody's
@@ -235,7 +249,7 @@ def describe(info: PluginInfo, installed: Sequence[PluginInfo]) -> PluginDocs:
         return replace(docs, state="broken", detail=problem)
 
 
-def _of_object(docs: PluginDocs, exported: Any, role: str) -> PluginDocs:
+def _of_object(docs: PluginDocs, exported: Any, found: Sequence[Definition], role: str) -> PluginDocs:
     kind = docs.info.kind
     is_class = isinstance(exported, type)
     is_function = inspect.isroutine(exported) or isinstance(exported, partial)
@@ -254,7 +268,7 @@ def _of_object(docs: PluginDocs, exported: Any, role: str) -> PluginDocs:
     if is_function and kind == "reward":
         ours = [one for one in ours if not one.required and one.name not in PASSED_BY_TRL]
     subject = type(exported) if form == "instance" else exported.func if isinstance(exported, partial) else exported
-    declares = {name: _declared(exported, name) for name in FACTS[kind].declares}
+    declares = _declared(exported, found)
     if role and kind == "advantage_hook":
         declares["role"] = role
     file, line = None, None
@@ -265,7 +279,7 @@ def _of_object(docs: PluginDocs, exported: Any, role: str) -> PluginDocs:
         form=form,
         parameters=tuple(ours),
         columns=columns,
-        declares={name: value for name, value in declares.items() if value is not None},
+        declares=declares,
         methods=tuple(name for name in _METHODS if callable(getattr(exported, name, None))),
         doc=read_docstring(inspect.getdoc(subject) or inspect.getdoc(inspect.getmodule(subject)) or ""),
         file=file,
@@ -273,14 +287,20 @@ def _of_object(docs: PluginDocs, exported: Any, role: str) -> PluginDocs:
     )
 
 
-def _declared(exported: Any, name: str) -> Any:
-    """An attribute's value; `BY_PARAMETERS` if it is a property or `__init__` sets it."""
-    value = inspect.getattr_static(exported, name, None)
-    maker = getattr(exported, "__init__", None) if isinstance(exported, type) else None
-    named = getattr(getattr(maker, "__code__", None), "co_names", ())
-    if isinstance(value, property) or inspect.isfunction(value) or name in named:
+def _declared(exported: Any, found: Sequence[Definition]) -> dict[str, Any]:
+    """What the plugin declares; where `__init__` or a property does so, what its text shows, as `BY_PARAMETERS`."""
+    declared = getattr(exported, "declares", None)
+    if isinstance(declared, Declaration):
+        return declared.shown()
+    keywords = next(filter(None, map(_declaration_in, found)), {})
+    return {name: _literal(value) for name, value in keywords.items()}
+
+
+def _literal(value: ast.expr) -> Any:
+    try:
+        return ast.literal_eval(value)
+    except ValueError:
         return BY_PARAMETERS
-    return getattr(exported, name, None)
 
 
 def _parameters(called: Any) -> list[Parameter] | None:

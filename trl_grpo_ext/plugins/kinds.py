@@ -6,9 +6,22 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from ..errors import ConfigurationError
-from ..types import HOOK_METHODS
+from ..types import (
+    HOOK_METHODS,
+    AdvantageHook,
+    AggregationDeclaration,
+    Declaration,
+    FilterDeclaration,
+    GroupFilter,
+    HookDeclaration,
+    LossAggregation,
+    Reward,
+    RewardDeclaration,
+    TokenLoss,
+    TokenLossDeclaration,
+)
 
-Kind = Literal["reward", "advantage_hook", "loss_aggregation", "group_filter"]
+Kind = Literal["reward", "advantage_hook", "loss_aggregation", "group_filter", "token_loss"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
@@ -23,9 +36,9 @@ class KindFacts:
     several: bool  # whether a run selects a list of them, in the order in which they act
     methods: tuple[str, ...]  # an object has exactly one of these, but a hook those of its role
     required: str  # what an entry point must be, in words
-    declares: tuple[str, ...]  # attributes that a plugin may declare
+    protocol: type  # has these methods with their parameters
+    declaration: type[Declaration]  # what a plugin may declare
     switches: tuple[str, ...] = ()  # boolean keys that any selection of the kind may have
-    takes: str = ""  # the attribute in which a class lists parameters that select plugins of the same kind
 
 
 FACTS: dict[Kind, KindFacts] = {
@@ -38,8 +51,8 @@ FACTS: dict[Kind, KindFacts] = {
         methods=("__call__",),
         required="a function f(prompts, completions, completion_ids, **columns) -> list of floats or None, or a class "
         "whose instances are such callables",
-        declares=("reference_column", "takes_rewards", "deterministic", "conformance"),
-        takes="takes_rewards",
+        protocol=Reward,
+        declaration=RewardDeclaration,
     ),
     "advantage_hook": KindFacts(
         label="advantage hook",
@@ -51,11 +64,8 @@ FACTS: dict[Kind, KindFacts] = {
         required="a class with a role, whose instances have the method of that role: on_rewards(rollout) of a shaper, "
         "on_rollout(advantages_B_T, rollout) of an estimator or a transform, on_forward(advantages_B_T, forward) of a "
         "forward hook",
-        declares=(
-            *("role", "last", "makes_signal", "signal_everywhere", "masks_zero_variance", "uses_total_reward"),
-            "learns_from_equal_rewards",
-            *("needs", "teachers", "per_completion", "per_group", "conformance"),
-        ),
+        protocol=AdvantageHook,
+        declaration=HookDeclaration,
     ),
     "loss_aggregation": KindFacts(
         label="loss aggregation",
@@ -65,7 +75,8 @@ FACTS: dict[Kind, KindFacts] = {
         several=False,
         methods=("weights", "reduce"),
         required="a class whose instances have exactly one of weights(rollout) and reduce(loss_B_T, mask_B_T, totals)",
-        declares=("needs_step_totals", "conformance"),
+        protocol=LossAggregation,
+        declaration=AggregationDeclaration,
         switches=("skip_zero_variance",),
     ),
     "group_filter": KindFacts(
@@ -76,8 +87,19 @@ FACTS: dict[Kind, KindFacts] = {
         several=False,
         methods=("keep",),
         required="a class whose instances have keep(rollout) -> (B,), whether each completion's group is kept",
-        declares=("reads_advantages", "needs", "takes_filters", "conformance"),
-        takes="takes_filters",
+        protocol=GroupFilter,
+        declaration=FilterDeclaration,
+    ),
+    "token_loss": KindFacts(
+        label="token loss",
+        word="token-loss",
+        group="trl_grpo_ext.token_losses",
+        setting=("token_losses",),
+        several=True,
+        methods=("loss",),
+        required="a class whose instances have loss(terms) -> (B, T), each token's loss",
+        protocol=TokenLoss,
+        declaration=TokenLossDeclaration,
     ),
 }
 LABELS: dict[Kind, str] = {kind: facts.label for kind, facts in FACTS.items()}

@@ -17,8 +17,9 @@ from typing import Any
 
 from ..errors import ConfigurationError, PluginError, PluginTypeError, reworded
 from ..guard.calls import rename, reward_name, unique_names
-from ..types import acting_order, implements, role_of
-from .building import broken, build, check_parameters, describe, import_plugin, plugin_code
+from ..types import Declaration, acting_order, implements
+from .building import build, check_parameters, describe, import_plugin, plugin_code
+from .contract import check_contract
 from .discovery import ENVIRONMENT_VARIABLE, PluginInfo, available, find, is_allowed
 from .kinds import FACTS, GROUPS, KINDS, LABELS, Kind, check_kind, with_article
 from .selection import Selection, parse_selection
@@ -120,7 +121,7 @@ def resolve(kind: Kind, selection_or_object: Any) -> Loaded:
         BrokenPluginError: Importing it failed, or its module has no such attribute. The cause is chained.
         PluginParameterError: It does not take these parameters, or refused their values.
         PluginTypeError: It is not of this kind.
-        PluginContractError: It was written for another contract, or is an advantage hook without a role.
+        PluginContractError: Its role, declaration or signatures are not those of the contract, or of another version.
         ConfigurationError, UnknownPluginError, AmbiguousPluginError, PluginBlockedError: As for `find`.
     """
     if isinstance(selection_or_object, list | tuple) and kind in KINDS and not FACTS[kind].several:
@@ -140,9 +141,9 @@ def resolve(kind: Kind, selection_or_object: Any) -> Loaded:
         built = build(info, exported, parameters)
         _check_kind(kind, built, str(info))
         own = isinstance(exported, type)
-        if kind == "reward" and own and getattr(built, "__name__", None) is None:
-            with contextlib.suppress(Exception):  # slots, a frozen dataclass: TRL then takes the name of the class
-                built.__name__ = info.name.rpartition(".")[2]  # TRL names its metrics after this
+        if own and _is_nameless(built, info):
+            with contextlib.suppress(Exception):  # an object that takes no names: its class's then stands for it
+                rename(built, info.name.rpartition(".")[2])  # what metrics and messages call it
     if asked.guard is not None:
         from ..guard.guarded import guarded  # here, because most rewards need none
 
@@ -196,12 +197,24 @@ def _reward_list(selections: Any, loaded: Sequence[Loaded]) -> RewardList:
         given = list(selections.weights)
     rewards = [item.object for item in loaded]
     made = RewardList(rewards, (1.0 if weight is None else weight for weight in given))
-    made.names = unique_names(made.names)
-    for item, name in zip(loaded, made.names, strict=True):
-        if item.own and name != reward_name(item.object):
-            rename(item.object, name)
+    made.names = _unique(loaded)
     made._sources = loaded
     return made
+
+
+def _is_nameless(plugin: Any, info: PluginInfo) -> bool:
+    """Whether a plugin gets its name from its selection: not if its parameters decide it, or only a dotted path."""
+    chosen = vars(plugin) if hasattr(plugin, "__dict__") else {}
+    return "__name__" not in chosen and (not info.dotted or getattr(plugin, "__name__", None) is None)
+
+
+def _unique(loaded: Sequence[Loaded]) -> list[str]:
+    """Names for plugins of one kind, the second of a name with a number; those that nobody else holds take theirs."""
+    names = unique_names([reward_name(item.object) for item in loaded])
+    for item, name in zip(loaded, names, strict=True):
+        if item.own and name != reward_name(item.object):
+            rename(item.object, name)
+    return names
 
 
 def load_advantage_hooks(selections: Any) -> list[Any]:
@@ -211,11 +224,12 @@ def load_advantage_hooks(selections: Any) -> list[Any]:
         selections: One selection or object, or a list of them.
 
     Raises:
-        PluginContractError: A hook has no role.
+        PluginContractError: A hook has no role, or another slip in its declaration or signatures.
         PluginError, ConfigurationError: As for `resolve`.
     """
-    loaded = _resolve_several("advantage_hook", selections)
-    return LoadedList.from_loaded(sorted(loaded, key=lambda item: acting_order(item.object)))
+    loaded = sorted(_resolve_several("advantage_hook", selections), key=lambda item: acting_order(item.object))
+    _unique(loaded)
+    return LoadedList.from_loaded(loaded)
 
 
 def load_loss_aggregation(selection: Any) -> Any:
@@ -236,6 +250,18 @@ def load_group_filter(selection: Any) -> Any:
     return resolve("group_filter", selection).object
 
 
+def load_token_losses(selections: Any) -> list[Any]:
+    """Load token losses, in the order selected.
+
+    Args:
+        selections: One selection or object, or a list of them.
+
+    Raises:
+        PluginError, ConfigurationError: As for `resolve`.
+    """
+    return LoadedList.from_loaded(_resolve_several("token_loss", selections))
+
+
 def _resolve_several(kind: Kind, selections: Any) -> list[Loaded]:
     """Resolve one selection or a list of them; plugins of a `LoadedList` are already loaded and shared."""
     several = selections if isinstance(selections, list | tuple) else [selections]
@@ -250,16 +276,14 @@ def _resolve_several(kind: Kind, selections: Any) -> list[Loaded]:
 def _with_selected(
     info: PluginInfo, exported: Any, parameters: dict[str, Any], inner: list[tuple[str, Loaded]]
 ) -> dict[str, Any]:
-    """Load the plugins that parameters select (`takes_rewards`, `takes_filters`), and add them to `inner`.
+    """Load the plugins that parameters select (`takes` of the declaration), and add them to `inner`.
 
     A list of rewards becomes a `RewardList` with weights; a mapping without a `name` maps keys to selections.
     """
-    kind, attribute = info.kind, FACTS[info.kind].takes
-    takes = getattr(exported, attribute, ()) if attribute and isinstance(exported, type) else ()
+    kind = info.kind
+    takes = Declaration.of(exported).takes if isinstance(exported, type) else ()
     if not takes:
         return parameters
-    if not isinstance(takes, tuple | list) or not all(isinstance(name, str) for name in takes):
-        raise broken(info, f"its `{attribute}` must be a tuple of the names of parameters, and is {takes!r}")
     check_parameters(info, exported, parameters)  # before what is inside: a typo outside comes first
 
     def load(selection: Any, place: str, weighed: bool = False) -> Loaded:
@@ -307,10 +331,8 @@ def _check_kind(kind: Kind, plugin: Any, subject: str) -> None:
     has = [method for method in FACTS[kind].methods if implements(plugin, method)]
     if kind == "reward" and not callable(plugin):  # an instance may carry a `__call__` that its class lacks
         has = []
-    if has and kind == "advantage_hook":
-        role_of(plugin, subject)
-        return
-    if len(has) == 1:
+    if len(has) == 1 or (has and kind == "advantage_hook"):
+        check_contract(kind, plugin, subject)
         return
     what = f"{subject} is {describe(plugin)}, not {with_article(kind)}"
     if has:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ManifestError
-from ..guard.calls import is_model
+from ..guard.calls import is_model, unique_names
 from ..guard.guarded import Guarded
 from ..guard.untrusted import one_line
 from ..plugins.kinds import KINDS, LABELS
@@ -124,18 +124,23 @@ class Manifest:
             records += made.records("loss_aggregation", known)
         if (kept := getattr(trainer, "group_filter", None)) is not None:
             records += made.records("group_filter", group_filter or Loaded(kept))
+        for loaded in with_origin(getattr(trainer, "token_losses", [])):
+            records += made.records("token_loss", loaded)
         versions = {name: installed_version(name) for name in _VERSIONS_OF}
         return cls(tuple(records), {name: found for name, found in versions.items() if found is not None})
 
     def line(self) -> str:
         """Every plugin and its origin in one line; empty if there is none."""
-        by_kind: dict[Kind, dict[str, None]] = {}
+        by_kind: dict[Kind, list[PluginRecord]] = {}
         for record in self.plugins:
             if record.inside is None:
-                by_kind.setdefault(record.kind, {})[f"{_text(record.name)} ({_text(record.origin)})"] = None
-        return "; ".join(
-            f"{LABELS[kind]}{'s' * (len(names) > 1)} {', '.join(names)}" for kind, names in by_kind.items()
-        )
+                by_kind.setdefault(record.kind, []).append(record)
+        parts = []
+        for kind, records in by_kind.items():
+            names = unique_names([_text(record.name) for record in records])  # as in metrics
+            listed = [f"{name} ({_text(record.origin)})" for name, record in zip(names, records, strict=True)]
+            parts.append(f"{LABELS[kind]}{'s' * (len(listed) > 1)} {', '.join(listed)}")
+        return "; ".join(parts)
 
     def plain(self) -> dict[str, Any]:
         """The manifest as JSON values."""

@@ -2,7 +2,7 @@
 
 Their children are reward functions of any form, including async. A child is checked as by the trainer: it returns one
 finite number per completion, or None or NaN; anything else is a `PluginOutputError` that names it, and its exceptions
-pass through. In a selection the children are selections themselves (`takes_rewards`).
+pass through. In a selection the children are selections themselves (`takes`).
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 from ..errors import ConfigurationError, PluginOutputError
 from ..guard.calls import call, check_scores, reward_name, select_rows, unique_names
 from ..guard.outcomes import shown
 from ..guard.parameters import checked_flag, checked_number, checked_text
 from ..guard.parameters import column as checked_column
-from ..types import Part, Parts
+from ..types import Part, Parts, RewardDeclaration
 
 _VALUES_SHOWN = 10
 
@@ -38,8 +38,9 @@ class Weighted:
     """
 
     __name__ = "weighted"
-    takes_rewards = ("rewards",)
-    conformance: ClassVar[Mapping[str, Any]] = {"parameters": {"rewards": ["gsm8k_accuracy", "think_format"]}}
+    declares = RewardDeclaration(
+        takes=("rewards",), conformance={"parameters": {"rewards": ["gsm8k_accuracy", "think_format"]}}
+    )
 
     def __init__(self, rewards: Sequence[Callable[..., Any]], weights: Sequence[float] | None = None) -> None:
         self.rewards = _checked_children("weighted", "rewards", rewards)
@@ -85,8 +86,9 @@ class Product:
     """
 
     __name__ = "product"
-    takes_rewards = ("rewards",)
-    conformance: ClassVar[Mapping[str, Any]] = {"parameters": {"rewards": ["gsm8k_accuracy", "think_format"]}}
+    declares = RewardDeclaration(
+        takes=("rewards",), conformance={"parameters": {"rewards": ["gsm8k_accuracy", "think_format"]}}
+    )
 
     def __init__(self, rewards: Sequence[Callable[..., Any]]) -> None:
         self.rewards = _checked_children("product", "rewards", rewards)
@@ -126,8 +128,9 @@ class Gated:
     """
 
     __name__ = "gated"
-    takes_rewards = ("reward", "gate")
-    conformance: ClassVar[Mapping[str, Any]] = {"parameters": {"reward": "gsm8k_accuracy", "gate": "think_format"}}
+    declares = RewardDeclaration(
+        takes=("reward", "gate"), conformance={"parameters": {"reward": "gsm8k_accuracy", "gate": "think_format"}}
+    )
 
     def __init__(
         self,
@@ -182,8 +185,10 @@ class PerColumn:
     """
 
     __name__ = "per_column"
-    takes_rewards = ("rewards", "default")
-    conformance: ClassVar[Mapping[str, Any]] = {"parameters": {"column": "task", "rewards": {"math": "gsm8k_accuracy"}}}
+    declares = RewardDeclaration(
+        takes=("rewards", "default"),
+        conformance={"parameters": {"column": "task", "rewards": {"math": "gsm8k_accuracy"}}},
+    )
 
     def __init__(
         self, column: str, rewards: Mapping[Any, Callable[..., Any]], default: Callable[..., Any] | None = None

@@ -9,6 +9,7 @@ from typing import Any
 from ..guard.messages import completion_text
 from ..guard.outcomes import Judgement, Outcome, OutcomePolicy, shown
 from ..guard.parameters import column
+from ..types import RewardDeclaration
 from ._judged import Judged
 from ._text.final_answer import final_number, parse_reference
 
@@ -37,7 +38,7 @@ class GSM8KAccuracy(Judged):
     """
 
     __name__ = "gsm8k_accuracy"
-    reference_column = "answer"
+    declares = RewardDeclaration(reference_column="answer")
 
     def __init__(self, *, outcomes: Mapping[str, Any] | None = None) -> None:
         can = (Outcome.RIGHT, Outcome.WRONG, Outcome.NO_ANSWER, Outcome.UNPARSEABLE)

@@ -6,7 +6,7 @@ import functools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from ..errors import ConfigurationError
 from ..guard.messages import completion_text
@@ -14,6 +14,7 @@ from ..guard.outcomes import Judgement, Outcome, OutcomePolicy, shown
 from ..guard.parameters import checked_choice, checked_number, checked_text, checked_whole, optional_module
 from ..guard.parameters import column as checked_column
 from ..guard.workers import Done, WorkerPool
+from ..types import RewardDeclaration
 from ._judged import Judged
 from ._text.json_text import AmbiguousError, RefusedError, fenced, last_object, read_json
 
@@ -55,10 +56,12 @@ class JSONSchema(Judged):
 
     __name__ = "json_schema"
     reads = "the schema"
-    conformance: ClassVar[Mapping[str, Any]] = {
-        "parameters": {"schema": {"type": "object", "required": ["answer"]}},
-        "completions": ['```json\n{"answer": 18}\n```', '```json\n{"unit": "eggs"}\n```', '{"answer": 18}', "18"],
-    }
+    declares = RewardDeclaration(
+        conformance={
+            "parameters": {"schema": {"type": "object", "required": ["answer"]}},
+            "completions": ['```json\n{"answer": 18}\n```', '```json\n{"unit": "eggs"}\n```', '{"answer": 18}', "18"],
+        }
+    )
 
     def __init__(
         self,

@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 from urllib.parse import urlsplit
 
 from ..errors import ConfigurationError, RewardError
@@ -32,6 +32,7 @@ from ..guard.parameters import (
     column,
     optional_module,
 )
+from ..types import RewardDeclaration
 from ._text.json_text import AmbiguousError, RefusedError, fenced, last_object, read_json
 
 _NO_VERDICT: dict[Outcome, Consequence] = dict.fromkeys(
@@ -137,10 +138,12 @@ class Judge:
     """
 
     __name__ = "judge"
-    conformance: ClassVar[Mapping[str, Any]] = {
-        "parameters": {"model": "judge", "criteria": "Is it right?"},
-        "completions": ["It is 18, so grade:9.", "It is 17, so grade:1.", "18 grade:8", "17"],
-    }
+    declares = RewardDeclaration(
+        conformance={
+            "parameters": {"model": "judge", "criteria": "Is it right?"},
+            "completions": ["It is 18, so grade:9.", "It is 17, so grade:1.", "18 grade:8", "17"],
+        }
+    )
 
     def __init__(
         self,

@@ -7,12 +7,13 @@ have one entry per completion.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Sequence
+from typing import Any
 
 from ..errors import ConfigurationError, RewardError
 from ..guard.outcomes import shown
 from ..guard.parameters import checked_choice, checked_number, checked_text, checked_whole, column, lengths
+from ..types import RewardDeclaration
 
 
 class SoftOverlong:
@@ -30,7 +31,7 @@ class SoftOverlong:
     """
 
     __name__ = "soft_overlong"
-    conformance: ClassVar[Mapping[str, Any]] = {"parameters": {"max_completion_length": 16, "cache": 8}}
+    declares = RewardDeclaration(conformance={"parameters": {"max_completion_length": 16, "cache": 8}})
 
     def __init__(self, max_completion_length: int, cache: int) -> None:
         self.max_completion_length = checked_whole("soft_overlong: max_completion_length", max_completion_length, 1)
@@ -70,7 +71,7 @@ class LengthTarget:
     """
 
     __name__ = "length_target"
-    conformance: ClassVar[Mapping[str, Any]] = {"parameters": {"target": 8}}
+    declares = RewardDeclaration(conformance={"parameters": {"target": 8}})
 
     def __init__(
         self,

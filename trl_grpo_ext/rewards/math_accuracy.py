@@ -14,6 +14,7 @@ from ..errors import ConfigurationError
 from ..guard.messages import completion_text
 from ..guard.outcomes import Judgement, Outcome, OutcomePolicy, shown
 from ..guard.parameters import checked_number, checked_whole, column
+from ..types import RewardDeclaration
 from ._judged import Judged
 from ._math.plain_answers import (
     answer_alone,
@@ -92,7 +93,7 @@ class MathAccuracy(Judged):
     """
 
     __name__ = "math_accuracy"
-    reference_column = "solution"
+    declares = RewardDeclaration(reference_column="solution")
 
     def __init__(
         self,

@@ -13,13 +13,14 @@ import re
 import sys
 import sysconfig
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 from ..errors import ConfigurationError, RewardError
 from ..guard.messages import completion_text
 from ..guard.outcomes import Judgement, Outcome, OutcomePolicy
 from ..guard.parameters import checked_choice, checked_number, checked_whole, column, optional_module
 from ..guard.workers import WorkerPool
+from ..types import RewardDeclaration
 from ._judged import Judged
 from ._sandbox.layers import isolate
 
@@ -63,10 +64,12 @@ class ReasoningGym(Judged):
     """
 
     __name__ = "reasoning_gym"
-    conformance: ClassVar[Mapping[str, Any]] = {
-        "completions": ["<answer>7</answer>", "<answer>1</answer>", "It is 7.", ""],
-        "columns": {"task": ["basic_arithmetic"] * 4, "seed": [1] * 4, "index": [0, 1, 2, 3]},
-    }
+    declares = RewardDeclaration(
+        conformance={
+            "completions": ["<answer>7</answer>", "<answer>1</answer>", "It is 7.", ""],
+            "columns": {"task": ["basic_arithmetic"] * 4, "seed": [1] * 4, "index": [0, 1, 2, 3]},
+        }
+    )
 
     def __init__(
         self,

@@ -6,14 +6,14 @@ import functools
 import itertools
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 from ..errors import ConfigurationError
 from ..guard.messages import completion_text
 from ..guard.outcomes import Judgement, Outcome, OutcomePolicy
 from ..guard.parameters import checked_flag, checked_number, checked_whole
 from ..guard.workers import Done, WorkerPool
-from ..types import Parts
+from ..types import Parts, RewardDeclaration
 from ._judged import Judged
 
 _FLAGS = {"a": re.ASCII, "i": re.IGNORECASE, "m": re.MULTILINE, "s": re.DOTALL, "x": re.VERBOSE}
@@ -42,7 +42,7 @@ class RegexMatch(Judged):
     """
 
     __name__ = "regex_match"
-    conformance: ClassVar[Mapping[str, Any]] = {"parameters": {"pattern": r"<answer>.*?</answer>"}}
+    declares = RewardDeclaration(conformance={"parameters": {"pattern": r"<answer>.*?</answer>"}})
 
     def __init__(
         self,

@@ -7,13 +7,13 @@ one turn without calls.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 from ..credit.turns import Exchange, exchanges, is_tool_error, tool_calls
 from ..errors import ConfigurationError
 from ..guard.messages import completion_text
 from ..guard.parameters import checked_number, checked_text, checked_whole
-from ..types import Parts, Place
+from ..types import Parts, Place, RewardDeclaration
 
 
 class ToolUse:
@@ -40,10 +40,12 @@ class ToolUse:
     """
 
     __name__ = "tool_use"
-    conformance: ClassVar[Mapping[str, Any]] = {
-        "parameters": {"marker": "<tool_call>"},
-        "completions": ["<tool_call>{", "Wait. <tool_call>add(1, 2", "18", "", "I need no tool for that."],
-    }
+    declares = RewardDeclaration(
+        conformance={
+            "parameters": {"marker": "<tool_call>"},
+            "completions": ["<tool_call>{", "Wait. <tool_call>add(1, 2", "18", "", "I need no tool for that."],
+        }
+    )
 
     def __init__(
         self,

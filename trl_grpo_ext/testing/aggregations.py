@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ..credit.flow import reduced_loss, reduced_weights, token_weights
-from ..types import Rollout, Totals, implements
+from ..types import AggregationDeclaration, Rollout, Totals, implements
 from .batches import Row, Setting, SmallBatch, long_batches, odd_batches
 from .rules import Broken, NotChecked, plugin_code
 from .tensor_checks import PADDING, Results, TensorChecks, compare, compare_numbers
@@ -29,7 +29,7 @@ class AggregationChecks(TensorChecks):
     def __init__(self, plugin: Any, setting: Setting, deterministic: bool = True) -> None:
         super().__init__(plugin, setting, deterministic)
         self.by_weights = implements(plugin, "weights")
-        self.needs_step = bool(getattr(plugin, "needs_step_totals", False))
+        self.needs_step = "step_totals" in AggregationDeclaration.of(plugin).needs
         if not self.by_weights:
             self.garbage = (1e4, -1e4)  # losses off the mask are numbers
 
@@ -66,7 +66,7 @@ class AggregationChecks(TensorChecks):
     def _parts_agree(self, parts: str) -> None:
         """The mean of `reduce` over the `micro_batches` or `processes` of a step equals its value for the whole."""
         if not self.needs_step:
-            raise NotChecked("its reduce sees one micro-batch at a time and does not declare needs_step_totals = True")
+            raise NotChecked("its reduce sees one micro-batch at a time and does not need step_totals")
 
         def judge(batch: SmallBatch) -> None:
             loss_B_T, mask_B_T = batch.losses(), batch.mask()
@@ -88,6 +88,7 @@ class AggregationChecks(TensorChecks):
         has = [name for name in ("weights", "reduce") if implements(self.plugin, name)]
         if len(has) != 1:
             raise Broken(f"it has {'both weights and reduce' if has else 'neither weights nor reduce'}")
+        self._contract("loss_aggregation", self.plugin)
 
     def finite(self) -> None:
         self._over(self.ordinary, self._results, breaks=("finite", None))
@@ -182,7 +183,7 @@ class AggregationChecks(TensorChecks):
     def step_totals(self) -> None:
         self._reduce_only()
         if self.needs_step:
-            raise NotChecked("it declares needs_step_totals = True")
+            raise NotChecked("it needs step_totals")
 
         def judge(batch: SmallBatch) -> None:
             with plugin_code(batch, before="where totals.step is None "):

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ..credit.flow import group_verdicts, verdicts_by_group
-from ..types import Rollout, implements
+from ..types import FilterDeclaration, Rollout, implements
 from .batches import SmallBatch, odd_batches
 from .rules import Broken
 from .tensor_checks import Results, TensorChecks
@@ -22,7 +22,7 @@ class FilterChecks(TensorChecks):
 
     def _rollout(self, batch: SmallBatch, **settings: Any) -> Rollout:
         rollout = batch.rollout(aggregation=True, **settings)
-        reads = getattr(self.plugin, "reads_advantages", False)
+        reads = "advantages" in FilterDeclaration.of(self.plugin).needs
         return rollout if reads else replace(rollout, advantages_B_T=None)
 
     def _results(self, batch: SmallBatch, *, plugin: Any = None, **how: Any) -> Results:
@@ -36,6 +36,7 @@ class FilterChecks(TensorChecks):
     def form(self) -> None:
         if not implements(self.plugin, "keep"):
             raise Broken("it has no method keep")
+        self._contract("group_filter", self.plugin)
 
     def shape(self) -> None:
         self._over(self.ordinary, self._results, breaks=("shape", None))

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from ..credit.flow import run_hook, run_shaper
-from ..errors import PluginContractError, PluginRunError, TRLGRPOExtError
-from ..types import HOOK_METHODS, NEEDS, Forward, Rollout, implements, role_of
+from ..errors import PluginRunError, TRLGRPOExtError
+from ..types import HOOK_METHODS, Forward, HookDeclaration, Rollout, implements, role_of
 from .batches import Setting, SmallBatch, equal_rewards, negative_batch, odd_batches
 from .rules import Broken, NotChecked, plugin_code
 from .tensor_checks import Results, TensorChecks, compare, number
@@ -26,10 +26,8 @@ class HookChecks(TensorChecks):
     prefix = "hook"
 
     def __init__(self, plugin: Any, setting: Setting, deterministic: bool = True) -> None:
-        teachers = getattr(plugin, "teachers", ())
-        if isinstance(teachers, tuple | list):
-            setting = replace(setting, teachers=tuple(name for name in teachers if isinstance(name, str)))
-        super().__init__(plugin, setting, deterministic)
+        self.declared = HookDeclaration.of(plugin)
+        super().__init__(plugin, replace(setting, teachers=self.declared.teachers), deterministic)
         self.stages = [stage for stage in HOOK_METHODS if implements(plugin, stage)]
         self.at_rollout = next((stage for stage in self.stages if stage != "on_forward"), None)
 
@@ -81,10 +79,7 @@ class HookChecks(TensorChecks):
         if not self.stages:
             has = [name for name in dir(self.plugin) if not name.startswith("_")][:8]
             raise Broken(f"it has none of {', '.join(HOOK_METHODS)}; it has {', '.join(has) or 'nothing'}")
-        try:
-            role_of(self.plugin, "it")
-        except PluginContractError as error:
-            raise Broken(str(error)) from error
+        self._contract("advantage_hook", self.plugin)
 
     def role(self) -> None:
         self._comparable_only()
@@ -102,7 +97,7 @@ class HookChecks(TensorChecks):
                 compare(one_B_T, other_B_T, what, batch, mask_B_T)
                 return
             changed.append(not torch.equal(one_B_T, other_B_T))
-            if getattr(self.plugin, "last", False):
+            if self.declared.last:
                 up_B_T, down_B_T = (self._at_rollout(batch, sign * torch.ones_like(mask_B_T)) for sign in (1.0, -1.0))
                 for before_B_T, after_B_T in zip(given, (one_B_T, other_B_T), strict=True):
                     kept_B_T = (before_B_T != 0) & (torch.where(before_B_T >= 0, up_B_T, down_B_T) != 0)
@@ -111,7 +106,7 @@ class HookChecks(TensorChecks):
 
         self._over(self.ordinary, judge)
         if role == "transform" and changed and not any(changed):
-            advice = 'write role = "estimator"'
+            advice = 'declare role="estimator"'
             raise Broken(f"it is a transform, and its result does not depend on the incoming advantages: {advice}")
 
     def equal_rewards(self) -> None:
@@ -135,20 +130,13 @@ class HookChecks(TensorChecks):
         self._over(equal_rewards(self.setting), judge)
 
     def needs(self) -> None:
-        needs, teachers = getattr(self.plugin, "needs", ()), getattr(self.plugin, "teachers", ())
-        for name, value in (("needs", needs), ("teachers", teachers)):
-            names = isinstance(value, tuple | list) and all(isinstance(one, str) and one for one in value)
-            if not names:
-                raise Broken(f"`{name}` must be a tuple of names, and is {value!r:.200}")
-        unknown = [name for name in needs if name not in NEEDS]
-        if unknown:
-            raise Broken(f"`needs` lists {unknown[0]!r}, and there are {', '.join(NEEDS)}")
+        needs = self.declared.needs
         listed = f"with what it lists in `needs` ({', '.join(needs) or 'nothing'}) "
 
         def judge(batch: SmallBatch) -> None:
             with plugin_code(batch, before=listed, after="; with everything it runs"):
                 if self.at_rollout is not None:
-                    self._raw(self.at_rollout, batch.incoming(), batch.rollout(needs=tuple(needs)))
+                    self._raw(self.at_rollout, batch.incoming(), batch.rollout(needs=needs))
                 if "on_forward" in self.stages:
                     self._raw("on_forward", batch.incoming(), batch.forward(ref="ref_logps" in needs))
 
@@ -212,8 +200,8 @@ class HookChecks(TensorChecks):
         self._comparable_only()
         if "on_forward" not in self.stages:
             raise NotChecked("it has no on_forward")
-        if getattr(self.plugin, "per_completion", False) is not True:
-            raise NotChecked("it does not declare per_completion = True")
+        if not self.declared.independent:
+            raise NotChecked("it does not declare independent=True")
 
         def judge(batch: SmallBatch) -> None:
             incoming_B_T, mask_B_T, forward = batch.incoming(), batch.mask(), batch.forward()
@@ -228,7 +216,7 @@ class HookChecks(TensorChecks):
         self._over(self.varied, judge)
 
     def state(self) -> None:
-        has = [name for name in ("state_dict", "load_state_dict") if callable(getattr(self.plugin, name, None))]
+        has = [name for name in ("state_dict", "load_state_dict") if implements(self.plugin, name)]
         if not has:
             raise NotChecked("it has no state_dict: it remembers nothing")
         if len(has) == 1:

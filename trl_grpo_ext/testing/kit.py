@@ -1,6 +1,6 @@
 """Check a plugin against the rules of its kind.
 
-A plugin declares what its checks need in an attribute `conformance`, a mapping. The caller's options win over it.
+A plugin declares what its checks need as `conformance`, a mapping. The caller's options win over it.
 """
 
 from __future__ import annotations
@@ -16,14 +16,12 @@ from ..guard.calls import reward_name
 from ..guard.parameters import checked_number
 from ..plugins.building import import_plugin
 from ..plugins.discovery import find
-from ..plugins.kinds import Kind, check_kind
+from ..plugins.kinds import FACTS, Kind, check_kind
 from ..plugins.loading import resolve
 from ..plugins.selection import Selection, parse_selection
 from .processes import run_here, run_in_process
 from .reports import ConformanceError, Report, Violation
 from .rules import Broken, Checks, fresh_copy, rules_of
-
-ATTRIBUTE = "conformance"
 
 TIMEOUT = 10.0
 """Seconds for each rule, unless the caller or the plugin sets another limit."""
@@ -142,13 +140,10 @@ def _subject(
 
 def _declared(kind: Kind, exported: Any, name: str) -> dict[str, Any]:
     """The options that a plugin, or its class, declares."""
-    options = getattr(exported, ATTRIBUTE, None) or {}
-    if not isinstance(options, Mapping):
-        raise ConfigurationError(f"{name}: `{ATTRIBUTE}` must be a mapping, and is {options!r:.200}.")
-    _check_keys(kind, options, f"{name}.{ATTRIBUTE}")
-    switches = ("deterministic", "per_completion") if kind == "reward" else ("deterministic",)
-    declared = {key: getattr(exported, key, None) for key in switches}
-    return {**{key: value for key, value in declared.items() if isinstance(value, bool)}, **options}
+    declared = FACTS[kind].declaration.of(exported)
+    _check_keys(kind, declared.conformance, f"{name}, conformance")
+    switches = ("deterministic", "per_completion")
+    return {**{key: value for key, value in declared.shown().items() if key in switches}, **declared.conformance}
 
 
 def as_columns(columns: Any) -> dict[str, list[Any]]:

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any, Literal
 
 from ..guard.outcomes import shown
+from ..types import RewardDeclaration
 
 _ROWS_SHOWN, _MOST_ITEMS = 3, 16
 
@@ -148,8 +149,8 @@ def ordinary_call(
         for row, text in enumerate(completions or COMPLETIONS)
     ]
     if completions is None:
-        first, column = items[0], getattr(reward, "reference_column", None)
-        if isinstance(column, str) and column in columns:
+        first, column = items[0], RewardDeclaration.of(reward).reference_column
+        if column is not None and column in columns:
             value = str(first.columns[column])
             said = (value, rf"\boxed{{{value}}}", f"<answer>{value}</answer>", f"#### {value}")
             items += [replace(first, completion=text) for text in said]

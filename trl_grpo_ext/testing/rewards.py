@@ -22,7 +22,7 @@ from ..errors import PluginOutputError
 from ..guard.calls import PASSED_BY_TRL, call, check_scores, reward_name
 from ..guard.messages import completion_text, content_text
 from ..guard.outcomes import shown
-from ..types import Parts
+from ..types import Parts, RewardDeclaration
 from .reward_calls import EMPTY, HOSTILE, Form, RewardCall
 from .rules import Broken, Checks, Finding, NotChecked, Rule, describe_exception, pickle_round_trip, plugin_code
 
@@ -138,7 +138,7 @@ class RewardChecks(Checks):
 
     def _deterministic_only(self) -> None:
         if not self.deterministic:
-            raise NotChecked("it declares deterministic = False")
+            raise NotChecked("it declares deterministic=False")
 
     def no_effect(self) -> str:
         if len(self._given) != 1 or not self.seconds:
@@ -151,6 +151,7 @@ class RewardChecks(Checks):
     def call(self) -> None:
         if not callable(self.reward):
             raise Broken(f"it is {type(self.reward).__name__}, which is not callable")
+        self._contract("reward", self.reward)
         try:
             signature = inspect.signature(self.reward)
         except (TypeError, ValueError):  # some compiled function, of which nobody knows
@@ -275,7 +276,7 @@ class RewardChecks(Checks):
     def neighbours(self) -> None:
         self._deterministic_only()
         if not self.per_completion:
-            raise NotChecked("it declares per_completion = False")
+            raise NotChecked("it declares per_completion=False")
 
         def judge(batch: RewardCall) -> None:
             alone = batch.with_items(batch.items[:1])
@@ -293,8 +294,8 @@ class RewardChecks(Checks):
         self._over([self.ordinary], backwards)
 
     def outcomes(self) -> None:
-        column = getattr(self.reward, "reference_column", None)
-        if not isinstance(column, str):
+        column = RewardDeclaration.of(self.reward).reference_column
+        if column is None:
             raise NotChecked("it has no reference_column, so it compares with nothing")
         self._deterministic_only()
         if column not in self.ordinary.columns:

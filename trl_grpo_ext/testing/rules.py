@@ -17,8 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ..errors import ConfigurationError, PluginOutputError, TRLGRPOExtError
+from ..errors import ConfigurationError, PluginContractError, PluginOutputError, TRLGRPOExtError
 from ..guard.outcomes import exception_text, shown
+from ..plugins.contract import check_contract
 from ..plugins.kinds import FACTS, Kind
 
 T = TypeVar("T")
@@ -73,10 +74,10 @@ length: returns one value per completion, for one completion and for many. Why: 
 types: each value is a finite number that fits float32, or None. Why: TRL makes a float32 tensor of the values. NaN
   silently means None there, infinity spoils the advantages of the whole group, and a string stops the run.
 determinism: the same call gives the same scores, also of a fresh build and after other calls, unless it declares
-  `deterministic = False`. Why: A reward that remembers texts scores by the order of sampling, and undeclared randomness
+  `deterministic=False`. Why: A reward that remembers texts scores by the order of sampling, and undeclared randomness
   is noise in every advantage that hides in the randomness of sampling.
 neighbours: a completion's score does not depend on the others in the batch or their columns, nor on its place among
-  them, unless it declares `per_completion = False`. Why: Which completions meet in a call depends on batch size and
+  them, unless it declares `per_completion=False`. Why: Which completions meet in a call depends on batch size and
   ranks, and one that reads the first row's reference compares every prompt's completions with one answer.
 inputs: does not change its arguments. Why: The other rewards, the loss and the logs get the same lists.
 formats: a completion as a string and as a list of one message gets the same score. Why: TRL passes lists of messages if
@@ -100,17 +101,18 @@ global_state: leaves random generators, working directory, environment, signal h
   they were. Why: random.seed(0) in a reward makes every rank sample alike from then on.
 """,
     "advantage_hook": """
-form: has a role and its method: on_rewards, on_rollout or on_forward. Why: The chain is built by roles, and the trainer
-  calls these methods and no other.
+form: has a role and its method, on_rewards, on_rollout or on_forward, with their parameters, and no misspelt
+  declaration. Why: The chain is built by roles, the trainer calls these methods and no other, and what nobody reads has
+  no effect.
 run: runs on an ordinary generation batch and on an ordinary micro-batch. Why: What fails here fails in the first
   training step.
-needs: lists what it reads in `needs`, by known names, and `teachers` as ids. Why: Log-probabilities that nobody lists
-  are not computed, so the hook finds None in the first step of a run whose configuration was checked.
+needs: declares in `needs` what it reads. Why: Log-probabilities that nobody needs are not computed, so the hook finds
+  None in the first step of a run whose configuration was checked.
 shape: returns one advantage per token, (B, T), or spans from on_rollout; a shaper one reward per completion, (B,), or
   per token, (B, T). Why: The loss takes (B, T). A result that only broadcasts would pay the wrong tokens.
-determinism: the same batch gives the same advantages, unless it declares `deterministic = False`. Why: Each rank would
+determinism: the same batch gives the same advantages, unless it declares `deterministic=False`. Why: Each rank would
   draw its own, and runs cannot be repeated.
-role: an estimator ignores the incoming advantages, a transform uses them, and a mask (`last = True`) sets tokens to 0
+role: an estimator ignores the incoming advantages, a transform uses them, and a mask (`last=True`) sets tokens to 0
   by sign or position, not by the size of the advantage. Why: The chain puts hooks in the order of their roles: a
   transform that overwrites discards what came before, and zeros that depend on the size cannot be kept after the
   forward stage.
@@ -131,7 +133,7 @@ order: neither the order of a group's completions nor that of the groups matters
 split (rests on order): on_rollout gives the same on one rank as on two and three, also where groups are spread over
   ranks. Why: Statistics over the rank's own rows change with the number of GPUs, and of a group on two ranks each sees
   a half. Gather first.
-micro_batches (rests on order): with `per_completion = True`, on_forward gives each completion the same next to any
+micro_batches (rests on order): with `independent=True`, on_forward gives each completion the same next to any
   others. Why: Compact updates rely on it to put other completions next to it.
 state: what it remembers goes through JSON and back: state_dict and load_state_dict, both or neither. Why: A run that
   resumes from a checkpoint must go on as if it had not stopped.
@@ -139,11 +141,12 @@ evaluation: evaluation does not change what it remembers. Why: Evaluating more o
 """
     + _OF_TENSORS,
     "loss_aggregation": """
-form: has exactly one of weights and reduce. Why: The trainer must know which of the two is meant.
+form: has exactly one of weights and reduce, with their parameters, and no misspelt declaration. Why: The trainer must
+  know which of the two is meant, and what nobody reads has no effect.
 run: runs on an ordinary batch. Why: What fails here fails in the first training step.
 shape: weights returns a floating point tensor (B, T), reduce a scalar tensor. Why: A weight per completion would
   broadcast, or not, with the batch that happens to come.
-determinism: the same batch gives the same weights, unless it declares `deterministic = False`. Why: Each rank would
+determinism: the same batch gives the same weights, unless it declares `deterministic=False`. Why: Each rank would
   draw its own, and runs cannot be repeated.
 finite: gives finite numbers, also where completions have no live token or the whole batch has none. Why: Truncated
   completions are masked whole. Dividing by their length of zero gives NaN, which spoils every weight of the model.
@@ -159,7 +162,7 @@ long (rests on finite, padding): gives finite weights that float32 can hold for 
 dtype: also takes masks, advantages, losses and log-probabilities in bfloat16 and float16. Why: numpy, for one, does not
   know bfloat16.
 micro_batches: the loss does not depend on how a rank's rows are cut into micro-batches. Why: Memory decides the cut,
-  and would decide the gradient. A reduce is checked only if it declares `needs_step_totals = True`.
+  and would decide the gradient. A reduce is checked only if it needs "step_totals".
 order: the order of the completions does not matter. Why: Their order is an accident of sampling.
 ranks (rests on order): the loss is the same on one rank as on two and three, also where groups are spread over ranks.
   Why: Counting the rank's own rows makes the gradient depend on the number of GPUs. Divide by rollout.totals.
@@ -168,16 +171,17 @@ totals (rests on ranks, order): counts by rollout.totals: completions that are i
   other way brings them back.
 gradient: reduce keeps the graph of the losses, and its gradient is finite. Why: A detached loss trains nothing, and one
   NaN in the gradient ends the run.
-step_totals: reduce works where totals.step is None, or declares `needs_step_totals = True`. Why: In runs whose
+step_totals: reduce works where totals.step is None, or it declares that it needs them. Why: In runs whose
   optimizer steps don't lie within one generation batch these counts don't exist.
 """
     + _OF_TENSORS,
     "group_filter": """
-form: has keep. Why: The trainer asks by this method.
+form: has keep, with its parameter, and no misspelt declaration. Why: The trainer asks by this method, and what nobody
+  reads has no effect.
 run: runs on an ordinary batch. Why: What fails here fails in the first training step.
 shape: keep returns (B,), bool; or for each completion True, False or a short reason. Why: Reasons are names of metrics;
   anything else has no meaning to a run.
-determinism: the same batch gives the same answer, unless it declares `deterministic = False`. Why: Ranks that disagree
+determinism: the same batch gives the same answer, unless it declares `deterministic=False`. Why: Ranks that disagree
   on a group cannot put one batch together.
 odd_batches: answers on batches with equal rewards, missing rewards, empty completions, or no token that counts. Why:
   Filters are made for these: late in a run there are many.
@@ -260,6 +264,13 @@ class Checks:
         except (Broken, NotChecked) as finding:
             return finding.with_traceback(None)
         return None
+
+    def _contract(self, kind: Kind, plugin: Any) -> None:
+        """What loading refuses of a plugin's form."""
+        try:
+            check_contract(kind, plugin, "it")
+        except PluginContractError as error:
+            raise Broken(str(error)) from error
 
     def over(self, items: Iterable[T], judge: Callable[[T], Any]) -> None:
         """Judge inputs one after the other; each is reported before the plugin is tried on it."""

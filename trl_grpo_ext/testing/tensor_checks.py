@@ -109,7 +109,7 @@ class TensorChecks(Checks, ABC):
     def _comparable_only(self) -> None:
         """Leave a rule out that compares two results, where they may differ for another reason."""
         if not self.deterministic:
-            raise NotChecked("it declares deterministic = False")
+            raise NotChecked("it declares deterministic=False")
         if not self._copyable:  # each trial changes it for the next
             raise NotChecked(f"{self.prefix}.pickle is broken: it cannot be copied, so its results are not compared")
 

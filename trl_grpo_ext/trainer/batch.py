@@ -20,6 +20,7 @@ class BatchKeys:
     weights = "trl_grpo_ext_weights"  # `(B, T)`, of the selected aggregation
     batch_number = "trl_grpo_ext_batch_number"  # `(B,)`, of the generation batch whose weights they are
     totals = "trl_grpo_ext_totals"  # a `Totals`, once the rows are dealt
+    carried = "trl_grpo_ext_carried"  # `(B, T)`, begins the entries that a token loss takes along
     # A number by which a loss is multiplied that counts masked groups of `resample` as rows.
     loss_factor = "trl_grpo_ext_loss_factor"
     idle = "trl_grpo_ext_idle"  # whether a compact micro-step has placeholders only, on all ranks

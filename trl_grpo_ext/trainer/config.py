@@ -43,6 +43,7 @@ class GRPOExtConfig(GRPOConfig):
         advantage_hooks: Advantage hooks. They run in order of their roles; hooks of one role run in this order.
         loss_aggregation: One loss aggregation. None leaves TRL's own reduction (`loss_type`) in place. A mapping may
             hold `skip_zero_variance`, which excludes groups without signal from an aggregation by weights.
+        token_losses: Token losses: further terms of the loss, or one in place of TRL's policy loss.
         resample: Which groups to train on: a group filter, or a mapping of `filter` and `max_rounds` (4 by default).
             Other groups are replaced by groups of further prompts, until the generation batch is full or the rounds are
             used up; what is missing then is masked (see `trl_grpo_ext.trainer.resampling`).
@@ -73,6 +74,7 @@ class GRPOExtConfig(GRPOConfig):
     rewards: list[str] | None = None
     advantage_hooks: list[str] | None = None
     loss_aggregation: dict[str, Any] | str | None = None
+    token_losses: list[str] | None = None
     resample: dict[str, Any] | str | None = None
     reward_timeout: float | None = None
     compact_updates: str = "off"
@@ -90,6 +92,7 @@ class GRPOExtConfig(GRPOConfig):
         if self.loss_aggregation is not None:
             selected = _selected("loss_aggregation", "loss_aggregation", [self.loss_aggregation])
             self.loss_aggregation = None if selected is None else selected[0]
+        self.token_losses = _selected("token_losses", "token_loss", self.token_losses)
         self.resample = _resample(self.resample)
         self.compact_updates = {"False": "off"}.get(str(self.compact_updates), self.compact_updates)  # YAML's `off`
         checked_choice("plugin_changes", self.plugin_changes, ("stop", "warn"))

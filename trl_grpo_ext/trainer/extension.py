@@ -15,10 +15,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..credit import flow
+from ..credit.terms import Term
 from ..errors import ConfigurationError
 from ..guard.agreement import Agreement
 from ..guard.calls import unique_names
 from ..records.log import LiveLog
+from ..types import HookDeclaration
 from .compact.packed import packing_of
 from .compact.updates import CompactUpdates, PlainUpdates, Updates, freedom_of
 from .config import our_settings
@@ -35,6 +37,7 @@ from .reductions import Reduction, reduction_of, terms_of
 from .resampling import Resampling, refuse_inexact
 from .rollout_stage import RolloutStage
 from .selected import SelectedPlugins, SelectedRewards
+from .token_losses import TokenLosses, refuse_token_losses
 from .upstream import acting, contract, reading, releases
 
 
@@ -53,9 +56,10 @@ class Extension:
         advantage_hooks: Any,
         loss_aggregation: Any,
         resample: Any,
+        token_losses: Any,
     ) -> None:
         self._trainer, self._between = trainer, between
-        plugins = self.plugins = SelectedPlugins(args, advantage_hooks, loss_aggregation, resample)
+        plugins = self.plugins = SelectedPlugins(args, advantage_hooks, loss_aggregation, resample, token_losses)
         self._own_loss = OwnLoss(
             between,
             hooks=plugins.change_advantages,
@@ -66,7 +70,7 @@ class Extension:
 
     def keep_reference(self, model: Any, args: Any, peft_config: Any) -> None:
         """Keep a copy of an adapter that is trained further, if a hook needs the reference policy."""
-        if any("ref_logps" in getattr(hook, "needs", ()) for hook in self.plugins.hooks):
+        if any("ref_logps" in HookDeclaration.of(hook).needs for hook in self.plugins.hooks):
             acting.keep_adapter_as_reference(model, args, peft_config)
 
     def attach(self, rewards: SelectedRewards, policy_logps: Inherited, *, evaluates: bool) -> None:
@@ -86,9 +90,12 @@ class Extension:
             trl.loss_type,
             agreement.section,
             knows_weights=not self._own_loss.owners,
+            has_token_losses=bool(plugins.token_losses),
         )
+        refuse_token_losses(plugins.losses_by_name, trl, self._own_loss.owners)
+        token_losses = TokenLosses(plugins.losses_by_name, facts, agreement.section)
         self.records = RecordStage(trl, facts, plugins, agreement, evaluates=evaluates)
-        updates = self._make_updates(policy_logps, facts, reduction)
+        updates = self._make_updates(policy_logps, facts, reduction, token_losses.terms())
         needing = [*plugins.hooks, *([] if plugins.group_filter is None else [plugins.group_filter])]
         self.rollouts = RolloutStage(
             trl,
@@ -98,11 +105,12 @@ class Extension:
             self.records,
             LogpsForHooks(needing, self._models(), facts.tokenizer),
             self._make_resampling(facts, agreement, reduction),
-            trls_advantages=not any("_generate_and_score_completions" in vars(owner) for owner in self._between),
+            token_losses,
+            trls_advantages=not contract.has_own_scoring(self._between),
         )
         passes = Passes(at_rest=self.rollouts.pass_at_rest)
         self.losses = LossStage(
-            trl, facts, plugins, agreement, self.records, passes, self._own_loss, reduction, updates
+            trl, facts, plugins, agreement, self.records, passes, self._own_loss, reduction, token_losses, updates
         )
 
     def _add_callbacks(self) -> None:
@@ -113,7 +121,9 @@ class Extension:
         if any(map(has_state, plugins.hooks)):
             trl.add_callback(AdvantageHookStates.of(hooks=plugins.hooks))
 
-    def _make_updates(self, policy_logps: Inherited, facts: RunFacts, reduction: Reduction) -> Updates:
+    def _make_updates(
+        self, policy_logps: Inherited, facts: RunFacts, reduction: Reduction, further: Sequence[Term]
+    ) -> Updates:
         trl, plugins = self._trainer, self.plugins
         if not plugins.compact:
             return PlainUpdates()
@@ -123,7 +133,7 @@ class Extension:
                 "micro-batch. Turn one of them off."
             )
         loss = reading.loss_settings_of(trl)
-        terms = terms_of(loss, plugins.forward_hooks)
+        terms = terms_of(loss, plugins.forward_hooks, further)
         freedom = freedom_of(terms, reduction.divides_by, loss.loss_type, trl.model.config)
         packing = packing_of(
             trl.model,
@@ -131,7 +141,7 @@ class Extension:
             share=plugins.settings.share_prompts,
             relative=freedom.trim_left,
             compiled=trl.args.torch_compile,
-            overridden=any("_get_per_token_logps_and_entropies" in vars(owner) for owner in self._between),
+            overridden=contract.has_own_passes(self._between),
             facts=facts,
         )
         return CompactUpdates(

@@ -1,6 +1,6 @@
 """Log-probabilities and entropies that hooks need and TRL does not compute: old policy's, reference's, teacher's.
 
-Hooks say what they need in `needs` and `teachers`. A need that cannot be met is an error at construction, before any
+Hooks declare what they need (`needs`, `teachers`). A need that cannot be met is an error at construction, before any
 weights load.
 """
 
@@ -16,7 +16,7 @@ import torch
 from ..credit.alignment import check_alignment
 from ..credit.flow import plugin_label
 from ..errors import ConfigurationError, is_out_of_memory
-from ..types import NEEDS, POLICY, REFERENCE, implements, split_teacher
+from ..types import POLICY, REFERENCE, Declaration, FilterDeclaration, HookDeclaration, implements, split_teacher
 from .batch import whole_rows
 from .rollouts import HookLogps
 
@@ -45,14 +45,14 @@ class LogpsForHooks:
 
     def __init__(self, hooks: Sequence[Any], models: Models, tokenizer: Any) -> None:
         self._models = models
-        self.needs = {need for hook in hooks for need in _strings(hook, "needs")}
+        self.needs = {need for hook in hooks for need in Declaration.of(hook).needs}
         for hook in hooks:
             _check(hook, models, tokenizer)
         self._pad = tokenizer.pad_token_id
         self._loaded: dict[str, Any] = {}
         self._teachers: dict[str, str] = {}  # by name, a hook that asks for it
         for hook in hooks:
-            for name in _strings(hook, "teachers"):
+            for name in _teachers(hook):
                 model, _ = split_teacher(name)
                 if model not in (POLICY, REFERENCE) and model not in self._loaded:
                     teacher = _load_teacher(model, plugin_label(hook), tokenizer, models.trust_remote_code)
@@ -180,22 +180,13 @@ def _takes(model: Any) -> Mapping[str, inspect.Parameter]:
 # ------------------------------------------------------------------ at construction
 
 
-def _strings(hook: Any, attribute: str) -> tuple[str, ...]:
-    value = getattr(hook, attribute, ())
-    if isinstance(value, str) or not all(isinstance(name, str) for name in value):
-        raise ConfigurationError(
-            f"{attribute} of the advantage hook {plugin_label(hook)!r} is {value!r}; it must be a sequence of strings."
-        )
-    return tuple(value)
+def _teachers(plugin: Any) -> tuple[str, ...]:
+    declared = Declaration.of(plugin)
+    return declared.teachers if isinstance(declared, HookDeclaration | FilterDeclaration) else ()
 
 
 def _check(hook: Any, models: Models, tokenizer: Any) -> None:
-    needs, label = _strings(hook, "needs"), f"The advantage hook {plugin_label(hook)!r}"
-    unknown = [need for need in needs if need not in NEEDS]
-    if unknown:
-        raise ConfigurationError(
-            f"{label} needs {unknown[0]!r}, which does not exist. Possible needs: {', '.join(NEEDS)}."
-        )
+    needs, label = Declaration.of(hook).needs, f"The advantage hook {plugin_label(hook)!r}"
     if "entropies" in needs and not implements(hook, "on_forward"):
         raise ConfigurationError(
             f"{label} needs entropies but has only on_rollout. They come with the policy's loss forward: give it "
@@ -213,7 +204,7 @@ def _check(hook: Any, models: Models, tokenizer: Any) -> None:
             f"{label} needs the sampler's log-probabilities, which only vLLM and a rollout_func provide. Set "
             "use_vllm: true, or use a hook that takes old_logps."
         )
-    of_reference = any(split_teacher(name)[0] == REFERENCE for name in _strings(hook, "teachers"))
+    of_reference = any(split_teacher(name)[0] == REFERENCE for name in _teachers(hook))
     if ("ref_logps" in needs or of_reference) and models.as_reference is None:
         raise ConfigurationError(
             f"{label} needs a reference policy, but beta is 0.0 and the model has no adapter that could be switched "

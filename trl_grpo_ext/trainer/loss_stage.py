@@ -21,8 +21,9 @@ from .facts import Progress, RunFacts
 from .loss_forward import Inherited, LossForward, Passes, PolicyPass
 from .own_loss import ForwardPass, LossOf, OwnLoss
 from .record_stage import RecordStage, without_masked_groups
-from .reductions import Reduction, self_check
+from .reductions import Further, Reduction, self_check
 from .selected import SelectedPlugins
+from .token_losses import TokenLosses
 from .upstream import acting, contract, reading
 
 
@@ -39,11 +40,13 @@ class LossStage:
         passes: Passes,
         own_loss: OwnLoss,
         reduction: Reduction,
+        token_losses: TokenLosses,
         updates: Updates,
     ) -> None:
         self._trainer, self._facts, self._agreement, self._records = trainer, facts, agreement, records
         self._passes, self._own_loss, self.reduction, self.updates = passes, own_loss, reduction, updates
-        self._chain = plugins.chain
+        self._chain, self._token_losses = plugins.chain, token_losses
+        self._wants_entropies = bool(plugins.forward_hooks) or bool(token_losses)
         self._hooks_act = bool(plugins.forward_hooks)
         self._acts = reduction.takes_apart or self._hooks_act
         # Without a loss of the user's, which is tried out, a loss that bypasses ours is found only by its absence.
@@ -115,7 +118,8 @@ class LossStage:
         forward = LossForward(dict(inputs), mask_B_T, torch.is_grad_enabled())
         with torch.set_grad_enabled(forward.keep_graph or self.reduction.takes_apart):  # in evaluation too
             trl_loss = self.run(inherited, model, forward)
-            reduced = self.reduction.reduce(trl_loss, forward, settings, progress)
+            further = self._run_token_losses(forward, progress)
+            reduced = self.reduction.reduce(trl_loss, forward, further, settings, progress)
         if self.reduction.divides_by == "losses" and reduced.weights_B_T is not None:
             self._records.saw_weights(reduced.weights_B_T, forward.inputs["advantages"], mask_B_T)
         if progress.training:
@@ -130,14 +134,23 @@ class LossStage:
 
     def run(self, inherited: Inherited, model: Any, forward: LossForward) -> Any:
         """TRL's loss on `forward.inputs`, which the policy's forward pass inside it completes."""
-        with self._passes.answered_by(functools.partial(self._policy_pass, forward)):
+        replaced = acting.without_policy_metrics(self._trainer) if self._token_losses.replaced_by else nullcontext()
+        with replaced, self._passes.answered_by(functools.partial(self._policy_pass, forward)):
             return inherited(model, forward.inputs)
+
+    def _run_token_losses(self, forward: LossForward, progress: Progress) -> Further:
+        """The values of the token losses, and whether one takes the place of TRL's policy loss."""
+        if not self._token_losses:
+            return {}, False
+        values, metrics = self._token_losses.values(forward, progress)
+        self._records.add_metrics(metrics)
+        return values, bool(self._token_losses.replaced_by)
 
     def _policy_pass(
         self, forward: LossForward, inherited: Inherited, model: Any, *arguments: Any, **keywords: Any
     ) -> Any:
         """The policy's forward pass inside a loss. TRL reads the advantages after it, so they can still change here."""
-        if self._hooks_act and len(arguments) <= contract.ENTROPY_ARGUMENT:
+        if self._wants_entropies and len(arguments) <= contract.ENTROPY_ARGUMENT:
             keywords.setdefault("compute_entropy", True)  # which a subclass's loss may not have asked for
         with torch.set_grad_enabled(forward.keep_graph):
             result = inherited(model, *arguments, **keywords)
@@ -186,6 +199,7 @@ class LossStage:
         takes_apart, trial = self.reduction.takes_apart, self._on_trial(inherited)
         with self._agreement.section(), acting.restore_after_trial(self._trainer):
             self_check(trial, inputs, mask_B_T, takes_apart, self._facts, settings, progress, slope)
+            self._token_losses.check(inputs, progress)
         self.self_checked = True
 
     def _on_trial(self, loss: Inherited) -> LossOf:

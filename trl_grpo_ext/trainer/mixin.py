@@ -43,7 +43,7 @@ def _public(stage: str, name: str) -> Any:
 class GRPOExtMixin(_Next):
     """Plugins for any subclass of TRL's `GRPOTrainer`; put it first among the bases.
 
-    Takes `GRPOTrainer`'s arguments and three more. `args` may be a `GRPOExtConfig` (or a plain `GRPOConfig`; then
+    Takes `GRPOTrainer`'s arguments and four more. `args` may be a `GRPOExtConfig` (or a plain `GRPOConfig`; then
     plugins can only be given here). What is not listed here is as in TRL.
 
     Args:
@@ -54,11 +54,13 @@ class GRPOExtMixin(_Next):
             order.
         loss_aggregation: A selection or an aggregation object.
         resample: As in `GRPOExtConfig`; its `filter` may be a filter object.
+        token_losses: Selections or token loss objects: further terms of the loss, or one in place of TRL's.
 
     Attributes:
         advantage_hooks: The hooks in use, in the order in which they act.
         loss_aggregation: The aggregation in use, or None.
         group_filter: The group filter in use, or None.
+        token_losses: The token losses in use.
         plugin_manifest: The plugins that this trainer was constructed with.
 
     Raises:
@@ -70,6 +72,7 @@ class GRPOExtMixin(_Next):
     advantage_hooks = _public("plugins", "hooks")
     loss_aggregation = _public("plugins", "aggregation")
     group_filter = _public("plugins", "group_filter")
+    token_losses = _public("plugins", "token_losses")
     plugin_manifest = _public("records", "manifest")
     _trl_grpo_ext: Extension
 
@@ -97,12 +100,15 @@ class GRPOExtMixin(_Next):
         advantage_hooks: Any = None,
         loss_aggregation: Any = None,
         resample: Any = None,
+        token_losses: Any = None,
         **keywords: Any,
     ) -> None:
         contract.check_version()
         contract.check_class(GRPOTrainer)
         between = contract.classes_between(type(self), GRPOExtMixin)
-        ours = self._trl_grpo_ext = Extension(self, between, args, advantage_hooks, loss_aggregation, resample)
+        ours = self._trl_grpo_ext = Extension(
+            self, between, args, advantage_hooks, loss_aggregation, resample, token_losses
+        )
         ours.keep_reference(model, args, keywords.get("peft_config"))
         rewards = SelectedRewards(reward_funcs, ours.plugins.settings.rewards, reward_processing_classes)
         sources = (train_dataset, eval_dataset, processing_class, rewards.processing_classes)

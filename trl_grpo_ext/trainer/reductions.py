@@ -4,7 +4,7 @@ Without an aggregation the reduction is TRL's own, and its scalar stays as it is
 TRL's loss, once.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,12 +14,15 @@ import torch
 from ..credit import flow, terms
 from ..credit.terms import TakenApart, Term
 from ..errors import ConfigurationError, SelfCheckError
-from ..types import implements
+from ..types import AggregationDeclaration, HookDeclaration, implements
 from .batch import BatchKeys
 from .facts import LossSettings, Progress, RunFacts
 from .loss_forward import LossForward, PolicyPass
 from .own_loss import LossOf, LossTrial
 from .upstream import contract, reading
+
+Further = tuple[Mapping[str, torch.Tensor], bool]
+"""The values of token losses, `(B, T)` by name, and whether one of them takes the place of TRL's policy loss."""
 
 
 @dataclass(frozen=True)
@@ -32,26 +35,37 @@ class Reduced:
 
 
 class TRLsReduction:
-    """No aggregation: TRL's own weights, and its scalar untouched."""
+    """No aggregation: TRL's own weights, and its scalar untouched, unless there are token losses."""
 
-    takes_apart = False
     aggregation: Any = None
     by_weights = False
 
-    def __init__(self, facts: RunFacts, loss_type: str, *, knows_weights: bool) -> None:
+    def __init__(self, facts: RunFacts, loss_type: str, *, knows_weights: bool, has_token_losses: bool) -> None:
         self._facts, self._knows_weights = facts, knows_weights and loss_type in contract.LOSS_TYPES
+        self.takes_apart = has_token_losses
+        if has_token_losses:
+            contract.check_loss_type(loss_type)
         self.divides_by = {
             **dict.fromkeys(contract.LOCAL_TOKEN_MEAN, "tokens"),
             **dict.fromkeys(contract.ROW_MEAN, "rows"),
         }.get(loss_type, "" if loss_type in contract.LOSS_TYPES else "rows")
 
     def reduce(
-        self, trl_loss: torch.Tensor, forward: LossForward, settings: LossSettings, progress: Progress
+        self,
+        trl_loss: torch.Tensor,
+        forward: LossForward,
+        further: Further,
+        settings: LossSettings,
+        progress: Progress,
     ) -> Reduced:
-        """TRL's loss."""
+        """TRL's loss, or its terms and the further ones under TRL's weights."""
         if not self._knows_weights:
             return Reduced(trl_loss, None)
-        return Reduced(trl_loss, trl_weights(forward, settings, self._facts, progress) / self._facts.ranks)
+        weights_B_T = trl_weights(forward, settings, self._facts, progress)
+        if self.takes_apart:
+            pieces = pieces_of(trl_loss, forward, settings, self._facts, progress).changed_by(*further)
+            trl_loss = (weights_B_T * pieces.loss_B_T).sum() + pieces.rest
+        return Reduced(trl_loss, weights_B_T / self._facts.ranks)
 
 
 class Weighted:
@@ -65,14 +79,19 @@ class Weighted:
         self.aggregation, self._facts = aggregation, facts
 
     def reduce(
-        self, trl_loss: torch.Tensor, forward: LossForward, settings: LossSettings, progress: Progress
+        self,
+        trl_loss: torch.Tensor,
+        forward: LossForward,
+        further: Further,
+        settings: LossSettings,
+        progress: Progress,
     ) -> Reduced:
         """The same terms under these weights."""
-        pieces = pieces_of(trl_loss, forward, settings, self._facts, progress)
+        pieces = pieces_of(trl_loss, forward, settings, self._facts, progress).changed_by(*further)
         # The weights' sum spans the generation batch. Ranks are averaged by DDP, ZeRO and FSDP; and each optimizer
         # step takes `accumulation` of the batch's `steps_per_generation` micro-batches. Weights that are those of a
         # step already stay as they are: the last step of an epoch may be short, and a sum is not to grow by that.
-        per_step = getattr(self.aggregation, "per_step", False)
+        per_step = AggregationDeclaration.of(self.aggregation).per_step
         share = 1.0 if per_step else progress.steps_per_generation / progress.accumulation
         weights_B_T: torch.Tensor = forward.inputs[BatchKeys.weights]
         loss = (weights_B_T * pieces.loss_B_T).sum() * (self._facts.ranks * share) + pieces.rest
@@ -88,7 +107,8 @@ class Reducing:
 
     def __init__(self, aggregation: Any, facts: RunFacts, section: Callable[[], AbstractContextManager[None]]) -> None:
         self.aggregation, self._facts, self._section = aggregation, facts, section
-        if getattr(aggregation, "needs_step_totals", False) and facts.steps_per_generation % facts.accumulation:
+        needs = AggregationDeclaration.of(aggregation).needs
+        if "step_totals" in needs and facts.steps_per_generation % facts.accumulation:
             raise ConfigurationError(
                 f"The loss aggregation {flow.plugin_label(aggregation)!r} needs the counts of each optimizer step, but "
                 f"steps_per_generation={facts.steps_per_generation} is no multiple of gradient_accumulation_steps="
@@ -96,10 +116,15 @@ class Reducing:
             )
 
     def reduce(
-        self, trl_loss: torch.Tensor, forward: LossForward, settings: LossSettings, progress: Progress
+        self,
+        trl_loss: torch.Tensor,
+        forward: LossForward,
+        further: Further,
+        settings: LossSettings,
+        progress: Progress,
     ) -> Reduced:
         """The same terms, reduced by the aggregation; its slope is each token's weight."""
-        pieces = pieces_of(trl_loss, forward, settings, self._facts, progress)
+        pieces = pieces_of(trl_loss, forward, settings, self._facts, progress).changed_by(*further)
         loss_B_T = pieces.loss_B_T
         if not loss_B_T.requires_grad:  # in evaluation, where the loss is linear in the advantages
             loss_B_T = loss_B_T.detach().requires_grad_()
@@ -121,10 +146,11 @@ def reduction_of(
     section: Callable[[], AbstractContextManager[None]],
     *,
     knows_weights: bool,
+    has_token_losses: bool,
 ) -> Reduction:
     """The reduction of a run: the selected aggregation's, or TRL's own, whose weights may be unknown."""
     if aggregation is None:
-        return TRLsReduction(facts, loss_type, knows_weights=knows_weights)
+        return TRLsReduction(facts, loss_type, knows_weights=knows_weights, has_token_losses=has_token_losses)
     contract.check_loss_type(loss_type)
     if implements(aggregation, "weights"):
         return Weighted(aggregation, facts)
@@ -134,11 +160,11 @@ def reduction_of(
 # ------------------------------------------------------------------------------------------------ the terms of TRL
 
 
-def terms_of(settings: LossSettings, forward_hooks: Sequence[Any]) -> list[Term]:
+def terms_of(settings: LossSettings, forward_hooks: Sequence[Any], further: Sequence[Term]) -> list[Term]:
     """The terms of a run's loss, with what each of them allows. Forward hooks act in the policy's term."""
     mixes = ["top_entropy_quantile is taken over each micro-batch"] * (settings.top_entropy_quantile < 1.0)
-    if not all(getattr(hook, "per_completion", False) for hook in forward_hooks):
-        mixes.append("a forward hook may look at its whole micro-batch (it has no `per_completion = True`)")
+    if not all(HookDeclaration.of(hook).independent for hook in forward_hooks):
+        mixes.append("a forward hook may look at its whole micro-batch (it does not declare independent=True)")
     policy = replace(
         terms.POLICY,
         mixes_rows=mixes,
@@ -147,7 +173,7 @@ def terms_of(settings: LossSettings, forward_hooks: Sequence[Any]) -> list[Term]
     )
     others = {terms.KL: settings.beta != 0.0, terms.ENTROPY: settings.entropy_bonus}
     others[terms.AUXILIARY] = settings.auxiliary_loss
-    return [policy, *(term for term, is_there in others.items() if is_there)]
+    return [policy, *(term for term, is_there in others.items() if is_there), *further]
 
 
 def pieces_of(

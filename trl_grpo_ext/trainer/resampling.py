@@ -13,7 +13,7 @@ each completion once, when it is sampled. What is trained on is put together aft
 - Prompts come in the order of TRL's sampler, in as many whole rounds as a pass has; no batch has two groups of one
   prompt. An epoch is as many updates as without `resample`, and the data is passed faster.
 - Hooks run on the batch that is trained on. Where the filter reads advantages they run in each round too, which gives
-  the same only if each of them looks at every group by itself (`per_group`). Shapers always run in the round. What
+  the same only if each of them looks at every group by itself (`independent`). Shapers always run in the round. What
   cannot be exact is refused when the trainer is constructed.
 - A checkpoint has the number of rounds drawn. One inside a generation batch lacks that batch, which TRL would sample
   again from other weights: it cannot be resumed from, and `save_steps` that would write one are refused.
@@ -34,7 +34,7 @@ from ..credit.rollouts import ScoredRows
 from ..errors import ConfigurationError
 from ..guard.agreement import Agreement
 from ..guard.parameters import checked_whole
-from ..types import Rollout, implements, role_of
+from ..types import FilterDeclaration, HookDeclaration, Rollout, implements, role_of
 from .batch import PROMPT_KEYS, BatchKeys, counting_mask
 from .facts import Progress, RunFacts
 from .prompts import Drawn, Prompts
@@ -98,7 +98,7 @@ class Resampling:
         loss_counts_rows: bool,
     ) -> None:
         self.settings, self.filter, self.prompts = settings, group_filter, prompts
-        self.reads_advantages = bool(getattr(group_filter, "reads_advantages", False))
+        self.reads_advantages = "advantages" in FilterDeclaration.of(group_filter).needs
         self._facts, self._agreement = facts, agreement
         self._loss_counts_rows = loss_counts_rows
         self._reasons: set[str] = set()
@@ -298,16 +298,16 @@ def refuse_inexact(
 ) -> None:
     """Refuse what would not be exact over rounds."""
     label = plugin_label(group_filter)
-    say = "If it looks at each group by itself and remembers nothing, write per_group = True in its class"
+    say = "If it looks at each group by itself and remembers nothing, let it declare independent=True"
     for hook in hooks:
-        if getattr(hook, "per_group", False):
+        if HookDeclaration.of(hook).independent:
             continue
         if implements(hook, "on_rewards"):
             raise ConfigurationError(
                 f"resample: the shaper {plugin_label(hook)!r} runs in each round and may look at the whole batch, "
                 f"which is not the one that is trained on. {say}; otherwise remove it, or resample."
             )
-        if implements(hook, "on_rollout") and getattr(group_filter, "reads_advantages", False):
+        if implements(hook, "on_rollout") and "advantages" in FilterDeclaration.of(group_filter).needs:
             raise ConfigurationError(
                 f"resample: the filter {label!r} reads advantages, so the hooks run in each round, and "
                 f"{plugin_label(hook)!r} may look at the whole batch, which is incomplete then. {say}; otherwise "

@@ -32,6 +32,7 @@ from .resampling import Resampling
 from .rollouts import HookLogps, NotSampling, SampledBatch, Sampling, read_rollout
 from .selected import SelectedPlugins
 from .shaping import batch_before_trls, refuse_images, rollout_of_shapers
+from .token_losses import TokenLosses
 from .upstream import acting, contract, reading
 
 
@@ -47,16 +48,17 @@ class RolloutStage:
         records: RecordStage,
         hook_logps: LogpsForHooks,
         resampling: Resampling | None,
+        token_losses: TokenLosses,
         *,
         trls_advantages: bool,
     ) -> None:
         self._trainer, self._facts, self._agreement, self._records = trainer, facts, agreement, records
         self._chain, self._aggregation, self._settings = plugins.chain, plugins.aggregation, plugins.settings
-        self._hook_logps, self._resampling = hook_logps, resampling
+        self._hook_logps, self._resampling, self._token_losses = hook_logps, resampling, token_losses
         self._shapes = self._chain.acts("on_rewards")
         self._reads_rollouts, self._weighs = plugins.read_rollouts, implements(plugins.aggregation, "weights")
         self._zeroes_rounding = trls_advantages and (
-            plugins.change_advantages or plugins.compact or plugins.aggregation is not None or resampling is not None
+            plugins.change_advantages or plugins.compact or plugins.reduces or resampling is not None
         )
         self._sampling: Sampling = NotSampling()
         self.totals: dict[int, Totals] = {}  # of the generation batch to train on, by its number
@@ -247,7 +249,7 @@ class RolloutStage:
         rollout, changes, allowed_signs_B_T = self._apply_rollout_hooks(sampled)
         batch, advantages_B_T = sampled.batch, rollout.advantages_B_T
         assert advantages_B_T is not None
-        signal_N_C = self._facts.gather(signal_table(rollout))
+        signal_N_C = self._facts.gather(signal_table(rollout, allowed_signs_B_T))
         self._records.warn(self._chain.overruled(signal_N_C))
         batch[BatchKeys.reward] = rollout.rewards_B
         batch[BatchKeys.raw_reward] = rollout.raw_rewards_B
@@ -258,6 +260,7 @@ class RolloutStage:
         if self._aggregation is not None:
             self._weigh(batch, rollout, advantages_B_T)
             self._records.add_metrics({"groups/zero_variance": share_without_signal(signal_N_C)})
+        self._token_losses.carry(batch, rollout)
         self._records.saw_batch(rollout, batch, changes, sampled.scored.outcomes)
         if changes:
             batch["advantages"] = advantages_B_T

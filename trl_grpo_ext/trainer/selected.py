@@ -5,8 +5,18 @@ from typing import Any
 import torch
 
 from ..credit.chain import HookChain
+from ..credit.flow import plugin_label
 from ..errors import ConfigurationError
-from ..plugins.loading import Loaded, LoadedList, RewardList, load_advantage_hooks, load_rewards, resolve
+from ..guard.calls import unique_names
+from ..plugins.loading import (
+    Loaded,
+    LoadedList,
+    RewardList,
+    load_advantage_hooks,
+    load_rewards,
+    load_token_losses,
+    resolve,
+)
 from ..types import implements
 from .config import our_settings
 from .own_loss import reward_positions
@@ -41,7 +51,9 @@ class SelectedRewards:
 class SelectedPlugins:
     """The hooks, the aggregation and the group filter of a run, and the settings beside them."""
 
-    def __init__(self, args: Any, advantage_hooks: Any, loss_aggregation: Any, resample: Any) -> None:
+    def __init__(
+        self, args: Any, advantage_hooks: Any, loss_aggregation: Any, resample: Any, token_losses: Any = None
+    ) -> None:
         settings = self.settings = our_settings(args)
         selected_hooks = _one_source("advantage_hooks", advantage_hooks, settings.advantage_hooks)
         self.hooks: list[Any] = load_advantage_hooks(selected_hooks or [])
@@ -56,6 +68,8 @@ class SelectedPlugins:
         if self.resample is not None:
             self.loaded_filter = resolve("group_filter", self.resample.filter)
         self.chain = HookChain(self.hooks, self.aggregation)
+        selected_losses = _one_source("token_losses", token_losses, settings.token_losses)
+        self.token_losses: list[Any] = load_token_losses(selected_losses or [])
 
     @property
     def aggregation(self) -> Any:
@@ -66,6 +80,12 @@ class SelectedPlugins:
     def group_filter(self) -> Any:
         """The group filter, or None."""
         return None if self.loaded_filter is None else self.loaded_filter.object
+
+    @property
+    def losses_by_name(self) -> dict[str, Any]:
+        """The token losses by their names in metrics."""
+        names = unique_names([plugin_label(loss) for loss in self.token_losses])
+        return dict(zip(names, self.token_losses, strict=True))
 
     @property
     def compact(self) -> bool:
@@ -86,7 +106,12 @@ class SelectedPlugins:
     def read_rollouts(self) -> bool:
         """Whether anything needs the `Rollout` of each generation batch."""
         records = self.settings.token_records > 0
-        return bool(self.hooks) or self.aggregation is not None or self.resample is not None or records
+        return bool(self.hooks) or self.reduces or self.resample is not None or records
+
+    @property
+    def reduces(self) -> bool:
+        """Whether TRL's loss is taken apart: by an aggregation, or for token losses."""
+        return self.aggregation is not None or bool(self.token_losses)
 
 
 def _one_source(name: str, in_python: Any, in_config: Any) -> Any:

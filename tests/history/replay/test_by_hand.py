@@ -8,6 +8,7 @@ import torch
 
 from tests.history.replay.support import two_groups, write_lines
 from trl_grpo_ext.history.replay import Comparison, replay
+from trl_grpo_ext.types import HookDeclaration
 
 BASE = {"advantage_hooks": ["centred"], "loss_aggregation": "token_mean"}
 OTHER = {"advantage_hooks": ["raw_reward"], "loss_aggregation": "seq_mean_token_mean"}
@@ -86,7 +87,7 @@ def test_how_far_they_agree_and_where_not(compared: Comparison) -> None:
 
 def test_moved_between_tokens_sees_what_stays_within_a_completion(tmp_path: Path) -> None:
     class FirstTokenOnly:
-        role = "transform"
+        declares = HookDeclaration(role="transform")
 
         def on_rollout(self, advantages_B_T: torch.Tensor, rollout: object) -> torch.Tensor:
             kept = advantages_B_T * (torch.arange(advantages_B_T.size(1)) == 0)

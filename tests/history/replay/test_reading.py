@@ -15,7 +15,7 @@ from trl_grpo_ext.history.gradients import load_policy
 from trl_grpo_ext.history.replay import replay
 from trl_grpo_ext.history.replay.selections import load_selection
 from trl_grpo_ext.history.replay.tokens import load_tokenizer
-from trl_grpo_ext.types import Parts, Place, Rollout
+from trl_grpo_ext.types import HookDeclaration, Parts, Place, Rollout
 
 ROOT = Path(__file__).parents[3]
 EMBEDDED = ROOT / "recipes" / "embedded" / "model"
@@ -83,8 +83,7 @@ def test_columns_are_joined_by_the_prompt(tmp_path: Path) -> None:
 @pytest.mark.parametrize("tokenizer", [None, str(EMBEDDED)])
 def test_spans_reach_the_tokens_that_wrote_them(tmp_path: Path, tokenizer: str | None) -> None:
     class Mark:
-        needs = ("offsets",)
-        role = "transform"
+        declares = HookDeclaration(role="transform", needs=("offsets",))
 
         def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
             return 2.0 * rollout.parts["spans"].tokens(0)

@@ -34,6 +34,7 @@ from trl_grpo_ext import GRPOExtConfig, GRPOExtTrainer
 from trl_grpo_ext.errors import ConfigurationError
 from trl_grpo_ext.trainer.compact.updates import CompactUpdates, Freedom, _warn_once, positions_are_relative
 from trl_grpo_ext.trainer.extension import Extension
+from trl_grpo_ext.types import HookDeclaration
 
 pytestmark = pytest.mark.slow
 
@@ -108,7 +109,7 @@ SORTED = replace(FREE, drop=False, any_count=False)
 class Bonus:
     """A forward hook that is not homogeneous in the advantages and gives rows without any one."""
 
-    per_completion = True
+    declares = HookDeclaration(independent=True)
 
     def on_forward(self, advantages_B_T: torch.Tensor, forward: Any) -> torch.Tensor:
         return advantages_B_T + torch.minimum(0.1 * forward.entropies_B_T, 0.5 + advantages_B_T.abs())
@@ -117,7 +118,7 @@ class Bonus:
 class Whitened(Bonus):
     """A forward hook that looks at its whole micro-batch."""
 
-    per_completion = False
+    declares = HookDeclaration()
 
     def on_forward(self, advantages_B_T: torch.Tensor, forward: Any) -> torch.Tensor:
         mean: torch.Tensor = (advantages_B_T * forward.mask_B_T).sum() / forward.mask_B_T.sum().clamp(min=1.0)
@@ -178,7 +179,7 @@ def test_three_optimizer_steps_give_the_same_weights(
 class Waves:
     """Advantages that differ from token to token, and change their sign."""
 
-    role = "transform"
+    declares = HookDeclaration(role="transform")
 
     def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Any) -> torch.Tensor:
         return advantages_B_T * (torch.cos(1.7 * torch.arange(advantages_B_T.size(1))) + 0.3)
@@ -218,7 +219,7 @@ def test_the_metrics_by_hand(tiny_model: Path, tmp_path: Path) -> None:
 class One:
     """Advantages of one completion alone, or of none."""
 
-    role = "transform"
+    declares = HookDeclaration(role="transform")
 
     def __init__(self, row: int) -> None:
         self.row = row

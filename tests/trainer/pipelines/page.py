@@ -10,6 +10,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.support import Run, length_reward, prompts, relative_gap, scripted_completion
 from trl_grpo_ext import GRPOExtMixin, GRPOExtTrainer
+from trl_grpo_ext.types import HookDeclaration
 
 PAGE = (Path(__file__).parents[3] / "docs" / "pipelines.md").read_text(encoding="utf-8")
 EXACT = 2e-5  # relative, in float32
@@ -86,7 +87,7 @@ def constant(values: Sequence[float], rows: Sequence[Row]) -> list[list[float]]:
 class Falling:
     """The first token of a completion gets all of the advantage, the second half of it, and so on."""
 
-    role = "transform"
+    declares = HookDeclaration(role="transform")
 
     def __init__(self) -> None:
         self.seen: list[torch.Tensor] = []
@@ -101,7 +102,7 @@ class Falling:
 class FallingForward:
     """The same at the loss forward."""
 
-    per_completion = True
+    declares = HookDeclaration(independent=True)
 
     def on_forward(self, advantages_B_T: torch.Tensor, forward: Any) -> torch.Tensor:
         return advantages_B_T / torch.arange(1.0, 1.0 + advantages_B_T.size(1))
@@ -110,7 +111,7 @@ class FallingForward:
 class Doubled:
     """Twice the advantage, at the rollout."""
 
-    role = "transform"
+    declares = HookDeclaration(role="transform")
 
     def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Any) -> torch.Tensor:
         return 2.0 * advantages_B_T
@@ -119,7 +120,7 @@ class Doubled:
 class DoubledForward:
     """Twice the advantage, at the loss forward."""
 
-    per_completion = True
+    declares = HookDeclaration(independent=True)
 
     def on_forward(self, advantages_B_T: torch.Tensor, forward: Any) -> torch.Tensor:
         return 2.0 * advantages_B_T

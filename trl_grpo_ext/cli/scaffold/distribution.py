@@ -17,7 +17,7 @@ from pathlib import Path
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from ...errors import ConfigurationError
-from ...plugins.kinds import GROUPS, LABELS, WORDS, with_article
+from ...plugins.kinds import FACTS, GROUPS, LABELS, WORDS, with_article
 from ...plugins.metadata import installed_distributions, normalise, provenance
 from ...types import CONTRACT_VERSION
 from . import PluginKind
@@ -27,7 +27,10 @@ _LONGEST_NAME, _LONGEST_DISTRIBUTION = 30, 40
 _NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
 _DISTRIBUTION = re.compile(r"[A-Za-z][A-Za-z0-9]*([._-]+[A-Za-z0-9]+)*")  # PEP 508, without a digit in front
 _READ_BY_YAML = frozenset({"yes", "no", "on", "off", "true", "false", "null"})
-_IMPORTED = frozenset({"Any", "Sequence", "ConfigurationError", "Rollout", "Span"})  # by the templates
+_IMPORTED = frozenset({"Any", "Sequence", "ConfigurationError", "Rollout", "Span"}).union(
+    facts.declaration.__name__ for facts in FACTS.values()
+)
+"""What the templates import."""
 _DESCRIPTIONS: dict[PluginKind, str] = {
     "reward": "Pays completions that say a phrase.",
     "hook": "Credits the tokens that wrote a match of a pattern.",

@@ -14,7 +14,7 @@ from ...guard.calls import unique_names
 from ...guard.untrusted import read_settings, read_values
 from ...plugins.loading import load_advantage_hooks, load_loss_aggregation, load_rewards
 from ...plugins.selection import Selection, parse_selection
-from ...types import implements
+from ...types import HookDeclaration, implements
 from .saved import SavedBatch
 
 DEFAULTS: Mapping[str, Any] = {
@@ -77,7 +77,7 @@ class ReplaySelection:
     @property
     def needs(self) -> set[str]:
         """What the hooks declare a need for."""
-        return {need for hook in self.hooks for need in getattr(hook, "needs", ())}
+        return {need for hook in self.hooks for need in HookDeclaration.of(hook).needs}
 
 
 def named_selections(given: Selections) -> Mapping[str, str | Path | Mapping[str, Any]]:
@@ -116,9 +116,10 @@ def check_replayable(selection: ReplaySelection, batch: SavedBatch) -> None:
     """Refuse a selection that needs data that were not saved; the message names the hook."""
     for hook in selection.hooks:
         label = f"{selection.name}: the advantage hook {plugin_label(hook)!r}"
-        if teachers := tuple(getattr(hook, "teachers", ())):
+        declared = HookDeclaration.of(hook)
+        if teachers := declared.teachers:
             raise ConfigurationError(f"{label} needs the model {teachers[0]!r}, but a replay runs no model.")
-        for need in {*getattr(hook, "needs", ())} & _NOT_SAVED.keys():
+        for need in {*declared.needs} & _NOT_SAVED.keys():
             raise ConfigurationError(f"{label} needs {_NOT_SAVED[need]}, which nothing saves.")
         if reads_log_probabilities(hook) and None in (batch.tokens.logps_B_T, batch.tokens.entropies_B_T):
             raise ConfigurationError(
@@ -134,7 +135,7 @@ def check_replayable(selection: ReplaySelection, batch: SavedBatch) -> None:
 
 def reads_log_probabilities(hook: Any) -> bool:
     """Whether a hook acts at the loss forward, or declares a need for what is computed there."""
-    return implements(hook, "on_forward") or bool({*getattr(hook, "needs", ())} & _FROM_THE_POLICY)
+    return implements(hook, "on_forward") or bool({*HookDeclaration.of(hook).needs} & _FROM_THE_POLICY)
 
 
 def _rewards(selection: str, chosen: Sequence[Any], weights: Sequence[float] | None) -> list[RewardSource]:

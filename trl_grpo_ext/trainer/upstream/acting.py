@@ -14,7 +14,7 @@ from trl.trainer.utils import pad
 
 from ..batch import whole_rows
 from ..facts import RunFacts
-from . import reading, releases
+from . import contract, reading, releases
 
 HEAD_TOKENS = 240
 """Tokens of which TRL's head makes the logits at a time on a CPU."""
@@ -103,6 +103,20 @@ def restore_after_trial(trainer: Any) -> Iterator[None]:
         for mode, kept in trainer._metrics.items():
             kept.clear()
             kept.update(metrics[mode])
+
+
+@contextmanager
+def without_policy_metrics(trainer: Any) -> Iterator[None]:
+    """A context in which TRL logs nothing of its policy loss, because another is trained."""
+    kept = trainer._metrics["train" if trainer.model.training else "eval"]
+    before = {name: len(values) for name, values in kept.items()}
+    try:
+        yield
+    finally:
+        for name in [name for name in kept if name.startswith(contract.POLICY_METRICS)]:
+            del kept[name][before.get(name, 0) :]
+            if not kept[name]:
+                del kept[name]
 
 
 def drop_undefined_metrics(trainer: Any) -> None:

@@ -102,6 +102,9 @@ ATTRIBUTES: tuple[str, ...] = (
 
 
 ARGUMENTS: tuple[str, ...] = (
+    "delta",
+    "off_policy_mask_threshold",
+    "vllm_importance_sampling_correction",
     "num_iterations",
     "sapo_temperature_pos",
     "steps_per_generation",
@@ -137,6 +140,10 @@ MULTIMODAL_KEYS = frozenset(
     }
 )
 """Entries of a batch that belong to images, which compact updates leave alone."""
+
+
+POLICY_METRICS = ("policy_loss", "clip_ratio/", "cispo_clip_ratio", "vespo/")
+"""Beginnings of the metrics in which TRL's `_compute_loss` describes its policy loss."""
 
 
 LOSS_TYPES = frozenset(TRL_REDUCTIONS)
@@ -215,6 +222,16 @@ def classes_between(trainer_class: type, mixin: type) -> Sequence[type]:
             f"and compact updates need. Rewards work in any trainer: reward_funcs=load_rewards([...])."
         )
     return order[order.index(mixin) + 1 : order.index(GRPOTrainer)]
+
+
+def has_own_scoring(between: Sequence[type]) -> bool:
+    """Whether a class of the user's makes generation batches in its own way, with advantages of its own perhaps."""
+    return any("_generate_and_score_completions" in vars(owner) for owner in between)
+
+
+def has_own_passes(between: Sequence[type]) -> bool:
+    """Whether a class of the user's runs the models in its own way."""
+    return any("_get_per_token_logps_and_entropies" in vars(owner) for owner in between)
 
 
 def check_batch(batch: dict[str, Any]) -> None:

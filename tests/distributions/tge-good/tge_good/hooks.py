@@ -2,11 +2,13 @@
 
 from typing import Any
 
+from trl_grpo_ext.types import HookDeclaration
+
 
 class Scale:
     """Multiply every advantage."""
 
-    role = "transform"
+    declares = HookDeclaration(role="transform")
 
     def __init__(self, factor: float = 0.5) -> None:
         self.factor = factor

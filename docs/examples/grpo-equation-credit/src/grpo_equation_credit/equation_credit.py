@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from trl_grpo_ext.errors import ConfigurationError
+from trl_grpo_ext.types import HookDeclaration
 
 from .equations import find_equations
 
@@ -42,11 +42,11 @@ class EquationCredit:
     """
 
     __name__ = "equation_credit"
-    needs = ("offsets",)
-    conformance: Mapping[str, Any] = {"completions": ["3+4=7", "so 3+4=8 and 1+1=2", "no sums", "9-4 = <<9-4=5>>5"]}
-    """What the conformance kit is to try it on."""
-
-    role = "transform"
+    declares = HookDeclaration(
+        role="transform",
+        needs=("offsets",),
+        conformance={"completions": ["3+4=7", "so 3+4=8 and 1+1=2", "no sums", "9-4 = <<9-4=5>>5"]},
+    )
 
     def __init__(self, *, right: float = 0.5, wrong: float = -0.5, pay: str = "equation", most: int = 8) -> None:
         for name, value in (("right", right), ("wrong", wrong)):

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from trl_grpo_ext.errors import ConfigurationError
+from trl_grpo_ext.types import HookDeclaration
 
 if TYPE_CHECKING:
     from trl_grpo_ext import Forward
@@ -32,9 +33,7 @@ class GSPOToken:
     `importance_sampling_level: sequence_token` and removed it.
     """
 
-    role = "forward"
-    needs = ("several_updates",)
-    per_completion = True
+    declares = HookDeclaration(role="forward", needs=("several_updates",), independent=True)
 
     def __init__(self, *, low: float = 3e-4, high: float = 4e-4) -> None:
         if not 0 < low < 1 or not high > 0:

@@ -14,6 +14,7 @@ from trl_grpo_ext import completion_text
 from trl_grpo_ext.errors import ConfigurationError, RewardError
 from trl_grpo_ext.guard.outcomes import Judgement, Outcome, OutcomePolicy, shown
 from trl_grpo_ext.guard.workers import Done, WorkerPool
+from trl_grpo_ext.types import RewardDeclaration
 
 from .queries import NoQueryError, NotOneQueryError, TooDeepError, find_query, parse_query
 
@@ -45,21 +46,22 @@ class SQLReward:
     """
 
     __name__ = "sql_reward"
-    reference_column = "answer"
-    conformance: Mapping[str, Any] = {
-        "columns": {
-            "answer": "SELECT name FROM staff WHERE pay > 3",
-            "context": "CREATE TABLE staff (name TEXT, pay INT); INSERT INTO staff VALUES ('Ana', 2), ('Ben', 5);",
+    declares = RewardDeclaration(
+        reference_column="answer",
+        conformance={
+            "columns": {
+                "answer": "SELECT name FROM staff WHERE pay > 3",
+                "context": "CREATE TABLE staff (name TEXT, pay INT); INSERT INTO staff VALUES ('Ana', 2), ('Ben', 5);",
+            },
+            "completions": [
+                "SELECT name FROM staff WHERE pay > 3",
+                "```sql\nSELECT name FROM staff\n```",
+                "SELECT name FROM",
+                "I cannot say.",
+            ],
+            "unreadable": ["7 apples", "DROP TABLE staff"],
         },
-        "completions": [
-            "SELECT name FROM staff WHERE pay > 3",
-            "```sql\nSELECT name FROM staff\n```",
-            "SELECT name FROM",
-            "I cannot say.",
-        ],
-        "unreadable": ["7 apples", "DROP TABLE staff"],
-    }
-    """What the conformance kit is to try it on."""
+    )
 
     def __init__(
         self,

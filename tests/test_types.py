@@ -1,0 +1,123 @@
+"""Declarations: what they take and refuse, and how they travel."""
+
+import copy
+import pickle
+from dataclasses import FrozenInstanceError, fields, replace
+from typing import Any
+
+import pytest
+
+from trl_grpo_ext.errors import PluginContractError
+from trl_grpo_ext.plugins.kinds import FACTS
+from trl_grpo_ext.types import (
+    CONTRACT_VERSION,
+    NEEDS,
+    ROLES,
+    AggregationDeclaration,
+    Declaration,
+    FilterDeclaration,
+    HookDeclaration,
+    RewardDeclaration,
+)
+
+FULL = HookDeclaration(
+    role="transform",
+    needs=["old_logps", "offsets"],  # type: ignore[arg-type]  # lists become tuples
+    takes=("hooks",),
+    deterministic=False,
+    conformance={"parameters": {"n": 2}},
+    contract_version=CONTRACT_VERSION,
+    independent=True,
+    last=True,
+    makes_signal=True,
+    uses_total_reward=False,
+    teachers=("org/teacher",),
+)
+
+REFUSED: list[tuple[type[Declaration], dict[str, Any], str]] = [
+    (HookDeclaration, {"make_signal": True}, "did you mean 'makes_signal'"),
+    (HookDeclaration, {"independant": True}, "did you mean 'independent'"),
+    (HookDeclaration, {"per_group": True}, "write independent = True"),
+    (HookDeclaration, {"per_completion": True}, "write independent = True"),
+    (HookDeclaration, {"colour": "blue"}, "it has needs, takes"),
+    (HookDeclaration, {"role": "tranform"}, "role has no 'tranform': did you mean 'transform'"),
+    (HookDeclaration, {"role": ["shaper"]}, r"role must be a name, got \['shaper'\]"),
+    (HookDeclaration, {"needs": ("old_logp",)}, "needs has no 'old_logp': did you mean 'old_logps'"),
+    (HookDeclaration, {"needs": "old_logps"}, "needs must be a tuple of names"),
+    (HookDeclaration, {"needs": ("advantages",)}, "needs has no 'advantages'"),
+    (HookDeclaration, {"last": 1}, "last must be True or False, got 1"),
+    (HookDeclaration, {"teachers": ("",)}, "teachers must be a tuple of names"),
+    (AggregationDeclaration, {"needs": ("old_logps",)}, "it may be 'step_totals'"),
+    (AggregationDeclaration, {"role": "estimator"}, "AggregationDeclaration has no 'role'"),
+    (FilterDeclaration, {"needs": ("advantage",)}, "did you mean 'advantages'"),
+    (RewardDeclaration, {"needs": ("old_logps",)}, "it may be nothing"),
+    (RewardDeclaration, {"reference_column": ""}, "reference_column must be a name"),
+    (RewardDeclaration, {"conformance": ["a"]}, "conformance must be a mapping"),
+    *((RewardDeclaration, {"contract_version": one}, "a whole number from 1 up") for one in ("1", True, 0, 1.0)),
+]
+
+
+@pytest.mark.parametrize(("declaration", "given", "sentence"), REFUSED)
+def test_declaration_refuses(declaration: type[Declaration], given: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(PluginContractError, match=sentence) as raised:
+        declaration(**given)
+    assert declaration.__name__ in str(raised.value)
+
+
+def test_declaration_travels_and_does_not_change() -> None:
+    assert FULL.needs == ("old_logps", "offsets")
+    assert FULL.shown().keys() == {one.name for one in fields(FULL)}
+    assert HookDeclaration().shown() == {}
+    assert pickle.loads(pickle.dumps(FULL)) == FULL == copy.deepcopy(FULL)
+    assert replace(FULL, last=False).shown().keys() == FULL.shown().keys() - {"last"}
+    with pytest.raises(FrozenInstanceError):
+        FULL.last = False  # type: ignore[misc]
+    for facts in FACTS.values():
+        facts.declaration()
+    assert [HookDeclaration(role=role).role for role in ROLES] == list(ROLES)
+    assert HookDeclaration(needs=NEEDS).needs == NEEDS == FilterDeclaration(needs=NEEDS).needs
+
+
+class Fixed:
+    declares = HookDeclaration(role="transform", last=True)
+
+
+class ByParameters:
+    def __init__(self, last: bool) -> None:
+        self.declares = HookDeclaration(role="transform", last=last)
+
+
+class ByProperty:
+    @property
+    def declares(self) -> HookDeclaration:
+        return Fixed.declares
+
+
+class Wrong:
+    declares = {"role": "transform"}  # noqa: RUF012
+
+
+class Newer:
+    declares = HookDeclaration(role="transform", contract_version=CONTRACT_VERSION + 1)
+
+
+def test_declaration_of() -> None:
+    for plugin in (Fixed, Fixed(), ByParameters(last=True), ByProperty()):
+        assert HookDeclaration.of(plugin) == Fixed.declares
+    for silent in (ByParameters, ByProperty, object(), len):
+        assert HookDeclaration.of(silent) == HookDeclaration()
+    assert Declaration.of(Fixed()).needs == ()  # any kind's
+    with pytest.raises(PluginContractError, match=r"`declares` of Wrong is \{'role': 'transform'\}; write declares ="):
+        HookDeclaration.of(Wrong())
+    with pytest.raises(PluginContractError, match=r"`declares` of Fixed is HookDecl.*write declares = FilterDeclar"):
+        FilterDeclaration.of(Fixed())
+
+
+def test_declaration_of_a_newer_contract() -> None:
+    says = (
+        f"written for version {CONTRACT_VERSION + 1} of the plugin contract.* has version {CONTRACT_VERSION}: upgrade"
+    )
+    with pytest.raises(PluginContractError, match=says):
+        HookDeclaration.of(Newer())
+    with pytest.raises(PluginContractError, match=says):  # which may have names that this one does not know
+        HookDeclaration(contract_version=CONTRACT_VERSION + 1, needs_magic=True)  # type: ignore[call-arg]

@@ -1,0 +1,1 @@
+"""Built-in token losses, by family."""

@@ -1,0 +1,161 @@
+"""The selected token losses in the adapter: what they see at each loss forward, and when one cannot be exact."""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+
+from ..credit import flow
+from ..credit.terms import Term
+from ..credit.token_losses import carried_values, check_declarations, measured, run_token_loss
+from ..errors import ConfigurationError
+from ..types import LossTerms, Rollout, TokenLossDeclaration
+from .batch import BatchKeys, join_batches
+from .facts import Progress, RunFacts
+from .loss_forward import LossForward
+from .own_loss import LossTrial
+
+
+class TokenLosses:
+    """The token losses of a run, by name; in `section` one that fails on a rank stops all."""
+
+    def __init__(
+        self,
+        losses: Mapping[str, Any],
+        facts: RunFacts,
+        section: Callable[[], AbstractContextManager[None]],
+    ) -> None:
+        self._losses, self._facts, self._section = losses, facts, section
+        self.replaced_by = [name for name, loss in losses.items() if TokenLossDeclaration.of(loss).replaces]
+
+    def __bool__(self) -> bool:
+        return bool(self._losses)
+
+    def terms(self) -> list[Term]:
+        """What each of them declares, as terms of the loss."""
+        found = []
+        for name, loss in self._losses.items():
+            declared = TokenLossDeclaration.of(loss)
+            mixes = [f"the token loss {name} looks at its whole micro-batch"] * (not declared.independent)
+            acts = [f"the token loss {name} acts on rows without signal too"] * (not declared.needs_advantage)
+            found.append(Term(name=name, mixes_rows=mixes, acts_without_advantage=acts))
+        return found
+
+    # ------------------------------------------------------------------ once per generation batch
+
+    def carry(self, batch: dict[str, Any], rollout: Rollout) -> None:
+        """Let the rows take along what the losses want to find again."""
+        for number, loss in enumerate(self._losses.values()):
+            with self._section():
+                values = carried_values(loss, rollout)
+            batch.update({_key(number, name): values_B_T for name, values_B_T in values.items()})
+
+    # ------------------------------------------------------------------ at every loss forward
+
+    def values(self, forward: LossForward, progress: Progress) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
+        """Each loss's value of every token, `(B, T)`, and what is logged of them."""
+        factor_B = forward.inputs.get(BatchKeys.factor)
+        # Compact updates multiplied the advantages by it, to make up for another denominator: of TRL's loss alone.
+        factor_B_1 = 1.0 if factor_B is None else factor_B.unsqueeze(1)
+        values, seen = dict[str, torch.Tensor](), dict[str, torch.Tensor]()
+        policy = forward.policy
+        for number, (name, loss) in enumerate(self._losses.items()):
+            with self._section():
+                entropies_B_T = policy.entropies_B_T
+                assert entropies_B_T is not None  # they are asked for
+                terms = self._terms(number, forward.inputs, forward.mask_B_T, policy.logps_B_T, entropies_B_T, progress)
+                value_B_T = run_token_loss(loss, terms)
+                seen[f"token_loss/{name}/mean"] = value_B_T.detach()
+                for what, measured_B_T in measured(loss, terms).items():
+                    seen[f"token_loss/{name}/{what}"] = measured_B_T
+            values[name] = value_B_T * factor_B_1
+        return values, self._means(seen, forward.mask_B_T)
+
+    def check(self, inputs: Mapping[str, Any], progress: Progress) -> None:
+        """Check what the losses declare on rows of a real micro-batch with made-up numbers."""
+        batch = dict(inputs)
+        if batch["completion_ids"].size(0) == 1:  # with one row there is nothing to mix up
+            batch = join_batches([batch, batch])
+        trial = LossTrial(batch, all_tokens=True)
+        wave_B_T, ones_B_T = trial.wave_B_T, torch.ones_like(trial.wave_B_T)
+        made_up = {**trial.batch, "advantages": wave_B_T, BatchKeys.reward: wave_B_T[:, 0]}
+        made_up.pop(BatchKeys.factor, None)
+        for number, loss in enumerate(self._losses.values()):
+            terms = self._terms(number, made_up, ones_B_T, trial.logps_B_T, ones_B_T + 0.1 * wave_B_T, progress)
+            declared = TokenLossDeclaration.of(loss)
+            with self._section():
+                check_declarations(loss, terms, rows_apart=declared.independent, vanishes=declared.needs_advantage)
+
+    def _terms(
+        self,
+        number: int,
+        inputs: Mapping[str, Any],
+        mask_B_T: torch.Tensor,
+        logps_B_T: torch.Tensor,
+        entropies_B_T: torch.Tensor,
+        progress: Progress,
+    ) -> LossTerms:
+        advantages_B_T = flow.expand_advantages(inputs["advantages"].detach(), mask_B_T)
+        factor_B = inputs.get(BatchKeys.factor)
+        prefix = _key(number, "")
+        return LossTerms(
+            logps_B_T=logps_B_T,
+            old_logps_B_T=inputs.get("old_per_token_logps", logps_B_T.detach()),
+            advantages_B_T=advantages_B_T if factor_B is None else advantages_B_T / factor_B.unsqueeze(1),
+            mask_B_T=mask_B_T,
+            entropies_B_T=entropies_B_T.detach(),
+            ref_logps_B_T=inputs.get("ref_per_token_logps"),
+            sampling_logps_B_T=inputs.get("sampling_per_token_logps"),
+            completion_ids_B_T=inputs["completion_ids"],
+            rewards_B=inputs[BatchKeys.reward],
+            carried_B_T={key.removeprefix(prefix): inputs[key] for key in inputs if key.startswith(prefix)},
+            step=progress.step,
+            training=progress.training,
+        )
+
+    def _means(self, seen: Mapping[str, torch.Tensor], mask_B_T: torch.Tensor) -> dict[str, float]:
+        sums_C = torch.stack([mask_B_T.sum(), *((values_B_T * mask_B_T).sum() for values_B_T in seen.values())])
+        tokens, *sums = self._facts.sum_over_ranks(sums_C.double()).tolist()
+        return {name: total / max(tokens, 1.0) for name, total in zip(seen, sums, strict=True)}
+
+
+def _key(number: int, name: str) -> str:
+    """The entry of a batch that carries a value of the loss of this number."""
+    return f"{BatchKeys.carried}_{number}_{name}"
+
+
+def refuse_token_losses(losses: Mapping[str, Any], trainer: Any, owners: Sequence[type]) -> None:
+    """Refuse token losses where they cannot act, or would take away in silence what TRL does inside its own loss."""
+    if not losses:
+        return
+    args, first = trainer.args, next(iter(losses))
+    if args.use_liger_kernel:
+        raise ConfigurationError(
+            f"The token loss {first!r} does not work with use_liger_kernel, which computes no log-probabilities of "
+            "single tokens. Turn one of them off."
+        )
+    if owners:
+        raise ConfigurationError(
+            f"The token loss {first!r} cannot be added to the loss of {owners[0].__qualname__}, whose terms are not "
+            "known. Remove one of them, or make that loss a token loss that replaces TRL's."
+        )
+    replacing = [name for name, loss in losses.items() if TokenLossDeclaration.of(loss).replaces]
+    if len(replacing) > 1:
+        raise ConfigurationError(
+            f"The token losses {replacing[0]!r} and {replacing[1]!r} both replace TRL's policy loss. Keep one of them."
+        )
+    inside = {
+        "importance_sampling_level": trainer.importance_sampling_level != "token",
+        "top_entropy_quantile": trainer.top_entropy_quantile < 1.0,
+        "off_policy_mask_threshold": args.off_policy_mask_threshold is not None,
+        "delta": args.delta is not None,
+        "vllm_importance_sampling_correction": trainer.use_vllm and args.vllm_importance_sampling_correction,
+    }
+    for name in replacing:
+        own = TokenLossDeclaration.of(losses[name]).does_own
+        for setting in [setting for setting, is_on in inside.items() if is_on and setting not in own]:
+            raise ConfigurationError(
+                f"The token loss {name!r} takes the place of TRL's policy loss, and with it of {setting}, which TRL "
+                f"applies inside that loss. Set {setting} back to its default, or remove the token loss."
+            )
