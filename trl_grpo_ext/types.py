@@ -725,13 +725,13 @@ class Part(NamedTuple):
         score: Its score; None if it does not apply here.
         weight: Its weight among the parts, not negative.
         places: Where it stands: a `Place` or a pair `(start, end)` of characters, or several of them. Empty or None if
-            it stands nowhere, that is, the completion lacks it.
+            it stands nowhere, that is, the completion lacks it. In `Parts` it is a tuple of `Place`s.
     """
 
     name: str
     score: float | None
     weight: float = 1.0
-    places: Sequence[Place | tuple[int, int]] | Place | tuple[int, int] | None = WHOLE
+    places: Any = WHOLE
 
 
 class Parts(float):

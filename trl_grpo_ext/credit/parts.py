@@ -71,13 +71,13 @@ class PartArrays:
                     continue
                 column = column_of[name]
                 cell = row * width + column
-                said.append((cell, score, weight, len(found)))  # type: ignore[arg-type]  # `Parts` has made it a tuple
-                for place in found:  # type: ignore[union-attr]
-                    if place[1] is None or place[2] is not None:  # type: ignore[index, misc]
-                        special.append((cell, place))  # type: ignore[arg-type]
+                said.append((cell, score, weight, len(found)))
+                for place in found:
+                    if place[1] is None or place[2] is not None:
+                        special.append((cell, place))
                         if place == WHOLE:
                             continue
-                    places.append((row, column, place))  # type: ignore[arg-type]
+                    places.append((row, column, place))
         cells, scores, weights, counts = zip(*said, strict=True) if said else ((), (), (), ())
 
         def table(start: Any, at: Any, values: Any, kind: Any) -> Any:
@@ -206,9 +206,9 @@ def _ranges(reward: str, places: Sequence[tuple[int, int, Place]], rollout: Roll
     for row, part, place in places:
         start, end, turn, call = place
         if end is not None:
-            if turn is not None or not plain[row] or end > sizes[row]:
+            if turn is not None or start is None or not plain[row] or end > sizes[row]:
                 start, end = _characters(rollout, reward, place, row)
-            characters.append((row, part, start, end))  # type: ignore[arg-type]
+            characters.append((row, part, start, end))
         elif start is None:
             found.append((row, part, max(lengths[row] - 1, 0), lengths[row]))
         elif call is None:

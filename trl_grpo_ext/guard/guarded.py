@@ -276,7 +276,8 @@ class _Task:
 def _parts_of(sent: Sequence[Any]) -> Parts:
     """`Parts` as a worker sends them."""
     value, parts = sent
-    return Parts([Part(*part[:3], [Place(*place) for place in part[3]]) for part in parts], value)
+    found = [(name, score, weight, [Place(*place) for place in places]) for name, score, weight, places in parts]
+    return Parts([Part(*one) for one in found], value)
 
 
 def _judged(score: float | None) -> Judgement:

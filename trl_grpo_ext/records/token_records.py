@@ -210,7 +210,7 @@ def _parts(rollout: Rollout, row: int, size: int) -> dict[str, Any]:
     names: list[str] = []
     scores: list[float] = []
     present: list[bool] = []
-    wrote: list[int] | None = [-1] * size
+    wrote, aligned = [-1] * size, True
     for reward, table in rollout.parts.items():
         applies = [part for part, score in enumerate(table.scores_B_M[row].tolist()) if score == score]
         number_of = {part: len(names) + place for place, part in enumerate(applies)}
@@ -220,10 +220,11 @@ def _parts(rollout: Rollout, row: int, size: int) -> dict[str, Any]:
         try:
             ranges = table.ranges_R_4[table.ranges_R_4[:, 0] == row].tolist()
         except (AlignmentError, PluginOutputError):
-            ranges, wrote = [], None
-        for _, part, first, end in ranges if wrote is not None else ():
+            ranges, aligned = [], False
+        for _, part, first, end in ranges:
             wrote[first:end] = [number_of[part]] * (end - first)
-    return {"parts": names, "part_scores": scores, "part_present": present, "token_part": wrote}
+    found = wrote if aligned else None
+    return {"parts": names, "part_scores": scores, "part_present": present, "token_part": found}
 
 
 def _failed_turns(rollout: Rollout, row: int) -> list[int] | None:

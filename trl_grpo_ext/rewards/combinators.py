@@ -108,8 +108,10 @@ class Product:
         if not any(isinstance(score, Parts) for score in scores):
             return total
         others = [math.prod(numbers[:at] + numbers[at + 1 :], start=self.factor) for at in range(len(numbers))]
-        parted = [one for one in zip(self._names, others, scores, strict=True) if isinstance(one[2], Parts)]
-        return Parts([part for name, factor, score in parted for part in _scaled(name, factor, score)], total)
+        parts: list[Part] = []
+        for name, factor, score in zip(self._names, others, scores, strict=True):
+            parts += _scaled(name, factor, score) if isinstance(score, Parts) else []
+        return Parts(parts, total)
 
 
 class Gated:
