@@ -6,7 +6,7 @@
 # make vllm     set up .venv-vllm, in which the tests that sample with vLLM run (minutes, 3 GB)
 # make lint     ruff, mypy and codespell (typing mistakes, and the words of docs/words.txt) alone
 # make docs     the documentation as a site, into site/
-# make gpu      measure on a CUDA device what only one can show, into docs/gpu.md; LEARN=1 trains there
+# make gpu      on a CUDA device: the tests for one, and what only one can show, into docs/gpu.md (about eight minutes)
 # make browser  install chromium, without which the browser tests are skipped (Debian, as root)
 #
 # Everything lives in $(VENV) and .venv-vllm; nothing else on the machine is touched, except by `make browser`.
@@ -56,9 +56,9 @@ format: $(READY)
 docs: $(READY)
 	$(BIN)/python -m docs.site.build --out site
 
-# Ten minutes at most; the same command goes on where it stopped. GPU_ARGS='--minutes 30', '--only 5 --again'.
 gpu: $(READY)
-	$(BIN)/python -m bench.gpu $(if $(LEARN),--learn) $(GPU_ARGS)
+	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -m gpu $(shell grep -rl 'mark\.gpu' tests --include='test_*.py')
+	$(BIN)/python -m bench.gpu $(GPU_ARGS)
 
 APT := DEBIAN_FRONTEND=noninteractive timeout 300 apt-get -qq -o Acquire::Retries=1 -o Acquire::http::Timeout=20
 browser:

@@ -1,397 +1,400 @@
-"""Everything that only a GPU can show, measured by one command and written into docs/gpu.md: `make gpu`.
+"""What only a GPU can show: an update against TRL's, a step with generation, memory of QLoRA with 7B.
 
-    python -m bench.gpu                              # what is missing, in order, for at most nine and a half minutes
-    python -m bench.gpu --learn                      # the trainings of `make gpu LEARN=1`
-    python -m bench.gpu --only 3 5 --again           # two sections, also where they were measured
-    python -m bench.gpu --page                       # write the page again from its own figures, and measure nothing
-    python -m bench.gpu --tiny --device cpu --file outputs/gpu/tiny.md
+    make gpu                          # the tests marked gpu, and then all of this: about eight minutes
+    python -m bench.gpu --only memory # one of the three again
+    python -m bench.gpu --tiny --device cpu --page copy_of_gpu.md
 
-Each run is a process of its own, so that its peaks are its own and its crash ends nothing else. It hands its figures
-over as they come, and each goes into the page at once. The page keeps them, in comments that nobody sees, so it is all
-that has to be carried to go on: what is on it for this device, these versions and this code is not measured again. A
-run that does not fit into the rest of the time is left for the next call. One that failed is a sentence in its row, and
-is tried again by the next call, after what is still missing.
-
-Nothing is downloaded: the models have the shapes of Qwen2.5 and random weights. What is measured is in `gpu_runs`.
+Each run is a process of its own, so that its peaks are its own and its crash ends nothing else. Nothing is downloaded:
+models have the shapes of Qwen2.5 and random weights. Trainings go through the recipe's own flow, from the parsed
+settings to the trainer; left out are its evaluations and what it saves. The tables go into docs/gpu.md.
 """
 
 import argparse
-import hashlib
 import json
 import os
 import platform
-import re
-import shlex
-import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from importlib.metadata import version
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bench.gpu_plan import DIFFER, HALF, LEARN, OURS, ROOT, SECTIONS, TIMES, Run, Section, all_sections
-from bench.tables import markdown
+import torch
+from accelerate import PartialState
+from transformers import Qwen2Config, Qwen2ForCausalLM, TrainerCallback
+from trl import GRPOTrainer
 
+from bench.compact_rollouts import PROFILES, Cell, Script, Size
+from bench.tables import markdown, versions, write_block
+from tests.support import save_tiny_model
+from trl_grpo_ext import GRPOExtTrainer, load_rewards
+from trl_grpo_ext.launch.checkpoints import SafeCheckpoints
+from trl_grpo_ext.launch.doctor.examine import examine
+
+ROOT = Path(__file__).resolve().parents[1]
+RECIPES = ROOT / "recipes"
 PAGE = ROOT / "docs" / "gpu.md"
-CURVES = "gpu_learning.png"
-"""Beside the page, once there are trainings."""
-PACKAGES = ("torch", "transformers", "trl", "accelerate", "peft", "bitsandbytes")
-NOT_YET = "not run yet"
-NONE_HERE = "–"
-TINY_LIMIT = 300
-"""Seconds of a run with tiny shapes."""
+GB = 1e9
 
-
-# ------------------------------------------------------------------------------------------------------------- page
-
-INTRODUCTION = """# On a GPU
-
-What only a GPU can show. `make gpu` (or `python -m bench.gpu`) measures it and writes each figure into this page, for
-at most nine and a half minutes; the next call continues. It downloads nothing: models have the shapes of Qwen2.5 and
-random weights. `make gpu LEARN=1` runs the trainings near the end. "Not run yet" was never measured, "failed" was
-tried, and "–" is a figure that the device does not have (a CPU has no peaks of torch's allocator).
-GB are 10⁹ bytes."""
-
-
-def markers(section: Section) -> tuple[str, str]:
-    return f"<!-- section {section.name} -->", f"<!-- end of section {section.name} -->"
-
-
-def read_figures(path: Path) -> dict[str, dict[str, Any]]:
-    """The figures in a page: by section and run its rows, their origin, and whether they are complete."""
-    text = path.read_text(encoding="utf-8") if path.exists() else ""
-    found = re.findall(r"<!-- figures of (\S+): (.*) -->", text)
-    return {name: json.loads(figures) for name, figures in found}
-
-
-def page(sections: Sequence[Section], found: Mapping[str, Mapping[str, Any]]) -> str:
-    """The whole page, of these sections."""
-    titles = {s.name: f"Section {s.name}: {s.title}" if s.name.isdigit() else s.title for s in sections}
-    missing = [titles[section.name] for section in sections if not found.get(section.name)]
-    parts = [
-        INTRODUCTION,
-        *(["\n".join([f"{NOT_YET.capitalize()}:\n", *(f"- {title}" for title in missing)])] if missing else []),
-    ]
-    for section in sections:
-        if titles[section.name] in missing:
-            continue
-        begin, end = markers(section)
-        runs = found.get(section.name, {})
-        body = [begin, table(section, runs), provenance(runs), figures_comment(section, runs), end]
-        if curves(section, runs):
-            body.insert(2, f"![Right answers in training batches, on the GPU and on the CPU]({CURVES})")
-        parts += [f"## {titles[section.name]}", section.text, "\n\n".join(part for part in body if part)]
-    return "\n\n".join(parts) + "\n"
-
-
-def table(section: Section, runs: Mapping[str, Any]) -> str:
-    lines = []
-    rows = {row: figures for run in runs.values() for row, figures in run["rows"].items()}
-    for run in section.runs:
-        failed = runs.get(run.name, {}).get("failed")
-        whole = all(name in rows.get(row, {}) for row in run.rows for name in section.columns if name != TIMES)
-        for row in run.rows:
-            figures = dict(rows.get(row, {}))
-            if section.against and row in section.against[1]:
-                column, other = section.against[0], rows.get(section.against[1][row], {})
-                if figures.get(column) and other.get(column):
-                    figures[TIMES] = other[column] / figures[column]
-            elif section.against:
-                figures[TIMES] = None
-            cells = [format_figure(figures[name]) if name in figures else NOT_YET for name in section.columns]
-            if failed and NOT_YET in cells:
-                cells[cells.index(NOT_YET)] = f"failed: {failed}"
-            elif failed and whole and row == run.rows[-1]:
-                cells[-1] += f"; failed: {failed}"
-            lines.append([row, *cells])
-    return markdown(["", *section.columns], lines)
-
-
-def curves(section: Section, runs: Mapping[str, Any]) -> dict[str, list[tuple[int, float]]]:
-    """The curves of a section's rows, where it has any."""
-    rows = {row: figures for run in runs.values() for row, figures in run["rows"].items()}
-    return {row: rows[row]["curve"] for row in section.rows if "curve" in rows.get(row, {})}
-
-
-def draw(path: Path, found: Mapping[str, Any]) -> None:
-    """The curves of the trainings, a task beside the other, beside the page."""
-    [section] = LEARN
-    if not (lines := curves(section, found.get(section.name, {}))):
-        return
-    from matplotlib.figure import Figure
-
-    tasks = list(dict.fromkeys(row.rpartition(", ")[0] for row in section.rows))
-    figure = Figure(figsize=(9, 3.5), layout="constrained")
-    for axes, task in zip(figure.subplots(1, len(tasks)), tasks, strict=True):
-        for row, points in lines.items():
-            if row.startswith(task):
-                axes.plot(*zip(*points, strict=True), ".-", label=row.rpartition(", ")[2])
-        axes.set(title=task, xlabel="optimizer step", ylabel="right answers in a training batch")
-        axes.grid(alpha=0.3)
-        axes.legend(loc="lower right")
-    figure.savefig(path.with_name(CURVES), dpi=120)
-
-
-def format_figure(value: Any) -> str:
-    if value is None:
-        return NONE_HERE
-    if isinstance(value, float):
-        return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
-    return str(value)
-
-
-def provenance(runs: Mapping[str, Any]) -> str:
-    """Where, when and how the figures were measured."""
-    ways: dict[str, list[str]] = {}
-    for run in runs.values():
-        versions = ", ".join(f"{name} {number}" for name, number in run["versions"].items())
-        ways.setdefault(f"{run['device']}; {versions}; code {run['code']}; `{run['command']}`", []).append(run["date"])
-    return "\n\n".join(f"{way}; {min(dates)}." for way, dates in ways.items())
-
-
-def figures_comment(section: Section, runs: Mapping[str, Any]) -> str:
-    written = json.dumps(runs, ensure_ascii=False, sort_keys=True).replace("<", "\\u003c").replace(">", "\\u003e")
-    return f"<!-- figures of {section.name}: {written} -->"
-
-
-def write(path: Path, sections: Sequence[Section], found: Mapping[str, Any]) -> None:
-    """The page, its picture, and the headers of the run files that quote it."""
-    write_text(path, page(sections, found))
-    draw(path, found)
-    if path == PAGE:
-        for name in QUOTED:
-            file = ROOT / "recipes" / "configs" / name
-            write_text(file, quote_in_header(file, found))
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a file atomically, so that a killed run leaves a complete one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.draft")
-    draft.write_text(text, encoding="utf-8")
-    draft.replace(path)
-
-
-QUOTED: dict[str, tuple[tuple[str, str, str, str], ...]] = {
-    HALF: (
-        ("3", f"{OURS}, {DIFFER}", "update, s", "update {} s"),
-        ("3", f"{OURS}, {DIFFER}", "reserved, GB", "in {} GB"),
-        ("4", OURS, "step, s", "step with generation {} s"),
-        ("4", OURS, "reserved, GB", "in {} GB"),
-    ),
-    "qwen2.5_7b_qlora_24gb.yaml": (
-        ("5", "generation", "seconds", "generation {} s"),
-        ("5", "generation", "reserved, GB", "in {} GB"),
-        ("5", "update", "seconds", "update {} s"),
-        ("5", "update", "reserved, GB", "in {} GB"),
-    ),
-}
-"""What a run file's header says of the page: section, row, column and words."""
-QUOTE = "# On a GPU (docs/gpu.md): "
-
-
-def quote_in_header(path: Path, found: Mapping[str, Mapping[str, Any]]) -> str:
-    """A run file with the page's figures in its header."""
-    said, places = [], set()
-    for section, row, column, words in QUOTED[path.name]:
-        for run in found.get(section, {}).values():
-            if isinstance(figure := run["rows"].get(row, {}).get(column), float | int):
-                said.append(words.format(format_figure(figure)))
-                places.add(run["device"])
-    quote = f"{', '.join(said)}; {', '.join(sorted(places))}" if said else NOT_YET
-    lines = path.read_text(encoding="utf-8").splitlines()
-    [place] = [number for number, line in enumerate(lines) if line.startswith(QUOTE)]
-    lines[place] = f"{QUOTE}{quote}."
-    return "\n".join(lines) + "\n"
-
-
-# ------------------------------------------------------------------------------------------------------------- runs
+PLAIN, OURS = "plain TRL", "ours"
+DIFFER, EQUAL = "lengths differ, 40 % without signal", "lengths equal, all with signal"
+SMALL, LARGE = "qwen2.5_0.5b.yaml", "qwen2.5_7b_qlora_24gb.yaml"
+ESTIMATES = ("doctor's estimate, GB", "estimate / measured")
+PEAKS = ("allocated, GB", "reserved, GB")
 
 
 @dataclass(frozen=True)
-class Here:
-    """The conditions of a figure: with another device, other versions or other code it is measured again."""
+class Section:
+    """A table of the page."""
 
-    device: str
-    versions: dict[str, str]
-    code: str
-    command: str
-
-    def made(self, run: Mapping[str, Any]) -> bool:
-        return (run["device"], run["versions"], run["code"]) == (self.device, self.versions, self.code)
+    columns: tuple[str, ...]
+    runs: Mapping[str, tuple[str, ...]]  # the rows of each process, by the arm that it measures
+    seconds: float  # that a process may take
 
 
-def describe_here(options: argparse.Namespace, command: str) -> Here:
-    if options.device == "cpu":
-        device = f"{platform.machine()} CPU{', tiny shapes' if options.tiny else ''}"
-    else:  # in a process of its own: this one must hold nothing on the device
-        asked = "import torch; print(torch.cuda.get_device_name() if torch.cuda.is_available() else '')"
-        device = subprocess.run(
-            [sys.executable, "-c", asked], capture_output=True, text=True, check=True
-        ).stdout.strip()
-        if not device:
-            raise SystemExit("error: there is no CUDA device here; --tiny --device cpu shows that the script works")
-    versions = {name: number for name in PACKAGES if (number := _version(name))}
-    return Here(device, {"Python": platform.python_version(), **versions}, code_hash(), command)
+SECTIONS = {
+    "update": Section(
+        ("update, s", *PEAKS, *ESTIMATES),
+        {arm: (f"{arm}, {DIFFER}", f"{arm}, {EQUAL}") for arm in (PLAIN, OURS)},
+        180,
+    ),
+    "generation": Section(
+        ("step, s", "generation, s", "update, s", "tokens/s", *PEAKS), {arm: (arm,) for arm in (PLAIN, OURS)}, 200
+    ),
+    "memory": Section(("seconds", *PEAKS, *ESTIMATES), {OURS: ("load", "generation", "update")}, 500),
+}
+
+SHAPES = {  # width, width inside, layers, heads, heads for keys and values, tokens, whether the head is the embedding
+    "0.5B": (896, 4864, 24, 14, 2, 151_936, True),
+    "7B": (3584, 18_944, 28, 28, 4, 152_064, False),
+    "tiny": (64, 128, 2, 4, 2, 128, True),
+}
 
 
-def _version(name: str) -> str | None:
-    try:
-        return version(name)
-    except ModuleNotFoundError:
-        return None
-
-
-def code_hash() -> str:
-    """Of the package, the recipes and these scripts, but not of comments in YAML files, which quote the page."""
-    digest = hashlib.sha256()
-    files = [path for room in ("trl_grpo_ext", "recipes") for path in (ROOT / room).rglob("*")]
-    files += [ROOT / "bench" / name for name in ("gpu.py", "gpu_plan.py", "gpu_runs.py", "compact_rollouts.py")]
-    for path in sorted(files):
-        if path.suffix in (".py", ".yaml", ".json"):
-            lines = path.read_bytes().splitlines(keepends=True)
-            settings = [line for line in lines if path.suffix != ".yaml" or not line.startswith(b"#")]
-            digest.update(path.relative_to(ROOT).as_posix().encode() + b"".join(settings))
-    return digest.hexdigest()[:8]
+def save_model(folder: Path, shape: str, device: str) -> Path:
+    """Random weights of a shape in bfloat16, and the tests' tokenizer."""
+    save_tiny_model(folder)
+    names = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
+    sizes: dict[str, Any] = dict(zip((*names, "vocab_size", "tie_word_embeddings"), SHAPES[shape], strict=True))
+    torch.manual_seed(0)
+    with torch.device(device):
+        config = Qwen2Config(**sizes, pad_token_id=0, bos_token_id=1, eos_token_id=1)
+        Qwen2ForCausalLM._from_config(config, dtype=torch.bfloat16).save_pretrained(folder)
+    torch.cuda.empty_cache()
+    return folder
 
 
 @dataclass
-class Work:
-    """A call: what is known, where it goes, and until when."""
+class Job:
+    """One process: its sizes, its stage, and its figures so far."""
 
-    path: Path
-    sections: tuple[Section, ...]
-    found: dict[str, dict[str, Any]]
-    here: Here
-    options: argparse.Namespace
-    until: float
     folder: Path
+    device: str
+    tiny: bool
+    rows: dict[str, dict[str, Any]] = field(default_factory=dict)
+    stage: str | None = None
+    seconds: dict[str, float] = field(default_factory=dict)
+    steps: list[dict[str, float]] = field(default_factory=list)
+    peaks: dict[str, tuple[int, int]] = field(default_factory=dict)
+    tokens: int = 0
+    longest_prompt: int = 0
+    script: Script | None = None
+    after_stage: Callable[[str], None] = lambda stage: None
+    after_step: Callable[[int], None] = lambda step: None
+    since: float = 0.0
 
-    def todo(self, sections: Sequence[Section]) -> list[tuple[Section, Run]]:
-        """What is missing, in order, and then what failed."""
-        missing, failed = [], []
-        for section in sections:
-            for run in section.runs:
-                state = self.found.get(section.name, {}).get(run.name)
-                made = state is not None and self.here.made(state) and not self.options.again
-                if state is not None and made and state["failed"]:
-                    failed.append((section, run))
-                elif state is None or not (made and state["done"]):
-                    missing.append((section, run))
-        return [*missing, *failed]
+    @property
+    def cuda(self) -> bool:
+        return self.device == "cuda"
 
-    def measure(self, section: Section, run: Run) -> str:
-        """Run one process, and write what it says as it says it. Returns how it ended, in a few words."""
-        tiny = self.options.tiny
-        left, own = self.until - time.monotonic(), TINY_LIMIT if tiny else 3 * run.seconds
-        if left < (1 if tiny else run.seconds):
-            return "left for the next call: too little time"
-        answer, log = self.folder / "answer.json", self.folder / "log.txt"
-        answer.unlink(missing_ok=True)
-        keywords = json.dumps({**run.keywords, "rows": run.rows})
-        words = [*(run.launcher or (sys.executable,)), str(ROOT / "bench" / "gpu_runs.py"), run.function, keywords]
-        words += ["--folder", str(self.folder), "--device", self.options.device, *(["--tiny"] if tiny else [])]
-        environment = {**os.environ, **run.environment, "HF_HUB_OFFLINE": "1"}
-        environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-        # TRL spreads a model over all GPUs that one process sees.
-        environment["CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
-        deadline, seen, state = time.monotonic() + min(left, own), 0.0, self._state()
-        with start_process(words, environment, log) as process:
-            while process.poll() is None and time.monotonic() < deadline:
-                time.sleep(0.2)
-                if answer.exists() and (changed := answer.stat().st_mtime) != seen:
-                    seen, state["rows"] = changed, json.loads(answer.read_text(encoding="utf-8"))["rows"]
-                    self._put(section, run, state)
-            ended = process.poll()
-        given = json.loads(answer.read_text(encoding="utf-8")) if answer.exists() else {"rows": {}}
-        state["rows"], cut = given["rows"], ended is None and left < own
-        state["failed"] = given.get("failed")
-        if ended is None and not cut:
-            state["failed"] = f"it took longer than {own:.0f} s"
-        elif ended and not state["failed"]:
-            last = (log.read_text(encoding="utf-8", errors="replace").strip().splitlines() or ["it said nothing"])[-1]
-            state["failed"] = f"ended with status {ended}: {_one_line(last)}"
-        state["done"] = ended == 0 and not state["failed"]
-        if cut and not state["rows"]:
-            return "left for the next call: the time was over"
-        self._put(section, run, state)
-        if state["failed"] and log.exists():
-            logs = self.path.parent / "gpu_logs"
-            logs.mkdir(exist_ok=True)
-            (logs / f"{section.name} {run.function}.txt").write_bytes(log.read_bytes()[-100_000:])
-        return state["failed"] or ("done" if state["done"] else "cut off: the rest is left for the next call")
+    def say(self, row: str, figures: Mapping[str, Any]) -> None:
+        """Report figures of a row at once."""
+        self.rows.setdefault(row, {}).update(figures)
+        where = torch.cuda.get_device_name() if self.cuda else f"{platform.machine()} CPU"
+        answer = json.dumps({"rows": self.rows, "device": where})
+        (self.folder / "answer.json").write_text(answer, encoding="utf-8")
 
-    def _state(self) -> dict[str, Any]:
-        own = {"device": self.here.device, "versions": self.here.versions, "code": self.here.code}
-        now = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
-        return {"rows": {}, "done": False, "failed": None, "date": now, "command": self.here.command, **own}
+    def turn_to(self, stage: str | None) -> None:
+        """End a stage, with its seconds and peaks; the device has done its work before the clock is read."""
+        if self.cuda:
+            torch.cuda.synchronize()
+        ended, now = self.stage, time.perf_counter()
+        if ended is not None:
+            self.seconds[ended] = self.seconds.get(ended, 0.0) + now - self.since
+            if self.cuda:
+                allocated, reserved = self.peaks.get(ended, (0, 0))
+                allocated = max(allocated, torch.cuda.max_memory_allocated())
+                self.peaks[ended] = (allocated, max(reserved, torch.cuda.max_memory_reserved()))
+        if self.cuda:
+            torch.cuda.reset_peak_memory_stats()
+        self.stage, self.since = stage, time.perf_counter()
+        if ended is not None:
+            self.after_stage(ended)
 
-    def _put(self, section: Section, run: Run, state: dict[str, Any]) -> None:
-        self.found.setdefault(section.name, {})[run.name] = state
-        write(self.path, self.sections, self.found)
-
-
-@contextmanager
-def start_process(words: Sequence[str], environment: Mapping[str, str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A process in its own group, which is gone at the end."""
-    with log.open("wb") as file:
-        process = subprocess.Popen(
-            words, cwd=ROOT, env=dict(environment), stdout=file, stderr=file, start_new_session=True
-        )
+    @contextmanager
+    def during(self, stage: str) -> Iterator[None]:
+        outer = self.stage
+        self.turn_to(stage)
         try:
-            yield process
+            yield
         finally:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            self.turn_to(outer)
+
+    def memory(self, *stages: str) -> dict[str, float | None]:
+        """Peaks over some stages, as columns of a table; None without a GPU."""
+        if not self.cuda:
+            return dict.fromkeys(PEAKS)
+        allocated, reserved = (max(self.peaks[stage][place] for stage in stages) for place in (0, 1))
+        return {"allocated, GB": allocated / GB, "reserved, GB": reserved / GB}
 
 
-def _one_line(text: str) -> str:
-    return " ".join(text.split()).replace("|", "/")[:300]
+JOB = Job(Path(), "cpu", tiny=True)
+"""The one of this process, which rewards and trainers of the recipe see."""
 
 
-def main(given: Sequence[str] | None = None) -> None:
-    names = [section.name for section in SECTIONS]
+class Steps(TrainerCallback):
+    def on_step_begin(self, args: Any, state: Any, control: Any, **keywords: Any) -> None:
+        JOB.turn_to("update")
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **keywords: Any) -> None:
+        JOB.turn_to(None)
+        JOB.steps.append(JOB.seconds)
+        JOB.seconds = {}
+        JOB.after_step(len(JOB.steps))
+
+
+class Timed:
+    """Around a whole trainer, so that whatever it adds anywhere is in the figures."""
+
+    def __init__(self, *arguments: Any, **keywords: Any) -> None:
+        rollout = None if JOB.script is None else JOB.script.rollout
+        with JOB.during("load"):
+            super().__init__(*arguments, rollout_func=rollout, **keywords)  # type: ignore[call-arg]
+        self.add_callback(Steps())  # type: ignore[attr-defined]
+
+    def _generate(self, prompts: Any) -> Any:
+        with JOB.during("generation"):
+            generated = super()._generate(prompts)  # type: ignore[misc]
+        JOB.longest_prompt = max(JOB.longest_prompt, *map(len, generated[0]))
+        JOB.tokens = sum(map(len, generated[1]))
+        return generated
+
+    def evaluate(self, *arguments: Any, **keywords: Any) -> dict[str, float]:
+        return {}
+
+    def save_model(self, *arguments: Any, **keywords: Any) -> None:
+        pass
+
+    def save_state(self) -> None:
+        pass
+
+
+class TimedOurs(Timed, SafeCheckpoints, GRPOExtTrainer):
+    """The recipe's trainer."""
+
+
+class TimedPlain(Timed, SafeCheckpoints, GRPOTrainer):
+    """TRL's, with the rewards that the recipe's settings name and nothing else of them."""
+
+    def __init__(self, *arguments: Any, args: Any, **keywords: Any) -> None:
+        rewards = load_rewards(args.rewards)
+        args.reward_weights = list(rewards.weights)
+        args.rewards, args.compact_updates, args.share_prompts, args.summary_steps = None, "off", False, 0
+        super().__init__(*arguments, reward_funcs=list(rewards), args=args, **keywords)
+
+
+def reward(completions: list[Any], **columns: Any) -> list[float]:
+    """What the script says; without one half of every group is right."""
+    return [float(row % 2) for row in range(len(completions))] if JOB.script is None else JOB.script.reward(completions)
+
+
+def recipe_words(config: str, shape: str, more: Mapping[str, Any]) -> list[str]:
+    """The command line of gsm8k_grpo.py for a run file."""
+    words: dict[str, Any] = {
+        "config": RECIPES / "configs" / config,
+        "model_name_or_path": save_model(JOB.folder / "model", "tiny" if JOB.tiny else shape, JOB.device),
+        "output_dir": JOB.folder / "out",
+        "train_problems": 64,
+        "eval_problems": 4,
+        "logging_steps": 1,
+        "save_strategy": "no",
+        "report_to": "none",
+        "rewards": "bench.gpu:reward",
+        "embedded": False,
+    }
+    if JOB.tiny:
+        words |= {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "num_generations": 4}
+        words |= {"max_completion_length": 8, "per_device_eval_batch_size": 4}
+    if not JOB.cuda:
+        words |= {"use_cpu": True, "bf16": False}
+    return [word for name, value in {**words, **more}.items() for word in (f"--{name}", str(value))]
+
+
+def run_recipe(words: Sequence[str], arm: str) -> None:
+    """What gsm8k_grpo.py does with this command line, on its embedded problems and with a trainer that is watched."""
+    sys.path[:0] = [str(RECIPES)]
+    from common.flow import train_and_report
+    from common.problems import as_dataset, embedded_problems
+    from common.settings import asked_for, check_setup, measure
+
+    import gsm8k_grpo as recipe
+
+    sys.argv = ["gsm8k_grpo.py", *words]
+    own, args, model_args = recipe.parse()
+    asked = asked_for(model_args, own.engine, own.processes)
+    check_setup(args, model_args, PartialState(), asked)
+    measure(args, recipe.ACCURACY)
+    train_and_report(
+        args,
+        model_args,
+        asked,
+        embedded_problems(own.train_problems, own.eval_problems, args.seed),
+        what="problems",
+        dataset=lambda problems: as_dataset(problems, None),
+        curve=lambda folder, *_: folder,
+        trainer_class=TimedOurs if arm == OURS else TimedPlain,  # type: ignore[arg-type]
+        table=lambda metrics: {},
+    )
+
+
+def estimate(words: Sequence[str], stage: str, reserved: float | None) -> dict[str, float | None]:
+    """What the doctor expects of `load`, `generation` or `update`, beside what was measured."""
+    examined = examine(
+        config_file=str(RECIPES / "accelerate" / "one_process.yaml"),
+        configs=(words[words.index("--config") + 1],),
+        overrides=tuple(words[2:]),
+        script=str(RECIPES / "gsm8k_grpo.py"),
+        prompt_length=JOB.longest_prompt,
+    )
+    assert examined.memory is not None, "the doctor knows no sizes"
+    expected = float(examined.memory.device_bytes[stage]) / GB  # type: ignore[index]
+    if reserved is None:  # a CPU has no peaks
+        return {ESTIMATES[0]: expected, ESTIMATES[1]: None}
+    unused, whole = torch.cuda.mem_get_info()
+    beside_torch = (whole - unused - torch.cuda.memory_reserved()) / GB
+    return {ESTIMATES[0]: expected, ESTIMATES[1]: expected / (reserved + beside_torch)}
+
+
+def update(arm: str) -> None:
+    """Updates of the shipped file for 0.5B on scripted rollouts of two profiles; the first of each is not counted."""
+    rows = SECTIONS["update"].runs[arm]
+    cells = (Cell(PROFILES[2], 40), Cell(PROFILES[0], 0))
+    each, size = (2, Size(2, 4, 16)) if JOB.tiny else (4, Size(16, 8, 512))
+    script = JOB.script = Script(size)
+    script.cell = cells[0]
+    more = {"max_steps": 2 * each, "max_completion_length": size.limit}
+    words = recipe_words(SMALL, "0.5B", more)
+
+    def after_step(step: int) -> None:
+        if step % each == 0:
+            best = min(sum(taken.values()) - taken.get("generation", 0.0) for taken in JOB.steps[-each + 1 :])
+            JOB.say(rows[step // each - 1], {"update, s": best, **JOB.memory("update")})
+            JOB.peaks.clear()
+            script.cell = cells[1]
+
+    JOB.after_step = after_step
+    run_recipe(words, arm)
+    for row in rows:
+        JOB.say(row, estimate(words, "update", JOB.rows[row]["reserved, GB"]))
+
+
+def generation(arm: str) -> None:
+    """Two steps of the shipped file for 0.5B, and what the second took."""
+    run_recipe(recipe_words(SMALL, "0.5B", {"max_steps": 2}), arm)
+    taken = JOB.steps[1]
+    whole = sum(taken.values())
+    figures = {"step, s": whole, "generation, s": taken["generation"], "update, s": taken["update"]}
+    JOB.say(arm, {**figures, "tokens/s": JOB.tokens / whole, **JOB.memory("generation", "update")})
+
+
+def memory(arm: str) -> None:
+    """Load, one generation and two updates of 7B; each stage's seconds and peaks, and what the doctor expected."""
+    if JOB.cuda:
+        whole = torch.cuda.get_device_properties(0).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(1.0, 24 * 2**30 / whole))
+
+    def after_stage(stage: str) -> None:
+        if stage == "update" or stage not in JOB.rows:
+            JOB.say(stage, {"seconds": JOB.seconds[stage], **JOB.memory(stage)})
+
+    JOB.after_stage = after_stage
+    words = recipe_words(LARGE, "7B", {"max_steps": 2, "num_iterations": 2, "max_grad_norm": 1.0})
+    run_recipe(words, arm)
+    for stage in SECTIONS["memory"].runs[arm]:
+        JOB.say(stage, estimate(words, stage, JOB.rows[stage]["reserved, GB"]))
+
+
+# ---------------------------------------------------------------------------------------------------------- the page
+
+
+def measure_run(name: str, arm: str, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """One run, in a process: its rows, where it ran, and how it failed if it did."""
+    answer, log, failed = folder / "answer.json", folder / "log.txt", None
+    answer.write_text('{"rows": {}, "device": "unknown device"}', encoding="utf-8")
+    words = [sys.executable, "-m", "bench.gpu", "--only", name, "--arm", arm, "--folder", str(folder)]
+    words += ["--device", options.device, *(["--tiny"] if options.tiny else [])]
+    # TRL spreads a model over all GPUs that one process sees.
+    first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0] if options.device == "cuda" else ""
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": first}
+    limit = SECTIONS[name].seconds
+    with log.open("wb") as file:
+        try:
+            subprocess.run(words, cwd=ROOT, env=environment, stdout=file, stderr=file, check=True, timeout=limit)
+        except subprocess.TimeoutExpired:
+            failed = f"it took longer than {limit:.0f} s"
+        except subprocess.CalledProcessError:
+            lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines() or ["no output"]
+            failed = " ".join(lines[-1].split()).replace("|", "/")[:300]
+    return {**json.loads(answer.read_text(encoding="utf-8")), "failed": failed}
+
+
+def block(name: str, runs: Mapping[str, Mapping[str, Any]]) -> str:
+    """A section's table and where it was measured, of its runs by arm."""
+    columns, lines = SECTIONS[name].columns, []
+    for arm, run in runs.items():
+        for row in SECTIONS[name].runs[arm]:
+            lines.append([row, *(shown(run["rows"].get(row, {}).get(column, "not measured")) for column in columns)])
+        if run["failed"]:
+            lines[-1][-1] = f"failed: {run['failed']}"
+    devices = ", ".join(sorted({run["device"] for run in runs.values()}))
+    packages = versions("torch", "transformers", "trl", "accelerate", "peft", "bitsandbytes")
+    return f"{markdown(['', *columns], lines)}\n\n{devices}; {packages}; {time.strftime('%Y-%m-%d', time.gmtime())}."
+
+
+def shown(value: Any) -> str:
+    if not isinstance(value, float):
+        return str(value or "–")
+    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def main() -> None:
+    global JOB
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--minutes", type=float, default=9.5, help="start nothing that would not end within these")
-    parser.add_argument("--again", action="store_true", help="also what was measured on this device with this code")
-    parser.add_argument("--only", nargs="+", choices=names, help="these sections")
-    parser.add_argument("--learn", action="store_true", help="the trainings")
-    parser.add_argument("--page", action="store_true", help="write the page again and measure nothing")
-    parser.add_argument("--file", type=Path, default=PAGE, help="the page")
+    parser.add_argument("--only", nargs="+", choices=SECTIONS, default=[*SECTIONS], help="which, in place of all")
+    parser.add_argument("--page", type=Path, default=PAGE, help="the page to write the tables into")
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
     parser.add_argument("--tiny", action="store_true", help="tiny shapes, to see that the script works")
-    options = parser.parse_args(given)
-    if options.device == "cpu" and not (options.tiny and options.file != PAGE) and not options.page:
-        parser.error("--device cpu needs --tiny and another --file: docs/gpu.md is for GPUs")
-    everything, found = all_sections(), read_figures(options.file)
-    write(options.file, everything, found)
-    if options.page:
+    parser.add_argument("--arm", help=argparse.SUPPRESS)  # of a process that measures
+    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.arm is not None:
+        JOB = Job(options.folder, options.device, options.tiny)
+        {"update": update, "generation": generation, "memory": memory}[options.only[0]](options.arm)
         return
-    # A killed call ends what it started: `start_process` does it on the way out.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    wanted = LEARN if options.learn else SECTIONS
-    chosen = [section for section in wanted if options.only is None or section.name in options.only]
-    command = shlex.join(["python", "-m", "bench.gpu", *(sys.argv[1:] if given is None else given)])
-    until = time.monotonic() + 60 * options.minutes
-    with tempfile.TemporaryDirectory(prefix="gpu_") as folder:
-        work = Work(options.file, everything, found, describe_here(options, command), options, until, Path(folder))
-        todo = work.todo(chosen)
-        print(f"{work.here.device}; {len(todo)} run(s) to make", flush=True)
-        for section, run in todo:
-            begun = time.monotonic()
-            ended = work.measure(section, run)
-            print(f"{section.name}. {run.name}: {ended} ({time.monotonic() - begun:.0f} s)", flush=True)
-            for row, figures in work.found.get(section.name, {}).get(run.name, {}).get("rows", {}).items():
-                print(f"    {row}: {figures}", flush=True)
-        left = work.todo(chosen)
-        print(f"{options.file}: {f'{len(left)} run(s) left; the same command goes on' if left else 'complete'}")
+    if options.page == PAGE and (options.device == "cpu" or options.tiny):
+        parser.error("docs/gpu.md is for GPUs and whole shapes: give another --page")
+    for name in options.only:
+        with tempfile.TemporaryDirectory(prefix="gpu_") as folder:
+            runs = {arm: measure_run(name, arm, Path(folder), options) for arm in SECTIONS[name].runs}
+        print(f"{name}\n{block(name, runs)}", flush=True)
+        write_block(options.page, name, block(name, runs))
 
 
 if __name__ == "__main__":
-    main()
+    from bench.gpu import main as run  # the module whose state the recipe's rewards see
+
+    run()

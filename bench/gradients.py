@@ -2,13 +2,14 @@
 
     python -m bench.gradients --output outputs/gradients [--tasks sorting] [--points 0 0.5 1]
 
-Each point is plain TRL's training of the study (seed 1) up to a share of the token budget; there new completions are
-sampled of new problems, and all methods are measured on these. Finished parts are kept, so a restart resumes. The table
+Each point is plain TRL's training of the study (seed 1) up to a share of the token budget; there the model samples new
+problems, and all methods are measured on these. Finished parts are kept, so a restart resumes. The table
 of each task is printed, and written to `OUTPUT/TASK.md`.
 """
 
 import argparse
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +17,8 @@ import torch
 
 from bench import study
 from bench.tables import markdown
-from trl_grpo_ext.history.gradients import PLAIN, GradientQuality, load_policy, measure_gradients
+from trl_grpo_ext.history.compare import Gradients, compare, load_policy
+from trl_grpo_ext.history.compare.gradients import PLAIN
 
 SEED = 1
 RATES = {"sorting": 2e-4, "word problems": 1e-4}
@@ -38,7 +40,7 @@ def train_to(task: str, share: float, folder: Path, start: Path) -> Path:
     return place
 
 
-def measure(task: str, share: float, folder: Path, groups: int, dimensions: int) -> GradientQuality:
+def measure(task: str, share: float, folder: Path, groups: int, dimensions: int) -> Gradients:
     """All methods of a task at one point."""
     settings = study.TASKS[task]
     model = train_to(task, share, folder, study.model_of(task, folder))
@@ -49,31 +51,27 @@ def measure(task: str, share: float, folder: Path, groups: int, dimensions: int)
         for name in settings.methods
         if name != study.PLAIN
     }
-    return measure_gradients(
-        sample(task, model, groups, place),
+    prompts, done = place.with_suffix(".jsonl"), place / "done"
+    if not done.is_file():
+        shutil.rmtree(place, ignore_errors=True)
+        rows = study.problems(task, "train", groups, 1000 + SEED)
+        prompts.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = compare(
+        place if done.is_file() else prompts,
         methods,
         model=load_policy(str(model), dtype="float32"),
+        sample_to=None if done.is_file() else place,
         tokenizer=str(model),
-        dataset=place / "prompts.jsonl",
+        dataset=prompts,
+        num_generations=settings.num_generations,
         dimensions=dimensions,
     )
+    done.touch()
+    assert found.gradients is not None
+    return found.gradients
 
 
-def sample(task: str, model: Path, groups: int, place: Path) -> Path:
-    """Completions of new problems as token records: a training whose learning rate is 0 writes them."""
-    settings = study.TASKS[task]
-    if not (place / "done").is_file():
-        place.mkdir(parents=True, exist_ok=True)
-        rows = study.problems(task, "train", groups, 1000 + SEED)
-        (place / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-        steps = groups * settings.num_generations // settings.batch_size
-        chosen = {"learning_rate": 0.0, "max_steps": steps, "token_records": settings.batch_size}
-        study.train_once(settings, rows, model, SEED, {**chosen, "output_dir": str(place), "shuffle_dataset": False})
-        (place / "done").touch()
-    return place
-
-
-def table(points: dict[float, GradientQuality]) -> str:
+def table(points: dict[float, Gradients]) -> str:
     """Markdown: for each method its worth and its cosine to the policy gradient at each point."""
     titles = ["method"]
     for share in points:

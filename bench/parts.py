@@ -30,12 +30,12 @@ from typing import Any
 import torch
 from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback, TrainerCallback
+from trl_grpo_ext.history.compare import compare, load_policy
 
 from bench.tables import machine, show, versions
 from recipes.embedded.make_model import IGNORE, collate, make_tokenizer, make_untrained_model
 from trl_grpo_ext import GRPOExtConfig, GRPOExtTrainer, Parts
 from trl_grpo_ext.credit.parts import with_parts
-from trl_grpo_ext.history.gradients import load_policy, measure_gradients
 from trl_grpo_ext.testing import make_rollout
 
 DIGITS = "0123456789"
@@ -165,7 +165,8 @@ def measure(start: Path, folder: Path, count: int, size: int) -> list[str]:
     if count > 1:
         selections["places shuffled"] = parted(shift=1)
     policy = load_policy(str(start), dtype="float32")
-    found = measure_gradients(file, selections, model=policy, tokenizer=str(start), dimensions=2048)
+    found = compare(file, selections, model=policy, tokenizer=str(start), dimensions=2048).gradients
+    assert found is not None
     by_name = {one.name: one for one in found.selections}
     right = statistics.mean(share(said, [row["answer"] for row in rows for _ in range(GROUP)]))
     plain, parts = by_name["share"], by_name["part_credit"]

@@ -25,6 +25,7 @@ from trl_grpo_ext import GRPOExtConfig, GRPOExtTrainer
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "recipes"))
 
 from common.quantised import keep_4_bit_trainable, keep_adapters_in_float32
+
 from json_fields.task import fields_right, make_problems
 
 STEPS, GROUP = 3, 4

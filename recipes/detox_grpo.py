@@ -19,7 +19,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from accelerate import PartialState
 from common.errors import RecipeError, exit_with_message
 from common.flow import train_and_report
 from common.problems import has_chat_template
@@ -36,6 +35,8 @@ from common.settings import (
     print_task,
     read_yaml,
 )
+
+from accelerate import PartialState
 from detox.curve import save_detox_curve
 from detox.kl_log import COEFFICIENT, KL, KLLoggingTrainer
 from detox.prompts import embedded_prompts, prompts_from_file, prompts_from_hub

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from accelerate import PartialState
 from common.errors import RecipeError, exit_with_message
 from common.flow import train_and_report
 from common.problems import as_dataset, embedded_problems, has_chat_template, problems_from_file, problems_from_hub
@@ -32,6 +31,8 @@ from common.settings import (
     print_task,
     read_yaml,
 )
+
+from accelerate import PartialState
 from trl import ModelConfig
 
 from trl_grpo_ext import GRPOExtConfig

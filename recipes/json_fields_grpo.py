@@ -15,14 +15,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-from accelerate import PartialState
 from common.errors import RecipeError, exit_with_message
 from common.flow import train_and_report
 from common.problems import has_chat_template
 from common.progress import SUMMARY, quiet_libraries
 from common.results import save_curve
 from common.settings import RecipeParser, asked_for, check_setup, measure, read_yaml
+
+import torch
+from accelerate import PartialState
 from json_fields.task import MOST_FIELDS, make_problems
 from trl import ModelConfig
 

@@ -14,14 +14,15 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-import torch
-from accelerate import PartialState
 from common.errors import exit_with_message
 from common.flow import train_and_report
 from common.problems import has_chat_template
 from common.progress import SUMMARY, quiet_libraries
 from common.results import save_curve
 from common.settings import RecipeParser, asked_for, check_setup, measure, read_yaml
+
+import torch
+from accelerate import PartialState
 from procedural.task import make_problems
 from trl import ModelConfig
 

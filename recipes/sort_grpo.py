@@ -15,11 +15,12 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from accelerate import PartialState
 from common.errors import exit_with_message, loading_errors
 from common.flow import train_and_report
 from common.progress import SUMMARY, quiet_libraries
 from common.settings import RecipeParser, asked_for, check_setup, config_of, read_yaml, value_of
+
+from accelerate import PartialState
 from sorting.choices import OBJECTIVES, REWARDS, VARIANTS, check_numbers, choose_objective, choose_plugins
 from sorting.curves import save_curves
 from sorting.task import check_vocabulary, prompts, save_untrained_model

@@ -17,14 +17,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from accelerate import PartialState
-from calculator.task import calc, draw_problems, load_tokenizer, supervised_start
 from common.errors import exit_with_message, loading_errors
 from common.flow import train_and_report
 from common.progress import SUMMARY, quiet_libraries
 from common.results import held_out, save_curve
 from common.settings import RecipeParser, asked_for, check_setup, read_yaml
 from common.trainer import RecipeTrainer
+
+from accelerate import PartialState
+from calculator.task import calc, draw_problems, load_tokenizer, supervised_start
 from trl import ModelConfig
 
 from trl_grpo_ext import GRPOExtConfig

@@ -59,9 +59,13 @@ __all__ = [
     "PartTable",
     "Parts",
     "Place",
+    "PromptOutcome",
+    "PromptPool",
+    "PromptSampler",
     "Reward",
     "RewardDeclaration",
     "Rollout",
+    "SamplerDeclaration",
     "Span",
     "StepTotals",
     "TokenLoss",
@@ -275,6 +279,11 @@ class TokenLossDeclaration(Declaration):
     independent: bool = False
     needs_advantage: bool = False
     does_own: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplerDeclaration(Declaration):
+    """What a prompt sampler may declare: what every plugin may."""
 
 
 def _is_names(value: Any) -> bool:
@@ -603,6 +612,48 @@ class Forward:
         """By default no shaper has acted."""
         if vars(self)["raw_rewards_B"] is None:
             object.__setattr__(self, "raw_rewards_B", self.rewards_B)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromptPool:
+    """The training prompts, as a prompt sampler gets them at the beginning.
+
+    Attributes:
+        rows: The rows of the training data, by number.
+        seed: The run's seed.
+        order: Returns the row numbers of a pass over the data, counted from 0, in the order of TRL's own sampler.
+    """
+
+    rows: Sequence[Mapping[str, Any]]
+    seed: int
+    order: Callable[[int], Sequence[int]]
+
+    def column(self, name: str) -> list[Any]:
+        """A column's values by row number; None where a row lacks it."""
+        return [row.get(name) for row in (self.rows[number] for number in range(len(self.rows)))]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromptOutcome:
+    """What came of one prompt in one round.
+
+    Attributes:
+        row: Its number in the training data.
+        means: Mean reward of its completions, by reward function; NaN where the function gave none a value.
+        deviations: Standard deviation of these rewards (n - 1); 0 for a single value, NaN for none.
+        reward: Mean of the weighted rewards; NaN where no function gave a value.
+        deviation: Standard deviation of the weighted rewards.
+        length: Mean number of tokens of its completions.
+        verdict: What the filter of `resample` said of it: True, False or a reason; None without a filter.
+    """
+
+    row: int
+    means: Mapping[str, float]
+    deviations: Mapping[str, float]
+    reward: float
+    deviation: float
+    length: float
+    verdict: bool | str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -972,6 +1023,37 @@ class TokenLoss(Protocol):
 
     def loss(self, terms: LossTerms) -> torch.Tensor:
         """Return each token's loss `(B, T)`, computed from `terms.logps_B_T`; values off the mask are ignored."""
+        ...
+
+
+class PromptSampler(Protocol):
+    """Which prompts next? It runs on rank 0 alone; what it draws goes to all ranks.
+
+    Random choices come from the pool's seed and the round, so that no state of a generator has to be saved.
+    `metrics()`, if it has it, returns numbers by name, logged as `prompts/<name>` once per generation batch.
+    """
+
+    def start(self, pool: PromptPool) -> None:
+        """Take the prompts, once at the beginning of a training."""
+        ...
+
+    def draw(self, count: int, round_number: int) -> Sequence[int] | None:
+        """Return `count` different row numbers, or None if the prompts are exhausted: then the training ends.
+
+        `round_number` counts the draws of the run from 0, also over a resumption.
+        """
+        ...
+
+    def observe(self, outcomes: Sequence[PromptOutcome]) -> None:
+        """Learn what came of the prompts of the last draw."""
+        ...
+
+    def state_dict(self) -> Mapping[str, Any]:
+        """Return what must survive a checkpoint, as a mapping of JSON values."""
+        ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a state; `start` has been called."""
         ...
 
 

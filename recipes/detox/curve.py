@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import common.results  # noqa: F401  (says what to install where matplotlib is missing)
+
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import torch
 from common.trainer import RecipeTrainer
+
+import torch
 
 from trl_grpo_ext.advantages.policies import KLInReward, check_model, logps_of, needs_of, require
 from trl_grpo_ext.types import HookDeclaration

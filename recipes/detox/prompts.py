@@ -5,6 +5,7 @@ from typing import Any
 
 from common.errors import RecipeError, one_line
 from common.problems import Row, from_hub, json_lines
+
 from embedded.rude_text import draw_scenes
 
 

@@ -66,7 +66,7 @@ def heavy(modules: list[str]) -> list[str]:
 
 COMMANDS = (
     *(["--help"], ["--version"], ["list"], ["list", "--json"], ["show", "--help"]),
-    *([name, "--help"] for name in ("check", "new", "replay", "gradients", "report", "doctor", "audit")),
+    *([name, "--help"] for name in ("check", "new", "compare", "report", "doctor", "audit")),
 )
 
 

@@ -21,7 +21,7 @@ from trl_grpo_ext import Forward, Rollout, available, load_advantage_hooks
 from trl_grpo_ext.credit.chain import HookChain
 from trl_grpo_ext.credit.signal import signal_table, zero_variance_of
 from trl_grpo_ext.errors import PluginOutputError
-from trl_grpo_ext.history.replay.running import group_advantages
+from trl_grpo_ext.history.compare.running import group_advantages
 from trl_grpo_ext.plugins.description import overview
 from trl_grpo_ext.plugins.discovery import scan
 from trl_grpo_ext.testing.builders import make_forward, make_rollout

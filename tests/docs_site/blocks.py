@@ -112,8 +112,7 @@ COMPILED: dict[tuple[str, str], str] = {
     ("docs/launching.md", "stopped_by_signal"): "needs a stopped training; tests/launch/test_stop_signal.py has one",
     ("docs/pipelines.md", "RLOOConfig("): "TRL wants bfloat16 there; tests/trainer/test_stock_trl.py trains",
     ("docs/manifest.md", "differences(old, new)"): "needs two runs; tests/records/test_manifest.py compares some",
-    ("docs/gradients.md", "found = measure_gradients("): "needs a run; tests/history/gradients makes one",
-    ("docs/replay.md", "comparison = replay("): "needs a run; tests/history/replay makes one",
+    ("docs/compare.md", "found = compare("): "needs runs; tests/history/compare makes some",
 }
 """By page and a part of a Python block that is compiled and whose imports are made, but no more: why."""
 

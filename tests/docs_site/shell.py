@@ -124,6 +124,7 @@ def _recipe(name: str, words: list[str]) -> None:
         from importlib import import_module
 
         from common.settings import RecipeParser
+
         from trl import ModelConfig
 
         from trl_grpo_ext import GRPOExtConfig

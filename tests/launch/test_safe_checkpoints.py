@@ -18,7 +18,7 @@ from trl_grpo_ext import GRPOExtTrainer
 from trl_grpo_ext.errors import CheckpointError, ConfigurationError
 from trl_grpo_ext.launch.checkpoints import SafeCheckpoints
 from trl_grpo_ext.launch.checkpoints.safe import FolderLock
-from trl_grpo_ext.records.checkpoints import UNFINISHED, checkpoint_problem, last_complete_checkpoint
+from trl_grpo_ext.records.checkpoint_state import UNFINISHED, checkpoint_problem, last_complete_checkpoint
 
 ROOT = Path(__file__).parents[2]
 SWEEPS = ("sweep_full", "sweep_replaces")
@@ -126,7 +126,7 @@ def test_a_broken_checkpoint_is_passed_over_with_its_reason(
     plain: Path, tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A library that configures logging may have silenced the loggers that were there; that is not what is asked here.
-    logger = logging.getLogger("trl_grpo_ext.records.checkpoints")
+    logger = logging.getLogger("trl_grpo_ext.records.checkpoint_state")
     caplog.set_level(logging.WARNING, logger.name)
     monkeypatch.setattr(logger, "disabled", False)
     monkeypatch.setattr(logger, "handlers", [caplog.handler])

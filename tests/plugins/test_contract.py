@@ -9,6 +9,7 @@ from trl_grpo_ext import available, load_advantage_hooks, load_group_filter, loa
 from trl_grpo_ext.errors import PluginContractError
 from trl_grpo_ext.plugins.contract import check_contract
 from trl_grpo_ext.plugins.kinds import FACTS, KINDS, Kind
+from trl_grpo_ext.plugins.loading import resolve
 from trl_grpo_ext.testing import check
 from trl_grpo_ext.types import (
     AggregationDeclaration,
@@ -40,6 +41,11 @@ class Filter:
         return [True] * len(rollout.texts)
 
 
+class TokenLoss:
+    def loss(self, terms: Any) -> Any:
+        return 0.0
+
+
 class Reward:
     def __call__(self, completions: list[Any], **columns: Any) -> list[float]:
         return [float(len(completion)) for completion in completions]
@@ -50,6 +56,7 @@ BASES: dict[Kind, type] = {
     "advantage_hook": Hook,
     "loss_aggregation": Aggregation,
     "group_filter": Filter,
+    "token_loss": TokenLoss,
 }
 
 
@@ -178,17 +185,11 @@ def test_check_contract_leaves_parameters_and_others_declarations_alone() -> Non
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_check_contract_on_the_built_in_plugins(kind: Kind) -> None:
-    load: dict[Kind, Any] = {
-        "reward": load_rewards,
-        "advantage_hook": load_advantage_hooks,
-        "loss_aggregation": load_loss_aggregation,
-        "group_filter": load_group_filter,
-    }
     names = [info.name for info in available(kind) if info.builtin]
     assert len(names) > 2
     if kind != "reward":  # some of which need parameters, which tests/test_every_plugin.py has
         for name in set(names) - {"all_of"}:
-            load[kind](name)
+            resolve(kind, name)
 
 
 SIGNATURES: list[tuple[Kind, dict[str, Any], str]] = [

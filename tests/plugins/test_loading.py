@@ -424,6 +424,12 @@ def test_class_is_built_with_its_parameters(own: ModuleType) -> None:
             _with("plain", scael=2.0),
             "no parameter 'scael'. Did you mean 'scale'? It takes: answer, scale=1.0, shift=0.0.",
         ),
+        (
+            _with("plain", wieght=0.5),
+            "Did you mean 'weight'? It takes: answer, scale=1.0, shift=0.0. Any selection of a reward may also have: "
+            "weight, guard.",
+        ),
+        (_with("instance", wieght=0.5), "It was given wieght=0.5. Any selection of a reward may also have: weight"),
         (_with("plain", completions=[]), "no parameter 'completions' (TRL passes that one)"),
         (_with("positional", factor=1), "no parameter 'factor'. It takes no parameters."),
         (_with("Factory", traget=2), "no parameter 'traget'. Did you mean 'target'? It takes: target, slack=2."),
@@ -439,6 +445,11 @@ def test_parameters_that_do_not_fit(own: ModuleType, selection: dict[str, Any], 
         resolve("reward", selection)
     assert "your own module own_plugins" in str(caught.value)
     assert (caught.value.__cause__ is not None) == ("thank you" in says or "YAML" in says)
+
+
+def test_parameters_of_an_aggregation_name_its_switch() -> None:
+    with pytest.raises(PluginParameterError, match=r"'skip_zero_variance'\? .* may also have: skip_zero_variance\.$"):
+        resolve("loss_aggregation", {"name": "token_mean", "skip_zero_varaince": True})
 
 
 @pytest.mark.parametrize("error", ["KeyError", "SystemExit"])

@@ -33,8 +33,7 @@ MODULES = (
     "trl_grpo_ext.guard.workers",
     "trl_grpo_ext.testing",
     "trl_grpo_ext.records.manifest",
-    "trl_grpo_ext.history.replay",
-    "trl_grpo_ext.history.gradients",
+    "trl_grpo_ext.history.compare",
     "trl_grpo_ext.trainer.live",
     "trl_grpo_ext.history.report",
     "trl_grpo_ext.cli.audit",
@@ -135,9 +134,11 @@ def signature(value: Any) -> str:
     return re.sub(r" at 0x[0-9a-f]+", "", text)
 
 
-def latest() -> tuple[str, dict[str, str]]:
-    """The latest released surface: its version and what was in it."""
+def latest() -> tuple[str, dict[str, str]] | None:
+    """The latest released surface: its version and what was in it; None before the first release."""
     files = {tuple(map(int, file.stem.split("."))): file for file in FOLDER.glob("*.json")}
+    if not files:
+        return None
     file = files[max(files)]
     return file.stem, json.loads(file.read_text(encoding="utf-8"))
 

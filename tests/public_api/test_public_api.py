@@ -33,13 +33,6 @@ def newer_entries(changelog: str, version: str) -> str:
     raise AssertionError(f"CHANGELOG.md has no section '## {version}'")
 
 
-def after_moves(before: dict[str, str], entries: str) -> dict[str, str]:
-    """A surface with the modules called as the entries say: "`trl_grpo_ext.old` is now `trl_grpo_ext.new`"."""
-    for old, new in re.findall(r"`(trl_grpo_ext\.[\w.]+)`\s+is\s+now\s+`(trl_grpo_ext\.[\w.]+)`", entries):
-        before = {re.sub(rf"^{re.escape(old)}\.", f"{new}.", name): text for name, text in before.items()}
-    return before
-
-
 def unmentioned(before: dict[str, str], now: dict[str, str], entries: str) -> list[str]:
     """The changes that no entry names: each by its last part in backticks, as `Rollout.texts` or `rewards`."""
     changes = []
@@ -57,9 +50,13 @@ def unmentioned(before: dict[str, str], now: dict[str, str], entries: str) -> li
 
 
 def test_every_change_of_the_public_surface_is_in_the_changelog() -> None:
-    version, before = latest()
+    released = latest()
+    if released is None:
+        assert list(sections(CHANGELOG)) == [__version__], "nothing is released, so the changelog has one version"
+        return
+    version, before = released
     entries = newer_entries(CHANGELOG, version)
-    missing = unmentioned(after_moves(before, entries), surface(), entries)
+    missing = unmentioned(before, surface(), entries)
     assert not missing, (
         f"The public surface differs from that of {version}. Say so in CHANGELOG.md, under '## Unreleased', naming "
         "each of these in backticks:\n" + "\n".join(missing)
@@ -76,11 +73,6 @@ def test_a_change_without_an_entry_is_found_and_an_entry_settles_it() -> None:
     ]
     assert unmentioned(before, now, "- `list` has --wide; `x` is called `y`") == []
     assert unmentioned(before, before, "") == []
-    moved = "- `trl_grpo_ext.types` is now `trl_grpo_ext.kinds.types`"
-    assert unmentioned(after_moves(before, moved), before, "") == [
-        "trl_grpo_ext.kinds.types.Rollout: gone",
-        "trl_grpo_ext.types.Rollout: new",
-    ]
     with_a_class = now | {"trl_grpo_ext.trainer.live.New": "class", "trl_grpo_ext.trainer.live.New.method": "()"}
     assert unmentioned(now, with_a_class, "") == ["trl_grpo_ext.trainer.live.New: new"]
     assert unmentioned(with_a_class, with_a_class | {"trl_grpo_ext.trainer.live.New.other": "()"}, "- `New`") == [
@@ -99,8 +91,7 @@ def test_the_surface_sees_a_changed_default_and_a_new_parameter() -> None:
     assert "--json" in found["command list"]
 
 
-def test_the_changelog_begins_with_what_is_not_released_and_knows_this_version() -> None:
-    assert next(iter(sections(CHANGELOG))) == "Unreleased"
+def test_changelog_knows_this_version() -> None:
     assert __version__ in sections(CHANGELOG)
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert project["version"] == __version__

@@ -73,6 +73,7 @@ def test_each_field_is_right_or_wrong_at_its_place(task: Any) -> None:
 @pytest.mark.parametrize("cache", [None, "static"])
 def test_prompts_that_are_read_once_are_answered_as_before(task: Any, cache: str | None) -> None:
     from common.trainer import share_prefill
+
     from transformers import AutoModelForCausalLM, GenerationConfig
 
     model = AutoModelForCausalLM.from_pretrained(MODEL).eval()

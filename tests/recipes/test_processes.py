@@ -1,6 +1,8 @@
-"""Processes that end while gloo's threads still hold tensors of Python's do not abort."""
+"""What torch reads is set before a recipe imports it; at the end gloo's threads abort nothing, and Ctrl-C is a line."""
 
+import ast
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -45,3 +47,37 @@ def test_two_processes_end_without_an_abort(tmp_path: Path) -> None:
     ]
     errors = [rank.communicate(timeout=120)[1] for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0, 0], errors
+
+
+@pytest.mark.parametrize("script", sorted(RECIPES.glob("*_grpo.py")), ids=lambda path: path.stem)
+def test_common_is_imported_before_torch(script: Path) -> None:
+    statements = ast.parse(script.read_text(encoding="utf-8")).body
+    imports = [ast.unparse(one).split()[1] for one in statements if isinstance(one, ast.Import | ast.ImportFrom)]
+    others = [name for name in imports if name.partition(".")[0] not in sys.stdlib_module_names]
+    assert others[0].startswith("common"), others
+
+
+IMPORTING = ["-c", "import common, os, time; os.kill(os.getpid(), 2); time.sleep(60)"]
+TRAINING = [str(RECIPES / "gsm8k_grpo.py"), "--embedded", "--per_device_train_batch_size", "8", "--logging_steps", "1"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", [IMPORTING, [*TRAINING, "--eval_problems", "128"]], ids=["importing", "training"])
+def test_ctrl_c_is_one_line(words: list[str], tmp_path: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, *words],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(RECIPES), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # nohup leaves it ignored
+    ) as run:
+        assert run.stdout is not None
+        if words != IMPORTING:
+            assert any("1/40" in line for line in run.stdout), run.communicate()[1]
+            run.send_signal(signal.SIGINT)
+        error = run.communicate(timeout=60)[1]
+    assert error.strip().splitlines()[-1:] == ["interrupted"]
+    assert "Traceback" not in error
+    assert run.returncode == -signal.SIGINT  # 130 in a shell

@@ -82,6 +82,7 @@ def test_a_mistake_is_told_in_one_sentence(
     name: str, sort_grpo: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from common.errors import exit_with_message
+
     from sorting.task import save_untrained_model
 
     words, says = WRONG[name]

@@ -177,6 +177,7 @@ def test_no_answer_of_a_held_out_prompt_is_the_answer_of_a_training_prompt(
 
 def test_a_task_that_leaves_a_split_empty_is_refused() -> None:
     from common.errors import RecipeError
+
     from sorting.task import prompts, split_of
 
     assert all(split_of(three) == "train" for three in itertools.product((0, 1), repeat=3))

@@ -13,7 +13,7 @@ from transformers import TrainerCallback
 from trl import GRPOTrainer
 
 from tests.support import length_reward, prompts, train
-from trl_grpo_ext.history.report.run import LOG, load_run
+from trl_grpo_ext.history.report.trained_run import LOG, load_run
 from trl_grpo_ext.trainer.live import LOG_FILE, ConsoleSummary, LiveLog
 
 

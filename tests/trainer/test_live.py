@@ -13,9 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transformers import PrinterCallback, ProgressCallback, TrainerState
 
-from tests.support import train
+from tests.support import prompts, train
 from trl_grpo_ext.errors import ConfigurationError
-from trl_grpo_ext.trainer.live import ConsoleSummary, average, duration, metric_cells, notable_outcomes
+from trl_grpo_ext.trainer.live import Bars, ConsoleSummary, average, duration, metric_cells, notable_outcomes
 
 
 class Screen(io.StringIO):
@@ -187,3 +187,11 @@ def test_summary_steps_puts_the_summary_in_place_of_the_trainers_lines(
     for every in (0, True, "2"):
         with pytest.raises(ConfigurationError, match="every must be a whole number, 1 or more"):
             ConsoleSummary(every)  # type: ignore[arg-type]
+
+
+def test_bars_have_names(tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    settings = {"disable_tqdm": False, "eval_strategy": "steps", "eval_steps": 1, "per_device_eval_batch_size": 8}
+    train(tiny_model, tmp_path, callbacks=[Bars()], eval_dataset=prompts(4), **settings)
+    shown = capsys.readouterr().err
+    assert "training: " in shown
+    assert "evaluation: " in shown

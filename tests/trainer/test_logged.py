@@ -3,10 +3,8 @@
 What the loss used is read off the loss itself: its slope in the advantages, and the log-probabilities that it got.
 """
 
-import inspect
 import json
 import math
-import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +12,6 @@ import pandas as pd
 import pyarrow.parquet
 import pytest
 import torch
-from trl import GRPOTrainer
-from trl.trainer import grpo_trainer
 
 from tests.support import length_reward, prompts, train
 from tests.trainer.pipelines.page import DoubledForward
@@ -134,35 +130,6 @@ def test_an_evaluation_in_between_does_not_mix_up_the_rows(tiny_model: Path, tmp
         for _, group in rows.groupby("prompt"):
             centred = group["length_reward"] - group["length_reward"].mean()
             assert group["advantage"].tolist() == pytest.approx((2 * centred).tolist(), abs=1e-5)
-
-
-@pytest.mark.parametrize("hooks", [[], [DoubledForward()]])
-def test_a_later_trls_own_transform_is_what_hooks_get_and_what_is_logged(
-    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hooks: list[Any]
-) -> None:
-    # TRL's pull request 7298 adds this line; nothing else of TRL's method is changed.
-    source = textwrap.dedent(inspect.getsource(GRPOTrainer._generate_and_score_completions))
-    logged = "all_process_advantages = advantages.clone()"
-    assert source.count(logged) == 1
-    source = source.replace(logged, f"advantages = self._transform_advantages(advantages); {logged}")
-    scope: dict[str, Any] = {}
-    exec(source, vars(grpo_trainer), scope)
-    monkeypatch.setattr(GRPOTrainer, "_generate_and_score_completions", scope["_generate_and_score_completions"])
-    monkeypatch.setattr(GRPOTrainer, "_transform_advantages", lambda self, advantages: advantages, raising=False)
-
-    class Later(Trained):
-        def _transform_advantages(self, advantages: torch.Tensor) -> torch.Tensor:
-            return advantages + 1
-
-    def equal(completions: list[Any], **columns: Any) -> list[float]:
-        return [0.5] * len(completions)
-
-    settings = {"hooks": hooks, "reward_funcs": equal, "log_completions": True}
-    trainer = train(tiny_model, tmp_path, Later, max_steps=1, **settings).trainer
-    expected = 2.0 if hooks else 1.0
-    assert table(tmp_path, 1)["advantage"].tolist() == [expected] * 8
-    if hooks:  # else TRL's loss runs untouched, and nothing of ours sees it
-        assert {value for row in trainer.used for value in row["advantage"]} == {expected}
 
 
 # ---------------------------------------------------------------------------------------------- the token records

@@ -155,3 +155,17 @@ def test_the_weights_of_load_rewards_come_along(tiny_model: Path, tmp_path: Path
 def test_none_on_the_command_line_switches_off_what_yaml_selects(tmp_path: Path, word: str) -> None:
     off = ["--rewards", word, "--advantage_hooks", word, "--loss_aggregation", word]
     assert selected(parsed(tmp_path, *off, yaml=YAML)) == (None, None, None)
+
+
+def test_resume_of_the_command_line_is_no_folder(tmp_path: Path, tiny_model: Path) -> None:
+    assert parsed(tmp_path, "--resume_from_checkpoint", "true").resume_from_checkpoint is True
+    assert parsed(tmp_path, "--resume_from_checkpoint", "False").resume_from_checkpoint is None
+    assert parsed(tmp_path, "--resume_from_checkpoint", "out/true").resume_from_checkpoint == "out/true"
+    assert parsed(tmp_path, yaml="resume_from_checkpoint: true").resume_from_checkpoint is True
+    few = {"max_steps": 1, "save_strategy": "steps", "save_steps": 1}
+    for asked in (None, "true"):
+        args = arguments(tmp_path, resume_from_checkpoint=asked, **{**few, "max_steps": 2 if asked else 1})
+        trainer = GRPOExtTrainer(str(tiny_model), length_reward, args, prompts())
+        trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)
+    assert trainer.state.global_step == 2
+    assert [log["step"] for log in trainer.state.log_history if "reward" in log] == [1, 2]

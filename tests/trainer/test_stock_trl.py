@@ -1,7 +1,13 @@
-"""The rewards alone work in TRL as it is: its GRPO and RLOO trainers and its command line, without our trainer."""
+"""The rewards alone work in TRL as it is: its GRPO and RLOO trainers and its command line, without our trainer.
 
+What they cannot do there, and what `GRPOExtConfig` cannot, is refused when the trainer is constructed.
+"""
+
+import dataclasses
+import inspect
 import json
 import os
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -9,9 +15,13 @@ from typing import Any
 
 import pytest
 from datasets import Dataset
-from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
+from transformers import Trainer
+from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer, TrlParser
 
-from trl_grpo_ext import load_rewards
+from tests.support import arguments, length_reward
+from tests.trainer.pipelines.page import mixed
+from trl_grpo_ext import GRPOExtConfig, GRPOExtTrainer, load_rewards
+from trl_grpo_ext.errors import ConfigurationError
 
 SELECTIONS: list[Any] = [
     "gsm8k_accuracy",
@@ -85,3 +95,88 @@ def test_rewards_on_trls_command_line(tiny_model: Path, tmp_path: Path) -> None:
     (log,) = [log for log in state["log_history"] if "reward" in log]
     assert {"rewards/gsm8k_accuracy/mean", "rewards/think_format/mean"} <= log.keys()
     assert 0.0 <= log["rewards/gsm8k_accuracy/mean"] <= 1.0
+
+
+# ------------------------------------------------------------------------------------- what TRL alone would ignore
+
+
+class Subclass(GRPOTrainer):
+    def __init__(self, *positional: Any, **named: Any) -> None:
+        super().__init__(*positional, **named)
+
+
+@dataclasses.dataclass
+class MoreSettings(GRPOExtConfig):
+    mine: int = 0
+
+
+IGNORED: list[dict[str, Any]] = [
+    {"rewards": ["think_format"]},
+    {"advantage_hooks": ["centred"]},
+    {"loss_aggregation": "prompt_mean"},
+    {"resample": "signal"},
+    {"compact_updates": "exact"},
+    {"token_records": 4},
+]
+
+
+def construct(trainer_class: type, model: Path, args: Any, rewards: Any = length_reward) -> Any:
+    return trainer_class(model=str(model), reward_funcs=rewards, args=args, train_dataset=sums(), eval_dataset=sums())
+
+
+@pytest.mark.parametrize("settings", IGNORED, ids=lambda settings: next(iter(settings)))
+def test_config_in_a_plain_trainer_stops(tiny_model: Path, tmp_path: Path, settings: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError, match=f"GRPOTrainer ignores {next(iter(settings))}.*GRPOExtTrainer"):
+        construct(GRPOTrainer, tiny_model, arguments(tmp_path, **settings))
+
+
+def test_config_however_it_came_stops(tiny_model: Path, tmp_path: Path) -> None:
+    args = arguments(tmp_path, compact_updates="exact")
+    construct(GRPOExtTrainer, tiny_model, args)  # after which it may not go on into another trainer either
+    words = ["--output_dir", str(tmp_path), "--use_cpu", "--bf16", "false", "--compact_updates", "exact"]
+    (parsed,) = TrlParser([GRPOExtConfig]).parse_args_and_config(words)
+    copies = [args, pickle.loads(pickle.dumps(args)), dataclasses.replace(args, generation_batch_size=None), parsed]
+    copies.append(arguments(tmp_path, MoreSettings, compact_updates="exact"))
+    for trainer_class in (GRPOTrainer, Subclass):
+        for copy in copies:
+            with pytest.raises(ConfigurationError, match=f"{trainer_class.__name__} ignores compact_updates='exact'"):
+                construct(trainer_class, tiny_model, copy)
+    with pytest.raises((ConfigurationError, AttributeError)):
+        construct(RLOOTrainer, tiny_model, args)
+
+
+def test_config_where_it_is_read_or_empty_is_no_error(tiny_model: Path, tmp_path: Path) -> None:
+    args = arguments(tmp_path, compact_updates="exact", summary_steps=2)
+    assert args.get_process_log_level() == GRPOConfig(str(tmp_path), use_cpu=True, bf16=False).get_process_log_level()
+    for trainer_class in (GRPOExtTrainer, mixed(GRPOTrainer), mixed(Subclass)):
+        assert "eval_loss" in construct(trainer_class, tiny_model, args).evaluate()
+    construct(GRPOTrainer, tiny_model, arguments(tmp_path)).train()
+    construct(GRPOTrainer, tiny_model, arguments(tmp_path, rewards=None, compact_updates=False)).evaluate()
+
+
+def test_config_is_asked_by_transformers() -> None:
+    assert "args.get_process_log_level()" in inspect.getsource(Trainer.__init__)
+
+
+def test_weights_that_a_trainer_ignores_stop(tiny_model: Path, tmp_path: Path) -> None:
+    rewards = load_rewards(SELECTIONS)
+    for trainer_class, config_class in ((GRPOTrainer, GRPOConfig), (Subclass, GRPOConfig), (RLOOTrainer, RLOOConfig)):
+        with pytest.raises(ConfigurationError, match=f"{trainer_class.__name__} .*reward_weights"):
+            construct(trainer_class, tiny_model, config_class(output_dir=str(tmp_path), **SETTINGS), rewards)
+    own = GRPOConfig(output_dir=str(tmp_path), reward_weights=[1.0, 1.0, 1.0], **SETTINGS)
+    assert construct(GRPOTrainer, tiny_model, own, rewards).reward_weights.tolist() == [1.0, 1.0, 1.0]
+    plain = GRPOConfig(output_dir=str(tmp_path), **SETTINGS)
+    assert construct(GRPOTrainer, tiny_model, plain, load_rewards(["think_format"])).reward_weights.tolist() == [1.0]
+    ours = construct(GRPOExtTrainer, tiny_model, plain, rewards)
+    assert ours.reward_weights.tolist() == pytest.approx([1.0, 0.2, 0.5])
+    assert pickle.loads(pickle.dumps(rewards)).weights == rewards.weights  # TRL's asynchronous trainer sends them on
+
+
+def test_weights_of_trls_asynchronous_trainer_stop() -> None:
+    loop = pytest.importorskip("trl.experimental.async_grpo.async_rollout_worker")._AsyncRolloutLoop
+    rest = [name for name, one in inspect.signature(loop).parameters.items() if one.default is one.empty]
+    given = {**dict.fromkeys(rest), "dataset": []}
+    with pytest.raises(ConfigurationError, match=r"has no reward_weights.*weighted"):
+        loop(**{**given, "reward_funcs": load_rewards(SELECTIONS)})
+    with pytest.raises(AttributeError):  # it goes on until it misses the tokenizer
+        loop(**{**given, "reward_funcs": load_rewards([{"name": "weighted", "rewards": SELECTIONS[:2]}])})

@@ -297,7 +297,7 @@ def _rows(data: str, config: str | None, split: str, limit: int | None) -> list[
     path = Path(data)
     try:
         if path.suffix == ".jsonl":  # Arrow's reader crashes on odd files
-            from ..history.files import read_columns  # slow to import
+            from ..history.run_files import read_columns  # slow to import
 
             columns = read_columns(path)  # where a row lacks one it has None, as in training
             return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)][:limit]

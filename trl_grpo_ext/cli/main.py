@@ -17,11 +17,10 @@ from ..errors import TRLGRPOExtError
 from ..guard.untrusted import printable
 from .audit import audit_command
 from .check import check_command
+from .compare import compare_command
 from .console import messages
-from .gradients import gradients_command
 from .list import list_command
 from .new import new_command
-from .replay import replay_command
 from .report import report_command
 from .show import show_command
 
@@ -55,8 +54,7 @@ app.command("list", short_help="Installed plugins and their state.")(list_comman
 app.command("show", short_help="All about one plugin, with a selection.")(show_command)
 app.command("check", short_help="Does a plugin keep the rules of its kind?")(check_command)
 app.command("new", short_help="Make a distribution for your own plugin.")(new_command)
-app.command("replay", short_help="Compare selections on saved completions.")(replay_command)
-app.command("gradients", short_help="Measure signal and noise of selections' gradients.")(gradients_command)
+app.command("compare", short_help="Compare selections on the same completions, without training.")(compare_command)
 app.command("report")(report_command)
 app.command("audit", short_help="Can a reward read a data set's references?")(audit_command)
 _doctor = import_module("trl_grpo_ext.launch.doctor.command")  # which lives with what it examines

@@ -11,7 +11,7 @@ import math
 import os
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from decimal import Decimal
 from fractions import Fraction
@@ -35,6 +35,23 @@ def is_model(reward: Any) -> bool:
     """Whether this is a `torch.nn.Module`. Does not import torch: before that, nothing can be one."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(reward, torch.nn.Module)
+
+
+def running_methods() -> Iterator[tuple[Any, Mapping[str, Any]]]:
+    """The methods that led to the caller, innermost first: each one's object and its arguments and variables.
+
+    The only way to learn who reads a config or a list of rewards: TRL passes the trainer to neither.
+    """
+    frame = sys._getframe(2)
+    while frame is not None:
+        if "self" in frame.f_locals:
+            yield frame.f_locals["self"], frame.f_locals
+        frame = frame.f_back  # type: ignore[assignment]
+
+
+def has_plugins(trainer: Any) -> bool:
+    """Whether a trainer is one of ours, from the beginning of its construction on."""
+    return hasattr(trainer, "_trl_grpo_ext")
 
 
 def is_async(function: Callable[..., Any]) -> bool:

@@ -1,1 +1,1 @@
-"""Looking back at runs: the report page and the replay of saved completions."""
+"""Looking back at runs: the report page, and selections compared on the same completions."""

@@ -22,9 +22,9 @@ from ..errors import (
 from ..guard.calls import PASSED_BY_TRL
 from ..guard.outcomes import exception_text
 from .discovery import PluginInfo, explain_neither, scan, split_target, suggest_names
-from .kinds import FACTS
+from .kinds import FACTS, Kind, with_article
 from .metadata import metadata_directory
-from .selection import yaml_hint
+from .selection import own_keys, yaml_hint
 
 
 def import_plugin(info: PluginInfo) -> Any:
@@ -98,6 +98,7 @@ def build(info: PluginInfo, exported: Any, parameters: dict[str, Any]) -> Any:
             raise PluginParameterError(
                 f"{info} takes no parameters: {info.target} is "
                 f"{describe(exported)}, already built. It was given {_shown(parameters)}."
+                f"{_beside_parameters(info.kind)}"
             )
         return exported
     check_parameters(info, exported, parameters)
@@ -128,18 +129,25 @@ def check_parameters(info: PluginInfo, exported: Callable[..., Any], parameters:
         if parameter.kind in keyword and (is_class or name not in PASSED_BY_TRL)
     }
     listed = f"It takes: {', '.join(map(str, takes.values()))}." if takes else "It takes no parameters."
+    listed += _beside_parameters(info.kind)
     # A function's **kwargs are for the dataset's columns, so a name that only they would take is a typo.
     open_ended = is_class and any(p.kind is inspect.Parameter.VAR_KEYWORD for p in signature.parameters.values())
     for name in parameters:
         if name in takes or open_ended:
             continue
         why = " (TRL passes that one)" if name in PASSED_BY_TRL and not is_class else ""
-        raise PluginParameterError(f"{info} has no parameter {name!r}{why}.{suggest_names(name, takes)} {listed}")
+        near = suggest_names(name, [*takes, *own_keys(info.kind)])
+        raise PluginParameterError(f"{info} has no parameter {name!r}{why}.{near} {listed}")
     missing = [name for name, p in takes.items() if p.default is p.empty and name not in parameters]
     if is_class and missing:  # a function's are columns of the dataset
         raise PluginParameterError(
             f"{info} needs the parameter {missing[0]!r}; write {{name: {info.name}, {missing[0]}: ...}}. {listed}"
         )
+
+
+def _beside_parameters(kind: Kind) -> str:
+    keys = own_keys(kind)
+    return f" Any selection of {with_article(kind)} may also have: {', '.join(keys)}." if keys else ""
 
 
 def _is_factory(exported: Any) -> bool:

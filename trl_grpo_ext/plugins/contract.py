@@ -20,6 +20,13 @@ from .kinds import FACTS, Kind
 OPTIONAL: Mapping[Kind, Mapping[str, tuple[str, ...]]] = {
     "reward": {"start_scoring": ("completions",), "start_workers": ()},
     "advantage_hook": {"state_dict": (), "load_state_dict": ("state",)},
+    "prompt_sampler": {
+        "start": ("pool",),
+        "observe": ("outcomes",),
+        "state_dict": (),
+        "load_state_dict": ("state",),
+        "metrics": (),
+    },
     "token_loss": {"on_rollout": ("rollout",), "measures": ("terms",)},
 }
 """The methods that a plugin of a kind may have beside those of its protocol, with their positional parameters."""

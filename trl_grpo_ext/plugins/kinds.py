@@ -15,13 +15,15 @@ from ..types import (
     GroupFilter,
     HookDeclaration,
     LossAggregation,
+    PromptSampler,
     Reward,
     RewardDeclaration,
+    SamplerDeclaration,
     TokenLoss,
     TokenLossDeclaration,
 )
 
-Kind = Literal["reward", "advantage_hook", "loss_aggregation", "group_filter", "token_loss"]
+Kind = Literal["reward", "advantage_hook", "loss_aggregation", "group_filter", "token_loss", "prompt_sampler"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
@@ -100,6 +102,18 @@ FACTS: dict[Kind, KindFacts] = {
         required="a class whose instances have loss(terms) -> (B, T), each token's loss",
         protocol=TokenLoss,
         declaration=TokenLossDeclaration,
+    ),
+    "prompt_sampler": KindFacts(
+        label="prompt sampler",
+        word="sampler",
+        group="trl_grpo_ext.prompt_samplers",
+        setting=("prompt_sampler",),
+        several=False,
+        methods=("draw",),
+        required="a class whose instances have start(pool), draw(count, round_number) -> row numbers or None, "
+        "observe(outcomes), state_dict() and load_state_dict(state)",
+        protocol=PromptSampler,
+        declaration=SamplerDeclaration,
     ),
 }
 LABELS: dict[Kind, str] = {kind: facts.label for kind, facts in FACTS.items()}

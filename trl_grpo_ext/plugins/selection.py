@@ -65,6 +65,11 @@ def _settings(selection: Selection) -> dict[str, Any]:
     return ours if selection.guard is None else {**ours, "guard": dict(selection.guard)}
 
 
+def own_keys(kind: Kind) -> tuple[str, ...]:
+    """The keys beside `name` that are not the plugin's own parameters."""
+    return ("weight", "guard") if kind == "reward" else FACTS[kind].switches
+
+
 def parse_selection(kind: Kind, value: str | Mapping[str, Any] | Selection) -> Selection:
     """Read one entry of a selection. Only parses: the plugin need not exist.
 
@@ -77,7 +82,7 @@ def parse_selection(kind: Kind, value: str | Mapping[str, Any] | Selection) -> S
     """
     check_kind(kind)
     if isinstance(value, Selection):
-        reserved = {"name", "weight", *FACTS[kind].switches, *(["guard"] if kind == "reward" else [])}
+        reserved = {"name", "weight", *own_keys(kind)}
         if fields := reserved & value.parameters.keys():
             raise ConfigurationError(f"`{min(fields)}` is a field of a Selection, not a parameter: {value!r}.")
         mapping: Mapping[Any, Any] = {**value.parameters, "name": str(value), **_settings(value)}

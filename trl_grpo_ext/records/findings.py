@@ -34,10 +34,10 @@ import numpy as np
 
 from ..errors import ManifestError
 from ..guard.untrusted import printable_name
-from .files import evenly
 from .manifest import FILE as MANIFEST
 from .manifest import Manifest
 from .token_records import FOLDER as RECORDS
+from .writing import evenly
 
 History = Sequence[Mapping[str, Any]]
 Values = np.ndarray[Any, Any]
@@ -67,24 +67,18 @@ class Finding:
     Attributes:
         name: Which finding; stable.
         since: The optimizer step from which on it is seen.
+        until: The last step at which it is seen.
         sentence: What happened, with the numbers.
-        figure: Name of the report's figure that shows it.
-        look_at: A step whose completions show it.
-        filter: The filter of the report's completion browser that finds them.
     """
 
     name: str
     since: int
+    until: int
     sentence: str
-    figure: str
-    look_at: int
-    filter: str = "all"
 
     def __str__(self) -> str:
         """One line."""
-        shown = "" if self.filter == "all" else f" ({self.filter.replace('-', ' but ')})"
-        where = f"figure {self.figure}, completions of step {self.look_at}{shown}"
-        return f"since step {self.since} {self.sentence}. See {where}."
+        return f"since step {self.since} {self.sentence}."
 
 
 @dataclass(frozen=True)
@@ -253,9 +247,7 @@ def reward_against_metric(run: RunFacts) -> Iterator[Finding]:
                 f"the reward rises ({rise}) while {metric} falls ({_number(curve.means[curve.best])} to "
                 f"{_number(curve.means[-1])})"
             )
-            last = run.reward.steps[-1]
-            one = Finding("reward_against_metric", step, sentence, "reward_functions", last, "wrong-rewarded")
-            found[one] = fall / curve.size
+            found[Finding("reward_against_metric", step, run.reward.steps[-1], sentence)] = fall / curve.size
     if found:
         yield max(found, key=found.__getitem__)
 
@@ -266,7 +258,7 @@ def reward_fell(run: RunFacts) -> Iterator[Finding]:
     fall, best = curve.fall(), float(curve.means[curve.best])
     if fall and fall >= (best - curve.means[0]) / 2:
         sentence = f"the reward falls ({_number(best)} to {_number(curve.means[-1])})"
-        yield Finding("reward_fell", curve.end_of(curve.best), sentence, "reward_total", curve.steps[-1])
+        yield Finding("reward_fell", curve.end_of(curve.best), curve.steps[-1], sentence)
 
 
 def without_signal(run: RunFacts) -> Iterator[Finding]:
@@ -286,7 +278,7 @@ def without_signal(run: RunFacts) -> Iterator[Finding]:
     name = "all_right" if right > 2 * wrong else "all_wrong" if wrong > 2 * right else "no_signal"
     split = f": {right:.0%} are all right, {wrong:.0%} all wrong" if right + wrong else ""
     sentence = f"{silent:.0%} of the groups have no signal{split} (reward {_number(later(run.reward))})"
-    yield Finding(name, since, sentence, "no_signal", curve.steps[-1])
+    yield Finding(name, since, curve.steps[-1], sentence)
 
 
 def truncated(run: RunFacts) -> Iterator[Finding]:
@@ -298,7 +290,7 @@ def truncated(run: RunFacts) -> Iterator[Finding]:
     if grew or run.reward.change() <= 0:
         before = f" ({curve.means[0]:.0%} at first)" if grew else ", and the reward does not rise"
         sentence = f"{curve.means[-1]:.0%} of the completions are cut off at the limit{before}"
-        yield Finding("truncated", curve.steps[first], sentence, "lengths", curve.steps[-1], "truncated")
+        yield Finding("truncated", curve.steps[first], curve.steps[-1], sentence)
 
 
 def entropy_gone(run: RunFacts) -> Iterator[Finding]:
@@ -309,7 +301,7 @@ def entropy_gone(run: RunFacts) -> Iterator[Finding]:
     if first is not None and run.reward.change() <= 0:
         left = f"{_number(start)} to {_number(curve.means[-1])} nats"
         sentence = f"the entropy is gone ({left}) and the reward has not risen"
-        yield Finding("entropy_gone", curve.steps[first], sentence, "entropy", curve.steps[-1])
+        yield Finding("entropy_gone", curve.steps[first], curve.steps[-1], sentence)
 
 
 def constant_reward(run: RunFacts) -> Iterator[Finding]:
@@ -318,7 +310,7 @@ def constant_reward(run: RunFacts) -> Iterator[Finding]:
         spread, mean = run.curve(f"rewards/{name}/std"), run.curve(f"rewards/{name}/mean")
         if len(spread) >= SHORTEST_RUN and (first := spread.since(spread.means <= 1e-9, share=0.5)) is not None:
             sentence = f"the reward {printable_name(name)} is {_number(mean.values[-1])} for every completion"
-            yield Finding("constant_reward", spread.steps[first], sentence, "reward_functions", spread.steps[-1])
+            yield Finding("constant_reward", spread.steps[first], spread.steps[-1], sentence)
 
 
 def failing_reward(run: RunFacts) -> Iterator[Finding]:
@@ -341,7 +333,7 @@ def failing_reward(run: RunFacts) -> Iterator[Finding]:
         most = max(parts, key=lambda outcome: parts[outcome].means[-1]).replace("_", " ")
         share = f"{total.means[-1]:.0%} of the completions ({total.means[0]:.0%} at first)"
         sentence = f"{printable_name(name)} cannot judge {share}, most of them for {most}"
-        yield Finding("failing_reward", total.steps[first], sentence, "outcomes", total.steps[-1], "unparseable")
+        yield Finding("failing_reward", total.steps[first], total.steps[-1], sentence)
 
 
 def idle_plugins(run: RunFacts) -> Iterator[Finding]:
@@ -353,11 +345,11 @@ def idle_plugins(run: RunFacts) -> Iterator[Finding]:
             moved.setdefault(found[1], []).extend(run.curve(key).values)
     for name, values in moved.items():
         if len(values) >= SHORTEST_RUN and not any(values):
-            yield Finding("idle_hook", first, f"the hook {printable_name(name)} changes no advantage", "hooks", last)
+            yield Finding("idle_hook", first, last, f"the hook {printable_name(name)} changes no advantage")
     kept, rounds = run.curve("groups/kept").values, run.curve("groups/rounds").values
     dropped = any(run.curve(key).values.any() for key in run.keys if key.startswith("groups/dropped/"))
     if len(rounds) >= SHORTEST_RUN and not dropped and (rounds == 1).all() and (kept == 1).all():
-        yield Finding("idle_filter", first, "the group filter drops no group", "resampled", last)
+        yield Finding("idle_filter", first, last, "the group filter drops no group")
 
 
 def few_tokens(run: RunFacts) -> Iterator[Finding]:
@@ -365,7 +357,7 @@ def few_tokens(run: RunFacts) -> Iterator[Finding]:
     curve = Curve.of(run.credit)
     if len(curve) >= SHORTEST_METRIC and (first := curve.since(curve.means <= FEW_TOKENS)) is not None:
         sentence = f"the credit is on {np.median(curve.values[first:]):.1%} of the tokens of completions with signal"
-        yield Finding("few_tokens", curve.steps[first], sentence, "advantages", curve.steps[-1])
+        yield Finding("few_tokens", curve.steps[first], curve.steps[-1], sentence)
 
 
 def idle_parts(run: RunFacts) -> Iterator[Finding]:
@@ -392,7 +384,7 @@ def idle_parts(run: RunFacts) -> Iterator[Finding]:
             more = f" and {len(parts) - 3} more" if len(parts) > 3 else ""
             sentence = f"{what} {', '.join(name for name, *_ in parts[:3])}{more}"
             _, curve, first = parts[0]
-            yield Finding(kind, curve.steps[first], sentence, "reward_functions", curve.steps[-1])
+            yield Finding(kind, curve.steps[first], curve.steps[-1], sentence)
 
 
 def unused_parts(run: RunFacts) -> Iterator[Finding]:
@@ -405,12 +397,21 @@ def unused_parts(run: RunFacts) -> Iterator[Finding]:
         f"variances: {run.parts.dependence:.2f}; 1 is independent; {run.parts.missing:.0%} are missing), and all of "
         "them pay all tokens; part_credit pays each by itself"
     )
-    yield Finding("parts_unused", run.reward.steps[0], sentence, "reward_functions", run.reward.steps[-1])
+    yield Finding("parts_unused", run.reward.steps[0], run.reward.steps[-1], sentence)
 
 
 DETECTORS: tuple[Callable[[RunFacts], Iterator[Finding]], ...] = (
-    *(reward_against_metric, reward_fell, without_signal, truncated, entropy_gone),
-    *(constant_reward, failing_reward, idle_plugins, few_tokens, idle_parts, unused_parts),
+    reward_against_metric,
+    reward_fell,
+    without_signal,
+    truncated,
+    entropy_gone,
+    constant_reward,
+    failing_reward,
+    idle_plugins,
+    few_tokens,
+    idle_parts,
+    unused_parts,
 )
 
 

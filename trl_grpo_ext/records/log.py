@@ -19,8 +19,8 @@ from typing import Any
 from transformers import TrainerCallback
 
 from ..guard.untrusted import as_json
-from .files import write_atomically
 from .findings import findings_of
+from .writing import write_atomically
 
 LOG_FILE = "trl_grpo_ext_log.jsonl"
 
@@ -64,7 +64,8 @@ class LiveLog(TrainerCallback):
             found = [f"unknown, since they cannot be computed: {error!r}. The report shows the rest."]
         if found:
             with suppress(OSError, ValueError):  # a closed stderr, or one that nobody reads
-                print(f"trl-grpo-ext: what went wrong in {args.output_dir}:", *found, sep="\n", file=sys.stderr)
+                shown = f"trl-grpo-ext report {args.output_dir} shows it"
+                print(f"trl-grpo-ext: what went wrong ({shown}):", *found, sep="\n", file=sys.stderr)
 
     def _give_up(self, error: OSError) -> None:
         warnings.warn(

@@ -29,8 +29,8 @@ from ..plugins.loading import Kind, Loaded, with_origin
 from ..plugins.metadata import installed_distributions, installed_version, owner_of, provenance
 from ..plugins.selection import Selection
 from ..types import CONTRACT_VERSION, role_of
-from .files import write_atomically
 from .source import Source, SourceReader, of_text
+from .writing import write_atomically
 
 __all__ = ["FILE", "Manifest", "PluginRecord", "differences", "version_notes"]
 
@@ -38,6 +38,8 @@ FILE = "trl_grpo_ext_plugins.json"
 """The manifest's name, in a run's folder and in each checkpoint."""
 
 _FORMAT = 1
+_AT_MOST_ONE: tuple[Kind, ...] = ("loss_aggregation", "prompt_sampler", "group_filter")
+"""Kinds of which a trainer has one at most, as the attribute of the same name."""
 _VERSIONS_OF = ("trl-grpo-ext", "trl", "transformers", "torch", "accelerate", "vllm")
 HIDDEN = "(not recorded)"
 _SECRET = re.compile(r"api_?key|secret|passw(or)?d|credential|(access|auth|hf|bearer)_?token", re.IGNORECASE)
@@ -61,7 +63,7 @@ class PluginRecord:
         source: What the hash covers, or why there is none.
         inside: For a reward inside another reward's parameters, that reward and parameter; else None.
         selected: Whether it was selected by name or path, rather than given in Python.
-        role: Role of an advantage hook; None for other plugins and in manifests older than roles.
+        role: Role of an advantage hook; None for other plugins.
     """
 
     kind: Kind
@@ -101,13 +103,12 @@ class Manifest:
     contract_version: int = CONTRACT_VERSION
 
     @classmethod
-    def of(cls, trainer: Any, aggregation: Loaded | None = None, group_filter: Loaded | None = None) -> Manifest:
+    def of(cls, trainer: Any, known: Mapping[Kind, Loaded] | None = None) -> Manifest:
         """The manifest of a constructed trainer; of TRL's own trainer it holds rewards alone.
 
         Args:
             trainer: A `GRPOTrainer` or one that extends it.
-            aggregation: What its loss aggregation was loaded from, if known.
-            group_filter: What its group filter was loaded from, if known.
+            known: What its plugins were loaded from, by kind, of the kinds of which it has one at most.
         """
         # Without false float32 digits: 0.2 rather than 0.20000000298.
         weights = [float(f"{weight:.7g}") for weight in trainer.reward_weights.tolist()]
@@ -119,13 +120,12 @@ class Manifest:
             records += made.records("reward", loaded, name=name, weight=weight)
         for loaded in with_origin(getattr(trainer, "advantage_hooks", [])):
             records += made.records("advantage_hook", loaded)
-        if (given := getattr(trainer, "loss_aggregation", None)) is not None:
-            known = aggregation if aggregation is not None and aggregation.object is given else Loaded(given)
-            records += made.records("loss_aggregation", known)
-        if (kept := getattr(trainer, "group_filter", None)) is not None:
-            records += made.records("group_filter", group_filter or Loaded(kept))
         for loaded in with_origin(getattr(trainer, "token_losses", [])):
             records += made.records("token_loss", loaded)
+        for kind in _AT_MOST_ONE:
+            if (one := getattr(trainer, kind, None)) is not None:
+                origin = (known or {}).get(kind)
+                records += made.records(kind, origin if origin is not None and origin.object is one else Loaded(one))
         versions = {name: installed_version(name) for name in _VERSIONS_OF}
         return cls(tuple(records), {name: found for name, found in versions.items() if found is not None})
 
@@ -203,7 +203,7 @@ _TYPES: dict[str, Any] = {
 
 
 def _record(value: Any, place: str) -> PluginRecord:
-    entry = {"role": None, **_of_type(value, dict, place)}  # manifests older than roles have none
+    entry = _of_type(value, dict, place)
     if unknown := entry.keys() ^ _TYPES.keys():
         raise ManifestError(f"{place} lacks, or should not have, {min(unknown)!r:.40}")
     for name, types in _TYPES.items():

@@ -15,8 +15,8 @@ from dataclasses import MISSING, Field, fields
 from typing import Any
 
 from ..errors import ManifestError
-from .files import write_atomically
 from .manifest import HIDDEN, plain_value
+from .writing import write_atomically
 
 FILE = "trl_grpo_ext_settings.json"
 """File name in a run's folder."""

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import AlignmentError, PluginOutputError
 from ..types import Rollout
-from .files import write_atomically
+from .writing import write_atomically
 
 if TYPE_CHECKING:
     import torch

@@ -8,9 +8,11 @@ from dataclasses import dataclass, field, fields
 from types import SimpleNamespace
 from typing import Any
 
+from transformers import Trainer
 from trl import GRPOConfig
 
 from ..errors import ConfigurationError
+from ..guard.calls import has_plugins, running_methods
 from ..guard.parameters import checked_choice, checked_number, checked_text, checked_whole
 from ..guard.untrusted import parse_yaml
 from ..plugins.loading import Kind, find, parse_selection
@@ -36,7 +38,7 @@ class GRPOExtConfig(GRPOConfig):
     A selection is a name, `distribution:name`, a dotted path `pkg.module:attribute`, or a mapping of `name` and
     parameters. On the command line a mapping is written as YAML: `--rewards gsm8k_accuracy '{name: think_format,
     weight: 0.2}'`. Names are looked up here in the metadata of installed distributions; nothing is imported before the
-    trainer is constructed.
+    trainer is constructed. A trainer that would ignore these settings is refused while it is constructed.
 
     Args:
         rewards: Reward plugins, added to the `reward_funcs` given in Python. A mapping may hold `weight`.
@@ -44,6 +46,7 @@ class GRPOExtConfig(GRPOConfig):
         loss_aggregation: One loss aggregation. None leaves TRL's own reduction (`loss_type`) in place. A mapping may
             hold `skip_zero_variance`, which excludes groups without signal from an aggregation by weights.
         token_losses: Token losses: further terms of the loss, or one in place of TRL's policy loss.
+        prompt_sampler: Which prompts to sample for: one prompt sampler. None leaves TRL's own order in place.
         resample: Which groups to train on: a group filter, or a mapping of `filter` and `max_rounds` (4 by default).
             Other groups are replaced by groups of further prompts, until the generation batch is full or the rounds are
             used up; what is missing then is masked (see `trl_grpo_ext.trainer.resampling`).
@@ -66,7 +69,8 @@ class GRPOExtConfig(GRPOConfig):
         pass_thresholds: By reward name, the least value that passes. None means 1.0 for the run's only reward.
 
     Raises:
-        ConfigurationError: A selection is malformed, or weights are given twice.
+        ConfigurationError: A selection is malformed, weights are given twice, or the trainer is not `GRPOExtTrainer`
+            and has no `GRPOExtMixin`, and something here is set.
         UnknownPluginError: No installed distribution offers that name.
         AmbiguousPluginError: Two distributions do.
     """
@@ -75,6 +79,7 @@ class GRPOExtConfig(GRPOConfig):
     advantage_hooks: list[str] | None = None
     loss_aggregation: dict[str, Any] | str | None = None
     token_losses: list[str] | None = None
+    prompt_sampler: dict[str, Any] | str | None = None
     resample: dict[str, Any] | str | None = None
     reward_timeout: float | None = None
     compact_updates: str = "off"
@@ -89,9 +94,8 @@ class GRPOExtConfig(GRPOConfig):
         """Check the selections against the installed plugins' metadata, after TRL's own checks."""
         self.rewards = _selected("rewards", "reward", self.rewards)
         self.advantage_hooks = _selected("advantage_hooks", "advantage_hook", self.advantage_hooks)
-        if self.loss_aggregation is not None:
-            selected = _selected("loss_aggregation", "loss_aggregation", [self.loss_aggregation])
-            self.loss_aggregation = None if selected is None else selected[0]
+        self.loss_aggregation = _selected_one("loss_aggregation", "loss_aggregation", self.loss_aggregation)
+        self.prompt_sampler = _selected_one("prompt_sampler", "prompt_sampler", self.prompt_sampler)
         self.token_losses = _selected("token_losses", "token_loss", self.token_losses)
         self.resample = _resample(self.resample)
         self.compact_updates = {"False": "off"}.get(str(self.compact_updates), self.compact_updates)  # YAML's `off`
@@ -105,6 +109,8 @@ class GRPOExtConfig(GRPOConfig):
             wanted = "a number of seconds above 0, or None"
             checked_number("reward_timeout", self.reward_timeout, wanted, lambda seconds: seconds > 0)
         self.pass_thresholds = _thresholds(self.pass_thresholds)
+        asked = vars(self)["resume_from_checkpoint"]  # on the command line a text, to transformers a folder
+        self.resume_from_checkpoint = {"true": True, "false": None}.get(str(asked).lower(), asked)
         super().__post_init__()
         self._check_pass_at_k()
         weighted = [r for r in self.rewards or [] if isinstance(r, dict) and "weight" in r]
@@ -112,6 +118,27 @@ class GRPOExtConfig(GRPOConfig):
             raise ConfigurationError(
                 f"Reward weights are given twice: reward_weights={self.reward_weights} and {weighted[0]!r} in rewards. "
                 "Keep one of them."
+            )
+
+    def get_process_log_level(self) -> int:
+        """The log level, which every trainer of transformers asks its config for while it is constructed.
+
+        Raises:
+            ConfigurationError: That trainer is not one of ours.
+        """
+        for owner, names in running_methods():
+            if isinstance(owner, Trainer) and names.get("args") is self and not has_plugins(owner):
+                self._refuse_to_be_ignored(type(owner).__name__)
+        level: int = super().get_process_log_level()
+        return level
+
+    def _refuse_to_be_ignored(self, trainer: str) -> None:
+        unset = vars(our_settings(None))
+        lost = [f"{name}={value!r}" for name, value in vars(our_settings(self)).items() if value != unset[name]]
+        if lost:
+            raise ConfigurationError(
+                f"{trainer} ignores {', '.join(lost)} of {type(self).__name__}. Construct "
+                "trl_grpo_ext.GRPOExtTrainer instead, or put GRPOExtMixin first among the bases of your own trainer."
             )
 
     def _check_pass_at_k(self) -> None:
@@ -159,6 +186,12 @@ def _thresholds(value: Any) -> dict[str, float] | None:
         checked_text("pass_thresholds: a reward", name): checked_number(f"pass_thresholds: {name}", least, "a number")
         for name, least in value.items()
     }
+
+
+def _selected_one(field_name: str, kind: Kind, value: Any) -> Any:
+    """A selection of a kind of which a run has one at most, as `_selected` returns it."""
+    selected = None if value is None else _selected(field_name, kind, [value])
+    return None if selected is None else selected[0]
 
 
 def _selected(field_name: str, kind: Kind, values: Any) -> Any:

@@ -11,7 +11,7 @@ Each owns its state. They get the trainer; their collaborators get `RunFacts`, a
 
 import functools
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..credit import flow
@@ -19,6 +19,7 @@ from ..credit.terms import Term
 from ..errors import ConfigurationError
 from ..guard.agreement import Agreement
 from ..guard.calls import unique_names
+from ..prompt_samplers.orders import InOrder
 from ..records.log import LiveLog
 from ..types import HookDeclaration
 from .compact.packed import packing_of
@@ -31,7 +32,7 @@ from .logps import LogpsForHooks, Models
 from .loss_forward import Inherited, Passes
 from .loss_stage import LossStage
 from .own_loss import OwnLoss
-from .prompts import Prompts, PromptsState
+from .prompts import DealtPrompts, DrawnPrompts, PromptsState
 from .record_stage import RecordStage
 from .reductions import Reduction, reduction_of, terms_of
 from .resampling import Resampling, refuse_inexact
@@ -53,13 +54,10 @@ class Extension:
         trainer: Any,
         between: Sequence[type],
         args: Any,
-        advantage_hooks: Any,
-        loss_aggregation: Any,
-        resample: Any,
-        token_losses: Any,
+        given: Mapping[str, Any],
     ) -> None:
         self._trainer, self._between = trainer, between
-        plugins = self.plugins = SelectedPlugins(args, advantage_hooks, loss_aggregation, resample, token_losses)
+        plugins = self.plugins = SelectedPlugins(args, given)
         self._own_loss = OwnLoss(
             between,
             hooks=plugins.change_advantages,
@@ -104,6 +102,7 @@ class Extension:
             agreement,
             self.records,
             LogpsForHooks(needing, self._models(), facts.tokenizer),
+            self._make_prompts(facts, agreement),
             self._make_resampling(facts, agreement, reduction),
             token_losses,
             trls_advantages=not contract.has_own_scoring(self._between),
@@ -157,13 +156,24 @@ class Extension:
         trl, plugins = self._trainer, self.plugins
         if plugins.resample is None:
             return None
-        reading.refuse_stream(trl.train_dataset)
-        statistics, saves_inside = reading.batch_statistics_of(trl), reading.saves_inside_batches(trl)
-        refuse_inexact(plugins.group_filter, plugins.hooks, statistics, saves_inside)
-        prompts = Prompts(trl, facts)
-        trl.add_callback(PromptsState.of(prompts=prompts))
+        refuse_inexact(plugins.group_filter, plugins.hooks, reading.batch_statistics_of(trl))
         counts_rows = reduction.divides_by == "rows"
-        return Resampling(plugins.resample, plugins.group_filter, facts, prompts, agreement, counts_rows)
+        return Resampling(plugins.resample, plugins.group_filter, facts, agreement, counts_rows)
+
+    def _make_prompts(self, facts: RunFacts, agreement: Agreement) -> DealtPrompts | DrawnPrompts:
+        trl, plugins = self._trainer, self.plugins
+        drawing = "resample" if plugins.resample is not None else "prompt_sampler"
+        if plugins.resample is None and plugins.prompt_sampler is None:
+            return DealtPrompts()
+        reading.refuse_stream(trl.train_dataset, drawing)
+        if (inside := reading.saves_inside_batches(trl)) is not None:
+            raise ConfigurationError(
+                f"{drawing}: {inside}: a checkpoint inside a generation batch could not be resumed from."
+            )
+        sampler = plugins.prompt_sampler or InOrder()
+        prompts = DrawnPrompts(trl, facts, sampler, agreement, drawing, self.records.add_metrics)
+        trl.add_callback(PromptsState.of(prompts=prompts))
+        return prompts
 
     def _models(self) -> Models:
         trl = self._trainer
@@ -183,7 +193,7 @@ class Extension:
     def begin(self, resume_from_checkpoint: str | bool | None) -> None:
         """A training begins: compare and write records, and start with the first prompts."""
         self.records.begin(resume_from_checkpoint)
-        self.rollouts.begin()
+        self.rollouts.prompts.begin()
 
 
 def _warn_of_another_model(trainer: Any) -> None:

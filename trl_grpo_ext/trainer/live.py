@@ -115,10 +115,25 @@ class ConsoleSummary(TrainerCallback):
 
 
 class Bars(ProgressCallback):
-    """The trainer's bars, without its lines."""
+    """The trainer's bars, with names and without its lines."""
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Start the bar of the training."""
+        super().on_train_begin(args, state, control, **kwargs)
+        _name_bar(self.training_bar, "training")
+
+    def on_prediction_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Move the bar of an evaluation."""
+        super().on_prediction_step(args, state, control, **kwargs)
+        _name_bar(self.prediction_bar, "evaluation")
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         """Leave the lines to `ConsoleSummary`."""
+
+
+def _name_bar(bar: Any, name: str) -> None:
+    if bar is not None and not bar.desc:
+        bar.set_description(name)
 
 
 def use_console_summary(trainer: Trainer, every: int = 1) -> ConsoleSummary:

@@ -153,13 +153,30 @@ def completion_logps(
 
     Shapes are those of `tiled_logps`. As TRL does for the policy, the logits are divided by the temperature.
     """
-    extra: dict[str, Any] = _positions(model, attention_mask)
+    return logps_of(completion_logits(model, ids, attention_mask, length), ids[:, -length:], temperature)
+
+
+def completion_logits(
+    model: Any, ids: torch.Tensor, attention_mask: torch.Tensor, length: int, cache: Any = None
+) -> torch.Tensor:
+    """The logits that predict the last `length` tokens, `(B, length, V)`; `ids` has at least one more token.
+
+    A cache holds the keys and values of what comes before `ids`; then the mask covers both.
+    """
+    extra: dict[str, Any] = {name: one[:, -ids.size(1) :] for name, one in _positions(model, attention_mask).items()}
     if "logits_to_keep" in _takes(model):
         extra["logits_to_keep"] = length + 1
-    logits = model(input_ids=ids, attention_mask=attention_mask, use_cache=False, **extra).logits
-    logits = logits[:, -length - 1 : -1]
+    if cache is not None:
+        extra["past_key_values"] = cache
+    logits = model(input_ids=ids, attention_mask=attention_mask, use_cache=cache is not None, **extra).logits
+    before_each: torch.Tensor = logits[:, -length - 1 : -1]
+    return before_each
+
+
+def logps_of(logits_B_T_V: torch.Tensor, ids_B_T: torch.Tensor, temperature: float) -> torch.Tensor:
+    """The tokens' log-probabilities `(B, T)`, in float32; the logits are divided by the temperature."""
     rows = []
-    for row_logits, row_ids in zip(logits, ids[:, -length:], strict=True):  # one by one: float32 logits are large
+    for row_logits, row_ids in zip(logits_B_T_V, ids_B_T, strict=True):  # one by one: float32 logits are large
         scaled_T_V = row_logits.float() / temperature
         chosen_T = scaled_T_V.gather(1, row_ids.unsqueeze(1)).squeeze(1)
         rows.append(chosen_T - scaled_T_V.logsumexp(dim=1))

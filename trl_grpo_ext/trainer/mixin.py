@@ -1,24 +1,24 @@
 """The adapter to TRL's trainer: every override of a TRL method, each in one place, none of them a copy.
 
-| TRL calls | we add, in this order |
-| --- | --- |
-| `__init__` | plugins loaded; collaborators built; callbacks for log, summary and states of hooks |
-| `evaluation_loop` | pass@k |
-| `train` | the checkpoint's plugins compared; the run's plugins and settings written |
-| `training_step` | its time |
-| `_prepare_inputs` | compact micro-batches; counts of every optimizer step; a subclass's own loss tried out |
-| `_generate_and_score_completions` | rounds (`resample`); rollout hooks: advantages `(B, T)`; weights; records |
-| `_generate` | who wrote which token; what was generated, for shapers |
-| `_calculate_rewards` | what rewards return checked, errors and limits on all ranks, spans; rates; shapers |
-| `compute_loss` | stop if the selected plugins were bypassed |
-| `_compute_loss` | the self-check, once; the same loss with the selected aggregation; records |
-| `_get_per_token_logps_and_entropies` | passes sorted, prompts shared; forward hooks; what the KL term needs |
-| `log` | the token records written |
-| `_save`, `save_model` | the manifest beside the weights |
+| TRL calls | which goes to | what is added, in this order |
+| --- | --- | --- |
+| `__init__` | `extension` | plugins loaded; the three stages made; callbacks for log, summary and states |
+| `train` | `records` | the checkpoint's plugins compared; the run's plugins and settings written |
+| `_prepare_inputs` | `losses` | compact micro-batches; counts of optimizer steps; a subclass's own loss tried out |
+| `_generate_and_score_completions` | `rollouts` | rounds of prompts; rollout hooks: advantages `(B, T)`; weights |
+| `_generate` | `rollouts` | who wrote which token; what was generated, for shapers |
+| `_calculate_rewards` | `rollouts` | what rewards return checked; errors and limits on all ranks; shapers |
+| `training_step` | `losses` | its time |
+| `compute_loss` | `losses` | stop if the selected plugins were bypassed |
+| `_compute_loss` | `losses` | the self-check, once; TRL's loss taken apart, token losses, the selected aggregation |
+| `_get_per_token_logps_and_entropies` | `losses` | passes sorted, prompts shared; forward hooks inside a loss |
+| `evaluation_loop` | `records` | pass@k |
+| `log` | `records` | the token records written |
+| `_save`, `save_model` | `records` | the manifest beside the weights |
 
-With no plugin selected every method returns what the inherited one returned. What we add is in `extension`: everything
-of ours that is neither an override nor public lives in the one attribute `_trl_grpo_ext`, so no private name of a
-user's trainer can collide with one of ours.
+With no plugin selected every method returns what the inherited one returned. Everything of ours that is neither an
+override nor public lives in the one attribute `_trl_grpo_ext`, so no private name of a user's trainer can collide with
+one of ours.
 """
 
 import functools
@@ -43,7 +43,7 @@ def _public(stage: str, name: str) -> Any:
 class GRPOExtMixin(_Next):
     """Plugins for any subclass of TRL's `GRPOTrainer`; put it first among the bases.
 
-    Takes `GRPOTrainer`'s arguments and four more. `args` may be a `GRPOExtConfig` (or a plain `GRPOConfig`; then
+    Takes `GRPOTrainer`'s arguments and five more. `args` may be a `GRPOExtConfig` (or a plain `GRPOConfig`; then
     plugins can only be given here). What is not listed here is as in TRL.
 
     Args:
@@ -54,6 +54,7 @@ class GRPOExtMixin(_Next):
             order.
         loss_aggregation: A selection or an aggregation object.
         resample: As in `GRPOExtConfig`; its `filter` may be a filter object.
+        prompt_sampler: A selection or a prompt sampler object.
         token_losses: Selections or token loss objects: further terms of the loss, or one in place of TRL's.
 
     Attributes:
@@ -61,6 +62,7 @@ class GRPOExtMixin(_Next):
         loss_aggregation: The aggregation in use, or None.
         group_filter: The group filter in use, or None.
         token_losses: The token losses in use.
+        prompt_sampler: The prompt sampler in use, or None.
         plugin_manifest: The plugins that this trainer was constructed with.
 
     Raises:
@@ -72,6 +74,7 @@ class GRPOExtMixin(_Next):
     advantage_hooks = _public("plugins", "hooks")
     loss_aggregation = _public("plugins", "aggregation")
     group_filter = _public("plugins", "group_filter")
+    prompt_sampler = _public("plugins", "prompt_sampler")
     token_losses = _public("plugins", "token_losses")
     plugin_manifest = _public("records", "manifest")
     _trl_grpo_ext: Extension
@@ -101,14 +104,20 @@ class GRPOExtMixin(_Next):
         loss_aggregation: Any = None,
         resample: Any = None,
         token_losses: Any = None,
+        prompt_sampler: Any = None,
         **keywords: Any,
     ) -> None:
         contract.check_version()
         contract.check_class(GRPOTrainer)
         between = contract.classes_between(type(self), GRPOExtMixin)
-        ours = self._trl_grpo_ext = Extension(
-            self, between, args, advantage_hooks, loss_aggregation, resample, token_losses
-        )
+        given = {
+            "advantage_hooks": advantage_hooks,
+            "loss_aggregation": loss_aggregation,
+            "token_losses": token_losses,
+            "resample": resample,
+            "prompt_sampler": prompt_sampler,
+        }
+        ours = self._trl_grpo_ext = Extension(self, between, args, given)
         ours.keep_reference(model, args, keywords.get("peft_config"))
         rewards = SelectedRewards(reward_funcs, ours.plugins.settings.rewards, reward_processing_classes)
         sources = (train_dataset, eval_dataset, processing_class, rewards.processing_classes)

@@ -15,7 +15,7 @@ from transformers.trainer_utils import get_last_checkpoint
 
 from ..errors import ManifestError
 from ..guard.agreement import Agreement
-from ..records.checkpoints import STATE, check_resumed, missing_state
+from ..records.checkpoint_state import STATE, check_resumed, missing_state
 from ..records.manifest import FILE, Manifest, differences, version_notes
 from ..records.settings import FILE as SETTINGS
 

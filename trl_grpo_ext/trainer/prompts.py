@@ -1,15 +1,23 @@
-"""Which training prompts a generation batch is sampled for, drawn here instead of by TRL's data loader.
+"""Which training prompts a generation batch is sampled for: dealt by TRL's data loader, or drawn here.
 
-TRL's loader asks for batches ahead of time, before anything is known of the ones under way. Drawing at the moment of
-generation is what lets `resample` replace groups.
+TRL's loader asks for batches ahead of time, before anything is known of the ones under way. So whatever chooses prompts
+by what came of others draws them at the moment of generation: a prompt sampler, and `resample`, which is its client.
+The sampler lives on rank 0. What it draws goes to all ranks, and a round is drawn as soon as the one before it has been
+observed, so that an exhausted sampler ends the training before a batch begins.
 """
 
-import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from ..errors import ConfigurationError
+import torch
+from accelerate.utils import broadcast_object_list
+
+from ..credit.flow import plugin_label
+from ..credit.groups import weighted_rewards
+from ..errors import ConfigurationError, PluginOutputError
+from ..guard.agreement import Agreement
+from ..types import PromptOutcome, PromptPool, Rollout, implements
 from .facts import RunFacts
 from .hook_states import KeptState
 from .upstream import reading
@@ -19,71 +27,225 @@ from .upstream import reading
 class Drawn:
     """The prompts of one round."""
 
-    prompts: list[int]  # row numbers in the training data, over all ranks
-    row_numbers: list[int]  # of this rank's completions
     rows: list[Any]  # this rank's inputs, each prompt as often as it is sampled
+    prompts: Sequence[int] = ()  # row numbers in the training data, over all ranks
+    row_numbers: Sequence[int] | None = None  # of this rank's completions
 
 
-class Prompts:
-    """The training prompts in the order of TRL's sampler."""
+class DealtPrompts:
+    """TRL's loader deals the prompts."""
 
-    def __init__(self, trainer: Any, facts: RunFacts) -> None:
-        self._trainer, self._facts = trainer, facts
-        self.start_at(0)
+    def begin(self) -> None:
+        """Nothing is drawn."""
 
-    def start_at(self, drawn: int) -> None:
-        """Continue after this many rounds."""
-        self.drawn, self._rounds = drawn, itertools.islice(self._all(), drawn, None)
+    def next_round(self, inputs: list[Any]) -> Drawn | None:
+        """The prompts that were dealt."""
+        return Drawn(inputs)
+
+    def observe(self, drawn: Drawn, rollout: Rollout, verdicts: Mapping[int, bool | str]) -> None:
+        """Nobody wants to know."""
+
+
+class DrawnPrompts:
+    """A prompt sampler draws them."""
+
+    def __init__(
+        self,
+        trainer: Any,
+        facts: RunFacts,
+        sampler: Any,
+        agreement: Agreement,
+        drawing: str,
+        log: Callable[[Mapping[str, float]], None],
+    ) -> None:
+        self._trainer, self._facts, self._sampler, self._agreement = trainer, facts, sampler, agreement
+        self._drawing, self._log = drawing, log
+        self._label = f"prompt sampler {plugin_label(sampler)!r}"
+        self._started = False
+        self._drawn = 0
+        self._ahead: list[list[int]] = []  # the next round, drawn ahead
+
+    # ------------------------------------------------------------------ a run, and its state
+
+    def begin(self) -> None:
+        """A training begins. The data are read at its first draw: callers may change them after construction."""
+        self._started, self._drawn, self._ahead = False, 0, []
+
+    @property
+    def inside_a_batch(self) -> bool:
+        """Whether a checkpoint would fall inside a generation batch, and so could not be resumed from."""
+        return not reading.between_batches(self._trainer)
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint needs for a run to continue as if it had not stopped."""
-        return {"rounds_drawn": self.drawn, "inside_a_batch": not reading.between_batches(self._trainer)}
+        return {
+            "rounds_drawn": self._drawn,
+            "ahead": self._ahead,
+            "sampler": dict(self._sampler.state_dict()) if self._started and self._facts.rank == 0 else {},
+            "inside_a_batch": self.inside_a_batch,
+        }
 
-    def resume(self, saved: dict[str, Any] | None, step: int) -> None:
+    def resume(self, saved: Mapping[str, Any] | None, step: int) -> None:
         """Continue at a checkpoint; one without a state is of a run whose prompts TRL's loader dealt."""
         if saved is not None and saved["inside_a_batch"]:
             raise ConfigurationError(
-                "resample: the checkpoint was saved inside a generation batch, which is not in it and would be sampled "
-                "again from other weights. Resume from a checkpoint between generation batches."
+                f"{self._drawing}: the checkpoint was saved inside a generation batch, which is not in it and would be "
+                "sampled again from other weights. Resume from a checkpoint between generation batches."
             )
-        self.start_at(reading.batches_done(self._trainer, step) if saved is None else saved["rounds_drawn"])
+        self._start()
+        if saved is None:
+            self._drawn = reading.batches_done(self._trainer, step)
+            return
+        self._drawn, self._ahead = saved["rounds_drawn"], [list(prompts) for prompts in saved["ahead"]]
+        with self._agreement.section():
+            if self._facts.rank == 0:
+                self._sampler.load_state_dict(saved["sampler"])
 
-    def draw(self) -> Drawn:
-        """The next round's prompts."""
-        prompts = next(self._rounds)
-        self.drawn += 1
+    def _start(self) -> None:
+        if self._started:
+            return
+        self._started = True
+        self._rows, make_sampler = reading.training_data_of(self._trainer)
+        if self._facts.rank == 0:
+            orders = _Orders(make_sampler)
+            pool = PromptPool(rows=self._rows, seed=int(self._trainer.args.seed), order=orders.of)
+            self._sampler.start(pool)
+
+    # ------------------------------------------------------------------ a round
+
+    def next_round(self, inputs: list[Any]) -> Drawn | None:
+        """The next round's prompts; None if they are exhausted. What TRL's loader dealt is not used."""
+        if not self.look_ahead():
+            return None
+        prompts = self._ahead.pop()
         indices = [index for index in prompts for _ in range(self._facts.num_generations)]
         rows = len(indices) // self._facts.ranks
         mine = indices[self._facts.rank * rows : (self._facts.rank + 1) * rows]
-        return Drawn(prompts, mine, list(self._trainer.data_collator([self._rows[index] for index in mine])))
+        inputs = list(self._trainer.data_collator([self._rows[index] for index in mine]))
+        return Drawn(inputs, prompts, mine)
 
-    def _all(self) -> Iterator[list[int]]:
-        """Each round's prompts."""
-        # Read when a training begins: callers may still change the trainer's data after construction.
-        self._rows, make_sampler = reading.training_data_of(self._trainer)
-        size = int(self._trainer.args.generation_batch_size) // self._facts.num_generations
-        sampler = make_sampler()
-        for passes in itertools.count():
-            if hasattr(sampler, "set_epoch"):
-                sampler.set_epoch(passes)
-            order = list(dict.fromkeys(sampler))
-            yield from (order[start : start + size] for start in range(0, len(order) - size + 1, size))
+    def look_ahead(self) -> bool:
+        """Draw the next round unless it is drawn; False if the prompts are exhausted. All ranks call it."""
+        if self._ahead:
+            return True
+        with self._agreement.section():
+            self._start()
+            found: list[Any] = [self._draw() if self._facts.rank == 0 else None]
+        if self._facts.ranks > 1:
+            broadcast_object_list(found, from_process=0)
+        if found[0] is None:
+            return False
+        self._drawn += 1
+        self._ahead.append(found[0])
+        return True
+
+    def _draw(self) -> list[int] | None:
+        count = int(self._trainer.args.generation_batch_size) // self._facts.num_generations
+        drawn = self._sampler.draw(count, self._drawn)
+        if drawn is None:
+            return None
+        numbers = [int(number) for number in drawn]
+        problem = ""
+        if len(numbers) != count:
+            problem = f"it returned {len(numbers)}"
+        elif outside := [number for number in numbers if not 0 <= number < len(self._rows)]:
+            problem = f"{outside[0]} is none of them"
+        elif repeated := [number for number in numbers if numbers.count(number) > 1]:
+            problem = f"it returned {repeated[0]} twice"
+        if problem:
+            raise PluginOutputError(
+                f"{self._label}: draw must return {count} different numbers of rows from 0 to {len(self._rows) - 1}, "
+                f"or None if there are no more; {problem}.",
+                "draw",
+            )
+        return numbers
+
+    def observe(self, drawn: Drawn, rollout: Rollout, verdicts: Mapping[int, bool | str]) -> None:
+        """Tell the sampler what came of a round; `verdicts` are a filter's, by place in the round. Gathers."""
+        rewards_N_K = rollout.gather(rollout.rewards_B_K)[:, : len(self._facts.reward_names)]
+        lengths_N = rollout.gather(rollout.completion_mask_B_T.sum(dim=1))
+        with self._agreement.section():
+            if self._facts.rank == 0:
+                weights_K = rollout.reward_weights_K[: rewards_N_K.size(1)]
+                outcomes = outcomes_of(
+                    drawn.prompts, rewards_N_K, weights_K, lengths_N, self._facts.reward_names, verdicts
+                )
+                self._sampler.observe(outcomes)
+                if implements(self._sampler, "metrics"):
+                    self._log({f"prompts/{name}": float(value) for name, value in self._sampler.metrics().items()})
+
+
+def outcomes_of(
+    prompts: Sequence[int],
+    rewards_N_K: torch.Tensor,
+    weights_K: torch.Tensor,
+    lengths_N: torch.Tensor,
+    names: Sequence[str],
+    verdicts: Mapping[int, bool | str],
+) -> list[PromptOutcome]:
+    """What came of each prompt of a round, in the order drawn."""
+    size = len(rewards_N_K) // len(prompts)
+    columns_N_C = torch.cat([rewards_N_K, weighted_rewards(rewards_N_K, weights_K).unsqueeze(1)], dim=1).double()
+    found = []
+    for place, (row, values_G_C) in enumerate(zip(prompts, columns_N_C.view(len(prompts), size, -1), strict=True)):
+        means_C = values_G_C.nanmean(dim=0).tolist()
+        deviations_C = [_deviation(values_G[~torch.isnan(values_G)]) for values_G in values_G_C.T]
+        found.append(
+            PromptOutcome(
+                row=row,
+                means=dict(zip(names, means_C[:-1], strict=True)),
+                deviations=dict(zip(names, deviations_C[:-1], strict=True)),
+                reward=means_C[-1],
+                deviation=deviations_C[-1],
+                length=float(lengths_N[place * size : (place + 1) * size].double().mean()),
+                verdict=verdicts.get(place),
+            )
+        )
+    return found
+
+
+def _deviation(values: torch.Tensor) -> float:
+    if len(values) < 2:
+        return 0.0 if len(values) else float("nan")
+    # Equal numbers have none, whatever rounding does to their mean.
+    return 0.0 if bool((values == values[0]).all()) else float(values.std())
+
+
+class _Orders:
+    """The order of TRL's sampler in each pass, which is known only after the passes before it."""
+
+    def __init__(self, make_sampler: Callable[[], Any]) -> None:
+        self._sampler, self._passes = make_sampler(), list[list[int]]()
+
+    def of(self, passes: int) -> list[int]:
+        while len(self._passes) <= passes:
+            if hasattr(self._sampler, "set_epoch"):
+                self._sampler.set_epoch(len(self._passes))
+            self._passes.append(list(dict.fromkeys(self._sampler)))
+        return self._passes[passes]
 
 
 class PromptsState(KeptState):
-    """Keeps in a checkpoint what was drawn."""
+    """Keeps in a checkpoint what was drawn, and ends the training when the prompts are exhausted."""
 
-    prompts: ClassVar[Prompts]
+    prompts: ClassVar[DrawnPrompts]
 
     def state(self) -> dict[str, Any]:
         """What transformers writes into the checkpoint."""
         return {"args": {}, "attributes": {"saved": self.prompts.state()}}
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **keywords: Any) -> None:
-        """Continue where the checkpoint was."""
+        """Continue where the checkpoint was, and draw the first round."""
         if state.global_step:
             self.prompts.resume(self.saved_in(state), state.global_step)
+        if not self.prompts.look_ahead():
+            raise ConfigurationError("prompt_sampler: it has no prompts to begin with. Give it some, or remove it.")
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **keywords: Any) -> None:
         """Tell the callbacks that end the step, such as `SaveOnSignal`, whether a run could resume after it."""
-        state.inside_a_batch = self.prompts.state()["inside_a_batch"]
+        state.inside_a_batch = self.prompts.inside_a_batch
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **keywords: Any) -> None:
+        """Before a generation batch, draw its first round; without one the training is over."""
+        if not state.inside_a_batch and not self.prompts.look_ahead():
+            control.should_training_stop = True

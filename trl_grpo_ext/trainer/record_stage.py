@@ -40,7 +40,7 @@ class RecordStage:
         self._pass_at_k: PassAtK = pass_at_k_of(settings, facts, evaluates=evaluates)
         self._recorder = TokenRecorder(settings.token_records, args.seed)
         self._phases = PhaseClock(facts.device)
-        self.manifest = Manifest.of(trainer, plugins.loaded_aggregation, plugins.loaded_filter)
+        self.manifest = Manifest.of(trainer, plugins.loaded)
         self._plugin_records = PluginRecords(self.manifest, args, settings.plugin_changes, agreement)
         rewards = any(record.selected or record.distribution == "trl-grpo-ext" for record in self.manifest.plugins)
         # A run without any plugin logs what TRL logs.

@@ -37,7 +37,7 @@ from ..guard.parameters import checked_whole
 from ..types import FilterDeclaration, HookDeclaration, Rollout, implements, role_of
 from .batch import PROMPT_KEYS, BatchKeys, counting_mask
 from .facts import Progress, RunFacts
-from .prompts import Drawn, Prompts
+from .prompts import DealtPrompts, Drawn, DrawnPrompts
 from .rollouts import SampledBatch, read_rollout
 from .upstream import acting, reading
 
@@ -93,11 +93,10 @@ class Resampling:
         settings: ResampleSettings,
         group_filter: Any,
         facts: RunFacts,
-        prompts: Prompts,
         agreement: Agreement,
         loss_counts_rows: bool,
     ) -> None:
-        self.settings, self.filter, self.prompts = settings, group_filter, prompts
+        self.settings, self.filter = settings, group_filter
         self.reads_advantages = "advantages" in FilterDeclaration.of(group_filter).needs
         self._facts, self._agreement = facts, agreement
         self._loss_counts_rows = loss_counts_rows
@@ -108,6 +107,7 @@ class Resampling:
     def fill(
         self,
         sample: Callable[[Drawn], tuple[SampledBatch, Rollout]],
+        prompts: DealtPrompts | DrawnPrompts,
         progress: Progress,
         reward_weights_K: torch.Tensor,
     ) -> tuple[SampledBatch, dict[str, float]]:
@@ -116,15 +116,17 @@ class Resampling:
         dropped = Counter[str]()
         rounds, wanted = 0, 0
         while not rounds or (len(kept) < wanted and rounds < self.settings.max_rounds):
-            with self._agreement.section():
-                drawn = self.prompts.draw()
+            if (drawn := prompts.next_round([])) is None:
+                break
             sampled, seen = sample(drawn)
             _refuse_images(sampled.batch)
             with self._agreement.section():
                 seen = seen if self.reads_advantages else replace(seen, advantages_B_T=None)
                 verdicts = group_verdicts(self.filter, seen)
             rounds, wanted = rounds + 1, len(drawn.prompts)
-            for prompt, (group, verdict) in zip(drawn.prompts, self._groups(sampled, verdicts), strict=True):
+            of_round = self._groups(sampled, verdicts)
+            prompts.observe(drawn, sampled.rollout, {place: verdict for place, (_, verdict) in enumerate(of_round)})
+            for prompt, (group, verdict) in zip(drawn.prompts, of_round, strict=True):
                 if verdict is True and prompt not in kept:
                     kept[prompt] = group
                     continue
@@ -293,9 +295,7 @@ def _refuse_images(batch: Mapping[str, Any]) -> None:
         )
 
 
-def refuse_inexact(
-    group_filter: Any, hooks: Sequence[Any], trls_batch_statistics: str | None, saves_inside: str | None
-) -> None:
+def refuse_inexact(group_filter: Any, hooks: Sequence[Any], trls_batch_statistics: str | None) -> None:
     """Refuse what would not be exact over rounds."""
     label = plugin_label(group_filter)
     say = "If it looks at each group by itself and remembers nothing, let it declare independent=True"
@@ -318,8 +318,4 @@ def refuse_inexact(
             f"resample: with {trls_batch_statistics} TRL's advantages depend on everything sampled in a round, which "
             f"is not the batch that is trained on. Set scale_rewards to group or none, or select an estimator "
             "(batch_whitening divides by the standard deviation of the batch that is trained on)."
-        )
-    if saves_inside is not None:
-        raise ConfigurationError(
-            f"resample: {saves_inside}: a checkpoint inside a generation batch could not be resumed from."
         )

@@ -26,7 +26,7 @@ from .batch import BatchKeys
 from .facts import Progress, RunFacts
 from .logps import LogpsForHooks
 from .loss_forward import Inherited
-from .prompts import Drawn
+from .prompts import DealtPrompts, Drawn, DrawnPrompts
 from .record_stage import RecordStage
 from .resampling import Resampling
 from .rollouts import HookLogps, NotSampling, SampledBatch, Sampling, read_rollout
@@ -47,6 +47,7 @@ class RolloutStage:
         agreement: Agreement,
         records: RecordStage,
         hook_logps: LogpsForHooks,
+        prompts: DealtPrompts | DrawnPrompts,
         resampling: Resampling | None,
         token_losses: TokenLosses,
         *,
@@ -55,6 +56,7 @@ class RolloutStage:
         self._trainer, self._facts, self._agreement, self._records = trainer, facts, agreement, records
         self._chain, self._aggregation, self._settings = plugins.chain, plugins.aggregation, plugins.settings
         self._hook_logps, self._resampling, self._token_losses = hook_logps, resampling, token_losses
+        self.prompts = prompts
         self._shapes = self._chain.acts("on_rewards")
         self._reads_rollouts, self._weighs = plugins.read_rollouts, implements(plugins.aggregation, "weights")
         self._zeroes_rounding = trls_advantages and (
@@ -66,20 +68,22 @@ class RolloutStage:
 
     # ------------------------------------------------------------------ what TRL's overrides call
 
-    def begin(self) -> None:
-        """A training begins, with the first prompts."""
-        if self._resampling is not None:
-            self._resampling.prompts.start_at(0)
-
     def generate_and_score(self, inherited: Inherited, inputs: Any) -> dict[str, Any]:
         """TRL's generation batch with the advantages, weights and entries that the plugins make."""
         if not self._reads_rollouts:
             return self._as_trl_scores(inherited, inputs)
         progress = reading.progress_of(self._trainer)
-        if self._resampling is None or not progress.training:
-            return self._finish(self._sample(inherited, inputs, progress))
+        if not progress.training:
+            return self._finish(self._sample(inherited, Drawn(inputs), progress))
+        if self._resampling is None:
+            drawn = self.prompts.next_round(inputs)
+            assert drawn is not None  # it was drawn ahead
+            sampled = self._sample(inherited, drawn, progress)
+            self.prompts.observe(drawn, sampled.rollout, {})
+            return self._finish(sampled)
         one_round = functools.partial(self._one_round, inherited, progress, self._resampling.reads_advantages)
-        filled, metrics = self._resampling.fill(one_round, progress, self._trainer.reward_weights)
+        weights_K = self._trainer.reward_weights
+        filled, metrics = self._resampling.fill(one_round, self.prompts, progress, weights_K)
         self._records.add_metrics(metrics)
         return self._finish(filled)
 
@@ -154,16 +158,14 @@ class RolloutStage:
         self, inherited: Inherited, progress: Progress, reads_advantages: bool, drawn: Drawn
     ) -> tuple[SampledBatch, Rollout]:
         """A round of `resample`, and what its filter sees."""
-        sampled = self._sample(inherited, drawn.rows, progress, drawn.row_numbers)
+        sampled = self._sample(inherited, drawn, progress)
         return sampled, self._apply_rollout_hooks(sampled)[0] if reads_advantages else sampled.rollout
 
-    def _sample(
-        self, inherited: Inherited, inputs: Any, progress: Progress, row_numbers: Sequence[int] | None = None
-    ) -> SampledBatch:
+    def _sample(self, inherited: Inherited, drawn: Drawn, progress: Progress) -> SampledBatch:
         """Let TRL sample and score a batch, and make its rollout."""
         with self._watching() as sampling:
-            sampling.row_numbers = row_numbers
-            batch = inherited(inputs)
+            sampling.row_numbers = drawn.row_numbers
+            batch = inherited(drawn.rows)
         contract.check_batch(batch)
         if not sampling.scored:
             raise UpstreamError(
@@ -179,7 +181,7 @@ class RolloutStage:
             if self._shapes:
                 rollout = rollout_of_shapers(self._facts, sampling, batch)
             else:
-                rollout = self._read_rollout(progress, batch, scored, logps, row_numbers)
+                rollout = self._read_rollout(progress, batch, scored, logps, drawn.row_numbers)
             if self._zeroes_rounding:
                 self._zero_rounding(batch, scored)
         batch[BatchKeys.row_id] = self._records.number_rows(rollout)

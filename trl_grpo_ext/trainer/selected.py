@@ -1,5 +1,6 @@
 """The plugins of one trainer, loaded: those given in Python and those selected in its config."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -9,7 +10,7 @@ from ..credit.flow import plugin_label
 from ..errors import ConfigurationError
 from ..guard.calls import unique_names
 from ..plugins.loading import (
-    Loaded,
+    Kind,
     LoadedList,
     RewardList,
     load_advantage_hooks,
@@ -49,37 +50,42 @@ class SelectedRewards:
 
 
 class SelectedPlugins:
-    """The hooks, the aggregation and the group filter of a run, and the settings beside them."""
+    """The plugins of a run but its rewards, and the settings beside them. `given` are those given in Python."""
 
-    def __init__(
-        self, args: Any, advantage_hooks: Any, loss_aggregation: Any, resample: Any, token_losses: Any = None
-    ) -> None:
+    def __init__(self, args: Any, given: Mapping[str, Any]) -> None:
         settings = self.settings = our_settings(args)
-        selected_hooks = _one_source("advantage_hooks", advantage_hooks, settings.advantage_hooks)
-        self.hooks: list[Any] = load_advantage_hooks(selected_hooks or [])
-        self.loaded_aggregation: Loaded | None = None
-        selected = _one_source("loss_aggregation", loss_aggregation, settings.loss_aggregation)
-        if selected is not None:
-            self.loaded_aggregation = resolve("loss_aggregation", selected)
-            if args is not None:
-                contract.check_loss_type(args.loss_type)
-        self.resample = read_resample(_one_source("resample", resample, settings.resample))
-        self.loaded_filter: Loaded | None = None
-        if self.resample is not None:
-            self.loaded_filter = resolve("group_filter", self.resample.filter)
+        selected = {name: _one_source(name, value, getattr(settings, name)) for name, value in given.items()}
+        self.hooks: list[Any] = load_advantage_hooks(selected["advantage_hooks"] or [])
+        self.token_losses: list[Any] = load_token_losses(selected["token_losses"] or [])
+        self.resample = read_resample(selected["resample"])
+        wanted: dict[Kind, Any] = {
+            "loss_aggregation": selected["loss_aggregation"],
+            "group_filter": None if self.resample is None else self.resample.filter,
+            "prompt_sampler": selected["prompt_sampler"],
+        }
+        # Of the kinds of which a run has one at most.
+        self.loaded = {kind: resolve(kind, one) for kind, one in wanted.items() if one is not None}
+        if self.aggregation is not None and args is not None:
+            contract.check_loss_type(args.loss_type)
         self.chain = HookChain(self.hooks, self.aggregation)
-        selected_losses = _one_source("token_losses", token_losses, settings.token_losses)
-        self.token_losses: list[Any] = load_token_losses(selected_losses or [])
+
+    def _one(self, kind: Kind) -> Any:
+        return self.loaded[kind].object if kind in self.loaded else None
+
+    @property
+    def prompt_sampler(self) -> Any:
+        """The prompt sampler, or None."""
+        return self._one("prompt_sampler")
 
     @property
     def aggregation(self) -> Any:
         """The aggregation, or None."""
-        return None if self.loaded_aggregation is None else self.loaded_aggregation.object
+        return self._one("loss_aggregation")
 
     @property
     def group_filter(self) -> Any:
         """The group filter, or None."""
-        return None if self.loaded_filter is None else self.loaded_filter.object
+        return self._one("group_filter")
 
     @property
     def losses_by_name(self) -> dict[str, Any]:
@@ -106,7 +112,8 @@ class SelectedPlugins:
     def read_rollouts(self) -> bool:
         """Whether anything needs the `Rollout` of each generation batch."""
         records = self.settings.token_records > 0
-        return bool(self.hooks) or self.reduces or self.resample is not None or records
+        draws = self.resample is not None or self.prompt_sampler is not None
+        return bool(self.hooks) or self.reduces or draws or records
 
     @property
     def reduces(self) -> bool:

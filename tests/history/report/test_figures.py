@@ -14,10 +14,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from tests.history.report.trained import write_history
-from trl_grpo_ext.history.report import Run, load_run, load_runs
+from trl_grpo_ext.history.report import Run, figures, load_run, load_runs
 from trl_grpo_ext.history.report.drawing import INK, MOST_POINTS, Absent, style, thin
-from trl_grpo_ext.history.report.figures import PLOTS, Plot, svgs
+from trl_grpo_ext.history.report.figures import FINDINGS, PLOTS, Plot, svgs
+from trl_grpo_ext.records import findings
 
+TEMPLATES = Path(figures.__file__).parent / "templates"
 SVG = "{http://www.w3.org/2000/svg}"
 
 
@@ -217,3 +219,12 @@ def test_a_long_training_keeps_its_peaks() -> None:
     assert (33_334, -3.0) in list(zip(few, kept, strict=True))
     assert few[0] == 1
     assert thin([1, 2], [3.0, 4.0]) == ([1, 2], [3.0, 4.0])
+
+
+def test_findings_are_shown_by_figures_and_filters_that_exist() -> None:
+    named = re.findall(r"`(\w+)`", (findings.__doc__ or "").split("Silence")[0])
+    assert [*FINDINGS] == named
+    filters = set(re.findall(r'<option value="([\w-]+)">', (TEMPLATES / "browser.html.jinja").read_text()))
+    for figure, shown in FINDINGS.values():
+        assert figure in {plot.name for plot in PLOTS}
+        assert shown in filters

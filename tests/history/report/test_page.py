@@ -1,6 +1,7 @@
 """The page without a browser: it parses, connects to nothing, holds exactly what was saved, and escapes all of it."""
 
 import base64
+import dataclasses
 import gzip
 import hashlib
 import json
@@ -23,7 +24,14 @@ from trl_grpo_ext.errors import ConfigurationError
 from trl_grpo_ext.history.report import load_run, load_runs
 from trl_grpo_ext.history.report import page as page_module
 from trl_grpo_ext.history.report.page import script_json, visible, write_page
-from trl_grpo_ext.history.report.page_data import _digits, page_data, plain_text, utf16_spans
+from trl_grpo_ext.history.report.page_data import (
+    Row,
+    _digits,
+    page_data,
+    place_to_open,
+    plain_text,
+    utf16_spans,
+)
 
 VOID = {"meta", "link", "br", "wbr", "img", "input", "hr"}
 KNOWN = (
@@ -244,6 +252,40 @@ def test_a_limit_takes_whole_groups_spread_over_the_steps(tmp_path: Path) -> Non
     everything = page_data([load_run(run)], 1000)
     assert everything.notes == []
     assert sum(len(step["group"]) for step in everything.index["runs"][0]["steps"]) == 36
+
+
+def row_with(group: int, advantages: list[float], weights: list[float] | None = None) -> Row:
+    """Two tokens, of which only the first counts."""
+    used = {} if weights is None else {"advantage": numpy.array(advantages), "weight": numpy.array(weights)}
+    return Row(
+        group=group,
+        member=0,
+        prompt="",
+        completion="ab",
+        truncated=None,
+        rewards={},
+        reward=None,
+        credit=0.0,
+        tokens=["a", "b"],
+        live=numpy.array([True, False]),
+        stages=[("trl", numpy.array(advantages))],
+        values=used,
+    )
+
+
+def test_place_to_open_has_a_coloured_token(shown: Page) -> None:
+    assert [run["opens"] for run in shown.index["runs"]] == [[1, 0], [1, 0]]
+    silent, up = row_with(0, [0.0, 0.0]), row_with(7, [0.5, 0.0])
+    without_weight, of_tools = row_with(8, [1.0, 1.0], [0.0, 1.0]), row_with(9, [0.0, 1.0])
+    assert place_to_open([[up], [silent, without_weight, of_tools, up]]) == (1, 3)
+    assert place_to_open([[silent, silent, up], [silent, of_tools]]) == (0, 1)  # the second group of the first step
+    assert place_to_open([[silent], [silent]]) == (1, 0)
+    assert place_to_open([]) == (0, 0)
+    from_table = dataclasses.replace(silent, tokens=None, credit=-0.1)
+    assert place_to_open([[dataclasses.replace(silent, tokens=None), dataclasses.replace(from_table, group=1)]]) == (
+        0,
+        1,
+    )
 
 
 # ---------------------------------------------------------------------------------------------- TRL's tables alone

@@ -18,7 +18,6 @@ from tests.history.report.trained import write_history
 from tests.interrupts import interruptible
 from trl_grpo_ext.cli.main import app
 from trl_grpo_ext.cli.report import rewrite
-from trl_grpo_ext.history.report.figures import PLOTS
 from trl_grpo_ext.trainer.live import LOG_FILE
 
 pytestmark = pytest.mark.slow
@@ -126,11 +125,6 @@ def test_without_matplotlib_the_extra_is_named(tmp_path: Path) -> None:
 # ---------------------------------------------------------------------------------------------- docs/report.md
 
 PAGE = (Path(__file__).parents[3] / "docs" / "report.md").read_text(encoding="utf-8")
-
-
-def test_the_table_has_every_figure_in_their_order() -> None:
-    table = PAGE.split("## The figures")[1].split("##")[0]
-    assert re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE) == [plot.name for plot in PLOTS]
 
 
 def test_the_table_has_every_option() -> None:

@@ -15,7 +15,7 @@ from trl_grpo_ext.errors import ConfigurationError
 from trl_grpo_ext.history.report import load_run, load_runs
 from trl_grpo_ext.history.report.drawing import live_values
 from trl_grpo_ext.history.report.page import write_page
-from trl_grpo_ext.history.report.run import LOG, STATE
+from trl_grpo_ext.history.report.trained_run import LOG, STATE
 
 HISTORY = [{"loss": 0.5, "reward": 1.0, "step": 1}, {"loss": 0.25, "reward": 2.0, "step": 2}]
 

@@ -4,6 +4,6 @@
 """
 
 from ...records.findings import Finding, findings_of
-from .run import Run, load_run, load_runs
+from .trained_run import Run, load_run, load_runs
 
 __all__ = ["Finding", "Run", "findings_of", "load_run", "load_runs"]

@@ -27,9 +27,9 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from ...guard.untrusted import escape
-from ...records.files import evenly
-from ..files import step_of
-from .run import LARGEST_NUMBER, History, Run
+from ...records.writing import evenly
+from ..run_files import step_of
+from .trained_run import LARGEST_NUMBER, History, Run
 
 INK = "#010203"
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")

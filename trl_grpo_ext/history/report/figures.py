@@ -7,13 +7,13 @@ appears everywhere.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 
 from ...errors import ConfigurationError
-from .run import Run
+from .trained_run import Run
 
 try:
     from matplotlib.figure import Figure
@@ -26,6 +26,7 @@ Draw = Callable[[Sequence[Run]], Figure | Absent]
 
 _REWARD = re.compile(r"(?:eval_)?rewards/(.+)/mean", re.DOTALL)
 _OUTCOME = re.compile(r"outcomes/(.+)/([^/]+)", re.DOTALL)
+_PART = re.compile(r"parts/([^/]+)/(.+)/mean", re.DOTALL)
 _UNSCORED = re.compile(r"rewards/(.+)/(none|nan)", re.DOTALL)
 _AT_K = re.compile(r"eval_pass@(\d+)(?:/(.+))?", re.DOTALL)
 _HOOK = re.compile(r"advantage/(.+)/mean", re.DOTALL)
@@ -73,6 +74,20 @@ def reward_functions(runs: Sequence[Run]) -> Figure | Absent:
     names = dict.fromkeys(found[1] for found in _match_keys(runs, _REWARD))
     panels = [Panel(name, [Series(f"rewards/{name}/mean", spread=f"rewards/{name}/std")]) for name in names]
     return draw_lines(runs, panels, "No rewards are in the history.")
+
+
+def parts(runs: Sequence[Run]) -> Figure | Absent:
+    """Two panels per reward that consists of parts: the mean score of each part, and where it is present."""
+    by_reward: dict[str, list[str]] = {}
+    for found in _match_keys(runs, _PART):
+        by_reward.setdefault(found[1], []).append(found[2])
+    panels = []
+    for reward, names in by_reward.items():
+        means = [Series(f"parts/{reward}/{name}/mean", name) for name in names]
+        present = [Series(f"parts/{reward}/{name}/present", name) for name in names]
+        panels += [Panel(f"{reward}: mean score of each part", means)]
+        panels += [Panel(f"{reward}: share of completions that have it", present, share=True)]
+    return draw_lines(runs, panels, "No reward of these runs returns Parts.")
 
 
 def outcomes(runs: Sequence[Run]) -> Figure | Absent:
@@ -292,6 +307,26 @@ PLOTS: tuple[Plot, ...] = (
         ),
     ),
 )
+
+FINDINGS: Mapping[str, tuple[str, str]] = {
+    "reward_against_metric": ("reward_functions", "wrong-rewarded"),
+    "reward_fell": ("reward_total", "all"),
+    "all_right": ("no_signal", "all"),
+    "all_wrong": ("no_signal", "all"),
+    "no_signal": ("no_signal", "all"),
+    "truncated": ("lengths", "truncated"),
+    "entropy_gone": ("entropy", "all"),
+    "constant_reward": ("reward_functions", "all"),
+    "failing_reward": ("outcomes", "unparseable"),
+    "idle_hook": ("hooks", "all"),
+    "idle_filter": ("resampled", "all"),
+    "few_tokens": ("advantages", "all"),
+    "part_never_right": ("parts", "all"),
+    "part_always_right": ("parts", "all"),
+    "part_missing": ("parts", "all"),
+    "parts_unused": ("parts", "all"),
+}
+"""Where each finding is seen: the name of a figure, and a filter of the completion browser."""
 
 
 def svgs(runs: Sequence[Run]) -> Iterator[tuple[Plot, str | Absent]]:

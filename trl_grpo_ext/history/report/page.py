@@ -24,12 +24,12 @@ from markupsafe import Markup
 from ...errors import ConfigurationError
 from ...guard.calls import unique_names
 from ...plugins.kinds import LABELS
-from ...records.files import write_atomically
 from ...records.findings import findings_of
 from ...records.manifest import Manifest, PluginRecord
-from ..files import step_of
+from ...records.writing import write_atomically
+from ..run_files import step_of
 from .page_data import page_data
-from .run import Run
+from .trained_run import Run
 
 STYLES = ("page.css", "browser.css", "narrow.css")
 SCRIPTS = (
@@ -72,7 +72,7 @@ def write_page(
 
 def page(runs: Sequence[Run], limit: int, reload_seconds: float | None = None) -> tuple[str, list[str]]:
     """The page as text, and the sentences of `WrittenPage.notes`."""
-    from .figures import svgs
+    from .figures import FINDINGS, svgs
 
     themes: dict[str, list[dict[str, Any]]] = {}
     absent = []
@@ -96,7 +96,11 @@ def page(runs: Sequence[Run], limit: int, reload_seconds: float | None = None) -
             script=Markup(script),
             runs=[{"name": run.name, "facts": facts(run), "summary": summaries(run)} for run in runs],
             notes=notes,
-            findings=[(run.name, found) for run in runs if (found := findings_of(run.folder, run.history))],
+            findings=[
+                (run.name, [(one, *FINDINGS[one.name]) for one in found])
+                for run in runs
+                if (found := findings_of(run.folder, run.history))
+            ],
             titles=titles,
             with_completions=[run["name"] for run in data.index["runs"] if run["steps"]],
             themes=themes,

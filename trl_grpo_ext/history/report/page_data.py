@@ -19,10 +19,10 @@ import numpy
 
 from ...guard.messages import content_text
 from ...guard.outcomes import OUTCOME_SUFFIX
-from ...records.files import evenly
 from ...records.token_records import COLUMNS
-from ..files import messages_in, step_of
-from .run import Run, is_number
+from ...records.writing import evenly
+from ..run_files import messages_in, step_of
+from .trained_run import Run, is_number
 
 SIZE = 12_000_000
 """Most characters of completions on a page; a token with its numbers counts as eight more. 500,000 tokens after two
@@ -66,7 +66,9 @@ def page_data(runs: Sequence[Run], limit: int) -> PageData:
         steps = [_add_to_index(data, path, rows) for path, rows, _ in chosen]
         rewards = list(dict.fromkeys(name for step in steps for name in step["rewards"]))
         right = next((name for name in rewards if _RIGHT_OR_WRONG.search(name)), rewards[0] if rewards else None)
-        data.index["runs"].append({"name": run.name, "rewards": rewards, "right": right, "steps": steps})
+        opens = place_to_open([rows for _, rows, _ in chosen])
+        entry = {"name": run.name, "rewards": rewards, "right": right, "opens": opens, "steps": steps}
+        data.index["runs"].append(entry)
     return data
 
 
@@ -88,6 +90,19 @@ def _choose(run: Run, files: list[Path], share: int, size: int) -> Iterator[tupl
         kept = _whole_groups(rows, max(left // (len(files) - number), 1), size // len(files))
         left -= len(kept)
         yield path, kept, len(rows)
+
+
+def place_to_open(steps: Sequence[Sequence[Row]]) -> tuple[int, int]:
+    """Places of a step and of a group in it: the first group with signal in the latest step that has one.
+
+    Without any signal, the last step's first group.
+    """
+    for place in reversed(range(len(steps))):
+        with_signal = {row.group for row in steps[place] if row.has_signal}
+        for number, group in enumerate(dict.fromkeys(row.group for row in steps[place])):
+            if group in with_signal:
+                return place, number
+    return max(len(steps) - 1, 0), 0
 
 
 def _whole_groups(rows: Sequence[Row], completions: int, size: int) -> list[Row]:
@@ -132,7 +147,7 @@ def _add_to_index(data: PageData, path: Path, rows: Sequence[Row]) -> dict[str, 
         "numbers": numbers,
         "length": [len(row.tokens) if row.tokens is not None else None for row in rows],
         "characters": [len(row.completion) for row in rows],
-        "trained": ["weight" in row.values and "advantage" in row.values for row in rows],
+        "trained": [row.trained for row in rows],
         "rewards": {name: [row.rewards.get(name) for row in rows] for row in rows for name in row.rewards},
         **{name: [getattr(row, name) for row in rows] for name in _AS_THEY_ARE},
     }
@@ -197,6 +212,16 @@ class Row:
     failed_turns: list[int] = field(default_factory=list)
     stages: list[tuple[str, Numbers]] = field(default_factory=list)
     values: dict[str, Numbers] = field(default_factory=dict)
+
+    @property
+    def trained(self) -> bool:
+        """Whether the loss has used it."""
+        return "weight" in self.values and "advantage" in self.values
+
+    @property
+    def has_signal(self) -> bool:
+        """Whether any token is pushed up or down, so that the page shows a colour."""
+        return bool(self.credit) if self.tokens is None else bool(numpy.nan_to_num(live_credit(self)).any())
 
 
 def read_rows(run: Run, path: Path) -> list[Row]:
@@ -277,14 +302,22 @@ def _per_token(values: Any, size: int, kind: Any = numpy.float32) -> Numbers:
     return found
 
 
+def live_credit(row: Row) -> Numbers:
+    """What each live token gets: advantage times weight; the last advantage if the row has not been trained on."""
+    assert row.live is not None
+    if row.trained:
+        return (row.values["advantage"].astype(numpy.float64) * row.values["weight"])[row.live]
+    return row.stages[-1][1].astype(numpy.float64)[row.live] if row.stages else numpy.zeros(0)
+
+
 def _credit(row: Row) -> float | None:
     assert row.live is not None
     if not row.live.any():
         return 0.0
-    if "advantage" in row.values and "weight" in row.values:
-        products = row.values["advantage"].astype(numpy.float64) * row.values["weight"]
-        return number(float(products[row.live].sum()))
-    return number(float(row.stages[-1][1].astype(numpy.float64)[row.live].mean())) if row.stages else None
+    credit = live_credit(row)
+    if row.trained:
+        return number(float(credit.sum()))
+    return number(float(credit.mean())) if row.stages else None
 
 
 # ---------------------------------------------------------------------------------------------- TRL's tables

@@ -1,6 +1,6 @@
 """Complete checkpoints or none, and signals that save one, for any `transformers.Trainer`."""
 
-from ...records.checkpoints import checkpoint_problem, last_complete_checkpoint
+from ...records.checkpoint_state import checkpoint_problem, last_complete_checkpoint
 from .safe import SafeCheckpoints
 from .stop_signal import SaveOnSignal, exit_status
 

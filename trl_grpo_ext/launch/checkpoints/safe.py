@@ -43,7 +43,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, rotate_checkpoints
 
 from ...errors import CheckpointError, ConfigurationError
 from ...guard.agreement import Agreement
-from ...records.checkpoints import (
+from ...records.checkpoint_state import (
     REPLACED,
     STATE,
     UNFINISHED,

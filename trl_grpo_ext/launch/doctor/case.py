@@ -120,7 +120,7 @@ def load_plugins(run: RunPlan) -> Plugins:
     if not problems:
         attempt(lambda: HookChain([*hooks.values()], aggregation), "Take one of them out.")
     if not problems and group_filter is not None:
-        attempt(lambda: refuse_inexact(group_filter, [*hooks.values()], None, None), "Take one of them out.")
+        attempt(lambda: refuse_inexact(group_filter, [*hooks.values()], None), "Take one of them out.")
     return Plugins(built["rewards"], hooks, aggregation, tuple(problems))
 
 

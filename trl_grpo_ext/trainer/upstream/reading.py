@@ -60,12 +60,12 @@ def progress_of(trainer: Any) -> Progress:
     )
 
 
-def refuse_stream(dataset: Any) -> None:
-    """Refuse data that has no rows to draw."""
+def refuse_stream(dataset: Any, drawing: str) -> None:
+    """Refuse data that has no rows to draw; `drawing` is the setting that draws."""
     if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
         raise ConfigurationError(
-            f"resample draws further prompts from train_dataset, but {type(dataset).__name__} has no rows to choose "
-            "from (a stream). Load it as a Dataset, or remove resample."
+            f"{drawing} draws prompts from train_dataset, but {type(dataset).__name__} has no rows to choose from (a "
+            f"stream). Load it as a Dataset, or remove {drawing}."
         )
 
 

@@ -20,8 +20,10 @@ function watchTraining() {
 function keepPlace() {
   if (!at("cards") || INDEX.runs.length === 0) return;
   const { right, from, filter, sort, text } = state;
+  const [step, group] = runNow().opens;
+  const asOpened = state.step === step && state.group === group;
   const last = state.step === runNow().steps.length - 1;
-  const place = { run: runNow().name, step: last ? null : stepNow().step, group: state.group, right, from, filter, sort, text };
+  const place = { run: runNow().name, step: last ? null : stepNow().step, group: state.group, asOpened, right, from, filter, sort, text };
   try {
     sessionStorage.setItem(KEPT, JSON.stringify(place));
   } catch {
@@ -29,7 +31,7 @@ function keepPlace() {
   }
 }
 
-// Go back there. Whoever was at the newest step is at the newest again.
+// Go back there. Whoever had not moved sees what the page opens on now, and whoever was at the newest step the newest.
 async function returnToPlace() {
   let kept = null;
   try {
@@ -50,7 +52,8 @@ async function returnToPlace() {
   state.text = at("search").value = String(kept.text ?? "");
   at("run").value = String(run);
   await chooseRun(run);
-  const step = runNow().steps.findIndex(({ step: number }) => number === kept.step);
+  if (kept.asOpened) return;
+  const step = kept.step === null ? runNow().steps.length - 1 : runNow().steps.findIndex(({ step: number }) => number === kept.step);
   if (step >= 0 && step !== state.step) await moveStep(step - state.step);
   const group = Math.min(Number(kept.group) || 0, groupsOf(stepNow()).length - 1);
   if (group !== state.group) await moveGroup(group - state.group);

@@ -18,8 +18,7 @@ function fillChoices() {
 
 async function chooseRun(place) {
   state.run = place;
-  state.step = runNow().steps.length - 1;
-  state.group = 0;
+  [state.step, state.group] = runNow().opens; // where there are colours to see
   if (!runNow().rewards.includes(state.right)) state.right = runNow().right;
   fillSelect(at("right"), runNow().rewards.map((name) => [name, name]), state.right);
   at("from").value = String(rightFrom());

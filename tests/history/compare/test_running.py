@@ -1,4 +1,4 @@
-"""A replay of what a real training recorded gives the advantages and weights that its loss used."""
+"""What a real training recorded, run again: the advantages and weights that its loss used."""
 
 from pathlib import Path
 from typing import Any
@@ -7,7 +7,8 @@ import pyarrow.parquet
 import pytest
 
 from tests.support import length_reward, train
-from trl_grpo_ext.history.replay import Comparison, replay
+from trl_grpo_ext.errors import ConfigurationError
+from trl_grpo_ext.history.compare import Comparison, compare
 
 CASES: dict[str, dict[str, Any]] = {
     "bnpo, no scale": {"loss_type": "bnpo", "scale_rewards": "none", "mask_truncated_completions": True},
@@ -24,7 +25,7 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "skipping": {"loss_aggregation": {"name": "length_power", "alpha": 0.75, "skip_zero_variance": True}},
 }
-"""Those that `tests/history/gradients` does not hold against a training's gradient."""
+"""Those that `test_derivatives.py` does not hold against a training's gradient."""
 
 
 def coarse_reward(completion_ids: list[list[int]], **columns: Any) -> list[float | None]:
@@ -52,10 +53,10 @@ def assert_as_recorded(compared: Comparison, name: str, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_records_replayed_with_the_selection_of_the_run(tiny_model: Path, tmp_path: Path, case: str) -> None:
+def test_run_selection_gives_what_the_loss_used(tiny_model: Path, tmp_path: Path, case: str) -> None:
     settings = {"max_completion_length": 10, **CASES[case]}
     train(tiny_model, tmp_path, token_records=8, **settings)
-    compared = replay(tmp_path, [settings, {"loss_aggregation": "token_sum"}])
+    compared = compare(tmp_path, [settings, {"loss_aggregation": "token_sum"}])
     assert_as_recorded(compared, "selection 1", tmp_path)
     # What was compared is not the same whatever is selected.
     with pytest.raises(AssertionError):
@@ -69,14 +70,12 @@ WEIGHTED: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("settings", WEIGHTED, ids=["each normalised", "one of two"])
-def test_two_rewards_of_which_one_has_no_value_for_some(
-    tiny_model: Path, tmp_path: Path, settings: dict[str, Any]
-) -> None:
+def test_run_selection_of_two_rewards(tiny_model: Path, tmp_path: Path, settings: dict[str, Any]) -> None:
     train(tiny_model, tmp_path, token_records=8, reward_funcs=[length_reward, coarse_reward], **settings)
     called = {**settings, "rewards": [length_reward, coarse_reward]}
     unsaid = {name: value for name, value in settings.items() if name != "reward_weights"}  # those of the run count
     selections = [settings, called] + [unsaid] * ("multi_objective_aggregation" not in settings)
-    compared = replay(tmp_path, selections)
+    compared = compare(tmp_path, selections)
     for number in range(1, len(selections) + 1):
         assert_as_recorded(compared, f"selection {number}", tmp_path)
     assert any(row["rewards"][1][1] is None for rows in records(tmp_path) for row in rows)
@@ -84,11 +83,9 @@ def test_two_rewards_of_which_one_has_no_value_for_some(
 
 
 @pytest.mark.parametrize("settings", [{"scale_rewards": "batch"}, {"advantage_hooks": ["leave_one_out"]}], ids=str)
-def test_trls_own_tables_give_the_advantages_in_them(
-    tiny_model: Path, tmp_path: Path, settings: dict[str, Any]
-) -> None:
+def test_run_selection_of_trls_tables(tiny_model: Path, tmp_path: Path, settings: dict[str, Any]) -> None:
     train(tiny_model, tmp_path, log_completions=True, reward_funcs=[length_reward, coarse_reward], **settings)
-    compared = replay(tmp_path, [settings])
+    compared = compare(tmp_path, [settings])
     assert compared.num_generations == 4
     assert any("Equal prompts in a row" in sentence for sentence in compared.notes)
     assert any("used: length_reward, coarse_reward." in sentence for sentence in compared.notes)
@@ -99,9 +96,9 @@ def test_trls_own_tables_give_the_advantages_in_them(
         assert played.advantages_B.tolist() == pytest.approx(saved["advantage"], rel=1e-4, abs=1e-5)
 
 
-def test_what_fed_two_steps_is_replayed_once_from_the_later_file(tiny_model: Path, tmp_path: Path) -> None:
+def test_read_saved_takes_the_later_of_two_files(tiny_model: Path, tmp_path: Path) -> None:
     train(tiny_model, tmp_path, token_records=16, steps_per_generation=2, prompt_count=4)
-    compared = replay(tmp_path, [{"advantage_hooks": ["entropy_shaping"]}])
+    compared = compare(tmp_path, [{"advantage_hooks": ["entropy_shaping"]}])
     assert list(compared.steps) == [2]
     assert any("1 of 2 tables repeat earlier completions" in sentence for sentence in compared.notes)
 
@@ -112,26 +109,24 @@ def by_prompt(completion_ids: list[list[int]], prompts: list[str], **columns: An
     return [value if prompt[0] in "ac" else 1.0 for value, prompt in zip(varied, prompts, strict=True)]
 
 
-def test_groups_that_a_compact_update_left_out_are_left_out_where_a_hook_has_to_see_them(
-    tiny_model: Path, tmp_path: Path
-) -> None:
+def test_read_saved_leaves_out_untrained_groups(tiny_model: Path, tmp_path: Path) -> None:
     settings = {"advantage_hooks": ["entropy_shaping"]}
     train(tiny_model, tmp_path, token_records=8, compact_updates="exact", reward_funcs=by_prompt)
-    compared = replay(tmp_path, [{}, settings])
+    compared = compare(tmp_path, [{}, settings])
     assert (compared.completions, compared.groups) == (8, 2)
     assert any(
         "8 completions are left out, in whole groups whose records lack" in sentence for sentence in compared.notes
     )
     recorded = [row["advantage"] for rows in records(tmp_path) for row in rows if row["advantage"] is not None]
-    replayed = [row for played in compared.results["selection 1"] for row in played.advantages_B_T.tolist()]
-    assert len(recorded) == len(replayed) == 8
-    for ours, theirs in zip(replayed, recorded, strict=True):
+    again = [row for played in compared.results["selection 1"] for row in played.advantages_B_T.tolist()]
+    assert len(recorded) == len(again) == 8
+    for ours, theirs in zip(again, recorded, strict=True):
         assert ours[: len(theirs)] == pytest.approx(theirs, rel=1e-4, abs=1e-5)
-    assert replay(tmp_path, [{}]).completions == 16  # nobody has to see them
+    assert compare(tmp_path, [{}]).completions == 16  # nobody has to see them
 
 
-def test_completions_not_trained_on_yet_have_no_log_probabilities(tiny_model: Path, tmp_path: Path) -> None:
+def test_read_saved_without_log_probabilities(tiny_model: Path, tmp_path: Path) -> None:
     train(tiny_model, tmp_path, token_records=16, steps_per_generation=2, prompt_count=4, max_steps=1)
-    with pytest.raises(ValueError, match="no group has the log-probabilities that a hook needs"):
-        replay(tmp_path, [{"advantage_hooks": ["entropy_shaping"]}])
-    replay(tmp_path, [{"advantage_hooks": ["centred"]}])
+    with pytest.raises(ConfigurationError):
+        compare(tmp_path, [{"advantage_hooks": ["entropy_shaping"]}])
+    compare(tmp_path, [{"advantage_hooks": ["centred"]}])

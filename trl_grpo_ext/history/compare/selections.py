@@ -36,7 +36,7 @@ LEFT_OUT: Mapping[str, Any] = {
     "off_policy_mask_threshold": None,
     "importance_sampling_level": "token",
 }
-"""Settings that change a gradient in ways that are not replayed, with the values that have no effect."""
+"""Settings that change a gradient in ways that are left out here, with the values that have no effect."""
 
 _CHOICES: Mapping[str, tuple[Any, ...]] = {
     "loss_type": tuple(TRL_REDUCTIONS),
@@ -44,8 +44,10 @@ _CHOICES: Mapping[str, tuple[Any, ...]] = {
     "multi_objective_aggregation": ("sum_then_normalize", "normalize_then_sum"),
     "mask_truncated_completions": (True, False),
 }
-Selections = Sequence[str | Path | Mapping[str, Any]] | Mapping[str, str | Path | Mapping[str, Any]]
-"""Files of selections, or what they hold; a mapping gives them names."""
+Given = str | Path | Mapping[str, Any]
+"""A file of a selection, or what it holds."""
+Selections = Sequence[Given] | Mapping[str, Given]
+"""Several; a mapping gives them names."""
 
 _FROM_THE_POLICY = {"old_logps", "old_entropies", "entropies"}
 _NOT_SAVED = {"ref_logps": "log-probabilities under a reference", "sampling_logps": "the sampler's log-probabilities"}
@@ -61,10 +63,10 @@ class RewardSource(NamedTuple):
 
 
 @dataclass(frozen=True)
-class ReplaySelection:
+class LoadedSelection:
     """What one side of the comparison runs: loaded plugins, and settings with TRL's defaults.
 
-    `rewards` is None if the saved ones are used; `left_out` has settings that are not replayed.
+    `rewards` is None if the saved ones are used; `left_out` has settings that count for nothing here.
     """
 
     name: str
@@ -80,7 +82,7 @@ class ReplaySelection:
         return {need for hook in self.hooks for need in HookDeclaration.of(hook).needs}
 
 
-def named_selections(given: Selections) -> Mapping[str, str | Path | Mapping[str, Any]]:
+def named_selections(given: Selections) -> Mapping[str, Given]:
     """Selections by name: a file's is its stem, or its path if two have that stem."""
     if isinstance(given, Mapping):
         return given
@@ -90,35 +92,36 @@ def named_selections(given: Selections) -> Mapping[str, str | Path | Mapping[str
     return dict(zip(unique_names(names), given, strict=True))
 
 
-def load_selection(name: str, given: str | Path | Mapping[str, Any]) -> ReplaySelection:
+def load_selection(name: str, given: Given) -> LoadedSelection:
     """Read and load one selection. Unknown keys are ignored, so the file of a whole run will do."""
     mapping = selection_settings(given)
     settings = {key: _setting(name, key, mapping.get(key)) for key in DEFAULTS}
+    skipped = {**LEFT_OUT, "token_losses": None}
     chosen, aggregation = (_several(mapping.get(key)) for key in ("rewards", "loss_aggregation"))
-    return ReplaySelection(
+    return LoadedSelection(
         name=name,
         rewards=None if chosen is None else _rewards(name, chosen, settings["reward_weights"]),
         hooks=load_advantage_hooks(_several(mapping.get("advantage_hooks")) or []),
         aggregation=load_loss_aggregation(aggregation[0] if aggregation else TRL_REDUCTIONS[settings["loss_type"]]),
         settings=settings,
-        left_out={key: mapping[key] for key, usual in LEFT_OUT.items() if mapping.get(key, usual) not in (usual, None)},
+        left_out={key: mapping[key] for key, usual in skipped.items() if mapping.get(key, usual) not in (usual, None)},
     )
 
 
-def selection_settings(given: str | Path | Mapping[str, Any]) -> Mapping[str, Any]:
+def selection_settings(given: Given) -> Mapping[str, Any]:
     """What a selection's file holds; nothing in an empty one."""
     if isinstance(given, Mapping):
         return given
     return {} if read_values(given) is None else read_settings(given)
 
 
-def check_replayable(selection: ReplaySelection, batch: SavedBatch) -> None:
+def check_runnable(selection: LoadedSelection, batch: SavedBatch) -> None:
     """Refuse a selection that needs data that were not saved; the message names the hook."""
     for hook in selection.hooks:
         label = f"{selection.name}: the advantage hook {plugin_label(hook)!r}"
         declared = HookDeclaration.of(hook)
         if teachers := declared.teachers:
-            raise ConfigurationError(f"{label} needs the model {teachers[0]!r}, but a replay runs no model.")
+            raise ConfigurationError(f"{label} needs the model {teachers[0]!r}, but a comparison loads no teacher.")
         for need in {*declared.needs} & _NOT_SAVED.keys():
             raise ConfigurationError(f"{label} needs {_NOT_SAVED[need]}, which nothing saves.")
         if reads_log_probabilities(hook) and None in (batch.tokens.logps_B_T, batch.tokens.entropies_B_T):

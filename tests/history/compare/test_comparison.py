@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.history.replay.support import two_groups, write_lines
-from trl_grpo_ext.history.replay import Comparison, replay
+from tests.history.compare.saved_files import two_groups, write_lines
+from trl_grpo_ext.history.compare import Comparison, compare
+from trl_grpo_ext.history.compare.comparison import quarters
 from trl_grpo_ext.types import HookDeclaration
 
 BASE = {"advantage_hooks": ["centred"], "loss_aggregation": "token_mean"}
@@ -17,14 +18,14 @@ NAMES = ("selection 1", "selection 2")
 
 @pytest.fixture(scope="module")
 def compared(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
-    return replay(two_groups(tmp_path_factory.mktemp("saved")), [BASE, OTHER])
+    return compare(two_groups(tmp_path_factory.mktemp("saved")), [BASE, OTHER])
 
 
 # Under the base A = .5, -.5, 0, 0 and every one of 10 tokens weighs .1: masses .1, .2, 0, 0.
 # Under the other A = 1, 0, 1, 1 and every completion weighs .25: masses .25, 0, .25, .25.
 
 
-def test_tokens_get_the_advantages_and_weights_of_their_selection(compared: Comparison) -> None:
+def test_results_by_hand(compared: Comparison) -> None:
     assert (compared.completions, compared.groups, compared.num_generations, compared.tokens) == (4, 2, 2, 10)
     assert compared.tokens_are == "words"
     assert list(compared.steps) == [0]
@@ -37,7 +38,7 @@ def test_tokens_get_the_advantages_and_weights_of_their_selection(compared: Comp
     assert torch.allclose(other.weights_B_T, torch.tensor([[1 / 8], [1 / 16], [1 / 4], [1 / 12]]) * mask)
 
 
-def test_each_selection(compared: Comparison) -> None:
+def test_selections_by_hand(compared: Comparison) -> None:
     base, other = compared.selections
     for one in (base, other):
         assert one.reward_mean == 0.75
@@ -69,7 +70,7 @@ def test_mass_by_correctness_and_position(compared: Comparison) -> None:
     assert sum(part.mass[NAMES[1]] or 0 for part in compared.by_position) == pytest.approx(1)
 
 
-def test_how_far_they_agree_and_where_not(compared: Comparison) -> None:
+def test_pairs_by_hand(compared: Comparison) -> None:
     (pair,) = compared.pairs
     assert pair.same_sign == 0.25
     assert pair.moved == pytest.approx((2 / 3 + 1 / 3 + 1 / 3) / 2)
@@ -85,7 +86,7 @@ def test_how_far_they_agree_and_where_not(compared: Comparison) -> None:
     assert not {"batches", "results"} & plain.keys()
 
 
-def test_moved_between_tokens_sees_what_stays_within_a_completion(tmp_path: Path) -> None:
+def test_moved_between_tokens_within_a_completion(tmp_path: Path) -> None:
     class FirstTokenOnly:
         declares = HookDeclaration(role="transform")
 
@@ -94,17 +95,23 @@ def test_moved_between_tokens_sees_what_stays_within_a_completion(tmp_path: Path
             return kept * rollout.lengths_B.unsqueeze(1)  # type: ignore[attr-defined]
 
     first = {"advantage_hooks": ["centred", FirstTokenOnly()], "loss_aggregation": "token_mean"}
-    (pair,) = replay(two_groups(tmp_path), [BASE, first]).pairs
+    (pair,) = compare(two_groups(tmp_path), [BASE, first]).pairs
     assert pair.moved == pytest.approx(0)
     # Of 1/3 over two tokens half moves, of 2/3 over four tokens three quarters do.
     assert pair.moved_between_tokens == pytest.approx(1 / 3 / 2 + 2 / 3 * 3 / 4)
 
 
-def test_a_step_without_any_gradient_has_no_shares(tmp_path: Path) -> None:
+def test_comparison_without_any_gradient(tmp_path: Path) -> None:
     file = write_lines(tmp_path / "s.jsonl", [{"prompt": "p", "completion": "a", "reward": 1.0}] * 4)
-    compared = replay(file, [{"advantage_hooks": ["centred"]}, {}])
+    compared = compare(file, [{"advantage_hooks": ["centred"]}, {}])
     assert compared.selections[0].without_signal == 1
     assert compared.selections[0].positive_mass is None
     assert all(part.mass["selection 1"] is None for part in [*compared.by_length, *compared.by_position])
     assert compared.pairs[0].moved is None
     json.dumps(compared.plain(), allow_nan=False)
+
+
+def test_quarters_by_hand() -> None:
+    assert quarters(torch.tensor([0.0, 1.0, 2.0, 3.0, 4.0])).tolist() == [-1, 0, 1, 2, 3]
+    assert quarters(torch.tensor([7.0, 7.0, 7.0])).tolist() == [0, 0, 0]
+    assert quarters(torch.tensor([0.0])).tolist() == [-1]

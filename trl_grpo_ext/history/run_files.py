@@ -1,4 +1,4 @@
-"""The one reader of a run's folder, for the report, the replay, the gradients and whatever resumes from them.
+"""The one reader of a run's folder, for the report, the comparison and whatever resumes from them.
 
 Any file may be cut off, still being written, from another program, or malicious: what cannot be read raises
 `UnreadableError`, one printable sentence. A table is a mapping from column names to lists with one entry per row. Lists

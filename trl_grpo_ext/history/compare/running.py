@@ -1,7 +1,7 @@
 """Run one selection on one saved batch, in the trainer's order but without a model.
 
-Rewards are saved ones or come from functions, each called once for all selections. A loss forward of the replay has the
-whole batch in one micro-batch of one optimizer step; the saved log-probabilities stand for the old and the current
+Rewards are saved ones or come from functions, each called once for all selections. A loss forward here has the whole
+batch in one micro-batch of one optimizer step; the saved log-probabilities stand for the old and the current
 policy. So the policy ratio is 1, where the gradient of each of TRL's loss types is the same up to a constant (`cispo`
 bounds the ratio): a token's score, which is the gradient of its log-probability, times its weight, times its advantage.
 """
@@ -26,9 +26,8 @@ from ...errors import ConfigurationError, PluginOutputError, PluginRunError, Rew
 from ...guard.calls import call, is_model
 from ...guard.reward_watch import RewardWatch
 from ...types import Forward, Rollout, StepTotals, Totals, implements, role_of
-from .saved import SavedBatch
-from .selections import ReplaySelection, RewardSource, check_replayable, check_weights
-from .tokens import Tokens
+from .saved import SavedBatch, Tokens
+from .selections import LoadedSelection, RewardSource, check_runnable, check_weights
 
 EPSILON = 1e-4
 """TRL adds this to a standard deviation before dividing."""
@@ -36,27 +35,16 @@ EPSILON = 1e-4
 
 @dataclass(frozen=True)
 class BatchResult:
-    """One batch under one selection.
-
-    Attributes:
-        reward_names: The `K` rewards.
-        rewards_B_K: Each function's reward; NaN for None.
-        rewards_B: Their weighted sum; NaN if no function gave one.
-        advantages_B_T: What the loss gets, zero off the loss mask.
-        weights_B_T: Each token's weight in the loss, zero off the loss mask.
-        mask_B_T: The loss mask.
-        completion_mask_B_T: 1.0 at every token.
-        signal_Q: Which groups have signal.
-    """
+    """One batch under one selection; advantages and weights are zero off the loss mask."""
 
     reward_names: Sequence[str]
-    rewards_B_K: torch.Tensor
-    rewards_B: torch.Tensor
-    advantages_B_T: torch.Tensor
-    weights_B_T: torch.Tensor
-    mask_B_T: torch.Tensor
-    completion_mask_B_T: torch.Tensor
-    signal_Q: torch.Tensor
+    rewards_B_K: torch.Tensor  # NaN for None
+    rewards_B: torch.Tensor  # their weighted sum; NaN if no function gave one
+    advantages_B_T: torch.Tensor  # what the loss gets
+    weights_B_T: torch.Tensor  # each token's weight in the loss
+    mask_B_T: torch.Tensor  # the loss mask
+    completion_mask_B_T: torch.Tensor  # 1.0 at every token
+    signal_Q: torch.Tensor  # which groups have signal
 
     @property
     def mass_B_T(self) -> torch.Tensor:
@@ -70,10 +58,10 @@ class BatchResult:
 
 
 def run_selection(
-    selection: ReplaySelection, batch: SavedBatch, known: dict[str, OneReward], tokenizer: Any
+    selection: LoadedSelection, batch: SavedBatch, known: dict[str, OneReward], tokenizer: Any
 ) -> BatchResult:
     """Run a selection on a batch; `known` are the rewards of that batch that other selections have called."""
-    check_replayable(selection, batch)
+    check_runnable(selection, batch)
     rollout = _rollout(selection, batch, _rewards(selection, batch, known), tokenizer)
     chain = HookChain(selection.hooks, selection.aggregation)
     rollout = chain.on_rewards(rollout)
@@ -119,7 +107,7 @@ def group_advantages(rollout: Rollout, scale_rewards: str, multi_objective_aggre
 
 
 def _rollout(
-    selection: ReplaySelection, batch: SavedBatch, rewards: Mapping[str, OneReward], tokenizer: Any
+    selection: LoadedSelection, batch: SavedBatch, rewards: Mapping[str, OneReward], tokenizer: Any
 ) -> Rollout:
     count, size, tokens = len(batch.texts), batch.num_generations, batch.tokens
     rewards_B_K = torch.stack([tensor_of(one.values) for one in rewards.values()], dim=1)
@@ -173,7 +161,7 @@ def _tool_mask(tokens: Tokens) -> torch.Tensor | None:
 
 
 def _forward(rollout: Rollout, tokens: Tokens, zero_variance_B: torch.Tensor) -> Forward:
-    assert tokens.logps_B_T is not None  # `check_replayable` has checked it
+    assert tokens.logps_B_T is not None  # `check_runnable` has checked it
     assert tokens.entropies_B_T is not None
     return Forward(
         logps_B_T=tokens.logps_B_T,
@@ -209,7 +197,7 @@ class OneReward(NamedTuple):
     parts: Rows | None = None
 
 
-def _rewards(selection: ReplaySelection, batch: SavedBatch, known: dict[str, OneReward]) -> dict[str, OneReward]:
+def _rewards(selection: LoadedSelection, batch: SavedBatch, known: dict[str, OneReward]) -> dict[str, OneReward]:
     """The rewards of a batch under a selection, by name: called, or the saved ones."""
     if selection.rewards is not None:
         for source in selection.rewards:
@@ -229,7 +217,9 @@ def _rewards(selection: ReplaySelection, batch: SavedBatch, known: dict[str, One
 def _called(source: RewardSource, selection: str, batch: SavedBatch) -> OneReward:
     """What a reward function gives; its errors name the selection and the batch."""
     if is_model(source.function):
-        raise ConfigurationError(f"{selection}: the reward {source.name!r} is a model, but a replay runs none.")
+        raise ConfigurationError(
+            f"{selection}: the reward {source.name!r} is a model, which a comparison does not run."
+        )
     watch = RewardWatch()
     columns = batch.columns_and_rewards
     try:
@@ -253,12 +243,12 @@ def _called(source: RewardSource, selection: str, batch: SavedBatch) -> OneRewar
         raise type(error)(f"{selection}, {batch.where}: {error}{advice}") from error
     parts = watch.parts.get(source.name)
     if any(place.turn is not None for row in parts or () for part in row for place in part.places):
-        raise ConfigurationError(f"{selection}: the reward {source.name!r} scores turns, which a replay cannot tell.")
+        raise ConfigurationError(f"{selection}: the reward {source.name!r} scores turns, which saved texts lack.")
     return OneReward(returned, parts)
 
 
 def _weighted_sum(
-    selection: ReplaySelection, batch: SavedBatch, rewards: Mapping[str, OneReward], rewards_B_K: torch.Tensor
+    selection: LoadedSelection, batch: SavedBatch, rewards: Mapping[str, OneReward], rewards_B_K: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The rewards' weighted sum `(B,)` and their weights `(K,)`; of saved rewards the saved sum, if it is theirs."""
     weights = [source.weight for source in selection.rewards or ()] or selection.settings["reward_weights"]

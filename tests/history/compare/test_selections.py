@@ -1,4 +1,4 @@
-"""Lengths in quarters, and TRL's defaults and reductions."""
+"""What a selection that says nothing gets is TRL's."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -8,20 +8,13 @@ import torch
 from tests.contexts import make_rollout
 from trl_grpo_ext import load_loss_aggregation
 from trl_grpo_ext.credit import flow
-from trl_grpo_ext.history.replay.comparison import quarters
-from trl_grpo_ext.history.replay.selections import DEFAULTS, LEFT_OUT, TRL_REDUCTIONS
+from trl_grpo_ext.history.compare.selections import DEFAULTS, LEFT_OUT, TRL_REDUCTIONS, load_selection
 from trl_grpo_ext.trainer.facts import Progress
 from trl_grpo_ext.trainer.upstream import contract, reading
 from trl_grpo_ext.types import Rollout, StepTotals, implements
 
 
-def test_quarters_leave_out_what_has_no_live_token_and_keep_equal_lengths_together() -> None:
-    assert quarters(torch.tensor([0.0, 1.0, 2.0, 3.0, 4.0])).tolist() == [-1, 0, 1, 2, 3]
-    assert quarters(torch.tensor([7.0, 7.0, 7.0])).tolist() == [0, 0, 0]
-    assert quarters(torch.tensor([0.0])).tolist() == [-1]
-
-
-def test_the_defaults_are_trls() -> None:
+def test_defaults_are_trls() -> None:
     from trl import GRPOConfig
 
     fields = GRPOConfig.__dataclass_fields__
@@ -30,7 +23,7 @@ def test_the_defaults_are_trls() -> None:
             assert fields[name].default == value, name
 
 
-def test_every_loss_type_has_an_aggregation_with_trls_weights() -> None:
+def test_loss_types_have_trls_weights() -> None:
     assert TRL_REDUCTIONS.keys() == contract.LOSS_TYPES
     rollout: Rollout = make_rollout([3, 0, 5, 1], groups=[0, 0, 1, 1], limit=9)
     facts: Any = SimpleNamespace(max_completion_length=9, ranks=1)
@@ -45,4 +38,9 @@ def test_every_loss_type_has_an_aggregation_with_trls_weights() -> None:
             ours = flow.reduced_weights(aggregation, scalar, loss, rollout.mask_B_T)
         theirs = reading.reduction_weights(loss_type, rollout.mask_B_T, torch.tensor(9.0), facts, progress)
         assert torch.allclose(ours, theirs), loss_type
-    assert StepTotals(tokens=1, sequences=1).micro_batches == 1  # what a replay takes a step for
+    assert StepTotals(tokens=1, sequences=1).micro_batches == 1  # what a comparison takes a step for
+
+
+def test_load_selection_says_what_it_leaves_out() -> None:
+    given = {"beta": 0.1, "entropy_coef": 0.0, "token_losses": ["squared_log_ratio"], "learning_rate": 1.0}
+    assert load_selection("a", given).left_out == {"beta": 0.1, "token_losses": ["squared_log_ratio"]}

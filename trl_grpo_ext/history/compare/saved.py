@@ -1,4 +1,7 @@
-"""Read saved completions (token records, TRL's tables, anybody's files) into one `SavedBatch` per generation batch."""
+"""The reader of saved completions: token records, TRL's tables, anybody's files. A generation batch is a `SavedBatch`.
+
+Tokens are the saved ones, a tokenizer's, or words if there is neither.
+"""
 
 from __future__ import annotations
 
@@ -6,55 +9,77 @@ import functools
 import itertools
 import json
 import math
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ...errors import ConfigurationError
+import torch
+
+from ...credit.alignment import token_offsets
+from ...errors import AlignmentError, ConfigurationError
 from ...guard.messages import joined_text
-from ..files import SUFFIXES, Columns, Say, messages_in, plain_messages, read_columns, rows_of, saved_files
-from .tokens import Tokens, recorded_tokens, text_tokens
+from ...records.token_records import encodable
+from ..run_files import (
+    SUFFIXES,
+    Columns,
+    Say,
+    messages_in,
+    plain_messages,
+    read_columns,
+    reason_of,
+    rows_of,
+    saved_files,
+)
+
+_WORD = re.compile(r"\w+|[^\w\s]")
+MOST_CELLS = 200_000_000
+"""Most completions times longest completion; a larger batch would take many gigabytes."""
+
+Offsets = Callable[[int], Sequence[tuple[int, int]]]
 
 _NOT_READ = ("tokens", "stages", "advantages")
-"""Large columns of the token records that the replay does not use."""
+"""Large columns of the token records that no selection uses."""
 _OURS = {"step", "group", "member", "prompt", "completion", "truncated", "rewards", "reward", "advantage", "weight"}
 _TOKENS = {"prompt_ids", "token_ids", "starts", "ends", "live", "logp", "entropy"}
 
 
+@dataclass(frozen=True)
+class Tokens:
+    """The tokens of one batch, `(B, T)`, padded on the right; log-probabilities only if every completion has some."""
+
+    ids_B_T: torch.Tensor
+    completion_mask_B_T: torch.Tensor
+    mask_B_T: torch.Tensor
+    offsets: Offsets
+    logps_B_T: torch.Tensor | None = None
+    entropies_B_T: torch.Tensor | None = None
+
+    @functools.cached_property
+    def id_rows(self) -> list[list[int]]:
+        """The token numbers of each completion, without padding."""
+        lengths = self.completion_mask_B_T.sum(dim=1).long().tolist()
+        return [row[:length] for row, length in zip(self.ids_B_T.tolist(), lengths, strict=True)]
+
+
 @dataclass(frozen=True, kw_only=True)
 class SavedBatch:
-    """One generation batch, or the saved part of it; `B` completions in whole groups, one group after the other.
+    """One generation batch, or the saved part of it; `B` completions in whole groups, one group after the other."""
 
-    Attributes:
-        step: Optimizer steps done when it was saved.
-        where: The file and the step, for messages.
-        prompts: Strings or lists of messages.
-        completions: As reward functions get them: strings or lists of messages.
-        texts: The completions' texts.
-        group_names: The file's name for each row's group; a running number if it has none.
-        num_generations: `G`.
-        rewards: The run's rewards by name, `B` values or Nones.
-        reward: The saved weighted sum; None if it was not saved.
-        columns: Everything else, by name, `B` values each.
-        tokens: The completions' tokens.
-        records: Columns of the token records, by name; None in other files.
-        truncated: Whether each was truncated; None if the file does not say.
-    """
-
-    step: int
-    where: str
-    prompts: Sequence[Any]
-    completions: Sequence[Any]
+    step: int  # optimizer steps done when it was saved
+    where: str  # the file and the step, for messages
+    prompts: Sequence[Any]  # strings or lists of messages
+    completions: Sequence[Any]  # as reward functions get them: strings or lists of messages
     texts: Sequence[str]
-    group_names: Sequence[Any]
+    group_names: Sequence[Any]  # the file's name for each row's group; a running number if it has none
     num_generations: int
     tokens: Tokens
-    rewards: Mapping[str, Sequence[float | None]] = field(default_factory=dict)
-    reward: Sequence[float | None] | None = None
-    columns: Mapping[str, Sequence[Any]] = field(default_factory=dict)
-    records: Columns | None = None
-    truncated: Sequence[bool] | None = None
+    rewards: Mapping[str, Sequence[float | None]] = field(default_factory=dict)  # the run's, by name
+    reward: Sequence[float | None] | None = None  # the saved weighted sum; None if it was not saved
+    columns: Mapping[str, Sequence[Any]] = field(default_factory=dict)  # everything else
+    records: Columns | None = None  # columns of the token records; None in other files
+    truncated: Sequence[bool] | None = None  # None if the file does not say
 
     @property
     def columns_and_rewards(self) -> dict[str, Sequence[Any]]:
@@ -90,7 +115,7 @@ def read_saved(
     parts = [one for one in every if (first is None or one.step >= first) and (last is None or one.step <= last)]
     if not parts:
         kept = f"the steps are {every[0].step} to {every[-1].step}" if every else "there are no completions in it"
-        raise ConfigurationError(f"{completions}: nothing to replay, {kept}.")
+        raise ConfigurationError(f"{completions}: nothing to compare, {kept}.")
     parts = _without_repetitions(parts, say)
     if num_generations is None and any("group" not in part.columns for part in parts):
         say("Equal prompts in a row are taken for one group (--num_generations).")
@@ -112,7 +137,7 @@ def read_saved(
         say(f"{lost} completions are left out, in whole groups whose records lack log-probabilities: not trained on.")
     if not batches:
         raise ConfigurationError(
-            f"{completions}: nothing to replay, no group has the log-probabilities that a hook needs."
+            f"{completions}: nothing to compare, no group has the log-probabilities that a hook needs."
         )
     return batches
 
@@ -157,7 +182,7 @@ def _without_repetitions(parts: Sequence[_Part], say: Say) -> list[_Part]:
     kept = [part for part, own, after in zip(parts, contents, [*contents[1:], None], strict=True) if own != after]
     if len(kept) < len(parts):
         repeated = len(parts) - len(kept)
-        say(f"{repeated} of {len(parts)} tables repeat earlier completions; only the last copy is replayed.")
+        say(f"{repeated} of {len(parts)} tables repeat earlier completions; only the last copy is used.")
     return kept
 
 
@@ -286,3 +311,93 @@ def join_columns(batches: Sequence[SavedBatch], dataset: str | Path) -> list[Sav
         new = {name: values for name, values in columns.items() if name not in ("prompt", "completion", *batch.columns)}
         joined.append(replace(batch, columns={**batch.columns, **rows_of(new, rows)}))
     return joined
+
+
+# ---------------------------------------------------------------------------------------------------------- tokens
+
+
+def text_tokens(
+    texts: Sequence[str], truncated: Sequence[bool], where: str, tokenizer: Any, words: dict[str, int]
+) -> Tokens:
+    """The tokens of texts, or their words, numbered in `words`; with one that ends each text that is not truncated."""
+    texts = [encodable(text) for text in texts]
+    spans = [[match.span() for match in _WORD.finditer(text)] for text in texts]
+    if tokenizer is None:
+        pieces = [[text[start:end] for start, end in row] for text, row in zip(texts, spans, strict=True)]
+        ids = [[words.setdefault(piece, len(words)) for piece in row] for row in pieces]
+        end = words.setdefault("", len(words))
+    else:
+        ids = tokenizer(texts, add_special_tokens=False)["input_ids"]
+        end = tokenizer.eos_token_id
+    ids = [row if end is None or is_cut else [*row, end] for row, is_cut in zip(ids, truncated, strict=True)]
+
+    def offsets_of(row: int) -> Sequence[tuple[int, int]]:
+        if tokenizer is not None:
+            return token_offsets(tokenizer, ids[row], texts[row])
+        return [*spans[row], (len(texts[row]), len(texts[row]))][: len(ids[row])]
+
+    mask_B_T = _mask(ids, where)
+    return Tokens(_padded(ids, torch.long), mask_B_T, mask_B_T, offsets_of)
+
+
+def loaded_or_refused(option: str, name: str, load: Callable[[], Any]) -> Any:
+    """What `load` makes of a path or hub id that an option gives."""
+    try:
+        return load()
+    except (RuntimeError, MemoryError):  # out of memory, or a device that fails, says nothing about the name
+        raise
+    except Exception as error:  # the hub's, the file system's and the parsers' errors have no common root
+        raise ConfigurationError(f"{option} {name!r} cannot be loaded: {reason_of(error)}") from error
+
+
+def load_tokenizer(name: str) -> Any:
+    """A tokenizer by its path or hub id."""
+    from transformers import AutoTokenizer
+
+    return loaded_or_refused("--tokenizer", name, lambda: AutoTokenizer.from_pretrained(name))
+
+
+def recorded_tokens(records: Columns, where: str) -> Tokens:
+    """The tokens in the columns of token records."""
+    ids, starts, ends = records["token_ids"], records["starts"], records["ends"]
+    if bad := [row for row, live in enumerate(records["live"]) if live is None or len(live) != len(ids[row])]:
+        raise ConfigurationError(f"{where}: row {bad[0]} does not have one entry in `live` per token.")
+
+    def numbers(name: str) -> torch.Tensor | None:
+        values = records.get(name, [None] * len(ids))
+        if any(row is None or len(row) != len(of) for row, of in zip(values, ids, strict=True)):
+            return None
+        return _padded(values, torch.float32)
+
+    def offsets_of(row: int) -> Sequence[tuple[int, int]]:
+        if starts[row] is None or ends[row] is None:
+            raise AlignmentError(
+                f"{where}, row {row}: the record has no offsets, because the tokens could not be matched with "
+                "the text. Hooks that need offsets or spans cannot run on it."
+            )
+        return [(int(start), int(end)) for start, end in zip(starts[row], ends[row], strict=True)]
+
+    return Tokens(
+        ids_B_T=_padded(ids, torch.long),
+        completion_mask_B_T=_mask(ids, where),
+        mask_B_T=_padded(records["live"], torch.float32),
+        offsets=offsets_of,
+        logps_B_T=numbers("logp"),
+        entropies_B_T=numbers("entropy"),
+    )
+
+
+def _mask(rows: Sequence[Any], where: str) -> torch.Tensor:
+    longest = max(map(len, rows))
+    if len(rows) * longest > MOST_CELLS:
+        raise ConfigurationError(
+            f"{where}: {len(rows):,} completions of up to {longest:,} tokens are too many for one batch. Add a "
+            f"column `step` that says which were sampled together, or use fewer with --limit."
+        )
+    return _padded([[1.0] * len(row) for row in rows], torch.float32)
+
+
+def _padded(rows: Sequence[Any], dtype: torch.dtype) -> torch.Tensor:
+    """Rows of numbers, `(B, T)`, padded with zeros on the right to one column at least."""
+    tensors = [torch.tensor(row, dtype=dtype) for row in rows]
+    return torch.nn.utils.rnn.pad_sequence([*tensors, torch.zeros(1, dtype=dtype)], batch_first=True)[:-1]

@@ -1,4 +1,4 @@
-"""Files of all kinds, rewards called on them, and one clear sentence for what cannot be replayed."""
+"""Files of all kinds, rewards called on them, and one clear sentence for what cannot be read."""
 
 import json
 from collections.abc import Callable
@@ -9,12 +9,11 @@ import pytest
 import torch
 import yaml
 
-from tests.history.replay.support import write_lines, write_table
+from tests.history.compare.saved_files import write_lines, write_table
 from trl_grpo_ext.errors import ConfigurationError, RewardError, TRLGRPOExtError
-from trl_grpo_ext.history.gradients import load_policy
-from trl_grpo_ext.history.replay import replay
-from trl_grpo_ext.history.replay.selections import load_selection
-from trl_grpo_ext.history.replay.tokens import load_tokenizer
+from trl_grpo_ext.history.compare import compare, load_policy
+from trl_grpo_ext.history.compare.saved import load_tokenizer
+from trl_grpo_ext.history.compare.selections import load_selection
 from trl_grpo_ext.types import HookDeclaration, Parts, Place, Rollout
 
 ROOT = Path(__file__).parents[3]
@@ -46,9 +45,9 @@ class Seen:
 # ---------------------------------------------------------------------------------------------- what is read
 
 
-def test_a_reward_is_called_once_for_all_selections_with_what_trl_hands_it(tmp_path: Path) -> None:
+def test_reward_is_called_once_as_trl_calls_it(tmp_path: Path) -> None:
     seen = Seen()
-    replay(trl_table(tmp_path, hint=["a", "b", "c", "d"]), [{"rewards": [seen]}, {"rewards": [seen]}])
+    compare(trl_table(tmp_path, hint=["a", "b", "c", "d"]), [{"rewards": [seen]}, {"rewards": [seen]}])
     (columns,) = seen.columns
     assert columns["completions"] == TEXTS
     assert columns["prompts"] == ["Q: 2+3?\nA:"] * 4
@@ -64,24 +63,24 @@ def test_messages_come_as_they_were(tmp_path: Path) -> None:
     said[0] = [{"role": "assistant", "content": "hm ", "tool_calls": "f"}, {"role": "assistant", "content": "5"}]
     write_table(tmp_path / "x.parquet", prompt=[prompt] * 4, completion=said, reward=[0.0, 1.0, 0.0, 1.0])
     seen = Seen()
-    compared = replay(tmp_path, [{"rewards": [seen]}])
+    compared = compare(tmp_path, [{"rewards": [seen]}])
     assert seen.columns[0]["prompts"][0] == prompt
     assert seen.columns[0]["completions"] == said  # without the empty tool_calls that parquet adds
     assert compared.batches[0].texts[0] == "hm 5"
 
 
-def test_columns_are_joined_by_the_prompt(tmp_path: Path) -> None:
+def test_join_columns_by_the_prompt(tmp_path: Path) -> None:
     data = write_lines(
         tmp_path / "data.jsonl", [{"question": "2+3", "answer": "#### 5"}, {"question": "+", "answer": 0}]
     )
-    compared = replay(trl_table(tmp_path, old=[0.5] * 4), [{"rewards": ["gsm8k_accuracy"]}], dataset=data)
+    compared = compare(trl_table(tmp_path, old=[0.5] * 4), [{"rewards": ["gsm8k_accuracy"]}], dataset=data)
     assert compared.selections[0].rewards == {"gsm8k_accuracy": 0.5}
     assert compared.correct_by == "gsm8k_accuracy"
     assert [(part.name, part.completions) for part in compared.by_correctness] == [("right", 2), ("wrong", 2)]
 
 
 @pytest.mark.parametrize("tokenizer", [None, str(EMBEDDED)])
-def test_spans_reach_the_tokens_that_wrote_them(tmp_path: Path, tokenizer: str | None) -> None:
+def test_spans_reach_their_tokens(tmp_path: Path, tokenizer: str | None) -> None:
     class Mark:
         declares = HookDeclaration(role="transform", needs=("offsets",))
 
@@ -93,7 +92,7 @@ def test_spans_reach_the_tokens_that_wrote_them(tmp_path: Path, tokenizer: str |
         return [None if place < 0 else Parts({"five": (2.0, (place, place + 1))}) for place in at]
 
     spans.__name__ = "spans"
-    compared = replay(trl_table(tmp_path), [{"rewards": [spans], "advantage_hooks": [Mark()]}], tokenizer=tokenizer)
+    compared = compare(trl_table(tmp_path), [{"rewards": [spans], "advantage_hooks": [Mark()]}], tokenizer=tokenizer)
     (played,) = compared.results["selection 1"]
     places = [[place for place, value in enumerate(row) if value == 2.0] for row in played.advantages_B_T.tolist()]
     if tokenizer is not None:  # and one token that ends each
@@ -102,12 +101,12 @@ def test_spans_reach_the_tokens_that_wrote_them(tmp_path: Path, tokenizer: str |
     assert places == ([[4], [], [0], []] if tokenizer is None else [[8], [], [0], []])
 
 
-def test_cut_off_completions_are_masked_where_the_run_masked_them(tmp_path: Path) -> None:
+def test_truncated_completions_are_masked(tmp_path: Path) -> None:
     rows = [
         {"prompt": "p", "completion": "a b", "reward": float(member), "truncated": member == 1} for member in range(3)
     ]
     masked = {"mask_truncated_completions": True, "advantage_hooks": ["centred"]}
-    compared = replay(write_lines(tmp_path / "s.jsonl", rows), [{}, masked])
+    compared = compare(write_lines(tmp_path / "s.jsonl", rows), [{}, masked])
     plain, without = (compared.results[f"selection {number}"][0] for number in (1, 2))
     assert plain.mask_B_T.sum(1).tolist() == [3, 2, 3]
     assert without.mask_B_T.sum(1).tolist() == [3, 0, 3]
@@ -115,7 +114,7 @@ def test_cut_off_completions_are_masked_where_the_run_masked_them(tmp_path: Path
     assert without.weights_B_T[0].tolist() == pytest.approx([1 / 6] * 3)  # six tokens count, not eight
 
 
-def test_steps_and_a_limit_in_whole_groups(tmp_path: Path) -> None:
+def test_read_saved_takes_steps_and_a_limit(tmp_path: Path) -> None:
     rows = [
         {"step": step, "group": group, "prompt": f"{step}{group}", "completion": str(member), "reward": float(member)}
         for step in (1, 2, 3)
@@ -123,28 +122,28 @@ def test_steps_and_a_limit_in_whole_groups(tmp_path: Path) -> None:
         for member in range(3)
     ]
     file = write_lines(tmp_path / "s.jsonl", rows[::-1])  # in any order
-    assert list(replay(file, [{}]).steps) == [1, 2, 3]
-    some = replay(file, [{}], steps=(2, None), limit=10)
+    assert list(compare(file, [{}]).steps) == [1, 2, 3]
+    some = compare(file, [{}], steps=(2, None), limit=10)
     assert (list(some.steps), some.completions, some.groups) == ([2, 3], 9, 3)
-    assert replay(file, [{}], limit=1).completions == 3
-    with pytest.raises(ConfigurationError, match="nothing to replay, the steps are 1 to 3"):
-        replay(file, [{}], steps=(4, 9))
+    assert compare(file, [{}], limit=1).completions == 3
+    with pytest.raises(ConfigurationError, match="nothing to compare, the steps are 1 to 3"):
+        compare(file, [{}], steps=(4, 9))
 
 
 def test_a_prompt_that_came_twice_in_a_row_is_told_by_the_run_file(tmp_path: Path) -> None:
     folder = trl_table(tmp_path, r=[0.0, 1.0, 0.0, 1.0])
-    assert replay(folder, [{}]).groups == 1
-    assert replay(folder, [{"num_generations": 2}]).groups == 2
-    assert replay(folder, [{}], num_generations=2).groups == 2
+    assert compare(folder, [{}]).groups == 1
+    assert compare(folder, [{"num_generations": 2}]).groups == 2
+    assert compare(folder, [{}], num_generations=2).groups == 2
 
 
 def test_a_reward_that_logged_a_number_can_be_left_out(tmp_path: Path) -> None:
     folder = trl_table(tmp_path, r=[0.0, 1.0, 0.0, 1.0], logged=[5.0, 6.0, 7.0, 8.0], count=[1, 2, 3, 4])
-    both = replay(folder, [{}, {"reward_weights": [2.0, 0.0]}])
+    both = compare(folder, [{}, {"reward_weights": [2.0, 0.0]}])
     assert [*both.selections[0].rewards] == ["r", "logged"]
     assert [one.reward_mean for one in both.selections] == [7.0, 1.0]
     seen = Seen()
-    replay(folder, [{"rewards": [seen]}])
+    compare(folder, [{"rewards": [seen]}])
     assert seen.columns[0]["count"] == [1, 2, 3, 4]  # a column of numbers may be what a reward needs
 
 
@@ -214,10 +213,10 @@ REFUSED: dict[str, tuple[Make, str]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_a_file_that_cannot_be_replayed_is_one_sentence(tmp_path: Path, case: str) -> None:
+def test_read_saved_refuses_in_one_sentence(tmp_path: Path, case: str) -> None:
     make, message = REFUSED[case]
     with pytest.raises(ConfigurationError, match=message) as raised:
-        replay(make(tmp_path), [{}], num_generations=2)
+        compare(make(tmp_path), [{}], num_generations=2)
     assert "\n" not in str(raised.value)
 
 
@@ -242,7 +241,7 @@ SELECTIONS: dict[str, tuple[dict[str, Any], str]] = {
     "reference": ({"advantage_hooks": ["kl_in_reward"]}, "'kl_in_reward' needs log-probabilities under a reference"),
     "teacher": (
         {"advantage_hooks": [{"name": "teacher_log_ratio", "teacher": "some/model"}]},
-        "'teacher_log_ratio' needs the model 'some/model', but a replay runs no model",
+        "'teacher_log_ratio' needs the model 'some/model', but a comparison loads no teacher",
     ),
     "column": ({"rewards": ["gsm8k_accuracy"]}, "gsm8k_accuracy needs the column 'answer'.*--dataset FILE"),
     "argument": ({"rewards": [lambda completions, answer, **rest: []]}, "1 required .*: 'answer'.*--dataset FILE"),
@@ -269,28 +268,28 @@ OPTIONS: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("case", OPTIONS)
-def test_what_cannot_be_done_is_refused_by_its_name(tmp_path: Path, case: str) -> None:
+def test_compare_refuses_by_name(tmp_path: Path, case: str) -> None:
     given, message = OPTIONS[case]
     options = {"selections": [{}], **given}
     if "dataset" in options:
         options["dataset"] = write_lines(tmp_path / "d.jsonl", options["dataset"])
     with pytest.raises(TRLGRPOExtError, match=message):
-        replay(trl_table(tmp_path, r=[0.0, 1.0, 0.0, 1.0], word=list("abcd")), **options)
+        compare(trl_table(tmp_path, r=[0.0, 1.0, 0.0, 1.0], word=list("abcd")), **options)
 
 
-def test_lone_surrogates_and_very_long_completions_are_texts_too(tmp_path: Path) -> None:
+def test_text_tokens_of_odd_texts(tmp_path: Path) -> None:
     rows = [
         {"prompt": "\ud800", "completion": text, "r": 1.0 * (text == "")} for text in ("\ud800 a", "x " * 50_000, "")
     ]
     file = write_lines(tmp_path / "s.jsonl", rows)
-    compared = replay(file, [{}, {"loss_aggregation": "seq_mean_token_mean"}])
+    compared = compare(file, [{}, {"loss_aggregation": "seq_mean_token_mean"}])
     assert compared.tokens == 3 + 50_001 + 1
-    with_tokens = replay(file, [{}], tokenizer=str(EMBEDDED))
+    with_tokens = compare(file, [{}], tokenizer=str(EMBEDDED))
     assert with_tokens.tokens > 100_000
     json.dumps(compared.plain(), allow_nan=False)
 
 
-def test_out_of_memory_is_no_question_of_the_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loading_does_not_hide_out_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*arguments: Any, **keywords: Any) -> Any:
         raise torch.OutOfMemoryError("CUDA out of memory")
 

@@ -6,10 +6,12 @@ from typing import Any
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
+from transformers.cache_utils import DynamicSlidingWindowLayer
 
 from tests.support import relative_gap, scripted_completion, train
-from trl_grpo_ext.history.gradients import PLAIN, POLICY_GRADIENT, measure_gradients
-from trl_grpo_ext.history.gradients.derivatives import CountSketch, Group, Policy, basis_of
+from trl_grpo_ext.history.compare import Comparison, Gradients, compare
+from trl_grpo_ext.history.compare.derivatives import CountSketch, Group, Policy, basis_of
+from trl_grpo_ext.history.compare.gradients import PLAIN, POLICY_GRADIENT
 
 CHAIN: list[Any] = ["centred", {"name": "sign_scaling", "positive": 0.5}, {"name": "entropy_shaping", "alpha": 0.3}]
 SELECTIONS: dict[str, dict[str, Any]] = {
@@ -40,6 +42,11 @@ def recorded(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
     return folder
 
 
+def gradients_in(compared: Comparison) -> Gradients:
+    assert compared.gradients is not None
+    return compared.gradients
+
+
 def group_of(prompt: int) -> Group:
     return Group([5 + prompt, 7, 9], [scripted_completion("p", member, 12) for member in range(4)])
 
@@ -66,36 +73,33 @@ DAILY = ("grpo", "chain", "tail mean")
 @pytest.mark.parametrize(
     "name", [*DAILY, *(pytest.param(name, marks=pytest.mark.nightly) for name in SELECTIONS if name not in DAILY)]
 )
-def test_the_batch_gradient_from_groups_is_the_trainers(
-    tiny_model: Path, tmp_path: Path, recorded: Path, name: str
-) -> None:
+def test_gradients_of_groups_are_the_trainers(tiny_model: Path, tmp_path: Path, recorded: Path, name: str) -> None:
     settings = {"max_completion_length": 10, **SELECTIONS[name]}
     plain: dict[str, Any] = {"token_records": 0, "per_device_train_batch_size": 16, "max_steps": 1}
     run = train(tiny_model, tmp_path, dtype="float64", **plain, **settings)
     model = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float64)
-    found = measure_gradients(recorded, {name: settings}, dimensions=ALL, model=model, tokenizer=str(tiny_model))
+    compared = compare(recorded, {name: settings}, dimensions=ALL, model=model, tokenizer=str(tiny_model))
+    assert compared.groups == 4
+    found = gradients_in(compared)
     assert found.sketch_error == 0
-    assert found.groups == 4
     parameters = run.gradients[0]
     sizes = [one.numel() for one in parameters.values()]
-    parts = torch.split(-found.gradients[name].mean(dim=0), sizes)
+    parts = torch.split(-found.sketches[name].mean(dim=0), sizes)
     ours = {key: part.view(one.shape) for (key, one), part in zip(parameters.items(), parts, strict=True)}
     assert relative_gap(ours, parameters) < 1e-6
-    other = dict(zip(parameters, torch.split(-found.gradients[POLICY_GRADIENT].mean(dim=0), sizes), strict=True))
+    other = dict(zip(parameters, torch.split(-found.sketches[POLICY_GRADIENT].mean(dim=0), sizes), strict=True))
     assert relative_gap({k: v.view(parameters[k].shape) for k, v in other.items()}, parameters) > 1e-2
 
 
-def test_selections_that_share_backward_passes_are_what_they_are_by_themselves(
-    tiny_model: Path, recorded: Path
-) -> None:
+def test_basis_shares_backward_passes(tiny_model: Path, recorded: Path) -> None:
     length: dict[str, Any] = {"length": {"loss_aggregation": "seq_mean_token_mean"}}
-    more = measure_gradients(recorded, {"plain again": {}, **length}, model=str(tiny_model))
+    more = gradients_in(compare(recorded, {"plain again": {}, **length}, model=str(tiny_model)))
     plain, same = more.selections[0], more.selections[2]
     assert plain.name == PLAIN
     assert plain.ratio.value == pytest.approx(same.ratio.value)
     assert same.worth.value == pytest.approx(1.0)
-    alone = measure_gradients(recorded, length, model=str(tiny_model))
-    assert torch.allclose(more.gradients["length"], alone.gradients["length"], rtol=1e-4, atol=1e-6)
+    alone = gradients_in(compare(recorded, length, model=str(tiny_model)))
+    assert torch.allclose(more.sketches["length"], alone.sketches["length"], rtol=1e-4, atol=1e-6)
     one, two, three = torch.randn(3, 9, dtype=torch.float64)
     rows = basis_of(torch.stack([one, 3 * one.float().double(), 1e-9 * two, one - 5 * two, 0 * one]))
     assert torch.allclose(rows @ rows.T, torch.eye(2, dtype=torch.float64))
@@ -103,18 +107,23 @@ def test_selections_that_share_backward_passes_are_what_they_are_by_themselves(
     assert len(basis_of(torch.zeros(2, 4, dtype=torch.float64))) == 0
 
 
-def test_another_policy_is_noted(tiny_model: Path, recorded: Path) -> None:
+def test_policy_of_other_completions_is_noted(tiny_model: Path, recorded: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(tiny_model)
     for factor, noted in ((1.0, False), (1.5, True)):  # the records are of the first
         with torch.no_grad():
             model.lm_head.weight.mul_(factor)
-        found = measure_gradients(recorded, [{}], model=model, tokenizer=str(tiny_model))
+        found = compare(recorded, [{}], model=model, tokenizer=str(tiny_model))
         assert any("another policy" in sentence for sentence in found.notes) == noted
 
 
-@pytest.mark.parametrize("rows", [1, 3, 4])
-def test_micro_batches_against_one_completion_at_a_time(tiny_model: Path, rows: int) -> None:
+@pytest.mark.parametrize(("rows", "shared"), [(1, True), (3, True), (4, False)])
+def test_policy_against_one_completion_at_a_time(
+    tiny_model: Path, rows: int, shared: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not shared:  # a layer whose cache holds something else
+        monkeypatch.setattr("trl_grpo_ext.history.compare.derivatives.DynamicLayer", DynamicSlidingWindowLayer)
     policy = policy_of(tiny_model, rows=rows)
+    assert bool(policy.keys_and_values([5, 7, 9])) == shared
     group = group_of(0)
     coefficients_S_n = torch.randn(2, sum(map(len, group.completions)), dtype=torch.float64)
     sketch = CountSketch(policy.trained, ALL, 0)
@@ -131,7 +140,7 @@ def test_micro_batches_against_one_completion_at_a_time(tiny_model: Path, rows: 
     assert logps_n.tolist() == pytest.approx(logps, abs=1e-5)
 
 
-def test_sketches_are_unbiased_within_the_stated_error(tiny_model: Path) -> None:
+def test_sketch_is_unbiased_within_its_error(tiny_model: Path) -> None:
     """Over 300 seeds: means within four standard errors, and the standard error itself not above the bound."""
     policy = policy_of(tiny_model)
     group, other = group_of(0), group_of(1)
@@ -160,3 +169,25 @@ def test_sketches_are_unbiased_within_the_stated_error(tiny_model: Path) -> None
         assert abs(float(found.mean()) - truth) < 4 * bound / seeds**0.5
         assert float(found.std()) < 1.15 * bound  # 300 seeds know a deviation to 4 %
         assert float(found.std()) > 0.2 * bound  # and it is no identity
+
+
+@pytest.mark.parametrize("prompt", [[5], [5, 7, 9]])
+def test_policy_samples_what_it_scores(tiny_model: Path, prompt: list[int]) -> None:
+    """Log-probabilities and entropies of samples, one at a time without a cache; and the first tokens' shares."""
+    policy = policy_of(tiny_model, rows=64)
+    policy.temperature = 0.7
+    torch.manual_seed(0)
+    completions, logps, entropies = policy.samples(prompt, 1500, 3, 1)
+    assert len(completions) == 1500
+    assert all(1 not in row[:-1] and (len(row) == 3 or row[-1] == 1) for row in completions)
+    for row in range(4):
+        with torch.no_grad():
+            logits = policy.model(input_ids=torch.tensor([[*prompt, *completions[row]]])).logits[0] / 0.7
+        all_T_V = logits[len(prompt) - 1 : -1].log_softmax(1)
+        expected = all_T_V.gather(1, torch.tensor(completions[row]).unsqueeze(1)).flatten()
+        assert logps[row] == pytest.approx(expected.tolist(), abs=1e-5)
+        assert entropies[row] == pytest.approx(-(all_T_V.exp() * all_T_V).sum(1), abs=1e-4)
+    with torch.no_grad():
+        first_V = (policy.model(input_ids=torch.tensor([prompt])).logits[0, -1] / 0.7).softmax(0)
+    shares_V = torch.bincount(torch.tensor([row[0] for row in completions]), minlength=len(first_V)) / 1500
+    assert float((shares_V - first_V).abs().max()) < 4 * (0.25 / 1500) ** 0.5

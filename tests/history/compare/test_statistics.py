@@ -6,12 +6,12 @@ import math
 import pytest
 import torch
 
-from trl_grpo_ext.history.gradients.statistics import (
+from trl_grpo_ext.history.compare.statistics import (
     Estimate,
     Prompts,
     bootstrap_counts,
-    compare,
     cosine,
+    estimates,
     interval,
     pair_mean,
     ratio,
@@ -22,7 +22,7 @@ EACH = Prompts(range(GROUPS))
 """A prompt of its own for each group."""
 
 
-def test_by_hand() -> None:
+def test_ratio_and_cosine_by_hand() -> None:
     # Gradients (1, 0), (1, 2), (4, 1): products of pairs 1, 4, 6; squares 1, 5, 17.
     x = torch.tensor([[1.0, 0.0], [1.0, 2.0], [4.0, 1.0]], dtype=torch.float64)
     gram, counts, sizes = x @ x.T, torch.ones(1, 3).double(), torch.ones(3).double()
@@ -36,7 +36,7 @@ def test_by_hand() -> None:
     assert math.isnan(float(cosine(signal, signal, -signal)))
 
 
-def test_against_loops_over_groups_of_different_prompts() -> None:
+def test_pair_mean_against_loops() -> None:
     x, y = torch.randn(2, 7, 3, dtype=torch.float64)
     keys = "aabcdcc"
     prompts = Prompts(list(keys))
@@ -55,7 +55,7 @@ def test_against_loops_over_groups_of_different_prompts() -> None:
 
 
 @pytest.mark.parametrize(("count", "size"), [(16, 4), (8, 8)])
-def test_what_groups_of_one_prompt_share_is_no_signal(count: int, size: int) -> None:
+def test_estimates_of_shared_noise(count: int, size: int) -> None:
     """The population's signal is 0, and every prompt has a direction of its own: an interval excludes 0 in 5 %."""
     excluded = 0
     for seed in range(100):
@@ -63,12 +63,12 @@ def test_what_groups_of_one_prompt_share_is_no_signal(count: int, size: int) -> 
         own = torch.randn(count, 1, SIZE, generator=generator, dtype=torch.float64)
         x = own + 0.5 * torch.randn(count, size, SIZE, generator=generator, dtype=torch.float64)
         prompts = Prompts([group // size for group in range(count * size)])
-        found = compare({"x": x.flatten(0, 1)}, "x", "x", prompts, resamples=200, seed=seed)["x"]["ratio"]
+        found = estimates({"x": x.flatten(0, 1)}, "x", "x", prompts, resamples=200, seed=seed)["x"]["ratio"]
         excluded += found.low is None or found.high is None or not found.low <= 0 <= found.high
     assert excluded <= 11  # at 5 %, more come once in 200 times
 
 
-def test_intervals_leave_out_what_is_undefined_unless_it_is_too_much() -> None:
+def test_interval_with_undefined_values() -> None:
     assert interval(torch.arange(1001.0)) == (25.0, 975.0)
     mostly = torch.cat([torch.arange(99.0), torch.full((1,), math.nan)])
     assert interval(mostly) != (None, None)
@@ -99,7 +99,8 @@ def groups(
 
 def trials(count: int, **how: float) -> list[dict[str, Estimate]]:
     return [
-        compare(groups(seed, **how), "plain", "true", EACH, resamples=300, seed=seed)["other"] for seed in range(count)
+        estimates(groups(seed, **how), "plain", "true", EACH, resamples=300, seed=seed)["other"]
+        for seed in range(count)
     ]
 
 
@@ -114,7 +115,7 @@ def differing(found: list[dict[str, Estimate]]) -> tuple[int, int, float]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("signal", [0.12, 0.5])
-def test_a_hundred_comparisons_of_equals_are_called_different_at_most_as_often_as_stated(signal: float) -> None:
+def test_estimates_of_equals_keep_their_level(signal: float) -> None:
     apart, biased, worth = differing(trials(100, signal=signal))
     # At a level of 5 %, more than 11 of 100 come once in 200 times; the seeds are fixed.
     assert apart <= 11
@@ -122,7 +123,7 @@ def test_a_hundred_comparisons_of_equals_are_called_different_at_most_as_often_a
     assert worth == pytest.approx(1.0, abs=0.1)
 
 
-def test_what_is_known_to_differ_is_told_apart_from_200_groups() -> None:
+def test_estimates_tell_apart_what_differs() -> None:
     less = trials(40, noise=0.7)
     apart, biased, worth = differing(less)
     assert apart >= 36

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from ..replay.saved import number_of
+from .saved import number_of
 
 LEVEL = 0.95
 """Confidence level of intervals."""
@@ -92,7 +92,7 @@ def interval(values_R: torch.Tensor) -> tuple[float | None, float | None]:
     return number_of(float(low)), number_of(float(high))
 
 
-def compare(
+def estimates(
     gradients: Mapping[str, torch.Tensor],
     plain: str,
     policy_gradient: str,
@@ -102,7 +102,7 @@ def compare(
     seed: int = 0,
     groups_per_batch: float = 1.0,
 ) -> dict[str, dict[str, Estimate]]:
-    """The estimates of `SelectionQuality` for each selection's gradients `(N, k)`, by their names."""
+    """The estimates of `SelectionGradient` for each selection's gradients `(N, k)`, by their names."""
     sums = {name: prompts.sums(gradient_N_k) for name, gradient_N_k in gradients.items()}
     sizes_M = prompts.sizes_M
     # The first row is the estimate, the others its resamples.

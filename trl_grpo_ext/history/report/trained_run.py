@@ -19,7 +19,7 @@ from ...records.manifest import FILE as MANIFEST
 from ...records.manifest import Manifest
 from ...records.settings import FILE as SETTINGS
 from ...records.settings import from_plain
-from .. import files
+from .. import run_files as files
 
 STATE = "trainer_state.json"
 
@@ -80,7 +80,7 @@ class Run:
             self.missing.append(sentence)
 
     def columns_of(self, path: Path, columns: Sequence[str] | None = None) -> files.Columns | None:
-        """Columns of one of `records` or `completions`, one entry per row; None if its data is damaged."""
+        """files.Columns of one of `records` or `completions`, one entry per row; None if its data is damaged."""
         try:
             return files.read_columns(path, columns)
         except files.UnreadableError as error:

@@ -1,4 +1,4 @@
-"""The results of a replay: everything that the command prints, as data classes with `plain()`, and how it is computed.
+"""What a comparison found, as data classes, and what moves between the selections: who gains and who loses.
 
 A share of gradient mass is a part of `Σ weight · |advantage|` over all tokens of all completions. An undefined number
 (a share of nothing, a correlation of constants) is None.
@@ -16,143 +16,125 @@ import torch
 from ...credit.flow import plugin_label
 from .running import BatchResult
 from .saved import SavedBatch, join_key, number_of
-from .selections import ReplaySelection
+from .selections import LoadedSelection
+from .statistics import Estimate
 
 
 @dataclass(frozen=True, kw_only=True)
 class SelectionNumbers:
-    """One selection over all completions.
-
-    Attributes:
-        name: Its name.
-        rewards: Its rewards, each with the mean of its values.
-        hooks: Its advantage hooks.
-        aggregation: Its loss aggregation.
-        reward_mean: Mean of the weighted sums of the rewards.
-        without_signal: Share of the groups without signal, as training logs it in `groups/zero_variance`.
-        positive_mass: Share of the gradient mass on tokens with an advantage above 0.
-    """
+    """One selection over all completions."""
 
     name: str
-    rewards: Mapping[str, float | None]
+    rewards: Mapping[str, float | None]  # each with the mean of its values
     hooks: Sequence[str]
     aggregation: str
-    reward_mean: float | None
-    without_signal: float | None
-    positive_mass: float | None
+    reward_mean: float | None  # of the weighted sums
+    without_signal: float | None  # share of the groups, as training logs it in `groups/zero_variance`
+    positive_mass: float | None  # share of the gradient mass on tokens with an advantage above 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """Some of the completions, or a tenth of each.
-
-    Attributes:
-        name: Which.
-        completions: Their number; None for tenths.
-        tokens: Their share of the live tokens; None for tenths.
-        mass: By selection, their share of the gradient mass.
-    """
+    """Some of the completions, or a tenth of each, with its share of the gradient mass by selection."""
 
     name: str
-    completions: int | None = None
-    tokens: float | None = None
+    completions: int | None = None  # None for tenths
+    tokens: float | None = None  # share of the live tokens; None for tenths
     mass: Mapping[str, float | None]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Disagreement:
-    """A completion that two selections treat differently.
+    """A completion that two selections treat differently."""
 
-    Attributes:
-        step: The step at which it was saved.
-        group: Its group, by the file's number or a running one.
-        member: Its number within the group.
-        tokens: Its live tokens.
-        prompt: The prompt as text; messages as JSON.
-        completion: The completion's text.
-        mass: By selection, its share of the gradient mass.
-        advantage: By selection, the mean of its tokens' advantages.
-        reward: By selection, the weighted sum of its rewards.
-    """
-
-    step: int
-    group: str
+    step: int  # at which it was saved
+    group: str  # by the file's number or a running one
     member: int
-    tokens: int
-    prompt: str
+    tokens: int  # live ones
+    prompt: str  # messages as JSON
     completion: str
-    mass: Mapping[str, float]
-    advantage: Mapping[str, float]
-    reward: Mapping[str, float | None]
+    mass: Mapping[str, float]  # by selection, its share of the gradient mass
+    advantage: Mapping[str, float]  # by selection, the mean of its tokens' advantages
+    reward: Mapping[str, float | None]  # by selection, the weighted sum of its rewards
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pair:
-    """The base and another selection.
-
-    Attributes:
-        base: Name of the base.
-        other: Name of the other.
-        same_sign: Share of the completions whose advantages have the same sign, or are 0 under both.
-        moved: Share of the gradient mass that moves to other completions: half the sum of the absolute differences.
-        moved_between_tokens: The same, between tokens.
-        disagreements: The completions whose shares of the gradient mass differ most, largest difference first.
-    """
+    """The base and another selection, by their names."""
 
     base: str
     other: str
-    same_sign: float
-    moved: float | None
-    moved_between_tokens: float | None
-    disagreements: Sequence[Disagreement]
+    same_sign: float  # share of the completions whose advantages have the same sign, or are 0 under both
+    moved: float | None  # share of the mass that moves to other completions: half the sum of absolute differences
+    moved_between_tokens: float | None  # the same, between tokens
+    disagreements: Sequence[Disagreement]  # where the shares of the mass differ most, largest difference first
+
+
+@dataclass(frozen=True, kw_only=True)
+class SelectionGradient:
+    """The gradient of one selection, with mean `μ` and covariance `Σ` for `Gradients.batch_size` completions.
+
+    The cosines are undefined where the selection, or what it is compared to, shows no signal.
+    """
+
+    name: str
+    ratio: Estimate  # signal to noise, |μ|² / tr Σ
+    worth: Estimate  # how many times more completions plain TRL needs for the same ratio
+    to_plain: Estimate  # cosine of the mean gradient to plain TRL's
+    to_policy_gradient: Estimate  # cosine of the mean gradient to the policy gradient of the raw reward
+    signal_seen: bool  # whether the interval of the ratio lies above 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gradients:
+    """Signal, noise and direction of the selections' gradients. Undefined numbers are None."""
+
+    model: str  # its path or its class
+    prompts: int  # groups of one prompt are not independent, so this decides how wide the intervals are
+    parameters: int  # trained ones
+    dimensions: int  # of the sketch
+    sketch_error: float  # bound on the relative standard error of a squared norm; 0 if the sketch is exact
+    batch_size: int  # completions of the batch whose ratio is given: the mean of the batches that were read
+    selections: Sequence[SelectionGradient]  # plain TRL, the policy gradient, and then each given one
+    sketches: Mapping[str, torch.Tensor] = field(default_factory=dict, repr=False)  # by selection, (groups, k)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """A comparison of selections of plugins on the same saved completions.
+    """A comparison of selections of plugins on the same completions; the first selection is the base."""
 
-    Attributes:
-        source: The file or folder.
-        tokens_are: "records", "tokenizer" or "words".
-        notes: How the files were read, and what the numbers leave out; one sentence each.
-        steps: The steps replayed, one for each generation batch.
-        completions: Their number.
-        groups: Their number.
-        num_generations: Completions per group; the smallest number if batches differ.
-        tokens: Live tokens under the base.
-        correct_by: The reward that says which completions are right: the base's first.
-        right_at: The least value of a right completion.
-        selections: The numbers of each; the first is the base.
-        pairs: The base with each of the others.
-        by_length: Quarters of the completions by their live tokens.
-        by_correctness: Right and wrong ones, and unjudged ones.
-        by_position: Tenths of every completion.
-        batches: What was replayed; not in `plain()`.
-        results: By selection, its result on each batch, token by token; not in `plain()`.
-    """
-
-    source: str
-    tokens_are: str
-    notes: Sequence[str]
-    steps: Sequence[int]
+    source: str  # the file or folder
+    tokens_are: str  # "records", "tokenizer" or "words"
+    notes: Sequence[str]  # how the files were read, and what the numbers leave out; one sentence each
+    steps: Sequence[int]  # that were read, one for each generation batch
     completions: int
     groups: int
-    num_generations: int
-    tokens: int
-    correct_by: str
-    right_at: float
+    num_generations: int  # completions per group; the smallest number if batches differ
+    tokens: int  # live ones under the base
+    correct_by: str  # the reward that says which completions are right: the base's first
+    right_at: float  # the least value of a right completion
     selections: Sequence[SelectionNumbers]
-    pairs: Sequence[Pair]
-    by_length: Sequence[Part]
-    by_correctness: Sequence[Part]
-    by_position: Sequence[Part]
+    pairs: Sequence[Pair]  # the base with each of the others
+    by_length: Sequence[Part]  # quarters of the completions by their live tokens
+    by_correctness: Sequence[Part]  # right and wrong ones, and unjudged ones
+    by_position: Sequence[Part]  # tenths of every completion
+    gradients: Gradients | None = None  # None without a model
     batches: Sequence[SavedBatch] = field(default=(), repr=False)
-    results: Mapping[str, Sequence[BatchResult]] = field(default_factory=dict, repr=False)
+    results: Mapping[str, Sequence[BatchResult]] = field(default_factory=dict, repr=False)  # by selection, per batch
 
     def plain(self) -> dict[str, Any]:
         """Everything but the tensors, as JSON can hold it."""
-        whole = dataclasses.asdict(dataclasses.replace(self, batches=(), results={}))
-        return {name: value for name, value in whole.items() if name not in ("batches", "results")}
+        found: dict[str, Any] = _plain(self)
+        return found
+
+
+def _plain(value: Any) -> Any:
+    """Data classes as mappings, without the fields that their `repr` leaves out."""
+    if dataclasses.is_dataclass(value):
+        return {one.name: _plain(getattr(value, one.name)) for one in dataclasses.fields(value) if one.repr}
+    if isinstance(value, Mapping):
+        return {name: _plain(one) for name, one in value.items()}
+    return [_plain(one) for one in value] if isinstance(value, list | tuple) else value
 
 
 # ----------------------------------------------------------------------------------------- from batches to numbers
@@ -179,8 +161,8 @@ class _Totals:
     tenths_N: torch.Tensor
 
 
-def compare(
-    chosen: Sequence[ReplaySelection],
+def what_moves(
+    chosen: Sequence[LoadedSelection],
     batches: Sequence[SavedBatch],
     results: Mapping[str, Sequence[BatchResult]],
     *,
@@ -188,7 +170,7 @@ def compare(
     show: int,
     **read: Any,
 ) -> Comparison:
-    """All numbers of the results; `read` is what the comparison says of how they were read."""
+    """All numbers that need no model; `read` is what the comparison says of how the completions were read."""
     totals = [_totals(one.name, results[one.name]) for one in chosen]
     base = totals[0]
     values_N = torch.cat([one.rewards_B_K[:, 0] for one in results[base.name]])
@@ -237,7 +219,7 @@ def _totals(name: str, results: Sequence[BatchResult]) -> _Totals:
     )
 
 
-def _numbers(selection: ReplaySelection, results: Sequence[BatchResult], totals: _Totals) -> SelectionNumbers:
+def _numbers(selection: LoadedSelection, results: Sequence[BatchResult], totals: _Totals) -> SelectionNumbers:
     by_reward: dict[str, list[torch.Tensor]] = {}
     for one in results:
         for name, values_B in zip(one.reward_names, one.rewards_B_K.unbind(dim=1), strict=True):

@@ -1,4 +1,4 @@
-"""`trl-grpo-ext replay`: the command line of the replay. Heavy imports happen when the command runs."""
+"""`trl-grpo-ext compare`: the command line of the comparison. Heavy imports happen when the command runs."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
+from rich.progress import track
 from rich.table import Table
 from rich.text import Text
 
@@ -17,7 +18,7 @@ from ..guard.untrusted import printable
 from .console import messages, results
 
 if TYPE_CHECKING:
-    from ..history.replay import Comparison, Pair
+    from ..history.compare import Comparison, Gradients, Pair
 
 _SAME = 0.0005
 """Shares below this print as 0.0%."""
@@ -26,25 +27,12 @@ _EXCERPT = 160
 _STEPS = re.compile(r"(\d*)\.\.(\d*)|(\d+)")
 
 
-Tokenizer = Annotated[str | None, typer.Option(help="A tokenizer, path or hub id, for files without tokens.")]
-Dataset = Annotated[
-    str | None,
-    typer.Option(help="A .jsonl or .parquet file with the columns that rewards need, joined by prompt."),
-]
-Step = Annotated[str | None, typer.Option(help="The step, or the first and last as N..M.")]
-Limit = Annotated[int | None, typer.Option(min=1, help="Most completions to use, in whole groups.")]
-NumGenerations = Annotated[
-    int | None, typer.Option("--num_generations", min=1, help="Completions per prompt, if the files don't say.")
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print everything as JSON.")]
-
-
-def replay_command(
+def compare_command(
     completions: Annotated[
         str,
         typer.Argument(
             help="A run's output_dir, or a folder or file with token records, TRL's completion tables, or JSON Lines "
-            "of prompt and completion."
+            "of prompt and completion. With --sample, a .jsonl or .parquet file of prompts."
         ),
     ],
     with_: Annotated[
@@ -54,40 +42,77 @@ def replay_command(
             help="A YAML file with rewards, advantage_hooks, loss_aggregation. Repeat it; the first is the base.",
         ),
     ],
-    tokenizer: Tokenizer = None,
-    dataset: Dataset = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="Measure gradients with the policy that sampled the completions: path or hub id of a model, or folder "
+            "of an adapter."
+        ),
+    ] = None,
+    sample: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FOLDER", help="Sample --num_generations completions of each prompt with the model, into FOLDER."
+        ),
+    ] = None,
+    tokenizer: Annotated[
+        str | None, typer.Option(help="A tokenizer, path or hub id, for files without tokens. Default: the model's.")
+    ] = None,
+    dataset: Annotated[
+        str | None,
+        typer.Option(help="A .jsonl or .parquet file with the columns that rewards need, joined by prompt."),
+    ] = None,
     right_at: Annotated[
         float, typer.Option("--right-at", help="The least value of the base's first reward that counts as right.")
     ] = 0.5,
-    step: Step = None,
-    limit: Limit = None,
-    num_generations: NumGenerations = None,
+    step: Annotated[str | None, typer.Option(help="The step, or the first and last as N..M.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Most completions to use, in whole groups.")] = None,
+    num_generations: Annotated[
+        int | None, typer.Option("--num_generations", min=1, help="Completions per prompt, if the files don't say.")
+    ] = None,
     show: Annotated[int, typer.Option(min=0, help="Completions to list.")] = 1,
-    as_json: AsJson = False,
+    temperature: Annotated[
+        float, typer.Option(min=1e-6, help="Sampling temperature; the model's logits are divided by it.")
+    ] = 1.0,
+    dimensions: Annotated[
+        int, typer.Option(min=2, help="Dimensions of the gradient sketch; it is exact with one per trained parameter.")
+    ] = 4096,
+    rows: Annotated[int, typer.Option(min=1, help="Completions per micro-batch of the model.")] = 8,
+    dtype: Annotated[str, typer.Option(help="Data type of the model's weights, such as bfloat16.")] = "auto",
+    device: Annotated[str | None, typer.Option(help="Device of the model. Default: the GPU, if there is one.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:
-    """Compare selections of plugins on saved completions, without a model.
+    """Compare selections of plugins on the same completions, without training.
 
-    Rewards, advantages, weights, and where the gradient goes: to long or short, right or wrong, early or late.
+    Rewards, advantages, weights, and where the gradient goes: to long or short, right or wrong, early or late. With a
+    model also how much of each gradient is signal, and where it points.
     """
     steps = step_range(step)
-    from ..history.replay import replay  # slow to import
+    from ..history.compare import compare, load_policy  # slow to import
 
-    comparison = replay(
+    found = compare(
         completions,
         with_,
-        tokenizer=tokenizer,
+        model=None if model is None else load_policy(model, dtype=dtype, device=device),
+        sample_to=sample,
+        tokenizer=tokenizer or model,
         dataset=dataset,
         right_at=right_at,
         steps=steps,
         limit=limit,
         num_generations=num_generations,
         show=show,
+        temperature=temperature,
+        dimensions=dimensions,
+        rows=rows,
+        progress=lambda items, title: track(items, title, console=messages(), transient=True),
     )
-    print_notes(comparison.notes)
+    for sentence in found.notes:
+        messages().print(printable(sentence), soft_wrap=not messages().is_terminal)
     if as_json:
-        typer.echo(json.dumps(comparison.plain(), indent=2, allow_nan=False))
+        typer.echo(json.dumps(found.plain(), indent=2, allow_nan=False))
     else:
-        _print(comparison, results())
+        _print(found, results())
 
 
 def step_range(text: str | None) -> tuple[int | None, int | None]:
@@ -97,13 +122,6 @@ def step_range(text: str | None) -> tuple[int | None, int | None]:
         raise ConfigurationError(f"--step is {text!r}; write one step, such as 10, or first and last, such as 10..20.")
     first, last = (match[3], match[3]) if match[3] else (match[1], match[2])
     return int(first) if first else None, int(last) if last else None
-
-
-def print_notes(notes: Iterable[str]) -> None:
-    """Say on stderr how the files were read, and what the numbers leave out."""
-    console = messages()
-    for sentence in notes:
-        console.print(printable(sentence), soft_wrap=not console.is_terminal)
 
 
 # ------------------------------------------------------------------ printing
@@ -121,7 +139,7 @@ def _print(found: Comparison, console: Console) -> None:
     for part in (*found.by_length, *found.by_correctness, *found.by_position):
         tokens = "" if part.tokens is None else _percent(part.tokens)
         lines.append((part.name, [tokens, *(_percent(part.mass[name]) for name in names)]))
-    print_table(
+    _print_table(
         console,
         f"share of the gradient mass (right: {found.correct_by} from {found.right_at:g} on)",
         ["of the tokens", *names],
@@ -129,6 +147,8 @@ def _print(found: Comparison, console: Console) -> None:
     )
     for pair in found.pairs:
         _print_examples(pair, console)
+    if found.gradients is not None:
+        _print_gradients(found.gradients, console)
 
 
 def _conclusions(found: Comparison) -> Iterator[str]:
@@ -149,7 +169,31 @@ def _conclusions(found: Comparison) -> Iterator[str]:
         )
 
 
-def print_table(console: Console, title: str, columns: Sequence[str], lines: Iterable[tuple[str, list[str]]]) -> None:
+def _print_gradients(found: Gradients, console: Console) -> None:
+    error = "exact" if found.sketch_error == 0 else f"squared norms to {found.sketch_error:.1%}"
+    console.print(
+        printable(
+            f"{found.model}: {found.parameters:,} trained parameters in {found.dimensions:,} dimensions ({error}), "
+            f"{found.prompts:,} prompts"
+        )
+    )
+    columns = (
+        f"signal / noise of {found.batch_size} completions",
+        "worth x completions",
+        "cosine to plain TRL",
+        "cosine to policy gradient",
+    )
+    lines = []
+    for place, one in enumerate(found.selections):  # plain TRL and the policy gradient come first
+        worth = "-" if place == 0 else one.worth.text(2)
+        to_plain = "-" if place == 0 else one.to_plain.text(2)
+        to_policy_gradient = "-" if place == 1 else one.to_policy_gradient.text(2)
+        ratio = one.ratio.text() if one.signal_seen else f"{one.ratio.text()}, none seen"
+        lines.append((one.name, [ratio, worth, to_plain, to_policy_gradient]))
+    _print_table(console, "gradients, with 95 % intervals", columns, lines)
+
+
+def _print_table(console: Console, title: str, columns: Sequence[str], lines: Iterable[tuple[str, list[str]]]) -> None:
     """Print a table of untrusted text: names on the left, cells on the right."""
     table = Table(title=Text(printable(title)), title_justify="left", title_style="bold")
     table.add_column("", overflow="fold")

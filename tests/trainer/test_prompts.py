@@ -1,0 +1,191 @@
+"""Prompts drawn at the moment of generation: TRL's own order, what a sampler sees, resuming, and wrong draws."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from trl import GRPOTrainer
+
+from tests.support import Run, length_reward, prompts, relative_gap, train
+from trl_grpo_ext.errors import ConfigurationError, PluginOutputError
+from trl_grpo_ext.trainer.prompts import outcomes_of
+from trl_grpo_ext.types import PromptOutcome, PromptPool, SamplerDeclaration
+
+STEPS: dict[str, Any] = {"max_steps": 8, "prompt_count": 8, "shuffle_dataset": True}
+
+
+class Recorded:
+    """Draws in order of number from those that are left, and retires what was drawn `rounds` times."""
+
+    __name__ = "recorded"
+    declares = SamplerDeclaration()
+
+    def __init__(self, rounds: int = 100) -> None:
+        self.rounds, self.times, self.drawn, self.seen = rounds, dict[int, int](), list[list[int]](), []
+        self.seen: list[Sequence[PromptOutcome]]
+
+    def start(self, pool: PromptPool) -> None:
+        self.size, self.times, self.answers = len(pool.rows), {}, pool.column("answer")
+
+    def draw(self, count: int, round_number: int) -> Sequence[int] | None:
+        left = sorted(range(self.size), key=lambda row: (self.times.get(row, 0), row))
+        left = [row for row in left if self.times.get(row, 0) < self.rounds][:count]
+        if len(left) < count:
+            return None
+        self.drawn.append(left)
+        self.times.update({row: self.times.get(row, 0) + 1 for row in left})
+        return left
+
+    def observe(self, outcomes: Sequence[PromptOutcome]) -> None:
+        self.seen.append(outcomes)
+
+    def metrics(self) -> Mapping[str, float]:
+        return {"rows_seen": float(len(self.times))}
+
+    def state_dict(self) -> Mapping[str, Any]:
+        return {"times": {str(row): times for row, times in self.times.items()}}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.times = {int(row): times for row, times in state["times"].items()}
+
+
+def sampled(model: Path, folder: Path, sampler: Any, **settings: Any) -> Run:
+    return train(model, folder, trainer_arguments={"prompt_sampler": sampler}, **{**STEPS, **settings})
+
+
+def same(ours: Run, theirs: Run) -> bool:
+    pairs = zip(ours.gradients, theirs.gradients, strict=True)
+    return all(relative_gap(*pair) == 0.0 for pair in pairs) and all(
+        torch.equal(ours.weights[name], value) for name, value in theirs.weights.items()
+    )
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_in_order_is_trls_order_to_the_bit(tiny_model: Path, tmp_path: Path, shuffle: bool) -> None:
+    settings = {**STEPS, "shuffle_dataset": shuffle}  # two passes over the data
+    theirs = train(tiny_model, tmp_path / "plain", GRPOTrainer, **settings)
+    assert same(sampled(tiny_model, tmp_path / "ours", "in_order", **settings), theirs)
+
+
+def test_in_order_is_what_resample_draws(tiny_model: Path, tmp_path: Path) -> None:
+    settings = {"resample": {"filter": "signal", "max_rounds": 3}, "max_steps": 4}
+    without = train(tiny_model, tmp_path / "without", **{**STEPS, **settings})
+    assert same(sampled(tiny_model, tmp_path / "with", "in_order", **settings), without)
+
+
+def test_a_sampler_sees_what_came_of_its_prompts(tiny_model: Path, tmp_path: Path) -> None:
+    sampler = Recorded()
+    run = sampled(tiny_model, tmp_path, sampler, max_steps=3)
+    assert [[outcome.row for outcome in outcomes] for outcomes in sampler.seen] == sampler.drawn[:3]
+    assert sampler.answers == list(range(8))
+    for outcomes, log in zip(sampler.seen, run.logs, strict=False):
+        mean = sum(outcome.reward for outcome in outcomes) / len(outcomes)
+        assert mean == pytest.approx(log["reward"], abs=1e-6)
+        assert [outcome.means["length_reward"] for outcome in outcomes] == [outcome.reward for outcome in outcomes]
+        assert sum(outcome.length for outcome in outcomes) / 2 == pytest.approx(log["completions/mean_length"])
+        assert log["prompts/rows_seen"] == 2 * (1 + sampler.seen.index(outcomes))
+        assert {outcome.verdict for outcome in outcomes} == {None}
+
+
+def test_a_sampler_sees_the_verdict_of_a_filter(tiny_model: Path, tmp_path: Path) -> None:
+    sampler = Recorded()
+    sampled(tiny_model, tmp_path, sampler, max_steps=1, resample={"filter": "signal", "max_rounds": 2})
+    assert {outcome.verdict for outcome in sampler.seen[0]} == {True}
+
+
+def test_rewards_see_the_rows_that_were_drawn(tiny_model: Path, tmp_path: Path) -> None:
+    answers: list[list[int]] = []
+
+    def reward(completion_ids: list[Any], answer: list[int], **columns: Any) -> list[float]:
+        answers.append(answer)
+        return length_reward(completion_ids)
+
+    sampler = Recorded()
+    sampled(tiny_model, tmp_path, sampler, max_steps=2, reward_funcs=reward)
+    assert [sorted({*of_batch}) for of_batch in answers] == sampler.drawn[:2]
+
+
+@pytest.mark.parametrize("resample", [None, {"filter": "signal", "max_rounds": 2}])
+def test_a_resumed_run_is_the_uninterrupted_one(tiny_model: Path, tmp_path: Path, resample: Any) -> None:
+    settings: dict[str, Any] = {"save_strategy": "steps", "save_steps": 3, "max_steps": 6, "resample": resample}
+    whole_sampler, resumed_sampler = Recorded(), Recorded()
+    whole = sampled(tiny_model, tmp_path, whole_sampler, **settings)
+    checkpoint = str(tmp_path / "checkpoint-3")
+    resumed = sampled(tiny_model, tmp_path / "resumed", resumed_sampler, resume=checkpoint, **settings)
+    assert all(torch.equal(resumed.weights[name], value) for name, value in whole.weights.items())
+    assert whole_sampler.drawn[-len(resumed_sampler.drawn) :] == resumed_sampler.drawn
+
+
+def test_exhausted_prompts_end_the_training(tiny_model: Path, tmp_path: Path) -> None:
+    sampler = Recorded(rounds=1)
+    run = sampled(tiny_model, tmp_path, sampler, max_steps=50)
+    assert run.trainer.state.global_step == 4  # two of eight prompts at a time
+    with pytest.raises(ConfigurationError, match="no prompts to begin with"):
+        sampled(tiny_model, tmp_path, Recorded(rounds=0))
+
+
+def test_prompts_exhausted_within_a_batch_leave_the_rest_masked(tiny_model: Path, tmp_path: Path) -> None:
+    def flat(completion_ids: list[Any], **columns: Any) -> list[float]:
+        return [0.5] * len(completion_ids)
+
+    sampler = Recorded(rounds=1)
+    with pytest.warns(UserWarning, match="kept none"):
+        run = sampled(tiny_model, tmp_path, sampler, reward_funcs=flat, resample={"filter": "signal", "max_rounds": 3})
+    assert run.trainer.state.global_step == 2  # three rounds, then the one that is left
+    assert [log["groups/rounds"] for log in run.logs if "groups/rounds" in log] == [3.0, 1.0]
+
+
+class Wrong(Recorded):
+    """Draws what it is told."""
+
+    def __init__(self, drawn: Any) -> None:
+        super().__init__()
+        self.told = drawn
+
+    def draw(self, count: int, round_number: int) -> Sequence[int] | None:
+        if isinstance(self.told, Exception):
+            raise self.told
+        return list(self.told)
+
+
+@pytest.mark.parametrize(
+    ("drawn", "said"), [([1], "returned 1"), ([1, 1], "1 twice"), ([1, 8], "8 is none"), ([-1, 2], "-1 is none")]
+)
+def test_a_wrong_draw_is_refused(tiny_model: Path, tmp_path: Path, drawn: Any, said: str) -> None:
+    with pytest.raises(PluginOutputError, match=said):
+        sampled(tiny_model, tmp_path, Wrong(drawn))
+
+
+def test_what_cannot_be_drawn_is_refused(tiny_model: Path, tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"per_device_train_batch_size": 4, "steps_per_generation": 2}
+    with pytest.raises(ConfigurationError, match="prompt_sampler: save_steps=1"):
+        sampled(tiny_model, tmp_path, Recorded(), save_strategy="steps", save_steps=1, **settings)
+    stream = prompts(8).to_iterable_dataset()
+    with pytest.raises(ConfigurationError, match="prompt_sampler draws prompts"):
+        sampled(tiny_model, tmp_path, Recorded(), train_dataset=stream)
+
+
+def test_evaluation_stays_on_all_prompts(tiny_model: Path, tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"eval_dataset": prompts(4), "eval_strategy": "steps", "eval_steps": 1, "max_steps": 1}
+    plain = train(tiny_model, tmp_path / "plain", **{**STEPS, **settings})
+    ours = sampled(tiny_model, tmp_path / "ours", "in_order", **settings)
+    found = [[log["eval_reward"] for log in run.logs if "eval_reward" in log] for run in (plain, ours)]
+    assert found[0] == found[1]
+
+
+def test_outcomes_by_hand() -> None:
+    nan = float("nan")
+    rewards_N_K = torch.tensor([[1.0, nan], [0.0, nan], [0.1, 2.0], [0.1, 4.0], [nan, nan], [nan, nan]])
+    lengths_N = torch.tensor([3.0, 5.0, 1.0, 2.0, 4.0, 4.0])
+    found = outcomes_of([7, 2, 5], rewards_N_K, torch.tensor([1.0, 0.5]), lengths_N, ["a", "b"], {1: "too easy"})
+    assert [outcome.row for outcome in found] == [7, 2, 5]
+    assert found[0].means["a"] == 0.5
+    assert found[0].deviations["a"] == pytest.approx(0.5**0.5)
+    assert found[0].means["b"] != found[0].means["b"]
+    assert found[1].deviations == pytest.approx({"a": 0.0, "b": 2.0**0.5})
+    assert found[1].reward == pytest.approx(0.1 + 0.5 * 3.0)
+    assert found[2].reward != found[2].reward
+    assert [outcome.length for outcome in found] == [4.0, 1.5, 4.0]
+    assert [outcome.verdict for outcome in found] == [None, "too easy", None]
