@@ -30,12 +30,12 @@ from typing import Any
 import torch
 from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback, TrainerCallback
-from trl_grpo_ext.history.compare import compare, load_policy
 
 from bench.tables import machine, show, versions
 from recipes.embedded.make_model import IGNORE, collate, make_tokenizer, make_untrained_model
 from trl_grpo_ext import GRPOExtConfig, GRPOExtTrainer, Parts
 from trl_grpo_ext.credit.parts import with_parts
+from trl_grpo_ext.history.compare import compare, load_policy
 from trl_grpo_ext.testing import make_rollout
 
 DIGITS = "0123456789"

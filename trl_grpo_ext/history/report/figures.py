@@ -168,6 +168,11 @@ PLOTS: tuple[Plot, ...] = (
         reward_functions,
     ),
     Plot(
+        *("parts", "Rewards", "Parts of rewards"),
+        "Each part's score, and how many completions have it; look for parts that stay behind, or are missing.",
+        parts,
+    ),
+    Plot(
         *("outcomes", "Rewards", "Outcomes of rewards"),
         "What became of the completions; if anything but right and wrong grows, the reward cannot judge.",
         outcomes,
