@@ -195,7 +195,7 @@ class Row:
     `credit` is what the update does to it, by its sign: the sum over live tokens of advantage times weight; the mean of
     the last advantages over live tokens where it has not been trained on; TRL's advantage in its tables. `spans` are
     `(start, end)` of each token in UTF-16 units, as browsers count. `stages` and `values` have one number per token.
-    `parts` are the parts of its rewards with their scores, `token_part` is the number of each token's part there, or -1.
+    `parts` are the parts of its rewards with their scores, `token_part` the number of each token's part there, or -1.
     """
 
     group: int
