@@ -192,7 +192,7 @@ def gradients(options: argparse.Namespace, start: Path) -> None:
         ["parts", "right", "signal to noise, share", "`part_credit`", "worth", "cosine to share", "places shuffled"],
         rows,
         f"{options.prompts} prompts of {GROUP} completions at the start, before training; worth is how many times more "
-        f"completions the share of right answers needs for the same signal-to-noise ratio. In brackets 90 % intervals. "
+        f"completions the share of right answers needs for the same signal-to-noise ratio. In brackets 95 % intervals. "
         f"{versions('trl', 'torch')}; {machine()}.",
         options.docs,
     )

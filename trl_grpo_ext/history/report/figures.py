@@ -183,7 +183,7 @@ PLOTS: tuple[Plot, ...] = (
         "parts",
         "Rewards",
         "Parts of rewards",
-        "Each part's score, and how many completions have it; look for parts that stay behind, or are missing.",
+        "Each part's score, and how many completions have it; look for parts that do not improve, or are missing.",
         parts,
     ),
     Plot(

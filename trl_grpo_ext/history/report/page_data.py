@@ -276,7 +276,7 @@ def _of_records(run: Run, path: Path) -> list[Row]:
         if "starts" in at and "ends" in at:
             spans = utf16_spans(completion, *(_per_token(at[name], size, numpy.int64) for name in ("starts", "ends")))
         scores = zip(at.get("parts", ()), at.get("part_scores", ()), strict=True)
-        parts = [(_short(name, 60), number(score)) for name, score in scores]
+        parts = [(_short(name, 60), number(float(score))) for name, score in scores]
         part_of = None
         if "token_part" in at:
             part_of = _per_token(at["token_part"], size, numpy.int64).clip(-1, len(parts) - 1)
