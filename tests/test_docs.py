@@ -58,13 +58,14 @@ def test_the_example_hook_that_returns_spans() -> None:
     assert advantages.tolist() == [[1, 0.5, 0.5, 1], [1, 0, 0, 0]]
 
 
-def test_the_example_reward_that_returns_spans() -> None:
+def test_the_example_reward_that_returns_parts() -> None:
     (code,) = [block for block in blocks(PAGE, "python") if "def shouting" in block]
     names: dict[str, Any] = {}
     exec(code, names)
     scores = names["shouting"](completions=["a!b!", "", [{"role": "assistant", "content": "!"}]])
     assert scores == [-0.2, 0.0, -0.1]
-    assert [score.spans for score in scores] == [((1, 2, -0.1), (3, 4, -0.1)), (), ((0, 1, -0.1),)]
+    places = [[place[:2] for part in score.parts for place in part.places] for score in scores]
+    assert places == [[(1, 2), (3, 4)], [], [(0, 1)]]
     assert torch.tensor(scores).tolist() == pytest.approx([-0.2, 0.0, -0.1])  # what plain TRL does with them
 
 

@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from .trainer.mixin import GRPOExtMixin as GRPOExtMixin
     from .trainer.mixin import GRPOExtTrainer as GRPOExtTrainer
     from .types import Forward as Forward
+    from .types import Parts as Parts
     from .types import Rollout as Rollout
     from .types import Totals as Totals
-    from .types import span_reward as span_reward
 
 __version__ = "0.1.0"
 
@@ -57,9 +57,9 @@ _HOME_OF = {
     "GRPOExtMixin": "trainer.mixin",
     "GRPOExtTrainer": "trainer.mixin",
     "Forward": "types",
+    "Parts": "types",
     "Rollout": "types",
     "Totals": "types",
-    "span_reward": "types",
 }
 
 __all__ = ["__version__", *sorted(_HOME_OF)]

@@ -88,6 +88,9 @@ empty: an empty completion and a message without text are scored like others. Wh
   calls a tool, writes no text.
 hostile_text: no text that a model can write makes it raise or break its contract. Why: A policy writes every text
   sooner or later: control characters, lone surrogates, ten thousand digits, brackets that never close.
+parts: the parts of `Parts` stand within the completion's text, also within hostile text, and have names that come again
+  in other completions. Why: A place outside the text stops the run, and parts are compared with those of the same name:
+  a name that stands for one completion alone is never paid.
 outcomes (rests on none): an unreadable reference does not score like a wrong answer. Why: A broken reference that reads
   as 0 teaches the policy that right answers are wrong. Say None.
 pickle: pickles, and scores the same afterwards. Why: Guards run a reward in worker processes, and launchers send it to

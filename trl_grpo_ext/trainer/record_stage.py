@@ -95,6 +95,7 @@ class RecordStage:
             stages = [("trl", at_first_B_T), *((change.name, change.after_B_T) for change in changes)]
             self._recorder.start(rollout, batch[BatchKeys.row_id], stages, outcomes)
         self.saw_changes(changes, batch[BatchKeys.row_id], rollout.mask_B_T)
+        self.add_metrics(self._chain.metrics())
 
     # ------------------------------------------------------------------ at every loss forward
 

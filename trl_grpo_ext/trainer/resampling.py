@@ -29,8 +29,8 @@ import torch
 from accelerate.utils import gather_object
 
 from ..credit.flow import group_verdicts, plugin_label, verdicts_by_group
+from ..credit.parts import names_of
 from ..credit.rollouts import ScoredRows
-from ..credit.turns import scores_turns
 from ..errors import ConfigurationError
 from ..guard.agreement import Agreement
 from ..guard.parameters import checked_whole
@@ -218,25 +218,23 @@ class Resampling:
         def column(name: str) -> list[Any]:
             return [row["scored", name] for row in rows]
 
-        def beside_scores(what: str, silent: Callable[[Row, str], Any]) -> dict[str, list[Any]]:
+        def beside_scores(what: str, silent: Any) -> dict[str, list[Any]]:
             """What rewards returned beside their scores; not all do so in every round."""
             names = dict.fromkeys(name for row in everybody for name in row["scored", what])
-            return {name: [row["scored", what].get(name, silent(row, name)) for row in rows] for name in names}
+            return {name: [row["scored", what].get(name, silent) for row in rows] for name in names}
 
-        def no_spans(row: Row, name: str) -> Any:
-            return None if bool(row["scored", "rewards"][self._facts.reward_names.index(name)].isnan()) else ()
-
-        masks, spans = column("tool_mask"), [row["scored", "spans"] for row in everybody]
+        masks, parts = column("tool_mask"), [row["scored", "parts"] for row in everybody]
+        rewards = dict.fromkeys(reward for of_row in parts for reward in of_row)
         return ScoredRows(
             rows=column("row"),
             prompts=column("prompt"),
             completions=column("completion"),
             completion_ids=[row["batch", "completion_ids"].tolist() for row in rows],
             rewards_N_K=torch.stack([row["scored", "rewards"] for row in everybody]).to(self._facts.device),
-            spans=beside_scores("spans", no_spans),
-            outcomes=beside_scores("outcomes", lambda row, name: None),
+            parts=beside_scores("parts", ()),
+            part_names={reward: names_of([of_row.get(reward, ()) for of_row in parts]) for reward in rewards},
+            outcomes=beside_scores("outcomes", None),
             tool_masks=None if any(mask is None for mask in masks) else masks,
-            by_turns=frozenset(name for of_row in spans for name, found in of_row.items() if scores_turns(found)),
         )
 
 
@@ -275,7 +273,7 @@ def _rows_of_batch(sampled: SampledBatch) -> list[Row]:
             "prompt": scored.prompts[row],
             "completion": scored.completions[row],
             "rewards": rewards_B_K[row].clone(),
-            "spans": {name: spans[row] for name, spans in scored.spans.items()},
+            "parts": {name: parts[row] for name, parts in scored.parts.items()},
             "outcomes": {name: outcomes[row] for name, outcomes in scored.outcomes.items()},
             "tool_mask": None if masks is None else masks[row],
         }
