@@ -24,7 +24,7 @@ from trl_grpo_ext.credit.signal import (
     zero_variance_of,
 )
 from trl_grpo_ext.errors import ConfigurationError, PluginOutputError
-from trl_grpo_ext.filters.groups import Signal
+from trl_grpo_ext.filters.conditions import Signal
 from trl_grpo_ext.plugins.loading import available, implements, parse_selection
 from trl_grpo_ext.types import Rollout
 

@@ -17,7 +17,7 @@ from trl_grpo_ext.errors import (
     PluginTypeError,
     UnknownPluginError,
 )
-from trl_grpo_ext.filters.groups import AllOf, NotAllTruncated, Signal
+from trl_grpo_ext.filters.conditions import AllOf, NotAllTruncated, Signal
 
 NAN = math.nan
 

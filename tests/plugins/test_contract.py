@@ -7,7 +7,7 @@ import pytest
 
 from trl_grpo_ext import available, load_advantage_hooks, load_group_filter, load_loss_aggregation, load_rewards
 from trl_grpo_ext.errors import PluginContractError
-from trl_grpo_ext.plugins.contract import check_contract
+from trl_grpo_ext.plugins.checking import check_contract
 from trl_grpo_ext.plugins.kinds import FACTS, KINDS, Kind
 from trl_grpo_ext.plugins.loading import resolve
 from trl_grpo_ext.testing import check

@@ -15,7 +15,7 @@ from tests.rewards.code_corpus import ATTACKS, FORGERIES, HONEST, SHAPES, SOLVED
 from trl_grpo_ext.errors import ConfigurationError, RewardError
 from trl_grpo_ext.guard.outcomes import Judgement, Outcome
 from trl_grpo_ext.rewards import python_tests as module
-from trl_grpo_ext.rewards._sandbox.run import LAYERS, isolation
+from trl_grpo_ext.rewards._sandbox.jobs import LAYERS, isolation
 from trl_grpo_ext.rewards.python_tests import PythonTests, fenced_code
 
 pytestmark = pytest.mark.skipif(set(isolation()) != set(LAYERS), reason="needs Landlock and seccomp")

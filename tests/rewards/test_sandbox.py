@@ -22,9 +22,9 @@ import pytest
 from tests.busy import busy
 from tests.interrupts import interruptible
 from trl_grpo_ext.errors import RewardError
-from trl_grpo_ext.rewards._sandbox import run as sandbox
-from trl_grpo_ext.rewards._sandbox.run import LAYERS, Run, isolation, run_all, run_python
-from trl_grpo_ext.rewards._sandbox.test_forms import read_tests
+from trl_grpo_ext.rewards._sandbox import jobs as sandbox
+from trl_grpo_ext.rewards._sandbox.forms_of_tests import read_tests
+from trl_grpo_ext.rewards._sandbox.jobs import LAYERS, Run, isolation, run_all, run_python
 
 KEEPER = b"_sandbox.keeper"
 needs_layers = pytest.mark.skipif(
@@ -319,7 +319,7 @@ def test_a_required_layer_that_does_not_hold_is_an_error() -> None:
 
 def test_all_ends_with_the_parent(tmp_path: Path) -> None:
     script = (
-        "import sys; from trl_grpo_ext.rewards._sandbox.run import run_python\n"
+        "import sys; from trl_grpo_ext.rewards._sandbox.jobs import run_python\n"
         "run_python('while True: pass', seconds=1000, memory_mb=256)"
     )
     parent = subprocess.Popen([sys.executable, "-c", script], env={**os.environ, "TMPDIR": str(tmp_path / "..")})

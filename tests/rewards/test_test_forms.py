@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from trl_grpo_ext.rewards._sandbox.test_forms import UnreadableTestsError, read_tests, same_output
+from trl_grpo_ext.rewards._sandbox.forms_of_tests import UnreadableTestsError, read_tests, same_output
 from trl_grpo_ext.rewards._sandbox.wire import Codec, ViolationError
 
 

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 from ..errors import ConfigurationError, PluginContractError, PluginOutputError, TRLGRPOExtError
 from ..guard.outcomes import exception_text, shown
-from ..plugins.contract import check_contract
+from ..plugins.checking import check_contract
 from ..plugins.kinds import FACTS, Kind
 
 T = TypeVar("T")

@@ -271,7 +271,7 @@ def _prepare_modules() -> None:
 
 
 def judge(job: dict[str, Any], requests: int, replies: int, shared: Any, folder: str, report: Any) -> None:
-    """Load the solution, run the plan's tests (`test_forms`), and report on each; `folder` is out of its reach."""
+    """Load the solution, run the plan's tests (`forms_of_tests`), and report on each; `folder` is out of its reach."""
     global SIDE
     SIDE = remote.SIDE = Side(requests, replies, shared, job["own_copies"], job["seen"])
     vars(builtins)["__judge__"] = SIDE

@@ -31,7 +31,7 @@ class UnreadableTestsError(Exception):
 
 
 Plan = dict[str, Any]
-"""Tests that call the solution: what `judge` runs, as JSON has it."""
+"""Tests that call the solution: what `tests_process` runs, as JSON has it."""
 Examples = list[tuple[str, str]]
 """What a program reads and what it must print."""
 
@@ -166,7 +166,7 @@ def _tree(text: str) -> ast.Module:
 
 
 def _planned(tree: ast.Module, number: int, free: set[str], entry: str | None) -> dict[str, Any]:
-    """What `judge` needs of one test."""
+    """what `tests_process` needs of one test."""
     called = set(map(_called_name, _outside_definitions(tree)))
     functions = [node for node in tree.body if isinstance(node, _FUNCTIONS) and node.name not in called]
     candidates = [node for node in functions if _takes_a_candidate(node)]
@@ -439,7 +439,7 @@ def _from_solution(node: ast.AST, tainted: set[str]) -> bool:
 
 
 class _Rewriting(ast.NodeTransformer):
-    """Hands asserts and what they compare to `judge`, and notices those that the solution can keep from running."""
+    """Hands asserts and what they compare to `checks.Side`, and notices those that the solution can skip."""
 
     def __init__(self, tainted: set[str], number: int) -> None:
         self.tainted, self.number = tainted, number

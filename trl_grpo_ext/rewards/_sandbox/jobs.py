@@ -1,9 +1,9 @@
 """Run Python that a model wrote, in processes with limits.
 
 A server (`keeper`), which has imported what is needed but nothing of this package or the user's, forks a job's
-processes: one that holds the code (`hostile`), one that runs the tests (`judge`), and a keeper that watches over both.
-The environment is empty, the directory is the job's own, and before any code runs each process gives up rights in
-layers (`layers`). A kernel may lack some; `isolation()` lists those that hold here:
+processes: one that holds the code (`hostile`), one that runs the tests (`tests_process`), and a keeper that watches
+over both. The environment is empty, the directory is the job's own, and before any code runs each process gives up
+rights in layers (`layers`). A kernel may lack some; `isolation()` lists those that hold here:
 
 - "files": Landlock (Linux 5.13). It reads Python's libraries, installed packages and the system's libraries, reads and
   writes in its own directory, executes no file, and empties none that it may not write. The layer does not hold where
@@ -104,7 +104,7 @@ def run_python(
     stdin: bytes = b"",
     stop: threading.Event | None = None,
 ) -> Run:
-    """Run code as a program, or hold it in one process and run tests (`test_forms.Plan`) of it in another.
+    """Run code as a program, or hold it in one process and run tests (`forms_of_tests.Plan`) of it in another.
 
     `seconds` is processor time, `memory_mb` counts beyond the interpreter's own, `stop` ends the run as a timeout. A
     `RewardError` says that the processes do not start, or a required layer does not hold; the code is not run then.
