@@ -41,13 +41,18 @@ def paragraph(console: Console, text: Text, indent: int = 0) -> None:
 # ---------------------------------------------------------------------------------------------- kinds and names
 
 
+def _plural(word: str) -> str:
+    return f"{word}es" if word.endswith("s") else f"{word}s"
+
+
 def kind_of(word: str | None) -> Kind | None:
     """Read a kind: `reward`, `hook`, `advantage-hooks`, `loss_aggregation`, ... None stays None."""
     if word is None:
         return None
-    folded = word.strip().lower().replace("-", "_").removesuffix("s")
-    if folded in _WORDS:
-        return _WORDS[folded]
+    folded = word.strip().lower().replace("-", "_")
+    for known, kind in _WORDS.items():
+        if folded in (known.replace("-", "_"), _plural(known.replace("-", "_"))):
+            return kind
     raise ConfigurationError(f"{word!r} is not a kind of plugin; the kinds are {kind_words('and')}.")
 
 

@@ -10,13 +10,13 @@ each completion once, when it is sampled. What is trained on is put together aft
 - A batch takes what it needs; groups kept beyond it are dropped and counted as surplus.
 - TRL's batches have a fixed size. A batch that is not full after `max_rounds` is filled up with dropped groups of its
   rounds, whose tokens are masked: they are in no loss and no denominator.
-- Prompts come in the order of TRL's sampler, in as many whole rounds as a pass has; no batch has two groups of one
-  prompt. An epoch is as many updates as without `resample`, and the data is passed faster.
+- Prompts come from the prompt sampler, by default in TRL's order, in as many whole rounds as a pass has; no batch has
+  two groups of one prompt. An epoch is as many updates as without `resample`, and the data is passed faster.
 - Hooks run on the batch that is trained on. Where the filter reads advantages they run in each round too, which gives
   the same only if each of them looks at every group by itself (`independent`). Shapers always run in the round. What
   cannot be exact is refused when the trainer is constructed.
-- A checkpoint has the number of rounds drawn. One inside a generation batch lacks that batch, which TRL would sample
-  again from other weights: it cannot be resumed from, and `save_steps` that would write one are refused.
+- A checkpoint has the rounds drawn and the sampler's state. One inside a generation batch lacks that batch, which TRL
+  would sample again from other weights: it cannot be resumed from, and `save_steps` that would write one are refused.
 """
 
 import warnings
@@ -116,8 +116,9 @@ class Resampling:
         dropped = Counter[str]()
         rounds, wanted = 0, 0
         while not rounds or (len(kept) < wanted and rounds < self.settings.max_rounds):
-            if (drawn := prompts.next_round([])) is None:
+            if rounds and not prompts.look_ahead():
                 break
+            drawn = prompts.next_round([])
             sampled, seen = sample(drawn)
             _refuse_images(sampled.batch)
             with self._agreement.section():
@@ -196,7 +197,7 @@ class Resampling:
         tokens = sum(int(counting_mask(mask).sum()) for mask in masks)
         batch["num_items_in_batch"] = like.batch["num_items_in_batch"].new_tensor(tokens)
         if self._loss_counts_rows and 0 < counted < len(groups):
-            batch[BatchKeys.loss_factor] = torch.tensor(len(groups) / counted, device=self._facts.device)
+            batch[BatchKeys.masked_groups_factor] = torch.tensor(len(groups) / counted, device=self._facts.device)
         scored = self._join_scored(rows, everybody)
         logps = self._columns(rows, "logps")
         with self._agreement.section():

@@ -46,11 +46,11 @@ class RolloutStage:
         plugins: SelectedPlugins,
         agreement: Agreement,
         records: RecordStage,
+        *,
         hook_logps: LogpsForHooks,
         prompts: DealtPrompts | DrawnPrompts,
         resampling: Resampling | None,
         token_losses: TokenLosses,
-        *,
         trls_advantages: bool,
     ) -> None:
         self._trainer, self._facts, self._agreement, self._records = trainer, facts, agreement, records
@@ -77,7 +77,6 @@ class RolloutStage:
             return self._finish(self._sample(inherited, Drawn(inputs), progress))
         if self._resampling is None:
             drawn = self.prompts.next_round(inputs)
-            assert drawn is not None  # it was drawn ahead
             sampled = self._sample(inherited, drawn, progress)
             self.prompts.observe(drawn, sampled.rollout, {})
             return self._finish(sampled)
@@ -93,7 +92,7 @@ class RolloutStage:
         self._sampling.saw_generated(generated)
         return generated
 
-    def pass_at_rest(self, inherited: Inherited, model: Any, *arguments: Any, **keywords: Any) -> Any:
+    def pass_outside_losses(self, inherited: Inherited, model: Any, *arguments: Any, **keywords: Any) -> Any:
         """A forward pass of the old policy or the reference, for no loss."""
         result = inherited(model, *arguments, **keywords)
         self._sampling.saw_pass(result[0])
@@ -126,7 +125,7 @@ class RolloutStage:
             metrics = part_metrics(watch.parts, part_names, self._agreement.gather, self._facts.device)
         self._records.saw_rewards(rewards_N_K, metrics | watch.counts(rewards_N_K, names, self._facts.gather))
         seen = (inputs, prompts, completions, completion_ids, rewards_N_K)
-        masks = self._sampling.tool_masks
+        masks = self._sampling.generated.tool_masks
         self._sampling.saw_rewards(ScoredRows(*seen, watch.parts, part_names, watch.outcomes, masks))
         return self._shape_rewards(rewards_N_K) if self._shapes else rewards_N_K
 
