@@ -11,7 +11,7 @@
 | `training_step` | `losses` | its time; small tiles of the head on a CPU |
 | `compute_loss` | `losses` | stop if the selected plugins were bypassed |
 | `_compute_loss` | `losses` | the self-check, once; TRL's loss taken apart, token losses, the selected aggregation |
-| `_get_per_token_logps_and_entropies` | `losses` | passes sorted, prompts shared; forward hooks inside a loss, else `rollouts` notes the pass |
+| `_get_per_token_logps_and_entropies` | `losses` | passes sorted, prompts shared; forward hooks, inside a loss |
 | `evaluation_loop` | `records` | pass@k |
 | `log` | `records` | the token records written |
 | `_save`, `save_model` | `records` | the manifest beside the weights |
