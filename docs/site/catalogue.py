@@ -11,7 +11,7 @@ import yaml
 import trl_grpo_ext
 from trl_grpo_ext import available
 from trl_grpo_ext.plugins.description import PluginDocs, describe
-from trl_grpo_ext.plugins.kinds import FACTS
+from trl_grpo_ext.plugins.kinds import FACTS, PLURALS
 from trl_grpo_ext.plugins.loading import Kind, PluginInfo
 
 from .notation import formulas, latex
@@ -19,8 +19,10 @@ from .staging import DOCS
 from .worked import WITHOUT, Worked, all_worked, shown
 
 PACKAGE = Path(trl_grpo_ext.__file__).parent
-FOLDERS: dict[Kind, str] = {kind: f"{facts.word}s" for kind, facts in FACTS.items()}
-TITLES: dict[Kind, str] = {kind: f"{facts.label.capitalize()}s" for kind, facts in FACTS.items()}
+FOLDERS: dict[Kind, str] = {
+    kind: f"{facts.word}{PLURALS[kind].removeprefix(facts.label)}" for kind, facts in FACTS.items()
+}
+TITLES: dict[Kind, str] = {kind: plural.capitalize() for kind, plural in PLURALS.items()}
 _INTRODUCTIONS: dict[Kind, str] = {
     "reward": "How good is this completion? A number for each of the `B` completions, or None.",
     "advantage_hook": "Which tokens deserve the credit? Advantages `(B, T)` in, advantages `(B, T)` out.",

@@ -38,7 +38,7 @@ class SquaredLogRatio:
 
 
 class KLCov:
-    """Add `coefficient · |log π - log π_old|` to the tokens whose log-probability goes most with the advantage.
+    """Add `coefficient/2 · (log π - log π_old)²` to the tokens whose log-probability goes most with the advantage.
 
     Entropy falls by the tokens with a large `c_t = (A_t - mean A) · (log π_old,t - mean log π_old)`, means over the
     tokens that count: a probable token that is paid becomes more probable. The `share` of tokens with the largest `c_t`
@@ -71,8 +71,8 @@ class KLCov:
 
     def loss(self, terms: LossTerms) -> torch.Tensor:
         """Return each token's loss `(B, T)`."""
-        gap_B_T = (terms.logps_B_T - terms.old_logps_B_T).abs()
-        return self.coefficient * terms.carried_B_T["held"] * gap_B_T
+        gap_B_T = terms.logps_B_T - terms.old_logps_B_T
+        return 0.5 * self.coefficient * terms.carried_B_T["held"] * gap_B_T.square()
 
     def measures(self, terms: LossTerms) -> Mapping[str, torch.Tensor]:
         """The share of tokens that are held."""

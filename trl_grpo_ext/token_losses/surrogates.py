@@ -91,11 +91,12 @@ class ClipCov:
 class TOPR:
     """Tapered off-policy REINFORCE: completions that are paid learn at full weight, others by a truncated ratio.
 
-        l_t = -A_t · log π_t                        for A_t ≥ 0
-        l_t = -A_t · sg(min(R, 1)) · log π_t         for A_t < 0, with R = Π_t π_t / π_old,t of the completion
+        l_t = -A_t · log π_t                    for A_t ≥ 0
+        l_t = -A_t · sg(min(R, 1)) · log π_t    for A_t < 0
 
-    (`sg` stops the gradient.) A bad completion that the policy has already left, so that R is small, pushes no further;
-    a good one is learnt however improbable it has become. So it stays stable on completions of much older policies.
+    `R` is the product of `π/π_old` over the completion, and `sg` stops the gradient. A bad completion that the policy
+    has already left, so that `R` is small, pushes no further; a good one is learnt however improbable it has become. So
+    it stays stable on completions of much older policies.
 
     Source: Tapered Off-Policy REINFORCE (2503.14286, section 3), with its limits 0 and 1 of the truncation.
 
