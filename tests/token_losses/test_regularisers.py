@@ -31,8 +31,8 @@ def test_kl_cov_by_hand() -> None:
     loss = KLCov(share=0.5, coefficient=2.0)
     terms = terms_of(rollout, padded([[-0.4, -3.0], [-1.1, -3.0]]), loss)
     loss_B_T, slope_B_T = value_and_slope(loss, terms)
-    assert loss_B_T.tolist() == [pytest.approx([0.6, 0.0]), pytest.approx([0.6, 0.0])]
-    assert slope_B_T.tolist() == [[-2.0, 0.0], [2.0, 0.0]]
+    assert loss_B_T.tolist() == [pytest.approx([0.09, 0.0]), pytest.approx([0.09, 0.0])]
+    assert slope_B_T.tolist() == [pytest.approx([-0.6, 0.0]), pytest.approx([0.6, 0.0])]
     assert loss.measures(terms)["held"].sum() == 2
 
 
@@ -55,7 +55,7 @@ def test_kl_cov_against_a_slow_computation_and_finite_differences(share: float) 
     old, advantages = terms.old_logps_B_T.numpy(), terms.advantages_B_T.numpy()
     held = held_slowly(old, advantages, terms.mask_B_T.numpy(), share)
     for (row, token), value in np.ndenumerate(loss_B_T.numpy()):
-        expected = 0.7 * abs(float(moved_B_T[row, token]) - old[row, token]) if (row, token) in held else 0.0
+        expected = 0.35 * (float(moved_B_T[row, token]) - old[row, token]) ** 2 if (row, token) in held else 0.0
         assert value == pytest.approx(expected, abs=1e-12)
     assert difference_gap(loss, terms) < 1e-6
     assert difference_gap(SquaredLogRatio(coefficient=2.0), terms) < 1e-6

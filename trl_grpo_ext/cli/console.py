@@ -44,10 +44,6 @@ def paragraph(console: Console, text: Text, indent: int = 0) -> None:
 # ---------------------------------------------------------------------------------------------- kinds and names
 
 
-def _plural(word: str) -> str:
-    return f"{word}es" if word.endswith("s") else f"{word}s"
-
-
 def kind_of(word: str | None) -> Kind | None:
     """Read a kind: `reward`, `hook`, `advantage-hooks`, `loss_aggregation`, ... None stays None."""
     if word is None:

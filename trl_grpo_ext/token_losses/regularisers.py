@@ -45,11 +45,13 @@ class KLCov:
     is held to the old policy by a penalty; all others are free.
 
     Source: KL-Cov of The Entropy Mechanism of Reinforcement Learning for Reasoning Language Models (2505.22617, section
-    4), with `|log π - log π_old|` for the KL divergence, as in its authors' code.
+    4).
 
     Departures: means and the largest share are over the whole generation batch on all ranks and under the policy that
     sampled, so that they do not depend on how the batch is cut; the authors take each micro-batch under the policy at
     hand. It is added to TRL's own (clipped) loss; theirs has no clip: set `epsilon` high for that.
+    The divergence is estimated by `(log π - log π_old)²/2`; the authors' code has `|log π - log π_old|`, whose slope at
+    the policy that sampled is the sign of a rounding error.
 
     Args:
         share: Share of the tokens that are held, above 0 and at most 1; at least one token is.

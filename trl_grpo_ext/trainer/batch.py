@@ -38,7 +38,7 @@ def counting_mask(batch: Mapping[str, Any]) -> torch.Tensor:
 
 
 def scaled_for_masked_groups(values: Any, batch: Mapping[str, Any]) -> Any:
-    """A loss, or weights in it, as if the groups that `resample` has masked were no rows; as it is if there are none."""
+    """A loss, or weights in it, as if the groups that `resample` has masked were no rows."""
     factor = batch.get(BatchKeys.masked_groups_factor)
     return values if factor is None else values * factor
 
