@@ -16,7 +16,7 @@ PIPED_WIDTH = 200
 """Width if stdout is no terminal and COLUMNS is not set: a pipe has no edge, so lines are not folded at 80."""
 
 KIND_HELP = f"{kind_words()}."
-_SINGULAR = {**WORDS, **{kind: kind for kind in KINDS}}
+_SINGULAR: dict[str, Kind] = {**WORDS, **{kind: kind for kind in KINDS}}
 _WORDS: dict[str, Kind] = {
     f"{word.replace('-', '_')}{ending}": kind for word, kind in _SINGULAR.items() for ending in ("", "s", "es")
 }
