@@ -112,12 +112,11 @@ def try_out(wheel: Path, download: bool) -> None:
     """Install the wheel outside the clone, and use it there."""
     with tempfile.TemporaryDirectory() as scratch:
         python = environment(Path(scratch) / "venv", download)
-        if download:
-            run(python, "-m", "pip", "install", "--quiet", wheel, folder=Path(scratch))
-        else:
-            pip = [python, "-m", "pip", "install", "--quiet", "--no-index"]
-            run(*pip, wheel, folder=Path(scratch))
-            run(*pip, "--dry-run", f"{wheel}[dev]", folder=Path(scratch))
+        pip = [python, "-m", "pip", "install", "--quiet"]
+        if not download:
+            pip.append("--no-index")
+        run(*pip, wheel, folder=Path(scratch))
+        run(*pip, "--dry-run", f"{wheel}[dev]", folder=Path(scratch))
         print(run(python, "-m", "pip", "check", folder=Path(scratch)).strip())
         model = ROOT / "recipes" / "embedded" / "model"
         smoke = Path(__file__).with_name("smoke.py")
