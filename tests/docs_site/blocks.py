@@ -33,7 +33,7 @@ class Block:
 
 def pages() -> list[Path]:
     """All pages that are written by hand."""
-    top = [ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")]
+    top = [ROOT / f"{name}.md" for name in ("README", "CHANGELOG", "CONTRIBUTING", "SECURITY", "CODE_OF_CONDUCT")]
     return [*top, *sorted((ROOT / "docs").glob("*.md")), ROOT / "docs" / "examples" / "README.md"]
 
 
