@@ -17,7 +17,7 @@ from trl import GRPOTrainer
 
 from tests.support import OWN_AGGREGATION, Run, prompts, relative_gap, train
 from tests.trainer import parity_grid
-from tests.trainer.compact.test_trainings import COMMON
+from tests.trainer.compact.test_updates import COMMON
 from tests.trainer.parity_grid import CORRECTION, CORRECTION_MODES, FACTORS, OURS, TOLERANCE, Cell
 from tests.trainer.process_worker import Float64Trainer, uneven_rollout
 from trl_grpo_ext import GRPOExtTrainer

@@ -1,6 +1,6 @@
 """Packed rows, with each prompt once or not, give the log-probabilities and the gradient of rows by themselves.
 
-With a float64 forward to 1e-9. Trainings are in `test_trainings` and `test_parity`.
+With a float64 forward to 1e-9. Trainings are in `test_updates` and `test_parity`.
 """
 
 import logging

@@ -12,7 +12,7 @@ import pytest
 
 from trl_grpo_ext.trainer.upstream import contract
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 # TRL 1.14 imports requests without asking for it: when it was new, datasets brought it in.
 UNDECLARED = {"1.14": ["requests"]}
@@ -44,14 +44,14 @@ def install(release: str, folder: Path) -> str:
 
 
 SUITES = [
-    "tests/upstream/test_contract.py",
+    "tests/trainer/upstream/test_contract.py",
     "tests/trainer/test_parity.py",
-    "tests/trainer/test_contexts.py",
-    "tests/trainer/test_needs.py",
-    "tests/trainer/test_logged.py",
+    "tests/trainer/test_sampled_batch.py",
+    "tests/trainer/test_logps.py",
+    "tests/trainer/test_record_stage.py",
     "tests/trainer/test_reward_watch.py",
     # The old policy's and the reference's forward passes, whose arguments are named otherwise.
-    "tests/trainer/compact/test_trainings.py::test_absolute_positions_keep_the_padding_of_prompts_and_share_none",
+    "tests/trainer/compact/test_updates.py::test_absolute_positions_keep_the_padding_of_prompts_and_share_none",
 ]
 
 

@@ -13,16 +13,16 @@ import pytest
 import torch
 
 from tests import forking
-from tests.launch.safe_checkpoint_worker import make
-from tests.launch.stop_signal_worker import JOBS
+from tests.launch.checkpoints.safe_checkpoint_worker import make
+from tests.launch.checkpoints.stop_signal_worker import JOBS
 from trl_grpo_ext.errors import ConfigurationError
 from trl_grpo_ext.launch.checkpoints import stop_signal
 from trl_grpo_ext.launch.checkpoints.stop_signal import SaveOnSignal, exit_status
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 NOTHING: Any = None
-WORKER = "tests.launch.stop_signal_worker"
+WORKER = "tests.launch.checkpoints.stop_signal_worker"
 
 
 @pytest.fixture(scope="module")

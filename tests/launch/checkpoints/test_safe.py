@@ -13,20 +13,20 @@ import torch
 from safetensors.torch import save_file
 
 from tests import forking
-from tests.launch.safe_checkpoint_worker import SafeTrainer, make
+from tests.launch.checkpoints.safe_checkpoint_worker import SafeTrainer, make
 from trl_grpo_ext import GRPOExtTrainer
 from trl_grpo_ext.errors import CheckpointError, ConfigurationError
 from trl_grpo_ext.launch.checkpoints import SafeCheckpoints
 from trl_grpo_ext.launch.checkpoints.safe import FolderLock
 from trl_grpo_ext.records.checkpoint_state import UNFINISHED, checkpoint_problem, last_complete_checkpoint
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 SWEEPS = ("sweep_full", "sweep_replaces")
 Rows = list[dict[str, Any]]
 
 
 def run_worker(names: str, model: Path, folder: Path) -> dict[str, Rows]:
-    done = forking.run("tests.launch.safe_checkpoint_worker", [names, str(model), str(folder)], cwd=ROOT)
+    done = forking.run("tests.launch.checkpoints.safe_checkpoint_worker", [names, str(model), str(folder)], cwd=ROOT)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
     return {name: json.loads((folder / f"{name}.json").read_text()) for name in names.split(",")}
 

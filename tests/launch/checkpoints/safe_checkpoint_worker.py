@@ -1,6 +1,6 @@
 """Trainings that are killed while they save; one process that forks a child for each attempt.
 
-    python -m tests.launch.safe_checkpoint_worker SCENARIO MODEL FOLDER
+    python -m tests.launch.checkpoints.safe_checkpoint_worker SCENARIO MODEL FOLDER
 
 It trains two steps of the tiny model with a checkpoint after each, and stops before the second is saved. From there
 every child does that save, each ended at another moment, and what it left is judged. Results: `FOLDER/SCENARIO.json`.

@@ -215,7 +215,7 @@ def test_the_filter_alone_keeps_what_is_open_for_reading_from_being_emptied() ->
         "    try: os.open('x', mode | os.O_TRUNC)\n    except PermissionError: pass\n    else: sys.exit('emptied')\n"
         "assert open('x').read() == 'kept'\nopen('x', 'w').close()\nassert open('x').read() == ''\nos._exit(0)"
     )
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
     folder = tempfile.mkdtemp()
     done = subprocess.run([sys.executable, "-c", code], cwd=folder, env=environment, capture_output=True, check=False)
     assert done.returncode == 0, done.stderr.decode()

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from transformers import TrainerCallback
 
-from tests.launch.safe_checkpoint_worker import SafeTrainer, make
+from tests.launch.checkpoints.safe_checkpoint_worker import SafeTrainer, make
 from trl_grpo_ext.errors import CheckpointError
 from trl_grpo_ext.launch.checkpoints import exit_status
 

@@ -46,6 +46,10 @@ class TokenLoss:
         return 0.0
 
 
+class Sampler:
+    def draw(self, count: int, round_number: int) -> None: ...
+
+
 class Reward:
     def __call__(self, completions: list[Any], **columns: Any) -> list[float]:
         return [float(len(completion)) for completion in completions]
@@ -57,6 +61,7 @@ BASES: dict[Kind, type] = {
     "loss_aggregation": Aggregation,
     "group_filter": Filter,
     "token_loss": TokenLoss,
+    "prompt_sampler": Sampler,
 }
 
 
