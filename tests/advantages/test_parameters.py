@@ -73,7 +73,7 @@ TOGETHER: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("info", [i for i in available("advantage_hook") if i.builtin], ids=lambda info: info.name)
-def test_every_parameter_refuses_what_it_cannot_take_with_name_and_value(info: Any) -> None:
+def test_parameters_refuse_with_name_and_value(info: Any) -> None:
     exported = import_plugin(info)
     parameters = getattr(exported.__init__, "__kwdefaults__", None) or {}
     assert REFUSED.get(info.name, {}).keys() == parameters.keys()

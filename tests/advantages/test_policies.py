@@ -126,7 +126,7 @@ class TestKLOfTheCompletion:
             assert not hasattr(one, lacks)
 
 
-def test_teacher_by_hand_with_the_reference_or_a_model_of_its_own() -> None:
+def test_teacher_log_ratio_by_hand() -> None:
     others = {"org/teacher": padded([REF_LOGPS]), "org/another": padded([LOGPS])}
     rollout = three_tokens(teacher_logps_B_T=others)
     (row,) = after_rollout(rollout, [9.0], "teacher_log_ratio")

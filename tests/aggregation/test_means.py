@@ -12,7 +12,7 @@ from trl_grpo_ext.errors import ConfigurationError
 from trl_grpo_ext.types import StepTotals, Totals
 
 
-def test_token_mean_step_and_token_mean_part_where_a_batch_feeds_several_steps() -> None:
+def test_token_mean_step_over_several_steps() -> None:
     # Steps {1, 2} and {3} are means of their own, 12/6 and 6/1; token_mean gives 2 · 12/7 and 2 · 6/7.
     totals = Totals(tokens=7, sequences=3, prompts=1, max_completion_length=8, optimizer_steps=2.0)
     aggregation = load_loss_aggregation("token_mean_step")

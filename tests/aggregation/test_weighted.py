@@ -34,7 +34,7 @@ def test_prefix_share_of_ABC_ABD_AEF() -> None:
     assert weights_of("prefix_share", batch) == [pytest.approx([w / 9 for w in row]) for row in expected]
 
 
-def test_prefix_share_reads_what_a_tool_wrote_but_does_not_count_it() -> None:
+def test_prefix_share_beside_a_tools_tokens() -> None:
     # The tool's answer X or Y parts the first two at their second token; the third wrote X itself.
     batch = [completion([0, 0, 0], ids="AXB"), completion([0, 0, 0], ids="AYB"), completion([0, 0, 0], ids="AXB")]
     batch[0] = replace(batch[0], live=[True, False, True])

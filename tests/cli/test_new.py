@@ -50,9 +50,7 @@ def test_it_says_what_it_made_and_what_to_do_next(width: int | None, folder: str
         (["thing", "polite"], "'thing' is not one of 'reward', 'hook', 'aggregation'"),
     ],
 )
-def test_what_it_refuses_it_refuses_in_a_sentence_and_makes_nothing(
-    words: list[str], reason: str, tmp_path: Path
-) -> None:
+def test_new_refuses_and_makes_nothing(words: list[str], reason: str, tmp_path: Path) -> None:
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "mine").write_text("mine")
     done = invoke("new", *words, cwd=tmp_path, env={"COLUMNS": "200"})
@@ -64,14 +62,14 @@ def test_what_it_refuses_it_refuses_in_a_sentence_and_makes_nothing(
     assert [path.name for path in tmp_path.rglob("*")] == ["taken", "mine"]
 
 
-def test_a_folder_is_never_taken_for_an_option_and_another_kind_may_have_the_name(tmp_path: Path) -> None:
+def test_new_with_odd_folder_and_taken_name(tmp_path: Path) -> None:
     done = invoke("new", "hook", "think_format", "--directory=-r", cwd=tmp_path)
     assert done.status == 0, done
     assert commands(done.out)[0] == ["pip", "install", "--editable", "./-r"]
     assert (tmp_path / "-r" / "pyproject.toml").is_file()
 
 
-def test_its_workflows_are_yaml_and_what_builds_and_tests_may_not_publish(tmp_path: Path) -> None:
+def test_new_workflows_test_without_publishing(tmp_path: Path) -> None:
     assert invoke("new", "reward", "polite", cwd=tmp_path).status == 0
     found = (tmp_path / "grpo-polite").glob(".github/workflows/*")
     workflows = {file.name: yaml.safe_load(file.read_text()) for file in found}

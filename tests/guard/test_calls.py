@@ -62,7 +62,7 @@ def test_every_form_is_called_and_named(function: Any) -> None:
         assert call(function, {"completions": ["a", "bcd"]}) == [1.0, 3.0]
 
 
-def test_an_async_reward_can_be_called_from_any_thread_and_from_a_running_loop() -> None:
+def test_call_of_an_async_reward_in_any_thread() -> None:
     reward, seen = Awaited(), []
     threads = [threading.Thread(target=lambda: seen.append(call(reward, {"completions": ["ab"]}))) for _ in range(4)]
     for thread in threads:

@@ -16,7 +16,7 @@ def judged(*outcomes: Outcome) -> list[Judgement]:
     return [Judgement(outcome) for outcome in outcomes]
 
 
-def test_the_defaults_tell_the_completions_fault_from_the_references() -> None:
+def test_policy_defaults_by_whose_fault() -> None:
     policy = OutcomePolicy("r", EVERY)
     scores = policy.scores(judged(Outcome.RIGHT, Outcome.WRONG, Outcome.NO_ANSWER, Outcome.UNPARSEABLE))
     assert scores == [1.0, 0.0, 0.0, None]
@@ -39,7 +39,7 @@ def test_a_score_of_the_rewards_own_is_never_replaced() -> None:
         OutcomePolicy("r", EVERY, {"scored": 1.0})
 
 
-def test_outcomes_that_a_reward_does_not_have_are_refused_and_the_others_listed() -> None:
+def test_policy_refuses_unknown_outcomes() -> None:
     with pytest.raises(ConfigurationError, match="r has no outcome 'timeout' to set; it has: right, wrong"):
         OutcomePolicy("r", (Outcome.RIGHT, Outcome.WRONG), {"timeout": 0.0})
     with pytest.raises(ConfigurationError, match="must be a mapping"):
@@ -48,7 +48,7 @@ def test_outcomes_that_a_reward_does_not_have_are_refused_and_the_others_listed(
         load_rewards([{"name": "gsm8k_accuracy", "outcomes": {"timeout": 0.0}}])
 
 
-def test_every_outcome_is_logged_every_time_as_a_share_of_the_batch() -> None:
+def test_policy_logs_every_outcomes_share() -> None:
     policy = OutcomePolicy("r", (Outcome.RIGHT, Outcome.WRONG, Outcome.TIMEOUT))
     metrics: dict[str, float] = {}
     extra: dict[str, list[Any]] = defaultdict(list)

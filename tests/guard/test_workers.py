@@ -181,7 +181,7 @@ def test_what_a_task_raises_is_its_answer(pool: WorkerPool) -> None:
     assert one(pool, os.getpid).value == before  # none of these costs a worker
 
 
-def test_a_task_sees_the_parents_path_and_what_it_starts_the_original_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pool_task_has_the_parents_path(monkeypatch: pytest.MonkeyPatch) -> None:
     def task(job: Any) -> Any:
         import os
         import sys
@@ -231,7 +231,7 @@ def test_a_reply_that_is_none_counts_as_a_death(pool: WorkerPool) -> None:
     assert [(one.status, one.detail) for one in done] == [("died", detail)] * len(none)
 
 
-def test_a_job_that_fills_the_memory_dies_and_a_worker_that_has_grown_goes(pool: WorkerPool) -> None:
+def test_pool_limits_memory(pool: WorkerPool) -> None:
     done = one(pool, lambda: len(bytearray(2000 * 2**20)))
     assert (done.status, done.detail) == ("died", "out of memory, twice")
     grown = one(pool, lambda: sys.modules.update(kept=bytearray(200 * 2**20)) or os.getpid()).value  # type: ignore[func-returns-value, call-overload]
@@ -248,7 +248,7 @@ def test_a_job_that_hangs_is_killed_by_its_cpu_time_or_its_sleep(pool: WorkerPoo
 
 
 @pytest.mark.slow
-def test_an_honest_job_has_its_result_whatever_its_neighbours_use_up(pool: WorkerPool) -> None:
+def test_pool_keeps_honest_jobs_beside_hostile_ones(pool: WorkerPool) -> None:
     honest = work(0.5)
     jobs = [*[spin() for _ in range(6)], honest, *[spin() for _ in range(6)]]
     for order in (jobs, jobs[::-1], [honest]):
@@ -283,7 +283,7 @@ def test_a_server_killed_from_outside_is_started_again(pool: WorkerPool, tmp_pat
     assert len({server for _, server in pids_in(trace)}) == 2
 
 
-def test_the_server_does_a_tasks_chores_when_it_is_idle_and_a_worker_from_before_gives_way_to_another() -> None:
+def test_pool_does_chores_when_idle() -> None:
     seen: list[int] = []
 
     def task(job: None) -> list[int]:
@@ -295,7 +295,7 @@ def test_the_server_does_a_tasks_chores_when_it_is_idle_and_a_worker_from_before
         wait_until(lambda: one(pool, None).value == [1, 2])
 
 
-def test_a_job_that_takes_too_long_only_while_caches_are_cold_is_no_timeout() -> None:
+def test_pool_gives_cold_caches_another_try() -> None:
     cache: list[int] = []
 
     def task(allowed: bool) -> str:
@@ -309,7 +309,7 @@ def test_a_job_that_takes_too_long_only_while_caches_are_cold_is_no_timeout() ->
     assert (never.status, slow_at_first.value) == ("timeout", "from the cache")
 
 
-def test_a_job_that_never_ends_has_its_time_once_and_a_slice_in_cold_caches(tmp_path: Path) -> None:
+def test_pool_ends_an_endless_job_once(tmp_path: Path) -> None:
     def task(job: None) -> None:
         begun = time.process_time()
         while True:
@@ -386,9 +386,7 @@ def test_it_may_be_used_from_several_threads_at_once(pool: WorkerPool) -> None:
     assert answers == {number: [100 * number + i for i in range(30)] for number in range(4)}
 
 
-def test_a_child_forked_in_the_middle_of_a_batch_works_with_processes_of_its_own(
-    pool: WorkerPool, tmp_path: Path
-) -> None:
+def test_pool_in_a_forked_child(pool: WorkerPool, tmp_path: Path) -> None:
     mine = one(pool, os.getpid).value
     trace, answers = tmp_path / "trace", tmp_path / "answers"
     thread, results = in_background(pool, [mark(trace, 0.5)] * 2)

@@ -128,7 +128,7 @@ def test_the_command_line_and_yaml_select_the_same(own: ModuleType) -> None:
         ([["think_format"]], PluginTypeError, ", in inner[0]: "),
     ],
 )
-def test_an_error_inside_names_the_outer_plugin_and_the_parameter(
+def test_nested_errors_name_plugin_and_parameter(
     own: ModuleType, inner: Any, error: type[Exception], says: str
 ) -> None:
     with pytest.raises(error, match=re.escape(says)) as caught:
@@ -205,7 +205,7 @@ def test_only_a_reward_s_guard_is_a_guard() -> None:
     assert parse_selection("advantage_hook", {"name": "a", "guard": True}).parameters == {"guard": True}
 
 
-def test_a_guarded_reward_keeps_its_name_and_does_what_it_is_told(own: ModuleType) -> None:
+def test_guard_of_a_selection(own: ModuleType) -> None:
     from trl.trainer.utils import get_callable_name
 
     selection: Mapping[str, Any] = {"name": "own_combinators:fails", "guard": {"on_error": -1.0}}

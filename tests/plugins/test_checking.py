@@ -183,7 +183,7 @@ class Composite(Hook):
         self.inner = FilterDeclaration(needs=("advantages",))
 
 
-def test_check_contract_leaves_parameters_and_others_declarations_alone() -> None:
+def test_check_contract_leaves_parameters_alone() -> None:
     for hook in (WithParameters(), Composite()):
         assert load_advantage_hooks(hook) == [hook]
 

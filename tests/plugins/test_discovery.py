@@ -82,7 +82,7 @@ answer["colons"] = [attempt(plugins.resolve, "reward", text) for text in colons]
     return answer
 
 
-def test_listing_and_finding_show_the_provenance_and_import_nothing(seen: dict[str, Any]) -> None:
+def test_available_shows_provenance_without_imports(seen: dict[str, Any]) -> None:
     infos = seen["infos"]
     assert {(i["kind"], i["name"]) for i in infos if i["distribution"] == "tge-good"} == GOOD
     assert {"tge-slow", "tge-twin-a", "tge-twin-b", "trl-grpo-ext", *BROKEN} <= {i["distribution"] for i in infos}
@@ -118,7 +118,7 @@ def test_the_good_ones_load_beside_the_broken_ones(seen: dict[str, Any]) -> None
     assert seen["imported by loading"] == ["tge_good", "tge_good.aggregations", "tge_good.hooks", "tge_good.rewards"]
 
 
-def test_whoever_asks_for_a_broken_one_is_given_all_that_is_known(seen: dict[str, Any]) -> None:
+def test_loading_a_broken_plugin_tells_all(seen: dict[str, Any]) -> None:
     for (name, (cause, says)), answer in zip(BROKEN_ONES.items(), seen["broken"], strict=True):
         assert answer["type"] == "BrokenPluginError", name
         assert f"{answer['cause']}: {answer['cause_message']}" == cause, name
@@ -204,9 +204,7 @@ answer |= {"warnings": [str(item.message) for item in caught], "imported": impor
     assert answer["imported"] == ["tge_good", "tge_good.rewards", "tge_twin_a"]
 
 
-def test_own_file_that_shadows_a_blocked_distribution_is_not_that_distribution(
-    plugin_environment: Environment, tmp_path: Path
-) -> None:
+def test_own_file_beside_a_blocked_distribution(plugin_environment: Environment, tmp_path: Path) -> None:
     (tmp_path / "tge_slow.py").write_text("def reward(completions, **columns):\n    return [7.0]\n")
     answer = plugin_environment.probe(
         'answer = plugins.load_rewards("tge_slow:reward")[0](completions=[""])',
@@ -322,9 +320,7 @@ answer = {"entry point": attempt(plugins.resolve, "reward", "has_digit"),
 ASK = "answer = {info.name: [info.target, info.distribution, info.builtin] for info in plugins.available()}"
 
 
-def test_another_version_s_metadata_earlier_on_the_path_does_not_replace_the_built_ins(
-    tmp_path: Path, bare: Environment
-) -> None:
+def test_builtins_beside_other_versions_metadata(tmp_path: Path, bare: Environment) -> None:
     taken_over = {"reward": {"gsm8k_accuracy": "not_ours:reward", "more": "not_ours:reward"}}
     write_distribution(tmp_path, "trl-grpo-ext", taken_over, version="9")
     for allowed in ("none", ""):

@@ -135,7 +135,7 @@ def test_reading_raises_nothing_but_this_package_s_errors(kind: Any, value: Any)
 # --- finding ---------------------------------------------------------------------------------------------------------
 
 
-def test_built_ins_are_found_and_a_bare_name_is_qualified_by_its_distribution() -> None:
+def test_resolve_qualifies_bare_names() -> None:
     info = find("reward", "think_format")
     assert info == find("reward", "trl-grpo-ext:think_format") == find("reward", "TRL_GRPO.ext:think_format")
     assert info.builtin
@@ -325,7 +325,7 @@ def own(write_module: Callable[..., None]) -> ModuleType:
     return own_plugins
 
 
-def test_dotted_path_to_a_function_and_to_something_inside_a_class(own: ModuleType) -> None:
+def test_resolve_dotted_paths(own: ModuleType) -> None:
     loaded = resolve("reward", "own_plugins:plain")
     assert loaded.object is own.plain
     assert loaded.info is not None
@@ -497,12 +497,12 @@ def test_each_kind_refuses_the_others(own: ModuleType, kind: Any, name: str, say
             resolve(kind, wanted)
 
 
-def test_a_property_that_raises_is_not_taken_for_a_missing_method(own: ModuleType) -> None:
+def test_load_with_a_property_that_raises(own: ModuleType) -> None:
     with pytest.raises(PluginContractError, match="weights of Odd raised RuntimeError: do not look"):
         resolve("loss_aggregation", own.Odd())
 
 
-def test_a_plugin_of_a_newer_contract_is_refused_before_it_is_built(own: ModuleType) -> None:
+def test_load_refuses_a_newer_contract(own: ModuleType) -> None:
     says = (
         "'Newer' from your own module own_plugins: It was written for version 99 of the plugin contract, and this trl"
     )
@@ -613,7 +613,7 @@ def test_rewards_of_one_name_get_a_number(own: ModuleType) -> None:
     assert load_rewards(rewards).names == rewards.names
 
 
-def test_a_numbered_object_is_the_plugin_itself_and_what_others_hold_stays_as_it_is(own: ModuleType) -> None:
+def test_load_numbers_objects_without_changing_them(own: ModuleType) -> None:
     mine = own.Factory(9)
     rewards = load_rewards([_with("Factory", target=1), _with("Factory", target=2), mine, "own_plugins:instance"])
     assert rewards.names == ["Factory", "Factory_2", "Factory_3", "Factory_4"]
@@ -646,7 +646,7 @@ def test_every_alias_selects_its_plugin_and_is_listed() -> None:
     assert listed["length_power"] == ("delta_l_norm", "vl_norm")
 
 
-def test_a_function_that_makes_a_reward_is_called_at_loading_and_no_later() -> None:
+def test_load_calls_reward_factories_once() -> None:
     pytest.importorskip("trl.rewards")
     name = "trl.rewards:get_soft_overlong_punishment"
     [reward] = load_rewards([{"name": name, "max_completion_len": 10, "soft_punish_cache": 4}])

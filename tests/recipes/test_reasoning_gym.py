@@ -28,7 +28,7 @@ def asked(rows: list[dict[str, Any]]) -> set[str]:
     return {row["prompt"][-1]["content"] for row in rows}
 
 
-def test_a_mixture_by_weight_in_which_no_held_out_problem_is_trained_on(task: Any) -> None:
+def test_mixture_holds_problems_out(task: Any) -> None:
     given: dict[str, Any] = {"examples": 2, "extract": "answer"}
     train, held_out = task.make_problems([SUMS, "{name: gcd, max_value: 30}"], (800, 40), 1, **given)
     assert Counter(row["task"] for row in held_out) == {"chain_sum": 30, "gcd": 10}

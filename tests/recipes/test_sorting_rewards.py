@@ -86,7 +86,7 @@ def test_only_the_right_answer_is_worth_the_most(reward: Any, prompt: list[int],
 
 
 @BOTH
-def test_hostile_completions_score_little_and_missing_numbers_are_an_error(reward: Any) -> None:
+def test_sorting_rewards_on_hostile_completions(reward: Any) -> None:
     for completion in (None, [], 7, "\x00\ud800", [{"role": "assistant", "content": None}], "٣ ١"):
         assert scored(reward, [3, 1], completion) == 0
     for unit in ("1 ", "9", "1.", "-", "--1", "<answer>", "</think>"):

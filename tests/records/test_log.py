@@ -28,7 +28,7 @@ def as_json(history: list[dict[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
-def test_the_live_log_is_the_history_at_every_step_and_after_a_resumption(tiny_model: Path, tmp_path: Path) -> None:
+def test_live_log_is_the_history(tiny_model: Path, tmp_path: Path) -> None:
     seen: list[tuple[int, bool]] = []
 
     class Look(TrainerCallback):

@@ -31,7 +31,7 @@ def settings(**values: Any) -> dict[str, Any]:
     return settings_of(trainer)
 
 
-def test_what_differs_from_the_defaults_is_there_and_what_is_always_shown() -> None:
+def test_settings_differ_from_defaults() -> None:
     assert settings() == {"processes": 2, "learning_rate": 1e-6}
     assert settings(flag=True, number=1, names=["a"]) == settings() | {"flag": True, "number": 1, "names": ["a"]}
     assert settings(output_dir="elsewhere", kwargs={}, names=[]) == settings()

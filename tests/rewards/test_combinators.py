@@ -127,7 +127,7 @@ def test_per_column_is_each_reward_on_its_rows(rows: list[Any]) -> None:
         assert [scores[i] for i in mine] == alone
 
 
-def test_each_reward_is_called_once_with_just_its_rows_and_not_for_none() -> None:
+def test_per_column_calls_each_reward_once() -> None:
     calls = []
 
     def note(completions: list[str], extra: list[str], other: str, **columns: Any) -> list[float]:
@@ -163,7 +163,7 @@ def test_values_without_a_reward_are_counted_and_warned_of() -> None:
     assert len(str(caught[0].message)) < 400
 
 
-def test_logged_columns_are_put_back_in_their_rows_and_spans_pass() -> None:
+def test_per_column_keeps_logs_and_spans_in_rows() -> None:
     def logs(first: list[float], log_extra: Any, **columns: Any) -> list[float]:
         log_extra("seen", [f"saw {value}" for value in first])
         return first
@@ -197,7 +197,7 @@ class Early:
         return [1.0] * len(completions)
 
 
-def test_rewards_inside_others_begin_early_with_the_rows_that_they_will_get() -> None:
+def test_combinators_begin_early_with_their_rows() -> None:
     columns = {"completions": ["x", "y", "z"], "task": ["a", "b", "a"], "first": [1.0] * 3}
     for make, rows in (
         (lambda early: Weighted([first, early]), ["x", "y", "z"]),
@@ -217,7 +217,7 @@ def test_rewards_inside_others_begin_early_with_the_rows_that_they_will_get() ->
     assert early.started == ["workers"]
 
 
-def test_a_reward_at_the_top_and_the_same_one_inside_another_have_outcomes_of_their_own() -> None:
+def test_combinators_count_outcomes_apart() -> None:
     inside = {"name": "per_column", "column": "task", "rewards": {"math": MATCH, "code": {"name": "gated", **GATED}}}
     metrics: dict[str, float] = {}
     extras: dict[str, Any] = {}
@@ -246,7 +246,7 @@ def test_async_rewards_are_waited_for() -> None:
     assert scored(Gated(later, later), [9.0, 9.0], [2.0, 0.5]) == [2.0, 0.0]
 
 
-def test_a_child_that_raises_or_breaks_its_contract_is_an_error_that_names_it() -> None:
+def test_combinators_name_the_failing_child() -> None:
     def short(**columns: Any) -> list[float]:
         return [1.0]
 

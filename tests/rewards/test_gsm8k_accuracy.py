@@ -76,7 +76,7 @@ MESSAGES = [
 ]
 
 
-def test_the_text_of_a_completion_is_what_the_assistant_wrote_last() -> None:
+def test_gsm8k_reads_the_last_message() -> None:
     for completion, text in MESSAGES:
         assert completion_text(completion) == text
         assert score(completion) == float("18" in text)
@@ -123,7 +123,7 @@ def test_a_number_that_is_one_of_several_is_not_the_answer() -> None:
 
 
 @pytest.mark.parametrize("split", ["train", "test"])
-def test_the_whole_of_gsm8k_scores_itself_right_and_its_neighbours_wrong(split: str) -> None:
+def test_gsm8k_scores_the_whole_data_set(split: str) -> None:
     folder = os.environ.get("TRL_GRPO_EXT_GSM8K")
     if not folder:
         pytest.skip("TRL_GRPO_EXT_GSM8K names no directory with GSM8K's train.jsonl and test.jsonl")

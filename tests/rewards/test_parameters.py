@@ -69,9 +69,7 @@ NEEDED: list[tuple[str, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("name", "parameters", "column"), NEEDED, ids=[row[0] for row in NEEDED])
-def test_a_column_that_is_missing_or_has_not_one_entry_per_completion_is_named(
-    name: str, parameters: dict[str, Any], column: str
-) -> None:
+def test_columns_missing_or_short_are_named(name: str, parameters: dict[str, Any], column: str) -> None:
     [reward] = load_rewards([{"name": name, **parameters}])
     columns: dict[str, Any] = {"prompts": ["?"] * 2, "completions": ["x", "y"], "completion_ids": [[1]] * 2}
     columns |= {"trainer_state": None, column: None}

@@ -25,7 +25,7 @@ def test_a_match_anywhere_scores_and_its_characters_are_the_span() -> None:
     assert missed.spans == ()
 
 
-def test_full_wants_the_whole_completion_and_values_may_be_chosen() -> None:
+def test_regex_match_full_and_values() -> None:
     assert scored(RegexMatch("[a-z]+", full=True), "abc", "abc.", "abc\n", "") == [1.0, 0.0, 0.0, 0.0]
     scores = scored(RegexMatch("sorry", flags="i", value=-2.0, otherwise=0.5), "Sorry!", "Fine.")
     assert scores == [-2.0, 0.5]
@@ -45,7 +45,7 @@ def test_several_matches_earn_their_share() -> None:
     assert scores[4].spans == tuple((i, i + 2, 0.5) for i in (0, 4, 8, 12))
 
 
-def test_an_endless_match_is_a_timeout_and_its_neighbours_are_scored() -> None:
+def test_regex_match_that_never_ends() -> None:
     reward = RegexMatch(FOREVER, timeout=0.5)
     judgements = reward.judge(["a" * 60, "aab", "a" * 5000, "b", "x" * 50 + "ab"])
     assert [judgement.outcome for judgement in judgements] == [

@@ -92,7 +92,7 @@ def test_the_reference_of_an_adapter_is_the_model_without_it(
 
 
 @pytest.mark.parametrize("beta", [0.0, 1e-9])
-def test_the_reference_of_an_adapter_trained_further_is_the_policy_as_training_began(
+def test_reference_of_an_adapter_trained_further(
     tiny_model: Path, tmp_path: Path, adapter: LoraConfig, beta: float
 ) -> None:
     hook, recorder = Watch("old_logps", "ref_logps"), Recorder()

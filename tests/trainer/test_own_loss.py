@@ -64,7 +64,7 @@ def test_a_term_adds_its_gradient_to_ours(tiny_model: Path, tmp_path: Path, make
     assert relative_gap(ours, expected) > 0.01
 
 
-def test_a_term_in_the_inner_loss_goes_with_hooks_and_not_with_an_aggregation(tiny_model: Path, tmp_path: Path) -> None:
+def test_own_term_in_the_inner_loss(tiny_model: Path, tmp_path: Path) -> None:
     settings: dict[str, Any] = {"max_steps": 1, "loss_type": "grpo"}
     hooks = [Falling(), FallingForward()]
     run = train(tiny_model, tmp_path / "hooks", mixed(DecayedInside), hooks=hooks, **settings)
@@ -120,9 +120,7 @@ def test_a_loss_that_takes_tokens_gets_them(tiny_model: Path, tmp_path: Path, ho
     assert_gradient(run, tiny_model, rows, advantages, sequence_means(rows))
 
 
-def test_a_loss_that_takes_tokens_takes_an_aggregation_under_its_own_reduction(
-    tiny_model: Path, tmp_path: Path
-) -> None:
+def test_own_loss_by_tokens_takes_an_aggregation(tiny_model: Path, tmp_path: Path) -> None:
     settings: dict[str, Any] = {"max_steps": 1, "loss_aggregation": "token_mean"}
     run = train(tiny_model, tmp_path / "grpo", mixed(theirs("PerToken")), loss_type="grpo", **settings)
     rows = rows_of(tiny_model)
@@ -142,7 +140,7 @@ def test_a_loss_without_advantages_refuses_hooks(tiny_model: Path, tmp_path: Pat
         train(tiny_model, tmp_path, mixed(WithoutAdvantages), hooks=["centred"], max_steps=1)
 
 
-def test_a_loss_per_completion_that_reads_too_early_refuses_forward_hooks(tiny_model: Path, tmp_path: Path) -> None:
+def test_own_loss_that_reads_too_early(tiny_model: Path, tmp_path: Path) -> None:
     class Early(theirs("PerCompletion")):  # type: ignore[misc]
         def _compute_loss(self, model: Any, inputs: Any) -> Any:
             return super()._compute_loss(model, {**inputs, "advantages": inputs["advantages"].clone()})

@@ -40,7 +40,7 @@ def collected(table: list[list[float]], problems: int | None = None, **settings:
         return pass_at_k.metrics(problems)
 
 
-def test_problems_of_all_batches_count_alike_and_the_threshold_itself_passes() -> None:
+def test_pass_at_k_over_batches_and_at_the_threshold() -> None:
     found = collected([[0.9, 0, 0, 0, 1, 1, 0, 0], [0, 0, 0, 0]])
     assert found == {
         "pass@1": pytest.approx((1 / 4 + 2 / 4 + 0) / 3),
@@ -145,7 +145,7 @@ def test_the_trainer_asks_which_reward_is_meant(tiny_model: Path, tmp_path: Path
 
 
 @pytest.mark.slow
-def test_two_processes_say_the_same_though_their_last_batch_is_filled_up(tiny_model: Path, tmp_path: Path) -> None:
+def test_pass_at_k_in_two_processes(tiny_model: Path, tmp_path: Path) -> None:
     # Five problems on two processes of one and a half groups each: three in a batch, and the sixth is the first again.
     job = {
         **{key: SETTINGS[key] for key in ("pass_at_k", "max_steps")},

@@ -88,7 +88,7 @@ def test_a_saved_model_has_it(tiny_model: Path, tmp_path: Path) -> None:
     assert names(tmp_path / "run") == ["think_format"]
 
 
-def test_a_folder_that_cannot_be_written_is_an_error_at_the_start(tiny_model: Path, tmp_path: Path) -> None:
+def test_plugin_records_in_an_unwritable_folder(tiny_model: Path, tmp_path: Path) -> None:
     trainer = made(tiny_model, tmp_path / "run")
     (tmp_path / "run" / FILE).mkdir()
     with pytest.raises(ManifestError, match=f"{FILE}, the record of the plugins, cannot be written"):

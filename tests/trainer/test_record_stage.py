@@ -155,7 +155,7 @@ def test_every_stage_by_hand(tiny_model: Path, tmp_path: Path) -> None:
             assert low == pytest.approx([a * f for a, f in zip(shaped, factors, strict=True)], abs=1e-5)
 
 
-def test_records_have_the_outcome_that_was_logged_of_their_completion(tiny_model: Path, tmp_path: Path) -> None:
+def test_records_have_the_logged_outcome(tiny_model: Path, tmp_path: Path) -> None:
     def outcome(text: str) -> str | None:
         return None if len(text) < 6 else f"{text[:3]!r}"
 
@@ -192,7 +192,7 @@ def silent(completions: list[Any], **columns: Any) -> list[None]:
     return [None for _ in completions]
 
 
-def test_the_plugins_are_named_at_the_start_and_metrics_without_a_value_left_out(
+def test_log_names_plugins_without_empty_metrics(
     tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     train(

@@ -107,9 +107,7 @@ def test_without_plugins_a_loss_is_its_own_affair(tiny_model: Path, tmp_path: Pa
 
 
 @pytest.mark.parametrize("plugins", [AGGREGATION, FORWARD_HOOK], ids=["aggregation", "forward hook"])
-def test_a_first_micro_batch_without_a_live_token_is_no_check_that_passes(
-    tiny_model: Path, tmp_path: Path, plugins: dict[str, Any]
-) -> None:
+def test_self_check_waits_for_a_live_token(tiny_model: Path, tmp_path: Path, plugins: dict[str, Any]) -> None:
     class Doubled(GRPOTrainer):
         def _compute_loss(self, model: Any, inputs: Any) -> Any:
             inputs = {**inputs, "advantages": inputs["advantages"].clone()} if "advantage_hooks" in plugins else inputs

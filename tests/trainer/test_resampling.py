@@ -95,9 +95,7 @@ DENOMINATORS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("settings", DENOMINATORS.values(), ids=DENOMINATORS.keys())
-def test_a_batch_that_is_not_full_has_the_denominators_of_what_is_trained_on(
-    tiny_model: Path, tmp_path: Path, settings: dict[str, Any]
-) -> None:
+def test_resample_denominators_of_a_partial_batch(tiny_model: Path, tmp_path: Path, settings: dict[str, Any]) -> None:
     # Only b has a signal, so the gradient is that of a batch of b alone.
     filled = run(tiny_model, tmp_path / "filled", letters="acdefgh", max_steps=1, **settings)
     assert groups_logged(filled)[0]["kept"] == 0.5
@@ -106,9 +104,7 @@ def test_a_batch_that_is_not_full_has_the_denominators_of_what_is_trained_on(
 
 
 @pytest.mark.parametrize("loss_type", ["dapo", "grpo"])
-def test_a_filter_that_keeps_nothing_is_warned_about_and_nothing_is_trained_on(
-    tiny_model: Path, tmp_path: Path, loss_type: str
-) -> None:
+def test_resample_with_nothing_kept(tiny_model: Path, tmp_path: Path, loss_type: str) -> None:
     chosen = {"filter": {"name": "accuracy_between", "low": 8.0, "high": 9.0}, "max_rounds": 3}
     with pytest.warns(UserWarning, match=r"'accuracy_between' kept none of 6 groups in 3 rounds: .* \(6\)\. .*look"):
         done = run(tiny_model, tmp_path, resample=chosen, max_steps=2, loss_type=loss_type)
@@ -167,7 +163,7 @@ def test_the_gradient_is_that_of_a_batch_made_by_hand(
     assert computed[0] == computed[1]  # and no padding more
 
 
-def test_a_hook_of_the_whole_batch_sees_the_one_that_is_trained_on(tiny_model: Path, tmp_path: Path) -> None:
+def test_resample_and_a_hook_of_the_whole_batch(tiny_model: Path, tmp_path: Path) -> None:
     settings = {"advantage_hooks": ["batch_whitening"], "loss_aggregation": "token_mean", "scale_rewards": "batch"}
     kept = {"filter": {"name": "accuracy_between", "low": 0.2, "high": 9.0}}
     filled = run(tiny_model, tmp_path / "filled", max_steps=1, resample=kept, **settings)
@@ -177,7 +173,7 @@ def test_a_hook_of_the_whole_batch_sees_the_one_that_is_trained_on(tiny_model: P
     assert relative_gap(filled.weights, wanted.weights) < 1e-13
 
 
-def test_hooks_see_what_is_trained_on_and_the_table_each_completion_once(tiny_model: Path, tmp_path: Path) -> None:
+def test_resample_hooks_and_table(tiny_model: Path, tmp_path: Path) -> None:
     class Counting:
         declares = HookDeclaration(role="transform", independent=True)
 

@@ -179,7 +179,7 @@ def test_what_a_forward_hook_sees(tiny_model: Path, tmp_path: Path) -> None:
     assert (first.step, second.step) == (0, 1)
 
 
-def test_decoupled_normalisation_trains_as_trl_with_normalize_then_sum(tiny_model: Path, tmp_path: Path) -> None:
+def test_decoupled_normalisation_trains_as_trl(tiny_model: Path, tmp_path: Path) -> None:
     def even(completion_ids: list[list[int]], **columns: Any) -> list[float | None]:
         return [None if ids[0] % 3 == 0 else float(sum(ids) % 2) for ids in completion_ids]
 

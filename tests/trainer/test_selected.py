@@ -64,7 +64,7 @@ COMMAND_LINE = [
 ]
 
 
-def test_the_same_selection_in_python_yaml_and_on_the_command_line(tmp_path: Path) -> None:
+def test_selection_in_python_yaml_and_command(tmp_path: Path) -> None:
     rewards, hooks, aggregation = EVERYTHING
     in_python = arguments(tmp_path, rewards=rewards, advantage_hooks=hooks, loss_aggregation=aggregation)
     assert selected(in_python) == EVERYTHING
@@ -101,7 +101,7 @@ def test_rewards_of_the_config_come_behind_those_of_python(tiny_model: Path, tmp
         assert trainer.reward_func_names == [*names, "think_format"]
 
 
-def test_reward_processing_classes_belong_to_the_rewards_of_python(tiny_model: Path, tmp_path: Path) -> None:
+def test_selection_and_reward_processing_classes(tiny_model: Path, tmp_path: Path) -> None:
     # A reward model is what processing classes are for: two of the three functions have none.
     reward_model = AutoModelForSequenceClassification.from_pretrained(tiny_model, num_labels=1)
     own = AutoTokenizer.from_pretrained(tiny_model)

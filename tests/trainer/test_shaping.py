@@ -135,9 +135,7 @@ def test_completions_that_no_function_scored_stay_so(tiny_model: Path, tmp_path:
     ],
     ids=["none", "both", "reference"],
 )
-def test_a_shaper_has_the_tensors_of_the_batch_before_there_is_one(
-    tiny_model: Path, tmp_path: Path, settings: dict[str, Any]
-) -> None:
+def test_shaper_sees_the_batchs_tensors(tiny_model: Path, tmp_path: Path, settings: dict[str, Any]) -> None:
     needs = ("old_logps", "ref_logps") if settings.get("beta") else ("old_logps",)
     watch, shaper, passes = WatchBoth(*needs), ByTokens(), []
     shaper.declares = HookDeclaration(role="shaper", needs=needs)
@@ -174,7 +172,7 @@ def test_a_shaper_has_the_tensors_of_the_batch_before_there_is_one(
     assert seen.totals.tokens == int(batch["num_items_in_batch"])
 
 
-def test_a_penalised_reward_is_compared_in_its_group_and_then_in_the_batch(tiny_model: Path, tmp_path: Path) -> None:
+def test_shaper_before_group_and_batch(tiny_model: Path, tmp_path: Path) -> None:
     watch = WatchBoth()
     penalty = {"name": "kl_in_reward", "form": "completion", "coefficient": 0.3, "reference": str(tiny_model)}
     # Listed in any order, they act by their roles.
@@ -214,7 +212,7 @@ def test_what_a_shaper_may_not_return(returned: Callable[[Rollout], Any], messag
         shape_rewards(odd, make_rollout([2] * 8), "odd")
 
 
-def test_a_base_class_that_changes_the_batch_afterwards_is_refused(tiny_model: Path, tmp_path: Path) -> None:
+def test_shaper_refuses_a_changed_batch(tiny_model: Path, tmp_path: Path) -> None:
     class Cuts(GRPOTrainer):
         def _generate_and_score_completions(self, inputs: Any) -> Any:
             batch = super()._generate_and_score_completions(inputs)
@@ -230,7 +228,7 @@ def test_rewards_outside_of_a_generation_are_refused(tiny_model: Path, tmp_path:
         run.trainer._calculate_rewards([{"prompt": "a"}], ["a"], ["b"], [[3]])
 
 
-def test_log_probabilities_that_only_a_pass_with_images_could_give_are_refused() -> None:
+def test_shaper_refuses_logps_of_images() -> None:
     def check(row: dict[str, Any], of_tool: Any, missing: list[str]) -> None:
         scored = ScoredRows([{"prompt": "a", **row}], ["a"], ["b"], [[3]], torch.zeros(0))
         refuse_images(Sampling([*[None] * 6, of_tool], scored=[scored]), missing)

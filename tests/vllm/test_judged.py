@@ -33,7 +33,7 @@ RUBRIC = [
 ]
 
 
-def test_every_form_of_question_a_cache_and_the_end_of_the_server(smollm2: str, tmp_path: Path) -> None:
+def test_judge_on_vllm(smollm2: str, tmp_path: Path) -> None:
     with serving(Path(smollm2), tmp_path / "said", "--served-model-name", "judge", "--max-model-len", "2048") as server:
 
         def judged(criteria: Any, **parameters: Any) -> list[Any]:

@@ -117,7 +117,7 @@ def test_words_that_cannot_be_used_are_refused(option: str, words: tuple[str, ..
             NewDistribution(**{"kind": "reward", "name": "polite", option: word})  # type: ignore[arg-type]
 
 
-def test_the_required_versions_begin_with_this_one_and_end_before_the_next_major_one(
+def test_requirement_bounds(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for version, wanted in {"0.1.0": ">=0.1,<1", "1.4.2.dev1": ">=1.4,<2", "2.0": ">=2.0,<3"}.items():

@@ -46,7 +46,7 @@ def test_a_real_run_is_read_whole(trained_once: tuple[Path, dict[str, Any]]) -> 
         assert list(zip(*run.series(key), strict=True)) == expected
 
 
-def test_without_the_live_log_the_newest_whole_checkpoint_is_read(own_runs: Path, trained_once: Any) -> None:
+def test_load_run_without_the_live_log(own_runs: Path, trained_once: Any) -> None:
     folder = own_runs / "one"
     (folder / LOG).unlink()
     steps = [entry["step"] for entry in trained_once[1]["one"] if "reward" in entry]
@@ -83,7 +83,7 @@ def test_what_is_too_large_to_be_drawn_is_left_out(tmp_path: Path) -> None:
     assert "<svg" in write_page([run], tmp_path / "report.html", limit=10).path.read_text(encoding="utf-8")
 
 
-def test_a_line_being_written_is_left_out_in_silence_and_a_broken_one_is_told(tmp_path: Path) -> None:
+def test_load_run_with_unfinished_and_broken_lines(tmp_path: Path) -> None:
     (tmp_path / LOG).write_text('{"step": 1, "loss": 1.0}\n{"step": 2, "lo')
     run = load_run(tmp_path)
     assert len(run.history) == 1
@@ -122,7 +122,7 @@ def test_what_is_damaged_is_a_sentence(own_runs: Path, case: tuple[str, bytes, s
     assert len(run.records) + len(run.completions) == 8 - file.endswith("3.parquet")
 
 
-def test_data_that_is_damaged_inside_a_whole_table_is_told_when_it_is_read(own_runs: Path) -> None:
+def test_load_run_with_a_damaged_table(own_runs: Path) -> None:
     file = own_runs / "one" / "token_records" / "step_00001.parquet"
     content = bytearray(file.read_bytes())
     footer = int.from_bytes(content[-8:-4], "little") + 8

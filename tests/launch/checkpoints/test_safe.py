@@ -42,7 +42,7 @@ def sweeps(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [SWEEPS[0], pytest.param(SWEEPS[1], marks=pytest.mark.nightly)])
-def test_a_kill_at_any_moment_leaves_the_earlier_checkpoint_or_the_new_one(sweeps: dict[str, Rows], name: str) -> None:
+def test_safe_checkpoint_survives_a_kill(sweeps: dict[str, Rows], name: str) -> None:
     rows = sweeps[name]
     assert rows[-1]["status"] == 0  # the last attempt was over before its moment, so none was left out after it
     assert {row["status"] for row in rows[:-1]} == {-9, -25}
@@ -234,7 +234,7 @@ def files_of(folder: Path) -> set[str]:
 
 
 @pytest.mark.slow
-def test_a_second_run_in_the_folder_is_refused_until_the_first_is_gone(tiny_model: Path, tmp_path: Path) -> None:
+def test_folder_lock_refuses_a_second_run(tiny_model: Path, tmp_path: Path) -> None:
     unfinished = tmp_path / UNFINISHED / "7" / "checkpoint-1" / "model.safetensors"
     unfinished.parent.mkdir(parents=True)
     unfinished.touch()  # what the first is about to write
@@ -292,7 +292,7 @@ def test_a_checkpoint_without_its_weights_is_never_published(tiny_model: Path, t
 
 
 @pytest.mark.parametrize("plan", [{"max_steps": 2}, {"max_steps": -1, "num_train_epochs": 0.5}])
-def test_a_finished_run_that_is_resumed_trains_no_step_and_says_so(
+def test_safe_checkpoint_resumes_a_finished_run(
     tiny_model: Path, tmp_path: Path, plan: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     done = make(tiny_model, tmp_path, **plan)

@@ -81,7 +81,7 @@ def test_the_resumed_run_ends_as_the_one_that_went_on(jobs: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_rank_that_cannot_write_says_so_and_nothing_unfinished_stays(jobs: Path, rank: int) -> None:
+def test_stop_signal_with_a_rank_that_cannot_write(jobs: Path, rank: int) -> None:
     said = json.loads((jobs / f"rank_{rank}_full.{rank}").read_text())
     assert said["error"].startswith("checkpoint-2 could not be written to ")
     assert "Make room there" in said["error"]
@@ -154,9 +154,7 @@ def usr1() -> Any:
     signal.signal(signal.SIGUSR1, before)
 
 
-def test_the_first_is_noted_and_a_second_goes_to_the_earlier_handler(
-    usr1: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stop_signal_twice_calls_the_earlier_handler(usr1: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     stop = SaveOnSignal([signal.SIGUSR1])
     stop.on_train_begin(NOTHING, NOTHING, NOTHING)
     os.kill(os.getpid(), signal.SIGUSR1)
@@ -167,7 +165,7 @@ def test_the_first_is_noted_and_a_second_goes_to_the_earlier_handler(
     assert usr1 == [signal.SIGUSR1]
 
 
-def test_a_signal_after_the_last_step_goes_to_the_earlier_handler(usr1: list[int]) -> None:
+def test_stop_signal_after_the_last_step(usr1: list[int]) -> None:
     stop = SaveOnSignal([signal.SIGUSR1])
     stop.on_train_begin(NOTHING, NOTHING, NOTHING)
     os.kill(os.getpid(), signal.SIGUSR1)

@@ -68,7 +68,7 @@ OTHER_COMPLETIONS = [
 ]
 
 
-def test_plain_numbers_are_read_and_everything_else_is_left_to_math_verify() -> None:
+def test_plain_answers_reads_plain_numbers_alone() -> None:
     assert {text: value(plain_reference(text)) for text in REFERENCES} == REFERENCES
     assert [text for text in OTHER_REFERENCES if plain_reference(text) is not None] == []
     assert {text: value(plain_answer(text)) for text in COMPLETIONS} == COMPLETIONS

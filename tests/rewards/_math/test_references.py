@@ -148,7 +148,7 @@ def test_what_holds_more_than_a_number_is_unreadable_and_says_so() -> None:
             assert "\\boxed{}" in found["detail"]
 
 
-def test_what_a_reference_marks_as_its_answer_is_read_and_units_are_left_over() -> None:
+def test_references_with_marks_and_units() -> None:
     for reference, gold, left in (
         ("48/2 = 24 clips in May.\n#### 1,072", "1072", ""),
         ("So $a=3$ and hence $b=4$, thus \\boxed{12}.", "12", ""),

@@ -22,7 +22,7 @@ BEYOND = (
 
 
 @pytest.mark.slow
-def test_what_an_expression_asks_for_is_known_before_it_is_evaluated() -> None:
+def test_work_of_an_expression() -> None:
     from trl_grpo_ext.rewards._math import verification
 
     for table, is_too_much in ((WITHIN, False), (BEYOND, True)):

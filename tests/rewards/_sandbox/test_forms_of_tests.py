@@ -33,7 +33,7 @@ def test_outputs_are_compared_by_lines(printed: bytes, expected: str, same: bool
 
 
 @given(st.text() | st.lists(st.text(max_size=9) | st.integers() | st.dictionaries(st.text(), st.text(), max_size=2)))
-def test_reading_tests_raises_nothing_but_that_they_are_unreadable(tests: Any) -> None:
+def test_read_tests_raises_unreadable_alone(tests: Any) -> None:
     with contextlib.suppress(UnreadableTestsError):
         read_tests(tests)
 
@@ -168,7 +168,7 @@ def test_changes_on_either_side_reach_the_other() -> None:
     assert here.changed and not there.changed
 
 
-def test_with_copies_of_its_own_a_side_never_sees_what_the_other_changes() -> None:
+def test_codec_copies_keep_sides_apart() -> None:
     here, there = Other(0), Other(1)
     here.own_copies = True
     mine = [[1, 2], [3]]

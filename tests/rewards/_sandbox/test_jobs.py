@@ -137,7 +137,7 @@ def test_code_that_does_not_end_is_ended() -> None:
     assert message["gone"] == "closed"
 
 
-def test_memory_is_limited_and_a_stack_that_overflows_ends_nothing_else() -> None:
+def test_run_python_limits_memory_and_stack() -> None:
     for code in ("x = 'a' * 10**9", "x = [0]\nwhile True: x += x", "x = bytearray(10**9)"):
         assert raised(code) == "MemoryError"
     assert raised("import mmap\nx = [mmap.mmap(-1, 2**27) for _ in range(8)]") in ("OSError", "MemoryError")
@@ -146,7 +146,7 @@ def test_memory_is_limited_and_a_stack_that_overflows_ends_nothing_else() -> Non
     assert raised("def f(n): return f(n + 1)\nf(1)") == "RecursionError"
 
 
-def test_output_is_bounded_and_what_is_written_where_answers_go_is_not_believed() -> None:
+def test_run_python_bounds_output() -> None:
     run = program("import os\nwhile True: os.write(1, b'a' * 10**6)")
     assert run.ended == "output" and len(run.output) <= 4 * 2**20 + 2**17
     write = "import os\nfor _ in range(20): os.write(1, b'a' * 10**6); os.write(2, b'a' * 10**6)\nx = 1"
@@ -206,7 +206,7 @@ def test_files_and_threads_are_limited() -> None:
 
 
 @needs_layers
-def test_the_filter_alone_keeps_what_is_open_for_reading_from_being_emptied() -> None:
+def test_isolation_keeps_open_files_from_truncation() -> None:
     """As on Linux 5.13 to 6.1: Landlock of the first version, played by the filter without Landlock."""
     code = (
         "import ctypes, os, sys\nfrom trl_grpo_ext.rewards._sandbox import layers\n"
@@ -267,7 +267,7 @@ FORBIDDEN = [
 
 
 @needs_layers
-def test_files_elsewhere_other_processes_and_the_network_are_out_of_reach(tmp_path: Path) -> None:
+def test_isolation_of_files_processes_network(tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text("secret")
     secret.chmod(0o666)
@@ -340,7 +340,7 @@ def test_all_ends_with_the_parent(tmp_path: Path) -> None:
         time.sleep(0.02)
 
 
-def test_a_server_that_was_killed_and_one_of_a_forked_copy_are_started() -> None:
+def test_server_restarts_after_kill_and_fork() -> None:
     module("pass")
     server = sandbox._SERVER.process
     assert server is not None

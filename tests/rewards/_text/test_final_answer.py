@@ -404,7 +404,7 @@ def test_hostile_texts_are_read_in_time_that_is_linear_in_them() -> None:
         assert extract_final_answer(f"{text}\n#### 42") == 42, text[:20]
 
 
-def test_a_number_too_long_to_evaluate_equals_nothing_and_hides_nothing_behind_it() -> None:
+def test_final_answer_with_a_number_too_long() -> None:
     assert extract_final_answer("The answer is " + "9" * 200_000) is None
     assert extract_final_answer("The answer is " + "9" * 200_000 + ". No: the answer is 18.") == 18
     assert extract_final_answer("The answer is 18. Not " + "9" * 200_000) == 18

@@ -244,7 +244,7 @@ def test_micro_steps_of_placeholders(tiny_model: Path, tmp_path: Path, row: int,
     assert all(log["entropy"] > 1.0 for log in ours.logs if "entropy" in log) or row < 0
 
 
-def test_sequences_that_the_samplers_correction_masks_are_dropped(tiny_model: Path, tmp_path: Path) -> None:
+def test_updates_drop_masked_sequences(tiny_model: Path, tmp_path: Path) -> None:
     class Masked(Seen):
         """TRL's correction, with a ratio of 0 for every other completion, as `sequence_mask` gives."""
 
@@ -314,7 +314,7 @@ def test_the_routers_auxiliary_loss_stays_with_its_micro_batches(
     assert relative_gap(lifted.gradients[0], theirs.gradients[0]) > DIFFERENT
 
 
-def test_absolute_positions_keep_the_padding_of_prompts_and_share_none(
+def test_updates_with_absolute_positions(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     sizes: dict[str, Any] = {"n_positions": 64, "n_embd": 32, "n_layer": 2, "n_head": 4, "initializer_range": 0.3}
@@ -357,9 +357,7 @@ def test_weights_in_4_bits(tiny_model: Path, tmp_path: Path) -> None:
     assert any(metrics["computed_tokens"] < metrics["live_tokens"] for metrics in compact_logs(runs[0]))
 
 
-def test_the_old_policy_and_the_reference_compute_fewer_tokens_in_as_many_passes(
-    tiny_model: Path, tmp_path: Path
-) -> None:
+def test_updates_of_the_old_policy_and_reference(tiny_model: Path, tmp_path: Path) -> None:
     shapes: dict[str, list[tuple[int, int]]] = {"exact": [], "off": []}
 
     class Recording(Float64ExtTrainer):

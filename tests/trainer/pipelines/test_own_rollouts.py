@@ -56,7 +56,7 @@ def test_hooks_act_on_what_the_subclass_made(tiny_model: Path, tmp_path: Path, c
     assert relative_gap(expected_gradient(tiny_model, rows, without, sequence_means(rows)), run.gradients[0]) > 0.1
 
 
-def test_a_hook_that_starts_from_the_rewards_forgets_changed_advantages(tiny_model: Path, tmp_path: Path) -> None:
+def test_own_advantages_before_an_estimator(tiny_model: Path, tmp_path: Path) -> None:
     hooks: dict[str, Any] = {"hooks": ["centred"], "max_steps": 1}
     ours = train(tiny_model, tmp_path / "mixed", mixed(theirs("Curriculum")), **hooks)
     plain = train(tiny_model, tmp_path / "plain", **hooks)
@@ -97,7 +97,7 @@ def test_rows_that_are_reordered_below_are_refused(tiny_model: Path, tmp_path: P
     assert train(tiny_model, tmp_path, mixed(Reversed), max_steps=1).gradients  # without plugins it is its own affair
 
 
-def test_rows_that_are_dropped_on_top_leave_the_others_their_weights(tiny_model: Path, tmp_path: Path) -> None:
+def test_own_rows_dropped_keep_weights(tiny_model: Path, tmp_path: Path) -> None:
     run = train(tiny_model, tmp_path, on_top(theirs("DropsSolved")), hooks=[Falling()], **ONE_STEP)
     rows = rows_of(tiny_model)
     advantages = falling(group_advantages(rows).tolist(), rows)
@@ -115,7 +115,7 @@ class SamplesTwice(GRPOTrainer):
         }
 
 
-def test_a_batch_of_several_is_refused_where_its_weights_would_not_add_up(tiny_model: Path, tmp_path: Path) -> None:
+def test_own_batch_of_several_is_refused(tiny_model: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="makes one batch out of several, but the loss aggregation"):
         train(tiny_model, tmp_path, on_top(SamplesTwice), **ONE_STEP)
     hooks: dict[str, Any] = {"hooks": [Doubled()], "max_steps": 1}
@@ -128,7 +128,7 @@ def test_a_batch_of_several_is_refused_where_its_weights_would_not_add_up(tiny_m
 # ---------------------------------------------------------------------------------------------- bases and building
 
 
-def test_the_mixin_behind_trls_trainer_is_refused_when_the_class_is_made() -> None:
+def test_mixin_behind_trls_trainer_is_refused() -> None:
     with pytest.raises(ConfigurationError, match=r"class Wrong\(Curriculum, GRPOExtMixin\).*none of its methods would"):
 
         class Wrong(theirs("Curriculum"), GRPOExtMixin):  # type: ignore[misc]

@@ -112,7 +112,7 @@ def test_a_method_that_is_gone_or_changed_is_named() -> None:
             contract.check_class(type("Changed", (), {**methods, gone: other}))
 
 
-def test_an_attribute_an_argument_or_a_batch_entry_that_is_gone_is_named(trained: Any) -> None:
+def test_contract_names_what_is_gone(trained: Any) -> None:
     for gone in contract.ATTRIBUTES:
         with pytest.MonkeyPatch.context() as monkeypatch:
             monkeypatch.delattr(trained, gone)
@@ -360,7 +360,7 @@ def test_only_the_public_face_of_trl_is_imported() -> None:
 
 
 @pytest.mark.skipif(releases.chunked_logprob is None, reason="this TRL's head makes all logits at once")
-def test_the_head_runs_on_few_tokens_at_a_time_and_gives_the_same() -> None:
+def test_head_in_tiles_is_the_same() -> None:
     class Products(TorchDispatchMode):
         rows: ClassVar[list[int]] = []
 

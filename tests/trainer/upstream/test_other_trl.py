@@ -51,7 +51,7 @@ SUITES = [
     "tests/trainer/test_record_stage.py",
     "tests/trainer/test_reward_watch.py",
     # The old policy's and the reference's forward passes, whose arguments are named otherwise.
-    "tests/trainer/compact/test_updates.py::test_absolute_positions_keep_the_padding_of_prompts_and_share_none",
+    "tests/trainer/compact/test_updates.py::test_updates_with_absolute_positions",
 ]
 
 
