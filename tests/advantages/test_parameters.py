@@ -107,5 +107,5 @@ def test_the_ends_of_the_ranges_are_allowed() -> None:
 
 @pytest.mark.parametrize("name", ["kl_in_reward", "teacher_log_ratio"])
 def test_what_is_needed_and_missing_is_named(name: str) -> None:
-    with pytest.raises(ConfigurationError, match=rf"{name}: rollout\.ref_logps_B_T must be given"):
+    with pytest.raises(ConfigurationError, match=rf"{name}: .*ref_logps_B_T"):
         after_rollout(make_rollout([1], old_logps_B_T=padded([[-1.0]])), [1.0], name)

@@ -61,7 +61,7 @@ def test_references_for_math_verify() -> None:
     assert "digits" in found.findings[1].detail
     as_answer = [{"answer": row["solution"]} for row in rows[:2]]
     assert audit(reward, as_answer, column="answer").column == "answer"
-    with pytest.raises(ConfigurationError, match="reads the column 'solution', and the columns are answer"):
+    with pytest.raises(ConfigurationError, match=r"'solution'.*answer"):
         audit(reward, as_answer)  # training would stop there
     reward.close()
 

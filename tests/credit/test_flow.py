@@ -120,7 +120,7 @@ class TestHooks:
         def raises(advantages_B_T: Any, rollout: Any) -> None:
             raise PluginOutputError("no", "groups")
 
-        with pytest.raises(PluginOutputError, match="'my_hook': on_rollout: no") as error:
+        with pytest.raises(PluginOutputError, match="'my_hook': on_rollout") as error:
             flow.apply_hooks(torch.zeros(1), [hook(on_rollout=raises)], make_rollout([1]))
         assert error.value.breaks == "groups"
 
@@ -144,5 +144,5 @@ class TestReducedLoss:
     def test_reduced_loss_must_come_from_the_losses(self) -> None:
         loss_B_T = torch.ones(1, 2, requires_grad=True)
         other = torch.ones((), requires_grad=True) * 2
-        with pytest.raises(PluginOutputError, match="'my_reduce': what reduce returned was not computed from loss_B_T"):
+        with pytest.raises(PluginOutputError, match=r"'my_reduce': .*loss_B_T"):
             flow.reduced_weights(SimpleNamespace(__name__="my_reduce"), other, loss_B_T, torch.ones(1, 2))

@@ -224,9 +224,9 @@ def test_an_aggregation_that_brings_them_back_is_refused() -> None:
             return (rollout.completion_ids_B_T > 0).to(rollout.mask_B_T.dtype)
 
     own = SkipZeroVariance(OwnMask())
-    with pytest.raises(ValueError, match=r"rollout\.advantages_B_T is None"):
+    with pytest.raises(ValueError, match="advantages_B_T"):
         own.weights(make_rollout([2, 1]))
-    with pytest.raises(PluginOutputError, match=r"'OwnMask, skip_zero_variance'.*zero where rollout.mask_B_T is zero"):
+    with pytest.raises(PluginOutputError, match=r"'OwnMask, skip_zero_variance'.*mask_B_T"):
         flow.token_weights(own, two_groups(width=4))
 
 
@@ -244,5 +244,5 @@ def test_it_is_an_option_of_the_selection_and_not_of_the_plugin() -> None:
         ConfigurationError, match=r"tail_mean.*has `reduce`, and skip_zero_variance works with `weights`"
     ):
         load_loss_aggregation({"name": "tail_mean", "skip_zero_variance": True})
-    with pytest.raises(ConfigurationError, match="'token_mean' is 'yes'; it must be true or false"):
+    with pytest.raises(ConfigurationError, match="'token_mean' is 'yes'"):
         load_loss_aggregation({"name": "token_mean", "skip_zero_variance": "yes"})

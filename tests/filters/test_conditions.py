@@ -56,10 +56,10 @@ def test_accuracy_between() -> None:
     assert by_group({**inclusive, "low": 0.5, "high": 0.5}, rollout)[:3] == ["too hard", True, "too easy"]
     name = rollout.reward_names[0]
     assert by_group({"name": "accuracy_between", "reward": name}, rollout)[:2] == ["too hard", True]
-    with pytest.raises(PluginOutputError, match=r"no reward 'other'\. It has: "):
+    with pytest.raises(PluginOutputError, match=r"'other'\. It has: "):
         by_group({"name": "accuracy_between", "reward": "other"}, rollout)
     for low, high in ((1, 0), (0.5, 0.5)):
-        with pytest.raises(PluginParameterError, match="nothing lies between"):
+        with pytest.raises(PluginParameterError, match="between"):
             load_group_filter({"name": "accuracy_between", "low": low, "high": high})
 
 
@@ -67,7 +67,7 @@ def test_not_all_truncated() -> None:
     rollout = rollout_of([0] * 8, 4, truncated_B=torch.tensor([1, 1, 1, 0, 1, 1, 1, 1]).bool())
     assert by_group("not_all_truncated", rollout) == [True, "truncated"]
     assert by_group(NotAllTruncated(below=0.75), rollout) == ["truncated", "truncated"]
-    with pytest.raises(ConfigurationError, match="below must be a share above 0"):
+    with pytest.raises(ConfigurationError, match="below"):
         NotAllTruncated(below=0)
 
 
@@ -85,11 +85,11 @@ def test_several_as_one() -> None:
     assert load_group_filter(nested).declares.needs == ("advantages",)
     assert AllOf(filters=[NotAllTruncated()]).declares.needs == ()
     assert AllOf(filters=[NotAllTruncated(), Signal()]).filters[1].__name__ == "signal"
-    with pytest.raises(PluginParameterError, match="must be a list of group filters"):
+    with pytest.raises(PluginParameterError, match="list"):
         load_group_filter({"name": "all_of", "filters": []})
-    with pytest.raises(ConfigurationError, match="not a list"):
+    with pytest.raises(ConfigurationError, match="list"):
         load_group_filter(["signal", "accuracy_between"])
-    with pytest.raises(UnknownPluginError, match=r"all_of.*in filters\[1\]: .*'signl'.*Did you mean 'signal'"):
+    with pytest.raises(UnknownPluginError, match=r"all_of.*filters\[1\]: .*'signl'.*'signal'"):
         load_group_filter({"name": "all_of", "filters": ["signal", "signl"]})
 
 
@@ -97,7 +97,7 @@ def test_what_is_no_filter() -> None:
     class Weights:
         def weights(self, rollout: Rollout) -> Any: ...
 
-    with pytest.raises(PluginTypeError, match="It has weights, so it looks like a loss aggregation"):
+    with pytest.raises(PluginTypeError, match=r"has weights.* aggregation"):
         load_group_filter(Weights())
-    with pytest.raises(PluginTypeError, match="pass an instance"):
+    with pytest.raises(PluginTypeError, match="instance"):
         load_group_filter(NotAllTruncated)

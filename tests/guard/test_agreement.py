@@ -138,7 +138,7 @@ def test_ctrl_c_and_an_exit_on_one_rank_end_all(hostile: int) -> None:
     assert {str(result) for result in results} == {f"On rank {hostile}: interrupted"}
 
     alone = Agreement(0, 1, lambda tensor: tensor, torch.device("cpu"))
-    with pytest.raises(PluginRunError, match=r"SystemExit: os._exit\(0\) was called"), alone.section():
+    with pytest.raises(PluginRunError, match=r"SystemExit: os._exit\(0\)"), alone.section():
         os._exit(0)
     with pytest.raises(KeyboardInterrupt), alone.section():
         raise KeyboardInterrupt
@@ -151,7 +151,7 @@ def test_a_rank_whose_peer_is_gone_raises_its_own_error() -> None:
     agreement = Agreement(1, 2, gather, torch.device("cpu"))
     failure = PluginOutputError("too long", "length")
     agreement.stand_in(failure, gather, torch.ones(2))
-    with pytest.raises(PluginOutputError, match="On rank 1: too long") as caught, agreement.section():
+    with pytest.raises(PluginOutputError, match="rank 1: too long") as caught, agreement.section():
         raise failure
     assert caught.value.breaks == "length"
     assert "Connection closed by peer" in caught.value.__notes__[0]

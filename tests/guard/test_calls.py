@@ -114,9 +114,9 @@ def test_one_number_or_none_per_completion(returned: Any) -> None:
 @pytest.mark.parametrize("make", [torch.tensor, np.array], ids=["tensor", "array"])
 def test_an_array_of_one_axis_is_a_list(make: Any) -> None:
     assert check_scores(make([1.0, 0.0, 0.5]), 3, "r") == [1.0, 0.0, 0.5]
-    with pytest.raises(PluginOutputError, match=r"of shape \(3, 1\); it must be \(3,\)"):
+    with pytest.raises(PluginOutputError, match=r"\(3, 1\).*\(3,\)"):
         check_scores(make([[1.0], [0.0], [0.5]]), 3, "r")
-    with pytest.raises(PluginOutputError, match=r"of shape \(\); it must be \(3,\)"):
+    with pytest.raises(PluginOutputError, match=r"\(\).*\(3,\)"):
         check_scores(make(1.0), 3, "r")
 
 

@@ -152,7 +152,7 @@ def test_an_error_stops_the_run_and_names_the_row(closed: contextlib.ExitStack) 
         reward(completions=["a", "raise no\ncan do"])
     assert "in behave" in str(info.value.__cause__)  # the worker's own traceback
     here = guarded(behave)
-    with pytest.raises(RewardError, match=r"row 2 is 'error' \(ValueError: x\)") as info:
+    with pytest.raises(RewardError, match=r"row 2 .*'error' \(ValueError: x\)") as info:
         here(completions=["a", "b", "raise x"])
     assert isinstance(info.value.__cause__, ValueError)
 
@@ -209,7 +209,7 @@ def test_a_broken_contract_is_no_outcome(closed: contextlib.ExitStack, options: 
         with pytest.raises(PluginOutputError, match=message) as info:
             reward(completions=["a", completion, "b"])
         assert "That call had row 1 of the batch's 3." in str(info.value)
-    with pytest.raises(PluginOutputError, match="returned 0 values for 1 completions"):
+    with pytest.raises(PluginOutputError, match=r"0 values .*1 completions"):
         made(closed, lambda **_: [], on_error=0.0, **options)(completions=["a"])
 
 
@@ -333,5 +333,5 @@ def test_settings_that_cannot_work_are_refused(options: dict[str, Any], message:
 
 def test_what_is_no_reward_function_is_refused() -> None:
     for what in (5, torch.nn.Linear(1, 1)):
-        with pytest.raises(ConfigurationError, match="must be a function or callable object, got"):
+        with pytest.raises(ConfigurationError, match="callable"):
             guarded(what)

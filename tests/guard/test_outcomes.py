@@ -35,16 +35,16 @@ def test_each_outcome_can_be_changed() -> None:
 def test_a_score_of_the_rewards_own_is_never_replaced() -> None:
     policy = OutcomePolicy("r", EVERY)
     assert policy.scores([Judgement(Outcome.SCORED, score=0.3), Judgement(Outcome.NONE)]) == [0.3, None]
-    with pytest.raises(ConfigurationError, match="r has no outcome 'scored' to set"):
+    with pytest.raises(ConfigurationError, match=r"r .*'scored'"):
         OutcomePolicy("r", EVERY, {"scored": 1.0})
 
 
 def test_policy_refuses_unknown_outcomes() -> None:
-    with pytest.raises(ConfigurationError, match="r has no outcome 'timeout' to set; it has: right, wrong"):
+    with pytest.raises(ConfigurationError, match=r"r .*'timeout'.*right, wrong"):
         OutcomePolicy("r", (Outcome.RIGHT, Outcome.WRONG), {"timeout": 0.0})
-    with pytest.raises(ConfigurationError, match="must be a mapping"):
+    with pytest.raises(ConfigurationError, match="mapping"):
         OutcomePolicy("r", EVERY, [("timeout", 0.0)])  # type: ignore[arg-type]
-    with pytest.raises(PluginParameterError, match="gsm8k_accuracy has no outcome 'timeout'"):
+    with pytest.raises(PluginParameterError, match=r"gsm8k_accuracy .*'timeout'"):
         load_rewards([{"name": "gsm8k_accuracy", "outcomes": {"timeout": 0.0}}])
 
 

@@ -518,28 +518,28 @@ def test_a_task_that_cannot_be_loaded_is_an_error_with_its_text(tmp_path: Path) 
 
     with contextlib.closing(WorkerPool(Broken(), name="broken")) as pool:
         for _ in range(2):
-            with pytest.raises(RewardError, match=r"broken: the task cannot be loaded.*ModuleNotFoundError") as info:
+            with pytest.raises(RewardError, match=r"broken: .*ModuleNotFoundError") as info:
                 pool.run([1], allowance=1.0)
             assert "module_that_there_is_not" in str(info.value)
 
 
 def test_what_cannot_be_sent_is_an_error_that_says_so(pool: WorkerPool) -> None:
     lock = threading.Lock()
-    with pytest.raises(RewardError, match=r"cannot be sent to worker processes: TypeError"):
+    with pytest.raises(RewardError, match=r"sent .*TypeError"):
         WorkerPool(lambda job: lock).start()
-    with pytest.raises(RewardError, match=r"trouble: job 1 cannot be sent to a worker: TypeError"):
+    with pytest.raises(RewardError, match=r"trouble: job 1 .*TypeError"):
         pool.run([os.getpid, lock], allowance=1.0)
     assert one(pool, lambda: 1).value == 1
 
 
 def test_parameters_and_seconds_that_cannot_work_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (("workers", 0), ("workers", True), ("memory_mb", 2.0)):
-        with pytest.raises(ConfigurationError, match=f"{name} must be a whole number, 1 or more, got {value}"):
+        with pytest.raises(ConfigurationError, match=f"{name} .*whole number.*{value}"):
             WorkerPool(len, **{name: value})  # type: ignore[arg-type]
     for name, seconds in (("allowance", 0), ("allowance", float("nan")), ("patience", "1"), ("patience", True)):
-        with pytest.raises(ConfigurationError, match=f"{name} must be a positive number of seconds"):
+        with pytest.raises(ConfigurationError, match=f"{name} .*positive"):
             WorkerPool(len).run([], **{"allowance": 1.0, name: seconds})  # type: ignore[arg-type]
-    with pytest.raises(ConfigurationError, match="the task must be callable, got 5"):
+    with pytest.raises(ConfigurationError, match="callable, got 5"):
         WorkerPool(5)  # type: ignore[arg-type]
     # Ranks of one machine share its cores.
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(6)))

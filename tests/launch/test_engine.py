@@ -55,7 +55,7 @@ def test_the_stage_is_read_from_deepspeeds_own_file(tmp_path: Path) -> None:
     assert launched_engine({}, SimpleNamespace(deepspeed={"zero_optimization": {"stage": 3}})) == "zero3"
     assert launched_engine({"WORLD_SIZE": "2"}, SimpleNamespace(fsdp="full_shard")) is None  # left open
     file.write_text("{")
-    with pytest.raises(EngineError, match=r"ds\.json' cannot be read"):
+    with pytest.raises(EngineError, match=r"ds\.json"):
         launched_engine(by_launcher)
 
 
@@ -152,7 +152,7 @@ def test_a_run_that_is_another_one_stops_when_training_begins(tmp_path: Path, ti
 def test_a_model_that_is_frozen_stops_at_once(tmp_path: Path, tiny_model: Path) -> None:
     run = trainer(tmp_path, str(tiny_model))
     run.model.requires_grad_(False)
-    with pytest.raises(EngineError, match="No parameter of the model is trained: all are frozen"):
+    with pytest.raises(EngineError, match="frozen"):
         EngineCheck(run)
 
 
@@ -165,5 +165,5 @@ def test_check_launch_stops_an_unreached_adapter(tmp_path: Path, tiny_model: Pat
         if hasattr(module, "_disable_adapters"):
             module._disable_adapters = True
     EngineCheck(run)
-    with pytest.raises(EngineError, match="None of the 4 trained parameters got a gradient"):
+    with pytest.raises(EngineError, match=r"4 .*gradient"):
         run.train()

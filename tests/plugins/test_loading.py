@@ -99,13 +99,13 @@ def test_what_is_no_selection(value: Any, says: str) -> None:
 
 @pytest.mark.parametrize("kind", ["advantage_hook", "loss_aggregation"])
 def test_only_rewards_have_a_weight(kind: Any) -> None:
-    with pytest.raises(ConfigurationError, match="Only rewards have a weight"):
+    with pytest.raises(ConfigurationError, match="weight"):
         parse_selection(kind, {"name": "a", "weight": 1.0})
 
 
 def test_no_such_kind() -> None:
     for call in (available, lambda kind: parse_selection(kind, "a"), lambda kind: resolve(kind, print)):
-        with pytest.raises(ConfigurationError, match="'rewards' is not a kind of plugin; the kinds are reward, "):
+        with pytest.raises(ConfigurationError, match=r"'rewards' .*kinds.* reward, "):
             call("rewards")  # type: ignore[arg-type]
 
 
@@ -143,9 +143,9 @@ def test_resolve_qualifies_bare_names() -> None:
 
 
 def test_near_names_and_names_of_another_kind() -> None:
-    with pytest.raises(UnknownPluginError, match="Did you mean 'think_format'"):
+    with pytest.raises(UnknownPluginError, match="'think_format'"):
         find("reward", "Think-Fromat")
-    with pytest.raises(UnknownPluginError, match="'entropy_shaping' is an advantage hook, not a reward"):
+    with pytest.raises(UnknownPluginError, match=r"'entropy_shaping' .*advantage hook"):
         find("reward", "entropy_shaping")
     with pytest.raises(UnknownPluginError, match=r"Installed: .*gsm8k_accuracy"):
         find("reward", "zzzz")
@@ -156,7 +156,7 @@ def test_near_names_and_names_of_another_kind() -> None:
 @pytest.mark.parametrize("value", [",", "none,tge-good", " , "])
 def test_variable_that_says_nothing_clear(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
     monkeypatch.setenv("TRL_GRPO_EXT_PLUGINS", value)
-    with pytest.raises(ConfigurationError, match="give distributions separated by commas, or `none` alone"):
+    with pytest.raises(ConfigurationError, match="commas"):
         find("reward", "think_format")
 
 
@@ -169,7 +169,7 @@ def test_built_ins_are_never_blocked(monkeypatch: pytest.MonkeyPatch, value: str
 
 def test_absent_distribution_in_the_variable_is_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRL_GRPO_EXT_PLUGINS", "tge-never-installed")
-    with pytest.warns(UserWarning, match="lists 'tge-never-installed', which is not installed"):
+    with pytest.warns(UserWarning, match="'tge-never-installed'"):
         assert find("reward", "think_format").builtin
 
 
@@ -341,7 +341,7 @@ def test_dotted_path_into_an_installed_distribution_knows_it(monkeypatch: pytest
     assert find("reward", "trl_grpo_ext.rewards:x").builtin
     assert find("reward", "json:loads").distribution is None
     monkeypatch.setenv("TRL_GRPO_EXT_PLUGINS", "pytest")
-    with pytest.raises(PluginBlockedError, match="comes from hypothesis"):
+    with pytest.raises(PluginBlockedError, match="hypothesis"):
         find("reward", "hypothesis.strategies:text")
     assert find("reward", "json:loads").distribution is None
 
@@ -384,7 +384,7 @@ def test_dotted_path_whose_module_fails(write_module: Callable[..., None]) -> No
     assert "entry point" not in str(c.value)
 
     write_module("own_lazy", "def __getattr__(name): raise OSError('lazy')")
-    with pytest.raises(BrokenPluginError, match="reading 'x' from 'own_lazy' raised OSError: lazy"):
+    with pytest.raises(BrokenPluginError, match=r"'x' .*'own_lazy' .*OSError: lazy"):
         resolve("reward", "own_lazy:x")
 
 
@@ -448,13 +448,13 @@ def test_parameters_that_do_not_fit(own: ModuleType, selection: dict[str, Any], 
 
 
 def test_parameters_of_an_aggregation_name_its_switch() -> None:
-    with pytest.raises(PluginParameterError, match=r"'skip_zero_variance'\? .* may also have: skip_zero_variance\.$"):
+    with pytest.raises(PluginParameterError, match=r"'skip_zero_variance'\? .*: skip_zero_variance\.$"):
         resolve("loss_aggregation", {"name": "token_mean", "skip_zero_varaince": True})
 
 
 @pytest.mark.parametrize("error", ["KeyError", "SystemExit"])
 def test_constructor_that_breaks(own: ModuleType, error: str) -> None:
-    with pytest.raises(BrokenPluginError, match=f"building it raised {error}") as caught:
+    with pytest.raises(BrokenPluginError, match=f"raised {error}") as caught:
         resolve("reward", _with("Refuses", error=error))
     assert type(caught.value.__cause__).__name__ == error
 
@@ -498,7 +498,7 @@ def test_each_kind_refuses_the_others(own: ModuleType, kind: Any, name: str, say
 
 
 def test_load_with_a_property_that_raises(own: ModuleType) -> None:
-    with pytest.raises(PluginContractError, match="weights of Odd raised RuntimeError: do not look"):
+    with pytest.raises(PluginContractError, match=r"weights .*Odd .*RuntimeError: do not look"):
         resolve("loss_aggregation", own.Odd())
 
 
@@ -515,7 +515,7 @@ def test_load_refuses_a_newer_contract(own: ModuleType) -> None:
 
 def test_class_in_place_of_its_instance(own: ModuleType) -> None:
     for kind, name in (("reward", "Factory"), ("advantage_hook", "Early"), ("loss_aggregation", "Weighs")):
-        with pytest.raises(PluginTypeError, match=rf"is the class {name}.*pass an instance, {name}\(\.\.\.\)"):
+        with pytest.raises(PluginTypeError, match=rf"class {name}.*{name}\(\.\.\.\)"):
             resolve(kind, getattr(own, name))  # type: ignore[arg-type]
 
 
@@ -592,7 +592,7 @@ def test_one_selection_or_several(own: ModuleType) -> None:
     assert load_rewards([]) == []
     hooks = load_advantage_hooks(["own_plugins:Late", own.Early(), {"name": "own_plugins:Both"}])
     assert [type(hook).__name__ for hook in hooks] == ["Early", "Both", "Late"], "in the order in which they act"
-    with pytest.raises(ConfigurationError, match="There is one loss aggregation, not a list"):
+    with pytest.raises(ConfigurationError, match="list"):
         load_loss_aggregation(["own_plugins:Weighs"])
 
 
@@ -651,9 +651,9 @@ def test_load_calls_reward_factories_once() -> None:
     name = "trl.rewards:get_soft_overlong_punishment"
     [reward] = load_rewards([{"name": name, "max_completion_len": 10, "soft_punish_cache": 4}])
     assert reward(prompts=["?"] * 2, completions=["x"] * 2, completion_ids=[[1] * 8, [1] * 11]) == [-0.5, -1]
-    with pytest.raises(PluginParameterError, match="needs the parameter 'max_completion_len'"):
+    with pytest.raises(PluginParameterError, match="'max_completion_len'"):
         load_rewards([name])
-    with pytest.raises(PluginParameterError, match="has no parameter 'cache'"):
+    with pytest.raises(PluginParameterError, match="'cache'"):
         load_rewards([{"name": name, "max_completion_len": 10, "soft_punish_cache": 4, "cache": 1}])
-    with pytest.raises(PluginParameterError, match=r"takes neither completions nor \*\*columns and returned '/a'"):
+    with pytest.raises(PluginParameterError, match=r"\*\*columns .*'/a'"):
         load_rewards([{"name": "posixpath:normpath", "path": "/a"}])

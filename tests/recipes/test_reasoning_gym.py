@@ -53,7 +53,7 @@ def test_mixture_holds_problems_out(task: Any) -> None:
 
 def test_what_cannot_be_a_mixture_is_refused(task: Any) -> None:
     for tasks, sizes in (([], (8, 8)), ([{**SUMS, "weight": 0}], (8, 8)), (["gcd"], (8, 0))):
-        with pytest.raises(task.RecipeError, match="at least one task"):
+        with pytest.raises(task.RecipeError, match="one task"):
             task.make_problems(tasks, sizes, 0, examples=0, extract="whole")
     assert not task.make_problems([{"name": "gcd", "max_value": 2}], (8, 100), 0, examples=0, extract="whole")[0]
     with pytest.raises(ConfigurationError, match="'no_such_task'"):

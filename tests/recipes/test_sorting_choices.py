@@ -177,5 +177,5 @@ def test_a_task_that_leaves_a_split_empty_is_refused() -> None:
     from sorting.task import prompts, split_of
 
     assert all(split_of(three) == "train" for three in itertools.product((0, 1), repeat=3))
-    with pytest.raises(RecipeError, match=r"no held out prompts of 3 number\(s\) from 0 to 1: raise --numbers"):
+    with pytest.raises(RecipeError, match="--numbers"):
         prompts("held out", 5, numbers=3, largest=1, seed=0)

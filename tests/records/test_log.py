@@ -63,7 +63,7 @@ def test_live_log_is_the_history(tiny_model: Path, tmp_path: Path) -> None:
 
 def test_a_log_that_cannot_be_written_costs_the_log_alone(tiny_model: Path, tmp_path: Path) -> None:
     (tmp_path / LOG_FILE).mkdir()
-    with pytest.warns(UserWarning, match=f"{LOG_FILE} cannot be written"):
+    with pytest.warns(UserWarning, match=LOG_FILE):
         run = train(tiny_model, tmp_path, max_steps=2)
     assert len(run.losses) == 2
 

@@ -68,7 +68,7 @@ def test_weighted_takes_the_weights_of_selections() -> None:
     [reward] = load_rewards({"name": "weighted", "rewards": ["think_format", {"name": "tag_format", "weight": 0.25}]})
     assert reward.weights == [1.0, 0.25]
     assert Weighted(RewardList([first, second], [3.0, 1.0])).weights == [3.0, 1.0]
-    with pytest.raises(ConfigurationError, match=r"have the weights \[3.0, 1.0\], and weights=\[1, 1\] is given too"):
+    with pytest.raises(ConfigurationError, match=r"\[3.0, 1.0\].*weights=\[1, 1\]"):
         Weighted(RewardList([first, second], [3.0, 1.0]), weights=[1, 1])
 
 
@@ -82,9 +82,9 @@ def test_weighted_scales_and_merges_spans() -> None:
 
 def test_a_sum_or_product_that_no_float_can_hold_is_an_error() -> None:
     for scores in ((1e38, 1e38), (1e38, -1e38)):
-        with pytest.raises(PluginOutputError, match=r"weighted: the score at row 1 is inf; .* are too large"):
+        with pytest.raises(PluginOutputError, match=r"weighted: .*row 1 is inf"):
             scored(Weighted([first, second], [1e300, 1e300]), [0.0, scores[0]], [0.0, scores[1]])
-    with pytest.raises(PluginOutputError, match="product: the score at row 0 is inf"):
+    with pytest.raises(PluginOutputError, match=r"product: .*row 0 is inf"):
         scored(Product([first] * 9), [1e38])
 
 
@@ -137,7 +137,7 @@ def test_per_column_calls_each_reward_once() -> None:
     reward = PerColumn("task", {"x": note, "y": note})
     state = ("not", "a", "column")
     columns = {"task": ["x", "z", "x"], "extra": ["p", "q", "r"], "other": "abc", "trainer_state": state}
-    with pytest.warns(UserWarning, match="no reward for .z."):
+    with pytest.warns(UserWarning, match="'z'"):
         assert scored(reward, [0.0, 0.0, 0.0], **columns) == [1.0, None, 1.0]
     assert calls == [(["0", "2"], ["p", "r"], "abc", state)]
 
@@ -150,7 +150,7 @@ def test_values_are_compared_as_text(key: Any, value: Any) -> None:
 def test_values_without_a_reward_are_counted_and_warned_of() -> None:
     metrics = []
     columns: dict[str, Any] = {"log_metric": lambda name, value: metrics.append((name, value))}
-    with pytest.warns(UserWarning, match=r"no reward for 'c', 'x\\ny' in the column 'task'; .* for \['a'\]"):
+    with pytest.warns(UserWarning, match=r"'c', 'x\\ny' .*'task'; .*\['a'\]"):
         scores = scored(PerColumn("task", {"a": first}), [1.0] * 4, task=["c", "a", "x\ny", "c"], **columns)
     assert scores == [None, 1.0, None, None]
     with warnings.catch_warnings():
@@ -158,7 +158,7 @@ def test_values_without_a_reward_are_counted_and_warned_of() -> None:
         scored(PerColumn("task", {"a": first}, default=second), [1.0], task=["c"], **columns)
         scored(PerColumn("task", {"a": first}), [1.0], task=["a"], **columns)
     assert metrics == [("per_column/task/unrouted", share) for share in (0.75, 1.0, 0.0)]
-    with pytest.warns(UserWarning, match="and 90 more in the column") as caught:
+    with pytest.warns(UserWarning, match="90 more") as caught:
         scored(PerColumn("task", {"a": first}), [1.0] * 100, task=[f"{row:03}" for row in range(100)])
     assert len(str(caught[0].message)) < 400
 

@@ -45,7 +45,7 @@ def test_the_same_number_scores_one_another_or_none_scores_zero() -> None:
     "answer", ["", "#### none", "9 eggs for 18 dollars", "#### 18!", "#### 18j", None, float("nan"), True, [18]]
 )
 def test_a_reference_without_a_number_scores_none_and_warns(answer: object) -> None:
-    with pytest.warns(UserWarning, match=r"not one number: .*; 1 of 2 in this batch\)"):
+    with pytest.warns(UserWarning, match="1 of 2 "):
         scores = gsm8k_accuracy(completions=["#### 18", "#### 18"], answer=[answer, "#### 18"])
     assert scores == [None, 1.0]
     with warnings.catch_warnings():

@@ -91,14 +91,14 @@ def test_outcomes_are_told_apart_logged_and_changed() -> None:
     shares = {name.rpartition("/")[2]: share for name, share in metrics.items() if share}
     assert shares == {"right": 0.2, "wrong": 0.4, "no_answer": 0.2, "refused": 0.2}
     assert reward.judge(completions)[-1].detail == "breaks 'minimum' at '$.age'"
-    with pytest.raises(RewardError, match="outcome at row 0 is 'no_answer'"):
+    with pytest.raises(RewardError, match=r"row 0 .*'no_answer'"):
         JSONSchema(PERSON, outcomes={"no_answer": "raise"})(completions=["x"])
 
 
 def test_the_draft_is_2020_12_unless_the_schema_says_otherwise() -> None:
     tuple_of_old = {"items": [{"type": "integer"}]}
     assert outcomes({"$schema": "http://json-schema.org/draft-07/schema#", **tuple_of_old}, ['["a"]']) == ["wrong"]
-    with pytest.raises(ConfigurationError, match=r"the schema is not valid at \$.items"):
+    with pytest.raises(ConfigurationError, match=r"\$.items"):
         JSONSchema(tuple_of_old)
     assert outcomes({"prefixItems": [{"type": "integer"}]}, ['["a"]']) == ["wrong"]
 
@@ -119,7 +119,7 @@ def test_each_row_may_have_its_own_schema() -> None:
     metrics: dict[str, float] = {}
     text_of_none = ['{"type": "objekt"}', "{", '"schema.json"', "3", "[" * 9000, '{"$ref": "#/$defs/a"}']
     bad = [*text_of_none, None, {"type": "integer"}]
-    with pytest.warns(UserWarning, match=r"schema at row 1 .*not valid at \$.type: .*; 8 of 9 in this batch"):
+    with pytest.warns(UserWarning, match=r"row 1 .*\$.type: .*; 8 of 9 "):
         scores = reward(["1"] * 9, wanted=[number, *bad], log_metric=metrics.__setitem__)
     assert scores == [1.0, *[None] * 8]
     assert metrics["outcomes/json_schema/unparseable_reference"] == pytest.approx(8 / 9)

@@ -98,7 +98,7 @@ def test_human_eval_calls_check_with_the_entry_point() -> None:
     solution = "class Solution:\n    def add(self, a, b): return a + b"
     assert outcome(solution, HUMAN_EVAL, entry_point=["Solution().add"]) is Outcome.RIGHT
     assert outcome(RIGHT, HUMAN_EVAL, entry_point=["add("]) is Outcome.UNPARSEABLE
-    with pytest.raises(RewardError, match="1 completions but 2 entries in 'entry_point'"):
+    with pytest.raises(RewardError, match=r"1 completions .*2 entries .*'entry_point'"):
         outcome(RIGHT, HUMAN_EVAL, entry_point=["add", "add"])
 
 
@@ -262,11 +262,11 @@ def test_the_code_of_a_completion() -> None:
 
 def test_python_tests_unreadable() -> None:
     columns = {"completions": [fence(RIGHT)] * 2, "tests": [ADD, ["assert ("]]}
-    with pytest.warns(UserWarning, match=r"cannot read the tests at row 1 \(a test is no Python: .*; 1 of 2 in this"):
+    with pytest.warns(UserWarning, match=r"row 1 .*no Python: .*; 1 of 2 "):
         assert PythonTests()(**columns) == [1.0, None]
-    with pytest.warns(UserWarning, match="cannot read the tests"):
+    with pytest.warns(UserWarning, match="cannot read"):
         assert PythonTests(outcomes={"unparseable_reference": -1, "right": 2})(**columns) == [2.0, -1.0]
-    with pytest.raises(RewardError, match="the outcome at row 0 is 'timeout'"):
+    with pytest.raises(RewardError, match=r"row 0 .*'timeout'"):
         PythonTests(timeout=0.2, outcomes={"timeout": "raise"})(completions=["while 1: pass"], tests=[ADD])
 
 

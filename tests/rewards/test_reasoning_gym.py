@@ -94,7 +94,7 @@ def test_what_is_no_answer_and_what_a_verifier_raises() -> None:
 
 def test_rows_that_name_no_problem_are_refused() -> None:
     reward = ReasoningGym()
-    with pytest.raises(RewardError, match="needs the column 'task'"):
+    with pytest.raises(RewardError, match="'task'"):
         reward(["<answer>1</answer>"])
     fields: list[dict[str, list[Any]]] = [{"seed": [-1]}, {"index": ["0"]}, {"task": [5]}, {"config": ["{"]}]
     fields += [{"task": ["no_such_task"]}, {"config": ['{"no_such": 1}']}, {"config": [{"min_terms": -1}]}]
@@ -103,5 +103,5 @@ def test_rows_that_name_no_problem_are_refused() -> None:
         columns = {"task": ["basic_arithmetic"], "seed": [1], "index": [0], **wrong}
         with pytest.raises(RewardError, match="row 0"):
             reward(["<answer>1</answer>"], **columns)
-    with pytest.raises(ConfigurationError, match="the task 'no_such_task' with config"):
+    with pytest.raises(ConfigurationError, match="'no_such_task'"):
         reasoning_gym_rows("no_such_task", 1, 1)

@@ -67,5 +67,5 @@ def test_what_a_timeout_becomes_may_be_chosen_and_is_logged() -> None:
     assert metrics["outcomes/regex_match/scored"] == 0.5
     assert metrics["outcomes/regex_match/died"] == 0.0
     assert extra["regex_match_outcome"] == ["timeout", "scored", "refused", "scored"]
-    with pytest.raises(RewardError, match="the outcome at row 1 is 'timeout'"):
+    with pytest.raises(RewardError, match=r"row 1 .*'timeout'"):
         scored(RegexMatch(FOREVER, timeout=0.3, outcomes={"timeout": "raise"}), "ab", "a" * 60)

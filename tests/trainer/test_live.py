@@ -185,7 +185,7 @@ def test_summary_steps_replaces_trls_lines(
     train(tiny_model, tmp_path / "theirs", max_steps=1)
     assert "'loss'" in capsys.readouterr().out  # 0, the default: transformers' own
     for every in (0, True, "2"):
-        with pytest.raises(ConfigurationError, match="every must be a whole number, 1 or more"):
+        with pytest.raises(ConfigurationError, match=r"every .*whole number"):
             ConsoleSummary(every)  # type: ignore[arg-type]
 
 

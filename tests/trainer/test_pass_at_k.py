@@ -55,7 +55,7 @@ def test_what_fills_up_the_last_batch_does_not_count() -> None:
 
 
 def test_completions_that_were_not_judged_are_none_of_the_n() -> None:
-    with pytest.warns(UserWarning, match=r"pass@2: 2 of 3 problems are left out, because a judged fewer than 2"):
+    with pytest.warns(UserWarning, match=r"pass@2: 2 of 3 .*fewer than 2"):
         found = collected([[1, 0, NAN, NAN, 1, NAN, NAN, NAN, NAN, NAN, NAN, NAN]])
     assert found == {"pass@1": pytest.approx(0.75), "pass@2": 1.0}
     with pytest.warns(UserWarning, match="left out"):
@@ -136,9 +136,9 @@ def test_the_trainer_asks_which_reward_is_meant(tiny_model: Path, tmp_path: Path
 
     with pytest.warns(UserWarning, match="no eval_dataset"):
         GRPOExtTrainer(str(tiny_model), length_reward, arguments(tmp_path, pass_at_k=[2]), train_dataset=prompts(4))
-    with pytest.raises(ConfigurationError, match=r"has length_reward, other\. Name it.*length_reward: 1\.0"):
+    with pytest.raises(ConfigurationError, match=r"length_reward, other.*length_reward: 1\.0"):
         build()
-    with pytest.raises(ConfigurationError, match=r"'accuracy', which is no reward.*length_reward, other"):
+    with pytest.raises(ConfigurationError, match=r"'accuracy'.*length_reward, other"):
         build(pass_thresholds={"accuracy": 1.0})
     metrics = build(pass_thresholds={"other": 0.0, "length_reward": 99.0}).evaluate()
     assert (metrics["eval_pass@2/other"], metrics["eval_pass@2/length_reward"]) == (1.0, 0.0)

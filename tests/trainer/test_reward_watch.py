@@ -102,7 +102,7 @@ def test_the_limit_leaves_those_alone_that_are_in_time() -> None:
     with watch.time_limit():
         assert quick(completions=["a"]) == [1.0]
         time.sleep(0.6)  # the limit passes while no reward runs: this rank waits for another
-    with pytest.raises(RewardError, match="The reward slow did not"), watch.time_limit():
+    with pytest.raises(RewardError, match="reward slow"), watch.time_limit():
         watch.wrap(sleeps, "slow")(completions=["a"])
 
 
@@ -135,5 +135,5 @@ def test_reward_limit_bounds(tmp_path: Path) -> None:
     assert reward_limit(5, 100.0, 1) == reward_limit(5, 100.0, 2) == 5
     assert reward_limit(None, 100.0, 1) is reward_limit(None, 100.0, 2) is None
     for value in (0, -1.0, True, "5", float("nan")):
-        with pytest.raises(ConfigurationError, match="reward_timeout must be a number of seconds above 0"):
+        with pytest.raises(ConfigurationError, match="reward_timeout"):
             GRPOExtConfig(str(tmp_path), use_cpu=True, bf16=False, reward_timeout=value)

@@ -218,13 +218,13 @@ def test_shaper_refuses_a_changed_batch(tiny_model: Path, tmp_path: Path) -> Non
             batch = super()._generate_and_score_completions(inputs)
             return {**batch, "completion_mask": batch["completion_mask"] * 0}
 
-    with pytest.raises(UpstreamError, match=r"saw a different 'completion_mask' than .*MineCuts made"):
+    with pytest.raises(UpstreamError, match=r"'completion_mask' .*MineCuts"):
         train(tiny_model, tmp_path, mixed(Cuts), hooks=[ByTokens()], max_steps=1)
 
 
 def test_rewards_outside_of_a_generation_are_refused(tiny_model: Path, tmp_path: Path) -> None:
     run = train(tiny_model, tmp_path, hooks=[ByTokens()], max_steps=1)
-    with pytest.raises(UpstreamError, match=r"calls _calculate_rewards outside of _generate_and_score_completions"):
+    with pytest.raises(UpstreamError, match=r"_calculate_rewards .*_generate_and_score_completions"):
         run.trainer._calculate_rewards([{"prompt": "a"}], ["a"], ["b"], [[3]])
 
 
@@ -236,5 +236,5 @@ def test_shaper_refuses_logps_of_images() -> None:
     check({"image": None}, None, ["old_logps"])
     check({"image": "a picture"}, None, [])
     for row, of_tool in (({"image": "a picture"}, None), ({}, ["a picture"])):
-        with pytest.raises(ConfigurationError, match=r"needs old_logps of a batch with images, .*num_iterations"):
+        with pytest.raises(ConfigurationError, match=r"old_logps .*images"):
             check(row, of_tool, ["old_logps"])

@@ -47,10 +47,10 @@ def test_judge_on_vllm(smollm2: str, tmp_path: Path) -> None:
         assert {one.score for one in rubric[:5]} <= {grade / 8 for grade in range(9)}
         pairs = judged("Which answer is better?", compare="reference", reason=False)
         assert {one.score for one in pairs[:5]} <= {0.0, 0.25, 0.5, 0.75, 1.0}
-        with pytest.raises(RewardError, match="404 for the model 'nobody'"):
+        with pytest.raises(RewardError, match=r"404 .*'nobody'"):
             asyncio.run(Judge("nobody", "Right?", base_url=f"{server.url}/v1").judge(["Paris."]))
         server.signal(signal.SIGKILL)
         server.process.wait()
         assert judged(RUBRIC, **kept) == rubric
-        with pytest.raises(RewardError, match="cannot be reached"):
+        with pytest.raises(RewardError, match="reached"):
             judged("Is it clear?")

@@ -130,9 +130,9 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
     with pytest.raises(ConfigurationError, match="is a file"):
         new.write(tmp_path / "file")
-    with pytest.raises(ConfigurationError, match="is not empty, and nothing is ever overwritten"):
+    with pytest.raises(ConfigurationError, match="empty"):
         new.write(tmp_path)
-    with pytest.raises(ConfigurationError, match="cannot be written: Not a directory"):
+    with pytest.raises(ConfigurationError, match="Not a directory"):
         new.write(tmp_path / "file" / "below")
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
     (tmp_path / "empty").mkdir()

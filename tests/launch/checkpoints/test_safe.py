@@ -142,7 +142,7 @@ def test_a_broken_checkpoint_is_passed_over_with_its_reason(
 def test_a_damaged_checkpoint_is_not_resumed(plain: Path, tiny_model: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(plain / "checkpoint-2", tmp_path / "checkpoint-2")
     flipped("optimizer.pt")(folder)
-    with pytest.raises(CheckpointError, match=r"Cannot resume from .*optimizer.pt.* Name an earlier checkpoint"):
+    with pytest.raises(CheckpointError, match=r"optimizer\.pt"):
         make(tiny_model, tmp_path, max_steps=3).train(resume_from_checkpoint=str(folder))
 
 
@@ -180,7 +180,7 @@ def test_a_header_that_lies_is_no_reason_to_fall_over(plain: Path, tmp_path: Pat
 
 def test_resuming_from_nothing_is_refused_with_what_is_there(tiny_model: Path, tmp_path: Path) -> None:
     (tmp_path / "checkpoint-5").mkdir()
-    with pytest.raises(CheckpointError, match=r"no complete checkpoint in .*, which has checkpoint-5"):
+    with pytest.raises(CheckpointError, match=r"no complete .*checkpoint-5"):
         make(tiny_model, tmp_path).train(resume_from_checkpoint=True)
 
 
@@ -244,7 +244,7 @@ def test_folder_lock_refuses_a_second_run(tiny_model: Path, tmp_path: Path) -> N
             assert holder.poll() is None, holder.err
             time.sleep(0.05)
         before = files_of(tmp_path)
-        with pytest.raises(CheckpointError, match=rf"is in use: process {holder.pid} on .* choose another output_dir"):
+        with pytest.raises(CheckpointError, match=rf"process {holder.pid} .*output_dir"):
             make(tiny_model, tmp_path, max_steps=1).train()
         assert files_of(tmp_path) >= before
         assert not (tmp_path / "checkpoint-1").exists()
@@ -285,7 +285,7 @@ def test_a_checkpoint_without_its_weights_is_never_published(tiny_model: Path, t
                 Path(output_dir, "model.safetensors").unlink()
 
     trainer = make(tiny_model, tmp_path, Robbed, max_steps=2, save_total_limit=1)
-    with pytest.raises(CheckpointError, match=r"checkpoint-2 was written .* is incomplete: it has no weights"):
+    with pytest.raises(CheckpointError, match=r"checkpoint-2 .*no weights"):
         trainer.train()
     assert not (tmp_path / "checkpoint-2").exists()
     assert last_complete_checkpoint(tmp_path) == str(tmp_path / "checkpoint-1")

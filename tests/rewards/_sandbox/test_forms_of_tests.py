@@ -77,7 +77,7 @@ def test_which_names_are_the_solution_s(tests: str, entry: str | None, free: lis
     ],
 )
 def test_tests_in_which_nothing_can_fail_are_unreadable(tests: str) -> None:
-    with pytest.raises(UnreadableTestsError, match="nothing in the tests can fail"):
+    with pytest.raises(UnreadableTestsError, match="fail"):
         read_tests(tests)
 
 

@@ -310,7 +310,7 @@ def test_raw_system_calls_do_not_help() -> None:
 
 
 def test_a_required_layer_that_does_not_hold_is_an_error() -> None:
-    with pytest.raises(RewardError, match="could not give up magic, which is required"):
+    with pytest.raises(RewardError, match="magic"):
         module("pass", require=["magic"])
 
 

@@ -327,5 +327,5 @@ def test_a_pass_that_does_not_run_the_model_is_noticed() -> None:
     model, batch, packing = model_of(*CONFIGS["llama"]), batch_of(), Packing(share=True)
     packed = packing.pack(*batch.values())
     assert packed is not None
-    with pytest.raises(UpstreamError, match="LlamaModel ran 0 times in one pass"):
+    with pytest.raises(UpstreamError, match=r"LlamaModel .*0 times"):
         packing.logps(lambda *_, **__: (torch.zeros(1), None, None), {"model": model, **batch}, packed)

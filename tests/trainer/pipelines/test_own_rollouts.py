@@ -92,7 +92,7 @@ def test_rows_that_are_reordered_below_are_refused(tiny_model: Path, tmp_path: P
             batch = super()._generate_and_score_completions(inputs)
             return {key: value.flip(0) if value.dim() else value for key, value in batch.items()}
 
-    with pytest.raises(ConfigurationError, match=r"row 0 is another"):
+    with pytest.raises(ConfigurationError, match="row 0"):
         train(tiny_model, tmp_path, mixed(Reversed), hooks=["centred"], max_steps=1)
     assert train(tiny_model, tmp_path, mixed(Reversed), max_steps=1).gradients  # without plugins it is its own affair
 
@@ -116,7 +116,7 @@ class SamplesTwice(GRPOTrainer):
 
 
 def test_own_batch_of_several_is_refused(tiny_model: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="makes one batch out of several, but the loss aggregation"):
+    with pytest.raises(ConfigurationError, match="loss aggregation"):
         train(tiny_model, tmp_path, on_top(SamplesTwice), **ONE_STEP)
     hooks: dict[str, Any] = {"hooks": [Doubled()], "max_steps": 1}
     doubled = train(tiny_model, tmp_path, on_top(SamplesTwice), **hooks)
@@ -129,7 +129,7 @@ def test_own_batch_of_several_is_refused(tiny_model: Path, tmp_path: Path) -> No
 
 
 def test_mixin_behind_trls_trainer_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match=r"class Wrong\(Curriculum, GRPOExtMixin\).*none of its methods would"):
+    with pytest.raises(ConfigurationError, match=r"Wrong\(Curriculum, GRPOExtMixin\)"):
 
         class Wrong(theirs("Curriculum"), GRPOExtMixin):  # type: ignore[misc]
             pass
@@ -175,5 +175,5 @@ def test_a_weight_whose_function_was_replaced_is_refused(tiny_model: Path, tmp_p
             super().__init__(model, [length_reward, lambda **columns: reward_funcs[0](**columns)], args, **more)
 
     rewards = load_rewards([{"name": "think_format", "weight": 0.25}, {"name": "tag_format", "weight": 0.5}])
-    with pytest.raises(ConfigurationError, match="a base class has replaced it"):
+    with pytest.raises(ConfigurationError, match="replaced"):
         mixed(Replaces)(str(tiny_model), [length_reward, *rewards], arguments(tmp_path), train_dataset=prompts())

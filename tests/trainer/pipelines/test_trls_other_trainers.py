@@ -138,5 +138,5 @@ def test_gmpo_refusals(tmp_path: Path) -> None:
     why = "geometric mean of a completion's importance ratios, which is no sum over its tokens"
     missing = str(tmp_path / "no model here")
     for plugins in {"loss_aggregation": "token_mean"}, {"compact_updates": "exact"}:
-        with pytest.raises(ConfigurationError, match=f"with the loss of GMPOTrainer: it takes the {why}"):
+        with pytest.raises(ConfigurationError, match=f"GMPOTrainer: .*{why}"):
             mixed(GMPOTrainer)(missing, length_reward, arguments(tmp_path, **plugins), train_dataset=prompts())

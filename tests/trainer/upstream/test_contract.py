@@ -141,10 +141,10 @@ def test_the_trainer_asks_before_it_loads_a_model(tmp_path: Path, monkeypatch: p
 
 def test_versions_that_are_refused_warned_of_and_silent() -> None:
     for installed in ("1.13.9", "1.14.0rc1", "2.0.0.dev0", "3.0"):
-        with pytest.raises(UpstreamError, match=rf"trl {installed} is installed.*pip install 'trl>=1.14,<2'"):
+        with pytest.raises(UpstreamError, match=rf"trl {installed} .*trl>=1.14,<2"):
             contract.check_version(installed)
     for installed in ("1.17.0.dev0", "1.99.3"):
-        with pytest.warns(UserWarning, match=f"trl {installed} is newer"):
+        with pytest.warns(UserWarning, match=f"trl {installed} .*newer"):
             contract.check_version(installed)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
