@@ -109,7 +109,10 @@ RUN: dict[tuple[str, str], tuple[str, str]] = {
 COMPILED: dict[tuple[str, str], str] = {
     ("docs/conformance.md", "assert_conforms("): "tests of a reader's package; tests/testing runs the same calls",
     ("docs/launching.md", "check_launch("): "needs a launch; tests/recipes/engines runs the same calls in one",
-    ("docs/launching.md", "stopped_by_signal"): "needs a stopped training; tests/launch/test_stop_signal.py has one",
+    (
+        "docs/launching.md",
+        "stopped_by_signal",
+    ): "tests/launch/checkpoints/test_stop_signal.py stops a training",
     ("docs/pipelines.md", "RLOOConfig("): "TRL wants bfloat16 there; tests/trainer/test_stock_trl.py trains",
     ("docs/manifest.md", "differences(old, new)"): "needs two runs; tests/records/test_manifest.py compares some",
     ("docs/compare.md", "found = compare("): "needs runs; tests/history/compare makes some",

@@ -76,7 +76,7 @@ def test_the_pages_of_a_kind_list_all_of_it(pages: Path) -> None:
         assert set(re.findall(r"\]\((\w+)\.md\)", text)) == {info.name for info in BUILT_IN if info.kind == kind}
 
 
-def test_the_page_on_compatibility_is_what_the_files_say_that_decide() -> None:
+def test_compatibility_page_agrees_with_the_files() -> None:
     text = compatibility.PAGE.read_text(encoding="utf-8")
     python = compatibility.tested_pythons(text)[0]
     assert compatibility.renewed(text, python) == text, "run: python -m docs.site.compatibility"

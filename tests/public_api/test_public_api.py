@@ -62,7 +62,7 @@ def test_every_change_of_the_public_surface_is_in_the_changelog() -> None:
     )
 
 
-def test_a_change_without_an_entry_is_found_and_an_entry_settles_it() -> None:
+def test_surface_change_needs_an_entry() -> None:
     before = {"trl_grpo_ext.types.Rollout": "class", "command list": "--json", "plugin reward x": "(a=1)"}
     now = {"trl_grpo_ext.types.Rollout": "class", "command list": "--json --wide", "plugin reward y": "(a=1)"}
     assert unmentioned(before, now, "") == [

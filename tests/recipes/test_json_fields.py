@@ -25,7 +25,7 @@ def task(monkeypatch: pytest.MonkeyPatch) -> Any:
     return task
 
 
-def test_the_right_answers_are_valid_in_the_text_and_others_than_in_training(task: Any) -> None:
+def test_held_out_answers_are_new_and_in_the_text(task: Any) -> None:
     train, held_out = (task.make_problems(split, 300, 0) for split in ("train", "heldout"))
     assert train == task.make_problems("train", 300, 0) != task.make_problems("train", 300, 1)
     schema = JSONSchema(extract="whole")

@@ -90,16 +90,16 @@ def test_only_the_right_answer_is_worth_the_most(reward: Any, prompt: list[int],
 
 
 @BOTH
-def test_hostile_completions_score_little_and_missing_numbers_are_an_error(reward: Any) -> None:
+def test_sorting_rewards_on_hostile_completions(reward: Any) -> None:
     for completion in (None, [], 7, "\x00\ud800", [{"role": "assistant", "content": None}], "٣ ١"):
         assert scored(reward, [3, 1], completion) == 0
     for unit in ("1 ", "9", "1.", "-", "--1", "<answer>", "</think>"):
         assert 0 <= scored(reward, [3, 1], unit * (200_000 // len(unit))) <= 3
-    with pytest.raises(RewardError, match=r"needs the column 'numbers'; the columns present are \['answer'\]"):
+    with pytest.raises(RewardError, match=r"'numbers'.*\['answer'\]"):
         reward(completions=["1"], answer=["1"])
-    with pytest.raises(ConfigurationError, match="an entry of 'numbers' must be a list of integers"):
+    with pytest.raises(ConfigurationError, match=r"'numbers' .*integers"):
         scored(reward, [], "1")
-    with pytest.raises(ConfigurationError, match=f"{reward.__name__}: normalise must be true or false, got 1"):
+    with pytest.raises(ConfigurationError, match=f"{reward.__name__}: normalise .*1"):
         scored(reward, [1], "1", normalise=1)
     with pytest.raises(ConfigurationError, match="sort_inclusion: form"):
         scored(sort_inclusion, [1], "1", form="loose")

@@ -20,7 +20,7 @@ def record(**values: Any) -> dict[str, Any]:
     return {**dict.fromkeys(COLUMNS), "group": 0, "member": 0, "rewards": [], **values}
 
 
-def test_records_that_cannot_be_written_cost_one_warning_and_not_the_run(tiny_model: Path, tmp_path: Path) -> None:
+def test_recorder_warns_once_when_it_cannot_write(tiny_model: Path, tmp_path: Path) -> None:
     (tmp_path / "token_records").write_text("a file in the folder's place")
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -45,7 +45,7 @@ def test_a_file_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.Monkey
     assert pyarrow.parquet.read_table(written).column("completion").to_pylist() == ["old"]
 
 
-def test_a_resumed_run_samples_the_groups_that_the_run_in_one_go_samples() -> None:
+def test_recorder_samples_the_same_groups_resumed() -> None:
     def chosen(recorder: TokenRecorder, step: int) -> int:
         words = SimpleNamespace(convert_ids_to_tokens=lambda ids: ["a" for _ in ids])
         rollout = make_rollout([2] * 40, groups=[row // 4 for row in range(40)], step=step, tokenizer=words)

@@ -71,7 +71,7 @@ def test_weighted_takes_the_weights_of_selections() -> None:
     [reward] = load_rewards({"name": "weighted", "rewards": ["think_format", {"name": "tag_format", "weight": 0.25}]})
     assert reward.weights == [1.0, 0.25]
     assert Weighted(RewardList([first, second], [3.0, 1.0])).weights == [3.0, 1.0]
-    with pytest.raises(ConfigurationError, match=r"have the weights \[3.0, 1.0\], and weights=\[1, 1\] is given too"):
+    with pytest.raises(ConfigurationError, match=r"\[3.0, 1.0\].*weights=\[1, 1\]"):
         Weighted(RewardList([first, second], [3.0, 1.0]), weights=[1, 1])
 
 
@@ -86,9 +86,9 @@ def test_weighted_has_the_parts_of_its_rewards_and_what_has_none_as_parts() -> N
 
 def test_a_sum_or_product_that_no_float_can_hold_is_an_error() -> None:
     for scores in ((1e38, 1e38), (1e38, -1e38)):
-        with pytest.raises(PluginOutputError, match=r"weighted: the score at row 1 is inf; .* are too large"):
+        with pytest.raises(PluginOutputError, match=r"weighted: .*row 1 is inf"):
             scored(Weighted([first, second], [1e300, 1e300]), [0.0, scores[0]], [0.0, scores[1]])
-    with pytest.raises(PluginOutputError, match="product: the score at row 0 is inf"):
+    with pytest.raises(PluginOutputError, match=r"product: .*row 0 is inf"):
         scored(Product([first] * 9), [1e38])
 
 
@@ -135,7 +135,7 @@ def test_per_column_is_each_reward_on_its_rows(rows: list[Any]) -> None:
         assert [scores[i] for i in mine] == alone
 
 
-def test_each_reward_is_called_once_with_just_its_rows_and_not_for_none() -> None:
+def test_per_column_calls_each_reward_once() -> None:
     calls = []
 
     def note(completions: list[str], extra: list[str], other: str, **columns: Any) -> list[float]:
@@ -145,7 +145,7 @@ def test_each_reward_is_called_once_with_just_its_rows_and_not_for_none() -> Non
     reward = PerColumn("task", {"x": note, "y": note})
     state = ("not", "a", "column")
     columns = {"task": ["x", "z", "x"], "extra": ["p", "q", "r"], "other": "abc", "trainer_state": state}
-    with pytest.warns(UserWarning, match="no reward for .z."):
+    with pytest.warns(UserWarning, match="'z'"):
         assert scored(reward, [0.0, 0.0, 0.0], **columns) == [1.0, None, 1.0]
     assert calls == [(["0", "2"], ["p", "r"], "abc", state)]
 
@@ -158,7 +158,7 @@ def test_values_are_compared_as_text(key: Any, value: Any) -> None:
 def test_values_without_a_reward_are_counted_and_warned_of() -> None:
     metrics = []
     columns: dict[str, Any] = {"log_metric": lambda name, value: metrics.append((name, value))}
-    with pytest.warns(UserWarning, match=r"no reward for 'c', 'x\\ny' in the column 'task'; .* for \['a'\]"):
+    with pytest.warns(UserWarning, match=r"'c', 'x\\ny' .*'task'; .*\['a'\]"):
         scores = scored(PerColumn("task", {"a": first}), [1.0] * 4, task=["c", "a", "x\ny", "c"], **columns)
     assert scores == [None, 1.0, None, None]
     with warnings.catch_warnings():
@@ -166,12 +166,12 @@ def test_values_without_a_reward_are_counted_and_warned_of() -> None:
         scored(PerColumn("task", {"a": first}, default=second), [1.0], task=["c"], **columns)
         scored(PerColumn("task", {"a": first}), [1.0], task=["a"], **columns)
     assert metrics == [("per_column/task/unrouted", share) for share in (0.75, 1.0, 0.0)]
-    with pytest.warns(UserWarning, match="and 90 more in the column") as caught:
+    with pytest.warns(UserWarning, match="90 more") as caught:
         scored(PerColumn("task", {"a": first}), [1.0] * 100, task=[f"{row:03}" for row in range(100)])
     assert len(str(caught[0].message)) < 400
 
 
-def test_logged_columns_are_put_back_in_their_rows_and_parts_pass() -> None:
+def test_per_column_keeps_logs_and_parts_in_rows() -> None:
     def logs(first: list[float], log_extra: Any, **columns: Any) -> list[float]:
         log_extra("seen", [f"saw {value}" for value in first])
         return first
@@ -205,7 +205,7 @@ class Early:
         return [1.0] * len(completions)
 
 
-def test_rewards_inside_others_begin_early_with_the_rows_that_they_will_get() -> None:
+def test_combinators_begin_early_with_their_rows() -> None:
     columns = {"completions": ["x", "y", "z"], "task": ["a", "b", "a"], "first": [1.0] * 3}
     for make, rows in (
         (lambda early: Weighted([first, early]), ["x", "y", "z"]),
@@ -225,7 +225,7 @@ def test_rewards_inside_others_begin_early_with_the_rows_that_they_will_get() ->
     assert early.started == ["workers"]
 
 
-def test_a_reward_at_the_top_and_the_same_one_inside_another_have_outcomes_of_their_own() -> None:
+def test_combinators_count_outcomes_apart() -> None:
     inside = {"name": "per_column", "column": "task", "rewards": {"math": MATCH, "code": {"name": "gated", **GATED}}}
     metrics: dict[str, float] = {}
     extras: dict[str, Any] = {}
@@ -254,7 +254,7 @@ def test_async_rewards_are_waited_for() -> None:
     assert scored(Gated(later, later), [9.0, 9.0], [2.0, 0.5]) == [2.0, 0.0]
 
 
-def test_a_child_that_raises_or_breaks_its_contract_is_an_error_that_names_it() -> None:
+def test_combinators_name_the_failing_child() -> None:
     def short(**columns: Any) -> list[float]:
         return [1.0]
 

@@ -24,7 +24,7 @@ BAD = [
 
 
 @pytest.mark.parametrize(("texts", "value"), [(GOOD, 1.0), (BAD, 0.0)])
-def test_thoughts_and_then_an_answer_score_one_and_the_tags_share_it(texts: list[str], value: float) -> None:
+def test_think_format_and_tag_format_scores(texts: list[str], value: float) -> None:
     for text in texts:
         scores: list[Any] = think_format(completions=[text, [{"role": "assistant", "content": text}]])
         assert scores == [value, value]

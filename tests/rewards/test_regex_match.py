@@ -31,7 +31,7 @@ def test_a_match_anywhere_scores_and_its_characters_are_the_place() -> None:
     assert places(missed) == []
 
 
-def test_full_wants_the_whole_completion_and_values_may_be_chosen() -> None:
+def test_regex_match_full_and_values() -> None:
     assert scored(RegexMatch("[a-z]+", full=True), "abc", "abc.", "abc\n", "") == [1.0, 0.0, 0.0, 0.0]
     scores = scored(RegexMatch("sorry", flags="i", value=-2.0, otherwise=0.5), "Sorry!", "Fine.")
     assert scores == [-2.0, 0.5]
@@ -51,7 +51,7 @@ def test_several_matches_earn_their_share() -> None:
     assert places(scores[4]) == [(i, i + 2) for i in (0, 4, 8, 12)]
 
 
-def test_an_endless_match_is_a_timeout_and_its_neighbours_are_scored() -> None:
+def test_regex_match_that_never_ends() -> None:
     reward = RegexMatch(FOREVER, timeout=0.5)
     judgements = reward.judge(["a" * 60, "aab", "a" * 5000, "b", "x" * 50 + "ab"])
     assert [judgement.outcome for judgement in judgements] == [
@@ -73,5 +73,5 @@ def test_what_a_timeout_becomes_may_be_chosen_and_is_logged() -> None:
     assert metrics["outcomes/regex_match/scored"] == 0.5
     assert metrics["outcomes/regex_match/died"] == 0.0
     assert extra["regex_match_outcome"] == ["timeout", "scored", "refused", "scored"]
-    with pytest.raises(RewardError, match="the outcome at row 1 is 'timeout'"):
+    with pytest.raises(RewardError, match=r"row 1 .*'timeout'"):
         scored(RegexMatch(FOREVER, timeout=0.3, outcomes={"timeout": "raise"}), "ab", "a" * 60)

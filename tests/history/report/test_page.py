@@ -351,7 +351,7 @@ def test_what_is_hidden_in_a_text_is_made_visible() -> None:
     assert visible(kept) == kept
 
 
-def test_a_damaged_and_a_foreign_file_are_told_and_the_rest_is_shown(small: Path, tmp_path: Path) -> None:
+def test_page_tells_damaged_and_foreign_files(small: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     records = run / "token_records"
     records.mkdir(parents=True)
@@ -389,12 +389,12 @@ def test_what_cannot_be_written_is_refused(tmp_path_factory: pytest.TempPathFact
     (tmp_path / "folder").mkdir()
     (tmp_path / "file").touch()
     for path in (tmp_path / "file" / "r.html", tmp_path / "folder"):
-        with pytest.raises(ConfigurationError, match="cannot be written"):
+        with pytest.raises(ConfigurationError, match="written"):
             write_page([run], path, limit=0)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder"]
 
 
-def test_findings_are_shown_first_with_their_figure_and_completions(small: Path, tmp_path: Path) -> None:
+def test_page_shows_findings_first(small: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree(small / "first", run)
     steps = range(1, 41)
