@@ -172,7 +172,7 @@ class Judge:
         tokenizer: str | None = None,
         outcomes: Mapping[str, Any] | None = None,
     ) -> None:
-        optional_module("judge", "openai", "judge")
+        optional_module("judge", "openai")
         self.model = checked_text("judge: model", model)
         self.compare = None if compare is None else checked_choice("judge: compare", compare, ("group", "reference"))
         self.criteria = _criteria(criteria, compared=self.compare is not None)
@@ -330,7 +330,7 @@ class Judge:
     def _connect(self) -> None:
         """Make the clients of this process; a fork or an unpickled copy makes its own."""
         if self._process != os.getpid():
-            openai = optional_module("judge", "openai", "judge")
+            openai = optional_module("judge", "openai")
             settings: Any = {"max_retries": self.retries, "timeout": self.timeout}
             settings["api_key"] = os.environ.get(self.api_key_env) or "none"
             clients = [openai.AsyncOpenAI(base_url=url, **settings) for url in self.base_urls]
@@ -388,7 +388,7 @@ class Judge:
             server.open -= 1
 
     async def _send(self, server: _Server, ask: _Messages, key: str) -> _Reply:
-        openai = optional_module("judge", "openai", "judge")
+        openai = optional_module("judge", "openai")
         start = time.monotonic()
         try:
             async with asyncio.timeout(self.timeout):
@@ -413,7 +413,7 @@ class Judge:
         return reply
 
     async def _complete(self, server: _Server, ask: _Messages) -> Any:
-        openai = optional_module("judge", "openai", "judge")
+        openai = optional_module("judge", "openai")
         asked: dict[str, Any] = {
             "model": self.model,
             "messages": ask,

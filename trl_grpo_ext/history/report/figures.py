@@ -18,7 +18,7 @@ from .trained_run import Run
 try:
     from matplotlib.figure import Figure
 except ModuleNotFoundError as error:
-    raise ConfigurationError(f"The report needs {error.name}: pip install 'trl-grpo-ext[report]'") from error
+    raise ConfigurationError(f"The report needs {error.name}: pip install {error.name}") from error
 
 from .drawing import Absent, Panel, Series, draw_lines, draw_stacked, draw_tokens, label, style, svg_of
 
