@@ -158,8 +158,10 @@ class TestGroupsSplitOverRanks:
     ) -> None:
         alone, several = one(name)["logs"][0], two[0][name]["logs"][0]
         names = {metric for metric in alone if metric.startswith("advantage/")}
-        assert len(names) == 4 * (len(JOBS[name]) - JOBS[name].count(SHAPER) + 1)  # the hooks and `Watch`
-        names |= {metric for metric in alone if metric.startswith(("rewards/", "reward", "raw_reward"))}
+        own = {f"advantage/part_credit/{metric}" for metric in ("to_all", "missing")}
+        assert len(names - own) == 4 * (len(JOBS[name]) - JOBS[name].count(SHAPER) + 1)  # the hooks and `Watch`
+        assert not names & own or names > own
+        names |= {metric for metric in alone if metric.startswith(("rewards/", "reward", "raw_reward", "parts/"))}
         assert ("rewards/shapes/mean" in names) == ("raw_reward_std" in names) == (SHAPER in JOBS[name])
         for metric in names:
             if alone[metric] is None:
