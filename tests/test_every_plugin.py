@@ -68,7 +68,7 @@ def test_there_are_built_ins_of_every_kind() -> None:
 
 
 @pytest.mark.parametrize("info", BUILT_IN, ids=lambda info: info.name)
-def test_it_is_tested_worked_out_and_documented_and_the_example_loads_and_pickles(info: PluginInfo) -> None:
+def test_plugin_is_tested_and_documented(info: PluginInfo) -> None:
     module, attribute = info.target.split(":")
     assert module.startswith(f"trl_grpo_ext.{FOLDERS[info.kind]}.")
     assert (info.kind, info.name) in WORKED, "docs/site/worked_*.py has no example of it"

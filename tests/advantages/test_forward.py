@@ -41,7 +41,7 @@ def test_zero_variance_credit_by_hand() -> None:
     assert other == [7, 7, 7]
 
 
-def test_low_probability_by_hand_with_the_old_policys_weight_at_every_update() -> None:
+def test_low_probability_has_the_old_policys_weight() -> None:
     old = padded([[0.9, 0.5, 0.1]]).log()
     for now in (old, old + 0.5):
         forward = make_forward(now, torch.zeros(1, 3), old_logps_B_T=old)

@@ -101,7 +101,7 @@ class TestWhiten:
         assert not result.any()
 
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-    def test_what_has_no_advantage_gets_none_from_a_mean_that_is_rounding(self, dtype: torch.dtype) -> None:
+    def test_whiten_takes_rounding_for_zero(self, dtype: torch.dtype) -> None:
         rewards = [0.1, 0.7, 0.3, 0.2, 0.9, 0.4, *[0.3] * 3]
         rollout = make_rollout([1] * 9, rewards, [0] * 3 + [1] * 3 + [2] * 3)
         rollout = replace(rollout, rewards_B=rollout.rewards_B.to(dtype))
@@ -110,7 +110,7 @@ class TestWhiten:
         assert not result[6:].any()
         assert result[:6].all()
 
-    def test_an_unscored_completion_counts_where_a_hook_gave_it_something(self) -> None:
+    def test_whiten_counts_unscored_completions_with_credit(self) -> None:
         # Without any reward, as with a teacher alone, what came in is whitened all the same.
         rollout = make_rollout([1] * 3, [math.nan] * 3)
         rows = after_rollout(rollout, [1.0, 3.0, 0.0], "whiten")
@@ -143,6 +143,6 @@ class TestOutcomeFilter:
         rollout = make_rollout([1] * 8, list(self.REWARDS), list(self.GROUPS))
         assert after_rollout(rollout, [1.0] * 8, "outcome_filter", keep=keep) == [[one] for one in kept]
 
-    def test_a_success_is_what_the_reward_functions_gave_and_not_what_a_shaper_made_of_it(self) -> None:
+    def test_outcome_filter_reads_raw_rewards(self) -> None:
         rollout = make_rollout([1, 1], [0.2, 0.9], raw_rewards_B=torch.tensor([1.0, 0.0]))
         assert after_rollout(rollout, [1.0, 1.0], "outcome_filter", keep="successes") == [[1], [0]]

@@ -192,7 +192,7 @@ def test_a_group_that_is_split_between_processes(two: Results, one: One) -> None
 
 
 @pytest.mark.slow
-def test_a_generation_batch_for_two_optimizer_steps_and_an_evaluation(two: Results, one: One) -> None:
+def test_processes_with_two_steps_and_an_evaluation(two: Results, one: One) -> None:
     whole = one({**HALVES, **WHOLE, "steps_per_generation": 1})["gradients"][0]
     first, second = two["halves"]["gradients"]
     assert relative_gap(first, whole) > 0.1

@@ -99,6 +99,10 @@ def _checks(kind: Kind, plugin_or_selection: Any, given: Mapping[str, Any]) -> C
         if not forms or not set(forms) <= {*FORMATS}:
             raise ConfigurationError(f"{name}: formats must be some of {', '.join(FORMATS)}, got {formats!r}.")
         checks = RewardChecks(plugin, ordinary_call(plugin, texts, prompts, columns, forms[0]), forms, options, again)
+    elif kind == "prompt_sampler":
+        from .samplers import SamplerChecks
+
+        checks = SamplerChecks(plugin, columns, bool(options.get("deterministic", True)), again)
     else:
         from .aggregations import AggregationChecks
         from .batches import Setting

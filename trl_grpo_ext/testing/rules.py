@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 from ..errors import ConfigurationError, PluginContractError, PluginOutputError, TRLGRPOExtError
 from ..guard.outcomes import exception_text, shown
-from ..plugins.contract import check_contract
+from ..plugins.checking import check_contract
 from ..plugins.kinds import FACTS, Kind
 
 T = TypeVar("T")
@@ -88,6 +88,9 @@ empty: an empty completion and a message without text are scored like others. Wh
   calls a tool, writes no text.
 hostile_text: no text that a model can write makes it raise or break its contract. Why: A policy writes every text
   sooner or later: control characters, lone surrogates, ten thousand digits, brackets that never close.
+parts: the parts of `Parts` stand within the completion's text, also within hostile text, and have names that come again
+  in other completions. Why: A place outside the text stops the run, and parts are compared with those of the same name:
+  a name that stands for one completion alone is never paid.
 outcomes (rests on none): an unreadable reference does not score like a wrong answer. Why: A broken reference that reads
   as 0 teaches the policy that right answers are wrong. Say None.
 pickle: pickles, and scores the same afterwards. Why: Guards run a reward in worker processes, and launchers send it to
@@ -215,6 +218,28 @@ split (rests on independent): what on_rollout carries along is the same on one r
   over the rank's own rows change with the number of GPUs. Gather first.
 """
     + _OF_TENSORS,
+    "prompt_sampler": """
+form: has start, draw, observe, state_dict and load_state_dict, with their parameters, and no misspelt declaration. Why:
+  The trainer calls these methods and no other, and what nobody reads has no effect.
+run: draws and observes several rounds without raising. Why: What fails here fails in the first training step.
+shape: draw returns as many different row numbers of the pool as it was asked for, or None. Why: All ranks share what
+  is drawn, and a prompt that is drawn twice in a round counts twice in it.
+determinism: the same pool and outcomes give the same draws, unless it declares `deterministic=False`. Why: No state of a
+  generator is saved, so a resumed run would get other prompts. Draw from the pool's seed and the round.
+exhausted: draw returns None only where the prompts are exhausted: never at first, and from then on always. Why: None
+  ends the training.
+small_pools: draws from a pool of as many rows as a draw has, of one more, and one row at a time. Why: Tests and first
+  trials have few rows, and late in a run few prompts may be left.
+no_reward: goes on where no completion of a prompt has a reward, and remembers no NaN. Why: A mean that once was NaN
+  stays it, and comparisons with NaN are false.
+none: a column's value may be None in a row. Why: Data sets merged from several sources have None in the columns that
+  one of them lacks.
+state: what it remembers goes through JSON and back, and a run resumed before any round draws what the uninterrupted one
+  does. Why: A run that resumes from a checkpoint must go on as if it had not stopped.
+start: forgets at start what an earlier training left. Why: A second call of train begins anew.
+metrics: gives finite numbers by name, if it has metrics, also before the first draw. Why: They are logged as they are.
+pickle: pickles before it is started. Why: Launchers send the trainer's parts to other processes.
+""",
 }
 """By kind, in the order in which they are checked: `name (rests on other, rules): summary. Why: reason`."""
 

@@ -211,6 +211,12 @@ def _teachers(plugin: Any) -> tuple[str, ...]:
     return declared.teachers if isinstance(declared, HookDeclaration | FilterDeclaration) else ()
 
 
+def needs_reference(plugin: Any) -> bool:
+    """Whether a plugin reads log-probabilities of the reference policy."""
+    of_teachers = any(split_teacher(name)[0] == REFERENCE for name in _teachers(plugin))
+    return of_teachers or "ref_logps" in Declaration.of(plugin).needs
+
+
 def _check(hook: Any, models: Models, tokenizer: Any) -> None:
     declared = Declaration.of(hook)
     kinds = {FilterDeclaration: "group filter", TokenLossDeclaration: "token loss"}
@@ -232,8 +238,7 @@ def _check(hook: Any, models: Models, tokenizer: Any) -> None:
             f"{label} needs the sampler's log-probabilities, which only vLLM and a rollout_func provide. Set "
             "use_vllm: true, or use one that takes old_logps."
         )
-    of_reference = any(split_teacher(name)[0] == REFERENCE for name in _teachers(hook))
-    if ("ref_logps" in needs or of_reference) and models.as_reference is None:
+    if needs_reference(hook) and models.as_reference is None:
         raise ConfigurationError(
             f"{label} needs a reference policy, but beta is 0.0 and the model has no adapter that could be switched "
             f"off. Set beta above 0, train an adapter (use_peft: true), or name a model where a hook "

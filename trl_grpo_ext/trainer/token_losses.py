@@ -59,7 +59,7 @@ class TokenLosses:
 
     def values(self, forward: LossForward, progress: Progress) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
         """Each loss's value of every token, `(B, T)`, and what is logged of them."""
-        factor_B = forward.inputs.get(BatchKeys.factor)
+        factor_B = forward.inputs.get(BatchKeys.part_factor)
         # Compact updates multiplied the advantages by it, to make up for another denominator: of TRL's loss alone.
         factor_B_1 = 1.0 if factor_B is None else factor_B.unsqueeze(1)
         values, seen = dict[str, torch.Tensor](), dict[str, torch.Tensor]()
@@ -84,7 +84,7 @@ class TokenLosses:
         trial = LossTrial(batch, all_tokens=True)
         wave_B_T, ones_B_T = trial.wave_B_T, torch.ones_like(trial.wave_B_T)
         made_up = {**trial.batch, "advantages": wave_B_T, BatchKeys.reward: wave_B_T[:, 0]}
-        made_up.pop(BatchKeys.factor, None)
+        made_up.pop(BatchKeys.part_factor, None)
         for number, loss in enumerate(self._losses.values()):
             terms = self._terms(number, made_up, ones_B_T, trial.logps_B_T, ones_B_T + 0.1 * wave_B_T, progress)
             declared = TokenLossDeclaration.of(loss)
@@ -101,7 +101,7 @@ class TokenLosses:
         progress: Progress,
     ) -> LossTerms:
         advantages_B_T = flow.expand_advantages(inputs["advantages"].detach(), mask_B_T)
-        factor_B = inputs.get(BatchKeys.factor)
+        factor_B = inputs.get(BatchKeys.part_factor)
         prefix = _key(number, "")
         return LossTerms(
             logps_B_T=logps_B_T,
