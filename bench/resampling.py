@@ -49,10 +49,14 @@ mean over the updates. Five seeds; measured is one sample for each problem of th
 
 
 class Measures(TrainerCallback):
-    """Measures at a number of generated tokens and at one of updates, and ends the training after both."""
+    """Measures at numbers of generated tokens and of updates, by the names of these points; the last ends the training.
 
-    def __init__(self, task: str) -> None:
+    If the prompts are exhausted before, the model is measured as it is then.
+    """
+
+    def __init__(self, task: str, tokens: Mapping[str, int], updates: Mapping[str, int]) -> None:
         self.task, self.found = task, dict[str, dict[str, float]]()
+        self.tokens, self.updates = tokens, updates
         self.generated, self.kept = 0, list[float]()
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Mapping[str, float] | None = None, **rest: Any) -> None:
@@ -62,11 +66,18 @@ class Measures(TrainerCallback):
         rounds = logs.get("groups/rounds", 1.0)
         self.generated += round(logs["completions/mean_length"] * rounds * TASKS[self.task].batch_size)
         self.kept.append(logs.get("groups/kept", 1.0 - logs["frac_reward_zero_std"]))
-        reached = {"tokens": self.generated >= TOKENS[self.task], "updates": state.global_step >= UPDATES[self.task]}
-        for at in AT:
-            if reached[at] and at not in self.found:
-                self.found[at] = self._measured(state.global_step, rest["model"], rest["processing_class"])
-        control.should_training_stop = len(self.found) == len(AT)
+        reached = [at for at, tokens in self.tokens.items() if self.generated >= tokens]
+        reached += [at for at, updates in self.updates.items() if state.global_step >= updates]
+        self._measure([at for at in reached if at not in self.found], state.global_step, rest)
+        control.should_training_stop = len(self.found) == len(self.tokens) + len(self.updates)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
+        points = [*self.tokens, *self.updates]
+        self._measure([at for at in points if at not in self.found], state.global_step, rest)
+
+    def _measure(self, points: Sequence[str], step: int, rest: Mapping[str, Any]) -> None:
+        if points:
+            self.found |= dict.fromkeys(points, self._measured(step, rest["model"], rest["processing_class"]))
 
     def _measured(self, step: int, model: Any, tokenizer: Any) -> dict[str, float]:
         """The model as it is; the random numbers of the training stay as they were."""
@@ -90,7 +101,7 @@ class Run:
 def work(run: Run, folder: Path) -> dict[str, Any]:
     """One training: the line of `results.jsonl`."""
     started, settings = time.process_time(), TASKS[run.task]
-    measures = Measures(run.task)
+    measures = Measures(run.task, {"tokens": TOKENS[run.task]}, {"updates": UPDATES[run.task]})
     with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):  # noqa: PTH123
         train_once(
             replace(settings, reward=settings.accuracy),
@@ -120,15 +131,15 @@ def table(lines: Sequence[Mapping[str, Any]], task: str) -> str:
             }
             rows.append(
                 [
-                    *(at, name, _interval([x["accuracy"] for x in found.values()])),
-                    "" if name == "plain TRL" else _interval(paired),
+                    *(at, name, interval([x["accuracy"] for x in found.values()])),
+                    "" if name == "plain TRL" else interval(paired),
                     *(f"{mean['steps']:.0f}", f"{mean['generated']:,.0f}", f"{mean['with_signal']:.0%}"),
                 ]
             )
     return markdown(heads, rows)
 
 
-def _interval(values: Sequence[float]) -> str:
+def interval(values: Sequence[float]) -> str:
     if len(values) < 2:
         return f"{values[0]:.3f}" if values else ""
     found = estimate(values)

@@ -15,10 +15,10 @@ import yaml
 from docs.site.worked import WITHOUT, all_worked
 from tests.contexts import make_rollout
 from tests.judge_server import judge_server
-from trl_grpo_ext import available, load_advantage_hooks, load_group_filter, load_loss_aggregation, load_rewards
+from trl_grpo_ext import available, load_advantage_hooks
 from trl_grpo_ext.credit import flow
 from trl_grpo_ext.plugins.kinds import FACTS
-from trl_grpo_ext.plugins.loading import Kind, PluginInfo
+from trl_grpo_ext.plugins.loading import Kind, PluginInfo, resolve
 from trl_grpo_ext.testing import check
 from trl_grpo_ext.types import HookDeclaration
 
@@ -28,6 +28,7 @@ FOLDERS: dict[Kind, str] = {
     "advantage_hook": "advantages",
     "loss_aggregation": "aggregation",
     "group_filter": "filters",
+    "token_loss": "token_losses",
 }
 BUILT_IN = [info for info in available() if info.builtin]
 WORKED = {*all_worked(), *WITHOUT}
@@ -57,10 +58,9 @@ def documented_example(info: PluginInfo) -> Any:
 
 def documented_plugin(info: PluginInfo) -> Any:
     selection = documented_example(info)
-    if not FACTS[info.kind].several:
-        return (load_loss_aggregation if info.kind == "loss_aggregation" else load_group_filter)(selection)
-    (plugin,) = load_rewards(selection) if info.kind == "reward" else load_advantage_hooks(selection)
-    return plugin
+    if FACTS[info.kind].several:
+        (selection,) = selection
+    return resolve(info.kind, selection).object
 
 
 def test_there_are_built_ins_of_every_kind() -> None:
@@ -110,6 +110,7 @@ def test_hooks_that_say_so_look_at_each_group_by_itself() -> None:
                 "old_logps_B_T": -entropies,
                 "old_entropies_B_T": entropies,
                 "ref_logps_B_T": -2 * entropies,
+                "sampling_logps_B_T": -entropies - 0.001 * torch.arange(3),
             }
             settings["teacher_logps_B_T"] = {"policy given teacher_prompt": -2 * entropies}
             picked = ([values[row] for row in rows] for values in (lengths, rewards, groups))

@@ -28,7 +28,13 @@ REFUSED: dict[str, dict[str, tuple[Any, ...]]] = {
         "gamma": (1.1,),
         "coefficient": (INF,),
     },
-    "span_credit": {"normalise": (1,), "without_spans": ("some",)},
+    "part_credit": {
+        "normalise": (1,),
+        "completeness": ("some",),
+        "outside": ("rest",),
+        "reach": ("after",),
+        "baseline": ("none",),
+    },
     "self_distilled": {"prompt": ("", 3), "teacher": ("",), "strength": (0, 1.1), "clip": (0, 2)},
     "teacher_log_ratio": {"prompt": ("", 3), "teacher": ("  ", 3), "coefficient": (0,), "mode": ("",)},
     "prefix_tree": {"mode": ("multiply",)},
@@ -61,7 +67,8 @@ REFUSED: dict[str, dict[str, tuple[Any, ...]]] = {
         "ratio_cap": (1.0,),  # 0 as both are
         "safety_threshold": (0,),
     },
-    "divergence_mask": {"low": (0, 1.1), "high": (-0.1, NAN)},
+    "divergence_mask": {"low": (0, 1.1), "high": (-0.1, NAN), "divergence": ("js",)},
+    "sequence_rejection": {"low": (-0.1, 1.0), "high": (1.0, NAN)},
 }
 TOGETHER: dict[str, dict[str, Any]] = {
     "sign_scaling": {"positive": 0, "negative": 0},
@@ -97,6 +104,7 @@ def test_the_ends_of_the_ranges_are_allowed() -> None:
         "group_mean_gae": {"gamma": 1, "gae_lambda": 0},
         "future_kl": {"epsilon_low": 1, "safety_threshold": None},
         "divergence_mask": {"low": 1, "high": 1},
+        "sequence_rejection": {"low": 0, "high": 1e9},
         "process_rewards": {"gamma": 0, "coefficient": -1.0},
         "normalised": {"std_floor": 0},
     }

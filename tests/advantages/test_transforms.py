@@ -65,6 +65,23 @@ def test_truncation_masking_by_hand() -> None:
 # ---------------------------------------------------------------------------------------------- whiten
 
 
+def test_sequence_rejection_by_hand() -> None:
+    # Mean log-ratios over live tokens: 0.1, -0.2 and (0.3 - 0.3)/2; the tool's token and the padding are in no mean.
+    old = padded([[-1.0, -1.0, -1.0]] * 3)
+    apart = padded([[0.1, 9.0, 0.1], [-0.2, math.nan, math.nan], [0.3, 9.0, -0.3]])
+    mask = torch.tensor([[1.0, 0.0, 1.0], [1.0, 0.0, 0.0], [1.0, 0.0, 1.0]], dtype=torch.float64)
+    rollout = make_rollout([3, 1, 3], old_logps_B_T=old, sampling_logps_B_T=old - apart, mask_B_T=mask)
+
+    def kept(low: float, high: float) -> list[bool]:
+        rows = after_rollout(rollout, [1.0, -1.0, 2.0], "sequence_rejection", low=low, high=high)
+        return [any(row) for row in rows]
+
+    assert kept(math.exp(-0.21), math.exp(0.11)) == [True, True, True]
+    assert kept(math.exp(-0.19), math.exp(0.11)) == [True, False, True]
+    assert kept(0.0, math.exp(0.09)) == [False, True, True]
+    assert kept(0.999, 1.001) == [False, False, True]
+
+
 class TestWhiten:
     def test_by_hand(self) -> None:
         # Completions: mean 1, deviations 0, -1, -1, 2, squares sum to 6, σ = √2. Tokens: 3 of 4, 1 of 0: mean 3, σ = 2.

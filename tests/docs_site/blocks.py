@@ -33,7 +33,7 @@ class Block:
 
 def pages() -> list[Path]:
     """All pages that are written by hand."""
-    top = [ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")]
+    top = [ROOT / f"{name}.md" for name in ("README", "CHANGELOG", "CONTRIBUTING", "SECURITY", "CODE_OF_CONDUCT")]
     return [*top, *sorted((ROOT / "docs").glob("*.md")), ROOT / "docs" / "examples" / "README.md"]
 
 
@@ -91,6 +91,7 @@ RUN: dict[tuple[str, str], tuple[str, str]] = {
         "from trl_grpo_ext.types import CONTRACT_VERSION",
         "FirstTokens.declares.contract_version == CONTRACT_VERSION",
     ),
+    ("docs/parts.md", "def card("): ("", "card(['Name: Ada, Born: 1816'], ['Ada'], [1815]) == [0.5]"),
     ("docs/conformance.md", "conformance={"): ("", "set(Polite.declares.conformance) == {'parameters', 'columns'}"),
     ("docs/report.md", "def last_rewards("): ("", "callable(last_rewards)"),
     ("docs/recipes.md", "def judged("): ("", "judged(['a 5', 'b'], ['5', None]) == [1.0, None]"),

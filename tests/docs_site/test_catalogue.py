@@ -24,6 +24,21 @@ def test_an_example_selects_the_plugin_whose_page_it_is_on(key: tuple[str, str],
     assert all(len(column) == len(worked.rows) for column in worked.given.values())
 
 
+TOKEN_LOSSES = {
+    # ln(1.2)² = .033241, ln(.5)² = .480453 and ln(1.1)² = .009084, times .05
+    "squared_log_ratio": [0.00166, 0.00166, 0.02402, 0.00045],
+    "kl_cov": [0, 0, 0, 0.00454],  # the covariances are .631, -.062, -.408 and .978; half of the square of ln 1.1
+    "smooth_clip": [-1.15232, -1.15232, 0.80268, 1.09242],  # tanh of 1, 1, -2.5 and .5
+    "clip_cov": [-1.2, -1.2, 0.8, 0],  # the last is left out; the clip holds .5 at .8
+    "topr": [0.51083, 1.20397, -0.88519, -1.214],  # -ln .6, -ln .3, .55·ln .2, .55·ln .11
+}
+
+
+@pytest.mark.parametrize("name", [name for kind, name in WORKED if kind == "token_loss"])
+def test_token_losses_by_hand(name: str) -> None:
+    assert WORKED["token_loss", name].result()["loss"] == pytest.approx(TOKEN_LOSSES[name], abs=1e-5)
+
+
 # ------------------------------------------------------------------------------------------------------ pages
 
 
@@ -50,7 +65,7 @@ def test_a_page_has_all_that_a_reader_looks_for(info: Any, pages: Path) -> None:
     assert f"#L-{docs.line}" in text
     for block in re.findall(r"```yaml\n(.*?)```", text, re.DOTALL):
         (key,) = yaml.safe_load(block)
-        assert key in ("rewards", "advantage_hooks", "loss_aggregation", "resample")
+        assert key in ("rewards", "advantage_hooks", "loss_aggregation", "resample", "token_losses")
     assert "## Worked example\n" in text
     assert text.count("```math") + text.count("{math}`") >= len(formulas(docs.doc.description))
 

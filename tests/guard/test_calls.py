@@ -15,7 +15,7 @@ import torch
 
 from trl_grpo_ext.errors import PluginOutputError
 from trl_grpo_ext.guard.calls import call, check_scores, is_async, reward_name, select_rows, unique_names
-from trl_grpo_ext.types import SpanScore
+from trl_grpo_ext.types import Parts
 
 
 def plain(completions: list[str], factor: float = 1.0, **columns: Any) -> list[float]:
@@ -137,5 +137,5 @@ def test_an_array_of_one_axis_is_a_list(make: Any) -> None:
 def test_anything_else_is_refused(returned: Any, message: str) -> None:
     with pytest.raises(PluginOutputError, match=f"The reward 'my_reward' .*{message}"):
         check_scores(returned, 2, "my_reward")
-    spans = SpanScore(3.4e38, [(0, 1, 0.5)])  # float32 can hold that
-    assert check_scores([spans, None, math.nan], 3, "r")[0] is spans
+    parts = Parts({"a": (3.4e38, (0, 1))})  # float32 can hold that
+    assert check_scores([parts, None, math.nan], 3, "r")[0] is parts

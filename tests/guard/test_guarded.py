@@ -23,7 +23,7 @@ from tests.support import length_reward, train
 from trl_grpo_ext.errors import ConfigurationError, PluginOutputError, RewardError
 from trl_grpo_ext.guard.guarded import AsyncGuarded, Guarded, guarded
 from trl_grpo_ext.guard.outcomes import Outcome
-from trl_grpo_ext.types import SpanScore
+from trl_grpo_ext.types import END, Part, Parts, Place
 
 
 def behave(completions: list[Any], **columns: Any) -> list[Any]:
@@ -191,14 +191,17 @@ def test_what_cannot_travel_is_left_out_in_workers(closed: contextlib.ExitStack,
     assert trace.lines[1][2] == "['answer', 'environments', 'log_extra', 'log_metric', 'trainer_state']"
 
 
-def test_spans_survive_the_way_from_a_worker(closed: contextlib.ExitStack) -> None:
-    def spans(completions: list[str], **_: Any) -> list[SpanScore | None]:
-        return [SpanScore(len(c), [(0, 1, 0.5), (1, len(c), -2.0)]) if c else None for c in completions]
+PARTS = [Part("a", 1.0, 2.0, [(0, 1), END]), Part("b", None), Part("c", -0.5, places=Place(turn=1, call=0))]
+
+
+def test_parts_survive_the_way_from_a_worker(closed: contextlib.ExitStack) -> None:
+    def spans(completions: list[str], **_: Any) -> list[Parts | None]:
+        return [Parts(PARTS, len(c)) if c else None for c in completions]
 
     for options in ({"workers": 1}, {}):
         score, nothing = made(closed, spans, **options)(completions=["abc", ""])
-        assert isinstance(score, SpanScore)
-        assert (score, score.spans) == (3.0, ((0, 1, 0.5), (1, 3, -2.0)))
+        assert isinstance(score, Parts)
+        assert (score, score.parts) == (3.0, Parts(PARTS).parts)
         assert nothing is None
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from trl_grpo_ext.errors import ConfigurationError
-from trl_grpo_ext.prompt_samplers.orders import Curriculum, InOrder, Mixture, whole_order
+from trl_grpo_ext.prompt_samplers.orders import Curriculum, InOrder, Mixture, PassAfterPass
 from trl_grpo_ext.types import PromptPool
 
 
@@ -31,10 +31,15 @@ def test_in_order_goes_through_whole_rounds_of_each_pass() -> None:
     assert drawn == [pool.order(0)[:2], pool.order(0)[2:4], pool.order(1)[:2], pool.order(1)[2:4]]
 
 
-def test_whole_order_has_every_row_once() -> None:
+def test_pass_after_pass_has_every_row_once_in_each() -> None:
     pool = plain(7, left_out=3)
-    assert sorted(whole_order(pool, 2)) == list(range(7))
-    assert list(whole_order(pool, 2)[:4]) == pool.order(2)
+    order = PassAfterPass(pool, range(7))
+    assert [order[number] for number in range(14, 18)] == pool.order(2)
+    assert sorted(order[number] for number in range(14, 21)) == list(range(7))
+    assert [PassAfterPass(pool, [5, 1])[number] for number in range(2)] == [
+        *(row for row in pool.order(0) if row in (1, 5)),
+        *(row for row in (1, 5) if row not in pool.order(0)),
+    ]
 
 
 def test_curriculum_opens_the_data_by_the_square_root() -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.recipes.launching import RECIPES
 from trl_grpo_ext.errors import ConfigurationError, RewardError
-from trl_grpo_ext.types import SpanScore
+from trl_grpo_ext.types import Parts
 
 sys.path.insert(0, str(RECIPES))
 from sorting.rewards import sort_distance, sort_inclusion
@@ -20,7 +20,7 @@ BOTH = pytest.mark.parametrize("reward", [sort_distance, sort_inclusion], ids=la
 
 def scored(reward: Any, numbers: list[int], completion: Any, **parameters: Any) -> Any:
     [score] = reward(prompts=["?"], completions=[completion], completion_ids=[[1]], numbers=[numbers], **parameters)
-    assert isinstance(score, SpanScore)
+    assert isinstance(score, Parts)
     return score
 
 
@@ -48,10 +48,14 @@ def test_points_by_hand() -> None:
     assert scored(sort_inclusion, [3, 3, 5], "3 3 3") == 2 + 2  # a number counts as often as the prompt has it
 
 
-def test_spans_are_the_numbers_that_earned_one_point_or_two() -> None:
-    assert scored(sort_distance, [30, 10, -5], "-5 then 11 and 30").spans == ((0, 2, 1.0), (15, 17, 1.0))
-    assert scored(sort_inclusion, [3, 1, 2], "1 3").spans == ((0, 1, 1.0), (2, 3, 2.0))
-    assert scored(sort_distance, [3, 1, 0, 2], "0 1", normalise=True).spans == ((0, 1, 0.25), (2, 3, 0.25))
+def spans(score: Parts) -> list[tuple[Any, ...]]:
+    return [(*place[:2], part.score) for part in score.parts for place in part.places or ()]  # type: ignore[index]
+
+
+def test_parts_are_the_numbers_that_earned_one_point_or_two() -> None:
+    assert spans(scored(sort_distance, [30, 10, -5], "-5 then 11 and 30")) == [(0, 2, 1.0), (15, 17, 1.0)]
+    assert spans(scored(sort_inclusion, [3, 1, 2], "1 3")) == [(0, 1, 1.0), (2, 3, 2.0)]
+    assert spans(scored(sort_distance, [3, 1, 0, 2], "0 1", normalise=True)) == [(0, 1, 0.25), (2, 3, 0.25)]
 
 
 def test_all_729_pairs_of_three_numbers_both_ways() -> None:
@@ -67,8 +71,8 @@ def test_all_729_pairs_of_three_numbers_both_ways() -> None:
 
     lectures = [lecture(*pair) for pair in pairs]
     for score, expected in zip(sort_inclusion(responses, numbers=prompts, form="lecture"), lectures, strict=True):
-        assert isinstance(score, SpanScore)
-        assert score == expected == sum(points for *_, points in score.spans)
+        assert isinstance(score, Parts)
+        assert score == expected == sum(part.score or 0.0 for part in score.parts)
     ours = sort_inclusion(responses, numbers=prompts)
     differ = [pair for pair, one, other in zip(pairs, ours, lectures, strict=True) if one != other]
     assert len(differ) == 270

@@ -14,7 +14,7 @@ from trl_grpo_ext.errors import ConfigurationError, PluginOutputError
 from trl_grpo_ext.guard.guarded import guarded
 from trl_grpo_ext.plugins.loading import RewardList
 from trl_grpo_ext.rewards.combinators import Gated, PerColumn, Product, Weighted
-from trl_grpo_ext.types import SpanScore
+from trl_grpo_ext.types import WHOLE, Part, Parts, Place
 
 Reward = Callable[..., list[float | None]]
 MATCH = {"name": "regex_match", "pattern": "1"}
@@ -26,6 +26,9 @@ def first(first: Sequence[float | None], **columns: Any) -> list[float | None]:
     return list(first)
 
 
+HERE = Place(0, 1)
+
+
 def second(second: Sequence[float | None], **columns: Any) -> list[float | None]:
     return list(second)
 
@@ -35,7 +38,7 @@ async def later(second: Sequence[float | None], **columns: Any) -> list[float | 
 
 
 def spanned(first: Sequence[float | None], **columns: Any) -> list[float | None]:
-    return [None if score is None else SpanScore(score, [(0, 1, score)]) for score in first]
+    return [None if score is None else Parts([Part("a", score, 0.5, (0, 1)), Part("b", None)]) for score in first]
 
 
 def scored(reward: Reward, first: Sequence[float | None], second: Sequence[Any] = (), **columns: Any) -> Any:
@@ -72,12 +75,13 @@ def test_weighted_takes_the_weights_of_selections() -> None:
         Weighted(RewardList([first, second], [3.0, 1.0]), weights=[1, 1])
 
 
-def test_weighted_scales_and_merges_spans() -> None:
-    [score, silent, plain] = scored(Weighted([spanned, second], [2.0, 1.0]), [3.0, None, 1.0], [1.0, None, None])
-    assert (score, score.spans) == (7.0, ((0, 1, 6.0),))
+def test_weighted_has_the_parts_of_its_rewards_and_what_has_none_as_parts() -> None:
+    [score, silent, plain] = scored(Weighted([spanned, second], [2.0, -1.0]), [3.0, None, 1.0], [1.0, None, None])
+    of_spanned = lambda score: (Part("spanned/a", score, 1.0, (HERE,)), Part("spanned/b", None, 2.0, (WHOLE,)))  # noqa: E731
+    assert (score, score.parts) == (5.0, (*of_spanned(3.0), Part("second", -1.0, 1.0, (WHOLE,))))
     assert silent is None
-    assert (plain, plain.spans) == (2.0, ((0, 1, 2.0),))
-    assert not isinstance(scored(Weighted([first]), [1.0])[0], SpanScore)
+    assert (plain, plain.parts) == (2.0, of_spanned(1.0))
+    assert not isinstance(scored(Weighted([first]), [1.0])[0], Parts)
 
 
 def test_a_sum_or_product_that_no_float_can_hold_is_an_error() -> None:
@@ -97,7 +101,7 @@ def test_gated_counts_only_where_the_gate_holds(lazy: bool) -> None:
     assert scored(reward, [7.0, 7.0, 7.0, None, None], [0.5, 0.4, None, 1.0, 0.0]) == [7.0, -1.0, None, None, -1.0]
     assert scored(Gated(first, second, otherwise=None, lazy=lazy), [7.0, 7.0], [0.9, 1.0]) == [None, 7.0]
     [inside, outside] = scored(Gated(spanned, second, lazy=lazy), [2.0, 2.0], [1.0, 0.0])
-    assert inside.spans == ((0, 1, 2.0),)
+    assert inside.parts[0] == Part("a", 2.0, 0.5, (HERE,))
     assert (type(outside), outside) == (float, 0.0)
 
 
@@ -109,8 +113,12 @@ def test_product_is_none_where_any_is_none_even_beside_a_zero() -> None:
     assert scored(reward, [2.0, 0.0, None, 0.0, None], [3.0, 5.0, 2.0, None, None]) == [6.0, 0.0, None, None, None]
 
 
-def test_product_drops_spans_and_takes_weights_as_factors() -> None:
-    assert not isinstance(scored(Product([spanned]), [2.0])[0], SpanScore)
+def test_product_scales_the_parts_by_the_other_rewards_and_takes_weights_as_factors() -> None:
+    [score] = scored(Product(RewardList([spanned, second], [2.0, 1.0])), [2.0], [5.0])
+    assert (score, score.parts) == (
+        20.0,
+        (Part("spanned/a", 20.0, 0.5, (HERE,)), Part("spanned/b", None, 1.0, (WHOLE,))),
+    )
     assert scored(Product(RewardList([first, second], [0.5, 4.0])), [3.0], [5.0]) == [30.0]
 
 
@@ -163,7 +171,7 @@ def test_values_without_a_reward_are_counted_and_warned_of() -> None:
     assert len(str(caught[0].message)) < 400
 
 
-def test_per_column_keeps_logs_and_spans_in_rows() -> None:
+def test_per_column_keeps_logs_and_parts_in_rows() -> None:
     def logs(first: list[float], log_extra: Any, **columns: Any) -> list[float]:
         log_extra("seen", [f"saw {value}" for value in first])
         return first
@@ -173,7 +181,7 @@ def test_per_column_keeps_logs_and_spans_in_rows() -> None:
     scored(reward, [1.0, 2.0, 3.0], task=["b", "c", "a"], log_extra=lambda name, values: logged.update({name: values}))
     assert logged == {"seen": ["saw 1.0", None, "saw 3.0"]}
     [score] = scored(PerColumn("task", {"a": spanned}), [2.0], task=["a"])
-    assert score.spans == ((0, 1, 2.0),)
+    assert score.parts[0] == Part("a", 2.0, 0.5, (HERE,))
 
 
 # --- early starts and metrics -----------------------------------------------------------------------------------------

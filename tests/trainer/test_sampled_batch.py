@@ -17,7 +17,7 @@ from tests.support import length_reward, relative_gap, scripted_completion, trai
 from tests.trainer.watch import WatchBoth
 from trl_grpo_ext import Forward, GRPOExtTrainer, Rollout
 from trl_grpo_ext.errors import AlignmentError
-from trl_grpo_ext.types import StepTotals, Totals, span_reward
+from trl_grpo_ext.types import Parts, StepTotals, Totals
 
 
 def watched(model: Path, folder: Path, **settings: Any) -> WatchBoth:
@@ -119,10 +119,9 @@ def test_a_row_keeps_what_is_known_of_it_when_it_is_shuffled(tiny_model: Path, t
 # ---------------------------------------------------------------------------------------------- spans of rewards
 
 
-@span_reward
 def first_two(completions: list[Any], **columns: Any) -> list[Any]:
     texts = [c if isinstance(c, str) else c[-1]["content"] for c in completions]
-    return [None if not text else [(0, min(2, len(text)), 0.25)] for text in texts]
+    return [Parts({"two": (0.25, (0, min(2, len(text))))}) if text else None for text in texts]
 
 
 async def first_two_async(completions: list[Any], **columns: Any) -> list[Any]:
@@ -133,23 +132,24 @@ async def first_two_async(completions: list[Any], **columns: Any) -> list[Any]:
 @pytest.mark.parametrize(
     "function", [first_two_async, functools.partial(first_two, unused=1)], ids=["async", "partial"]
 )
-def test_spans_that_rewards_return(tiny_model: Path, tmp_path: Path, function: Any) -> None:
+def test_parts_that_rewards_return(tiny_model: Path, tmp_path: Path, function: Any) -> None:
     watch = watched(tiny_model, tmp_path, reward_funcs=[length_reward, function])
     (rollout,) = watch.rollouts
-    (name,) = rollout.reward_spans
+    (name,) = rollout.parts
     assert name == rollout.reward_names[1]
+    table = rollout.parts[name]
+    assert table.names == ("two",)
     for row, text in enumerate(rollout.texts):
-        expected = [(0, min(2, len(text)), 0.25)] if text else None
-        assert rollout.reward_spans[name][row] == expected
+        score = table.scores_B_M[row].item()
+        assert score == 0.25 if text else math.isnan(score)
         reward = rollout.rewards_B_K[row, 1].item()
         assert reward == 0.25 if text else math.isnan(reward)  # to TRL it is a number
-    values_B_T = rollout.span_values(rollout.reward_spans[name])
     for row, text in enumerate(rollout.texts):
-        wrote = [0.25 if start < 2 and end > start else 0.0 for start, end in rollout.offsets(row)]
-        assert values_B_T[row, : len(wrote)].tolist() == wrote, text
+        wrote = [start < 2 and end > start for start, end in rollout.offsets(row)]
+        assert table.tokens(0)[row, : len(wrote)].tolist() == wrote, text
 
 
-def test_spans_that_cannot_be_placed_stop_only_who_reads_them(tiny_model: Path, tmp_path: Path) -> None:
+def test_parts_that_cannot_be_placed_stop_only_who_reads_them(tiny_model: Path, tmp_path: Path) -> None:
     class OtherTexts(GRPOExtTrainer):
         """Hands reward functions another text than the one that was generated, as a parser of responses may."""
 
@@ -160,8 +160,8 @@ def test_spans_that_cannot_be_placed_stop_only_who_reads_them(tiny_model: Path, 
     settings: dict[str, Any] = {"reward_funcs": [first_two], "max_steps": 1}
     hooks: list[Any] = ["centred"]
     assert train(tiny_model, tmp_path, OtherTexts, hooks=hooks, **settings).gradients
-    with pytest.raises(AlignmentError, match=r"'span_credit': on_rollout: The spans at row 0 cannot be placed"):
-        train(tiny_model, tmp_path, OtherTexts, hooks=["span_credit"], **settings)
+    with pytest.raises(AlignmentError, match=r"'part_credit': on_rollout: The parts of 'first_two' at row 0 cannot"):
+        train(tiny_model, tmp_path, OtherTexts, hooks=["part_credit"], **settings)
 
 
 # ---------------------------------------------------------------------------------------------- what is trained

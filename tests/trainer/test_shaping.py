@@ -23,6 +23,7 @@ from trl_grpo_ext.credit.rollouts import ScoredRows
 from trl_grpo_ext.errors import ConfigurationError, PluginOutputError, UpstreamError
 from trl_grpo_ext.trainer.sampled_batch import Sampling
 from trl_grpo_ext.trainer.shaping import refuse_images
+from trl_grpo_ext.trainer.upstream.reading import Generated
 from trl_grpo_ext.types import HookDeclaration
 
 
@@ -231,7 +232,7 @@ def test_rewards_outside_of_a_generation_are_refused(tiny_model: Path, tmp_path:
 def test_shaper_refuses_logps_of_images() -> None:
     def check(row: dict[str, Any], of_tool: Any, missing: list[str]) -> None:
         scored = ScoredRows([{"prompt": "a", **row}], ["a"], ["b"], [[3]], torch.zeros(0))
-        refuse_images(Sampling([*[None] * 6, of_tool], scored=[scored]), missing)
+        refuse_images(Sampling(Generated(images=of_tool), scored=[scored]), missing)
 
     check({"image": None}, None, ["old_logps"])
     check({"image": "a picture"}, None, [])

@@ -38,7 +38,9 @@ __all__ = [
     "load_advantage_hooks",
     "load_group_filter",
     "load_loss_aggregation",
+    "load_prompt_sampler",
     "load_rewards",
+    "load_token_losses",
     "parse_selection",
     "resolve",
 ]
@@ -275,6 +277,15 @@ def load_group_filter(selection: Any) -> Any:
         PluginError, ConfigurationError: As for `resolve`.
     """
     return resolve("group_filter", selection).object
+
+
+def load_prompt_sampler(selection: Any) -> Any:
+    """Load the prompt sampler; a run has only one.
+
+    Raises:
+        PluginError, ConfigurationError: As for `resolve`.
+    """
+    return resolve("prompt_sampler", selection).object
 
 
 def load_token_losses(selections: Any) -> list[Any]:

@@ -10,7 +10,7 @@ from typing import Any
 from ..errors import ConfigurationError
 from ..guard.parameters import checked_number, checked_text, checked_whole
 from ..types import PromptOutcome, PromptPool, SamplerDeclaration
-from .orders import whole_order
+from .orders import PassAfterPass
 
 
 class _Tracked:
@@ -126,7 +126,7 @@ class RetireSolved(_Tracked):
     def start(self, pool: PromptPool) -> None:
         """Take the prompts, none of them retired."""
         super().start(pool)
-        self._next = 0
+        self._order, self._next = PassAfterPass(pool, range(len(pool.rows))), 0
 
     def draw(self, count: int, round_number: int) -> Sequence[int] | None:
         """Return the next prompts that are not retired, and some that are."""
@@ -137,8 +137,7 @@ class RetireSolved(_Tracked):
         fresh = min(count - int(self.kept_back * count) if retired else count, left)
         drawn: list[int] = []
         while len(drawn) < fresh:
-            passes, place = divmod(self._next, self._size)
-            row = whole_order(self._pool, passes)[place]
+            row = self._order[self._next]
             self._next += 1
             if row not in drawn and self.solved_rounds.get(row, 0) < self.after:
                 drawn.append(row)

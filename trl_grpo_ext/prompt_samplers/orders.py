@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ..errors import ConfigurationError
@@ -64,7 +64,9 @@ class Curriculum:
     """
 
     __name__ = "curriculum"
-    declares = SamplerDeclaration()
+    declares = SamplerDeclaration(
+        conformance={"parameters": {"column": "level", "rounds": 5}, "columns": {"level": [3, 1, 2]}}
+    )
 
     def __init__(self, *, column: str, rounds: int, start: float = 0.1) -> None:
         self.column = checked_text("curriculum: column", column)
@@ -125,7 +127,12 @@ class Mixture:
     """
 
     __name__ = "mixture"
-    declares = SamplerDeclaration()
+    declares = SamplerDeclaration(
+        conformance={
+            "parameters": {"column": "source", "weights": {"a": 2, "b": 1}},
+            "columns": {"source": ["a", "b", "a"]},
+        }
+    )
 
     def __init__(self, *, column: str, weights: Mapping[str, float]) -> None:
         self.column = checked_text("mixture: column", column)
@@ -140,29 +147,31 @@ class Mixture:
             raise ConfigurationError("mixture: all weights are 0. Give a source a weight above 0.")
         self.shares = {source: weight / total for source, weight in checked.items() if weight}
         self._next: dict[str, int] = {}  # rows drawn so far, by source
-        self._orders: dict[str, tuple[int, Sequence[int]]] = {}  # by source, a pass and its order
 
     def start(self, pool: PromptPool) -> None:
         """Take the prompts, by source."""
         values = [str(value) for value in _column(pool, self.column, "mixture")]
-        self._pool = pool
-        self._rows = {source: {row for row, value in enumerate(values) if value == source} for source in self.shares}
-        if empty := [source for source, rows in self._rows.items() if not rows]:
+        self._orders = {
+            source: PassAfterPass(pool, (row for row, value in enumerate(values) if value == source))
+            for source in self.shares
+        }
+        if empty := [source for source, order in self._orders.items() if not order.rows]:
             raise ConfigurationError(
                 f"mixture: no row has {empty[0]!r} in the column {self.column!r}. It has: "
                 f"{', '.join(sorted({*values})[:20])}."
             )
-        self._next, self._orders = dict.fromkeys(self.shares, 0), {}
+        self._next = dict.fromkeys(self.shares, 0)
 
     def draw(self, count: int, round_number: int) -> Sequence[int] | None:
         """Return rows of each source, by its share of all that was drawn so far."""
-        if sum(map(len, self._rows.values())) < count:
+        sizes = {source: len(order.rows) for source, order in self._orders.items()}
+        if sum(sizes.values()) < count:
             return None
         total = sum(self._next.values()) + count
         owed = {source: share * total - self._next[source] for source, share in self.shares.items()}
         parts = dict.fromkeys(owed, 0)
         for _ in range(count):  # one row at a time to the source to which most is owed
-            able = [source for source in owed if parts[source] < len(self._rows[source])]
+            able = [source for source in owed if parts[source] < sizes[source]]
             source = max(able, key=lambda one: (owed[one] - parts[one], one))
             parts[source] += 1
         return [row for source, part in parts.items() for row in self._take(source, part)]
@@ -170,18 +179,11 @@ class Mixture:
     def _take(self, source: str, count: int) -> list[int]:
         drawn: list[int] = []
         while len(drawn) < count:
-            passes, place = divmod(self._next[source], len(self._rows[source]))
-            row = self._order_of(source, passes)[place]
+            row = self._orders[source][self._next[source]]
             self._next[source] += 1
             if row not in drawn:  # a draw that goes over the end of a pass may meet a row again
                 drawn.append(row)
         return drawn
-
-    def _order_of(self, source: str, passes: int) -> Sequence[int]:
-        if self._orders.get(source, (-1, ()))[0] != passes:
-            rows = self._rows[source]
-            self._orders[source] = passes, [row for row in whole_order(self._pool, passes) if row in rows]
-        return self._orders[source][1]
 
     def observe(self, outcomes: Sequence[PromptOutcome]) -> None:
         """The order does not depend on outcomes."""
@@ -200,13 +202,20 @@ class Mixture:
         self._next = {source: int(drawn) for source, drawn in state["next"].items()}
 
 
-def whole_order(pool: PromptPool, passes: int) -> Sequence[int]:
-    """All rows in the order of a pass of TRL's sampler; those that it leaves out, as they fill no batch, come last."""
-    order = pool.order(passes)
-    if len(order) == len(pool.rows):
-        return order
-    within = {*order}
-    return [*order, *(row for row in range(len(pool.rows)) if row not in within)]
+class PassAfterPass:
+    """The rows in the order of TRL's sampler, pass after pass; those that it leaves out, as they fill no batch, last."""
+
+    def __init__(self, pool: PromptPool, rows: Iterable[int]) -> None:
+        self.rows, self._pool = {*rows}, pool
+        self._passes, self._order = -1, list[int]()
+
+    def __getitem__(self, number: int) -> int:
+        """The row at a place, counted from 0 over all passes."""
+        passes, place = divmod(number, len(self.rows))
+        if passes != self._passes:  # one pass is kept: places are asked for one after the other
+            order = [row for row in self._pool.order(passes) if row in self.rows]
+            self._passes, self._order = passes, [*order, *sorted(self.rows.difference(order))]
+        return self._order[place]
 
 
 def _column(pool: PromptPool, name: str, sampler: str) -> list[Any]:

@@ -99,17 +99,23 @@ def _checks(kind: Kind, plugin_or_selection: Any, given: Mapping[str, Any]) -> C
         if not forms or not set(forms) <= {*FORMATS}:
             raise ConfigurationError(f"{name}: formats must be some of {', '.join(FORMATS)}, got {formats!r}.")
         checks = RewardChecks(plugin, ordinary_call(plugin, texts, prompts, columns, forms[0]), forms, options, again)
+    elif kind == "prompt_sampler":
+        from .samplers import SamplerChecks
+
+        checks = SamplerChecks(plugin, columns, bool(options.get("deterministic", True)), again)
     else:
         from .aggregations import AggregationChecks
         from .batches import Setting
         from .filters import FilterChecks
         from .hooks import HookChecks
+        from .token_losses import TokenLossChecks
 
         setting = Setting(texts, prompts, columns, options.get("tokenizer"))
         of_kind: dict[Kind, Callable[..., Checks]] = {
             "advantage_hook": HookChecks,
             "loss_aggregation": AggregationChecks,
             "group_filter": FilterChecks,
+            "token_loss": TokenLossChecks,
         }
         checks = of_kind[kind](plugin, setting, bool(options.get("deterministic", True)))
     checks.name, checks.timeout = name, options.get("timeout")

@@ -13,9 +13,10 @@ from typing import Any, ClassVar
 import torch
 from accelerate.utils import broadcast_object_list
 
+from ..credit.draws import checked_draw
 from ..credit.flow import plugin_label
 from ..credit.groups import weighted_rewards
-from ..errors import ConfigurationError, PluginOutputError
+from ..errors import ConfigurationError
 from ..guard.agreement import Agreement
 from ..types import PromptOutcome, PromptPool, Rollout, implements
 from .facts import RunFacts
@@ -38,7 +39,11 @@ class DealtPrompts:
     def begin(self) -> None:
         """Nothing is drawn."""
 
-    def next_round(self, inputs: list[Any]) -> Drawn | None:
+    def look_ahead(self) -> bool:
+        """There is always a next round."""
+        return True
+
+    def next_round(self, inputs: list[Any]) -> Drawn:
         """The prompts that were dealt."""
         return Drawn(inputs)
 
@@ -64,6 +69,8 @@ class DrawnPrompts:
         self._started = False
         self._drawn = 0
         self._ahead: list[list[int]] = []  # the next round, drawn ahead
+        self._last: list[int] = []  # the round before it
+        self._rows: Any = ()
 
     # ------------------------------------------------------------------ a run, and its state
 
@@ -113,11 +120,14 @@ class DrawnPrompts:
 
     # ------------------------------------------------------------------ a round
 
-    def next_round(self, inputs: list[Any]) -> Drawn | None:
-        """The next round's prompts; None if they are exhausted. What TRL's loader dealt is not used."""
-        if not self.look_ahead():
-            return None
-        prompts = self._ahead.pop()
+    def next_round(self, inputs: list[Any]) -> Drawn:
+        """The next round's prompts. What TRL's loader dealt is not used.
+
+        Prompts that are exhausted inside an optimizer step, which needs several rounds, leave it those of its last one.
+        """
+        if self.look_ahead():
+            self._last = self._ahead.pop()
+        prompts = self._last
         indices = [index for index in prompts for _ in range(self._facts.num_generations)]
         rows = len(indices) // self._facts.ranks
         mine = indices[self._facts.rank * rows : (self._facts.rank + 1) * rows]
@@ -141,24 +151,7 @@ class DrawnPrompts:
 
     def _draw(self) -> list[int] | None:
         count = int(self._trainer.args.generation_batch_size) // self._facts.num_generations
-        drawn = self._sampler.draw(count, self._drawn)
-        if drawn is None:
-            return None
-        numbers = [int(number) for number in drawn]
-        problem = ""
-        if len(numbers) != count:
-            problem = f"it returned {len(numbers)}"
-        elif outside := [number for number in numbers if not 0 <= number < len(self._rows)]:
-            problem = f"{outside[0]} is none of them"
-        elif repeated := [number for number in numbers if numbers.count(number) > 1]:
-            problem = f"it returned {repeated[0]} twice"
-        if problem:
-            raise PluginOutputError(
-                f"{self._label}: draw must return {count} different numbers of rows from 0 to {len(self._rows) - 1}, "
-                f"or None if there are no more; {problem}.",
-                "draw",
-            )
-        return numbers
+        return checked_draw(self._sampler.draw(count, self._drawn), count, len(self._rows), self._label)
 
     def observe(self, drawn: Drawn, rollout: Rollout, verdicts: Mapping[int, bool | str]) -> None:
         """Tell the sampler what came of a round; `verdicts` are a filter's, by place in the round. Gathers."""
@@ -171,8 +164,10 @@ class DrawnPrompts:
                     drawn.prompts, rewards_N_K, weights_K, lengths_N, self._facts.reward_names, verdicts
                 )
                 self._sampler.observe(outcomes)
+                metrics = {"drawn": self._drawn * len(drawn.prompts) / len(self._rows)}
                 if implements(self._sampler, "metrics"):
-                    self._log({f"prompts/{name}": float(value) for name, value in self._sampler.metrics().items()})
+                    metrics |= self._sampler.metrics()
+                self._log({f"prompts/{name}": float(value) for name, value in metrics.items()})
 
 
 def outcomes_of(
@@ -242,7 +237,7 @@ class PromptsState(KeptState):
             raise ConfigurationError("prompt_sampler: it has no prompts to begin with. Give it some, or remove it.")
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **keywords: Any) -> None:
-        """Tell the callbacks that end the step, such as `SaveOnSignal`, whether a run could resume after it."""
+        """Tell `launch`'s `SaveOnSignal`, by the state, whether a run could resume after this step."""
         state.inside_a_batch = self.prompts.inside_a_batch
 
     def on_step_end(self, args: Any, state: Any, control: Any, **keywords: Any) -> None:

@@ -193,6 +193,8 @@ def test_the_embedded_data_is_that_of_the_parquet_files(shown: Page, small: Path
                 zip(step["group"], step["member"], strict=True)
             )
             assert text["completions"] == [row["completion"] for row in rows]
+            parts = [zip(row["parts"], row["part_scores"], strict=True) for row in rows]
+            assert text["parts"] == [[[name, score] for name, score in of_row] for of_row in parts]
             assert [text["prompts"][place] for place in text["prompt"]] == [row["prompt"] for row in rows]
             assert step["reward"] == [row["reward"] for row in rows]
             assert step["truncated"] == [row["truncated"] for row in rows]
@@ -214,6 +216,8 @@ def check_tokens(row: dict[str, Any], part: dict[str, Any], text: dict[str, Any]
         numpy.testing.assert_allclose(known, expected, rtol=1e-4, atol=0, equal_nan=True)
 
     assert [text["vocabulary"][place] for place in part["token"]] == row["tokens"]
+    assert part["part"] == row["token_part"]
+    assert {0, -1} == {*part["part"]}
     assert part["live"] == [int(value) for value in row["live"]]
     end = 0
     for place, (gap, size) in enumerate(zip(part["gap"], part["size"], strict=True)):

@@ -1,0 +1,248 @@
+"""The rules of prompt samplers, each as a check on small pools whose outcomes are made up. Nothing here needs torch."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ..credit.draws import checked_draw
+from ..errors import PluginOutputError
+from ..plugins.kinds import FACTS
+from ..types import PromptOutcome, PromptPool, implements
+from .rules import Broken, Checks, NotChecked, pickle_round_trip, plugin_code
+
+ROUNDS = 8
+METHODS = ("start", "draw", "observe", "state_dict", "load_state_dict")
+
+Draws = list[list[int] | None]
+"""What was drawn in each round, to the first None."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A training in small: a pool, the size of a draw, and what becomes of the prompts."""
+
+    rows: int
+    count: int
+    seed: int = 0
+    outcomes: str = "mixed"  # or "solved", "hopeless", "no reward"
+    columns: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    without: bool = False  # whether the columns are None in the first row
+
+    def __str__(self) -> str:
+        none = ", with None in the columns of row 0" if self.without else ""
+        return f"{self.rows} rows, draws of {self.count}, seed {self.seed}, outcomes: {self.outcomes}{none}"
+
+    def pool(self) -> PromptPool:
+        """The prompts, with the columns' values in turn."""
+        rows: list[dict[str, Any]] = []
+        for number in range(self.rows):
+            of_row = {name: values[number % len(values)] for name, values in self.columns.items()}
+            if self.without and number == 0:
+                of_row = dict.fromkeys(of_row)
+            rows.append({"prompt": f"prompt {number}", **of_row})
+        return PromptPool(rows=rows, seed=self.seed, order=self.order)
+
+    def order(self, passes: int) -> list[int]:
+        """A pass as TRL's sampler makes it: shuffled, without the rows that fill no batch."""
+        numbers = list(range(self.rows))
+        random.Random(f"{self.seed}/{passes}").shuffle(numbers)
+        return numbers[: self.rows - self.rows % self.count]
+
+    def outcome(self, row: int, round_number: int) -> PromptOutcome:
+        """What became of a prompt in a round."""
+        mixed = (1.0, 0.0, 0.5, min(1.0, round_number / ROUNDS))[row % 4]
+        reward = {"solved": 1.0, "hopeless": 0.0, "no reward": math.nan}.get(self.outcomes, mixed)
+        deviation = math.nan if math.isnan(reward) else math.sqrt(reward * (1.0 - reward))
+        return PromptOutcome(
+            row=row,
+            means={"right": reward, "form": 2 * reward},
+            deviations={"right": deviation, "form": 2 * deviation},
+            reward=2 * reward,
+            deviation=2 * deviation,
+            length=10.0 + row,
+        )
+
+
+class SamplerChecks(Checks):
+    """The checks of one sampler; `again` builds another one, and is None if nothing can."""
+
+    def __init__(
+        self, plugin: Any, columns: Mapping[str, Sequence[Any]], deterministic: bool, again: Callable[[], Any] | None
+    ) -> None:
+        super().__init__()
+        self.plugin, self.deterministic, self._again = plugin, deterministic, again
+        ordinary = Trial(rows=12, count=3, columns=columns)
+        self.ordinary = [ordinary, replace(ordinary, rows=13, count=4, seed=7)]
+        ends = [replace(ordinary, outcomes=outcomes) for outcomes in ("solved", "hopeless")]
+        self.varied = [*self.ordinary, *ends]
+
+    def _fresh(self) -> Any:
+        return self.plugin if self._again is None else self._again()
+
+    def _started(self, trial: Trial, sampler: Any = None) -> Any:
+        sampler = self._fresh() if sampler is None else sampler
+        sampler.start(trial.pool())
+        return sampler
+
+    def _play(self, trial: Trial, sampler: Any, first: int = 0, rounds: int = ROUNDS) -> Draws:
+        """Draw and observe from round `first` to before `rounds`; what is drawn is checked."""
+        found: Draws = []
+        for number in range(first, rounds):
+            drawn = checked_draw(sampler.draw(trial.count, number), trial.count, trial.rows, "it")
+            found.append(drawn)
+            if drawn is None:
+                break
+            sampler.observe([trial.outcome(row, number) for row in drawn])
+        return found
+
+    def _over(self, trials: Sequence[Trial], judge: Callable[[Trial], Any], *, shape: bool = False) -> None:
+        """Judge trials; a wrong draw is for the rule `shape` to report, and an exception for any."""
+
+        def guarded(trial: Trial) -> None:
+            try:
+                with plugin_code(trial):
+                    judge(trial)
+            except Broken as broken:
+                if shape or not isinstance(broken.__cause__, PluginOutputError):
+                    raise
+
+        self.over(trials, guarded)
+
+    def _comparable_only(self) -> None:
+        if not self.deterministic:
+            raise NotChecked("it declares deterministic=False")
+
+    # ------------------------------------------------------------------------------------------ its rules
+
+    def form(self) -> None:
+        if missing := [method for method in METHODS if not implements(self.plugin, method)]:
+            raise Broken(f"it has no method {missing[0]}; it must be {FACTS['prompt_sampler'].required}")
+        self._contract("prompt_sampler", self.plugin)
+
+    def run(self) -> None:
+        self._over(self.ordinary, lambda trial: self._play(trial, self._started(trial)))
+
+    def shape(self) -> None:
+        self._over(self.varied, lambda trial: self._play(trial, self._started(trial)), shape=True)
+
+    def determinism(self) -> None:
+        self._comparable_only()
+
+        def judge(trial: Trial) -> None:
+            before, found = random.getstate(), []
+            try:
+                for seed in (1, 2):
+                    random.seed(seed)
+                    found.append(self._play(trial, self._started(trial)))
+            finally:
+                random.setstate(before)
+            compare(*found, "once and again", trial)
+
+        self._over(self.varied, judge)
+
+    def exhausted(self) -> None:
+        def judge(trial: Trial) -> None:
+            sampler = self._started(trial)
+            drawn = self._play(trial, sampler)
+            if drawn[0] is None:
+                raise Broken("the first draw was None, though all prompts are left", trial)
+            if drawn[-1] is None and sampler.draw(trial.count, len(drawn)) is not None:
+                raise Broken(f"round {len(drawn) - 1} was None, and the next one, with nothing new, was not", trial)
+
+        self._over(self.varied, judge)
+
+    def small_pools(self) -> None:
+        ordinary = self.ordinary[0]
+        sizes = [replace(ordinary, rows=rows, count=count) for rows, count in ((3, 3), (4, 3), (5, 1))]
+        trials = [replace(trial, outcomes=how) for trial in sizes for how in ("mixed", "solved")]
+        self._over(trials, lambda trial: self._play(trial, self._started(trial)), shape=True)
+
+    def no_reward(self) -> None:
+        def judge(trial: Trial) -> None:
+            sampler = self._started(trial)
+            self._play(trial, sampler)
+            try:
+                json.dumps(sampler.state_dict(), allow_nan=False)
+            except ValueError as error:
+                raise Broken("it remembers a number that is not finite", f"{trial}: {sampler.state_dict()}") from error
+
+        self._over([replace(trial, outcomes="no reward") for trial in self.ordinary], judge, shape=True)
+
+    def none(self) -> None:
+        if not self.ordinary[0].columns:
+            raise NotChecked("it was given no columns")
+        trials = [replace(trial, without=True) for trial in self.ordinary]
+        self._over(trials, lambda trial: self._play(trial, self._started(trial)), shape=True)
+
+    def state(self) -> None:
+        self._comparable_only()
+
+        def judge(trial: Trial) -> None:
+            whole = self._play(trial, self._started(trial))
+            for saved in range(len(whole)):
+                before = self._started(trial)
+                self._play(trial, before, rounds=saved)
+                state = before.state_dict()
+                try:
+                    travelled = json.loads(json.dumps(state))
+                except (TypeError, ValueError) as error:
+                    raise Broken(f"state_dict() is not a mapping of JSON values: {error}", f"{state!r:.200}") from error
+                if not isinstance(travelled, Mapping):
+                    raise Broken(f"state_dict() must be a mapping, and is {type(state).__name__}", f"{state!r:.200}")
+                resumed = self._started(trial)
+                resumed.load_state_dict(travelled)
+                rest = self._play(trial, resumed, first=saved)
+                compare(whole[saved:], rest, f"uninterrupted and resumed before round {saved}", trial)
+
+        self._over(self.varied, judge)
+
+    def start(self) -> None:
+        self._comparable_only()
+
+        def judge(trial: Trial) -> None:
+            used = self._started(trial)
+            first = self._play(trial, used)
+            compare(first, self._play(trial, self._started(trial, used)), "at first and started again", trial)
+
+        self._over(self.varied, judge)
+
+    def metrics(self) -> None:
+        if not implements(self.plugin, "metrics"):
+            raise NotChecked("it has no metrics")
+
+        def judge(trial: Trial) -> None:
+            sampler = self._started(trial)
+            for number in range(ROUNDS):
+                found = sampler.metrics()
+                if not isinstance(found, Mapping) or not all(isinstance(name, str) for name in found):
+                    raise Broken(f"metrics() must be a mapping of names to numbers, and is {found!r:.200}", trial)
+                if wrong := [name for name, value in found.items() if not math.isfinite(value)]:
+                    raise Broken(f"metrics() has {wrong[0]!r}: {found[wrong[0]]!r}, which is not finite", trial)
+                if self._play(trial, sampler, first=number, rounds=number + 1) == [None]:
+                    break
+
+        self._over([*self.varied, replace(self.ordinary[0], outcomes="no reward")], judge)
+
+    def pickle(self) -> None:
+        again = pickle_round_trip(self._fresh())
+        if self.deterministic:
+
+            def judge(trial: Trial) -> None:
+                ours, theirs = self._started(trial), self._started(trial, again)
+                compare(self._play(trial, ours), self._play(trial, theirs), "before and after pickling", trial)
+
+            self._over(self.ordinary, judge)
+
+
+def compare(ours: Draws, theirs: Draws, what: str, example: object) -> None:
+    """Compare the draws of two trainings; `what` names the two, as in "once and again"."""
+    if ours != theirs:
+        place = next((n for n, pair in enumerate(zip(ours, theirs, strict=False)) if pair[0] != pair[1]), None)
+        if place is None:
+            raise Broken(f"{what}: {len(ours)} rounds and {len(theirs)}", example)
+        raise Broken(f"{what}: {ours[place]} and {theirs[place]}, at draw {place + 1}", example)
