@@ -15,10 +15,10 @@ import yaml
 from docs.site.worked import WITHOUT, all_worked
 from tests.contexts import make_rollout
 from tests.judge_server import judge_server
-from trl_grpo_ext import available, load_advantage_hooks, load_group_filter, load_loss_aggregation, load_rewards
+from trl_grpo_ext import available, load_advantage_hooks, load_rewards
 from trl_grpo_ext.credit import flow
 from trl_grpo_ext.plugins.kinds import FACTS
-from trl_grpo_ext.plugins.loading import Kind, PluginInfo
+from trl_grpo_ext.plugins.loading import Kind, PluginInfo, resolve
 from trl_grpo_ext.testing import check
 from trl_grpo_ext.types import HookDeclaration
 
@@ -28,6 +28,7 @@ FOLDERS: dict[Kind, str] = {
     "advantage_hook": "advantages",
     "loss_aggregation": "aggregation",
     "group_filter": "filters",
+    "prompt_sampler": "prompt_samplers",
 }
 BUILT_IN = [info for info in available() if info.builtin]
 WORKED = {*all_worked(), *WITHOUT}
@@ -58,7 +59,7 @@ def documented_example(info: PluginInfo) -> Any:
 def documented_plugin(info: PluginInfo) -> Any:
     selection = documented_example(info)
     if not FACTS[info.kind].several:
-        return (load_loss_aggregation if info.kind == "loss_aggregation" else load_group_filter)(selection)
+        return resolve(info.kind, selection).object
     (plugin,) = load_rewards(selection) if info.kind == "reward" else load_advantage_hooks(selection)
     return plugin
 

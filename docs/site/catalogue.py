@@ -26,6 +26,7 @@ _INTRODUCTIONS: dict[Kind, str] = {
     "advantage_hook": "Which tokens deserve the credit? Advantages `(B, T)` in, advantages `(B, T)` out.",
     "loss_aggregation": "How much does each token's loss count? Weights `(B, T)`, or a reduction to one number.",
     "group_filter": "Which groups are worth training on? Keep or not, and why not, for each group (`resample`).",
+    "prompt_sampler": "Which prompts next? Row numbers for each round of sampling, by what came of others or not.",
 }
 _STAGES = {
     "on_rollout": "once per generation batch (`on_rollout`)",
@@ -33,6 +34,7 @@ _STAGES = {
     "weights": "weights, once per generation batch (`weights`)",
     "reduce": "a reduction of each micro-batch (`reduce`)",
     "keep": "in each round of `resample` (`keep`)",
+    "draw": "before each round of sampling (`draw`)",
 }
 _CODE = re.compile(r"(``.+?``|`[^`]+`)", re.DOTALL)
 

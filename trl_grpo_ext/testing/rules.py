@@ -195,8 +195,8 @@ form: has start, draw, observe, state_dict and load_state_dict, with their param
 run: draws and observes several rounds without raising. Why: What fails here fails in the first training step.
 shape: draw returns as many different row numbers of the pool as it was asked for, or None. Why: All ranks share what
   is drawn, and a prompt that is drawn twice in a round counts twice in it.
-determinism: the same pool and outcomes give the same draws, unless it declares `deterministic=False`. Why: No state of a
-  generator is saved, so a resumed run would get other prompts. Draw from the pool's seed and the round.
+determinism: the same pool and outcomes give the same draws, unless it declares `deterministic=False`. Why: No state of
+  a generator is saved, so a resumed run would get other prompts. Draw from the pool's seed and the round.
 exhausted: draw returns None only where the prompts are exhausted: never at first, and from then on always. Why: None
   ends the training.
 small_pools: draws from a pool of as many rows as a draw has, of one more, and one row at a time. Why: Tests and first

@@ -2,4 +2,4 @@
 
 from typing import Literal
 
-PluginKind = Literal["reward", "hook", "aggregation", "filter"]
+PluginKind = Literal["reward", "hook", "aggregation", "filter", "sampler"]
