@@ -207,7 +207,7 @@ none: a column's value may be None in a row. Why: Data sets merged from several 
   one of them lacks.
 state: what it remembers goes through JSON and back, and a run resumed before any round draws what the uninterrupted one
   does. Why: A run that resumes from a checkpoint must go on as if it had not stopped.
-start: forgets at start what an earlier training left. Why: A second call of train begins anew.
+start: forgets at start what an earlier training left. Why: A second call of train begins a new training.
 metrics: gives finite numbers by name, if it has metrics, also before the first draw. Why: They are logged as they are.
 pickle: pickles before it is started. Why: Launchers send the trainer's parts to other processes.
 """,
