@@ -33,7 +33,7 @@ from bench.tables import markdown, versions, write_block
 from tests.support import save_tiny_model
 from trl_grpo_ext import GRPOExtTrainer, load_rewards
 from trl_grpo_ext.launch.checkpoints import SafeCheckpoints
-from trl_grpo_ext.launch.doctor.examine import examine
+from trl_grpo_ext.launch.doctor.command import examine
 
 ROOT = Path(__file__).resolve().parents[1]
 RECIPES = ROOT / "recipes"
@@ -263,13 +263,8 @@ def run_recipe(words: Sequence[str], arm: str) -> None:
 
 def estimate(words: Sequence[str], stage: str, reserved: float | None) -> dict[str, float | None]:
     """What the doctor expects of `load`, `generation` or `update`, beside what was measured."""
-    examined = examine(
-        config_file=str(RECIPES / "accelerate" / "one_process.yaml"),
-        configs=(words[words.index("--config") + 1],),
-        overrides=tuple(words[2:]),
-        script=str(RECIPES / "gsm8k_grpo.py"),
-        prompt_length=JOB.longest_prompt,
-    )
+    launcher = ("accelerate", "launch", "--config_file", str(RECIPES / "accelerate" / "one_process.yaml"))
+    examined = examine([*launcher, str(RECIPES / "gsm8k_grpo.py"), *words], prompt_length=JOB.longest_prompt)
     assert examined.memory is not None, "the doctor knows no sizes"
     expected = float(examined.memory.device_bytes[stage]) / GB  # type: ignore[index]
     if reserved is None:  # a CPU has no peaks

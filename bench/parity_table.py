@@ -22,6 +22,9 @@ from trl_grpo_ext.trainer.upstream import contract
 PAGE = other_trl.ROOT / "docs" / "parity.md"
 COMMAND = "python -m bench.parity_table"
 
+BESIDE = "\n## Every causal architecture\n"
+"""Where what another table says begins."""
+
 INTRODUCTION = f"""# Parity with TRL
 
 The aggregation that equals TRL's own reduction must give TRL's loss and gradient, whatever else is in the loss. To
@@ -103,7 +106,8 @@ def main() -> None:
         if problem := other_trl.install(contract.OLDEST_TESTED, site):
             sys.exit(problem)
         runs = [_in_a_process(site, Path(folder) / "oldest.json"), _in_a_process(None, Path(folder) / "newest.json")]
-    PAGE.write_text(page(runs), encoding="utf-8")
+    _, heading, beside = PAGE.read_text(encoding="utf-8").partition(BESIDE)
+    PAGE.write_text(f"{page(runs)}{heading}{beside}", encoding="utf-8")
 
 
 def read(text: str) -> Measured:

@@ -37,9 +37,10 @@ from bench.compact_updates import EXACT, PLAIN, SHARED, Match
 from bench.tables import machine, show, versions
 from bench.turns import Meter
 from trl_grpo_ext import load_rewards
-from trl_grpo_ext.launch.doctor.examine import examine
+from trl_grpo_ext.launch.doctor.command import examine
 
 GROUPS, MEMBERS = 4, 8
+ALONE = ("python", "-m", "trl_grpo_ext.launch.doctor.settings_alone")
 TEMPERATURE = 0.6  # at 1.0 hardly any of 200 answers of SmolLM2-135M is right
 WIDE, PRODUCTS = 8192, {"aten::mm", "aten::addmm", "aten::addmm_"}
 ARMS = (PLAIN, EXACT, SHARED)
@@ -140,7 +141,7 @@ def expected_memory(options: argparse.Namespace, limit: int, groups: Sequence[Gr
     settings = f"""use_cpu=true bf16=false gradient_checkpointing=false beta=0.0 num_generations={MEMBERS}
         max_completion_length={limit} per_device_train_batch_size={options.rows} gradient_accumulation_steps={passes}"""
     words = ["--model_name_or_path", str(options.model), *(f"--{setting}" for setting in settings.split())]
-    memory = examine(None, overrides=words, prompt_length=max(len(group.prompt) for group in groups)).memory
+    memory = examine([*ALONE, *words], prompt_length=max(len(group.prompt) for group in groups)).memory
     assert memory is not None
     return memory.peak
 

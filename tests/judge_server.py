@@ -40,6 +40,11 @@ class Handler(BaseHTTPRequestHandler):
     def log_message(self, *_: Any) -> None:
         """Quiet."""
 
+    def do_GET(self) -> None:
+        """How many requests have come for the model that the path ends with."""
+        model = self.path.rpartition("/")[2]
+        self.reply(200, sum(request["model"] == model for request in self.server.requests))
+
     def do_POST(self) -> None:
         server = self.server
         request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))

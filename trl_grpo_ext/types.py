@@ -323,6 +323,13 @@ class Reward(Protocol):
     Called once per generation batch with keyword arguments only: `prompts`, `completions`, `completion_ids` and every
     other dataset column, plus TRL's `trainer_state`, `log_extra` and `log_metric`. Take the rest as `**kwargs`.
     Returns one number per completion, or None where the reward does not apply.
+
+    Optional methods:
+
+    - `start_scoring(**columns)`: begin to score a batch without waiting, for instance by sending requests. It gets the
+      batch's columns before any reward is called with them, without `trainer_state` and the loggers. TRL's own trainer
+      does not call it.
+    - `start_workers()`: start processes that the reward works in. `load_rewards` calls it once.
     """
 
     def __call__(self, **columns: Any) -> Sequence[float | None]:

@@ -55,7 +55,7 @@ def assigned(file: str, name: str) -> object:
 
 def launch_files() -> dict[str, tuple[str, int, int]]:
     """By launch file: its engine, processes and machines, as a test asserts them."""
-    engines = assigned("tests/launch/doctor/test_launch_file.py", "ENGINES")
+    engines = assigned("tests/launch/doctor/test_command.py", "ENGINES")
     assert isinstance(engines, dict)
     return engines
 

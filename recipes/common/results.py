@@ -18,7 +18,7 @@ try:
     from rich.console import Console
     from rich.table import Table
 except ModuleNotFoundError as error:
-    raise SystemExit(f"error: the recipes need {error.name}: pip install 'trl-grpo-ext[recipes]'") from error
+    raise SystemExit(f"error: the recipes need {error.name}: pip install {error.name}") from error
 
 from trl_grpo_ext.plugins.metadata import installed_version
 

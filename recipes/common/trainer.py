@@ -27,6 +27,7 @@ class RecipeTrainer(SafeCheckpoints, GRPOExtTrainer):
     """
 
     eval_temperature: float | None = None
+    adapters_in_float32 = True  # see `train_and_score`; `doctor` asks
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)

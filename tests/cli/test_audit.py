@@ -1,6 +1,7 @@
 """`trl-grpo-ext audit`: unreadable and wrong references are found before training, and shown as text."""
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,12 @@ def test_good_references_have_no_findings_and_one_that_does_not_parse_is_found()
     assert problems(found) == [(3, "does not parse")]
     assert "\x1b" not in found.findings[0].reference
     assert "unparseable_reference" in found.findings[0].detail
-    assert found.counts() == {"does not parse": 1, "wrong against itself": 0, "fails": 0}
+    assert found.counts() == {
+        "does not parse": 1,
+        "wrong against itself": 0,
+        "fails": 0,
+        "accepts a wrong answer": 0,
+    }
 
 
 @pytest.mark.slow
@@ -57,6 +63,43 @@ def test_references_for_math_verify() -> None:
     assert audit(reward, as_answer, column="answer").column == "answer"
     with pytest.raises(ConfigurationError, match="reads the column 'solution', and the columns are answer"):
         audit(reward, as_answer)  # training would stop there
+    reward.close()
+
+
+def last_number(completions: list[str], answer: list[str], **columns: Any) -> list[float]:
+    """As careless graders do: it reads an equation as the number that stands last."""
+    numbers = [[re.findall(r"\d+", text)[-1:] for text in texts] for texts in (completions, answer)]
+    return [float(bool(one) and one == other) for one, other in zip(*numbers, strict=True)]
+
+
+def test_a_reward_that_takes_a_wrong_answer_of_the_same_shape_is_found() -> None:
+    rows = [{"answer": "3x-y+13=0"}, {"answer": "18"}, {"answer": "2 is even"}, {"answer": "x \\le 3"}]
+    found = audit(last_number, rows)
+    assert problems(found) == [(row, "accepts a wrong answer") for row in (0, 2, 3)]
+    assert "3x+y+13=0" in found.findings[0].detail
+    assert "2 is odd" in found.findings[1].detail
+
+
+@pytest.mark.slow
+def test_what_the_references_were_read_as() -> None:
+    (reward,) = load_rewards([{"name": "math_accuracy", "workers": 1}])
+    rows = [{"solution": text} for text in ("3x-y+13=0", "18 apples", "$k \\text{ is even}$", "18", "3 of 4", "18")]
+    found = audit(reward, rows)
+    assert problems(found) == [(4, "does not parse")]
+    assert "picked out" in found.findings[0].detail
+    assert [(one.read_as, one.left_over) for one in found.read] == [
+        ("3x-y+13=0", ""),
+        ("18", "apples"),
+        ("k \\text{ is even}", ""),
+        ("18", ""),
+        ("", "3 of 4"),
+    ]
+    assert [(one.row, one.read_as, one.left_over) for one in gsm8k([*GOOD, {"answer": "$18 a day"}]).read] == [
+        (0, "18", ""),
+        (1, "1234", ""),
+        (2, "5/2", ""),
+        (3, "18", "a day"),
+    ]
     reward.close()
 
 

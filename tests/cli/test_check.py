@@ -43,6 +43,10 @@ def remembers(completions, answer=None, seen=set(), **columns):
     seen.update(map(str, completions))
     return [float(one) for one in new]
 
+def reads_target(completions, target, **columns):
+    texts = [c if isinstance(c, str) else c[0]["content"] for c in completions]
+    return [float(one in text) for one, text in zip(target, texts)]
+
 class Choosy:
     """Scores `word`, and nothing else will do."""
 
@@ -104,7 +108,7 @@ def test_a_broken_rule_is_shown_with_its_example_and_its_reason_and_ends_with_1(
         ("hangs", 1, ["broken reward.run", "it did not return within 1 s, and its process was ended"]),
         ("remembers", 1, ["broken reward.determinism", "in its first call and later: 1.0 and 0.0"]),
         ("constant", 3, ["not shown to work: it gave every text of the kit 0.5", "it printed: "]),
-        ("fine", 0, ["14 rules kept, 0 broken"]),
+        ("fine", 0, ["13 rules kept, 0 broken"]),
     ],
 )
 def test_whatever_a_plugin_does_the_command_says_so_and_its_status_too(
@@ -130,6 +134,20 @@ def test_what_cannot_be_loaded_ends_with_2(folder: Path, selection: str, message
     done = check(folder, selection)
     assert (done.status, done.out) == (2, "")
     assert message in done.err
+
+
+def test_columns_come_from_the_command_line_and_without_them_nothing_is_broken(folder: Path, tmp_path: Path) -> None:
+    plain = check(folder, "ch_rewards:reads_target", "--strict")
+    assert plain.status == 3, plain
+    assert "it reads 'target', of which no values were given: --columns '{" in plain.plain
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"prompt": "one?", "target": "18"}\n{"prompt": "two?", "target": "3"}\n')
+    for given in ('{"target": "18"}', str(rows)):
+        done = check(folder, "ch_rewards:reads_target", "--columns", given)
+        assert done.status == 0, done
+        assert "0 broken" in done.out
+    for wrong in ("{target: 18", "gone.jsonl", str(folder / "ch_rewards.py")):
+        assert check(folder, "ch_rewards:reads_target", "--columns", wrong).status == 2
 
 
 def test_all_of_a_distribution(folder: Path) -> None:

@@ -309,6 +309,34 @@ def test_a_job_that_takes_too_long_only_while_caches_are_cold_is_no_timeout() ->
     assert (never.status, slow_at_first.value) == ("timeout", "from the cache")
 
 
+def test_a_job_that_never_ends_has_its_time_once_and_a_slice_in_cold_caches(tmp_path: Path) -> None:
+    def task(job: None) -> None:
+        begun = time.process_time()
+        while True:
+            (tmp_path / str(os.getpid())).write_text(str(time.process_time() - begun))
+
+    task.chores = [lambda: None] * 3  # type: ignore[attr-defined]
+    with contextlib.closing(WorkerPool(task, workers=1)) as pool:
+        assert pool.run([None], allowance=1.2)[0].status == "timeout"
+    spent = sorted(float(file.read_text() or 0) for file in tmp_path.iterdir())
+    assert len(spent) == 2
+    assert spent[0] < 0.25 + 0.2
+    assert spent[1] < 1.2 + 0.3
+
+
+def test_a_job_whose_worker_dies_has_the_rest_of_its_time(pool: WorkerPool, tmp_path: Path) -> None:
+    def dies_late() -> None:
+        end = time.process_time() + 0.5
+        while time.process_time() < end:
+            pass
+        os._exit(3)
+
+    done = pool.run([dies_late], allowance=0.8)
+    assert done[0].status == "timeout"
+    assert done[0].detail == "no result within 0.8 s of CPU time"
+    assert done[0].seconds < 0.5
+
+
 def test_an_idle_worker_or_server_that_was_killed_costs_no_try(pool: WorkerPool, tmp_path: Path) -> None:
     worker = one(pool, os.getpid).value
     os.kill(worker, signal.SIGKILL)

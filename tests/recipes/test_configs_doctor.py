@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.recipes.config_objects import LAUNCH_FILES, RUN_FILES, header, launches, option
-from trl_grpo_ext.launch.doctor.examine import examine
+from tests.launch.doctor import forked
+from tests.recipes.config_objects import LAUNCH_FILES, ROOT, RUN_FILES, header, launches, option
+from trl_grpo_ext.launch.doctor import Machine, command
 
 COMMANDS = [(path, number) for path in [*LAUNCH_FILES, *RUN_FILES] for number in range(len(launches(path)))]
 
@@ -16,31 +17,35 @@ def named(value: object) -> str:
     return value.name if isinstance(value, Path) else str(value)
 
 
-@pytest.mark.parametrize(("path", "command"), COMMANDS, ids=named)
-def test_the_doctor_finds_no_error_in_a_shipped_command_line(path: Path, command: int) -> None:
-    words = launches(path)[command]
-    script = next(place for place, word in enumerate(words) if word.endswith(".py"))
-    front, after = words[:script], words[script + 1 :]
-    config = option(after, "--config")
-    if config is not None:
-        place = after.index("--config")
-        after = after[:place] + after[place + 2 :]
+@pytest.fixture(autouse=True)
+def _forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "_child", forked.child)
+    monkeypatch.chdir(ROOT)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("path", "number"), COMMANDS, ids=named)
+def test_the_doctor_finds_no_error_in_a_shipped_command_line(path: Path, number: int) -> None:
+    words = [re.sub(r"\$\w+", "0", word) for word in launches(path)[number]]
     gigabytes = re.search(r"Hardware:.*?(\d+) GB", " ".join(header(path)))
-    found = examine(
-        config_file=option(front, "--config_file"),
-        configs=() if config is None else (config,),
-        overrides=tuple(after),
-        script=words[script],
-        gpu_memory=float(gigabytes[1]) if gigabytes else 80,
-        num_processes=int(option(front, "--num_processes") or 0) or None,
-        rdzv_backend=option(front, "--rdzv_backend"),
-    )
+    gpus = 0 if path.name.startswith("cpu_") else int(option(words, "--num_processes") or 8)
+    machine = Machine(gpus=gpus, gpu_bytes=(int(gigabytes[1]) if gigabytes else 80) * 10**9)
+    found = command.examine(["accelerate", "launch", *words], machine)
     assert [problem for problem in found.problems if problem.severity == "error"] == []
+    assert found.memory is not None, found
+
+
+@pytest.mark.parametrize("path", RUN_FILES, ids=lambda path: path.name)
+def test_a_run_file_alone_has_an_estimate_where_the_hub_was_never_reached(path: Path) -> None:
+    found = command.examine([str(path)], Machine(gpus=8))
+    assert [problem for problem in found.problems if problem.severity == "error"] == []
+    named = yaml.safe_load(path.read_text()).get("model_name_or_path")
+    assert (found.memory is None) == (named is None), found
 
 
 @pytest.mark.parametrize("path", RUN_FILES, ids=lambda path: path.name)
 def test_the_header_names_every_extra(path: Path) -> None:
-    (named,) = re.findall(r"^# Needs: pip install 'trl-grpo-ext\[(.*)\]'\.$", path.read_text(), re.MULTILINE)
+    (named,) = re.findall(r"^# Needs: pip install '\.\[(.*)\]'\.$", path.read_text(), re.MULTILINE)
     chosen = yaml.safe_load(path.read_text())
     wanted = {"deepspeed": str(chosen.get("engine")).startswith("zero"), "vllm": chosen.get("use_vllm", False)}
     wanted |= {"real": chosen.get("model_name_or_path") == "smollm2", "reasoning_gym": "tasks" in chosen}

@@ -11,11 +11,14 @@ from hypothesis import strategies as st
 
 from trl_grpo_ext import load_rewards
 from trl_grpo_ext.errors import ConfigurationError, PluginOutputError
+from trl_grpo_ext.guard.guarded import guarded
 from trl_grpo_ext.plugins.loading import RewardList
 from trl_grpo_ext.rewards.combinators import Gated, PerColumn, Product, Weighted
 from trl_grpo_ext.types import SpanScore
 
 Reward = Callable[..., list[float | None]]
+MATCH = {"name": "regex_match", "pattern": "1"}
+GATED = {"reward": MATCH, "gate": "think_format"}
 
 
 def first(first: Sequence[float | None], **columns: Any) -> list[float | None]:
@@ -171,6 +174,67 @@ def test_logged_columns_are_put_back_in_their_rows_and_spans_pass() -> None:
     assert logged == {"seen": ["saw 1.0", None, "saw 3.0"]}
     [score] = scored(PerColumn("task", {"a": spanned}), [2.0], task=["a"])
     assert score.spans == ((0, 1, 2.0),)
+
+
+# --- early starts and metrics -----------------------------------------------------------------------------------------
+
+
+class Early:
+    """Notes what it was started with."""
+
+    __name__ = "early"
+
+    def __init__(self) -> None:
+        self.started: list[Any] = []
+
+    def start_workers(self) -> None:
+        self.started.append("workers")
+
+    def start_scoring(self, completions: list[str], **columns: Any) -> None:
+        self.started.append(completions)
+
+    def __call__(self, completions: list[str], **columns: Any) -> list[float | None]:
+        return [1.0] * len(completions)
+
+
+def test_rewards_inside_others_begin_early_with_the_rows_that_they_will_get() -> None:
+    columns = {"completions": ["x", "y", "z"], "task": ["a", "b", "a"], "first": [1.0] * 3}
+    for make, rows in (
+        (lambda early: Weighted([first, early]), ["x", "y", "z"]),
+        (lambda early: Product([early]), ["x", "y", "z"]),
+        (lambda early: Gated(early, first), ["x", "y", "z"]),
+        (lambda early: Gated(first, early, lazy=True), ["x", "y", "z"]),
+        (lambda early: Gated(early, first, lazy=True), None),
+        (lambda early: PerColumn("task", {"a": early, "c": first}), ["x", "z"]),
+        (lambda early: PerColumn("task", {"a": first}, default=guarded(early, batch_size=None)), ["y"]),
+        (lambda early: guarded(Weighted([early])), ["x", "y", "z"]),
+    ):
+        early = Early()
+        reward: Any = make(early)
+        reward.start_scoring(**columns)
+        assert early.started == ([] if rows is None else [rows])
+    load_rewards([Weighted([early := Early()])])
+    assert early.started == ["workers"]
+
+
+def test_a_reward_at_the_top_and_the_same_one_inside_another_have_outcomes_of_their_own() -> None:
+    inside = {"name": "per_column", "column": "task", "rewards": {"math": MATCH, "code": {"name": "gated", **GATED}}}
+    metrics: dict[str, float] = {}
+    extras: dict[str, Any] = {}
+    columns = {"task": ["math", "code", "math", "code"], "log_metric": metrics.__setitem__}
+    for reward in load_rewards([MATCH, inside]):
+        reward(completions=["1", "1", "no", "no"], log_extra=extras.__setitem__, **columns)
+    scored = {name: value for name, value in metrics.items() if name.endswith("/scored")}
+    assert scored == {
+        "outcomes/regex_match/scored": 1.0,
+        "outcomes/per_column.math.regex_match/scored": 1.0,
+        "outcomes/per_column.code.gated.regex_match/scored": 1.0,
+    }
+    assert extras == {
+        "regex_match_outcome": ["scored"] * 4,
+        "per_column.math.regex_match_outcome": ["scored", None, "scored", None],
+        "per_column.code.gated.regex_match_outcome": [None, "scored", None, "scored"],
+    }
 
 
 # --- all of them -----------------------------------------------------------------------------------------------------

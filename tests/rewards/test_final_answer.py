@@ -153,7 +153,7 @@ None: The answer is ¦ The answer is one of these.
 18: Answer: She has 16 - 3 - 4 = 9 eggs left, so she makes 9 * 2 = $18
 18: Answer: 16 - 3 - 4 = 9 eggs are left, so she makes 9 * 2 = $18
 18: Answer: Let's see.⏎⏎1. 16 - 7 = 9 eggs⏎2. 9 * 2 = 18 dollars ¦ The answer is the sum of 3 and 15. 3 + 15 = 18.
-18: #### 18⏎The answer is found by multiplying 9 by 2. ¦ The answer is between 5 and 18 ¦ The answer is 3 * 6, so 18
+18: #### 18⏎The answer is found by multiplying 9 by 2. ¦ The answer is 3 * 6, so 18
 20: The answer is $18 + $2 = $20.
 120: The answer is 15 gallons * 8 pints / gallon = <<15*8=120>>120 pints
 8: The answer is <<8=8>>8.

@@ -1,9 +1,15 @@
 """`tool_use`."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+from datasets import Dataset
+from transformers import LlamaConfig, LlamaForCausalLM
 
+from tests.credit.template_turns import FAMILIES, tokenizer_of
+from tests.credit.test_turns import Scripted, echo, written
+from tests.support import SIZES, arguments
 from trl_grpo_ext.rewards.turns import ToolUse
 from trl_grpo_ext.types import TurnScores
 
@@ -38,17 +44,61 @@ def turns(reward: Any, completions: list[Any] = CONVERSATIONS, **more: Any) -> l
 
 def test_tool_use_by_hand() -> None:
     reward = ToolUse(returned=1.0, failed=-10.0, made=100.0)
-    assert turns(reward) == [(191.0, 101.0, 0.0), (200.0,), (0.0,), (0.0,), (), (90.0, 303.0)]
-    assert turns(ToolUse(returned=1.0, failed=-10.0, marker="<tool_call>"))[2] == (-10.0,)
-    limited = turns(ToolUse(returned=1.0, failed=-10.0, at_most=2))
-    assert limited == [(-9.0, 0.0, 0.0), (0.0,), (0.0,), (0.0,), (), (-10.0, 1.0)]
+    assert turns(reward) == [(191.0, 101.0, 0.0), (180.0,), (90.0,), (0.0,), (), (90.0, 303.0)]
+    assert turns(ToolUse(returned=1.0, failed=-10.0, unanswered=0.0, marker=None))[1:3] == [(0.0,), (0.0,)]
+    limited = turns(ToolUse(returned=1.0, failed=-10.0, unanswered=-2.0, at_most=2))
+    assert limited == [(-9.0, 0.0, 0.0), (-4.0,), (-10.0,), (0.0,), (), (-10.0, 1.0)]
     logged: dict[str, float] = {}
     turns(reward, log_metric=logged.__setitem__)
     assert logged == {
-        "tool_use/calls": pytest.approx(9 / 6),
+        "tool_use/calls": pytest.approx(10 / 6),
         "tool_use/returned": pytest.approx(5 / 6),
-        "tool_use/failed": pytest.approx(2 / 6),
+        "tool_use/failed": pytest.approx(3 / 6),
+        "tool_use/unanswered": pytest.approx(2 / 6),
     }
+
+
+def fail(text: str) -> str:
+    """Raise an error that is as long as one likes.
+
+    Args:
+        text: Where the error is to begin.
+    """
+    raise ValueError(text * 400)
+
+
+@pytest.mark.parametrize(
+    ("script", "metrics"),
+    [
+        (("", [("fail", {"text": "x"})]), {"calls": 1, "returned": 0, "failed": 1, "unanswered": 0}),
+        (("", [("fail", {"text": "long"})]), {"calls": 1, "returned": 0, "failed": 0, "unanswered": 1}),
+        (("", [("echo", {"text": "flood"})] * 2), {"calls": 2, "returned": 0, "failed": 0, "unanswered": 2}),
+        ("broken", {"calls": 1, "returned": 0, "failed": 1, "unanswered": 0}),
+        (("", [("echo", {"text": "z" * 900})]), {"calls": 1, "returned": 0, "failed": 1, "unanswered": 0}),
+    ],
+    ids=["error", "long error", "long result", "broken", "cut"],
+)
+def test_no_call_escapes_near_the_end_of_the_budget(script: Any, metrics: dict[str, int], tmp_path: Path) -> None:
+    """Through TRL's own tool loop, which takes back what does not fit and forgets whether it was an error."""
+    tokenizer = tokenizer_of(FAMILIES["qwen3"])
+    sizes = {**SIZES, "vocab_size": len(tokenizer), "max_position_embeddings": 8192}
+    settings = {"max_completion_length": 700, "max_steps": 1, "per_device_train_batch_size": 4}
+    trainer = Scripted(
+        LlamaForCausalLM(LlamaConfig(**sizes)),
+        [ToolUse()],
+        arguments(tmp_path, **settings),
+        train_dataset=Dataset.from_dict({"prompt": [[{"role": "user", "content": "?"}]]}),
+        processing_class=tokenizer,
+        tools=[fail, echo],
+    )
+    own = [script if script == "broken" else (f"{row}:", script[1]) for row in range(4)]  # tells the rows apart
+    trainer.scripts = [[written(FAMILIES["qwen3"], tokenizer, said) for said in (first, ("so.", []))] for first in own]
+    trainer.train()
+    log = trainer.state.log_history[0]
+    assert {name: log[f"tool_use/{name}"] for name in metrics} == metrics
+    lost = metrics["failed"] + metrics["unanswered"]
+    assert log["rewards/tool_use/mean"] == pytest.approx(-0.1 * lost)
+    assert lost >= metrics["calls"] * log["tools/failure_frequency"]
 
 
 ODD_CALLS: list[Any] = [
@@ -63,4 +113,4 @@ def test_calls_of_any_kind_are_counted_or_left_out_and_none_raises() -> None:
     completions = [[says("", tool_calls=calls), *answers("1", None, FAILED)] for calls in ODD_CALLS]
     completions += [[{"tool_calls": [CALL]}, {"role": "tool"}], [says("", 1), {"role": None}, {"content": 3}, None]]
     scores = turns(ToolUse(returned=1.0, failed=-10.0, made=100.0), completions)
-    assert scores == [(0.0,)] * 7 + [(392.0,), (292.0,), (101.0,), (101.0, 0.0)]
+    assert scores == [(0.0,)] * 7 + [(382.0,), (292.0,), (101.0,), (101.0, 0.0)]

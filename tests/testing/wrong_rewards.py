@@ -143,15 +143,6 @@ def names_its_columns(completions: list[Any], answer: list[str]) -> list[float]:
     return [0.0] * len(completions)
 
 
-def other_column(completions: list[Any], solutions: list[str], **columns: Any) -> list[float]:
-    """huggingface/open-r1#385: the data set's column is `solution`."""
-    return [float(s in text_of(c)) for c, s in zip(completions, solutions, strict=True)]
-
-
-def last_message(completions: list[Any], **columns: Any) -> list[float]:
-    return [float("18" in (c if isinstance(c, str) else c[-1]["content"])) for c in completions]
-
-
 def reads_the_brackets(completions: list[Any], **columns: Any) -> list[float]:
     return [float(str(c).startswith("<think>")) for c in completions]
 
@@ -163,15 +154,18 @@ def strips(completions: list[Any], **columns: Any) -> list[float]:
     return found([text_of(c) for c in completions])
 
 
-def lower_references(texts: list[str], columns: Any) -> list[float]:
-    return [float(answer.lower() in text) for text, answer in zip(texts, columns["answer"], strict=True)]
-
-
 class FirstRowOnly(Right):
     """Every completion against the first prompt's answer."""
 
     def scores(self, texts: list[str], columns: Any) -> Any:
         return [self.score(text, columns["answer"][0]) for text in texts]
+
+
+class LowersReferences(Right):
+    """Reads None as a text."""
+
+    def score(self, text: str, answer: Any) -> float | None:
+        return float(answer.lower() in text)
 
 
 class OneNoneSpoilsAll(Right):
@@ -272,10 +266,9 @@ in_words = By(lambda texts, columns: [str(score) for score in found(texts)])
 less_the_mean = By(lambda texts, columns: [score - sum(found(texts)) / len(texts) for score in found(texts)])
 
 BREAKS: list[tuple[str, Any]] = [
-    *(("reward.call", reward) for reward in (names_its_columns, other_column)),
+    ("reward.call", names_its_columns),
     ("reward.run", after(lambda texts, columns: exit_with(0))),
     ("reward.run", By(lambda texts, columns: [1 / len(re.findall(r"\d", text)) for text in texts])),
-    ("reward.run", By(lambda texts, columns: columns["target"])),
     ("reward.length", only_the_first),
     ("reward.length", By(lambda texts, columns: [1.0])),  # huggingface/trl#6533: torch spreads it over all
     ("reward.length", By(lambda texts, columns: None)),
@@ -289,8 +282,7 @@ BREAKS: list[tuple[str, Any]] = [
     ("reward.inputs", after(lambda texts, columns: columns["answer"].insert(0, "seen"))),
     ("reward.inputs", strips),
     ("reward.formats", reads_the_brackets),
-    *(("reward.none", reward) for reward in (By(lower_references), OneNoneSpoilsAll)),
-    ("reward.empty", last_message),
+    *(("reward.none", reward) for reward in (LowersReferences, OneNoneSpoilsAll)),
     ("reward.empty", after(lambda texts, columns: all(texts) or exit_with("no text"))),
     ("reward.hostile_text", By(last_number)),
     ("reward.hostile_text", after(lambda texts, columns: [text.encode() for text in texts])),  # a lone surrogate

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -287,6 +288,8 @@ REWARDS: dict[str, tuple[Callable[..., Any], Expected]] = {
 }
 for _name in ("ends_the_process", "is_interrupted", "empties", "empties_and_raises", "too_few", "raises_async"):
     REWARDS[_name + ON_FIRST] = REWARDS[_name]
+KILLED = "is_killed"
+REWARDS[KILLED] = (lambda **columns: os.kill(os.getpid(), signal.SIGKILL), ("EngineError", "Rank 1 (process "))
 
 
 def hostile_settings(name: str, model: Path) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import os
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,8 +51,10 @@ class Ranks:
     def alive(self) -> bool:
         return all(process.poll() is None for process in self.processes)
 
-    def call(self, function: Callable[..., Any], *arguments: Any, timeout: float) -> list[Any]:
-        """What the function returns on each rank."""
+    def call(
+        self, function: Callable[..., Any], *arguments: Any, timeout: float, survivors: Sequence[int] | None = None
+    ) -> list[Any]:
+        """What the function returns on each rank, or on those that survive it."""
         self.calls += 1
         answers = [self.folder / f"call{self.calls}_rank{rank}.pt" for rank in range(len(self.processes))]
         for process, answer in zip(self.processes, answers, strict=True):
@@ -61,8 +63,9 @@ class Ranks:
             process.stdin.write(json.dumps([name, [*map(_plain, arguments)], str(answer)]) + "\n")
             process.stdin.flush()
         deadline = time.monotonic() + timeout
+        answers = answers if survivors is None else [answers[rank] for rank in survivors]
         while not all(answer.exists() for answer in answers):
-            if not self.alive or time.monotonic() > deadline:
+            if (survivors is None and not self.alive) or time.monotonic() > deadline:
                 self.end()
                 raise AssertionError("\n".join((p.out + p.err)[-6000:] for p in self.processes))
             time.sleep(0.02)

@@ -10,6 +10,7 @@ import zlib
 from functools import wraps
 from pathlib import Path
 from typing import Any
+from urllib.request import urlopen
 
 import torch
 from transformers import TrainerCallback
@@ -19,6 +20,7 @@ from tests.support import flat, length_reward, prompts, scripted_rollout, train
 from tests.trainer.hostile import hostile_settings, is_last_rank
 from trl_grpo_ext import GRPOExtMixin, GRPOExtTrainer, Rollout, load_loss_aggregation
 from trl_grpo_ext.errors import TRLGRPOExtError
+from trl_grpo_ext.rewards.judge import Judge
 from trl_grpo_ext.types import HookDeclaration, Span, SpanScore, TurnScores, span_reward
 
 Job = dict[str, Any]
@@ -35,6 +37,7 @@ Job = dict[str, Any]
 - `quiet_rank: true`: the completions of the first of two ranks all get the same reward,
 - `aggregations: [...]`: one for each optimizer step, in turn; many of them in one training are many times quicker,
 - `float64: true`: log-probabilities in float64, which TRL's own are not,
+- `judge: URL`: a judge at this address, behind a reward that waits until the judge was asked,
 - `hostile: NAME`: a plugin or reward of `tests.trainer.hostile` is selected, or for `loss` a base class whose loss is
   twice TRL's on the last rank; its error is kept instead of a result.
 """
@@ -194,6 +197,20 @@ def first_prompts_only(prompts: list[str], **columns: Any) -> list[float | None]
     return [kinds.get(prompt[0]) for prompt in prompts]
 
 
+def judged(url: str) -> list[Any]:
+    """A reward that is 1 if the judge behind it was asked while it ran, and the judge."""
+    model = f"rank{os.environ.get('RANK', 0)}"
+
+    def waits(completions: list[str], **columns: Any) -> list[float]:
+        until, asked = time.monotonic() + 10, False
+        while not asked and time.monotonic() < until:
+            with urlopen(f"{url}/asked/{model}") as answer:
+                asked = json.load(answer) > 0
+        return [float(asked)] * len(completions)
+
+    return [waits, Judge(model, "Is it right?", base_url=url)]
+
+
 FLAGS: dict[str, dict[str, Any]] = {
     "flat_groups": {"reward_funcs": flat("aceg")},
     "quiet_rank": {"reward_funcs": flat("abef")},  # of four prompts, the two of the first rank
@@ -217,6 +234,8 @@ def run_job(model: Path, folder: Path, job: Job) -> dict[str, Any]:
         job |= {"eval_strategy": "steps", "eval_steps": 1, "eval_dataset": data}
     for name, settings in FLAGS.items():
         job |= settings if job.pop(name, False) else {}
+    if (url := job.pop("judge", None)) is not None:
+        job["reward_funcs"] = judged(url)
     if "hooks" in job:
         job["hooks"] = [*job["hooks"], watch]
     if (in_turn := job.pop("aggregations", None)) is not None:

@@ -59,7 +59,7 @@ def jobs_of(cut: Job) -> dict[str, Job]:
         "float32": {**COMMON, **cut, "aggregations": IN_TURN, "learning_rate": 0.001},
         "skipping": {**COMMON, **cut, "aggregations": skipping, "float64": True, "flat_groups": True},
         # A reward of length_reward lies between -1 and 2.
-        "drawn": {**COMMON, **cut, "float64": True, "max_steps": 5, "prompt_sampler": POOL},
+        "drawn": {**COMMON, **cut, "seed": 1, "float64": True, "max_steps": 5, "prompt_sampler": POOL},
         "trl bnpo": {**STOCK, **cut, "loss_type": "bnpo"},
         "trl dapo": {**STOCK, **cut, "loss_type": "dapo"},
     }

@@ -14,7 +14,10 @@ import pytest
 import torch
 from trl import GRPOTrainer
 
+from tests.judge_server import judge_server
 from tests.support import length_reward, train
+from tests.trainer.launch import launch
+from tests.trainer.process_worker import Job, run_job
 from trl_grpo_ext import GRPOExtConfig
 from trl_grpo_ext.errors import ConfigurationError, RewardError
 from trl_grpo_ext.guard.reward_watch import RewardWatch, reward_limit
@@ -72,6 +75,22 @@ def test_two_partials_of_one_function_have_metrics_of_their_own(tiny_model: Path
     assert theirs.losses == run.losses
 
 
+EARLY: Job = {"max_steps": 1, "per_device_train_batch_size": 4}
+
+
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_judge_is_asked_before_a_slower_reward_ends(tiny_model: Path, tmp_path: Path, ranks: int) -> None:
+    pytest.importorskip("openai", reason="the extra `judge` is not installed")
+    with judge_server() as server:
+        job = {**EARLY, "judge": server.url}
+        if ranks == 1:
+            results = [run_job(tiny_model, tmp_path, job)]
+        else:
+            results = [jobs["early"] for jobs in launch({"early": job}, tiny_model, tmp_path)]
+        assert {request["model"] for request in server.requests} == {f"rank{rank}" for rank in range(ranks)}
+    assert [result["logs"][0]["rewards/waits/mean"] for result in results] == [1.0] * ranks
+
+
 def sleeps(**columns: Any) -> list[float]:
     time.sleep(30)
     return []
@@ -109,10 +128,12 @@ def test_what_holds_the_interpreter_ends_the_process_with_a_traceback(tmp_path: 
     assert "in tower" in done.stderr
 
 
-def test_only_runs_of_several_processes_have_a_limit_by_themselves(tmp_path: Path) -> None:
-    assert reward_limit(None, 100.0, 1) is None
-    assert reward_limit(None, 100.0, 2) == 80.0
+def test_the_limit_of_a_run_is_an_hour_at_most_and_short_enough_to_tell_the_other_ranks(tmp_path: Path) -> None:
+    assert GRPOExtConfig(str(tmp_path), use_cpu=True, bf16=False).reward_timeout == 3600
+    assert reward_limit(3600, 1800.0, 1) == 3600
+    assert reward_limit(3600, 1800.0, 2) == 1440
     assert reward_limit(5, 100.0, 1) == reward_limit(5, 100.0, 2) == 5
+    assert reward_limit(None, 100.0, 1) is reward_limit(None, 100.0, 2) is None
     for value in (0, -1.0, True, "5", float("nan")):
         with pytest.raises(ConfigurationError, match="reward_timeout must be a number of seconds above 0"):
             GRPOExtConfig(str(tmp_path), use_cpu=True, bf16=False, reward_timeout=value)

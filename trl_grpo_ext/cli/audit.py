@@ -1,7 +1,8 @@
 """`trl-grpo-ext audit`: does a reward understand a data set's references? Run it before you rent a GPU.
 
-Each reference goes back to the reward as if a model had written it. A reference that does not parse, or that scores
-wrong against itself, teaches nothing or the wrong thing. Heavy imports happen when the command runs.
+Each reference goes back to the reward as if a model had written it, and then a wrong answer of the same shape: another
+number, another sign, another parity. A reference that does not parse, that scores wrong against itself or that takes
+the wrong answer teaches nothing or the wrong thing. Heavy imports happen when the command runs.
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ _AT_ONCE, _SHOWN = 64, 10
 _FAILURES = (Outcome.TIMEOUT, Outcome.DIED, Outcome.REFUSED, Outcome.ERROR)
 _ORDER = (Outcome.NO_ANSWER, *_FAILURES, Outcome.WRONG, Outcome.RIGHT)
 """Verdicts by what they say about a reference; those that are not here say most."""
-_KINDS = ("does not parse", "wrong against itself", "fails")
+_ACCEPTS = "accepts a wrong answer"
+_KINDS = ("does not parse", "wrong against itself", "fails", _ACCEPTS)
 _PROBLEMS = {
     **dict.fromkeys((Outcome.UNPARSEABLE, Outcome.NONE), "does not parse"),
     **dict.fromkeys(_FAILURES, "fails"),
@@ -63,7 +65,7 @@ class Finding:
 
     Attributes:
         row: Its number in the data set.
-        problem: "does not parse", "wrong against itself" or "fails".
+        problem: "does not parse", "wrong against itself", "fails" or "accepts a wrong answer".
         reference: The reference, quoted.
         detail: What exactly.
     """
@@ -72,6 +74,16 @@ class Finding:
     problem: str
     reference: str
     detail: str = ""
+
+
+@dataclass(frozen=True)
+class Read:
+    """What the reward read one reference as, and what of its text that left over."""
+
+    row: int
+    reference: str
+    read_as: str
+    left_over: str
 
 
 @dataclass(frozen=True)
@@ -84,6 +96,7 @@ class Audit:
         rows: Rows audited.
         references: Distinct references among them.
         findings: What is wrong, by row.
+        read: What the different references were read as, if the reward has `read_references`.
     """
 
     reward: str
@@ -91,6 +104,7 @@ class Audit:
     rows: int
     references: int
     findings: list[Finding] = field(default_factory=list)
+    read: list[Read] = field(default_factory=list)
 
     def counts(self) -> dict[str, int]:
         """The number of rows with each problem."""
@@ -142,15 +156,24 @@ def audit(
         )
     judge = partial(_judged, reward, column, right_at)
     findings: list[Finding] = []
+    read: list[Read] = []
+    known: set[str] = set()
     starts = range(0, len(rows), _AT_ONCE)
     for batch in progress([range(s, min(s + _AT_ONCE, len(rows))) for s in starts], len(starts)):
         findings += _against_themselves(judge, [(row, rows[row]) for row in batch], column, completions)
+        if completions is None and hasattr(reward, "read_references"):
+            fresh = {repr(rows[row][column]): row for row in reversed(batch) if repr(rows[row][column]) not in known}
+            known |= fresh.keys()
+            first = sorted(fresh.values())
+            as_read = reward.read_references([rows[row][column] for row in first])
+            read += [Read(row, shown(rows[row][column]), *pair) for row, pair in zip(first, as_read, strict=True)]
     return Audit(
         reward=reward_name(reward),
         column=column,
         rows=len(rows),
         references=len({repr(row[column]) for row in rows}),
         findings=findings,
+        read=read,
     )
 
 
@@ -210,6 +233,7 @@ def _against_themselves(
 ) -> Iterator[Finding]:
     """Try each rendering on the rows that no earlier one got right, and a wrong answer on the rows that are right."""
     found = dict[int, Judgement]()
+    rendered = dict[int, str]()
     texts = {number: _renderings(str(row[column])) for number, row in rows}
     if completions is not None:
         texts = {number: [str(row[completions])] for number, row in rows}
@@ -220,20 +244,73 @@ def _against_themselves(
             if place < len(texts[number])
             and (number not in found or found[number].outcome not in (Outcome.RIGHT, Outcome.UNPARSEABLE))
         ]
-        for (number, _, _), judged in zip(asked, judge(asked), strict=True):
+        for (number, _, text), judged in zip(asked, judge(asked), strict=True):
             if number not in found or _says(judged) > _says(found[number]):
-                found[number] = judged
+                found[number], rendered[number] = judged, text
     right = [(number, row, _OTHER_ANSWER) for number, row in rows if found[number].outcome is Outcome.RIGHT]
     for (number, _, _), judged in zip(right, judge(right), strict=True):
         if judged.outcome is Outcome.UNPARSEABLE or judged.outcome in _FAILURES:
             detail = f"compared with another answer{judged.detail and ': '}{judged.detail}"
             found[number] = Judgement(judged.outcome, detail)
+    if completions is None:
+        yield from _wrong_ones(judge, [(n, row, rendered[n]) for n, row in rows if found[n].outcome is Outcome.RIGHT])
     for number, row in rows:
         judged = found[number]
         if judged.outcome is not Outcome.RIGHT:
             problem = _PROBLEMS.get(judged.outcome, "wrong against itself")
             detail = ": ".join(part for part in (judged.outcome.value, judged.detail) if part)
             yield Finding(number, problem, shown(row[column]), detail)
+
+
+def _wrong_ones(judge: Callable[[Sequence[_Asked]], list[Judgement]], right: Sequence[_Asked]) -> Iterator[Finding]:
+    """The rows that take a wrong answer of the same shape for right."""
+    asked = [(number, row, wrong) for number, row, text in right for wrong in same_shape_but_wrong(text)]
+    accepted = dict[int, str]()
+    for (number, _, text), judged in zip(asked, judge(asked), strict=True):
+        if judged.outcome is Outcome.RIGHT:
+            accepted.setdefault(number, text)
+    originals = {number: text for number, _, text in right}
+    for number, wrong in accepted.items():
+        yield Finding(number, _ACCEPTS, shown(originals[number]), f"right as well: {shown(wrong[-_LONGEST_ANSWER:])}")
+
+
+_NUMBER = re.compile(r"(?<![\\A-Za-z_\d.])\d+(?:,\d{3})*(?![\d])")
+_PAIRS = (
+    *(("even", "odd"), ("positive", "negative"), ("increasing", "decreasing"), ("\\forall", "\\exists")),
+    *(("\\leq", "\\geq"), ("\\le", "\\ge"), ("\\cup", "\\cap")),
+)
+_OPPOSITES = {"\\pm": "", **dict(_PAIRS), **{other: one for one, other in _PAIRS}}
+_OPPOSITE = re.compile(rf"(?:{'|'.join(map(re.escape, _OPPOSITES))})(?![A-Za-z])")
+_SIGN = re.compile(r"(?<=[\w})\s])[+-](?=\s?[\w\\({])")
+_LONGEST_ANSWER = 200
+
+
+def same_shape_but_wrong(text: str) -> list[str]:
+    """At most three completions whose last answer has the shape of this one's and another value."""
+    answer = text[-_LONGEST_ANSWER:]
+    start = max(answer.rfind("####"), answer.rfind("\\boxed"), 0)
+    head, answer = text[: len(text) - len(answer) + start], answer[start:]
+    numbers, signs = [*_NUMBER.finditer(answer)], [*_SIGN.finditer(answer)]
+    made = []
+    if opposite := _OPPOSITE.search(answer):
+        made.append(_with(answer, [(opposite, _OPPOSITES[opposite[0]])]))
+    elif signs and "=" in answer:
+        made.append(_with(answer, [(signs[0], "-" if signs[0][0] == "+" else "+")]))
+    if len(numbers) > 1:
+        made.append(_with(answer, [(number, _next(number[0])) for number in numbers[:-1]]))
+    if numbers:
+        made.append(_with(answer, [(numbers[-1], _next(numbers[-1][0]))]))
+    return [head + other for other in made if other != answer]
+
+
+def _next(number: str) -> str:
+    return f"{int(number.replace(',', '')) + 1:{',' if ',' in number else ''}}"
+
+
+def _with(text: str, changes: Sequence[tuple[re.Match[str], str]]) -> str:
+    for match, other in reversed(changes):
+        text = text[: match.start()] + other + text[match.end() :]
+    return text
 
 
 def _says(judged: Judgement) -> int:
@@ -333,7 +410,23 @@ def _print_audit(found: Audit) -> None:
         for finding in [finding for finding in found.findings if finding.problem == problem][:_SHOWN]:
             cells = (Text(printable(text)) for text in (finding.reference, finding.detail))
             table.add_row(str(finding.row), problem, *cells)
+    if found.read:
+        left = sum(bool(read.left_over) for read in found.read)
+        console.print(f"read with text left over: {left:,} of {len(found.read):,} different references")
+        _print_read(found.read)
     if found.findings:
         console.print(table)
     if len(found.findings) > table.row_count:
         console.print(f"... and {len(found.findings) - table.row_count:,} more (--json for all)")
+
+
+def _print_read(read: Sequence[Read]) -> None:
+    """Some of what was read; references with text left over first."""
+    table = Table("row")
+    for title in ("reference", "read as", "left over"):
+        table.add_column(title, overflow="fold")
+    for one in sorted(read, key=lambda one: not one.left_over)[:_SHOWN]:
+        table.add_row(str(one.row), *(Text(printable(text)) for text in (one.reference, one.read_as, one.left_over)))
+    results().print(table)
+    if len(read) > _SHOWN:
+        results().print(f"... and {len(read) - _SHOWN:,} more (--json for all)")

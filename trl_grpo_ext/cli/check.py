@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from ..testing import Report
 
 BROKEN, FAILED, NO_EFFECT = 1, 2, 3
+_MOST_ROWS = 8
 
 
 def check_command(
@@ -33,6 +35,12 @@ def check_command(
         str | None,
         typer.Option(metavar="NAME", help="Check every plugin of this distribution."),
     ] = None,
+    columns: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ROWS", help='The data\'s columns: a JSON Lines file, or JSON such as \'{"target": "18"}\'.'
+        ),
+    ] = None,
     timeout: Annotated[float | None, typer.Option(help="Seconds for each rule, 10 by default.")] = None,
     strict: Annotated[
         bool, typer.Option("--strict", help="Exit with 3 if nothing shows that a plugin does anything.")
@@ -47,6 +55,7 @@ def check_command(
     wanted = kind_of(kind)
     if (selection is None) == (distribution is None):
         raise ConfigurationError("Say what to check: either a selection or --distribution NAME.")
+    given = {} if columns is None else _columns(columns)
     from ..plugins.discovery import scan
 
     installed = scan()
@@ -69,12 +78,36 @@ def check_command(
     for place, info in enumerate(subjects, 1):
         messages().print(Text(one_line(f"Checking {info.name}, {place} of {len(subjects)}")), style="dim")
         try:
-            found.append((info, check(info.kind, {**asked, "name": info.selection}, timeout=timeout)))
+            found.append((info, check(info.kind, {**asked, "name": info.selection}, timeout=timeout, **given)))
         except (PluginError, ConfigurationError) as error:
             found.append((info, str(error)))
     if not found:
         raise ConfigurationError("It offers no such plugin.")
     _finish(found, as_json, strict)
+
+
+def _columns(given: str) -> dict[str, Any]:
+    """Options of the kit for columns on the command line; a row's prompt and completion are what is scored."""
+    if given.lstrip().startswith("{"):
+        try:
+            return {"columns": json.loads(given)}
+        except ValueError as error:
+            raise ConfigurationError(
+                f"--columns is no JSON ({one_line(error, 200)}): {one_line(given, 100)}"
+            ) from error
+    rows = []
+    try:
+        with open(given, encoding="utf-8") as file:  # noqa: PTH123  # false, too, where a path cannot be one
+            for line in itertools.islice(filter(str.strip, file), _MOST_ROWS):
+                rows.append(json.loads(line))
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"--columns {one_line(given, 200)} cannot be read: {one_line(error, 200)}") from error
+    if not rows or not all(isinstance(row, dict) for row in rows):
+        raise ConfigurationError(f"--columns {one_line(given, 200)} holds no rows, one JSON object in each line.")
+    names = dict.fromkeys(name for row in rows for name in row)
+    values = {name: [row.get(name) for row in rows] for name in names}
+    texts = {f"{name}s": values.pop(name) for name in ("prompt", "completion") if name in values}
+    return {"columns": values, **texts}
 
 
 def _finish(found: list[tuple[PluginInfo, Report | str]], as_json: bool, strict: bool) -> None:

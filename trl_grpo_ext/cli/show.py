@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -18,6 +19,11 @@ if TYPE_CHECKING:
     from ..plugins.description import PluginDocs
 
 PROBLEMS = 1
+_CODE = 4
+"""Columns from which on a line is code or a formula, as in Markdown."""
+_ITEM = re.compile(r"([-*+]|\d+[.)])\s")
+_TABLE = re.compile(r"[|+>$]|`{3}")
+_OWN_LINE = re.compile(rf"{_ITEM.pattern}|{_TABLE.pattern}|\w+: ")
 _SECTIONS = ("Source", "Departures", "Returns", "Raises", "Note", "Example", "Attributes", "Yields")
 
 
@@ -82,7 +88,7 @@ def _print(docs: PluginDocs, console: Console) -> None:
             paragraph(console, Text.assemble((f"{label}: ", "dim"), one_line(value)), indent=2)
     if docs.doc.description:
         console.print()
-        _verbatim(console, docs.doc.description)
+        _filled(console, docs.doc.description)
     if docs.parameters:
         console.print(Text("\nParameters", style="bold"))
         for parameter in docs.parameters:
@@ -93,14 +99,25 @@ def _print(docs: PluginDocs, console: Console) -> None:
                 paragraph(console, Text(one_line(text)), indent=6)
     for section in (title for title in _SECTIONS if title in docs.doc.sections):
         console.print(Text(f"\n{section}", style="bold"))
-        _verbatim(console, docs.doc.sections[section], indent=2)
+        _filled(console, docs.doc.sections[section], indent=2)
     console.print(Text("\nExample", style="bold"))
     for line in docs.example.rstrip("\n").split("\n"):
         console.print(Text(escape(line)), soft_wrap=True)  # whole lines: it is there to be copied
 
 
-def _verbatim(console: Console, text: str, indent: int = 0) -> None:
-    """Print text line by line as it is; lines that do not fit are folded below where they begin."""
+def _filled(console: Console, text: str, indent: int = 0) -> None:
+    """Print a docstring's text: paragraphs are filled to the width; lists, tables and code keep their lines."""
+    paragraphs: list[str] = []
     for line in printable(text).split("\n"):
+        plain, before = line.strip(), paragraphs[-1] if paragraphs else ""
         inside = len(line) - len(line.lstrip(" "))
-        paragraph(console, Text(line.lstrip(" ")), indent=indent + min(inside, 20))
+        starts = (
+            not plain or not before.strip() or inside >= _CODE or _OWN_LINE.match(plain) or _TABLE.match(before.strip())
+        )
+        if starts or len(before) - len(before.lstrip(" ")) >= _CODE:
+            paragraphs.append(line.rstrip())
+        else:
+            paragraphs[-1] = f"{before} {plain}"
+    for one in paragraphs:
+        inside = len(one) - len(one.lstrip(" "))
+        paragraph(console, Text(one.lstrip(" ")), indent=indent + min(inside, 20))

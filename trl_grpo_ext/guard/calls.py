@@ -82,6 +82,18 @@ def call(function: Callable[..., Any], columns: Mapping[str, Any]) -> Any:
     return asyncio.run_coroutine_threadsafe(function(**columns), reward_loop()).result()
 
 
+def start_scoring(reward: Any, columns: Mapping[str, Any]) -> None:
+    """Let a reward that can begin early do so; the call with the same columns follows."""
+    if callable(start := getattr(reward, "start_scoring", None)):
+        start(**columns)
+
+
+def start_workers(reward: Any) -> None:
+    """Let a reward that works in processes of its own start them."""
+    if callable(start := getattr(reward, "start_workers", None)):
+        start()
+
+
 _LOCK = threading.Lock()
 _LOOPS: dict[int, asyncio.AbstractEventLoop] = {}
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from ..errors import ConfigurationError, PluginOutputError, RewardError
 from ..types import SpanScore
-from .calls import check_scores, is_async, is_model, reward_name, select_rows
+from .calls import check_scores, is_async, is_model, reward_name, select_rows, start_scoring
 from .outcomes import RAISE, Consequence, Judgement, Outcome, OutcomePolicy, exception_text, shown
 from .parameters import checked_number, checked_whole
 from .workers import Done, WorkerPool
@@ -138,6 +138,11 @@ class Guarded:
         """Start the worker processes' imports in the background, if any, as `load_rewards` does."""
         if self._pool is not None:
             self._pool.start()
+
+    def start_scoring(self, completions: Sequence[Any], **columns: Any) -> None:
+        """Let the reward begin early, unless it runs in worker processes."""
+        if self._pool is None:
+            start_scoring(self.reward, {**columns, "completions": completions})
 
     def close(self) -> None:
         """End the worker processes, if any; the next call starts new ones."""

@@ -78,12 +78,12 @@ def lengths(reward: str, completion_ids: Sequence[Sequence[int]] | None, columns
     return [len(ids) for ids in completion_ids]
 
 
-def optional_module(reward: str, name: str, extra: str = "rewards") -> ModuleType:
-    """Import a module of an extra when it is first needed."""
+def optional_module(reward: str, name: str) -> ModuleType:
+    """Import a module of an optional package when it is first needed."""
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         raise ConfigurationError(
-            f"{reward} needs the package {name.partition('.')[0]!r}, which is not installed here. Install it with "
-            f"'pip install trl-grpo-ext[{extra}]'."
+            f"{reward} needs a package that is not installed here: pip install "
+            f"{name.partition('.')[0].replace('_', '-')}"
         ) from error

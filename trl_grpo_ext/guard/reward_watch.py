@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import faulthandler
+import logging
 import math
+import os
 import pickle
 import signal
 import sys
@@ -25,19 +27,44 @@ import torch
 
 from ..errors import PluginOutputError, PluginRunError, RewardError, TRLGRPOExtError
 from ..types import Span, SpanScore, TurnSpan
+from . import leftovers
 from .agreement import exits_refused
-from .calls import call, check_scores, is_async, is_model, select_rows
+from .calls import call, check_scores, is_async, is_model, select_rows, start_scoring
+from .messages import completion_text, joined_text
 from .outcomes import OUTCOME_SUFFIX, exception_text, shown
 from .unchanged import Fingerprints
 
+logger = logging.getLogger(__name__)
+
 _SEARCH_SECONDS = 10.0
 _GRACE_SECONDS = 30.0
+_FIRST_LINE_SECONDS = 60.0  # after which a reward is said to be still running, and again after twice as long
+_TICK_SECONDS = 1.0
 # Nobody else's: `SIGALRM` is what rewards themselves use (Math-Verify does).
 _SIGNAL = signal.SIGRTMIN + 7 if hasattr(signal, "SIGRTMIN") else None
 
 
 class _Overrun(BaseException):
     """The limit has passed. Not an `Exception`, so that a function's own `except Exception` does not swallow it."""
+
+
+class _Call:
+    """A call of a reward function that has not returned."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._began = time.monotonic()
+        self._tell_after = _FIRST_LINE_SECONDS
+
+    def tell(self, limit: float | None) -> None:
+        """Say how long it has been running, if it is time for that."""
+        seconds = time.monotonic() - self._began
+        if seconds < self._tell_after:
+            return
+        self._tell_after *= 2
+        rank = f" on rank {os.environ['RANK']}" if "RANK" in os.environ else ""
+        end = "reward_timeout is off" if limit is None else f"reward_timeout stops the run after {limit:g} s"
+        logger.warning("The reward %r has been running for %.0f s%s; %s.", self.name, seconds, rank, end)
 
 
 class RewardWatch:
@@ -52,7 +79,25 @@ class RewardWatch:
         self.outcomes: dict[str, list[Any]] = {}
         self.nans: dict[str, int] = {}
         self._limit, self._started = limit, time.monotonic()
-        self._running: list[str] = []
+        self._running: list[_Call] = []
+
+    def start_scoring(
+        self, functions: Sequence[Any], names: Sequence[str], inputs: Sequence[Mapping[str, Any]], **given: Any
+    ) -> None:
+        """Let the functions that can begin early do so: one that asks a server waits for it while the others compute.
+
+        `inputs` are the rows of the data set; `given` is what TRL passes beside their columns.
+        """
+        own = ("prompt", "completion", "completion_ids")
+        columns = {name: [row[name] for row in inputs] for name in inputs[0] if name not in own}
+        for function, name in zip(functions, names, strict=True):
+            with self._run(name):
+                try:
+                    start_scoring(function, {**given, **columns})
+                except TRLGRPOExtError:
+                    raise
+                except (Exception, SystemExit) as error:
+                    raise PluginRunError(f"{_raised(name, error)} (in start_scoring)") from error
 
     def wrap(self, function: Any, name: str) -> Any:
         """The same function, watched. Reward models pass through; async functions stay async, as TRL needs."""
@@ -94,25 +139,34 @@ class RewardWatch:
         interrupted (compiled code that holds the interpreter lock, a training in another thread) ends the process after
         half a minute more, or the limit again, if that is longer, with a traceback of where it hangs.
         """
+        is_main = threading.current_thread() is threading.main_thread()
+        number = _SIGNAL if self._limit is not None and is_main else None
+        over = threading.Event()
+        clock = threading.Thread(target=self._keep_time, args=(over, number), daemon=True)
         with exits_refused():
-            if self._limit is None or _SIGNAL is None or threading.current_thread() is not threading.main_thread():
-                yield
-                return
-            before = signal.signal(_SIGNAL, self._interrupt)
-            main, number = threading.get_ident(), _SIGNAL
-            timer = threading.Timer(self._limit, lambda: signal.pthread_kill(main, number))
-            timer.daemon = True
-            timer.start()
+            before = None if number is None else signal.signal(number, self._interrupt)
+            clock.start()
             try:
                 yield
             except _Overrun as overrun:
                 raise RewardError(str(overrun)) from overrun
             finally:
-                timer.cancel()
+                over.set()
                 self._running.clear()  # the signal may be under way
                 _end_process_after(None)  # an async function that blocks its loop may run on
-                timer.join()
-                signal.signal(_SIGNAL, before)
+                clock.join()
+                if number is not None:
+                    signal.signal(number, before)
+                leftovers.prepare()
+
+    def _keep_time(self, over: threading.Event, number: int | None) -> None:
+        """Say what has been running for long, in ever longer intervals; interrupt the main thread at the limit."""
+        while not over.wait(min(_TICK_SECONDS, self._left() or _TICK_SECONDS)):
+            if number is not None and self._left() == 0.0:
+                signal.pthread_kill(threading.main_thread().ident or 0, number)
+                number = None
+            for running in [*self._running]:
+                running.tell(self._limit)
 
     @staticmethod
     def check_finite(rewards_N_K: torch.Tensor, names: Sequence[str]) -> None:
@@ -141,14 +195,16 @@ class RewardWatch:
 
     @contextmanager
     def _run(self, name: str) -> Iterator[None]:
-        self._running.append(name)
+        running = _Call(name)
+        self._running.append(running)
         if self._limit is not None:
             _end_process_after((self._left() or 0.0) + max(self._limit, _GRACE_SECONDS))
         try:
-            yield
+            with leftovers.noted(name):
+                yield
         finally:
-            if name in self._running:
-                self._running.remove(name)
+            if running in self._running:
+                self._running.remove(running)
             if self._limit is not None and not self._running:  # from now on this rank only waits for the others
                 _end_process_after(None)
 
@@ -165,7 +221,7 @@ class RewardWatch:
 
     def _interrupt(self, number: int, frame: types.FrameType | None) -> None:
         if self._running:  # else this rank is done, and waits for the others
-            raise _Overrun(str(self._overrun(self._running)))
+            raise _Overrun(str(self._overrun([running.name for running in self._running])))
 
     def _overrun(self, names: Sequence[str]) -> RewardError:
         which = ", ".join(sorted({*names}))
@@ -266,14 +322,35 @@ def _find_completion(error: Exception, function: Any, columns: Mapping[str, Any]
         except Exception as again:
             if failing is None and type(again) is type(error):
                 failing = row
+    if failing is not None and not passed and (form := _wrong_form(function, select_rows(columns, count, [failing]))):
+        return form
     if failing is None or not (passed or count == 1):
         return f" (no single one of the {count} completions is at fault)"
     return f" (at row {failing} of {count}, whose completion is {shown(completions[failing])})"
 
 
+def _wrong_form(function: Any, columns: dict[str, Any]) -> str:
+    """What to say if the function fails on texts and works on messages, or the other way round; else nothing."""
+    [completion], prompts = columns["completions"], columns.get("prompts", ())
+    here, other = ("texts", "messages") if isinstance(completion, str) else ("messages", "texts")
+    if other == "messages":
+        completion = [{"role": "assistant", "content": completion}]
+        prompts = [[{"role": "user", "content": prompt}] for prompt in prompts]
+    else:
+        completion = completion_text(completion)
+        prompts = [joined_text(prompt) for prompt in prompts]
+    try:
+        call(function, {**columns, "completions": [completion], "prompts": prompts})
+    except Exception:  # it fails on both
+        return ""
+    return f" (completions are {here} here, because the prompts are; the reward works on {other})"
+
+
 def reward_limit(reward_timeout: float | None, ddp_timeout: float, processes: int) -> float | None:
-    """Seconds for the reward functions of a run; by default short enough to report to the other ranks in time."""
-    return 0.8 * ddp_timeout if reward_timeout is None and processes > 1 else reward_timeout
+    """Seconds for the reward functions of a run; in several processes short enough to report to the others in time."""
+    if reward_timeout is None or processes == 1:
+        return reward_timeout
+    return min(reward_timeout, 0.8 * ddp_timeout)
 
 
 def _end_process_after(seconds: float | None) -> None:

@@ -24,7 +24,7 @@ from typing import Any
 
 from ..errors import RewardError
 from . import worker_server
-from .worker_server import COMMAND, FORK, HEADER, LONGEST_REPLY, receive
+from .worker_server import COMMAND, FORK, FORK_WARM, HEADER, LONGEST_REPLY, receive
 
 _LOADING_LIMIT = 300.0  # seconds that the task's imports may take
 _FORK_LIMIT = 60.0
@@ -42,7 +42,7 @@ class Processes:
         self._name, self._task, self._memory_mb, self._owner = name, task, memory_mb, os.getpid()
         self._server: subprocess.Popen[bytes] | None = None
         self._sock: socket.socket  # to the server, while there is one
-        self._is_loaded = False
+        self._is_loaded = self.is_warm = False  # warm: the server has done its chores
         self._all: set[Worker] = set()
         self._idle: list[Worker] = []
 
@@ -62,7 +62,7 @@ class Processes:
         except OSError:  # this process has no standard error
             output = subprocess.DEVNULL
         self._sock, theirs = socket.socketpair()
-        self._is_loaded = False
+        self._is_loaded = self.is_warm = False
         # By file, because a large task does not fit into a pipe and the server does not read yet.
         with theirs, tempfile.TemporaryFile() as file:
             pickle.dump([str(folder) or str(Path.cwd()) for folder in sys.path], file)
@@ -84,18 +84,18 @@ class Processes:
                     f"{self._name}: the server of the worker processes cannot be started: {error}"
                 ) from error
 
-    def take(self) -> Worker:
-        """An idle worker, or a fresh one."""
+    def take(self, *, warm: bool = False) -> Worker:
+        """An idle worker, or a fresh one; a `warm` one comes after the server's chores, which are done if need be."""
         while self._idle:
             worker = self._idle.pop()
-            if worker.is_quiet():
+            if worker.is_quiet() and not (warm and worker.is_cold):
                 return worker
-            self.drop(worker)  # it died, or spoke without having been asked
+            self.drop(worker)  # it died, spoke without having been asked, or is cold
         why = ""
         for _ in range(3):
             self.start()
             try:
-                worker = self._fork()
+                worker = self._fork(FORK_WARM if warm else FORK)
             except LostError as lost:
                 why = str(lost)
                 self._end_server()
@@ -107,7 +107,7 @@ class Processes:
             return worker
         raise RewardError(f"{self._name}: no worker process can be started; tried three times: {why}.")
 
-    def _fork(self) -> Worker:
+    def _fork(self, command: int) -> Worker:
         if not self._is_loaded:
             reply, *_ = self._receive(_LOADING_LIMIT)
             if "error" in reply:
@@ -116,10 +116,11 @@ class Processes:
                     f"{self._name}: the task cannot be loaded in the worker processes: {kind}: {message}\n{lines}"
                 )
             self._is_loaded = True
-        self._command(FORK)
+        self._command(command)
         reply, pid, files = self._receive(_FORK_LIMIT)
         if "error" in reply:
             raise RewardError(f"{self._name}: no worker can be forked: {': '.join(reply['error'][:2])}")
+        self.is_warm = not reply["cold"]
         return Worker(pid, files[0], reply["cold"])
 
     def _command(self, command: int) -> None:

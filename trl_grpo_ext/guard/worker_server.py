@@ -32,8 +32,8 @@ from typing import Any, NoReturn
 HEADER = struct.Struct("!QQ")
 """Before every job and every reply: a serial number, which the reply repeats, and the length of the body."""
 COMMAND = struct.Struct("!Q")
-"""What the parent sends to the server: `FORK`, or the pid of a worker to kill."""
-FORK = 0
+"""What the parent sends to the server: `FORK`, `FORK_WARM` (after all chores), or the pid of a worker to kill."""
+FORK, FORK_WARM = 0, 1
 
 LONGEST_REPLY = 16 * 2**20
 _SET_PDEATHSIG, _SET_CHILD_SUBREAPER = 1, 36  # of Linux' prctl
@@ -122,8 +122,7 @@ class _Server:
             while os.getppid() == self._parent:
                 ready = dict(poll.poll(_PAUSE if self._chores else 1000))
                 if not ready and self._chores:
-                    self._chores.pop(0)()
-                    gc.freeze()
+                    self._do_chore()
                 with contextlib.suppress(BlockingIOError):
                     self._wake.recv(4096)
                 self._reap()
@@ -144,11 +143,17 @@ class _Server:
         if data is None:
             return False
         (command,) = COMMAND.unpack(data)
-        if command == FORK:
+        if command in (FORK, FORK_WARM):
+            while command == FORK_WARM and self._chores:
+                self._do_chore()
             self._fork()
         elif command in self._workers:  # not reaped yet, so the number is still this worker's
             os.kill(command, signal.SIGKILL)
         return True
+
+    def _do_chore(self) -> None:
+        self._chores.pop(0)()
+        gc.freeze()
 
     def _call_prctl(self, option: int, value: int) -> None:
         if self._prctl is not None:  # Linux alone has it

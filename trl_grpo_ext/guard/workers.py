@@ -31,6 +31,7 @@ __all__ = ["Done", "WorkerPool"]
 
 _MOST_WORKERS = 8
 _PATIENCE = 30.0
+_COLD_SLICE = 0.25  # CPU seconds, at most, for a job in a worker whose caches are empty
 _SHORTEST_SLEEP, _LONGEST_SLEEP = 0.002, 1.0  # how often the clocks of the workers are read
 
 
@@ -128,12 +129,13 @@ class WorkerPool:
     def run(self, jobs: Sequence[Any], *, allowance: float, patience: float = _PATIENCE) -> list[Done]:
         """Run the task on every job; return each job's result, in the order of `jobs`.
 
-        A job whose worker dies is tried once more in a fresh one. Time that a job waits for a core on a busy machine
-        does not count.
+        A job whose worker dies is tried once more in a fresh one, with the time that it has left. Time that a job waits
+        for a core on a busy machine does not count.
 
         Args:
             jobs: Anything that cloudpickle can send.
-            allowance: CPU seconds that one job may take.
+            allowance: CPU seconds that one job may take. While the task's chores are not done, it has a slice of at
+                most 0.25 s before, so that ordinary jobs need not wait for them, and slow ones find their caches full.
             patience: Seconds that one job may sleep: neither use a core nor wait for one.
 
         Raises:
@@ -159,14 +161,21 @@ class _Batch:
         self._name, self._workers, self._processes = pool.name, pool.workers, pool._processes
         self._jobs, self._allowance, self._patience = jobs, allowance, patience
         self._waiting = deque(range(len(jobs)))
+        self._slow = deque[int]()  # their slice in a cold worker is used up: they wait for a warm one
+        self._spent: dict[int, float] = {}  # by jobs whose worker died
         self._given: dict[Worker, int] = {}
         self._deaths: dict[int, str] = {}
         self.done: dict[int, Done] = {}
 
     def hand_out(self) -> bool:
         """Give every free worker a job; False if none is at work."""
-        while self._waiting and len(self._given) < self._workers:
-            worker, job = self._processes.take(), self._waiting.popleft()
+        while len(self._given) < self._workers:
+            if self._waiting:
+                worker, job = self._processes.take(), self._waiting.popleft()
+            elif self._slow and (self._processes.is_warm or not self._given):
+                worker, job = self._processes.take(warm=True), self._slow.popleft()
+            else:
+                break
             try:
                 payload = pickle_by_value(self._jobs[job])
             except Exception as error:  # whatever an object's own pickling raises
@@ -183,13 +192,14 @@ class _Batch:
         for worker in self._given:
             poll.register(*worker.watched())
         # CPU time passes no faster than the wall clock, so nothing is missed by sleeping for as long as one has left.
-        rest = min(self._patience, *(self._allowance - worker.seconds for worker in self._given))
+        rest = min(self._patience, *(self._limit(worker) - worker.seconds for worker in self._given))
         poll.poll(min(max(rest, _SHORTEST_SLEEP), _LONGEST_SLEEP) * 1000 + 1)
         for worker, job in [*self._given.items()]:
+            again = self._slow
             try:
                 done, is_last = self._result(worker)
             except LostError as lost:
-                done, is_last = self._after_death(job, str(lost), worker.seconds), True
+                done, is_last, again = self._after_death(job, str(lost), worker.seconds), True, self._waiting
             if done is None and not is_last:
                 continue
             del self._given[worker]
@@ -198,7 +208,7 @@ class _Batch:
             else:
                 self._processes.give_back(worker)
             if done is None:
-                self._waiting.append(job)
+                again.append(job)
             else:
                 self.done[job] = done
 
@@ -206,8 +216,8 @@ class _Batch:
         """The result of a worker's job, None while there is none, and whether the worker can have no other job."""
         if (reply := worker.advance()) is None:
             late = self._late(worker)
-            counts = late and not worker.is_cold  # else a job near its allowance would depend on when it came
-            return Done("timeout", None, late, worker.seconds) if counts else None, bool(late)
+            is_over = bool(late) or worker.seconds >= self._limit(worker)
+            return Done("timeout", None, late, worker.seconds) if late else None, is_over
         if reply.get("memory"):
             raise LostError("out of memory")
         if "error" in reply:
@@ -215,8 +225,13 @@ class _Batch:
             return Done("error", None, f"{kind}: {message}", worker.seconds, lines), False
         return Done("done", reply["value"], "", worker.seconds), bool(reply.get("last"))
 
+    def _limit(self, worker: Worker) -> float:
+        """CPU seconds for a worker's job: what is left of its allowance, or a slice while caches are cold."""
+        left = self._allowance - self._spent.get(self._given[worker], 0.0)
+        return min(left, self._allowance / 4, _COLD_SLICE) if worker.is_cold else left
+
     def _late(self, worker: Worker) -> str:
-        if worker.seconds >= self._allowance:
+        if not worker.is_cold and worker.seconds >= self._limit(worker):
             return f"no result within {self._allowance:g} s of CPU time"
         if worker.idle_seconds() >= self._patience:
             return f"no result within {self._patience:g} s of sleep and {worker.seconds:.2g} s of CPU time"
@@ -225,7 +240,7 @@ class _Batch:
     def _after_death(self, job: int, why: str, seconds: float) -> Done | None:
         """The result of a job whose worker died for the second time; None after the first, when it is tried again."""
         if (first := self._deaths.pop(job, None)) is None:
-            self._deaths[job] = why
+            self._deaths[job], self._spent[job] = why, seconds
             return None
         return Done("died", None, f"{first}, twice" if first == why else f"{first}; then {why}", seconds)
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..errors import ConfigurationError, PluginError, PluginTypeError, reworded
-from ..guard.calls import has_plugins, rename, reward_name, running_methods, unique_names
+from ..guard.calls import has_plugins, rename, reward_name, running_methods, start_workers, unique_names
 from ..types import Declaration, acting_order, implements
 from .building import build, check_parameters, describe, import_plugin, plugin_code
 from .contract import check_contract
@@ -215,8 +215,7 @@ def load_rewards(selections: Any) -> RewardList:
     """
     rewards = _reward_list(selections, _resolve_several("reward", selections))
     for reward in rewards:
-        if callable(start := getattr(reward, "start_workers", None)):
-            start()
+        start_workers(reward)
     return rewards
 
 

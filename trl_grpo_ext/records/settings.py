@@ -22,12 +22,31 @@ FILE = "trl_grpo_ext_settings.json"
 """File name in a run's folder."""
 
 ALWAYS = (
-    *("learning_rate", "lr_scheduler_type", "warmup_steps", "optim", "max_grad_norm", "weight_decay"),
-    *("max_steps", "num_train_epochs", "seed"),
-    *("per_device_train_batch_size", "gradient_accumulation_steps", "steps_per_generation", "num_iterations"),
-    *("num_generations", "max_completion_length", "temperature", "top_p"),
-    *("loss_type", "scale_rewards", "beta", "epsilon", "epsilon_high", "importance_sampling_level"),
-    *("reward_weights", "compact_updates"),
+    "learning_rate",
+    "lr_scheduler_type",
+    "warmup_steps",
+    "optim",
+    "max_grad_norm",
+    "weight_decay",
+    "max_steps",
+    "num_train_epochs",
+    "seed",
+    "per_device_train_batch_size",
+    "gradient_accumulation_steps",
+    "steps_per_generation",
+    "num_iterations",
+    "num_generations",
+    "max_completion_length",
+    "temperature",
+    "top_p",
+    "loss_type",
+    "scale_rewards",
+    "beta",
+    "epsilon",
+    "epsilon_high",
+    "importance_sampling_level",
+    "reward_weights",
+    "compact_updates",
 )
 """Recorded even at their default values."""
 

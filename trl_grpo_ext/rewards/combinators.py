@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from ..errors import ConfigurationError, PluginOutputError
-from ..guard.calls import call, check_scores, reward_name, select_rows
+from ..guard.calls import call, check_scores, reward_name, select_rows, start_scoring, start_workers
 from ..guard.outcomes import shown
 from ..guard.parameters import checked_flag, checked_number, checked_text
 from ..guard.parameters import column as checked_column
@@ -22,7 +22,26 @@ from ..types import RewardDeclaration, SpanScore
 _VALUES_SHOWN = 10
 
 
-class Weighted:
+class _Combined:
+    """What rewards made of rewards share: those inside begin early where they can."""
+
+    __name__: str
+
+    def _children(self) -> Sequence[Callable[..., Any]]:
+        raise NotImplementedError
+
+    def start_workers(self) -> None:
+        """Let the rewards inside start their worker processes."""
+        for child in self._children():
+            start_workers(child)
+
+    def start_scoring(self, completions: Sequence[Any], **columns: Any) -> None:
+        """Let the rewards inside begin early, where all of them get all rows."""
+        for child in self._children():
+            start_scoring(child, {"completions": completions, **columns})
+
+
+class Weighted(_Combined):
     """Score the weighted sum of rewards, without those that give None.
 
     None where all give None. For use inside another reward, such as `gated`. At the top level, TRL's own sum gives the
@@ -56,9 +75,13 @@ class Weighted:
             )
         self.weights = [checked_number(f"weighted: weights[{i}]", w, "finite") for i, w in enumerate(weights)]
 
+    def _children(self) -> Sequence[Callable[..., Any]]:
+        return self.rewards
+
     def __call__(self, completions: Sequence[Any], **kwargs: Any) -> list[float | None]:
         """`B` sums, or None where all rewards gave None. All rewards get all columns."""
-        return [self._sum(said, row) for row, said in enumerate(_all_child_scores(self.rewards, completions, kwargs))]
+        said = _all_child_scores(self.__name__, self.rewards, completions, kwargs)
+        return [self._sum(scores, row) for row, scores in enumerate(said)]
 
     def _sum(self, scores: Sequence[float | None], row: int) -> float | None:
         said = [(weight, score) for weight, score in zip(self.weights, scores, strict=True) if score is not None]
@@ -74,7 +97,7 @@ class Weighted:
         return SpanScore(total, spans) if spanned else total
 
 
-class Product:
+class Product(_Combined):
     """Score the product of rewards: each scales the others, and one zero makes it zero.
 
     None where any of them gives None, even if another gives 0. Spans are dropped: a product has no shares.
@@ -92,9 +115,12 @@ class Product:
         self.rewards = _checked_children("product", "rewards", rewards)
         self.factor = math.prod(getattr(rewards, "weights", [1.0]))
 
+    def _children(self) -> Sequence[Callable[..., Any]]:
+        return self.rewards
+
     def __call__(self, completions: Sequence[Any], **kwargs: Any) -> list[float | None]:
         """`B` products, or None where a reward gave None. All rewards get all columns."""
-        said = _all_child_scores(self.rewards, completions, kwargs)
+        said = _all_child_scores(self.__name__, self.rewards, completions, kwargs)
         return [self._product(scores, row) for row, scores in enumerate(said)]
 
     def _product(self, scores: Sequence[float | None], row: int) -> float | None:
@@ -104,7 +130,7 @@ class Product:
         return 0.0 if 0.0 in numbers else _in_range("product", math.prod(numbers, start=self.factor), row)
 
 
-class Gated:
+class Gated(_Combined):
     """Score `reward` where `gate` is at least `threshold`, and `otherwise` where it is not.
 
     For instance, correctness that counts only if the format is right. Where the gate gives None the score is None.
@@ -139,24 +165,32 @@ class Gated:
         self.otherwise = None if otherwise is None else checked_number("gated: otherwise", otherwise, "a finite number")
         self.lazy = checked_flag("gated: lazy", lazy)
 
+    def _children(self) -> Sequence[Callable[..., Any]]:
+        return [self.gate, self.reward]
+
+    def start_scoring(self, completions: Sequence[Any], **columns: Any) -> None:
+        """Let the gate begin early, and the reward unless its rows depend on the gate."""
+        for child in [self.gate] if self.lazy else self._children():
+            start_scoring(child, {"completions": completions, **columns})
+
     def __call__(self, completions: Sequence[Any], **kwargs: Any) -> list[float | None]:
         """`B` scores. Both rewards get all columns; with `lazy`, `reward` gets only its rows."""
         columns, count = {"completions": completions, **kwargs}, len(completions)
-        gates = _child_scores(self.gate, columns, count)
+        gates = _child_scores(self.__name__, self.gate, columns, count)
         scores = [None if gate is None else self.otherwise for gate in gates]
         rows = [row for row, gate in enumerate(gates) if gate is not None and gate >= self.threshold]
         if self.lazy:
             some = _SomeRows(columns, count)
-            held = dict(zip(rows, some.scores(self.reward, rows), strict=True))
+            held = dict(zip(rows, some.scores(self.__name__, self.reward, rows), strict=True))
             some.flush()
         else:
-            held = dict(enumerate(_child_scores(self.reward, columns, count)))
+            held = dict(enumerate(_child_scores(self.__name__, self.reward, columns, count)))
         for row in rows:
             scores[row] = held[row]
         return scores
 
 
-class PerColumn:
+class PerColumn(_Combined):
     """Score each completion with the reward for its row's value in a column.
 
     For instance, mathematics and code in one dataset, distinguished by a column `task`. Each reward is called once per
@@ -195,10 +229,32 @@ class PerColumn:
             self.rewards[str(value)] = _checked_child("per_column", f"rewards[{value!r}]", reward)
         self.default = None if default is None else _checked_child("per_column", "default", default)
 
+    def _children(self) -> Sequence[Callable[..., Any]]:
+        return [*self.rewards.values(), *([] if self.default is None else [self.default])]
+
+    def _routes(self, values: Sequence[str]) -> list[tuple[str, Callable[..., Any], list[int]]]:
+        """Each reward that has rows, with the name of its route and the rows."""
+        rows: dict[str | None, list[int]] = {}
+        for row, value in enumerate(values):
+            rows.setdefault(value if value in self.rewards else None, []).append(row)
+        routes = [(value, reward, rows[value]) for value, reward in self.rewards.items() if value in rows]
+        if self.default is not None and None in rows:
+            routes.append(("default", self.default, rows[None]))
+        return routes
+
+    def _values(self, columns: Mapping[str, Any], count: int) -> list[str]:
+        return [str(value) for value in checked_column("per_column", self.column, columns, count)]
+
+    def start_scoring(self, completions: Sequence[Any], **columns: Any) -> None:
+        """Let each reward begin early with its rows."""
+        count = len(completions)
+        for _, reward, rows in self._routes(self._values(columns, count)):
+            start_scoring(reward, select_rows({"completions": completions, **columns}, count, rows))
+
     def __call__(self, completions: Sequence[Any], **kwargs: Any) -> list[float | None]:
         """`B` scores, or None where there is no reward or the reward gave None."""
         count = len(completions)
-        values = [str(value) for value in checked_column("per_column", self.column, kwargs, count)]
+        values = self._values(kwargs, count)
         others = [row for row, value in enumerate(values) if value not in self.rewards]
         if kwargs.get("log_metric") is not None and count:
             kwargs["log_metric"](f"per_column/{self.column}/unrouted", len(others) / count)
@@ -213,9 +269,9 @@ class PerColumn:
             )
         scores: list[float | None] = [None] * count
         some = _SomeRows({"completions": completions, **kwargs}, count)
-        routes = [(reward, [row for row in range(count) if values[row] == v]) for v, reward in self.rewards.items()]
-        for reward, rows in [*routes, (self.default, others)]:
-            for row, score in zip(rows, some.scores(reward, rows), strict=True) if reward is not None else ():
+        for route, reward, rows in self._routes(values):
+            owner = f"{self.__name__}.{route.replace('/', '_')}"
+            for row, score in zip(rows, some.scores(owner, reward, rows), strict=True):
                 scores[row] = score
         some.flush()
         return scores
@@ -236,17 +292,36 @@ def _checked_children(owner: str, parameter: str, children: Any) -> list[Callabl
     return [_checked_child(owner, f"{parameter}[{index}]", child) for index, child in enumerate(children)]
 
 
-def _child_scores(child: Callable[..., Any], columns: Mapping[str, Any], count: int) -> list[float | None]:
-    scores = check_scores(call(child, columns), count, reward_name(child))
+def _child_scores(owner: str, child: Callable[..., Any], columns: Mapping[str, Any], count: int) -> list[float | None]:
+    scores = check_scores(call(child, _logging_apart(owner, child, columns)), count, reward_name(child))
     return [None if score is None or math.isnan(score) else score for score in scores]
 
 
+def _logging_apart(owner: str, child: Callable[..., Any], columns: Mapping[str, Any]) -> dict[str, Any]:
+    """The columns, with loggers that put the owner's name before the child's: it may be selected elsewhere as well."""
+    name, changed = reward_name(child), dict(columns)
+
+    def own(path: str) -> str:  # `outcomes/NAME/right`, `judge/NAME/seconds`; of a column, `NAME_outcome`
+        parts = path.split("/")
+        for place in reversed(range(len(parts))):
+            if parts[place] == name or parts[place].startswith((f"{name}.", f"{name}_")):
+                parts[place] = f"{owner}.{parts[place]}"
+                break
+        return "/".join(parts)
+
+    if (log_metric := columns.get("log_metric")) is not None:
+        changed["log_metric"] = lambda path, value: log_metric(own(path), value)
+    if (log_extra := columns.get("log_extra")) is not None:
+        changed["log_extra"] = lambda column, values: log_extra(own(column), values)
+    return changed
+
+
 def _all_child_scores(
-    children: Sequence[Callable[..., Any]], completions: Sequence[Any], columns: Mapping[str, Any]
+    owner: str, children: Sequence[Callable[..., Any]], completions: Sequence[Any], columns: Mapping[str, Any]
 ) -> list[tuple[float | None, ...]]:
     """For each completion, each child's score."""
     columns, count = {"completions": completions, **columns}, len(completions)
-    return list(zip(*(_child_scores(child, columns, count) for child in children), strict=True))
+    return list(zip(*(_child_scores(owner, child, columns, count) for child in children), strict=True))
 
 
 def _in_range(owner: str, value: float, row: int) -> float:
@@ -263,7 +338,7 @@ class _SomeRows:
         self.columns, self.count = columns, count
         self._extra: dict[str, list[Any]] = {}
 
-    def scores(self, child: Callable[..., Any], rows: Sequence[int]) -> list[float | None]:
+    def scores(self, owner: str, child: Callable[..., Any], rows: Sequence[int]) -> list[float | None]:
         """A reward's scores of these rows, in order; it is not called without rows."""
         if not rows:
             return []
@@ -278,7 +353,7 @@ class _SomeRows:
             cut["log_metric"] = self.columns["log_metric"]
         if "log_extra" in self.columns:
             cut["log_extra"] = None if self.columns["log_extra"] is None else log_extra
-        return _child_scores(child, cut, len(rows))
+        return _child_scores(owner, child, cut, len(rows))
 
     def flush(self) -> None:
         """Log the columns that the children logged."""

@@ -11,7 +11,7 @@ from ..guard.outcomes import Judgement, Outcome, OutcomePolicy, shown
 from ..guard.parameters import column
 from ..types import RewardDeclaration
 from ._judged import Judged
-from ._text.final_answer import final_number, parse_reference
+from ._text.final_answer import final_number, parse_reference, read_reference
 
 _ROUNDING = Fraction(1, 10**9)
 _UNREAD = "the reference is not one number"
@@ -23,10 +23,10 @@ class GSM8KAccuracy(Judged):
 
     How the final number is found (`#### 18`, `\boxed{18}`, `<answer>`, "the answer is 18", else the last number) is
     described in `rewards._text.final_answer`. A number that is only a part of an expression (`18!`, `\sqrt{18}`, "half
-    of 18") is not the answer, nor is one that the text denies ("not 18"). Numbers are compared by value and exactly:
-    18, 18.00, $18 and 36/2 are the same number, 7.41 is not 7, and 33.33 is not 33.333. The only tolerance is 1e-9 of
-    the reference, for floating-point errors (17.999999999999996). A percent sign and units are ignored. "60 million"
-    equals both 60 and 60,000,000, because GSM8K asks for either.
+    of 18") is not the answer, nor is one of several (`3:18`, "17 or 18"), nor one that the text denies ("not 18").
+    Numbers are compared by value and exactly: 18, 18.00, $18 and 36/2 are the same number, 7.41 is not 7, and 33.33 is
+    not 33.333. The only tolerance is 1e-9 of the reference, for floating-point errors (17.999999999999996). A percent
+    sign and units are ignored. "60 million" equals both 60 and 60,000,000, because GSM8K asks for either.
 
     Args:
         outcomes: Values of the outcomes `right` (1.0), `wrong` (0.0), `no_answer` (0.0) and `unparseable_reference`
@@ -52,6 +52,15 @@ class GSM8KAccuracy(Judged):
         """The outcomes of `B` completions; `answer` is GSM8K's own solutions ("... #### 1,234"), or plain numbers."""
         references = column("gsm8k_accuracy", "answer", columns, len(completions), _ADVICE)
         return [_judged(*pair) for pair in zip(completions, references, strict=True)]
+
+    def read_references(self, references: Sequence[Any]) -> list[tuple[str, str]]:
+        """What each reference is read as ("" where it cannot be), and what of its text that leaves over."""
+        read = []
+        for reference in references:
+            value = parse_reference(reference)
+            left = read_reference(reference)[1] if isinstance(reference, str) else ""
+            read.append(("" if value is None else str(value), left))
+        return read
 
 
 def _judged(completion: Any, answer: Any) -> Judgement:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import functools
+import graphlib
 import json
+import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -46,12 +49,13 @@ class JSONSchema(Judged):
         max_depth: JSON with deeper nesting is refused.
         timeout: CPU seconds that one completion may take.
         outcomes: Values of the outcomes `right`, `wrong`, `no_answer` (no JSON), `unparseable_reference` (a row's
-            schema is none that could be given as `schema`), `refused` (also for too large numbers), `timeout`, `died`
-            and `error`.
+            schema is none that could be given as `schema`), `refused` (also for numbers that are too large for the
+            schema's arithmetic), `timeout`, `died` and `error`.
 
     Raises:
-        ConfigurationError: The schema cannot be read, is invalid, or has a reference that leads nowhere; a parameter is
-            of the wrong kind; or jsonschema is not installed.
+        ConfigurationError: The schema cannot be read, is invalid, or has a reference that leads nowhere, to no schema,
+            or back to itself without going into the JSON; a parameter is of the wrong kind; or jsonschema is not
+            installed.
     """
 
     __name__ = "json_schema"
@@ -141,6 +145,7 @@ def verdict(extract: str, max_characters: int, max_depth: int, job: tuple[str, s
         return Outcome.NO_ANSWER.value, "no JSON"
     if len(text) > max_characters:
         return Outcome.REFUSED.value, f"{len(text)} characters, more than max_characters, {max_characters}"
+    validator = _validator(schema)
     try:
         instance = read_json(text, max_depth)
     except AmbiguousError as error:
@@ -150,9 +155,11 @@ def verdict(extract: str, max_characters: int, max_depth: int, job: tuple[str, s
     except ValueError as error:
         return Outcome.NO_ANSWER.value, f"no JSON: {shown(str(error))}"
     try:
-        problem = next(_validator(schema).iter_errors(instance), None)
-    except RecursionError:
-        return Outcome.REFUSED.value, "the schema refers to itself endlessly, or too deeply"
+        problem = next(validator.iter_errors(instance), None)
+    except MemoryError:
+        raise  # the worker's limit
+    except Exception as error:  # the schema was checked before, so the answer is to blame: a number of 401 digits, say
+        return Outcome.REFUSED.value, f"jsonschema cannot check it: {type(error).__name__}: {shown(str(error))}"
     if problem is None:
         return Outcome.RIGHT.value, ""
     return Outcome.WRONG.value, f"breaks {problem.validator!r} at {shown(problem.json_path)}"
@@ -174,13 +181,25 @@ def _loaded(schema: object) -> Any:
     wanted = "json_schema: schema must be a mapping of JSON values or the path of a JSON file"
     try:
         if isinstance(schema, str | Path):
-            return json.loads(Path(schema).read_text(encoding="utf-8"))
-        if isinstance(schema, Mapping | bool):
-            return json.loads(json.dumps(schema, default=_plain, allow_nan=False))
+            text = Path(schema).read_text(encoding="utf-8")
+        elif isinstance(schema, Mapping | bool):
+            text = json.dumps(schema, default=_plain, allow_nan=False)
+        else:
+            raise TypeError(f"a {type(schema).__name__} is none")
+        return json.loads(text, parse_int=_in_range(int), parse_float=_in_range(float), parse_constant=_in_range(float))
     except (OSError, TypeError, ValueError, RecursionError) as error:
-        got = f", got {str(schema)!r}" if isinstance(schema, str | Path) else ""
-        raise ConfigurationError(f"{wanted}{got}: {error}.") from error
-    raise ConfigurationError(f"{wanted}, got {schema!r}.")
+        raise ConfigurationError(f"{wanted}, got {schema!r:.200}: {error}.") from error
+
+
+def _in_range(kind: type) -> Any:
+    """A reader of numbers that refuses those that jsonschema cannot compute with."""
+
+    def read(digits: str) -> Any:
+        if not math.isfinite(float(digits)):
+            raise ValueError(f"{digits[:20]}... is no finite double" if len(digits) > 20 else f"{digits} is no number")
+        return kind(digits)
+
+    return read
 
 
 def _plain(value: object) -> Any:
@@ -190,44 +209,77 @@ def _plain(value: object) -> Any:
 
 
 def _checked_schema(schema: Any) -> Any:
+    """The schema, if no answer can find a fault in it; else a `ConfigurationError`."""
     exceptions = optional_module("json_schema", "jsonschema.exceptions")
-    validators = optional_module("json_schema", "jsonschema.validators")
-    named = schema.get("$schema", _DRAFT) if isinstance(schema, dict) else _DRAFT
-    if named != _DRAFT and validators.validator_for(schema, default=None) is None:
-        raise ConfigurationError(f"json_schema: $schema must name a draft that jsonschema knows, got {named!r}.")
-    made = _build(schema)
     try:
-        type(made).check_schema(schema, format_checker=type(made).FORMAT_CHECKER)
+        _check(schema)
+    except ConfigurationError:
+        raise
     except exceptions.SchemaError as error:
         raise ConfigurationError(
             f"json_schema: the schema is not valid at {error.json_path}: {error.message[:200]}"
         ) from error
-    for reference, problem in _unresolved(schema, type(made)):
+    except Exception as error:  # what a value of a keyword makes jsonschema, `re` or the stack meet
         raise ConfigurationError(
-            f"json_schema: the schema refers to {reference!r}, which it does not hold, and references are never "
-            "fetched. Put what it names under $defs."
-        ) from problem
+            f"json_schema: the schema cannot be used: {type(error).__name__}: {str(error)[:200]}."
+        ) from error
     return schema
 
 
-def _unresolved(schema: Any, draft: Any) -> Iterator[tuple[str, Exception]]:
-    """References of a schema that lead nowhere."""
+_REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
+
+
+def _check(schema: Any) -> None:
+    """Check a schema and everything that it refers to, so that validation itself cannot fail because of it."""
+    validators = optional_module("json_schema", "jsonschema.validators")
     referencing = optional_module("json_schema", "referencing")
     specifications = optional_module("json_schema", "jsonschema_specifications")
+    named = schema.get("$schema", _DRAFT) if isinstance(schema, dict) else _DRAFT
+    if named != _DRAFT and validators.validator_for(schema, default=None) is None:
+        raise ConfigurationError(f"json_schema: $schema must name a draft that jsonschema knows, got {named!r}.")
+    draft = type(_build(schema))
     specification = optional_module("json_schema", "referencing.jsonschema").specification_with(
         draft.META_SCHEMA.get("$schema", _DRAFT)
     )
+    draft.check_schema(schema, format_checker=draft.FORMAT_CHECKER)
     resource = specification.create_resource(schema)
     registry = specifications.REGISTRY.with_resource(resource.id() or "", resource)
     queue = [(resource, registry.resolver_with_root(resource))]
+    applied: dict[int, list[int]] = {}  # by `id`, the schemas that a schema applies to the value that it has itself
     while queue:
         current, resolver = queue.pop()
-        if isinstance(current.contents, dict):
-            for keyword in ("$ref", "$dynamicRef", "$recursiveRef"):
-                reference = current.contents.get(keyword)
-                if isinstance(reference, str):
-                    try:
-                        resolver.lookup(reference)
-                    except referencing.exceptions.Unresolvable as error:
-                        yield reference, error
-        queue += [(part, resolver.in_subresource(part)) for part in current.subresources()]
+        part = current.contents
+        if not isinstance(part, dict) or id(part) in applied:
+            continue
+        applied[id(part)] = [id(each) for each in _in_place(part)]
+        re.compile("|".join(part.get("patternProperties", ())))  # as jsonschema does
+        for reference in [part[keyword] for keyword in _REFERENCES if isinstance(part.get(keyword), str)]:
+            try:
+                found = resolver.lookup(reference)
+            except referencing.exceptions.Unresolvable as error:
+                raise ConfigurationError(
+                    f"json_schema: the schema refers to {reference!r}, which it does not hold, and references are "
+                    "never fetched. Put what it names under $defs."
+                ) from error
+            draft.check_schema(found.contents, format_checker=draft.FORMAT_CHECKER)  # it may stand under no keyword
+            applied[id(part)].append(id(found.contents))
+            queue.append((specification.create_resource(found.contents), found.resolver))
+        queue += [(inner, resolver.in_subresource(inner)) for inner in current.subresources()]
+    try:
+        graphlib.TopologicalSorter(applied).prepare()
+    except graphlib.CycleError as error:
+        raise ConfigurationError(
+            "json_schema: a part of the schema applies itself to the same value, without end. Let the reference stand "
+            "under properties or items, or remove it."
+        ) from error
+
+
+def _in_place(part: Mapping[str, Any]) -> Iterator[Any]:
+    """The schemas that one applies to the same value, its references aside."""
+    for keyword in ("allOf", "anyOf", "oneOf"):
+        yield from part.get(keyword, ())
+    for keyword in ("not", "if", "then", "else"):
+        if keyword in part:
+            yield part[keyword]
+    for keyword in ("dependentSchemas", "dependencies"):
+        yield from part.get(keyword, {}).values()

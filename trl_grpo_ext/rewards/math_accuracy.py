@@ -46,13 +46,13 @@ class _Question:
 class MathAccuracy(Judged):
     r"""Score 1.0 where the completion's answer equals the reference in the column `solution`, 0.0 where it does not.
 
-    The verdict is math-verify's, with the settings of TRL's `accuracy_reward`: the reference is read by `parse` with
-    its defaults; the completion's answer must be LaTeX, in `\boxed{}` or in an environment after the word "answer".
-    But math-verify's timeouts are signals: they only work in the main thread, don't bound memory, and cannot interrupt
-    one long operation, so that a completion such as `\boxed{9^{9^{9^9}}}` costs five seconds or hangs a training. Here
-    it runs in worker processes, and most answers never get that far: pairs of plain numbers need no worker where its
-    verdict can be proved (`_math.plain_answers`), equal texts are not parsed, completions with the same answer are
-    judged once, and what asks for too much work is not evaluated (`_math.work`).
+    The verdict is math-verify's, with the settings of TRL's `accuracy_reward`: the reference is LaTeX or a number, and
+    all of it is read (`_math.references`); the completion's answer must be LaTeX, in `\boxed{}` or in an environment
+    after the word "answer". But math-verify's timeouts are signals: they only work in the main thread, don't bound
+    memory, and cannot interrupt one long operation, so that a completion such as `\boxed{9^{9^{9^9}}}` costs five
+    seconds or hangs a training. Here it runs in worker processes, and most answers never get that far: pairs of plain
+    numbers need no worker where its verdict can be proved (`_math.plain_answers`), equal texts are not parsed,
+    completions with the same answer are judged once, and what asks for too much work is not evaluated (`_math.work`).
 
     The outcomes and their default values: `right` 1.0; `wrong`, `no_answer` 0.0; `unparseable_reference` None (the
     reference parses to nothing, asks for too much, or cannot be compared even with a plain number in time); `timeout`,
@@ -63,8 +63,9 @@ class MathAccuracy(Judged):
     the batch nor on what else the machine does.
 
     Args:
-        timeout: CPU seconds for one completion, parsing and comparing. An ordinary pair takes 1 to 20 milliseconds, an
-            integral about a second.
+        timeout: CPU seconds for one completion, parsing and comparing, once. An ordinary pair takes 1 to 20
+            milliseconds, an integral about a second. Before, it may have a slice of 0.25 s in a worker that has just
+            started.
         workers: Number of processes; None means the number of cores divided among this machine's ranks, at most 8. They
             start with `load_rewards` or `start_workers`, else with the first completion that needs one.
         memory_mb: Memory that a worker may add to what it starts with, in MiB; None means no limit.
@@ -85,6 +86,12 @@ class MathAccuracy(Judged):
     - A reference that never finishes gives None, not 0.0.
     - Different exact fractions are not equal. To math-verify they are if the difference vanishes in floating point:
       `\frac{1}{2004!}` for `\frac{1}{2006!}`, `10^{-31}` for `10^{-30}`.
+    - A reference is read as a whole, and unparseable if that cannot be. Math-Verify takes the last number of what it
+      cannot parse: 0 for `3x-y+13=0` and for `$\forall x>0, f(x)=0$`. What its grammar does not know is right as the
+      same text, and unparseable otherwise.
+    - Notation that it misreads is rewritten (`_math.notation`): `1\,000`, `1e3`, `1 1/2`, `\frac12`, `0.\overline{3}`,
+      `\frac{1 \pm \sqrt{5}}{2}`, `\langle 1,2\rangle`, `30^\circ 15'`, `y''`. The `t` of `5t` and the text of
+      `k \text{ is even}` are no units, `1010_2` is not `1010_3`, 5 is no answer to `x + y = 5`, and `i^2` is -1.
     - "gold_parsed" and "answer_parsed" are the LaTeX that was read, not sympy's spelling of it.
 
     Math-Verify's rules for decimals and percent are kept, because others would make a different reward: numbers are
@@ -136,6 +143,17 @@ class MathAccuracy(Judged):
     ) -> list[Judgement]:
         """The outcomes of `B` completions; arguments and errors as in a call."""
         return [reading.judgement for reading in self._read(completions, solution, columns)]
+
+    def read_references(self, references: Sequence[Any]) -> list[tuple[str, str]]:
+        """What each reference is read as ("" where it cannot be), and what of its text that leaves over."""
+        asked = [text for text in dict.fromkeys(references) if isinstance(text, str) and plain_reference(text) is None]
+        within = [text for text in asked if excess_of_reference(text, self.max_characters) is None]
+        found = {text: (one.gold, one.left) for text, one in zip(within, self._verifier.read(within), strict=True)}
+        plain = (plain_reference(text) if isinstance(text, str) else None for text in references)
+        return [
+            found.get(text, ("", str(text))) if number is None else (number.text, "")
+            for text, number in zip(references, plain, strict=True)
+        ]
 
     def start_workers(self) -> None:
         """Start the worker processes' imports in the background, as `load_rewards` does; else the first call does."""

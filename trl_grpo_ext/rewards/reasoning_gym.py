@@ -79,7 +79,7 @@ class ReasoningGym(Judged):
         max_characters: int = 20_000,
         outcomes: Mapping[str, Any] | None = None,
     ) -> None:
-        optional_module("reasoning_gym", "reasoning_gym", "reasoning_gym")
+        optional_module("reasoning_gym", "reasoning_gym")
         self.extract = checked_choice("reasoning_gym: extract", extract, ("answer", "whole"))
         self.timeout = checked_number("reasoning_gym: timeout", timeout, "a positive number", lambda x: x > 0)
         self.max_characters = checked_whole("reasoning_gym: max_characters", max_characters, 1)

@@ -17,13 +17,15 @@ from ..types import RewardDeclaration, TurnScores
 
 
 class ToolUse:
-    """Score each turn by its tool calls: made, returned and failed.
+    """Score each turn by its tool calls: made, returned, failed and unanswered.
 
-        made · calls + returned · calls that returned + failed · calls that failed
+        made · calls + returned · calls that returned + failed · calls that failed + unanswered · calls without answer
 
     A call fails if the tool raised, does not exist or does not take the arguments: TRL then answers
-    `{'error': '...'}`. With `marker` set, a message whose text contains it but which has no calls is a call that could
-    not be parsed, and failed. A call that never ran, because the completion ended first, neither returned nor failed.
+    `{'error': '...'}`. A message whose text contains `marker` but which has no calls is a call that could not be parsed
+    (it was cut off, say), and failed. A call has no answer if it never ran, or if its result, which may be an error,
+    did not fit into `max_completion_length`: TRL then takes it back. So it counts as failed by default; else a policy
+    that calls near its budget would escape.
 
     The score is the sum over the turns, as a `TurnScores` with each turn's own. Only the first `at_most` calls of a
     completion earn anything, so that a policy does not call tools for the reward's sake; failures still cost after
@@ -35,14 +37,14 @@ class ToolUse:
         returned: Score of each call that returned.
         failed: Score of each call that failed.
         made: Score of each call, whatever its result.
+        unanswered: Score of each call without an answer; None means that of a failed one.
         at_most: How many calls of a completion earn anything; None means all.
-        marker: The beginning of a call, such as `<tool_call>`; None ignores calls that cannot be parsed.
+        marker: The beginning of a call in text without special tokens; None ignores calls that cannot be parsed.
     """
 
     __name__ = "tool_use"
     declares = RewardDeclaration(
         conformance={
-            "parameters": {"marker": "<tool_call>"},
             "completions": ["<tool_call>{", "Wait. <tool_call>add(1, 2", "18", "", "I need no tool for that."],
         }
     )
@@ -53,44 +55,50 @@ class ToolUse:
         returned: float = 0.1,
         failed: float = -0.1,
         made: float = 0.0,
+        unanswered: float | None = None,
         at_most: int | None = None,
-        marker: str | None = None,
+        marker: str | None = "<tool_call>",
     ) -> None:
         self.returned = checked_number("tool_use: returned", returned, "a number")
         self.failed = checked_number("tool_use: failed", failed, "a number")
         self.made = checked_number("tool_use: made", made, "a number")
+        self.unanswered = (
+            self.failed if unanswered is None else checked_number("tool_use: unanswered", unanswered, "a number")
+        )
         self.at_most = None if at_most is None else checked_whole("tool_use: at_most", at_most, 0)
         self.marker = None if marker is None else checked_text("tool_use: marker", marker)
-        if not (self.returned or self.failed or self.made):
+        if not (self.returned or self.failed or self.made or self.unanswered):
             raise ConfigurationError("tool_use: returned, failed or made must not be 0, got 0 for all three.")
 
     def __call__(
         self, completions: Sequence[Any], log_metric: Callable[[str, float], None] | None = None, **columns: Any
     ) -> list[TurnScores]:
-        """`B` scores; logs `tool_use/calls`, `tool_use/returned` and `tool_use/failed`, each per completion."""
+        """`B` scores; logs `tool_use/` `calls`, `returned`, `failed` and `unanswered`, each per completion."""
         counts = [[self._counts(exchange) for exchange in _turns_of(completion)] for completion in completions]
         if log_metric is not None and completions:
-            for place, what in enumerate(("calls", "returned", "failed")):
+            for place, what in enumerate(("calls", "returned", "failed", "unanswered")):
                 log_metric(f"tool_use/{what}", sum(turn[place] for row in counts for turn in row) / len(completions))
         return [self._scored(row) for row in counts]
 
-    def _counts(self, exchange: Exchange) -> tuple[int, int, int]:
-        """A turn's numbers of calls made, returned and failed."""
+    def _counts(self, exchange: Exchange) -> tuple[int, int, int, int]:
+        """A turn's numbers of calls made, returned, failed and unanswered."""
         message, answers = exchange
         calls = len(tool_calls(message))
         if not calls:
             unparsed = int(self.marker is not None and self.marker in completion_text(message))
-            return unparsed, 0, unparsed
+            return unparsed, 0, unparsed, 0
+        answered = min(len(answers), calls)
         errors = min(sum(is_tool_error(answer.get("content")) for answer in answers), calls)
-        return calls, min(len(answers), calls) - errors, errors
+        return calls, answered - errors, errors, calls - answered
 
-    def _scored(self, turns: Sequence[tuple[int, int, int]]) -> TurnScores:
+    def _scored(self, turns: Sequence[tuple[int, int, int, int]]) -> TurnScores:
         left = float("inf") if self.at_most is None else self.at_most
+        worth = (self.made, self.returned, self.failed, self.unanswered)
         values = []
-        for calls, returned, failed in turns:
-            earning = min(calls, left)
-            parts = ((self.made, calls), (self.returned, returned), (self.failed, failed))
-            values.append(sum(each * (min(count, earning) if each > 0 else count) for each, count in parts))
+        for counts in turns:
+            earning = min(counts[0], left)
+            pairs = zip(worth, counts, strict=True)
+            values.append(sum(each * (min(count, earning) if each > 0 else count) for each, count in pairs))
             left -= earning
         return TurnScores(values)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,8 @@ from ..plugins.kinds import LABELS, Kind
 from .rules import Rule
 
 _LISTED = 6
+_RAISED = re.compile(r"it raised .*\(\S+, line \d+[^\n]*?\)(?= \(|$)")
+"""An exception with its line: one defect, whatever rules it breaks."""
 
 
 class ConformanceError(AssertionError, TRLGRPOExtError):
@@ -88,9 +91,14 @@ class Report:
         counts = f"{kept}, {len(self.violations)} broken, {len(self.skipped)} not checked"
         style = "bold red" if not self.ok else "bold yellow" if self.no_effect else "bold green"
         yield 0, [(one_line(f"{LABELS[self.kind]} {self.subject}"), "bold"), (": ", ""), (counts, style)]
-        for broken in self.violations:
+        defects: dict[str, list[Violation]] = {}
+        for violation in self.violations:
+            raised = _RAISED.match(violation.message)
+            defects.setdefault(raised[0] if raised else violation.message, []).append(violation)
+        for broken, *others in defects.values():
             rule = broken.rule
-            yield 2, [("broken ", "red"), (rule.name, "bold red")]
+            also = f", and so {_listed([other.rule.short for other in others])}" if others else ""
+            yield 2, [("broken ", "red"), (rule.name, "bold red"), (also, "")]
             said = {"found": broken.message, "example": broken.example, "rule": rule.summary, "why": rule.why}
             for label, text in said.items():
                 for place, line in enumerate(printable(text).split("\n") if text else ()):

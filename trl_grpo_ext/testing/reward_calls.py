@@ -67,9 +67,8 @@ HOSTILE = (
 _TOOL_CALL = {"type": "function", "function": {"name": "add", "arguments": {}}}
 EMPTY: Sequence[tuple[str, Any]] = (
     ("the empty string", ""),
-    ("a conversation without messages", []),
     ("a message with empty text", [{"role": "assistant", "content": ""}]),
-    ("a message that only calls a tool", [{"role": "assistant", "content": None, "tool_calls": [_TOOL_CALL]}]),
+    ("a message that only calls a tool", [{"role": "assistant", "content": "", "tool_calls": [_TOOL_CALL]}]),
 )
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import json
 import locale
 import math
 import os
 import random
+import re
 import signal
 import sys
 import time
@@ -53,18 +55,26 @@ class RewardChecks(Checks):
         self._first: Any = None
         self._changed_first: list[str] = []
         self._refused = ""
+        self._of_texts_alone = ""  # what it says to messages
+        self._untried = ""  # why nothing can be tried: it reads columns that nobody gave
+        self._given_columns = frozenset(options.get("columns") or ())
         self._given: set[float | None] = set()
 
     # ------------------------------------------------------------------------------------------ calling it
 
     def check(self, rule: Rule) -> Finding:
         """Check one rule, after a first call, whose scores are kept for comparison."""
-        if rule.short != "call" and not self.seconds and not self._refused:
+        if rule.short == "call":
+            self._ask_for_columns(self._required())
+        elif not self.seconds and not self._refused and not self._untried:
             self._call_first()
+        if self._untried:
+            return NotChecked(self._untried)
         return super().check(rule)
 
     def _call_first(self) -> None:
         """Call it with strings or, if it takes both forms by its declaration but refuses these, with messages."""
+        made_up: list[str] = []
         for form in dict.fromkeys((self._forms[0], "messages")) if "messages" in self._forms else self._forms:
             ordinary, before = replace(self.ordinary, form=form), process_state()
             self.trying(str(ordinary))
@@ -74,13 +84,74 @@ class RewardChecks(Checks):
                 raise
             except BaseException as error:  # the reward's own, whatever it is; the rule `run` reports it
                 self._refused = self._refused or describe_exception(error)
+                made_up = made_up or self._made_up(error)
                 continue
             self._changed_first = _differences(before, process_state())
             self._forms, self.ordinary = (form,) if self._refused else self._forms, ordinary
+            if form == "text" and "messages" in self._forms:
+                self._try_messages()
             self.slow = self.seconds[0] > _SLOW
             if self.slow:
                 self.ordinary = ordinary.with_items(ordinary.items[:_FEW])
             return
+        self._ask_for_columns(made_up)
+
+    def _ask_for_columns(self, names: Sequence[str]) -> None:
+        """Without these columns nothing can be tried."""
+        if names:
+            example = json.dumps({names[0]: ["first row's value", "second row's"]})
+            listed, why = ", ".join(map(repr, names)), f" ({self._refused})" if self._refused else ""
+            self._untried = f"it reads {listed}, of which no values were given{why}: --columns '{example}'"
+
+    def _required(self) -> list[str]:
+        """The parameters that no column of the call fills, if that is all that is wrong with the signature."""
+        try:
+            signature, arguments = inspect.signature(self.reward), self.ordinary.arguments()
+        except (TypeError, ValueError):
+            return []
+        missing = [
+            name
+            for name, one in signature.parameters.items()
+            if one.default is one.empty
+            and one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)
+            and name not in arguments
+        ]
+        try:
+            signature.bind(**arguments, **dict.fromkeys(missing))
+        except TypeError:  # it does not take what TRL passes, whatever the columns
+            return []
+        return missing
+
+    def _try_messages(self) -> None:
+        """A reward that raises for messages is one for texts: it stops a run of conversations, and harms no other."""
+        try:
+            self._raw(replace(self.ordinary, form="messages"))
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # the reward's own, whatever it is
+            self._of_texts_alone = describe_exception(error)
+            self._forms = ("text",)
+
+    def _made_up(self, error: BaseException) -> list[str]:
+        """The columns that it reads and nobody gave; they may be why it failed, and then nothing can be said."""
+        try:
+            parameters = inspect.signature(self.reward).parameters.values()
+            inspect.signature(self.reward).bind(**self.ordinary.arguments())
+        except (TypeError, ValueError):
+            return self._required()
+        named = [one.name for one in parameters if one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL)]
+        rest = [one.name for one in parameters if one.kind is one.VAR_KEYWORD]
+        function = self.reward if inspect.isroutine(self.reward) else type(self.reward)
+        try:
+            source = inspect.getsource(function)
+        except (OSError, TypeError):
+            source = ""
+        for name in rest:
+            named += re.findall(rf"\b{name}(?:\.get\(|\.pop\(|\[)\s*['\"](\w+)['\"]", source)
+        if isinstance(error, KeyError) and rest and error.args and isinstance(error.args[0], str):
+            named.append(error.args[0])
+        passed = {*PASSED_BY_TRL, "trainer_state", "log_extra", "log_metric", "self", *self._given_columns}
+        return [name for name in dict.fromkeys(named) if name not in passed]
 
     def _timed(self, batch: RewardCall) -> Any:
         began = time.perf_counter()
@@ -139,6 +210,8 @@ class RewardChecks(Checks):
             raise NotChecked("it declares deterministic=False")
 
     def no_effect(self) -> str:
+        if self._untried:
+            return "none of its rules could be tried"
         if len(self._given) != 1 or not self.seconds:
             return ""
         (score,) = self._given
@@ -187,9 +260,12 @@ class RewardChecks(Checks):
 
     def none(self) -> None:
         batch = self.ordinary.with_items(self.ordinary.items[:3])
+        declares = hasattr(self.reward, "declares")
         names = [name for name in batch.columns if name not in self.required]
+        if not declares:  # somebody's function: as the columns that came with it are
+            names = [name for name in names if name in self._given_columns and self._has_none(name)]
         if not names:
-            raise NotChecked("no column may be None")
+            raise NotChecked("no column may be None" if declares else "no column with a None in it was given")
         self._deterministic_only()
         for name in names:
 
@@ -202,6 +278,9 @@ class RewardChecks(Checks):
 
             self._over([batch.with_items(batch.items[:1]), batch], judge, f"{name!r} is None in row 0")
 
+    def _has_none(self, name: str) -> bool:
+        return any(item.columns.get(name) is None for item in self.ordinary.items)
+
     def hostile_text(self) -> None:
         self._keeps_contract(HOSTILE, "hostile text")
 
@@ -213,6 +292,8 @@ class RewardChecks(Checks):
     def formats(self) -> None:
         if self._refused and self._first is not None:
             raise NotChecked(f"it takes messages alone: with strings {self._refused}")
+        if self._of_texts_alone:
+            raise NotChecked(f"it takes texts alone, so prompts must be no conversations: {self._of_texts_alone}")
         if len(self._forms) < 2:
             raise NotChecked(f"it declares formats = {list(self._forms)}")
 
@@ -343,6 +424,8 @@ class RewardChecks(Checks):
         self._over([RewardCall((*self.ordinary.items, spaced), form) for form in self._forms], judge)
 
     def pickle(self) -> None:
+        if inspect.isfunction(self.reward) and "<locals>" in self.reward.__qualname__:
+            raise NotChecked("a function made by a function cannot be pickled, so it cannot run under reward_timeout")
         again = pickle_round_trip(self.reward)
 
         def judge(batch: RewardCall) -> None:

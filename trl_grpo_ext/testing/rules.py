@@ -84,8 +84,8 @@ formats: a completion as a string and as a list of one message gets the same sco
   the prompts are conversations. A reward that reads only strings then scores the list's brackets.
 none (rests on neighbours): a column's value may be None in one row, which then costs no other row anything. Why:
   Datasets merged from several sources have None in the columns that one of them lacks.
-empty: an empty completion, a conversation without messages and a message without text are scored like others. Why: A
-  policy that ends at once writes the empty string, and one that only calls a tool a message whose content is None.
+empty: an empty completion and a message without text are scored like others. Why: A policy that ends at once, or only
+  calls a tool, writes no text.
 hostile_text: no text that a model can write makes it raise or break its contract. Why: A policy writes every text
   sooner or later: control characters, lone surrogates, ten thousand digits, brackets that never close.
 outcomes (rests on none): an unreadable reference does not score like a wrong answer. Why: A broken reference that reads

@@ -51,8 +51,8 @@ class GRPOExtConfig(GRPOConfig):
             Other groups are replaced by groups of further prompts, until the generation batch is full or the rounds are
             used up; what is missing then is masked (see `trl_grpo_ext.trainer.resampling`).
         reward_timeout: Wall-clock seconds that all reward functions together may take for one generation batch on each
-            rank. It ends a hang before the waiting ranks time out, by an error on all ranks that names the reward. None
-            means no limit in one process and four fifths of `ddp_timeout` in several.
+            rank; in several processes at most four fifths of `ddp_timeout`. It ends a hang before the waiting ranks
+            time out, by an error on all ranks that names the reward. None means no limit.
         compact_updates: `off`, or `exact`: the update computes no padding and leaves out rows without signal, with the
             same gradient (see `trl_grpo_ext.trainer.compact.updates`).
         share_prompts: With `compact_updates: exact`, compute each prompt once for all its completions where that is
@@ -81,7 +81,7 @@ class GRPOExtConfig(GRPOConfig):
     token_losses: list[str] | None = None
     prompt_sampler: dict[str, Any] | str | None = None
     resample: dict[str, Any] | str | None = None
-    reward_timeout: float | None = None
+    reward_timeout: float | None = 3600.0
     compact_updates: str = "off"
     share_prompts: bool = False
     token_records: int = 0

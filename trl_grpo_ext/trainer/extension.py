@@ -133,15 +133,13 @@ class Extension:
             )
         loss = reading.loss_settings_of(trl)
         terms = terms_of(loss, plugins.forward_hooks, further)
-        freedom = freedom_of(terms, reduction.divides_by, loss.loss_type, trl.model.config)
+        freedom = freedom_of(terms, reduction.divides_by, loss.loss_type)
         packing = packing_of(
             trl.model,
             loss,
             share=plugins.settings.share_prompts,
-            relative=freedom.trim_left,
             compiled=trl.args.torch_compile,
             overridden=contract.has_own_passes(self._between),
-            facts=facts,
         )
         return CompactUpdates(
             freedom,

@@ -18,7 +18,7 @@ from ..credit.flow import plugin_label
 from ..errors import ConfigurationError, is_out_of_memory
 from ..types import POLICY, REFERENCE, Declaration, FilterDeclaration, HookDeclaration, implements, split_teacher
 from .batch import whole_rows
-from .rollouts import HookLogps
+from .sampled_batch import HookLogps
 
 
 @dataclass(frozen=True)
@@ -250,10 +250,10 @@ def _load_teacher(name: str, hook: str, tokenizer: Any, trust_remote_code: bool)
         )
     with _unless_loaded(label):
         model = AutoModelForCausalLM.from_pretrained(name, dtype="auto", **options)
-    if model.get_input_embeddings().num_embeddings <= max(own.values()):
+    embeddings = len(model.get_input_embeddings().weight)  # of an adapter's too
+    if embeddings <= max(own.values()):
         raise ConfigurationError(
-            f"{label} has {model.get_input_embeddings().num_embeddings} embeddings, fewer than the policy's vocabulary "
-            f"needs ({max(own.values()) + 1})."
+            f"{label} has {embeddings} embeddings, fewer than the policy's vocabulary needs ({max(own.values()) + 1})."
         )
     return model.requires_grad_(False)
 

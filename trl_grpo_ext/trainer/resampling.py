@@ -38,7 +38,7 @@ from ..types import FilterDeclaration, HookDeclaration, Rollout, implements, rol
 from .batch import PROMPT_KEYS, BatchKeys, counting_mask
 from .facts import Progress, RunFacts
 from .prompts import DealtPrompts, Drawn, DrawnPrompts
-from .rollouts import SampledBatch, read_rollout
+from .sampled_batch import SampledBatch, read_rollout
 from .upstream import acting, reading
 
 _PAD: Mapping[str, float] = {

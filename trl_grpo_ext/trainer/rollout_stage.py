@@ -28,7 +28,7 @@ from .loss_forward import Inherited
 from .prompts import DealtPrompts, Drawn, DrawnPrompts
 from .record_stage import RecordStage
 from .resampling import Resampling
-from .rollouts import HookLogps, NotSampling, SampledBatch, Sampling, read_rollout
+from .sampled_batch import HookLogps, NotSampling, SampledBatch, Sampling, read_rollout
 from .selected import SelectedPlugins
 from .shaping import batch_before_trls, refuse_images, rollout_of_shapers
 from .token_losses import TokenLosses
@@ -107,13 +107,12 @@ class RolloutStage:
         watch, failure = RewardWatch(limit), None
         shape = len(prompts), len(names)  # now: a reward may empty what it is given
         self._sampling.show_columns(())  # those of an earlier call in this batch are no functions
-        functions = [watch.wrap(*pair) for pair in zip(trl.reward_funcs, names, strict=True)]
+        functions = trl.reward_funcs
+        watched = [watch.wrap(*pair) for pair in zip(functions, names, strict=True)]
+        given = {"prompts": prompts, "completions": completions, "completion_ids": completion_ids}
         try:
-            with acting.reward_functions(trl, functions), self._records.phase("rewards"), watch.time_limit():
-                columns = {name: [row[name] for row in inputs] for name in inputs[0]}
-                for reward in functions:  # one that waits for a server waits while the others compute
-                    if callable(start := getattr(reward, "start_scoring", None)):
-                        start(completions, prompts=prompts, **columns)
+            with acting.reward_functions(trl, watched), self._records.phase("rewards"), watch.time_limit():
+                watch.start_scoring(functions, names, inputs, **given)
                 rewards_N_K = inherited(inputs, prompts, completions, completion_ids)
         except BaseException as error:  # also SystemExit and Ctrl-C: the others wait in the one gather of this method
             failure = error

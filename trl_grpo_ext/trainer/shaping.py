@@ -16,7 +16,7 @@ import torch
 from ..errors import ConfigurationError, UpstreamError
 from ..types import Rollout
 from .facts import RunFacts
-from .rollouts import Sampling
+from .sampled_batch import Sampling
 from .upstream.acting import pad_rows
 
 _COMPARED = (

@@ -17,7 +17,7 @@ FLAGS = (
 def why_no_browser() -> str | None:
     """What is missing for the browser tests; None where nothing is."""
     if importlib.util.find_spec("selenium") is None:
-        return "selenium is not installed: pip install 'trl-grpo-ext[test]'"
+        return "selenium is not installed: pip install '.[test]'"
     missing = [name for name in ("chromium", "chromedriver") if shutil.which(name) is None]
     return f"{' and '.join(missing)} not found: `make browser` installs them" if missing else None
 

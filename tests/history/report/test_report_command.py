@@ -118,7 +118,7 @@ def test_without_matplotlib_the_extra_is_named(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 2
-    assert "pip install 'trl-grpo-ext[report]'" in done.stderr
+    assert "pip install matplotlib" in done.stderr
     assert "Traceback" not in done.stderr
 
 

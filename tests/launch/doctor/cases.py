@@ -1,33 +1,21 @@
 """Cases for the doctor's rules, made of facts by hand; the settings around them are TRL's own defaults."""
 
+import dataclasses
 import functools
-from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import peft
 from transformers import Qwen2Config
+from trl import GRPOConfig
 
-from trl_grpo_ext.launch.doctor.case import Case, Plugins
-from trl_grpo_ext.launch.doctor.environment import Environment
-from trl_grpo_ext.launch.doctor.launch_file import LaunchPlan
+from trl_grpo_ext.launch.doctor import Machine
+from trl_grpo_ext.launch.doctor.case import Case
+from trl_grpo_ext.launch.doctor.launch import Launch
 from trl_grpo_ext.launch.doctor.model import Adapters, Sizes, adapters_of, on_meta, sizes_of
-from trl_grpo_ext.launch.doctor.run_file import RunPlan, Script, build_configs, read_run
 
 GIB = 1024**3
 A100 = 80 * GIB
-RECIPE = Script("recipe.py", frozenset({"check_setup"}))
-
-TESTED = {
-    "trl": "1.16.0",
-    "transformers": "5.23.0",
-    "torch": "2.13.0",
-    "deepspeed": "0.19.8",
-    "vllm": "0.30.0",
-    "liger-kernel": "0.6.0",
-    "flash-attn": "2.8.0",
-}
-
-
 QWEN = Qwen2Config(  # Qwen2.5-0.5B
     hidden_size=896,
     intermediate_size=4864,
@@ -41,8 +29,9 @@ QWEN = Qwen2Config(  # Qwen2.5-0.5B
 
 
 @functools.cache
-def defaults() -> RunPlan:
-    return read_run([])
+def defaults() -> dict[str, Any]:
+    fields = dataclasses.fields(GRPOConfig)
+    return {one.name: one.default for one in fields if one.default is not dataclasses.MISSING}
 
 
 @functools.cache
@@ -50,52 +39,36 @@ def qwen() -> Sizes:
     return sizes_of(on_meta(QWEN))
 
 
-def adapters(*targets: str) -> Adapters:
-    config = peft.LoraConfig(r=2, target_modules=list(targets), task_type="CAUSAL_LM")
-    return adapters_of(on_meta(QWEN), config)
+def lora(*targets: str) -> dict[str, Any]:
+    """An adapter's config, and what PEFT makes of it in Qwen2.5-0.5B."""
+    config = peft.LoraConfig(r=2, target_modules=list(targets) or "all-linear", task_type="CAUSAL_LM")
+    return adapted(config)
 
 
-def machine(*devices: int, versions: dict[str, str | None] | None = None, **facts: Any) -> Environment:
-    """A machine on which nothing is wrong, but for what is said."""
-    good: dict[str, Any] = {
-        "versions": {**TESTED, **(versions or {})},
-        "devices": devices,
-        "torch_build": "CUDA 12.8",
-        "disk_free": 1000 * GIB,
-        "output_dir": "out",
-    }
-    return Environment(**good | facts)
+def adapted(config: peft.LoraConfig) -> dict[str, Any]:
+    found: Adapters = adapters_of(on_meta(QWEN), config)
+    return {"peft_config": config, "adapters": found}
 
 
-def case(
-    launch: LaunchPlan | None = None,
-    environment: Environment | None = None,
-    *,
-    own: dict[str, Any] | None = None,
-    script: Script | None = None,
-    built: bool = False,
-    sizes: Sizes | None = None,
-    adapters: Adapters | None = None,
-    plugins: Plugins | None = None,
-    **settings: Any,
-) -> Case:
-    """A run on one A100 with some settings; `built` makes the real configuration objects too."""
-    plan = defaults()
-    unknown = settings.keys() - plan.settings.keys()
-    assert not unknown, f"no such settings: {unknown}"
-    rewards = {"rewards": ["gsm8k_accuracy"]}
-    run = replace(plan, settings={**plan.settings, **rewards, **settings}, own=own or {}, script=script)
-    launch = launch or LaunchPlan()
-    if built:
-        run = build_configs(run, processes=launch.processes)
-        assert run.config is not None, run.problems
-    environment = environment or machine(A100)
-    return Case(launch, run, environment, sizes, adapters, plugins or Plugins())
+def case(launch: Launch | None = None, *, dtype: str = "float32", **given: Any) -> Case:
+    """A run on one A100 with some facts, and training arguments by their names."""
+    launch = launch or launched()
+    facts = {one.name for one in dataclasses.fields(Case)}
+    settings = {**defaults(), "output_dir": "out", **{name: given.pop(name) for name in given.keys() - facts}}
+    settings["bf16"] = not settings["fp16"] if settings["bf16"] is None else settings["bf16"]
+    batch = settings["per_device_train_batch_size"] * (settings["gradient_accumulation_steps"] or 1) * launch.processes
+    args = SimpleNamespace(**{**settings, "generation_batch_size": settings["generation_batch_size"] or batch})
+    good: dict[str, Any] = {"devices": (A100,) * launch.processes_per_machine, "model": "somebody/a-model"}
+    return Case(launch, args=args, model_settings={"dtype": dtype}, **{"machine": Machine(), **good, **given})
 
 
-def launched(engine: str = "one_process", processes: int = 1, **facts: Any) -> LaunchPlan:
-    """A launch file's plan, by hand."""
-    kinds = {"o": "NO", "d": "MULTI_GPU", "z": "DEEPSPEED", "f": "FSDP"}
-    source = facts.pop("source", "launch.yaml")
-    kind = facts.pop("distributed_type", kinds[engine[0]])
-    return LaunchPlan(source=source, engine=engine, processes=processes, distributed_type=kind, **facts)  # type: ignore[arg-type]
+def launched(engine: str = "one_process", processes: int = 1, machines: int = 1, **facts: Any) -> Launch:
+    """A launch by hand."""
+    env = {"WORLD_SIZE": str(processes), **facts.pop("environment", {})}
+    if engine.startswith("zero"):
+        env |= {"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_DEEPSPEED_ZERO_STAGE": engine[-1]}
+    if engine.startswith("fsdp"):
+        env |= {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": engine[4]}
+        env |= {"PARALLELISM_CONFIG_DP_REPLICATE_SIZE": "2"} if engine.endswith("hybrid") else {}
+    known = {"file": "launch.yaml", "asked_processes": processes, **facts}
+    return Launch("train.py", environment=env, launcher="accelerate", processes=processes, machines=machines, **known)

@@ -1,6 +1,8 @@
 """Estimates against what real training steps of tiny models hold and write, and against sums by hand."""
 
+import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import peft
@@ -8,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoConfig, BitsAndBytesConfig, LlamaConfig, LlamaForCausalLM, TrainerCallback
 
-from tests.launch.doctor.cases import GIB, case, launched, machine, qwen
+from tests.launch.doctor.cases import GIB, case, launched, qwen
 from tests.support import train
 from trl_grpo_ext.launch.doctor.case import Case
 from trl_grpo_ext.launch.doctor.memory import Memory, estimate, memory_problems
@@ -89,8 +91,9 @@ def test_a_real_step_holds_and_writes_what_was_estimated(
 
     config = AutoConfig.from_pretrained(tiny_model)
     adapted = adapters_of(on_meta(config), lora) if settings.get("use_peft") else None
-    known = {"sizes": sizes_of(on_meta(config)), "adapters": adapted, "built": True, "use_cpu": True}
-    run = case(**known, **{**sizes, "dtype": dtype, "save_steps": 1, **settings})
+    known = {"sizes": sizes_of(on_meta(config)), "adapters": adapted, "trainer": trainer, "use_cpu": True}
+    known["quantisation"] = quantised if "load_in_4bit" in settings else None
+    run = case(dtype=dtype, bf16=bf16, save_steps=1, **known, **sizes)
     result = estimated(run, 8)
     parts = result.parts
     base, added = weights_of(trainer.model)
@@ -124,7 +127,7 @@ def test_what_each_engine_splits_by_hand() -> None:
         ("fsdp2", 4 * P // 4, 4 * P // 4, 8 * P // 4),
         ("fsdp2_hybrid", 4 * P // 2, 4 * P // 2, 8 * P // 2),
     ):
-        run = case(launched(engine, 4, machines=2), sizes=qwen(), built=True, dtype="float32", bf16=True)
+        run = case(launched(engine, 1 if engine == "one_process" else 4, 2), sizes=qwen(), dtype="float32", bf16=True)
         parts = estimated(run).parts
         assert (parts["weights"], parts["gradients"], parts["optimizer states"]) == (weights, gradients, states), engine
         assert parts.get("float32 copies", 0) == (P if engine.startswith("zero") else 0)
@@ -133,7 +136,7 @@ def test_what_each_engine_splits_by_hand() -> None:
 def test_vllm_takes_its_share_and_gives_it_back_asleep() -> None:
     settings = {"use_vllm": True, "vllm_mode": "colocate", "vllm_gpu_memory_utilization": 0.25, "dtype": "bfloat16"}
     awake, asleep = (
-        estimated(case(sizes=qwen(), built=True, **settings, vllm_enable_sleep_mode=sleeps)) for sleeps in (False, True)
+        estimated(case(sizes=qwen(), **settings, vllm_enable_sleep_mode=sleeps)) for sleeps in (False, True)
     )
     assert awake.parts["vLLM"] == asleep.parts["vLLM"] == 20 * GIB
     assert awake.device_bytes["update"] - asleep.device_bytes["update"] == 20 * GIB
@@ -141,14 +144,16 @@ def test_vllm_takes_its_share_and_gives_it_back_asleep() -> None:
     assert "the cache" not in awake.parts
 
 
-def test_what_may_not_fit_is_a_warning_and_never_an_error() -> None:
-    tight = case(environment=machine(4 * GIB, disk_free=GIB), sizes=qwen(), built=True)
+def test_what_may_not_fit_is_a_warning_and_never_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda place: SimpleNamespace(free=GIB))
+    tight = case(devices=(4 * GIB,), sizes=qwen())
     memory, disk = memory_problems(tight, estimated(tight))
     assert (memory.severity, disk.severity) == ("warning", "warning")
     assert "optimizer states" in memory.message
-    roomy = case(sizes=qwen(), built=True, save_only_model=True, dtype="bfloat16")
+    monkeypatch.undo()
+    roomy = case(sizes=qwen(), save_only_model=True, dtype="bfloat16")
     assert (memory_problems(roomy, estimated(roomy)), estimated(roomy).checkpoint_bytes) == ([], 2 * 494_032_768)
-    assert estimated(case(sizes=qwen(), built=True, max_completion_length=None)).peak > estimated(roomy).peak
+    assert estimated(case(sizes=qwen(), max_completion_length=None)).peak > estimated(roomy).peak
 
 
 def test_activations_of_llama_are_what_autograd_keeps() -> None:
@@ -164,7 +169,7 @@ def test_activations_of_llama_are_what_autograd_keeps() -> None:
     llama = LlamaConfig(num_hidden_layers=2, hidden_size=32, intermediate_size=88, num_attention_heads=4)
     rows = {"per_device_train_batch_size": 2, "num_generations": 2, "max_completion_length": 56}
     plain = {"dtype": "float32", "bf16": False, "gradient_checkpointing": False}
-    known = {"sizes": sizes_of(on_meta(llama)), "built": True, "use_cpu": True}
+    known = {"sizes": sizes_of(on_meta(llama)), "use_cpu": True}
     assert estimated(case(**known, **plain, **rows), 8).parts["activations"] == pytest.approx(
         kept(4) - kept(2), rel=0.02
     )

@@ -29,6 +29,8 @@ def run_case(model: Path, folder: Path, rows: int, case: dict[str, Any]) -> None
     parameters = {name: float32(parameter).contiguous() for name, parameter in run.trainer.model.named_parameters()}
     if run.trainer.is_world_process_zero():
         save_file(parameters, folder / FLOAT32)
+    if case.get("compact_updates"):
+        assert run.trainer._trl_grpo_ext.losses.updates._trials.exact.packed
     if case.get("share_prompts"):
         planned = [log for log in run.logs if "compact/live_tokens" in log]
         assert planned

@@ -19,7 +19,6 @@ from transformers import (
     AutoModelForCausalLM,
     FalconConfig,
     Gemma2Config,
-    GPT2Config,
     LlamaConfig,
     MambaConfig,
     MistralConfig,
@@ -43,6 +42,7 @@ from trl_grpo_ext.trainer.compact.packed import (
     window_of,
 )
 from trl_grpo_ext.trainer.compact.plan import part_tokens, plan_block
+from trl_grpo_ext.trainer.compact.trials import Exact, Rows, Trials
 from trl_grpo_ext.trainer.facts import LossSettings
 
 EXACT = {torch.float64: 1e-9, torch.float32: 1e-5}
@@ -74,6 +74,18 @@ def batch_of(rows: list[tuple[int, int, int]] = ROWS, prompt: int = 8, width: in
         ids[row, :prompt] = torch.arange(prompt) + 3 + group
         mask[row, prompt - p : prompt + c] = 1
     return {"input_ids": ids, "attention_mask": mask, "logits_to_keep": width}
+
+
+def exact_in(model: Any, packing: Packing) -> Exact:
+    """What a trial on these rows finds."""
+    batch = batch_of()
+    found = packing.measured(*batch.values())
+    assert found is not None
+    facts: Any = SimpleNamespace(
+        ranks=1, device=torch.device("cpu"), gather=lambda table: table, rows_per_pass=3, pad_id=0
+    )
+    trials = Trials(packing, lambda: (score, model), facts)
+    return trials.of(Rows(*batch.values(), *found), [(1, batch["input_ids"].size(1))], fits=True)
 
 
 # -------------------------------------------------------------------------------------------------- packed rows
@@ -129,7 +141,7 @@ def test_log_probabilities_entropies_and_gradient_are_those_of_rows_by_themselve
 def assert_same(model: Any, tolerance: float, share: bool) -> None:
     """Log-probabilities, entropies and gradient of packed rows and of rows by themselves."""
     packing, batch = Packing(share, window_of(model.config)), batch_of()
-    assert packing.check(score, model)
+    assert exact_in(model, packing).packed
     packed = packing.pack(*batch.values())
     assert packed is not None
     # Prompts of 5, 5, 7, 7, 1, 1, 3 or of 5, 7, 1, 3, and completions without their last token.
@@ -154,7 +166,6 @@ def packed_dtype(model: Any) -> torch.dtype:
 
 def test_completions_that_saw_each_other_would_be_noticed() -> None:
     model, batch, packing = model_of(*CONFIGS["llama"]), batch_of(), Packing(share=True)
-    assert packing.check(score, model)
     packed = packing.pack(*batch.values())
     assert packed is not None
     for block in packed.mask.blocks:
@@ -248,24 +259,20 @@ def test_models_whose_rows_are_not_packed_or_whose_prompts_are_not_shared(
 
 
 def test_reasons_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
-    absolute = AutoModelForCausalLM.from_config(GPT2Config(vocab_size=42, n_embd=16, n_layer=1, n_head=2))
+    alibi = AutoModelForCausalLM.from_config(ALIBI)
     model, quantile = model_of(*CONFIGS["llama"]), replace(LOSS, top_entropy_quantile=0.5)
-    facts = SimpleNamespace(ranks=1, device=torch.device("cpu"), gather=lambda tensor: tensor)
-    options: dict[str, Any] = {"compiled": False, "overridden": False, "facts": facts}
+    options: dict[str, Any] = {"compiled": False, "overridden": False}
     with caplog.at_level(logging.INFO, logger="trl_grpo_ext.trainer.compact.packed"):
-        assert packing_of(absolute, LOSS, share=True, relative=False, **options) is None
-        assert packing_of(model, quantile, share=True, relative=True, **options) is None
-        assert packing_of(model, LOSS, share=False, relative=True, **{**options, "overridden": True}) is None
-        sharing = packing_of(model, LOSS, share=True, relative=True, **{**options, "overridden": True})
+        assert packing_of(alibi, LOSS, share=True, **options) is None
+        assert packing_of(model, quantile, share=True, **options) is None
+        assert packing_of(model, LOSS, share=False, **{**options, "overridden": True}) is None
+        sharing = packing_of(model, LOSS, share=True, **{**options, "overridden": True})
         assert sharing is not None
         assert sharing.share
-        assert sharing.takes(model)
-        assert not sharing.takes(model_of(*CONFIGS["qwen2"]))  # a reference of another architecture
-        without = packing_of(dropping(model_of(*CONFIGS["llama"])), LOSS, share=True, relative=True, **options)
+        without = packing_of(dropping(model_of(*CONFIGS["llama"])), LOSS, share=True, **options)
         assert without is not None
         assert not without.share
         made = Packing(share=True, window=13)
-        assert made.check(score, model)
         inside = batch_of()
         inside["attention_mask"][0, 9] = 0
         for _ in range(2):
@@ -274,7 +281,7 @@ def test_reasons_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     said = [(record.levelname, record.getMessage()) for record in caplog.records if "packed" in record.name]
     assert [level for level, _ in said] == ["WARNING", "WARNING", "INFO", "WARNING", "WARNING", "WARNING"]
     expected = (
-        *("positions are absolute", "top_entropy_quantile", "a class of yours overrides", "attention_dropout 0.1"),
+        *("(alibi)", "top_entropy_quantile", "a class of yours overrides", "attention_dropout 0.1"),
         *("a row of 14 tokens is longer than the sliding window of 13", "a row has padding inside"),
     )
     assert all(reason in text for reason, (_, text) in zip(expected, said, strict=True))
@@ -296,15 +303,15 @@ def reads_the_mask(model: Any) -> None:
     layer = model.model.layers[0]
     forward = layer.forward
     layer.forward = lambda *arguments, attention_mask, **keywords: forward(
-        *arguments, attention_mask=attention_mask & attention_mask, **keywords
+        *arguments, attention_mask=None if attention_mask is None else attention_mask & attention_mask, **keywords
     )
 
 
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (ignores_positions, "the log-probabilities differ by"),
-        (ignores_positions_and_drops, "the log-probabilities differ by"),
+        (ignores_positions, ": log-probabilities differ by"),
+        (ignores_positions_and_drops, ": log-probabilities differ by"),
         (reads_the_mask, "the model calls __and__ on the mask"),
     ],
 )
@@ -312,19 +319,16 @@ def test_a_model_in_which_it_would_not_be_exact_is_noticed(
     change: Callable[[Any], None], reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     model = model_of(*CONFIGS["llama"])
-    assert Packing(share=True).check(score, model)
+    assert exact_in(model, Packing(share=True)).packed
     change(model)
-    packing = Packing(share=True)
     with caplog.at_level(logging.WARNING, logger="trl_grpo_ext.trainer.compact.packed"):
-        assert not packing.check(score, model)
+        assert not exact_in(model, Packing(share=True)).packed
     assert all(module.training for module in model.modules())
     assert reason in caplog.text
-    assert packing.pack(*batch_of().values()) is None
 
 
 def test_a_pass_that_does_not_run_the_model_is_noticed() -> None:
     model, batch, packing = model_of(*CONFIGS["llama"]), batch_of(), Packing(share=True)
-    assert packing.check(score, model)
     packed = packing.pack(*batch.values())
     assert packed is not None
     with pytest.raises(UpstreamError, match="LlamaModel ran 0 times in one pass"):

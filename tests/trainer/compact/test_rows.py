@@ -60,7 +60,7 @@ def test_parts_by_hand_and_trls_batches_are_left_as_they_were() -> None:
     def factor(before: dict[str, Any], part: dict[str, Any]) -> float:
         return len(part["advantages"]) / (10 if before is first else 20)
 
-    step, idle = make_micro_steps([first, second], plan, LENGTHS, factor, torch.float64, trim_left=True)
+    step, idle = make_micro_steps([first, second], plan, LENGTHS, factor, torch.float64)
     assert step["prompt_ids"].tolist() == [[1013, 1014], [1003, 1004], [1003, 1004]]
     assert step["prompt_mask"].tolist() == [[1, 1], [0, 1], [0, 1]]
     assert step["completion_ids"].tolist() == [[5012, 5013], [5000, 5001], [5000, 5001]]

@@ -21,8 +21,6 @@ from transformers import (
     AutoTokenizer,
     BitsAndBytesConfig,
     GPT2Config,
-    LlamaConfig,
-    Qwen3Config,
     TrainerCallback,
 )
 
@@ -32,7 +30,8 @@ from tests.trainer.process_worker import Float64ExtTrainer, run_job, uneven_roll
 from tests.trainer.test_processes import BY_WEIGHTS
 from trl_grpo_ext import GRPOExtConfig, GRPOExtTrainer
 from trl_grpo_ext.errors import ConfigurationError
-from trl_grpo_ext.trainer.compact.updates import CompactUpdates, Freedom, _warn_once, positions_are_relative
+from trl_grpo_ext.trainer.compact import trials
+from trl_grpo_ext.trainer.compact.updates import CompactUpdates, Freedom, _warn_once
 from trl_grpo_ext.trainer.extension import Extension
 from trl_grpo_ext.types import HookDeclaration
 
@@ -101,7 +100,7 @@ def compact_logs(run: Run) -> list[dict[str, float]]:
     ]
 
 
-FREE = Freedom(sort=True, drop=True, any_count=True, trim_left=True)
+FREE = Freedom(sort=True, drop=True, any_count=True)
 ALL_ROWS_RUN = replace(FREE, drop=False)
 SORTED = replace(FREE, drop=False, any_count=False)
 
@@ -327,30 +326,12 @@ def test_absolute_positions_keep_the_padding_of_prompts_and_share_none(
     assert max(gaps(ours, theirs)) < EXACT["float32"]
     assert all("distinct_tokens" not in metrics for metrics in compact_logs(ours))
     assert "prompts are not shared: the model's positions are absolute" in caplog.text
-    monkeypatch.setattr("trl_grpo_ext.trainer.compact.updates.positions_are_relative", lambda config: True)
+    monkeypatch.setattr(trials, "TIMES", 1e9)
     lifted, _ = pair(model, tmp_path, GRPOExtTrainer, **overrides)
     assert relative_gap(lifted.gradients[0], theirs.gradients[0]) > DIFFERENT
     monkeypatch.undo()
     kept, _ = pair(model, tmp_path, Seen, max_steps=1)
     assert compact_logs(kept)[0]["computed_tokens"] == sum(seen["computed"] for seen in kept.trainer.seen)
-
-
-@pytest.mark.parametrize(
-    ("config", "relative"),
-    [
-        (LlamaConfig(), True),
-        (Qwen3Config(), True),
-        (LlamaConfig(rope_scaling={"rope_type": "yarn", "factor": 4.0}), True),
-        (LlamaConfig(rope_scaling={"rope_type": "dynamic", "factor": 4.0}), False),
-        (GPT2Config(), False),
-        (SimpleNamespace(rope_theta=1e4, layer_types=["full_attention", "linear_attention"]), False),
-        (SimpleNamespace(rope_theta=1e4, layer_types=["chunked_attention", "full_attention"]), False),
-        (SimpleNamespace(rope_theta=1e4, layer_types=["sliding_attention", "full_attention"]), True),
-        (SimpleNamespace(), False),
-    ],
-)
-def test_which_models_have_relative_positions(config: Any, relative: bool) -> None:
-    assert positions_are_relative(config) == relative
 
 
 class AdaptersInFloat32(TrainerCallback):
@@ -382,18 +363,27 @@ def test_the_old_policy_and_the_reference_compute_fewer_tokens_in_as_many_passes
     shapes: dict[str, list[tuple[int, int]]] = {"exact": [], "off": []}
 
     class Recording(Float64ExtTrainer):
+        generating = False
+
         def _forward(self, module: Any, arguments: Any, keywords: Any) -> None:
-            if not torch.is_grad_enabled():
+            if self.generating and not torch.is_grad_enabled():
                 shapes[self.args.compact_updates].append(tuple(keywords["input_ids"].shape))
+
+        def _generate_and_score_completions(self, inputs: Any) -> Any:
+            self.generating = True
+            batch = super()._generate_and_score_completions(inputs)
+            self.generating = False
+            return batch
 
         def __init__(self, *arguments: Any, **keywords: Any) -> None:
             super().__init__(*arguments, **keywords)
             for model in (self.model, self.ref_model):
                 model.register_forward_pre_hook(self._forward, with_kwargs=True)
 
-    ours, theirs = pair(tiny_model, tmp_path, Recording, beta=0.04, num_iterations=2, max_steps=2)
-    assert len(shapes["exact"]) == len(shapes["off"]) == 8  # both models
-    tokens = {name: sum(rows * width for rows, width in found) for name, found in shapes.items()}
+    ours, theirs = pair(tiny_model, tmp_path, Recording, beta=0.04, num_iterations=2, max_steps=4)
+    assert len(shapes["exact"]) == len(shapes["off"]) == 16  # both models
+    assert shapes["exact"][:8] == shapes["off"][:8]  # before the first update nothing is tried
+    tokens = {name: sum(rows * width for rows, width in found[8:]) for name, found in shapes.items()}
     assert tokens["exact"] < 0.8 * tokens["off"]
     assert max(gaps(ours, theirs)) < EXACT["float64"]
 

@@ -18,7 +18,7 @@ from .trained_run import Run
 try:
     from matplotlib.figure import Figure
 except ModuleNotFoundError as error:
-    raise ConfigurationError(f"The report needs {error.name}: pip install 'trl-grpo-ext[report]'") from error
+    raise ConfigurationError(f"The report needs {error.name}: pip install {error.name}") from error
 
 from .drawing import Absent, Panel, Series, draw_lines, draw_stacked, draw_tokens, label, style, svg_of
 
@@ -37,8 +37,16 @@ _HOOK_MEASURES = {
 }
 _NO_METRICS = "No such metric is in the history; TRL logs it every logging_steps."
 _OUTCOMES = (
-    *("right", "scored", "wrong", "no_answer", "unparseable_reference", "none"),
-    *("timeout", "died", "refused", "error"),
+    "right",
+    "scored",
+    "wrong",
+    "no_answer",
+    "unparseable_reference",
+    "none",
+    "timeout",
+    "died",
+    "refused",
+    "error",
 )
 """In stacking order; others follow."""
 
@@ -138,7 +146,9 @@ _QUARTERS = ("shortest quarter", "second", "third", "longest quarter")
 
 PLOTS: tuple[Plot, ...] = (
     Plot(
-        *("reward_total", "Rewards", "Total reward"),
+        "reward_total",
+        "Rewards",
+        "Total reward",
         "The weighted sum that is trained on (band: standard deviation). It should rise, and the held-out points "
         "with it. If hooks shape rewards, the sum before them is shown too.",
         _of_metrics(
@@ -147,29 +157,39 @@ PLOTS: tuple[Plot, ...] = (
         ),
     ),
     Plot(
-        *("reward_functions", "Rewards", "Reward per function"),
+        "reward_functions",
+        "Rewards",
+        "Reward per function",
         "Each function's mean over the batch (band: standard deviation); look for one that rises at another's "
         "expense, and for a band that vanishes.",
         reward_functions,
     ),
     Plot(
-        *("outcomes", "Rewards", "Outcomes of rewards"),
+        "outcomes",
+        "Rewards",
+        "Outcomes of rewards",
         "What became of the completions; if anything but right and wrong grows, the reward cannot judge.",
         outcomes,
     ),
     Plot(
-        *("unscored", "Rewards", "Completions without a value"),
+        "unscored",
+        "Rewards",
+        "Completions without a value",
         "The share for which a function gave None or NaN; such completions do not count for that reward.",
         unscored,
     ),
     Plot(
-        *("pass_at_k", "Rewards", "pass@k, held out"),
+        "pass_at_k",
+        "Rewards",
+        "pass@k, held out",
         "The share of held-out problems that at least one of k completions solves; if pass@1 rises while a large k "
         "falls, the policy is giving up problems that it could solve.",
         at_k,
     ),
     Plot(
-        *("no_signal", "Credit", "Groups without signal"),
+        "no_signal",
+        "Credit",
+        "Groups without signal",
         "The share of groups whose completions all got the same reward; near 1 nothing is learned, because the "
         "problems are too easy or too hard, or the reward is too coarse.",
         _of_metrics(
@@ -178,7 +198,9 @@ PLOTS: tuple[Plot, ...] = (
         ),
     ),
     Plot(
-        *("resampled", "Credit", "Resampled groups"),
+        "resampled",
+        "Credit",
+        "Resampled groups",
         "The generation rounds it took to fill batches with groups that the filter keeps, and how full they got. If "
         "rounds rise and batches are no longer full, the prompts are used up.",
         _of_metrics(
@@ -191,19 +213,25 @@ PLOTS: tuple[Plot, ...] = (
         ),
     ),
     Plot(
-        *("advantages", "Credit", "Advantages"),
+        "advantages",
+        "Credit",
+        "Advantages",
         "Recorded tokens' advantages when the loss uses them (median; bands: half of them, nine in ten); a band that "
         "collapses to 0 teaches nothing, a lopsided one pushes in one direction.",
         partial(draw_tokens, column="advantage", title="advantage of a live token"),
     ),
     Plot(
-        *("weights", "Credit", "Weights"),
+        "weights",
+        "Credit",
+        "Weights",
         "Weights of recorded tokens in the loss, relative to their mean (median; bands: half of them, nine in ten); a "
         "wide band means that few tokens decide.",
         partial(draw_tokens, column="weight", title="weight of a live token, mean = 1"),
     ),
     Plot(
-        *("loss_weights", "Credit", "Weights by length and sign"),
+        "loss_weights",
+        "Credit",
+        "Weights by length and sign",
         "A token's weight in the loss, 1 being the mean; look for a preference for short or long completions.",
         _of_metrics(
             Panel(
@@ -218,13 +246,17 @@ PLOTS: tuple[Plot, ...] = (
         ),
     ),
     Plot(
-        *("hooks", "Credit", "What each hook changed"),
+        "hooks",
+        "Credit",
+        "What each hook changed",
         "Signs flipped and mass moved by each advantage hook; one that moves nothing does nothing, and one that "
         "flips many signs rewards what was punished.",
         hooks,
     ),
     Plot(
-        *("lengths", "Completions", "Lengths"),
+        "lengths",
+        "Completions",
+        "Lengths",
         "Tokens of the completions; watch for lengths that run away or collapse, and for a growing share cut off at "
         "the limit.",
         _of_metrics(
@@ -234,18 +266,24 @@ PLOTS: tuple[Plot, ...] = (
         ),
     ),
     Plot(
-        *("entropy", "Completions", "Entropy"),
+        "entropy",
+        "Completions",
+        "Entropy",
         "Mean entropy of the next token; a fall to 0 means that the policy no longer explores, a steep rise that it "
         "breaks down.",
         _of_metrics(Panel("entropy, nats", ["entropy"])),
     ),
     Plot(
-        *("kl", "Update", "KL divergence"),
+        "kl",
+        "Update",
+        "KL divergence",
         "Distance from the reference model; a jump often comes before a collapse.",
         _of_metrics(Panel("KL, nats per token", ["kl"]), reason="beta is 0, so no KL divergence is computed."),
     ),
     Plot(
-        *("clip_shares", "Update", "Clipping"),
+        "clip_shares",
+        "Update",
+        "Clipping",
         "The share of tokens whose ratio is clipped; always 0 if each batch is used once; above a few percent the "
         "policy moves too far in one batch.",
         _of_metrics(
@@ -256,7 +294,9 @@ PLOTS: tuple[Plot, ...] = (
         ),
     ),
     Plot(
-        *("sampling_ratio", "Update", "Sampler and trainer"),
+        "sampling_ratio",
+        "Update",
+        "Sampler and trainer",
         "Ratio of the trainer's to the sampler's probabilities (vLLM); far from 1, the two disagree.",
         _of_metrics(
             Panel("importance ratio: mean, smallest to largest", [_range("sampling/importance_sampling_ratio/{}")]),
@@ -264,7 +304,9 @@ PLOTS: tuple[Plot, ...] = (
         ),
     ),
     Plot(
-        *("optimisation", "Update", "Loss, gradient norm, learning rate"),
+        "optimisation",
+        "Update",
+        "Loss, gradient norm, learning rate",
         "The loss of GRPO says little; check the gradient norm for spikes, and the learning rate for the schedule "
         "you meant.",
         _of_metrics(
@@ -274,12 +316,16 @@ PLOTS: tuple[Plot, ...] = (
         ),
     ),
     Plot(
-        *("phase_times", "Cost", "Time per optimizer step"),
+        "phase_times",
+        "Cost",
+        "Time per optimizer step",
         "Where the seconds go; speed up what takes most.",
         phase_times,
     ),
     Plot(
-        *("tokens", "Cost", "Tokens"),
+        "tokens",
+        "Cost",
+        "Tokens",
         "Tokens computed and tokens that count; the gap is padding and rows without signal.",
         _of_metrics(
             Panel(

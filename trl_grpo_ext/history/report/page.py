@@ -33,8 +33,16 @@ from .trained_run import Run
 
 STYLES = ("page.css", "browser.css", "narrow.css")
 SCRIPTS = (
-    *("chunks.js", "text.js", "state.js", "tooltip.js", "cards.js"),
-    *("results.js", "keys.js", "theme.js", "reload.js", "start.js"),
+    "chunks.js",
+    "text.js",
+    "state.js",
+    "tooltip.js",
+    "cards.js",
+    "results.js",
+    "keys.js",
+    "theme.js",
+    "reload.js",
+    "start.js",
 )
 """Joined in this order into one style and one script."""
 

@@ -1,10 +1,10 @@
-"""Checks before a run: environment, launch, memory and batch arithmetic, known bad combinations."""
+"""Checks before a run: its own script is run up to its trainer, and what is known then is examined."""
 
 from dataclasses import dataclass
 from typing import Literal
 
 Severity = Literal["error", "warning", "note"]
-"""error: the run will fail or differ from the request; warning: it runs, but not as meant; note: worth knowing."""
+"""error: the run stops or differs from the request; warning: it runs, but not as meant; note: worth knowing."""
 
 
 @dataclass(frozen=True)
@@ -14,4 +14,19 @@ class Problem:
     severity: Severity
     subject: str
     message: str
-    fix: str
+    fix: str = ""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The machine that a run is meant for, as far as it was described; None is as this one is."""
+
+    gpus: int | None = None
+    gpu_bytes: int | None = None  # of each
+    machines: int | None = None
+    assumed: bool = False  # the launch needs GPUs, and none is here
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether another machine than this one is described."""
+        return self.gpus is not None or self.gpu_bytes is not None

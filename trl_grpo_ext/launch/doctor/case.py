@@ -1,60 +1,60 @@
-"""Everything the doctor knows of a run before weights load: launch, settings, machine, model and plugins."""
+"""Everything that is known of a run where its trainer is constructed, as objects."""
 
-from collections.abc import Callable, Mapping
+import os
+import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from ...credit.chain import HookChain
-from ...errors import ConfigurationError, PluginError
-from ...guard.untrusted import one_line, parse_yaml
-from ...plugins.kinds import LABELS, Kind
-from ...plugins.loading import resolve
-from ...trainer.resampling import read_resample, refuse_inexact
-from . import Problem
-from .environment import Environment
-from .launch_file import LaunchPlan
-from .model import Adapters, Sizes
-from .run_file import RunPlan
+from ...guard.untrusted import one_line
+from ..engine import launched_engine
+from . import Machine, Problem
+from .launch import Launch
+from .model import Adapters, Sizes, adapters_of, load_config, on_meta, sizes_of, trainable_of
 
-_LISTS: dict[str, Kind] = {
-    "rewards": "reward",
-    "advantage_hooks": "advantage_hook",
-    "loss_aggregation": "loss_aggregation",
-}
-_MOST_BYTES_COUNTED = 200_000_000
-
-
-@dataclass(frozen=True)
-class Plugins:
-    """The plugins that the run selects, built, and why others could not be built."""
-
-    rewards: Mapping[str, Any] = field(default_factory=dict)
-    hooks: Mapping[str, Any] = field(default_factory=dict)
-    aggregation: Any = None
-    problems: tuple[Problem, ...] = ()
+PLUGINS = ("advantage_hooks", "loss_aggregation", "group_filter")
 
 
 @dataclass(frozen=True)
 class Case:
-    """Everything that is known before weights load; None where it cannot be known."""
+    """A run before its weights load; None where something is not known."""
 
-    launch: LaunchPlan
-    run: RunPlan
-    machine: Environment
+    launch: Launch
+    machine: Machine
+    args: Any  # the trainer's
+    devices: tuple[int, ...] = ()  # bytes of each GPU of a machine; 0 if not known
+    model: str = ""  # its name or folder
+    model_settings: Mapping[str, Any] = field(default_factory=dict)  # what its `from_pretrained` gets
+    trainer: Any = None  # not initialised beyond what the script's own class does
+    peft_config: Any = None
+    quantisation: Any = None
+    rewards: tuple[Any, ...] = ()
+    prompts: int | None = None  # rows of the training data
     sizes: Sizes | None = None
     adapters: Adapters | None = None  # what PEFT makes of the model
-    plugins: Plugins = field(default_factory=Plugins)
+
+    def __getitem__(self, name: str) -> Any:
+        """A training argument; None if this trainer has no such one."""
+        return getattr(self.args, name, None)
 
     @property
     def bits(self) -> Literal[0, 4, 8]:
         """4 or 8 if the base model is quantised, else 0."""
-        return 4 if self.run["load_in_4bit"] else 8 if self.run["load_in_8bit"] else 0
+        if getattr(self.quantisation, "load_in_4bit", False):
+            return 4
+        return 8 if getattr(self.quantisation, "load_in_8bit", False) else 0
+
+    @property
+    def uses_adapters(self) -> bool:
+        """Whether adapters are trained in place of the weights."""
+        return self.adapters is not None or self.peft_config is not None
 
     @property
     def engine(self) -> str:
-        """The launcher's."""
-        return self.launch.engine
+        """What the launcher and the arguments ask for."""
+        name = launched_engine({**os.environ, **self.launch.environment}, self.args) or "fsdp2"
+        return f"{name}_hybrid" if name == "fsdp2" and self.launch.is_hybrid else name
 
     @property
     def is_zero(self) -> bool:
@@ -73,82 +73,106 @@ class Case:
 
     @property
     def on_cpu(self) -> bool:
-        """Whether the script sets `use_cpu`."""
-        return bool(self.run["use_cpu"])
+        """Whether the arguments choose the CPU."""
+        return bool(self["use_cpu"])
 
     @property
     def dtype(self) -> str:
-        """Data type of the loaded weights; to transformers None means the checkpoint's own."""
-        return str(self.run["dtype"] or "auto")
-
-    @property
-    def bf16(self) -> bool:
-        """Whether bf16 is on; TRL turns it on if neither bf16 nor fp16 is set."""
-        return bool(self.run["bf16"] if self.run.config is None else self.run.config.bf16)
+        """Data type of the loaded weights; TRL's default is float32, and `auto` the checkpoint's own."""
+        given = self.model_settings.get("dtype", self.model_settings.get("torch_dtype", "float32"))
+        return str("auto" if given is None else given).removeprefix("torch.")
 
     @property
     def checkpointing(self) -> bool:
         """Whether activations are recomputed, by either name of that setting."""
-        new = self.run.get("activation_checkpointing")
-        return bool(self.run.get("gradient_checkpointing") if new is None else new)
+        new = self["activation_checkpointing"]
+        return bool(self["gradient_checkpointing"] if new is None else new)
 
+    @property
+    def keeps_adapters_in_float32(self) -> bool:
+        """Whether TRL's cast of a quantised model's adapters is undone, as by the recipes; True if that is unknown."""
+        return self.trainer is None or bool(getattr(self.trainer, "adapters_in_float32", False))
 
-def load_plugins(run: RunPlan) -> Plugins:
-    """Import and build the selected plugins one by one, to report every broken one; then what the chain refuses."""
-    built: dict[str, dict[str, Any]] = {name: {} for name in _LISTS}
-    problems: list[Problem] = []
+    @property
+    def output_dir(self) -> str:
+        """Where checkpoints go."""
+        return str(self["output_dir"] or "trainer_output")
 
-    def attempt(action: Callable[[], Any], fix: str) -> Any:
+    @property
+    def device_memory(self) -> int | None:
+        """Bytes of the smallest GPU."""
+        return min((size for size in self.devices if size), default=None)
+
+    def disk(self) -> tuple[int | None, str]:
+        """Free bytes at the nearest existing folder, and why nothing can be written there."""
         try:
-            return action()
-        except (ConfigurationError, PluginError) as error:
-            problems.append(Problem("error", "plugins", one_line(error, 600), fix))
-            return None
-
-    for name, kind in _LISTS.items():
-        for selection in _selections(run.settings.get(name)):
-            label = str(selection.get("name", selection)) if isinstance(selection, Mapping) else str(selection)
-            fix = f"Correct {LABELS[kind]} {one_line(label, 80)} in `{name}`."
-            loaded = attempt(lambda kind=kind, selection=selection: resolve(kind, selection), fix)  # type: ignore[misc]
-            if loaded is not None:
-                key = label if loaded.selection is None else str(loaded.selection)
-                place = built[name]
-                place[key if key not in place else f"{key} ({len(place) + 1})"] = loaded.object
-    hooks = built["advantage_hooks"]
-    aggregation = next(iter(built["loss_aggregation"].values()), None)
-    group_filter = attempt(lambda: _group_filter(run.settings.get("resample")), "Correct `resample` or its filter.")
-    if not problems:
-        attempt(lambda: HookChain([*hooks.values()], aggregation), "Take one of them out.")
-    if not problems and group_filter is not None:
-        attempt(lambda: refuse_inexact(group_filter, [*hooks.values()], None), "Take one of them out.")
-    return Plugins(built["rewards"], hooks, aggregation, tuple(problems))
+            place = Path(self.output_dir).expanduser().absolute()
+            while not place.is_dir():
+                if place.is_file():
+                    return None, f"{one_line(place, 300)} is a file, not a folder"
+                place = place.parent
+            problem = "" if os.access(place, os.W_OK | os.X_OK) else f"{one_line(place, 300)} may not be written to"
+            return shutil.disk_usage(place).free, problem
+        except (OSError, ValueError) as error:  # ValueError: a null character
+            return None, one_line(error, 300)
 
 
-def _group_filter(value: Any) -> Any:
-    """The filter of `resample`, built; as a mapping, or as the command line has one."""
-    if isinstance(value, str):
-        value = None if value.lower() in ("none", "null") else value
-        value = parse_yaml(value, "resample") if value is not None and value.lstrip().startswith("{") else value
-    settings = read_resample(value)
-    return None if settings is None else resolve("group_filter", settings.filter).object
-
-
-def _selections(value: Any) -> list[Any]:
-    if value is None:
-        return []
-    values = list(value) if isinstance(value, list | tuple) else [value]
-    return [] if [str(item).lower() for item in values] in (["none"], ["null"]) else values
-
-
-def prompts_of(run: RunPlan) -> int | None:
-    """Rows of the run's `dataset_path`; None unless that is a JSON Lines file of usual size."""
-    path = run.get("dataset_path")
-    if not isinstance(path, str) or not path.endswith(".jsonl"):
-        return None
+def case_of(launch: Launch, machine: Machine, trainer: Any, given: Mapping[str, Any]) -> tuple[Case, list[Problem]]:
+    """The case of a trainer that got these arguments, and why something of it is not known."""
+    args, problems = given.get("args"), list[Problem]()
+    model, settings = given.get("model"), dict(getattr(args, "model_init_kwargs", None) or {})
+    quantisation = given.get("quantization_config") or settings.get("quantization_config")
+    sizes, adapters, name = None, None, ""
+    peft_config = given.get("peft_config")
     try:
-        if Path(path).stat().st_size > _MOST_BYTES_COUNTED:
-            return None
-        with Path(path).open("rb") as file:
-            return sum(1 for line in file if line.strip())
-    except (OSError, ValueError):
-        return None
+        if isinstance(model, str) and model:
+            name = model
+            config, source = load_config(model, str(settings.get("revision") or "main"))
+            if config is None:
+                fix = "It is estimated once the model's config.json is in the hub's cache, or a folder is named."
+                problems.append(Problem("note", "memory", f"The model's sizes are not known. {source}", fix))
+            else:
+                quantisation = quantisation or getattr(config, "quantization_config", None)
+                model = on_meta(config)
+        if model is not None and not isinstance(model, str):
+            base = model.get_base_model() if hasattr(model, "get_base_model") else model
+            if not name:  # a script's own model: its settings are what it has
+                name = str(getattr(base.config, "name_or_path", "") or getattr(base.config, "_name_or_path", ""))
+                quantisation = quantisation or getattr(base.config, "quantization_config", None)
+                settings["dtype"] = str(base.dtype)
+            sizes = sizes_of(base)
+            if base is not model:
+                adapters = Adapters(trainable_of(model), None, (), ())
+            elif peft_config is not None:
+                adapters = adapters_of(model, peft_config)
+    except Exception as error:  # a config is an untrusted file, and a model any module
+        fix = "Name another model, or check its config.json."
+        problems.append(Problem("warning", "model", one_line(error, 400), fix))
+    data: Any = given.get("train_dataset")
+    rewards = given.get("reward_funcs")
+    case = Case(
+        launch=launch,
+        machine=machine,
+        args=args,
+        devices=_devices(machine),
+        model=name,
+        model_settings=settings,
+        trainer=trainer,
+        peft_config=peft_config,
+        quantisation=quantisation,
+        rewards=tuple(rewards) if isinstance(rewards, list | tuple) else () if rewards is None else (rewards,),
+        prompts=len(data) if hasattr(data, "__len__") else None,
+        sizes=sizes,
+        adapters=adapters,
+    )
+    return case, problems
+
+
+def _devices(machine: Machine) -> tuple[int, ...]:
+    """Bytes of each GPU; 0 where another machine's were not given."""
+    import torch
+
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if machine.elsewhere or machine.assumed:
+        return (machine.gpu_bytes or 0,) * count
+    return tuple(int(torch.cuda.get_device_properties(index).total_memory) for index in range(count))

@@ -7,11 +7,15 @@ fragmentation, and 1 GB for CUDA and NCCL. No figure was compared with a GPU, so
 takes in other types: `accelerate estimate-memory`.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from . import Problem
-from .case import Case
+
+if TYPE_CHECKING:
+    from .case import Case
 
 Stage = Literal["load", "generation", "update"]
 
@@ -50,11 +54,10 @@ class Memory:
 
 def estimate(case: Case, prompt_length: int = 256) -> Memory | None:
     """Estimate a run's memory and disk for prompts of up to so many tokens; None if sizes or settings are unknown."""
-    run, sizes, launch = case.run, case.sizes, case.launch
-    lora = case.adapters if run["use_peft"] else None
-    if sizes is None or run.config is None or run.config.generation_batch_size is None or (lora and lora.refusal):
+    sizes, launch, lora = case.sizes, case.launch, case.adapters
+    if sizes is None or not case["generation_batch_size"] or (lora and lora.refusal):
         return None
-    halves = bool(run["fp16"]) or case.bf16
+    halves = bool(case["fp16"] or case["bf16"])
     shards = launch.processes_per_machine if case.engine == "fsdp2_hybrid" else launch.processes
     over_weights = shards if case.is_fsdp or case.engine == "zero3" else 1
     over_gradients = shards if over_weights > 1 or case.engine == "zero2" else 1
@@ -66,33 +69,33 @@ def estimate(case: Case, prompt_length: int = 256) -> Memory | None:
     trainable, each = (sizes.parameters, loaded) if lora is None else (lora.trainable, 4)  # PEFT's autocast
     if case.is_zero and halves:
         each = 2
-    elif lora is not None and case.bits and not run.is_recipe:
+    elif lora is not None and case.bits and not case.keeps_adapters_in_float32:
         each = 2  # TRL casts these adapters to bfloat16, the recipes cast back
     elif case.is_fsdp and halves:
         each = 4  # accelerate upcasts what is trained
     packed = sizes.linear // 2 + sizes.linear // 64 * 4 if case.bits == 4 else sizes.linear if case.bits else 0
     base = frozen if lora is not None else each
     whole = packed + (sizes.parameters - (sizes.linear if case.bits else 0)) * base
-    states = int(_states(run.value("optim"), 4 if case.is_zero else each) * trainable)
+    states = int(_states(str(getattr(case["optim"], "value", case["optim"])), 4 if case.is_zero else each) * trainable)
 
-    length = prompt_length + int(run["max_completion_length"] or sizes.context)  # None is no limit
-    rows = run.config.generation_batch_size // launch.processes
-    positions = int(run["per_device_train_batch_size"]) * length
+    length = prompt_length + int(case["max_completion_length"] or sizes.context)  # None is no limit
+    rows = int(case["generation_batch_size"]) // launch.processes
+    positions = int(case["per_device_train_batch_size"]) * length
     # Numbers that a layer keeps for one token.
     kept = sizes.hidden if case.checkpointing else 10 * sizes.hidden + 4 * sizes.intermediate
     held = {
         "weights": 0 if launch.offloads("param") else whole // over_weights,
         "adapters": trainable * each // over_weights if lora is not None else 0,
-        "the reference": sizes.parameters * frozen // over_weights if run["beta"] and lora is None else 0,
+        "the reference": sizes.parameters * frozen // over_weights if case["beta"] and lora is None else 0,
         "optimizer states": 0 if launch.offloads("optimizer") else states // over_states,
         "float32 copies": 4 * trainable // shards if case.is_zero and not launch.offloads("optimizer") else 0,
     }
-    device, sleeps = case.machine.device_memory or 0, bool(run["vllm_enable_sleep_mode"])
-    generation = {"the cache": 0 if run["use_vllm"] else rows * length * sizes.layers * sizes.kv_width * loaded}
-    if over_weights > 1 and not run["use_vllm"]:
+    device, sleeps = case.device_memory or 0, bool(case["vllm_enable_sleep_mode"])
+    generation = {"the cache": 0 if case["use_vllm"] else rows * length * sizes.layers * sizes.kv_width * loaded}
+    if over_weights > 1 and not case["use_vllm"]:
         generation["the gathered model"] = whole
-    colocated = run["use_vllm"] and run["vllm_mode"] == "colocate"
-    vllm = int(float(run["vllm_gpu_memory_utilization"]) * device) if colocated else 0
+    colocated = case["use_vllm"] and case["vllm_mode"] == "colocate"
+    vllm = int(float(case["vllm_gpu_memory_utilization"]) * device) if colocated else 0
     update = {
         "gradients": trainable * each // over_gradients * (2 if case.engine == "ddp" else 1),  # DDP's buckets
         "activations": positions * sizes.layers * kept * (2 if halves else loaded),
@@ -109,21 +112,23 @@ def estimate(case: Case, prompt_length: int = 256) -> Memory | None:
         "update": total(held, update) + (0 if sleeps else vllm),
     }
     copies = each * (case.engine in ("zero1", "zero2") or case.is_fsdp) + 4 * case.is_zero  # DeepSpeed's, FSDP's own
-    checkpoint = trainable * each + (0 if run["save_only_model"] else states + copies * trainable)
+    checkpoint = trainable * each + (0 if case["save_only_model"] else states + copies * trainable)
     parts = {**held, **generation, **update, "vLLM": vllm}
     return Memory({name: size for name, size in parts.items() if size}, stages, checkpoint)
 
 
 def memory_problems(case: Case, memory: Memory) -> list[Problem]:
     """What may not fit, as warnings."""
-    problems, least = [], case.machine.device_memory
+    problems, least = [], case.device_memory
     if least is not None and not case.on_cpu and memory.peak > BARELY * least:
         message = f"A GPU has {least / GB:.1f} GB, and the run takes {memory.described}"
         fix = "Smaller per_device_train_batch_size or max_completion_length, LoRA, or more sharding."
         problems.append(Problem("warning", "memory", message, fix))
     # One checkpoint is written before one is deleted.
-    free, needed = case.machine.disk_free, ((case.run["save_total_limit"] or 1) + 1) * memory.checkpoint_bytes
-    saves_here = not case.machine.elsewhere and case.run.value("save_strategy") != "no"
+    free, needed = case.disk()[0], ((case["save_total_limit"] or 1) + 1) * memory.checkpoint_bytes
+    saves_here = (
+        not (case.machine.elsewhere or case.machine.assumed) and getattr(case["save_strategy"], "value", None) != "no"
+    )
     if free is not None and saves_here and needed > free:
         message = f"Checkpoints take about {needed / GB:.1f} GB, and {free / GB:.1f} GB are free."
         fix = "Lower save_total_limit, set save_only_model: true, or choose another output_dir."

@@ -8,11 +8,13 @@ from typing import Any
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
+from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 from transformers.pytorch_utils import Conv1D
 
 from ...errors import ConfigurationError
 from ...guard.untrusted import one_line
+from .shapes import SHAPES
 
 MOST_LAYERS = 2_000
 """A config with more layers is taken for a mistake: building it would take minutes."""
@@ -20,8 +22,14 @@ _MALFORMED = (ValueError, TypeError, LookupError, AttributeError, ImportError, R
 """A config is an untrusted file: a malformed one has raised each of these."""
 
 
+def shipped_config(name: str) -> Any | None:
+    """The config of a model whose shapes this package ships; None for others."""
+    shape = dict(SHAPES.get(name, {}))
+    return AutoConfig.for_model(shape.pop("model_type"), **shape) if shape else None
+
+
 def load_config(model_name_or_path: str, revision: str = "main") -> tuple[Any | None, str]:
-    """A model's config from its folder or the hub's cache, and its source or why there is none.
+    """A model's config from its folder, the hub's cache or this package, and its source or why there is none.
 
     Runs no code of the model and uses no network.
     """
@@ -32,6 +40,8 @@ def load_config(model_name_or_path: str, revision: str = "main") -> tuple[Any | 
         ), where
     except (*_MALFORMED, OSError, StrictDataclassError) as error:
         reason = f"{type(error).__name__}: {one_line(error, 300)}"
+    if (shipped := shipped_config(model_name_or_path)) is not None:
+        return shipped, "the shapes of this package"
     return None, f"No config of {model_name_or_path!r} could be read from {where}: {reason}"
 
 
@@ -59,7 +69,7 @@ class Adapters:
     names: tuple[str, ...]  # last names of the modules that could be adapted
 
 
-def on_meta(config: Any) -> Any:
+def on_meta(config: Any, architecture: Any = AutoModelForCausalLM) -> Any:
     """Build the model without memory for a single weight."""
     layers = getattr(config.get_text_config(), "num_hidden_layers", 0)
     if not isinstance(layers, int) or not 0 < layers <= MOST_LAYERS:
@@ -67,15 +77,35 @@ def on_meta(config: Any) -> Any:
             f"The model's config has num_hidden_layers {layers!r}: expected a number from 1 to {MOST_LAYERS}. Check "
             "its config.json."
         )
+    # Eager: an attention kernel that is not installed here does not change the count.
+    unset_hf_deepspeed_config()  # ZeRO-3 would divide the parameters among ranks that are not there
+    build = getattr(architecture, "from_config", None) or architecture._from_config
     try:
         with torch.device("meta"):
-            # Eager: an attention kernel that is not installed here does not change the count.
-            return AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+            return build(config, attn_implementation="eager")
     except (*_MALFORMED, StrictDataclassError) as error:
         raise ConfigurationError(
             f"transformers builds no causal language model from the config of type {config.model_type!r}: "
             f"{one_line(error, 300)}. Check the model's config.json."
         ) from error
+
+
+def without_weights(cls: Any, name: Any, config: Any, settings: dict[str, Any]) -> Any:
+    """What `cls.from_pretrained(name, ...)` would load, on torch's meta device."""
+    if not isinstance(config, PretrainedConfig):
+        config = cls.config_class.from_pretrained(name, revision=settings.get("revision") or "main")
+    dtype = settings.get("dtype", settings.get("torch_dtype"))
+    if dtype in (None, "auto"):
+        dtype = getattr(config, "dtype", None) or torch.float32
+    dtype = getattr(torch, dtype) if isinstance(dtype, str) else dtype
+    model = on_meta(config, cls).to(dtype)
+    quantisation = settings.get("quantization_config")
+    for bits in (4, 8):
+        if getattr(quantisation, f"load_in_{bits}bit", settings.get(f"load_in_{bits}bit", False)):
+            setattr(model, f"is_loaded_in_{bits}bit", True)
+    if quantisation is not None:
+        model.config.quantization_config = quantisation
+    return model
 
 
 def sizes_of(model: Any) -> Sizes:
@@ -108,8 +138,13 @@ def adapters_of(model: Any, peft_config: Any) -> Adapters:
             adapted: Any = peft.get_peft_model(model, peft_config)
     except (*_MALFORMED, re.error) as error:
         return Adapters(0, one_line(error, 400), (), tuple(modules))
-    targets = peft_config.target_modules
-    found = adapted.targeted_module_names
+    targets = getattr(peft_config, "target_modules", None)
+    found = getattr(adapted, "targeted_module_names", [])
     missing = [] if targets is None or isinstance(targets, str) else sorted(targets)
     missing = [t for t in missing if not any(name == t or name.endswith(f".{t}") for name in found)]
-    return Adapters(adapted.get_nb_trainable_parameters()[0], None, tuple(missing), tuple(modules))
+    return Adapters(trainable_of(adapted), None, tuple(missing), tuple(modules))
+
+
+def trainable_of(model: Any) -> int:
+    """Parameters that are trained."""
+    return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)

@@ -20,6 +20,7 @@ from fractions import Fraction
 from functools import lru_cache
 
 from ...guard.outcomes import Outcome
+from .units import is_unit
 
 # No leading zeros: as a reference, math-verify reads 07 and cannot read -07.
 _INTEGER = r"-?(?:0|[1-9][0-9]{0,29}|[1-9][0-9]{0,2}(?:,[0-9]{3}){1,9})"
@@ -94,7 +95,7 @@ def plain_answer(text: str) -> PlainNumber | None:
     content = text[slice(*box)].strip(" ")
     unit = _UNIT.search(content)
     if unit is not None:
-        if unit.end() != len(content) or _NOT_UNITS.search(unit[1]):
+        if unit.end() != len(content) or _NOT_UNITS.search(unit[1]) or not is_unit(unit[1]):
             return None
         content = content[: unit.start()].rstrip(" ")
     return _number(_CURRENCY.sub("", content, count=1))

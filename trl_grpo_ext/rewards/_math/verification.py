@@ -7,21 +7,24 @@ training process. There are no timeouts here: a worker that takes too long is ki
 turn would build both again each time. `_parsed` is `parse` with the expressions kept.
 """
 
+import contextlib
 import logging
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
+from itertools import pairwise
 from typing import Any
 
 from antlr4.atn.ParserATNSimulator import ParserATNSimulator
 from antlr4.atn.PredictionMode import PredictionMode
 from antlr4.dfa.DFA import DFA
 from latex2sympy2_extended import NormalizationConfig, latex2sympy2
-from math_verify import ExprExtractionConfig, LatexExtractionConfig, parser, verify
+from math_verify import ExprExtractionConfig, LatexExtractionConfig, grader, parser, verify
 from math_verify.parser import extract_target_from_pred, get_extraction_regexes
-from sympy import Add, FiniteSet, Float, Mul, Pow, Rational, Symbol
+from sympy import Add, Expr, FiniteSet, Float, I, Mul, Pow, Rational, Symbol
 from sympy.core.expr import UnevaluatedExpr
 
-from . import differences  # noqa: F401  # replaces what math-verify asks
+from . import differences, notation, references
 from .work import excess_of_work
 
 for _name in ("math_verify.parser", "math_verify.grader", "latex2sympy2_extended.math_normalization"):
@@ -39,6 +42,9 @@ _ANSWER = get_extraction_regexes(
 )
 _PROBE = "x \\boxed{7}"
 _SHOWN = 200
+_AS_TEXT = "math-verify cannot parse it, and the answer is not the same text"
+_SPACE = re.compile(r"(?<![A-Za-z0-9\\])\s+|\s+(?![A-Za-z0-9])")
+_BASED = re.compile(r"\(?([0-9A-Za-z]+)\)?_\{?([0-9]{1,2})\}?")
 _PARSER = latex2sympy2.PSParser
 _STATES = _PARSER.atn.decisionToState
 _CHOICES = [DFA(state, decision) for decision, state in enumerate(_STATES)]
@@ -53,24 +59,52 @@ def check(job: Mapping[str, Any]) -> dict[str, str]:
     alone that is in order the outcome is "scored". Sympy's own spelling is not asked for: writing out a million digits
     never returns.
     """
+    with replaced():
+        return _checked(job)
+
+
+@contextlib.contextmanager
+def replaced() -> Iterator[None]:
+    """Math-verify with our parts, for as long as the block runs: whoever else uses it in this process has its own."""
+    ours = [
+        *((grader, name, part) for name, part in differences.REPLACED.items()),
+        (parser, "normalize_latex", notation.normalize),
+        (latex2sympy2, "_Latex2Sympy", _Converter),
+    ]
+    theirs = [getattr(module, name) for module, name, _ in ours]
+    for module, name, part in ours:
+        setattr(module, name, part)
+    try:
+        yield
+    finally:
+        for (module, name, _), part in zip(ours, theirs, strict=True):
+            setattr(module, name, part)
+
+
+def _checked(job: Mapping[str, Any]) -> dict[str, str]:
     reference, text = job["reference"], job.get("answer", _PROBE)
-    same = _reference_text(reference).strip()
-    if same and same == _text(text, _ANSWER, "first_match").strip():
+    same = _reference_text(reference)
+    if same and _squeezed(same) == _squeezed(_text(partial(_parsed, text, _ANSWER, "first_match"))):
         return {"outcome": "right", "gold": same[:_SHOWN], "found": same[:_SHOWN]}
-    gold = _reference(reference)
-    if not gold:
-        return {"outcome": "unparseable_reference"}
+    known = _reference(reference)
+    if not (gold := known.gold):
+        return {"outcome": "unparseable_reference", "detail": known.why, "left": known.left}
+    read = {"gold": _shown(gold), "left": known.left[:_SHOWN]}
     if excess := excess_of_work(gold):
-        return {"outcome": "unparseable_reference", "detail": excess}
-    read = {"gold": _shown(gold)}
+        return {"outcome": "unparseable_reference", "detail": excess, **read}
     answer = _parsed(text, _ANSWER, "first_match")
     if not answer:
         return {"outcome": "no_answer", **read}
+    if isinstance(gold[0], str):
+        return {"outcome": "unparseable_reference", "detail": _AS_TEXT, **read}
     if excess := excess_of_work(answer):
         return {"outcome": "refused", "detail": excess, "found": _shown(answer), **read}
-    right = verify(list(gold), answer, timeout_seconds=None) and not _different_fractions(gold[0], answer[0])
+    if differences.differ_by_quadrature(gold[0], answer[0]):
+        return {"outcome": "wrong", "found": _shown(answer), **read}
+    right = verify(list(gold), answer, timeout_seconds=None) and not _different(gold, answer)
     if "answer" not in job:
         return {"outcome": "scored", **read}
+    right = right or _equal_if_imaginary(gold[0], answer[0])
     return {"outcome": "right" if right else "wrong", "found": _shown(answer), **read}
 
 
@@ -86,18 +120,28 @@ def _parsed(text: str, expressions: list[Any], mode: str) -> list[Any]:
     return found
 
 
-_reference = lru_cache(maxsize=1024)(lambda text: tuple(_parsed(text, _REFERENCE, "any_match")))
-_reference_text = lru_cache(maxsize=1024)(lambda text: _text(text, _REFERENCE, "any_match"))
+@lru_cache(maxsize=1024)
+def _reference(text: str) -> references.Reference:
+    return references.read(text, _REFERENCE, _parsed)
 
 
-def _text(text: str, expressions: list[Any], mode: str) -> str:
+@lru_cache(maxsize=1024)
+def _reference_text(text: str) -> str:
+    return _text(lambda: references.read(text, _REFERENCE, _parsed).gold)
+
+
+def _text(extract: Callable[[], Sequence[Any]]) -> str:
     """The one LaTeX that math-verify reads, normalised, without parsing it; empty where it reads none or several."""
     parse_latex, parser.parse_latex_cached = parser.parse_latex_cached, _unparsed
     try:
-        found = _parsed(text, expressions, mode)
+        found = extract()
     finally:
         parser.parse_latex_cached = parse_latex
-    return found[-1] if found and isinstance(found[-1], str) and not isinstance(found[0], FiniteSet) else ""
+    return found[-1].strip() if found and isinstance(found[-1], str) and not isinstance(found[0], FiniteSet) else ""
+
+
+def _squeezed(text: str) -> str:
+    return _SPACE.sub("", " ".join(text.split()))
 
 
 def _unparsed(latex: str) -> Symbol:
@@ -117,6 +161,7 @@ class _Converter(latex2sympy2._Latex2Sympy):
 
     def create_parser(self, latex: str) -> Any:
         parser = super().create_parser(latex)
+        _refuse_numbers_in_a_row(parser)
         parser._interp = _Choices(parser, _PARSER.atn, _CHOICES, _PARSER.sharedContextCache)
         try:
             tree = parser.math()
@@ -128,13 +173,28 @@ class _Converter(latex2sympy2._Latex2Sympy):
         return parser
 
 
-latex2sympy2._Latex2Sympy = _Converter
+def _refuse_numbers_in_a_row(parser: Any) -> None:
+    """`5 6` is no number, and neither is `1.5.2`: latex2sympy adds or multiplies them."""
+    stream = parser.getTokenStream()
+    stream.fill()
+    before = ""
+    for token, following in pairwise(stream.tokens):
+        if token.type == following.type == _PARSER.NUMBER and before[:1] not in ("\\", "_", "^", "]"):
+            raise ValueError("two numbers in a row")
+        before = token.text
+    stream.seek(0)
 
 
-def _different_fractions(first: Any, second: Any) -> bool:
-    """Whether two exact fractions differ although math-verify's `evalf(chop=True)` takes them as equal."""
+def _different(gold: Sequence[Any], answer: Sequence[Any]) -> bool:
+    """Whether two differ although math-verify takes them as equal.
+
+    It compares exact fractions by `evalf(chop=True)`, and reads `1010_2` as 1010, whatever the base.
+    """
+    bases = [isinstance(read[-1], str) and _BASED.fullmatch(read[-1]) for read in (gold, answer)]
+    if bases[0] and bases[1] and bases[0].groups() != bases[1].groups():
+        return True
     values = []
-    for expression in (first, second):
+    for expression in (gold[0], answer[0]):
         if not isinstance(expression, Add | Mul | Pow | Rational) or expression.atoms(Float, UnevaluatedExpr, Symbol):
             return False
         value = expression.doit()
@@ -142,6 +202,19 @@ def _different_fractions(first: Any, second: Any) -> bool:
             return False
         values.append(value)
     return bool(values[0] != values[1])
+
+
+def _equal_if_imaginary(gold: Any, answer: Any) -> bool:
+    """Whether two are equal with `i` as the imaginary unit; to math-verify it is a symbol like any other."""
+    if not isinstance(gold, Expr) or not isinstance(answer, Expr):
+        return False
+    letters = {symbol for symbol in gold.free_symbols | answer.free_symbols if symbol.name in ("i", "j", "k")}
+    if {symbol.name for symbol in letters} != {"i"}:
+        return False  # none, or unit vectors
+    first, second = (side.xreplace(dict.fromkeys(letters, I)) for side in (gold, answer))
+    if differences.is_nonzero(first - second):
+        return False
+    return bool(verify(first, second, timeout_seconds=None))
 
 
 def _shown(parsed: Any) -> str:

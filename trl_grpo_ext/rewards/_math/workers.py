@@ -17,11 +17,12 @@ Pair = tuple[str, str | None]
 
 @dataclass(frozen=True)
 class Reading:
-    """One completion's judgement, and the answers read from the reference and the completion."""
+    """One completion's judgement, the answers read from reference and completion, and what else the reference says."""
 
     judgement: Judgement
     gold: str = ""
     found: str = ""
+    left: str = ""
 
 
 class Verifier:
@@ -55,6 +56,12 @@ class Verifier:
             at_fault = of_reference is not None and of_reference.outcome is not Outcome.SCORED
             readings[pair] = Reading(of_reference if of_reference is not None and at_fault else judgement)
         return readings
+
+    def read(self, references: Sequence[str]) -> list[Reading]:
+        """The readings of references by themselves."""
+        lost = Reading(Judgement(Outcome.UNPARSEABLE))
+        done = self._run([(reference, None) for reference in references])
+        return [_reading(one) if one.status == "done" else lost for one in done]
 
     def _references_alone(self, references: Sequence[str]) -> dict[str, Judgement]:
         """The judgements of references by themselves; plain numbers and bugs are left out."""
@@ -100,4 +107,4 @@ class _MathVerify:
 def _reading(done: Done) -> Reading:
     value = done.value
     judgement = Judgement(Outcome(value["outcome"]), value.get("detail", ""))
-    return Reading(judgement, value.get("gold", ""), value.get("found", ""))
+    return Reading(judgement, value.get("gold", ""), value.get("found", ""), value.get("left", ""))

@@ -339,12 +339,21 @@ class Codec:
 
     def _forgotten(self) -> list[int]:
         """Let go of the twins that nothing on this side refers to any more, and name them."""
-        # Referred to by the table's entry, by the loop's variables and by getrefcount's argument.
-        unused = [number for number, twin in self._twins.items() if sys.getrefcount(twin[0]) <= 2]
+        unused = [number for number, references in _references(self._twins) if references <= _OF_THE_TABLE]
         gone = [number for number in unused if not self._differs(number)]  # else it has to be sent yet
         for number in gone:
             self._forget(number)
         return gone
+
+
+def _references(twins: dict[int, list[Any]]) -> list[tuple[int, int]]:
+    """How often each twin is referred to, by whatever this needs to look at it as well."""
+    return [(number, sys.getrefcount(twin[0])) for number, twin in twins.items()]
+
+
+# A list or a dict takes no weak reference, and to keep them all makes each message as long as all before it. How many
+# references the table and the look at it hold differs between releases of Python, so it is measured.
+[(_, _OF_THE_TABLE)] = _references({0: [object()]})
 
 
 def made_exception(kind: Any, parts: list[Any]) -> Any:

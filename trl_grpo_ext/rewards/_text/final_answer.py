@@ -13,10 +13,11 @@ whatever follows it; if it opens an equation, the result after its last `=` is. 
 its last number, and so does a chain of equations. Number words count where no digits stand in their place.
 
 A number that is only a part of an expression (`18!`, "18 squared"; see `operands`) is not the answer, and where such a
-one stands last, nothing is. A number that the text denies ("not 18") is passed over.
+one stands last, nothing is. Neither is one of several (`3:18`, "17 or 18", `17, 18`, "18 or more"), and a number that
+the text denies ("not 18") is passed over.
 
 Dates, times such as 12:30, ordinals and labels of list items or steps are read only where there is nothing else.
-A range means its end ("5-7" is 7). Every function here is linear in the text and raises on no text.
+In prose a range means its end ("they need 5-7" is 7). Every function here is linear in the text and raises on no text.
 """
 
 import re
@@ -27,7 +28,7 @@ from fractions import Fraction
 from typing import Any
 
 from .numerals import Number, fold, number_at, numbers_from_end, words_at
-from .operands import is_denied, is_operand
+from .operands import is_denied, is_one_of_several, is_operand
 
 _ATTEMPTS = 64  # markers tried from the end; more than that without an answer is noise
 _WINDOW = 2000  # characters of one sentence, line or box that are looked at
@@ -111,7 +112,9 @@ def final_number(text: str) -> Number | None:
     text = _answer_part(fold(text))
     denied: set[Fraction] = set()
     last = _last_number(text, 0, len(text), denied)
-    return _explicit(text, last, denied) or last
+    if found := _explicit(text, last, denied):
+        return found
+    return _operand(last) if last and is_one_of_several(text, last, 0, explicit=False) else last
 
 
 def parse_reference(reference: Any) -> Fraction | None:
@@ -128,11 +131,20 @@ def parse_reference(reference: Any) -> Fraction | None:
             return Fraction(str(reference.item() if hasattr(reference, "item") else reference))
         except (ValueError, ZeroDivisionError, TypeError):
             return None
+    number, _ = read_reference(reference)
+    return None if number is None else number.value
+
+
+def read_reference(reference: str) -> tuple[Number | None, str]:
+    """The number of a reference in words, None where it has none or more, and what of its answer is not the number."""
     text = fold(reference).rpartition("####")[2].strip()
+    text = f" {text}"  # as after a marker
     number = _direct(text, 0, is_box=True)  # `18!` and `18j` are mathematics here, not an exclamation and a unit
     if number is None or next(numbers_from_end(text, number.end, len(text)), None):
-        return None
-    return number.value
+        return None, text.strip()
+    if is_one_of_several(text, number, 0):
+        return None, text.strip()
+    return number, f"{text[: number.start]} {text[number.end :]}".strip(" $€£¥.*")
 
 
 def _answer_part(text: str) -> str:
@@ -168,7 +180,7 @@ def _explicit(text: str, last: Number | None, denied: Collection[Fraction] = ())
         else:
             found = _after_word(text, marker, last)
         if found and found.value not in denied:
-            return found
+            return _operand(found) if is_one_of_several(text, found, marker.end()) else found
     return None
 
 

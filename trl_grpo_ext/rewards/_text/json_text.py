@@ -105,7 +105,10 @@ def read_json(text: str, max_depth: int) -> Any:
     if deepest > max_depth:
         raise RefusedError(f"nested {deepest} deep, more than max_depth, {max_depth}")
     hooks: dict[str, Any] = {"parse_int": _integer, "parse_float": _finite, "parse_constant": _no_constant}
-    return json.loads(text, object_pairs_hook=_object, **hooks)
+    try:
+        return json.loads(text, object_pairs_hook=_object, **hooks)
+    except RecursionError as error:
+        raise RefusedError(f"nested {deepest} deep") from error
 
 
 def _integer(digits: str) -> int:

@@ -17,10 +17,9 @@ import inspect
 import logging
 import math
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -28,8 +27,8 @@ import torch
 from accelerate.utils import extract_model_from_parallel
 from torch.nn.functional import scaled_dot_product_attention
 
-from ...errors import UpstreamError, is_out_of_memory
-from ..facts import LossSettings, RunFacts
+from ...errors import UpstreamError
+from ..facts import LossSettings
 
 logger = logging.getLogger(__name__)
 
@@ -232,6 +231,8 @@ def reason_against(model: Any) -> str | None:
     for adapter in getattr(model, "peft_config", {}).values():
         if getattr(adapter, "is_prompt_learning", False):
             return f"{adapter.peft_type.value} prepends tokens of its own to each row"
+        if getattr(adapter, "alora_invocation_tokens", None):
+            return "an activated LoRA looks for its place in each row's own tokens (alora_invocation_tokens)"
     base = _without_adapter(model)
     name = type(base).__name__
     if "position_ids" not in inspect.signature(type(backbone_of(model)).forward).parameters:
@@ -255,21 +256,6 @@ def reason_against_sharing(model: Any) -> str | None:
                     f"{part} has {setting} {rate:g}, and would draw the prompt's dropout once for all its completions"
                 )
     return None
-
-
-@contextmanager
-def _without_dropout(model: torch.nn.Module) -> Iterator[None]:
-    """Inside, modules are in evaluation mode: dropout would hide a difference, and draw from the run's generator."""
-    # A 4-bit layer of bitsandbytes has no dropout, and on a CPU it rewrites its weights for good once it is evaluated.
-    quantised = {module for module in model.modules() if hasattr(getattr(module, "weight", None), "quant_state")}
-    training = [module for module in model.modules() if module.training and module not in quantised]
-    try:
-        for module in training:
-            module.training = False
-        yield
-    finally:
-        for module in training:
-            module.training = True
 
 
 def backbone_of(model: Any) -> torch.nn.Module:
@@ -297,15 +283,11 @@ def packing_of(
     loss: LossSettings,
     *,
     share: bool,
-    relative: bool,
     compiled: bool,
     overridden: bool,
-    facts: RunFacts,
 ) -> Packing | None:
     """The `Packing` of a run; None, with the reason logged, if its rows cannot be packed."""
     reason = reason_against(model)
-    if not relative:
-        reason = "the model's positions are absolute or depend on the length, or some of its layers are recurrent"
     if loss.auxiliary_loss:
         reason = "the router's auxiliary loss is computed over separate rows"
     if loss.top_entropy_quantile < 1.0:
@@ -318,11 +300,7 @@ def packing_of(
     if overridden and not share:  # that class may need whole rows; who selects `share_prompts` says that it does not
         reason = reason or "a class of yours overrides _get_per_token_logps_and_entropies"
 
-    def agree(numbers: Sequence[float]) -> list[float]:
-        everyone = facts.gather(torch.tensor([numbers], dtype=torch.float32, device=facts.device))
-        return [float(number) for number in everyone.view(facts.ranks, -1).double().mean(dim=0)]
-
-    packing = Packing(share, window_of(model.config), agree, facts.device, type(backbone_of(model)))
+    packing = Packing(share, window_of(model.config))
     if reason is not None:
         packing.say_once(reason)
         return None
@@ -330,20 +308,10 @@ def packing_of(
 
 
 class Packing:
-    """Packs the rows of TRL's forward passes, after a check that this is exact."""
+    """Packs the rows of TRL's forward passes; `Trials` finds out whether this is exact."""
 
-    def __init__(
-        self,
-        share: bool,
-        window: int | None = None,
-        agree: Callable[[Sequence[float]], list[float]] = list,
-        device: torch.device | str = "cpu",
-        backbone: type = torch.nn.Module,
-    ) -> None:
-        self.share, self._window, self._agree = share, window, agree
-        self._device = device  # of batches; parameters that are offloaded are elsewhere
-        self._backbone = backbone
-        self._exact: bool | None = None
+    def __init__(self, share: bool, window: int | None = None) -> None:
+        self.share, self._window = share, window
         self._said: set[str] = set()
 
     def say_once(self, reason: str) -> None:
@@ -355,10 +323,6 @@ class Packing:
             else:
                 logger.info("compact_updates: rows keep their padding: %s.", reason)
 
-    def takes(self, model: Any) -> bool:
-        """Whether a model is of the policy's architecture; a reference may be of another."""
-        return isinstance(backbone_of(model), self._backbone)
-
     def fits(self, lengths: Lengths) -> bool:
         """Whether rows are short enough for the model's sliding window."""
         longest = int(lengths.sum(axis=1).max(initial=0))
@@ -369,8 +333,6 @@ class Packing:
 
     def measured(self, ids: torch.Tensor, mask: torch.Tensor, keep: int) -> tuple[Lengths, Groups] | None:
         """Lengths of a pass's rows, and their groups; None if they are not packed."""
-        if not self._exact:
-            return None
         start = ids.size(1) - keep
         prompts, completions = mask[:, :start], mask[:, start:]
         lengths_B_2 = torch.stack([prompts.sum(dim=1), completions.sum(dim=1)], dim=1)
@@ -426,43 +388,3 @@ class Packing:
             )
         rows, keep = given["input_ids"].size(0), given["logits_to_keep"]
         return *(None if values is None else packed.back(values, rows, keep) for values in output[:2]), None
-
-    def check(self, method: Callable[..., Any], model: Any) -> bool:
-        """Whether packing is exact, found out once on a few made-up tokens; all ranks call it, with the same result."""
-        if self._exact is not None:
-            return self._exact
-        keep = 6
-        vocabulary = model.get_input_embeddings().num_embeddings if hasattr(model, "get_input_embeddings") else 16
-        ids = torch.randint(0, vocabulary, (3, 5 + keep), generator=torch.Generator().manual_seed(0)).to(self._device)
-        ids[1, :5] = ids[0, :5]
-        lengths = np.array([[5, 4], [5, 6], [2, 3]])
-        mask = torch.zeros_like(ids)
-        for row, (prompt, completion) in enumerate(lengths.tolist()):
-            mask[row, 5 - prompt : 5 + completion] = 1
-        given = {"model": model, "input_ids": ids, "attention_mask": mask, "logits_to_keep": keep}
-
-        def separate(padding: int) -> torch.Tensor:
-            wide = [torch.nn.functional.pad(rows, (padding, 0)) for rows in (ids, mask)]
-            return cast("torch.Tensor", method(model, *wide, keep)[0]) * mask[:, 5:]
-
-        why, noise, gap = "", 0.0, torch.nan
-        with torch.no_grad(), _without_dropout(model):
-            expected = separate(0)
-            noise = float((separate(3) - expected).abs().max())
-            try:
-                packed = PackedRows.of(ids, keep, lengths, np.array([0, 0, 1]))
-                assert packed is not None
-                gap = float((self.logps(method, given, packed)[0] - expected).abs().max())
-            except (UpstreamError, AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
-                if is_out_of_memory(error):
-                    raise
-                why = f" ({type(error).__name__}: {error})"
-        noise, gap = self._agree([noise, gap])
-        floor = 1e-9 if expected.dtype == torch.float64 else 1e-4
-        self._exact = gap <= max(floor, 20 * noise)
-        if not self._exact:
-            self.say_once(
-                f"on made-up rows the log-probabilities differ by {gap:.2g}, where padding alone changes them by "
-                f"{noise:.2g}{why}"
-            )
-        return self._exact

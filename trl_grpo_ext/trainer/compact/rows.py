@@ -22,7 +22,13 @@ def row_lengths_and_kinds(batch: dict[str, Any], ratios_multiply: bool = False) 
     if ratios_multiply and batch.get("importance_sampling_ratio") is not None:
         signal_B_T = counting_B_T & (batch["importance_sampling_ratio"] != 0)
     kind_B = counting_B_T.any(dim=1).long() + has_signal(batch["advantages"], signal_B_T).long()
-    return torch.stack([_width(batch["prompt_mask"].flip(1)), _width(batch["completion_mask"]), kind_B], dim=1)
+    lengths_B_2 = row_lengths(batch["prompt_mask"], batch["completion_mask"])
+    return torch.cat([lengths_B_2, kind_B.unsqueeze(1)], dim=1)
+
+
+def row_lengths(prompt_mask: torch.Tensor, completion_mask: torch.Tensor) -> torch.Tensor:
+    """`(B, 2)`: tokens of prompts, padded on the left, and of completions, padded on the right."""
+    return torch.stack([_width(prompt_mask.flip(1)), _width(completion_mask)], dim=1)
 
 
 def _width(mask_B_T: torch.Tensor) -> torch.Tensor:
@@ -40,9 +46,9 @@ def make_micro_steps(
     lengths: Lengths,
     factor: RowFactor,
     precision: torch.dtype,
-    trim_left: bool,
+    least: tuple[int, int] = (1, 1),
 ) -> list[dict[str, Any]]:
-    """The micro-steps of one block; `trim_left` cuts away the prompts' padding too."""
+    """The micro-steps of one block, trimmed to their rows; `least` columns of prompts and of completions stay."""
     rows, dealt = join_batches(micro_batches), len(lengths) // len(micro_batches)
     steps = []
     for part in plan.steps:
@@ -51,8 +57,7 @@ def make_micro_steps(
         made = _take(rows, chosen)
         _make_placeholders(made, [row < 0 for row in part])
         live = [row for row in part if row >= 0]
-        left = max([1, *lengths[live, 0].tolist()])
-        _trim(made, left if trim_left or not live else None, max([1, *lengths[live, 1].tolist()]))
+        _trim(made, *(max([least[side], *lengths[live, side].tolist()]) for side in (0, 1)))
         factors = [factor(batch, made) for batch in micro_batches]
         if None not in factors:
             advantages = made["advantages"]
@@ -86,14 +91,14 @@ def _make_placeholders(part: dict[str, Any], placeholders: Sequence[bool]) -> No
         part[BatchKeys.row_id][empty_B] = -1  # no row of the records
 
 
-def _trim(part: dict[str, Any], left: int | None, right: int) -> None:
-    """Keep the last `left` columns of the prompts (None: all) and the first `right` of the completions."""
+def _trim(part: dict[str, Any], left: int, right: int) -> None:
+    """Keep the last `left` columns of the prompts and the first `right` of the completions."""
     width = part["completion_mask"].size(1)
     for key, value in part.items():
         if not isinstance(value, torch.Tensor) or value.dim() < 2:
             continue
         if key in PROMPT_KEYS:
-            part[key] = value if left is None else value[:, value.size(1) - left :]
+            part[key] = value[:, value.size(1) - left :]
         elif value.size(1) == width:
             part[key] = value[:, :right]
 
@@ -102,21 +107,23 @@ def _trim(part: dict[str, Any], left: int | None, right: int) -> None:
 
 
 def logps_by_length(
-    method: Any, given: dict[str, Any], chunk: int, trim_left: bool, packing: Packing | None = None
+    method: Any, given: dict[str, Any], chunk: int, widths: Lengths, packing: Packing | None = None
 ) -> Any:
-    """Log-probabilities without a gradient, in as many forward passes as before, planned like an update."""
+    """Log-probabilities without a gradient, in as many forward passes as before, planned like an update.
+
+    `widths` are how much of each prompt and completion runs, if the rows are not packed.
+    """
     ids, mask, keep = given["input_ids"], given["attention_mask"], given["logits_to_keep"]
     start, entropies = ids.size(1) - keep, given.get("compute_entropy", False)
     found = None if packing is None else packing.measured(ids, mask, keep)
-    widths_B_2 = torch.stack([_width(mask[:, :start].flip(1)), _width(mask[:, start:])], dim=1).cpu().numpy()
-    lengths, groups = (widths_B_2, None) if found is None else (found[0], [found[1]])
+    lengths, groups = (widths, None) if found is None else (found[0], [found[1]])
     (plan,) = plan_block([(lengths, np.ones(len(ids), dtype=bool))], -(-len(ids) // chunk), groups=groups)
     results: dict[int, torch.Tensor] = {}
     for step in plan.steps:
         # A pass without rows repeats the first row, since every rank runs the same number.
         rows = torch.tensor(step, device=ids.device).clamp(min=0)
         left, width = (max(1, int(longest)) for longest in lengths[rows.cpu().numpy()].max(axis=0))
-        columns = slice(start - left if trim_left else 0, start + width)
+        columns = slice(start - left, start + width)
         some = {
             **given,
             "input_ids": ids[rows, columns],

@@ -22,15 +22,17 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
 from ...credit.terms import Term
-from ..batch import PROMPT_KEYS, BatchKeys, counting_mask, join_batches
+from ..batch import PROMPT_KEYS, BatchKeys, counting_mask, join_batches, whole_rows
 from ..facts import RunFacts
 from ..upstream import acting, contract, reading
-from .packed import Packing
+from .packed import Lengths, Packing
 from .plan import Plan, plan_block
-from .rows import logps_by_length, make_micro_steps, row_lengths_and_kinds
+from .rows import logps_by_length, make_micro_steps, row_lengths, row_lengths_and_kinds
+from .trials import NOTHING, Policy, Rows, Span, Trials
 
 logger = logging.getLogger(__name__)
 
@@ -42,13 +44,12 @@ class Freedom:
     sort: bool  # rows may move between the micro-batches of an optimizer window
     drop: bool  # rows whose advantages are all zero may be left out
     any_count: bool  # micro-batches may have any number of rows
-    trim_left: bool  # padding in front of the prompts may be cut away; it moves the positions that a model sees
     ratios_multiply: bool = False  # A row whose importance ratios to the sampler are all 0 has no signal
     reasons: tuple[str, ...] = ()  # why something may not change
 
 
-def freedom_of(terms: Sequence[Term], divides_by: str, loss_type: str, config: Any) -> Freedom:
-    """What is exact in a run, by the terms of its loss, what their reduction divides by, and the model's config.
+def freedom_of(terms: Sequence[Term], divides_by: str, loss_type: str) -> Freedom:
+    """What is exact in a run, by the terms of its loss and what their reduction divides by.
 
     `divides_by` says what of a micro-batch makes the denominator: its `rows`, its `tokens`, its `losses` themselves, or
     nothing (an empty text).
@@ -62,39 +63,18 @@ def freedom_of(terms: Sequence[Term], divides_by: str, loss_type: str, config: A
     if divides_by == "tokens" and unscaled:
         stay.append(f"with {unscaled[0]} {loss_type} is a mean over each micro-batch")
     act = [reason for term in terms for reason in term.acts_without_advantage]
-    relative = positions_are_relative(config)
     reasons = [f"rows stay in their micro-batches: {reason}" for reason in stay]
     reasons += [f"rows without signal run: {reason}" for reason in act]
     if counts:
         reasons.append(f"micro-batches keep their number of rows: with {unscaled[0]} {loss_type} counts rows")
-    if not relative:
-        reasons.append("prompts keep their padding: the model's positions are absolute")
     sort = not stay
     return Freedom(
         sort=sort,
         drop=sort and not act,
         any_count=sort and not counts,
-        trim_left=relative,
         ratios_multiply=loss_type != "vespo",  # which takes their logarithm
         reasons=tuple(reasons),
     )
-
-
-def positions_are_relative(config: Any) -> bool:
-    """Whether attention depends on distances alone, so that a row may move within its padding.
-
-    TRL passes no positions, so models count them from the first column, padding included.
-    """
-    text = config.get_text_config() if hasattr(config, "get_text_config") else config
-    layers = set(getattr(text, "layer_types", None) or ())
-    if not layers <= {"full_attention", "sliding_attention", "chunked_attention"} or "chunked_attention" in layers:
-        return False
-    rope = getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None)
-    if rope is None:
-        return getattr(text, "rope_theta", None) is not None
-    nested = [value for value in rope.values() if isinstance(value, dict)] or [rope]
-    kinds = {value.get("rope_type", value.get("type", "default")) for value in nested}
-    return kinds <= {"default", "linear", "llama3", "yarn"}
 
 
 class PlainUpdates:
@@ -127,13 +107,14 @@ class CompactUpdates:
         *,
         loss_type: str | None,
         packing: Packing | None = None,
-        policy: Callable[[], tuple[Callable[..., Any], Any]] | None = None,
+        policy: Policy,
         log: Callable[[dict[str, float]], None],
     ) -> None:
         for reason in freedom.reasons:
             logger.info("compact_updates: %s.", reason)
         self.freedom, self._facts, self._loss_type = freedom, facts, loss_type
-        self._packing, self._policy, self._log = packing, policy, log
+        self._packing, self._log = packing, log
+        self._trials = Trials(packing, policy, facts)
         self._planned: list[dict[str, Any]] | None = None
 
     def small_head_tiles(self) -> AbstractContextManager[None]:
@@ -160,52 +141,59 @@ class CompactUpdates:
         block = math.gcd(self._facts.accumulation, count) if freedom.sort else 1
         rows = micro_batches[0]["completion_ids"].size(0)
         table_B_3 = torch.cat([row_lengths_and_kinds(batch, freedom.ratios_multiply) for batch in micro_batches])
-        if not freedom.trim_left:  # padding that stays in front of a prompt is computed too
-            table_B_3[:, 0] = micro_batches[0]["prompt_ids"].size(1)
-        groups_B_1 = table_B_3[:, :1]
+        joined = join_batches([{key: batch[key] for key in _ROWS} for batch in micro_batches])
+        groups_B_1 = torch.arange(len(table_B_3), device=table_B_3.device).unsqueeze(1)
         if packing is not None:
-            prompts = join_batches([{key: batch[key] for key in PROMPT_KEYS} for batch in micro_batches])
-            groups_B_1 = packing.groups(prompts["prompt_ids"], prompts["prompt_mask"])
-        tables_N_4 = self._facts.gather(torch.cat([table_B_3, groups_B_1], dim=1)).cpu().numpy()
-        ranks = tables_N_4.reshape(self._facts.ranks, count // block, block * rows, 4)
-        packs = False
-        if packing is not None and packing.fits(ranks[..., :2].reshape(-1, 2)):
-            assert self._policy is not None
-            packs = packing.check(*self._policy())
+            groups_B_1 = packing.groups(joined["prompt_ids"], joined["prompt_mask"])
+        widths_B_2 = table_B_3.new_tensor([[joined[f"{part}_ids"].size(1) for part in ("prompt", "completion")]])
+        table_B_6 = torch.cat([table_B_3, groups_B_1, widths_B_2.expand(len(table_B_3), 2)], dim=1)
+        tables_R_N_6 = self._facts.gather(table_B_6).cpu().numpy().reshape(self._facts.ranks, -1, 6)
+        fits = packing is not None and packing.fits(tables_R_N_6[..., :2].reshape(-1, 2))
+        own, spans = tables_R_N_6[rank], [_span(table[:, :2], int(table[0, 4:].sum())) for table in tables_R_N_6]
+        rows_of_rank = Rows(*whole_rows(joined), joined["completion_ids"].size(1), own[:, :2], own[:, 3])
+        exact = self._trials.of(rows_of_rank, spans, fits=fits)
+        packs = fits and exact.packed
+        runs = np.where([exact.left, exact.right], tables_R_N_6[..., :2], tables_R_N_6[..., 4:])
+        stay = (1 if exact.left else int(own[0, 4]), 1 if exact.right else int(own[0, 5]))
+        tables_R_N_8 = np.concatenate([tables_R_N_6, runs], axis=2)
+        ranks = tables_R_N_8.reshape(self._facts.ranks, count // block, block * rows, 8)
         # Rows that must run: never those without live tokens; those without signal only under some losses.
         least = 2 if freedom.drop else 1 if freedom.any_count else 0
         planned: list[dict[str, Any]] = []
         plans: list[Plan] = []
+        live = 0
         for number in range(count // block):
-            table_R_B_4 = ranks[:, number]
+            table_R_B_8 = ranks[:, number]
             made = plan_block(
-                [(table_B_4[:, :2], table_B_4[:, 2] >= least) for table_B_4 in table_R_B_4],
+                [(table_B_8[:, 6:], table_B_8[:, 2] >= least) for table_B_8 in table_R_B_8],
                 block,
                 rows_per_step=None if freedom.any_count else rows,
-                groups=[*table_R_B_4[:, :, 3]] if packs else None,
+                groups=[*table_R_B_8[:, :, 3]] if packs else None,
             )
-            own = make_micro_steps(
+            steps = make_micro_steps(
                 micro_batches[number * block : (number + 1) * block],
                 made[rank],
-                table_R_B_4[rank, :, :2],
+                table_R_B_8[rank, :, 6:],
                 functools.partial(row_factor, self._loss_type),
                 precision,
-                freedom.trim_left,
+                stay,
             )
-            if (table_R_B_4[:, :, 2] != 0).any():  # else no token counts: log zeros, as TRL does
-                for step, of_ranks in zip(own, zip(*(plan.steps for plan in made), strict=True), strict=True):
+            if (table_R_B_8[:, :, 2] != 0).any():  # else no token counts: log zeros, as TRL does
+                for step, of_ranks in zip(steps, zip(*(plan.steps for plan in made), strict=True), strict=True):
                     step[BatchKeys.idle] = all(max(rows) < 0 for rows in of_ranks)
             plans += made
-            planned += own
-        if packs and packing is not None and packing.share and all(plan.live == plan.distinct for plan in plans):
+            planned += steps
+            for plan, table_B_8 in zip(made, table_R_B_8, strict=True):
+                live += int(table_B_8[[row for part in plan.steps for row in part if row >= 0], :2].sum())
+        computed = sum(plan.computed for plan in plans)
+        if packs and live and packing is not None and packing.share and live == sum(plan.distinct for plan in plans):
             packing.say_once("no two rows of a block have the same")
-        live, computed = (sum(getattr(plan, name) for plan in plans) for name in ("live", "computed"))
         self._log(
             {
                 "compact/live_tokens": float(live),
                 "compact/computed_tokens": float(computed),
                 "compact/computed_to_live": computed / max(live, 1),
-                "compact/rows_dropped": sum(plan.dropped for plan in plans) / len(tables_N_4),
+                "compact/rows_dropped": sum(plan.dropped for plan in plans) / tables_R_N_6[..., 0].size,
                 "compact/micro_steps_skipped": float(sum(plan.idle for plan in plans)),
             }
         )
@@ -218,7 +206,6 @@ class CompactUpdates:
     def logps(self, method: Callable[..., Any], model: Any, *arguments: Any, **keywords: Any) -> Any:
         """TRL's log-probabilities of packed rows; rows are sorted by length in passes without a gradient."""
         packing, inferring = self._packing, not torch.is_grad_enabled()
-        packing = None if packing is None or not packing.takes(model) else packing
         if packing is None and not inferring:
             return method(model, *arguments, **keywords)
         bound = inspect.signature(method).bind(model, *arguments, **keywords).arguments
@@ -229,17 +216,30 @@ class CompactUpdates:
             if packing is not None:
                 packing.say_once(f"a forward pass takes {', '.join(given)}")
             return method(model, *arguments, **keywords)
-        rows, packed = given["input_ids"].size(0), None
-        chunk = given.get("batch_size") or rows
-        if packing is not None and inferring:
-            packing.check(method, given["model"])
-        if rows > chunk and inferring:
-            return logps_by_length(method, given, chunk, self.freedom.trim_left, packing)
-        if packing is not None and rows <= chunk:
-            packed = packing.pack(given["input_ids"], given["attention_mask"], given["logits_to_keep"])
+        ids, mask, keep = given["input_ids"], given["attention_mask"], given["logits_to_keep"]
+        rows, start, exact = ids.size(0), ids.size(1) - keep, self._trials.exact
+        chunk, packed = given.get("batch_size") or rows, None
+        if inferring:  # of rows that no update has tried yet, or of another model
+            widths = row_lengths(mask[:, :start], mask[:, start:]).cpu().numpy()
+            if exact == NOTHING or not (self._trials.takes(model) and self._trials.covers(_span(widths, ids.size(1)))):
+                return method(model, *arguments, **keywords)
+            packing = packing if exact.packed else None
+            if rows > chunk:
+                for column, (trimmed, width) in enumerate(((exact.left, start), (exact.right, keep))):
+                    if not trimmed:
+                        widths[:, column] = width
+                return logps_by_length(method, given, chunk, widths, packing)
+        if packing is not None and exact.packed and rows <= chunk:
+            packed = packing.pack(ids, mask, keep)
         if packing is None or packed is None:
             return method(model, *arguments, **keywords)
         return packing.logps(method, given, packed)
+
+
+def _span(lengths: Lengths, width: int) -> Span:
+    """The shortest row that is scored, and the width of all."""
+    scored = lengths[lengths[:, 1] > 0]
+    return (int(scored.sum(axis=1).min()) if len(scored) else width), width
 
 
 Updates = PlainUpdates | CompactUpdates
@@ -254,6 +254,8 @@ def row_factor(loss_type: str | None, before: dict[str, Any], part: dict[str, An
     rows = part["completion_ids"].size(0) / before["completion_ids"].size(0)
     return None if rows == 1.0 else rows
 
+
+_ROWS = (*PROMPT_KEYS, "completion_ids", "completion_mask")
 
 _LOGPS_ARGUMENTS = ("input_ids", "attention_mask", "logits_to_keep", "batch_size", "compute_entropy")
 

@@ -1,0 +1,202 @@
+"""The examination of commands: forms of public projects, launch files, and what cannot be examined."""
+
+import json
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from tests.launch.doctor import forked
+from tests.launch.doctor.public_runs import OWN_CONFIGS, OWN_RUN, RUN_FILES, SCRIPTS, RunFile, Script
+from trl_grpo_ext.cli.main import app
+from trl_grpo_ext.errors import ConfigurationError
+from trl_grpo_ext.launch.doctor import Machine, command
+from trl_grpo_ext.launch.doctor.command import Examination, examine, render
+
+ROOT = Path(__file__).parents[3]
+MODEL = str(ROOT / "recipes" / "embedded" / "model")
+EIGHT = Machine(gpus=8, gpu_bytes=80 * 1024**3)
+NOTHING_LOADS = Machine(gpus=0)
+
+
+@pytest.fixture(autouse=True)
+def _here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The examination's two processes are forks that have their imports already."""
+    monkeypatch.setattr(command, "_child", forked.child)
+    monkeypatch.chdir(tmp_path)
+
+
+def said(found: Examination) -> str:
+    out = StringIO()
+    render(found, Console(file=out, width=10_000))
+    return out.getvalue()
+
+
+def errors(found: Examination) -> list[str]:
+    return [problem.message for problem in found.problems if problem.severity == "error"]
+
+
+@pytest.mark.parametrize("run", RUN_FILES, ids=lambda run: run.project)
+def test_a_run_file_alone_gets_what_is_true_of_it(run: RunFile) -> None:
+    Path("run.yaml").write_text(run.text.replace("MODEL", MODEL))
+    found = examine(["run.yaml"], EIGHT)
+    text = said(found)
+    assert [run.error in one for one in errors(found)] == [True] * bool(run.error), text
+    for words in run.said:
+        assert words in text, text
+    for words in run.not_said:
+        assert words not in text, text
+    if not run.error:
+        assert "rlhf_type" in text or found.memory is not None, text
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.project)
+def test_a_script_is_run_up_to_its_trainer(script: Script) -> None:
+    Path("train.py").write_text(script.source.replace("MODEL", MODEL))
+    Path("own_configs.py").write_text(OWN_CONFIGS)
+    Path("run.yaml").write_text(OWN_RUN.replace("MODEL", MODEL))
+    found = examine(["python", "train.py", *script.words], Machine(gpus=1))
+    text = said(found)
+    assert [script.error in one for one in errors(found)] == [True] * bool(script.error), text
+    for words in script.said:
+        assert words in text, text
+    assert not Path("out").exists()
+
+
+ENGINES = {  # of each shipped file: engine, processes and machines
+    "one_process.yaml": ("one_process", 1, 1),
+    "cpu_2_processes.yaml": ("ddp", 2, 1),
+    "ddp.yaml": ("ddp", 8, 1),
+    "zero2.yaml": ("zero2", 8, 1),
+    "zero3.yaml": ("zero3", 8, 1),
+    "zero3_offload.yaml": ("zero3", 8, 1),
+    "fsdp2.yaml": ("fsdp2", 8, 1),
+    "fsdp2_qlora.yaml": ("fsdp2", 8, 1),
+    "nodes_zero3.yaml": ("zero3", 16, 2),
+    "nodes_zero3_hpz.yaml": ("zero3", 16, 2),
+    "nodes_fsdp2.yaml": ("fsdp2_hybrid", 16, 2),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ENGINES)
+def test_the_shipped_launch_files_are_what_they_are_called(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    assert {path.name for path in (ROOT / "recipes" / "accelerate").iterdir()} == set(ENGINES)
+    alone = ["-m", "trl_grpo_ext.launch.doctor.settings_alone", "--model_name_or_path", MODEL]
+    nodes = ["--machine_rank", "0", "--main_process_ip", "127.0.0.1"] if name.startswith("nodes") else []
+    use_cpu = ["--use_cpu", "true"] if name.startswith("cpu") else []
+    words = ["accelerate", "launch", "--config_file", f"recipes/accelerate/{name}", *nodes, *alone, *use_cpu]
+    found = examine([*words, "--max_completion_length", "64"], EIGHT)
+    assert errors(found) == [], said(found)
+    engine, processes, machines = ENGINES[name]
+    assert found.described.startswith(f"{engine}, {processes} process"), said(found)
+    assert (found.launch.machines, found.launch.problems) == (machines, ())
+    assert found.launch.offloads("optimizer") == found.launch.offloads("param") == ("offload" in name)
+
+
+def launch(engine: str, **more: Any) -> str:
+    usual = {"compute_environment": "LOCAL_MACHINE", "distributed_type": engine, "num_processes": 2}
+    rest = {"num_machines": 1, "machine_rank": 0, "main_training_function": "main", "mixed_precision": "bf16"}
+    Path("launch.yaml").write_text(json.dumps({**usual, **rest, **more}))
+    return "launch.yaml"
+
+
+DEEPSPEED = {"zero_stage": 3, "zero3_init_flag": True, "gradient_accumulation_steps": 1}
+FSDP = {"fsdp_version": 2, "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP", "fsdp_cpu_ram_eficient_loading": False}
+
+
+@pytest.mark.parametrize(
+    ("file", "words", "engine", "error"),
+    [
+        ({"engine": "MULTI_GPU"}, (), "ddp, 2 processes", ""),
+        ({"engine": "MULTI_GPU"}, ("--num_processes", "4"), "ddp, 4 processes", ""),
+        ({"engine": "DEEPSPEED", "deepspeed_config": DEEPSPEED}, (), "zero3, 2 processes", "is 1 in launch.yaml"),
+        ({"engine": "FSDP", "fsdp_config": FSDP}, (), "fsdp2, 2 processes", ""),
+        ({"engine": "NO"}, (), "one_process, 1 process", "asks for 2 processes, and the launcher starts 1"),
+        ({"engine": "MULTI_GPU", "use_cpus": True}, (), "", "use_cpus"),
+        ({"engine": "NO", "distributed_type": False}, (), "", "launch"),
+    ],
+    ids=["ddp", "command line wins", "zero3", "fsdp2", "NO for two", "unknown key", "unquoted NO"],
+)
+def test_a_launch_file_is_read_by_the_launcher_itself(
+    file: dict[str, Any], words: tuple[str, ...], engine: str, error: str
+) -> None:
+    Path("run.yaml").write_text(
+        f"model_name_or_path: {MODEL}\nmax_completion_length: 64\ngradient_accumulation_steps: 4\n"
+    )
+    path = launch(**file)
+    script = "trl_grpo_ext.launch.doctor.settings_alone"
+    found = examine(
+        ["accelerate", "launch", "--config_file", path, *words, "-m", script, "--config", "run.yaml"], EIGHT
+    )
+    assert [error in one for one in errors(found)] == [True] * bool(error), said(found)
+    assert found.described.startswith(engine), said(found)
+    if "fsdp_config" in file:
+        assert "Write fsdp_cpu_ram_efficient_loading" in said(found)
+
+
+def test_the_same_launch_is_read_from_torchrun_and_from_trl() -> None:
+    Path("run.yaml").write_text(f"model_name_or_path: {MODEL}\nmax_completion_length: 64\ntorch_dtype: bfloat16\n")
+    words = ["trl", "grpo", "--config", "run.yaml", "--dataset_name", "nobody/nothing", "--num_processes", "4"]
+    old = examine([*words, "--accelerate_config", "multi_gpu"], EIGHT)
+    assert ["unrecognized arguments: --torch_dtype" in one for one in errors(old)] == [True]
+    assert "torch_dtype is dtype since" in said(old)
+    Path("run.yaml").write_text(f"model_name_or_path: {MODEL}\nmax_completion_length: 64\n")
+    trl = examine([*words, "--accelerate_config", "multi_gpu"], EIGHT)
+    assert trl.described.startswith("ddp, 4 processes"), said(trl)
+    assert errors(trl) == []
+    module = ["-m", "trl_grpo_ext.launch.doctor.settings_alone", "--config", "run.yaml"]
+    torch = examine(["OMP_NUM_THREADS=1", "torchrun", "--nproc_per_node", "2", "--nnodes", "2", *module], EIGHT)
+    assert torch.described.startswith("ddp, 4 processes on 2 machines"), said(torch)
+
+
+def test_a_machine_without_gpus_is_no_reason_to_stop_unless_the_run_would() -> None:
+    Path("train.py").write_text(SCRIPTS[0].source.replace("MODEL", MODEL))
+    here = examine(["train.py"], NOTHING_LOADS)
+    assert ["doesn't support bf16" in one for one in errors(here)] == [True]
+    assert "--gpus" in said(here)
+    Path("train.py").write_text(SCRIPTS[0].source.replace("MODEL", MODEL).replace("=4,", "=4, use_cpu=True,"))
+    assert errors(examine(["train.py"], NOTHING_LOADS)) == []
+
+
+def test_several_ranks_on_the_cpu_are_what_accelerate_makes_of_them() -> None:
+    path = launch("MULTI_GPU")
+    Path("train.py").write_text(SCRIPTS[0].source.replace("MODEL", MODEL))
+    alone = examine(["accelerate", "launch", "--config_file", path, "train.py"], NOTHING_LOADS)
+    assert "bf16" in errors(alone)[0]
+    Path("train.py").write_text(SCRIPTS[0].source.replace("MODEL", MODEL).replace("=4,", "=4, use_cpu=True,"))
+    found = examine(["accelerate", "launch", "--config_file", path, "train.py"], NOTHING_LOADS)
+    assert errors(found) == [], said(found)
+    assert found.described.startswith("ddp, 2 processes")
+
+
+def test_what_cannot_be_examined_is_said() -> None:
+    for words in (["bash", "run.sh"], ["gone.yaml"], [], ["python"]):
+        with pytest.raises(ConfigurationError):
+            examine(words)
+    Path("train.py").write_text("print('nothing to train')\n")
+    nothing = examine(["train.py"])
+    assert (nothing.exit_code, nothing.unreached) == (2, "the script ended without constructing a trainer")
+    Path("train.py").write_text("import os\nprint('last words')\nos._exit(3)\n")
+    assert "last words" in said(examine(["train.py"]))
+    Path("train.py").write_text("raise SystemExit('no data: [bold]\\x1b[31m')\n")
+    (stopped,) = examine(["train.py"]).problems
+    assert "[bold]\\x1b[31m" in stopped.message
+
+
+@pytest.mark.slow
+def test_the_command_runs_real_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    monkeypatch.chdir(ROOT)
+    words = ["doctor", "--gpus", "2", "--gpu-memory", "24", "--", "accelerate", "launch", "--num_processes", "2"]
+    words += ["--multi_gpu", "recipes/gsm8k_grpo.py", "--model_name_or_path", MODEL, "--embedded", "false"]
+    ended = CliRunner(env={"COLUMNS": "80"}).invoke(app, words)
+    plain = " ".join(ended.stdout.split())
+    assert ended.exit_code == 0, ended.output
+    assert "ddp, 2 processes" in plain
+    assert "memory: about" in plain
+    assert max(map(len, ended.stdout.splitlines())) <= 80

@@ -1,0 +1,188 @@
+"""Rewards in the forms that public projects have, in our words; each is correct for the data that it is made for.
+
+Each names its project and the columns of its data. What `check` says of each is in `test_public_rewards`.
+"""
+
+# ruff: noqa: B905  # as they are written there
+
+import json
+import math
+import re
+from typing import Any
+
+
+def contents(completions: Any) -> list[str]:
+    return [completion[0]["content"] for completion in completions]
+
+
+def answer_in(text: str) -> str:
+    return text.split("<answer>")[-1].split("</answer>")[0].strip()
+
+
+# will-brown's demo: messages, the reference in `answer`
+def correctness(prompts, completions, answer, **kwargs):
+    print("-" * 20, f"Question:\n{prompts[0][-1]['content']}", f"\nAnswer:\n{answer[0]}")
+    return [2.0 if answer_in(text) == a else 0.0 for text, a in zip(contents(completions), answer)]
+
+
+def int_reward(completions, **kwargs):
+    return [0.5 if answer_in(text).isdigit() else 0.0 for text in contents(completions)]
+
+
+def strict_format(completions, **kwargs):
+    pattern = r"^<reasoning>\n.*?\n</reasoning>\n<answer>\n.*?\n</answer>\n$"
+    return [0.5 if re.match(pattern, text) else 0.0 for text in contents(completions)]
+
+
+def count_xml(text: str) -> float:
+    count = 0.125 * (text.count("<reasoning>\n") == 1) + 0.125 * (text.count("\n</reasoning>\n") == 1)
+    if text.count("\n<answer>\n") == 1:
+        count += 0.125 - len(text.split("\n</answer>\n")[-1]) * 0.001
+    return count
+
+
+def xml_count(completions, **kwargs):
+    return [count_xml(text) for text in contents(completions)]
+
+
+# open-r1
+def format_reward(completions, **kwargs):
+    pattern = r"^<think>\n.*?\n</think>\n<answer>\n.*?\n</answer>$"
+    return [1.0 if re.match(pattern, text, re.DOTALL) else 0.0 for text in contents(completions)]
+
+
+def tag_count(completions, **kwargs):
+    tags = ("<think>\n", "\n</think>\n", "\n<answer>\n", "\n</answer>")
+    return [sum(0.25 for tag in tags if text.count(tag) == 1) for text in contents(completions)]
+
+
+def reasoning_steps(completions, **kwargs):
+    pattern = r"(Step \d+:|^\d+\.|\n-|\n\*|First,|Second,|Next,|Finally,)"
+    return [min(1.0, len(re.findall(pattern, text)) / 3) for text in contents(completions)]
+
+
+def make_cosine(min_value=-1.0, max_value=1.0, max_len=1000):
+    def cosine_scaled_reward(completions, solution, **kwargs):
+        rewards = []
+        for text, reference in zip(contents(completions), solution):
+            cosine = math.cos(min(len(text) / max_len, 1.0) * math.pi)
+            sign = max_value if reference in text else min_value
+            rewards.append(sign * 0.5 * (1.0 + cosine))
+        return rewards
+
+    return cosine_scaled_reward
+
+
+cosine = make_cosine()
+
+
+def make_repetition_penalty(size=3, max_penalty=-1.0):
+    def repetition_penalty_reward(completions, **kwargs):
+        rewards = []
+        for text in contents(completions):
+            words = text.lower().split()
+            grams = [tuple(words[i : i + size]) for i in range(len(words) - size + 1)]
+            rewards.append((1 - len(set(grams)) / len(grams)) * max_penalty if grams else 0.0)
+        return rewards
+
+    return repetition_penalty_reward
+
+
+repetition = make_repetition_penalty()
+
+
+def len_reward(completions, solution, **kwargs):
+    """Compares the completions of a batch with each other, as Kimi 1.5 does."""
+    lengths = [len(text) for text in contents(completions)]
+    low, high = min(lengths), max(lengths)
+    if low == high:
+        return [0.0] * len(lengths)
+    return [0.5 - (length - low) / (high - low) for length in lengths]
+
+
+# the HF course and TRL's documentation
+def reward_len(completions, **kwargs):
+    return [-abs(20 - len(completion)) for completion in completions]
+
+
+def unique_letters(completions, **kwargs):
+    return [float(len(set(completion))) for completion in completions]
+
+
+def count_a(completions, **kwargs):
+    return [float(len(re.findall("a", completion))) for completion in completions]
+
+
+def boxed(completions, ground_truth, **kwargs):
+    matches = [re.search(r"\\boxed\{(.*?)\}", completion) for completion in completions]
+    found = [match.group(1) if match else "" for match in matches]
+    return [1.0 if content == truth else 0.0 for content, truth in zip(found, ground_truth)]
+
+
+def by_task(completions, task, **kwargs):
+    return [float("def" in text) if t == "code" else None for text, t in zip(contents(completions), task)]
+
+
+# countdown (mini-R1, TinyZero): columns `target` and `nums`
+def equation(completions, target, nums, **kwargs):
+    rewards = []
+    for completion, goal, numbers in zip(completions, target, nums):
+        match = re.search(r"<answer>(.*?)<\/answer>", completion)
+        text = match.group(1).strip() if match else ""
+        used = [int(number) for number in re.findall(r"\d+", text)[:20] if len(number) < 10]
+        right = sorted(used) == sorted(numbers) and re.match(r"^[\d+\-*/().\s]+$", text)
+        rewards.append(1.0 if right and str(goal) else 0.0)
+    return rewards
+
+
+# Unsloth's notebooks: the reference read through kwargs, numbers compared
+def check_numbers(prompts, completions, answer, **kwargs):
+    rewards = []
+    for text, truth in zip(contents(completions), answer):
+        match = re.search(r"<SOLUTION>.*?([\d\.]{1,20})", text)
+        try:
+            rewards.append(1.5 if match and float(match.group(1)) == float(truth.strip()) else -0.5)
+        except ValueError:
+            rewards.append(0.0 if truth else 0.0 * float(truth))
+    return rewards
+
+
+# ms-swift's style: the reference in kwargs alone
+def from_kwargs(completions, **kwargs):
+    return [1.0 if truth in text else 0.0 for text, truth in zip(contents(completions), kwargs["label"])]
+
+
+# tool calls and JSON, with the data's own mapping in a column
+def json_fields(completions, fields, **kwargs):
+    rewards = []
+    for text, wanted in zip(contents(completions), fields):
+        try:
+            found = json.loads(text)
+        except (ValueError, RecursionError):
+            found = None
+        rewards.append(float(isinstance(found, dict) and set(wanted) <= set(found)))
+    return rewards
+
+
+REWARDS: dict[str, dict[str, Any]] = {
+    "correctness": {"answer": ["18", "3"]},
+    "int_reward": {},
+    "strict_format": {},
+    "xml_count": {},
+    "format_reward": {},
+    "tag_count": {},
+    "reasoning_steps": {},
+    "cosine": {"solution": ["18", "3"]},
+    "repetition": {},
+    "len_reward": {"solution": ["18", "3"]},
+    "reward_len": {},
+    "unique_letters": {},
+    "count_a": {},
+    "boxed": {"ground_truth": ["18", "3"]},
+    "by_task": {"task": ["code", "math"]},
+    "equation": {"target": [18, 3], "nums": [[1, 3, 18], [3]]},
+    "check_numbers": {"answer": ["18", "3"]},
+    "from_kwargs": {"label": ["18", "3"]},
+    "json_fields": {"fields": [["answer"], ["unit"]]},
+}
+"""Name: the columns of its data. The twentieth is TRL's own `think_format_reward`."""

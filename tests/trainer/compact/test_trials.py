@@ -1,0 +1,195 @@
+"""What a run finds out on its own rows: trainings whose adapters, positions, hooks or noise forbid something are those
+of plain TRL, packed or not, and the log says which.
+"""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import LoraConfig
+from transformers import HunYuanDenseV1Config, LlamaConfig, TrainerCallback
+
+from tests.support import SIZES, Run, length_reward
+from tests.trainer.compact.test_trainings import Seen, compact_logs, gaps, pair, saved
+from trl_grpo_ext import GRPOExtTrainer
+from trl_grpo_ext.trainer.compact import trials
+
+pytestmark = pytest.mark.slow
+
+EXACT = 5e-5
+SPACE = 3 + 36
+"""The token at the end of every prompt."""
+
+LORA: dict[str, Any] = {"r": 2, "init_lora_weights": False, "task_type": "CAUSAL_LM"}
+ADAPTERS: dict[str, tuple[LoraConfig, str | None]] = {
+    "lora on the embedding": (LoraConfig(**LORA, target_modules=["q_proj", "embed_tokens"]), None),
+    "dora on the embedding": (LoraConfig(**LORA, target_modules=["embed_tokens", "v_proj"], use_dora=True), None),
+    "trainable tokens": (LoraConfig(**LORA, target_modules=["q_proj"], trainable_token_indices=[5, SPACE]), None),
+    "the embedding whole": (LoraConfig(**LORA, target_modules=["q_proj"], modules_to_save=["embed_tokens"]), None),
+    "alora": (LoraConfig(**LORA, target_modules=["q_proj"], alora_invocation_tokens=[SPACE]), "activated LoRA"),
+}
+
+
+def packed(run: Run) -> bool:
+    return any(metrics["computed_tokens"] < metrics["live_tokens"] for metrics in compact_logs(run) if metrics)
+
+
+def shared_pair(model: Path, folder: Path, **overrides: Any) -> tuple[Run, Run]:
+    settings: dict[str, Any] = {"dtype": "float32", "max_steps": 2, "share_prompts": True, **overrides}
+    return pair(model, folder, GRPOExtTrainer, **settings)
+
+
+@pytest.mark.parametrize("name", ADAPTERS)
+def test_adapters_that_reach_the_embedding_or_read_the_tokens(
+    tiny_model: Path, tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    adapter, sentence = ADAPTERS[name]
+    ours, theirs = shared_pair(tiny_model, tmp_path, peft_config=adapter, seed=3)
+    assert all(gradient.any() for gradient in ours.gradients[1].values())
+    assert max(gaps(ours, theirs)) < EXACT
+    assert packed(ours) == (sentence is None)
+    assert "prompts are not shared" not in caplog.text if sentence is None else sentence in caplog.text
+
+
+class Reads(TrainerCallback):
+    """A hook of a user's, in front of the whole model: where a prompt has an `a`, all of its row is made louder."""
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **keywords: Any) -> None:
+        def read(module: Any, arguments: Any, given: dict[str, Any]) -> None:
+            self.loud = 1.0 + 0.1 * (given["input_ids"] == 3).any(dim=1).float()
+
+        def change(module: Any, arguments: Any, output: Any) -> Any:
+            return output * self.loud.view(-1, 1, 1)
+
+        model.register_forward_pre_hook(read, with_kwargs=True)
+        model.get_input_embeddings().register_forward_hook(change)
+
+
+def test_a_hook_that_reads_the_tokens_above_the_backbone(
+    tiny_model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    ours, theirs = shared_pair(tiny_model, tmp_path, trainer_arguments={"callbacks": [Reads()]})
+    assert max(gaps(ours, theirs)) < EXACT
+    assert not packed(ours)
+    assert "prompts are not shared: log-probabilities differ by" in caplog.text
+
+
+FACTORS: dict[str, Any] = {"short_factor": [1.0] * 4, "long_factor": [1.0, 2.0, 5.0, 9.0]}
+LONGROPE = {"rope_type": "longrope", "rope_theta": 1e4, **FACTORS}
+DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}
+LENGTHS: dict[str, Any] = {
+    "longrope, shorter": {"rope_parameters": {**LONGROPE, "original_max_position_embeddings": 32}},
+    "longrope, longer": {"rope_parameters": {**LONGROPE, "original_max_position_embeddings": 12}},
+    "dynamic, shorter": {"rope_parameters": DYNAMIC, "max_position_embeddings": 32},
+    "dynamic, longer": {"rope_parameters": DYNAMIC, "max_position_embeddings": 12},
+}
+
+
+@pytest.mark.parametrize("name", LENGTHS)
+def test_positions_that_depend_on_the_length(
+    tiny_model: Path, tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = LlamaConfig(**{**SIZES, "vocab_size": 42, **LENGTHS[name]})
+    model = saved(config, tiny_model, tmp_path / "model")
+    ours, theirs = shared_pair(model, tmp_path, beta=0.04, num_iterations=2, max_steps=4)
+    assert max(gaps(ours, theirs)) < EXACT
+    assert packed(ours) == name.endswith("shorter")
+    assert ("depends on the length" in caplog.text) == name.endswith("longer")
+
+
+def test_lengths_that_come_later_are_tried_then(
+    tiny_model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def growing(prompts_: list[str], trainer: Any) -> dict[str, Any]:
+        longest = 5 if trainer.state.global_step < 2 else 14
+        ids = [[3 + (row * 7 + place * 5) % 30 for place in range(2 + row % longest)] for row in range(len(prompts_))]
+        prompt_ids = [trainer.processing_class(prompt)["input_ids"] for prompt in prompts_]
+        return {"prompt_ids": prompt_ids, "completion_ids": ids, "logprobs": [[-1.0] * len(row) for row in ids]}
+
+    rope = {**LONGROPE, "original_max_position_embeddings": 12}
+    model = saved(LlamaConfig(**SIZES, vocab_size=42, rope_parameters=rope), tiny_model, tmp_path / "model")
+    given = {"rollout_func": growing, "max_completion_length": 16, "max_steps": 4, "reward_funcs": length_reward}
+    ours, theirs = shared_pair(model, tmp_path, **given)
+    assert max(gaps(ours, theirs)) < EXACT
+    found = [metrics["computed_tokens"] < metrics["live_tokens"] for metrics in compact_logs(ours)]
+    assert found == [True, True, False, False]
+    assert caplog.text.count("depends on the length") == 1
+
+
+def test_positions_that_no_config_names(
+    tiny_model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A table of positions that is added to the embeddings, small beside them."""
+
+    class Added(TrainerCallback):
+        def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **keywords: Any) -> None:
+            table = 0.02 * torch.randn(64, 32, generator=torch.Generator().manual_seed(0))
+            model.get_input_embeddings().register_forward_hook(
+                lambda module, arguments, output: output + table[: output.size(1)]
+            )
+
+    given = {"trainer_arguments": {"callbacks": [Added()]}}
+    ours, theirs = shared_pair(tiny_model, tmp_path, **given)
+    assert max(gaps(ours, theirs)) < EXACT
+    assert not packed(ours)
+    assert "prompts are not shared: the model's positions are absolute" in caplog.text
+    monkeypatch.setattr(trials, "TIMES", 1e9)
+    lifted, _ = shared_pair(tiny_model, tmp_path / "lifted", **given)
+    assert max(gaps(lifted, theirs)) > 1e-3
+
+
+def test_positions_that_the_gradient_alone_shows(
+    tiny_model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """HunYuan scales queries and keys after the rotation, at first by 1."""
+    model = saved(HunYuanDenseV1Config(**SIZES, vocab_size=42), tiny_model, tmp_path / "model")
+    ours, theirs = shared_pair(model, tmp_path)
+    assert max(gaps(ours, theirs)) < EXACT
+    assert not packed(ours)
+    assert (
+        "prompts are not shared: the model's positions are absolute: at other places of rows gradients" in caplog.text
+    )
+
+
+def test_noise_that_depends_on_the_width(tiny_model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    ours, theirs = pair(tiny_model, tmp_path, Seen, max_steps=1, neftune_noise_alpha=5.0, share_prompts=True)
+    widths = [{seen["computed"] / seen["rows"] for seen in run.trainer.seen} for run in (ours, theirs)]
+    assert widths[0] == widths[1]
+    assert "prompts are not shared: NEFTune's noise depends on the length of a pass" in caplog.text
+
+
+def test_a_first_batch_in_which_no_row_runs(tiny_model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, logger="trl_grpo_ext.trainer.compact"):
+        ours, _ = shared_pair(tiny_model, tmp_path, max_steps=1, reward_funcs=lambda prompts, **_: [0.5] * len(prompts))
+    assert compact_logs(ours)[0]["rows_dropped"] == 1.0
+    assert "no two rows" not in caplog.text
+
+
+class Drawn(GRPOExtTrainer):
+    """Keeps the state of the generator around each plan."""
+
+    drawn: list[bool]
+
+    def _prepare_inputs(self, generation_batch: Any) -> Any:
+        compact: Any = self._trl_grpo_ext.losses.updates
+        if compact.compact and not hasattr(self, "drawn"):
+            self.drawn, plan = [], compact.plan
+
+            def watched(*arguments: Any, **keywords: Any) -> Any:
+                before = torch.get_rng_state()
+                planned = plan(*arguments, **keywords)
+                self.drawn.append(not torch.equal(before, torch.get_rng_state()))
+                self.drawn.append(any(parameter.grad is not None for parameter in self.model.parameters()))
+                self.drawn.append(not all(module.training for module in self.model.modules()))
+                return planned
+
+            compact.plan = watched
+        return super()._prepare_inputs(generation_batch)
+
+
+def test_a_trial_leaves_nothing_behind(tiny_model: Path, tmp_path: Path) -> None:
+    ours, _ = pair(tiny_model, tmp_path, Drawn, dtype="float32", max_steps=1)
+    assert ours.trainer.drawn[:3] == [False, False, False]
+    assert ours.trainer._trl_grpo_ext.losses.updates._trials.exact.packed

@@ -1,0 +1,302 @@
+"""A command line read by the launcher that it names: what it would start, and in which environment.
+
+`python -m trl_grpo_ext.launch.doctor.launch REQUEST` calls that launcher itself, up to where it would start processes.
+"""
+
+import contextlib
+import dataclasses
+import difflib
+import importlib
+import importlib.metadata
+import io
+import json
+import os
+import re
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NoReturn
+
+from ...errors import ConfigurationError
+from ...guard.untrusted import one_line, read_settings
+from . import Machine, Problem
+from .renamed import RENAMED, what_to_write
+
+LAUNCHERS = ("accelerate", "accelerate-launch", "torchrun", "trl")
+_AS_MODULES = {
+    "accelerate.commands.accelerate_cli": "accelerate",
+    "accelerate.commands.launch": "accelerate-launch",
+    "torch.distributed.run": "torchrun",
+    "torch.distributed.launch": "torchrun",
+    "trl": "trl",
+}
+_SECTIONS = ("deepspeed_config", "fsdp_config", "parallelism_config")
+_OTHER_PLACE = (
+    "compute_environment",
+    "distributed_type",
+    "mixed_precision",
+    "use_cpu",
+    "debug",
+    "machine_rank",
+    "main_process_port",
+)
+"""Keys of a launch file that become no option of the same name."""
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What a command starts; None in `script` if the launcher stopped."""
+
+    script: str | None
+    words: tuple[str, ...] = ()
+    module: bool = False  # the script is a module's name, as after `python -m`
+    environment: Mapping[str, str] = field(default_factory=dict)  # what the launcher sets
+    launcher: str = "python"
+    file: str | None = None  # the launch file
+    processes: int = 1  # on all machines together
+    asked_processes: int = 1  # those that file or command line ask for
+    machines: int = 1
+    rendezvous: str = "static"
+    ranked: bool = True  # --machine_rank is on the command line
+    settings_alone: bool = False  # a YAML file, with no script of its own
+    problems: tuple[Problem, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The launch file's name, or the launcher's."""
+        return self.launcher if self.file is None else one_line(Path(self.file).name, 300)
+
+    @property
+    def processes_per_machine(self) -> int:
+        """Processes on one machine."""
+        return max(1, self.processes // max(1, self.machines))
+
+    @property
+    def needs_gpus(self) -> bool:
+        """Whether it starts what is meant for GPUs."""
+        divided = any(self.is_on(f"ACCELERATE_USE_{engine}") for engine in ("DEEPSPEED", "FSDP"))
+        return self.settings_alone or self.processes_per_machine > 1 or divided
+
+    def is_on(self, variable: str) -> bool:
+        """Whether the launcher sets a variable to true."""
+        return self.environment.get(variable, "").lower() in ("1", "true", "yes")
+
+    @property
+    def is_hybrid(self) -> bool:
+        """FSDP within each machine, whose machines are replicas."""
+        return self.environment.get("PARALLELISM_CONFIG_DP_REPLICATE_SIZE", "1") != "1"
+
+    def deepspeed(self) -> dict[str, Any]:
+        """DeepSpeed's own settings, from its JSON file or the launcher's variables."""
+        path = self.environment.get("ACCELERATE_DEEPSPEED_CONFIG_FILE", "none")
+        if path != "none":
+            return read_settings(path)
+        get = self.environment.get
+        devices = {what: get(f"ACCELERATE_DEEPSPEED_OFFLOAD_{what.upper()}_DEVICE") for what in ("optimizer", "param")}
+        zero = {f"offload_{what}": {"device": device} for what, device in devices.items()}
+        accumulation = get("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "auto")
+        return {"zero_optimization": zero, "gradient_accumulation_steps": accumulation}
+
+    def offloads(self, what: str) -> bool:
+        """Whether DeepSpeed keeps the `optimizer` or the `param` on the CPU or a disk."""
+        place = self.deepspeed().get("zero_optimization", {}).get(f"offload_{what}", {}).get("device")
+        return str(place) in ("cpu", "nvme")
+
+
+def read_command(words: Sequence[str]) -> Launch:
+    """What can be said without a launcher; one that names a launcher has its name and no script."""
+    rest = list(words)
+    environment = {}
+    while rest and (assigned := re.fullmatch(r"([A-Za-z_]\w*)=(.*)", rest[0], re.DOTALL)):
+        environment[assigned[1]] = assigned[2]
+        rest.pop(0)
+    if not rest:
+        raise ConfigurationError("No command to examine: write it after `--`, or name a YAML file.")
+    first, module = rest.pop(0), False
+    if re.fullmatch(r"python[\d.]*", Path(first).name):
+        while rest and rest[0].startswith("-") and rest[0] != "-m":
+            rest.pop(0)  # options of the interpreter
+        module = rest[:1] == ["-m"]
+        rest = rest[1:] if module else rest
+        if not rest:
+            raise ConfigurationError("No script is named after `python`.")
+        first = rest.pop(0)
+    name = _AS_MODULES.get(first, first) if module else Path(first).name
+    if name == "accelerate" and rest[:1] == ["launch"]:
+        name, rest = "accelerate-launch", rest[1:]  # the same, without the imports of its other commands
+    if name in LAUNCHERS:
+        return Launch(None, tuple(rest), environment=environment, launcher=name)
+    if Path(first).suffix in (".yaml", ".yml") and Path(first).is_file():
+        settings = ("--config", first, *rest)
+        return Launch(
+            "trl_grpo_ext.launch.doctor.settings_alone", settings, True, environment, first, settings_alone=True
+        )
+    script = first
+    if not module and not Path(first).is_file():
+        found = shutil.which(first, path=str(Path(sys.executable).parent)) or shutil.which(first)
+        if found is None or Path(first).suffix or not _is_python(found):
+            raise ConfigurationError(
+                f"{one_line(first, 300)} is no Python script. Write the command that starts the run: accelerate launch "
+                "..., torchrun ..., trl grpo ..., python train.py ..., or a YAML file alone."
+            )
+        script = found
+    return Launch(script, tuple(rest), module, environment)
+
+
+def _is_python(path: str) -> bool:
+    with Path(path).open("rb") as file:
+        return b"python" in file.readline(200)
+
+
+class _Started(BaseException):
+    """What a launcher would start."""
+
+
+def read_launcher(launch: Launch) -> Launch:
+    """Let the launcher read its command, and stop it where it would start processes; for a process of its own."""
+    import accelerate.commands.launch as accelerate_launch
+    import torch.distributed.run as torch_run
+
+    started: dict[str, Any] = {}
+    given: dict[str, Any] = {}
+    command = accelerate_launch.launch_command
+
+    def launch_command(args: Any) -> None:
+        given["args"] = args
+        command(args)
+
+    def simple(words: Sequence[str], env: Mapping[str, str]) -> NoReturn:
+        place = list(words).index(given["args"].training_script)
+        started.update(script=words[place], words=tuple(words[place + 1 :]), module=given["args"].module)
+        started.update(environment=dict(env), processes=1, machines=1)
+        raise _Started
+
+    def torch_launch(args: Any) -> NoReturn:
+        config, *_ = torch_run.config_from_args(args)
+        started.update(script=args.training_script, words=tuple(args.training_script_args), module=args.module)
+        count, machines = config.nproc_per_node, config.max_nodes
+        ranks = {
+            "RANK": 0,
+            "LOCAL_RANK": 0,
+            "GROUP_RANK": 0,
+            "WORLD_SIZE": count * machines,
+            "LOCAL_WORLD_SIZE": count,
+            "GROUP_WORLD_SIZE": machines,
+            "MASTER_ADDR": args.master_addr or "127.0.0.1",
+            "MASTER_PORT": args.master_port or 29500,
+        }
+        started.update(environment={**os.environ, **{name: str(value) for name, value in ranks.items()}})
+        started.update(processes=count * machines, machines=machines, rendezvous=args.rdzv_backend)
+        raise _Started
+
+    accelerate_launch.launch_command = launch_command
+    accelerate_launch.subprocess = SimpleNamespace(Popen=simple)
+    torch_run.run = torch_launch
+    before = dict(os.environ)
+    said = io.StringIO()
+    (point,) = importlib.metadata.entry_points(group="console_scripts", name=launch.launcher)
+    sys.argv = [launch.launcher, *launch.words]
+    try:
+        with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
+            point.load()()
+    except _Started:
+        args = given.get("args")
+        if args is not None:
+            started["asked_processes"] = args.num_processes or 1
+            started["file"] = _launch_file(args)
+            started["problems"] = tuple(_ignored(started["file"], args, launch.words)) if started["file"] else ()
+        ranked = any(word.startswith(("--machine_rank", "--machine-rank", "--node")) for word in launch.words)
+        changed = {name: value for name, value in started["environment"].items() if before.get(name) != value}
+        return dataclasses.replace(
+            launch, **{**started, "environment": {**changed, **launch.environment}, "ranked": ranked}
+        )
+    except SystemExit as stop:
+        lines = [line for line in said.getvalue().splitlines() if line.strip()]
+        why = lines[-1] if lines else f"it ended with {stop.code}"
+    except (Exception, AssertionError) as error:  # whatever the launcher raises for what it was given
+        why = f"{type(error).__name__}: {error}"
+    renamed = what_to_write(
+        {name: "" for name in RENAMED if f"--{name}" in why}, ()
+    )  # TRL's passes on what it knows not
+    fix = " ".join(renamed) or "Correct the launcher's options or its file."
+    path = _launch_file(given["args"]) if "args" in given else None
+    if path is not None and re.search(r"^\s*distributed_type:\s*NO\b", _text(path), re.MULTILINE):
+        fix = 'Write distributed_type: "NO" in quotes: YAML reads NO as false.'
+    problem = Problem("error", "launch", one_line(f"{launch.launcher} stops: {why}", 900), fix)
+    return dataclasses.replace(launch, problems=(problem,), file=path)
+
+
+def _text(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def _launch_file(args: Any) -> str | None:
+    """The launch file in use, the default one of this machine too."""
+    from accelerate.commands.config import config_args
+
+    if args.config_file is not None:
+        return str(args.config_file)
+    return str(config_args.default_config_file) if Path(config_args.default_config_file).is_file() else None
+
+
+def _ignored(path: str, args: Any, words: Sequence[str]) -> list[Problem]:
+    """Keys of the launch file that did not reach the launcher, which says nothing of them."""
+    from accelerate.commands.launch import launch_command_parser
+
+    settings, name = read_settings(path), one_line(Path(path).name, 300)
+    flat = {key: value for key, value in settings.items() if key not in (*_SECTIONS, *_OTHER_PLACE)}
+    for section in _SECTIONS:
+        for key, value in (settings.get(section) or {}).items():
+            flat[f"fsdp_{key}" if section == "fsdp_config" and not key.startswith("fsdp") else key] = value
+    known = {action.dest for action in launch_command_parser()._actions} | {
+        "tpu_use_sudo",
+        "tpu_env",
+        "tpu_use_cluster",
+    }
+    on_the_command_line = {word.lstrip("-").partition("=")[0].replace("-", "_") for word in words}
+    problems = []
+    for key, value in flat.items():
+        if key not in known:  # it copies any key of a section into its arguments
+            near = difflib.get_close_matches(key, known, 1, 0.75)
+            fix = f"Write {near[0]}." if near else "Accelerate has no such option."
+            message = f"{name} has {one_line(key, 60)!r}, which Accelerate ignores silently."
+            problems.append(Problem("warning", "launch file", message, fix))
+        elif key not in on_the_command_line and not _same(getattr(args, key), value):
+            message = f"{name} has {one_line(key, 60)}: {one_line(value, 60)}, and the launcher uses "
+            message += f"{one_line(getattr(args, key), 60)}: it ignores this key in a file."
+            option = f"Pass --{key} {one_line(value, 60)} on the launcher's command line."
+            problems.append(Problem("warning", "launch file", message, option))
+    return problems
+
+
+def _same(used: Any, written: Any) -> bool:
+    return used is None or written is None or str(used).lower() == str(written).lower()
+
+
+def main() -> None:
+    """Read the request's launch, and write what was read in its place."""
+    path = Path(sys.argv[1])
+    request = json.loads(path.read_text())
+    machine = Machine(**request["machine"])
+    if machine.gpus is not None:
+        from . import pretend
+
+        pretend.gpus(importlib.import_module("torch"), machine.gpus, machine.gpu_bytes)
+    launch = read_launcher(from_json(request["launch"]))
+    path.write_text(json.dumps({**request, "launch": dataclasses.asdict(launch)}))
+
+
+def from_json(values: dict[str, Any]) -> Launch:
+    """A launch that `dataclasses.asdict` wrote."""
+    problems = tuple(Problem(**problem) for problem in values["problems"])
+    return Launch(**{**values, "words": tuple(values["words"]), "problems": problems})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,370 @@
+"""The user's script, run up to the construction of its trainer: `python -m trl_grpo_ext.launch.doctor.probe REQUEST`.
+
+The script runs as under its launcher, as rank 0 and alone. Libraries are changed when it imports them, not before, so
+that what it sets before its imports still counts: no weights load, and the first trainer of transformers or TRL is
+examined in place of being initialised. Then the process ends, without the script's own `finally`.
+"""
+
+import dataclasses
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import inspect
+import json
+import os
+import re
+import runpy
+import sys
+import traceback
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NoReturn
+
+from ...guard.untrusted import one_line
+from . import Machine, Problem, pretend
+from .launch import Launch, from_json
+from .renamed import RENAMED, what_to_write
+
+_UNREACHABLE = ("LocalEntryNotFoundError", "OfflineModeIsEnabled", "ConnectionError", "ConnectError", "ConnectTimeout")
+_OFFLINE = ("couldn't connect to", "can't reach", "couldn't reach", "offline mode", "cannot be downloaded")
+_FRAMEWORKS = ("trl", "transformers")
+
+
+class AfterImport(importlib.abc.MetaPathFinder):
+    """Acts on modules right after they were imported, by name."""
+
+    def __init__(self, actions: dict[str, Callable[[ModuleType], None]]) -> None:
+        self._actions = actions
+
+    def find_spec(self, fullname: str, path: Any, target: Any = None) -> importlib.machinery.ModuleSpec | None:
+        """The module's own spec, whose loader also acts."""
+        action = self._actions.pop(fullname, None)
+        spec = None if action is None else importlib.util.find_spec(fullname)
+        if spec is None or spec.loader is None or action is None:
+            return None
+        load = spec.loader.exec_module
+
+        def load_and_act(module: ModuleType) -> None:
+            load(module)
+            action(module)
+
+        spec.loader.exec_module = load_and_act  # type: ignore[method-assign]
+        return spec
+
+
+class Probe:
+    """What is seen of one run."""
+
+    def __init__(self, request: Mapping[str, Any], answer: Path) -> None:
+        self._answer, self._prompt_length = answer, int(request["prompt_length"])
+        self.launch: Launch = from_json(request["launch"])
+        self.machine = Machine(**request["machine"])
+        self.problems: list[Problem] = []
+        self._args: Any = None  # the last training arguments that were constructed
+        self._model_args: Any = None
+        self._unknown: dict[str, Any] = {}  # settings of a file that its parser does not know
+        self._warned: dict[str, None] = {}
+        self._settings_alone = self.launch.settings_alone  # the trainer is not the script's
+
+    # ------------------------------------------------------------------------------------------ what is changed
+
+    def actions(self) -> dict[str, Callable[[ModuleType], None]]:
+        """By module: what is done once it is imported."""
+        return {
+            "torch": self._on_torch,
+            "transformers.training_args": self._on_training_args,
+            "transformers.trainer": self._on_trainer,
+            "transformers.modeling_utils": self._on_models,
+            "transformers.models.auto.configuration_auto": self._on_configs,
+            "trl.trainer.model_config": self._on_model_config,
+            "trl.scripts.utils": self._on_parser,
+        }
+
+    def _on_torch(self, torch: Any) -> None:
+        machine = self.machine
+        if machine.gpus is None and (self.launch.needs_gpus or machine.gpu_bytes) and not torch.cuda.is_available():
+            assumed = machine.gpu_bytes is None
+            self.machine = machine = dataclasses.replace(
+                machine, gpus=self.launch.processes_per_machine, assumed=assumed
+            )
+        if machine.gpus is not None:
+            pretend.gpus(torch, machine.gpus, machine.gpu_bytes)
+        if self.launch.processes > 1:
+            pretend.first_of(torch, self.launch.processes)
+
+    def _on_training_args(self, module: Any) -> None:
+        finish = module.TrainingArguments.__post_init__
+
+        def post_init(args: Any) -> None:
+            finish(args)
+            self._args = args
+
+        module.TrainingArguments.__post_init__ = post_init
+
+    def _on_model_config(self, module: Any) -> None:
+        finish = module.ModelConfig.__post_init__
+
+        def post_init(model_args: Any) -> None:
+            finish(model_args)
+            self._model_args = model_args
+
+        module.ModelConfig.__post_init__ = post_init
+
+    def _on_parser(self, module: Any) -> None:
+        read = module.TrlParser.set_defaults_with_config
+
+        def set_defaults_with_config(parser: Any, **settings: Any) -> list[str]:
+            remaining: list[str] = read(parser, **settings)
+            self._unknown |= {name: settings[name] for name in settings if f"--{name}" in remaining}
+            return remaining
+
+        module.TrlParser.set_defaults_with_config = set_defaults_with_config
+
+    def _on_configs(self, module: Any) -> None:
+        load = module.AutoConfig.from_pretrained
+
+        def from_pretrained(name: Any, *arguments: Any, **settings: Any) -> Any:
+            from .model import shipped_config
+
+            try:
+                return load(name, *arguments, **settings)
+            except OSError:
+                config = shipped_config(str(name))
+                if config is None:
+                    raise
+                return config
+
+        module.AutoConfig.from_pretrained = from_pretrained
+
+    def _on_models(self, module: Any) -> None:
+        def from_pretrained(cls: Any, /, name: Any = None, *_: Any, config: Any = None, **settings: Any) -> Any:
+            from .model import without_weights
+
+            return without_weights(cls, name, config, settings)
+
+        module.PreTrainedModel.from_pretrained = classmethod(from_pretrained)
+
+    def _on_trainer(self, module: Any) -> None:
+        def new(cls: Any, *_: Any, **__: Any) -> Any:
+            """Let the script's own class run, and stop where the frameworks' begins."""
+            owner = next(
+                one
+                for one in cls.__mro__
+                if "__init__" in vars(one) and one.__module__.partition(".")[0] in _FRAMEWORKS
+            )
+            signature = inspect.signature(owner.__init__)
+
+            def stop(trainer: Any, *arguments: Any, **keywords: Any) -> NoReturn:
+                given = signature.bind(trainer, *arguments, **keywords).arguments
+                self._stop(trainer, {**given, **given.get("kwargs", {})})
+
+            owner.__init__ = stop
+            return object.__new__(cls)
+
+        module.Trainer.__new__ = new
+
+    # ------------------------------------------------------------------------------------------ how it ends
+
+    def run(self) -> None:
+        """Run the script; every way in which it can end writes an answer."""
+        script = str(self.launch.script)
+        sys.argv = [script, *self.launch.words]
+        sys.path[0] = str(Path.cwd() if self.launch.module else Path(script).resolve().parent)
+        if self.launch.settings_alone:  # its plugins may be beside it, or where its script is likely to be
+            file = Path(self.launch.words[1]).resolve()
+            sys.path[1:1] = [str(one) for one in file.parents if one.is_relative_to(Path.cwd()) and one != Path.cwd()]
+        actions = self.actions()
+        for name in [name for name in actions if name in sys.modules]:
+            actions.pop(name)(sys.modules[name])
+        sys.meta_path.insert(0, AfterImport(actions))
+        show = warnings.showwarning
+
+        def show_and_note(message: Any, category: Any, *place: Any) -> None:
+            self._note(message, category)
+            show(message, category, *place)
+
+        warnings.showwarning = show_and_note  # type: ignore[assignment]
+        try:
+            if self.launch.module:
+                runpy.run_module(script, run_name="__main__", alter_sys=True)
+            else:
+                runpy.run_path(script, run_name="__main__")
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # whatever the user's script raises, SystemExit too
+            self._failed(error)
+        self._finish("the script ended without constructing a trainer")
+
+    def _note(self, message: Any, category: Any) -> None:
+        if issubclass(category, FutureWarning | DeprecationWarning) and "deprecated" in str(message):
+            self._warned[one_line(message, 400)] = None
+
+    def _deprecated(self) -> None:
+        """What the installed versions say of the settings that are not at their defaults."""
+        fields = {one.name: one.default for one in dataclasses.fields(self._args)} if self._args is not None else {}
+        texts = []
+        for text in self._warned:
+            name = (re.findall(r"`(\w+)`", text) or [""])[0]
+            if name in fields and getattr(self._args, name, None) != fields[name]:
+                texts.append(text)
+        if texts:
+            self.problems.append(Problem("note", "settings", " ".join(texts), ""))
+
+    def _failed(self, error: BaseException) -> None:
+        """Say why the script ended before its trainer, and examine what is known by then."""
+        cause = error
+        if isinstance(error, SystemExit):
+            if error.code in (None, 0):
+                return
+            cause = error.__cause__ or error.__context__ or error
+        chain = _chain(error)
+        reached = f"The script stopped before its trainer: {_said(cause)}"
+        if any(pretend.is_of_a_missing_gpu(one) for one in chain) and self.machine.gpus:
+            fix = "On the machine itself it goes on; what follows is from its settings alone."
+            self.problems.append(Problem("note", "script", f"{reached} It uses a GPU, and none is here.", fix))
+        elif any(_is_unreachable(one) for one in chain):
+            fix = "With network, or once it is in the cache, it goes on; what follows is from its settings alone."
+            self.problems.append(Problem("note", "script", reached, fix))
+        else:
+            self._refused(cause, reached)
+        if self._args is not None and self._model_args is not None:
+            from .settings_alone import construct
+
+            self._settings_alone = True
+            try:
+                construct(self._args, self._model_args)
+            except Exception as second:  # any framework's or plugin's
+                if str(second) not in str(self.problems):
+                    self.problems.append(Problem("error", "settings", _said(second)))
+        self._finish()
+
+    def _refused(self, cause: BaseException, reached: str) -> None:
+        """What a real run would raise; names of older versions have their successors beside it."""
+        words = _said(cause)
+        unknown = {name: value for name, value in self._unknown.items() if name in words}
+        unknown |= {name: "" for name in RENAMED if re.search(rf"['\"`-]{name}\b", words) and name not in unknown}
+        fixes = what_to_write(unknown, _known_settings())
+        if "doesn't support bf16" in words:
+            fixes.append("Without a GPU set use_cpu: true; to examine another machine pass --gpus and --gpu_memory.")
+        subject = "settings" if unknown or isinstance(cause, ValueError) else "script"
+        where = _line_of(cause, str(self.launch.script))
+        self.problems.append(Problem("error", subject, reached + where, " ".join(fixes)))
+
+    def _stop(self, trainer: Any, given: Mapping[str, Any]) -> NoReturn:
+        """Examine the run, at the place where its trainer would be initialised."""
+        from .case import PLUGINS, case_of
+        from .memory import estimate, memory_problems
+        from .rules import problems_of
+
+        self._dropped()
+        self._deprecated()
+        seen = None if self._settings_alone else trainer
+        case, unknown = case_of(self.launch, self.machine, seen, given)
+        self.problems += [*unknown, *problems_of(case)]
+        memory = estimate(case, self._prompt_length)
+        self.problems += [] if memory is None else memory_problems(case, memory)
+        plugins = {name: _names(getattr(trainer, name, None)) for name in PLUGINS if hasattr(trainer, "_trl_grpo_ext")}
+        weights = f"LoRA of rank {getattr(case.peft_config, 'r', '?')}" if case.uses_adapters else "all weights"
+        weights += f", on {case.bits}-bit weights" if case.bits else ""
+        parts = [
+            f"{case.engine}, {self.launch.processes} process{'es' * (self.launch.processes != 1)}"
+            + (f" on {self.launch.machines} machines" if self.launch.machines > 1 else "")
+            + f" ({self.launch.name})",
+            type(trainer).__name__,
+            (case.model or "no model is named")
+            + (f", {case.sizes.parameters:,} parameters" if case.sizes is not None else ""),
+            weights,
+        ]
+        if case.prompts is not None:
+            parts.append(f"{case.prompts} prompts")
+        if case.rewards:
+            parts.append(f"rewards {', '.join(_names(case.rewards))}")
+        parts += [f"{name.replace('_', ' ')} {', '.join(found)}" for name, found in plugins.items() if found]
+        self._finish(described="; ".join(parts), memory=None if memory is None else dataclasses.asdict(memory))
+
+    def _dropped(self) -> None:
+        """Settings that the parser did not know, and the script went on without."""
+        if not self._unknown:
+            return
+        renamed = {name: value for name, value in self._unknown.items() if name in RENAMED}
+        if renamed:
+            dropped = f"{', '.join(renamed)}: no installed version takes such a setting any more."
+            fix = " ".join(what_to_write(renamed, ()))
+            self.problems.append(Problem("warning", "settings", dropped, fix))
+        if others := {name: value for name, value in self._unknown.items() if name not in renamed}:
+            names, near = one_line(", ".join(others), 400), what_to_write(others, _known_settings())
+            if self.launch.settings_alone:
+                message = (
+                    f"{names}: no settings of TRL, transformers or trl-grpo-ext; the training script must know them."
+                )
+                fix = " ".join([*near, "Give the whole command after `--` to have them checked."])
+            else:
+                message, fix = f"{names}: the script's parser drops them, silently.", " ".join(near)
+            self.problems.append(Problem("warning" if near else "note", "settings", message, fix))
+
+    def _finish(self, unreached: str = "", described: str = "", memory: dict[str, Any] | None = None) -> NoReturn:
+        machine = dataclasses.asdict(self.machine)
+        answer: dict[str, Any] = {"unreached": unreached, "described": described, "memory": memory, "machine": machine}
+        answer["problems"] = [dataclasses.asdict(problem) for problem in self.problems]
+        self._answer.write_text(json.dumps(answer))
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
+
+
+def _names(plugins: Any) -> list[str]:
+    if plugins is None:
+        return []
+    listed: Sequence[Any] = plugins if isinstance(plugins, list | tuple) else [plugins]
+    return [
+        str(getattr(one, "__name__", None) or (one if isinstance(one, str) else type(one).__name__)) for one in listed
+    ]
+
+
+def _known_settings() -> list[str]:
+    """Every setting of the installed versions."""
+    from trl import ModelConfig, ScriptArguments
+
+    from ...trainer.config import GRPOExtConfig
+
+    return [one.name for cls in (GRPOExtConfig, ModelConfig, ScriptArguments) for one in dataclasses.fields(cls)]
+
+
+def _chain(error: BaseException | None) -> list[BaseException]:
+    found: list[BaseException] = []
+    while error is not None and error not in found:
+        found.append(error)
+        error = error.__cause__ or error.__context__
+    return found
+
+
+def _is_unreachable(error: BaseException) -> bool:
+    """Whether it is for lack of a network or of a cache."""
+    if any(kind.__name__ in _UNREACHABLE for kind in type(error).__mro__):
+        return True
+    return any(words in str(error).lower() for words in _OFFLINE)
+
+
+def _said(error: BaseException) -> str:
+    text = one_line(error, 700)
+    if isinstance(error, SystemExit):
+        return f"it exits with {text}."
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def _line_of(error: BaseException, script: str) -> str:
+    """The script's line that was running."""
+    frames = [one for one in traceback.extract_tb(error.__traceback__) if Path(one.filename).name == Path(script).name]
+    return f" ({Path(script).name}, line {frames[-1].lineno})" if frames else ""
+
+
+def main() -> None:
+    """Read the request and run its script."""
+    request = json.loads(Path(sys.argv[1]).read_text())
+    Probe(request, Path(sys.argv[2])).run()
+
+
+if __name__ == "__main__":
+    main()

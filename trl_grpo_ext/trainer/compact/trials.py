@@ -1,0 +1,476 @@
+"""Find out, on rows of the run's own batches, what may change about them without changing what the policy computes.
+
+TRL's own pass of a few rows is the reference. Beside it the same rows run at other places, by themselves without
+padding, and packed; then gradients of a random projection are compared, with respect to what is trained. What counts as
+equal is measured too: the change that one more rounding of every module's output makes, in the precision of the run.
+
+Some models change with the length of a pass, but only beyond one that their config names. So the trial is made again as
+soon as a row and the width at which TRL runs it lie on two sides of a number in the config.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch.distributed.tensor import DTensor
+from torch.nn.functional import pad
+
+from ...errors import UpstreamError, is_out_of_memory
+from ..facts import RunFacts
+from .packed import Groups, Lengths, PackedRows, Packing, backbone_of
+
+logger = logging.getLogger(__name__)
+
+ROWS = 6
+"""Rows of each rank that a trial runs."""
+
+PADDED = 3
+"""Those of them that also run elsewhere and by themselves: the longest, the shortest, that with the shortest prompt."""
+
+SHOWN = 64
+"""Tokens of a prompt's end and of a completion's beginning that a trial of the gradient runs."""
+
+TIMES = 10.0
+"""A difference that is larger than so many times that of one more rounding is one."""
+
+FLOOR = 1e-5
+"""A difference of log-probabilities, root mean square, that is none."""
+
+MARGIN = 3
+"""Tokens by which a length lies beyond a number in the config, if it is surely beyond what the model makes of it."""
+
+LARGE = 2**24
+"""Numbers of a buffer that no model changes in a pass; quantised weights may be buffers."""
+
+_WRONG = (UpstreamError, AttributeError, IndexError, RuntimeError, TypeError, ValueError)
+"""Errors of a model that does not take rows as they are."""
+
+Policy = Callable[[], tuple[Callable[..., Any], Any]]
+"""TRL's method for log-probabilities, and the policy."""
+
+Span = tuple[int, int]
+"""Of one rank's batch: tokens of its shortest row, and the width at which TRL runs all."""
+
+
+@dataclass(frozen=True)
+class Exact:
+    """What changes nothing."""
+
+    left: bool  # to cut away the padding of prompts
+    right: bool  # to cut away the padding of completions
+    packed: bool  # to run rows without padding in one
+
+
+NOTHING = Exact(left=False, right=False, packed=False)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows as TRL runs them: `(N, P + T)`, of which it scores the last `keep` columns."""
+
+    ids: torch.Tensor
+    mask: torch.Tensor
+    keep: int
+    lengths: Lengths
+    groups: Groups
+
+    @property
+    def live(self) -> torch.Tensor:
+        """`(N, T)`, the tokens of completions."""
+        return self.mask[:, -self.keep :] != 0
+
+    def few(self) -> Rows:
+        """The longest row, the shortest, that with the shortest prompt, one of the longest's, and those of others."""
+        scored = [*np.flatnonzero(self.lengths[:, 1]).tolist()] or [*range(len(self.ids))]
+        of_row = dict(enumerate(self.groups.tolist()))
+        total = self.lengths.sum(axis=1)
+        longest, shortest = (pick(scored, key=lambda row: int(total[row])) for pick in (max, min))
+        prompt = min(scored, key=lambda row: int(self.lengths[row, 0]))
+        mates = [row for row in scored if of_row[row] == of_row[longest] and row != longest]
+        of_each_prompt = {of_row[row]: row for row in scored}.values()
+        wanted = dict.fromkeys([longest, shortest, prompt, *mates[:1], *of_each_prompt, *range(len(self.ids))])
+        return self.at([*wanted][:ROWS])
+
+    def at(self, chosen: list[int]) -> Rows:
+        """These rows alone."""
+        return Rows(self.ids[chosen], self.mask[chosen], self.keep, self.lengths[chosen], self.groups[chosen])
+
+    def moved(self, shift: int, fill: int) -> Rows:
+        """The rows so many columns further right, where as many are cut away."""
+        width = self.ids.size(1) - shift
+        ids, mask = pad(self.ids[:, :width], (shift, 0), value=fill), pad(self.mask[:, :width], (shift, 0))
+        return replace(self, ids=ids, mask=mask, keep=self.keep - shift)
+
+    def row(self, number: int, trim_left: bool) -> Rows:
+        """One row without padding after it, nor before it."""
+        prompt, completion = np.maximum(self.lengths[number], 1).tolist()
+        start = self.ids.size(1) - self.keep
+        columns = slice(start - prompt if trim_left else 0, start + completion)
+        one = slice(number, number + 1)
+        return Rows(self.ids[one, columns], self.mask[one, columns], completion, self.lengths[one], self.groups[one])
+
+    def cut(self, before: int, after: int) -> Rows:
+        """The end of each prompt and the beginning of each completion."""
+        start, keep = self.ids.size(1) - self.keep, min(self.keep, after)
+        columns, lengths = slice(max(start - before, 0), start + keep), np.minimum(self.lengths, [before, keep])
+        return Rows(self.ids[:, columns], self.mask[:, columns], keep, lengths, self.groups)
+
+
+class Trials:
+    """The trials of one run; all ranks make them together, with the same result."""
+
+    def __init__(self, packing: Packing | None, policy: Policy, facts: RunFacts) -> None:
+        self._packing, self._policy, self._facts = packing, policy, facts
+        backbone: Any = backbone_of(policy()[1])
+        self._backbone, self._numbers = type(backbone), numbers_in(backbone.config)
+        self._spans: list[Span] = []  # of the batches that were tried
+        self._packing_is_untried = packing is not None
+        self.exact = Exact(left=True, right=True, packed=False)  # by all trials until now
+
+    def takes(self, model: Any) -> bool:
+        """Whether a model computes as the policy does; a reference may be of another architecture."""
+        backbone: Any = backbone_of(model)
+        return isinstance(backbone, self._backbone) and numbers_in(backbone.config) == self._numbers
+
+    def covers(self, span: Span) -> bool:
+        """Whether the trials until now hold for a batch."""
+        if self.exact == NOTHING:
+            return True
+        shortest, width = span
+        near = [number for number in self._numbers if shortest - MARGIN < number < width + MARGIN]
+        return bool(self._spans) and all(any(_shows(tried, span, number) for tried in self._spans) for number in near)
+
+    def of(self, rows: Rows, spans: Sequence[Span], *, fits: bool) -> Exact:
+        """What is exact for a generation batch: this rank's `rows`, the `spans` of all, and whether packing takes all.
+
+        A trial leaves no gradients, and the run's random numbers as they were.
+        """
+        tries_packing = fits and self._packing_is_untried
+        if all(map(self.covers, spans)) and not tries_packing:
+            return self.exact
+        method, model = self._policy()
+        if any(hasattr(module, "neftune_noise_alpha") for module in model.modules()):
+            self._find(NOTHING, "NEFTune's noise depends on the length of a pass (neftune_noise_alpha)")
+            return self.exact
+        devices = [self._facts.device] if self._facts.device.type == "cuda" else []
+        with _without_dropout(model), _same_state(model), torch.random.fork_rng(devices):
+            torch.manual_seed(0)
+            try:
+                trial = _Trial(method, model, rows.few(), self._packing, self._facts)
+            except _WRONG as error:
+                if is_out_of_memory(error):
+                    raise
+                self._find(NOTHING, f"rows of the batch do not run without dropout ({type(error).__name__}: {error})")
+                return self.exact
+            if not trial.shows_places:
+                return NOTHING
+            with torch.no_grad():
+                self._try_values(trial, pack=tries_packing or (fits and self.exact.packed))
+            if self.exact.left and (tries_packing or not self._spans):
+                self._try_gradients(trial, pack=self.exact.packed and tries_packing)
+        self._packing_is_untried &= not fits and self.exact.left and self.exact.right
+        self._spans += spans
+        return self.exact
+
+    def _find(self, exact: Exact, reason: str) -> None:
+        """Say why less is exact than before."""
+        if exact == self.exact:
+            return
+        if self._packing is not None:
+            self._packing.say_once(reason)
+        else:
+            logger.info("compact_updates: rows keep their padding: %s.", reason)
+        self.exact = exact
+
+    def _try_values(self, trial: _Trial, *, pack: bool) -> None:
+        by = f"by one more rounding {trial.noise:.2g}"
+        if not (places := trial.places()) <= trial.limit:
+            self._find(
+                replace(self.exact, left=False, packed=False),
+                f"the model's positions are absolute: at other places of rows of the same width log-probabilities "
+                f"change by {places:.2g}, {by}",
+            )
+        if not trial.alone(trim_left=self.exact.left) <= trial.limit:
+            after = trial.alone(trim_left=False)
+            if not after <= trial.limit:
+                self._find(
+                    NOTHING,
+                    "what the model computes depends on the length of a pass: without padding after them "
+                    f"log-probabilities change by {after:.2g}, {by}",
+                )
+            else:
+                self._find(replace(self.exact, left=False, packed=False), "the model sees the padding before a prompt")
+        if pack and self.exact.left and self.exact.right:
+            gap, why = trial.packed()
+            self.exact = replace(self.exact, packed=True)
+            if not gap <= trial.limit:
+                self._find(replace(self.exact, packed=False), why or f"log-probabilities differ by {gap:.2g}, {by}")
+
+    def _try_gradients(self, trial: _Trial, *, pack: bool) -> None:
+        (moved, gap, noise), packed, why = trial.gradients(pack=pack)
+        if moved:
+            self._find(
+                replace(self.exact, left=False, packed=False),
+                f"the model's positions are absolute: at other places of rows gradients change by {gap:.2g}, by one "
+                f"more rounding {noise:.2g}",
+            )
+        elif packed[0]:
+            self._find(
+                replace(self.exact, packed=False),
+                why or f"gradients differ by {packed[1]:.2g}, by one more rounding {packed[2]:.2g}",
+            )
+
+
+def _shows(tried: Span, span: Span, number: int) -> bool:
+    """Whether rows of one batch lay as far on both sides of a number as those of another."""
+    (low, high), (shortest, width) = tried, span
+    return low <= max(shortest, number - MARGIN) and high >= min(width, number + MARGIN)
+
+
+class _Trial:
+    """Passes of a few rows, compared with TRL's own pass."""
+
+    def __init__(
+        self, method: Callable[..., Any], model: Any, rows: Rows, packing: Packing | None, facts: RunFacts
+    ) -> None:
+        self._method, self._model, self._rows = method, model, rows
+        self._packing, self._facts = packing, facts
+        self._padded = rows.at([*range(min(PADDED, len(rows.ids)))])
+        with torch.no_grad():
+            self._expected = self._values(rows)
+            with _rounded(model, rows.ids.size(1)):
+                gap = self._gap(self._values(self._padded))
+        self._shift = rows.keep // 2
+        self.noise, shifts = self._agree(gap, float(self._shift))
+        self.limit = max(FLOOR, TIMES * self.noise) if math.isfinite(self.noise) else FLOOR
+        self.shows_places = shifts > 0  # not where all completions have one token
+
+    def _values(self, rows: Rows) -> torch.Tensor:
+        found = self._method(self._model, rows.ids, rows.mask, rows.keep, batch_size=self._facts.rows_per_pass)
+        values: torch.Tensor = found[0]
+        return values
+
+    def _packed_values(self, rows: Rows) -> torch.Tensor:
+        assert self._packing is not None
+        packed = PackedRows.of(rows.ids, rows.keep, rows.lengths, rows.groups)
+        if packed is None:  # this rank runs a pass all the same
+            return self._values(rows)
+        given = {"model": self._model, "input_ids": rows.ids, "attention_mask": rows.mask, "logits_to_keep": rows.keep}
+        values: torch.Tensor = self._packing.logps(self._method, given, packed)[0]
+        return values
+
+    def _gap(self, found: torch.Tensor) -> float:
+        """Root mean square of the first rows' differences, over the tokens of completions."""
+        rows, width = found.shape
+        differences = (found - self._expected[:rows, :width])[self._rows.live[:rows, :width]].double()
+        return float(differences.square().mean().sqrt()) if len(differences) else 0.0
+
+    def _agree(self, *numbers: float) -> list[float]:
+        """The largest on any rank; infinite for one that is no number."""
+        table = torch.tensor([numbers], dtype=torch.float32, device=self._facts.device).nan_to_num(nan=math.inf)
+        return [float(number) for number in self._facts.gather(table).view(self._facts.ranks, -1).amax(dim=0)]
+
+    def places(self) -> float:
+        """The change where all tokens stand further right in rows of the same width."""
+        return self._agree(self._gap(self._values(self._padded.moved(self._shift, self._facts.pad_id))))[0]
+
+    def alone(self, *, trim_left: bool) -> float:
+        """The change where every row runs by itself, without padding after it, nor before it."""
+        found = torch.zeros_like(self._expected[: len(self._padded.ids)])
+        try:
+            for number in range(len(found)):
+                row = self._padded.row(number, trim_left)
+                found[number, : row.keep] = self._values(row)[0]
+        except _WRONG as error:  # of a model that takes no other width
+            if is_out_of_memory(error):
+                raise
+            found[:] = math.nan
+        return self._agree(self._gap(found))[0]
+
+    def packed(self) -> tuple[float, str]:
+        """The change where the rows are packed, and what went wrong."""
+        why, gap = "", math.nan
+        try:
+            gap = self._gap(self._packed_values(self._rows))
+        except _WRONG as error:
+            if is_out_of_memory(error):
+                raise
+            why = f"packed rows fail ({type(error).__name__}: {error})"
+        return self._agree(gap)[0], why
+
+    def gradients(self, *, pack: bool) -> tuple[list[float], list[float], str]:
+        """How gradients of a random projection differ at other places, and packed, of rows that are cut short.
+
+        Each is whether they do, by how much, and by how much after one more rounding; then what went wrong.
+        """
+        rows = self._rows.cut(SHOWN, SHOWN)
+        shift = rows.keep // 4
+        moved, rows = rows.moved(shift, self._facts.pad_id), rows.cut(SHOWN, rows.keep - shift)
+        generator = torch.Generator().manual_seed(0)
+        slopes = torch.randn(rows.live.shape, generator=generator).to(rows.ids.device) * rows.live
+
+        def projected(values: Callable[[Rows], torch.Tensor], of: Rows) -> torch.Tensor:
+            return _gradient_of(self._model, lambda: (values(of) * slopes).sum())
+
+        expected = projected(self._values, rows)
+        with _rounded(self._model, rows.ids.size(1)):
+            rounded = projected(self._values, rows)
+        elsewhere = _worst(projected(self._values, moved), expected, rounded)
+        why, packed = "", [0.0, 0.0, 0.0]
+        if pack:
+            try:
+                packed = _worst(projected(self._packed_values, rows), expected, rounded)
+            except _WRONG as error:
+                if is_out_of_memory(error):
+                    raise
+                why, packed[0] = f"the gradient of packed rows fails ({type(error).__name__}: {error})", 1.0
+        agreed = self._agree(*elsewhere, *packed)
+        return agreed[:3], agreed[3:], why
+
+
+def _worst(found: torch.Tensor, expected: torch.Tensor, rounded: torch.Tensor) -> list[float]:
+    """Whether gradients `(parameters, projections)` differ, and the gap and noise of that which differs most."""
+    if not expected.any():
+        return [1.0, math.nan, math.nan]  # a gradient that is not seen is not compared
+    sizes = [tensor.square().mean(dim=1).sqrt() for tensor in (expected, found - expected, rounded - expected)]
+    size, gap, noise = sizes
+    limit = TIMES * torch.maximum(noise, torch.finfo(torch.float32).eps * (size + size.square().mean().sqrt()))
+    worst = int((gap - limit).argmax())
+    scale = float(size[worst]) or float(size.max()) or 1.0
+    return [float(not bool((gap <= limit).all())), float(gap[worst]) / scale, float(noise[worst]) / scale]
+
+
+SKETCH = 4
+
+
+def _gradient_of(model: Any, loss: Callable[[], torch.Tensor]) -> torch.Tensor:
+    """`(parameters, projections)`: random projections of the gradient of each trained parameter; none is kept.
+
+    Gradients are of the tensors that modules have at their forward pass. Under FSDP2 these are whole only then, and
+    under ZeRO their own hooks would reduce a gradient that is accumulated.
+    """
+    numbers = {name: number for number, (name, _) in enumerate(model.named_parameters(remove_duplicate=False))}
+    used: dict[int, tuple[int, torch.Tensor]] = {}
+
+    def see(prefix: str, module: torch.nn.Module, *_: Any) -> None:
+        for name, parameter in module.named_parameters():
+            if parameter.requires_grad:
+                used.setdefault(id(parameter), (numbers[f"{prefix}.{name}" if prefix else name], parameter))
+
+    hooks = [module.register_forward_pre_hook(functools.partial(see, name)) for name, module in model.named_modules()]
+    found = torch.zeros(len(numbers), SKETCH * SKETCH, dtype=torch.float64)
+
+    def project(number: int, gradient: torch.Tensor) -> torch.Tensor:
+        if isinstance(gradient, DTensor):  # of a head that TRL gathers by itself
+            found[number] += _sketch(gradient.to_local(), number)
+            return torch.zeros_like(gradient)
+        found[number] += _sketch(gradient, number)
+        return gradient.new_zeros(()).expand_as(gradient)  # so that no more than one is in memory
+
+    try:
+        with torch.enable_grad():
+            value = loss()
+        for number, parameter in used.values():
+            hooks.append(parameter.register_hook(functools.partial(project, number)))  # type: ignore[no-untyped-call]
+        torch.autograd.grad(value, [parameter for _, parameter in used.values()], allow_unused=True)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return found
+
+
+def _sketch(gradient: torch.Tensor, seed: int) -> torch.Tensor:
+    """Products of a matrix with random vectors from both sides; their mean square is its squared norm."""
+    matrix = gradient.reshape(len(gradient), -1) if gradient.dim() > 1 else gradient.reshape(1, -1)
+    generator = torch.Generator().manual_seed(seed)
+    left = torch.randn(SKETCH, matrix.size(0), generator=generator).to(matrix)
+    right = torch.randn(matrix.size(1), SKETCH, generator=generator).to(matrix.device)
+    return ((left @ matrix).float() @ right).flatten().double().cpu()
+
+
+# ------------------------------------------------------------------------------------------------ around a trial
+
+
+def numbers_in(config: Any) -> frozenset[int]:
+    """All whole numbers in a model's config: one of them may be the length from which it computes otherwise."""
+
+    def inside(value: Any) -> Iterator[int]:
+        if isinstance(value, dict):
+            for name, entry in value.items():
+                yield from () if str(name).endswith("_token_id") else inside(entry)
+        elif isinstance(value, list | tuple):
+            for entry in value:
+                yield from inside(entry)
+        elif isinstance(value, int | float) and math.isfinite(value) and value > 1 and value == int(value):
+            yield int(value)
+
+    return frozenset(inside(config.to_dict()))
+
+
+@contextmanager
+def _without_dropout(model: torch.nn.Module) -> Iterator[None]:
+    """Inside, modules are in evaluation mode: dropout would hide a difference."""
+    # A 4-bit layer of bitsandbytes has no dropout, and on a CPU it rewrites its weights for good once it is evaluated.
+    quantised = {module for module in model.modules() if hasattr(getattr(module, "weight", None), "quant_state")}
+    training = [module for module in model.modules() if module.training and module not in quantised]
+    try:
+        for module in training:
+            module.training = False
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+@contextmanager
+def _same_state(model: torch.nn.Module) -> Iterator[None]:
+    """Restore what modules keep between passes: dynamic RoPE remembers the longest."""
+    kept = int | float | str | torch.Tensor
+    before = [
+        (
+            module,
+            {name: value for name, value in vars(module).items() if isinstance(value, kept)},
+            {n: (b, b.clone()) for n, b in module.named_buffers(recurse=False) if b.numel() <= LARGE},
+        )
+        for module in model.modules()
+    ]
+    try:
+        yield
+    finally:
+        for module, values, buffers in before:
+            for name, value in values.items():
+                if vars(module).get(name) is not value:
+                    setattr(module, name, value)
+            for name, (buffer, value) in buffers.items():
+                setattr(module, name, buffer.copy_(value))
+
+
+@contextmanager
+def _rounded(model: torch.nn.Module, width: int) -> Iterator[None]:
+    """Inside, what each innermost module returns is as if rounded once more; angles by what their positions lose."""
+    least = torch.finfo(torch.float32).eps  # in which many a module computes whatever the precision
+    angle = least * max(1.0, width / 64)  # a product with a position; measured on SmolLM2, most are of slow rotations
+
+    def rough(module: torch.nn.Module, arguments: Any, output: Any) -> Any:
+        if isinstance(output, torch.Tensor) and output.is_floating_point():
+            computes_in = getattr(module, "compute_dtype", None)  # of a 4-bit layer
+            eps = max(least, torch.finfo(computes_in if isinstance(computes_in, torch.dtype) else output.dtype).eps)
+            return output * (1 + eps * torch.randn_like(output))
+        if isinstance(output, tuple) and all(isinstance(one, torch.Tensor) for one in output):
+            return tuple(one + angle * torch.randn_like(one) if one.is_floating_point() else one for one in output)
+        return output
+
+    hooks = [module.register_forward_hook(rough) for module in model.modules() if not any(module.children())]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
