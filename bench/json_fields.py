@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[1]
 ARMS = {
     "schema": "plain TRL, `json_schema`",
     "fields": "plain TRL, `fields_right`",
-    "spans": "`span_credit`, a reward for each field",
+    "spans": "`part_credit`, each field a part",
 }
 MEASURED = ("fields_right", "json_schema")
 

@@ -16,7 +16,7 @@ from bench.tables import markdown
 from tests.support import OWN_AGGREGATION, save_tiny_model
 from tests.trainer import parity_grid
 from tests.trainer.parity_grid import FACTORS
-from tests.upstream import test_other_trl as other_trl
+from tests.trainer.upstream import test_other_trl as other_trl
 from trl_grpo_ext.trainer.upstream import contract
 
 PAGE = other_trl.ROOT / "docs" / "parity.md"

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import torch
 
-from trl_grpo_ext.types import Span, SpanScore
+from trl_grpo_ext.types import Part, Parts, Span
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "recipes"))
 
@@ -81,20 +81,25 @@ def inclusion_pair_spans(text: str, answer: str) -> list[Span]:
     return spans
 
 
-def positions(completions: Sequence[str], answer: Sequence[str], **columns: Any) -> list[SpanScore]:
-    """The share of places that hold the right digit, 1 for the right answer alone. The spans say which do."""
+def steps_of(spans: Sequence[Span], value: float) -> Parts:
+    """A reward whose parts are steps."""
+    return Parts([Part(f"step {n}", worth, places=(start, end)) for n, (start, end, worth) in enumerate(spans)], value)
+
+
+def positions(completions: Sequence[str], answer: Sequence[str], **columns: Any) -> list[Parts]:
+    """The share of places that hold the right digit, 1 for the right answer alone. The parts say which do."""
     steps = [position_spans(*pair) for pair in zip(completions, answer, strict=True)]
-    return [SpanScore(math.fsum(max(value, 0.0) for *_, value in spans), spans) for spans in steps]
+    return [steps_of(spans, math.fsum(max(value, 0.0) for *_, value in spans)) for spans in steps]
 
 
-def inclusion_pairs(completions: Sequence[str], answer: Sequence[str], **columns: Any) -> list[SpanScore]:
+def inclusion_pairs(completions: Sequence[str], answer: Sequence[str], **columns: Any) -> list[Parts]:
     """The share of digits included plus the share of adjacent pairs in order; 2 for the right answer alone.
 
     After the sorting example of Stanford's CS336 (lecture 17). There the shares are counts, and a digit may count more
     often than the prompt has it.
     """
     steps = [inclusion_pair_spans(*pair) for pair in zip(completions, answer, strict=True)]
-    return [SpanScore(math.fsum(value for *_, value in spans), spans) for spans in steps]
+    return [steps_of(spans, math.fsum(value for *_, value in spans)) for spans in steps]
 
 
 def exact(completions: Sequence[str], answer: Sequence[str], **columns: Any) -> list[float]:

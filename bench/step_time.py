@@ -26,7 +26,7 @@ from bench.tables import machine, markdown, versions
 from bench.turns import TakingTurns, Turns, save_llama
 from tests.support import arguments, length_reward, prompts, scripted_rollout
 from trl_grpo_ext import GRPOExtConfig, GRPOExtTrainer
-from trl_grpo_ext.credit.flow import _unchanged
+from trl_grpo_ext.credit.flow import unchanged
 from trl_grpo_ext.guard.reward_watch import RewardWatch
 from trl_grpo_ext.testing import make_rollout
 
@@ -36,6 +36,8 @@ ARMS: dict[str, dict[str, Any]] = {
     "ours, nothing selected": {},
     "ours, `token_mean`": {"loss_aggregation": "token_mean"},
     "ours, `tail_mean` (a `reduce`)": {"loss_aggregation": "tail_mean"},
+    "ours, `token_mean` and `smooth_clip`": {"loss_aggregation": "token_mean", "token_losses": ["smooth_clip"]},
+    "ours, `kl_cov`": {"token_losses": ["kl_cov"], "num_iterations": 2},
 }
 WARM_UP = 5
 
@@ -81,7 +83,7 @@ def fingerprint_seconds(rows: int = 64, tokens: int = 1024, calls: int = 200) ->
     advantages_B_T = torch.zeros(rows, tokens)
 
     def look_at_a_rollout() -> None:
-        with _unchanged("hook", rollout, advantages_B_T=advantages_B_T):
+        with unchanged("hook", rollout, advantages_B_T=advantages_B_T):
             pass
 
     def seconds(call: Callable[[], Any]) -> float:

@@ -64,7 +64,7 @@ def main() -> None:
     if args.rewards is None:
         measured: list[Any] = [] if recipe.reward == "schema" else [{**SCHEMA, "weight": 0.0}]
         args.rewards = [*REWARDS[recipe.reward], *measured]
-        hooks: list[Any] = [{"name": "span_credit", "normalise": True}]
+        hooks: list[Any] = [{"name": "part_credit", "normalise": True}]
         args.advantage_hooks = args.advantage_hooks or (hooks if recipe.reward == "spans" else None)
     measure(args, FIELDS)
     asked = asked_for(model_args, None, None)

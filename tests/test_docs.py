@@ -1,6 +1,9 @@
 """What the pages say works: the example distribution is built from its page, installed by pip, found, trained with."""
 
+import json
 import re
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -59,13 +62,14 @@ def test_the_example_hook_that_returns_spans() -> None:
     assert advantages.tolist() == [[1, 0.5, 0.5, 1], [1, 0, 0, 0]]
 
 
-def test_the_example_reward_that_returns_spans() -> None:
+def test_the_example_reward_that_returns_parts() -> None:
     (code,) = [block for block in blocks(PAGE, "python") if "def shouting" in block]
     names: dict[str, Any] = {}
     exec(code, names)
     scores = names["shouting"](completions=["a!b!", "", [{"role": "assistant", "content": "!"}]])
     assert scores == [-0.2, 0.0, -0.1]
-    assert [score.spans for score in scores] == [((1, 2, -0.1), (3, 4, -0.1)), (), ((0, 1, -0.1),)]
+    places = [[place[:2] for part in score.parts for place in part.places] for score in scores]
+    assert places == [[(1, 2), (3, 4)], [], [(0, 1)]]
     assert torch.tensor(scores).tolist() == pytest.approx([-0.2, 0.0, -0.1])  # what plain TRL does with them
 
 
@@ -123,15 +127,17 @@ def test_a_guarded_reward_and_a_combinator_of_ones_own() -> None:
     assert best(prompts=["p"], completions=["<think></think>x"], completion_ids=[[1]]) == [16.0]
 
 
-def test_the_readmes_settings_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    page = (ROOT / "README.md").read_text(encoding="utf-8")
-    (code,) = [block for block in blocks(page, "python") if "GRPOExtConfig(" in block]
-    settings, trainer = code.split("trainer = ")
-    monkeypatch.chdir(tmp_path)
-    names: dict[str, Any] = {}
-    exec(settings.replace("GRPOExtConfig(", "GRPOExtConfig(use_cpu=True, report_to='none',"), names)
-    assert [names["args"].loss_aggregation, len(names["args"].rewards)] == ["prompt_mean", 2]
-    compile("trainer = " + trainer, "README.md", "exec")
+@pytest.mark.slow
+def test_the_readmes_script_trains(tmp_path: Path) -> None:
+    (code,) = blocks((ROOT / "README.md").read_text(encoding="utf-8"), "python")[:1]
+    assert 'model = "recipes/' in code
+    assert 'output_dir="outputs/' in code
+    code = code.replace("recipes/", f"{ROOT}/recipes/").replace("outputs/", f"{tmp_path}/outputs/")
+    script = [sys.executable, "-c", code]
+    done = subprocess.run(script, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    plugins = json.loads((tmp_path / "outputs" / "first" / "trl_grpo_ext_plugins.json").read_text(encoding="utf-8"))
+    assert "prompt_mean" in json.dumps(plugins)
 
 
 def test_the_readmes_plugin_is_what_its_entry_point_names() -> None:

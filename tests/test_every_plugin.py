@@ -15,7 +15,7 @@ import yaml
 from docs.site.worked import WITHOUT, all_worked
 from tests.contexts import make_rollout
 from tests.judge_server import judge_server
-from trl_grpo_ext import available, load_advantage_hooks, load_rewards
+from trl_grpo_ext import available, load_advantage_hooks
 from trl_grpo_ext.credit import flow
 from trl_grpo_ext.plugins.kinds import FACTS
 from trl_grpo_ext.plugins.loading import Kind, PluginInfo, resolve
@@ -29,6 +29,7 @@ FOLDERS: dict[Kind, str] = {
     "loss_aggregation": "aggregation",
     "group_filter": "filters",
     "prompt_sampler": "prompt_samplers",
+    "token_loss": "token_losses",
 }
 BUILT_IN = [info for info in available() if info.builtin]
 WORKED = {*all_worked(), *WITHOUT}
@@ -58,10 +59,9 @@ def documented_example(info: PluginInfo) -> Any:
 
 def documented_plugin(info: PluginInfo) -> Any:
     selection = documented_example(info)
-    if not FACTS[info.kind].several:
-        return resolve(info.kind, selection).object
-    (plugin,) = load_rewards(selection) if info.kind == "reward" else load_advantage_hooks(selection)
-    return plugin
+    if FACTS[info.kind].several:
+        (selection,) = selection
+    return resolve(info.kind, selection).object
 
 
 def test_there_are_built_ins_of_every_kind() -> None:
@@ -69,7 +69,7 @@ def test_there_are_built_ins_of_every_kind() -> None:
 
 
 @pytest.mark.parametrize("info", BUILT_IN, ids=lambda info: info.name)
-def test_it_is_tested_worked_out_and_documented_and_the_example_loads_and_pickles(info: PluginInfo) -> None:
+def test_plugin_is_tested_and_documented(info: PluginInfo) -> None:
     module, attribute = info.target.split(":")
     assert module.startswith(f"trl_grpo_ext.{FOLDERS[info.kind]}.")
     assert (info.kind, info.name) in WORKED, "docs/site/worked_*.py has no example of it"
@@ -111,6 +111,7 @@ def test_hooks_that_say_so_look_at_each_group_by_itself() -> None:
                 "old_logps_B_T": -entropies,
                 "old_entropies_B_T": entropies,
                 "ref_logps_B_T": -2 * entropies,
+                "sampling_logps_B_T": -entropies - 0.001 * torch.arange(3),
             }
             settings["teacher_logps_B_T"] = {"policy given teacher_prompt": -2 * entropies}
             picked = ([values[row] for row in rows] for values in (lengths, rewards, groups))

@@ -76,7 +76,7 @@ def lecture_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return experiments.lecture_model(tmp_path_factory.mktemp("lecture"), 3, **shape)
 
 
-def test_the_exact_baselines_by_one_backward_pass_for_each_response(lecture_model: Path) -> None:
+def test_exact_baselines(lecture_model: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(lecture_model, attn_implementation="eager").eval()
     with torch.no_grad():
         for parameter in model.parameters():

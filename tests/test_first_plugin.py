@@ -35,7 +35,7 @@ def test_the_walk_reads_a_page_and_notices_what_differs(tmp_path: Path) -> None:
 
 
 @pytest.mark.nightly
-def test_every_command_of_the_page_does_what_the_page_says_and_its_reward_was_trained_with(tmp_path: Path) -> None:
+def test_first_plugin_page_commands(tmp_path: Path) -> None:
     clone = make_clone(tmp_path / "clone")
     walked = walk(STEPS, make_author(tmp_path / "venv"), clone)
     for done in walked:

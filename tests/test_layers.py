@@ -21,7 +21,7 @@ IN_CHILD_PROCESSES = {
     "trl_grpo_ext.rewards._math.notation": {"latex2sympy2_extended"},
     "trl_grpo_ext.rewards._math.verification": {"antlr4", "math_verify", "latex2sympy2_extended", "sympy"},
     "trl_grpo_ext.rewards._math.work": {"sympy"},
-    "trl_grpo_ext.rewards._sandbox.judge": {"pytest"},
+    "trl_grpo_ext.rewards._sandbox.tests_process": {"pytest"},
 }
 """What modules import that only a process of their own loads."""
 

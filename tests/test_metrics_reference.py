@@ -12,7 +12,7 @@ from trl.trainer import grpo_trainer
 
 from tests.judge_server import judge_server
 from tests.support import length_reward, prompts, train
-from trl_grpo_ext.types import Forward, HookDeclaration, Rollout
+from trl_grpo_ext.types import Forward, HookDeclaration, Parts, Rollout
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
@@ -72,6 +72,11 @@ def sometimes(completions: list[str], **columns: Any) -> list[float | None]:
     return [None if len(text) % 3 == 0 else math.nan if len(text) % 3 == 1 else 1.0 for text in completions]
 
 
+def first_letter(completions: list[str], **columns: Any) -> list[Parts]:
+    """A part at the first letter, which some completions lack."""
+    return [Parts({"letter": (float(len(text)), (0, 1) if len(text) > 2 else None)}) for text in completions]
+
+
 def half_of_the_groups(prompts: list[str], completions: list[str], **columns: Any) -> list[float]:
     """Completions are told apart for some prompts, and score the same for the others."""
     return [float(len(text)) if prompt[0] in "aceg" else 1.0 for prompt, text in zip(prompts, completions, strict=True)]
@@ -102,7 +107,12 @@ RUNS: dict[str, dict[str, Any]] = {
     "a curriculum": {"prompt_sampler": {"name": "curriculum", "column": "answer", "rounds": 2}},
     "a mixture": {"prompt_sampler": {"name": "mixture", "column": "answer", "weights": {"0": 1, "1": 1}}},
     "shared prompts": {"compact_updates": "exact", "share_prompts": True},
-    "a reduction, cispo": {"loss_aggregation": "tail_mean", "loss_type": "cispo"},
+    "a reduction, cispo, parts": {
+        "loss_aggregation": "tail_mean",
+        "loss_type": "cispo",
+        "reward_funcs": [first_letter],
+        "advantage_hooks": ["part_credit"],
+    },
     "vespo, pass@k": {
         "loss_type": "vespo",
         "gradient_accumulation_steps": 2,

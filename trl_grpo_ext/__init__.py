@@ -22,15 +22,15 @@ if TYPE_CHECKING:
     from .plugins.loading import load_advantage_hooks as load_advantage_hooks
     from .plugins.loading import load_group_filter as load_group_filter
     from .plugins.loading import load_loss_aggregation as load_loss_aggregation
-    from .plugins.loading import load_prompt_sampler as load_prompt_sampler
     from .plugins.loading import load_rewards as load_rewards
+    from .plugins.loading import load_token_losses as load_token_losses
     from .trainer.config import GRPOExtConfig as GRPOExtConfig
     from .trainer.mixin import GRPOExtMixin as GRPOExtMixin
     from .trainer.mixin import GRPOExtTrainer as GRPOExtTrainer
     from .types import Forward as Forward
+    from .types import Parts as Parts
     from .types import Rollout as Rollout
     from .types import Totals as Totals
-    from .types import span_reward as span_reward
 
 __version__ = "0.1.0"
 
@@ -48,16 +48,16 @@ _HOME_OF = {
     "load_advantage_hooks": "plugins.loading",
     "load_group_filter": "plugins.loading",
     "load_loss_aggregation": "plugins.loading",
-    "load_prompt_sampler": "plugins.loading",
     "load_rewards": "plugins.loading",
+    "load_token_losses": "plugins.loading",
     "completion_text": "guard.messages",
     "SafeCheckpoints": "launch.checkpoints",
     "GRPOExtMixin": "trainer.mixin",
     "GRPOExtTrainer": "trainer.mixin",
     "Forward": "types",
+    "Parts": "types",
     "Rollout": "types",
     "Totals": "types",
-    "span_reward": "types",
 }
 
 __all__ = ["__version__", *sorted(_HOME_OF)]

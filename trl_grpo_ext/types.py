@@ -6,6 +6,7 @@
 | advantage hook | `on_rewards`, `on_rollout` or `on_forward`, by role | rewards to add `(B,)`, or advantages `(B, T)` |
 | loss aggregation | `weights(rollout)`, or `reduce(loss_B_T, mask_B_T, totals)` | weights `(B, T)`, or a scalar |
 | group filter | `keep(rollout)` | for each completion whether its group is kept |
+| token loss | `loss(terms)` | each token's loss `(B, T)` |
 
 What a run must know of a plugin beforehand stands in one object, `declares`:
 
@@ -28,12 +29,12 @@ from __future__ import annotations
 
 import difflib
 import functools
-import inspect
 import math
+import operator
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, runtime_checkable
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, Self, runtime_checkable
 
 from .errors import PluginContractError, PluginOutputError
 
@@ -42,8 +43,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CONTRACT_VERSION",
+    "END",
     "NEEDS",
     "ROLES",
+    "WHOLE",
     "AdvantageHook",
     "AggregationDeclaration",
     "Declaration",
@@ -53,6 +56,10 @@ __all__ = [
     "HookDeclaration",
     "LossAggregation",
     "LossTerms",
+    "Part",
+    "PartTable",
+    "Parts",
+    "Place",
     "PromptOutcome",
     "PromptPool",
     "PromptSampler",
@@ -61,18 +68,15 @@ __all__ = [
     "Rollout",
     "SamplerDeclaration",
     "Span",
-    "SpanScore",
     "StepTotals",
     "TokenLoss",
     "TokenLossDeclaration",
     "ToolCall",
     "Totals",
     "Turn",
-    "TurnScores",
     "acting_order",
     "implements",
     "role_of",
-    "span_reward",
 ]
 
 CONTRACT_VERSION = 1
@@ -265,17 +269,30 @@ class TokenLossDeclaration(Declaration):
         needs_advantage: They are 0, with their gradient, in rows whose advantages are all 0, so compact updates may
             leave these out. Both promises are tried on made-up numbers before the first step.
         does_own: For one that replaces: settings of TRL which it applies itself (`terms` has what is needed), so that
-            they need not be refused beside it: "delta", "off_policy_mask_threshold", "top_entropy_quantile",
-            "importance_sampling_level", "vllm_importance_sampling_correction".
+            they need not be refused beside it: of `INSIDE_TRLS`.
     """
 
     NEEDS = ("old_logps", "ref_logps", "sampling_logps", "several_updates")
     GUESSES: ClassVar[Mapping[str, str]] = {"mode": "write replaces=True for a loss in place of TRL's"}
+    INSIDE_TRLS: ClassVar[Sequence[str]] = (
+        "importance_sampling_level",
+        "top_entropy_quantile",
+        "off_policy_mask_threshold",
+        "delta",
+        "vllm_importance_sampling_correction",
+    )
+    """Settings that TRL applies inside its policy loss, and which go with it."""
 
     replaces: bool = False
     independent: bool = False
     needs_advantage: bool = False
     does_own: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Check the settings too."""
+        super().__post_init__()
+        for name in self.does_own:
+            self._check_name("does_own", name, self.INSIDE_TRLS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -359,7 +376,8 @@ class AdvantageHook(Protocol):
     values are added to the incoming advantages of the tokens that wrote those characters (an estimator starts from 0).
 
     `state_dict()` and `load_state_dict(state)`, if it has them, are what must survive a checkpoint, as a mapping of
-    JSON values.
+    JSON values. `metrics`, if it has it, are numbers on its last batch by name, the same on all ranks; they are logged
+    as `advantage/<hook>/<name>`.
     """
 
     def on_rewards(self, rollout: Rollout) -> torch.Tensor:
@@ -462,11 +480,8 @@ class Rollout:
         raw_rewards_B: `rewards_B` before any shaper: the weighted sum of the reward functions alone.
         token_rewards_B_T: What shapers added to each token, zero off the mask; its sums over tokens are part of
             `rewards_B`. None if no shaper rewards single tokens.
-        reward_spans: Each completion's spans, by the name of the reward function that returned them as `SpanScore`s (on
-            any rank); None where it returned None, empty where it returned a plain number. Reading an entry raises if a
-            completion's text cannot be found in its tokens.
-        reward_turns: Each completion's values, one per turn, by the name of the reward function that returned them as
-            `TurnScores` (on any rank); None where it returned a plain number or None.
+        parts: The parts of the completions, by the name of the reward function that returned them as `Parts` (on any
+            rank). A completion for which it returned a plain number or None has no parts.
         group_ids_B: Which group a row belongs to; the same number on every rank for the same group.
         group_baselines_B: Mean of `rewards_B` over the completion's group, across ranks; NaN where no member has a
             reward. The mean of equal rewards is exactly that number.
@@ -516,8 +531,7 @@ class Rollout:
     rewards_B: torch.Tensor
     raw_rewards_B: torch.Tensor = None  # type: ignore[assignment]
     token_rewards_B_T: torch.Tensor | None = None
-    reward_spans: Mapping[str, Sequence[Sequence[Span] | None]] = field(default_factory=dict)
-    reward_turns: Mapping[str, Sequence[Sequence[float] | None]] = field(default_factory=dict)
+    parts: Mapping[str, PartTable] = field(default_factory=dict)
     group_ids_B: torch.Tensor
     group_baselines_B: torch.Tensor
     uninformative_B: torch.Tensor | None = None
@@ -670,7 +684,7 @@ class PromptOutcome:
 class LossTerms:
     """One micro-batch at its loss forward: the context of a token loss. All tensors but `logps_B_T` are detached.
 
-    Rows are shuffled, as in `Forward`.
+    Rows are shuffled, as in `Forward`. Off the mask every number `(B, T)` is 0, and no gradient arrives there.
 
     Attributes:
         logps_B_T: Log-probabilities under the policy being trained, with their graph.
@@ -703,8 +717,7 @@ class LossTerms:
     @property
     def ratio_B_T(self) -> torch.Tensor:
         """The importance ratio of each token, π/π_old, with its graph; 1 off the mask."""
-        log_ratio_B_T: torch.Tensor = self.logps_B_T - self.old_logps_B_T
-        return log_ratio_B_T.masked_fill(self.mask_B_T == 0, 0.0).exp()
+        return (self.logps_B_T - self.old_logps_B_T).exp()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -753,64 +766,198 @@ class StepTotals:
 
 
 Span = tuple[int, int, float]
-"""`(start, end, value)`: the value of the characters `text[start:end]` of a completion."""
-
-TurnSpan = tuple[int, int, int | None, float]
-"""`(turn, start, end, value)`: the value of the characters `content[start:end]` of the completion's `turn`-th assistant
-message, counted from 0. If `end` is None, the span is the whole turn, with its tool calls and special tokens."""
+"""`(start, end, value)`: the value of the characters `text[start:end]` of a completion, for hooks that return spans."""
 
 
-class SpanScore(float):
-    """A completion's reward, with the characters that earned it. Plain TRL sees an ordinary float.
+class Place(NamedTuple):
+    """Where a completion says something; the tokens that wrote it get the credit.
 
-    Args:
-        value: The reward.
-        spans: Either `(start, end, value)`, in characters of the completion's text (for a list of messages: of the last
-            assistant message that has content), or `(turn, start, end, value)`, in characters of the `turn`-th
-            assistant message, counted from 0, where an `end` of None means the whole turn. The values need not sum to
-            the reward; the hook decides how to use them (`span_credit`, `process_rewards`).
+    | place | what it is |
+    | --- | --- |
+    | `Place(start, end)` | characters of the completion's text (of messages: of the last one with content) |
+    | `Place(start, end, turn)` | characters of the content of the `turn`-th assistant message, counted from 0 |
+    | `Place(turn=k)` | a whole turn, with its tool calls and special tokens |
+    | `Place(turn=k, call=n)` | the `n`-th tool call of that turn |
+    | `END` | the last token: the one that ends the sequence, or the last before the limit |
+    | `WHOLE` | all of the completion |
     """
 
-    spans: tuple[Span | TurnSpan, ...]
+    start: int | None = 0
+    end: int | None = None
+    turn: int | None = None
+    call: int | None = None
 
-    def __new__(cls, value: float, spans: Sequence[Span | TurnSpan] = ()) -> SpanScore:
-        """Make the number and attach the spans."""
+
+WHOLE, END = Place(), Place(None)
+
+
+class Part(NamedTuple):
+    """One thing that a completion is judged by.
+
+    Attributes:
+        name: The same for the same thing in all completions: parts of one name are compared.
+        score: Its score; None if it does not apply here.
+        weight: Its weight among the parts, not negative.
+        places: Where it stands: a `Place` or a pair `(start, end)` of characters, or several of them. Empty or None if
+            it stands nowhere, that is, the completion lacks it. In `Parts` it is a tuple of `Place`s.
+    """
+
+    name: str
+    score: float | None
+    weight: float = 1.0
+    places: Any = WHOLE
+
+
+class Parts(float):
+    """A completion's reward, and the parts that it consists of. Plain TRL sees an ordinary float.
+
+    A reward function needs no more than
+
+        found = {name: re.search(pattern, text) for name, pattern in patterns.items()}
+        return Parts({name: (float(bool(match)), match and match.span()) for name, match in found.items()})
+
+    Args:
+        parts: `Part`s; or by name a score, for what has no place of its own, or a pair `(score, places)`. A second part
+            of the same name gets `_2` after its name, and so on.
+        value: The reward; by default the weighted mean of the parts that have a score, NaN (which TRL reads as None)
+            if none has.
+
+    Raises:
+        PluginOutputError: A score, weight or place is not one.
+    """
+
+    parts: tuple[Part, ...]
+
+    def __new__(cls, parts: Sequence[Part] | Mapping[str, Any] = (), value: float | None = None) -> Parts:
+        """Check the parts and make the number."""
+        if isinstance(parts, Mapping):
+            pairs = [(name, of if isinstance(of, tuple) else (of, WHOLE)) for name, of in parts.items()]
+            made = [_checked_part(name, score, 1.0, places) for name, (score, places) in pairs]
+        else:
+            made = [_checked_part(*part) for part in parts]
+            if len({part.name for part in made}) < len(made):
+                made = _renamed(made)
+        if value is None:
+            scored = [(part.score, part.weight) for part in made if part.score is not None]
+            weight = math.fsum(weight for _, weight in scored)
+            value = math.fsum(score * weight for score, weight in scored) / weight if weight else math.nan
         score = super().__new__(cls, value)
-        score.spans = tuple(_checked_span(*span) for span in spans)
+        score.parts = tuple(made)
         return score
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle with the spans."""
-        return SpanScore, (float(self), self.spans)
+        """Pickle with the parts."""
+        return Parts, (self.parts, float(self))
 
 
-def _checked_span(*span: Any) -> Span | TurnSpan:
-    *turn, start, end, value = span
-    if turn:
-        (number,) = turn
-        return int(number), int(start), None if end is None else int(end), float(value)
-    return int(start), int(end), float(value)
+def _checked_part(name: Any, score: Any, weight: Any = 1.0, places: Any = WHOLE) -> Part:
+    where = None
+    try:
+        number = None if score is None or score != score else float(score)
+        factor = float(weight)
+        if type(name) is str and name and 0 <= factor < math.inf and (number is None or abs(number) < math.inf):
+            where = _checked_places(places)
+    except (TypeError, ValueError, OverflowError):
+        pass
+    if where is None:
+        raise PluginOutputError(
+            "A part must have a name, a finite score or None, a weight of at least 0, and as places pairs (start, end) "
+            f"of characters or `Place`s, got {(name, score, weight, places)!r:.200}.",
+            "types",
+        )
+    return Part(name, number, factor, where)
 
 
-class TurnScores(SpanScore):
-    """A completion's reward, with a value for each turn. Plain TRL sees an ordinary float.
+def _checked_places(given: Any) -> tuple[Place, ...] | None:
+    """The places as a tuple of `Place`s; None if one of them is none."""
+    if given is None or given is WHOLE:
+        return () if given is None else (WHOLE,)
+    if type(given) is tuple and len(given) == 2 and type(given[0]) is type(given[1]) is int:  # most are
+        start, end = given
+        return (Place(start, end),) if 0 <= start <= end else None
+    if isinstance(given, Place) or (len(given) == 2 and not isinstance(given[0], Sequence)):
+        given = (given,)
+    places = []
+    for place in given:
+        start, end, turn, call = place if len(place) == 4 else (*map(operator.index, place), None, None)
+        if start is None:
+            known = end is None and turn is None
+        elif end is None:  # all of the completion, of a turn, or of a call
+            known = start == 0 and (call is None or (turn is not None and call >= 0))
+        else:
+            known = 0 <= start <= end and call is None
+        if not known or (turn is not None and turn < 0):
+            return None
+        places.append(place if type(place) is Place else Place(start, end, turn, call))
+    return tuple(places)
 
-    Args:
-        turns: The values, in the order of the assistant messages. Turns without a value get 0.
-        value: The reward; by default the sum of the values.
+
+def _renamed(parts: Sequence[Part]) -> list[Part]:
+    """The parts under names that are all different."""
+    taken, numbers = {part.name for part in parts}, dict[str, int]()
+    new = []
+    for part in parts:
+        name = part.name
+        while name in taken and part.name in numbers:
+            numbers[part.name] += 1
+            name = f"{part.name}_{numbers[part.name]}"
+        numbers.setdefault(part.name, 1)
+        taken.add(name)
+        new.append(part._replace(name=name))
+    return new
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartTable:
+    """The parts of one reward function in the completions of this rank; `M` names, the same on all ranks.
+
+    Attributes:
+        names: The `M` names, in the order in which they were first seen.
+        scores_B_M: Their scores; NaN where a part does not apply.
+        weights_B_M: Their weights; 0 where a part does not apply.
+        present_B_M: Which have a place.
+        whole_B_M: Which have the whole completion as their place.
+        turns_B_M: The turn that a part's place was given by (the last of several); -1 for others. Integer.
+        width: `T`.
+        read_ranges: Finds the tokens of all places that are not the whole completion, `(R, 4)`, integer: row, part,
+            first token, end. Raises if a text cannot be matched with its tokens, so it is called only by who needs it.
     """
 
-    def __new__(cls, turns: Sequence[float], value: float | None = None) -> TurnScores:
-        """Make the number and attach the values, as spans of whole turns."""
-        spans: list[TurnSpan] = [(number, 0, None, worth) for number, worth in enumerate(turns)]
-        score = super().__new__(cls, math.fsum(turns) if value is None else value, spans)
-        assert isinstance(score, TurnScores)
-        return score
+    names: tuple[str, ...]
+    scores_B_M: torch.Tensor
+    weights_B_M: torch.Tensor
+    present_B_M: torch.Tensor
+    whole_B_M: torch.Tensor
+    turns_B_M: torch.Tensor
+    width: int
+    read_ranges: Callable[[], torch.Tensor]
 
-    @property
-    def turns(self) -> tuple[float, ...]:
-        """The values."""
-        return tuple(span[-1] for span in self.spans)
+    @functools.cached_property
+    def ranges_R_4(self) -> torch.Tensor:
+        """Where the parts stand in the completions: row, part, first token, end."""
+        return self.read_ranges()
+
+    def tokens(self, part: int) -> torch.Tensor:
+        """The tokens that wrote a part, `(B, T)`, bool; none where it has no place, or the whole completion."""
+        row, _, first, end = self.ranges_R_4[self.ranges_R_4[:, 1] == part].unbind(dim=1)
+        edges_B_T = self.ranges_R_4.new_zeros(len(self.scores_B_M), self.width + 1)
+        one = edges_B_T.new_ones(())
+        edges_B_T.index_put_((row, first), one, accumulate=True)
+        edges_B_T.index_put_((row, end), -one, accumulate=True)
+        return edges_B_T.cumsum(dim=1)[:, : self.width] > 0
+
+    def rows(self, rows: slice) -> PartTable:
+        """The table of some of the completions."""
+        first, last, _ = rows.indices(len(self.scores_B_M))
+
+        def ranges() -> torch.Tensor:
+            row_R = self.ranges_R_4[:, 0]
+            found = self.ranges_R_4[(row_R >= first) & (row_R < last)].clone()
+            found[:, 0] -= first
+            return found
+
+        names = ("scores_B_M", "weights_B_M", "present_B_M", "whole_B_M", "turns_B_M")
+        return replace(self, read_ranges=ranges, **{name: getattr(self, name)[rows] for name in names})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -866,31 +1013,6 @@ class Turn:
     def failed(self) -> bool:
         """Whether any of its calls failed."""
         return any(call.failed for call in self.calls)
-
-
-def span_reward(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Turn a function that returns spans into a reward function: a completion's reward is the sum of its spans' values.
-
-    The function, which may be async, takes a reward function's arguments and returns, for each completion, a list of
-    spans as in `SpanScore`, or None for no reward.
-    """
-
-    def scores(rows: Sequence[Sequence[Span | TurnSpan] | None]) -> list[SpanScore | None]:
-        return [None if row is None else SpanScore(math.fsum(value for *_, value in row), row) for row in rows]
-
-    if inspect.iscoroutinefunction(function):
-
-        @functools.wraps(function)
-        async def reward_async(*arguments: Any, **columns: Any) -> list[SpanScore | None]:
-            return scores(await function(*arguments, **columns))
-
-        return reward_async
-
-    @functools.wraps(function)
-    def reward(*arguments: Any, **columns: Any) -> list[SpanScore | None]:
-        return scores(function(*arguments, **columns))
-
-    return reward
 
 
 def check_spans(spans: Sequence[Span], text: str, row: int) -> None:

@@ -11,7 +11,7 @@ import yaml
 import trl_grpo_ext
 from trl_grpo_ext import available
 from trl_grpo_ext.plugins.description import PluginDocs, describe
-from trl_grpo_ext.plugins.kinds import FACTS
+from trl_grpo_ext.plugins.kinds import FACTS, PLURALS
 from trl_grpo_ext.plugins.loading import Kind, PluginInfo
 
 from .notation import formulas, latex
@@ -19,14 +19,17 @@ from .staging import DOCS
 from .worked import WITHOUT, Worked, all_worked, shown
 
 PACKAGE = Path(trl_grpo_ext.__file__).parent
-FOLDERS: dict[Kind, str] = {kind: f"{facts.word}s" for kind, facts in FACTS.items()}
-TITLES: dict[Kind, str] = {kind: f"{facts.label.capitalize()}s" for kind, facts in FACTS.items()}
+FOLDERS: dict[Kind, str] = {
+    kind: f"{facts.word}{PLURALS[kind].removeprefix(facts.label)}" for kind, facts in FACTS.items()
+}
+TITLES: dict[Kind, str] = {kind: plural.capitalize() for kind, plural in PLURALS.items()}
 _INTRODUCTIONS: dict[Kind, str] = {
     "reward": "How good is this completion? A number for each of the `B` completions, or None.",
     "advantage_hook": "Which tokens deserve the credit? Advantages `(B, T)` in, advantages `(B, T)` out.",
     "loss_aggregation": "How much does each token's loss count? Weights `(B, T)`, or a reduction to one number.",
     "group_filter": "Which groups are worth training on? Keep or not, and why not, for each group (`resample`).",
     "prompt_sampler": "Which prompts next? Row numbers for each round of sampling, by what came of others or not.",
+    "token_loss": "What else does each token pay? Losses `(B, T)`, added to TRL's policy loss or in its place.",
 }
 _STAGES = {
     "on_rollout": "once per generation batch (`on_rollout`)",
@@ -35,6 +38,7 @@ _STAGES = {
     "reduce": "a reduction of each micro-batch (`reduce`)",
     "keep": "in each round of `resample` (`keep`)",
     "draw": "before each round of sampling (`draw`)",
+    "loss": "at every forward pass of the loss (`loss`)",
 }
 _CODE = re.compile(r"(``.+?``|`[^`]+`)", re.DOTALL)
 

@@ -9,6 +9,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         *(
             "writing_plugins",
             "rewards",
+            "parts",
             "pipelines",
             "agents",
             "recipes",

@@ -8,6 +8,7 @@ import torch
 from trl_grpo_ext import load_advantage_hooks
 from trl_grpo_ext.credit import flow
 from trl_grpo_ext.testing.builders import make_forward, make_rollout, mask_of, turns_between
+from trl_grpo_ext.types import Part, Parts, Place
 
 from .worked import Worked, completions, tokens
 
@@ -85,6 +86,13 @@ def _with_reference(incoming: float) -> Any:
     return run
 
 
+def _rejection(selection: Any) -> Mapping[str, Any]:
+    sampler = torch.tensor([[-1.05], [-0.5], [-1.8]], dtype=torch.float64)
+    old = torch.tensor(LOGPS, dtype=torch.float64).unsqueeze(1)
+    rows = _after_rollout(selection, [1, 1, 1], [1.0, 1.0, 1.0], old_logps_B_T=old, sampling_logps_B_T=sampler)
+    return {"advantage after": [row[0] for row in rows]}
+
+
 def _gae(selection: Any) -> Mapping[str, Any]:
     return {"advantages": _after_rollout(selection, [3, 2], [9.0, 9.0], [1.0, 0.0])}
 
@@ -110,7 +118,7 @@ _TURN_REWARDS = {
     "rewards_B": torch.tensor([2.0, 0.0], dtype=torch.float64),
     "reward_names": ("calls", "right"),
     "reward_weights_K": torch.ones(2, dtype=torch.float64),
-    "reward_turns": {"calls": [[1.0, 0.0], [0.0, 0.0]]},
+    "parts": {"calls": [Parts({"turn 0": (1.0, Place(turn=0))}), Parts({"turn 0": (0.0, Place(turn=0))})]},
 }
 
 
@@ -118,8 +126,8 @@ STEPS = (0.8, -0.4, 0.6)
 
 
 def _process(selection: Any) -> Mapping[str, Any]:
-    spans = {"r": [[(place, place + 1, value) for place, value in enumerate(STEPS)]]}
-    return {"advantage": _after_rollout(selection, [3], [9.0], [sum(STEPS)], reward_spans=spans)[0]}
+    steps = {f"step {place}": (value, (place, place + 1)) for place, value in enumerate(STEPS)}
+    return {"advantage": _after_rollout(selection, [3], [9.0], [sum(STEPS)], parts={"r": [Parts(steps)]})[0]}
 
 
 TREE, TREE_REWARDS = ("ABC", "ABD", "AEF"), (1.0, 0.0, 0.0)
@@ -145,18 +153,13 @@ def _truncation(selection: Any) -> Mapping[str, Any]:
     return {"advantage after": [row[0] for row in rows]}
 
 
-def _spans(selection: Any) -> Mapping[str, Any]:
-    rewards_B_K = torch.tensor([[1.0, 4.0], [0.0, 0.0]], dtype=torch.float64)
-    rows = _after_rollout(
-        selection,
-        [3, 3],
-        [9.0, 9.0],
-        rewards_B_K=rewards_B_K,
-        reward_names=("form", "answer"),
-        reward_weights_K=torch.tensor([2.0, 1.0], dtype=torch.float64),
-        reward_spans={"form": [[(1, 2, 0.7)], [(0, 2, 0.3)]]},
-    )
-    return {"advantages": rows}
+def _parts(selection: Any) -> Mapping[str, Any]:
+    returned = [
+        Parts([Part("name", 1.0, places=(0, 1)), Part("age", 0.0, 2.0, (1, 2))]),
+        Parts([Part("name", 0.0, places=(0, 2)), Part("age", 1.0, 2.0, (2, 3))]),
+    ]
+    values = [float(score) for score in returned]
+    return {"advantages": _after_rollout(selection, [3, 3], [9.0, 9.0], values, parts={"r": returned})}
 
 
 # ---------------------------------------------------------------------------------- at the loss forward, per token
@@ -388,17 +391,18 @@ EXAMPLES: dict[str, Worked] = {
         {"cut off": (True, True, False), "advantage before": (1.0, -1.0, 1.0)},
         _truncation,
     ),
-    "span_credit": Worked(
-        "span_credit",
+    "part_credit": Worked(
+        "part_credit",
         completions(2),
         {
-            "`form`, weight 2": (1.0, 0.0),
-            "points at tokens": ["2", "1 and 2"],
-            "`answer`, weight 1": (4.0, 0.0),
+            "`name`": (1.0, 0.0),
+            "its tokens": ["1", "1 and 2"],
+            "`age`, weight 2": (0.0, 1.0),
+            "tokens of `age`": ["2", "3"],
         },
-        _spans,
-        "Three tokens each, of one character; `answer` points at nothing, so it pays all tokens. Centred, `form` pays "
-        "±0.5 and `answer` ±2.",
+        _parts,
+        "Three tokens each. Centred, `name` pays ±0.5 and `age` ∓0.5, twice; the last token of the first completion is "
+        "in no part.",
     ),
     "entropy_shaping": Worked(
         {"name": "entropy_shaping", "alpha": 0.4, "kappa": 2.0},
@@ -425,6 +429,13 @@ EXAMPLES: dict[str, Worked] = {
         {"log π − log π_old": MOVED, "advantage before": (1.0,) * 3},
         _future,
         "A half-life of one token: F is 0.125, 0.05 and 0.1.",
+    ),
+    "sequence_rejection": Worked(
+        {"name": "sequence_rejection", "low": 0.9, "high": 1.1},
+        completions(3),
+        {"log π_old": LOGPS, "log π of the sampler": (-1.05, -0.5, -1.8)},
+        _rejection,
+        "Of completions of one token, whose ratios are 1.05, 1 and 0.82.",
     ),
     "divergence_mask": Worked(
         {"name": "divergence_mask", "low": 0.2, "high": 0.2},

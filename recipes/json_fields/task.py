@@ -15,7 +15,7 @@ from typing import Any, Literal
 from trl_grpo_ext.guard.messages import completion_text
 from trl_grpo_ext.guard.parameters import checked_whole, column
 from trl_grpo_ext.rewards._text.json_text import AmbiguousError, RefusedError, read_json
-from trl_grpo_ext.types import SpanScore
+from trl_grpo_ext.types import Parts
 
 Split = Literal["train", "heldout"]
 Row = dict[str, Any]
@@ -183,7 +183,7 @@ def _shown(value: object, in_words: bool) -> str:
 
 
 class Field:
-    """1.0 if one field is right, else 0.0; its span is the field's key and value. None if the row has no such field.
+    """1.0 if one field is right, else 0.0; its place is the field's key and value. None if the row has no such field.
 
     Args:
         number: Which field, counted from 1, in the order in which they are asked for.
@@ -193,20 +193,19 @@ class Field:
         self.number = checked_whole("field: number", number, 1)
         self.__name__ = f"field_{number}"
 
-    def __call__(self, completions: Sequence[Any], **columns: Any) -> list[SpanScore | None]:
+    def __call__(self, completions: Sequence[Any], **columns: Any) -> list[Parts | None]:
         """`B` scores."""
         wanted = column(self.__name__, "fields", columns, len(completions))
         return [self._score(completion_text(said), right) for said, right in zip(completions, wanted, strict=True)]
 
-    def _score(self, said: str, right: str) -> SpanScore | None:
+    def _score(self, said: str, right: str) -> Parts | None:
         fields = list(json.loads(right))
         if self.number > len(fields):
             return None
         name = fields[self.number - 1]
         place = read_fields(said).get(name)
-        if place is None:
-            return SpanScore(0.0)
-        return SpanScore(float(name in right_fields(said, right)), [(place.start, place.end, 1.0)])
+        right_or_not = float(name in right_fields(said, right))
+        return Parts({self.__name__: (right_or_not, None if place is None else (place.start, place.end))})
 
 
 def fields_right(completions: Sequence[Any], **columns: Any) -> list[float | None]:

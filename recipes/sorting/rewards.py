@@ -1,8 +1,8 @@
 """Rewards of the sorting task of Stanford's CS336 (spring 2025, lecture 17): `sort_distance` and `sort_inclusion`.
 
 Both read the numbers to sort from the column `numbers`, and the answer from the numbers inside the last
-`<answer>...</answer>`, else after the last `</think>`, else in the whole completion. A score's spans are the numbers
-that earned something. Time is linear in the completion; its first 10,000 numbers are read.
+`<answer>...</answer>`, else after the last `</think>`, else in the whole completion. A score's parts are the numbers
+that earned something, worth their points. Time is linear in the completion; its first 10,000 numbers are read.
 """
 
 import re
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from trl_grpo_ext.errors import ConfigurationError
 from trl_grpo_ext.guard.messages import completion_text
 from trl_grpo_ext.guard.parameters import checked_choice, checked_flag, column
-from trl_grpo_ext.types import Span, SpanScore
+from trl_grpo_ext.types import Part, Parts, Span
 
 _MOST_NUMBERS = 10_000
 _MOST_DIGITS = 18
@@ -105,8 +105,8 @@ def _scores(
         answer = _answered(completion_text(completion))
         most = highest(max(len(task), len(answer))) if normalise else 1
         earned = spans_of(task, answer)
-        spans = [(start, end, points / most) for start, end, points in earned]
-        scores.append(SpanScore(sum(points for *_, points in earned) / most, spans))
+        parts = [Part("number", points / most, places=(start, end)) for start, end, points in earned]
+        scores.append(Parts(parts, sum(points for *_, points in earned) / most))
     return scores
 
 

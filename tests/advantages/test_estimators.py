@@ -137,7 +137,7 @@ def test_rewards_that_an_estimator_cannot_take_stop_every_rank() -> None:
     says = r"mean_relative: rewards must not be negative, got -0\.25\."
     refused_on_all_ranks("mean_relative", make_rollout([1] * 4, [1.0, 0.0, -0.25, NAN]), [2, 1, 1], says)
     for name in ("raw_reward", "normalised", "optimal_baseline"):
-        with pytest.raises(PluginOutputError, match=f"hook '{name}': on_rollout must return finite advantages"):
+        with pytest.raises(PluginOutputError, match=f"'{name}'.* finite"):
             on_tokens(name, make_rollout([1] * 3, [1.0, math.inf, 0.0]))
 
 
@@ -173,7 +173,7 @@ def test_pass_at_k_by_hand() -> None:
 @pytest.mark.slow
 @given(st.data())
 @settings(max_examples=60)
-def test_pass_at_k_equals_the_published_formula_in_groups_of_any_size(data: st.DataObject) -> None:
+def test_pass_at_k_is_the_published_formula(data: st.DataObject) -> None:
     n = data.draw(st.integers(2, 1024))
     k = data.draw(st.integers(1, n - 1))
     c = data.draw(st.integers(1, n - k))  # some set holds no success
@@ -245,5 +245,5 @@ def test_running_baseline_by_hand() -> None:
     (rae,) = load_advantage_hooks([{"name": "running_baseline", "decay": 0.5, "column": "player"}])
     rae.load_state_dict(state)
     assert batch(0, 0, 0, 0) == [-0.84375, 0.6875, -0.84375, 0.6875]
-    with pytest.raises(PluginOutputError, match="there is no column 'player'; the data set has none"):
+    with pytest.raises(PluginOutputError, match="'player'"):
         rae.on_rollout(given, make_rollout([1] * 4))

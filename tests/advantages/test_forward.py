@@ -41,7 +41,7 @@ def test_zero_variance_credit_by_hand() -> None:
     assert other == [7, 7, 7]
 
 
-def test_low_probability_by_hand_with_the_old_policys_weight_at_every_update() -> None:
+def test_low_probability_has_the_old_policys_weight() -> None:
     old = padded([[0.9, 0.5, 0.1]]).log()
     for now in (old, old + 0.5):
         forward = make_forward(now, torch.zeros(1, 3), old_logps_B_T=old)
@@ -92,3 +92,37 @@ def test_divergence_mask_by_hand() -> None:
     assert after_forward(forward, [-1.0], "divergence_mask", low=0.4001) == [[-1, -1, -1, -1]]
     # On the first pass nothing has moved.
     assert after_forward(make_forward(now, -now), [2.0], "divergence_mask") == [[2, 2, 2, 2]]
+
+
+def test_divergence_mask_by_kl() -> None:
+    # μ·log(μ/π) + (1-μ)·log((1-μ)/(1-π)): .6 to .9: .31124; .45 to .5: .00501; .01 to .05: .02473; .7 to .3: .33892.
+    now, old = padded([[0.9, 0.5, 0.05, 0.3]]).log(), padded([[0.6, 0.45, 0.01, 0.7]]).log()
+    forward = make_forward(now, -now, old_logps_B_T=old)
+
+    def masked(advantage: float, **thresholds: float) -> Rows:
+        return after_forward(forward, [advantage], "divergence_mask", divergence="kl", **thresholds)
+
+    assert masked(1.0, high=0.05) == [[0, 1, 1, 1]]
+    assert masked(1.0, high=0.3113) == [[1, 1, 1, 1]]
+    assert masked(1.0, high=0.0247) == [[0, 1, 0, 1]]
+    assert masked(-1.0, low=0.3389) == [[-1, -1, -1, 0]]
+    assert masked(-1.0, low=0.339) == [[-1, -1, -1, -1]]
+    # A probability that is 1 in floating point, and one that was.
+    for one, other in ((0.0, -30.0), (-30.0, 0.0)):
+        forward = make_forward(padded([[one]]), padded([[0.0]]), old_logps_B_T=padded([[other]]))
+        assert masked(1.0 if one > other else -1.0, low=0.05, high=0.05) == [[0]]
+
+
+def test_divergence_mask_by_kl_against_a_loop() -> None:
+    torch.manual_seed(0)
+    now, old = (torch.rand(4, 6, dtype=torch.float64).log() for _ in range(2))
+    advantages = torch.randn(4, 6, dtype=torch.float64)
+    forward = make_forward(now, -now, old_logps_B_T=old)
+    rows = after_forward(forward, advantages, "divergence_mask", divergence="kl", low=0.1, high=0.3)
+    for row in range(4):
+        for token in range(6):
+            pi, mu = math.exp(now[row, token]), math.exp(old[row, token])
+            distance = mu * math.log(mu / pi) + (1 - mu) * math.log((1 - mu) / (1 - pi))
+            advantage = float(advantages[row, token])
+            outwards = (pi > mu and distance > 0.3) if advantage > 0 else (pi < mu and distance > 0.1)
+            assert rows[row][token] == (0 if outwards else advantage)

@@ -34,7 +34,7 @@ def test_by_hand() -> None:
     assert rows[1] == pytest.approx([2, 2 + 1 / 6, 2 - 1 / 2])
 
 
-def test_what_changes_at_a_tools_tokens_goes_to_the_next_live_one() -> None:
+def test_prefix_tree_beside_a_tools_tokens() -> None:
     # They part at the second token, a tool's: the third, the model's, gets it.
     assert credit(of_texts(["AxB", "AyC"], [1, 0], live=["A.B", "A.C"])) == [[0, 0, 0.5], [0, 0, -0.5]]
     # Where none follows, the last live one gets it.

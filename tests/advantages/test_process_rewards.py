@@ -8,10 +8,10 @@ import torch
 
 from tests.advantages.token_batches import hook
 from tests.contexts import Ranks, cut, make_rollout
-from trl_grpo_ext.advantages.process_rewards import last_tokens, min_form
+from trl_grpo_ext.advantages.process_rewards import after_silence, min_form
 from trl_grpo_ext.credit import flow
 from trl_grpo_ext.errors import ConfigurationError, PluginOutputError
-from trl_grpo_ext.types import Rollout
+from trl_grpo_ext.types import Part, Parts, Rollout
 
 NAN = math.nan
 PLAIN = {"form": "sum", "baseline": "none"}
@@ -22,11 +22,19 @@ def advantages(rollout: Rollout, incoming: float = 9.0, dtype: torch.dtype = tor
     return flow.apply_hooks(incoming_B, [hook("process_rewards", **parameters)], rollout)
 
 
+def steps(spans: Any, value: float = 0.0) -> Parts | float | None:
+    """What a function returns for steps `(start, end, worth)`: a plain number without, and None for None."""
+    parts = [
+        Part(f"step {number}", worth, places=(start, end)) for number, (start, end, worth) in enumerate(spans or [])
+    ]
+    return None if spans is None else Parts(parts, value) if parts else value
+
+
 def stepped(rows: list[list[float]], **overrides: Any) -> Rollout:
     """Every step is one token of one character; the reward is the steps' sum."""
-    spans = [[(i, i + 1, value) for i, value in enumerate(row)] for row in rows]
+    parts = [steps([(i, i + 1, value) for i, value in enumerate(row)]) for row in rows]
     rewards = [sum(row) for row in rows]
-    return make_rollout([len(row) for row in rows], rewards, reward_spans={"r": spans}, **overrides)
+    return make_rollout([len(row) for row in rows], rewards, parts={"r": parts}, **overrides)
 
 
 # ------------------------------------------------------------------------------------------------------- by hand
@@ -68,7 +76,7 @@ def test_spans_are_steps_up_to_their_ends() -> None:
         [7.0],
         texts=["abcdefghij"],
         offsets=lambda row: [(2 * i, 2 * i + 2) for i in range(5)],
-        reward_spans={"r": [[(3, 5, 2.0), (0, 2, 1.0)]]},  # in any order
+        parts={"r": [steps([(3, 5, 2.0), (0, 2, 1.0)])]},  # in any order
     )
     assert advantages(rollout, **PLAIN).tolist() == [[3, 2, 2, 0, 0]]
     # With a baseline, too: of one completion, its own return, which only the steps' tokens are held against.
@@ -76,26 +84,29 @@ def test_spans_are_steps_up_to_their_ends() -> None:
 
 
 def test_the_end_of_sequence_belongs_to_the_step_that_it_follows() -> None:
-    rollout = make_rollout([4], [1.0], texts=["ab"], offsets=lambda row: [(0, 1), (1, 1), (1, 2), (2, 2)])
-    rollout.reward_spans["r"] = [[(0, 1, 1.0), (1, 2, 2.0)]]  # type: ignore[index]
+    texts: dict[str, Any] = {"texts": ["ab"], "completions": ["ab"]}
+    parts = {"r": [steps([(0, 1, 1.0), (1, 2, 2.0)])]}
+    rollout = make_rollout([4], [1.0], **texts, offsets=lambda row: [(0, 1), (1, 1), (1, 2), (2, 2)], parts=parts)
     assert advantages(rollout, **PLAIN).tolist() == [[3, 3, 2, 2]]
     only_an_end = make_rollout([1], [5.0], texts=[""], offsets=lambda row: [(0, 0)])
     assert advantages(only_an_end, **PLAIN).tolist() == [[5]]
 
 
-def test_a_score_without_spans_is_one_step() -> None:
-    # Plain numbers in a batch with spans, in one without, and a score with no spans at all.
-    mixed = make_rollout([2, 2, 2], [4.0, 1.0, 2.0], reward_spans={"r": [(), [(0, 1, 1.0)], None]})
-    assert advantages(mixed, **PLAIN).tolist() == [[4, 4], [1, 0], [2, 2]]
+def test_a_score_without_parts_is_one_step() -> None:
+    # A plain number in a batch with parts, in one without, and a part that has no place.
+    nowhere = Parts({"a": (1.0, None)}, 2.0)
+    mixed = make_rollout([2, 2, 2], [4.0, 1.0, 2.0], parts={"r": [4.0, steps([(0, 1, 1.0)]), nowhere]})
+    assert advantages(mixed, **PLAIN).tolist() == [[4, 4], [1, 0], [1, 1]]
+    weighted = make_rollout([2], [4.0], parts={"r": [Parts([Part("a", 2.0, 0.25, (0, 1)), Part("b", None)])]})
+    assert advantages(weighted, **PLAIN).tolist() == [[0.5, 0]]
     assert advantages(make_rollout([2, 1], [4.0, 1.0]), **PLAIN).tolist() == [[4, 4], [1, 0]]
 
 
-def test_last_tokens_by_hand() -> None:
+def test_silent_tokens_belong_to_the_step_before() -> None:
     offsets = [(0, 0), (0, 2), (2, 2), (2, 3), (2, 4), (4, 6), (6, 6)]
-    #  end 1, 2: the second token and the silent one after it; 3: both tokens that share it; 6: with the end
-    assert last_tokens(offsets, [0, 1, 2, 3, 4, 5, 6]) == [2, 2, 2, 4, 4, 6, 6]
-    assert last_tokens([(0, 0), (0, 0)], [0]) == [1]
-    assert last_tokens([], [0, 3]) == [-1, -1]
+    assert after_silence(offsets, [2, 4, 5, 6, 7]) == [2, 3, 4, 6, 6]
+    assert after_silence([(0, 0), (0, 0)], [0]) == [1]
+    assert after_silence([], [0]) == [-1]
 
 
 # ------------------------------------------------------------------------------------------- which function, dtypes
@@ -103,9 +114,12 @@ def test_last_tokens_by_hand() -> None:
 
 def several(spans: dict[str, Any], rewards: list[list[float]]) -> Rollout:
     return make_rollout(
-        [2, 2], reward_spans=spans, reward_names=("a", "b"), reward_weights_K=torch.tensor([5.0, 7.0]),
+        [2, 2],
+        parts={name: [steps(row) for row in rows] for name, rows in spans.items()},
+        reward_names=("a", "b"),
+        reward_weights_K=torch.tensor([5.0, 7.0]),
         rewards_B_K=torch.tensor(rewards, dtype=torch.float64),
-    )  # fmt: skip
+    )
 
 
 def test_the_function_is_the_one_that_points_or_the_one_named() -> None:
@@ -117,22 +131,18 @@ def test_the_function_is_the_one_that_points_or_the_one_named() -> None:
     assert advantages(several({"b": steps}, rewards), **PLAIN, reward="a").tolist() == [[10, 10], [20, 20]]
     with pytest.raises(ConfigurationError, match="reward must be given where 2 of the reward functions"):
         advantages(several({"a": steps, "b": steps}, rewards))
-    with pytest.raises(ConfigurationError, match=r"where 0 of the reward functions, \['a', 'b'\], have spans"):
+    with pytest.raises(ConfigurationError, match=r"where 0 of the reward functions, \['a', 'b'\], have parts"):
         advantages(several({}, rewards))
     with pytest.raises(ConfigurationError, match=r"reward must be one of \['a', 'b'\], got 'c'"):
         advantages(several({"a": steps}, rewards), reward="c")
 
 
-def test_the_function_is_agreed_on_by_all_ranks() -> None:
-    # On the second rank the function had nothing to say, so nothing there tells that it points.
+def test_ranks_agree() -> None:
     whole = several({"b": [[(0, 1, 1.0)], None]}, [[10.0, 1.0], [20.0, NAN]])
-    first, second = cut(whole, [1, 1])
-    second.reward_spans.clear()  # type: ignore[attr-defined]
-    results = Ranks([first, second]).run(lambda r: advantages(r, **PLAIN))
+    results = Ranks(cut(whole, [1, 1])).run(lambda r: advantages(r, **PLAIN))
     assert torch.cat(results).tolist() == advantages(whole, **PLAIN).tolist() == [[1, 0], [0, 0]]
 
 
-@pytest.mark.parametrize("span", [(0, 3, 1.0), (0, 1, NAN)])
-def test_a_span_that_cannot_be_is_refused_with_its_row(span: Any) -> None:
-    with pytest.raises(PluginOutputError, match=r"'process_rewards': on_rollout: the span .* at row 1 must lie within"):
-        advantages(make_rollout([2, 2], reward_spans={"r": [(), [span]]}))
+def test_a_place_outside_the_text_is_refused_with_its_row() -> None:
+    with pytest.raises(PluginOutputError, match=r"'process_rewards': on_rollout: the reward 'r' has a part .* row 1"):
+        advantages(make_rollout([2, 2], parts={"r": [0.0, steps([(0, 3, 1.0)])]}))

@@ -65,6 +65,23 @@ def test_truncation_masking_by_hand() -> None:
 # ---------------------------------------------------------------------------------------------- whiten
 
 
+def test_sequence_rejection_by_hand() -> None:
+    # Mean log-ratios over live tokens: 0.1, -0.2 and (0.3 - 0.3)/2; the tool's token and the padding are in no mean.
+    old = padded([[-1.0, -1.0, -1.0]] * 3)
+    apart = padded([[0.1, 9.0, 0.1], [-0.2, math.nan, math.nan], [0.3, 9.0, -0.3]])
+    mask = torch.tensor([[1.0, 0.0, 1.0], [1.0, 0.0, 0.0], [1.0, 0.0, 1.0]], dtype=torch.float64)
+    rollout = make_rollout([3, 1, 3], old_logps_B_T=old, sampling_logps_B_T=old - apart, mask_B_T=mask)
+
+    def kept(low: float, high: float) -> list[bool]:
+        rows = after_rollout(rollout, [1.0, -1.0, 2.0], "sequence_rejection", low=low, high=high)
+        return [any(row) for row in rows]
+
+    assert kept(math.exp(-0.21), math.exp(0.11)) == [True, True, True]
+    assert kept(math.exp(-0.19), math.exp(0.11)) == [True, False, True]
+    assert kept(0.0, math.exp(0.09)) == [False, True, True]
+    assert kept(0.999, 1.001) == [False, False, True]
+
+
 class TestWhiten:
     def test_by_hand(self) -> None:
         # Completions: mean 1, deviations 0, -1, -1, 2, squares sum to 6, σ = √2. Tokens: 3 of 4, 1 of 0: mean 3, σ = 2.
@@ -84,7 +101,7 @@ class TestWhiten:
         assert not result.any()
 
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-    def test_what_has_no_advantage_gets_none_from_a_mean_that_is_rounding(self, dtype: torch.dtype) -> None:
+    def test_whiten_takes_rounding_for_zero(self, dtype: torch.dtype) -> None:
         rewards = [0.1, 0.7, 0.3, 0.2, 0.9, 0.4, *[0.3] * 3]
         rollout = make_rollout([1] * 9, rewards, [0] * 3 + [1] * 3 + [2] * 3)
         rollout = replace(rollout, rewards_B=rollout.rewards_B.to(dtype))
@@ -93,7 +110,7 @@ class TestWhiten:
         assert not result[6:].any()
         assert result[:6].all()
 
-    def test_an_unscored_completion_counts_where_a_hook_gave_it_something(self) -> None:
+    def test_whiten_counts_unscored_completions_with_credit(self) -> None:
         # Without any reward, as with a teacher alone, what came in is whitened all the same.
         rollout = make_rollout([1] * 3, [math.nan] * 3)
         rows = after_rollout(rollout, [1.0, 3.0, 0.0], "whiten")
@@ -126,6 +143,6 @@ class TestOutcomeFilter:
         rollout = make_rollout([1] * 8, list(self.REWARDS), list(self.GROUPS))
         assert after_rollout(rollout, [1.0] * 8, "outcome_filter", keep=keep) == [[one] for one in kept]
 
-    def test_a_success_is_what_the_reward_functions_gave_and_not_what_a_shaper_made_of_it(self) -> None:
+    def test_outcome_filter_reads_raw_rewards(self) -> None:
         rollout = make_rollout([1, 1], [0.2, 0.9], raw_rewards_B=torch.tensor([1.0, 0.0]))
         assert after_rollout(rollout, [1.0, 1.0], "outcome_filter", keep="successes") == [[1], [0]]

@@ -8,13 +8,18 @@ from typing import Any
 import pytest
 import torch
 
-from trl_grpo_ext.advantages.turns import GiGPO, MaskedTurns, ToolErrors, TurnRewards
+from trl_grpo_ext.advantages.turns import GiGPO, MaskedTurns, ToolErrors, TurnRewards, rewards_of_turns
 from trl_grpo_ext.credit.flow import apply_hooks
-from trl_grpo_ext.errors import ConfigurationError
+from trl_grpo_ext.credit.parts import with_parts
+from trl_grpo_ext.errors import AlignmentError, ConfigurationError
 from trl_grpo_ext.testing.builders import make_rollout, padded, turns_between
-from trl_grpo_ext.types import Rollout
+from trl_grpo_ext.types import Part, Parts, Place, Rollout
 
 NAN = math.nan
+
+
+def parts_of_turns(values: list[float]) -> Parts:
+    return Parts({f"turn {turn}": (value, Place(turn=turn)) for turn, value in enumerate(values)}, sum(values))
 
 
 def rollout_of(
@@ -41,7 +46,7 @@ def rollout_of(
         "rewards_B": known,
         "reward_names": ("by_turn", "outcome"),
         "reward_weights_K": torch.tensor(weights, dtype=torch.float64),
-        "reward_turns": {"by_turn": turns},
+        "parts": {"by_turn": [None if row is None else parts_of_turns(row) for row in turns]},
     }
     if ids is not None:
         settings["completion_ids_B_T"] = padded(ids, width, 0, torch.long)
@@ -140,6 +145,19 @@ def test_what_shapers_gave_to_tokens_belongs_to_their_turns() -> None:
     )
     # Rewards of the turns: (.5, .25 + 1) and (0, -.25); to go: (1.75, 1.25) and (-.25, -.25).
     assert advantages(TurnRewards(normalise=False), shaped) == [[1.0, 0.75], [-1.0, -0.75]]
+
+
+def test_parts_in_turns_count_for_their_turns() -> None:
+    """A part in a turn or at one of its calls, with its weight; a part without a turn, and the value, do not."""
+    rollout = rollout_of([[1, 0, 1], [1, 0, 1]], [None, None], [0.0, 0.0])
+    first = Parts([Part("a", 1.0, 0.5, Place(0, 1, 0)), Part("b", 3.0, places=Place(turn=1)), Part("c", 9.0)], 7.0)
+    second = Parts([Part("a", 1.0, 2.0, Place(turn=0, call=0)), Part("d", 9.0, places=(0, 1)), Part("b", None)], 7.0)
+    parted = with_parts(rollout, {"by_turn": [first, second]})
+    assert rewards_of_turns(parted).turns_B_M.tolist() == [[0.5, 3.0], [2.0, 0.0]]
+    assert rewards_of_turns(parted).outcome_B.tolist() == [0.0, 0.0]
+    late = with_parts(rollout, {"by_turn": [first, Parts({"a": (1.0, Place(turn=2))})]})
+    with pytest.raises(AlignmentError, match="'by_turn' has a part in turn 2 of the completion at row 1, which has 2"):
+        rewards_of_turns(late)
 
 
 def test_completions_without_turns_and_without_rewards() -> None:

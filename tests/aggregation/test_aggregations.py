@@ -1,87 +1,15 @@
-"""Every built-in aggregation against values worked out by hand, and what each refuses.
-
-The losses are mostly `[1, 3], [2, 2, 0, 4], [6]`: completions of 2, 4 and 1 tokens, together 7, with the token sums
-4, 8 and 6 and the token means 2, 2 and 6.
-"""
+"""Every built-in aggregation against values worked out by hand, and what each refuses."""
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
-from tests.contexts import make_rollout, mask_of, padded
+from tests.aggregation.completions import BATCH, completion, in_groups, loss_and_gradient
 from trl_grpo_ext import available, load_loss_aggregation
-from trl_grpo_ext.credit import flow
 from trl_grpo_ext.errors import ConfigurationError, PluginParameterError
-from trl_grpo_ext.types import Rollout, StepTotals, Totals, implements
-
-
-@dataclass(frozen=True)
-class Completion:
-    """Lists of one number per token; `live` tells which of them count in the loss."""
-
-    losses: Sequence[float]
-    live: Sequence[bool]
-    ids: Sequence[int]
-    group: int
-    advantage: float = 0.0
-    rewards: tuple[float, float] = (0.0, 0.0)
-
-
-Batch = Sequence[Completion]
-
-
-def completion(losses: Sequence[float], ids: str = "", group: int = 0, **settings: Any) -> Completion:
-    """All tokens live; `ids` spells one letter per token, and without it all are 0, as padding is."""
-    numbers = [ord(letter) for letter in ids] or [0] * len(losses)
-    return Completion(losses, [True] * len(losses), numbers, group, **settings)
-
-
-def rollout_of(batch: Batch, width: int | None = None) -> Rollout:
-    """The rollout of one rank, which feeds two optimizer steps."""
-    width = max(1, *(len(row.ids) for row in batch), 1) if width is None else width
-    mask_B_T = padded([row.live for row in batch], width)
-    rollout = make_rollout(
-        [sum(row.live) for row in batch],
-        [sum(row.rewards) for row in batch],
-        [row.group for row in batch],
-        mask_B_T=mask_B_T,
-        completion_mask_B_T=mask_of([len(row.ids) for row in batch], width),
-        completion_ids_B_T=padded([row.ids for row in batch], width).long(),
-        advantages_B_T=mask_B_T * torch.tensor([[row.advantage] for row in batch], dtype=torch.float64),
-        rewards_B_K=torch.tensor([row.rewards for row in batch], dtype=torch.float64),
-        reward_names=("solved", "style"),
-        reward_weights_K=torch.ones(2, dtype=torch.float64),
-    )
-    return replace(rollout, totals=replace(rollout.totals, optimizer_steps=2.0))
-
-
-def loss_and_gradient(selection: Any, batch: Batch, width: int | None = None) -> tuple[float, torch.Tensor]:
-    """The loss where the batch is one micro-batch of one rank, and its slope `(N, T)` in the token losses."""
-    aggregation, rollout = load_loss_aggregation(selection), rollout_of(batch, width)
-    loss_B_T = padded([row.losses for row in batch], rollout.mask_B_T.size(1)).requires_grad_()
-    if implements(aggregation, "weights"):
-        weights_B_T = flow.token_weights(aggregation, rollout)
-        loss = (weights_B_T * torch.where(rollout.mask_B_T > 0, loss_B_T, 0.0)).sum()
-    else:
-        step = StepTotals(tokens=rollout.totals.tokens, sequences=len(batch), micro_batches=1)
-        totals = replace(rollout.totals, step=step, micro_batches=1, optimizer_steps=1.0)
-        loss = flow.reduced_loss(aggregation, loss_B_T, rollout.mask_B_T, totals)
-    (gradient_B_T,) = torch.autograd.grad(loss, loss_B_T)
-    return loss.item(), gradient_B_T
-
-
-LOSSES = [[1.0, 3.0], [2.0, 2.0, 0.0, 4.0], [6.0]]
-
-BATCH = [
-    completion([1, 3], ids="AB", advantage=1.0, rewards=(1.0, 0.0)),
-    completion([2, 2, 0, 4], ids="ACDE", advantage=-2.0, rewards=(0.0, 0.0)),
-    completion([6], ids="F", advantage=1.0, rewards=(1.0, 0.0)),
-]
-"""One group: right, wrong, right; the first two begin with the same token."""
 
 BY_HAND: dict[str, tuple[Any, float]] = {
     "token_mean": ("token_mean", 18 / 7),
@@ -144,62 +72,6 @@ def test_no_live_token_and_losses_of_zero_give_no_nan(name: str) -> None:
     assert bool(torch.isfinite(gradient).all())
 
 
-def weights_of(selection: Any, batch: Batch) -> list[list[float]]:
-    return flow.token_weights(load_loss_aggregation(selection), rollout_of(batch)).tolist()
-
-
-def in_groups(groups: list[int]) -> Batch:
-    return [replace(row, group=group) for row, group in zip(BATCH, groups, strict=True)]
-
-
-def test_what_hooks_make_of_the_advantages_is_no_outcome() -> None:
-    name = "sign_balanced"
-    # A KL penalty, or a teacher, may turn the sign of a right answer's advantage.
-    turned = [replace(row, advantage=-row.advantage) for row in BATCH]
-    assert weights_of(name, turned) == weights_of(name, BATCH)
-    aggregation, rollout = load_loss_aggregation(name), rollout_of(BATCH)
-    # Nor is what a shaper makes of the rewards.
-    shaped = replace(rollout, rewards_B=-rollout.rewards_B, raw_rewards_B=rollout.rewards_B)
-    assert torch.equal(flow.token_weights(aggregation, shaped), flow.token_weights(aggregation, rollout))
-
-
-def test_rounding_is_no_outcome() -> None:
-    # .2 is the mean of .1, .2 and .3 but for 3e-17.
-    batch = [completion([1.0] * n, rewards=(reward, 0.0)) for n, reward in ((2, 0.1), (4, 0.2), (1, 0.3))]
-    each = [row[0] for row in weights_of("sign_balanced", batch)]
-    assert each == pytest.approx([1 / 3 / 2, 1 / 3 / 4, 1 / 3])
-
-
-def test_prefix_share_of_ABC_ABD_AEF() -> None:
-    batch = [completion([0, 0, 0], ids=ids) for ids in ("ABC", "ABD", "AEF")]
-    expected = [[1 / 3, 1 / 2, 1], [1 / 3, 1 / 2, 1], [1 / 3, 1, 1]]
-    assert weights_of("prefix_share", batch) == [pytest.approx([w / 9 for w in row]) for row in expected]
-
-
-def test_prefix_share_reads_what_a_tool_wrote_but_does_not_count_it() -> None:
-    # The tool's answer X or Y parts the first two at their second token; the third wrote X itself.
-    batch = [completion([0, 0, 0], ids="AXB"), completion([0, 0, 0], ids="AYB"), completion([0, 0, 0], ids="AXB")]
-    batch[0] = replace(batch[0], live=[True, False, True])
-    batch[1] = replace(batch[1], live=[True, False, True])
-    expected = [[1 / 3, 0, 1 / 2], [1 / 3, 0, 1], [1 / 3, 1, 1 / 2]]
-    assert weights_of("prefix_share", batch) == [pytest.approx([w / 7 for w in row]) for row in expected]
-
-
-@pytest.mark.parametrize(("fraction", "expected"), [(1.0, 10 / 3), (2 / 3, 4), (0.5, 14 / 3), (1 / 3, 6), (0.1, 6)])
-def test_tail_mean_from_all_to_the_worst(fraction: float, expected: float) -> None:
-    assert loss_and_gradient({"name": "tail_mean", "fraction": fraction}, BATCH)[0] == pytest.approx(expected)
-
-
-def test_token_mean_step_and_token_mean_part_where_a_batch_feeds_several_steps() -> None:
-    # Steps {1, 2} and {3} are means of their own, 12/6 and 6/1; token_mean gives 2 · 12/7 and 2 · 6/7.
-    totals = Totals(tokens=7, sequences=3, prompts=1, max_completion_length=8, optimizer_steps=2.0)
-    aggregation = load_loss_aggregation("token_mean_step")
-    for rows, expected in ((LOSSES[:2], 12 / 6), (LOSSES[2:], 6.0)):
-        step = StepTotals(tokens=sum(map(len, rows)), sequences=len(rows))
-        loss = aggregation.reduce(padded(rows), mask_of([len(row) for row in rows]), replace(totals, step=step))
-        assert float(loss) == pytest.approx(expected)
-
-
 # ---------------------------------------------------------------------------------------------- refused
 
 REFUSED: dict[str, dict[str, tuple[Any, ...]]] = {
@@ -218,11 +90,3 @@ def test_bad_values_are_refused_by_name(name: str) -> None:
                 load_loss_aggregation({"name": name, parameter: value})
             assert f"{name}: {parameter} must" in str(caught.value)
             assert repr(value) in str(caught.value)
-
-
-def test_token_mean_step_needs_the_totals_of_a_step() -> None:
-    aggregation = load_loss_aggregation("token_mean_step")
-    assert aggregation.declares.needs == ("step_totals",)  # by which the trainer knows
-    totals = Totals(tokens=1, sequences=1, prompts=1, max_completion_length=8)
-    with pytest.raises(ConfigurationError, match=r"token_mean_step: totals.step is None.* use token_mean"):
-        flow.reduced_loss(aggregation, padded([[1.0]]), mask_of([1]), totals)

@@ -30,7 +30,7 @@ def problems(found: Audit) -> list[tuple[int, str]]:
     return [(finding.row, finding.problem) for finding in found.findings]
 
 
-def test_good_references_have_no_findings_and_one_that_does_not_parse_is_found() -> None:
+def test_audit_finds_an_unreadable_reference() -> None:
     found = gsm8k(GOOD)
     assert found.findings == []
     assert (found.reward, found.column, found.rows, found.references) == ("gsm8k_accuracy", "answer", 3, 3)
@@ -61,7 +61,7 @@ def test_references_for_math_verify() -> None:
     assert "digits" in found.findings[1].detail
     as_answer = [{"answer": row["solution"]} for row in rows[:2]]
     assert audit(reward, as_answer, column="answer").column == "answer"
-    with pytest.raises(ConfigurationError, match="reads the column 'solution', and the columns are answer"):
+    with pytest.raises(ConfigurationError, match=r"'solution'.*answer"):
         audit(reward, as_answer)  # training would stop there
     reward.close()
 
@@ -72,7 +72,7 @@ def last_number(completions: list[str], answer: list[str], **columns: Any) -> li
     return [float(bool(one) and one == other) for one, other in zip(*numbers, strict=True)]
 
 
-def test_a_reward_that_takes_a_wrong_answer_of_the_same_shape_is_found() -> None:
+def test_audit_finds_a_reward_fooled_by_shape() -> None:
     rows = [{"answer": "3x-y+13=0"}, {"answer": "18"}, {"answer": "2 is even"}, {"answer": "x \\le 3"}]
     found = audit(last_number, rows)
     assert problems(found) == [(row, "accepts a wrong answer") for row in (0, 2, 3)]
@@ -166,7 +166,7 @@ def test_the_command_exits_with_0_where_nothing_is_wrong(files: Path) -> None:
 
 
 @pytest.mark.parametrize("width", [60, None])
-def test_the_command_exits_with_1_and_shows_hostile_references_as_text(files: Path, width: int | None) -> None:
+def test_audit_command_shows_hostile_text(files: Path, width: int | None) -> None:
     done = invoke("audit", files / "bad.jsonl", "--reward", "{name: gsm8k_accuracy}", width=width)
     assert done.status == 1
     assert "does not parse" in done.plain

@@ -74,7 +74,7 @@ def listed(folder: Path) -> dict[tuple[str, str], dict[str, Any]]:
     return {(entry["distribution"], entry["name"]): entry for entry in entries}
 
 
-def test_every_plugin_of_this_package_is_listed_with_its_aliases_and_ready(
+def test_list_has_every_builtin_ready(
     listed: dict[tuple[str, str], dict[str, Any]],
 ) -> None:
     groups = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]
@@ -121,7 +121,7 @@ def test_states(
     assert bool(detail) == bool(entry["detail"])
 
 
-def test_without_json_it_lists_the_same_and_names_unreadable_metadata_on_stderr(folder: Path) -> None:
+def test_list_as_text_and_unreadable_metadata(folder: Path) -> None:
     done = invoke("list", env={"PYTHONPATH": str(folder)})
     assert done.status == 0
     assert "st-unreadable" not in done.out
@@ -139,7 +139,7 @@ def test_what_may_not_load_is_blocked_and_collides_with_nobody(folder: Path) -> 
     assert states == {"st-a": "ready", "st-b": "blocked"}
 
 
-def test_no_such_kind_and_no_such_distribution_are_errors_with_a_hint() -> None:
+def test_list_refuses_unknown_kind_and_distribution() -> None:
     done = invoke("list", "rewrds")
     assert (done.status, done.out) == (2, "")
     assert "'rewrds' is not a kind of plugin; the kinds are reward, hook, aggregation and filter." in done.err

@@ -152,7 +152,7 @@ def test_what_there_is_not_is_an_error_with_a_hint(name: str, message: str) -> N
     assert "\x1b" not in done.err
 
 
-def test_a_plugin_may_not_write_to_stdout_and_is_not_imported_where_it_may_not_load(tmp_path: Path) -> None:
+def test_show_and_a_plugin_that_prints_or_is_blocked(tmp_path: Path) -> None:
     point = {"reward": {"sh_unsure": "sh_unsure:Reward"}}
     write_distribution(tmp_path, "sh-unsure", point, {"sh_unsure.py": MARKED + DECORATED})
     env = {"PYTHONPATH": str(tmp_path)}

@@ -91,7 +91,7 @@ def test_byte_level_by_hand() -> None:
     assert wrote(tokenizer, ["Ã", "né w"]) == ["\ufffd", "né w"]
 
 
-def test_a_token_that_ends_one_character_and_begins_another_has_both() -> None:
+def test_offsets_of_a_token_across_two_characters() -> None:
     # "é" is C3 A9 (Ã ©); a token of A9 C3 lies across two of them.
     vocabulary = {"a": 0, "Ã": 1, "©Ã": 2, "©b": 3, "©": 4}
     tokenizer = Tokenizer(models.BPE(vocabulary, []))
@@ -205,22 +205,22 @@ class Shouts:
     ],
     ids=["CTC", "regular expression", "in Python"],
 )
-def test_a_decoder_that_is_not_known_is_refused_by_the_tokenizers_name(decoder: Any) -> None:
+def test_offsets_refuse_an_unknown_decoder(decoder: Any) -> None:
     backend = Tokenizer(models.WordLevel({"a-": 0, "b": 1, "-": 2}, unk_token="b"))
     fast = PreTrainedTokenizerFast(tokenizer_object=backend)
     fast.backend_tokenizer.decoder = decoder
-    with pytest.raises(AlignmentError, match=r"cannot be found with \w+: it is not one of the tokenizers library"):
+    with pytest.raises(AlignmentError, match=r"with \w+: .*tokenizers"):
         check_alignment(fast)
 
 
 def test_a_tokenizer_that_cannot_be_aligned_is_refused_by_name() -> None:
-    with pytest.raises(AlignmentError, match=r"with ByT5Tokenizer: .* Use a fast tokenizer"):
+    with pytest.raises(AlignmentError, match="ByT5Tokenizer"):
         check_alignment(ByT5Tokenizer(extra_ids=0))
-    with pytest.raises(AlignmentError, match=r"The text is not what \w+ decodes"):
+    with pytest.raises(AlignmentError, match="decodes"):
         token_offsets(trained("byte_level"), encoded(trained("byte_level"), "The answer is 18."), "The answer is 18")
 
 
-def test_what_a_decoder_writes_in_place_of_several_tokens_belongs_to_all_of_them() -> None:
+def test_offsets_of_several_tokens_as_one_text() -> None:
     backend = Tokenizer(models.WordLevel({"a": 0, "b": 1, "c": 2}, unk_token="c"))
     backend.decoder = decoders.Sequence([decoders.Fuse(), decoders.Replace("ab", "xyz")])
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, clean_up_tokenization_spaces=False)

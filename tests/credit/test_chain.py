@@ -50,7 +50,7 @@ def test_metrics_of_a_change_by_hand_and_by_parts() -> None:
     assert math.isnan(alike["advantage/x/mass_moved"])  # nothing came in
 
 
-def test_a_chain_records_what_each_hook_did_under_names_of_its_own() -> None:
+def test_chain_names_each_hooks_metrics() -> None:
     twice = adding(1.0, "on_rollout")
     chain = HookChain([twice, adding(2.0, "on_forward"), adding(3.0, "on_rollout", "on_forward"), twice])
     rollout = make_rollout([2, 1])
@@ -102,7 +102,7 @@ def test_rewards_after_two_shapers_by_hand() -> None:
     assert rollout.rewards_B_K.shape == (3, 1)  # what came in is as it was
 
 
-def test_what_a_mask_took_away_is_held_by_sign_after_the_forward_stage() -> None:
+def test_chain_keeps_masks_after_the_forward_stage() -> None:
     keeps_negative, adds = Hook("n", "transform", last=True), Hook("adds", "forward")
     keeps_negative.on_rollout = lambda a_B_T, rollout: torch.where(
         rollout.truncated_B[:, None], a_B_T.clamp(max=0), a_B_T

@@ -21,11 +21,11 @@ def hook(**methods: Any) -> Any:
 
 
 class TestExpandAdvantages:
-    def test_every_token_gets_its_completions_advantage_and_padding_none(self) -> None:
+    def test_token_advantages_leave_padding_at_zero(self) -> None:
         expanded = flow.expand_advantages(torch.tensor([2.0, -1.0]), mask_of([3, 1]))
         assert expanded.tolist() == [[2, 2, 2], [-1, 0, 0]]
 
-    def test_values_off_the_mask_are_cut_even_when_they_are_not_numbers(self) -> None:
+    def test_flow_cuts_nan_off_the_mask(self) -> None:
         advantages = torch.tensor([[1.0, math.nan], [2.0, 3.0]])
         assert flow.expand_advantages(advantages, mask_of([1, 2])).tolist() == [[1, 0], [2, 3]]
 
@@ -92,7 +92,7 @@ class TestHooks:
         assert message in str(error.value)
 
     @pytest.mark.parametrize(("role", "expected"), [("transform", [[3, 4]]), ("estimator", [[0, 1]])])
-    def test_spans_are_added_to_what_came_in_and_an_estimators_to_zero(self, role: str, expected: list[Any]) -> None:
+    def test_flow_adds_spans_by_role(self, role: str, expected: list[Any]) -> None:
         points = SimpleNamespace(
             __name__="points", declares=HookDeclaration(role=role), on_rollout=lambda a, rollout: [[(1, 2, 1.0)]]
         )
@@ -116,11 +116,11 @@ class TestHooks:
         with pytest.raises(error, match=message):
             flow.apply_hooks(torch.zeros(1), [hook(on_rollout=raises)], make_rollout([1]))
 
-    def test_an_error_that_is_named_keeps_what_it_says_of_the_contract(self) -> None:
+    def test_flow_errors_keep_the_contract(self) -> None:
         def raises(advantages_B_T: Any, rollout: Any) -> None:
             raise PluginOutputError("no", "groups")
 
-        with pytest.raises(PluginOutputError, match="'my_hook': on_rollout: no") as error:
+        with pytest.raises(PluginOutputError, match="'my_hook': on_rollout") as error:
             flow.apply_hooks(torch.zeros(1), [hook(on_rollout=raises)], make_rollout([1]))
         assert error.value.breaks == "groups"
 
@@ -141,8 +141,8 @@ class TestReducedLoss:
             flow.reduced_loss(aggregation, loss, torch.ones(2, 3), TOTALS)
         assert message in str(error.value)
 
-    def test_a_scalar_that_does_not_come_from_the_losses_has_no_weights(self) -> None:
+    def test_reduced_loss_must_come_from_the_losses(self) -> None:
         loss_B_T = torch.ones(1, 2, requires_grad=True)
         other = torch.ones((), requires_grad=True) * 2
-        with pytest.raises(PluginOutputError, match="'my_reduce': what reduce returned was not computed from loss_B_T"):
+        with pytest.raises(PluginOutputError, match=r"'my_reduce': .*loss_B_T"):
             flow.reduced_weights(SimpleNamespace(__name__="my_reduce"), other, loss_B_T, torch.ones(1, 2))

@@ -68,7 +68,7 @@ def test_equal_is_the_same_number() -> None:
     assert group_is_equal(rewards, groups).tolist() == [False] * 2 + [True] * 8
 
 
-def test_gathered_rewards_are_those_of_all_ranks_with_groups_from_zero() -> None:
+def test_gather_rewards_of_all_ranks() -> None:
     rollout = make_rollout([1] * 5, [1.0, NAN, 2.0, 3.0, 4.0], [900, -4, 900, -4, 12])
     ranks = Ranks(cut(rollout, [2, 0, 3]))
     for rewards_N, groups_N in ranks.run(gather_rewards):

@@ -25,7 +25,7 @@ from trl_grpo_ext.history.compare.running import group_advantages
 from trl_grpo_ext.plugins.description import overview
 from trl_grpo_ext.plugins.discovery import scan
 from trl_grpo_ext.testing.builders import make_forward, make_rollout
-from trl_grpo_ext.types import ToolCall, Turn, role_of
+from trl_grpo_ext.types import Parts, Place, ToolCall, Turn, role_of
 
 G, T, VOCABULARY = 4, 10, 12
 
@@ -34,6 +34,7 @@ PARAMETERS: Mapping[str, Mapping[str, Any]] = {
     "clip_advantages": {"low": -0.3, "high": 0.3},
     "decoupled_normalisation": {"epsilon": 0.3},  # or with one reward it is TRL's own, up to a factor
     "divergence_mask": {"low": 0.01, "high": 0.01},
+    "sequence_rejection": {"low": 0.9, "high": 1.04},
     "future_kl": {"epsilon_low": 0.2},
     "kl_in_reward": {"coefficient": 1.0},
     "outcome_filter": {"keep": "failures", "threshold": 0.95},  # the best of one group is one
@@ -91,7 +92,6 @@ def batch(rewards: Sequence[float]) -> Rollout:
     pieces = ["<think>", "a", "b", "</think>", *"cdefgh"]
     rows = [pieces[:length] for length in LENGTHS]
     starts = [[0, *itertools.accumulate(map(len, row))] for row in rows]
-    spans = [[(0, 8, reward / 2), (8, starts[i][-1], reward / 2)] for i, reward in enumerate(rewards)]
     rewards_B_2 = torch.tensor([[reward, 0.1 * (row % 3)] for row, reward in enumerate(rewards)], dtype=torch.float64)
     rewards_B_2[2 * G :, 1] = 0.0  # or the groups of equal rewards would not be
     numbers = [[0] * 4 + [1] * (length - 4) + [-1] * (T - length) for length in LENGTHS]
@@ -118,8 +118,12 @@ def batch(rewards: Sequence[float]) -> Rollout:
         rewards_B_K=rewards_B_2,
         reward_names=("points", "plain"),
         reward_weights_K=torch.tensor([1.0, 0.0], dtype=torch.float64),
-        reward_spans={"points": spans},
-        reward_turns={"points": [[one, reward - one] for one, reward in zip(worth, rewards, strict=True)]},
+        parts={
+            "points": [
+                Parts({"call": (one, Place(turn=0)), "answer": (reward - one, Place(turn=int(length > 4)))}, reward)
+                for one, reward, length in zip(worth, rewards, LENGTHS, strict=True)
+            ]
+        },
         turns_B_T=torch.tensor(numbers),
         turns=turns,
         num_generations=G,
@@ -127,7 +131,7 @@ def batch(rewards: Sequence[float]) -> Rollout:
         old_entropies_B_T=LOGPS["old"][1],
         ref_logps_B_T=LOGPS["ref"][0],
         teacher_logps_B_T={"policy given teacher_prompt": LOGPS["ref"][0]},
-        sampling_logps_B_T=LOGPS["old"][0],
+        sampling_logps_B_T=LOGPS["now"][0],
     )
 
 

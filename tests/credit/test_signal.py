@@ -24,7 +24,7 @@ from trl_grpo_ext.credit.signal import (
     zero_variance_of,
 )
 from trl_grpo_ext.errors import ConfigurationError, PluginOutputError
-from trl_grpo_ext.filters.groups import Signal
+from trl_grpo_ext.filters.conditions import Signal
 from trl_grpo_ext.plugins.loading import available, implements, parse_selection
 from trl_grpo_ext.types import Rollout
 
@@ -37,7 +37,7 @@ BY_WEIGHTS = [
 loaded = cache(load_loss_aggregation)
 
 
-def test_a_completion_has_signal_where_a_token_that_counts_has_an_advantage() -> None:
+def test_has_signal_counts_live_tokens() -> None:
     mask_B_T = mask_of([2, 2, 1, 0])
     advantages_B_T = torch.tensor([[0.0, 1e-30], [0.0, -0.0], [0.0, 5.0], [5.0, 5.0]], dtype=torch.float64)
     assert has_signal(advantages_B_T, mask_B_T).tolist() == [True, False, False, False]
@@ -86,7 +86,7 @@ def verdicts(rollout: Rollout) -> tuple[list[bool], list[bool]]:
     return signal_of(table)[::size].tolist(), zero_variance_of(table)[::size].tolist()
 
 
-def test_a_mixed_group_of_which_every_set_succeeds_has_no_signal_and_no_zero_variance() -> None:
+def test_signal_of_pass_at_k_groups() -> None:
     chain, rollout = after([{"name": "pass_at_k", "k": 2}, "zero_variance_credit"], MIXED, ALL_RIGHT, ONE_RIGHT)
     assert rollout.advantages_B_T is not None
     assert verdicts(rollout) == ([False, False, True], [False, True, False])
@@ -113,7 +113,7 @@ EVERYWHERE: list[list[Any]] = [
 
 
 @pytest.mark.parametrize("hooks", EVERYWHERE, ids=str)
-def test_advantages_for_equal_rewards_do_not_switch_off_the_choice_of_groups(hooks: list[Any]) -> None:
+def test_signal_beside_credit_for_equal_groups(hooks: list[Any]) -> None:
     _, rollout = after(hooks, ONE_RIGHT, ALL_RIGHT, MIXED, ALL_WRONG)
     expected = [True] * 4 + ["equal rewards"] * 4 + [True] * 4 + ["equal rewards"] * 4
     assert Signal().keep(rollout) == expected
@@ -122,14 +122,14 @@ def test_advantages_for_equal_rewards_do_not_switch_off_the_choice_of_groups(hoo
 
 
 @pytest.mark.parametrize("hooks", [["teacher_log_ratio"], ["turn_rewards"], ["gigpo"], ["process_rewards"]], ids=str)
-def test_a_hook_that_reads_more_than_rewards_leaves_it_to_the_advantages(hooks: list[Any]) -> None:
+def test_signal_of_a_hook_with_more_than_rewards(hooks: list[Any]) -> None:
     _, rollout = after(hooks, ONE_RIGHT, ALL_RIGHT)
     assert rollout.uninformative_B is None
     learns = hooks == ["teacher_log_ratio"]
     assert verdicts(rollout)[0] == [True, learns]
 
 
-def test_each_functions_rewards_decide_whatever_the_shapers_and_over_all_ranks() -> None:
+def test_zero_variance_is_of_raw_rewards_on_all_ranks() -> None:
     both = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 0.0], [1.0, 0.0]], dtype=torch.float64)
     rollout = make_rollout(
         [1] * 4,
@@ -143,7 +143,7 @@ def test_each_functions_rewards_decide_whatever_the_shapers_and_over_all_ranks()
     assert torch.cat(seen).tolist() == [False, False, True, True]
 
 
-def test_a_hook_for_equal_groups_that_finds_none_left_says_so_once() -> None:
+def test_zero_variance_credit_without_groups_warns_once() -> None:
     chain, rollout = after(["raw_reward", "whiten", "zero_variance_credit"], ONE_RIGHT, ALL_RIGHT, ALL_WRONG)
     (sentence,) = chain.overruled(signal_table(rollout))
     assert "'zero_variance_credit' is for groups of equal rewards, and in this batch the other hooks gave" in sentence
@@ -224,9 +224,9 @@ def test_an_aggregation_that_brings_them_back_is_refused() -> None:
             return (rollout.completion_ids_B_T > 0).to(rollout.mask_B_T.dtype)
 
     own = SkipZeroVariance(OwnMask())
-    with pytest.raises(ValueError, match=r"rollout\.advantages_B_T is None"):
+    with pytest.raises(ValueError, match="advantages_B_T"):
         own.weights(make_rollout([2, 1]))
-    with pytest.raises(PluginOutputError, match=r"'OwnMask, skip_zero_variance'.*zero where rollout.mask_B_T is zero"):
+    with pytest.raises(PluginOutputError, match=r"'OwnMask, skip_zero_variance'.*mask_B_T"):
         flow.token_weights(own, two_groups(width=4))
 
 
@@ -244,5 +244,5 @@ def test_it_is_an_option_of_the_selection_and_not_of_the_plugin() -> None:
         ConfigurationError, match=r"tail_mean.*has `reduce`, and skip_zero_variance works with `weights`"
     ):
         load_loss_aggregation({"name": "tail_mean", "skip_zero_variance": True})
-    with pytest.raises(ConfigurationError, match="'token_mean' is 'yes'; it must be true or false"):
+    with pytest.raises(ConfigurationError, match="'token_mean' is 'yes'"):
         load_loss_aggregation({"name": "token_mean", "skip_zero_variance": "yes"})

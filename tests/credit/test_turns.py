@@ -1,5 +1,6 @@
 """Turns of conversations with tools, through real chat templates and TRL's own tool loop."""
 
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -9,12 +10,13 @@ import torch
 from datasets import Dataset
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from tests.contexts import make_rollout
 from tests.credit.template_turns import FAMILIES, Family, tokenizer_of
 from tests.support import arguments
 from trl_grpo_ext import GRPOExtTrainer
-from trl_grpo_ext.credit.turns import is_tool_error, place_spans, read_turns, true_runs, turn_values
+from trl_grpo_ext.credit.turns import is_tool_error, read_turns, true_runs
 from trl_grpo_ext.errors import AlignmentError
-from trl_grpo_ext.types import HookDeclaration, Rollout, SpanScore, Turn, TurnScores, turn_numbers
+from trl_grpo_ext.types import END, HookDeclaration, Part, Parts, Place, Rollout, ToolCall, Turn, turn_numbers
 
 LIMIT = 1600
 HARD = "naïve ﷽ 你好 שלום 👩‍👩‍👧 e\u0301"
@@ -135,18 +137,19 @@ class Sees:
 def per_turn(completions: list[Any], **columns: Any) -> list[float]:
     """1, 2, 4 ... for the turns, but nothing for a completion of one."""
     counts = [sum(message["role"] == "assistant" for message in completion) for completion in completions]
-    return [TurnScores([2.0**k for k in range(count)]) if count > 1 else 0.25 for count in counts]
+    rows = [{f"turn {k}": (2.0**k, Place(turn=k)) for k in range(count)} for count in counts]
+    return [Parts(row) if len(row) > 1 else 0.25 for row in rows]
 
 
 def first_letters(completions: list[Any], **columns: Any) -> list[float]:
-    """A span on the first letter of every assistant message, and one on the last letter of the last."""
+    """A part with the first letter of every assistant message, and one with the last letter of the last."""
     scores = []
     for completion in completions:
         texts = [message["content"] for message in completion if message["role"] == "assistant"]
-        spans: list[Any] = [(turn, 0, 1, 1.0) for turn, text in enumerate(texts) if text]
-        if said := [text for text in texts if text.strip()]:
-            spans.append((len(said[-1]) - 1, len(said[-1]), 8.0))
-        scores.append(SpanScore(1.0, spans))
+        firsts = [Place(0, 1, turn) for turn, text in enumerate(texts) if text]
+        said = [text for text in texts if text.strip()]
+        last = [Place(len(said[-1]) - 1, len(said[-1]))] if said else []
+        scores.append(Parts({"first": (1.0, firsts), "last": (8.0, last)}, 1.0))
     return scores
 
 
@@ -286,21 +289,23 @@ def check_calls(rollout: Rollout, row: int, turns: Any, family: Family) -> None:
 
 
 def check_spans(rollout: Rollout) -> None:
-    spans, values = rollout.reward_spans["first_letters"], rollout.reward_turns["per_turn"]
-    assert list(rollout.reward_turns) == ["per_turn"]
+    letters, values = rollout.parts["first_letters"], rollout.parts["per_turn"]
+    wrote_2_B_T = torch.stack([letters.tokens(part) for part in (0, 1)])
     for row, completion in enumerate(rollout.completions):
         texts = [message["content"] for message in completion if message["role"] == "assistant"]
-        letters = [text[0] for text in texts if text]
-        if said := [text for text in texts if text.strip()]:
-            letters.append(said[-1][-1])
-        assert [rollout.texts[row][start:end] for start, end, _ in spans[row]] == letters
-        turns = rollout.turns(row)
-        if len(turns) > 1:
-            assert values[row] == [2.0**k for k in range(len(turns))]
-            whole = rollout.reward_spans["per_turn"][row]
-            assert whole == [(*turn.characters, 2.0**turn.number) for turn in turns]
-        else:
-            assert values[row] is None
+        wrote = [of_row.nonzero().flatten().tolist() for of_row in wrote_2_B_T[:, row]]
+        first, last = ([rollout.texts[row][slice(*rollout.offsets(row)[token])] for token in of] for of in wrote)
+        expected = [text[0] for text in texts if text]
+        assert len(first) >= len(expected)
+        assert all(letter in said for letter, said in zip(expected, first, strict=False))
+        said = [text for text in texts if text.strip()]
+        assert bool(said) == bool(last)
+        assert not said or said[-1][-1] in "".join(last)
+        turns, scores_M = rollout.turns(row), values.scores_B_M[row]
+        several = len(turns) > 1
+        assert scores_M[~scores_M.isnan()].tolist() == ([2.0**k for k in range(len(turns))] if several else [])
+        places = [one[1:] for one in values.ranges_R_4.tolist() if one[0] == row]
+        assert places == ([[turn.number, *turn.tokens] for turn in turns] if several else [])
 
 
 def test_turn_numbers_and_runs() -> None:
@@ -350,7 +355,21 @@ def test_other_turns_than_messages_are_refused() -> None:
     one = [{"role": "assistant", "content": "onextwo"}]
     first, second = turns_of(one, [True] * 3 + [False] + [True] * 3, "onextwo")
     assert (first.text, first.observation, second.text, first.content) == ("one", "x", "two", None)
-    assert place_spans([(0, 2, 1.0)], lambda: [first, second], one, "onextwo", 0) == [(0, 2, 1.0)]
+    assert placed([Place(0, 2)], [first, second], one, "onextwo", wrote=[1, 1, 1, 0, 1, 1, 1]) == [(0, 2)]
+
+
+def placed(places: list[Place], turns: list[Turn], completion: Any, text: str, wrote: list[int]) -> list[Any]:
+    """The tokens, of one character each, of places in the second of two completions."""
+    live_B_T = torch.tensor([[1.0] * len(text), [float(one) for one in wrote]]).double()
+    rollout = make_rollout(
+        [len(text)] * 2,
+        tool_mask_B_T=live_B_T,
+        texts=[text] * 2,
+        completions=[completion] * 2,
+        turns=lambda row: turns,
+        parts={"r": [None, Parts([Part("a", 1.0, places=places)])]},
+    )
+    return [tuple(found[2:]) for found in rollout.parts["r"].ranges_R_4.tolist() if found[:2] == [1, 0]]
 
 
 def test_a_content_without_a_place_of_its_own_is_refused() -> None:
@@ -358,20 +377,16 @@ def test_a_content_without_a_place_of_its_own_is_refused() -> None:
     wrote = [True] * 3 + [False] + [True] * 3
     turns = turns_of(rewritten, wrote, "oooxtwo")
     assert [turn.content for turn in turns] == [None, (4, 7)]  # "o" stands there three times
-    assert place_spans([(1, 0, 1, 2.0), (1, 2, 5.0)], lambda: turns, rewritten, "oooxtwo", 3) == [
-        (4, 5, 2.0),
-        (5, 6, 5.0),
-    ]
-    with pytest.raises(AlignmentError, match="at row 3 cannot be placed: the text of assistant message 0"):
-        place_spans([(0, 0, 1, 2.0)], lambda: turns, rewritten, "oooxtwo", 3)
-    assert place_spans([(0, 0, None, 2.0)], lambda: turns, rewritten, "oooxtwo", 3) == [(0, 3, 2.0)]
-    with pytest.raises(AlignmentError, match=r"a value for turn 2 of the completion at row 3, which has 2"):
-        place_spans([(2, 0, 1, 2.0)], lambda: turns, rewritten, "oooxtwo", 3)
-
-
-def test_values_of_turns() -> None:
-    assert turn_values(TurnScores([1.0, 0.0]).spans, 3, "r", 0) == [1.0, 0.0, 0.0]
-    assert turn_values([(0, 1, 1.0), (0, 0, 2, 1.0)], 3, "r", 0) is None
-    assert turn_values(None, 3, "r", 0) is None
-    with pytest.raises(AlignmentError, match="The reward 'r' has a value for turn 2 of the completion at row 7"):
-        turn_values(TurnScores([1.0, 0.0, 0.0]).spans, 2, "r", 7)
+    where: Any = (turns, rewritten, "oooxtwo", [1, 1, 1, 0, 1, 1, 1])
+    assert placed([Place(0, 1, 1), Place(1, 2)], *where) == [(4, 5), (5, 6)]
+    with pytest.raises(AlignmentError, match="at row 1 cannot be placed: the text of assistant message 0"):
+        placed([Place(0, 1, 0)], *where)
+    assert placed([Place(turn=0)], *where) == [(0, 3)]
+    for place in (Place(0, 1, 2), Place(turn=2), Place(turn=2, call=0)):
+        with pytest.raises(AlignmentError, match=r"a part in turn 2 of the completion at row 1, which has 2"):
+            placed([place], *where)
+    with pytest.raises(AlignmentError, match=r"tool call 0 of turn 1 at row 1, which makes 0"):
+        placed([Place(turn=1, call=0)], *where)
+    call = ToolCall(name="t", tokens=(1, 3))
+    turns[0] = replace(turns[0], calls=[call])
+    assert placed([Place(turn=0, call=0), END], *where) == [(1, 3), (6, 7)]

@@ -33,7 +33,7 @@ class Block:
 
 def pages() -> list[Path]:
     """All pages that are written by hand."""
-    top = [ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")]
+    top = [ROOT / f"{name}.md" for name in ("README", "CHANGELOG", "CONTRIBUTING", "SECURITY", "CODE_OF_CONDUCT")]
     return [*top, *sorted((ROOT / "docs").glob("*.md")), ROOT / "docs" / "examples" / "README.md"]
 
 
@@ -91,6 +91,7 @@ RUN: dict[tuple[str, str], tuple[str, str]] = {
         "from trl_grpo_ext.types import CONTRACT_VERSION",
         "FirstTokens.declares.contract_version == CONTRACT_VERSION",
     ),
+    ("docs/parts.md", "def card("): ("", "card(['Name: Ada, Born: 1816'], ['Ada'], [1815]) == [0.5]"),
     ("docs/conformance.md", "conformance={"): ("", "set(Polite.declares.conformance) == {'parameters', 'columns'}"),
     ("docs/report.md", "def last_rewards("): ("", "callable(last_rewards)"),
     ("docs/recipes.md", "def judged("): ("", "judged(['a 5', 'b'], ['5', None]) == [1.0, None]"),
@@ -108,7 +109,10 @@ RUN: dict[tuple[str, str], tuple[str, str]] = {
 COMPILED: dict[tuple[str, str], str] = {
     ("docs/conformance.md", "assert_conforms("): "tests of a reader's package; tests/testing runs the same calls",
     ("docs/launching.md", "check_launch("): "needs a launch; tests/recipes/engines runs the same calls in one",
-    ("docs/launching.md", "stopped_by_signal"): "needs a stopped training; tests/launch/test_stop_signal.py has one",
+    (
+        "docs/launching.md",
+        "stopped_by_signal",
+    ): "tests/launch/checkpoints/test_stop_signal.py stops a training",
     ("docs/pipelines.md", "RLOOConfig("): "TRL wants bfloat16 there; tests/trainer/test_stock_trl.py trains",
     ("docs/manifest.md", "differences(old, new)"): "needs two runs; tests/records/test_manifest.py compares some",
     ("docs/compare.md", "found = compare("): "needs runs; tests/history/compare makes some",

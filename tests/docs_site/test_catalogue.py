@@ -43,6 +43,21 @@ def test_an_example_has_the_values_worked_out_by_hand(key: tuple[str, str], resu
         assert [pytest.approx(value) for value in values] == list(found[head])
 
 
+TOKEN_LOSSES = {
+    # ln(1.2)² = .033241, ln(.5)² = .480453 and ln(1.1)² = .009084, times .05
+    "squared_log_ratio": [0.00166, 0.00166, 0.02402, 0.00045],
+    "kl_cov": [0, 0, 0, 0.00454],  # the covariances are .631, -.062, -.408 and .978; half of the square of ln 1.1
+    "smooth_clip": [-1.15232, -1.15232, 0.80268, 1.09242],  # tanh of 1, 1, -2.5 and .5
+    "clip_cov": [-1.2, -1.2, 0.8, 0],  # the last is left out; the clip holds .5 at .8
+    "topr": [0.51083, 1.20397, -0.88519, -1.214],  # -ln .6, -ln .3, .55·ln .2, .55·ln .11
+}
+
+
+@pytest.mark.parametrize("name", [name for kind, name in WORKED if kind == "token_loss"])
+def test_token_losses_by_hand(name: str) -> None:
+    assert WORKED["token_loss", name].result()["loss"] == pytest.approx(TOKEN_LOSSES[name], abs=1e-5)
+
+
 # ------------------------------------------------------------------------------------------------------ pages
 
 
@@ -69,7 +84,8 @@ def test_a_page_has_all_that_a_reader_looks_for(info: Any, pages: Path) -> None:
     assert f"#L-{docs.line}" in text
     for block in re.findall(r"```yaml\n(.*?)```", text, re.DOTALL):
         (key,) = yaml.safe_load(block)
-        assert key in ("rewards", "advantage_hooks", "loss_aggregation", "resample", "prompt_sampler")
+        settings = ("rewards", "advantage_hooks", "loss_aggregation", "resample", "prompt_sampler", "token_losses")
+        assert key in settings
     assert "## Worked example\n" in text
     assert text.count("```math") + text.count("{math}`") >= len(formulas(docs.doc.description))
 
@@ -80,7 +96,7 @@ def test_the_pages_of_a_kind_list_all_of_it(pages: Path) -> None:
         assert set(re.findall(r"\]\((\w+)\.md\)", text)) == {info.name for info in BUILT_IN if info.kind == kind}
 
 
-def test_the_page_on_compatibility_is_what_the_files_say_that_decide() -> None:
+def test_compatibility_page_agrees_with_the_files() -> None:
     text = compatibility.PAGE.read_text(encoding="utf-8")
     python = compatibility.tested_pythons(text)[0]
     assert compatibility.renewed(text, python) == text, "run: python -m docs.site.compatibility"

@@ -92,7 +92,7 @@ def offered(made: Environment) -> dict[str, list[tuple[str, str]]]:
 # ----------------------------------------------------------------------------------------------- found, checked, tested
 
 
-def test_the_wheels_hold_a_typed_package_and_a_licence_and_nothing_else(wheels: dict[str, Path]) -> None:
+def test_example_wheels_are_typed_and_licensed(wheels: dict[str, Path]) -> None:
     for name, wheel in wheels.items():
         package = name.replace("-", "_")
         files = zipfile.ZipFile(wheel).namelist()
@@ -178,7 +178,7 @@ def test_the_rewards_are_those_of_the_completions(steps: Any) -> None:
     assert with_sums > STEPS * BATCH / 8
 
 
-def test_the_hook_paid_the_results_of_right_sums_and_nothing_else(steps: Any) -> None:
+def test_equation_credit_pays_right_sums_alone(steps: Any) -> None:
     for log, rows in steps:
         after = []
         for row in rows:

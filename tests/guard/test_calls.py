@@ -15,7 +15,7 @@ import torch
 
 from trl_grpo_ext.errors import PluginOutputError
 from trl_grpo_ext.guard.calls import call, check_scores, is_async, reward_name, select_rows, unique_names
-from trl_grpo_ext.types import SpanScore
+from trl_grpo_ext.types import Parts
 
 
 def plain(completions: list[str], factor: float = 1.0, **columns: Any) -> list[float]:
@@ -62,7 +62,7 @@ def test_every_form_is_called_and_named(function: Any) -> None:
         assert call(function, {"completions": ["a", "bcd"]}) == [1.0, 3.0]
 
 
-def test_an_async_reward_can_be_called_from_any_thread_and_from_a_running_loop() -> None:
+def test_call_of_an_async_reward_in_any_thread() -> None:
     reward, seen = Awaited(), []
     threads = [threading.Thread(target=lambda: seen.append(call(reward, {"completions": ["ab"]}))) for _ in range(4)]
     for thread in threads:
@@ -114,9 +114,9 @@ def test_one_number_or_none_per_completion(returned: Any) -> None:
 @pytest.mark.parametrize("make", [torch.tensor, np.array], ids=["tensor", "array"])
 def test_an_array_of_one_axis_is_a_list(make: Any) -> None:
     assert check_scores(make([1.0, 0.0, 0.5]), 3, "r") == [1.0, 0.0, 0.5]
-    with pytest.raises(PluginOutputError, match=r"of shape \(3, 1\); it must be \(3,\)"):
+    with pytest.raises(PluginOutputError, match=r"\(3, 1\).*\(3,\)"):
         check_scores(make([[1.0], [0.0], [0.5]]), 3, "r")
-    with pytest.raises(PluginOutputError, match=r"of shape \(\); it must be \(3,\)"):
+    with pytest.raises(PluginOutputError, match=r"\(\).*\(3,\)"):
         check_scores(make(1.0), 3, "r")
 
 
@@ -137,5 +137,5 @@ def test_an_array_of_one_axis_is_a_list(make: Any) -> None:
 def test_anything_else_is_refused(returned: Any, message: str) -> None:
     with pytest.raises(PluginOutputError, match=f"The reward 'my_reward' .*{message}"):
         check_scores(returned, 2, "my_reward")
-    spans = SpanScore(3.4e38, [(0, 1, 0.5)])  # float32 can hold that
-    assert check_scores([spans, None, math.nan], 3, "r")[0] is spans
+    parts = Parts({"a": (3.4e38, (0, 1))})  # float32 can hold that
+    assert check_scores([parts, None, math.nan], 3, "r")[0] is parts

@@ -23,7 +23,7 @@ from tests.support import length_reward, train
 from trl_grpo_ext.errors import ConfigurationError, PluginOutputError, RewardError
 from trl_grpo_ext.guard.guarded import AsyncGuarded, Guarded, guarded
 from trl_grpo_ext.guard.outcomes import Outcome
-from trl_grpo_ext.types import SpanScore
+from trl_grpo_ext.types import END, Part, Parts, Place
 
 
 def behave(completions: list[Any], **columns: Any) -> list[Any]:
@@ -107,9 +107,7 @@ def outcomes(reward: Guarded, completions: list[Any], **columns: Any) -> list[st
 
 
 @pytest.mark.slow
-def test_a_function_with_a_timeout_runs_in_worker_processes_and_else_here(
-    closed: contextlib.ExitStack, trace: Trace
-) -> None:
+def test_guarded_timeout_uses_worker_processes(closed: contextlib.ExitStack, trace: Trace) -> None:
     reward = made(closed, trace, timeout=10.0, workers=2)
     assert reward(prompts=["?"] * 3, completions=["a", "bb", "none"], completion_ids=[[1]] * 3) == [1.0, 2.0, None]
     assert all(int(pid) != os.getpid() for pid, *_ in trace.lines)
@@ -124,7 +122,7 @@ def test_a_function_with_a_timeout_runs_in_worker_processes_and_else_here(
 
 
 @pytest.mark.slow
-def test_each_completion_has_an_outcome_of_its_own_which_is_counted(closed: contextlib.ExitStack) -> None:
+def test_guarded_counts_outcomes_per_completion(closed: contextlib.ExitStack) -> None:
     reward = made(closed, behave, timeout=1.0, workers=2, memory_mb=200, on_error=None)
     completions = ["abc", "sleep 60", "exit", "raise no", "memory 1000", "none", "nan", "", "raise \ud800\x00"]
     judged = reward.judge(completions)
@@ -154,12 +152,12 @@ def test_an_error_stops_the_run_and_names_the_row(closed: contextlib.ExitStack) 
         reward(completions=["a", "raise no\ncan do"])
     assert "in behave" in str(info.value.__cause__)  # the worker's own traceback
     here = guarded(behave)
-    with pytest.raises(RewardError, match=r"row 2 is 'error' \(ValueError: x\)") as info:
+    with pytest.raises(RewardError, match=r"row 2 .*'error' \(ValueError: x\)") as info:
         here(completions=["a", "b", "raise x"])
     assert isinstance(info.value.__cause__, ValueError)
 
 
-def test_a_batch_in_one_call_shares_one_outcome_which_is_nobodys_fault(closed: contextlib.ExitStack) -> None:
+def test_guarded_batch_shares_one_outcome(closed: contextlib.ExitStack) -> None:
     reward = made(closed, behave, timeout=1.0, workers=1, batch_size=None)
     assert reward(completions=["a", "bb"]) == [1.0, 2.0]
     assert reward(completions=["a", "sleep 60"]) == [None, None]
@@ -193,14 +191,17 @@ def test_what_cannot_travel_is_left_out_in_workers(closed: contextlib.ExitStack,
     assert trace.lines[1][2] == "['answer', 'environments', 'log_extra', 'log_metric', 'trainer_state']"
 
 
-def test_spans_survive_the_way_from_a_worker(closed: contextlib.ExitStack) -> None:
-    def spans(completions: list[str], **_: Any) -> list[SpanScore | None]:
-        return [SpanScore(len(c), [(0, 1, 0.5), (1, len(c), -2.0)]) if c else None for c in completions]
+PARTS = [Part("a", 1.0, 2.0, [(0, 1), END]), Part("b", None), Part("c", -0.5, places=Place(turn=1, call=0))]
+
+
+def test_parts_survive_the_way_from_a_worker(closed: contextlib.ExitStack) -> None:
+    def spans(completions: list[str], **_: Any) -> list[Parts | None]:
+        return [Parts(PARTS, len(c)) if c else None for c in completions]
 
     for options in ({"workers": 1}, {}):
         score, nothing = made(closed, spans, **options)(completions=["abc", ""])
-        assert isinstance(score, SpanScore)
-        assert (score, score.spans) == (3.0, ((0, 1, 0.5), (1, 3, -2.0)))
+        assert isinstance(score, Parts)
+        assert (score, score.parts) == (3.0, Parts(PARTS).parts)
         assert nothing is None
 
 
@@ -211,7 +212,7 @@ def test_a_broken_contract_is_no_outcome(closed: contextlib.ExitStack, options: 
         with pytest.raises(PluginOutputError, match=message) as info:
             reward(completions=["a", completion, "b"])
         assert "That call had row 1 of the batch's 3." in str(info.value)
-    with pytest.raises(PluginOutputError, match="returned 0 values for 1 completions"):
+    with pytest.raises(PluginOutputError, match=r"0 values .*1 completions"):
         made(closed, lambda **_: [], on_error=0.0, **options)(completions=["a"])
 
 
@@ -267,7 +268,7 @@ def test_async_calls_wait_together_or_so_many_at_a_time() -> None:
         assert most == expected
 
 
-def test_an_async_call_that_raises_is_made_again_and_its_own_timeouts_are_errors() -> None:
+def test_guarded_async_retries_and_timeouts() -> None:
     tries = 0
 
     async def own_timeout(completions: list[str], **_: Any) -> list[float]:
@@ -335,5 +336,5 @@ def test_settings_that_cannot_work_are_refused(options: dict[str, Any], message:
 
 def test_what_is_no_reward_function_is_refused() -> None:
     for what in (5, torch.nn.Linear(1, 1)):
-        with pytest.raises(ConfigurationError, match="must be a function or callable object, got"):
+        with pytest.raises(ConfigurationError, match="callable"):
             guarded(what)

@@ -16,7 +16,7 @@ def judged(*outcomes: Outcome) -> list[Judgement]:
     return [Judgement(outcome) for outcome in outcomes]
 
 
-def test_the_defaults_tell_the_completions_fault_from_the_references() -> None:
+def test_policy_defaults_by_whose_fault() -> None:
     policy = OutcomePolicy("r", EVERY)
     scores = policy.scores(judged(Outcome.RIGHT, Outcome.WRONG, Outcome.NO_ANSWER, Outcome.UNPARSEABLE))
     assert scores == [1.0, 0.0, 0.0, None]
@@ -35,20 +35,20 @@ def test_each_outcome_can_be_changed() -> None:
 def test_a_score_of_the_rewards_own_is_never_replaced() -> None:
     policy = OutcomePolicy("r", EVERY)
     assert policy.scores([Judgement(Outcome.SCORED, score=0.3), Judgement(Outcome.NONE)]) == [0.3, None]
-    with pytest.raises(ConfigurationError, match="r has no outcome 'scored' to set"):
+    with pytest.raises(ConfigurationError, match=r"r .*'scored'"):
         OutcomePolicy("r", EVERY, {"scored": 1.0})
 
 
-def test_outcomes_that_a_reward_does_not_have_are_refused_and_the_others_listed() -> None:
-    with pytest.raises(ConfigurationError, match="r has no outcome 'timeout' to set; it has: right, wrong"):
+def test_policy_refuses_unknown_outcomes() -> None:
+    with pytest.raises(ConfigurationError, match=r"r .*'timeout'.*right, wrong"):
         OutcomePolicy("r", (Outcome.RIGHT, Outcome.WRONG), {"timeout": 0.0})
-    with pytest.raises(ConfigurationError, match="must be a mapping"):
+    with pytest.raises(ConfigurationError, match="mapping"):
         OutcomePolicy("r", EVERY, [("timeout", 0.0)])  # type: ignore[arg-type]
-    with pytest.raises(PluginParameterError, match="gsm8k_accuracy has no outcome 'timeout'"):
+    with pytest.raises(PluginParameterError, match=r"gsm8k_accuracy .*'timeout'"):
         load_rewards([{"name": "gsm8k_accuracy", "outcomes": {"timeout": 0.0}}])
 
 
-def test_every_outcome_is_logged_every_time_as_a_share_of_the_batch() -> None:
+def test_policy_logs_every_outcomes_share() -> None:
     policy = OutcomePolicy("r", (Outcome.RIGHT, Outcome.WRONG, Outcome.TIMEOUT))
     metrics: dict[str, float] = {}
     extra: dict[str, list[Any]] = defaultdict(list)

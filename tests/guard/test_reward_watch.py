@@ -55,7 +55,7 @@ def test_a_reward_for_the_other_form_is_told_so(
     function: Callable[..., Any], columns: dict[str, Any], said: str | None, rows: int
 ) -> None:
     watched = RewardWatch().wrap(function, "mine")
-    with pytest.raises(PluginRunError, match="The reward 'mine' raised") as caught:
+    with pytest.raises(PluginRunError, match="'mine' raised") as caught:
         reward_watch.call(watched, {name: values[:rows] for name, values in columns.items()})
     if said is None:
         said = "no single one of the 4 completions is at fault" if rows == 4 else "at row 0 of 1"
@@ -90,5 +90,5 @@ def test_a_reward_that_cannot_start_is_named() -> None:
         def start_scoring(self, completions: list[str], **columns: Any) -> None:
             raise OSError("no such server")
 
-    with pytest.raises(PluginRunError, match="The reward 'starts' raised OSError: no such server"):
+    with pytest.raises(PluginRunError, match="'starts' raised OSError: no such server"):
         RewardWatch().start_scoring([Starts()], ["starts"], [{"prompt": "?"}], prompts=["?"], completions=["a"])

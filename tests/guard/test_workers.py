@@ -181,7 +181,7 @@ def test_what_a_task_raises_is_its_answer(pool: WorkerPool) -> None:
     assert one(pool, os.getpid).value == before  # none of these costs a worker
 
 
-def test_a_task_sees_the_parents_path_and_what_it_starts_the_original_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pool_task_has_the_parents_path(monkeypatch: pytest.MonkeyPatch) -> None:
     def task(job: Any) -> Any:
         import os
         import sys
@@ -231,7 +231,7 @@ def test_a_reply_that_is_none_counts_as_a_death(pool: WorkerPool) -> None:
     assert [(one.status, one.detail) for one in done] == [("died", detail)] * len(none)
 
 
-def test_a_job_that_fills_the_memory_dies_and_a_worker_that_has_grown_goes(pool: WorkerPool) -> None:
+def test_pool_limits_memory(pool: WorkerPool) -> None:
     done = one(pool, lambda: len(bytearray(2000 * 2**20)))
     assert (done.status, done.detail) == ("died", "out of memory, twice")
     grown = one(pool, lambda: sys.modules.update(kept=bytearray(200 * 2**20)) or os.getpid()).value  # type: ignore[func-returns-value, call-overload]
@@ -248,7 +248,7 @@ def test_a_job_that_hangs_is_killed_by_its_cpu_time_or_its_sleep(pool: WorkerPoo
 
 
 @pytest.mark.slow
-def test_an_honest_job_has_its_result_whatever_its_neighbours_use_up(pool: WorkerPool) -> None:
+def test_pool_keeps_honest_jobs_beside_hostile_ones(pool: WorkerPool) -> None:
     honest = work(0.5)
     jobs = [*[spin() for _ in range(6)], honest, *[spin() for _ in range(6)]]
     for order in (jobs, jobs[::-1], [honest]):
@@ -283,7 +283,7 @@ def test_a_server_killed_from_outside_is_started_again(pool: WorkerPool, tmp_pat
     assert len({server for _, server in pids_in(trace)}) == 2
 
 
-def test_the_server_does_a_tasks_chores_when_it_is_idle_and_a_worker_from_before_gives_way_to_another() -> None:
+def test_pool_does_chores_when_idle() -> None:
     seen: list[int] = []
 
     def task(job: None) -> list[int]:
@@ -295,7 +295,7 @@ def test_the_server_does_a_tasks_chores_when_it_is_idle_and_a_worker_from_before
         wait_until(lambda: one(pool, None).value == [1, 2])
 
 
-def test_a_job_that_takes_too_long_only_while_caches_are_cold_is_no_timeout() -> None:
+def test_pool_gives_cold_caches_another_try() -> None:
     cache: list[int] = []
 
     def task(allowed: bool) -> str:
@@ -309,7 +309,7 @@ def test_a_job_that_takes_too_long_only_while_caches_are_cold_is_no_timeout() ->
     assert (never.status, slow_at_first.value) == ("timeout", "from the cache")
 
 
-def test_a_job_that_never_ends_has_its_time_once_and_a_slice_in_cold_caches(tmp_path: Path) -> None:
+def test_pool_ends_an_endless_job_once(tmp_path: Path) -> None:
     def task(job: None) -> None:
         begun = time.process_time()
         while True:
@@ -386,9 +386,7 @@ def test_it_may_be_used_from_several_threads_at_once(pool: WorkerPool) -> None:
     assert answers == {number: [100 * number + i for i in range(30)] for number in range(4)}
 
 
-def test_a_child_forked_in_the_middle_of_a_batch_works_with_processes_of_its_own(
-    pool: WorkerPool, tmp_path: Path
-) -> None:
+def test_pool_in_a_forked_child(pool: WorkerPool, tmp_path: Path) -> None:
     mine = one(pool, os.getpid).value
     trace, answers = tmp_path / "trace", tmp_path / "answers"
     thread, results = in_background(pool, [mark(trace, 0.5)] * 2)
@@ -520,28 +518,28 @@ def test_a_task_that_cannot_be_loaded_is_an_error_with_its_text(tmp_path: Path) 
 
     with contextlib.closing(WorkerPool(Broken(), name="broken")) as pool:
         for _ in range(2):
-            with pytest.raises(RewardError, match=r"broken: the task cannot be loaded.*ModuleNotFoundError") as info:
+            with pytest.raises(RewardError, match=r"broken: .*ModuleNotFoundError") as info:
                 pool.run([1], allowance=1.0)
             assert "module_that_there_is_not" in str(info.value)
 
 
 def test_what_cannot_be_sent_is_an_error_that_says_so(pool: WorkerPool) -> None:
     lock = threading.Lock()
-    with pytest.raises(RewardError, match=r"cannot be sent to worker processes: TypeError"):
+    with pytest.raises(RewardError, match=r"sent .*TypeError"):
         WorkerPool(lambda job: lock).start()
-    with pytest.raises(RewardError, match=r"trouble: job 1 cannot be sent to a worker: TypeError"):
+    with pytest.raises(RewardError, match=r"trouble: job 1 .*TypeError"):
         pool.run([os.getpid, lock], allowance=1.0)
     assert one(pool, lambda: 1).value == 1
 
 
 def test_parameters_and_seconds_that_cannot_work_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (("workers", 0), ("workers", True), ("memory_mb", 2.0)):
-        with pytest.raises(ConfigurationError, match=f"{name} must be a whole number, 1 or more, got {value}"):
+        with pytest.raises(ConfigurationError, match=f"{name} .*whole number.*{value}"):
             WorkerPool(len, **{name: value})  # type: ignore[arg-type]
     for name, seconds in (("allowance", 0), ("allowance", float("nan")), ("patience", "1"), ("patience", True)):
-        with pytest.raises(ConfigurationError, match=f"{name} must be a positive number of seconds"):
+        with pytest.raises(ConfigurationError, match=f"{name} .*positive"):
             WorkerPool(len).run([], **{"allowance": 1.0, name: seconds})  # type: ignore[arg-type]
-    with pytest.raises(ConfigurationError, match="the task must be callable, got 5"):
+    with pytest.raises(ConfigurationError, match="callable, got 5"):
         WorkerPool(5)  # type: ignore[arg-type]
     # Ranks of one machine share its cores.
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(6)))

@@ -55,7 +55,7 @@ def test_the_stage_is_read_from_deepspeeds_own_file(tmp_path: Path) -> None:
     assert launched_engine({}, SimpleNamespace(deepspeed={"zero_optimization": {"stage": 3}})) == "zero3"
     assert launched_engine({"WORLD_SIZE": "2"}, SimpleNamespace(fsdp="full_shard")) is None  # left open
     file.write_text("{")
-    with pytest.raises(EngineError, match=r"ds\.json' cannot be read"):
+    with pytest.raises(EngineError, match=r"ds\.json"):
         launched_engine(by_launcher)
 
 
@@ -85,7 +85,7 @@ def test_all_differences_of_a_launch_are_named_at_once() -> None:
     assert "run one process on the CPU" in said
 
 
-def test_nodes_of_a_slurm_step_that_never_met_and_fsdp_alone_are_refused() -> None:
+def test_check_launch_refuses_nodes_apart_and_fsdp_alone() -> None:
     said = problems(SLURM_STEP_NUM_NODES="2", GROUP_WORLD_SIZE="1", WORLD_SIZE="1")
     assert "Slurm runs this step on 2 nodes, but they are 2 jobs of 1 node(s) each" in said
     assert "shards nothing with one process" in problems(ACCELERATE_USE_FSDP="true", FSDP_VERSION="2")
@@ -152,11 +152,11 @@ def test_a_run_that_is_another_one_stops_when_training_begins(tmp_path: Path, ti
 def test_a_model_that_is_frozen_stops_at_once(tmp_path: Path, tiny_model: Path) -> None:
     run = trainer(tmp_path, str(tiny_model))
     run.model.requires_grad_(False)
-    with pytest.raises(EngineError, match="No parameter of the model is trained: all are frozen"):
+    with pytest.raises(EngineError, match="frozen"):
         EngineCheck(run)
 
 
-def test_an_adapter_that_is_never_reached_stops_after_the_first_backward_pass(tmp_path: Path, tiny_model: Path) -> None:
+def test_check_launch_stops_an_unreached_adapter(tmp_path: Path, tiny_model: Path) -> None:
     base = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
     model = get_peft_model(base, LoraConfig(r=2, target_modules=["q_proj"]))
     run = trainer(tmp_path, model, gradient_checkpointing=False)
@@ -165,5 +165,5 @@ def test_an_adapter_that_is_never_reached_stops_after_the_first_backward_pass(tm
         if hasattr(module, "_disable_adapters"):
             module._disable_adapters = True
     EngineCheck(run)
-    with pytest.raises(EngineError, match="None of the 4 trained parameters got a gradient"):
+    with pytest.raises(EngineError, match=r"4 .*gradient"):
         run.train()

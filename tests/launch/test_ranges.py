@@ -31,7 +31,7 @@ def test_a_value_that_cannot_be_is_named(name: str, value: Any, why: str) -> Non
     assert said.endswith(why)
 
 
-def test_values_that_can_be_are_none_and_so_are_texts_and_defaults() -> None:
+def test_ranges_take_what_is_possible() -> None:
     fine = {"num_generations": 8, "learning_rate": "1e-6", "seed": 0, "temperature": 0.7, "run_name": "nan"}
     fine |= {"max_steps": -1, "data_seed": None, "bf16": True, "rewards": ["x"], "report_to": "none", "save_steps": 0.5}
     assert wrong_values(fine) == []

@@ -99,13 +99,13 @@ def test_what_is_no_selection(value: Any, says: str) -> None:
 
 @pytest.mark.parametrize("kind", ["advantage_hook", "loss_aggregation"])
 def test_only_rewards_have_a_weight(kind: Any) -> None:
-    with pytest.raises(ConfigurationError, match="Only rewards have a weight"):
+    with pytest.raises(ConfigurationError, match="weight"):
         parse_selection(kind, {"name": "a", "weight": 1.0})
 
 
 def test_no_such_kind() -> None:
     for call in (available, lambda kind: parse_selection(kind, "a"), lambda kind: resolve(kind, print)):
-        with pytest.raises(ConfigurationError, match="'rewards' is not a kind of plugin; the kinds are reward, "):
+        with pytest.raises(ConfigurationError, match=r"'rewards' .*kinds.* reward, "):
             call("rewards")  # type: ignore[arg-type]
 
 
@@ -135,7 +135,7 @@ def test_reading_raises_nothing_but_this_package_s_errors(kind: Any, value: Any)
 # --- finding ---------------------------------------------------------------------------------------------------------
 
 
-def test_built_ins_are_found_and_a_bare_name_is_qualified_by_its_distribution() -> None:
+def test_resolve_qualifies_bare_names() -> None:
     info = find("reward", "think_format")
     assert info == find("reward", "trl-grpo-ext:think_format") == find("reward", "TRL_GRPO.ext:think_format")
     assert info.builtin
@@ -143,9 +143,9 @@ def test_built_ins_are_found_and_a_bare_name_is_qualified_by_its_distribution() 
 
 
 def test_near_names_and_names_of_another_kind() -> None:
-    with pytest.raises(UnknownPluginError, match="Did you mean 'think_format'"):
+    with pytest.raises(UnknownPluginError, match="'think_format'"):
         find("reward", "Think-Fromat")
-    with pytest.raises(UnknownPluginError, match="'entropy_shaping' is an advantage hook, not a reward"):
+    with pytest.raises(UnknownPluginError, match=r"'entropy_shaping' .*advantage hook"):
         find("reward", "entropy_shaping")
     with pytest.raises(UnknownPluginError, match=r"Installed: .*gsm8k_accuracy"):
         find("reward", "zzzz")
@@ -156,7 +156,7 @@ def test_near_names_and_names_of_another_kind() -> None:
 @pytest.mark.parametrize("value", [",", "none,tge-good", " , "])
 def test_variable_that_says_nothing_clear(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
     monkeypatch.setenv("TRL_GRPO_EXT_PLUGINS", value)
-    with pytest.raises(ConfigurationError, match="give distributions separated by commas, or `none` alone"):
+    with pytest.raises(ConfigurationError, match="commas"):
         find("reward", "think_format")
 
 
@@ -169,7 +169,7 @@ def test_built_ins_are_never_blocked(monkeypatch: pytest.MonkeyPatch, value: str
 
 def test_absent_distribution_in_the_variable_is_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRL_GRPO_EXT_PLUGINS", "tge-never-installed")
-    with pytest.warns(UserWarning, match="lists 'tge-never-installed', which is not installed"):
+    with pytest.warns(UserWarning, match="'tge-never-installed'"):
         assert find("reward", "think_format").builtin
 
 
@@ -325,7 +325,7 @@ def own(write_module: Callable[..., None]) -> ModuleType:
     return own_plugins
 
 
-def test_dotted_path_to_a_function_and_to_something_inside_a_class(own: ModuleType) -> None:
+def test_resolve_dotted_paths(own: ModuleType) -> None:
     loaded = resolve("reward", "own_plugins:plain")
     assert loaded.object is own.plain
     assert loaded.info is not None
@@ -341,7 +341,7 @@ def test_dotted_path_into_an_installed_distribution_knows_it(monkeypatch: pytest
     assert find("reward", "trl_grpo_ext.rewards:x").builtin
     assert find("reward", "json:loads").distribution is None
     monkeypatch.setenv("TRL_GRPO_EXT_PLUGINS", "pytest")
-    with pytest.raises(PluginBlockedError, match="comes from hypothesis"):
+    with pytest.raises(PluginBlockedError, match="hypothesis"):
         find("reward", "hypothesis.strategies:text")
     assert find("reward", "json:loads").distribution is None
 
@@ -384,7 +384,7 @@ def test_dotted_path_whose_module_fails(write_module: Callable[..., None]) -> No
     assert "entry point" not in str(c.value)
 
     write_module("own_lazy", "def __getattr__(name): raise OSError('lazy')")
-    with pytest.raises(BrokenPluginError, match="reading 'x' from 'own_lazy' raised OSError: lazy"):
+    with pytest.raises(BrokenPluginError, match=r"'x' .*'own_lazy' .*OSError: lazy"):
         resolve("reward", "own_lazy:x")
 
 
@@ -448,13 +448,13 @@ def test_parameters_that_do_not_fit(own: ModuleType, selection: dict[str, Any], 
 
 
 def test_parameters_of_an_aggregation_name_its_switch() -> None:
-    with pytest.raises(PluginParameterError, match=r"'skip_zero_variance'\? .* may also have: skip_zero_variance\.$"):
+    with pytest.raises(PluginParameterError, match=r"'skip_zero_variance'\? .*: skip_zero_variance\.$"):
         resolve("loss_aggregation", {"name": "token_mean", "skip_zero_varaince": True})
 
 
 @pytest.mark.parametrize("error", ["KeyError", "SystemExit"])
 def test_constructor_that_breaks(own: ModuleType, error: str) -> None:
-    with pytest.raises(BrokenPluginError, match=f"building it raised {error}") as caught:
+    with pytest.raises(BrokenPluginError, match=f"raised {error}") as caught:
         resolve("reward", _with("Refuses", error=error))
     assert type(caught.value.__cause__).__name__ == error
 
@@ -497,12 +497,12 @@ def test_each_kind_refuses_the_others(own: ModuleType, kind: Any, name: str, say
             resolve(kind, wanted)
 
 
-def test_a_property_that_raises_is_not_taken_for_a_missing_method(own: ModuleType) -> None:
-    with pytest.raises(PluginContractError, match="weights of Odd raised RuntimeError: do not look"):
+def test_load_with_a_property_that_raises(own: ModuleType) -> None:
+    with pytest.raises(PluginContractError, match=r"weights .*Odd .*RuntimeError: do not look"):
         resolve("loss_aggregation", own.Odd())
 
 
-def test_a_plugin_of_a_newer_contract_is_refused_before_it_is_built(own: ModuleType) -> None:
+def test_load_refuses_a_newer_contract(own: ModuleType) -> None:
     says = (
         "'Newer' from your own module own_plugins: It was written for version 99 of the plugin contract, and this trl"
     )
@@ -515,7 +515,7 @@ def test_a_plugin_of_a_newer_contract_is_refused_before_it_is_built(own: ModuleT
 
 def test_class_in_place_of_its_instance(own: ModuleType) -> None:
     for kind, name in (("reward", "Factory"), ("advantage_hook", "Early"), ("loss_aggregation", "Weighs")):
-        with pytest.raises(PluginTypeError, match=rf"is the class {name}.*pass an instance, {name}\(\.\.\.\)"):
+        with pytest.raises(PluginTypeError, match=rf"class {name}.*{name}\(\.\.\.\)"):
             resolve(kind, getattr(own, name))  # type: ignore[arg-type]
 
 
@@ -592,7 +592,7 @@ def test_one_selection_or_several(own: ModuleType) -> None:
     assert load_rewards([]) == []
     hooks = load_advantage_hooks(["own_plugins:Late", own.Early(), {"name": "own_plugins:Both"}])
     assert [type(hook).__name__ for hook in hooks] == ["Early", "Both", "Late"], "in the order in which they act"
-    with pytest.raises(ConfigurationError, match="There is one loss aggregation, not a list"):
+    with pytest.raises(ConfigurationError, match="list"):
         load_loss_aggregation(["own_plugins:Weighs"])
 
 
@@ -613,7 +613,7 @@ def test_rewards_of_one_name_get_a_number(own: ModuleType) -> None:
     assert load_rewards(rewards).names == rewards.names
 
 
-def test_a_numbered_object_is_the_plugin_itself_and_what_others_hold_stays_as_it_is(own: ModuleType) -> None:
+def test_load_numbers_objects_without_changing_them(own: ModuleType) -> None:
     mine = own.Factory(9)
     rewards = load_rewards([_with("Factory", target=1), _with("Factory", target=2), mine, "own_plugins:instance"])
     assert rewards.names == ["Factory", "Factory_2", "Factory_3", "Factory_4"]
@@ -646,14 +646,14 @@ def test_every_alias_selects_its_plugin_and_is_listed() -> None:
     assert listed["length_power"] == ("delta_l_norm", "vl_norm")
 
 
-def test_a_function_that_makes_a_reward_is_called_at_loading_and_no_later() -> None:
+def test_load_calls_reward_factories_once() -> None:
     pytest.importorskip("trl.rewards")
     name = "trl.rewards:get_soft_overlong_punishment"
     [reward] = load_rewards([{"name": name, "max_completion_len": 10, "soft_punish_cache": 4}])
     assert reward(prompts=["?"] * 2, completions=["x"] * 2, completion_ids=[[1] * 8, [1] * 11]) == [-0.5, -1]
-    with pytest.raises(PluginParameterError, match="needs the parameter 'max_completion_len'"):
+    with pytest.raises(PluginParameterError, match="'max_completion_len'"):
         load_rewards([name])
-    with pytest.raises(PluginParameterError, match="has no parameter 'cache'"):
+    with pytest.raises(PluginParameterError, match="'cache'"):
         load_rewards([{"name": name, "max_completion_len": 10, "soft_punish_cache": 4, "cache": 1}])
-    with pytest.raises(PluginParameterError, match=r"takes neither completions nor \*\*columns and returned '/a'"):
+    with pytest.raises(PluginParameterError, match=r"\*\*columns .*'/a'"):
         load_rewards([{"name": "posixpath:normpath", "path": "/a"}])

@@ -3,7 +3,6 @@
 import re
 import subprocess
 import sys
-import tomllib
 from importlib import import_module
 from pathlib import Path
 
@@ -63,7 +62,7 @@ def test_every_change_of_the_public_surface_is_in_the_changelog() -> None:
     )
 
 
-def test_a_change_without_an_entry_is_found_and_an_entry_settles_it() -> None:
+def test_surface_change_needs_an_entry() -> None:
     before = {"trl_grpo_ext.types.Rollout": "class", "command list": "--json", "plugin reward x": "(a=1)"}
     now = {"trl_grpo_ext.types.Rollout": "class", "command list": "--json --wide", "plugin reward y": "(a=1)"}
     assert unmentioned(before, now, "") == [
@@ -93,8 +92,6 @@ def test_the_surface_sees_a_changed_default_and_a_new_parameter() -> None:
 
 def test_changelog_knows_this_version() -> None:
     assert __version__ in sections(CHANGELOG)
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    assert project["version"] == __version__
 
 
 @pytest.mark.parametrize("name", MODULES)

@@ -85,7 +85,7 @@ def test_the_default_becomes_polite_and_the_grammar_agrees(tmp_path: Path) -> No
 
 
 @pytest.mark.nightly
-def test_below_the_target_a_nat_becomes_cheaper_also_in_a_resumed_run(tmp_path: Path) -> None:
+def test_kl_coefficient_falls_below_the_target(tmp_path: Path) -> None:
     kl = hooks(coefficient=0.1, target=100.0, horizon=200)
     command = words(*kl, max_steps=3 * STEPS, save_steps=2 * STEPS, save_total_limit=2)
     (tmp_path / "resumed").mkdir()
@@ -157,7 +157,7 @@ def test_the_meter_by_hand_and_over_ranks() -> None:
     assert Ranks(cut(rollout, [2, 1])).run(on_rank) == [pytest.approx(0.7)] * 2
 
 
-def test_prompts_of_the_hub_are_chosen_by_their_toxicity_and_held_out_ones_are_others() -> None:
+def test_prompts_of_the_hub_are_chosen_by_toxicity() -> None:
     rows = [{"prompt": {"text": f"p{n}", "toxicity": n / 10}} for n in range(10)]
     rows += [{"prompt": {"text": "unscored", "toxicity": None}}, {"prompt": {"text": "p9", "toxicity": 0.9}}]
     chosen = _chosen(rows, "hub/set", 0.5)

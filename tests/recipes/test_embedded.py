@@ -68,7 +68,7 @@ def test_rows_are_gsm8k_rows_with_right_annotations() -> None:
             assert sorted(re.findall(r"\d+", row["question"])) == sorted([a, b])
 
 
-def test_the_two_whole_splits_are_disjoint_and_have_no_duplicates() -> None:
+def test_splits_are_disjoint() -> None:
     whole = {split: make_problems(split, word_problems.problem_count(split), 0) for split in ("train", "heldout")}
     questions = {split: {row["question"] for row in rows} for split, rows in whole.items()}
     assert all(len(questions[split]) == len(whole[split]) for split in whole)
@@ -116,7 +116,7 @@ def test_judge_agrees_with_whoever_wrote_the_reply() -> None:
             assert judge(reply) is is_rude, reply
 
 
-def test_train_and_heldout_share_no_prompt_whatever_sizes_and_seeds() -> None:
+def test_splits_share_no_prompt_at_any_size() -> None:
     train, heldout = ({scene.prompt for scene in rude_text.scenes(split)} for split in ("train", "heldout"))
     assert not train & heldout
     assert len(train) + len(heldout) == 12 * 8 * 12 * 4

@@ -76,7 +76,7 @@ def test_a_resumed_run_goes_on_as_if_it_had_not_stopped(default: Finished, tmp_p
 
 
 @pytest.mark.nightly
-def test_a_chat_model_gets_conversations_and_accuracy_is_measured_where_it_is_not_trained_on(tmp_path: Path) -> None:
+def test_recipe_with_a_chat_model(tmp_path: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(MODEL)
     tokenizer.chat_template = (
         "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
@@ -102,7 +102,7 @@ def test_a_chat_model_gets_conversations_and_accuracy_is_measured_where_it_is_no
     reason="TRL_GRPO_EXT_GSM8K does not name a folder with GSM8K's train.jsonl",
 )
 @pytest.mark.nightly
-def test_on_the_real_gsm8k_prompts_references_and_rewards_are_the_real_ones(tmp_path: Path) -> None:
+def test_recipe_on_the_real_gsm8k(tmp_path: Path) -> None:
     words = options(dataset_path=f"{GSM8K}/train.jsonl", num_generations_eval=1)
     run = trained(SCRIPT, tmp_path, *options(**SMALL), *words, "--log_completions")
     rows = [json.loads(line) for line in Path(GSM8K, "train.jsonl").read_text(encoding="utf-8").splitlines()]
@@ -182,7 +182,7 @@ def test_an_adapter_is_no_model_to_start_from(tmp_path: Path) -> None:
 
 
 @pytest.mark.nightly
-def test_two_processes_that_never_meet_are_refused_before_the_launcher_has_its_say(tmp_path: Path) -> None:
+def test_recipe_refuses_processes_that_never_meet(tmp_path: Path) -> None:
     shipped = (RECIPES / "accelerate" / "cpu_2_processes.yaml").read_text()
     (tmp_path / "a.yaml").write_text(shipped.replace("use_cpu: false", "use_cpu: true"))
     done = launched(tmp_path / "a.yaml", SCRIPT, tmp_path, *options(**SMALL, use_cpu=False))
@@ -195,7 +195,7 @@ def test_two_processes_that_never_meet_are_refused_before_the_launcher_has_its_s
 # --------------------------------------------------------------------------------------------------------------- parts
 
 
-def test_a_history_without_a_first_evaluation_leaves_a_gap_and_no_error(
+def test_results_without_a_first_evaluation(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.syspath_prepend(str(RECIPES))
@@ -247,7 +247,7 @@ def test_one_process_keeps_to_one_of_the_gpus_that_it_sees(
         (True, True, True, False),  # asked for
     ],
 )
-def test_only_a_machine_without_gpu_and_the_default_made_for_it_are_on_the_cpu(
+def test_recipe_uses_the_cpu_without_a_gpu(
     monkeypatch: pytest.MonkeyPatch, cuda: bool, other: bool, embedded: bool, on_cpu: bool
 ) -> None:
     monkeypatch.syspath_prepend(str(RECIPES))
@@ -258,7 +258,7 @@ def test_only_a_machine_without_gpu_and_the_default_made_for_it_are_on_the_cpu(
     assert machine_defaults(embedded) == ({"use_cpu": True, "bf16": False} if on_cpu else {})
 
 
-def test_an_evaluation_has_whole_batches_so_that_every_problem_counts_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_evaluation_has_whole_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(RECIPES))
     from common.problems import whole_batches
 

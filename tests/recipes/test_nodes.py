@@ -125,9 +125,7 @@ def recorded(folder: Path, name: str) -> list[str]:
 
 
 @pytest.mark.nightly
-def test_the_slurm_script_starts_one_job_that_a_signal_stops_and_queues_again(
-    slurm: dict[str, str], tmp_path: Path
-) -> None:
+def test_slurm_script_is_queued_again_after_a_signal(slurm: dict[str, str], tmp_path: Path) -> None:
     command = ["bash", str(SBATCH), *words(max_steps=100, save_steps=1000, logging_steps=1)]  # only a signal saves
     with (tmp_path / "sbatch.log").open("w") as log:
         script = subprocess.Popen(command, env=slurm, stdout=log, stderr=log)

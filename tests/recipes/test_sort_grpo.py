@@ -25,9 +25,7 @@ def sort_grpo(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.mark.nightly
-def test_it_learns_to_sort_better_than_any_answer_that_does_not_read_the_prompt(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_recipe_learns_to_sort(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(RECIPES))
     from sorting.rewards import sort_inclusion
     from sorting.task import prompts

@@ -142,9 +142,7 @@ CHOICES = [
 
 
 @pytest.mark.parametrize(("objective", "variant"), CHOICES)
-def test_each_step_on_a_rollout_has_the_gradient_that_the_objective_is_defined_by(
-    untrained: Path, tmp_path: Path, objective: str, variant: str
-) -> None:
+def test_choices_give_the_objectives_gradient(untrained: Path, tmp_path: Path, objective: str, variant: str) -> None:
     watch = trained(untrained, tmp_path, objective, variant)
     assert len(watch.gradients) == len(watch.expected) == 3
     for ours, theirs in zip(watch.gradients, watch.expected, strict=True):
@@ -158,9 +156,7 @@ def test_each_step_on_a_rollout_has_the_gradient_that_the_objective_is_defined_b
 
 @settings(max_examples=30)
 @given(numbers=st.integers(2, 6), largest=st.integers(3, 40), seeds=st.tuples(st.integers(0, 99), st.integers(0, 99)))
-def test_no_answer_of_a_held_out_prompt_is_the_answer_of_a_training_prompt(
-    numbers: int, largest: int, seeds: tuple[int, int]
-) -> None:
+def test_held_out_answers_are_not_trained_on(numbers: int, largest: int, seeds: tuple[int, int]) -> None:
     from sorting.task import prompts
 
     train = prompts("train", 200, numbers=numbers, largest=largest, seed=seeds[0])
@@ -181,5 +177,5 @@ def test_a_task_that_leaves_a_split_empty_is_refused() -> None:
     from sorting.task import prompts, split_of
 
     assert all(split_of(three) == "train" for three in itertools.product((0, 1), repeat=3))
-    with pytest.raises(RecipeError, match=r"no held out prompts of 3 number\(s\) from 0 to 1: raise --numbers"):
+    with pytest.raises(RecipeError, match="--numbers"):
         prompts("held out", 5, numbers=3, largest=1, seed=0)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.recipes.launching import RECIPES
 from trl_grpo_ext.errors import ConfigurationError, RewardError
-from trl_grpo_ext.types import SpanScore
+from trl_grpo_ext.types import Parts
 
 sys.path.insert(0, str(RECIPES))
 from sorting.rewards import sort_distance, sort_inclusion
@@ -20,7 +20,7 @@ BOTH = pytest.mark.parametrize("reward", [sort_distance, sort_inclusion], ids=la
 
 def scored(reward: Any, numbers: list[int], completion: Any, **parameters: Any) -> Any:
     [score] = reward(prompts=["?"], completions=[completion], completion_ids=[[1]], numbers=[numbers], **parameters)
-    assert isinstance(score, SpanScore)
+    assert isinstance(score, Parts)
     return score
 
 
@@ -48,10 +48,14 @@ def test_points_by_hand() -> None:
     assert scored(sort_inclusion, [3, 3, 5], "3 3 3") == 2 + 2  # a number counts as often as the prompt has it
 
 
-def test_spans_are_the_numbers_that_earned_one_point_or_two() -> None:
-    assert scored(sort_distance, [30, 10, -5], "-5 then 11 and 30").spans == ((0, 2, 1.0), (15, 17, 1.0))
-    assert scored(sort_inclusion, [3, 1, 2], "1 3").spans == ((0, 1, 1.0), (2, 3, 2.0))
-    assert scored(sort_distance, [3, 1, 0, 2], "0 1", normalise=True).spans == ((0, 1, 0.25), (2, 3, 0.25))
+def spans(score: Parts) -> list[tuple[Any, ...]]:
+    return [(*place[:2], part.score) for part in score.parts for place in part.places or ()]  # type: ignore[index]
+
+
+def test_parts_are_the_numbers_that_earned_one_point_or_two() -> None:
+    assert spans(scored(sort_distance, [30, 10, -5], "-5 then 11 and 30")) == [(0, 2, 1.0), (15, 17, 1.0)]
+    assert spans(scored(sort_inclusion, [3, 1, 2], "1 3")) == [(0, 1, 1.0), (2, 3, 2.0)]
+    assert spans(scored(sort_distance, [3, 1, 0, 2], "0 1", normalise=True)) == [(0, 1, 0.25), (2, 3, 0.25)]
 
 
 def test_all_729_pairs_of_three_numbers_both_ways() -> None:
@@ -67,8 +71,8 @@ def test_all_729_pairs_of_three_numbers_both_ways() -> None:
 
     lectures = [lecture(*pair) for pair in pairs]
     for score, expected in zip(sort_inclusion(responses, numbers=prompts, form="lecture"), lectures, strict=True):
-        assert isinstance(score, SpanScore)
-        assert score == expected == sum(points for *_, points in score.spans)
+        assert isinstance(score, Parts)
+        assert score == expected == sum(part.score or 0.0 for part in score.parts)
     ours = sort_inclusion(responses, numbers=prompts)
     differ = [pair for pair, one, other in zip(pairs, ours, lectures, strict=True) if one != other]
     assert len(differ) == 270
@@ -86,16 +90,16 @@ def test_only_the_right_answer_is_worth_the_most(reward: Any, prompt: list[int],
 
 
 @BOTH
-def test_hostile_completions_score_little_and_missing_numbers_are_an_error(reward: Any) -> None:
+def test_sorting_rewards_on_hostile_completions(reward: Any) -> None:
     for completion in (None, [], 7, "\x00\ud800", [{"role": "assistant", "content": None}], "٣ ١"):
         assert scored(reward, [3, 1], completion) == 0
     for unit in ("1 ", "9", "1.", "-", "--1", "<answer>", "</think>"):
         assert 0 <= scored(reward, [3, 1], unit * (200_000 // len(unit))) <= 3
-    with pytest.raises(RewardError, match=r"needs the column 'numbers'; the columns present are \['answer'\]"):
+    with pytest.raises(RewardError, match=r"'numbers'.*\['answer'\]"):
         reward(completions=["1"], answer=["1"])
-    with pytest.raises(ConfigurationError, match="an entry of 'numbers' must be a list of integers"):
+    with pytest.raises(ConfigurationError, match=r"'numbers' .*integers"):
         scored(reward, [], "1")
-    with pytest.raises(ConfigurationError, match=f"{reward.__name__}: normalise must be true or false, got 1"):
+    with pytest.raises(ConfigurationError, match=f"{reward.__name__}: normalise .*1"):
         scored(reward, [1], "1", normalise=1)
     with pytest.raises(ConfigurationError, match="sort_inclusion: form"):
         scored(sort_inclusion, [1], "1", form="loose")

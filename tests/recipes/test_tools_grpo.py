@@ -25,7 +25,7 @@ def test_the_calculator(task: Any) -> None:
     sums = {"3*4+5": 17, "5-3*4": -7, "2*3*4": 24, "10-3-4": 3, "7+8": 15}
     assert {text: task.calc(text) for text in sums} == sums
     for text in ("3*", "3", "", "3/4", "2**9", "9" * 7 + "+1", "1+" * 9 + "1", "3 + 4", "__import__('os')"):
-        with pytest.raises(ValueError, match="is not a sum"):
+        with pytest.raises(ValueError, match="sum"):
             task.calc(text)
 
 

@@ -11,7 +11,7 @@ from tests.support import arguments
 
 
 @pytest.mark.parametrize("temperature", [1e-4, None])
-def test_evaluations_sample_at_their_own_temperature_and_training_at_its_own(
+def test_evaluation_temperature(
     temperature: float | None, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(str(RECIPES))

@@ -43,7 +43,7 @@ def finished_run(folder: Path, name: str, held_out: str) -> Finished:
     return run
 
 
-def test_each_rank_of_the_maths_recipe_has_its_half_of_every_batch(folder: Path) -> None:
+def test_recipe_divides_batches_among_ranks(folder: Path) -> None:
     run = finished_run(folder, "maths", "16 held-out problems")
     assert run.out.count("The embedded tiny model on") == 1
     seen = [[json.loads(line) for line in (folder / f"rank{rank}.jsonl").read_text().splitlines()] for rank in (0, 1)]

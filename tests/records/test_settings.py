@@ -31,7 +31,7 @@ def settings(**values: Any) -> dict[str, Any]:
     return settings_of(trainer)
 
 
-def test_what_differs_from_the_defaults_is_there_and_what_is_always_shown() -> None:
+def test_settings_differ_from_defaults() -> None:
     assert settings() == {"processes": 2, "learning_rate": 1e-6}
     assert settings(flag=True, number=1, names=["a"]) == settings() | {"flag": True, "number": 1, "names": ["a"]}
     assert settings(output_dir="elsewhere", kwargs={}, names=[]) == settings()
@@ -79,5 +79,5 @@ def test_a_training_writes_them_and_one_that_cannot_says_so(tiny_model: Path, tm
     assert written["settings"]["epsilon"] == 0.1
     assert written["settings"]["model"] == str(tiny_model)
     (tmp_path / "full" / FILE).mkdir(parents=True)
-    with pytest.raises(ManifestError, match=f"{FILE}, the record of the hyper-parameters, cannot be written"):
+    with pytest.raises(ManifestError, match=f"{FILE}.*written"):
         train(tiny_model, tmp_path / "full", max_steps=1, reward_funcs=length_reward)

@@ -11,14 +11,16 @@ import torch
 
 from tests.contexts import make_rollout
 from tests.support import train
+from trl_grpo_ext.errors import AlignmentError
 from trl_grpo_ext.records.token_records import COLUMNS, TokenRecorder, write_records
+from trl_grpo_ext.types import END, Part, Parts
 
 
 def record(**values: Any) -> dict[str, Any]:
     return {**dict.fromkeys(COLUMNS), "group": 0, "member": 0, "rewards": [], **values}
 
 
-def test_records_that_cannot_be_written_cost_one_warning_and_not_the_run(tiny_model: Path, tmp_path: Path) -> None:
+def test_recorder_warns_once_when_it_cannot_write(tiny_model: Path, tmp_path: Path) -> None:
     (tmp_path / "token_records").write_text("a file in the folder's place")
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -43,7 +45,7 @@ def test_a_file_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.Monkey
     assert pyarrow.parquet.read_table(written).column("completion").to_pylist() == ["old"]
 
 
-def test_a_resumed_run_samples_the_groups_that_the_run_in_one_go_samples() -> None:
+def test_recorder_samples_the_same_groups_resumed() -> None:
     def chosen(recorder: TokenRecorder, step: int) -> int:
         words = SimpleNamespace(convert_ids_to_tokens=lambda ids: ["a" for _ in ids])
         rollout = make_rollout([2] * 40, groups=[row // 4 for row in range(40)], step=step, tokenizer=words)
@@ -55,3 +57,27 @@ def test_a_resumed_run_samples_the_groups_that_the_run_in_one_go_samples() -> No
     steps = [chosen(whole, step) for step in range(8)]
     assert len(set(steps)) > 2
     assert [chosen(resumed, step) for step in range(5, 8)] == steps[5:]
+
+
+def test_parts_and_the_part_of_each_token() -> None:
+    words = SimpleNamespace(convert_ids_to_tokens=lambda ids: ["a" for _ in ids])
+    first = Parts([Part("x", 1.0, places=(0, 2)), Part("y", 0.5, places=(1, 3)), Part("tone", 0.25)])
+    second = Parts({"y": (0.0, None), "x": None, "z\ud800": (1.0, END)})
+    rollout = make_rollout([4, 3], parts={"r": [first, second]}, tokenizer=words)
+    recorder = TokenRecorder(2, seed=0)
+    recorder.start(rollout, torch.arange(2), [])
+    one, other = recorder.records()
+    assert one["parts"] == ["r/x", "r/y", "r/tone"]
+    assert one["part_scores"] == [1.0, 0.5, 0.25]
+    assert one["part_present"] == [True, True, True]
+    assert one["token_part"] == [0, 1, 1, -1]
+    assert (other["parts"], other["part_scores"]) == (["r/y", "r/z?"], [0.0, 1.0])
+    assert (other["part_present"], other["token_part"]) == ([False, True], [-1, -1, 1])
+
+    def unaligned(row: int) -> Any:
+        raise AlignmentError("no")
+
+    recorder.start(make_rollout([4], parts={"r": [first]}, tokenizer=words, offsets=unaligned), torch.arange(1), [])
+    (lost,) = recorder.records()
+    assert lost["token_part"] is None
+    assert lost["part_scores"] == [1.0, 0.5, 0.25]

@@ -41,9 +41,7 @@ def logits_one_by_one(folder: Path, texts: list[str]) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("kind", ["bert", "llama"])
-def test_the_score_is_the_softmax_probability_of_the_label_whatever_the_neighbours(
-    kind: str, request: pytest.FixtureRequest
-) -> None:
+def test_classifier_score_is_the_labels_softmax(kind: str, request: pytest.FixtureRequest) -> None:
     folder = request.getfixturevalue(kind)
     wanted = logits_one_by_one(folder, TEXTS).softmax(dim=-1)
     for label in range(3):
@@ -59,7 +57,7 @@ def test_the_score_is_the_softmax_probability_of_the_label_whatever_the_neighbou
         assert scored(reward, TEXTS[::-1]) == pytest.approx(toxic[::-1], abs=1e-6)
 
 
-def test_labels_that_do_not_exclude_each_other_have_a_sigmoid_each(tmp_path: Path, tiny_model: Path) -> None:
+def test_classifier_multi_label_has_sigmoids(tmp_path: Path, tiny_model: Path) -> None:
     folder = save_tiny_classifier(tmp_path, tiny_model, problem_type="multi_label_classification")
     logits = logits_one_by_one(folder, TEXTS)[:, 1]
     assert scored(Classifier(folder, label="toxic"), TEXTS) == pytest.approx(logits.sigmoid().tolist(), abs=1e-6)
@@ -67,7 +65,7 @@ def test_labels_that_do_not_exclude_each_other_have_a_sigmoid_each(tmp_path: Pat
     assert scored(raw, TEXTS) == pytest.approx((-logits).tolist(), abs=1e-5)
 
 
-def test_a_model_of_one_output_gives_the_output_and_needs_no_label(tmp_path: Path, tiny_model: Path) -> None:
+def test_classifier_with_one_output(tmp_path: Path, tiny_model: Path) -> None:
     folder = save_tiny_classifier(tmp_path, tiny_model, kind="llama", labels=1)
     wanted = logits_one_by_one(folder, TEXTS)[:, 0].tolist()
     assert scored(Classifier(folder), TEXTS) == pytest.approx(wanted, abs=1e-5)
@@ -83,7 +81,7 @@ def test_messages_are_read_and_prompts_go_before_when_asked_for(bert: Path) -> N
     prompts = [[{"role": "user", "content": "ask"}]] * len(TEXTS)
     wanted = logits_one_by_one(bert, [f"ask\n{text}" for text in TEXTS]).softmax(dim=-1)[:, 1].tolist()
     assert scored(reward, answers, prompts=prompts) == pytest.approx(wanted, abs=1e-6)
-    with pytest.raises(RewardError, match="classifier needs the column 'prompts'"):
+    with pytest.raises(RewardError, match="'prompts'"):
         scored(reward, TEXTS)
 
 
@@ -98,7 +96,7 @@ def test_a_chat_template_is_used_where_there_is_one(tmp_path: Path, tiny_model: 
     assert scored(reward, ["nice"], prompts=prompts) == pytest.approx(wanted, abs=1e-6)
 
 
-def test_long_texts_keep_their_beginning_and_prompts_give_way_to_completions(bert: Path) -> None:
+def test_classifier_truncates_prompts_first(bert: Path) -> None:
     reward = Classifier(bert, label=1, max_length=5)
     assert scored(reward, ["abcdefgh"]) == scored(reward, ["abcdezzz"]) == scored(reward, ["abcde"])
     both = Classifier(bert, label=1, max_length=5, text="prompt_and_completion")
@@ -108,7 +106,7 @@ def test_long_texts_keep_their_beginning_and_prompts_give_way_to_completions(ber
     assert scored(reward, ["ab" * 32]) == scored(reward, ["ab" * 33]) == scored(reward, ["ab" * 500_000])
 
 
-def test_hostile_texts_have_a_score_and_a_text_without_tokens_is_none(bert: Path) -> None:
+def test_classifier_on_hostile_and_empty_texts(bert: Path) -> None:
     reward = Classifier(bert, label=1)
     hostile = ["\x00", "\ud800", "a\udfff", "é漢🙂", "<pad><pad>", "<eos>", "\n"]
     empty: list[Any] = ["", None, [], [{"role": "assistant", "content": None}]]
@@ -119,7 +117,7 @@ def test_hostile_texts_have_a_score_and_a_text_without_tokens_is_none(bert: Path
     assert scored(reward, []) == []
 
 
-def test_the_model_is_loaded_at_the_first_call_once_and_does_not_pickle(bert: Path) -> None:
+def test_classifier_loads_once_and_pickles_without(bert: Path) -> None:
     classifier._load.cache_clear()
     first, second = Classifier(bert, label="toxic"), Classifier(str(bert), label="rude", sign=-1.0)
     assert classifier._load.cache_info().misses == 0
@@ -134,25 +132,25 @@ def test_the_model_is_loaded_at_the_first_call_once_and_does_not_pickle(bert: Pa
     assert scored(pickle.loads(pickled), TEXTS) == scored(first, TEXTS)
 
 
-def test_a_label_that_the_model_lacks_is_an_error_that_lists_those_it_has(bert: Path) -> None:
+def test_classifier_refuses_unknown_labels(bert: Path) -> None:
     for label in ("Toxic", 3, -1):
         with pytest.raises(
             ConfigurationError, match=r"no label .*its labels are \{0: 'harmless', 1: 'toxic', 2: 'rude'"
         ):
             scored(Classifier(bert, label=label), ["a"])
-    with pytest.raises(ConfigurationError, match="needs a label"):
+    with pytest.raises(ConfigurationError, match="label"):
         scored(Classifier(bert), ["a"])
 
 
 def test_a_model_without_a_trained_head_is_refused(tmp_path: Path, bert: Path) -> None:
     AutoModel.from_pretrained(bert).save_pretrained(tmp_path)
     AutoTokenizer.from_pretrained(bert).save_pretrained(tmp_path)
-    with pytest.raises(RewardError, match=r"no trained weights for \['classifier.bias', 'classifier.weight'\]"):
+    with pytest.raises(RewardError, match=r"\['classifier.bias', 'classifier.weight'\]"):
         scored(Classifier(tmp_path, label=0), ["a"])
 
 
-def test_a_model_that_cannot_be_loaded_is_an_error_with_its_cause(tmp_path: Path) -> None:
-    with pytest.raises(RewardError, match="cannot be loaded") as caught:
+def test_classifier_model_that_cannot_load(tmp_path: Path) -> None:
+    with pytest.raises(RewardError, match="loaded") as caught:
         scored(Classifier(tmp_path / "nowhere", label=0, local_files_only=True), ["a"])
     assert isinstance(caught.value.__cause__, OSError | ValueError)
 
@@ -162,7 +160,7 @@ def test_a_score_that_is_not_finite_is_an_error(tmp_path: Path, bert: Path) -> N
     model.classifier.bias.data.fill_(math.nan)
     model.save_pretrained(tmp_path)
     AutoTokenizer.from_pretrained(bert).save_pretrained(tmp_path)
-    with pytest.raises(RewardError, match="gives nan at row 0"):
+    with pytest.raises(RewardError, match=r"nan .*row 0"):
         scored(Classifier(tmp_path, label=0), ["a"])
 
 

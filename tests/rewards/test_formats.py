@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trl_grpo_ext.rewards.formats import tag_format, think_format
-from trl_grpo_ext.types import SpanScore
+from trl_grpo_ext.types import Parts
 
 GOOD = [
     *("<think>\nThis is my reasoning.\n</think>\nThis is my answer.", "<think>a</think>18", "<think></think>18"),
@@ -24,14 +24,15 @@ BAD = [
 
 
 @pytest.mark.parametrize(("texts", "value"), [(GOOD, 1.0), (BAD, 0.0)])
-def test_thoughts_and_then_an_answer_score_one_and_the_tags_share_it(texts: list[str], value: float) -> None:
+def test_think_format_and_tag_format_scores(texts: list[str], value: float) -> None:
     for text in texts:
         scores: list[Any] = think_format(completions=[text, [{"role": "assistant", "content": text}]])
         assert scores == [value, value]
-        assert all(isinstance(score, SpanScore) for score in scores)
-        pieces = [text[start:end] for start, end, _ in scores[1].spans]
+        assert all(isinstance(score, Parts) for score in scores)
+        (part,) = scores[1].parts
+        pieces = [text[start:end] for start, end, *_ in part.places]
+        assert part.score == value
         assert pieces == [part for part in re.split("(</?think>)", text) if part in ("<think>", "</think>")]
-        assert sum(share for *_, share in scores[1].spans) == pytest.approx(value)
 
 
 @given(st.lists(st.sampled_from(["<think>", "</think>", "a", " ", "\n"]), max_size=8).map("".join))
@@ -81,7 +82,10 @@ def test_each_tag_earns_a_tenth_and_the_number_another(value: float) -> None:
     for text in CASES[value]:
         scores: list[Any] = tag_format(completions=[text, [{"role": "assistant", "content": text}]])
         assert scores == [value, value]
-        assert len(scores[0].spans) / 10 == value
-        assert all(worth == 0.1 for *_, worth in scores[0].spans)
-        tags = [text[start:end] for start, end, _ in scores[0].spans if text[start:end].startswith("<")]
-        assert all(text.count(tag) == 1 for tag in tags)
+        assert len(scores[0].parts) == 5
+        earned = [part for part in scores[0].parts if part.score]
+        assert len(earned) / 10 == value
+        assert all((part.score, part.weight, len(part.places)) == (1.0, 0.1, 1) for part in earned)
+        assert not any(part.places for part in scores[0].parts if part not in earned)
+        tags = [part for part in earned if part.name != "number"]
+        assert all(text[slice(*tag.places[0][:2])] == tag.name and text.count(tag.name) == 1 for tag in tags)

@@ -45,7 +45,7 @@ def test_the_same_number_scores_one_another_or_none_scores_zero() -> None:
     "answer", ["", "#### none", "9 eggs for 18 dollars", "#### 18!", "#### 18j", None, float("nan"), True, [18]]
 )
 def test_a_reference_without_a_number_scores_none_and_warns(answer: object) -> None:
-    with pytest.warns(UserWarning, match=r"not one number: .*; 1 of 2 in this batch\)"):
+    with pytest.warns(UserWarning, match="1 of 2 "):
         scores = gsm8k_accuracy(completions=["#### 18", "#### 18"], answer=[answer, "#### 18"])
     assert scores == [None, 1.0]
     with warnings.catch_warnings():
@@ -76,7 +76,7 @@ MESSAGES = [
 ]
 
 
-def test_the_text_of_a_completion_is_what_the_assistant_wrote_last() -> None:
+def test_gsm8k_reads_the_last_message() -> None:
     for completion, text in MESSAGES:
         assert completion_text(completion) == text
         assert score(completion) == float("18" in text)
@@ -123,7 +123,7 @@ def test_a_number_that_is_one_of_several_is_not_the_answer() -> None:
 
 
 @pytest.mark.parametrize("split", ["train", "test"])
-def test_the_whole_of_gsm8k_scores_itself_right_and_its_neighbours_wrong(split: str) -> None:
+def test_gsm8k_scores_the_whole_data_set(split: str) -> None:
     folder = os.environ.get("TRL_GRPO_EXT_GSM8K")
     if not folder:
         pytest.skip("TRL_GRPO_EXT_GSM8K names no directory with GSM8K's train.jsonl and test.jsonl")

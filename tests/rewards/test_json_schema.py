@@ -44,7 +44,7 @@ def test_the_last_closed_fence_marked_json_is_read() -> None:
         assert fenced(text) == inside, text
 
 
-def test_the_last_closed_object_is_found_whatever_stands_around_it() -> None:
+def test_json_schema_finds_the_last_object() -> None:
     for text, found in (
         *(('so {"a": {"b": 2}} it is', '{"a": {"b": 2}}'), ('{"a": 1} and {"b": 2}.', '{"b": 2}'), ("{}", "{}")),
         ('a { brace, "a quote and {"b": "}{\\""} here', '{"b": "}{\\""}'),
@@ -73,7 +73,7 @@ def test_depth_counts_brackets_outside_of_strings(value: Any) -> None:
 # ---------------------------------------------------------------------------------------------------- what is valid
 
 
-def test_valid_scores_1_invalid_scores_partial_and_no_json_scores_0() -> None:
+def test_json_schema_scores() -> None:
     reward = JSONSchema(PERSON, partial=0.2)
     texts = ['{"name": "Ada", "age": 36}', '{"name": 7}', '{"age": 1}', '{"name": "a", "x": 1}', "{name: Ada}"]
     columns = {"prompts": ["?"] * 6, "completion_ids": [[1]] * 6}
@@ -91,14 +91,14 @@ def test_outcomes_are_told_apart_logged_and_changed() -> None:
     shares = {name.rpartition("/")[2]: share for name, share in metrics.items() if share}
     assert shares == {"right": 0.2, "wrong": 0.4, "no_answer": 0.2, "refused": 0.2}
     assert reward.judge(completions)[-1].detail == "breaks 'minimum' at '$.age'"
-    with pytest.raises(RewardError, match="outcome at row 0 is 'no_answer'"):
+    with pytest.raises(RewardError, match=r"row 0 .*'no_answer'"):
         JSONSchema(PERSON, outcomes={"no_answer": "raise"})(completions=["x"])
 
 
 def test_the_draft_is_2020_12_unless_the_schema_says_otherwise() -> None:
     tuple_of_old = {"items": [{"type": "integer"}]}
     assert outcomes({"$schema": "http://json-schema.org/draft-07/schema#", **tuple_of_old}, ['["a"]']) == ["wrong"]
-    with pytest.raises(ConfigurationError, match=r"the schema is not valid at \$.items"):
+    with pytest.raises(ConfigurationError, match=r"\$.items"):
         JSONSchema(tuple_of_old)
     assert outcomes({"prefixItems": [{"type": "integer"}]}, ['["a"]']) == ["wrong"]
 
@@ -119,7 +119,7 @@ def test_each_row_may_have_its_own_schema() -> None:
     metrics: dict[str, float] = {}
     text_of_none = ['{"type": "objekt"}', "{", '"schema.json"', "3", "[" * 9000, '{"$ref": "#/$defs/a"}']
     bad = [*text_of_none, None, {"type": "integer"}]
-    with pytest.warns(UserWarning, match=r"schema at row 1 .*not valid at \$.type: .*; 8 of 9 in this batch"):
+    with pytest.warns(UserWarning, match=r"row 1 .*\$.type: .*; 8 of 9 "):
         scores = reward(["1"] * 9, wanted=[number, *bad], log_metric=metrics.__setitem__)
     assert scores == [1.0, *[None] * 8]
     assert metrics["outcomes/json_schema/unparseable_reference"] == pytest.approx(8 / 9)
@@ -149,7 +149,7 @@ def test_hostile_json_has_an_outcome() -> None:
         assert [repr(text)[:80] for text, seen in zip(texts, found, strict=True) if seen != outcome] == []
 
 
-def test_a_schema_that_takes_for_ever_on_a_completion_is_a_timeout() -> None:
+def test_json_schema_that_never_ends() -> None:
     texts = ['"' + "a" * 50 + '!"', '"aaa"', '"' + "a" * 60 + '!"', '"b"']
     assert outcomes({"pattern": "^(a+)+$"}, texts, timeout=0.5) == ["timeout", "right", "timeout", "wrong"]
     assert outcomes({"uniqueItems": True}, ["[" + "{}," * 30_000 + "1]"], timeout=20) == ["wrong"]
@@ -216,9 +216,7 @@ def said(schema: Any, instance: Any) -> str:
 
 @settings(max_examples=200, deadline=None)
 @given(schema=SCHEMAS, instances=st.lists(INSTANCES, max_size=4))
-def test_no_answer_makes_the_validator_raise_and_no_schema_that_is_taken_refuses_an_honest_one(
-    schema: Any, instances: list[Any]
-) -> None:
+def test_json_schema_never_raises(schema: Any, instances: list[Any]) -> None:
     try:
         taken = JSONSchema(schema).schema
     except ConfigurationError:
@@ -227,7 +225,7 @@ def test_no_answer_makes_the_validator_raise_and_no_schema_that_is_taken_refuses
     assert {said(taken, instance) for instance in HONEST} <= {"right", "wrong"}
 
 
-def test_an_answer_that_no_number_of_the_validator_holds_is_refused() -> None:
+def test_json_schema_refuses_huge_numbers() -> None:
     huge = "1" * 401
     assert outcomes({"type": "number", "multipleOf": 0.01}, [huge, "12.34", "0.001"]) == ["refused", "right", "wrong"]
     assert outcomes(True, ["[" * 30_000 + "]" * 30_000], max_depth=10**6) == ["refused"]
@@ -258,9 +256,7 @@ def test_an_answer_that_no_number_of_the_validator_holds_is_refused() -> None:
         ("missing.json", "got 'missing.json': .*No such file"),
     ],
 )
-def test_schemas_that_cannot_work_are_refused_and_nothing_is_fetched(
-    schema: Any, message: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_json_schema_refuses_broken_schemas(schema: Any, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("socket.socket.connect", None)
     with pytest.raises(ConfigurationError, match=message):
         JSONSchema(schema)

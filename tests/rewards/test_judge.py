@@ -62,7 +62,7 @@ def test_a_rubric_is_the_weighted_mean_of_its_criteria(server: Server) -> None:
     assert schema["properties"]["clear"] == {"type": "integer", "minimum": 0, "maximum": 10}
 
 
-def test_columns_stand_in_the_template_and_equal_requests_are_sent_once(server: Server) -> None:
+def test_judge_fills_templates_and_asks_once(server: Server) -> None:
     judge = judge_at(server, template="{completion}\nshould be\n{answer}")
     assert scores(judge, ["grade:9", "grade:9", "grade:9"], answer=["a", "a", "b {completion}"]) == [1.0, 1.0, 1.0]
     assert Counter(judged(request, "ANSWER") for request in server.requests) == {"a": 1, "b {completion}": 1}
@@ -98,15 +98,15 @@ def test_no_failure_is_a_score_and_neighbours_keep_theirs(server: Server) -> Non
     assert scores(judge_at(server, outcomes={"unreadable": -1}), ["grade:9", "garbage"]) == [1.0, -1.0]
 
 
-def test_a_batch_without_any_verdict_warns_and_one_without_any_reply_stops(server: Server) -> None:
-    with pytest.warns(UserWarning, match=r"no completion of 2 got a verdict from 'm' \(1 unreadable, 1 declined"):
+def test_judge_without_verdicts_or_replies(server: Server) -> None:
+    with pytest.warns(UserWarning, match=r"of 2 .*'m' \(1 unreadable, 1 declined"):
         assert scores(judge_at(server), ["garbage", "declined"]) == [None, None]
-    with pytest.raises(RewardError, match=r"no completion of 2 got a verdict from 'm' \(2 error; the first: .* 500"):
+    with pytest.raises(RewardError, match=r"of 2 .*'m' \(2 error; .* 500"):
         outcomes(judge_at(server, retries=0), ["broken", "broken too"])
     nobody = Judge("m", "Right?", base_url="http://127.0.0.1:9/v1", retries=0)
-    with pytest.raises(RewardError, match="cannot be reached"):
+    with pytest.raises(RewardError, match="reached"):
         outcomes(nobody, ["grade:9"])
-    with pytest.raises(RewardError, match="answers 404 for the model 'unknown'"):
+    with pytest.raises(RewardError, match=r"404 .*'unknown'"):
         outcomes(Judge("unknown", "Right?", base_url=server.url, retries=0), ["grade:9"] * 4)
 
 
@@ -115,7 +115,7 @@ def test_the_key_comes_from_the_environment_and_stands_nowhere(
 ) -> None:
     monkeypatch.setenv("MY_JUDGE", "sk-wrong")
     judge = judge_at(server, api_key_env="MY_JUDGE", cache=tmp_path / "cache")
-    with pytest.raises(RewardError, match=r"401.*key in MY_JUDGE") as raised:
+    with pytest.raises(RewardError, match=r"401.*MY_JUDGE") as raised:
         outcomes(judge, ["grade:9"])
     assert "sk-wrong" not in "".join(traceback.format_exception(raised.value))
     monkeypatch.setenv("MY_JUDGE", "sk-right")
@@ -126,7 +126,7 @@ def test_the_key_comes_from_the_environment_and_stands_nowhere(
     assert all(b"sk-" not in file.read_bytes() for file in (tmp_path / "cache").rglob("*.json"))
 
 
-def test_512_completions_at_64_at_once_and_the_cache_after_a_crash(server: Server, tmp_path: Any) -> None:
+def test_judge_512_completions_and_its_cache(server: Server, tmp_path: Any) -> None:
     completions = [f"late grade:{row % 10} of {row}" for row in range(512)]
     first = judge_at(server, concurrency=64, cache=tmp_path)
     expected = [float(row % 10 > 5) for row in range(512)]
@@ -186,7 +186,7 @@ def test_a_server_that_is_killed_in_the_middle_of_a_batch(tmp_path: Any, caplog:
     assert [values[row] for row in known] == [right[row] for row in known]
     assert logged["outcomes/judge/scored"] == len(known) / 128 == 1 - logged["outcomes/judge/error"]
     assert len([*tmp_path.rglob("*.json")]) == len(known)
-    with pytest.raises(RewardError, match=r"no completion of 2 got a verdict .* cannot be reached"):
+    with pytest.raises(RewardError, match=r"of 2 .*reached"):
         scores(judge, ["grade:9", "grade:8"])
     assert scores(judge, [completions[row] for row in known]) == [right[row] for row in known]  # by the cache alone
     with judge_server(port) as again:
@@ -208,7 +208,7 @@ def test_a_judge_that_is_dropped_takes_no_reply_from_another(server: Server) -> 
     assert asyncio.run_coroutine_threadsafe(collect_and_score(other), reward_loop()).result() == [1.0] * 64
 
 
-def test_pairs_are_asked_in_both_orders_so_a_judge_that_prefers_a_position_decides_nothing(server: Server) -> None:
+def test_judge_asks_pairs_in_both_orders(server: Server) -> None:
     judge = judge_at(server, "Which is better?", compare="group", opponents=2)
     prompts = ["a", "a", "a", "b", "b", "c"]
     completions = ["grade:9", "grade:5", "grade:1", "grade:3", "first! grade:7", "grade:9"]
@@ -254,7 +254,7 @@ def test_requests_start_before_the_call_and_are_sent_once(server: Server) -> Non
     assert scores(judge, ["grade:2"]) == [0.0]
 
 
-def test_a_server_without_schemas_is_asked_without_and_two_servers_share_the_work(server: Server) -> None:
+def test_judge_without_schemas_and_with_two_servers(server: Server) -> None:
     server.knows_schemas = False
     with judge_server() as other:
         judge = Judge("m", "Right?", base_url=[server.url, other.url], concurrency=4)
@@ -328,5 +328,5 @@ def test_parameters_are_checked(parameters: dict[str, Any]) -> None:
 
 
 def test_outcomes_of_other_rewards_cannot_be_set(server: Server) -> None:
-    with pytest.raises(ConfigurationError, match="no outcome 'right'"):
+    with pytest.raises(ConfigurationError, match="'right'"):
         judge_at(server, outcomes={"right": 1})

@@ -63,7 +63,7 @@ def test_targets_come_from_a_column() -> None:
 
 
 @pytest.mark.parametrize("entry", [-1, True, "100", 2.5, math.inf, [3], "\ud800" * 500])
-def test_a_target_that_is_no_number_of_tokens_is_an_error_with_its_row(entry: Any) -> None:
-    with pytest.raises(RewardError, match="'target_length' at row 1 must be a whole number of tokens") as caught:
+def test_length_target_refuses_wrong_targets(entry: Any) -> None:
+    with pytest.raises(RewardError, match=r"'target_length' .*row 1") as caught:
         scored(LengthTarget(), [1, 1], target_length=[1, entry])
     assert len(str(caught.value).encode()) < 500

@@ -61,7 +61,7 @@ def test_every_pair_of_the_corpus_has_trls_verdict(reward: MathAccuracy) -> None
 # What differs from TRL's `accuracy_reward` on purpose ------------------------------------------------------------
 
 
-def test_departure_the_last_message_with_text_counts_and_a_completion_may_be_a_string(reward: MathAccuracy) -> None:
+def test_departure_the_last_message_counts(reward: MathAccuracy) -> None:
     messages = [
         {"role": "assistant", "content": "Let me think: \\boxed{17}"},
         {"role": "user", "content": "Are you sure?"},
@@ -73,7 +73,7 @@ def test_departure_the_last_message_with_text_counts_and_a_completion_may_be_a_s
     assert reward(completions=[messages, "\\boxed{18}"], solution=["18", "18"]) == [1.0, 1.0]
 
 
-def test_departure_a_reference_that_never_ends_is_none_and_not_zero(with_math_workers: Any) -> None:
+def test_departure_an_endless_reference_is_none(with_math_workers: Any) -> None:
     reward = with_math_workers(timeout=0.3)
     assert reward(completions=["\\boxed{5}"], solution=["$9^{9^{9^9}}$"]) == [None]
 
@@ -90,7 +90,7 @@ def test_departure_exact_fractions_that_differ_are_not_equal(reward: MathAccurac
     assert reward(completions=others, solution=[reference for reference, _ in pairs]) == [1.0, 1.0, 1.0]
 
 
-def test_no_departure_math_verifys_rules_for_decimals_and_percent_are_kept(reward: MathAccuracy) -> None:
+def test_no_departure_decimals_and_percent(reward: MathAccuracy) -> None:
     accepted = [
         ("0.0", "\\boxed{0.0000001}"),  # rounded to 6 places
         ("50", "\\boxed{50\\%}"),  # percent signs between integers are ignored

@@ -44,7 +44,7 @@ def scores(reward: MathAccuracy, rows: list[tuple[str, str, float]]) -> list[flo
     return reward(completions=[row[1] for row in rows], solution=[row[0] for row in rows])
 
 
-def test_a_batch_of_hostile_completions_ends_and_the_next_one_is_as_before(reward: MathAccuracy) -> None:
+def test_math_accuracy_survives_a_hostile_batch(reward: MathAccuracy) -> None:
     right = [row[2] for row in ORDINARY]
     assert scores(reward, ORDINARY) == right
     memory = psutil.Process().memory_info().rss
@@ -58,7 +58,7 @@ def test_a_batch_of_hostile_completions_ends_and_the_next_one_is_as_before(rewar
 
 
 @pytest.mark.parametrize("order", [1, -1])
-def test_honest_completions_among_hostile_ones_have_the_verdicts_that_they_have_alone(order: int) -> None:
+def test_math_accuracy_judges_honest_beside_hostile(order: int) -> None:
     rows = [*(("18", text, 0.0) for text in [UNBOUNDED] * 3 + HOSTILE), *SLOW, *ORDINARY][::order]
     with contextlib.closing(MathAccuracy(cache=0)) as reward, busy(2 if order == 1 else 0):
         for row in SLOW:
@@ -102,7 +102,7 @@ def odd_texts(seed: int, count: int) -> list[str]:
 
 
 @pytest.mark.parametrize("count", [120, pytest.param(800, marks=pytest.mark.nightly)])
-def test_an_outcome_depends_on_the_answer_alone_and_no_process_is_left(count: int) -> None:
+def test_math_accuracy_outcome_depends_on_the_answer(count: int) -> None:
     others = set(psutil.Process().children(recursive=True))
     reward = MathAccuracy(cache=0)
     rows = [(("18", "$x+1$")[row % 2], text) for row, text in enumerate([*HOSTILE[:24], *odd_texts(1, count)])]

@@ -69,23 +69,21 @@ NEEDED: list[tuple[str, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("name", "parameters", "column"), NEEDED, ids=[row[0] for row in NEEDED])
-def test_a_column_that_is_missing_or_has_not_one_entry_per_completion_is_named(
-    name: str, parameters: dict[str, Any], column: str
-) -> None:
+def test_columns_missing_or_short_are_named(name: str, parameters: dict[str, Any], column: str) -> None:
     [reward] = load_rewards([{"name": name, **parameters}])
     columns: dict[str, Any] = {"prompts": ["?"] * 2, "completions": ["x", "y"], "completion_ids": [[1]] * 2}
     columns |= {"trainer_state": None, column: None}
-    with pytest.raises(RewardError, match=rf"needs the column '{column}'; the columns present are \['other'\]"):
+    with pytest.raises(RewardError, match=rf"'{column}'.*\['other'\]"):
         reward(**columns, other=[1, 2])
     odd = [18, (number for number in "12"), {"a": 1, "b": 2}, "18", {1, 2}]
     for given, said in ((["x"], "1 entries"), *((each, f"{type(each).__name__}, no list of entries") for each in odd)):
-        with pytest.raises(RewardError, match=f"got 2 completions but {said} in '{column}'"):
+        with pytest.raises(RewardError, match=f"2 completions .*{said} .*'{column}'"):
             reward(**{**columns, column: given})
 
 
 def test_soft_overlong_needs_the_tokens() -> None:
     [reward] = load_rewards([{"name": "soft_overlong", "max_completion_length": 9, "cache": 0}])
-    with pytest.raises(RewardError, match="needs 'completion_ids', the tokens"):
+    with pytest.raises(RewardError, match="'completion_ids'"):
         reward(completions=["x"])
-    with pytest.raises(RewardError, match="2 completions but 1 entries"):
+    with pytest.raises(RewardError, match=r"2 completions .*1 entries"):
         reward(completions=["x", "y"], completion_ids=[[1]])

@@ -15,7 +15,7 @@ from tests.rewards.code_corpus import ATTACKS, FORGERIES, HONEST, SHAPES, SOLVED
 from trl_grpo_ext.errors import ConfigurationError, RewardError
 from trl_grpo_ext.guard.outcomes import Judgement, Outcome
 from trl_grpo_ext.rewards import python_tests as module
-from trl_grpo_ext.rewards._sandbox.run import LAYERS, isolation
+from trl_grpo_ext.rewards._sandbox.jobs import LAYERS, isolation
 from trl_grpo_ext.rewards.python_tests import PythonTests, fenced_code
 
 pytestmark = pytest.mark.skipif(set(isolation()) != set(LAYERS), reason="needs Landlock and seccomp")
@@ -98,11 +98,11 @@ def test_human_eval_calls_check_with_the_entry_point() -> None:
     solution = "class Solution:\n    def add(self, a, b): return a + b"
     assert outcome(solution, HUMAN_EVAL, entry_point=["Solution().add"]) is Outcome.RIGHT
     assert outcome(RIGHT, HUMAN_EVAL, entry_point=["add("]) is Outcome.UNPARSEABLE
-    with pytest.raises(RewardError, match="1 completions but 2 entries in 'entry_point'"):
+    with pytest.raises(RewardError, match=r"1 completions .*2 entries .*'entry_point'"):
         outcome(RIGHT, HUMAN_EVAL, entry_point=["add", "add"])
 
 
-def test_partial_gives_the_share_of_tests_and_goes_on_after_one_that_failed() -> None:
+def test_python_tests_partial_share() -> None:
     codes = [RIGHT, "def add(a, b): return 3", "def add(a, b): return 7"]
     columns = {"prompts": ["?"] * 3, "completions": [fence(code) for code in codes], "completion_ids": [[1]] * 3}
     partial = pickle.loads(pickle.dumps(PythonTests(partial=True)))
@@ -162,7 +162,7 @@ def test_attacks_are_worth_nothing_and_choose_no_none() -> None:
 
 
 @pytest.mark.nightly
-def test_verdicts_are_the_same_in_any_order_alone_and_beside_busy_processes() -> None:
+def test_python_tests_verdicts_beside_busy_processes() -> None:
     both = HONEST | {name: pair for name, pair in ATTACKS.items() if "range" not in name}
     first = {name: one.outcome for name, one in outcomes(both, workers=2).items()}
     backwards = {name: one.outcome for name, one in outcomes(dict([*both.items()][::-1]), workers=1).items()}
@@ -260,13 +260,13 @@ def test_the_code_of_a_completion() -> None:
 # --- the reward ------------------------------------------------------------------------------------------------------
 
 
-def test_unreadable_tests_are_none_with_a_warning_and_outcomes_change_that() -> None:
+def test_python_tests_unreadable() -> None:
     columns = {"completions": [fence(RIGHT)] * 2, "tests": [ADD, ["assert ("]]}
-    with pytest.warns(UserWarning, match=r"cannot read the tests at row 1 \(a test is no Python: .*; 1 of 2 in this"):
+    with pytest.warns(UserWarning, match=r"row 1 .*no Python: .*; 1 of 2 "):
         assert PythonTests()(**columns) == [1.0, None]
-    with pytest.warns(UserWarning, match="cannot read the tests"):
+    with pytest.warns(UserWarning, match="cannot read"):
         assert PythonTests(outcomes={"unparseable_reference": -1, "right": 2})(**columns) == [2.0, -1.0]
-    with pytest.raises(RewardError, match="the outcome at row 0 is 'timeout'"):
+    with pytest.raises(RewardError, match=r"row 0 .*'timeout'"):
         PythonTests(timeout=0.2, outcomes={"timeout": "raise"})(completions=["while 1: pass"], tests=[ADD])
 
 

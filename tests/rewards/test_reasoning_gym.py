@@ -45,7 +45,7 @@ def attacks(file: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("tasks", [EVALUATED, PARSED[1:], pytest.param(PUBLISHED, marks=pytest.mark.nightly)])
-def test_code_in_an_answer_runs_nowhere_and_is_worth_no_more_than_any_text(tasks: list[str], tmp_path: Path) -> None:
+def test_reasoning_gym_never_runs_an_answer(tasks: list[str], tmp_path: Path) -> None:
     file = tmp_path / "planted"
     rows = rows_of(tasks, 1)
     plain = judged(rows, ["(~ ~ ~ ~"] * len(rows))
@@ -69,7 +69,7 @@ def test_the_package_s_own_answers_score_one(tasks: list[str]) -> None:
     assert not wrong
 
 
-def test_a_problem_that_is_another_one_when_it_is_made_again_is_no_reference() -> None:
+def test_reasoning_gym_problem_made_differently() -> None:
     rows = reasoning_gym_rows("basic_arithmetic", 7, 2)
     reward = ReasoningGym()
     columns = {name: [row[name] for row in rows] for name in ("task", "seed", "index", "config")}
@@ -94,7 +94,7 @@ def test_what_is_no_answer_and_what_a_verifier_raises() -> None:
 
 def test_rows_that_name_no_problem_are_refused() -> None:
     reward = ReasoningGym()
-    with pytest.raises(RewardError, match="needs the column 'task'"):
+    with pytest.raises(RewardError, match="'task'"):
         reward(["<answer>1</answer>"])
     fields: list[dict[str, list[Any]]] = [{"seed": [-1]}, {"index": ["0"]}, {"task": [5]}, {"config": ["{"]}]
     fields += [{"task": ["no_such_task"]}, {"config": ['{"no_such": 1}']}, {"config": [{"min_terms": -1}]}]
@@ -103,5 +103,5 @@ def test_rows_that_name_no_problem_are_refused() -> None:
         columns = {"task": ["basic_arithmetic"], "seed": [1], "index": [0], **wrong}
         with pytest.raises(RewardError, match="row 0"):
             reward(["<answer>1</answer>"], **columns)
-    with pytest.raises(ConfigurationError, match="the task 'no_such_task' with config"):
+    with pytest.raises(ConfigurationError, match="'no_such_task'"):
         reasoning_gym_rows("no_such_task", 1, 1)

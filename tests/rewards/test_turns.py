@@ -11,7 +11,7 @@ from tests.credit.template_turns import FAMILIES, tokenizer_of
 from tests.credit.test_turns import Scripted, echo, written
 from tests.support import SIZES, arguments
 from trl_grpo_ext.rewards.turns import ToolUse
-from trl_grpo_ext.types import TurnScores
+from trl_grpo_ext.types import Parts, Place
 
 CALL = {"type": "function", "function": {"name": "add", "arguments": {"a": 2}}}
 FAILED = "{'error': \"add() missing 1 required positional argument: 'b'\"}"
@@ -37,9 +37,12 @@ CONVERSATIONS: list[Any] = [
 
 def turns(reward: Any, completions: list[Any] = CONVERSATIONS, **more: Any) -> list[tuple[float, ...]]:
     scores = reward(prompts=["?"] * len(completions), completions=completions, **more)
-    assert all(isinstance(score, TurnScores) for score in scores)
-    assert [float(score) for score in scores] == pytest.approx([sum(score.turns) for score in scores])
-    return [score.turns for score in scores]
+    assert all(isinstance(score, Parts) for score in scores)
+    assert [float(score) for score in scores] == pytest.approx(
+        [sum(part.score for part in score.parts) for score in scores]
+    )
+    assert all(part.places == (Place(turn=turn),) for score in scores for turn, part in enumerate(score.parts))
+    return [tuple(part.score for part in score.parts) for score in scores]
 
 
 def test_tool_use_by_hand() -> None:

@@ -4,7 +4,14 @@ from typing import Any
 
 import pytest
 
-from tests.testing import wrong_aggregations, wrong_filters, wrong_hooks, wrong_rewards, wrong_samplers
+from tests.testing import (
+    wrong_aggregations,
+    wrong_filters,
+    wrong_hooks,
+    wrong_rewards,
+    wrong_samplers,
+    wrong_token_losses,
+)
 from trl_grpo_ext.plugins.kinds import Kind
 from trl_grpo_ext.testing import RULES, check
 from trl_grpo_ext.testing.rules import GATES, rules_of
@@ -14,6 +21,7 @@ ROOMS: dict[Kind, Any] = {
     "advantage_hook": wrong_hooks,
     "loss_aggregation": wrong_aggregations,
     "group_filter": wrong_filters,
+    "token_loss": wrong_token_losses,
     "prompt_sampler": wrong_samplers,
 }
 WRONG = [(kind, rule, plugin) for kind, room in ROOMS.items() for rule, plugin in room.BREAKS]

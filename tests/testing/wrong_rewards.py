@@ -17,7 +17,7 @@ from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
-from trl_grpo_ext.types import RewardDeclaration
+from trl_grpo_ext.types import Parts, RewardDeclaration
 
 
 def text_of(completion: Any) -> str:
@@ -287,6 +287,8 @@ BREAKS: list[tuple[str, Any]] = [
     ("reward.hostile_text", By(last_number)),
     ("reward.hostile_text", after(lambda texts, columns: [text.encode() for text in texts])),  # a lone surrogate
     ("reward.outcomes", NoReferenceIsWrong),
+    ("reward.parts", By(lambda texts, columns: [Parts({"a": (1.0, (0, len(text) + 1))}) for text in texts])),
+    ("reward.parts", By(lambda texts, columns: [Parts({text or "a": float("18" in text)}) for text in texts])),
     ("reward.pickle", Lambda),
     ("reward.threads", KeepsItsTexts),
     ("reward.threads", after(lambda t, c: signal.signal(signal.SIGUSR2, signal.getsignal(signal.SIGUSR2)))),

@@ -21,7 +21,7 @@ from tests.trainer.hostile import hostile_settings, is_last_rank
 from trl_grpo_ext import GRPOExtMixin, GRPOExtTrainer, Rollout, load_loss_aggregation
 from trl_grpo_ext.errors import TRLGRPOExtError
 from trl_grpo_ext.rewards.judge import Judge
-from trl_grpo_ext.types import HookDeclaration, Span, SpanScore, TurnScores, span_reward
+from trl_grpo_ext.types import HookDeclaration, Part, Parts, Place
 
 Job = dict[str, Any]
 """Settings of `tests.support.train`, and
@@ -29,8 +29,8 @@ Job = dict[str, Any]
 - `stock: true`: TRL's own trainer runs them,
 - `evaluate: N`: it also evaluates on so many other prompts,
 - `hooks: [...]`: advantage hooks, with `Watch` behind them,
-- `span_rewards: true`: two rewards that return spans stand beside the one that all trainings have,
-- `uneven_spans: true`: one reward returns spans for one prompt alone,
+- `part_rewards: true`: two rewards that return parts stand beside the one that all trainings have,
+- `uneven_parts: true`: one reward returns spans for one prompt alone,
 - `turns: true`: what an environment wrote stands in the completions, and one reward has a value for each turn,
 - `flat_groups: true`: every other prompt's completions all get the same reward,
 - `uneven: true`: prompts of unlike length,
@@ -119,7 +119,7 @@ class Watch:
                 "advantages": [
                     row[live > 0].tolist() for row, live in zip(advantages_B_T, rollout.mask_B_T, strict=True)
                 ],
-                "reward_spans": {name: list(spans) for name, spans in rollout.reward_spans.items()},
+                "parts": {name: (table.names, table.scores_B_M.tolist()) for name, table in rollout.parts.items()},
             }
         )
         return advantages_B_T
@@ -155,21 +155,20 @@ def uneven_rollout(prompts_: list[str], trainer: Any) -> dict[str, Any]:
     return output
 
 
-@span_reward
-def vowels(completions: list[str], **columns: Any) -> list[list[Span] | None]:
+def vowels(completions: list[str], **columns: Any) -> list[Parts | None]:
     """Every vowel is worth its place in the alphabet; nothing to say about completions that begin with one."""
-    return [
-        None
-        if text[:1] in {*"aeiou"}
-        else [(i, i + 1, "aeiou".index(c) / 5 + 0.1) for i, c in enumerate(text) if c in "aeiou"]
-        for text in completions
-    ]
+    scores: list[Parts | None] = []
+    for text in completions:
+        worth = [("aeiou".index(c) / 5 + 0.1, i) for i, c in enumerate(text) if c in "aeiou"]
+        parts = [Part("vowel", value, places=(i, i + 1)) for value, i in worth]
+        scores.append(None if text[:1] in {*"aeiou"} else Parts(parts, sum(value for value, _ in worth)))
+    return scores
 
 
-@span_reward
-def first_half(completions: list[str], **columns: Any) -> list[list[Span] | None]:
+def first_half(completions: list[str], **columns: Any) -> list[Parts]:
     """The first half is worth as much as it has different characters."""
-    return [[(0, len(text) // 2, float(len({*text[: len(text) // 2]})))] for text in completions]
+    halves = [text[: len(text) // 2] for text in completions]
+    return [Parts({"half": (float(len({*half})), (0, len(half)))}) for half in halves]
 
 
 def turns_of(ids: list[int]) -> list[int]:
@@ -187,13 +186,15 @@ def by_turn(completion_ids: list[list[int]], **columns: Any) -> list[float | Non
     scores: list[float | None] = []
     for ids in completion_ids:
         turns = (len(ids) + 1) // 4 + (1 if (len(ids) + 1) % 4 else 0)
-        scores.append([TurnScores([(sum(ids) + 3 * k) % 5 / 4 for k in range(turns)]), 0.5, None][sum(ids) % 7 % 3])
+        values = [(sum(ids) + 3 * k) % 5 / 4 for k in range(turns)]
+        by_turn = Parts({f"turn {k}": (value, Place(turn=k)) for k, value in enumerate(values)}, sum(values))
+        scores.append([by_turn, 0.5, None][sum(ids) % 7 % 3])
     return scores
 
 
 def first_prompts_only(prompts: list[str], **columns: Any) -> list[float | None]:
-    """Spans for one prompt, a number for the next, nothing for the others: with two ranks each sees only one kind."""
-    kinds: dict[str, float | None] = {"a": SpanScore(1.0, [(0, 1, 1.0)]), "b": 0.5}
+    """Parts for one prompt, a number for the next, nothing for the others: with two ranks each sees only one kind."""
+    kinds: dict[str, float | None] = {"a": Parts({"first": (1.0, (0, 1))}), "b": 0.5}
     return [kinds.get(prompt[0]) for prompt in prompts]
 
 
@@ -214,9 +215,9 @@ def judged(url: str) -> list[Any]:
 FLAGS: dict[str, dict[str, Any]] = {
     "flat_groups": {"reward_funcs": flat("aceg")},
     "quiet_rank": {"reward_funcs": flat("abef")},  # of four prompts, the two of the first rank
-    "span_rewards": {"reward_funcs": [length_reward, vowels, first_half]},
+    "part_rewards": {"reward_funcs": [length_reward, vowels, first_half]},
     "turns": {"reward_funcs": [length_reward, by_turn], "rollout_func": rollout_with_turns},
-    "uneven_spans": {"reward_funcs": [length_reward, first_prompts_only]},
+    "uneven_parts": {"reward_funcs": [length_reward, first_prompts_only]},
     "uneven": {"rollout_func": uneven_rollout},
 }
 

@@ -52,7 +52,7 @@ def job(hooks: Any, rows: int) -> Job:
         "hooks": hooks,
         "per_device_train_batch_size": rows,
         "prompt_count": 6,
-        "span_rewards": True,
+        "part_rewards": True,
         "beta": 0.04,
         "num_iterations": 2,  # so that the second step is off policy
         "max_steps": 2,
@@ -89,8 +89,8 @@ def folder_of_two(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def two(tiny_model: Path, folder_of_two: Path) -> list[Results]:
     jobs = {name: {**job(hooks, 6), "turns": name in WITH_TURNS} for name, hooks in JOBS.items()}
-    jobs["uneven spans"] = {"hooks": ["span_credit"], "uneven_spans": True, "max_steps": 1, "prompt_count": 6}
-    jobs["uneven spans"]["per_device_train_batch_size"] = 4
+    jobs["uneven parts"] = {"hooks": ["part_credit"], "uneven_parts": True, "max_steps": 1, "prompt_count": 6}
+    jobs["uneven parts"]["per_device_train_batch_size"] = 4
     jobs["records"] = {**job(CHAIN, 6), "token_records": 99}
     return launch(jobs, tiny_model, folder_of_two)
 
@@ -106,10 +106,13 @@ def one(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[
     return functools.cache(run)
 
 
-def test_every_rank_knows_which_rewards_point_at_spans(two: list[Results]) -> None:
-    first, second = (result["uneven spans"]["rollouts"][0]["reward_spans"] for result in two)
-    assert first == {"first_prompts_only": [[(0, 1, 1.0)]] * 4}
-    assert second == {"first_prompts_only": [[]] * 4}
+def test_every_rank_knows_the_parts_of_all(two: list[Results]) -> None:
+    (first, ones), (second, nans) = (
+        result["uneven parts"]["rollouts"][0]["parts"]["first_prompts_only"] for result in two
+    )
+    assert first == second == ("first",)
+    assert ones == [[1.0]] * 4
+    assert all(score != score for (score,) in nans)
 
 
 def test_the_token_records_are_those_of_all_ranks(
@@ -155,8 +158,10 @@ class TestGroupsSplitOverRanks:
     ) -> None:
         alone, several = one(name)["logs"][0], two[0][name]["logs"][0]
         names = {metric for metric in alone if metric.startswith("advantage/")}
-        assert len(names) == 4 * (len(JOBS[name]) - JOBS[name].count(SHAPER) + 1)  # the hooks and `Watch`
-        names |= {metric for metric in alone if metric.startswith(("rewards/", "reward", "raw_reward"))}
+        own = {f"advantage/part_credit/{metric}" for metric in ("to_all", "missing")}
+        assert len(names - own) == 4 * (len(JOBS[name]) - JOBS[name].count(SHAPER) + 1)  # the hooks and `Watch`
+        assert not names & own or names > own
+        names |= {metric for metric in alone if metric.startswith(("rewards/", "reward", "raw_reward", "parts/"))}
         assert ("rewards/shapes/mean" in names) == ("raw_reward_std" in names) == (SHAPER in JOBS[name])
         for metric in names:
             if alone[metric] is None:

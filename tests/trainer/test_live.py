@@ -81,7 +81,7 @@ def test_durations() -> None:
     assert [duration(number) for number in seconds] == [*seconds.values()]
 
 
-def test_a_summary_is_a_plain_line_of_what_was_logged_since_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_summary_is_a_plain_line(monkeypatch: pytest.MonkeyPatch) -> None:
     logs = [
         (step, {"reward": step / 10, "rewards/a/mean": 0.5, "rewards/b/mean": -step / 10, "entropy": 2.0, "kl": 0.01})
         for step in range(1, 6)
@@ -133,7 +133,7 @@ def test_an_evaluation_has_a_line_of_its_own(monkeypatch: pytest.MonkeyPatch) ->
     assert screen.getvalue() == ""
 
 
-def test_what_cannot_be_written_is_escaped_and_where_nobody_reads_the_training_goes_on(
+def test_summary_to_a_poor_or_closed_terminal(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     class Ascii(Screen):
@@ -168,7 +168,7 @@ def test_whatever_is_logged_no_error_and_no_control_character(logs: list[dict[st
     assert out.count("\n") >= len(logs)
 
 
-def test_summary_steps_puts_the_summary_in_place_of_the_trainers_lines(
+def test_summary_steps_replaces_trls_lines(
     tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = train(tiny_model, tmp_path / "ours", summary_steps=2, max_steps=4)
@@ -185,7 +185,7 @@ def test_summary_steps_puts_the_summary_in_place_of_the_trainers_lines(
     train(tiny_model, tmp_path / "theirs", max_steps=1)
     assert "'loss'" in capsys.readouterr().out  # 0, the default: transformers' own
     for every in (0, True, "2"):
-        with pytest.raises(ConfigurationError, match="every must be a whole number, 1 or more"):
+        with pytest.raises(ConfigurationError, match=r"every .*whole number"):
             ConsoleSummary(every)  # type: ignore[arg-type]
 
 

@@ -17,7 +17,7 @@ from trl import GRPOTrainer
 
 from tests.support import OWN_AGGREGATION, Run, prompts, relative_gap, train
 from tests.trainer import parity_grid
-from tests.trainer.compact.test_trainings import COMMON
+from tests.trainer.compact.test_updates import COMMON
 from tests.trainer.parity_grid import CORRECTION, CORRECTION_MODES, FACTORS, OURS, TOLERANCE, Cell
 from tests.trainer.process_worker import Float64Trainer, uneven_rollout
 from trl_grpo_ext import GRPOExtTrainer
@@ -73,7 +73,7 @@ BASE = frozenset({"beta", "num_iterations"})
 
 
 @pytest.mark.slow
-def test_each_setting_changes_trls_gradient_and_another_aggregation_ours(tiny_model: Path, tmp_path: Path) -> None:
+def test_parity_settings_change_the_gradient(tiny_model: Path, tmp_path: Path) -> None:
     base = parity_grid.train_trl(tiny_model, tmp_path, Cell("grpo", BASE))
     first, second, *_ = base.logs
     assert first["clip_ratio/region_mean"] == 0 < 0.1 < second["clip_ratio/region_mean"] < 0.9
@@ -130,9 +130,7 @@ def assert_same(ours: Run, theirs: Run) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("reduction", ["bnpo", "dapo", "dr_grpo", "grpo", "luspo"])
-def test_another_aggregation_is_the_loss_type_that_trl_has_for_it(
-    tiny_model: Path, tmp_path: Path, reduction: str
-) -> None:
+def test_parity_of_aggregations_with_loss_types(tiny_model: Path, tmp_path: Path, reduction: str) -> None:
     # These loss types share the clipped objective and differ in the reduction alone, so TRL itself is the oracle of
     # a changed aggregation, with the KL penalty under the same weights.
     settings = {"num_iterations": 2, "prompt_count": 8, "dtype": "float64", "beta": 0.04}

@@ -40,7 +40,7 @@ def collected(table: list[list[float]], problems: int | None = None, **settings:
         return pass_at_k.metrics(problems)
 
 
-def test_problems_of_all_batches_count_alike_and_the_threshold_itself_passes() -> None:
+def test_pass_at_k_over_batches_and_at_the_threshold() -> None:
     found = collected([[0.9, 0, 0, 0, 1, 1, 0, 0], [0, 0, 0, 0]])
     assert found == {
         "pass@1": pytest.approx((1 / 4 + 2 / 4 + 0) / 3),
@@ -55,7 +55,7 @@ def test_what_fills_up_the_last_batch_does_not_count() -> None:
 
 
 def test_completions_that_were_not_judged_are_none_of_the_n() -> None:
-    with pytest.warns(UserWarning, match=r"pass@2: 2 of 3 problems are left out, because a judged fewer than 2"):
+    with pytest.warns(UserWarning, match=r"pass@2: 2 of 3 .*fewer than 2"):
         found = collected([[1, 0, NAN, NAN, 1, NAN, NAN, NAN, NAN, NAN, NAN, NAN]])
     assert found == {"pass@1": pytest.approx(0.75), "pass@2": 1.0}
     with pytest.warns(UserWarning, match="left out"):
@@ -136,16 +136,16 @@ def test_the_trainer_asks_which_reward_is_meant(tiny_model: Path, tmp_path: Path
 
     with pytest.warns(UserWarning, match="no eval_dataset"):
         GRPOExtTrainer(str(tiny_model), length_reward, arguments(tmp_path, pass_at_k=[2]), train_dataset=prompts(4))
-    with pytest.raises(ConfigurationError, match=r"has length_reward, other\. Name it.*length_reward: 1\.0"):
+    with pytest.raises(ConfigurationError, match=r"length_reward, other.*length_reward: 1\.0"):
         build()
-    with pytest.raises(ConfigurationError, match=r"'accuracy', which is no reward.*length_reward, other"):
+    with pytest.raises(ConfigurationError, match=r"'accuracy'.*length_reward, other"):
         build(pass_thresholds={"accuracy": 1.0})
     metrics = build(pass_thresholds={"other": 0.0, "length_reward": 99.0}).evaluate()
     assert (metrics["eval_pass@2/other"], metrics["eval_pass@2/length_reward"]) == (1.0, 0.0)
 
 
 @pytest.mark.slow
-def test_two_processes_say_the_same_though_their_last_batch_is_filled_up(tiny_model: Path, tmp_path: Path) -> None:
+def test_pass_at_k_in_two_processes(tiny_model: Path, tmp_path: Path) -> None:
     # Five problems on two processes of one and a half groups each: three in a batch, and the sixth is the first again.
     job = {
         **{key: SETTINGS[key] for key in ("pass_at_k", "max_steps")},

@@ -88,10 +88,10 @@ def test_a_saved_model_has_it(tiny_model: Path, tmp_path: Path) -> None:
     assert names(tmp_path / "run") == ["think_format"]
 
 
-def test_a_folder_that_cannot_be_written_is_an_error_at_the_start(tiny_model: Path, tmp_path: Path) -> None:
+def test_plugin_records_in_an_unwritable_folder(tiny_model: Path, tmp_path: Path) -> None:
     trainer = made(tiny_model, tmp_path / "run")
     (tmp_path / "run" / FILE).mkdir()
-    with pytest.raises(ManifestError, match=f"{FILE}, the record of the plugins, cannot be written"):
+    with pytest.raises(ManifestError, match=f"{FILE}.*written"):
         trainer.train()
     assert trainer.state.global_step == 0
 
@@ -135,7 +135,7 @@ def test_the_newest_checkpoint_is_compared_too(tiny_model: Path, run: Path) -> N
     before = (run / FILE).read_bytes()
     for trainer_class in (GRPOExtTrainer, SafeTrainer):
         trainer = made(tiny_model, run, trainer_class, hooks=["centred"], aggregation="token_sum")
-        with pytest.raises(ManifestError, match=r"checkpoint-2: .*hook sign_scaling .* in the checkpoint and not"):
+        with pytest.raises(ManifestError, match=r"checkpoint-2: .*sign_scaling"):
             trainer.train(resume_from_checkpoint=True)
     assert (run / FILE).read_bytes() == before
 
@@ -165,7 +165,7 @@ def test_what_is_a_warning(
     with pytest.warns(ManifestWarning, match=sentence):
         assert resume(tiny_model, tmp_path / "copy", tmp_path / "out", **given).state.global_step == 2
     if sentence.startswith("cannot be read"):
-        with pytest.raises(ManifestError, match=r"as a record of plugins: JSONDecodeError.*delete it"):
+        with pytest.raises(ManifestError, match="JSONDecodeError"):
             resume(tiny_model, tmp_path / "copy", tmp_path / "stops")
 
 

@@ -81,6 +81,12 @@ EVALUATED |= {"evaluate": 16, "per_device_eval_batch_size": 8, "seed": 1}
 SAMPLED: Job = {**ROWS, "scripted": False, "beta": 0.04, "num_iterations": 2, "max_steps": 3}
 
 UNEVEN: Job = {**ROWS, "uneven": True, "float64": True, "max_steps": 2}
+# Both look at the generation batch of all ranks; how far the policy has moved shows at the second step.
+TOKEN_LOSSES: Job = {
+    "token_losses": [{"name": "kl_cov", "share": 0.2}, {"name": "clip_cov", "share": 0.3, "low": 0.0}],
+    "num_iterations": 2,
+    "learning_rate": 0.5,
+}
 COMPACT: dict[str, Job] = {
     "flat groups": {"flat_groups": True, "loss_type": "grpo"},
     "a quiet rank": {"quiet_rank": True, "loss_type": "grpo"},
@@ -89,6 +95,7 @@ COMPACT: dict[str, Job] = {
     "fixed rows": {"flat_groups": True, "beta": 0.04, "loss_type": "grpo", "num_iterations": 2},
     "weights": {"quiet_rank": True, "loss_aggregation": "seq_mean_token_mean", "beta": 0.04, "steps_per_generation": 4},
     "shared": {"flat_groups": True, "loss_type": "grpo", "share_prompts": True},
+    "token losses, a quiet rank": {"quiet_rank": True, **TOKEN_LOSSES},
     "shared, a quiet rank": {"quiet_rank": True, "beta": 0.04, "num_iterations": 2, "share_prompts": True},
 }
 TYPES = ("bnpo", "dapo", "grpo")
@@ -194,7 +201,7 @@ def test_a_group_that_is_split_between_processes(two: Results, one: One) -> None
 
 
 @pytest.mark.slow
-def test_a_generation_batch_for_two_optimizer_steps_and_an_evaluation(two: Results, one: One) -> None:
+def test_processes_with_two_steps_and_an_evaluation(two: Results, one: One) -> None:
     whole = one({**HALVES, **WHOLE, "steps_per_generation": 1})["gradients"][0]
     first, second = two["halves"]["gradients"]
     assert relative_gap(first, whole) > 0.1
@@ -203,6 +210,17 @@ def test_a_generation_batch_for_two_optimizer_steps_and_an_evaluation(two: Resul
     losses = [[log["eval_loss"] for log in run["logs"] if "eval_loss" in log] for run in (two["evaluated"], evaluated)]
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
     assert len(losses[0]) == 1
+
+
+@pytest.mark.slow
+def test_token_losses_that_look_at_all_ranks(two: Results, one: One) -> None:
+    split, job = two["off token losses, a quiet rank"], {**UNEVEN, **COMPACT["token losses, a quiet rank"]}
+    measured = gaps(split, one({**job, **WHOLE}))
+    assert max(measured) < TOLERANCE["float64"], measured
+    without = one({**job, **WHOLE, "token_losses": [{"name": "clip_cov", "share": 1e-9, "low": 4.0}]})
+    assert min(gaps(split, without)) > 1e-3
+    logged = [log for log in split["logs"] if "loss" in log]
+    assert all(0.0 < log["token_loss/kl_cov/held"] <= 0.2 for log in logged)
 
 
 # ------------------------------------------------------------------------------------------- as TRL with two processes

@@ -95,9 +95,7 @@ DENOMINATORS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("settings", DENOMINATORS.values(), ids=DENOMINATORS.keys())
-def test_a_batch_that_is_not_full_has_the_denominators_of_what_is_trained_on(
-    tiny_model: Path, tmp_path: Path, settings: dict[str, Any]
-) -> None:
+def test_resample_denominators_of_a_partial_batch(tiny_model: Path, tmp_path: Path, settings: dict[str, Any]) -> None:
     # Only b has a signal, so the gradient is that of a batch of b alone.
     filled = run(tiny_model, tmp_path / "filled", letters="acdefgh", max_steps=1, **settings)
     assert groups_logged(filled)[0]["kept"] == 0.5
@@ -106,11 +104,9 @@ def test_a_batch_that_is_not_full_has_the_denominators_of_what_is_trained_on(
 
 
 @pytest.mark.parametrize("loss_type", ["dapo", "grpo"])
-def test_a_filter_that_keeps_nothing_is_warned_about_and_nothing_is_trained_on(
-    tiny_model: Path, tmp_path: Path, loss_type: str
-) -> None:
+def test_resample_with_nothing_kept(tiny_model: Path, tmp_path: Path, loss_type: str) -> None:
     chosen = {"filter": {"name": "accuracy_between", "low": 8.0, "high": 9.0}, "max_rounds": 3}
-    with pytest.warns(UserWarning, match=r"'accuracy_between' kept none of 6 groups in 3 rounds: .* \(6\)\. .*look"):
+    with pytest.warns(UserWarning, match=r"'accuracy_between' .*6 groups in 3 rounds: .* \(6\)"):
         done = run(tiny_model, tmp_path, resample=chosen, max_steps=2, loss_type=loss_type)
     assert [log["kept"] for log in groups_logged(done)] == [0, 0]
     assert all(not gradient.any() for step in done.gradients for gradient in step.values())
@@ -167,7 +163,7 @@ def test_the_gradient_is_that_of_a_batch_made_by_hand(
     assert computed[0] == computed[1]  # and no padding more
 
 
-def test_a_hook_of_the_whole_batch_sees_the_one_that_is_trained_on(tiny_model: Path, tmp_path: Path) -> None:
+def test_resample_and_a_hook_of_the_whole_batch(tiny_model: Path, tmp_path: Path) -> None:
     settings = {"advantage_hooks": ["batch_whitening"], "loss_aggregation": "token_mean", "scale_rewards": "batch"}
     kept = {"filter": {"name": "accuracy_between", "low": 0.2, "high": 9.0}}
     filled = run(tiny_model, tmp_path / "filled", max_steps=1, resample=kept, **settings)
@@ -177,7 +173,7 @@ def test_a_hook_of_the_whole_batch_sees_the_one_that_is_trained_on(tiny_model: P
     assert relative_gap(filled.weights, wanted.weights) < 1e-13
 
 
-def test_hooks_see_what_is_trained_on_and_the_table_each_completion_once(tiny_model: Path, tmp_path: Path) -> None:
+def test_resample_hooks_and_table(tiny_model: Path, tmp_path: Path) -> None:
     class Counting:
         declares = HookDeclaration(role="transform", independent=True)
 
@@ -290,12 +286,12 @@ def test_resuming_is_exact(tiny_model: Path, tmp_path: Path, more: dict[str, Any
 
 def test_a_checkpoint_inside_a_generation_batch_is_refused(tiny_model: Path, tmp_path: Path) -> None:
     settings: dict[str, Any] = {"steps_per_generation": 2, "per_device_train_batch_size": 4, "save_strategy": "steps"}
-    with pytest.raises(ConfigurationError, match="save_steps=3 has to be a multiple of 2"):
+    with pytest.raises(ConfigurationError, match=r"save_steps=3 .*2"):
         run(tiny_model, tmp_path, **settings, save_steps=3)
     whole = run(tiny_model, tmp_path, max_steps=5, **settings, save_steps=2)  # and at the end, inside
     again = resumed(tiny_model, tmp_path, 2, **settings, save_steps=2, max_steps=5)
     assert relative_gap(again.weights, whole.weights) < 1e-13
-    with pytest.raises(ConfigurationError, match="was saved inside a generation batch"):
+    with pytest.raises(ConfigurationError, match="inside"):
         resumed(tiny_model, tmp_path, 5, **settings, save_steps=2, max_steps=8)
 
 
@@ -370,7 +366,7 @@ def test_what_a_filter_sees_and_raises(tiny_model: Path, tmp_path: Path) -> None
     assert seen[1].advantages_B_T is not None
     assert seen[1].advantages_B_T.shape[0] == 8
     assert seen[1].old_entropies_B_T is not None
-    with pytest.raises(PluginRunError, match=r"group filter 'answers'.*no such thing"):
+    with pytest.raises(PluginRunError, match=r"'answers'.*no such thing"):
         train(tiny_model, tmp_path, max_steps=1, trainer_arguments={"resample": {"filter": Answers(answer)}})
 
 
@@ -396,7 +392,7 @@ def test_what_cannot_be_exact_is_refused(tiny_model: Path, tmp_path: Path) -> No
         with pytest.raises(ConfigurationError, match=message):
             train(tiny_model, tmp_path, resample=SIGNAL, **settings)
     stream = {"train_dataset": prompts(8).to_iterable_dataset(), "rollout_func": scripted_rollout}
-    with pytest.raises(ConfigurationError, match="has no rows to choose from"):
+    with pytest.raises(ConfigurationError, match="no rows"):
         GRPOExtTrainer(str(tiny_model), length_reward, arguments(tmp_path, resample=SIGNAL), **stream)
 
 

@@ -53,7 +53,7 @@ def half_nan(completion_ids: list[list[int]], **columns: Any) -> list[float | No
     return [None] * (half // 2) + [float("nan")] * (half - half // 2) + [1.0] * (len(completion_ids) - half)
 
 
-def test_none_and_nan_are_counted_apart_and_only_where_they_occur(tiny_model: Path, tmp_path: Path) -> None:
+def test_reward_watch_counts_none_and_nan(tiny_model: Path, tmp_path: Path) -> None:
     run = train(tiny_model, tmp_path, max_steps=1, reward_funcs=[length_reward, half_nan])
     assert run.logs[0]["rewards/half_nan/none"] == pytest.approx(2 / 8)
     assert run.logs[0]["rewards/half_nan/nan"] == pytest.approx(2 / 8)
@@ -102,12 +102,12 @@ def test_the_limit_leaves_those_alone_that_are_in_time() -> None:
     with watch.time_limit():
         assert quick(completions=["a"]) == [1.0]
         time.sleep(0.6)  # the limit passes while no reward runs: this rank waits for another
-    with pytest.raises(RewardError, match="The reward slow did not"), watch.time_limit():
+    with pytest.raises(RewardError, match="reward slow"), watch.time_limit():
         watch.wrap(sleeps, "slow")(completions=["a"])
 
 
 @pytest.mark.slow
-def test_what_holds_the_interpreter_ends_the_process_with_a_traceback(tmp_path: Path) -> None:
+def test_reward_watch_ends_a_held_interpreter(tmp_path: Path) -> None:
     script = textwrap.dedent(
         """
         import trl_grpo_ext.guard.reward_watch as reward_watch
@@ -128,12 +128,12 @@ def test_what_holds_the_interpreter_ends_the_process_with_a_traceback(tmp_path: 
     assert "in tower" in done.stderr
 
 
-def test_the_limit_of_a_run_is_an_hour_at_most_and_short_enough_to_tell_the_other_ranks(tmp_path: Path) -> None:
+def test_reward_limit_bounds(tmp_path: Path) -> None:
     assert GRPOExtConfig(str(tmp_path), use_cpu=True, bf16=False).reward_timeout == 3600
     assert reward_limit(3600, 1800.0, 1) == 3600
     assert reward_limit(3600, 1800.0, 2) == 1440
     assert reward_limit(5, 100.0, 1) == reward_limit(5, 100.0, 2) == 5
     assert reward_limit(None, 100.0, 1) is reward_limit(None, 100.0, 2) is None
     for value in (0, -1.0, True, "5", float("nan")):
-        with pytest.raises(ConfigurationError, match="reward_timeout must be a number of seconds above 0"):
+        with pytest.raises(ConfigurationError, match="reward_timeout"):
             GRPOExtConfig(str(tmp_path), use_cpu=True, bf16=False, reward_timeout=value)

@@ -57,9 +57,7 @@ def uneven(completion_ids: list[list[int]], **columns: Any) -> list[float]:
     return [float(i % 4 == 0) for i in range(len(completion_ids))]
 
 
-def test_equal_totals_of_different_rewards_are_signal_where_trl_normalises_each(
-    tiny_model: Path, tmp_path: Path
-) -> None:
+def test_signal_of_equal_totals(tiny_model: Path, tmp_path: Path) -> None:
     # 0.5 · 1 + 0 for one completion of four, 0.5 · 0 + 0.5 for the others: equal totals of which the z-scores do not
     # cancel, since the second function counts twice as much.
     def rest(completion_ids: list[list[int]], **columns: Any) -> list[float]:
@@ -84,7 +82,7 @@ def test_equal_totals_of_different_rewards_are_signal_where_trl_normalises_each(
     assert logged(summed) != logged(plain)  # where totals are what is compared, it has
 
 
-def test_equal_rewards_are_skipped_unless_a_hook_learns_from_them(tiny_model: Path, tmp_path: Path) -> None:
+def test_skipping_equal_rewards(tiny_model: Path, tmp_path: Path) -> None:
     skipping = {"name": "token_mean", "skip_zero_variance": True}
     settings: dict[str, Any] = {"reward_funcs": always(100.0)}
     skipped = run(tiny_model, tmp_path / "skipped", Penalty(), loss_aggregation=skipping, **settings)
@@ -100,9 +98,7 @@ def test_equal_rewards_are_skipped_unless_a_hook_learns_from_them(tiny_model: Pa
 
 
 @pytest.mark.parametrize("setting", ["sum_then_normalize", "normalize_then_sum"])
-def test_what_rounding_leaves_of_trls_own_advantages_is_no_signal(
-    tiny_model: Path, tmp_path: Path, setting: str
-) -> None:
+def test_signal_of_rounding(tiny_model: Path, tmp_path: Path, setting: str) -> None:
     settings: dict[str, Any] = {
         "reward_funcs": [always(0.3), always(100.1)],
         "multi_objective_aggregation": setting,

@@ -82,7 +82,7 @@ def test_the_token_sum_does_not_grow_in_a_short_last_step(tiny_model: Path, tmp_
     assert relative_gap(skipped.gradients[1], third) < 1e-5
 
 
-def test_steps_that_cross_generation_batches_are_refused_at_construction(tiny_model: Path, tmp_path: Path) -> None:
+def test_steps_across_batches_are_refused(tiny_model: Path, tmp_path: Path) -> None:
     for per_generation, per_step in ((2, 4), (3, 2)):
         settings = {"steps_per_generation": per_generation, "gradient_accumulation_steps": per_step}
         settings |= {"per_device_train_batch_size": 4}

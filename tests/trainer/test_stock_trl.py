@@ -126,7 +126,7 @@ def construct(trainer_class: type, model: Path, args: Any, rewards: Any = length
 
 @pytest.mark.parametrize("settings", IGNORED, ids=lambda settings: next(iter(settings)))
 def test_config_in_a_plain_trainer_stops(tiny_model: Path, tmp_path: Path, settings: dict[str, Any]) -> None:
-    with pytest.raises(ConfigurationError, match=f"GRPOTrainer ignores {next(iter(settings))}.*GRPOExtTrainer"):
+    with pytest.raises(ConfigurationError, match=f"{next(iter(settings))}.*GRPOExtTrainer"):
         construct(GRPOTrainer, tiny_model, arguments(tmp_path, **settings))
 
 
@@ -139,7 +139,7 @@ def test_config_however_it_came_stops(tiny_model: Path, tmp_path: Path) -> None:
     copies.append(arguments(tmp_path, MoreSettings, compact_updates="exact"))
     for trainer_class in (GRPOTrainer, Subclass):
         for copy in copies:
-            with pytest.raises(ConfigurationError, match=f"{trainer_class.__name__} ignores compact_updates='exact'"):
+            with pytest.raises(ConfigurationError, match=f"{trainer_class.__name__} .*compact_updates='exact'"):
                 construct(trainer_class, tiny_model, copy)
     with pytest.raises((ConfigurationError, AttributeError)):
         construct(RLOOTrainer, tiny_model, args)
@@ -176,7 +176,7 @@ def test_weights_of_trls_asynchronous_trainer_stop() -> None:
     loop = pytest.importorskip("trl.experimental.async_grpo.async_rollout_worker")._AsyncRolloutLoop
     rest = [name for name, one in inspect.signature(loop).parameters.items() if one.default is one.empty]
     given = {**dict.fromkeys(rest), "dataset": []}
-    with pytest.raises(ConfigurationError, match=r"has no reward_weights.*weighted"):
+    with pytest.raises(ConfigurationError, match=r"reward_weights.*weighted"):
         loop(**{**given, "reward_funcs": load_rewards(SELECTIONS)})
     with pytest.raises(AttributeError):  # it goes on until it misses the tokenizer
         loop(**{**given, "reward_funcs": load_rewards([{"name": "weighted", "rewards": SELECTIONS[:2]}])})

@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
+from peft import LoraConfig
 from trl import GRPOTrainer
 
 from tests.support import Run, flat, relative_gap, train
@@ -75,7 +76,7 @@ CATALOGUE: list[Any] = [
     [{"name": "squared_log_ratio", "coefficient": 2.0}],
     [{"name": "kl_cov", "share": 0.2}],
     ["smooth_clip", {"name": "squared_log_ratio", "coefficient": 1.0}],
-    [{"name": "clip_cov", "share": 0.3, "low": 0.0}],
+    [{"name": "clip_cov", "share": 0.3, "low": 0.05}],  # at 0 rounding would decide about flat groups
     ["topr"],
 ]
 
@@ -190,6 +191,40 @@ def test_carried_values_stay_with_their_rows(tiny_model: Path, tmp_path: Path, c
     found = [(ids, value) for ids, value in Carries.seen if value > 0]
     assert len(found) >= 16
     assert all(sum(ids) == value for ids, value in found)
+
+
+class TowardsReference:
+    """Reads what TRL computes in no run without a KL penalty."""
+
+    __name__ = "towards_reference"
+    declares = TokenLossDeclaration(independent=True, needs=("ref_logps",))
+
+    def loss(self, terms: LossTerms) -> torch.Tensor:
+        assert terms.ref_logps_B_T is not None
+        return (terms.logps_B_T - terms.ref_logps_B_T).square()
+
+
+@pytest.mark.parametrize("compact", ["off", "exact"])
+def test_what_a_token_loss_needs_is_computed(tiny_model: Path, tmp_path: Path, compact: str) -> None:
+    once: dict[str, Any] = {
+        "num_iterations": 1,
+        "max_steps": 2,
+        "compact_updates": compact,
+    }  # TRL has no old policy then
+    assert trained(tiny_model, tmp_path / "old", ["clip_cov"], **once).gradients
+    adapter = LoraConfig(r=4, target_modules=["q_proj"], task_type="CAUSAL_LM", init_lora_weights=False)
+    run = trained(tiny_model, tmp_path / "ref", [TowardsReference()], peft_config=adapter, **once)
+    assert min(log["token_loss/towards_reference/mean"] for log in run.logs if "loss" in log) > 1e-4
+
+
+@pytest.mark.parametrize(
+    ("loss", "said"),
+    [(TowardsReference(), "reference policy"), ("squared_log_ratio", "several_updates|optimizer step")],
+    ids=["ref_logps", "several_updates"],
+)
+def test_a_need_that_cannot_be_met_is_refused(tiny_model: Path, tmp_path: Path, loss: Any, said: str) -> None:
+    with pytest.raises(ConfigurationError, match=rf"The token loss '\w+'.*{said}"):
+        trained(tiny_model, tmp_path, [loss], num_iterations=1)
 
 
 # ---------------------------------------------------------------------------------------------- what is refused

@@ -33,7 +33,7 @@ RUBRIC = [
 ]
 
 
-def test_every_form_of_question_a_cache_and_the_end_of_the_server(smollm2: str, tmp_path: Path) -> None:
+def test_judge_on_vllm(smollm2: str, tmp_path: Path) -> None:
     with serving(Path(smollm2), tmp_path / "said", "--served-model-name", "judge", "--max-model-len", "2048") as server:
 
         def judged(criteria: Any, **parameters: Any) -> list[Any]:
@@ -47,10 +47,10 @@ def test_every_form_of_question_a_cache_and_the_end_of_the_server(smollm2: str, 
         assert {one.score for one in rubric[:5]} <= {grade / 8 for grade in range(9)}
         pairs = judged("Which answer is better?", compare="reference", reason=False)
         assert {one.score for one in pairs[:5]} <= {0.0, 0.25, 0.5, 0.75, 1.0}
-        with pytest.raises(RewardError, match="404 for the model 'nobody'"):
+        with pytest.raises(RewardError, match=r"404 .*'nobody'"):
             asyncio.run(Judge("nobody", "Right?", base_url=f"{server.url}/v1").judge(["Paris."]))
         server.signal(signal.SIGKILL)
         server.process.wait()
         assert judged(RUBRIC, **kept) == rubric
-        with pytest.raises(RewardError, match="cannot be reached"):
+        with pytest.raises(RewardError, match="reached"):
             judged("Is it clear?")

@@ -11,7 +11,7 @@ import torch
 
 from ..credit.groups import compute_dtype
 from ..errors import ConfigurationError
-from ..guard.parameters import checked_number
+from ..guard.parameters import checked_choice, checked_number
 from ..types import Forward, HookDeclaration
 from .returns import discounted_returns
 
@@ -180,22 +180,26 @@ class DivergenceMask:
     With the probability π of the sampled token now and `μ` when it was generated, a token is dropped if `A_t > 0` and
     `π - μ > high`, or `A_t < 0` and `π - μ < -low`. `|π - μ|` is the total variation between the two policies if all
     other tokens are taken as one. PPO's clip bounds the ratio π/μ instead: of an improbable token it drops harmless
-    changes, and of a probable one it lets large ones pass.
+    changes, and of a probable one it lets large ones pass. With `divergence="kl"` the distance is the KL divergence of
+    the same two outcomes, `μ·log(μ/π) + (1-μ)·log((1-μ)/(1-π))`, in nats, above `high` where π > μ and `A_t > 0`, and
+    above `low` where π < μ and `A_t < 0`.
 
     It takes the place of the ratio clip, so let that not bind. `loss_type: cispo` with `epsilon_high: 20` has, token by
     token, the gradient of the authors' code, `-A·min(π/μ, 20)·∇log π`. TRL's other clipped losses with `epsilon: 1` and
     `epsilon_high: 1e6` have prime-rl's, `-A·π/μ·∇log π`. Like `future_kl` it needs several optimizer steps per
     generation batch.
 
-    Source: DPPO with the binary total variation of Rethinking the Trust Region in LLM Reinforcement Learning
-    (2602.04879), as verl (`dppo_tv`) and prime-rl (its default loss) have it, with their thresholds.
+    Source: DPPO with the binary total variation, or the binary KL divergence, of Rethinking the Trust Region in LLM
+    Reinforcement Learning (2602.04879), as verl (`dppo_tv`, `dppo_kl`) and prime-rl (its default loss) have it, with
+    their thresholds.
 
     Departures: μ is TRL's old policy, computed by the model that trains. The authors' μ is what the inference engine
     said, so that its error counts too; TRL corrects for that with weights of its own (`vllm_importance_sampling_...`).
 
     Args:
-        low: How far the probability may fall under a negative advantage, above 0 and at most 1.
-        high: How far it may rise under a positive advantage, above 0 and at most 1.
+        low: How far the probability may fall under a negative advantage, above 0; at most 1 unless in nats.
+        high: How far it may rise under a positive advantage, in the same unit.
+        divergence: "tv" for the difference of the probabilities, "kl" for the divergence, for which 0.05 is usual.
     """
 
     __name__ = "divergence_mask"
@@ -207,14 +211,29 @@ class DivergenceMask:
         conformance={"parameters": {"low": 0.01, "high": 0.01}},
     )
 
-    def __init__(self, *, low: float = 0.2, high: float = 0.2) -> None:
-        wanted = "above 0 and at most 1"
-        self.low = checked_number("divergence_mask: low", low, wanted, lambda x: 0 < x <= 1)
-        self.high = checked_number("divergence_mask: high", high, wanted, lambda x: 0 < x <= 1)
+    def __init__(self, *, low: float = 0.2, high: float = 0.2, divergence: str = "tv") -> None:
+        self.divergence = checked_choice("divergence_mask: divergence", divergence, ("tv", "kl"))
+        most = math.inf if divergence == "kl" else 1.0
+        wanted = "above 0" if divergence == "kl" else "above 0 and at most 1"
+        self.low = checked_number("divergence_mask: low", low, wanted, lambda x: 0 < x <= most)
+        self.high = checked_number("divergence_mask: high", high, wanted, lambda x: 0 < x <= most)
 
     def on_forward(self, advantages_B_T: torch.Tensor, forward: Forward) -> torch.Tensor:
         """Return the new advantages `(B, T)`."""
         dtype = compute_dtype(forward.logps_B_T.dtype)
-        moved_B_T = forward.logps_B_T.to(dtype).exp() - forward.old_logps_B_T.to(dtype).exp()
+        logps_B_T, old_logps_B_T = forward.logps_B_T.to(dtype), forward.old_logps_B_T.to(dtype)
+        moved_B_T = logps_B_T.exp() - old_logps_B_T.exp()
+        if self.divergence == "kl":
+            moved_B_T = binary_kl(old_logps_B_T, logps_B_T) * moved_B_T.sign()
         too_far_B_T = torch.where(advantages_B_T > 0, moved_B_T > self.high, moved_B_T < -self.low)
         return torch.where(too_far_B_T, 0.0, advantages_B_T)
+
+
+def binary_kl(logps_B_T: torch.Tensor, other_logps_B_T: torch.Tensor) -> torch.Tensor:
+    """KL divergence in nats of "this token or another" under one policy from that under another, `(B, T)`."""
+    # The largest number below 1 stands for a probability of 1, whose other tokens would have none.
+    rest_B_T, other_rest_B_T = (
+        (-one.exp().clamp(max=1.0 - torch.finfo(one.dtype).eps)).log1p() for one in (logps_B_T, other_logps_B_T)
+    )
+    this_B_T = logps_B_T.exp() * (logps_B_T - other_logps_B_T)
+    return this_B_T + rest_B_T.exp() * (rest_B_T - other_rest_B_T)

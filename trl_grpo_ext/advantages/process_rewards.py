@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
 from collections.abc import Sequence
 
 import torch
@@ -11,15 +10,16 @@ import torch
 from ..credit.groups import gather_groups, group_mean
 from ..errors import ConfigurationError
 from ..guard.parameters import checked_choice, checked_number, checked_text
-from ..types import HookDeclaration, Rollout, Span, check_spans
+from ..types import HookDeclaration, PartTable, Rollout
 
 
 class ProcessRewards:
     """Credit each token with the rewards of its step and all later steps, minus a baseline.
 
-    A reward function that returns `SpanScore`s gives a completion's steps their rewards `r_j`: each span is a step (in
-    order of its end), worth its value. A completion scored without spans is one step. A step's reward lies at its last
-    token, and with `s(t)` the first step that ends at token `t` or later:
+    A reward function that returns `Parts` gives a completion's steps their rewards `r_j`: each part that has a score is
+    a step (in order of its last token), worth its score times its weight. A part without a place ends where the
+    completion ends, and a completion scored without parts is one step. A step's reward lies at its last token, together
+    with the special tokens after it, and with `s(t)` the first step that ends at token `t` or later:
 
         G_t = Σ_{j ≥ s(t)} γ^(j - s(t)) · r_j            form "sum"
         G_t = Σ_{j ≥ s(t)} γ^(j - s(t)) · r*_j           form "min", r*_j = softmax(-r/T)_j · r_j over all steps
@@ -37,7 +37,7 @@ class ProcessRewards:
     completions that the function did not score. The function's weight in the total reward is not used.
 
     Args:
-        reward: Name of the reward function. None means the only one that returns spans, or the only one.
+        reward: Name of the reward function. None means the only one that returns parts, or the only one.
         form: "min" or "sum".
         temperature: T of the minimum form, positive, in units of the reward.
         gamma: γ, from 0 to 1.
@@ -77,17 +77,17 @@ class ProcessRewards:
         """Return the new advantages `(B, T)`."""
         precise = torch.promote_types(rollout.rewards_B_K.dtype, torch.float32)
         column = self._column(rollout)
-        spans = rollout.reward_spans.get(rollout.reward_names[column], [None] * len(rollout.texts))
+        steps = _steps(rollout.parts.get(rollout.reward_names[column]), rollout)
         live = (rollout.lengths_B > 0).tolist()
         rows, firsts = [], []
         for row, reward in enumerate(rollout.rewards_B_K[:, column].tolist()):
             to_go, returns = [], []
             if not math.isnan(reward):
-                ends, rewards = self._steps(rollout.texts[row], spans[row] or [], reward, row)
+                ends, rewards = zip(*(steps[row] or [(len(rollout.offsets(row)), reward)]), strict=True)
                 to_go = rewards_to_go(
                     min_form(rewards, self.temperature) if self.form == "min" else rewards, self.gamma
                 )
-                returns = spread_returns(to_go, last_tokens(rollout.offsets(row), ends)) if live[row] else []
+                returns = spread_returns(to_go, after_silence(rollout.offsets(row), ends)) if live[row] else []
             firsts.append(to_go[0] if to_go else math.nan)
             rows.append([*returns, *[math.nan] * (advantages_B_T.size(1) - len(returns))])
         # NaN is where nothing is placed.
@@ -105,28 +105,38 @@ class ProcessRewards:
             if self.reward not in names:
                 raise ConfigurationError(f"process_rewards: reward must be one of {names}, got {self.reward!r}.")
             return names.index(self.reward)
-        points = rollout.rewards_B_K.new_tensor([float(name in rollout.reward_spans) for name in names])
-        points_K = (rollout.gather(points.expand_as(rollout.rewards_B_K)) > 0).any(dim=0).tolist()
-        pointing = [k for k, points in enumerate(points_K) if points]
+        pointing = [k for k, name in enumerate(names) if name in rollout.parts]  # the same on all ranks
         if len(pointing) == 1 or len(names) == 1:
             return (pointing or [0])[0]
         raise ConfigurationError(
-            f"process_rewards: reward must be given where {len(pointing)} of the reward functions, {names}, have spans."
+            f"process_rewards: reward must be given where {len(pointing)} of the reward functions, {names}, have parts."
         )
 
-    def _steps(self, text: str, spans: Sequence[Span], reward: float, row: int) -> tuple[list[int], list[float]]:
-        """Where each step ends in the text, and its reward."""
-        check_spans(spans, text, row)
-        scores = sorted((end, value) for _, end, value in spans) or [(len(text), reward)]
-        return [end for end, _ in scores], [value for _, value in scores]
+
+def _steps(table: PartTable | None, rollout: Rollout) -> list[list[tuple[int, float]]]:
+    """Of each completion, where its steps end (the token after) and their rewards, in order."""
+    steps: list[list[tuple[int, float]]] = [[] for _ in rollout.texts]
+    if table is None:
+        return steps
+    worth = (table.scores_B_M * table.weights_B_M).tolist()
+    ends: dict[tuple[int, int], int] = {}
+    for row, part, _, end in table.ranges_R_4.tolist():
+        ends[row, part] = max(end, ends.get((row, part), 0))
+    written = rollout.completion_mask_B_T.sum(dim=1).long().tolist()
+    for row, of_row in enumerate(worth):
+        found = [(ends.get((row, part), written[row]), value) for part, value in enumerate(of_row) if value == value]
+        steps[row] = sorted(found, key=lambda step: step[0])
+    return steps
 
 
-def last_tokens(offsets: Sequence[tuple[int, int]], ends: Sequence[int]) -> list[int]:
-    """For each end of a span, the token that completes it, or the last silent one right after; -1 without tokens."""
-    with_text = [token for token, (start, end) in enumerate(offsets) if end > start]
-    starts = [offsets[token][0] for token in with_text]
-    following = [*with_text[1:], len(offsets)]  # the token that is the next to write
-    return [following[bisect_left(starts, max(end, 1)) - 1] - 1 for end in ends]
+def after_silence(offsets: Sequence[tuple[int, int]], ends: Sequence[int]) -> list[int]:
+    """For each end of a step, the last token of those after it that wrote nothing, such as the end of the sequence."""
+    lasts = []
+    for end in ends:
+        while end < len(offsets) and offsets[end][0] == offsets[end][1]:
+            end += 1
+        lasts.append(end - 1)
+    return lasts
 
 
 def min_form(rewards: Sequence[float], temperature: float) -> list[float]:

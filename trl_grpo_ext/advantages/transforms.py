@@ -8,6 +8,7 @@ from ..credit.groups import compute_dtype, gather_groups, group_extremes, withou
 from ..errors import ConfigurationError
 from ..guard.parameters import checked_choice, checked_number, checked_whole
 from ..types import HookDeclaration, Rollout
+from .policies import require
 
 
 class Whiten:
@@ -204,6 +205,50 @@ class TruncationMasking:
         """Return the new advantages `(B, T)`."""
         kept_B_T = advantages_B_T.clamp(max=0.0) if self.keep == "negative" else torch.zeros_like(advantages_B_T)
         return torch.where(rollout.truncated_B.unsqueeze(1), kept_B_T, advantages_B_T)
+
+
+class SequenceRejection:
+    """Set the advantages of completions to 0 on which the trained model and the sampler disagree.
+
+    `A'_t = 0` where the geometric mean of the ratio, `exp(1/L · Σ_t (log π_old,t - log π_sampler,t))` over the `L` live
+    tokens of the completion, is below `low` or above `high`. The sampler (vLLM) and the model that trains compute other
+    probabilities for the same weights, and a completion that the model itself would hardly have sampled is no evidence
+    about it. It is a mask: its zeros stay 0 at the loss forward. TRL's own correction weighs by the ratio instead
+    (`vllm_importance_sampling_correction`); both may act.
+
+    Source: the sequence rejection of verl's rollout correction with the geometric mean; SkyRL, ROLL and NeMo RL have it
+    too.
+
+    Departures: there the tokens leave the loss mask; here they stay in its denominators.
+
+    Args:
+        low: Smallest mean ratio that is kept, not negative and below 1.
+        high: Largest, above 1.
+    """
+
+    __name__ = "sequence_rejection"
+    declares = HookDeclaration(
+        role="transform",
+        needs=("old_logps", "sampling_logps"),
+        independent=True,
+        last=True,
+        conformance={"parameters": {"low": 0.5, "high": 2.0}},
+    )
+
+    def __init__(self, *, low: float = 0.999, high: float = 1.001) -> None:
+        self.low = checked_number("sequence_rejection: low", low, "from 0 to below 1", lambda x: 0 <= x < 1)
+        self.high = checked_number("sequence_rejection: high", high, "above 1", lambda x: x > 1)
+
+    def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
+        """Return the new advantages `(B, T)`."""
+        dtype, live_B_T = compute_dtype(advantages_B_T.dtype), rollout.mask_B_T > 0
+        old_logps_B_T = require(self.__name__, "old_logps_B_T", rollout.old_logps_B_T)
+        sampling_logps_B_T = require(self.__name__, "sampling_logps_B_T", rollout.sampling_logps_B_T)
+        log_ratio_B_T = old_logps_B_T.to(dtype) - sampling_logps_B_T.to(dtype)
+        sums_B = row_sums(torch.where(live_B_T, log_ratio_B_T, 0.0))
+        ratio_B = (sums_B / live_B_T.sum(dim=1).clamp(min=1)).exp()
+        kept_B = (ratio_B >= self.low) & (ratio_B <= self.high)
+        return torch.where(kept_B.unsqueeze(1), advantages_B_T, torch.zeros_like(advantages_B_T))
 
 
 class RepetitionPenalty:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from ..credit.groups import gather_groups, gather_rewards, group_apart, number_of
+from ..credit.parts import no_such_turn
 from ..credit.turns import true_runs
 from ..errors import ConfigurationError
 from ..guard.parameters import checked_choice, checked_flag, checked_number, checked_text
@@ -24,9 +25,11 @@ _GIGPO_EPSILON = 1e-6  # as in the authors' code
 class TurnRewards:
     """Credit a turn's tokens with the rewards of their own and later turns, relative to the group's same turn.
 
-    A reward function that returns `TurnScores` gives each turn its reward. All other rewards, including shapers', form
-    the outcome, which belongs to the completion's last turn (a shaper's rewards for single tokens belong to their
-    turns). With `r_{i,k}` the weighted rewards of turn k of completion i, `K_i` its turns and `o_i` its outcome:
+    A part whose place is a turn, or in one (`Place(turn=...)`), adds its score times its weight to that turn's reward.
+    Of a completion with such parts the function's other parts and its value do not count. All other rewards, including
+    shapers', form the outcome, which belongs to the completion's last turn (a shaper's rewards for single tokens belong
+    to their turns). With `r_{i,k}` the weighted rewards of turn k of completion i, `K_i` its turns and `o_i` its
+    outcome:
 
         G_{i,k} = Σ_{j≥k} γ^(j-k) · (r_{i,j} + [j = K_i] · o_i)                  form "returns"
         A_{i,k} = (G_{i,k} - mean G_k) / (std G_k + 1e-4)
@@ -286,7 +289,7 @@ class RewardsOfTurns:
 
 
 def rewards_of_turns(rollout: Rollout) -> RewardsOfTurns:
-    """Distribute the rewards: `TurnScores` to turns, shapers' token rewards to the tokens' turns, the rest to the
+    """Distribute the rewards: parts in turns to these, shapers' token rewards to the tokens' turns, the rest to the
     end."""
     rewards_B_K = rollout.rewards_B_K.to(torch.promote_types(rollout.rewards_B_K.dtype, torch.float32))
     device, numbers_B_T = rewards_B_K.device, rollout.turns_B_T
@@ -294,13 +297,15 @@ def rewards_of_turns(rollout: Rollout) -> RewardsOfTurns:
     width = max(1, int(counts_B.max())) if len(counts_B) else 1
     rest_B_K = rewards_B_K.nan_to_num(nan=0.0) * rollout.reward_weights_K.to(rewards_B_K.dtype)
     turns_B_M = torch.zeros(len(counts_B), width, dtype=rewards_B_K.dtype, device=device)
-    for name, rows in rollout.reward_turns.items():
-        column = list(rollout.reward_names).index(name)
-        by_turn = [row is not None for row in rows]
-        table = [[*(row or ()), *[0.0] * (width - len(row or ()))] for row in rows]
-        weight = rollout.reward_weights_K[column].to(rewards_B_K.dtype)
-        turns_B_M = turns_B_M + weight * torch.tensor(table, dtype=rewards_B_K.dtype, device=device)
-        rest_B_K[:, column] = rest_B_K[:, column].masked_fill(torch.tensor(by_turn, device=device), 0.0)
+    for name, table in rollout.parts.items():
+        column, precise = list(rollout.reward_names).index(name), rewards_B_K.dtype
+        by_turn_B_M = (table.turns_B_M >= 0) & ~torch.isnan(table.scores_B_M)
+        for row, turn in ((table.turns_B_M >= counts_B.unsqueeze(1)) & by_turn_B_M).nonzero().tolist()[:1]:
+            raise no_such_turn(f"The reward {name!r}", int(table.turns_B_M[row, turn]), row, int(counts_B[row]))
+        worth_B_M = torch.where(by_turn_B_M, table.scores_B_M.to(precise) * table.weights_B_M.to(precise), 0.0)
+        worth_B_M = rollout.reward_weights_K[column].to(precise) * worth_B_M
+        turns_B_M = turns_B_M.scatter_add(1, table.turns_B_M.clamp(min=0), worth_B_M)
+        rest_B_K[:, column] = rest_B_K[:, column].masked_fill(by_turn_B_M.any(dim=1), 0.0)
     outcome_B = rest_B_K.sum(dim=1)
     if rollout.token_rewards_B_T is not None:
         tokens_B_T = torch.where(numbers_B_T >= 0, rollout.token_rewards_B_T.to(rewards_B_K.dtype), 0.0)

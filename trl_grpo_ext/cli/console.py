@@ -16,7 +16,10 @@ PIPED_WIDTH = 200
 """Width if stdout is no terminal and COLUMNS is not set: a pipe has no edge, so lines are not folded at 80."""
 
 KIND_HELP = f"{kind_words()}."
-_WORDS: dict[str, Kind] = {**WORDS, **{kind: kind for kind in KINDS}}
+_SINGULAR: dict[str, Kind] = {**WORDS, **{kind: kind for kind in KINDS}}
+_WORDS: dict[str, Kind] = {
+    f"{word.replace('-', '_')}{ending}": kind for word, kind in _SINGULAR.items() for ending in ("", "s", "es")
+}
 
 
 def results() -> Console:
@@ -45,7 +48,7 @@ def kind_of(word: str | None) -> Kind | None:
     """Read a kind: `reward`, `hook`, `advantage-hooks`, `loss_aggregation`, ... None stays None."""
     if word is None:
         return None
-    folded = word.strip().lower().replace("-", "_").removesuffix("s")
+    folded = word.strip().lower().replace("-", "_")
     if folded in _WORDS:
         return _WORDS[folded]
     raise ConfigurationError(f"{word!r} is not a kind of plugin; the kinds are {kind_words('and')}.")

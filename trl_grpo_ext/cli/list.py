@@ -9,7 +9,7 @@ import typer
 from rich.text import Text
 
 from ..guard.untrusted import one_line
-from ..plugins.kinds import LABELS
+from ..plugins.kinds import PLURALS
 from .console import KIND_HELP, kind_of, messages, of_distribution, paragraph, print_unreadable, results
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def _print(entries: list[Entry], console: Console) -> None:
     """Print a few lines for each plugin, which fit any width."""
     for kind in dict.fromkeys(entry.info.kind for entry in entries):
         of_kind = [entry for entry in entries if entry.info.kind == kind]
-        console.print(Text(f"{LABELS[kind].capitalize()}s ({len(of_kind)})", style="bold"))
+        console.print(Text(f"{PLURALS[kind].capitalize()} ({len(of_kind)})", style="bold"))
         for entry in of_kind:
             info, ready = entry.info, entry.state == "ready"
             name = Text(one_line(info.name), style="bold")

@@ -59,6 +59,14 @@ class HookChain:
         """Advantages `(B, T)` after the rollout stage, and what each hook changed."""
         return self._run("on_rollout", advantages, rollout)
 
+    def metrics(self) -> dict[str, float]:
+        """What the hooks say of the last batch: their `metrics`, each under the hook's name."""
+        return {
+            f"advantage/{label}/{name}": value
+            for label, hook in zip(self._names, self.hooks, strict=True)
+            for name, value in getattr(hook, "metrics", {}).items()
+        }
+
     def uninformative(self, rollout: Rollout) -> torch.Tensor | None:
         """`Rollout.uninformative_B`, from a rollout after the shapers. Gathers twice."""
         if any(HookDeclaration.of(hook).makes_signal and role_of(hook) != "forward" for hook in self.hooks):

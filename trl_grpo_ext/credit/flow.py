@@ -241,6 +241,8 @@ def named(label: str, plugin: object, context: Rollout | Forward | LossTerms | N
 
 def _not_asked_for(plugin: object, context: Rollout | Forward | LossTerms | None) -> str:
     """Advice if the plugin may have read a tensor that is None because its `needs` do not list it; else empty."""
+    if context is None:
+        return ""
     declared = Declaration.of(plugin)
     absent = [one for one in declared.NEEDS if one not in declared.needs and vars(context).get(f"{one}_B_T", 0) is None]
     return f". What it does not declare in its `needs` is None; here {', '.join(absent)}" if absent else ""

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from ..types import NEEDS, Rollout, Span, Totals, Turn, TurnSpan, turn_numbers
+from ..types import NEEDS, Rollout, Totals, Turn, turn_numbers
 from .alignment import token_offsets
 from .groups import group_mean, weighted_rewards
-from .turns import Parsing, place_spans, read_turns, scores_turns, turn_values
+from .parts import Rows, with_parts
+from .turns import Parsing, read_turns
 
 
 @dataclass(frozen=True)
@@ -24,27 +25,10 @@ class ScoredRows:
     completions: Sequence[Any]
     completion_ids: Sequence[Sequence[int]]
     rewards_N_K: torch.Tensor
-    spans: Mapping[str, Sequence[Sequence[Span | TurnSpan] | None]] = field(default_factory=dict)
+    parts: Mapping[str, Rows] = field(default_factory=dict)
+    part_names: Mapping[str, Sequence[str]] = field(default_factory=dict)  # of all ranks
     outcomes: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     tool_masks: Sequence[Sequence[int]] | None = None
-    by_turns: frozenset[str] = frozenset()  # functions that gave values by turn on any rank, once agreed
-
-    def agreed(self, names: Sequence[str], rank: int, gather: Callable[[torch.Tensor], torch.Tensor]) -> ScoredRows:
-        """Make all ranks agree on which functions returned spans; a function may return none on this rank."""
-        of_turns = [any(map(scores_turns, self.spans.get(name, ()))) for name in names]
-        found_1_2K = torch.tensor(
-            [[*(name in self.spans for name in names), *of_turns]], device=self.rewards_N_K.device
-        )
-        with_spans_K, by_turns_K = gather(found_1_2K.int()).any(dim=0).view(2, -1).tolist()
-        first = rank * len(self.prompts)
-        unscored_B_K = torch.isnan(self.rewards_N_K[first : first + len(self.prompts)]).tolist()
-        spans = {
-            name: self.spans.get(name, [None if unscored[column] else () for unscored in unscored_B_K])
-            for column, (name, with_spans) in enumerate(zip(names, with_spans_K, strict=True))
-            if with_spans
-        }
-        by_turns = frozenset(name for name, turns in zip(names, by_turns_K, strict=True) if turns)
-        return replace(self, spans=spans, by_turns=by_turns)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,24 +86,6 @@ class RolloutFacts:
     async_tools: frozenset[str] = frozenset()
 
 
-class ByReward(Mapping[str, Any]):
-    """Values by reward function, made when they are read: if that fails, only a run whose hooks need them stops."""
-
-    def __init__(self, names: Iterable[str], read: Callable[[str], Any]) -> None:
-        self._names, self._read = tuple(names), functools.cache(read)
-
-    def __getitem__(self, name: str) -> Any:
-        if name not in self._names:
-            raise KeyError(name)
-        return self._read(name)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)
-
-
 def build_rollout(
     scored: ScoredRows,
     tensors: RowTensors,
@@ -145,7 +111,6 @@ def build_rollout(
     written_B = torch.tensor([len(ids) for ids in scored.completion_ids], device=mask_B_T.device)
     is_token_B_T = torch.arange(mask_B_T.size(1), device=mask_B_T.device) < written_B.unsqueeze(1)
     turns_B_T = turn_numbers(_written_by_model(scored, tensors.tool_mask_B_T, is_token_B_T))
-    counts = (turns_B_T.amax(dim=1) + 1).tolist()
     offsets = functools.cache(lambda row: token_offsets(facts.tokenizer, scored.completion_ids[row], texts[row]))
 
     @functools.cache
@@ -156,20 +121,9 @@ def build_rollout(
         seen = (ids, written, scored.completions[row], texts[row], offsets(row))
         return read_turns(facts.tokenizer, *seen, prompt_ids, facts.async_tools, facts.parsing)
 
-    def spans_of(name: str) -> Sequence[Sequence[Span] | None]:
-        read = zip(scored.spans[name], scored.completions, texts, strict=True)
-        return [
-            None if spans is None else place_spans(spans, functools.partial(turns, row), completion, text, row)
-            for row, (spans, completion, text) in enumerate(read)
-        ]
-
-    def turns_of(name: str) -> Sequence[Sequence[float] | None]:
-        read = enumerate(zip(scored.spans[name], counts, strict=True))
-        return [turn_values(spans, count, name, row) for row, (spans, count) in read]
-
     ends = [ids[-1] not in facts.end_ids for ids in scored.completion_ids]
     logps = dict(tensors.logps_B_T)
-    return Rollout(
+    rollout = Rollout(
         prompts=scored.prompts,
         completions=scored.completions,
         columns={key: [row[key] for row in scored.rows] for key in scored.rows[0] if key != "prompt"},
@@ -188,8 +142,6 @@ def build_rollout(
         reward_names=tuple(facts.reward_names),
         reward_weights_K=weights_K,
         rewards_B=rewards_N[local],
-        reward_spans=ByReward(scored.spans, spans_of),
-        reward_turns=ByReward([name for name in scored.spans if name in scored.by_turns], turns_of),
         group_ids_B=groups_N[local],
         group_baselines_B=group_mean(rewards_N, groups_N)[local],
         num_generations=facts.group_size,
@@ -206,6 +158,7 @@ def build_rollout(
         local_rows=local,
         offsets=offsets,
     )
+    return with_parts(rollout, scored.parts, scored.part_names)
 
 
 def _written_by_model(

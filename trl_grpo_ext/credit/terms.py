@@ -41,16 +41,28 @@ AUXILIARY = Term(name="auxiliary", mixes_rows=("the router's auxiliary loss is c
 
 
 @dataclass(frozen=True)
+class FurtherTerms:
+    """The values of token losses, `(B, T)` by name, and whether one of them takes the place of TRL's policy loss."""
+
+    values: Mapping[str, torch.Tensor]
+    replace_policy: bool
+
+
+NO_FURTHER = FurtherTerms({}, replace_policy=False)
+
+
+@dataclass(frozen=True)
 class TakenApart:
     """A scalar loss taken apart: each term's value of every token, `(B, T)`, unweighted; and the rest, a scalar."""
 
     tokens: Mapping[str, torch.Tensor]
     rest: torch.Tensor
 
-    def changed_by(self, further: Mapping[str, torch.Tensor], replaces_policy: bool) -> TakenApart:
+    def changed_by(self, further: FurtherTerms) -> TakenApart:
         """With further terms, and without the policy's if one of them takes its place."""
-        kept = {name: one for name, one in self.tokens.items() if not (replaces_policy and name == POLICY.name)}
-        return replace(self, tokens={**kept, **further})
+        left_out = {POLICY.name} if further.replace_policy else set()
+        kept = {name: values_B_T for name, values_B_T in self.tokens.items() if name not in left_out}
+        return replace(self, tokens={**kept, **further.values})
 
     @property
     def loss_B_T(self) -> torch.Tensor:

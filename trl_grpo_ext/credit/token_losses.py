@@ -20,17 +20,28 @@ RELATIVE_TOLERANCE = 1e-5
 def run_token_loss(plugin: Any, terms: LossTerms) -> torch.Tensor:
     """Each token's loss, `(B, T)`, 0 off the mask, checked against the contract."""
     label = f"token loss {plugin_label(plugin)!r}: loss"
-    with named(label, plugin), unchanged(label, terms):
+    terms = on_mask(terms)
+    with named(label, plugin, terms), unchanged(label, terms):
         result = plugin.loss(terms)
-    live_B_T = terms.mask_B_T > 0
-    # In two steps, so that infinities off the mask have no gradient.
-    loss_B_T = tensor_like(terms.mask_B_T, result, label).masked_fill(~live_B_T, 0.0)
-    refuse(~torch.isfinite(loss_B_T), loss_B_T, f"{label} must return finite losses", "finite")
+    loss_B_T = tensor_like(terms.mask_B_T, result, label).masked_fill(terms.mask_B_T == 0, 0.0)
     if terms.logps_B_T.requires_grad and not loss_B_T.requires_grad:
         raise PluginOutputError(
             f"{label} has no gradient. Compute it from terms.logps_B_T and do not detach.", "gradient"
         )
+    refuse(~torch.isfinite(loss_B_T), loss_B_T, f"{label} must return finite losses", "finite")
     return loss_B_T
+
+
+def on_mask(terms: LossTerms) -> LossTerms:
+    """The same with 0 off the mask, so that what a model computes for padding cannot reach a loss."""
+    dead_B_T = terms.mask_B_T == 0
+    found: dict[str, Any] = {
+        name: value.masked_fill(dead_B_T, 0.0)
+        for name, value in vars(terms).items()
+        if isinstance(value, torch.Tensor) and value.shape == dead_B_T.shape and value.is_floating_point()
+    }
+    carried = {name: values_B_T.masked_fill(dead_B_T, 0.0) for name, values_B_T in terms.carried_B_T.items()}
+    return replace(terms, **{**found, "carried_B_T": carried})
 
 
 def carried_values(plugin: Any, rollout: Rollout) -> Mapping[str, torch.Tensor]:
@@ -40,14 +51,7 @@ def carried_values(plugin: Any, rollout: Rollout) -> Mapping[str, torch.Tensor]:
     label = f"token loss {plugin_label(plugin)!r}: on_rollout"
     with torch.no_grad(), named(label, plugin, rollout), unchanged(label, rollout):
         found = plugin.on_rollout(rollout)
-    if not isinstance(found, Mapping) or not all(isinstance(name, str) for name in found):
-        raise PluginOutputError(
-            f"{label} must return a mapping of names to (B, T), got {type(found).__name__}.", "shape"
-        )
-    values = {name: tensor_like(rollout.mask_B_T, one, f"{label}: {name}").detach() for name, one in found.items()}
-    for name, values_B_T in values.items():
-        refuse(~torch.isfinite(values_B_T), values_B_T, f"{label}: {name} must be finite", "finite")
-    return values
+    return _live_values(found, rollout.mask_B_T, label)
 
 
 def measured(plugin: Any, terms: LossTerms) -> Mapping[str, torch.Tensor]:
@@ -55,16 +59,24 @@ def measured(plugin: Any, terms: LossTerms) -> Mapping[str, torch.Tensor]:
     if not implements(plugin, "measures"):
         return {}
     label = f"token loss {plugin_label(plugin)!r}: measures"
-    terms = replace(terms, logps_B_T=terms.logps_B_T.detach())
-    with torch.no_grad(), named(label, plugin), unchanged(label, terms):
+    terms = on_mask(replace(terms, logps_B_T=terms.logps_B_T.detach()))
+    with torch.no_grad(), named(label, plugin, terms), unchanged(label, terms):
         found = plugin.measures(terms)
-    dead_B_T = terms.mask_B_T == 0
-    return {
-        name: tensor_like(terms.mask_B_T, values_B_T.to(terms.mask_B_T.dtype), f"{label}: {name}").masked_fill(
-            dead_B_T, 0.0
+    return _live_values(found, terms.mask_B_T, label)
+
+
+def _live_values(found: Any, mask_B_T: torch.Tensor, label: str) -> dict[str, torch.Tensor]:
+    """Named values `(B, T)`, 0 off the mask; refused unless they are finite floating point numbers of that shape."""
+    if not isinstance(found, Mapping) or not all(isinstance(name, str) for name in found):
+        raise PluginOutputError(
+            f"{label} must return a mapping of names to (B, T), got {type(found).__name__}.", "shape"
         )
-        for name, values_B_T in found.items()
-    }
+    values = {}
+    for name, one in found.items():
+        values_B_T = tensor_like(mask_B_T, one, f"{label}: {name}").detach().masked_fill(mask_B_T == 0, 0.0)
+        refuse(~torch.isfinite(values_B_T), values_B_T, f"{label}: {name} must be finite", "finite")
+        values[name] = values_B_T
+    return values
 
 
 # ------------------------------------------------------------------------------------------- what it declares
@@ -84,7 +96,6 @@ def check_declarations(plugin: Any, terms: LossTerms, *, rows_apart: bool, vanis
     """
     label = f"token loss {plugin_label(plugin)!r}"
     loss_B_T, slope_B_T = value_and_slope(plugin, terms)
-    refuse(~torch.isfinite(slope_B_T), slope_B_T, f"{label}: the gradient must be finite", "finite")
     if rows_apart:
         for row in range(len(loss_B_T)):
             for whole_B_T, alone_B_T in zip(
@@ -113,7 +124,11 @@ def value_and_slope(plugin: Any, terms: LossTerms) -> tuple[torch.Tensor, torch.
     with torch.enable_grad():
         logps_B_T = terms.logps_B_T.detach().requires_grad_()
         loss_B_T = run_token_loss(plugin, replace(terms, logps_B_T=logps_B_T))
-        (slope_B_T,) = torch.autograd.grad(loss_B_T.sum(), logps_B_T)
+        (slope_B_T,) = torch.autograd.grad(loss_B_T.sum(), logps_B_T, allow_unused=True)
+    label = f"token loss {plugin_label(plugin)!r}"
+    if slope_B_T is None:
+        raise PluginOutputError(f"{label}: loss must be computed from terms.logps_B_T.", "gradient")
+    refuse(~torch.isfinite(slope_B_T), slope_B_T, f"{label}: the gradient must be finite", "finite")
     return loss_B_T.detach(), slope_B_T
 
 

@@ -15,8 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..errors import AlignmentError
-from ..guard.messages import content_text
-from ..types import Span, ToolCall, Turn, TurnSpan
+from ..types import ToolCall, Turn
 
 _ERROR = re.compile(r"\{'error': (?:'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\")\}", re.DOTALL)
 
@@ -102,62 +101,7 @@ def read_turns(
     return turns
 
 
-def place_spans(
-    spans: Sequence[Span | TurnSpan], turns: Callable[[], Sequence[Turn]], completion: Any, text: str, row: int
-) -> list[Span]:
-    """Convert spans from the characters that a reward function saw to those of the completion's text."""
-    pairs = exchanges(completion)
-    whole = isinstance(completion, str) or (len(pairs) == 1 and pairs[0][0].get("content") == text)
-    said = [number for number, (message, _) in enumerate(pairs) if content_text(message.get("content")).strip()]
-    placed: list[Span] = []
-    for span in spans:
-        turn, start, end, value = span if len(span) == 4 else (None, *span)
-        place: tuple[int, int] | None
-        if turn is None and whole:
-            place = (0, len(text))
-        elif turn is None and (not said or len(turns()) != len(pairs)):  # a rollout function's one message
-            place = _only_place(content_text(pairs[-1][0].get("content")) if said else "", text, 0)
-        else:
-            number = said[-1] if turn is None else turn
-            known = turns()
-            if not 0 <= number < len(known):
-                raise _no_such_turn("A reward", number, row, len(known))
-            place = known[number].characters if end is None else known[number].content
-        if place is None:
-            which = "the last assistant message" if turn is None else f"assistant message {turn}"
-            raise AlignmentError(
-                f"The spans at row {row} cannot be placed: the text of {which} does not occur verbatim in the "
-                "completion's decoded tokens, or occurs twice. Return a plain reward, or one value for each turn."
-            )
-        placed.append((*place, value) if end is None else (place[0] + start, place[0] + end, value))
-    return placed
-
-
-def scores_turns(spans: Sequence[Span | TurnSpan] | None) -> bool:
-    """Whether any span is a whole turn."""
-    return any(len(span) == 4 and span[2] is None for span in spans or ())
-
-
-def turn_values(spans: Sequence[Span | TurnSpan] | None, count: int, name: str, row: int) -> list[float] | None:
-    """The values of a reward's spans that are whole turns, one for each turn; None if it has no such spans."""
-    if not scores_turns(spans):
-        return None
-    values = [0.0] * count
-    for number, value in ((span[0], span[3]) for span in spans or () if len(span) == 4 and span[2] is None):
-        if not 0 <= number < count:
-            raise _no_such_turn(f"The reward {name!r}", number, row, count)
-        values[number] += value
-    return values
-
-
-def _no_such_turn(who: str, turn: int, row: int, count: int) -> AlignmentError:
-    return AlignmentError(
-        f"{who} has a value for turn {turn} of the completion at row {row}, which has {count} (counted from 0). Return "
-        "no more values than there are assistant messages."
-    )
-
-
-def _only_place(content: str, text: str, shift: int) -> tuple[int, int] | None:
+def only_place(content: str, text: str, shift: int) -> tuple[int, int] | None:
     """Where a content stands in a text, if it occurs exactly once."""
     if text.count(content) != 1 or text.find(content) != text.rfind(content):  # `count` passes over what overlaps
         return None
@@ -281,7 +225,7 @@ def _content(
     for field in reversed(fields):
         if field.spec.name == "content" and content == text[slice(*field.characters)]:
             return field.characters
-    return _only_place(content, text[start:end], start)
+    return only_place(content, text[start:end], start)
 
 
 def _calls(

@@ -127,7 +127,7 @@ def select_rows(columns: Mapping[str, Any], count: int, rows: Sequence[int]) -> 
 def check_scores(returned: Any, count: int, reward: str) -> list[float | None]:
     """Refuse what a reward function returned unless it is a number or None for each of `count` completions.
 
-    A list, tuple, generator, array or tensor `(B,)` passes. Numbers keep their type (a `SpanScore` its spans), except
+    A list, tuple, generator, array or tensor `(B,)` passes. Numbers keep their type (`Parts` their parts), except
     an array's elements, which become floats. NaN passes, because TRL reads it as None; what is infinite in float32,
     which TRL keeps it in, does not.
     """
@@ -177,7 +177,7 @@ def _checked(value: Any, row: int, reward: str) -> float | None:
             "types",
         )
     try:
-        number = value if isinstance(value, float) else float(value)  # a `SpanScore` stays one
+        number = value if isinstance(value, float) else float(value)  # `Parts` stay `Parts`
     except OverflowError:
         number = math.inf
     if abs(number) > _LARGEST:

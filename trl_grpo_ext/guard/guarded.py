@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import ConfigurationError, PluginOutputError, RewardError
-from ..types import SpanScore
+from ..types import Part, Parts, Place
 from .calls import check_scores, is_async, is_model, reward_name, select_rows, start_scoring
 from .outcomes import RAISE, Consequence, Judgement, Outcome, OutcomePolicy, exception_text, shown
 from .parameters import checked_number, checked_whole
@@ -150,7 +150,7 @@ class Guarded:
             self._pool.close()
 
     def __call__(self, completions: Sequence[Any], **columns: Any) -> list[float | None]:
-        """`B` scores or Nones, by TRL's contract; a `SpanScore` keeps its spans.
+        """`B` scores or Nones, by TRL's contract; `Parts` keep their parts.
 
         A `RewardError` is an outcome's policy "raise", a `PluginOutputError` a result that breaks the contract.
         """
@@ -217,7 +217,7 @@ class Guarded:
     def _from_worker(self, done: Done, rows: range, count: int) -> _Result:
         """Read the result of a call in a worker process."""
         if done.status == "done":
-            scores = [SpanScore(*score) if isinstance(score, list) else score for score in done.value]
+            scores = [_parts_of(score) if isinstance(score, list) else score for score in done.value]
             return self._checked(scores, rows, count)
         if done.status == "error":
             kind, _, message = done.detail.partition(": ")
@@ -275,7 +275,14 @@ class _Task:
     def __call__(self, columns: Mapping[str, Any]) -> list[Any]:
         """Score one call's completions."""
         scores = check_scores(self._reward(**columns), len(columns["completions"]), self._name)
-        return [[score, score.spans] if isinstance(score, SpanScore) else score for score in scores]
+        return [[score, score.parts] if isinstance(score, Parts) else score for score in scores]
+
+
+def _parts_of(sent: Sequence[Any]) -> Parts:
+    """`Parts` as a worker sends them."""
+    value, parts = sent
+    found = [(name, score, weight, [Place(*place) for place in places]) for name, score, weight, places in parts]
+    return Parts([Part(*one) for one in found], value)
 
 
 def _judged(score: float | None) -> Judgement:

@@ -2,7 +2,7 @@
 
 TRL calls the functions and gathers their scores over all ranks. A function that raises or hangs on one rank would leave
 the others waiting in that gather. So every function is called through a `RewardWatch`: it checks the result, keeps the
-spans, turns an exception into one that names the row, and interrupts past a limit. The trainer then lets all ranks
+parts, turns an exception into one that names the row, and interrupts past a limit. The trainer then lets all ranks
 raise the same error (see `agreement`).
 """
 
@@ -26,7 +26,7 @@ from typing import Any
 import torch
 
 from ..errors import PluginOutputError, PluginRunError, RewardError, TRLGRPOExtError
-from ..types import Span, SpanScore, TurnSpan
+from ..types import Part, Parts
 from . import leftovers
 from .agreement import exits_refused
 from .calls import call, check_scores, is_async, is_model, select_rows, start_scoring
@@ -70,12 +70,12 @@ class _Call:
 class RewardWatch:
     """Watches the reward functions of one scoring, which together may take `limit` seconds.
 
-    It keeps, by the function's name: each completion's spans (None where it returned None, empty where it returned a
-    plain number), the outcomes that it logged, and how many NaNs it returned, which TRL reads as None.
+    It keeps, by the function's name: each completion's parts (none where it returned None or a plain number), the
+    outcomes that it logged, and how many NaNs it returned, which TRL reads as None.
     """
 
     def __init__(self, limit: float | None = None) -> None:
-        self.spans: dict[str, list[Sequence[Span | TurnSpan] | None]] = {}
+        self.parts: dict[str, list[Sequence[Part]]] = {}
         self.outcomes: dict[str, list[Any]] = {}
         self.nans: dict[str, int] = {}
         self._limit, self._started = limit, time.monotonic()
@@ -267,10 +267,8 @@ class RewardWatch:
             )
         scores = check_scores(returned, count, name)
         self.nans[name] = sum(score is not None and math.isnan(score) for score in scores)
-        if any(isinstance(score, SpanScore) for score in scores):
-            self.spans[name] = [
-                score.spans if isinstance(score, SpanScore) else None if score is None else () for score in scores
-            ]
+        if any(isinstance(score, Parts) for score in scores):
+            self.parts[name] = [score.parts if isinstance(score, Parts) else () for score in scores]
         return scores
 
 

@@ -117,6 +117,9 @@ FACTS: dict[Kind, KindFacts] = {
     ),
 }
 LABELS: dict[Kind, str] = {kind: facts.label for kind, facts in FACTS.items()}
+PLURALS: dict[Kind, str] = {
+    kind: f"{label}es" if label.endswith("s") else f"{label}s" for kind, label in LABELS.items()
+}
 GROUPS: dict[Kind, str] = {kind: facts.group for kind, facts in FACTS.items()}
 WORDS: dict[str, Kind] = {facts.word: kind for kind, facts in FACTS.items()}
 

@@ -19,7 +19,7 @@ from ..errors import ConfigurationError, PluginError, PluginTypeError, reworded
 from ..guard.calls import has_plugins, rename, reward_name, running_methods, start_workers, unique_names
 from ..types import Declaration, acting_order, implements
 from .building import build, check_parameters, describe, import_plugin, plugin_code
-from .contract import check_contract
+from .checking import check_contract
 from .discovery import ENVIRONMENT_VARIABLE, PluginInfo, available, find, is_allowed
 from .kinds import FACTS, GROUPS, KINDS, LABELS, Kind, check_kind, with_article
 from .selection import Selection, parse_selection
@@ -40,6 +40,7 @@ __all__ = [
     "load_loss_aggregation",
     "load_prompt_sampler",
     "load_rewards",
+    "load_token_losses",
     "parse_selection",
     "resolve",
 ]

@@ -11,6 +11,8 @@
 | `failing_reward` | outcomes grow that say nothing of the completion: timeouts, unreadable references |
 | `idle_hook`, `idle_filter` | a hook or a filter changed nothing |
 | `few_tokens` | nearly all credit is on a few tokens |
+| `part_never_right`, `part_always_right`, `part_missing` | a part has one score in all completions, or no place |
+| `parts_unused` | rewards consist of parts that vary independently, and all of them pay all tokens |
 
 Silence is the default. A change counts if it is large and at least four times what noise does to a difference of two
 means; a state counts if it lasts to the end, for a quarter of the run or more. Runs with fewer than eight log entries
@@ -21,6 +23,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -47,10 +50,13 @@ LARGE_FALL = 0.2
 """Least fall, relative to the largest of the values compared."""
 NO_SIGNAL, TRUNCATED, ENTROPY_LEFT, FAILING, FEW_TOKENS = 0.9, 0.5, 0.05, 0.05, 0.02
 """Shares: of groups, of completions, of the first entropy, of completions, of tokens."""
+INDEPENDENT, FEWEST_PARTS = 1.5, 3.0
+"""Most `Var(sum) / sum of variances` of parts that vary independently, and fewest parts that are worth saying so."""
 MOST_FILES = 40
 """Most token record files read, spread evenly over the run."""
 
 _FAILURES = ("timeout", "died", "refused", "error", "unparseable_reference", "none", "nan")
+_PART = re.compile(r"parts/(.+)/(mean|present)", re.DOTALL)
 _MOVED = re.compile(r"advantage/(.+?)(?:/forward)?/mass_moved", re.DOTALL)
 
 
@@ -139,13 +145,31 @@ class Curve:
 
 
 @dataclass(frozen=True)
+class PartFacts:
+    """What paying each part by itself could be worth, from saved scores alone.
+
+    Attributes:
+        count: How many parts of a completion vary: `(Σ v)² / Σ v²` of the variances `v` of the parts in their groups.
+        dependence: The variance of the parts' sum over the sum of their variances: 1 if they are independent, `count`
+            if they are right or wrong together.
+        missing: The share of the parts that have no place in their completion.
+    """
+
+    count: float
+    dependence: float
+    missing: float
+
+
+@dataclass(frozen=True)
 class RunFacts:
-    """What the findings know of a run: log, rewards of weight 0, hooks that shape rewards, `credit_share` by step."""
+    """What the findings know of a run: log, rewards of weight 0, shapers, all hooks, `credit_share` by step, parts."""
 
     history: History
     untrained: Collection[str] = ()
     shapers: Collection[str] = ()
     credit: Mapping[int, float] = field(default_factory=dict)
+    hooks: Collection[str] = ()
+    parts: PartFacts | None = None
 
     def curve(self, key: str) -> Curve:
         """The finite values of a metric."""
@@ -189,7 +213,8 @@ def findings_of(folder: str | Path, history: History) -> list[Finding]:
     ]
     shares = {int(path.stem[5:]): credit_share(path) for path in evenly(files, MOST_FILES)}
     credit = {step: share for step, share in shares.items() if share is not None}
-    return findings(RunFacts(history, untrained, shapers, credit))
+    hooks = {one.name for one in plugins if one.kind == "advantage_hook"}
+    return findings(RunFacts(history, untrained, shapers, credit, hooks, part_facts(evenly(files, MOST_FILES))))
 
 
 def findings(run: RunFacts) -> list[Finding]:
@@ -335,6 +360,46 @@ def few_tokens(run: RunFacts) -> Iterator[Finding]:
         yield Finding("few_tokens", curve.steps[first], curve.steps[-1], sentence)
 
 
+def idle_parts(run: RunFacts) -> Iterator[Finding]:
+    """A part whose score is 0, or 1, or that is nowhere, in all completions."""
+    alike: dict[str, list[tuple[str, Curve, int]]] = {}
+    for key in run.keys:
+        if (found := _PART.fullmatch(key)) is None or len(curve := run.curve(key)) < SHORTEST_RUN:
+            continue
+        kinds = {"part_missing": curve.means <= 0}
+        if found[2] == "mean":
+            kinds = {"part_never_right": curve.means == 0, "part_always_right": curve.means == 1}
+        for kind, holds in kinds.items():
+            if (first := curve.since(holds, share=0.5)) is not None:
+                alike.setdefault(kind, []).append((printable_name(found[1]), curve, first))
+    missing = {name for name, *_ in alike.get("part_missing", ())}
+    says = {
+        "part_missing": "no completion has",
+        "part_never_right": "no completion scores in",
+        "part_always_right": "every completion scores 1 in",
+    }
+    for kind, what in says.items():
+        parts = [one for one in alike.get(kind, ()) if kind == "part_missing" or one[0] not in missing]
+        if parts:
+            more = f" and {len(parts) - 3} more" if len(parts) > 3 else ""
+            sentence = f"{what} {', '.join(name for name, *_ in parts[:3])}{more}"
+            _, curve, first = parts[0]
+            yield Finding(kind, curve.steps[first], curve.steps[-1], sentence)
+
+
+def unused_parts(run: RunFacts) -> Iterator[Finding]:
+    """The parts of the rewards vary independently, and no hook pays each by itself."""
+    reads = {"part_credit", "process_rewards", "turn_rewards", "gigpo"} & {*run.hooks}
+    if run.parts is None or reads or run.parts.count < FEWEST_PARTS or run.parts.dependence > INDEPENDENT:
+        return
+    sentence = (
+        f"rewards consist of about {run.parts.count:.0f} parts that vary (variance of their sum over the sum of their "
+        f"variances: {run.parts.dependence:.2f}; 1 is independent; {run.parts.missing:.0%} are missing), and all of "
+        "them pay all tokens; part_credit pays each by itself"
+    )
+    yield Finding("parts_unused", run.reward.steps[0], run.reward.steps[-1], sentence)
+
+
 DETECTORS: tuple[Callable[[RunFacts], Iterator[Finding]], ...] = (
     reward_against_metric,
     reward_fell,
@@ -345,6 +410,8 @@ DETECTORS: tuple[Callable[[RunFacts], Iterator[Finding]], ...] = (
     failing_reward,
     idle_plugins,
     few_tokens,
+    idle_parts,
+    unused_parts,
 )
 
 
@@ -365,6 +432,39 @@ def credit_share(path: Path) -> float | None:
         return None
     mass = np.concatenate([np.zeros(0), *(one for one in masses if one.any() and np.isfinite(one).all())])
     return float(mass.sum() ** 2 / (len(mass) * (mass**2).sum())) if len(mass) else None
+
+
+def part_facts(files: Sequence[Path]) -> PartFacts | None:
+    """What token records say of the parts; None if they have none that vary."""
+    import pyarrow
+    import pyarrow.parquet
+
+    variances: dict[str, float] = defaultdict(float)
+    of_sums = present = scored = 0.0
+    for path in files:
+        try:
+            columns = ["group", "parts", "part_scores", "part_present"]
+            rows = pyarrow.parquet.read_table(path, columns=columns, use_threads=False).to_pylist()
+        except (pyarrow.ArrowException, OSError, ValueError):  # damaged, or of before parts were recorded
+            continue
+        groups: dict[Any, list[dict[str, float]]] = defaultdict(list)
+        for row in rows:
+            groups[row["group"]].append(dict(zip(row["parts"] or (), row["part_scores"] or (), strict=False)))
+            present += sum(row["part_present"] or ())
+            scored += len(row["part_present"] or ())
+        for members in groups.values():
+            sums = np.zeros(len(members))
+            for name in {name for member in members for name in member}:
+                values = np.array([member.get(name, np.nan) for member in members], dtype=float)
+                apart = np.nan_to_num(values - np.nanmean(values))
+                variances[name] += float(apart @ apart)
+                sums += apart
+            of_sums += float(sums @ sums)
+    each = np.array(list(variances.values()))
+    if not each.sum() > 0:
+        return None
+    count = float(each.sum() ** 2 / (each**2).sum())
+    return PartFacts(count, of_sums / float(each.sum()), 1 - present / scored)
 
 
 def _share_right(run: RunFacts) -> Curve | None:

@@ -24,7 +24,7 @@ from ..errors import ManifestError
 from ..guard.calls import is_model, unique_names
 from ..guard.guarded import Guarded
 from ..guard.untrusted import one_line
-from ..plugins.kinds import KINDS, LABELS
+from ..plugins.kinds import KINDS, LABELS, PLURALS
 from ..plugins.loading import Kind, Loaded, with_origin
 from ..plugins.metadata import installed_distributions, installed_version, owner_of, provenance
 from ..plugins.selection import Selection
@@ -139,7 +139,8 @@ class Manifest:
         for kind, records in by_kind.items():
             names = unique_names([_text(record.name) for record in records])  # as in metrics
             listed = [f"{name} ({_text(record.origin)})" for name, record in zip(names, records, strict=True)]
-            parts.append(f"{LABELS[kind]}{'s' * (len(listed) > 1)} {', '.join(listed)}")
+            what = PLURALS[kind] if len(listed) > 1 else LABELS[kind]
+            parts.append(f"{what} {', '.join(listed)}")
         return "; ".join(parts)
 
     def plain(self) -> dict[str, Any]:
@@ -371,7 +372,7 @@ def differences(old: Manifest, new: Manifest) -> list[str]:
         )
         if order != order_here:
             names, names_here = (", ".join(_text(key[2]) for key in of) for of in (order, order_here))
-            texts.append(f"{LABELS[kind]}s: the order is {names} in the checkpoint, {names_here} here")
+            texts.append(f"{PLURALS[kind]}: the order is {names} in the checkpoint, {names_here} here")
     return texts
 
 

@@ -35,6 +35,11 @@ COLUMNS: dict[str, str] = {
     "truncated": "whether it ended at the limit",
     "rewards": "each function's reward, null where it gave None",
     "reward": "their weighted sum",
+    "parts": "the parts of its rewards that apply, as reward/part",
+    "part_scores": "their scores",
+    "part_present": "whether each has a place in the completion",
+    "token_part": "for every token the part that it belongs to, by its number in `parts` (the last of several); -1 for "
+    "none; null if they cannot be placed",
     "outcomes": "the verdict of rewards that judge by outcomes: right, wrong, no_answer, timeout, ...",
     "token_ids": "the completion's tokens",
     "tokens": "their names in the vocabulary",
@@ -148,7 +153,10 @@ def _schema() -> Any:
     types: dict[str, Any] = {
         **dict.fromkeys(("step", "group", "member"), pa.int64()),
         **dict.fromkeys(("prompt", "completion"), pa.string()),
-        **dict.fromkeys(("prompt_ids", "token_ids", "starts", "ends", "turns", "failed_turns"), integers),
+        **dict.fromkeys(("prompt_ids", "token_ids", "starts", "ends", "turns", "failed_turns", "token_part"), integers),
+        "parts": strings,
+        "part_scores": numbers,
+        "part_present": pa.list_(pa.bool_()),
         **dict.fromkeys(("tokens", "stages"), strings),
         **dict.fromkeys(("advantage", "weight", "logp", "entropy"), numbers),
         "truncated": pa.bool_(),
@@ -172,6 +180,7 @@ def _record(rollout: Rollout, row: int) -> dict[str, Any]:
         "truncated": bool(rollout.truncated_B[row]),
         "rewards": [(name, _number(value)) for name, value in rewards],
         "reward": _number(float(rollout.rewards_B[row])),
+        **_parts(rollout, row, len(ids)),
         "live": (rollout.mask_B_T[row, : len(ids)] > 0).tolist(),
         "turns": turns,
         "failed_turns": _failed_turns(rollout, row) if -1 in turns or has_template else [],
@@ -194,6 +203,28 @@ def texts_of(prompt: Any, text: str, ids: list[int], tokenizer: Any, offsets: An
         "starts": None if found is None else [start for start, _ in found],
         "ends": None if found is None else [end for _, end in found],
     }
+
+
+def _parts(rollout: Rollout, row: int, size: int) -> dict[str, Any]:
+    """The columns of a record on its parts."""
+    names: list[str] = []
+    scores: list[float] = []
+    present: list[bool] = []
+    wrote, aligned = [-1] * size, True
+    for reward, table in rollout.parts.items():
+        applies = [part for part, score in enumerate(table.scores_B_M[row].tolist()) if score == score]
+        number_of = {part: len(names) + place for place, part in enumerate(applies)}
+        names += [encodable(f"{reward}/{table.names[part]}") for part in applies]
+        scores += table.scores_B_M[row, applies].tolist()
+        present += table.present_B_M[row, applies].tolist()
+        try:
+            ranges = table.ranges_R_4[table.ranges_R_4[:, 0] == row].tolist()
+        except (AlignmentError, PluginOutputError):
+            ranges, aligned = [], False
+        for _, part, first, end in ranges:
+            wrote[first:end] = [number_of[part]] * (end - first)
+    found = wrote if aligned else None
+    return {"parts": names, "part_scores": scores, "part_present": present, "token_part": found}
 
 
 def _failed_turns(rollout: Rollout, row: int) -> list[int] | None:

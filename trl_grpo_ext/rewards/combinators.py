@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from ..errors import ConfigurationError, PluginOutputError
-from ..guard.calls import call, check_scores, reward_name, select_rows, start_scoring, start_workers
+from ..guard.calls import call, check_scores, reward_name, select_rows, start_scoring, start_workers, unique_names
 from ..guard.outcomes import shown
 from ..guard.parameters import checked_flag, checked_number, checked_text
 from ..guard.parameters import column as checked_column
-from ..types import RewardDeclaration, SpanScore
+from ..types import Part, Parts, RewardDeclaration
 
 _VALUES_SHOWN = 10
 
@@ -45,7 +45,8 @@ class Weighted(_Combined):
     """Score the weighted sum of rewards, without those that give None.
 
     None where all give None. For use inside another reward, such as `gated`. At the top level, TRL's own sum gives the
-    same, with a metric for each. The spans of a `SpanScore` are kept, their values times its weight.
+    same, with a metric for each. If a reward gives `Parts`, so does this: its parts under its name (`<reward>/<part>`),
+    their weights times its weight, and the other rewards as parts of the whole completion.
 
     Args:
         rewards: The rewards. In a selection, selections, whose `weight` counts here.
@@ -74,6 +75,7 @@ class Weighted(_Combined):
                 f"weighted: weights must be one number for each of the {len(self.rewards)} rewards, got {weights!r}"
             )
         self.weights = [checked_number(f"weighted: weights[{i}]", w, "finite") for i, w in enumerate(weights)]
+        self._names = unique_names([reward_name(reward) for reward in self.rewards])
 
     def _children(self) -> Sequence[Callable[..., Any]]:
         return self.rewards
@@ -92,15 +94,15 @@ class Weighted(_Combined):
         except (OverflowError, ValueError):  # the sum of infinite parts, and of infinite parts of both signs
             total = math.inf
         total = _in_range("weighted", total, row)
-        spanned = [(weight, score.spans) for weight, score in said if isinstance(score, SpanScore)]
-        spans: list[Any] = [(*span[:-1], weight * span[-1]) for weight, spans in spanned for span in spans]
-        return SpanScore(total, spans) if spanned else total
+        named = [(name, weight, score) for name, weight, score in zip(self._names, self.weights, scores, strict=True)]
+        return _weighted_parts(total, [(name, weight, score) for name, weight, score in named if score is not None])
 
 
 class Product(_Combined):
     """Score the product of rewards: each scales the others, and one zero makes it zero.
 
-    None where any of them gives None, even if another gives 0. Spans are dropped: a product has no shares.
+    None where any of them gives None, even if another gives 0. The parts of a reward are kept under its name
+    (`<reward>/<part>`), their scores times the other rewards.
 
     Args:
         rewards: The rewards. In a selection, selections; a `weight` is a factor.
@@ -114,6 +116,7 @@ class Product(_Combined):
     def __init__(self, rewards: Sequence[Callable[..., Any]]) -> None:
         self.rewards = _checked_children("product", "rewards", rewards)
         self.factor = math.prod(getattr(rewards, "weights", [1.0]))
+        self._names = unique_names([reward_name(reward) for reward in self.rewards])
 
     def _children(self) -> Sequence[Callable[..., Any]]:
         return self.rewards
@@ -127,14 +130,21 @@ class Product(_Combined):
         numbers = [float(score) for score in scores if score is not None]
         if len(numbers) < len(scores):
             return None
-        return 0.0 if 0.0 in numbers else _in_range("product", math.prod(numbers, start=self.factor), row)
+        total = 0.0 if 0.0 in numbers else _in_range("product", math.prod(numbers, start=self.factor), row)
+        if not any(isinstance(score, Parts) for score in scores):
+            return total
+        others = [math.prod(numbers[:at] + numbers[at + 1 :], start=self.factor) for at in range(len(numbers))]
+        parts: list[Part] = []
+        for name, factor, score in zip(self._names, others, scores, strict=True):
+            parts += _scaled(name, factor, score) if isinstance(score, Parts) else []
+        return Parts(parts, total)
 
 
 class Gated(_Combined):
     """Score `reward` where `gate` is at least `threshold`, and `otherwise` where it is not.
 
     For instance, correctness that counts only if the format is right. Where the gate gives None the score is None.
-    Where it is open the score is the reward's own, including None and spans. By default both get the whole batch, so
+    Where it is open the score is the reward's own, including None and parts. By default both get the whole batch, so
     rewards that compare completions, and their logs, see all of it.
 
     Args:
@@ -194,7 +204,7 @@ class PerColumn(_Combined):
     """Score each completion with the reward for its row's value in a column.
 
     For instance, mathematics and code in one dataset, distinguished by a column `task`. Each reward is called once per
-    batch with its own rows in order, or not at all if it has none. Scores pass through, including None and spans. What
+    batch with its own rows in order, or not at all if it has none. Scores pass through, including None and parts. What
     it logs is of its own rows; a column that it logs has None in the others.
 
     Values are compared as text, `str(value)`, because YAML converts keys: the key 1 matches the values 1 and "1", and
@@ -322,6 +332,28 @@ def _all_child_scores(
     """For each completion, each child's score."""
     columns, count = {"completions": completions, **columns}, len(completions)
     return list(zip(*(_child_scores(owner, child, columns, count) for child in children), strict=True))
+
+
+def _weighted_parts(total: float, said: Sequence[tuple[str, float, float]]) -> float:
+    """A weighted sum, with the parts that its rewards consist of if any has some."""
+    if not any(isinstance(score, Parts) for *_, score in said):
+        return total
+    parts: list[Part] = []
+    for name, weight, score in said:
+        of_reward = score.parts if isinstance(score, Parts) and score.parts else [Part("", float(score))]
+        for part in of_reward:
+            signed = part.score if part.score is None or weight >= 0 else -part.score
+            label = f"{name}/{part.name}" if part.name else name
+            parts.append(Part(label, signed, abs(weight) * part.weight, part.places))
+    return Parts(parts, total)
+
+
+def _scaled(name: str, factor: float, score: Parts) -> list[Part]:
+    """The parts of one of several rewards, their scores times the others."""
+    return [
+        part._replace(name=f"{name}/{part.name}", score=None if part.score is None else factor * part.score)
+        for part in score.parts
+    ]
 
 
 def _in_range(owner: str, value: float, row: int) -> float:

@@ -1,7 +1,7 @@
 """Rewards by the form of a completion: `think_format` and `tag_format`.
 
 They take completions as strings or lists of messages and read no other column. No completion raises, and the time is
-linear in its length. The scores are `SpanScore`s; their spans are the tags that earned something.
+linear in its length. The scores are `Parts`, whose places are the tags.
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..guard.messages import completion_text
-from ..types import Span, SpanScore
+from ..types import Part, Parts, Place
 from ._text.final_answer import extract_final_answer
 
 _OPEN, _CLOSE = "<think>", "</think>"
 _TAG = re.compile(f"{_OPEN}|{_CLOSE}")
 _TAGS = ("<think>", "</think>", "<answer>", "</answer>")
+_NUMBER = "number"
 
 
 def think_format(completions: Sequence[Any], **columns: Any) -> list[float | None]:
@@ -26,7 +27,7 @@ def think_format(completions: Sequence[Any], **columns: Any) -> list[float | Non
     first `</think>` there must be more than white space and further `</think>` tags. The thoughts may be empty.
 
     Returns:
-        `B` scores, 1.0 or 0.0. Their spans are the tags that are in the text, which share the score equally.
+        `B` scores, 1.0 or 0.0, with one part, `thoughts`; its places are the tags that are in the text.
 
     Departures from TRL's `think_format_reward`: an answer is required after the thoughts; completions may also be
     strings; of several messages the last assistant message with text counts, not the first message.
@@ -34,13 +35,11 @@ def think_format(completions: Sequence[Any], **columns: Any) -> list[float | Non
     return [_thoughts_scored(completion_text(completion)) for completion in completions]
 
 
-def _thoughts_scored(text: str) -> SpanScore:
+def _thoughts_scored(text: str) -> Parts:
     _, closed, answer = text.partition(_CLOSE)
     opened = text.startswith(_OPEN) and text.count(_OPEN) == 1
     value = float(opened and bool(closed) and bool(answer.replace(_CLOSE, "").strip()))
-    tags = [match.span() for match in _TAG.finditer(text)]
-    spans: list[Span] = [(start, end, value / len(tags)) for start, end in tags]
-    return SpanScore(value, spans)
+    return Parts({"thoughts": (value, [match.span() for match in _TAG.finditer(text)])})
 
 
 def tag_format(completions: Sequence[Any], **columns: Any) -> list[float | None]:
@@ -55,24 +54,30 @@ def tag_format(completions: Sequence[Any], **columns: Any) -> list[float | None]
     if both have earned. The maximum is 0.5. Other text before, between and after the tags does not matter.
 
     Returns:
-        `B` scores from 0.0 to 0.5. Their spans are what earned 0.1 each: tags, and the inside of an answer with a
-        number.
+        `B` scores from 0.0 to 0.5, with a part for each tag and one for the number, 1.0 where it has earned its 0.1.
+        Their places are what earned: the tags, and the inside of the answer.
     """
-    earned = [_earning(completion_text(completion)) for completion in completions]
-    return [SpanScore(len(spans) / 10, spans) for spans in earned]
+    return [_tags_scored(completion_text(completion)) for completion in completions]
 
 
-def _earning(text: str) -> list[Span]:
+def _tags_scored(text: str) -> Parts:
+    earned = _earning(text)
+    parts = [Part(name, float(name in earned), 0.1, earned.get(name)) for name in (*_TAGS, _NUMBER)]
+    return Parts(parts, len(earned) / 10)
+
+
+def _earning(text: str) -> dict[str, Place]:
+    """Where what earns stands."""
     earned = {}
     position = 0
     for tag in _TAGS:
         found = text.find(tag, position)
         if found >= 0 and text.count(tag) == 1:
-            position = earned[tag] = found + len(tag)
-    spans = [(end - len(tag), end, 0.1) for tag, end in earned.items()]
+            position = found + len(tag)
+            earned[tag] = Place(found, position)
     if "<answer>" in earned and "</answer>" in earned:
-        start, end = earned["<answer>"], earned["</answer>"] - len("</answer>")
+        start, end = earned["<answer>"].end, earned["</answer>"].start
         inside = text[start:end]
         if extract_final_answer(inside) is not None or extract_final_answer(f"<answer>{inside}") is not None:
-            spans.append((start, end, 0.1))
-    return spans
+            earned[_NUMBER] = Place(start, end)
+    return earned

@@ -1,7 +1,7 @@
 r"""Is the answer mathematically equal to the reference? math-verify's verdict, without hanging.
 
 Each step judges what the one before has left: limits and pairs of plain numbers (`_math.plain_answers`), cached
-verdicts, and math-verify in worker processes that are killed when they take too long (`_math.workers`).
+verdicts, and math-verify in worker processes that are killed when they take too long (`_math.verifier_pool`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ._math.plain_answers import (
     plain_reference,
     verdict,
 )
-from ._math.workers import Pair, Reading, Verifier
+from ._math.verifier_pool import Pair, Reading, Verifier
 
 _OUTCOMES = (
     *(Outcome.RIGHT, Outcome.WRONG, Outcome.NO_ANSWER, Outcome.UNPARSEABLE),

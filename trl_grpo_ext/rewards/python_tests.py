@@ -15,8 +15,8 @@ from ..guard.parameters import checked_flag, checked_number, checked_whole
 from ..guard.parameters import column as checked_column
 from ..guard.workers import default_workers
 from ._judged import Judged
-from ._sandbox.run import LAYERS, Run, isolation, run_all, run_python
-from ._sandbox.test_forms import Examples, Plan, UnreadableTestsError, read_tests, same_output
+from ._sandbox.forms_of_tests import Examples, Plan, UnreadableTestsError, read_tests, same_output
+from ._sandbox.jobs import LAYERS, Run, isolation, run_all, run_python
 from ._text.fences import fences
 
 _OUTCOMES = (

@@ -13,7 +13,7 @@ from ..guard.messages import completion_text
 from ..guard.outcomes import Judgement, Outcome, OutcomePolicy
 from ..guard.parameters import checked_flag, checked_number, checked_whole
 from ..guard.workers import Done, WorkerPool
-from ..types import RewardDeclaration, Span, SpanScore
+from ..types import Parts, RewardDeclaration
 from ._judged import Judged
 
 _FLAGS = {"a": re.ASCII, "i": re.IGNORECASE, "m": re.MULTILINE, "s": re.DOTALL, "x": re.VERBOSE}
@@ -81,7 +81,7 @@ class RegexMatch(Judged):
         self._pool = WorkerPool(functools.partial(find_matches, pattern, bits, full, self.count), name="regex_match")
 
     def judge(self, completions: Sequence[Any], **columns: Any) -> list[Judgement]:
-        """The outcomes of `B` completions; spans are the matches that count, with their shares of `value`."""
+        """The outcomes of `B` completions; the places of the one part, `match`, are the matches that count."""
         texts = [completion_text(completion) for completion in completions]
         short = [text for text in dict.fromkeys(texts) if len(text) <= self.max_characters]
         judged = dict(zip(short, map(self._judged, self._pool.run(short, allowance=self.timeout)), strict=True))
@@ -92,9 +92,9 @@ class RegexMatch(Judged):
         if done.status != "done":
             return Judgement(Outcome(done.status), done.detail)
         share = len(done.value) / self.count
-        spans: list[Span] = [(start, end, self.value / self.count) for start, end in done.value]
-        score = SpanScore(share * self.value + (1 - share) * self.otherwise, spans)
-        return Judgement(Outcome.SCORED, score=score)
+        score = share * self.value + (1 - share) * self.otherwise
+        places = [(start, end) for start, end in done.value]
+        return Judgement(Outcome.SCORED, score=Parts({"match": (score, places)}, score))
 
 
 def find_matches(pattern: str, flags: int, full: bool, count: int, text: str) -> list[tuple[int, int]]:

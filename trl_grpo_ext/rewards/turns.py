@@ -13,7 +13,7 @@ from ..credit.turns import Exchange, exchanges, is_tool_error, tool_calls
 from ..errors import ConfigurationError
 from ..guard.messages import completion_text
 from ..guard.parameters import checked_number, checked_text, checked_whole
-from ..types import RewardDeclaration, TurnScores
+from ..types import Parts, Place, RewardDeclaration
 
 
 class ToolUse:
@@ -27,7 +27,7 @@ class ToolUse:
     did not fit into `max_completion_length`: TRL then takes it back. So it counts as failed by default; else a policy
     that calls near its budget would escape.
 
-    The score is the sum over the turns, as a `TurnScores` with each turn's own. Only the first `at_most` calls of a
+    The score is the sum over the turns, with a part for each turn. Only the first `at_most` calls of a
     completion earn anything, so that a policy does not call tools for the reward's sake; failures still cost after
     that.
 
@@ -72,7 +72,7 @@ class ToolUse:
 
     def __call__(
         self, completions: Sequence[Any], log_metric: Callable[[str, float], None] | None = None, **columns: Any
-    ) -> list[TurnScores]:
+    ) -> list[Parts]:
         """`B` scores; logs `tool_use/` `calls`, `returned`, `failed` and `unanswered`, each per completion."""
         counts = [[self._counts(exchange) for exchange in _turns_of(completion)] for completion in completions]
         if log_metric is not None and completions:
@@ -91,7 +91,7 @@ class ToolUse:
         errors = min(sum(is_tool_error(answer.get("content")) for answer in answers), calls)
         return calls, answered - errors, errors, calls - answered
 
-    def _scored(self, turns: Sequence[tuple[int, int, int, int]]) -> TurnScores:
+    def _scored(self, turns: Sequence[tuple[int, int, int, int]]) -> Parts:
         left = float("inf") if self.at_most is None else self.at_most
         worth = (self.made, self.returned, self.failed, self.unanswered)
         values = []
@@ -100,7 +100,7 @@ class ToolUse:
             pairs = zip(worth, counts, strict=True)
             values.append(sum(each * (min(count, earning) if each > 0 else count) for each, count in pairs))
             left -= earning
-        return TurnScores(values)
+        return Parts({f"turn {turn}": (value, Place(turn=turn)) for turn, value in enumerate(values)}, sum(values))
 
 
 def _turns_of(completion: Any) -> list[Exchange]:

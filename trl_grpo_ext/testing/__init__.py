@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .builders import make_forward as make_forward
     from .builders import make_rollout as make_rollout
+    from .builders import make_terms as make_terms
     from .kit import assert_conforms as assert_conforms
     from .kit import check as check
     from .reports import ConformanceError as ConformanceError
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from .rules import Rule as Rule
 
 _HOME_OF = {
-    **dict.fromkeys(("make_forward", "make_rollout"), "builders"),
+    **dict.fromkeys(("make_forward", "make_rollout", "make_terms"), "builders"),
     **dict.fromkeys(("assert_conforms", "check"), "kit"),
     **dict.fromkeys(("ConformanceError", "Report", "Violation"), "reports"),
     **dict.fromkeys(("RULES", "Rule"), "rules"),

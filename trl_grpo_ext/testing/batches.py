@@ -16,9 +16,10 @@ from typing import Any
 import torch
 
 from ..credit.groups import group_is_equal, group_mean
+from ..credit.parts import with_parts
 from ..credit.turns import true_runs
 from ..guard.outcomes import shown
-from ..types import NEEDS, Forward, Rollout, Span, StepTotals, Totals
+from ..types import NEEDS, Forward, Parts, Place, Rollout, StepTotals, Totals
 from .builders import character_offsets, padded, turns_between
 
 PIECES = ("<think>", "2", "+", "2", "=", "4", "</think>", "<answer>", "4", "</answer>", " so", ".", "\n\n", "sorry ")
@@ -190,8 +191,6 @@ class SmallBatch:
             "reward_names": REWARD_NAMES,
             "reward_weights_K": torch.tensor(REWARD_WEIGHTS, dtype=dtype),
             "rewards_B": rewards_B,
-            "reward_spans": {REWARD_NAMES[0]: [self._spans(row) for row in rows]},
-            "reward_turns": {REWARD_NAMES[1]: [_turn_values(row) for row in rows]},
             "group_ids_B": groups_B,
             "group_baselines_B": means_B,
             "num_generations": len(rows) // self.totals().prompts,
@@ -211,7 +210,11 @@ class SmallBatch:
             settings["turns"] = lambda row: turns_between(
                 rows[row].live, of_rows[row], [0] if rows[row].number % 2 else []
             )
-        return Rollout(**{**settings, **overrides})
+        parts = {
+            REWARD_NAMES[0]: [self._parts(row) for row in rows],
+            REWARD_NAMES[1]: [_parts_of_turns(row) for row in rows],
+        }
+        return with_parts(Rollout(**{**settings, **overrides}), parts)
 
     def forward(
         self,
@@ -253,12 +256,14 @@ class SmallBatch:
             torch.long,
         )
 
-    def _spans(self, row: Row) -> list[Span] | None:
-        """What the first function says of characters: its reward belongs to those of the first two tokens."""
+    def _parts(self, row: Row) -> Parts | None:
+        """What the first function says: the first token is a part, the second one in completions that have it."""
         if math.isnan(row.rewards[0]):
             return None
+        start = len("".join(self.pieces(row)[:1]))
         end = len("".join(self.pieces(row)[:2]))
-        return [(0, end, row.rewards[0])] if end else []
+        second = (0.5 * row.number % 1, (start, end) if end > start else None)
+        return Parts({"first": (row.rewards[0], (0, start) if start else None), "second": second}, row.rewards[0])
 
 
 @functools.cache
@@ -267,12 +272,13 @@ def _drawn(name: str, low: float, high: float, count: int) -> tuple[float, ...]:
     return tuple(drawn.uniform(low, high) for _ in range(count))
 
 
-def _turn_values(row: Row) -> list[float] | None:
+def _parts_of_turns(row: Row) -> Parts | None:
     """The second function's reward for each turn: a tenth, and the rest for the last."""
     count = len(true_runs([bool(one) for one in row.live]))
     if math.isnan(row.rewards[1]) or not count:
         return None
-    return [*[0.1] * (count - 1), row.rewards[1] - 0.1 * (count - 1)]
+    values = [*[0.1] * (count - 1), row.rewards[1] - 0.1 * (count - 1)]
+    return Parts({f"turn {k}": (value, Place(turn=k)) for k, value in enumerate(values)}, row.rewards[1])
 
 
 # ---------------------------------------------------------------------------------------------- which there are

@@ -14,9 +14,10 @@ import torch
 from torch.nn.functional import pad
 
 from ..credit.groups import group_mean
+from ..credit.parts import with_parts
 from ..credit.turns import true_runs
 from ..errors import PluginOutputError
-from ..types import Forward, Rollout, ToolCall, Totals, Turn
+from ..types import Forward, LossTerms, Rollout, ToolCall, Totals, Turn
 
 
 class UnequalGathers(PluginOutputError):  # noqa: N818
@@ -55,7 +56,7 @@ def make_rollout(
         groups: The group of each completion; by default one group.
         width: `T`, if not the longest length.
         limit: `max_completion_length`.
-        **overrides: Any field of `Rollout`, used unchanged.
+        **overrides: Any field of `Rollout`, used unchanged; as `parts`, what reward functions return, by name.
     """
     rows = len(lengths)
     rewards_B = torch.tensor([0.0] * rows if rewards is None else list(rewards), dtype=torch.float64)
@@ -81,11 +82,13 @@ def make_rollout(
         "num_generations": rows // len(set(groups)),
         "totals": Totals(tokens=sum(lengths), sequences=rows, prompts=len(set(groups)), max_completion_length=limit),
     }
+    parts = overrides.pop("parts", {})
     rollout = Rollout(**{**settings, **overrides})
     if "turns" in overrides:
-        return rollout
+        return with_parts(rollout, parts)
     written = [numbers[:length] for numbers, length in zip(rollout.turns_B_T.tolist(), lengths, strict=True)]
-    return replace(rollout, turns=lambda row: turns_between([one >= 0 for one in written[row]], rollout.texts[row]))
+    rollout = replace(rollout, turns=lambda row: turns_between([one >= 0 for one in written[row]], rollout.texts[row]))
+    return with_parts(rollout, parts)
 
 
 def turns_between(by_model: Sequence[bool | int], pieces: Sequence[str], failed: Collection[int] = ()) -> list[Turn]:
@@ -151,6 +154,27 @@ def make_forward(
     return Forward(**{**settings, **overrides})
 
 
+def make_terms(logps: torch.Tensor, old_logps: torch.Tensor, advantages: torch.Tensor, **overrides: Any) -> LossTerms:
+    """The context of one micro-batch for a unit test of a token loss's `loss`; every token counts.
+
+    Args:
+        logps: Log-probabilities of the sampled tokens under the policy being trained, `(B, T)`.
+        old_logps: Those under the policy that generated, `(B, T)`.
+        advantages: `(B, T)`.
+        **overrides: Any field of `LossTerms`, used unchanged; by default entropies and rewards are 0.
+    """
+    settings: dict[str, Any] = {
+        "logps_B_T": logps,
+        "old_logps_B_T": old_logps,
+        "advantages_B_T": advantages,
+        "mask_B_T": torch.ones_like(old_logps),
+        "entropies_B_T": torch.zeros_like(old_logps),
+        "completion_ids_B_T": torch.ones(logps.shape, dtype=torch.long),
+        "rewards_B": old_logps.new_zeros(logps.size(0)),
+    }
+    return LossTerms(**{**settings, **overrides})
+
+
 def cut(rollout: Rollout, sizes: Sequence[int]) -> list[Rollout]:
     """Split a generation batch over several ranks with `sizes` rows each, for `Ranks`."""
     parts, first = [], 0
@@ -164,8 +188,9 @@ def cut(rollout: Rollout, sizes: Sequence[int]) -> list[Rollout]:
             of_all_rows = isinstance(value, torch.Tensor) and entry.name != "reward_weights_K"
             if of_all_rows or entry.name in ("prompts", "completions", "texts"):
                 of_rows[entry.name] = value[rows]
-            elif entry.name in ("columns", "reward_spans", "reward_turns", "teacher_logps_B_T"):
+            elif entry.name in ("columns", "teacher_logps_B_T"):
                 of_rows[entry.name] = {key: column[rows] for key, column in value.items()}
+        of_rows["parts"] = {name: table.rows(rows) for name, table in rollout.parts.items()}
         of_rows["offsets"] = partial(lambda shift, row: rollout.offsets(shift + row), first)
         of_rows["turns"] = partial(lambda shift, row: rollout.turns(shift + row), first)
         parts.append(replace(rollout, **of_rows))

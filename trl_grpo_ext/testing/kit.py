@@ -108,12 +108,14 @@ def _checks(kind: Kind, plugin_or_selection: Any, given: Mapping[str, Any]) -> C
         from .batches import Setting
         from .filters import FilterChecks
         from .hooks import HookChecks
+        from .token_losses import TokenLossChecks
 
         setting = Setting(texts, prompts, columns, options.get("tokenizer"))
         of_kind: dict[Kind, Callable[..., Checks]] = {
             "advantage_hook": HookChecks,
             "loss_aggregation": AggregationChecks,
             "group_filter": FilterChecks,
+            "token_loss": TokenLossChecks,
         }
         checks = of_kind[kind](plugin, setting, bool(options.get("deterministic", True)))
     checks.name, checks.timeout = name, options.get("timeout")

@@ -13,6 +13,7 @@ import re
 import signal
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -21,8 +22,9 @@ from typing import Any
 
 from ..errors import PluginOutputError
 from ..guard.calls import PASSED_BY_TRL, call, check_scores, reward_name
+from ..guard.messages import completion_text, content_text
 from ..guard.outcomes import shown
-from ..types import RewardDeclaration
+from ..types import Parts, RewardDeclaration
 from .reward_calls import EMPTY, HOSTILE, Form, RewardCall
 from .rules import Broken, Checks, Finding, NotChecked, Rule, describe_exception, pickle_round_trip, plugin_code
 
@@ -396,6 +398,28 @@ class RewardChecks(Checks):
             tried = batch.with_value(0, column, reference)
             self._over([tried], judge, f"{column!r} is {shown(reference)}")
 
+    def parts(self) -> None:
+        names: Counter[str] = Counter()
+        with_parts = 0
+
+        def judge(batch: RewardCall) -> None:
+            nonlocal with_parts
+            for row, score in enumerate(check_scores(self._raw(batch), len(batch.items), self.name)):
+                if isinstance(score, Parts):
+                    with_parts += 1
+                    names.update(part.name for part in score.parts)
+                    _check_places(score, batch.items[row].completion, row, batch)
+
+        items = self.ordinary.items
+        self._over([self.ordinary], judge)
+        if not with_parts:
+            raise NotChecked("it returns no Parts")
+        if with_parts > 1 and names and max(names.values()) == 1:
+            listed = ", ".join(map(shown, list(names)[:3]))
+            raise Broken(f"each of its parts has a name of its own ({listed}, ...)", self.ordinary)
+        hostile = [replace(items[row % len(items)], completion=text) for row, text in enumerate(HOSTILE)]
+        self._over([self.ordinary.with_items(hostile)], judge, "hostile text")
+
     def _keeps_contract(self, completions: Sequence[Any], where: str) -> None:
         """No exception, and values that keep the contract, in all forms that it takes."""
         items = self.ordinary.items
@@ -527,3 +551,25 @@ def _differences(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
 
 def _digest(value: Any) -> str:
     return hashlib.sha256(repr(value).encode()).hexdigest()
+
+
+def _check_places(score: Parts, completion: Any, row: int, batch: RewardCall) -> None:
+    """Places of characters must be in the text that counts, or in that of the turn that they name."""
+    said = (
+        [completion]
+        if isinstance(completion, str)
+        else [
+            content_text(message.get("content"))
+            for message in completion
+            if message.get("role", "assistant") == "assistant"
+        ]
+    )
+    for part in score.parts:
+        for place in part.places or ():
+            _, end, turn, _ = place
+            if turn is not None and turn >= len(said):
+                raise Broken(f"the part {shown(part.name)} at row {row} is in turn {turn} of {len(said)}", batch)
+            text = completion_text(completion) if turn is None else said[turn]
+            if end is not None and end > len(text):
+                where = f"the characters up to {end} of a text of {len(text)}"
+                raise Broken(f"the part {shown(part.name)} at row {row} has {where}", batch)

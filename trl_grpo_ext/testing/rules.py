@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 from ..errors import ConfigurationError, PluginContractError, PluginOutputError, TRLGRPOExtError
 from ..guard.outcomes import exception_text, shown
-from ..plugins.contract import check_contract
+from ..plugins.checking import check_contract
 from ..plugins.kinds import FACTS, Kind
 
 T = TypeVar("T")
@@ -88,6 +88,9 @@ empty: an empty completion and a message without text are scored like others. Wh
   calls a tool, writes no text.
 hostile_text: no text that a model can write makes it raise or break its contract. Why: A policy writes every text
   sooner or later: control characters, lone surrogates, ten thousand digits, brackets that never close.
+parts: the parts of `Parts` stand within the completion's text, also within hostile text, and have names that come again
+  in other completions. Why: A place outside the text stops the run, and parts are compared with those of the same name:
+  a name that stands for one completion alone is never paid.
 outcomes (rests on none): an unreadable reference does not score like a wrong answer. Why: A broken reference that reads
   as 0 teaches the policy that right answers are wrong. Say None.
 pickle: pickles, and scores the same afterwards. Why: Guards run a reward in worker processes, and launchers send it to
@@ -187,6 +190,32 @@ padding: the answer depends neither on how far rows are padded nor on what stand
   itself.
 ranks (rests on groups): gives the same answer on one rank as on two and three, also if groups are spread over ranks.
   Why: Ranks that disagree on a group cannot put one batch together. Gather what decides.
+"""
+    + _OF_TENSORS,
+    "token_loss": """
+form: has loss, with its parameter, and no misspelt declaration. Why: The trainer asks by this method, and what nobody
+  reads has no effect.
+run: runs on an ordinary batch. Why: What fails here fails in the first training step.
+needs: declares in `needs` what it reads. Why: Log-probabilities that nobody needs are not computed, so it finds None in
+  the first step of a run whose configuration was checked.
+shape: loss returns a floating point tensor (B, T); on_rollout and measures return such tensors by name. Why: A loss per
+  completion would broadcast, or not, with the batch that happens to come.
+determinism: the same batch gives the same losses, unless it declares `deterministic=False`. Why: Each rank would draw
+  its own, and runs cannot be repeated.
+gradient: keeps the graph of the log-probabilities. Why: A detached loss trains nothing, and nothing says so.
+finite: losses and their gradient are finite, also where the policy is the one that sampled, and where completions are
+  empty or rewards equal or missing. Why: One NaN in the gradient spoils every weight of the model.
+padding: neither more padding nor what stands off the mask changes anything. Why: A batch is as wide as its longest
+  completion, and padding holds whatever the model computes there: both change with the neighbours.
+long (rests on finite, padding): gives losses that float32 can hold for completions of 64 to 4,096 tokens, and the same
+  in float64. Why: Products of ratios over a completion overflow or vanish with its length.
+dtype: also takes log-probabilities in bfloat16 and float16. Why: numpy, for one, does not know bfloat16.
+independent: with `independent=True`, a completion's losses are the same next to any others. Why: Compact updates rely
+  on it to put other completions next to it. Compute what is common to a batch in on_rollout.
+needs_advantage: with `needs_advantage=True`, losses and gradient are 0 where a completion has no advantage. Why:
+  Compact updates leave such completions out.
+split (rests on independent): what on_rollout carries along is the same on one rank as on two and three. Why: Statistics
+  over the rank's own rows change with the number of GPUs. Gather first.
 """
     + _OF_TENSORS,
     "prompt_sampler": """

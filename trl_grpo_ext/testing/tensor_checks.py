@@ -25,7 +25,7 @@ PADDING = 3
 RELATIVE, ABSOLUTE = 1e-5, 1e-6
 """Tolerances for numbers that should be equal, since a plugin may compute in float32."""
 
-_ORDER = ("gathers", "inputs", "shape", "gradient", "finite", "non_negative", "mask", "groups")
+_ORDER = ("gathers", "inputs", "shape", "gradient", "finite", "non_negative", "mask", "groups", "rows", "silent")
 """The parts of the contract in the order in which the flow looks at them: a refusal for one says that those before it
 are kept."""
 

@@ -38,18 +38,20 @@ class SquaredLogRatio:
 
 
 class KLCov:
-    """Add `coefficient · |log π - log π_old|` to the tokens whose log-probability goes most with the advantage.
+    """Add `coefficient/2 · (log π - log π_old)²` to the tokens whose log-probability goes most with the advantage.
 
     Entropy falls by the tokens with a large `c_t = (A_t - mean A) · (log π_old,t - mean log π_old)`, means over the
     tokens that count: a probable token that is paid becomes more probable. The `share` of tokens with the largest `c_t`
     is held to the old policy by a penalty; all others are free.
 
     Source: KL-Cov of The Entropy Mechanism of Reinforcement Learning for Reasoning Language Models (2505.22617, section
-    4), with `|log π - log π_old|` for the KL divergence, as in its authors' code.
+    4).
 
     Departures: means and the largest share are over the whole generation batch on all ranks and under the policy that
     sampled, so that they do not depend on how the batch is cut; the authors take each micro-batch under the policy at
     hand. It is added to TRL's own (clipped) loss; theirs has no clip: set `epsilon` high for that.
+    The divergence is estimated by `(log π - log π_old)²/2`; the authors' code has `|log π - log π_old|`, whose slope at
+    the policy that sampled is the sign of a rounding error.
 
     Args:
         share: Share of the tokens that are held, above 0 and at most 1; at least one token is.
@@ -71,8 +73,8 @@ class KLCov:
 
     def loss(self, terms: LossTerms) -> torch.Tensor:
         """Return each token's loss `(B, T)`."""
-        gap_B_T = (terms.logps_B_T - terms.old_logps_B_T).abs()
-        return self.coefficient * terms.carried_B_T["held"] * gap_B_T
+        gap_B_T = terms.logps_B_T - terms.old_logps_B_T
+        return 0.5 * self.coefficient * terms.carried_B_T["held"] * gap_B_T.square()
 
     def measures(self, terms: LossTerms) -> Mapping[str, torch.Tensor]:
         """The share of tokens that are held."""

@@ -52,7 +52,7 @@ class ClipCov:
     each micro-batch, among tokens that PPO does not clip.
 
     Args:
-        share: Share of the tokens that are left out at most, above 0 and at most 1.
+        share: Share of the tokens that are left out at most, above 0 and at most 1; one token may always be.
         low: Lower bound of the covariance of a candidate.
         high: Upper bound.
         epsilon: PPO's clip, above 0 and below 1.
@@ -61,7 +61,7 @@ class ClipCov:
     __name__ = "clip_cov"
     declares = TokenLossDeclaration(replaces=True, independent=True, needs_advantage=True, needs=("old_logps",))
 
-    def __init__(self, *, share: float = 0.002, low: float = 1.0, high: float = 5.0, epsilon: float = 0.2) -> None:
+    def __init__(self, *, share: float = 0.0002, low: float = 1.0, high: float = 5.0, epsilon: float = 0.2) -> None:
         self.share = checked_number("clip_cov: share", share, "above 0 and at most 1", lambda v: 0 < v <= 1)
         self.low = checked_number("clip_cov: low", low, "a finite number")
         self.high = checked_number("clip_cov: high", high, f"above low = {low}", lambda v: v > low)
@@ -73,8 +73,10 @@ class ClipCov:
         candidates_N_T = live_N_T & (covariance_N_T > self.low) & (covariance_N_T < self.high)
         count = max(1, int(self.share * float(live_N_T.sum())))
         # The same on all ranks and after resuming: by the step, and from no generator of the run's.
-        draw_N_T = torch.rand(live_N_T.shape, generator=torch.Generator().manual_seed(rollout.step))
-        dropped_N_T = largest(draw_N_T.to(live_N_T.device), candidates_N_T, count)
+        drawn = torch.rand(int(live_N_T.sum()), generator=torch.Generator().manual_seed(rollout.step))
+        draw_N_T = torch.zeros_like(covariance_N_T)
+        draw_N_T[live_N_T] = drawn.to(draw_N_T)  # one for each token that counts, however far rows are padded
+        dropped_N_T = largest(draw_N_T, candidates_N_T, count)
         return {"kept": own_rows(~dropped_N_T, rollout)}
 
     def loss(self, terms: LossTerms) -> torch.Tensor:
@@ -89,11 +91,12 @@ class ClipCov:
 class TOPR:
     """Tapered off-policy REINFORCE: completions that are paid learn at full weight, others by a truncated ratio.
 
-        l_t = -A_t · log π_t                        for A_t ≥ 0
-        l_t = -A_t · sg(min(R, 1)) · log π_t         for A_t < 0, with R = Π_t π_t / π_old,t of the completion
+        l_t = -A_t · log π_t                    for A_t ≥ 0
+        l_t = -A_t · sg(min(R, 1)) · log π_t    for A_t < 0
 
-    (`sg` stops the gradient.) A bad completion that the policy has already left, so that R is small, pushes no further;
-    a good one is learnt however improbable it has become. So it stays stable on completions of much older policies.
+    `R` is the product of `π/π_old` over the completion, and `sg` stops the gradient. A bad completion that the policy
+    has already left, so that `R` is small, pushes no further; a good one is learnt however improbable it has become. So
+    it stays stable on completions of much older policies.
 
     Source: Tapered Off-Policy REINFORCE (2503.14286, section 3), with its limits 0 and 1 of the truncation.
 
@@ -118,7 +121,7 @@ class TOPR:
     @staticmethod
     def _ratio(terms: LossTerms) -> torch.Tensor:
         """π/π_old of each completion, at most 1, `(B,)`, without a gradient."""
-        log_ratio_B_T = (terms.logps_B_T.detach() - terms.old_logps_B_T).masked_fill(terms.mask_B_T == 0, 0.0)
+        log_ratio_B_T = terms.logps_B_T.detach() - terms.old_logps_B_T
         return log_ratio_B_T.sum(dim=1).clamp(max=0.0).exp()
 
 

@@ -22,9 +22,9 @@ class BatchKeys:
     totals = "trl_grpo_ext_totals"  # a `Totals`, once the rows are dealt
     carried = "trl_grpo_ext_carried"  # `(B, T)`, begins the entries that a token loss takes along
     # A number by which a loss is multiplied that counts masked groups of `resample` as rows.
-    loss_factor = "trl_grpo_ext_loss_factor"
+    masked_groups_factor = "trl_grpo_ext_masked_groups_factor"
     idle = "trl_grpo_ext_idle"  # whether a compact micro-step has placeholders only, on all ranks
-    factor = "trl_grpo_ext_factor"  # `(B,)`, factor on the advantages of a compact micro-step
+    part_factor = "trl_grpo_ext_part_factor"  # `(B,)`, factor on the advantages of a compact micro-step
 
 
 PROMPT_KEYS = frozenset({"prompt_ids", "prompt_mask"})
@@ -35,6 +35,12 @@ def counting_mask(batch: Mapping[str, Any]) -> torch.Tensor:
     """`(B, T)`, 1 where a token counts in the loss: written by the policy, and not by a tool."""
     mask_B_T: torch.Tensor = batch["completion_mask"]
     return mask_B_T if batch.get("tool_mask") is None else mask_B_T * batch["tool_mask"]
+
+
+def scaled_for_masked_groups(values: Any, batch: Mapping[str, Any]) -> Any:
+    """A loss, or weights in it, as if the groups that `resample` has masked were no rows."""
+    factor = batch.get(BatchKeys.masked_groups_factor)
+    return values if factor is None else values * factor
 
 
 def whole_rows(batch: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:

@@ -21,15 +21,14 @@ from ..guard.agreement import Agreement
 from ..guard.calls import unique_names
 from ..plugins.loading import load_prompt_sampler
 from ..records.log import LiveLog
-from ..types import HookDeclaration
 from .compact.packed import packing_of
 from .compact.updates import CompactUpdates, PlainUpdates, Updates, freedom_of
 from .config import our_settings
 from .facts import RunFacts
 from .hook_states import AdvantageHookStates, has_state
 from .live import use_console_summary
-from .logps import LogpsForHooks, Models
-from .loss_forward import Inherited, Passes
+from .logps import LogpsForHooks, Models, needs_reference
+from .loss_forward import Inherited, PassRouter
 from .loss_stage import LossStage
 from .own_loss import OwnLoss
 from .prompts import DealtPrompts, DrawnPrompts, PromptsState
@@ -67,14 +66,14 @@ class Extension:
         )
 
     def keep_reference(self, model: Any, args: Any, peft_config: Any) -> None:
-        """Keep a copy of an adapter that is trained further, if a hook needs the reference policy."""
-        if any("ref_logps" in HookDeclaration.of(hook).needs for hook in self.plugins.hooks):
+        """Keep a copy of an adapter that is trained further, if a plugin needs the reference policy."""
+        if any(map(needs_reference, self.plugins.needing_logps)):
             acting.keep_adapter_as_reference(model, args, peft_config)
 
     def attach(self, rewards: SelectedRewards, policy_logps: Inherited, *, evaluates: bool) -> None:
         """Make the stages for the trainer that TRL has constructed."""
         trl, plugins = self._trainer, self.plugins
-        plugins.settings = our_settings(trl.args)
+        plugins.settings = our_settings(trl.args)  # a base class may have changed them, or made them
         contract.check_instance(trl)
         _warn_of_another_model(trl)
         trl.reward_func_names = unique_names(trl.reward_func_names)
@@ -94,22 +93,29 @@ class Extension:
         token_losses = TokenLosses(plugins.losses_by_name, facts, agreement.section)
         self.records = RecordStage(trl, facts, plugins, agreement, evaluates=evaluates)
         updates = self._make_updates(policy_logps, facts, reduction, token_losses.terms())
-        needing = [*plugins.hooks, *([] if plugins.group_filter is None else [plugins.group_filter])]
         self.rollouts = RolloutStage(
             trl,
             facts,
             plugins,
             agreement,
             self.records,
-            LogpsForHooks(needing, self._models(), facts.tokenizer),
-            self._make_prompts(facts, agreement),
-            self._make_resampling(facts, agreement, reduction),
-            token_losses,
+            hook_logps=LogpsForHooks(plugins.needing_logps, self._models(), facts.tokenizer),
+            prompts=self._make_prompts(facts, agreement),
+            resampling=self._make_resampling(facts, agreement, reduction),
+            token_losses=token_losses,
             trls_advantages=not contract.has_own_scoring(self._between),
         )
-        passes = Passes(at_rest=self.rollouts.pass_at_rest)
         self.losses = LossStage(
-            trl, facts, plugins, agreement, self.records, passes, self._own_loss, reduction, token_losses, updates
+            trl,
+            facts,
+            plugins,
+            agreement,
+            self.records,
+            passes=PassRouter(default=self.rollouts.pass_outside_losses),
+            own_loss=self._own_loss,
+            reduction=reduction,
+            token_losses=token_losses,
+            updates=updates,
         )
 
     def _add_callbacks(self) -> None:

@@ -18,6 +18,7 @@ from ..types import implements
 class KeptState(TrainerCallback, ExportableState):
     """A callback whose state belongs to a class of its own, since transformers may make another instance of it."""
 
+    # transformers makes callbacks again from their class and `args` alone, so what one holds stands in a class.
     @classmethod
     def of(cls, **attributes: Any) -> Self:
         """The callback of one trainer."""

@@ -16,7 +16,16 @@ import torch
 from ..credit.alignment import check_alignment
 from ..credit.flow import plugin_label
 from ..errors import ConfigurationError, is_out_of_memory
-from ..types import POLICY, REFERENCE, Declaration, FilterDeclaration, HookDeclaration, implements, split_teacher
+from ..types import (
+    POLICY,
+    REFERENCE,
+    Declaration,
+    FilterDeclaration,
+    HookDeclaration,
+    TokenLossDeclaration,
+    implements,
+    split_teacher,
+)
 from .batch import whole_rows
 from .sampled_batch import HookLogps
 
@@ -202,8 +211,16 @@ def _teachers(plugin: Any) -> tuple[str, ...]:
     return declared.teachers if isinstance(declared, HookDeclaration | FilterDeclaration) else ()
 
 
+def needs_reference(plugin: Any) -> bool:
+    """Whether a plugin reads log-probabilities of the reference policy."""
+    of_teachers = any(split_teacher(name)[0] == REFERENCE for name in _teachers(plugin))
+    return of_teachers or "ref_logps" in Declaration.of(plugin).needs
+
+
 def _check(hook: Any, models: Models, tokenizer: Any) -> None:
-    needs, label = Declaration.of(hook).needs, f"The advantage hook {plugin_label(hook)!r}"
+    declared = Declaration.of(hook)
+    kinds = {FilterDeclaration: "group filter", TokenLossDeclaration: "token loss"}
+    needs, label = declared.needs, f"The {kinds.get(type(declared), 'advantage hook')} {plugin_label(hook)!r}"
     if "entropies" in needs and not implements(hook, "on_forward"):
         raise ConfigurationError(
             f"{label} needs entropies but has only on_rollout. They come with the policy's loss forward: give it "
@@ -214,18 +231,17 @@ def _check(hook: Any, models: Models, tokenizer: Any) -> None:
         raise ConfigurationError(
             f"{label} acts on how far the policy has moved since it generated, and in this run it never has: each "
             f"generation batch feeds one optimizer step ({models.one_update}). Set num_iterations to 2 or more, or "
-            "steps_per_generation above gradient_accumulation_steps, or take the hook out."
+            "steps_per_generation above gradient_accumulation_steps, or take it out."
         )
     if "sampling_logps" in needs and not models.samples_with_logps:
         raise ConfigurationError(
             f"{label} needs the sampler's log-probabilities, which only vLLM and a rollout_func provide. Set "
-            "use_vllm: true, or use a hook that takes old_logps."
+            "use_vllm: true, or use one that takes old_logps."
         )
-    of_reference = any(split_teacher(name)[0] == REFERENCE for name in _teachers(hook))
-    if ("ref_logps" in needs or of_reference) and models.as_reference is None:
+    if needs_reference(hook) and models.as_reference is None:
         raise ConfigurationError(
             f"{label} needs a reference policy, but beta is 0.0 and the model has no adapter that could be switched "
-            f"off. Set beta above 0, train an adapter (use_peft: true), or name a model where the hook "
+            f"off. Set beta above 0, train an adapter (use_peft: true), or name a model where a hook "
             "takes one (`reference`, `teacher`)."
         )
     if "offsets" in needs:

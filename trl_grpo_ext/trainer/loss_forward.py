@@ -43,26 +43,26 @@ class LossForward:
         return self.passes[-1]
 
 
-class Passes:
-    """The models' forward passes: each is answered by whoever asked for it, at rest by `at_rest`."""
+class PassRouter:
+    """The models' forward passes: each goes to whoever asked for it, and to `default` outside of losses."""
 
-    def __init__(self, at_rest: Inherited) -> None:
-        self._answers = [at_rest]
+    def __init__(self, default: Inherited) -> None:
+        self._handlers = [default]
 
     @property
-    def asked_for(self) -> bool:
-        """Whether a loss or a trial of one is under way."""
-        return len(self._answers) > 1
+    def inside_a_loss(self) -> bool:
+        """Whether a loss, or a trial of one, is under way."""
+        return len(self._handlers) > 1
 
     @contextmanager
-    def answered_by(self, answer: Inherited) -> Iterator[None]:
-        """Inside, `answer` gets the inherited method and its arguments."""
-        self._answers.append(answer)
+    def handled_by(self, handler: Inherited) -> Iterator[None]:
+        """Inside, `handler` gets the inherited method and its arguments."""
+        self._handlers.append(handler)
         try:
             yield
         finally:
-            self._answers.pop()
+            self._handlers.pop()
 
     def run(self, inherited: Inherited, model: Any, *arguments: Any, **keywords: Any) -> Any:
         """One pass."""
-        return self._answers[-1](inherited, model, *arguments, **keywords)
+        return self._handlers[-1](inherited, model, *arguments, **keywords)

@@ -12,23 +12,24 @@ from typing import Any
 import torch
 
 from ..credit import flow
+from ..credit.terms import NO_FURTHER, FurtherTerms
 from ..errors import ConfigurationError, UpstreamError
 from ..guard.agreement import Agreement
 from ..types import Forward, StepTotals, Totals
-from .batch import BatchKeys, counting_mask
-from .compact.updates import Updates
+from .batch import BatchKeys, counting_mask, scaled_for_masked_groups
+from .compact.updates import CompactUpdates, Updates
 from .facts import Progress, RunFacts
-from .loss_forward import Inherited, LossForward, Passes, PolicyPass
+from .loss_forward import Inherited, LossForward, PassRouter, PolicyPass
 from .own_loss import ForwardPass, LossOf, OwnLoss
-from .record_stage import RecordStage, without_masked_groups
-from .reductions import Further, Reduction, self_check
+from .record_stage import RecordStage
+from .reductions import Reduction, self_check
 from .selected import SelectedPlugins
 from .token_losses import TokenLosses
 from .upstream import acting, contract, reading
 
 
 class LossStage:
-    """Computes the losses of a run. `totals` are the counts of the generation batch at hand, by its number."""
+    """Computes the losses of a run."""
 
     def __init__(
         self,
@@ -37,7 +38,8 @@ class LossStage:
         plugins: SelectedPlugins,
         agreement: Agreement,
         records: RecordStage,
-        passes: Passes,
+        *,
+        passes: PassRouter,
         own_loss: OwnLoss,
         reduction: Reduction,
         token_losses: TokenLosses,
@@ -49,10 +51,11 @@ class LossStage:
         self._wants_entropies = bool(plugins.forward_hooks) or bool(token_losses)
         self._hooks_act = bool(plugins.forward_hooks)
         self._acts = reduction.takes_apart or self._hooks_act
+        self._needed = self._acts or records.records_tokens
         # Without a loss of the user's, which is tried out, a loss that bypasses ours is found only by its absence.
         self._must_be_reached = self._acts or (plugins.change_advantages and not own_loss.owners)
-        self._losses = 0
-        self.self_checked = False
+        self._reached = 0  # losses that went through here
+        self._self_checked = False
 
     # ------------------------------------------------------------------ what TRL's overrides call
 
@@ -63,14 +66,17 @@ class LossStage:
         generation_batch: Any,
         totals: Mapping[int, Totals],
     ) -> Any:
-        """The micro-batch to train on; `compute_loss` is the inherited one, to be tried out."""
+        """The micro-batch to train on.
+
+        `compute_loss` is the inherited one, to be tried out; `totals` are the counts of the generation batch by number.
+        """
         with self._records.phase("generation"):
             inputs = inherited(generation_batch)
             return self._prepare(inputs, compute_loss, totals)
 
     def _prepare(self, inputs: Any, compute_loss: Inherited, totals: Mapping[int, Totals]) -> Any:
         progress = reading.progress_of(self._trainer)
-        if progress.training and self.updates.compact:
+        if progress.training and isinstance(self.updates, CompactUpdates):
             rearrange = functools.partial(self.updates.plan, precision=progress.precision)
             inputs = acting.rearrange_micro_batches(self._trainer, rearrange)
         if BatchKeys.batch_number in inputs and BatchKeys.totals not in inputs:
@@ -92,28 +98,28 @@ class LossStage:
 
     def compute_loss(self, inherited: Inherited, model: Any, inputs: Any, *arguments: Any, **keywords: Any) -> Any:
         """The loss of a micro-step; stops if the plugins were bypassed."""
-        trl, before = self._trainer, self._losses
+        trl, before = self._trainer, self._reached
         idle = isinstance(inputs, dict) and inputs.get(BatchKeys.idle, False)
         if idle and reading.backward_may_be_left_out(trl):  # it would add zeros to all gradients
             return torch.zeros((), device=self._facts.device, requires_grad=True)
         with acting.restore_after_trial(trl) if idle else nullcontext():  # placeholders alone log nothing
             loss = inherited(model, inputs, *arguments, **keywords)
-        if self._must_be_reached and self._losses == before:
+        if self._must_be_reached and self._reached == before:
             raise UpstreamError(
                 f"compute_loss of {self._facts.trainer} (or code that patches TRL, such as Unsloth) bypasses TRL's "
-                "_compute_loss, so the selected loss aggregation and advantage hooks would be ignored. Put "
+                "_compute_loss, so the selected aggregation, token losses and advantage hooks would be ignored. Put "
                 "GRPOExtMixin in front of that override, or remove it, or the plugins."
             )
         return loss
 
     def policy_loss(self, inherited: Inherited, model: Any, inputs: Any) -> Any:
         """TRL's `_compute_loss`, with the selected reduction in place of its own."""
-        if self._passes.asked_for or not (self._acts or self._records.records_tokens):  # a trial, or nothing acts
-            self._losses += 1
-            return without_masked_groups(inherited(model, inputs), inputs)
+        if self._passes.inside_a_loss or not self._needed:  # a trial of this loss, or nothing acts on it
+            self._reached += 1
+            return scaled_for_masked_groups(inherited(model, inputs), inputs)
         progress, settings = reading.progress_of(self._trainer), reading.loss_settings_of(self._trainer)
         mask_B_T = counting_mask(inputs).to(progress.precision)
-        if progress.training and self._acts and self._own_loss.per_token and not self.self_checked:
+        if progress.training and self._acts and self._own_loss.per_token and not self._self_checked:
             self._check_terms(inherited, inputs, mask_B_T, progress)
         forward = LossForward(dict(inputs), mask_B_T, torch.is_grad_enabled())
         with torch.set_grad_enabled(forward.keep_graph or self.reduction.takes_apart):  # in evaluation too
@@ -124,7 +130,7 @@ class LossStage:
             self._records.saw_weights(reduced.weights_B_T, forward.inputs["advantages"], mask_B_T)
         if progress.training:
             self._records.saw_loss(forward, reduced)
-        return without_masked_groups(reduced.loss if forward.keep_graph else reduced.loss.detach(), inputs)
+        return scaled_for_masked_groups(reduced.loss if forward.keep_graph else reduced.loss.detach(), inputs)
 
     def forward_pass(self, inherited: Inherited, model: Any, *arguments: Any, **keywords: Any) -> Any:
         """A pass of the policy or the reference: for a loss, for a trial of one, or at generation."""
@@ -135,26 +141,26 @@ class LossStage:
     def run(self, inherited: Inherited, model: Any, forward: LossForward) -> Any:
         """TRL's loss on `forward.inputs`, which the policy's forward pass inside it completes."""
         replaced = acting.without_policy_metrics(self._trainer) if self._token_losses.replaced_by else nullcontext()
-        with replaced, self._passes.answered_by(functools.partial(self._policy_pass, forward)):
+        with replaced, self._passes.handled_by(functools.partial(self._policy_pass, forward)):
             return inherited(model, forward.inputs)
 
-    def _run_token_losses(self, forward: LossForward, progress: Progress) -> Further:
+    def _run_token_losses(self, forward: LossForward, progress: Progress) -> FurtherTerms:
         """The values of the token losses, and whether one takes the place of TRL's policy loss."""
         if not self._token_losses:
-            return {}, False
+            return NO_FURTHER
         values, metrics = self._token_losses.values(forward, progress)
         self._records.add_metrics(metrics)
-        return values, bool(self._token_losses.replaced_by)
+        return FurtherTerms(values, bool(self._token_losses.replaced_by))
 
     def _policy_pass(
         self, forward: LossForward, inherited: Inherited, model: Any, *arguments: Any, **keywords: Any
     ) -> Any:
         """The policy's forward pass inside a loss. TRL reads the advantages after it, so they can still change here."""
         if self._wants_entropies and len(arguments) <= contract.ENTROPY_ARGUMENT:
-            keywords.setdefault("compute_entropy", True)  # which a subclass's loss may not have asked for
+            keywords["compute_entropy"] = True  # which a subclass's loss may not have asked for
         with torch.set_grad_enabled(forward.keep_graph):
             result = inherited(model, *arguments, **keywords)
-        self._losses += 1
+        self._reached += 1
         logps_B_T, entropies_B_T = result[:2]
         changes = self._apply_forward_hooks(forward, logps_B_T, entropies_B_T) if self._hooks_act else []
         forward.passes.append(PolicyPass(logps_B_T, entropies_B_T, changes))
@@ -200,13 +206,13 @@ class LossStage:
         with self._agreement.section(), acting.restore_after_trial(self._trainer):
             self_check(trial, inputs, mask_B_T, takes_apart, self._facts, settings, progress, slope)
             self._token_losses.check(inputs, progress)
-        self.self_checked = True
+        self._self_checked = True
 
     def _on_trial(self, loss: Inherited) -> LossOf:
         """A loss that takes a replacement for the policy's forward pass."""
 
         def of(batch: dict[str, Any], forward_pass: ForwardPass) -> torch.Tensor:
-            with self._passes.answered_by(lambda *_, **__: forward_pass()):
+            with self._passes.handled_by(lambda *_, **__: forward_pass()):
                 tried: torch.Tensor = loss(self._trainer.model, batch)
                 return tried
 

@@ -3,15 +3,15 @@
 | TRL calls | which goes to | what is added, in this order |
 | --- | --- | --- |
 | `__init__` | `extension` | plugins loaded; the three stages made; callbacks for log, summary and states |
-| `train` | `records` | the checkpoint's plugins compared; the run's plugins and settings written |
+| `train` | `extension` | the checkpoint's plugins compared; this run's recorded; prompts start anew |
 | `_prepare_inputs` | `losses` | compact micro-batches; counts of optimizer steps; a subclass's own loss tried out |
 | `_generate_and_score_completions` | `rollouts` | rounds of prompts; rollout hooks: advantages `(B, T)`; weights |
 | `_generate` | `rollouts` | who wrote which token; what was generated, for shapers |
 | `_calculate_rewards` | `rollouts` | what rewards return checked; errors and limits on all ranks; shapers |
-| `training_step` | `losses` | its time |
+| `training_step` | `losses` | its time; small tiles of the head on a CPU |
 | `compute_loss` | `losses` | stop if the selected plugins were bypassed |
 | `_compute_loss` | `losses` | the self-check, once; TRL's loss taken apart, token losses, the selected aggregation |
-| `_get_per_token_logps_and_entropies` | `losses` | passes sorted, prompts shared; forward hooks inside a loss |
+| `_get_per_token_logps_and_entropies` | `losses` | passes sorted, prompts shared; forward hooks, inside a loss |
 | `evaluation_loop` | `records` | pass@k |
 | `log` | `records` | the token records written |
 | `_save`, `save_model` | `records` | the manifest beside the weights |

@@ -40,7 +40,11 @@ class DealtPrompts:
     def begin(self) -> None:
         """Nothing is drawn."""
 
-    def next_round(self, inputs: list[Any]) -> Drawn | None:
+    def look_ahead(self) -> bool:
+        """There is always a next round."""
+        return True
+
+    def next_round(self, inputs: list[Any]) -> Drawn:
         """The prompts that were dealt."""
         return Drawn(inputs)
 
@@ -66,6 +70,8 @@ class DrawnPrompts:
         self._started = False
         self._drawn = 0
         self._ahead: list[list[int]] = []  # the next round, drawn ahead
+        self._last: list[int] = []  # the round before it
+        self._rows: Any = ()
 
     # ------------------------------------------------------------------ a run, and its state
 
@@ -121,11 +127,14 @@ class DrawnPrompts:
 
     # ------------------------------------------------------------------ a round
 
-    def next_round(self, inputs: list[Any]) -> Drawn | None:
-        """The next round's prompts; None if they are exhausted. What TRL's loader dealt is not used."""
-        if not self.look_ahead():
-            return None
-        prompts = self._ahead.pop()
+    def next_round(self, inputs: list[Any]) -> Drawn:
+        """The next round's prompts. What TRL's loader dealt is not used.
+
+        Prompts that are exhausted inside an optimizer step, which needs several rounds, leave it those of its last one.
+        """
+        if self.look_ahead():
+            self._last = self._ahead.pop()
+        prompts = self._last
         indices = [index for index in prompts for _ in range(self._facts.num_generations)]
         rows = len(indices) // self._facts.ranks
         mine = indices[self._facts.rank * rows : (self._facts.rank + 1) * rows]
@@ -235,7 +244,7 @@ class PromptsState(KeptState):
             raise ConfigurationError("prompt_sampler: it has no prompts to begin with. Give it some, or remove it.")
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **keywords: Any) -> None:
-        """Tell the callbacks that end the step, such as `SaveOnSignal`, whether a run could resume after it."""
+        """Tell `launch`'s `SaveOnSignal`, by the state, whether a run could resume after this step."""
         state.inside_a_batch = self.prompts.inside_a_batch
 
     def on_step_end(self, args: Any, state: Any, control: Any, **keywords: Any) -> None:

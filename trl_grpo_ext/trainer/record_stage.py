@@ -18,7 +18,7 @@ from ..records.manifest import Manifest
 from ..records.settings import write_settings
 from ..records.token_records import TokenRecorder
 from ..types import Rollout
-from .batch import BatchKeys
+from .batch import BatchKeys, scaled_for_masked_groups
 from .facts import RunFacts
 from .loss_forward import LossForward
 from .pass_at_k import PassAtK, pass_at_k_of
@@ -95,6 +95,7 @@ class RecordStage:
             stages = [("trl", at_first_B_T), *((change.name, change.after_B_T) for change in changes)]
             self._recorder.start(rollout, batch[BatchKeys.row_id], stages, outcomes)
         self.saw_changes(changes, batch[BatchKeys.row_id], rollout.mask_B_T)
+        self.add_metrics(self._chain.metrics())
 
     # ------------------------------------------------------------------ at every loss forward
 
@@ -139,11 +140,11 @@ class RecordStage:
         if row_ids_B is None or not self._recorder.wants(row_ids_B):
             return
         used = {"advantage": flow.expand_advantages(inputs["advantages"], forward.mask_B_T)}
-        if (factor_B := inputs.get(BatchKeys.factor)) is not None and weights_B_T is not None:
+        if (factor_B := inputs.get(BatchKeys.part_factor)) is not None and weights_B_T is not None:
             used["advantage"] = used["advantage"] / factor_B.unsqueeze(1)  # undo the factor of its part
             weights_B_T = weights_B_T * factor_B.unsqueeze(1)
         if weights_B_T is not None:
-            weights_B_T = without_masked_groups(weights_B_T, inputs)
+            weights_B_T = scaled_for_masked_groups(weights_B_T, inputs)
         policy = forward.policy
         seen = {"weight": weights_B_T, "logp": policy.logps_B_T, "entropy": policy.entropies_B_T}
         used |= {name: values_B_T.detach() for name, values_B_T in seen.items() if values_B_T is not None}
@@ -170,9 +171,3 @@ class RecordStage:
         """Warn on the main process."""
         for sentence in sentences if self._facts.rank == 0 else ():
             warnings.warn(sentence, stacklevel=2)
-
-
-def without_masked_groups(loss: Any, inputs: Mapping[str, Any]) -> Any:
-    """The loss as if the groups that `resample` has masked were no rows; as it is if there are none."""
-    factor = inputs.get(BatchKeys.loss_factor)
-    return loss if factor is None else loss * factor

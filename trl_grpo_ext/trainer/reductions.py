@@ -1,18 +1,18 @@
 """From TRL's scalar loss to the loss that is trained: taken apart into terms, and reduced again by an aggregation.
 
-Without an aggregation the reduction is TRL's own, and its scalar stays as it is. `self_check` compares the terms with
-TRL's loss, once.
+Without an aggregation the reduction is TRL's own: its scalar stays as it is, or its weights go to the terms where token
+losses are among them. `self_check` compares the terms with TRL's loss, once.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from ..credit import flow, terms
-from ..credit.terms import TakenApart, Term
+from ..credit.terms import FurtherTerms, TakenApart, Term
 from ..errors import ConfigurationError, SelfCheckError
 from ..types import AggregationDeclaration, HookDeclaration, implements
 from .batch import BatchKeys
@@ -21,8 +21,9 @@ from .loss_forward import LossForward, PolicyPass
 from .own_loss import LossOf, LossTrial
 from .upstream import contract, reading
 
-Further = tuple[Mapping[str, torch.Tensor], bool]
-"""The values of token losses, `(B, T)` by name, and whether one of them takes the place of TRL's policy loss."""
+DividesBy = Literal["nothing", "rows", "tokens", "losses"]
+"""What of a micro-batch makes the denominator of a reduction: nothing, the number of its rows or of its tokens, or the
+losses themselves, which the reduction sees."""
 
 
 @dataclass(frozen=True)
@@ -45,16 +46,17 @@ class TRLsReduction:
         self.takes_apart = has_token_losses
         if has_token_losses:
             contract.check_loss_type(loss_type)
-        self.divides_by = {
-            **dict.fromkeys(contract.LOCAL_TOKEN_MEAN, "tokens"),
-            **dict.fromkeys(contract.ROW_MEAN, "rows"),
-        }.get(loss_type, "" if loss_type in contract.LOSS_TYPES else "rows")
+        self.divides_by: DividesBy = "rows"
+        if loss_type in contract.GLOBAL_TOKEN_MEAN:
+            self.divides_by = "nothing"
+        elif loss_type in contract.LOCAL_TOKEN_MEAN:
+            self.divides_by = "tokens"
 
     def reduce(
         self,
         trl_loss: torch.Tensor,
         forward: LossForward,
-        further: Further,
+        further: FurtherTerms,
         settings: LossSettings,
         progress: Progress,
     ) -> Reduced:
@@ -63,7 +65,7 @@ class TRLsReduction:
             return Reduced(trl_loss, None)
         weights_B_T = trl_weights(forward, settings, self._facts, progress)
         if self.takes_apart:
-            pieces = pieces_of(trl_loss, forward, settings, self._facts, progress).changed_by(*further)
+            pieces = pieces_of(trl_loss, forward, settings, self._facts, progress).changed_by(further)
             trl_loss = (weights_B_T * pieces.loss_B_T).sum() + pieces.rest
         return Reduced(trl_loss, weights_B_T / self._facts.ranks)
 
@@ -73,7 +75,7 @@ class Weighted:
 
     takes_apart = True
     by_weights = True
-    divides_by = ""
+    divides_by: DividesBy = "nothing"
 
     def __init__(self, aggregation: Any, facts: RunFacts) -> None:
         self.aggregation, self._facts = aggregation, facts
@@ -82,12 +84,12 @@ class Weighted:
         self,
         trl_loss: torch.Tensor,
         forward: LossForward,
-        further: Further,
+        further: FurtherTerms,
         settings: LossSettings,
         progress: Progress,
     ) -> Reduced:
         """The same terms under these weights."""
-        pieces = pieces_of(trl_loss, forward, settings, self._facts, progress).changed_by(*further)
+        pieces = pieces_of(trl_loss, forward, settings, self._facts, progress).changed_by(further)
         # The weights' sum spans the generation batch. Ranks are averaged by DDP, ZeRO and FSDP; and each optimizer
         # step takes `accumulation` of the batch's `steps_per_generation` micro-batches. Weights that are those of a
         # step already stay as they are: the last step of an epoch may be short, and a sum is not to grow by that.
@@ -103,7 +105,7 @@ class Reducing:
 
     takes_apart = True
     by_weights = False
-    divides_by = "losses"
+    divides_by: DividesBy = "losses"
 
     def __init__(self, aggregation: Any, facts: RunFacts, section: Callable[[], AbstractContextManager[None]]) -> None:
         self.aggregation, self._facts, self._section = aggregation, facts, section
@@ -119,12 +121,12 @@ class Reducing:
         self,
         trl_loss: torch.Tensor,
         forward: LossForward,
-        further: Further,
+        further: FurtherTerms,
         settings: LossSettings,
         progress: Progress,
     ) -> Reduced:
         """The same terms, reduced by the aggregation; its slope is each token's weight."""
-        pieces = pieces_of(trl_loss, forward, settings, self._facts, progress).changed_by(*further)
+        pieces = pieces_of(trl_loss, forward, settings, self._facts, progress).changed_by(further)
         loss_B_T = pieces.loss_B_T
         if not loss_B_T.requires_grad:  # in evaluation, where the loss is linear in the advantages
             loss_B_T = loss_B_T.detach().requires_grad_()
@@ -232,8 +234,8 @@ def self_check(
        the loss put together again from the terms under those same weights. A loss that is not homogeneous in the
        advantages, a KL penalty that differs from ours, or a foreign term makes the two differ.
 
-    Entropy bonus and auxiliary loss are off, since training keeps them as TRL has them. With forward hooks and no
-    aggregation only the slope matters. If no token of the micro-batch counts, all are made to count.
+    Entropy bonus and auxiliary loss are off, since training keeps them as TRL has them. With forward hooks alone only
+    the slope matters. If no token of the micro-batch counts, all are made to count.
     """
     if not bool((mask_B_T > 0).any()):
         mask_B_T = torch.ones_like(mask_B_T)
@@ -255,8 +257,8 @@ def self_check(
             raise SelfCheckError(
                 f"The loss of {facts.trainer} (loss_type={settings.loss_type!r}) does not consist of the pieces that "
                 f"trl-grpo-ext knows: its {what} is {in_trl.flatten()[worst].item():.6g}, the pieces' is "
-                f"{expected.flatten()[worst].item():.6g}. Remove loss_aggregation, move a term of your own from "
-                "_compute_loss to compute_loss, or install a TRL that was tested."
+                f"{expected.flatten()[worst].item():.6g}. Remove loss_aggregation and token_losses, move a term of "
+                "your own from _compute_loss to compute_loss, or install a TRL that was tested."
             )
 
     with torch.enable_grad():

@@ -10,13 +10,13 @@ each completion once, when it is sampled. What is trained on is put together aft
 - A batch takes what it needs; groups kept beyond it are dropped and counted as surplus.
 - TRL's batches have a fixed size. A batch that is not full after `max_rounds` is filled up with dropped groups of its
   rounds, whose tokens are masked: they are in no loss and no denominator.
-- Prompts come in the order of TRL's sampler, in as many whole rounds as a pass has; no batch has two groups of one
-  prompt. An epoch is as many updates as without `resample`, and the data is passed faster.
+- Prompts come from the prompt sampler, by default in TRL's order, in as many whole rounds as a pass has; no batch has
+  two groups of one prompt. An epoch is as many updates as without `resample`, and the data is passed faster.
 - Hooks run on the batch that is trained on. Where the filter reads advantages they run in each round too, which gives
   the same only if each of them looks at every group by itself (`independent`). Shapers always run in the round. What
   cannot be exact is refused when the trainer is constructed.
-- A checkpoint has the number of rounds drawn. One inside a generation batch lacks that batch, which TRL would sample
-  again from other weights: it cannot be resumed from, and `save_steps` that would write one are refused.
+- A checkpoint has the rounds drawn and the sampler's state. One inside a generation batch lacks that batch, which TRL
+  would sample again from other weights: it cannot be resumed from, and `save_steps` that would write one are refused.
 """
 
 import warnings
@@ -29,8 +29,8 @@ import torch
 from accelerate.utils import gather_object
 
 from ..credit.flow import group_verdicts, plugin_label, verdicts_by_group
+from ..credit.parts import names_of
 from ..credit.rollouts import ScoredRows
-from ..credit.turns import scores_turns
 from ..errors import ConfigurationError
 from ..guard.agreement import Agreement
 from ..guard.parameters import checked_whole
@@ -116,8 +116,9 @@ class Resampling:
         dropped = Counter[str]()
         rounds, wanted = 0, 0
         while not rounds or (len(kept) < wanted and rounds < self.settings.max_rounds):
-            if (drawn := prompts.next_round([])) is None:
+            if rounds and not prompts.look_ahead():
                 break
+            drawn = prompts.next_round([])
             sampled, seen = sample(drawn)
             _refuse_images(sampled.batch)
             with self._agreement.section():
@@ -196,7 +197,7 @@ class Resampling:
         tokens = sum(int(counting_mask(mask).sum()) for mask in masks)
         batch["num_items_in_batch"] = like.batch["num_items_in_batch"].new_tensor(tokens)
         if self._loss_counts_rows and 0 < counted < len(groups):
-            batch[BatchKeys.loss_factor] = torch.tensor(len(groups) / counted, device=self._facts.device)
+            batch[BatchKeys.masked_groups_factor] = torch.tensor(len(groups) / counted, device=self._facts.device)
         scored = self._join_scored(rows, everybody)
         logps = self._columns(rows, "logps")
         with self._agreement.section():
@@ -218,25 +219,23 @@ class Resampling:
         def column(name: str) -> list[Any]:
             return [row["scored", name] for row in rows]
 
-        def beside_scores(what: str, silent: Callable[[Row, str], Any]) -> dict[str, list[Any]]:
+        def beside_scores(what: str, silent: Any) -> dict[str, list[Any]]:
             """What rewards returned beside their scores; not all do so in every round."""
             names = dict.fromkeys(name for row in everybody for name in row["scored", what])
-            return {name: [row["scored", what].get(name, silent(row, name)) for row in rows] for name in names}
+            return {name: [row["scored", what].get(name, silent) for row in rows] for name in names}
 
-        def no_spans(row: Row, name: str) -> Any:
-            return None if bool(row["scored", "rewards"][self._facts.reward_names.index(name)].isnan()) else ()
-
-        masks, spans = column("tool_mask"), [row["scored", "spans"] for row in everybody]
+        masks, parts = column("tool_mask"), [row["scored", "parts"] for row in everybody]
+        rewards = dict.fromkeys(reward for of_row in parts for reward in of_row)
         return ScoredRows(
             rows=column("row"),
             prompts=column("prompt"),
             completions=column("completion"),
             completion_ids=[row["batch", "completion_ids"].tolist() for row in rows],
             rewards_N_K=torch.stack([row["scored", "rewards"] for row in everybody]).to(self._facts.device),
-            spans=beside_scores("spans", no_spans),
-            outcomes=beside_scores("outcomes", lambda row, name: None),
+            parts=beside_scores("parts", ()),
+            part_names={reward: names_of([of_row.get(reward, ()) for of_row in parts]) for reward in rewards},
+            outcomes=beside_scores("outcomes", None),
             tool_masks=None if any(mask is None for mask in masks) else masks,
-            by_turns=frozenset(name for of_row in spans for name, found in of_row.items() if scores_turns(found)),
         )
 
 
@@ -275,7 +274,7 @@ def _rows_of_batch(sampled: SampledBatch) -> list[Row]:
             "prompt": scored.prompts[row],
             "completion": scored.completions[row],
             "rewards": rewards_B_K[row].clone(),
-            "spans": {name: spans[row] for name, spans in scored.spans.items()},
+            "parts": {name: parts[row] for name, parts in scored.parts.items()},
             "outcomes": {name: outcomes[row] for name, outcomes in scored.outcomes.items()},
             "tool_mask": None if masks is None else masks[row],
         }

@@ -15,6 +15,7 @@ from accelerate.utils import gather
 
 from ..credit import flow
 from ..credit.chain import Change
+from ..credit.parts import agreed_names, part_metrics
 from ..credit.rollouts import ScoredRows
 from ..credit.signal import rewards_are_equal, share_without_signal, signal_table, zero_variance_of
 from ..errors import UpstreamError
@@ -45,11 +46,11 @@ class RolloutStage:
         plugins: SelectedPlugins,
         agreement: Agreement,
         records: RecordStage,
+        *,
         hook_logps: LogpsForHooks,
         prompts: DealtPrompts | DrawnPrompts,
         resampling: Resampling | None,
         token_losses: TokenLosses,
-        *,
         trls_advantages: bool,
     ) -> None:
         self._trainer, self._facts, self._agreement, self._records = trainer, facts, agreement, records
@@ -76,7 +77,6 @@ class RolloutStage:
             return self._finish(self._sample(inherited, Drawn(inputs), progress))
         if self._resampling is None:
             drawn = self.prompts.next_round(inputs)
-            assert drawn is not None  # it was drawn ahead
             sampled = self._sample(inherited, drawn, progress)
             self.prompts.observe(drawn, sampled.rollout, {})
             return self._finish(sampled)
@@ -92,7 +92,7 @@ class RolloutStage:
         self._sampling.saw_generated(generated)
         return generated
 
-    def pass_at_rest(self, inherited: Inherited, model: Any, *arguments: Any, **keywords: Any) -> Any:
+    def pass_outside_losses(self, inherited: Inherited, model: Any, *arguments: Any, **keywords: Any) -> Any:
         """A forward pass of the old policy or the reference, for no loss."""
         result = inherited(model, *arguments, **keywords)
         self._sampling.saw_pass(result[0])
@@ -121,9 +121,12 @@ class RolloutStage:
             if failure is not None:
                 raise failure
             watch.check_finite(rewards_N_K, names)
-        self._records.saw_rewards(rewards_N_K, watch.counts(rewards_N_K, names, self._facts.gather))
+            part_names = agreed_names(watch.parts, self._agreement.gather, self._facts.device)
+            metrics = part_metrics(watch.parts, part_names, self._agreement.gather, self._facts.device)
+        self._records.saw_rewards(rewards_N_K, metrics | watch.counts(rewards_N_K, names, self._facts.gather))
         seen = (inputs, prompts, completions, completion_ids, rewards_N_K)
-        self._sampling.saw_rewards(ScoredRows(*seen, watch.spans, watch.outcomes, self._sampling.tool_masks))
+        masks = self._sampling.generated.tool_masks
+        self._sampling.saw_rewards(ScoredRows(*seen, watch.parts, part_names, watch.outcomes, masks))
         return self._shape_rewards(rewards_N_K) if self._shapes else rewards_N_K
 
     # ------------------------------------------------------------------ one round
@@ -172,7 +175,6 @@ class RolloutStage:
         logps: HookLogps = {}
         if not self._shapes:
             logps = self._compute_logps(batch, scored.rows, progress)
-            scored = self._agreed(scored)
         with self._agreement.section():
             if self._shapes:
                 rollout = rollout_of_shapers(self._facts, sampling, batch)
@@ -189,7 +191,7 @@ class RolloutStage:
         batch = batch_before_trls(self._facts, sampling, has_reference=self._trainer.beta != 0.0)
         refuse_images(sampling, self._hook_logps.missing(batch))
         logps = self._compute_logps(batch, sampling.scored[-1].rows, progress)
-        scored = self._agreed(sampling.scored[-1])
+        scored = sampling.scored[-1]
         with self._agreement.section():
             raw = self._read_rollout(progress, batch, scored, logps, sampling.row_numbers)
             rollout = self._chain.on_rewards(raw)
@@ -206,9 +208,6 @@ class RolloutStage:
         with self._agreement.section():
             prompted = self._hook_logps.with_prompts(batch, rows)
         return self._hook_logps.compute(batch, prompted, self._facts.rows_at_once(progress.training))
-
-    def _agreed(self, scored: ScoredRows) -> ScoredRows:
-        return scored.agreed(self._facts.reward_names, self._facts.rank, self._facts.gather)
 
     def _read_rollout(
         self,

@@ -15,6 +15,7 @@ from ..errors import ConfigurationError
 from ..types import Rollout, Totals
 from .batch import counting_mask
 from .facts import Progress, RunFacts
+from .upstream.reading import Generated
 
 HookLogps = Mapping[str, torch.Tensor]
 """Log-probabilities and entropies that hooks need and TRL has not computed for one generation batch, `(B, T)`.
@@ -40,7 +41,7 @@ def _show_nothing(names: Sequence[str]) -> None:
 class Sampling:
     """A generation batch while TRL samples and scores it: each override adds what it sees."""
 
-    generated: Sequence[Any] = ()  # what `_generate` returned
+    generated: Generated = field(default_factory=Generated)  # what `_generate` returned
     # Log-probabilities of the passes before the rewards: the old policy's, then the reference's.
     passes: list[torch.Tensor] = field(default_factory=list)
     scored: list[ScoredRows] = field(default_factory=list)  # what `_calculate_rewards` saw; the last one counts
@@ -49,9 +50,10 @@ class Sampling:
     # Shows TRL the columns of rewards that shapers add.
     show_columns: Callable[[Sequence[str]], None] = _show_nothing
 
-    def saw_generated(self, generated: Sequence[Any]) -> None:
+    def saw_generated(self, returned: Sequence[Any]) -> None:
         """TRL has generated; the passes before that belong to nothing."""
-        self.generated, self.passes = generated, []
+        self.generated = Generated.of(returned)
+        self.passes = []
 
     def saw_pass(self, logps_B_T: torch.Tensor) -> None:
         """TRL ran a model over the batch."""
@@ -68,22 +70,16 @@ class Sampling:
         self.scored.append(scored)
 
     @property
-    def tool_masks(self) -> Sequence[Sequence[int]] | None:
-        """Which tokens the model wrote, by completion; None without tools."""
-        return self.generated[2] if len(self.generated) > 2 else None
-
-    @property
     def has_images(self) -> bool:
         """Whether the prompts have images."""
-        made = self.generated[6] if len(self.generated) > 6 else None
         row = self.scored[-1].rows[0]
-        return made is not None or any(row.get(key) for key in ("image", "images"))
+        return self.generated.images is not None or any(row.get(key) for key in ("image", "images"))
 
 
 class NotSampling(Sampling):
     """Stands where no generation batch is in the making, or nobody needs to know of it: nothing is kept."""
 
-    def saw_generated(self, generated: Sequence[Any]) -> None:
+    def saw_generated(self, returned: Sequence[Any]) -> None:
         """Keep nothing."""
 
     def saw_pass(self, logps_B_T: torch.Tensor) -> None:

@@ -88,6 +88,11 @@ class SelectedPlugins:
         return self._one("group_filter")
 
     @property
+    def needing_logps(self) -> list[Any]:
+        """The plugins that may need log-probabilities which TRL does not compute."""
+        return [*self.hooks, *self.token_losses, *([] if self.group_filter is None else [self.group_filter])]
+
+    @property
     def losses_by_name(self) -> dict[str, Any]:
         """The token losses by their names in metrics."""
         names = unique_names([plugin_label(loss) for loss in self.token_losses])

@@ -35,28 +35,28 @@ _COMPARED = (
 
 def batch_before_trls(facts: RunFacts, sampling: Sampling, has_reference: bool) -> dict[str, Any]:
     """The batch that TRL will make of what was generated, as far as a `Rollout` needs it."""
-    if not sampling.generated:
+    generated = sampling.generated
+    if not generated.completion_ids:
         raise UpstreamError(
             f"Rewards of {facts.trainer} were computed for completions that were never seen: a base class "
             "calls _calculate_rewards outside of _generate_and_score_completions, or does not generate with "
             "_generate. Hooks that shape rewards need to see both."
         )
-    prompt_ids, completion_ids, tool_mask, _, sampling_logps = sampling.generated[:5]
 
     padded = functools.partial(pad_rows, facts)
     made: dict[str, Any] = {
-        "prompt_ids": padded(prompt_ids, facts.pad_id, "left"),
-        "prompt_mask": padded([[1] * len(ids) for ids in prompt_ids], 0, "left"),
-        "completion_ids": padded(completion_ids, facts.pad_id),
-        "completion_mask": padded([[1] * len(ids) for ids in completion_ids], 0),
+        "prompt_ids": padded(generated.prompt_ids, facts.pad_id, "left"),
+        "prompt_mask": padded([[1] * len(ids) for ids in generated.prompt_ids], 0, "left"),
+        "completion_ids": padded(generated.completion_ids, facts.pad_id),
+        "completion_mask": padded([[1] * len(ids) for ids in generated.completion_ids], 0),
     }
-    if tool_mask is not None:
-        made["tool_mask"] = padded(tool_mask, 1)
-    if sampling_logps is not None:
-        numbers = [[torch.nan if logp is None else logp for logp in row] for row in sampling_logps]
+    if generated.tool_masks is not None:
+        made["tool_mask"] = padded(generated.tool_masks, 1)
+    if generated.sampling_logps is not None:
+        numbers = [[torch.nan if logp is None else logp for logp in row] for row in generated.sampling_logps]
         made["sampling_per_token_logps"] = padded(numbers, 0.0)
     if facts.masks_truncated:
-        whole_B = torch.tensor([ids[-1] in facts.end_ids for ids in completion_ids], device=facts.device)
+        whole_B = torch.tensor([ids[-1] in facts.end_ids for ids in generated.completion_ids], device=facts.device)
         for key in {"completion_mask", "tool_mask"} & made.keys():
             made[key] = made[key] * whole_B.unsqueeze(1).int()
     counting_B_T = made["completion_mask"] * made.get("tool_mask", 1)

@@ -27,7 +27,9 @@ class TokenLosses:
         section: Callable[[], AbstractContextManager[None]],
     ) -> None:
         self._losses, self._facts, self._section = losses, facts, section
-        self.replaced_by = [name for name, loss in losses.items() if TokenLossDeclaration.of(loss).replaces]
+        declared = {name: TokenLossDeclaration.of(loss) for name, loss in losses.items()}
+        self.replaced_by = [name for name, one in declared.items() if one.replaces]
+        self._need_reference = any("ref_logps" in one.needs for one in declared.values())
 
     def __bool__(self) -> bool:
         return bool(self._losses)
@@ -45,7 +47,9 @@ class TokenLosses:
     # ------------------------------------------------------------------ once per generation batch
 
     def carry(self, batch: dict[str, Any], rollout: Rollout) -> None:
-        """Let the rows take along what the losses want to find again."""
+        """Let the rows take along what the losses want to find again, and what they need that TRL did not compute."""
+        if self._need_reference and rollout.ref_logps_B_T is not None:
+            batch[_REFERENCE] = rollout.ref_logps_B_T
         for number, loss in enumerate(self._losses.values()):
             with self._section():
                 values = carried_values(loss, rollout)
@@ -55,7 +59,7 @@ class TokenLosses:
 
     def values(self, forward: LossForward, progress: Progress) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
         """Each loss's value of every token, `(B, T)`, and what is logged of them."""
-        factor_B = forward.inputs.get(BatchKeys.factor)
+        factor_B = forward.inputs.get(BatchKeys.part_factor)
         # Compact updates multiplied the advantages by it, to make up for another denominator: of TRL's loss alone.
         factor_B_1 = 1.0 if factor_B is None else factor_B.unsqueeze(1)
         values, seen = dict[str, torch.Tensor](), dict[str, torch.Tensor]()
@@ -80,7 +84,7 @@ class TokenLosses:
         trial = LossTrial(batch, all_tokens=True)
         wave_B_T, ones_B_T = trial.wave_B_T, torch.ones_like(trial.wave_B_T)
         made_up = {**trial.batch, "advantages": wave_B_T, BatchKeys.reward: wave_B_T[:, 0]}
-        made_up.pop(BatchKeys.factor, None)
+        made_up.pop(BatchKeys.part_factor, None)
         for number, loss in enumerate(self._losses.values()):
             terms = self._terms(number, made_up, ones_B_T, trial.logps_B_T, ones_B_T + 0.1 * wave_B_T, progress)
             declared = TokenLossDeclaration.of(loss)
@@ -97,7 +101,7 @@ class TokenLosses:
         progress: Progress,
     ) -> LossTerms:
         advantages_B_T = flow.expand_advantages(inputs["advantages"].detach(), mask_B_T)
-        factor_B = inputs.get(BatchKeys.factor)
+        factor_B = inputs.get(BatchKeys.part_factor)
         prefix = _key(number, "")
         return LossTerms(
             logps_B_T=logps_B_T,
@@ -105,7 +109,7 @@ class TokenLosses:
             advantages_B_T=advantages_B_T if factor_B is None else advantages_B_T / factor_B.unsqueeze(1),
             mask_B_T=mask_B_T,
             entropies_B_T=entropies_B_T.detach(),
-            ref_logps_B_T=inputs.get("ref_per_token_logps"),
+            ref_logps_B_T=inputs.get("ref_per_token_logps", inputs.get(_REFERENCE)),
             sampling_logps_B_T=inputs.get("sampling_per_token_logps"),
             completion_ids_B_T=inputs["completion_ids"],
             rewards_B=inputs[BatchKeys.reward],
@@ -118,6 +122,9 @@ class TokenLosses:
         sums_C = torch.stack([mask_B_T.sum(), *((values_B_T * mask_B_T).sum() for values_B_T in seen.values())])
         tokens, *sums = self._facts.sum_over_ranks(sums_C.double()).tolist()
         return {name: total / max(tokens, 1.0) for name, total in zip(seen, sums, strict=True)}
+
+
+_REFERENCE = f"{BatchKeys.carried}_reference"
 
 
 def _key(number: int, name: str) -> str:
@@ -145,16 +152,17 @@ def refuse_token_losses(losses: Mapping[str, Any], trainer: Any, owners: Sequenc
         raise ConfigurationError(
             f"The token losses {replacing[0]!r} and {replacing[1]!r} both replace TRL's policy loss. Keep one of them."
         )
-    inside = {
-        "importance_sampling_level": trainer.importance_sampling_level != "token",
-        "top_entropy_quantile": trainer.top_entropy_quantile < 1.0,
-        "off_policy_mask_threshold": args.off_policy_mask_threshold is not None,
-        "delta": args.delta is not None,
-        "vllm_importance_sampling_correction": trainer.use_vllm and args.vllm_importance_sampling_correction,
-    }
+    is_on = (  # in the order of INSIDE_TRLS
+        trainer.importance_sampling_level != "token",
+        trainer.top_entropy_quantile < 1.0,
+        args.off_policy_mask_threshold is not None,
+        args.delta is not None,
+        trainer.use_vllm and args.vllm_importance_sampling_correction,
+    )
+    inside = [name for name, on in zip(TokenLossDeclaration.INSIDE_TRLS, is_on, strict=True) if on]
     for name in replacing:
         own = TokenLossDeclaration.of(losses[name]).does_own
-        for setting in [setting for setting, is_on in inside.items() if is_on and setting not in own]:
+        for setting in [setting for setting in inside if setting not in own]:
             raise ConfigurationError(
                 f"The token loss {name!r} takes the place of TRL's policy loss, and with it of {setting}, which TRL "
                 f"applies inside that loss. Set {setting} back to its default, or remove the token loss."

@@ -21,6 +21,7 @@ CASES: dict[str, Sequence[str]] = {
     "grpo-any": ("aggregation", "any"),
     "grpo-short": ("filter", "short"),
     "grpo-left-out": ("sampler", "left_out"),
+    "grpo-hold": ("token-loss", "hold"),
 }
 """By distribution the words after `new`; every kind, and names at the edges."""
 
@@ -44,9 +45,7 @@ def made(author: Author, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("distribution", CASES)
-def test_it_passes_its_own_tests_untouched_and_its_types_hold_strictly(
-    distribution: str, made: Path, author: Author
-) -> None:
+def test_generated_tests_and_types_pass(distribution: str, made: Path, author: Author) -> None:
     done = author.run("python", "-m", "pytest", "-q", "-p", "no:cacheprovider", cwd=made / distribution)
     assert done.returncode == 0, done.stdout + done.stderr
     passed = re.search(r"(\d+) passed", done.stdout)  # the rules of the kit are among them
@@ -69,7 +68,7 @@ def test_all_of_them_are_listed(made: Path, author: Author) -> None:
         assert row["role"] == ("transform" if kind == "hook" else None)
 
 
-def test_its_wheel_holds_the_types_the_licence_and_the_entry_point(made: Path, author: Author, tmp_path: Path) -> None:
+def test_generated_wheel_is_complete(made: Path, author: Author, tmp_path: Path) -> None:
     source = made / "grpo-answer-length"
     done = author.run("pip", "wheel", "-q", "-w", tmp_path, source, cwd=tmp_path)
     assert done.returncode == 0, done.stderr

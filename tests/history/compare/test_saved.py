@@ -14,7 +14,7 @@ from trl_grpo_ext.errors import ConfigurationError, RewardError, TRLGRPOExtError
 from trl_grpo_ext.history.compare import compare, load_policy
 from trl_grpo_ext.history.compare.saved import load_tokenizer
 from trl_grpo_ext.history.compare.selections import load_selection
-from trl_grpo_ext.types import HookDeclaration, Rollout, span_reward
+from trl_grpo_ext.types import HookDeclaration, Parts, Place, Rollout
 
 ROOT = Path(__file__).parents[3]
 EMBEDDED = ROOT / "recipes" / "embedded" / "model"
@@ -85,11 +85,11 @@ def test_spans_reach_their_tokens(tmp_path: Path, tokenizer: str | None) -> None
         declares = HookDeclaration(role="transform", needs=("offsets",))
 
         def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
-            return rollout.span_values(rollout.reward_spans["spans"])
+            return 2.0 * rollout.parts["spans"].tokens(0)
 
-    @span_reward
     def spans(completions: list[Any], **columns: Any) -> list[Any]:
-        return [[(text.index("5"), text.index("5") + 1, 2.0)] if "5" in text else None for text in completions]
+        at = [text.find("5") for text in completions]
+        return [None if place < 0 else Parts({"five": (2.0, (place, place + 1))}) for place in at]
 
     spans.__name__ = "spans"
     compared = compare(trl_table(tmp_path), [{"rewards": [spans], "advantage_hooks": [Mark()]}], tokenizer=tokenizer)
@@ -126,11 +126,11 @@ def test_read_saved_takes_steps_and_a_limit(tmp_path: Path) -> None:
     some = compare(file, [{}], steps=(2, None), limit=10)
     assert (list(some.steps), some.completions, some.groups) == ([2, 3], 9, 3)
     assert compare(file, [{}], limit=1).completions == 3
-    with pytest.raises(ConfigurationError, match="nothing to compare, the steps are 1 to 3"):
+    with pytest.raises(ConfigurationError, match="1 to 3"):
         compare(file, [{}], steps=(4, 9))
 
 
-def test_a_prompt_that_came_twice_in_a_row_is_told_by_the_run_file(tmp_path: Path) -> None:
+def test_saved_groups_of_a_repeated_prompt(tmp_path: Path) -> None:
     folder = trl_table(tmp_path, r=[0.0, 1.0, 0.0, 1.0])
     assert compare(folder, [{}]).groups == 1
     assert compare(folder, [{"num_generations": 2}]).groups == 2
@@ -224,9 +224,8 @@ def fragile(completions: list[str], **columns: Any) -> list[float]:
     return [1 / (text != "no") for text in completions]
 
 
-@span_reward
 def of_turns(completions: list[str], **columns: Any) -> list[Any]:
-    return [[(0, 0, None, 0.5)] for _ in completions]
+    return [Parts({"first": (0.5, Place(turn=0))}) for _ in completions]
 
 
 def strict(completions: list[str], **columns: Any) -> list[float]:

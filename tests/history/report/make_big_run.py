@@ -20,7 +20,7 @@ from trl_grpo_ext.records.manifest import FILE, Manifest, PluginRecord
 from trl_grpo_ext.records.settings import FILE as SETTINGS
 from trl_grpo_ext.records.token_records import TokenRecorder, write_records
 from trl_grpo_ext.testing.builders import make_rollout
-from trl_grpo_ext.types import Rollout
+from trl_grpo_ext.types import Parts, Rollout
 
 NAN = float("nan")
 
@@ -60,6 +60,7 @@ def rollout_of(
         reward_weights_K=torch.ones(len(names)),
         tokenizer=tokenizer,
         offsets=lambda row: token_offsets(tokenizer, completions[row], texts[row]),
+        parts={names[0]: [Parts({"half": (0.5, (0, len(text) // 2)), "tone": 1.0}, 0.5) for text in texts]},
     )
 
 

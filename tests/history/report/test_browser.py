@@ -276,7 +276,7 @@ def test_filters_and_search_find_exactly_what_python_finds(opened: Any, big: Pat
         assert bool(wanted) == (text != "not there at all")
 
 
-def test_results_stand_in_the_order_asked_for_and_lead_to_their_completions(opened: Any, big: Path) -> None:
+def test_browser_orders_results_with_links(opened: Any, big: Path) -> None:
     rows = {key(row): row for row in rows_of(big / "first")}
     truncated = [row for row in rows.values() if row["truncated"]]
     choose(opened, "filter", "truncated")
@@ -375,7 +375,7 @@ def test_dark_follows_the_system_and_the_switch_overrules_it(opened: Any) -> Non
     assert not is_dark(opened)
 
 
-def test_on_a_phone_the_page_does_not_scroll_sideways_and_on_paper_the_controls_are_gone(opened: Any) -> None:
+def test_browser_on_a_phone_and_on_paper(opened: Any) -> None:
     set_device(opened, 375, 812, mobile=True)
     choose(opened, "filter", "truncated")
     assert len(found(opened)) > 0
@@ -415,7 +415,7 @@ def test_hostile_completions_are_text_and_nothing_runs(attacked: Any) -> None:
     assert attacked.execute_script(foreign) == 0
 
 
-def test_hostile_completions_stay_inside_their_cards_and_keep_their_direction(attacked: Any) -> None:
+def test_browser_keeps_hostile_text_in_its_card(attacked: Any) -> None:
     choose(attacked, "filter", "longest")
     # 600 marks on one letter cannot be broken: they are cut off at the edge of their stretch.
     marks = next(number for number, text in enumerate(HOSTILE) if text.startswith("Z\u0300"))
@@ -484,7 +484,7 @@ return { step: document.getElementById('step').selectedOptions[0].textContent, g
 ORIGIN = "return performance.timeOrigin"
 
 
-def test_a_watched_page_loads_itself_again_and_stays_where_it_was(chromium: Any, own_runs: Path) -> None:
+def test_browser_reloads_a_watched_page_in_place(chromium: Any, own_runs: Path) -> None:
     page = own_runs / "watched.html"
     write_page(load_runs([own_runs / "one", own_runs / "two"]), page, reload_seconds=3)
     set_device(chromium, 1280, 900)

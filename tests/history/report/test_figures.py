@@ -71,9 +71,7 @@ def test_a_real_run_has_every_figure_but_vllms(shown: list[tuple[Plot, str | Abs
     assert "vLLM" in absent["sampling_ratio"]
 
 
-def test_rewards_are_as_logged_with_their_spread_and_the_held_out_points(
-    two: list[Run], trained_once: tuple[Path, dict[str, Any]]
-) -> None:
+def test_figures_of_rewards_are_as_logged(two: list[Run], trained_once: tuple[Path, dict[str, Any]]) -> None:
     found = panels(drawn(two, "reward_functions"))
     assert found.keys() == {"length_reward", "short_ones", "regex_match"}
     for name, axis in found.items():
@@ -91,9 +89,7 @@ def test_rewards_are_as_logged_with_their_spread_and_the_held_out_points(
     assert points(total, "two") == logged(trained_once[1]["two"], "reward")
 
 
-def test_curves_are_the_metrics_and_what_hooks_changed_is_one_line_per_hook_and_run(
-    two: list[Run], trained_once: Any
-) -> None:
+def test_figures_of_metrics_and_hooks(two: list[Run], trained_once: Any) -> None:
     keys = {
         ("kl", "KL, nats per token"): "kl",
         ("optimisation", "loss"): "loss",

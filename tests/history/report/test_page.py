@@ -193,6 +193,8 @@ def test_the_embedded_data_is_that_of_the_parquet_files(shown: Page, small: Path
                 zip(step["group"], step["member"], strict=True)
             )
             assert text["completions"] == [row["completion"] for row in rows]
+            parts = [zip(row["parts"], row["part_scores"], strict=True) for row in rows]
+            assert text["parts"] == [[[name, score] for name, score in of_row] for of_row in parts]
             assert [text["prompts"][place] for place in text["prompt"]] == [row["prompt"] for row in rows]
             assert step["reward"] == [row["reward"] for row in rows]
             assert step["truncated"] == [row["truncated"] for row in rows]
@@ -214,6 +216,8 @@ def check_tokens(row: dict[str, Any], part: dict[str, Any], text: dict[str, Any]
         numpy.testing.assert_allclose(known, expected, rtol=1e-4, atol=0, equal_nan=True)
 
     assert [text["vocabulary"][place] for place in part["token"]] == row["tokens"]
+    assert part["part"] == row["token_part"]
+    assert {0, -1} == {*part["part"]}
     assert part["live"] == [int(value) for value in row["live"]]
     end = 0
     for place, (gap, size) in enumerate(zip(part["gap"], part["size"], strict=True)):
@@ -347,7 +351,7 @@ def test_what_is_hidden_in_a_text_is_made_visible() -> None:
     assert visible(kept) == kept
 
 
-def test_a_damaged_and_a_foreign_file_are_told_and_the_rest_is_shown(small: Path, tmp_path: Path) -> None:
+def test_page_tells_damaged_and_foreign_files(small: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     records = run / "token_records"
     records.mkdir(parents=True)
@@ -385,12 +389,12 @@ def test_what_cannot_be_written_is_refused(tmp_path_factory: pytest.TempPathFact
     (tmp_path / "folder").mkdir()
     (tmp_path / "file").touch()
     for path in (tmp_path / "file" / "r.html", tmp_path / "folder"):
-        with pytest.raises(ConfigurationError, match="cannot be written"):
+        with pytest.raises(ConfigurationError, match="written"):
             write_page([run], path, limit=0)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder"]
 
 
-def test_findings_are_shown_first_with_their_figure_and_completions(small: Path, tmp_path: Path) -> None:
+def test_page_shows_findings_first(small: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree(small / "first", run)
     steps = range(1, 41)

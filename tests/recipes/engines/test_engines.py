@@ -192,9 +192,7 @@ class TestCell:
         assert facts["bits"] == (4 if kind == "qlora" else 0)
         assert facts["dtype"] == "float32"
 
-    def test_parameters_and_optimizer_are_divided_where_the_engine_divides_them(
-        self, launches: Launches, file: str, kind: str
-    ) -> None:
+    def test_engines_divide_parameters_and_optimizer(self, launches: Launches, file: str, kind: str) -> None:
         folder, facts = launches(file), metrics(launches(file), kind)["run"]
         seen = [probe(folder, kind, rank)["shapes"] for rank in (0, 1)]
         trained = probe(folder, kind, 0)["trained"]
@@ -219,9 +217,7 @@ class TestCell:
         assert facts["trained"] == elements
         assert facts["parameters_here"] == sum(shapes["elements"] for shapes in seen[0].values())
 
-    def test_a_resumed_run_continues_as_if_it_had_not_been_interrupted(
-        self, launches: Launches, file: str, kind: str
-    ) -> None:
+    def test_engines_resume_exactly(self, launches: Launches, file: str, kind: str) -> None:
         folder = launches(file)
         finished(folder, f"{kind}_resumed")
         whole, resumed = metrics(folder, kind), metrics(folder, f"{kind}_resumed")
@@ -242,9 +238,7 @@ class TestCell:
         gap = relative_gap(weights(folder / f"{kind}_resumed"), weights(folder / kind))
         assert gap <= (1e-5 if file == "zero3_offload.yaml" else 0.0)  # DeepSpeed's CPU Adam: 8e-7 measured
 
-    def test_the_weights_are_those_of_ddp_and_an_adapter_loads_and_merges(
-        self, launches: Launches, place: Path, file: str, kind: str
-    ) -> None:
+    def test_engines_give_ddps_weights(self, launches: Launches, place: Path, file: str, kind: str) -> None:
         folder = launches(file) / kind
         # bfloat16 rounds on each processor in its own way, and at the third step may sample another token for it.
         when = "checkpoint-2" if kind == "qlora" else "."
@@ -291,9 +285,7 @@ def test_gradients_are_those_of_one_process(
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("file", ["zero2.yaml", "zero3.yaml", "fsdp2.yaml"])
-def test_in_bfloat16_compact_updates_are_as_near_to_float32_as_the_engine_is(
-    launches: Launches, one_process: Path, place: Path, file: str
-) -> None:
+def test_compact_updates_in_bfloat16(launches: Launches, one_process: Path, place: Path, file: str) -> None:
     finished(launches(file), "gradients_in_bf16")
     folder = launches(file) / "gradients"
     start = weights(place / "tiny")

@@ -1,6 +1,6 @@
 """Packed rows, with each prompt once or not, give the log-probabilities and the gradient of rows by themselves.
 
-With a float64 forward to 1e-9. Trainings are in `test_trainings` and `test_parity`.
+With a float64 forward to 1e-9. Trainings are in `test_updates` and `test_parity`.
 """
 
 import logging
@@ -129,9 +129,7 @@ CONFIGS: dict[str, tuple[Any, torch.dtype]] = {
 
 @pytest.mark.parametrize("share", [False, True])
 @pytest.mark.parametrize("name", CONFIGS)
-def test_log_probabilities_entropies_and_gradient_are_those_of_rows_by_themselves(
-    name: str, share: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_packed_rows_are_as_rows_alone(name: str, share: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     config, dtype = CONFIGS[name]
     if share:
         monkeypatch.setattr(packed_rows, "PAIRS", 12)
@@ -185,9 +183,7 @@ def test_completions_that_saw_each_other_would_be_noticed() -> None:
     prompt=st.integers(1, 60),
     micro_steps=st.integers(1, 4),
 )
-def test_no_plan_computes_more_tokens_than_without_sharing_or_padded(
-    rows: list[tuple[int, int]], prompt: int, micro_steps: int
-) -> None:
+def test_packed_plans_never_compute_more(rows: list[tuple[int, int]], prompt: int, micro_steps: int) -> None:
     lengths = np.array([[prompt + group, completion] for group, completion in rows])
     shared, alone = np.array([group for group, _ in rows]), np.arange(len(rows))
     block = [(lengths, np.ones(len(rows), dtype=bool))]
@@ -250,7 +246,7 @@ MIXTRAL = MixtralConfig(**SIZES, num_local_experts=2, router_jitter_noise=0.1)
     ],
     ids=["lora", "alibi", "prefix", "mamba", "eager", "shared", "dropout", "lora dropout", "jitter"],
 )
-def test_models_whose_rows_are_not_packed_or_whose_prompts_are_not_shared(
+def test_packed_leaves_models_out(
     against: Callable[[Any], str | None], config: Any, change: Any, reason: str | None
 ) -> None:
     model = AutoModelForCausalLM.from_config(config)
@@ -331,5 +327,5 @@ def test_a_pass_that_does_not_run_the_model_is_noticed() -> None:
     model, batch, packing = model_of(*CONFIGS["llama"]), batch_of(), Packing(share=True)
     packed = packing.pack(*batch.values())
     assert packed is not None
-    with pytest.raises(UpstreamError, match="LlamaModel ran 0 times in one pass"):
+    with pytest.raises(UpstreamError, match=r"LlamaModel .*0 times"):
         packing.logps(lambda *_, **__: (torch.zeros(1), None, None), {"model": model, **batch}, packed)

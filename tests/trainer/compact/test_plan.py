@@ -114,7 +114,7 @@ def test_a_rank_with_fewer_rows_gets_placeholders() -> None:
     assert (two.computed, two.idle, two.dropped, two.live) == (2 * 7, 1, 3, 7)
 
 
-def test_fewer_rows_than_micro_steps_leave_micro_steps_of_one_placeholder() -> None:
+def test_plan_with_few_rows_has_placeholders() -> None:
     rank = [((2, 3), True), ((2, 3), False), ((1, 4), True), ((2, 3), False)]
     (plan,) = plans_of([rank], 4)
     assert plan.steps == ((2,), (0,), (-1,), (-1,))

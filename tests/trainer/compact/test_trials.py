@@ -12,7 +12,7 @@ from peft import LoraConfig
 from transformers import HunYuanDenseV1Config, LlamaConfig, TrainerCallback
 
 from tests.support import SIZES, Run, length_reward
-from tests.trainer.compact.test_trainings import Seen, compact_logs, gaps, pair, saved
+from tests.trainer.compact.test_updates import Seen, compact_logs, gaps, pair, saved
 from trl_grpo_ext import GRPOExtTrainer
 from trl_grpo_ext.trainer.compact import trials
 

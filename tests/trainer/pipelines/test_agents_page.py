@@ -12,7 +12,7 @@ from tests.docs_site.blocks import ROOT, blocks_of
 from tests.trainer.pipelines.test_tools import ASKED, RESPONSE, TEMPERATURE, biases, call, result
 from tests.trainer.watch import Watch
 from trl_grpo_ext.advantages.turns import rewards_of_turns
-from trl_grpo_ext.types import SpanScore, TurnScores
+from trl_grpo_ext.types import Place
 
 
 def block(part: str) -> str:
@@ -63,7 +63,8 @@ def test_tools(tool_model: Path, tmp_path: Path) -> None:
     assert outcomes <= {("returned",), ("raised",), ()}
     assert len(outcomes) > 1
     for row in range(8):
-        turns, values = rollout.turns(row), rollout.reward_turns["tool_use"][row]
+        turns = rollout.turns(row)
+        values = rollout.parts["tool_use"].scores_B_M[row, : len(turns)].tolist()
         expected = {"returned": 0.1, "raised": -0.1}
         assert values == pytest.approx([sum(expected[c.outcome] for c in turn.calls) for turn in turns])
     assert [type(hook).__name__ for hook in names["trainer"].advantage_hooks] == ["TurnRewards", "Watch", "ToolErrors"]
@@ -89,7 +90,8 @@ def test_an_environment(tool_model: Path, tmp_path: Path) -> None:
     }
     for row in range(8):
         added = tuple(c.arguments["by"] for turn in rollout.turns(row) for c in turn.calls)
-        assert rollout.reward_turns["Counter"][row] == expected[rollout.columns["target"][row], added]
+        values = rollout.parts["Counter"].scores_B_M[row]
+        assert values[~values.isnan()].tolist() == expected[rollout.columns["target"][row], added]
     table = rewards_of_turns(rollout)
     assert torch.allclose(table.turns_B_M.sum(1), rollout.rewards_B.float())
     assert not bool(table.outcome_B.any())
@@ -104,10 +106,11 @@ def test_rewards_and_hooks_of_ones_own(tool_model: Path, tmp_path: Path) -> None
         {"role": "assistant", "content": "Now!!"},
     ]
     (polite,), (shouted,) = (names[name](completions=[messages]) for name in ("polite_turns", "shouted"))
-    assert isinstance(polite, TurnScores)
-    assert (polite, polite.turns) == (1.0, (1.0, 0.0))
-    assert isinstance(shouted, SpanScore)
-    assert (shouted, shouted.spans) == (-0.5, ((0, 6, 7, -0.5), (1, 3, 4, -0.5), (1, 4, 5, -0.5)))
+    assert polite == 0.5
+    assert [(part.score, part.places) for part in polite.parts] == [(1.0, (Place(turn=0),)), (0.0, (Place(turn=1),))]
+    assert shouted == -0.5
+    (part,) = shouted.parts
+    assert part.places == (Place(6, 7, 0), Place(3, 4, 1), Place(4, 5, 1))
 
     exec(block("class NoSecondTime"), names)
     scripts = {ASKED: [call("multiply", a=2, b=3)], result("6"): [call("multiply", a=2, b=3), "it is 6"]}

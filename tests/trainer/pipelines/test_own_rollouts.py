@@ -56,7 +56,7 @@ def test_hooks_act_on_what_the_subclass_made(tiny_model: Path, tmp_path: Path, c
     assert relative_gap(expected_gradient(tiny_model, rows, without, sequence_means(rows)), run.gradients[0]) > 0.1
 
 
-def test_a_hook_that_starts_from_the_rewards_forgets_changed_advantages(tiny_model: Path, tmp_path: Path) -> None:
+def test_own_advantages_before_an_estimator(tiny_model: Path, tmp_path: Path) -> None:
     hooks: dict[str, Any] = {"hooks": ["centred"], "max_steps": 1}
     ours = train(tiny_model, tmp_path / "mixed", mixed(theirs("Curriculum")), **hooks)
     plain = train(tiny_model, tmp_path / "plain", **hooks)
@@ -92,12 +92,12 @@ def test_rows_that_are_reordered_below_are_refused(tiny_model: Path, tmp_path: P
             batch = super()._generate_and_score_completions(inputs)
             return {key: value.flip(0) if value.dim() else value for key, value in batch.items()}
 
-    with pytest.raises(ConfigurationError, match=r"row 0 is another"):
+    with pytest.raises(ConfigurationError, match="row 0"):
         train(tiny_model, tmp_path, mixed(Reversed), hooks=["centred"], max_steps=1)
     assert train(tiny_model, tmp_path, mixed(Reversed), max_steps=1).gradients  # without plugins it is its own affair
 
 
-def test_rows_that_are_dropped_on_top_leave_the_others_their_weights(tiny_model: Path, tmp_path: Path) -> None:
+def test_own_rows_dropped_keep_weights(tiny_model: Path, tmp_path: Path) -> None:
     run = train(tiny_model, tmp_path, on_top(theirs("DropsSolved")), hooks=[Falling()], **ONE_STEP)
     rows = rows_of(tiny_model)
     advantages = falling(group_advantages(rows).tolist(), rows)
@@ -115,8 +115,8 @@ class SamplesTwice(GRPOTrainer):
         }
 
 
-def test_a_batch_of_several_is_refused_where_its_weights_would_not_add_up(tiny_model: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="makes one batch out of several, but the loss aggregation"):
+def test_own_batch_of_several_is_refused(tiny_model: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="loss aggregation"):
         train(tiny_model, tmp_path, on_top(SamplesTwice), **ONE_STEP)
     hooks: dict[str, Any] = {"hooks": [Doubled()], "max_steps": 1}
     doubled = train(tiny_model, tmp_path, on_top(SamplesTwice), **hooks)
@@ -128,8 +128,8 @@ def test_a_batch_of_several_is_refused_where_its_weights_would_not_add_up(tiny_m
 # ---------------------------------------------------------------------------------------------- bases and building
 
 
-def test_the_mixin_behind_trls_trainer_is_refused_when_the_class_is_made() -> None:
-    with pytest.raises(ConfigurationError, match=r"class Wrong\(Curriculum, GRPOExtMixin\).*none of its methods would"):
+def test_mixin_behind_trls_trainer_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match=r"Wrong\(Curriculum, GRPOExtMixin\)"):
 
         class Wrong(theirs("Curriculum"), GRPOExtMixin):  # type: ignore[misc]
             pass
@@ -175,5 +175,5 @@ def test_a_weight_whose_function_was_replaced_is_refused(tiny_model: Path, tmp_p
             super().__init__(model, [length_reward, lambda **columns: reward_funcs[0](**columns)], args, **more)
 
     rewards = load_rewards([{"name": "think_format", "weight": 0.25}, {"name": "tag_format", "weight": 0.5}])
-    with pytest.raises(ConfigurationError, match="a base class has replaced it"):
+    with pytest.raises(ConfigurationError, match="replaced"):
         mixed(Replaces)(str(tiny_model), [length_reward, *rewards], arguments(tmp_path), train_dataset=prompts())

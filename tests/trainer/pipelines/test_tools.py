@@ -15,7 +15,7 @@ from tests.trainer.pipelines.page import EXACT, Falling, assert_gradient, expect
 from tests.trainer.pipelines.tool_model import CALL, CALLED, END, RESPONSE, START, biases
 from trl_grpo_ext import GRPOExtConfig, GRPOExtTrainer
 from trl_grpo_ext.trainer.batch import BatchKeys
-from trl_grpo_ext.types import span_reward
+from trl_grpo_ext.types import Parts
 
 TEMPERATURE = 20.0
 ASKED = f"?{END}\n{START}assistant\n"
@@ -72,11 +72,10 @@ def answered(completions: list[Any], **columns: Any) -> list[float]:
     ]
 
 
-@span_reward
 def full_stops(completions: list[Any], **columns: Any) -> list[Any]:
-    """A span on the full stop of the last message, worth more behind a sum."""
+    """A part on the full stop of the last message, worth more behind a sum."""
     said = [messages[-1]["content"] for messages in completions]
-    return [[(len(text) - 1, len(text), 0.5 if "5" in text else 0.125)] for text in said]
+    return [Parts({"stop": (0.5 if "5" in text else 0.125, (len(text) - 1, len(text)))}) for text in said]
 
 
 SCRIPTS = {ASKED: [ADD, FAIL, GUESS], result("5"): [SUM], result("{'error': 'division by zero'}"): [GAVE_UP]}
@@ -172,12 +171,11 @@ def test_tools(tool_model: Path, tmp_path: Path) -> None:
         worth = 0.5 if expected == 1.0 else 0.125
         assert rollout.rewards_B_K[row].tolist() == [expected, worth]
         # The full stop of the last message, in characters of the whole conversation.
-        ((start, end, value),) = rollout.reward_spans["full_stops"][row]
-        assert (rollout.texts[row][start:end], end, value) == (".", len(rollout.texts[row]), worth)
-        values = rollout.span_values(rollout.reward_spans["full_stops"])[row]
-        place = int(values.nonzero()[0, 0])
-        assert rollout.offsets(row)[place] == (start, end)
-        assert values.sum() == worth
+        table = rollout.parts["full_stops"]
+        assert table.scores_B_M[row].tolist() == [worth]
+        (place,) = table.tokens(0)[row].nonzero().flatten().tolist()
+        start, end = rollout.offsets(row)[place]
+        assert (rollout.texts[row][start:end], end) == (".", len(rollout.texts[row]))
     assert recorder.logs[0]["tools/call_frequency"] == sum(len(turns) == 3 for turns in conversations) / 8
 
 

@@ -134,9 +134,9 @@ def test_gmpo_with_nothing_selected_is_gmpo_to_the_bit(tiny_model: Path, tmp_pat
         assert all(torch.equal(our_step[name], their_step[name]) for name in their_step)
 
 
-def test_what_gmpo_cannot_do_is_refused_before_the_model_is_loaded(tmp_path: Path) -> None:
+def test_gmpo_refusals(tmp_path: Path) -> None:
     why = "geometric mean of a completion's importance ratios, which is no sum over its tokens"
     missing = str(tmp_path / "no model here")
     for plugins in {"loss_aggregation": "token_mean"}, {"compact_updates": "exact"}:
-        with pytest.raises(ConfigurationError, match=f"with the loss of GMPOTrainer: it takes the {why}"):
+        with pytest.raises(ConfigurationError, match=f"GMPOTrainer: .*{why}"):
             mixed(GMPOTrainer)(missing, length_reward, arguments(tmp_path, **plugins), train_dataset=prompts())

@@ -20,12 +20,12 @@ from ...credit import flow
 from ...credit.chain import HookChain
 from ...credit.flow import plugin_label
 from ...credit.groups import group_mean, group_std, weighted_rewards
+from ...credit.parts import Rows, with_parts
 from ...credit.signal import groups_of, signal_table, zero_variance_of
-from ...credit.turns import place_spans
 from ...errors import ConfigurationError, PluginOutputError, PluginRunError, RewardError
 from ...guard.calls import call, is_model
 from ...guard.reward_watch import RewardWatch
-from ...types import Forward, Rollout, Span, StepTotals, Totals, implements, role_of
+from ...types import Forward, Rollout, StepTotals, Totals, implements, role_of
 from .saved import SavedBatch, Tokens
 from .selections import LoadedSelection, RewardSource, check_runnable, check_weights
 
@@ -117,7 +117,7 @@ def _rollout(
     mask_B_T = tokens.mask_B_T
     if selection.settings["mask_truncated_completions"]:
         mask_B_T = mask_B_T * ~truncated_B.unsqueeze(1)
-    return Rollout(
+    rollout = Rollout(
         prompts=batch.prompts,
         completions=batch.completions,
         columns=batch.columns,
@@ -133,7 +133,6 @@ def _rollout(
         reward_names=tuple(rewards),
         reward_weights_K=weights_K,
         rewards_B=rewards_B,
-        reward_spans={name: one.spans for name, one in rewards.items() if one.spans is not None},
         group_ids_B=groups_B,
         group_baselines_B=group_mean(rewards_B, groups_B),
         num_generations=size,
@@ -149,6 +148,7 @@ def _rollout(
         tokenizer=tokenizer,
         offsets=tokens.offsets,
     )
+    return with_parts(rollout, {name: one.parts for name, one in rewards.items() if one.parts is not None})
 
 
 def _tool_mask(tokens: Tokens) -> torch.Tensor | None:
@@ -191,10 +191,10 @@ def _weights_of_reduction(aggregation: Any, advantages_B_T: torch.Tensor, rollou
 
 
 class OneReward(NamedTuple):
-    """One reward's `B` values, and its spans in characters of `SavedBatch.texts`."""
+    """One reward's `B` values, and the parts that they consist of."""
 
     values: Sequence[float | None]
-    spans: Sequence[Sequence[Span] | None] | None = None
+    parts: Rows | None = None
 
 
 def _rewards(selection: LoadedSelection, batch: SavedBatch, known: dict[str, OneReward]) -> dict[str, OneReward]:
@@ -241,15 +241,10 @@ def _called(source: RewardSource, selection: str, batch: SavedBatch) -> OneRewar
             there = ", ".join(sorted(columns)) or "none"
             advice = f" The columns there are: {there}. Join the training data's by --dataset FILE."
         raise type(error)(f"{selection}, {batch.where}: {error}{advice}") from error
-    if (spans := watch.spans.get(source.name)) is None:
-        return OneReward(returned)
-    if any(len(span) == 4 for row in spans for span in row or ()):
+    parts = watch.parts.get(source.name)
+    if any(place.turn is not None for row in parts or () for part in row for place in part.places):
         raise ConfigurationError(f"{selection}: the reward {source.name!r} scores turns, which saved texts lack.")
-    placed = [
-        None if row is None else place_spans(row, list, completion, text, number)
-        for number, (row, completion, text) in enumerate(zip(spans, batch.completions, batch.texts, strict=True))
-    ]
-    return OneReward(returned, placed)
+    return OneReward(returned, parts)
 
 
 def _weighted_sum(

@@ -26,6 +26,7 @@ Draw = Callable[[Sequence[Run]], Figure | Absent]
 
 _REWARD = re.compile(r"(?:eval_)?rewards/(.+)/mean", re.DOTALL)
 _OUTCOME = re.compile(r"outcomes/(.+)/([^/]+)", re.DOTALL)
+_PART = re.compile(r"parts/([^/]+)/(.+)/mean", re.DOTALL)
 _UNSCORED = re.compile(r"rewards/(.+)/(none|nan)", re.DOTALL)
 _AT_K = re.compile(r"eval_pass@(\d+)(?:/(.+))?", re.DOTALL)
 _HOOK = re.compile(r"advantage/(.+)/mean", re.DOTALL)
@@ -81,6 +82,20 @@ def reward_functions(runs: Sequence[Run]) -> Figure | Absent:
     names = dict.fromkeys(found[1] for found in _match_keys(runs, _REWARD))
     panels = [Panel(name, [Series(f"rewards/{name}/mean", spread=f"rewards/{name}/std")]) for name in names]
     return draw_lines(runs, panels, "No rewards are in the history.")
+
+
+def parts(runs: Sequence[Run]) -> Figure | Absent:
+    """Two panels per reward that consists of parts: the mean score of each part, and where it is present."""
+    by_reward: dict[str, list[str]] = {}
+    for found in _match_keys(runs, _PART):
+        by_reward.setdefault(found[1], []).append(found[2])
+    panels = []
+    for reward, names in by_reward.items():
+        means = [Series(f"parts/{reward}/{name}/mean", name) for name in names]
+        present = [Series(f"parts/{reward}/{name}/present", name) for name in names]
+        panels += [Panel(f"{reward}: mean score of each part", means)]
+        panels += [Panel(f"{reward}: share of completions that have it", present, share=True)]
+    return draw_lines(runs, panels, "No reward of these runs returns Parts.")
 
 
 def outcomes(runs: Sequence[Run]) -> Figure | Absent:
@@ -163,6 +178,13 @@ PLOTS: tuple[Plot, ...] = (
         "Each function's mean over the batch (band: standard deviation); look for one that rises at another's "
         "expense, and for a band that vanishes.",
         reward_functions,
+    ),
+    Plot(
+        "parts",
+        "Rewards",
+        "Parts of rewards",
+        "Each part's score, and how many completions have it; look for parts that do not improve, or are missing.",
+        parts,
     ),
     Plot(
         "outcomes",
@@ -352,6 +374,10 @@ FINDINGS: Mapping[str, tuple[str, str]] = {
     "idle_hook": ("hooks", "all"),
     "idle_filter": ("resampled", "all"),
     "few_tokens": ("advantages", "all"),
+    "part_never_right": ("parts", "all"),
+    "part_always_right": ("parts", "all"),
+    "part_missing": ("parts", "all"),
+    "parts_unused": ("parts", "all"),
 }
 """Where each finding is seen: the name of a figure, and a filter of the completion browser."""
 

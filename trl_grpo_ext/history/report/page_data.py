@@ -134,6 +134,7 @@ def _add_to_index(data: PageData, path: Path, rows: Sequence[Row]) -> dict[str, 
         "completions": [row.completion for row in rows],
         "extras": [row.extras for row in rows],
         "failed": [row.failed_turns for row in rows],
+        "parts": [row.parts for row in rows],
         "vocabulary": list(vocabulary),
         "stages": stages,
     }
@@ -164,6 +165,7 @@ def _numbers(row: Row, vocabulary: Mapping[str, int], stages: int) -> str:
         "size": [-1] * count if spans is None else (spans[:, 1] - spans[:, 0]).tolist(),
         "live": [] if row.live is None else row.live.astype(int).tolist(),
         "turn": [0] * count if row.turns is None else row.turns.tolist(),
+        "part": [-1] * count if row.token_part is None else row.token_part.tolist(),
     }
     parts = [f'"{name}":{json.dumps(values, separators=(",", ":"))}' for name, values in columns.items()]
     parts += [f'"{name}":{_digits(row.values.get(name), count)}' for name in PER_TOKEN]
@@ -193,6 +195,7 @@ class Row:
     `credit` is what the update does to it, by its sign: the sum over live tokens of advantage times weight; the mean of
     the last advantages over live tokens where it has not been trained on; TRL's advantage in its tables. `spans` are
     `(start, end)` of each token in UTF-16 units, as browsers count. `stages` and `values` have one number per token.
+    `parts` are the parts of its rewards with their scores, `token_part` the number of each token's part there, or -1.
     """
 
     group: int
@@ -210,6 +213,8 @@ class Row:
     live: Numbers | None = None
     turns: Numbers | None = None
     failed_turns: list[int] = field(default_factory=list)
+    parts: list[tuple[str, float | None]] = field(default_factory=list)
+    token_part: Numbers | None = None
     stages: list[tuple[str, Numbers]] = field(default_factory=list)
     values: dict[str, Numbers] = field(default_factory=dict)
 
@@ -270,6 +275,11 @@ def _of_records(run: Run, path: Path) -> list[Row]:
         size, completion, spans = len(at["tokens"]), str(at["completion"]), None
         if "starts" in at and "ends" in at:
             spans = utf16_spans(completion, *(_per_token(at[name], size, numpy.int64) for name in ("starts", "ends")))
+        scores = zip(at.get("parts", ()), at.get("part_scores", ()), strict=True)
+        parts = [(_short(name, 60), number(float(score))) for name, score in scores]
+        part_of = None
+        if "token_part" in at:
+            part_of = _per_token(at["token_part"], size, numpy.int64).clip(-1, len(parts) - 1)
         row = Row(
             group=int(at["group"]),
             member=int(at["member"]),
@@ -284,6 +294,8 @@ def _of_records(run: Run, path: Path) -> list[Row]:
             live=_per_token(at["live"], size, bool),
             turns=_per_token(at["turns"], size, numpy.int64).clip(-1, size) if "turns" in at else None,
             failed_turns=[int(turn) for turn in at.get("failed_turns", ())],
+            parts=parts,
+            token_part=part_of,
             stages=[
                 (str(name), _per_token(values, size))
                 for name, values in zip(at.get("stages", ()), at.get("advantages", ()), strict=True)

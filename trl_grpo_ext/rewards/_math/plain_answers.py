@@ -11,7 +11,7 @@ cannot be proved, `verdict` returns None. The proof rests on math-verify 0.9 wit
 - Numbers are compared exactly, or rounded to 6 places where one of them is a decimal; near pairs are not decided here.
 
 **Limits.** Only text that would surely be parsed is measured: a whole reference, or the content of a completion's only
-box. All functions take time linear in the text. `tests/rewards/test_plain_answers.py` compares them with math-verify.
+box. All functions take time linear in the text. The tests compare them with math-verify.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""The tests' side: its conversation with the solution, and what rewritten tests call by `__judge__` (see `test_forms`).
+"""The tests' side: its conversation with the solution, and `__judge__`, which rewritten tests call (`forms_of_tests`).
 
 It knows which asserts ran, and what they compared.
 

@@ -1,9 +1,10 @@
-"""The server, started by `run`, that forks the processes that run and judge code, and watches over them.
+"""The server, started by `jobs`, that forks the processes that run and judge code, and watches over them.
 
 It has imported what they need, without this package and the parent's `__main__`, so a job costs only a fork. For each
 job of its parent it forks a keeper, which forks the solution's process (`hostile`) and, for a module, the tests'
-process (`judge`); each gives up its rights (`layers`). The keeper runs none of their code: it counts their processor
-time, storage and threads, ends them, and answers the parent. When the parent closes the connection, the job ends.
+process (`tests_process`); each gives up its rights (`layers`). The keeper runs none of their code: it counts their
+processor time, storage and threads, ends them, and answers the parent. When the parent closes the connection, the job
+ends.
 """
 
 # What runs between forks is as plain as can be, and pathlib gives nothing here.
@@ -29,7 +30,7 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any, NoReturn
 
-from . import hostile, judge, layers
+from . import hostile, layers, tests_process
 
 MAX_OUTPUT = 4 * 2**20  # bytes that a program may print, and bytes that a process may report
 MAX_FILES, MAX_STORED, MAX_THREADS = 1000, 64 * 2**20, 256
@@ -241,7 +242,9 @@ class _Keeper:
                 requests, replies, out = self._keep_only({}, (asked, answers, judged), work)
                 isolate([work, own], job["memory_mb"] + _TESTS_MEMORY_MB, 4 * job["seconds"] + 10, False)
                 sys.path += job["libraries"]
-                judge.judge({**plan, "code": job["code"]}, requests, replies, self.shared, own, _reporting(out, token))
+                tests_process.judge(
+                    {**plan, "code": job["code"]}, requests, replies, self.shared, own, _reporting(out, token)
+                )
 
             second = _Process(tests)
             processes.append(second)

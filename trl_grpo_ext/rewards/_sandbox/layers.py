@@ -1,6 +1,6 @@
 """The rights that a process gives up before it runs untrusted code: on Linux, unprivileged, standard library only.
 
-`keeper` loads this in an interpreter without the package, so it imports nothing from it. `run` describes what each
+`keeper` loads this in an interpreter without the package, so it imports nothing from it. `jobs` describes what each
 layer prevents, and what none of them does.
 """
 

@@ -64,7 +64,7 @@ def make_micro_steps(
             per_row = [factors[row // dealt] for row in chosen]
             factors_B = torch.tensor(per_row, dtype=torch.float64, device=advantages.device)
             scaled = advantages.double() * factors_B.view(-1, *[1] * (advantages.dim() - 1))
-            made["advantages"], made[BatchKeys.factor] = scaled.to(precision), factors_B.to(precision)
+            made["advantages"], made[BatchKeys.part_factor] = scaled.to(precision), factors_B.to(precision)
         steps.append(made)
     return steps
 

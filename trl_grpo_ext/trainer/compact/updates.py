@@ -28,7 +28,7 @@ import torch
 from ...credit.terms import Term
 from ..batch import PROMPT_KEYS, BatchKeys, counting_mask, join_batches, whole_rows
 from ..facts import RunFacts
-from ..upstream import acting, contract, reading
+from ..upstream import acting, contract, reading, releases
 from .packed import Lengths, Packing
 from .plan import Plan, plan_block
 from .rows import logps_by_length, make_micro_steps, row_lengths, row_lengths_and_kinds
@@ -51,12 +51,11 @@ class Freedom:
 def freedom_of(terms: Sequence[Term], divides_by: str, loss_type: str) -> Freedom:
     """What is exact in a run, by the terms of its loss and what their reduction divides by.
 
-    `divides_by` says what of a micro-batch makes the denominator: its `rows`, its `tokens`, its `losses` themselves, or
-    nothing (an empty text).
+    `divides_by` says what of a micro-batch makes the denominator (`reductions.DividesBy`).
     """
     # What forbids scaling the advantages to undo a part's different denominator; see `row_factor`.
     unscaled = [reason for term in reversed(terms) for reason in term.unscaled]
-    counts = bool(divides_by and unscaled)
+    counts = divides_by != "nothing" and bool(unscaled)
     stay = [reason for term in terms for reason in term.mixes_rows]
     if divides_by == "losses":
         stay.append("the selected aggregation reduces each micro-batch by itself")
@@ -80,12 +79,6 @@ def freedom_of(terms: Sequence[Term], divides_by: str, loss_type: str) -> Freedo
 class PlainUpdates:
     """Updates as TRL makes them."""
 
-    compact = False
-
-    def plan(self, micro_batches: list[dict[str, Any]], precision: torch.dtype) -> list[dict[str, Any]]:
-        """The micro-batches as they are."""
-        return micro_batches
-
     def logps(self, method: Callable[..., Any], model: Any, *arguments: Any, **keywords: Any) -> Any:
         """TRL's log-probabilities."""
         return method(model, *arguments, **keywords)
@@ -97,8 +90,6 @@ class PlainUpdates:
 
 class CompactUpdates:
     """Plans the micro-batches of `compact_updates: exact`."""
-
-    compact = True
 
     def __init__(
         self,
@@ -210,9 +201,15 @@ class CompactUpdates:
             return method(model, *arguments, **keywords)
         bound = inspect.signature(method).bind(model, *arguments, **keywords).arguments
         named = {**bound, **bound.pop("kwargs", {})}
-        named |= dict(zip(_LOGPS_ARGUMENTS, named.pop("args", ()), strict=False))  # TRL 1.14 names fewer of them
+        named |= dict(
+            zip(releases.LOGPS_ARGUMENTS, named.pop("args", ()), strict=False)
+        )  # TRL 1.14 names fewer of them
         given = {name: value for name, value in named.items() if value is not None and value is not False}
-        if not {"input_ids", "attention_mask", "logits_to_keep"} <= given.keys() <= {"model", *_LOGPS_ARGUMENTS}:
+        if (
+            not {"input_ids", "attention_mask", "logits_to_keep"}
+            <= given.keys()
+            <= {"model", *releases.LOGPS_ARGUMENTS}
+        ):
             if packing is not None:
                 packing.say_once(f"a forward pass takes {', '.join(given)}")
             return method(model, *arguments, **keywords)
@@ -256,8 +253,6 @@ def row_factor(loss_type: str | None, before: dict[str, Any], part: dict[str, An
 
 
 _ROWS = (*PROMPT_KEYS, "completion_ids", "completion_mask")
-
-_LOGPS_ARGUMENTS = ("input_ids", "attention_mask", "logits_to_keep", "batch_size", "compute_entropy")
 
 
 @functools.cache

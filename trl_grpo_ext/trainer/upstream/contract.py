@@ -203,8 +203,8 @@ def check_loss_type(loss_type: str | None) -> None:
     """Check that we know a loss type's reduction; None passes."""
     if loss_type is not None and loss_type not in LOSS_TYPES:
         raise ConfigurationError(
-            f"loss_type {loss_type!r} cannot take a loss aggregation: trl-grpo-ext knows "
-            f"{', '.join(sorted(LOSS_TYPES))}. Change loss_type, or remove loss_aggregation."
+            f"loss_type {loss_type!r} cannot take a loss aggregation or a token loss: trl-grpo-ext knows "
+            f"{', '.join(sorted(LOSS_TYPES))}. Change loss_type, or remove loss_aggregation and token_losses."
         )
 
 

@@ -1,10 +1,13 @@
 """Facts read off TRL's trainer, so that nobody else needs it."""
 
+from __future__ import annotations
+
 import inspect
 import math
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -191,6 +194,24 @@ def reduction_weights(
     }
     weights_B_T: torch.Tensor = mask_B_T / divisors[TRL_REDUCTIONS[loss_type]]
     return weights_B_T
+
+
+@dataclass(frozen=True)
+class Generated:
+    """What TRL's `_generate` returns, by name."""
+
+    prompt_ids: Sequence[Sequence[int]] = ()
+    completion_ids: Sequence[Sequence[int]] = ()
+    tool_masks: Sequence[Sequence[int]] | None = None  # which tokens the model wrote, by completion; None without tools
+    sampling_logps: Sequence[Sequence[float | None]] | None = None
+    images: Any = None
+
+    @classmethod
+    def of(cls, returned: Sequence[Any]) -> Generated:
+        """Read TRL's tuple; its seventh entry came later than the others."""
+        prompt_ids, completion_ids, tool_masks, _, sampling_logps, *more = returned
+        images = more[1] if len(more) > 1 else None
+        return cls(prompt_ids, completion_ids, tool_masks, sampling_logps, images)
 
 
 def closes_step(trainer: Any) -> bool:

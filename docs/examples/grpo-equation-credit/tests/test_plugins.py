@@ -43,9 +43,9 @@ def test_an_equation_that_holds_is_paid_once_and_a_wrong_one_costs_every_time() 
 def test_the_reward_is_the_share_of_distinct_equations_that_hold() -> None:
     scores = equation_accuracy(completions=[RIGHT, WRONG, "no sums", f"{RIGHT} {RIGHT} {WRONG}"])
     assert scores == [1.0, 0.0, None, 0.5]
-    assert scores[3].spans == ((0, 5, 0.5), (12, 17, 0.0))
+    assert [(part.score, part.places[0][:2]) for part in scores[3].parts] == [(1.0, (0, 5)), (0.0, (12, 17))]
     assert equation_accuracy(completions=[[{"role": "assistant", "content": WRONG}]]) == [0.0]
-    assert [one.spans for one in pickle.loads(pickle.dumps(scores[:2]))] == [((0, 5, 1.0),), ((0, 5, 0.0),)]
+    assert [one.parts for one in pickle.loads(pickle.dumps(scores[:2]))] == [one.parts for one in scores[:2]]
 
 
 @pytest.mark.parametrize(

@@ -46,6 +46,7 @@ function cardData(step, row, text, unpacked) {
   card.trained = step.trained[row];
   card.credit = card.token.length ? Float64Array.from(card.token, (_, place) => creditOf(card, place)) : new Float64Array();
   card.failed = new Set(text.failed[row]);
+  card.parts = text.parts[row];
   card.turns = new Map(); // the credit of each, where there is more than one turn, or an error to be seen
   if (card.turn.some((turn) => turn !== 0) || card.failed.size) card.turn.forEach((turn, place) => card.turns.set(turn, (card.turns.get(turn) ?? 0) + card.credit[place]));
   card.credit.forEach((value) => (card.largest = Math.max(card.largest, Math.abs(value))));

@@ -24,11 +24,13 @@ function showTip(span) {
   const heading = text === "" ? "wrote no characters" : `\u201c${written}\u201d`;
   const [first, last] = [places[0] + 1, places[places.length - 1] + 1];
   const which = first === last ? `token ${first}` : `tokens ${first} to ${last}, which share a character,`;
+  const parts = [...new Set(shownPlaces.map((place) => card.part[place]))].filter((part) => part >= 0).map((part) => card.parts[part]);
   const counts = places.every((place) => card.live[place]) ? "" : "; does not count in the loss";
   const names = shownPlaces.flatMap((place, n) => [n ? ", " : "", element("bdi", { text: visible(beginning(card.vocabulary[card.token[place]], MOST_SHOWN)) })]);
   tip.replaceChildren(
     element("p", { class: "written", dir: "auto", text: heading }),
     element("p", { class: "hint" }, `${which} of ${count(card.token.length)}, in the vocabulary `, ...names, counts),
+    ...parts.map(([name, score]) => element("p", { class: "hint part" }, "part ", element("bdi", { text: visible(name) }), `, score ${shown(score)}`)),
     element("table", { "aria-label": "advantage after each stage, and what the loss used" }, body),
   );
   tip.hidden = false;

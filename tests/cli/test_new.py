@@ -1,0 +1,83 @@
+"""`trl-grpo-ext new` as a person meets it: what it prints, in which width, and what it refuses."""
+
+import shlex
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.cli.terminal import assert_readable, invoke
+
+FILES = [
+    *("src/grpo_polite/polite.py", "tests/test_polite.py", "pyproject.toml", "README.md", "CHANGELOG.md"),
+    *("src/grpo_polite/__init__.py", ".gitignore", ".github/workflows/ci.yml", ".github/workflows/publish.yml"),
+    *("LICENSE", "src/grpo_polite/py.typed"),
+]
+
+
+def commands(out: str) -> list[list[str]]:
+    """The commands below "Next:", as a shell reads them."""
+    return [shlex.split(command) for command in out.partition("Next:\n")[2].strip().split("\n")]
+
+
+@pytest.mark.parametrize(("width", "folder"), [(None, None), (60, "my plugins/it's")])
+def test_it_says_what_it_made_and_what_to_do_next(width: int | None, folder: str | None, tmp_path: Path) -> None:
+    where = [] if folder is None else ["--directory", folder]
+    done = invoke("new", "reward", "polite", *where, width=width, cwd=tmp_path)
+    assert done.status == 0, done
+    assert_readable(done.out, width)
+    shown = f"./{folder or 'grpo-polite'}"
+    words = done.plain.split()
+    assert [word for word in words if word in FILES] == FILES  # whole, and in this order
+    assert sorted(FILES) == sorted(
+        p.relative_to(tmp_path / shown).as_posix() for p in tmp_path.rglob("*") if p.is_file()
+    )
+    assert commands(done.plain) == [
+        ["pip", "install", "--editable", shown],
+        ["trl-grpo-ext", "list", "reward", "--distribution", "grpo-polite"],
+        ["trl-grpo-ext", "check", "grpo-polite:polite"],
+        ["python", "-m", "pytest", shown],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["reward", "think_format"], "There is a reward 'think_format' already, from trl-grpo-ext 0.1.0"),
+        (["aggregation", "dapo"], "'dapo' is another name of it"),
+        (["hook", "MyHook"], "Perhaps 'my_hook'?"),
+        (["reward", "polite", "--directory", ""], ". is not empty"),
+        (["thing", "polite"], "'thing' is not one of 'reward', 'hook', 'aggregation'"),
+    ],
+)
+def test_new_refuses_and_makes_nothing(words: list[str], reason: str, tmp_path: Path) -> None:
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "mine").write_text("mine")
+    done = invoke("new", *words, cwd=tmp_path, env={"COLUMNS": "200"})
+    assert done.status == 2
+    assert not done.out
+    assert reason in done.err
+    assert "\x1b" not in done.err
+    assert "Traceback" not in done.err
+    assert [path.name for path in tmp_path.rglob("*")] == ["taken", "mine"]
+
+
+def test_new_with_odd_folder_and_taken_name(tmp_path: Path) -> None:
+    done = invoke("new", "hook", "think_format", "--directory=-r", cwd=tmp_path)
+    assert done.status == 0, done
+    assert commands(done.out)[0] == ["pip", "install", "--editable", "./-r"]
+    assert (tmp_path / "-r" / "pyproject.toml").is_file()
+
+
+def test_new_workflows_test_without_publishing(tmp_path: Path) -> None:
+    assert invoke("new", "reward", "polite", cwd=tmp_path).status == 0
+    found = (tmp_path / "grpo-polite").glob(".github/workflows/*")
+    workflows = {file.name: yaml.safe_load(file.read_text()) for file in found}
+    build, publish = workflows["publish.yml"]["jobs"].values()
+    assert (publish["needs"], publish["environment"], publish["permissions"]) == (
+        *("build", "release"),
+        {"id-token": "write"},
+    )
+    assert "permissions" not in build
+    steps = [step.get("run", "") for step in build["steps"]]
+    assert "trl-grpo-ext check --distribution grpo-polite --strict" in steps

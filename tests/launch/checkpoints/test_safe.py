@@ -1,0 +1,311 @@
+"""Saves that are killed at many moments; and what counts as a whole checkpoint."""
+
+import json
+import logging
+import os
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from tests import forking
+from tests.launch.checkpoints.safe_checkpoint_worker import SafeTrainer, make
+from trl_grpo_ext import GRPOExtTrainer
+from trl_grpo_ext.errors import CheckpointError, ConfigurationError
+from trl_grpo_ext.launch.checkpoints import SafeCheckpoints
+from trl_grpo_ext.launch.checkpoints.safe import FolderLock
+from trl_grpo_ext.records.checkpoint_state import UNFINISHED, checkpoint_problem, last_complete_checkpoint
+
+ROOT = Path(__file__).parents[3]
+SWEEPS = ("sweep_full", "sweep_replaces")
+Rows = list[dict[str, Any]]
+
+
+def run_worker(names: str, model: Path, folder: Path) -> dict[str, Rows]:
+    done = forking.run("tests.launch.checkpoints.safe_checkpoint_worker", [names, str(model), str(folder)], cwd=ROOT)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
+    return {name: json.loads((folder / f"{name}.json").read_text()) for name in names.split(",")}
+
+
+@pytest.fixture(scope="module")
+def sweeps(
+    request: pytest.FixtureRequest, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Rows]:
+    at_night = any(item.path == request.path and item.get_closest_marker("nightly") for item in request.session.items)
+    names = SWEEPS if at_night else SWEEPS[:1]
+    return run_worker(",".join(names), tiny_model, tmp_path_factory.mktemp("sweeps"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [SWEEPS[0], pytest.param(SWEEPS[1], marks=pytest.mark.nightly)])
+def test_safe_checkpoint_survives_a_kill(sweeps: dict[str, Rows], name: str) -> None:
+    rows = sweeps[name]
+    assert rows[-1]["status"] == 0  # the last attempt was over before its moment, so none was left out after it
+    assert {row["status"] for row in rows[:-1]} == {-9, -25}
+    assert {row["ours"] for row in rows} == {"old", "new"}
+    firsts = [row["ours"] for row in rows if row["kind"] == "event"]
+    assert firsts == sorted(firsts, reverse=True)  # old, old, ..., new, new
+    if name == "sweep_replaces":  # the one window in which transformers alone would not find it
+        assert sum(row["theirs"] != row["ours"] for row in rows) == 1
+    else:
+        assert all(row["theirs"] == row["ours"] for row in rows)
+
+
+@pytest.mark.slow
+def test_after_a_kill_the_run_goes_on_to_the_same_end(sweeps: dict[str, Rows]) -> None:
+    resumed = [(row["ours"], row["resumed"]) for row in sweeps["sweep_full"] if "resumed" in row]
+    assert {ours for ours, _ in resumed} == {"old", "new"}
+    assert all(after == {"status": 0, "equal": True, "rubbish": []} for _, after in resumed)
+
+
+# ------------------------------------------------------------------ what is whole
+
+
+@pytest.fixture(scope="module")
+def plain(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two checkpoints of a run."""
+    folder = tmp_path_factory.mktemp("plain")
+    make(tiny_model, folder, max_steps=2, save_total_limit=None).train()
+    return folder
+
+
+def cut(file: str, size: int) -> Any:
+    return lambda folder: os.truncate(folder / file, size)
+
+
+def gone(file: str) -> Any:
+    return lambda folder: (folder / file).unlink()
+
+
+def written(file: str, text: str) -> Any:
+    return lambda folder: (folder / file).write_text(text)
+
+
+def flipped(file: str) -> Any:
+    def flip(folder: Path) -> None:
+        content = bytearray((folder / file).read_bytes())
+        content[content.index(b"\x80\x02") + 20] ^= 0xFF  # in the pickle; between entries are bytes that nobody reads
+        (folder / file).write_bytes(content)
+
+    return flip
+
+
+TRAINING_STATE = ("optimizer.pt", "scheduler.pt", "rng_state.pth")
+BROKEN = {
+    "no state": (gone("trainer_state.json"), "trainer_state.json is missing"),
+    "half a state": (cut("trainer_state.json", 100), "trainer_state.json is no JSON"),
+    "deep state": (written("trainer_state.json", "[" * 100_000), "trainer_state.json is no JSON"),
+    "another step": (written("trainer_state.json", '{"global_step": 7}'), "speaks of step 7"),
+    "no weights": (gone("model.safetensors"), "it has no weights"),
+    "weights cut": (cut("model.safetensors", 50_000), "model.safetensors is cut short or damaged"),
+    "header cut": (cut("model.safetensors", 20), "model.safetensors is cut short or damaged"),
+    "empty weights": (cut("model.safetensors", 0), "model.safetensors is empty"),
+    "optimizer cut": (cut("optimizer.pt", 5_000), "optimizer.pt is cut short"),
+    "no optimizer": (gone("optimizer.pt"), "it has scheduler.pt and no optimizer.pt"),
+    "no scheduler": (gone("scheduler.pt"), "it has optimizer.pt and no scheduler.pt"),
+    "no random states": (gone("rng_state.pth"), "it has optimizer.pt and no rng_state.pth"),
+    "random states cut": (cut("rng_state.pth", 100), "rng_state.pth is cut short"),
+    **{f"{file} damaged": (flipped(file), f"{file} is") for file in TRAINING_STATE},
+    "index without shards": (
+        written("model.safetensors.index.json", '{"weight_map": {"a": "one.safetensors"}}'),
+        "1 shard(s) of model.safetensors.index.json are missing, the first is one.safetensors",
+    ),
+    "a rank missing": (lambda f: [shutil.copy(f / "rng_state.pth", f / f"rng_state_{r}.pth") for r in (0, 2)], "ranks"),
+    "DeepSpeed without latest": (lambda f: (f / "global_step2").mkdir(), "`latest` is missing"),
+    "DeepSpeed without its folder": (written("latest", "global_step2"), "folder 'global_step2' is missing"),
+    "FSDP without metadata": (lambda f: (f / "pytorch_model_fsdp_0").mkdir(), ".metadata is missing"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_checkpoint_is_passed_over_with_its_reason(
+    plain: Path, tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A library that configures logging may have silenced the loggers that were there; that is not what is asked here.
+    logger = logging.getLogger("trl_grpo_ext.records.checkpoint_state")
+    caplog.set_level(logging.WARNING, logger.name)
+    monkeypatch.setattr(logger, "disabled", False)
+    monkeypatch.setattr(logger, "handlers", [caplog.handler])
+    shutil.copytree(plain, tmp_path, dirs_exist_ok=True)
+    assert last_complete_checkpoint(tmp_path) == str(tmp_path / "checkpoint-2")
+    damage, reason = BROKEN[name]
+    damage(tmp_path / "checkpoint-2")
+    assert reason in str(checkpoint_problem(tmp_path / "checkpoint-2"))
+    assert last_complete_checkpoint(tmp_path) == str(tmp_path / "checkpoint-1")
+    assert reason in caplog.text
+
+
+def test_a_damaged_checkpoint_is_not_resumed(plain: Path, tiny_model: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(plain / "checkpoint-2", tmp_path / "checkpoint-2")
+    flipped("optimizer.pt")(folder)
+    with pytest.raises(CheckpointError, match=r"optimizer\.pt"):
+        make(tiny_model, tmp_path, max_steps=3).train(resume_from_checkpoint=str(folder))
+
+
+def test_what_transformers_goes_on_without_is_a_warning(
+    plain: Path, tiny_model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = shutil.copytree(plain / "checkpoint-2", tmp_path / "checkpoint-2")
+    for file in TRAINING_STATE:  # as `save_only_model` leaves it
+        (folder / file).unlink()
+    assert last_complete_checkpoint(tmp_path) == str(folder)
+    trainer = make(tiny_model, tmp_path, max_steps=3, save_only_model=True)
+    with caplog.at_level(logging.WARNING):
+        trainer.train(resume_from_checkpoint=True)
+    assert "checkpoint-2 has no optimizer state and rng_state.pth" in caplog.text
+    assert trainer.state.global_step == 3
+
+
+def test_where_nothing_is_there_nothing_is_found(tmp_path: Path) -> None:
+    (tmp_path / "checkpoint-1").mkdir()
+    (tmp_path / "checkpoint-x").mkdir()
+    assert last_complete_checkpoint(tmp_path) is None
+    assert last_complete_checkpoint(tmp_path / "absent") is None
+
+
+def test_a_header_that_lies_is_no_reason_to_fall_over(plain: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(plain / "checkpoint-2", tmp_path / "checkpoint-2")
+    save_file({"a": torch.zeros(3)}, folder / "model.safetensors")
+    assert checkpoint_problem(folder) is None
+    for header in (b"[]", b'{"a": 1}', b'{"a": {"data_offsets": ["x", "y"]}}', b"\xff"):
+        (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+        assert "model.safetensors" in str(checkpoint_problem(folder))
+    (folder / "model.safetensors").write_bytes((2**63).to_bytes(8, "little") + b"{}")
+    assert "model.safetensors is cut short or damaged" in str(checkpoint_problem(folder))
+
+
+def test_resuming_from_nothing_is_refused_with_what_is_there(tiny_model: Path, tmp_path: Path) -> None:
+    (tmp_path / "checkpoint-5").mkdir()
+    with pytest.raises(CheckpointError, match=r"no complete .*checkpoint-5"):
+        make(tiny_model, tmp_path).train(resume_from_checkpoint=True)
+
+
+def test_the_handler_of_transformers_is_refused(tiny_model: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="Remove enable_jit_checkpoint"):
+        make(tiny_model, tmp_path, enable_jit_checkpoint=True)
+
+
+def test_uploads_begin_at_the_final_place(tiny_model: Path, tmp_path: Path) -> None:
+    pushed: list[tuple[str, bool]] = []
+
+    class Hub(GRPOExtTrainer):
+        """In place of transformers' method, which needs the network."""
+
+        def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
+            pushed.append((checkpoint_folder, checkpoint_problem(checkpoint_folder) is None))
+
+    class Pushing(SafeCheckpoints, Hub):
+        def _save_checkpoint(self, model: Any, trial: Any) -> None:
+            self.args.push_to_hub = True
+            super()._save_checkpoint(model, trial)
+            self.args.push_to_hub = False
+
+    trainer = make(tiny_model, tmp_path, Pushing, max_steps=1)
+    trainer.train()
+    assert pushed == [(str(tmp_path / "checkpoint-1"), True)]
+
+
+# ------------------------------------------------------------------ one run in one folder
+
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from trl_grpo_ext.launch.checkpoints.safe import FolderLock
+FolderLock(Path(sys.argv[1])).acquire()
+print("held", flush=True)
+time.sleep(int(sys.argv[2]))
+"""
+
+
+def hold(folder: Path, seconds: int = 600) -> forking.Process:
+    """Another process that takes the lock and keeps it."""
+    script = folder.with_name("hold.py")
+    script.write_text(HOLD)
+    return forking.start(script, [str(folder), str(seconds)], cwd=ROOT)
+
+
+def files_of(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*")}
+
+
+@pytest.mark.slow
+def test_folder_lock_refuses_a_second_run(tiny_model: Path, tmp_path: Path) -> None:
+    unfinished = tmp_path / UNFINISHED / "7" / "checkpoint-1" / "model.safetensors"
+    unfinished.parent.mkdir(parents=True)
+    unfinished.touch()  # what the first is about to write
+    holder = hold(tmp_path)
+    try:
+        while "held" not in holder.out:
+            assert holder.poll() is None, holder.err
+            time.sleep(0.05)
+        before = files_of(tmp_path)
+        with pytest.raises(CheckpointError, match=rf"process {holder.pid} .*output_dir"):
+            make(tiny_model, tmp_path, max_steps=1).train()
+        assert files_of(tmp_path) >= before
+        assert not (tmp_path / "checkpoint-1").exists()
+    finally:
+        holder.kill()
+        holder.wait(60)
+    make(tiny_model, tmp_path, max_steps=1).train()  # the lock is gone with its holder, the file is not
+    assert last_complete_checkpoint(tmp_path) == str(tmp_path / "checkpoint-1")
+    assert not (tmp_path / "_in_use").exists()
+
+
+@pytest.mark.slow
+def test_a_forked_child_does_not_keep_the_lock(tmp_path: Path) -> None:
+    lock = FolderLock(tmp_path)
+    lock.acquire()
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:  # lives on after the lock is given back
+        os.close(writing)
+        os.read(reading, 1)
+        os._exit(0)
+    os.close(reading)
+    lock.release()
+    other = hold(tmp_path, seconds=0)
+    other.wait(60)
+    os.close(writing)
+    os.waitpid(child, 0)
+    assert other.out == "held\n", other.err
+
+
+def test_a_checkpoint_without_its_weights_is_never_published(tiny_model: Path, tmp_path: Path) -> None:
+    class Robbed(SafeTrainer):
+        """Something removes the weights while the last files are being written."""
+
+        def _save_rng_state(self, output_dir: str) -> None:
+            super()._save_rng_state(output_dir)
+            if self.state.global_step == 2:
+                Path(output_dir, "model.safetensors").unlink()
+
+    trainer = make(tiny_model, tmp_path, Robbed, max_steps=2, save_total_limit=1)
+    with pytest.raises(CheckpointError, match=r"checkpoint-2 .*no weights"):
+        trainer.train()
+    assert not (tmp_path / "checkpoint-2").exists()
+    assert last_complete_checkpoint(tmp_path) == str(tmp_path / "checkpoint-1")
+
+
+@pytest.mark.parametrize("plan", [{"max_steps": 2}, {"max_steps": -1, "num_train_epochs": 0.5}])
+def test_safe_checkpoint_resumes_a_finished_run(
+    tiny_model: Path, tmp_path: Path, plan: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    done = make(tiny_model, tmp_path, **plan)
+    done.train()
+    steps = done.state.global_step
+    weights = {name: value.clone() for name, value in done.model.state_dict().items()}
+    again = make(tiny_model, tmp_path, **plan)
+    with caplog.at_level(logging.WARNING):
+        again.train(resume_from_checkpoint=True)
+    assert again.state.global_step == steps
+    assert f"is finished: its checkpoint is at step {steps} of {steps}" in caplog.text
+    assert last_complete_checkpoint(tmp_path) == str(tmp_path / f"checkpoint-{steps}")
+    assert all(torch.equal(value, weights[name]) for name, value in again.model.state_dict().items())
+    more = make(tiny_model, tmp_path, max_steps=steps + 1)
+    more.train(resume_from_checkpoint=True)
+    assert more.state.global_step == steps + 1

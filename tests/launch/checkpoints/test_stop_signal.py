@@ -1,0 +1,204 @@
+"""A signal ends a training on all ranks at one step with a checkpoint; a rank that cannot write stops all of them."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests import forking
+from tests.launch.checkpoints.safe_checkpoint_worker import make
+from tests.launch.checkpoints.stop_signal_worker import JOBS
+from trl_grpo_ext.errors import ConfigurationError
+from trl_grpo_ext.launch.checkpoints import stop_signal
+from trl_grpo_ext.launch.checkpoints.stop_signal import SaveOnSignal, exit_status
+
+ROOT = Path(__file__).parents[3]
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+NOTHING: Any = None
+WORKER = "tests.launch.checkpoints.stop_signal_worker"
+
+
+@pytest.fixture(scope="module")
+def jobs(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of all jobs, each of two processes; `NAME.statuses` has how they ended."""
+    folder = tmp_path_factory.mktemp("stop_signal")
+    for name, job in JOBS.items():
+        if name == "launched":
+            continue
+        common = {**ENVIRONMENT, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(forking.free_port())}
+        ranks = []
+        for rank in "01":
+            here = {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"} if "nodes" in job else {"LOCAL_RANK": rank}
+            words = [str(tiny_model), str(folder), name]
+            ranks.append(forking.start(WORKER, words, cwd=ROOT, env={**common, "RANK": rank, **here}))
+        (folder / f"{name}.statuses").write_text(json.dumps([rank.wait(120) for rank in ranks]))
+    return folder
+
+
+def ranks(folder: Path, name: str) -> list[dict[str, Any]]:
+    results = [json.loads((folder / f"{name}.{rank}").read_text()) for rank in range(2)]
+    assert [result["processes"] for result in results] == [2, 2]
+    assert all(result["handler_is_back"] for result in results)
+    return results
+
+
+def statuses(folder: Path, name: str) -> list[int]:
+    return list(json.loads((folder / f"{name}.statuses").read_text()))
+
+
+def names(folder: Path) -> list[str]:
+    beside = ("README.md", *(f"trl_grpo_ext_{name}" for name in ("log.jsonl", "plugins.json", "settings.json")))
+    return sorted(path.name for path in folder.iterdir() if path.name not in beside)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "number"), [("one_rank", 143), ("twice", 138)])
+def test_a_signal_to_some_ranks_stops_all_with_one_checkpoint(jobs: Path, name: str, number: int) -> None:
+    assert statuses(jobs, name) == [number, number]
+    assert [result["step"] for result in ranks(jobs, name)] == [2, 2]
+    assert {result["stopped_by"] for result in ranks(jobs, name)} == {"SIGUSR1" if name == "twice" else "SIGTERM"}
+    if name != "one_rank":  # which went on
+        assert names(jobs / name / "output") == ["checkpoint-2"]
+
+
+@pytest.mark.slow
+def test_the_resumed_run_ends_as_the_one_that_went_on(jobs: Path) -> None:
+    assert statuses(jobs, "one_rank_resumed") == statuses(jobs, "straight") == [0, 0]
+    assert [result["first"] for result in ranks(jobs, "one_rank_resumed")] == [2, 2]
+    for rank in range(2):
+        straight = torch.load(jobs / "straight" / f"weights-{rank}.pt")
+        resumed = torch.load(jobs / "one_rank" / f"weights-{rank}.pt")
+        assert straight.keys() == resumed.keys()
+        assert all(torch.equal(straight[name], resumed[name]) for name in straight)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1])
+def test_stop_signal_with_a_rank_that_cannot_write(jobs: Path, rank: int) -> None:
+    said = json.loads((jobs / f"rank_{rank}_full.{rank}").read_text())
+    assert said["error"].startswith("checkpoint-2 could not be written to ")
+    assert "Make room there" in said["error"]
+    assert statuses(jobs, f"rank_{rank}_full")[1 - rank] != 0  # the other one waited for it in vain
+    assert names(jobs / f"rank_{rank}_full" / "output") in (
+        ["checkpoint-1"],
+        ["_unfinished_checkpoint", "checkpoint-1"],
+    )
+
+
+@pytest.mark.slow
+def test_the_best_checkpoint_is_named_by_its_final_place(jobs: Path) -> None:
+    # Stopped: the evaluation of that step is left out, and transformers does not delete what was saved to go on from.
+    stopped = ranks(jobs, "best_stopped")
+    assert [result["evaluations"] for result in stopped] == [1, 1]
+    assert names(jobs / "best_stopped" / "output") == ["checkpoint-1", "checkpoint-2"]
+    for checkpoint in (jobs / "best_stopped" / "output").glob("checkpoint-*"):
+        state = json.loads((checkpoint / "trainer_state.json").read_text())
+        assert state["best_model_checkpoint"] == str(jobs / "best_stopped" / "output" / "checkpoint-1")
+
+
+@pytest.mark.slow
+def test_two_machines_publish_once_for_each_disk(jobs: Path) -> None:
+    assert statuses(jobs, "shared") == statuses(jobs, "apart") == [0, 0]
+    assert names(jobs / "shared" / "output") == ["checkpoint-4"]
+    for rank in range(2):
+        assert names(jobs / "apart" / f"output-{rank}") == ["checkpoint-4"]
+        assert (jobs / "apart" / f"output-{rank}" / "checkpoint-4" / f"rng_state_{rank}.pth").is_file()
+
+
+@pytest.mark.slow
+def test_machines_agree_on_what_to_go_on_from(jobs: Path) -> None:
+    # transformers 5.23 writes no weights on the second machine, so with disks of their own there is nothing whole.
+    for rank, result in enumerate(ranks(jobs, "apart_resumed")):
+        assert result["error"].startswith("On rank 1: Cannot resume from "), rank
+        assert "output-1/checkpoint-4: it has no weights" in result["error"]
+
+
+@pytest.mark.slow
+def test_sigterm_to_the_launcher_saves_and_ends(tiny_model: Path, tmp_path: Path) -> None:
+    config = ROOT / "recipes" / "accelerate" / "cpu_2_processes.yaml"
+    command = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(config)]
+    command += ["-m", WORKER, str(tiny_model), str(tmp_path), "launched"]
+    with (tmp_path / "log").open("w") as log:
+        process = subprocess.Popen(command, cwd=ROOT, env=ENVIRONMENT, stdout=log, stderr=log)
+        output = tmp_path / "launched" / "output"
+        deadline = time.monotonic() + 120
+        while len([*output.glob("reached-*")]) < 2:
+            assert process.poll() is None, (tmp_path / "log").read_text()[-5000:]
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        process.send_signal(signal.SIGTERM)
+        status = process.wait(timeout=60)
+    assert status != 0
+    assert [result["status"] for result in ranks(tmp_path, "launched")] == [143, 143]
+    steps = {result["step"] for result in ranks(tmp_path, "launched")}
+    assert len(steps) == 1
+    assert [name for name in names(output) if not name.startswith("reached")] == [f"checkpoint-{steps.pop()}"]
+
+
+# ------------------------------------------------------------------ the handler alone, in this process
+
+
+@pytest.fixture
+def usr1() -> Any:
+    """SIGUSR1 is noted by the test."""
+    came: list[int] = []
+    before = signal.signal(signal.SIGUSR1, lambda number, frame: came.append(number))
+    yield came
+    signal.signal(signal.SIGUSR1, before)
+
+
+def test_stop_signal_twice_calls_the_earlier_handler(usr1: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    stop = SaveOnSignal([signal.SIGUSR1])
+    stop.on_train_begin(NOTHING, NOTHING, NOTHING)
+    os.kill(os.getpid(), signal.SIGUSR1)
+    os.kill(os.getpid(), signal.SIGUSR1)  # within five seconds: the same one, sent by a launcher too
+    assert usr1 == []
+    monkeypatch.setattr(stop_signal, "SAME_SECONDS", -1.0)
+    os.kill(os.getpid(), signal.SIGUSR1)
+    assert usr1 == [signal.SIGUSR1]
+
+
+def test_stop_signal_after_the_last_step(usr1: list[int]) -> None:
+    stop = SaveOnSignal([signal.SIGUSR1])
+    stop.on_train_begin(NOTHING, NOTHING, NOTHING)
+    os.kill(os.getpid(), signal.SIGUSR1)
+    assert usr1 == []
+    stop.on_train_end(NOTHING, NOTHING, NOTHING)
+    assert usr1 == [signal.SIGUSR1]
+
+
+def test_a_forked_child_dies_of_the_signal() -> None:
+    stop = SaveOnSignal([signal.SIGTERM])
+    stop.install()
+    reads, writes = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(writes, b".")
+        time.sleep(30)
+        os._exit(0)
+    os.read(reads, 1)  # until then Python itself drops a signal that has a handler
+    os.kill(child, signal.SIGTERM)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGTERM
+    stop.restore()
+
+
+def test_signals_that_no_process_can_handle_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match="SIGKILL"):
+        SaveOnSignal([signal.SIGKILL])
+    assert exit_status(signal.SIGTERM) == 143
+
+
+def test_an_error_in_training_puts_the_handler_back(tiny_model: Path, tmp_path: Path) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    trainer = make(tiny_model, tmp_path)
+    trainer.reward_funcs = [lambda **columns: 1 / 0]
+    with pytest.raises(Exception, match="division by zero"):
+        trainer.train()
+    assert signal.getsignal(signal.SIGTERM) == before

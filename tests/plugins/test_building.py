@@ -1,0 +1,223 @@
+"""Rewards selected inside a reward's parameters, and the `guard` of a selection."""
+
+import inspect
+import pickle
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trl_grpo_ext.errors import (
+    ConfigurationError,
+    PluginParameterError,
+    PluginTypeError,
+    UnknownPluginError,
+)
+from trl_grpo_ext.plugins.loading import RewardList, Selection, load_rewards, parse_selection
+from trl_grpo_ext.plugins.selection import GUARD_PARAMETERS
+
+SOURCE = """
+from trl_grpo_ext.types import RewardDeclaration
+
+class Keeps:
+    declares = RewardDeclaration(takes=("inner", "other"))
+
+    def __init__(self, inner=None, other=None, note=None):
+        self.inner, self.other, self.note = inner, other, note
+
+    def __call__(self, completions, **columns):
+        return [0.0] * len(completions)
+
+
+class Refuses(Keeps):
+    def __init__(self, inner):
+        raise ValueError(f"no {len(inner)} rewards, thank you")
+
+
+def length(completions, scale=1.0, **columns):
+    return [scale * len(text) for text in completions]
+
+
+def fails(completions, **columns):
+    raise RuntimeError("no, thank you")
+"""
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    (tmp_path / "own_combinators.py").write_text(SOURCE)
+    monkeypatch.syspath_prepend(tmp_path)
+    import own_combinators  # type: ignore[import-not-found]
+
+    yield own_combinators
+    del sys.modules["own_combinators"]
+
+
+def keeps(**parameters: Any) -> Any:
+    [reward] = load_rewards({"name": "own_combinators:Keeps", **parameters})
+    return reward
+
+
+# --- what a parameter becomes ----------------------------------------------------------------------------------------
+
+
+def test_one_selection_becomes_the_reward(own: ModuleType) -> None:
+    for selection in ("own_combinators:length", "{name: own_combinators:length}", {"name": "own_combinators:length"}):
+        assert keeps(inner=selection).inner is own.length
+    assert keeps(inner={"name": "own_combinators:length", "scale": 3.0}).inner(completions=["ab"]) == [6.0]
+
+
+def test_a_list_becomes_a_reward_list_with_the_weights(own: ModuleType) -> None:
+    inner = keeps(inner=["own_combinators:length", {"name": "think_format", "weight": 0.5}] * 2).inner
+    assert isinstance(inner, RewardList)
+    assert inner.weights == [1.0, 0.5] * 2
+    assert inner.names == ["length", "think_format", "length_2", "think_format_2"]
+
+
+def test_a_mapping_without_a_name_maps_keys_to_rewards(own: ModuleType) -> None:
+    inner = keeps(inner={"math": "think_format", 2: "own_combinators:length"}).inner
+    assert inner.keys() == {"math", 2}
+    assert inner[2] is own.length
+
+
+def test_callables_and_none_stay_as_they_are(own: ModuleType) -> None:
+    rewards = RewardList([own.length], [0.25])
+    assert keeps(inner=own.length, other=None).inner is own.length
+    assert keeps(inner=rewards).inner.weights == [0.25]
+    assert keeps(inner={"a": own.length}).inner == {"a": own.length}
+    assert keeps(inner=None).inner is None
+    assert keeps(note=["think_format"]).note == ["think_format"]
+
+
+def test_it_works_at_any_depth_and_pickles(own: ModuleType) -> None:
+    inner: Any = "own_combinators:length"
+    for _ in range(5):
+        inner = {"name": "own_combinators:Keeps", "inner": [inner]}
+    reward = load_rewards(inner)[0]
+    for _ in range(5):
+        [reward] = pickle.loads(pickle.dumps(reward)).inner
+    assert reward is own.length
+
+
+def test_the_command_line_and_yaml_select_the_same(own: ModuleType) -> None:
+    text = "{name: own_combinators:Keeps, inner: [think_format, {name: tag_format, weight: 0.1}]}"
+    for selection in (text, text.replace("0.1", "1e-1"), yaml.safe_load(text)):
+        [reward] = load_rewards(selection)
+        assert (reward.inner.names, reward.inner.weights) == (["think_format", "tag_format"], [1.0, 0.1])
+
+
+# --- errors ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("inner", "error", "says"),
+    [
+        ("think_fromat", UnknownPluginError, "'Keeps' from your own module own_combinators, in inner: No installed"),
+        (["think_format", "think_fromat"], UnknownPluginError, ", in inner[1]: No installed"),
+        ({"a": {"name": "soft_overlong"}}, PluginParameterError, ", in inner['a']: "),
+        (3, PluginTypeError, ", in inner: The object"),
+        ({"name": "think_format", "weight": 2.0}, ConfigurationError, "the weight 2.0 of 'think_format' would have no"),
+        ({"a": {"name": "think_format", "weight": 2.0}}, ConfigurationError, "only rewards in a list have weights"),
+        ([["think_format"]], PluginTypeError, ", in inner[0]: "),
+    ],
+)
+def test_nested_errors_name_plugin_and_parameter(
+    own: ModuleType, inner: Any, error: type[Exception], says: str
+) -> None:
+    with pytest.raises(error, match=re.escape(says)) as caught:
+        keeps(inner=inner)
+    assert "Keeps" in str(caught.value)
+    assert caught.value.__cause__ is not None
+
+
+def test_a_typo_outside_comes_before_what_is_inside(own: ModuleType) -> None:
+    with pytest.raises(PluginParameterError, match="'iner'"):
+        keeps(iner="x", inner="nothing_like_it")
+
+
+def test_a_combinator_that_refuses(own: ModuleType) -> None:
+    with pytest.raises(PluginParameterError, match=r"no 1 rewards, thank you"):
+        load_rewards({"name": "own_combinators:Refuses", "inner": ["think_format"]})
+
+
+# --- saving ----------------------------------------------------------------------------------------------------------
+
+
+_leaves = st.sampled_from(["a", "d:a", {"name": "b", "weight": 0.5}, Selection("c", guard={"timeout": 2})])
+_selections = st.recursive(
+    _leaves,
+    lambda inner: st.builds(
+        lambda rewards, weight: {"name": "w", "rewards": rewards, "weight": weight},
+        st.lists(inner, max_size=3) | inner | st.dictionaries(st.sampled_from(["x", "y"]), inner),
+        st.floats(-2, 2),
+    ),
+    max_leaves=6,
+)
+
+
+@given(_selections)
+def test_plain_reads_as_the_same_selection_and_is_plain(selection: Any) -> None:
+    plain = parse_selection("reward", selection).plain()
+    assert parse_selection("reward", plain).plain() == plain
+    assert yaml.safe_load(yaml.safe_dump(plain)) == plain
+
+
+# --- guard -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_guard_holds_the_parameters_of_guarded() -> None:
+    from trl_grpo_ext.guard.guarded import guarded
+
+    assert {*GUARD_PARAMETERS, "reward", "name"} == set(inspect.signature(guarded).parameters)
+
+
+def test_every_way_to_write_a_guard() -> None:
+    plain = {"name": "a", "guard": {"timeout": 5, "on_error": None}, "x": 1}
+    built = Selection("a", parameters={"x": 1}, guard={"timeout": 5, "on_error": None})
+    for value in (plain, "{name: a, guard: {timeout: 5, on_error: null}, x: 1}", built):
+        assert parse_selection("reward", value) == built
+    assert built.plain() == plain
+
+
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        ({"name": "a", "guard": True}, "The guard of the reward 'a' is True; it must be a mapping that says what"),
+        ({"name": "a", "guard": {"timout": 5}}, "no parameter 'timout'. Did you mean 'timeout'? It may hold: timeout"),
+        ({"name": "a", "guard": {1: 2}}, "has no parameter 1"),
+        ({"name": "a", "guard": {"timeout": "1e-1"}}, "YAML 1.1 reads timeout='1e-1' as a string"),
+        (Selection("a", parameters={"guard": {}}), "`guard` is a field of a Selection"),
+    ],
+)
+def test_guards_that_say_nothing_clear(value: Any, says: str) -> None:
+    with pytest.raises(ConfigurationError, match=re.escape(says)):
+        parse_selection("reward", value)
+
+
+def test_only_a_reward_s_guard_is_a_guard() -> None:
+    assert parse_selection("advantage_hook", {"name": "a", "guard": True}).parameters == {"guard": True}
+
+
+def test_guard_of_a_selection(own: ModuleType) -> None:
+    from trl.trainer.utils import get_callable_name
+
+    selection: Mapping[str, Any] = {"name": "own_combinators:fails", "guard": {"on_error": -1.0}}
+    rewards = load_rewards([selection, "own_combinators:fails", "{name: think_format, weight: 0.5, guard: {}}"])
+    assert rewards.names == ["fails", "fails_2", "think_format"]
+    assert rewards.weights == [1.0, 1.0, 0.5]
+    assert [get_callable_name(reward) for reward in rewards] == ["fails", "fails", "think_format"]
+    assert rewards[0](prompts=["?"], completions=["x"], completion_ids=[[1]]) == [-1.0]
+    with pytest.raises(RuntimeError):
+        rewards[1](prompts=["?"], completions=["x"], completion_ids=[[1]])
+
+
+def test_a_guard_that_is_refused_names_the_reward() -> None:
+    with pytest.raises(ConfigurationError, match=r"think_format.*guard: .*timeout.*-1"):
+        load_rewards({"name": "think_format", "guard": {"timeout": -1}})

@@ -1,0 +1,338 @@
+"""Discovery and loading against distributions that pip really installed, probed in interpreters of their own."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.distributions import write_distribution
+from tests.plugins_env import BROKEN, Environment, good_copy, make_environment, plugin_environment, plugin_wheels
+
+pytestmark = pytest.mark.slow
+
+__all__ = ["good_copy", "plugin_environment", "plugin_wheels"]  # fixtures
+
+GOOD = {
+    ("reward", "target_length"),
+    ("reward", "has_digit"),
+    ("reward", "count_word"),
+    ("advantage_hook", "scale"),
+    ("loss_aggregation", "first_token"),
+}
+
+
+BROKEN_ONES: dict[str, tuple[str, list[str]]] = {
+    "raises": (
+        "RuntimeError: boom at import",
+        ["tge-raises 0.1.0", "'tge_raises.boom:reward'", "trl_grpo_ext.rewards", "RuntimeError: boom at import"],
+    ),
+    "needs_missing": (
+        "ModuleNotFoundError: No module named 'tge_no_such_dependency'",
+        ["tge-raises 0.1.0", "imports 'tge_no_such_dependency', which is not installed"],
+    ),
+    "exits": (
+        "SystemExit: tge-exits has had enough",
+        ["tge-exits 0.1.0", "SystemExit: tge-exits has had enough", "must export a function"],
+    ),
+    "no_attribute": (
+        "AttributeError: module 'tge_no_attribute' has no attribute 'lenght'",
+        ["tge-no-attribute 0.1.0", "has no attribute 'lenght'. Did you mean 'length'?"],
+    ),
+}
+"""By name of the reward: the cause of the error, and what its message says."""
+
+
+@pytest.fixture(scope="module")
+def seen(plugin_environment: Environment) -> dict[str, Any]:
+    """What one interpreter saw: first what imports nothing, then the good ones, then those that cannot be had."""
+    answer: dict[str, Any] = plugin_environment.probe(
+        f"""
+import pickle
+answer = {{"infos": [vars(info) for info in plugins.available()]}}
+names = ["slow", "raises", "exits", "tge-good:has_digit", "tge_good.rewards:has_digit", "tge_slow:reward"]
+answer["found"] = [plugins.find("reward", name).source for name in names]
+answer["alias"] = plugins.find("loss_aggregation", "first").name
+answer["alias of nothing"] = attempt(plugins.find, "loss_aggregation", "of_nothing")
+answer["imported by finding"] = imported()
+rewards = plugins.load_rewards(
+    ["has_digit", {{"name": "target_length", "target": 3, "weight": 0.5}}, "{{name: tge-good:count_word, word: a}}"]
+)
+rewards = pickle.loads(pickle.dumps(rewards))
+[hook] = plugins.load_advantage_hooks({{"name": "scale", "factor": 3.0}})
+answer["good"] = {{
+    "rewards": [reward(prompts=["", ""], completions=["a 1", "abcde"], completion_ids=[[], []]) for reward in rewards],
+    "weights": rewards.weights,
+    "names": rewards.names,
+    "hook": hook.on_rollout(2.0, None),
+    "aggregation": type(plugins.load_loss_aggregation("first_token")).__name__,
+    "by alias": type(plugins.load_loss_aggregation("tge-good:first")).__name__,
+}}
+answer["imported by loading"] = imported()
+answer["broken"] = [attempt(plugins.resolve, "reward", name) for name in {[*BROKEN_ONES]}]
+answer["twins"] = [
+    attempt(plugins.resolve, "reward", "twin"),
+    plugins.load_rewards("tge-twin-a:twin")[0](completions=[""]),
+    plugins.load_rewards("TGE_Twin.B:twin")[0](completions=[""]),
+]
+colons = ("tge-good:has_digits", "tge-good:scale", "tge_good.rewards:has_digits", "tge_good.nothing:x")
+answer["colons"] = [attempt(plugins.resolve, "reward", text) for text in colons]
+"""
+    )
+    return answer
+
+
+def test_available_shows_provenance_without_imports(seen: dict[str, Any]) -> None:
+    infos = seen["infos"]
+    assert {(i["kind"], i["name"]) for i in infos if i["distribution"] == "tge-good"} == GOOD
+    assert {"tge-slow", "tge-twin-a", "tge-twin-b", "trl-grpo-ext", *BROKEN} <= {i["distribution"] for i in infos}
+    assert {i["distribution"] for i in infos if i["builtin"]} == {"trl-grpo-ext"}
+    assert next(i for i in infos if i["name"] == "scale") == {
+        "kind": "advantage_hook",
+        "name": "scale",
+        "distribution": "tge-good",
+        "version": "0.1.0",
+        "target": "tge_good.hooks:Scale",
+        "builtin": False,
+        "dotted": False,
+        "aliases": [],
+    }
+    assert next(i for i in infos if i["name"] == "first_token")["aliases"] == ["first"]
+    sources = ["tge-slow", "tge-raises", "tge-exits", "tge-good", "tge-good", "tge-slow"]
+    assert seen["found"] == [f"{name} 0.1.0" for name in sources]
+    assert seen["alias"] == "first_token"
+    no_alias = "No installed distribution offers the loss aggregation 'of_nothing'"
+    assert no_alias in seen["alias of nothing"]["message"]
+    assert seen["imported by finding"] == []
+
+
+def test_the_good_ones_load_beside_the_broken_ones(seen: dict[str, Any]) -> None:
+    assert seen["good"] == {
+        "rewards": [[1.0, 0.0], [0.0, -2.0], [1.0, 0.0]],
+        "weights": [1.0, 0.5, 1.0],
+        "names": ["has_digit", "target_length", "count_word"],
+        "hook": 6.0,
+        "aggregation": "FirstToken",
+        "by alias": "FirstToken",
+    }
+    assert seen["imported by loading"] == ["tge_good", "tge_good.aggregations", "tge_good.hooks", "tge_good.rewards"]
+
+
+def test_loading_a_broken_plugin_tells_all(seen: dict[str, Any]) -> None:
+    for (name, (cause, says)), answer in zip(BROKEN_ONES.items(), seen["broken"], strict=True):
+        assert answer["type"] == "BrokenPluginError", name
+        assert f"{answer['cause']}: {answer['cause_message']}" == cause, name
+        for text in says:
+            assert text in answer["message"], name
+
+
+def test_two_distributions_with_one_name(seen: dict[str, Any]) -> None:
+    bare, *named = seen["twins"]
+    assert bare["type"] == "AmbiguousPluginError"
+    for text in ("tge-twin-a 1.0", "tge-twin-b 2.5", "tge-twin-a:twin or tge-twin-b:twin"):
+        assert text in bare["message"]
+    assert named == [[1.0], [2.0]]
+
+
+def test_both_readings_of_a_colon_are_explained(seen: dict[str, Any]) -> None:
+    offered, kind, dotted, missing = seen["colons"]
+    for answer in seen["colons"]:
+        assert answer["type"] == "UnknownPluginError"
+        assert "Read as distribution and name:" in answer["message"]
+        assert "Read as module and attribute:" in answer["message"]
+    assert "Did you mean 'has_digit'?" in offered["message"]
+    assert "offers 'scale' as an advantage hook, not as a reward" in kind["message"]
+    assert "has no attribute 'has_digits'. Did you mean 'has_digit'?" in dotted["message"]
+    assert "there is no module 'tge_good.nothing'" in missing["message"]
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory: pytest.TempPathFactory) -> Environment:
+    """An environment without any of the test's distributions."""
+    return make_environment(tmp_path_factory.mktemp("bare") / "venv")
+
+
+def test_variable_none_leaves_only_the_built_ins(plugin_environment: Environment) -> None:
+    answer = plugin_environment.probe(
+        """
+answer = {
+    "name": attempt(plugins.resolve, "reward", "has_digit"),
+    "qualified": attempt(plugins.resolve, "reward", "tge-good:has_digit"),
+    "dotted": attempt(plugins.resolve, "reward", "tge_good.rewards:has_digit"),
+    "builtin": plugins.find("reward", "think_format").builtin,
+    "listed": len(plugins.available("advantage_hook")),
+    "allowed": sorted({info.distribution for info in plugins.available() if plugins.is_allowed(info)}),
+    "imported": imported(),
+}
+""",
+        TRL_GRPO_EXT_PLUGINS="none",
+    )
+    for way in ("name", "qualified", "dotted"):
+        assert answer[way]["type"] == "PluginBlockedError"
+        assert "TRL_GRPO_EXT_PLUGINS='none'" in answer[way]["message"]
+        assert "tge-good" in answer[way]["message"]
+    assert answer["builtin"]
+    assert answer["listed"] >= 3
+    assert answer["allowed"] == ["trl-grpo-ext"]
+    assert answer["imported"] == []
+
+
+def test_variable_lists_distributions_however_they_are_spelt(plugin_environment: Environment, tmp_path: Path) -> None:
+    (tmp_path / "my_own.py").write_text(
+        "def length(completions, **columns):\n    return [float(len(completions[0]))]\n"
+    )
+    answer = plugin_environment.probe(
+        """
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    answer = {
+        "good": plugins.load_rewards(["has_digit", "tge_good.rewards:count_word"]).names,
+        "twin": plugins.load_rewards("twin")[0](completions=[""]),
+        "slow": attempt(plugins.resolve, "reward", "slow"),
+        "own": plugins.load_rewards("my_own:length")[0](completions=["abc"]),
+    }
+answer |= {"warnings": [str(item.message) for item in caught], "imported": imported()}
+""",
+        path=(tmp_path,),
+        TRL_GRPO_EXT_PLUGINS="Tge_Good, tge.twin.a,tge-absent",
+    )
+    assert answer["good"] == ["has_digit", "count_word"]
+    assert answer["twin"] == [1.0], "a blocked twin does not make the name ambiguous"
+    assert answer["slow"]["type"] == "PluginBlockedError"
+    assert answer["own"] == [3.0], "a file of the user's own belongs to no distribution"
+    assert {*answer["warnings"]} == {"TRL_GRPO_EXT_PLUGINS lists 'tge-absent', which is not installed."}
+    assert answer["imported"] == ["tge_good", "tge_good.rewards", "tge_twin_a"]
+
+
+def test_own_file_beside_a_blocked_distribution(plugin_environment: Environment, tmp_path: Path) -> None:
+    (tmp_path / "tge_slow.py").write_text("def reward(completions, **columns):\n    return [7.0]\n")
+    answer = plugin_environment.probe(
+        'answer = plugins.load_rewards("tge_slow:reward")[0](completions=[""])',
+        path=(tmp_path,),
+        TRL_GRPO_EXT_PLUGINS="none",
+    )
+    assert answer == [7.0]
+
+
+def test_metadata_without_its_package(good_copy: Path, bare: Environment) -> None:
+    shutil.rmtree(good_copy / "tge_good")
+    answer = bare.probe(
+        """
+answer = {"listed": len([i for i in plugins.available() if i.distribution == "tge-good"]),
+          "load": attempt(plugins.resolve, "reward", "has_digit"),
+          "others": attempt(plugins.find, "reward", "think_format")}
+""",
+        path=(good_copy,),
+    )
+    assert answer["listed"] == len(GOOD)
+    assert answer["load"]["type"] == "BrokenPluginError"
+    assert answer["load"]["cause"] == "ModuleNotFoundError"
+    for text in (
+        "tge-good 0.1.0",
+        "there is no module 'tge_good'",
+        "pip install --force-reinstall tge-good",
+        str(good_copy / "tge_good-0.1.0.dist-info"),
+    ):
+        assert text in answer["load"]["message"]
+    assert "value" in answer["others"]
+
+
+def test_damaged_metadata_never_stops_the_listing(good_copy: Path, bare: Environment) -> None:
+    info = good_copy / "tge_good-0.1.0.dist-info"
+    ask = """
+answer = {"listed": [i.source for i in plugins.available() if i.distribution == "tge-good"],
+          "builtin": attempt(lambda: plugins.find("reward", "think_format").source),
+          "load": attempt(lambda: plugins.load_rewards("has_digit").names)}
+"""
+
+    (info / "METADATA").unlink()
+    answer = bare.probe(ask, path=(good_copy,))
+    assert answer["listed"] == ["tge-good 0.1.0"] * len(GOOD), "name and version are in the directory's name too"
+    assert answer["load"] == {"value": "['has_digit']"}
+
+    (info / "METADATA").write_bytes(b"\xff\xfe nonsense")
+    (info / "entry_points.txt").write_text("[trl_grpo_ext.rewards]\nhas_digit\n")
+    answer = bare.probe(ask, path=(good_copy,))
+    assert answer["builtin"]["value"].startswith("'trl-grpo-ext ")
+    assert answer["load"]["type"] == "UnknownPluginError"
+
+    targets = ("", ":", "tge_good.rewards", "tge_good.rewards:", "not a module:x", "..:x")
+    each = f"""
+from pathlib import Path
+answers = {{}}
+for target in {targets}:
+    Path({str(info)!r}, "entry_points.txt").write_text(f"[trl_grpo_ext.rewards]\\nhas_digit = {{target}}\\n")
+    {ask.strip().replace(chr(10), chr(10) + "    ")}
+    answers[target] = answer
+answer = answers
+"""
+    for target, answer in bare.probe(each, path=(good_copy,)).items():
+        assert answer["builtin"]["value"].startswith("'trl-grpo-ext "), target
+        assert answer["load"]["type"] == "BrokenPluginError", target
+
+    (info / "entry_points.txt").unlink()
+    (info / "METADATA").unlink()
+    answer = bare.probe(ask, path=(good_copy,))
+    assert answer["listed"] == []
+    info.rename(good_copy / "~ge_good-0.1.0.dist-info")  # what a failed uninstall leaves
+    assert bare.probe(ask, path=(good_copy,))["listed"] == []
+
+
+def test_one_distribution_that_declares_a_name_twice(good_copy: Path, bare: Environment) -> None:
+    (good_copy / "tge_good-0.1.0.dist-info" / "entry_points.txt").write_text(
+        "[trl_grpo_ext.rewards]\ntwice = tge_good.rewards:has_digit\ntwice = tge_good.rewards:count_word\n"
+        "same = tge_good.rewards:has_digit\nsame = tge_good.rewards:has_digit\n"
+    )
+    answer = bare.probe(
+        """
+answer = {"twice": attempt(plugins.resolve, "reward", "twice"),
+          "qualified": attempt(plugins.resolve, "reward", "tge-good:twice"),
+          "same": plugins.load_rewards("same").names}
+""",
+        path=(good_copy,),
+    )
+    for way in ("twice", "qualified"):
+        assert answer[way]["type"] == "BrokenPluginError"
+        assert "tge-good 0.1.0 declares the reward 'twice' twice" in answer[way]["message"]
+        assert "'tge_good.rewards:count_word' and 'tge_good.rewards:has_digit'" in answer[way]["message"]
+    assert answer["same"] == ["has_digit"]
+
+
+def test_editable_install_owns_its_modules(tmp_path: Path, bare: Environment, good_copy: Path) -> None:
+    """What an editable install leaves: metadata in one place, the code in another, and no file list of the code."""
+    code = tmp_path / "checkout"
+    code.mkdir()
+    (good_copy / "tge_good").rename(code / "tge_good")
+    info = good_copy / "tge_good-0.1.0.dist-info"
+    (info / "RECORD").write_text("_editable_impl_tge_good.pth,,\n")
+    (info / "direct_url.json").write_text(f'{{"dir_info": {{"editable": true}}, "url": "{code.as_uri()}"}}')
+    answer = bare.probe(
+        """
+answer = {"entry point": attempt(plugins.resolve, "reward", "has_digit"),
+          "dotted": attempt(plugins.resolve, "reward", "tge_good.rewards:has_digit")}
+""",
+        path=(good_copy, code),
+        TRL_GRPO_EXT_PLUGINS="none",
+    )
+    assert answer["entry point"]["type"] == answer["dotted"]["type"] == "PluginBlockedError"
+
+
+ASK = "answer = {info.name: [info.target, info.distribution, info.builtin] for info in plugins.available()}"
+
+
+def test_builtins_beside_other_versions_metadata(tmp_path: Path, bare: Environment) -> None:
+    taken_over = {"reward": {"gsm8k_accuracy": "not_ours:reward", "more": "not_ours:reward"}}
+    write_distribution(tmp_path, "trl-grpo-ext", taken_over, version="9")
+    for allowed in ("none", ""):
+        found = bare.probe(ASK, path=(tmp_path,), TRL_GRPO_EXT_PLUGINS=allowed)
+        assert found["gsm8k_accuracy"][0] == "trl_grpo_ext.rewards.gsm8k_accuracy:GSM8KAccuracy"
+        assert found["gsm8k_accuracy"][1:] == ["trl-grpo-ext", True]
+        assert "more" not in found
+
+
+def test_the_same_distribution_in_two_folders_is_none(tmp_path: Path, bare: Environment) -> None:
+    for folder in ("one", "two"):
+        write_distribution(tmp_path / folder, "dup-one", {"reward": {f"of_{folder}": "dup:reward"}})
+    found = bare.probe(ASK, path=(tmp_path / "one", tmp_path / "two"))
+    assert "of_one" in found
+    assert "of_two" not in found

@@ -1,0 +1,246 @@
+"""Numbers that are decided without math-verify: by hand, and against math-verify itself on thousands of texts."""
+
+from fractions import Fraction
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from trl_grpo_ext.guard.outcomes import Outcome
+from trl_grpo_ext.rewards._math.plain_answers import (
+    DEEPEST,
+    LONGEST_ANSWER,
+    MOST_DIGITS,
+    MOST_POWERS,
+    answer_alone,
+    excess_of_completion,
+    excess_of_reference,
+    has_no_answer,
+    only_box,
+    plain_answer,
+    plain_reference,
+    verdict,
+)
+
+
+def value(number: object) -> Fraction | None:
+    return None if number is None else number.value  # type: ignore[attr-defined]
+
+
+REFERENCES = {
+    "18": 18,
+    "-18": -18,
+    "1,234": 1234,
+    "#### 1,234": 1234,
+    " 18\n": 18,
+    "12.50": Fraction(25, 2),
+    "$18$": 18,
+    "$\\boxed{18}$": 18,
+    "\\boxed{-1,234.5}": Fraction(-2469, 2),
+    "3/4": Fraction(3, 4),
+    "-\\frac{3}{4}": Fraction(-3, 4),
+    "\\frac{-3}{4}": Fraction(-3, 4),
+    "-\\frac{-3}{4}": Fraction(3, 4),
+    "$\\dfrac{6}{8}$": Fraction(3, 4),
+}
+OTHER_REFERENCES = [
+    *("", "18.", "+18", "12,34", "0,5", "50%", "\\$18", "$18", "1 234", "\\dfrac{3}{4}", "3/0", "0/3", "x", "18 cm"),
+    *("\uff12", "9" * 31, "0.1234567", "2\\frac{1}{2}", "$\\frac34$", "1/2/3", "#### 3/4", "a $18$", "18\n19", "1e5"),
+    *(".5", "007", "-01", "00"),
+]
+COMPLETIONS = {
+    "She makes 9*2 = $18 per day. The answer is \\boxed{18}.": 18,
+    "costs $5 and $6, \\boxed{11}, change $3": 11,
+    "$$x = \\boxed{ 18 }$$": 18,
+    "\\boxed{\\$1,234.50}": Fraction(2469, 2),
+    "\\boxed{$18}": 18,
+    "\\boxed{18\\text{ apples}}": 18,
+    "\\boxed{\\$18 \\text{ dollars}}": 18,
+    "50% of 36 is \\boxed{18}": 18,
+    "\\boxed{-\\dfrac{3}{4}} and a set {1}": Fraction(-3, 4),
+}
+OTHER_COMPLETIONS = [
+    *("", "18", "$18$", "\\boxed{17} \\boxed{18}", "\\boxed{18} \\boxed", "\\boxed{18} \\fbox{17}", "\\boxed {18}"),
+    *("\\boxed{18", "\\boxed{}", "\\boxed{18} The final answer is $17$. I hope it is right.", "$\\boxed{18}$ %"),
+    *("$\\boxed{18}$ percent", "\\boxed{18\\%}", "\\boxed{18\\text{ percent}}", "\\boxed{18\\text{ or so}}"),
+    *("\\boxed{18 cm}", "\\boxed{18\\text{ cm}^2}", "\\boxed{x=18}", "\\boxed{{18}}", "\\boxed{1 234}"),
+    *("\\boxed{\u0663}", "\\boxed{18\x00}", "\\boxed{" + "9" * 200 + "}"),
+]
+
+
+def test_plain_answers_reads_plain_numbers_alone() -> None:
+    assert {text: value(plain_reference(text)) for text in REFERENCES} == REFERENCES
+    assert [text for text in OTHER_REFERENCES if plain_reference(text) is not None] == []
+    assert {text: value(plain_answer(text)) for text in COMPLETIONS} == COMPLETIONS
+    assert [text for text in OTHER_COMPLETIONS if plain_answer(text) is not None] == []
+
+
+def test_numbers_are_compared_exactly_and_near_decimals_are_left() -> None:
+    right, wrong = Outcome.RIGHT, Outcome.WRONG
+    for reference, answer, outcome in (
+        *(("18", "18", right), ("18", "18.00", right), ("18", "36/2", right), ("1,234", "1234", right)),
+        *(("0.75", "\\frac{3}{4}", right), ("18", "17", wrong), ("18", "-18", wrong), ("1/3", "0.3333", wrong)),
+        *(("1/3", "333333/1000000", wrong), ("1/3", "0.333333", None), ("2", "2.000001", None)),
+        ("2", "2.000003", wrong),
+    ):
+        gold, found = plain_reference(reference), plain_answer(f"\\boxed{{{answer}}}")
+        assert gold is not None
+        assert found is not None
+        assert verdict(gold, found) == outcome
+
+
+def test_a_text_has_no_answer_where_nothing_can_begin_one() -> None:
+    for text in ("", "18", "the answer is 18", "$18$", "\\boxed 18"):
+        assert has_no_answer(text)
+    # A long s is an s to a regular expression that ignores case.
+    for text in ("the answer is $18$", "ANSWER: \\frac{1}{2}", "an\u017fwer: $18$", "\\boxed{}"):
+        assert not has_no_answer(text)
+
+
+# Against math-verify -----------------------------------------------------------------------------------------------
+
+digits = st.integers(0, 10**7) | st.integers(0, 30) | st.integers(0, 10**30 - 1)
+signs = st.sampled_from(["", "", "-"])
+tails = st.sampled_from(["0", "00", "5", "50", "25", "75", "333333", "333334", "000001", "142857", "999999", "1"])
+small = st.integers(0, 40)
+numbers = st.one_of(
+    st.builds("{}{}".format, signs, digits),
+    st.builds("{}{:,}".format, signs, digits),
+    st.builds("{}0{}".format, signs, digits),
+    st.builds("{}{}.{}".format, signs, st.integers(0, 10**8), tails),
+    st.builds("{}{:,}.{}".format, signs, st.integers(0, 10**8), tails),
+    st.builds("{}{}/{}".format, signs, small, small),
+    st.builds("{}\\frac{{{}}}{{{}}}".format, signs, small, small),
+    st.builds("{}\\{}frac{{{}{}}}{{{}}}".format, signs, st.sampled_from("dt"), signs, small, small),
+)
+pieces = st.sampled_from(
+    [
+        *("She makes 9*2 = $18 per day. ", "The answer is ", "$", "$$", "\\[", "\\]", "\\(", "\\)", " [", "] "),
+        *("\n", "%", "{", "}", "final answer is ", " I hope", "answer: ", "= 3", " percent", " and ", ", "),
+        *("\\$5 ", "\\", "#### 5 ", "**", "^2", "\\frac{1}{2} ", "x", ".", "\\text{", "\x00", "1,234", " or "),
+    ]
+)
+texts = st.lists(pieces, max_size=6).map("".join)
+forms = st.sampled_from(
+    [
+        *("{}", "{}", "{}", "${}", "\\${}", " {} ", "{}\\text{{ apples}}", "{} \\text{{ dollars}}"),
+        *("\\${}\\text{{meters}}", "{}%", "{}\\text{{inches}}", "{}\\text{{ cents }}", "{}$"),
+    ]
+)
+reference_forms = st.sampled_from(
+    ["{}", "{}", "#### {}", "${}$", "\\boxed{{{}}}", "$\\boxed{{{}}}$", " {}\n", "\\({}\\)"]
+)
+
+
+@st.composite
+def spellings(draw: st.DrawFn) -> tuple[str, str]:
+    """A number, and with even odds another spelling of it or another number."""
+    written = draw(numbers)
+    number = plain_answer(f"\\boxed{{{written}}}")
+    if number is None or draw(st.booleans()):
+        return written, draw(numbers)
+    above, below = number.value.numerator, number.value.denominator
+    ways = [written, f"{above}/{below}", f"\\frac{{{above}}}{{{below}}}", f"{above * 3}/{below * 3}"]
+    ways += [f"{float(number.value):.{places}f}" for places in (0, 2, 5, 6)]
+    ways += [f"{above:,}", f"{above}.0"] if below == 1 else []
+    return written, draw(st.sampled_from(ways))
+
+
+@st.composite
+def pairs(draw: st.DrawFn) -> tuple[str, str]:
+    reference, answer = draw(spellings())
+    box = "\\boxed{" if draw(st.integers(0, 9)) else draw(st.sampled_from(["boxed{", "$", "{", "\\boxed{1}\\boxed{"]))
+    completion = f"{draw(texts)}{box}{draw(forms).format(answer)}}}{draw(texts)}"
+    return draw(reference_forms).format(reference), completion
+
+
+@pytest.mark.slow
+@given(pair=pairs())
+@example(pair=("1.5", "\\boxed{3/2}"))
+@example(pair=("2/3", "\\boxed{0.666667}"))
+@example(pair=("-01", "boxed{-01}"))
+@settings(max_examples=300)
+def test_what_is_decided_here_is_math_verifys_verdict(pair: tuple[str, str]) -> None:
+    accuracy_rewards = pytest.importorskip("trl.rewards.accuracy_rewards", reason="TRL's own reward is the oracle here")
+    reference, completion = pair
+    gold = plain_reference(reference)
+    if gold is None:
+        return
+    found = plain_answer(completion)
+    outcome = verdict(gold, found) if found is not None else None
+    if outcome is None and has_no_answer(completion):
+        outcome = Outcome.NO_ANSWER
+    if outcome is not None:
+        [theirs] = accuracy_rewards.accuracy_reward([[{"content": completion}]], [reference])
+        assert theirs == float(outcome is Outcome.RIGHT)
+
+
+# Limits ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("within", "beyond", "why"),
+    [
+        *(
+            (f"{opening * depth}1{closing * depth}", f"{opening * (depth + 1)}1{closing * (depth + 1)}", why)
+            for opening, closing, depth, why in (
+                *((*pair, DEEPEST, f"brackets more than {DEEPEST} deep") for pair in ("()", "{}", "[]")),
+                ("\\left(", "\\right)", DEEPEST, f"brackets more than {DEEPEST} deep"),
+                ("x^{", "}", MOST_POWERS, f"powers more than {MOST_POWERS} deep"),
+            )
+        ),
+        ("9" * MOST_DIGITS, "9" * (MOST_DIGITS + 1), "more than 2000 digits in a row"),
+        ("\\binom{9999999}{3}", "\\binom{9999999}{999999}", "a binomial coefficient with too many digits"),
+        ("\\det 1" + "&1" * 35, "\\det 1" + "&1" * 36, "a determinant with more than 36 cells"),
+    ],
+)
+def test_what_would_take_the_parser_too_long_is_refused(within: str, beyond: str, why: str) -> None:
+    for excess in (lambda t: excess_of_completion(f"\\boxed{{{t}}}", 10**6), lambda t: excess_of_reference(t, 10**6)):
+        assert excess(within) is None
+        assert excess(beyond) == why
+    assert excess_of_completion("\\boxed{" * 9 + "{" * 50, 10**6) == f"brackets more than {DEEPEST} deep"
+
+
+def test_the_length_of_a_box_is_limited() -> None:
+    assert excess_of_completion(f"\\boxed{{{'9,' * (LONGEST_ANSWER // 2)}}}", 10**6) is None
+    longer = excess_of_completion(f"\\boxed{{{'9,' * LONGEST_ANSWER}}}", 10**6)
+    assert longer == "a box with 6000 characters, more than 3000"
+
+
+@pytest.mark.slow
+@given(before=texts, content=texts | spellings().map("+".join), after=texts)
+@settings(max_examples=200)
+def test_the_box_alone_is_read_like_the_whole_completion(before: str, content: str, after: str) -> None:
+    from trl_grpo_ext.rewards._math import verification
+
+    completion = f"{before}\\boxed{{{content}}}{after}"
+    with verification.replaced():
+        alone, whole = (
+            verification._parsed(text, verification._ANSWER, "first_match")
+            for text in (answer_alone(completion), completion)
+        )
+    assert str(alone) == str(whole)
+
+
+def test_a_box_stands_alone_only_where_nothing_else_can_be_read() -> None:
+    for text, alone in (
+        ("So $x = \\boxed{\\frac{1}{2}}$.", "\\boxed{\\frac{1}{2}}"),
+        ("50% of it is \\boxed{(1,2]} in all", "\\boxed{(1,2]}"),
+    ):
+        assert answer_alone(text) == alone
+    two = ("\\boxed{1} \\boxed{2}", "$\\boxed{5}$ %", "\\boxed{a $b$}", "x [ \\boxed{[1,2] }", "\\boxed{ }", "none")
+    for text in two:
+        assert answer_alone(text) == text
+
+
+def test_a_hostile_middle_does_not_count_beside_an_ordinary_box() -> None:
+    assert excess_of_completion("(" * 5000 + "9" * 5000 + " so \\boxed{18}", 20_000) is None
+    assert excess_of_completion("x" * 20_001, 20_000) == "20001 characters, more than max_characters, 20000"
+    assert excess_of_reference("x" * 20_001, 20_000) == "20001 characters, more than max_characters, 20000"
+
+
+@given(text=st.text() | st.text("\\boxed{}()[]$9 "))
+def test_any_text_is_read_without_an_error(text: str) -> None:
+    for read in (plain_reference, plain_answer, has_no_answer, only_box):
+        read(text)
+    assert excess_of_completion(text, 10**6) is None or len(text) > DEEPEST

@@ -1,0 +1,32 @@
+"""What an expression asks for is known before it is evaluated: little of what people answer, too much of the others."""
+
+import pytest
+
+WITHIN = r"""
+2^{10} ¦ 10^{-9} ¦ 2^{10^{-9}} ¦ 2006! ¦ \frac{100000!}{99999!} ¦ 10^{1000000} ¦ 3^{2023} - 1 ¦ x^{10^{9}} ¦ e^{10^{9}}
+2^{2^{2^{2^{2}}}} ¦ \pi^{1000000000} ¦ (1+x)^{2023} ¦ (x+y+z)^{20} ¦ 1^{10^{99}} ¦ \binom{10^{9}}{2} ¦ 7^{2023} \mod 100
+\sum_{k=1}^{\infty} \frac{1}{k^2} ¦ \sum_{k=1}^{10^9} k ¦ \sum_{k=1}^{2023} \frac{1}{k}
+\prod_{k=2}^{100} (1-\frac{1}{k}) ¦ \begin{pmatrix}1&2\\3&4\end{pmatrix}^{10} ¦ \int_0^1 x^{9}\,dx
+\int_0^1 e^{\sin(\ln x)}\,dx ¦ \int_0^1 \int_0^1 \int_0^1 xyz\,dx\,dy\,dz
+\frac{1}{0} ¦ 0^{0} ¦ (-8)^{1/3} ¦ 1000^{10000/3}
+"""
+BEYOND = (
+    r"""
+9^{9^{9^9}} ¦ \sqrt{9^{9^{9^9}}} ¦ 9^{999999999} ¦ 9^{-999999999} ¦ (1+10^{-9})^{10^{9}} ¦ 7^{7^{7^7}} \mod 100
+((5!)!)! ¦ 100000000! ¦ \binom{10^{9}}{10^{8}} ¦ (x+1)^{100000} ¦ (x+y+z+1)^{300} ¦ \sum_{k=1}^{10^9} \frac{1}{k^2}
+\prod_{k=1}^{10^8} k ¦ \begin{pmatrix}1&2\\3&4\end{pmatrix}^{1000000000} ¦ \{1, 9^{9^{9^9}}\} ¦ x = 9^{9^{9^9}}
+\int_0^1 \sin(\cos(\sin(\cos(x^x))))\,dx
+"""
+    + f"2^{{{'9' * 400}}} ¦ {'9' * 400}!"
+)
+
+
+@pytest.mark.slow
+def test_work_of_an_expression() -> None:
+    from trl_grpo_ext.rewards._math import verification
+
+    for table, is_too_much in ((WITHIN, False), (BEYOND, True)):
+        for latex in (latex for line in table.strip().splitlines() for latex in line.split(" ¦ ")):
+            parsed = verification._parsed(f"\\boxed{{{latex}}}", verification._ANSWER, "first_match")
+            assert len(parsed) == 2, latex
+            assert bool(verification.excess_of_work(parsed)) is is_too_much, latex

@@ -1,0 +1,399 @@
+"""The processes that run a model's code, against code that wants more than it is given."""
+
+# The code that is run is easier to read on one line; what belongs together is asserted together.
+# ruff: noqa: E501, PT018
+import functools
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import textwrap
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.busy import busy
+from tests.interrupts import interruptible
+from trl_grpo_ext.errors import RewardError
+from trl_grpo_ext.rewards._sandbox import jobs as sandbox
+from trl_grpo_ext.rewards._sandbox.forms_of_tests import read_tests
+from trl_grpo_ext.rewards._sandbox.jobs import LAYERS, Run, isolation, run_all, run_python
+
+KEEPER = b"_sandbox.keeper"
+needs_layers = pytest.mark.skipif(
+    set(isolation()) != set(LAYERS), reason=f"this machine gives only {isolation()}: needs Landlock and seccomp"
+)
+
+
+def module(code: str, *tests: str, seconds: float = 10.0, memory_mb: int = 256, **more: Any) -> Run:
+    """Hold code in one process and run tests of it in another."""
+    plan: Any = {**read_tests([*tests] or ["assert nothing"]), "stop": False, "own_copies": False, "seen": {}}  # type: ignore[dict-item]
+    return run_python(textwrap.dedent(code), plan, seconds=seconds, memory_mb=memory_mb, **more)
+
+
+def program(code: str, stdin: str = "", seconds: float = 10.0) -> Run:
+    return run_python(textwrap.dedent(code), seconds=seconds, memory_mb=256, stdin=stdin.encode())
+
+
+def in_parallel(codes: list[str], **limits: Any) -> list[Run]:
+    def work(code: str, stop: threading.Event) -> Run:
+        return module(code, stop=stop, **limits)
+
+    return run_all([functools.partial(work, code) for code in codes], workers=2)
+
+
+def failure(run: Run) -> str:
+    """The name of the exception that the code ended with."""
+    [message] = run.messages
+    return str(message["failed"][0])
+
+
+def raised(code: str) -> str:
+    return failure(module(code))
+
+
+def statuses(run: Run) -> list[str]:
+    return [message["status"] for message in run.messages if "status" in message]
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No directory and no process but the server outlives a test."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    yield
+    server = sandbox._SERVER.process
+    deadline = time.monotonic() + 30  # a keeper ends after it has answered
+    while server is not None and any(KEEPER in command_line(pid) for pid in descendants(server.pid)):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert list(tmp_path.glob("python-tests-*")) == []
+
+
+def command_line(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+def descendants(pid: int) -> list[int]:
+    try:
+        children = [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        return []
+    return [*children, *(below for child in children for below in descendants(child))]
+
+
+# --- running ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_program_reads_prints_and_ends_as_python_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = program("import sys\nprint(sum(map(int, sys.stdin.read().split())))", "1 2\n39\n")
+    assert (run.output, run.ended, run.status) == (b"42\n", "exited", 0)
+    run = program("import os\nos.write(1, os.read(0, 2))\nprint(open(0).read())", "ab\ncd")
+    assert (run.output, run.status) == (b"ab\ncd\n", 0)
+    run = program("import atexit\natexit.register(print, 'bye')\nif __name__ == '__main__': raise SystemExit(3)")
+    assert (run.output, run.status) == (b"bye\n", 3)
+    run = program("1 / 0")
+    assert (run.messages, run.status) == ([{"failed": ["ZeroDivisionError", "division by zero"]}], 1)
+    monkeypatch.setenv("MY_TOKEN", "secret")
+    run = program("import gc, os\nprint(sorted(os.environ), os.listdir(), gc.isenabled())")
+    assert run.output.decode() == "['HOME', 'LANG', 'PATH', 'PYTHONHASHSEED', 'TMPDIR'] [] True\n"
+
+
+def test_runs_come_in_order_so_many_at_a_time_and_leave_nothing() -> None:
+    module("pass")
+    descriptors, threads = len(list(Path("/dev/fd").iterdir())), threading.active_count()
+    tasks = [lambda stop: module("while True: pass", seconds=0.05, stop=stop), lambda stop: program("print(1)")] * 4
+    assert [run.ended for run in run_all(tasks, workers=3)] == ["timeout", "exited"] * 4
+    # Fewer where an earlier test's have just ended.
+    assert len(list(Path("/dev/fd").iterdir())) <= descriptors
+    assert threading.active_count() <= threads
+    assert run_all([], workers=2) == []
+
+
+# --- limits ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_code_that_does_not_end_is_ended() -> None:
+    codes = [
+        "while True: pass",
+        "9 ** 9 ** 9",
+        "import time\ntime.sleep(1000)",
+        "import signal\n[signal.signal(s, signal.SIG_IGN) for s in (1, 2, 15, 24)]\nwhile True: pass",
+        "import re\nre.match('(a+)+$', 'a' * 50 + 'b')",
+        "import threading\nfor _ in 'abc': threading.Thread(target=lambda: list(iter(int, 1))).start()\nwhile 1: pass",
+    ]
+    assert [(run.ended, run.seconds >= 0.5) for run in in_parallel(codes, seconds=0.5)] == [("timeout", True)] * 6
+    [message] = module("import os\nos.closerange(0, 100)\nwhile True: pass").messages
+    assert message["gone"] == "closed"
+
+
+def test_run_python_limits_memory_and_stack() -> None:
+    for code in ("x = 'a' * 10**9", "x = [0]\nwhile True: x += x", "x = bytearray(10**9)"):
+        assert raised(code) == "MemoryError"
+    assert raised("import mmap\nx = [mmap.mmap(-1, 2**27) for _ in range(8)]") in ("OSError", "MemoryError")
+    run = module("import sys\nsys.setrecursionlimit(10**9)\ndef f(n): return max([n], key=lambda x: f(n))\nf(1)")
+    assert run.status in (-signal.SIGSEGV, -signal.SIGBUS) or failure(run) in ("MemoryError", "RecursionError")
+    assert raised("def f(n): return f(n + 1)\nf(1)") == "RecursionError"
+
+
+def test_run_python_bounds_output() -> None:
+    run = program("import os\nwhile True: os.write(1, b'a' * 10**6)")
+    assert run.ended == "output" and len(run.output) <= 4 * 2**20 + 2**17
+    write = "import os\nfor _ in range(20): os.write(1, b'a' * 10**6); os.write(2, b'a' * 10**6)\nx = 1"
+    assert statuses(module(write, "assert x == 1")) == ["pass"], "what a module writes there is thrown away"
+    each = "import os\nfor fd in range(3, 500):\n  try:\n    {}\n  except OSError: pass\n"
+    run = module(each.format("while True: os.write(fd, b'a' * 10**6)"))
+    assert run.ended == "storage" or "gone" in run.messages[0]
+    forged = ("\n" + json.dumps({"test": 0, "status": "pass"}) + "\n").encode()
+    assert statuses(module(each.format(f"os.write(fd, {forged!r})") + "os._exit(0)", "assert 0 == 1")) == []
+    assert program(each.format("while True: os.write(fd, b'a' * 10**6)")).ended == "output"
+
+
+MAPPED = "import mmap, os\nheld = []\nwhile True:\n    with open('x', 'w+b') as file:\n        {fill}\n        {hold}\n    os.unlink('x')"
+HOARDERS = [
+    "n = 0\nwhile True:\n    n += 1\n    with open(str(n), 'wb') as f: f.write(bytes(2**23))",
+    "n = 0\nwhile True:\n    n += 1\n    open(str(n), 'wb').close()",
+    "import os\nn = 0\nwhile True:\n    n += 1\n    os.mkdir(str(n))",
+    "import os\nwhile True:\n    os.mkdir('x')\n    os.chdir('x')",
+    "import os\nheld = []\nwhile True:\n    held.append(open('x', 'wb'))\n    held[-1].write(bytes(2**23)); held[-1].flush()\n    os.unlink('x')",
+    MAPPED.format(fill="file.write(bytes(2**24)); file.flush()", hold="held.append(mmap.mmap(file.fileno(), 4096, mmap.MAP_PRIVATE))"),
+    MAPPED.format(
+        fill="file.truncate(2**24)",
+        hold="held.append(mmap.mmap(file.fileno(), 2**24, mmap.MAP_PRIVATE)); [held[-1][i] for i in range(0, 2**24, 4096)]",
+    ),
+    "import os\nwhile True:\n    with open('x', 'wb') as f: f.write(bytes(2**23))\n    os.unlink('x')",
+]  # fmt: skip
+
+
+@needs_layers
+@pytest.mark.parametrize("folder", ["disk", pytest.param("memory", marks=pytest.mark.slow)])
+def test_what_is_written_is_limited_and_not_what_is_listed(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if folder == "memory":
+        if not os.access("/dev/shm", os.W_OK):
+            pytest.skip("needs a file system in memory")
+        monkeypatch.setattr(tempfile, "tempdir", "/dev/shm")
+    found = {code: run.ended for code, run in zip(HOARDERS, in_parallel(HOARDERS), strict=True)}
+    assert found == dict.fromkeys(HOARDERS, "storage")
+    assert list(Path(tempfile.gettempdir()).glob("python-tests-*")) == []
+
+
+@needs_layers
+def test_files_and_threads_are_limited() -> None:
+    shared = (
+        "import mmap\nwith open('x', 'w+b') as file:\n    file.truncate(2**20)\n    mmap.mmap(file.fileno(), 2**20)"
+    )
+    assert raised(shared) == "PermissionError", "a shared map would be a way around the limit"
+    assert raised("with open('x', 'wb') as f:\n    for _ in range(100): f.write(bytes(2**20)); f.flush()") == "OSError"
+    assert raised("files = [open('x', 'w') for _ in range(1000)]") == "OSError"
+    thread = "threading.Thread(target={}, daemon=True)"
+    many = f"import threading, time\nthreading.stack_size(32768)\nwhile True: {thread.format('lambda: time.sleep(9)')}.start()"
+    assert module(many).ended == "threads"
+    again = f"import threading\ndef run():\n    for _ in range(300): t = {thread.format('int')}; t.start(); t.join()\n    return True"
+    assert statuses(module(again, "assert run() is True")) == ["pass"]
+
+
+# --- what it may not do ----------------------------------------------------------------------------------------------
+
+
+@needs_layers
+def test_isolation_keeps_open_files_from_truncation() -> None:
+    """As on Linux 5.13 to 6.1: Landlock of the first version, played by the filter without Landlock."""
+    code = (
+        "import ctypes, os, sys\nfrom trl_grpo_ext.rewards._sandbox import layers\n"
+        "open('x', 'w').write('kept')\nctypes.CDLL(None).prctl(38, 1, 0, 0, 0)\nassert layers._restrict_calls(ctypes.CDLL(None))\n"
+        "for mode in (os.O_RDONLY, 3):\n"
+        "    try: os.open('x', mode | os.O_TRUNC)\n    except PermissionError: pass\n    else: sys.exit('emptied')\n"
+        "assert open('x').read() == 'kept'\nopen('x', 'w').close()\nassert open('x').read() == ''\nos._exit(0)"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
+    folder = tempfile.mkdtemp()
+    done = subprocess.run([sys.executable, "-c", code], cwd=folder, env=environment, capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr.decode()
+
+
+FORBIDDEN = [
+    # files elsewhere; the judge's folder lies beside its own
+    "import os\nos.listdir('..')",
+    "open('../tests.py', 'w')",
+    "open('/etc/passwd')",
+    "open('/proc/self/environ')",
+    "import os\nopen(f'/proc/{os.getppid()}/environ')",
+    "import os\nos.listdir('/')",
+    "open('/tmp/planted', 'w')",
+    "open('/dev/shm/planted', 'w')",
+    "import os\nos.mkdir('../outside')",
+    "import os\nos.rmdir('/var/tmp')",
+    "open('/usr/lib/x', 'w')",
+    "import os\nos.symlink('/etc/passwd', 'link')",
+    "import os\nos.mkfifo('pipe')",
+    "import os\nos.chmod('.', 0)",
+    "import os\nos.chown('.', 1, 1)",
+    "import os\nos.utime('/etc')",
+    "import os\nos.truncate('/etc/hostname', 0)",
+    "import os\nos.setxattr('.', 'user.x', b'1')",
+    "import os\nos.memfd_create('x')",
+    "import json\nopen(json.__file__, 'ab')",
+    *(f"import json, os\nos.open(json.__file__, {mode} | os.O_TRUNC)" for mode in ("os.O_RDONLY", "os.O_RDWR", "3")),
+    # other processes
+    "import os\nwhile True: os.fork()",
+    "import subprocess\nsubprocess.run(['/bin/sh', '-c', 'sleep 1000'])",
+    "import os\nos.execv('/bin/sh', ['sh'])",
+    "import os\nos.posix_spawn('/bin/sh', ['sh'], {})",
+    "import os\nos.kill(os.getppid(), 9)",
+    "import os\nos.kill(-1, 9)",
+    "import os\nos.kill(0, 9)",
+    "import os\nos.killpg(os.getpgid(os.getppid()), 9)",
+    "import signal, os\nsignal.pidfd_send_signal(os.pidfd_open(os.getppid()), 9)",
+    "import os\nos.setpriority(os.PRIO_PROCESS, os.getppid(), 19)",
+    "import os\nos.sched_setaffinity(os.getppid(), [0])",
+    "import resource, os\nresource.prlimit(os.getppid(), resource.RLIMIT_CPU, (1, 1))",
+    "import fcntl, os\nfcntl.fcntl(os.pipe()[0], fcntl.F_SETOWN, os.getppid())",
+    "import os\nos.setuid(65534)",
+    "import os\nos.chroot('.')",
+    # the network
+    *(f"import socket\nsocket.socket(socket.AF_{family}, socket.SOCK_DGRAM)" for family in "INET6 UNIX NETLINK PACKET".split()),  # noqa: SIM905
+    "import socket\nsocket.create_connection(('127.0.0.1', 9))",
+]  # fmt: skip
+
+
+@needs_layers
+def test_isolation_of_files_processes_network(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("secret")
+    secret.chmod(0o666)
+    codes = [*FORBIDDEN, f"open({str(secret)!r}).read()", f"open({str(secret)!r}, 'w')"]
+    found = {code: failure(run) for code, run in zip(codes, in_parallel(codes), strict=True)}
+    assert found == dict.fromkeys(codes, "PermissionError")
+    assert secret.read_text() == "secret"
+    limit = raised("import resource\nresource.setrlimit(resource.RLIMIT_AS, (-1, -1))")
+    assert limit in ("ValueError", "PermissionError")
+
+
+@needs_layers
+def test_a_pair_of_sockets_reaches_nobody_else(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as server:
+        server.bind(str(tmp_path / "s"))
+        server.settimeout(0.5)
+        pair = "import socket\na, b = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)\n"
+        assert raised(f"{pair}a.sendto(b'x', {str(tmp_path / 's')!r})") == "PermissionError"
+        assert raised(f"{pair}a.sendmsg([b'x'], [], 0, {str(tmp_path / 's')!r})") == "PermissionError"
+        with pytest.raises(TimeoutError):
+            server.recv(1)
+    assert statuses(module(f"{pair}a.send(b'x')\nc = b.recv(1)", "assert c == b'x'")) == ["pass"]
+
+
+@needs_layers
+@pytest.mark.skipif(os.uname().machine != "x86_64", reason="the numbers are those of x86-64")
+def test_raw_system_calls_do_not_help() -> None:
+    code = """
+    import ctypes
+    libc = ctypes.CDLL(None, use_errno=True)
+    def refused(number, *arguments):
+        return libc.syscall(number, *arguments) == -1 and ctypes.get_errno() in (1, 38)
+    """
+    # clone3, io_uring_setup, bpf, ptrace, vfork, unshare, mount, openat2, creat, truncate, sendfile, copy_file_range,
+    # splice, fallocate, perf_event_open, userfaultfd, process_vm_readv, keyctl, reboot
+    numbers = [435, 425, 321, 101, 58, 272, 165, 437, 85, 76, 40, 326, 275, 285, 298, 323, 310, 250, 169]
+    run = module(code, *(f"assert refused({number}, 0, 0, 0, 0, 0)" for number in numbers))
+    assert set(statuses(run)) == {"pass"}, run.messages
+    assert module("import ctypes\nctypes.CDLL(None).syscall(0x40000000 + 39)").status == -signal.SIGSYS
+
+
+def test_a_required_layer_that_does_not_hold_is_an_error() -> None:
+    with pytest.raises(RewardError, match="magic"):
+        module("pass", require=["magic"])
+
+
+# --- ends and time ---------------------------------------------------------------------------------------------------
+
+
+def test_all_ends_with_the_parent(tmp_path: Path) -> None:
+    script = (
+        "import sys; from trl_grpo_ext.rewards._sandbox.jobs import run_python\n"
+        "run_python('while True: pass', seconds=1000, memory_mb=256)"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", script], env={**os.environ, "TMPDIR": str(tmp_path / "..")})
+    if not Path(f"/proc/{parent.pid}/task/{parent.pid}/children").exists():
+        parent.kill()
+        parent.wait()
+        pytest.skip("needs /proc with children")
+    found: list[int] = []
+    while len(found) < 3:  # the server, a keeper and the program
+        assert parent.poll() is None
+        found = [pid for pid in descendants(parent.pid) if KEEPER in command_line(pid)]
+        time.sleep(0.02)
+    parent.kill()
+    parent.wait()
+    deadline = time.monotonic() + 60
+    while any(KEEPER in command_line(pid) for pid in found):
+        assert time.monotonic() < deadline, "something outlives its parent"
+        time.sleep(0.02)
+
+
+def test_server_restarts_after_kill_and_fork() -> None:
+    module("pass")
+    server = sandbox._SERVER.process
+    assert server is not None
+    server.kill()
+    server.wait()
+    assert program("print(1)").output == b"1\n"
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0 if program("print(1)").output == b"1\n" else 1)
+    assert os.waitpid(pid, 0)[1] == 0
+    assert program("print(2)").output == b"2\n"
+
+
+@pytest.mark.slow
+def test_time_is_the_code_s_own_however_busy_the_machine() -> None:
+    """Six busy processes beside it: half a second of work of a second's allowance is no timeout."""
+    with busy(3 * (os.cpu_count() or 1)):
+        code = "import time\nstart = time.process_time()\nwhile time.process_time() < start + 0.5: pass\nprint(1)"
+        runs = run_all([lambda stop: run_python(code, seconds=1.0, memory_mb=256, stop=stop)] * 4, workers=4)
+        assert [(run.ended, run.output) for run in runs] == [("exited", b"1\n")] * 4
+        assert program("while True: pass", seconds=0.3).ended == "timeout"
+
+
+@pytest.mark.parametrize(
+    ("code", "test", "ended"),
+    [
+        ("import time\ndef f(): time.sleep(1000)", "assert f()", "timeout"),
+        ("def f(): return 1", "while f(): pass\nassert f()", "timeout"),
+        ("def f(): return range(10 ** 15)", "assert sum(f()) == 3", "timeout"),
+        ("def f():\n    while True: yield 1", "assert list(f())", "timeout"),
+        ("def f(): return 1", "while True: pass\nassert f()", "tests"),
+        ("def f(): return 1", "import time\ntime.sleep(1000)\nassert f()", "tests"),
+    ],
+)
+def test_who_took_the_time(code: str, test: str, ended: str) -> None:
+    assert module(code, test, seconds=0.3).ended == ended
+
+
+def test_an_interrupt_ends_all_runs() -> None:
+    started = threading.Barrier(3)
+
+    def forever(stop: threading.Event) -> Run:
+        started.wait()
+        return module("while True: pass", seconds=1000, stop=stop)
+
+    def send() -> None:
+        started.wait()
+        time.sleep(0.3)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=send)
+    with interruptible():
+        thread.start()
+        with pytest.raises(KeyboardInterrupt):
+            run_all([forever, forever], workers=2)
+        thread.join()

@@ -1,0 +1,157 @@
+"""Losses in place of TRL's: by hand, against a slow computation, by finite differences, on several ranks."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from tests.contexts import Ranks, cut, padded
+from tests.token_losses.made_up import batch_of, difference_gap, random_batch, terms_of
+from trl_grpo_ext.credit.token_losses import carried_values, value_and_slope
+from trl_grpo_ext.errors import ConfigurationError
+from trl_grpo_ext.testing import make_terms
+from trl_grpo_ext.token_losses.surrogates import TOPR, ClipCov, SmoothClip, clipped
+
+
+def test_smooth_clip_by_hand() -> None:
+    # r = 1, 1.2, 0.5: -(1 + .2·tanh((r - 1)/.2)), with tanh(1) = .76159 and tanh(2.5) = .98661.
+    ratios = padded([[1.0, 1.2, 0.5]])
+    terms = make_terms(ratios.log(), torch.zeros(1, 3, dtype=torch.float64), padded([[1.0, 1.0, -2.0]]))
+    loss_B_T, slope_B_T = value_and_slope(SmoothClip(epsilon=0.2), terms)
+    assert loss_B_T[0].tolist() == pytest.approx([-1.0, -1.15232, 1.60536], abs=1e-5)
+    # -A·r·(1 - tanh²)
+    assert slope_B_T[0].tolist() == pytest.approx([-1.0, -1.2 * (1 - 0.58002), 1.0 * (1 - 0.97340)], abs=1e-4)
+
+
+def test_topr_by_hand() -> None:
+    # R of the rows: e^(.5 - .2) > 1, e^(-.4), and e^(-.7) with a positive advantage, which does not look at it.
+    old = padded([[-1.0, -1.0]] * 3)
+    now = old + padded([[0.5, -0.2], [-0.3, -0.1], [-0.5, -0.2]])
+    terms = make_terms(now, old, padded([[-1.0, -1.0], [-2.0, -2.0], [1.0, 1.0]]))
+    loss_B_T, slope_B_T = value_and_slope(TOPR(), terms)
+    tapered = 2.0 * math.exp(-0.4)
+    expected = [[-0.5, -1.2], [-1.3 * tapered, -1.1 * tapered], [1.5, 1.2]]
+    assert loss_B_T.tolist() == [pytest.approx(row) for row in expected]
+    assert slope_B_T.tolist() == [pytest.approx([value] * 2) for value in (1.0, tapered, -1.0)]
+    assert TOPR().measures(terms)["tapered"].tolist() == [[0, 0], [1, 1], [0, 0]]
+
+
+def test_clip_cov_by_hand() -> None:
+    # Means: A 0, log π_old -1. c = .9, -.1, .4, .4: one candidate between .5 and 5, two of three between .3 and 5.
+    rollout = batch_of([[-0.1, -1.1], [-1.4, -1.4]], [[1.0, 1.0], [-1.0, -1.0]])
+    one: Any = ClipCov(share=0.5, low=0.5, high=5.0)
+    assert carried_values(one, rollout)["kept"].tolist() == [[0, 1], [1, 1]]
+    two = carried_values(ClipCov(share=0.5, low=0.3, high=5.0), rollout)["kept"]
+    assert two.sum() == 2
+    assert two[0, 1] == 1
+    none = carried_values(ClipCov(share=0.5, low=0.9001, high=5.0), rollout)["kept"]
+    assert none.sum() == 4
+    # r = 1.5, 0.5, 1.5, 0.5: left out; -.5; the clip does not bound 1.5; and it bounds 0.5 at 0.8.
+    now = torch.tensor([[1.5, 0.5], [1.5, 0.5]], dtype=torch.float64).log()
+    assert rollout.old_logps_B_T is not None
+    loss_B_T, slope_B_T = value_and_slope(one, terms_of(rollout, rollout.old_logps_B_T + now, one))
+    assert loss_B_T.tolist() == [pytest.approx([0.0, -0.5]), pytest.approx([1.5, 0.8])]
+    assert slope_B_T.tolist() == [pytest.approx([0.0, -0.5]), pytest.approx([1.5, 0.0])]
+
+
+def test_clip_cov_draws_by_the_step_whatever_the_padding() -> None:
+    loss: Any = ClipCov(share=0.2, low=-5.0)
+    kept = [carried_values(loss, random_batch(6, 9, seed)[0])["kept"] for seed in (0, 0, 1)]
+    assert torch.equal(kept[0], kept[1])
+    assert not torch.equal(kept[0], kept[2])
+    rollout, _ = random_batch(6, 9)
+    wider = {
+        name: torch.nn.functional.pad(getattr(rollout, name), (0, 4), value=0.0)
+        for name in ("mask_B_T", "old_logps_B_T", "advantages_B_T")
+    }
+    assert torch.equal(carried_values(loss, type(rollout)(**{**vars(rollout), **wider}))["kept"][:, :9], kept[0])
+
+
+@pytest.mark.parametrize("sizes", [[3, 3], [2, 2, 2], [1, 5]])
+def test_clip_cov_leaves_out_the_same_tokens_on_several_ranks(sizes: list[int]) -> None:
+    rollout, _ = random_batch(6, 9)
+    loss: Any = ClipCov(share=0.2, low=0.0)
+    parts = Ranks(cut(rollout, sizes)).run(lambda part: carried_values(loss, part)["kept"])
+    assert torch.equal(torch.cat(parts), carried_values(loss, rollout)["kept"])
+
+
+# --------------------------------------------------------------------------------------- token by token, slowly
+
+Slow = Callable[[float, float, float, float, float], float]
+"""From a token's log π, log π_old and advantage, the sum of its row's log-ratios and what it carries to its loss."""
+
+
+def ppo(now: float, old: float, advantage: float) -> float:
+    ratio = math.exp(now - old)
+    return max(-advantage * ratio, -advantage * min(max(ratio, 0.8), 1.2))
+
+
+def topr(now: float, old: float, advantage: float, row: float, carried: float) -> float:
+    return -advantage * now * (min(1.0, math.exp(row)) if advantage < 0 else 1.0)
+
+
+SLOWLY: list[tuple[Any, Slow]] = [
+    (
+        SmoothClip(epsilon=0.3),
+        lambda now, old, a, row, carried: -a * (1 + 0.3 * math.tanh((math.exp(now - old) - 1) / 0.3)),
+    ),
+    (ClipCov(share=0.3, low=0.0), lambda now, old, a, row, carried: carried * ppo(now, old, a)),
+    (TOPR(), topr),
+]
+
+
+@pytest.mark.parametrize(("loss", "slow"), SLOWLY, ids=lambda value: getattr(value, "__name__", "slow"))
+def test_against_a_slow_computation_and_finite_differences(loss: Any, slow: Slow) -> None:
+    rollout, moved_B_T = random_batch(5, 8)
+    terms = terms_of(rollout, moved_B_T, loss)
+    loss_B_T, slope_B_T = value_and_slope(loss, terms)
+    assert bool(slope_B_T.any())
+    for row in range(5):
+        live = [token for token in range(8) if terms.mask_B_T[row, token] > 0]
+        gap = sum(float(moved_B_T[row, token] - terms.old_logps_B_T[row, token]) for token in live)
+        for token in range(8):
+            carried = terms.carried_B_T.get("kept")
+            numbers = (moved_B_T, terms.old_logps_B_T, terms.advantages_B_T)
+            now, old, advantage = (float(table[row, token]) for table in numbers)
+            expected = slow(now, old, advantage, gap, 1.0 if carried is None else float(carried[row, token]))
+            assert float(loss_B_T[row, token]) == pytest.approx(expected if token in live else 0.0, abs=1e-12)
+    if not isinstance(loss, TOPR):  # whose weight stops the gradient
+        assert difference_gap(loss, terms) < 1e-6
+
+
+def test_topr_has_the_slope_of_its_formula() -> None:
+    rollout, moved_B_T = random_batch(5, 8)
+    terms = terms_of(rollout, moved_B_T, TOPR())
+    _, slope_B_T = value_and_slope(TOPR(), terms)
+    ratio_B = ((moved_B_T - terms.old_logps_B_T) * terms.mask_B_T).sum(1).exp()
+    weight_B_T = torch.where(terms.advantages_B_T < 0, ratio_B.clamp(max=1.0).unsqueeze(1), 1.0)
+    torch.testing.assert_close(slope_B_T, -terms.advantages_B_T * weight_B_T)
+
+
+def test_ppos_clip_against_the_formula() -> None:
+    rollout, moved_B_T = random_batch(5, 8)
+    terms = terms_of(rollout, moved_B_T, TOPR())
+    for (row, token), value in zip(
+        [(row, token) for row in range(5) for token in range(8)], clipped(terms, 0.2).flatten().tolist(), strict=True
+    ):
+        numbers = (moved_B_T, terms.old_logps_B_T, terms.advantages_B_T)
+        assert value == pytest.approx(ppo(*(float(table[row, token]) for table in numbers)))
+
+
+@pytest.mark.parametrize(
+    ("loss", "parameter", "values"),
+    [
+        (SmoothClip, "epsilon", (0, math.nan)),
+        (ClipCov, "share", (0, 1.1)),
+        (ClipCov, "low", (math.inf,)),
+        (ClipCov, "high", (1.0, 0.5)),
+        (ClipCov, "epsilon", (0, 1.0)),
+    ],
+)
+def test_a_parameter_is_refused_with_name_and_value(loss: Any, parameter: str, values: tuple[float, ...]) -> None:
+    for value in values:
+        with pytest.raises(ConfigurationError, match=f"^[a-z_]+: {parameter} ") as caught:
+            loss(**{parameter: value})
+        assert repr(value) in str(caught.value)

@@ -1,0 +1,456 @@
+"""Trainings with `compact_updates: exact`, with shared prompts or without, are those of `off`: windows of accumulation,
+hooks, aggregations, models; what they log and record; and what `Freedom` forbids would give another gradient.
+
+The grid of TRL's settings is in `test_parity`.
+"""
+
+import logging
+import math
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow.parquet
+import pytest
+import torch
+from bitsandbytes.nn import Linear4bit
+from peft import LoraConfig
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    BitsAndBytesConfig,
+    GPT2Config,
+    TrainerCallback,
+)
+
+from tests.support import Run, arguments, flat, length_reward, prompts, relative_gap, train
+from tests.trainer import parity_grid
+from tests.trainer.process_worker import Float64ExtTrainer, run_job, uneven_rollout
+from tests.trainer.test_processes import BY_WEIGHTS
+from trl_grpo_ext import GRPOExtConfig, GRPOExtTrainer
+from trl_grpo_ext.errors import ConfigurationError
+from trl_grpo_ext.trainer.compact import trials
+from trl_grpo_ext.trainer.compact.updates import CompactUpdates, Freedom, _warn_once
+from trl_grpo_ext.trainer.extension import Extension
+from trl_grpo_ext.types import HookDeclaration
+
+pytestmark = pytest.mark.slow
+
+MODULE = "trl_grpo_ext.trainer"
+EXACT = {"float64": 1e-9, "float32": 1e-5}
+DIFFERENT = 1e-3
+LOGGED = 1e-6
+"""Relative; transformers adds the losses of a step up in float32."""
+
+
+class Seen(Float64ExtTrainer):
+    """Keeps the shapes that the loss is computed on, and what counts there."""
+
+    def __init__(self, *arguments: Any, **keywords: Any) -> None:
+        self.seen: list[dict[str, Any]] = []
+        super().__init__(*arguments, **keywords)
+
+    def _compute_loss(self, model: Any, inputs: Any) -> Any:
+        if self.model.training:
+            lengths = zip(inputs["prompt_mask"].sum(1).tolist(), inputs["completion_mask"].sum(1).tolist(), strict=True)
+            self.seen.append(
+                {
+                    "step": self.state.global_step,
+                    "computed": inputs["prompt_ids"].numel() + inputs["completion_ids"].numel(),
+                    "rows": len(inputs["prompt_ids"]),
+                    "lengths": [sum(both) for both, a in zip(lengths, inputs["advantages"], strict=True) if a.any()],
+                }
+            )
+        return super()._compute_loss(model, inputs)
+
+
+COMMON: dict[str, Any] = {
+    "per_device_train_batch_size": 4,
+    "gradient_accumulation_steps": 4,
+    "prompt_count": 8,
+    "reward_funcs": flat("aceg"),
+    "learning_rate": 0.02,
+}
+"""Sixteen completions of four prompts for each optimizer step; two of the prompts have no signal."""
+
+
+def pair(model: Path, folder: Path, trainer_class: type = Float64ExtTrainer, **overrides: Any) -> tuple[Run, Run]:
+    """A training with `compact_updates: exact`, and the same with `off`."""
+    found = {"dtype": "float64", "rollout_func": uneven_rollout, **COMMON, **overrides}
+    exact = train(model, folder / "exact", trainer_class, **found, compact_updates="exact")
+    found.pop("share_prompts", None)
+    return exact, train(model, folder / "off", trainer_class, **found)
+
+
+def gaps(ours: Run, theirs: Run) -> list[float]:
+    assert len(theirs.gradients) >= 1
+    assert parity_grid.loss_gap(ours, theirs) < LOGGED
+    steps = [relative_gap(*step) for step in zip(ours.gradients, theirs.gradients, strict=True)]
+    return [*steps, relative_gap(ours.weights, theirs.weights)]
+
+
+def compact_logs(run: Run) -> list[dict[str, float]]:
+    """The metrics of compact updates at each step; no metric at all may be undefined."""
+    assert not [name for log in run.logs for name, value in log.items() if math.isnan(value)]
+    return [
+        {name.removeprefix("compact/"): value for name, value in log.items() if name.startswith("compact/")}
+        for log in run.logs
+        if "loss" in log
+    ]
+
+
+FREE = Freedom(sort=True, drop=True, any_count=True)
+ALL_ROWS_RUN = replace(FREE, drop=False)
+SORTED = replace(FREE, drop=False, any_count=False)
+
+
+class Bonus:
+    """A forward hook that is not homogeneous in the advantages and gives rows without any one."""
+
+    declares = HookDeclaration(independent=True)
+
+    def on_forward(self, advantages_B_T: torch.Tensor, forward: Any) -> torch.Tensor:
+        return advantages_B_T + torch.minimum(0.1 * forward.entropies_B_T, 0.5 + advantages_B_T.abs())
+
+
+class Whitened(Bonus):
+    """A forward hook that looks at its whole micro-batch."""
+
+    declares = HookDeclaration()
+
+    def on_forward(self, advantages_B_T: torch.Tensor, forward: Any) -> torch.Tensor:
+        mean: torch.Tensor = (advantages_B_T * forward.mask_B_T).sum() / forward.mask_B_T.sum().clamp(min=1.0)
+        return advantages_B_T - mean
+
+
+EVALUATION: dict[str, Any] = {"eval_strategy": "steps", "eval_steps": 1, "per_device_eval_batch_size": 8, "beta": 0.04}
+TRAININGS: dict[str, dict[str, Any]] = {
+    "two iterations": {"num_iterations": 2, "loss_type": "bnpo", "max_steps": 4, "reward_funcs": length_reward},
+    "two steps for a generation batch": {"steps_per_generation": 8, "loss_type": "grpo"},
+    "two generation batches for a step": {"steps_per_generation": 2, "loss_type": "bnpo"},
+    "windows across generation batches and iterations": {"steps_per_generation": 6, "num_iterations": 2, "beta": 0.04},
+    "windows across generation batches": {"steps_per_generation": 6, "loss_type": "luspo"},
+    "no window in common": {"steps_per_generation": 3, "loss_type": "grpo", "num_iterations": 2},
+    "one long micro-batch": {"per_device_train_batch_size": 16, "gradient_accumulation_steps": 1},
+    "padded": {"pad_to_multiple_of": 16, "loss_type": "grpo"},
+    "clipped and adam": {"optim": "adamw_torch", "max_grad_norm": 0.1, "learning_rate": 1e-3},
+    "a reduction of a micro-batch": {"loss_aggregation": "token_mean_step", "beta": 0.04},
+    "hooks": {"hooks": ["leave_one_out", "entropy_shaping", Bonus()]},
+    "a hook of whole micro-batches": {"hooks": [Whitened()], "loss_type": "grpo"},
+    "reentrant checkpointing": {
+        "gradient_checkpointing": True,
+        "gradient_checkpointing_kwargs": {"use_reentrant": True},
+    },
+    "checkpointing": {"gradient_checkpointing": True},
+    "evaluation": {**EVALUATION, "eval_dataset": prompts(8).select(range(4, 8))},
+}
+
+
+def marked(number: int, name: str, share: bool) -> Any:
+    marks = [pytest.mark.nightly] * (share != bool(number % 2))
+    return pytest.param(TRAININGS[name], share, id=f"{name}, shared" if share else name, marks=marks)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "share"), [marked(n, name, share) for n, name in enumerate(TRAININGS) for share in (False, True)]
+)
+def test_three_optimizer_steps_give_the_same_weights(
+    tiny_model: Path, tmp_path: Path, overrides: dict[str, Any], share: bool
+) -> None:
+    ours, theirs = pair(tiny_model, tmp_path, Seen, **{"max_steps": 3, "share_prompts": share, **overrides})
+    assert len(ours.gradients) == len(theirs.gradients) >= 3
+    assert max(gaps(ours, theirs)) < EXACT["float64"]
+    evaluated = [[log for log in run.logs if "eval_loss" in log] for run in (ours, theirs)]
+    for our_log, their_log in zip(*evaluated, strict=True):
+        assert our_log == pytest.approx(their_log, rel=1e-6, abs=1e-9)
+    found = [metrics for metrics in compact_logs(ours) if metrics]
+    assert found
+    assert not any(compact_logs(theirs))
+    # Where rows stay in their micro-batches, or are alone, few of a prompt meet.
+    if share and ours.trainer._trl_grpo_ext.losses.updates.freedom.sort:
+        assert any(metrics["computed_tokens"] < metrics["live_tokens"] for metrics in found)
+    for metrics in found:
+        least = metrics["distinct_tokens"] if share else metrics["live_tokens"]
+        assert least <= min(metrics["live_tokens"], metrics["computed_tokens"])
+
+
+class Waves:
+    """Advantages that differ from token to token, and change their sign."""
+
+    declares = HookDeclaration(role="transform")
+
+    def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Any) -> torch.Tensor:
+        return advantages_B_T * (torch.cos(1.7 * torch.arange(advantages_B_T.size(1))) + 0.3)
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.04])
+def test_aggregations_by_weights_with_token_advantages(tiny_model: Path, tmp_path: Path, beta: float) -> None:
+    job = {**COMMON, "float64": True, "uneven": True, "hooks": ["leave_one_out", Waves()], "beta": beta}
+    job["aggregations"] = [*BY_WEIGHTS, {"name": "token_mean", "skip_zero_variance": True}]
+    ours = run_job(tiny_model, tmp_path / "exact", {**job, "compact_updates": "exact"})
+    theirs = run_job(tiny_model, tmp_path, job)
+    measured = [relative_gap(*step) for step in zip(ours["gradients"], theirs["gradients"], strict=True)]
+    assert len(measured) == len(BY_WEIGHTS) + 1
+    assert max(measured) < EXACT["float64"]
+    dropped = [log["compact/rows_dropped"] for log in ours["logs"] if "loss" in log]
+    assert dropped == [0.0 if beta else 0.5] * len(measured)
+
+
+# ------------------------------------------------------------------------------------------- what is logged
+
+
+def test_the_metrics_by_hand(tiny_model: Path, tmp_path: Path) -> None:
+    ours, theirs = pair(tiny_model, tmp_path, Seen, max_steps=3)
+    for step, metrics in enumerate(compact_logs(ours)):
+        forwards = [seen for seen in ours.trainer.seen if seen["step"] == step]
+        without = [seen for seen in theirs.trainer.seen if seen["step"] == step]
+        live = [length for seen in without for length in seen["lengths"]]
+        assert len(live) == 8  # of sixteen; in every other group all rewards are equal
+        assert sorted(length for seen in forwards for length in seen["lengths"]) == sorted(live)
+        assert metrics["live_tokens"] == sum(live)
+        assert metrics["computed_tokens"] == sum(seen["computed"] for seen in forwards)
+        assert metrics["computed_tokens"] < 0.6 * sum(seen["computed"] for seen in without)
+        assert metrics["computed_to_live"] == pytest.approx(metrics["computed_tokens"] / metrics["live_tokens"])
+        assert (metrics["rows_dropped"], metrics["micro_steps_skipped"]) == (0.5, 0)
+
+
+class One:
+    """Advantages of one completion alone, or of none."""
+
+    declares = HookDeclaration(role="transform")
+
+    def __init__(self, row: int) -> None:
+        self.row = row
+
+    def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Any) -> torch.Tensor:
+        return advantages_B_T * (torch.arange(len(advantages_B_T)) == self.row).unsqueeze(1)
+
+
+@pytest.mark.parametrize(("row", "dropped", "skipped"), [(5, 15 / 16, 3), (-1, 1.0, 4)])
+def test_micro_steps_of_placeholders(tiny_model: Path, tmp_path: Path, row: int, dropped: float, skipped: int) -> None:
+    hooks = {"hooks": [One(row)], "reward_funcs": length_reward}
+    ours, theirs = pair(tiny_model, tmp_path, Seen, loss_type="grpo", **hooks)
+    if row < 0:
+        assert all(not gradient.any() for run in (ours, theirs) for step in run.gradients for gradient in step.values())
+    else:
+        assert max(gaps(ours, theirs)) < EXACT["float64"]
+    for step, metrics in enumerate(compact_logs(ours)):
+        assert (metrics["rows_dropped"], metrics["micro_steps_skipped"]) == (dropped, skipped)
+        ran = [seen for seen in ours.trainer.seen if seen["step"] == step]
+        assert len(ran) == (2 if row >= 0 else 1)  # the last one always, placeholders or not
+        assert metrics["computed_tokens"] == sum(seen["computed"] for seen in ran if any(seen["lengths"]))
+    # Micro-steps without a row are in no mean of TRL's metrics.
+    assert all(log["entropy"] > 1.0 for log in ours.logs if "entropy" in log) or row < 0
+
+
+def test_updates_drop_masked_sequences(tiny_model: Path, tmp_path: Path) -> None:
+    class Masked(Seen):
+        """TRL's correction, with a ratio of 0 for every other completion, as `sequence_mask` gives."""
+
+        def _generate_and_score_completions(self, inputs: Any) -> Any:
+            batch = super()._generate_and_score_completions(inputs)
+            if self.model.training:
+                self.use_vllm = True  # only now, since there is no engine
+                kept_B = torch.arange(len(batch["advantages"])) % 2 == 0
+                batch["importance_sampling_ratio"] = kept_B.double().unsqueeze(1) * 0.7
+            return batch
+
+    for loss_type in ("dapo", "grpo"):
+        ours, theirs = pair(tiny_model, tmp_path / loss_type, Masked, loss_type=loss_type, max_steps=1)
+        assert max(gaps(ours, theirs)) < EXACT["float64"]
+        assert compact_logs(ours)[0]["rows_dropped"] == 0.75  # half of the half that has a signal
+    ours, theirs = pair(tiny_model, tmp_path / "kl", Masked, beta=0.04, max_steps=1)
+    assert max(gaps(ours, theirs)) < EXACT["float64"]
+    assert compact_logs(ours)[0]["rows_dropped"] == 0
+
+
+@pytest.mark.parametrize("aggregation", [None, "seq_mean_token_mean"])
+@pytest.mark.parametrize("loss_type", ["dapo", "grpo"])
+def test_recorded_weights_and_advantages_are_the_loss(
+    tiny_model: Path, tmp_path: Path, loss_type: str, aggregation: str | None
+) -> None:
+    overrides: dict[str, Any] = {"token_records": 99, "max_steps": 1, "loss_aggregation": aggregation}
+    ours, theirs = pair(tiny_model, tmp_path, loss_type=loss_type, **overrides)
+    totals, trained = {}, {}
+    for name, run in (("exact", ours), ("off", theirs)):
+        rows = pyarrow.parquet.read_table(tmp_path / name / "token_records" / "step_00001.parquet").to_pylist()
+        assert len(rows) == 16
+        # At ratio 1 and without a KL penalty a token's loss is minus its advantage. Rows that did not run have none.
+        terms = {
+            (row["group"], row["member"]): [w * a for w, a in zip(row["weight"], row["advantage"], strict=True)]
+            for row in rows
+            if row["advantage"] is not None
+        }
+        trained[name] = len(terms)
+        totals[name] = {completion: -sum(values) for completion, values in terms.items()}
+        assert run.losses[0] == pytest.approx(sum(totals[name].values()), abs=2e-5)
+    assert trained == {"exact": 8, "off": 16}
+    for completion, total in totals["exact"].items():
+        assert total == pytest.approx(totals["off"][completion], abs=1e-6)
+
+
+# ------------------------------------------------------------------------------------------------------ models
+
+
+def saved(config: Any, tiny_model: Path, folder: Path) -> Path:
+    """A model with the tiny model's tokenizer."""
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def test_the_routers_auxiliary_loss_stays_with_its_micro_batches(
+    tiny_moe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # float32: torch has no grouped product of doubles.
+    overrides: dict[str, Any] = {"dtype": "float32", "max_steps": 1, "router_aux_loss_coef": 0.5}
+    ours, theirs = pair(tiny_moe, tmp_path, GRPOExtTrainer, **overrides)
+    assert max(gaps(ours, theirs)) < EXACT["float32"]
+    monkeypatch.setattr("trl_grpo_ext.trainer.extension.freedom_of", lambda *_: SORTED)
+    lifted, _ = pair(tiny_moe, tmp_path, GRPOExtTrainer, **overrides)
+    assert relative_gap(lifted.gradients[0], theirs.gradients[0]) > DIFFERENT
+
+
+def test_updates_with_absolute_positions(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    sizes: dict[str, Any] = {"n_positions": 64, "n_embd": 32, "n_layer": 2, "n_head": 4, "initializer_range": 0.3}
+    dropout: dict[str, Any] = {"attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0}
+    ends: dict[str, Any] = {"vocab_size": 42, "pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 1}
+    model = saved(GPT2Config(**sizes, **dropout, **ends), tiny_model, tmp_path / "model")
+    overrides: dict[str, Any] = {"dtype": "float32", "max_steps": 1, "beta": 0.04, "num_iterations": 2}
+    ours, theirs = pair(model, tmp_path, GRPOExtTrainer, **overrides, share_prompts=True)
+    assert max(gaps(ours, theirs)) < EXACT["float32"]
+    assert all("distinct_tokens" not in metrics for metrics in compact_logs(ours))
+    assert "prompts are not shared: the model's positions are absolute" in caplog.text
+    monkeypatch.setattr(trials, "TIMES", 1e9)
+    lifted, _ = pair(model, tmp_path, GRPOExtTrainer, **overrides)
+    assert relative_gap(lifted.gradients[0], theirs.gradients[0]) > DIFFERENT
+    monkeypatch.undo()
+    kept, _ = pair(model, tmp_path, Seen, max_steps=1)
+    assert compact_logs(kept)[0]["computed_tokens"] == sum(seen["computed"] for seen in kept.trainer.seen)
+
+
+class AdaptersInFloat32(TrainerCallback):
+    """TRL rounds the adapters of a quantised model to bfloat16, in which nothing is the same to 1e-5."""
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **keywords: Any) -> None:
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.data = parameter.data.float()
+
+
+def test_weights_in_4_bits(tiny_model: Path, tmp_path: Path) -> None:
+    quantised = {"quantization_config": BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4")}
+    lora = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
+    runs = []
+    for name, share in (("shared", {"compact_updates": "exact", "share_prompts": True}), ("off", {})):
+        torch.manual_seed(0)  # the adapters' weights
+        more = {"rollout_func": uneven_rollout, "peft_config": lora, "callbacks": [AdaptersInFloat32()]}
+        settings = {**COMMON, "beta": 0.04, "max_steps": 3, "model_init_kwargs": quantised}
+        runs.append(train(tiny_model, tmp_path / name, **settings, **share, trainer_arguments=more))
+    assert any(type(module) is Linear4bit for module in runs[0].trainer.model.modules())
+    assert max(gaps(*runs)) < EXACT["float32"]
+    assert any(metrics["computed_tokens"] < metrics["live_tokens"] for metrics in compact_logs(runs[0]))
+
+
+def test_updates_of_the_old_policy_and_reference(tiny_model: Path, tmp_path: Path) -> None:
+    shapes: dict[str, list[tuple[int, int]]] = {"exact": [], "off": []}
+
+    class Recording(Float64ExtTrainer):
+        generating = False
+
+        def _forward(self, module: Any, arguments: Any, keywords: Any) -> None:
+            if self.generating and not torch.is_grad_enabled():
+                shapes[self.args.compact_updates].append(tuple(keywords["input_ids"].shape))
+
+        def _generate_and_score_completions(self, inputs: Any) -> Any:
+            self.generating = True
+            batch = super()._generate_and_score_completions(inputs)
+            self.generating = False
+            return batch
+
+        def __init__(self, *arguments: Any, **keywords: Any) -> None:
+            super().__init__(*arguments, **keywords)
+            for model in (self.model, self.ref_model):
+                model.register_forward_pre_hook(self._forward, with_kwargs=True)
+
+    ours, theirs = pair(tiny_model, tmp_path, Recording, beta=0.04, num_iterations=2, max_steps=4)
+    assert len(shapes["exact"]) == len(shapes["off"]) == 16  # both models
+    assert shapes["exact"][:8] == shapes["off"][:8]  # before the first update nothing is tried
+    tokens = {name: sum(rows * width for rows, width in found[8:]) for name, found in shapes.items()}
+    assert tokens["exact"] < 0.8 * tokens["off"]
+    assert max(gaps(ours, theirs)) < EXACT["float64"]
+
+
+# ------------------------------------------------------------------------------------------------------ freedom
+
+
+@pytest.mark.parametrize(
+    ("configured", "lifted"),
+    [
+        ({"entropy_coef": 0.1}, SORTED),
+        ({"top_entropy_quantile": 0.5}, SORTED),
+        ({"loss_type": "grpo", "loss_aggregation": "token_mean_local"}, SORTED),
+        ({"hooks": [Whitened()]}, SORTED),
+        ({"loss_type": "bnpo", "beta": 0.1}, SORTED),
+        ({"beta": 0.1}, FREE),
+        ({"loss_type": "grpo", "beta": 0.1}, ALL_ROWS_RUN),
+        ({"loss_type": "luspo", "beta": 0.1}, ALL_ROWS_RUN),
+        ({"hooks": [Bonus()]}, FREE),
+        ({"loss_type": "grpo", "hooks": [Bonus()]}, ALL_ROWS_RUN),
+        ({"loss_type": "bnpo", "hooks": [Bonus()]}, SORTED),
+    ],
+)
+def test_more_freedom_would_give_another_gradient(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, configured: dict[str, Any], lifted: Freedom
+) -> None:
+    settings = {"max_steps": 2, "num_iterations": 2, **configured}  # at the second step the policy is off its reference
+    ours, theirs = pair(tiny_model, tmp_path, **settings)
+    assert max(gaps(ours, theirs)) < EXACT["float64"]
+    monkeypatch.setattr(f"{MODULE}.extension.freedom_of", lambda *_: lifted)
+    other, _ = pair(tiny_model, tmp_path / "lifted", **settings)
+    steps = zip(other.gradients, theirs.gradients, strict=True)
+    assert max(relative_gap(*step) for step in steps) > DIFFERENT
+
+
+# ------------------------------------------------------------------------------------------- what is refused
+
+
+def test_multimodal_batches_run_as_trl_deals_them(
+    tiny_model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    args = arguments(tmp_path, compact_updates="exact")
+    trainer: Any = GRPOExtTrainer(str(tiny_model), length_reward, args, train_dataset=prompts(8))
+    compact: CompactUpdates = trainer._trl_grpo_ext.losses.updates
+    dealt = [{"completion_ids": torch.ones(2, 3), "pixel_values": torch.zeros(2, 3), "num_images": [1, 1]}]
+    _warn_once.cache_clear()
+    with caplog.at_level(logging.WARNING, logger=f"{MODULE}.compact.updates"):
+        assert compact.plan(dealt, torch.float32) is compact.plan(dealt, torch.float32) is dealt
+    said = [record.getMessage() for record in caplog.records if record.name == f"{MODULE}.compact.updates"]
+    assert said == ["compact_updates: multimodal inputs (num_images, pixel_values) run as TRL deals them."]
+
+
+def test_a_liger_loss_is_refused() -> None:
+    stand_in = SimpleNamespace(
+        _trainer=SimpleNamespace(args=SimpleNamespace(use_liger_kernel=True)), plugins=SimpleNamespace(compact=True)
+    )
+    with pytest.raises(ConfigurationError, match="use_liger_kernel"):
+        Extension._make_updates(stand_in, None, None, None, ())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"compact_updates": "on"}, "compact_updates must be 'off' or 'exact', got 'on'"),
+        ({"share_prompts": True}, "share_prompts needs compact_updates: exact"),
+    ],
+)
+def test_settings_are_checked(tmp_path: Path, overrides: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        GRPOExtConfig(output_dir=str(tmp_path), use_cpu=True, **overrides)
+    of_yaml: Any = {"compact_updates": False}  # which reads `off` so
+    assert GRPOExtConfig(output_dir=str(tmp_path), use_cpu=True, bf16=False, **of_yaml).compact_updates == "off"

@@ -1,0 +1,234 @@
+"""What hooks need and TRL has not computed is computed once more; what cannot be had is refused at construction."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from tokenizers import Tokenizer, models
+from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
+
+from tests.support import Recorder, arguments, length_reward, prompts, save_tiny_model, scripted_rollout, train
+from tests.trainer.watch import Watch
+from trl_grpo_ext import GRPOExtTrainer, Rollout
+from trl_grpo_ext.errors import ConfigurationError
+from trl_grpo_ext.trainer.logps import completion_logps, tiled_logps
+from trl_grpo_ext.trainer.upstream import releases
+
+
+def rollout_of(hook: Watch, model: Path, folder: Path, **settings: Any) -> Rollout:
+    train(model, folder, hooks=[hook], **{"max_steps": 1, **settings})
+    return hook.rollouts[-1]
+
+
+def slowly(model: Any, rollout: Rollout, temperature: float = 1.0, entropies: bool = False) -> list[list[float]]:
+    """Log-probabilities of every live token, or entropies, one sequence without padding at a time."""
+    result = []
+    for row in range(len(rollout.texts)):
+        prompt = rollout.prompt_ids_B_P[row][rollout.prompt_mask_B_P[row] > 0]
+        completion = rollout.completion_ids_B_T[row][rollout.completion_mask_B_T[row] > 0]
+        with torch.no_grad():
+            logits = model(torch.cat([prompt, completion]).unsqueeze(0)).logits[0].double() / temperature
+        logps = logits.log_softmax(-1)
+        places = range(len(prompt) - 1, len(prompt) + len(completion) - 1)
+        if entropies:
+            result.append([float(-(logps[place].exp() * logps[place]).sum()) for place in places])
+            continue
+        result.append([float(logps[place, token]) for place, token in zip(places, completion, strict=True)])
+    return result
+
+
+def assert_equal_on_the_mask(logps_B_T: torch.Tensor | None, rows: list[list[float]], rollout: Rollout) -> None:
+    assert logps_B_T is not None
+    assert logps_B_T.shape == rollout.mask_B_T.shape
+    for row, expected in enumerate(rows):
+        live = logps_B_T[row][rollout.mask_B_T[row] > 0]
+        torch.testing.assert_close(live.double(), torch.tensor(expected, dtype=torch.float64), rtol=0, atol=2e-5)
+
+
+# ---------------------------------------------------------------------------------------------- computed once more
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_the_old_policys_where_trl_has_none(tiny_model: Path, tmp_path: Path, temperature: float) -> None:
+    assert rollout_of(Watch(), tiny_model, tmp_path / "no").old_logps_B_T is None
+    rollout = rollout_of(Watch("old_logps"), tiny_model, tmp_path / "yes", temperature=temperature)
+    model = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
+    assert_equal_on_the_mask(rollout.old_logps_B_T, slowly(model, rollout, temperature), rollout)
+
+
+def test_trls_own_are_used_where_it_has_them(tiny_model: Path, tmp_path: Path) -> None:
+    class Counts(GRPOExtTrainer):
+        calls = 0
+
+        def _get_per_token_logps_and_entropies(self, *arguments: Any, **keywords: Any) -> Any:
+            type(self).calls += 1
+            return super()._get_per_token_logps_and_entropies(*arguments, **keywords)
+
+    hook = Watch("old_logps", "ref_logps")
+    settings: dict[str, Any] = {"beta": 0.04, "num_iterations": 2, "max_steps": 1}
+    train(tiny_model, tmp_path, Counts, hooks=[hook], **settings)
+    assert Counts.calls == 3  # old policy and reference by TRL, and the loss forward
+    assert hook.rollouts[0].ref_logps_B_T is not None
+
+
+@pytest.fixture
+def adapter() -> LoraConfig:
+    return LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM", init_lora_weights=False)
+
+
+def test_the_reference_of_an_adapter_is_the_model_without_it(
+    tiny_model: Path, tmp_path: Path, adapter: LoraConfig
+) -> None:
+    hook = Watch("old_logps", "ref_logps")
+    rollout = rollout_of(hook, tiny_model, tmp_path, peft_config=adapter, beta=0.0)
+    base = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
+    assert_equal_on_the_mask(rollout.ref_logps_B_T, slowly(base, rollout), rollout)
+    assert rollout.old_logps_B_T is not None
+    assert rollout.ref_logps_B_T is not None
+    assert float((rollout.old_logps_B_T - rollout.ref_logps_B_T).abs().max()) > 0.01  # the adapter does something
+
+
+@pytest.mark.parametrize("beta", [0.0, 1e-9])
+def test_reference_of_an_adapter_trained_further(
+    tiny_model: Path, tmp_path: Path, adapter: LoraConfig, beta: float
+) -> None:
+    hook, recorder = Watch("old_logps", "ref_logps"), Recorder()
+    torch.manual_seed(3)  # the adapter's numbers are drawn
+    GRPOExtTrainer(
+        get_peft_model(AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32), adapter),
+        length_reward,
+        arguments(tmp_path, beta=beta),
+        train_dataset=prompts(4),
+        processing_class=AutoTokenizer.from_pretrained(tiny_model, padding_side="left"),
+        rollout_func=scripted_rollout,
+        callbacks=[recorder],
+        advantage_hooks=[hook],
+    ).train()
+    first, second = hook.rollouts
+    live = first.mask_B_T > 0
+    assert first.old_logps_B_T is not None
+    assert first.ref_logps_B_T is not None
+    torch.testing.assert_close(first.old_logps_B_T[live], first.ref_logps_B_T[live])  # no penalty before any update
+    base = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
+    with pytest.raises(AssertionError):  # which the bare model is not
+        assert_equal_on_the_mask(first.ref_logps_B_T, slowly(base, first), first)
+    assert second.old_logps_B_T is not None
+    assert second.ref_logps_B_T is not None
+    assert float((second.old_logps_B_T - second.ref_logps_B_T)[second.mask_B_T > 0].abs().max()) > 0.01
+    assert not any(".ref." in name for name in recorder.gradients[0])  # it stays as it was
+
+
+def test_the_old_policys_entropies(tiny_model: Path, tmp_path: Path) -> None:
+    hook = Watch("old_entropies")
+    for number, settings in enumerate(({}, {"num_iterations": 2})):
+        hook.seen.clear()
+        rollout = rollout_of(hook, tiny_model, tmp_path / str(number), max_steps=1, **settings)
+        assert rollout.old_entropies_B_T is not None
+        model = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
+        assert_equal_on_the_mask(rollout.old_entropies_B_T, slowly(model, rollout, entropies=True), rollout)
+
+
+# ---------------------------------------------------------------------------------------------- teachers
+
+
+@pytest.fixture(scope="module")
+def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_model(tmp_path_factory.mktemp("teacher"), seed=7)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_a_teachers_log_probabilities(tiny_model: Path, tmp_path: Path, teacher: Path, temperature: float) -> None:
+    hook = Watch(teachers=(str(teacher),))
+    rollout = rollout_of(hook, tiny_model, tmp_path, temperature=temperature)
+    model = AutoModelForCausalLM.from_pretrained(teacher, dtype=torch.float32)
+    rows = slowly(model, rollout, temperature)
+    assert_equal_on_the_mask(rollout.teacher_logps_B_T[str(teacher)], rows, rollout)
+
+
+def test_a_teacher_after_another_prompt(tiny_model: Path, tmp_path: Path, teacher: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
+    policy = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
+    other = AutoModelForCausalLM.from_pretrained(teacher, dtype=torch.float32)
+    hook = Watch(teachers=tuple(f"{name} given hint" for name in ("policy", "reference", str(teacher))))
+    dataset = prompts().map(lambda row, number: {"hint": "b c " * (number % 3) + row["prompt"]}, with_indices=True)
+    rollout = rollout_of(hook, tiny_model, tmp_path, train_dataset=dataset, beta=0.1)
+    hinted = tokenizer(rollout.columns["hint"], padding=True, padding_side="left", return_tensors="pt")
+    assert hinted["input_ids"].shape != rollout.prompt_ids_B_P.shape
+    after = replace(rollout, prompt_ids_B_P=hinted["input_ids"], prompt_mask_B_P=hinted["attention_mask"])
+    for name, model in (("policy", policy), ("reference", policy), (str(teacher), other)):
+        assert_equal_on_the_mask(rollout.teacher_logps_B_T[f"{name} given hint"], slowly(model, after), rollout)
+
+
+def test_a_column_of_prompts_that_a_row_lacks_is_named(tiny_model: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"'self_distilled' .*'teacher_prompt'"):
+        train(tiny_model, tmp_path, hooks=["self_distilled"], max_steps=1)
+
+
+@pytest.mark.parametrize("absolute", [False, True])
+@pytest.mark.parametrize("tiled", [False, True])
+def test_positions_do_not_count_the_padding(teacher: Path, absolute: bool, tiled: bool) -> None:
+    if tiled and releases.add_fused_lm_head is None:
+        pytest.skip("this TRL gives no other model its head")
+    if absolute:
+        torch.manual_seed(0)
+        shape = {"vocab_size": 16, "n_positions": 16, "n_embd": 8, "n_layer": 1, "n_head": 2, "initializer_range": 0.5}
+        model: Any = GPT2LMHeadModel(GPT2Config(**shape)).eval()
+    else:
+        model = AutoModelForCausalLM.from_pretrained(teacher, dtype=torch.float32)
+    logps: Any = completion_logps
+    if tiled:
+        releases.add_fused_lm_head(model)
+        logps = tiled_logps
+    ids, mask = torch.tensor([[5, 6, 7, 8]]), torch.ones(1, 4, dtype=torch.long)
+    padded_ids, padded_mask = torch.tensor([[0, 0, 5, 6, 7, 8]]), torch.tensor([[0, 0, 1, 1, 1, 1]])
+    with torch.no_grad():
+        expected = model(input_ids=ids).logits[0].log_softmax(-1)[[1, 2], [7, 8]]
+        for found in (logps(model, ids, mask, 2), logps(model, padded_ids, padded_mask, 2)):
+            torch.testing.assert_close(found[0], expected)
+
+
+def test_a_teacher_never_makes_all_logits(tiny_model: Path, tmp_path: Path, teacher: Path) -> None:
+    if releases.add_fused_lm_head is None:
+        pytest.skip("this TRL gives no other model its head")
+    projected: list[int] = []
+
+    class Counts(GRPOExtTrainer):
+        def __init__(self, *arguments: Any, **keywords: Any) -> None:
+            super().__init__(*arguments, **keywords)
+            [model] = self._trl_grpo_ext.rollouts._hook_logps._loaded.values()
+            model.get_output_embeddings().register_forward_hook(lambda *call: projected.append(1))
+
+    train(tiny_model, tmp_path, Counts, hooks=[Watch(teachers=(str(teacher),))], beta=0.04, max_steps=1)
+    assert not projected
+
+
+def test_a_teacher_with_another_vocabulary_is_refused(tiny_model: Path, tmp_path: Path) -> None:
+    vocabulary = {**AutoTokenizer.from_pretrained(tiny_model).get_vocab(), "a": 4, "b": 3}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>").save_pretrained(tmp_path)
+    AutoModelForCausalLM.from_pretrained(tiny_model).save_pretrained(tmp_path)
+    differs = r"'Watch' has a different vocabulary: 2 of the policy's .*'a' with .* 3 "
+    with pytest.raises(ConfigurationError, match=differs):
+        train(tiny_model, tmp_path, hooks=[Watch(teachers=(str(tmp_path),))])
+
+
+# ---------------------------------------------------------------------------------------------- refused
+
+
+@pytest.mark.parametrize(
+    ("hook", "message"),
+    [
+        ("kl_in_reward", "'kl_in_reward' needs a reference policy, but beta is 0.0"),
+        ({"name": "teacher_log_ratio", "teacher": "reference"}, "'teacher_log_ratio' needs a reference policy"),
+        (Watch("entropies"), "'Watch' needs entropies but has only on_rollout"),
+        (Watch("sampling_logps"), "'Watch' needs the sampler's log-probabilities, which only vLLM and a rollout_func"),
+        ("future_kl", "'future_kl' acts on how far the policy has moved .*num_iterations="),
+    ],
+    ids=["kl", "teacher", "entropies", "sampling", "several updates"],
+)
+def test_what_is_not_there_is_said_at_construction(tiny_model: Path, tmp_path: Path, hook: Any, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        train(tiny_model, tmp_path, hooks=[hook], scripted=False)

@@ -1,0 +1,153 @@
+"""Somebody's subclass with a loss of its own: a term beside TRL's, or another loss in its place."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+from trl import GRPOTrainer
+
+from tests.support import relative_gap, train
+from tests.trainer.pipelines.page import (
+    EXACT,
+    Doubled,
+    DoubledForward,
+    Falling,
+    FallingForward,
+    assert_gradient,
+    constant,
+    expected_gradient,
+    falling,
+    group_advantages,
+    mixed,
+    on_top,
+    rows_of,
+    sequence_means,
+    theirs,
+)
+from trl_grpo_ext.errors import SelfCheckError
+
+
+def decayed(gradient: dict[str, torch.Tensor], model: Path) -> dict[str, torch.Tensor]:
+    """With the gradient of 0.01 Σ w²."""
+    weights = dict(AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).named_parameters())
+    return {name: value + 0.02 * weights[name].detach() for name, value in gradient.items()}
+
+
+class DecayedInside(GRPOTrainer):
+    """The term of `Decayed` in `_compute_loss`."""
+
+    def _compute_loss(self, model: Any, inputs: Any) -> Any:
+        return super()._compute_loss(model, inputs) + 0.01 * sum(w.pow(2).sum() for w in model.parameters())
+
+
+# ---------------------------------------------------------------------------------------------- a term beside TRL's
+
+
+@pytest.mark.parametrize(
+    ("make", "base"),
+    [(mixed, "compute_loss"), (on_top, "compute_loss"), (on_top, "_compute_loss")],
+    ids=["mixed, compute_loss", "on top, compute_loss", "on top, _compute_loss"],
+)
+@pytest.mark.parametrize("hook", [Falling, FallingForward])
+def test_a_term_adds_its_gradient_to_ours(tiny_model: Path, tmp_path: Path, make: Any, base: str, hook: Any) -> None:
+    trainer_class = make(theirs("Decayed") if base == "compute_loss" else DecayedInside)
+    settings: dict[str, Any] = {"loss_aggregation": "token_mean", "max_steps": 1, "loss_type": "grpo"}
+    run = train(tiny_model, tmp_path, trainer_class, hooks=[hook()], **settings)
+    rows = rows_of(tiny_model)
+    tokens = sum(len(ids) for _, ids in rows)
+    advantages = falling(group_advantages(rows).tolist(), rows)
+    ours = expected_gradient(tiny_model, rows, advantages, constant([1.0 / tokens] * 8, rows))
+    expected = decayed(ours, tiny_model)
+    assert relative_gap(run.gradients[0], expected) < EXACT
+    assert relative_gap(ours, expected) > 0.01
+
+
+def test_own_term_in_the_inner_loss(tiny_model: Path, tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"max_steps": 1, "loss_type": "grpo"}
+    hooks = [Falling(), FallingForward()]
+    run = train(tiny_model, tmp_path / "hooks", mixed(DecayedInside), hooks=hooks, **settings)
+    rows = rows_of(tiny_model)
+    twice = [[a / (1 + t) for t, a in enumerate(row)] for row in falling(group_advantages(rows).tolist(), rows)]
+    ours = expected_gradient(tiny_model, rows, twice, sequence_means(rows))
+    assert relative_gap(run.gradients[0], decayed(ours, tiny_model)) < EXACT
+    with pytest.raises(SelfCheckError, match=r"MineDecayedInside .*pieces"):
+        train(tiny_model, tmp_path / "both", mixed(DecayedInside), loss_aggregation="token_mean", **settings)
+
+
+def test_an_override_that_only_looks_on_takes_everything(tiny_model: Path, tmp_path: Path) -> None:
+    class Counts(GRPOTrainer):
+        seen = 0
+
+        def _compute_loss(self, model: Any, inputs: Any) -> Any:
+            self.seen += 1
+            return super()._compute_loss(model, inputs)
+
+        def compute_loss(self, *arguments: Any, **keywords: Any) -> Any:
+            return super().compute_loss(*arguments, **keywords)
+
+    settings: dict[str, Any] = {"max_steps": 2, "compact_updates": "exact", "loss_aggregation": "token_mean"}
+    settings["hooks"] = [Falling(), FallingForward()]
+    ours = train(tiny_model, tmp_path / "counts", mixed(Counts), **settings)
+    plain = train(tiny_model, tmp_path / "plain", **settings)
+    assert ours.trainer.seen >= 2
+    assert all(torch.equal(ours.weights[name], plain.weights[name]) for name in plain.weights)
+    for our_log, plain_log in zip(ours.logs, plain.logs, strict=True):  # trying it out left nothing behind
+        assert {k: v for k, v in our_log.items() if "seconds" not in k} == pytest.approx(
+            {k: v for k, v in plain_log.items() if "seconds" not in k}
+        )
+
+
+# ---------------------------------------------------------------------------------------------- in TRL's place
+
+
+@pytest.mark.parametrize("batch", [8, 4])
+def test_a_loss_per_completion_gets_one_number_for_each(tiny_model: Path, tmp_path: Path, batch: int) -> None:
+    settings: dict[str, Any] = {"max_steps": 1, "per_device_train_batch_size": batch}
+    hooks = [Doubled(), DoubledForward()]
+    run = train(tiny_model, tmp_path, mixed(theirs("PerCompletion")), hooks=hooks, **settings)
+    rows = rows_of(tiny_model, batch // 4)
+    advantages = constant((4.0 * group_advantages(rows)).tolist(), rows)
+    assert_gradient(run, tiny_model, rows, advantages, sequence_means(rows))
+
+
+@pytest.mark.parametrize("hooks", [[Falling()], [FallingForward()], [Doubled(), Falling()]])
+def test_a_loss_that_takes_tokens_gets_them(tiny_model: Path, tmp_path: Path, hooks: list[Any]) -> None:
+    run = train(tiny_model, tmp_path, mixed(theirs("PerToken")), hooks=hooks, max_steps=1)
+    rows = rows_of(tiny_model)
+    advantages = falling((len(hooks) * group_advantages(rows)).tolist(), rows)
+    assert_gradient(run, tiny_model, rows, advantages, sequence_means(rows))
+
+
+def test_own_loss_by_tokens_takes_an_aggregation(tiny_model: Path, tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"max_steps": 1, "loss_aggregation": "token_mean"}
+    run = train(tiny_model, tmp_path / "grpo", mixed(theirs("PerToken")), loss_type="grpo", **settings)
+    rows = rows_of(tiny_model)
+    tokens = sum(len(ids) for _, ids in rows)
+    advantages = constant(group_advantages(rows).tolist(), rows)
+    assert_gradient(run, tiny_model, rows, advantages, constant([1.0 / tokens] * 8, rows))
+    with pytest.raises(SelfCheckError, match="weight of a token"):
+        train(tiny_model, tmp_path / "dapo", mixed(theirs("PerToken")), loss_type="dapo", **settings)
+
+
+def test_a_loss_without_advantages_refuses_hooks(tiny_model: Path, tmp_path: Path) -> None:
+    class WithoutAdvantages(GRPOTrainer):
+        def _compute_loss(self, model: Any, inputs: Any) -> Any:
+            return model(input_ids=inputs["completion_ids"]).logits.float().logsumexp(-1).mean()
+
+    with pytest.raises(SelfCheckError, match="WithoutAdvantages"):
+        train(tiny_model, tmp_path, mixed(WithoutAdvantages), hooks=["centred"], max_steps=1)
+
+
+def test_own_loss_that_reads_too_early(tiny_model: Path, tmp_path: Path) -> None:
+    class Early(theirs("PerCompletion")):  # type: ignore[misc]
+        def _compute_loss(self, model: Any, inputs: Any) -> Any:
+            return super()._compute_loss(model, {**inputs, "advantages": inputs["advantages"].clone()})
+
+    def plugins(hook: Any) -> dict[str, Any]:
+        return {"hooks": [hook], "max_steps": 1}
+
+    assert train(tiny_model, tmp_path / "rollout", mixed(Early), **plugins(Doubled())).gradients
+    with pytest.raises(SelfCheckError, match="forward pass"):
+        train(tiny_model, tmp_path / "forward", mixed(Early), **plugins(DoubledForward()))

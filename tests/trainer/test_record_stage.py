@@ -1,0 +1,211 @@
+"""Logged equals trained: TRL's table, its parquet files and the token records show what the loss used.
+
+What the loss used is read off the loss itself: its slope in the advantages, and the log-probabilities that it got.
+"""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow.parquet
+import pytest
+import torch
+
+from tests.support import length_reward, prompts, train
+from tests.trainer.pipelines.page import DoubledForward
+from trl_grpo_ext import GRPOExtTrainer
+from trl_grpo_ext.credit import flow
+from trl_grpo_ext.records.token_records import COLUMNS
+from trl_grpo_ext.trainer.loss_forward import LossForward
+
+CHAIN: list[Any] = [
+    "centred",
+    {"name": "sign_scaling", "positive": 0.5},
+    {"name": "entropy_shaping", "alpha": 0.3},
+    {"name": "low_probability", "alpha": 0.5},
+]
+STAGES = ["trl", "centred", "sign_scaling", "entropy_shaping", "low_probability"]
+
+
+class Trained(GRPOExtTrainer):
+    """Keeps, of every row of every training forward, what reached TRL's loss."""
+
+    def __init__(self, *arguments: Any, **keywords: Any) -> None:
+        self.used: list[dict[str, Any]] = []
+        super().__init__(*arguments, **keywords)
+        self.run_loss, self._trl_grpo_ext.losses.run = self._trl_grpo_ext.losses.run, self.keeping
+
+    def keeping(self, inherited: Any, model: Any, forward: LossForward) -> torch.Tensor:
+        loss: torch.Tensor = self.run_loss(inherited, model, forward)
+        if self.model.training:
+            advantages_B_T = flow.expand_advantages(forward.inputs["advantages"], forward.mask_B_T).detach()
+            for row, mask in enumerate(forward.mask_B_T):
+                ids = forward.inputs["completion_ids"][row][mask > 0].tolist()
+                self.used.append(
+                    {
+                        "step": self.state.global_step,
+                        "ids": ids,
+                        "advantage": advantages_B_T[row][mask > 0].tolist(),
+                        "logp": forward.policy.logps_B_T[row][mask > 0].tolist(),
+                    }
+                )
+        return loss
+
+
+def run(model: Path, folder: Path, **settings: Any) -> Any:
+    hooks = settings.pop("hooks", CHAIN)
+    settings = {"log_completions": True, "max_steps": 2, **settings}
+    return train(model, folder, Trained, hooks=hooks, **settings).trainer
+
+
+def table(folder: Path, step: int) -> pd.DataFrame:
+    return pd.read_parquet(folder / "completions" / f"completions_{step:05d}.parquet")
+
+
+def records(folder: Path, step: int) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = pyarrow.parquet.read_table(
+        folder / "token_records" / f"step_{step:05d}.parquet"
+    ).to_pylist()
+    return rows
+
+
+def used_at(trainer: Any, step: int) -> dict[tuple[int, ...], dict[str, Any]]:
+    """What the loss of that optimizer step (counted from 0) used, by the completion's tokens."""
+    return {tuple(row["ids"]): row for row in trainer.used if row["step"] == step}
+
+
+# ---------------------------------------------------------------------------------------------- TRL's table
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"num_iterations": 2},
+        {"gradient_accumulation_steps": 2, "prompt_count": 8, "beta": 0.04, "loss_aggregation": "prompt_mean"},
+        {"loss_aggregation": "tail_mean"},
+    ],
+    ids=["two iterations", "accumulation", "reduced"],
+)
+def test_trls_table_and_the_records_have_what_the_loss_used(
+    tiny_model: Path, tmp_path: Path, settings: dict[str, Any]
+) -> None:
+    trainer = run(tiny_model, tmp_path, token_records=16, **settings)
+    for step in (1, 2):
+        used, shown, recorded = used_at(trainer, step - 1), table(tmp_path, step), records(tmp_path, step)
+        assert len(shown) == len(recorded) == 8 * settings.get("gradient_accumulation_steps", 1)
+        by_text = {trainer.processing_class.decode(ids, skip_special_tokens=True): row for ids, row in used.items()}
+        for _, row in shown.iterrows():
+            advantages = by_text[row["completion"]]["advantage"]
+            assert row["advantage"] == pytest.approx(sum(advantages) / len(advantages), abs=1e-6)
+        for row in recorded:
+            trained = used[tuple(row["token_ids"])]
+            assert row["step"] == step
+            assert row["stages"] == STAGES
+            assert row["advantage"] == pytest.approx(trained["advantage"], abs=1e-6)
+            assert row["logp"] == pytest.approx(trained["logp"], abs=1e-5)
+            assert row["advantages"][-1] == pytest.approx(row["advantage"], abs=1e-6)
+            assert [name for name, _ in row["rewards"]] == ["length_reward"]
+            assert row["rewards"][0][1] == pytest.approx(length_reward([row["token_ids"]])[0])
+
+
+def test_an_evaluation_in_between_does_not_mix_up_the_rows(tiny_model: Path, tmp_path: Path) -> None:
+    # Two optimizer steps share a generation batch, and an evaluation takes TRL's table over between them.
+    train(
+        tiny_model,
+        tmp_path,
+        hooks=["centred", DoubledForward()],
+        eval_dataset=prompts(8).select(range(4, 8)),
+        log_completions=True,
+        num_iterations=2,
+        max_steps=2,
+        eval_strategy="steps",
+        eval_steps=1,
+        per_device_eval_batch_size=8,
+    )
+    for step in (1, 2):
+        rows = table(tmp_path, step)
+        assert {prompt[0] for prompt in rows["prompt"]} <= set("efgh")  # the evaluation wrote last
+        for _, group in rows.groupby("prompt"):
+            centred = group["length_reward"] - group["length_reward"].mean()
+            assert group["advantage"].tolist() == pytest.approx((2 * centred).tolist(), abs=1e-5)
+
+
+# ---------------------------------------------------------------------------------------------- the token records
+
+
+def test_every_stage_by_hand(tiny_model: Path, tmp_path: Path) -> None:
+    run(tiny_model, tmp_path, token_records=8)
+    rows = records(tmp_path, 1)
+    for group in (0, 1):
+        members = [row for row in rows if row["group"] == group]
+        assert [row["member"] for row in members] == [0, 1, 2, 3]
+        rewards = torch.tensor([row["reward"] for row in members])
+        for row, reward in zip(members, rewards, strict=True):
+            trl, centred, scaled, shaped, low = row["advantages"]
+            assert trl == pytest.approx(
+                [float((reward - rewards.mean()) / (rewards.std() + 1e-4))] * len(trl), abs=1e-5
+            )
+            assert centred == pytest.approx([float(reward - rewards.mean())] * len(trl), abs=1e-5)
+            assert scaled == pytest.approx([a * (0.5 if a > 0 else 1.0) for a in centred])
+            bonus = [min(0.3 * h, abs(a) / 2) for h, a in zip(row["entropy"], scaled, strict=True)]
+            assert shaped == pytest.approx([a + b for a, b in zip(scaled, bonus, strict=True)], abs=1e-5)
+            factors = [0.5 * math.exp(logp) + 0.5 for logp in row["logp"]]
+            assert low == pytest.approx([a * f for a, f in zip(shaped, factors, strict=True)], abs=1e-5)
+
+
+def test_records_have_the_logged_outcome(tiny_model: Path, tmp_path: Path) -> None:
+    def outcome(text: str) -> str | None:
+        return None if len(text) < 6 else f"{text[:3]!r}"
+
+    def judge(completions: list[str], log_extra: Any, **columns: Any) -> list[float]:
+        log_extra("judge_outcome", (outcome(text) for text in completions))  # TRL takes any iterable
+        log_extra("note", ["no outcome"] * len(completions))
+        return [float(len(text)) for text in completions]
+
+    async def later(completions: list[str], log_extra: Any, **columns: Any) -> list[float]:
+        log_extra("later_outcome", [text[-2:] for text in completions])
+        return [0.0 for _ in completions]
+
+    settings = {"gradient_accumulation_steps": 2, "prompt_count": 8}
+    run(tiny_model, tmp_path, token_records=8, reward_funcs=[judge, later], **settings)
+    for step in (1, 2):
+        rows, texts = records(tmp_path, step), table(tmp_path, step)
+        assert len({row["completion"] for row in rows}) > 4
+        for row in rows:
+            judged = outcome(row["completion"])
+            expected = {"later": row["completion"][-2:]} | ({} if judged is None else {"judge": judged})
+            assert dict(row["outcomes"]) == expected
+        in_table = [value if isinstance(value, str) else None for value in texts["judge_outcome"]]
+        assert in_table == [outcome(text) for text in texts["completion"]]
+        assert set(texts["note"]) == {"no outcome"}
+
+
+def test_the_columns_are_documented() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "how_it_works.md").read_text(encoding="utf-8")
+    for name in COLUMNS:
+        assert f"`{name}`" in page, name
+
+
+def silent(completions: list[Any], **columns: Any) -> list[None]:
+    return [None for _ in completions]
+
+
+def test_log_names_plugins_without_empty_metrics(
+    tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train(
+        tiny_model,
+        tmp_path,
+        reward_funcs=[length_reward, silent],
+        trainer_arguments={"advantage_hooks": ["clip_advantages"], "loss_aggregation": "token_mean"},
+        max_steps=1,
+    )
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("trl-grpo-ext: ")]
+    assert "rewards length_reward (the module tests.support), silent (the module" in line
+    assert "advantage hook clip_advantages (trl-grpo-ext 0" in line
+    assert "loss aggregation token_mean (trl-grpo-ext 0" in line
+    logs = [json.loads(text) for text in (tmp_path / "trl_grpo_ext_log.jsonl").read_text().splitlines()]
+    assert any("rewards/length_reward/mean" in entry for entry in logs)
+    assert all(value is not None for entry in logs for value in entry.values())

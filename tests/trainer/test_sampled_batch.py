@@ -1,0 +1,193 @@
+"""The contexts in the real trainer: texts, masks, groups and spans are what TRL really generated and scored."""
+
+import asyncio
+import dataclasses
+import functools
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoTokenizer
+from trl import GRPOTrainer
+
+from tests.support import length_reward, relative_gap, scripted_completion, train
+from tests.trainer.watch import WatchBoth
+from trl_grpo_ext import Forward, GRPOExtTrainer, Rollout
+from trl_grpo_ext.errors import AlignmentError
+from trl_grpo_ext.types import Parts, StepTotals, Totals
+
+
+def watched(model: Path, folder: Path, **settings: Any) -> WatchBoth:
+    watch = WatchBoth()
+    train(model, folder, hooks=[watch], **{"max_steps": 1, **settings})
+    return watch
+
+
+def ids_of(prompt: str, member: int) -> list[int]:
+    return scripted_completion(prompt, member, 10)
+
+
+# ---------------------------------------------------------------------------------------------- the contract
+
+
+@pytest.mark.parametrize("context", [Rollout, Forward, Totals, StepTotals])
+def test_contexts_are_frozen_and_every_field_is_documented(context: Any) -> None:
+    assert context.__dataclass_params__.frozen
+    documented = re.findall(r"^    (\w+): ", context.__doc__ or "", re.MULTILINE)
+    attributes = re.findall(r"^ {4,8}(\w+): ", (context.__doc__ or "").split("Attributes:")[1], re.MULTILINE)
+    names = [field.name for field in dataclasses.fields(context)]
+    assert set(names) <= {*documented, *attributes}, set(names) - {*documented, *attributes}
+
+
+# ---------------------------------------------------------------------------------------------- texts and tokens
+
+
+def test_texts_prompts_and_tokens(tiny_model: Path, tmp_path: Path) -> None:
+    (rollout,) = watched(tiny_model, tmp_path).rollouts
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
+    given = [f"{'abcdefgh'[i]}{i} " for i in (0, 0, 0, 0, 1, 1, 1, 1)]
+    assert rollout.prompts == given
+    for row, prompt in enumerate(given):
+        ids = ids_of(prompt, row % 4)
+        assert rollout.completion_ids_B_T[row][rollout.completion_mask_B_T[row] > 0].tolist() == ids
+        assert rollout.texts[row] == tokenizer.decode(ids, skip_special_tokens=True) == rollout.completions[row]
+        prompt_ids = rollout.prompt_ids_B_P[row][rollout.prompt_mask_B_P[row] > 0].tolist()
+        assert prompt_ids == tokenizer(prompt)["input_ids"]
+        assert rollout.truncated_B[row].item() == (ids[-1] != 1)
+    assert bool(rollout.truncated_B.any())
+    assert not bool(rollout.truncated_B.all())
+    assert rollout.tool_mask_B_T is None
+
+
+# ---------------------------------------------------------------------------------------------- rewards and groups
+
+
+def test_rewards_groups_counts_and_log_probabilities(tiny_model: Path, tmp_path: Path) -> None:
+    def sometimes(completion_ids: list[list[int]], **columns: Any) -> list[float | None]:
+        return [None if len(ids) % 2 else float(len(ids)) for ids in completion_ids]
+
+    settings: dict[str, Any] = {"reward_funcs": [length_reward, sometimes], "reward_weights": [2.0, 0.5]}
+    settings |= {"gradient_accumulation_steps": 2, "beta": 0.04, "num_iterations": 2, "max_steps": 2}
+    (rollout,) = watched(tiny_model, tmp_path, **settings).rollouts
+    ids = [ids_of(prompt, row % 4) for row, prompt in enumerate(rollout.prompts)]
+    lengths = [len(row) for row in ids]
+    assert rollout.lengths_B.tolist() == lengths
+    assert rollout.totals.tokens == sum(lengths)
+    assert (rollout.totals.sequences, rollout.totals.prompts, rollout.totals.micro_batches) == (16, 4, 2)
+    assert rollout.totals.max_completion_length == 10
+    assert rollout.reward_names == ("length_reward", "sometimes")
+    assert rollout.columns["answer"] == rollout.group_ids_B.tolist() == [0] * 4 + [1] * 4 + [2] * 4 + [3] * 4
+    for row, (first, other) in enumerate(zip(length_reward(ids), sometimes(ids), strict=True)):
+        assert rollout.rewards_B_K[row, 0].item() == pytest.approx(first)
+        assert bool(torch.isnan(rollout.rewards_B_K[row, 1])) == (other is None)
+        assert rollout.rewards_B[row].item() == pytest.approx(2 * first + 0.5 * (other or 0.0), abs=1e-6)
+    for logps_B_T in (rollout.ref_logps_B_T, rollout.old_logps_B_T, rollout.sampling_logps_B_T):
+        assert logps_B_T is not None
+        assert logps_B_T.shape == rollout.mask_B_T.shape
+    assert (rollout.step, rollout.training) == (0, True)
+
+
+def alike(prompts: list[str], **columns: Any) -> list[float | None]:
+    """The first prompt's completions get the same, the second's nothing at all, the others differ."""
+    return [{"a": 0.7, "b": None}.get(prompt[0], float(row)) for row, prompt in enumerate(prompts)]
+
+
+def test_a_row_keeps_what_is_known_of_it_when_it_is_shuffled(tiny_model: Path, tmp_path: Path) -> None:
+    watch = watched(tiny_model, tmp_path, reward_funcs=alike, gradient_accumulation_steps=2, prompt_count=4)
+    (rollout,) = watch.rollouts
+    known = {}
+    for row in range(16):
+        ids = tuple(rollout.completion_ids_B_T[row].tolist())
+        known[ids] = (rollout.rewards_B[row].item(), rollout.group_baselines_B[row].item(), rollout.prompts[row][0])
+    assert len(watch.forwards) == 2
+    order = []
+    for _, forward in watch.forwards:
+        assert len(forward.rewards_B) == 8
+        for row, ids in enumerate(forward.completion_ids_B_T.tolist()):
+            reward, baseline, prompt = known[tuple(ids)]
+            order.append(prompt)
+            assert forward.rewards_B[row].item() == pytest.approx(reward, nan_ok=True)
+            assert forward.group_baselines_B[row].item() == pytest.approx(baseline, nan_ok=True)
+            assert forward.zero_variance_B[row].item() == (prompt in "ab")
+            assert math.isnan(reward) == (prompt == "b")
+    assert order != sorted(order)  # they have been shuffled
+
+
+# ---------------------------------------------------------------------------------------------- spans of rewards
+
+
+def first_two(completions: list[Any], **columns: Any) -> list[Any]:
+    texts = [c if isinstance(c, str) else c[-1]["content"] for c in completions]
+    return [Parts({"two": (0.25, (0, min(2, len(text))))}) if text else None for text in texts]
+
+
+async def first_two_async(completions: list[Any], **columns: Any) -> list[Any]:
+    await asyncio.sleep(0)
+    return first_two(completions, **columns)
+
+
+@pytest.mark.parametrize(
+    "function", [first_two_async, functools.partial(first_two, unused=1)], ids=["async", "partial"]
+)
+def test_parts_that_rewards_return(tiny_model: Path, tmp_path: Path, function: Any) -> None:
+    watch = watched(tiny_model, tmp_path, reward_funcs=[length_reward, function])
+    (rollout,) = watch.rollouts
+    (name,) = rollout.parts
+    assert name == rollout.reward_names[1]
+    table = rollout.parts[name]
+    assert table.names == ("two",)
+    for row, text in enumerate(rollout.texts):
+        score = table.scores_B_M[row].item()
+        assert score == 0.25 if text else math.isnan(score)
+        reward = rollout.rewards_B_K[row, 1].item()
+        assert reward == 0.25 if text else math.isnan(reward)  # to TRL it is a number
+    for row, text in enumerate(rollout.texts):
+        wrote = [start < 2 and end > start for start, end in rollout.offsets(row)]
+        assert table.tokens(0)[row, : len(wrote)].tolist() == wrote, text
+
+
+def test_parts_that_cannot_be_placed_stop_only_who_reads_them(tiny_model: Path, tmp_path: Path) -> None:
+    class OtherTexts(GRPOExtTrainer):
+        """Hands reward functions another text than the one that was generated, as a parser of responses may."""
+
+        def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, ids: Any) -> Any:
+            other = [[{"role": "assistant", "content": f"<{completion}>"}] for completion in completions]
+            return super()._calculate_rewards(inputs, prompts, other, ids)
+
+    settings: dict[str, Any] = {"reward_funcs": [first_two], "max_steps": 1}
+    hooks: list[Any] = ["centred"]
+    assert train(tiny_model, tmp_path, OtherTexts, hooks=hooks, **settings).gradients
+    with pytest.raises(AlignmentError, match=r"'part_credit': on_rollout: The parts of 'first_two' at row 0 cannot"):
+        train(tiny_model, tmp_path, OtherTexts, hooks=["part_credit"], **settings)
+
+
+# ---------------------------------------------------------------------------------------------- what is trained
+
+
+def test_what_a_forward_hook_sees(tiny_model: Path, tmp_path: Path) -> None:
+    watch = watched(tiny_model, tmp_path, max_steps=2, num_iterations=2)
+    assert len(watch.forwards) == 2
+    (first_advantages, first), (_, second) = watch.forwards
+    assert first.logps_B_T.shape == first.entropies_B_T.shape == first.mask_B_T.shape == first_advantages.shape
+    assert not first.logps_B_T.requires_grad
+    live = first.mask_B_T > 0
+    torch.testing.assert_close(first.logps_B_T[live], first.old_logps_B_T[live])  # before any update
+    assert (second.logps_B_T - second.old_logps_B_T)[second.mask_B_T > 0].abs().max() > 1e-3  # after one
+    assert (first.step, second.step) == (0, 1)
+
+
+def test_decoupled_normalisation_trains_as_trl(tiny_model: Path, tmp_path: Path) -> None:
+    def even(completion_ids: list[list[int]], **columns: Any) -> list[float | None]:
+        return [None if ids[0] % 3 == 0 else float(sum(ids) % 2) for ids in completion_ids]
+
+    rewards: dict[str, Any] = {"reward_funcs": [length_reward, even], "reward_weights": [0.3, 2.0], "prompt_count": 8}
+    theirs = train(
+        tiny_model, tmp_path / "trl", GRPOTrainer, multi_objective_aggregation="normalize_then_sum", **rewards
+    )
+    ours = train(tiny_model, tmp_path / "ext", hooks=["decoupled_normalisation"], **rewards)
+    for our_step, their_step in zip(ours.gradients, theirs.gradients, strict=True):
+        assert relative_gap(our_step, their_step) < 1e-5
+    assert any(bool(gradient.any()) for gradient in theirs.gradients[0].values())

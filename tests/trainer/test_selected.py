@@ -1,0 +1,171 @@
+"""Plugins are selected the same way in Python, in YAML and on the command line, and end up where they belong."""
+
+import copy
+import dataclasses
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+from trl import GRPOConfig, TrlParser
+
+from tests.support import arguments, length_reward, prompts, scripted_rollout, train
+from trl_grpo_ext import GRPOExtConfig, GRPOExtTrainer, load_rewards
+from trl_grpo_ext.advantages.estimators import LeaveOneOut
+from trl_grpo_ext.advantages.forward import EntropyShaping
+from trl_grpo_ext.aggregation.means import ConstantLength
+
+Selected = tuple[Any, Any, Any]
+"""Rewards, advantage hooks, loss aggregation."""
+
+
+def selected(args: GRPOExtConfig) -> Selected:
+    return args.rewards, args.advantage_hooks, args.loss_aggregation
+
+
+def parsed(folder: Path, *words: str, yaml: str | None = None) -> GRPOExtConfig:
+    """What a script that uses TRL's parser gets from its command line."""
+    line = ["--output_dir", str(folder / "out"), "--use_cpu", "True", "--bf16", "False", *words]
+    if yaml is not None:
+        (folder / "run.yaml").write_text(yaml)
+        line += ["--config", str(folder / "run.yaml")]
+    (args,) = TrlParser([GRPOExtConfig]).parse_args_and_config(line)
+    return args  # type: ignore[no-any-return]
+
+
+# ---------------------------------------------------------------------------------------------- three ways in
+
+EVERYTHING: Selected = (
+    ["gsm8k_accuracy", {"name": "think_format", "weight": 0.2}, "trl-grpo-ext:tag_format"],
+    ["leave_one_out", {"name": "entropy_shaping", "alpha": 0.1, "kappa": 3.0}],
+    {"name": "constant_length", "length": 8},
+)
+
+YAML = """
+rewards:
+  - gsm8k_accuracy
+  - {name: think_format, weight: 0.2}
+  - trl-grpo-ext:tag_format
+advantage_hooks:
+  - leave_one_out
+  - name: entropy_shaping
+    alpha: 0.1
+    kappa: 3.0
+loss_aggregation: {name: constant_length, length: 8}
+"""
+
+COMMAND_LINE = [
+    *["--rewards", "gsm8k_accuracy", "{name: think_format, weight: 0.2}", "trl-grpo-ext:tag_format"],
+    *["--advantage_hooks", "leave_one_out", "{name: entropy_shaping, alpha: 1e-1, kappa: 3.0}"],
+    *["--loss_aggregation", "{name: constant_length, length: 8}"],
+]
+
+
+def test_selection_in_python_yaml_and_command(tmp_path: Path) -> None:
+    rewards, hooks, aggregation = EVERYTHING
+    in_python = arguments(tmp_path, rewards=rewards, advantage_hooks=hooks, loss_aggregation=aggregation)
+    assert selected(in_python) == EVERYTHING
+    assert selected(parsed(tmp_path, yaml=YAML)) == EVERYTHING
+    assert selected(parsed(tmp_path, *COMMAND_LINE)) == EVERYTHING
+
+
+# ---------------------------------------------------------------------------------------------- the arguments last
+
+
+def test_arguments_can_be_saved_and_copied(tmp_path: Path) -> None:
+    args = parsed(tmp_path, *COMMAND_LINE)
+    as_json = json.loads(args.to_json_string())
+    assert tuple(as_json[name] for name in ("rewards", "advantage_hooks", "loss_aggregation")) == EVERYTHING
+
+    torch.save(args, tmp_path / "training_args.bin")
+    assert selected(torch.load(tmp_path / "training_args.bin", weights_only=False)) == EVERYTHING
+    assert selected(pickle.loads(pickle.dumps(args))) == selected(copy.deepcopy(args)) == EVERYTHING
+
+    # TRL takes only one of generation_batch_size and steps_per_generation, so one has to go from a copy of all fields.
+    skipped = "generation_batch_size"
+    assert selected(GRPOExtConfig(**{k: v for k, v in args.to_dict().items() if k != skipped})) == EVERYTHING
+    changes: Any = {skipped: None, "learning_rate": 1e-4}
+    assert selected(dataclasses.replace(args, **changes)) == EVERYTHING
+
+
+# ---------------------------------------------------------------------------------------------- rewards in the trainer
+
+
+def test_rewards_of_the_config_come_behind_those_of_python(tiny_model: Path, tmp_path: Path) -> None:
+    args = arguments(tmp_path, rewards=["think_format"])
+    for given, names in ((None, []), (length_reward, ["length_reward"]), ([length_reward], ["length_reward"])):
+        trainer = GRPOExtTrainer(str(tiny_model), given, args, train_dataset=prompts())
+        assert trainer.reward_func_names == [*names, "think_format"]
+
+
+def test_selection_and_reward_processing_classes(tiny_model: Path, tmp_path: Path) -> None:
+    # A reward model is what processing classes are for: two of the three functions have none.
+    reward_model = AutoModelForSequenceClassification.from_pretrained(tiny_model, num_labels=1)
+    own = AutoTokenizer.from_pretrained(tiny_model)
+    for given in ([None, own], [None, None]):
+        run = train(
+            tiny_model,
+            tmp_path,
+            reward_funcs=[length_reward, reward_model],
+            rewards=[{"name": "think_format", "weight": 0.5}],
+            trainer_arguments={"reward_processing_classes": given},
+            max_steps=1,
+        )
+        classes = run.trainer.reward_processing_classes
+        assert classes[0] is classes[2] is None is not classes[1]
+        assert classes[1] is own or given[1] is None
+        assert run.trainer.reward_weights.tolist() == [1.0, 1.0, 0.5]
+
+
+# ---------------------------------------------------------------------------------------------- a plain GRPOConfig
+
+
+def test_a_plain_config_with_plugins_given_in_python(tiny_model: Path, tmp_path: Path) -> None:
+    args = arguments(tmp_path, GRPOConfig, max_steps=1)
+    trainer = GRPOExtTrainer(
+        str(tiny_model),
+        [length_reward, *load_rewards(["think_format", "gsm8k_accuracy"])],
+        args,
+        train_dataset=prompts(),
+        rollout_func=scripted_rollout,
+        advantage_hooks=["leave_one_out", EntropyShaping(alpha=0.2)],
+        loss_aggregation={"name": "constant_length", "length": 8},
+    )
+    trainer.train()
+    names = ("length_reward", "think_format", "gsm8k_accuracy")
+    assert {f"rewards/{name}/mean" for name in names} <= trainer.state.log_history[0].keys()
+    assert isinstance(trainer.loss_aggregation, ConstantLength)
+    assert [type(hook) for hook in trainer.advantage_hooks] == [LeaveOneOut, EntropyShaping]
+
+
+def test_the_weights_of_load_rewards_come_along(tiny_model: Path, tmp_path: Path) -> None:
+    rewards = load_rewards(["gsm8k_accuracy", {"name": "think_format", "weight": 0.25}])
+    trainer = GRPOExtTrainer(str(tiny_model), rewards, arguments(tmp_path), train_dataset=prompts())
+    assert trainer.reward_weights.tolist() == [1.0, 0.25]
+    trainer = GRPOExtTrainer(str(tiny_model), [length_reward, *rewards], arguments(tmp_path), train_dataset=prompts())
+    assert trainer.reward_weights.tolist() == [1.0, 1.0, 0.25]
+    stated = arguments(tmp_path, reward_weights=[2.0, 3.0])
+    assert GRPOExtTrainer(str(tiny_model), rewards, stated, train_dataset=prompts()).reward_weights.tolist() == [2, 3]
+
+
+@pytest.mark.parametrize("word", ["none", "null", "None"])
+def test_none_on_the_command_line_switches_off_what_yaml_selects(tmp_path: Path, word: str) -> None:
+    off = ["--rewards", word, "--advantage_hooks", word, "--loss_aggregation", word]
+    assert selected(parsed(tmp_path, *off, yaml=YAML)) == (None, None, None)
+
+
+def test_resume_of_the_command_line_is_no_folder(tmp_path: Path, tiny_model: Path) -> None:
+    assert parsed(tmp_path, "--resume_from_checkpoint", "true").resume_from_checkpoint is True
+    assert parsed(tmp_path, "--resume_from_checkpoint", "False").resume_from_checkpoint is None
+    assert parsed(tmp_path, "--resume_from_checkpoint", "out/true").resume_from_checkpoint == "out/true"
+    assert parsed(tmp_path, yaml="resume_from_checkpoint: true").resume_from_checkpoint is True
+    few = {"max_steps": 1, "save_strategy": "steps", "save_steps": 1}
+    for asked in (None, "true"):
+        args = arguments(tmp_path, resume_from_checkpoint=asked, **{**few, "max_steps": 2 if asked else 1})
+        trainer = GRPOExtTrainer(str(tiny_model), length_reward, args, prompts())
+        trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)
+    assert trainer.state.global_step == 2
+    assert [log["step"] for log in trainer.state.log_history if "reward" in log] == [1, 2]

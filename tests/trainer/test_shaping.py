@@ -1,0 +1,241 @@
+"""Shapers in real trainings: TRL's own estimator takes the shaped rewards as if a reward function had given them.
+
+The oracle is TRL's trainer with one reward function more, which returns what the shaper adds. To the bit.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from statistics import stdev
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from trl import GRPOTrainer
+
+from tests.contexts import make_rollout
+from tests.support import Run, length_reward, prompts, relative_gap, train
+from tests.trainer.pipelines.page import mixed
+from tests.trainer.watch import WatchBoth
+from trl_grpo_ext import Rollout
+from trl_grpo_ext.credit.flow import shape_rewards
+from trl_grpo_ext.credit.rollouts import ScoredRows
+from trl_grpo_ext.errors import ConfigurationError, PluginOutputError, UpstreamError
+from trl_grpo_ext.trainer.sampled_batch import Sampling
+from trl_grpo_ext.trainer.shaping import refuse_images
+from trl_grpo_ext.trainer.upstream.reading import Generated
+from trl_grpo_ext.types import HookDeclaration
+
+
+def weight_of(ids: list[int]) -> float:
+    """Any number that differs from completion to completion."""
+    return (sum(ids) % 5) / 4.0 - 0.3
+
+
+class ByTokens:
+    """Adds to each completion what a reward function could have given."""
+
+    __name__ = "by_tokens"
+    declares = HookDeclaration(role="shaper")
+
+    def __init__(self) -> None:
+        self.rollouts: list[Rollout] = []
+
+    def on_rewards(self, rollout: Rollout) -> torch.Tensor:
+        self.rollouts.append(rollout)
+        ids = [row[live > 0].tolist() for row, live in _rows(rollout)]
+        return rollout.rewards_B.new_tensor([weight_of(row) for row in ids])
+
+
+def _rows(rollout: Rollout) -> Any:
+    return zip(rollout.completion_ids_B_T, rollout.completion_mask_B_T, strict=True)
+
+
+def by_tokens(completion_ids: list[list[int]], **columns: Any) -> list[float]:
+    return [weight_of(ids) for ids in completion_ids]
+
+
+def sometimes(completion_ids: list[list[int]], **columns: Any) -> list[float | None]:
+    return [None if len(ids) % 3 == 1 else length_reward([ids])[0] for ids in completion_ids]
+
+
+def by_tokens_where_scored(completion_ids: list[list[int]], **columns: Any) -> list[float | None]:
+    return [None if len(ids) % 3 == 1 else weight_of(ids) for ids in completion_ids]
+
+
+def same_training(ours: Run, theirs: Run) -> None:
+    assert len(ours.gradients) == len(theirs.gradients) > 0
+    for our_step, their_step in zip(ours.gradients, theirs.gradients, strict=True):
+        assert any(bool(gradient.any()) for gradient in their_step.values())
+        assert all(torch.equal(our_step[name], their_step[name]) for name in their_step)
+    assert list(ours.trainer._logs["advantages"]) == list(theirs.trainer._logs["advantages"])
+    assert list(ours.trainer._logs["rewards"]["by_tokens"]) == pytest.approx(
+        list(theirs.trainer._logs["rewards"]["by_tokens"]), nan_ok=True
+    )
+    for our_log, their_log in zip(ours.logs, theirs.logs, strict=True):
+        mine = {name: value for name, value in our_log.items() if "raw_reward" not in name}
+        assert mine == pytest.approx({name.replace("_where_scored", ""): v for name, v in their_log.items()})
+
+
+ESTIMATORS = [
+    *({"scale_rewards": scale, "multi_objective_aggregation": "sum_then_normalize"} for scale in ("group", "none")),
+    {"scale_rewards": "batch"},
+    {"multi_objective_aggregation": "normalize_then_sum"},
+]
+
+
+@pytest.mark.parametrize("settings", ESTIMATORS, ids=lambda settings: "-".join(settings.values()))
+def test_trls_estimator_takes_the_shaped_rewards(tiny_model: Path, tmp_path: Path, settings: dict[str, Any]) -> None:
+    common: dict[str, Any] = {
+        "prompt_count": 8,
+        "gradient_accumulation_steps": 2,
+        "num_iterations": 2,
+        "max_steps": 2,
+        **settings,
+        "eval_dataset": prompts(2),
+        "eval_strategy": "steps",
+        "eval_steps": 1,
+        "per_device_eval_batch_size": 8,
+    }
+    rewards = {"reward_funcs": [length_reward, by_tokens], "reward_weights": [0.7, 1.0]}
+    theirs = train(tiny_model, tmp_path / "trl", GRPOTrainer, **{**common, **rewards})
+    ours = train(tiny_model, tmp_path / "ext", hooks=[ByTokens()], reward_weights=[0.7], **common)
+    same_training(ours, theirs)
+    for prefix in ("", "eval_"):  # beside the shaped ones
+        log = next(log for log in ours.logs if f"{prefix}reward" in log)
+        assert log[f"{prefix}raw_reward"] == pytest.approx(0.7 * log[f"{prefix}rewards/length_reward/mean"])
+        assert log[f"{prefix}reward"] != pytest.approx(log[f"{prefix}raw_reward"])
+    # The trainer is as it was.
+    assert ours.trainer.reward_func_names == ["length_reward"]
+    assert len(ours.trainer.reward_funcs) == len(ours.trainer.reward_weights) == 1
+
+
+def test_completions_that_no_function_scored_stay_so(tiny_model: Path, tmp_path: Path) -> None:
+    settings = {"multi_objective_aggregation": "normalize_then_sum"}
+    theirs = train(
+        tiny_model, tmp_path / "trl", GRPOTrainer, reward_funcs=[sometimes, by_tokens_where_scored], **settings
+    )
+    watch = WatchBoth()
+    ours = train(tiny_model, tmp_path / "ext", hooks=[watch, ByTokens()], reward_funcs=sometimes, **settings)
+    for our_step, their_step in zip(ours.gradients, theirs.gradients, strict=True):
+        assert relative_gap(our_step, their_step) < 1e-5  # advantages are (B, T) here, because of the watching hook
+    advantages_B_T, rollout = watch.seen[0]
+    unscored_B = torch.isnan(rollout.rewards_B)
+    assert unscored_B.any()
+    assert torch.equal(unscored_B, torch.isnan(rollout.raw_rewards_B))
+    assert torch.equal(unscored_B, torch.isnan(rollout.rewards_B_K[:, 1]))
+    assert not advantages_B_T[unscored_B].any()
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"mask_truncated_completions": True, "pad_to_multiple_of": 8},  # TRL computes no log-probabilities
+        {"num_iterations": 2, "beta": 0.04},  # the old policy's and the reference's
+        {"beta": 0.04},  # the reference's alone
+    ],
+    ids=["none", "both", "reference"],
+)
+def test_shaper_sees_the_batchs_tensors(tiny_model: Path, tmp_path: Path, settings: dict[str, Any]) -> None:
+    needs = ("old_logps", "ref_logps") if settings.get("beta") else ("old_logps",)
+    watch, shaper, passes = WatchBoth(*needs), ByTokens(), []
+    shaper.declares = HookDeclaration(role="shaper", needs=needs)
+
+    class Counts(GRPOTrainer):
+        def _get_per_token_logps_and_entropies(self, *arguments: Any, **keywords: Any) -> Any:
+            passes.append(1)
+            return super()._get_per_token_logps_and_entropies(*arguments, **keywords)
+
+        def _generate_and_score_completions(self, inputs: Any) -> Any:
+            batch = super()._generate_and_score_completions(inputs)
+            batches.append((len(passes), dict(batch)))
+            return batch
+
+    batches: list[tuple[int, dict[str, Any]]] = []
+    train(tiny_model, tmp_path, mixed(Counts), hooks=[shaper, watch], max_steps=1, **settings)
+    ((count, batch),), (seen,), ((_, after),) = batches, shaper.rollouts, watch.seen
+    assert count == len(needs)  # each pass once, TRL's or ours
+    pairs = {
+        "prompt_ids_B_P": batch["prompt_ids"],
+        "prompt_mask_B_P": batch["prompt_mask"].float(),
+        "completion_ids_B_T": batch["completion_ids"],
+        "mask_B_T": batch["completion_mask"].float(),
+        "sampling_logps_B_T": batch["sampling_per_token_logps"],
+        "old_logps_B_T": batch.get("old_per_token_logps", after.old_logps_B_T),
+        "ref_logps_B_T": batch.get("ref_per_token_logps", after.ref_logps_B_T),
+    }
+    for name, tensor in pairs.items():
+        for rollout in (seen, after):
+            value = getattr(rollout, name)
+            assert (value is None and tensor is None) or torch.equal(value, tensor), name
+    assert seen.old_logps_B_T is not None
+    assert seen.totals == after.totals
+    assert seen.totals.tokens == int(batch["num_items_in_batch"])
+
+
+def test_shaper_before_group_and_batch(tiny_model: Path, tmp_path: Path) -> None:
+    watch = WatchBoth()
+    penalty = {"name": "kl_in_reward", "form": "completion", "coefficient": 0.3, "reference": str(tiny_model)}
+    # Listed in any order, they act by their roles.
+    hooks = ["whiten", watch, {"name": "normalised", "std_floor": 0.1, "epsilon": 1e-8}, penalty]
+    run = train(tiny_model, tmp_path, hooks=hooks, max_steps=2)
+    (_, first), (advantages_B_T, second) = watch.seen
+    assert torch.equal(first.rewards_B, first.raw_rewards_B)  # the policy is its reference yet
+    assert second.old_logps_B_T is not None
+    moved_B_T = (second.old_logps_B_T - second.teacher_logps_B_T[str(tiny_model)]) * second.mask_B_T
+    raw = second.raw_rewards_B.tolist()
+    rewards = [reward - 0.3 * kl for reward, kl in zip(raw, moved_B_T.sum(dim=1).tolist(), strict=True)]
+    assert second.rewards_B.tolist() == pytest.approx(rewards, abs=1e-5)
+    assert rewards != pytest.approx(raw, abs=1e-2)
+    compared: list[float] = []
+    for group in (rewards[:4], rewards[4:]):
+        compared += [(r - sum(group) / 4) / (max(stdev(group), 0.1) + 1e-8) for r in group]
+    mean, sigma = sum(compared) / 8, stdev(compared)
+    assert advantages_B_T[:, 0].tolist() == pytest.approx([(a - mean) / (sigma + 1e-8) for a in compared], abs=1e-4)
+    assert run.logs[1]["raw_reward"] == pytest.approx(sum(raw) / 8, abs=1e-5)
+    assert run.logs[1]["reward"] == pytest.approx(sum(rewards) / 8, abs=1e-5)
+
+
+# ---------------------------------------------------------------------------------------------- what is refused
+
+
+@pytest.mark.parametrize(
+    ("returned", "message"),
+    [
+        (lambda rollout: None, "'Odd': on_rewards: expected a tensor of shape"),
+        (lambda rollout: rollout.rewards_B[:-1], r"\(completions,\) or \(completions, tokens\), got \(7,\)"),
+        (lambda rollout: rollout.mask_B_T / 0, "on_rewards must return finite rewards; got inf at row 0, token 0"),
+    ],
+)
+def test_what_a_shaper_may_not_return(returned: Callable[[Rollout], Any], message: str) -> None:
+    odd: Any = SimpleNamespace(__name__="Odd", on_rewards=returned)
+    with pytest.raises(PluginOutputError, match=message):
+        shape_rewards(odd, make_rollout([2] * 8), "odd")
+
+
+def test_shaper_refuses_a_changed_batch(tiny_model: Path, tmp_path: Path) -> None:
+    class Cuts(GRPOTrainer):
+        def _generate_and_score_completions(self, inputs: Any) -> Any:
+            batch = super()._generate_and_score_completions(inputs)
+            return {**batch, "completion_mask": batch["completion_mask"] * 0}
+
+    with pytest.raises(UpstreamError, match=r"'completion_mask' .*MineCuts"):
+        train(tiny_model, tmp_path, mixed(Cuts), hooks=[ByTokens()], max_steps=1)
+
+
+def test_rewards_outside_of_a_generation_are_refused(tiny_model: Path, tmp_path: Path) -> None:
+    run = train(tiny_model, tmp_path, hooks=[ByTokens()], max_steps=1)
+    with pytest.raises(UpstreamError, match=r"_calculate_rewards .*_generate_and_score_completions"):
+        run.trainer._calculate_rewards([{"prompt": "a"}], ["a"], ["b"], [[3]])
+
+
+def test_shaper_refuses_logps_of_images() -> None:
+    def check(row: dict[str, Any], of_tool: Any, missing: list[str]) -> None:
+        scored = ScoredRows([{"prompt": "a", **row}], ["a"], ["b"], [[3]], torch.zeros(0))
+        refuse_images(Sampling(Generated(images=of_tool), scored=[scored]), missing)
+
+    check({"image": None}, None, ["old_logps"])
+    check({"image": "a picture"}, None, [])
+    for row, of_tool in (({"image": "a picture"}, None), ({}, ["a picture"])):
+        with pytest.raises(ConfigurationError, match=r"old_logps .*images"):
+            check(row, of_tool, ["old_logps"])

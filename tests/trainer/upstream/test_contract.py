@@ -1,0 +1,388 @@
+"""The contract with the TRL that is installed: what `upstream` lists is there, is complete, and behaves as we assume.
+
+Nothing here uses our trainer where TRL's own can be asked. `test_other_trl` runs this file under other releases.
+"""
+
+import ast
+import importlib
+import inspect
+import re
+import textwrap
+import types
+import warnings
+from collections.abc import Iterator
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, ClassVar
+
+import accelerate.utils
+import pytest
+import torch
+from packaging.version import Version
+from torch.utils._python_dispatch import TorchDispatchMode
+from trl import GRPOTrainer
+
+import trl_grpo_ext
+from tests.support import arguments, length_reward, prompts, scripted_rollout
+from trl_grpo_ext import GRPOExtMixin, GRPOExtTrainer
+from trl_grpo_ext.errors import ConfigurationError, UpstreamError
+from trl_grpo_ext.trainer.upstream import acting, contract, releases
+
+PACKAGE = Path(trl_grpo_ext.__file__).parent
+UPSTREAM = "trainer/upstream/"
+ADAPTER = ("trainer/mixin.py", UPSTREAM)
+"""The files that touch TRL's trainer."""
+
+OF_TRANSFORMERS = "launch/checkpoints/"
+"""The files that touch transformers' trainer."""
+
+LISTED = {*contract.METHODS, *contract.SAVING, *contract.WHERE_THERE, *contract.ATTRIBUTES}
+MAPPED_BY_TRANSFORMERS = {
+    *("accelerator", "add_callback", "args", "current_gradient_accumulation_steps"),
+    *("is_deepspeed_enabled", "is_fsdp_enabled", "model", "remove_callback", "state"),
+}
+"""Public attributes of transformers' `Trainer` that the adapter reads; TRL itself cannot do without them."""
+
+
+def made(tiny_model: Path, folder: Path, trainer_class: type = GRPOTrainer, **settings: Any) -> Any:
+    rows = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "steps_per_generation": 4}
+    evaluation = {"eval_strategy": "steps", "eval_steps": 1, "per_device_eval_batch_size": 8}
+    return trainer_class(
+        str(tiny_model),
+        length_reward,
+        arguments(folder, **{"max_steps": 1, **rows, **evaluation, **settings}),
+        train_dataset=prompts(8),
+        eval_dataset=prompts(2),
+        rollout_func=scripted_rollout,
+    )
+
+
+class Batches(GRPOTrainer):
+    """TRL's trainer; keeps its generation batches."""
+
+    def _generate_and_score_completions(self, inputs: Any) -> Any:
+        batch = super()._generate_and_score_completions(inputs)
+        self.kept_batches = [*getattr(self, "kept_batches", []), batch]
+        return batch
+
+
+@pytest.fixture(scope="module")
+def trained(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A trainer after one step and one evaluation."""
+    trainer = made(tiny_model, tmp_path_factory.mktemp("trained"), Batches)
+    trainer.train()
+    return trainer
+
+
+# ---------------------------------------------------------------------------------------------- all of it is there
+
+
+def test_installed_trl_is_accepted() -> None:
+    with warnings.catch_warnings():
+        if Version(version("trl")).release[:2] <= Version(contract.NEWEST_TESTED).release[:2]:
+            warnings.simplefilter("error")
+        contract.check_version()
+
+
+def test_everything_listed_is_there(trained: Any) -> None:
+    contract.check_class(GRPOTrainer)
+    contract.check_instance(trained)
+    assert len(trained.kept_batches) == 2  # in training and in evaluation
+    for batch in trained.kept_batches:
+        contract.check_batch(batch)
+
+
+# ---------------------------------------------------------------------------------------------- what is gone is named
+
+
+def test_a_method_that_is_gone_or_changed_is_named() -> None:
+    methods = {name: getattr(GRPOTrainer, name) for name in contract.METHODS}
+    contract.check_class(type("Same", (), methods))
+    with pytest.raises(UpstreamError) as raised:
+        contract.check_class(object)
+    assert all(name in str(raised.value) for name in contract.METHODS)  # all at once
+
+    def other(self: Any, something_else: Any) -> None: ...
+
+    for gone in contract.METHODS:
+        with pytest.raises(UpstreamError, match=rf"Without.*\bmethod {gone} is gone") as raised:
+            contract.check_class(type("Without", (), {name: m for name, m in methods.items() if name != gone}))
+        assert version("trl") in str(raised.value)
+        with pytest.raises(UpstreamError, match=rf"\bmethod {gone} takes .*something_else.*expected"):
+            contract.check_class(type("Changed", (), {**methods, gone: other}))
+
+
+def test_contract_names_what_is_gone(trained: Any) -> None:
+    for gone in contract.ATTRIBUTES:
+        with pytest.MonkeyPatch.context() as monkeypatch:
+            monkeypatch.delattr(trained, gone)
+            with pytest.raises(UpstreamError, match=rf"\battribute {gone} is gone"):
+                contract.check_instance(trained)
+    for gone in contract.ARGUMENTS:
+        with pytest.MonkeyPatch.context() as monkeypatch:
+            left = {name: value for name, value in vars(trained.args).items() if name != gone}
+            monkeypatch.setattr(trained, "args", types.SimpleNamespace(**left))
+            with pytest.raises(UpstreamError, match=rf"\bargument {gone} is gone"):
+                contract.check_instance(trained)
+    for gone in contract.BATCH_KEYS:
+        batch = {key: value for key, value in trained.kept_batches[0].items() if key != gone}
+        with pytest.raises(UpstreamError, match=f"batch entry '{gone}' is gone"):
+            contract.check_batch(batch)
+
+
+def test_the_trainer_asks_before_it_loads_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(GRPOTrainer, "_calculate_rewards")
+    with pytest.raises(UpstreamError, match="_calculate_rewards"):
+        GRPOExtTrainer(str(tmp_path / "no model"), length_reward, arguments(tmp_path), train_dataset=prompts())
+
+
+# ---------------------------------------------------------------------------------------------- versions
+
+
+def test_versions_that_are_refused_warned_of_and_silent() -> None:
+    for installed in ("1.13.9", "1.14.0rc1", "2.0.0.dev0", "3.0"):
+        with pytest.raises(UpstreamError, match=rf"trl {installed} .*trl>=1.14,<2"):
+            contract.check_version(installed)
+    for installed in ("1.17.0.dev0", "1.99.3"):
+        with pytest.warns(UserWarning, match=f"trl {installed} .*newer"):
+            contract.check_version(installed)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for installed in ("1.14", "1.15.2", "1.16.1.dev0"):
+            contract.check_version(installed)
+
+
+# ---------------------------------------------------------------------------------------------- how TRL behaves
+
+
+def test_scoring_makes_one_gather_and_it_is_of_the_scores() -> None:
+    # Where a reward fails, our trainer makes that gather in its place, so that the other ranks are not left waiting.
+    tree = ast.parse(textwrap.dedent(inspect.getsource(GRPOTrainer._calculate_rewards)))
+    calls = [ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    collectives = [
+        call
+        for call in calls
+        if re.match(r"(?!asyncio)[\w.]*(gather|reduce|broadcast|barrier|wait_for_everyone)\w*\(", call)
+    ]
+    assert collectives == ["gather(rewards_per_func)"]
+    assert importlib.import_module(GRPOTrainer.__module__).gather is accelerate.utils.gather
+
+
+class LateAdvantages(GRPOTrainer):
+    """Changes the advantages during the policy's forward pass, which is when our hooks do it."""
+
+    factor = 1.0
+    losses: list[float]
+    inputs_at_hand: Any = None
+
+    def _compute_loss(self, model: Any, inputs: Any) -> Any:
+        self.inputs_at_hand, self.forwards = inputs, 0
+        loss = super()._compute_loss(model, inputs)
+        self.inputs_at_hand = None
+        assert self.forwards == 1
+        self.losses = [*getattr(self, "losses", []), loss.item()]
+        return loss
+
+    def _get_per_token_logps_and_entropies(self, model: Any, *arguments: Any, **keywords: Any) -> Any:
+        result = super()._get_per_token_logps_and_entropies(model, *arguments, **keywords)
+        if self.inputs_at_hand is not None:
+            self.forwards += 1
+            shape = self.inputs_at_hand["completion_mask"].shape
+            logps_B_T, entropies_B_T, auxiliary_loss = result
+            assert logps_B_T.shape == entropies_B_T.shape == shape
+            assert auxiliary_loss is None or auxiliary_loss.dim() == 0
+            advantages_B = self.inputs_at_hand["advantages"]
+            assert advantages_B.shape == shape[:1]
+            self.inputs_at_hand["advantages"] = (self.factor * advantages_B).unsqueeze(1).expand(shape)
+        return result
+
+
+def test_advantages_are_read_after_the_policys_forward_pass(tiny_model: Path, tmp_path: Path) -> None:
+    losses = {}
+    for factor in (0.0, 1.0, -2.0):
+        trainer = made(tiny_model, tmp_path, LateAdvantages, learning_rate=0.0)
+        trainer.factor = factor
+        trainer.train()
+        losses[factor] = torch.tensor(trainer.losses)
+    assert len(losses[1.0]) == 3  # two micro-batches and one evaluation
+    assert losses[1.0].abs().min() > 1e-4
+    assert not losses[0.0].any()
+    torch.testing.assert_close(losses[-2.0], -2 * losses[1.0])
+
+
+class Travelling(GRPOTrainer):
+    """Sends one more entry `(B, T)` along with the batch, as we do with the weights."""
+
+    def _generate_and_score_completions(self, inputs: Any) -> Any:
+        batch = super()._generate_and_score_completions(inputs)
+        batch["luggage"] = batch["completion_ids"] * 0.5
+        self.generated = batch["completion_ids"].clone()
+        return batch
+
+    def _compute_loss(self, model: Any, inputs: Any) -> Any:
+        assert torch.equal(inputs["luggage"], inputs["completion_ids"] * 0.5)
+        self.met = [*getattr(self, "met", []), inputs["completion_ids"]]
+        self.shuffled = not torch.equal(self.generated[: len(inputs["luggage"])], inputs["completion_ids"])
+        return super()._compute_loss(model, inputs)
+
+
+def test_a_further_batch_entry_stays_with_its_rows(tiny_model: Path, tmp_path: Path) -> None:
+    trainer = made(tiny_model, tmp_path, Travelling, eval_strategy="no", max_steps=2)
+    trainer.train()
+    assert len(trainer.met) == 4
+    assert trainer.shuffled
+    assert sorted(torch.cat(trainer.met).tolist()) == sorted(trainer.generated.tolist())
+
+
+def test_a_loss_type_that_we_do_not_know() -> None:
+    with pytest.raises(ConfigurationError, match=r"loss_type 'new_one' .* knows .*dapo"):
+        contract.check_loss_type("new_one")
+
+
+def test_every_loss_type_of_the_installed_trl_is_known() -> None:
+    # TRL's own list is the chain of comparisons in its loss; a type of which only we know would be as wrong.
+    tree = ast.parse(textwrap.dedent(inspect.getsource(GRPOTrainer._compute_loss)))
+    known_to_trl: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Compare) and ast.unparse(node.left) == "self.loss_type":
+            known_to_trl |= {str(n.value) for n in ast.walk(node) if isinstance(n, ast.Constant)}
+    assert known_to_trl == contract.LOSS_TYPES
+
+
+# ---------------------------------------------------------------------------------------------- the list is complete
+
+
+def trees(room: str = "") -> Iterator[tuple[str, ast.Module]]:
+    """The package's files, or those of one room, with their source."""
+    for file in sorted((PACKAGE / room).rglob("*.py")):
+        yield file.relative_to(PACKAGE).as_posix(), ast.parse(file.read_text())
+
+
+def mentioned(tree: ast.Module) -> set[str]:
+    """Every attribute that is read or set, every method that is defined, every string (`getattr(x, "name")`)."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            found.add(node.attr)
+        elif isinstance(node, ast.FunctionDef):
+            found.add(node.name)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            found.add(node.value)
+    return found
+
+
+def of_trl(trained: Any) -> set[str]:
+    """All names on TRL's trainer, whether of the class or set while it lives."""
+    ours = {"kept_batches"}
+    return {*dir(GRPOTrainer), *vars(trained)} - ours
+
+
+def is_private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__")
+
+
+def test_every_private_name_of_trl_in_use_is_listed(trained: Any) -> None:
+    private = {name for name in of_trl(trained) if is_private(name)}
+    assert len(private) > 50
+    # Rewards, samplers and what guards them never see a trainer, so a name of theirs is their own.
+    near = [
+        (file, tree)
+        for file, tree in trees()
+        if not file.startswith(("guard/", "prompt_samplers/", "rewards/", "testing/"))
+    ]
+    used = {(file, name) for file, tree in near for name in mentioned(tree) & private}
+    assert {
+        ("trainer/mixin.py", "_compute_loss"),
+        ("trainer/upstream/acting.py", "_logs"),
+        ("trainer/upstream/contract.py", "_entropy_window_stats"),
+    } <= used
+    unlisted = {(file, name) for file, name in used if name not in LISTED}
+    assert not unlisted, f"private names of TRL that contract.METHODS and contract.ATTRIBUTES don't list: {unlisted}"
+    elsewhere = {(file, name) for file, name in used if not file.startswith((*ADAPTER, OF_TRANSFORMERS))}
+    assert not elsewhere, f"private names of TRL outside the adapter: {elsewhere}"
+
+
+def test_every_public_name_of_trls_trainer_in_use_is_listed(trained: Any) -> None:
+    on_the_trainer = {
+        node.attr
+        for _, tree in trees("trainer")
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute)
+        and (
+            (isinstance(node.value, ast.Name) and node.value.id in ("self", "trl", "trainer"))
+            or (isinstance(node.value, ast.Attribute) and node.value.attr in ("_trl", "_trainer"))
+        )
+    }
+    used = {name for name in on_the_trainer & of_trl(trained) if not is_private(name)}
+    unlisted = used - LISTED - MAPPED_BY_TRANSFORMERS
+    assert not unlisted, f"attributes of TRL's trainer that contract.ATTRIBUTES does not list: {unlisted}"
+
+
+def test_nothing_is_listed_that_is_not_used() -> None:
+    used: set[str] = set()
+    for name, tree in trees():
+        if name.startswith((OF_TRANSFORMERS, "trainer/")):
+            # The lists themselves are no use.
+            kept = [node for node in tree.body if name != f"{UPSTREAM}contract.py" or isinstance(node, ast.FunctionDef)]
+            used |= mentioned(ast.Module(body=kept, type_ignores=[]))
+    unused = {*LISTED, *contract.ARGUMENTS, *contract.BATCH_KEYS} - used
+    assert not unused, f"listed in upstream and used nowhere: {unused}"
+
+
+def test_no_name_of_ours_hides_one_of_trls(trained: Any) -> None:
+    ours: set[str] = set()
+    for kind in GRPOExtMixin.__mro__[:-1]:
+        ours |= {name for name in vars(kind) if not name.startswith("__")} - contract.METHODS.keys()
+        for node in ast.walk(ast.parse(textwrap.dedent(inspect.getsource(kind)))):
+            stored = isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
+            if stored and ast.unparse(node.value) == "self":
+                ours.add(node.attr)
+    assert "loss_aggregation" in ours
+    hidden = ours.difference(contract.ATTRIBUTES) & of_trl(trained)
+    assert not hidden, f"names of ours that TRL's trainer has, too: {hidden}"
+
+
+def test_only_the_public_face_of_trl_is_imported() -> None:
+    imported: set[tuple[str | None, str]] = set()
+    for _, tree in trees():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Import):
+                imported |= {(alias.name, "") for alias in node.names if alias.name.split(".")[0] == "trl"}
+            elif isinstance(node, ast.ImportFrom) and not node.level and (node.module or "").split(".")[0] == "trl":
+                imported |= {(node.module, alias.name) for alias in node.names}
+    assert imported
+    assert {module for module, _ in imported} == {"trl", "trl.kernels", "trl.models", "trl.trainer.utils"}
+    assert {name for module, name in imported if module == "trl.trainer.utils"} == {
+        "add_fused_lm_head",
+        "pad",
+        "use_adapter",
+    }
+    assert not any(is_private(name) for _, name in imported)
+    is_oldest = version("trl").startswith(f"{contract.OLDEST_TESTED}.")
+    imported -= {("trl.kernels", "chunked_logprob"), ("trl.trainer.utils", "add_fused_lm_head")} if is_oldest else set()
+    assert all(name in dir(importlib.import_module(str(module))) for module, name in imported)
+
+
+@pytest.mark.skipif(releases.chunked_logprob is None, reason="this TRL's head makes all logits at once")
+def test_head_in_tiles_is_the_same() -> None:
+    class Products(TorchDispatchMode):
+        rows: ClassVar[list[int]] = []
+
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            self.rows += [args[0].size(0)] if "mm.out" in str(function) else []
+            return function(*args, **(kwargs or {}))
+
+    head, generator = releases.chunked_logprob.ChunkedLogProbFunction, torch.manual_seed(0)
+    states, weight = torch.randn(500, 8, generator=generator), torch.randn(30, 8, generator=generator)
+    found = []
+    for device, tokens in (("meta", [500, 500]), ("cpu", [240, 240, 20] * 2)):
+        leaves = states.clone().requires_grad_(), weight.clone().requires_grad_()
+        with acting.small_head_tiles(torch.device(device)), Products() as products:
+            products.rows = []
+            head.apply(*leaves, None, torch.arange(500) % 30, 1.0, 32_768)[0].square().sum().backward()
+        assert products.rows == tokens  # forward and backward
+        found.append([leaf.grad for leaf in leaves])
+    for one, other in zip(
+        *found, strict=True
+    ):  # sums in another order: rounding is relative to the largest, not to each
+        torch.testing.assert_close(one, other, rtol=0.0, atol=1e-6 * float(other.abs().max()))

@@ -1,0 +1,198 @@
+"""Credit by parts: each thing that a completion is judged by pays the tokens that wrote it."""
+
+from __future__ import annotations
+
+import warnings
+
+import torch
+
+from ..credit.groups import gather_groups, group_apart, group_mean
+from ..guard.parameters import checked_choice, checked_flag
+from ..types import HookDeclaration, PartTable, Rollout
+
+_EPSILON = 1e-4  # beside the standard deviation, as in TRL
+_NEARLY_ALL, _PATIENCE = 0.9, 10
+
+
+class PartCredit:
+    """Pay each part of a reward to the tokens that wrote that part, relative to the same part in the group.
+
+    For the score `s_{i,m}` of part m of a function's `Parts` in completion i, its weight `w_{i,m}`, the function's
+    weight `w_k`, and the group's completions `H_m` that have this part,
+
+        a_{i,m} = s_{i,m} - mean of s_m over H_m
+        A_{i,t} = Σ_k w_k Σ_m w_{i,m} · a_{i,m} · [t wrote part m]
+
+    A sum of K independent scores, paid to all tokens, is as noisy for each part as all K together. Here each part is
+    compared with itself alone, so with K independent parts the gradient has about K times less noise. With one part, or
+    with parts that are right or wrong together, there is nothing to gain.
+
+    What is assumed: tokens of a part decide about that part, and about no other (see `reach` and `baseline`).
+
+    - *All of the completion* (`WHOLE`) as a part's place pays all tokens, and so does a plain number of a function.
+      With one such part this is `centred`, or `normalised`.
+    - *A part that is missing*, that is, scored where it has no place: its score credits nobody and is in no mean.
+      Whether it is there is a part of its own, `completeness`. With `q_{i,m}` the mean of s_m over `H_m` for those that
+      have the part and `s_{i,m}` for those that do not, `q_{i,m} - mean q_m` is paid to "all" tokens, or to the
+      "structure", those in no part of the function. So a part's two payments sum to `s - mean s`, and nothing that the
+      reward says is lost. "none" pays only the parts that are there: many missing parts drown the others, since what
+      all tokens get is as noisy as a plain reward.
+    - *Tokens in several parts* get the sum of their credits.
+    - *Tokens in no part* get nothing; or (`outside`) the completion's "sum" of all credits, for a text before the
+      parts that decides about all of them; or its "value", the function's centred reward.
+    - *The end* (`END`) is a place as any other: the end-of-sequence token, or the last one before the limit.
+    - *Reach.* "own" tokens only: least noise, biased where they decide about other parts too. "before": also all tokens
+      before the part, so each token gets the parts to come. No token can change what stands before it, so that is
+      unbiased whatever the parts have to do with each other.
+    - *Baseline.* With "previous", part m is compared only with those of the group in which the part listed before it
+      has the same score, for parts that build on each other.
+
+    Weights are not divided by their sum: a token of one part has a credit as large as with one part alone. The metrics
+    `advantage/part_credit/to_all` and `/missing` say which share of the absolute credit went to all tokens or to no
+    part's own, and which share of the scored parts was missing. If nearly all goes to all tokens, a warning says so.
+
+    Source: none of its own for one advantage per part and its own deviation (per reward function GDPO, 2601.05242, has
+    them); `baseline: previous` is the outcome-conditioned baseline of Blockwise Advantage Estimation (2602.10231).
+
+    Departures: GDPO whitens the sum over the batch once more; this does not. In 2602.10231 an outcome is any function
+    of the block before; here it is the score of the part before.
+
+    Args:
+        normalise: Divide by the standard deviation (n - 1) over the same completions plus 1e-4.
+        completeness: "all", "structure" or "none".
+        outside: "nothing", "sum" or "value".
+        reach: "own" or "before".
+        baseline: "group" or "previous".
+    """
+
+    __name__ = "part_credit"
+    # Equal sums may hide parts that differ.
+    declares = HookDeclaration(role="estimator", needs=("offsets",), independent=True, makes_signal=True)
+
+    def __init__(
+        self,
+        *,
+        normalise: bool = False,
+        completeness: str = "all",
+        outside: str = "nothing",
+        reach: str = "own",
+        baseline: str = "group",
+    ) -> None:
+        self.normalise = checked_flag("part_credit: normalise", normalise)
+        self.completeness = checked_choice("part_credit: completeness", completeness, ("all", "structure", "none"))
+        self.outside = checked_choice("part_credit: outside", outside, ("nothing", "sum", "value"))
+        self.reach = checked_choice("part_credit: reach", reach, ("own", "before"))
+        self.baseline = checked_choice("part_credit: baseline", baseline, ("group", "previous"))
+        self.metrics: dict[str, float] = {}
+        self._spread, self._warned = 0, False
+
+    def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
+        """Return the new advantages `(B, T)`."""
+        precise = torch.promote_types(rollout.rewards_B_K.dtype, torch.float32)
+        own_B_T = torch.zeros(advantages_B_T.shape, dtype=precise, device=advantages_B_T.device)
+        all_B_T = torch.zeros_like(own_B_T)
+        groups_N, local = gather_groups(rollout), rollout.local_rows
+        rewards_N_K = rollout.gather(rollout.rewards_B_K.to(precise))
+        counts_B = own_B_T.new_zeros(len(own_B_T)), own_B_T.new_zeros(len(own_B_T))
+        for k, name in enumerate(rollout.reward_names):
+            weight = rollout.reward_weights_K[k].to(precise)
+            value_B = weight * self._apart(rewards_N_K[:, k], groups_N)[local]
+            table = rollout.parts.get(name)
+            if table is None or not table.names:
+                all_B_T += value_B.unsqueeze(1)
+                continue
+            paid = _Paid(self, table, rollout, groups_N, precise)
+            plain_B = torch.isnan(paid.scores_B_M).all(dim=1)
+            all_B_T += torch.where(plain_B, value_B, weight * paid.everywhere_B).unsqueeze(1)
+            own_B_T += weight * paid.own_B_T
+            rest_B = weight * paid.structure_B
+            if self.outside != "nothing":
+                rest_B = rest_B + (weight * paid.sum_B if self.outside == "sum" else value_B)
+            all_B_T += torch.where(paid.reached_B_T | plain_B.unsqueeze(1), 0.0, rest_B.unsqueeze(1))
+            counts_B = counts_B[0] + paid.missing_B_M.sum(1), counts_B[1] + (~torch.isnan(paid.scores_B_M)).sum(1)
+        self._measure(own_B_T, all_B_T, counts_B, rollout)
+        return (own_B_T + all_B_T).to(advantages_B_T.dtype)
+
+    def _apart(self, values_N: torch.Tensor, groups_N: torch.Tensor) -> torch.Tensor:
+        return group_apart(values_N, groups_N, _EPSILON if self.normalise else None)
+
+    def _measure(
+        self,
+        own_B_T: torch.Tensor,
+        all_B_T: torch.Tensor,
+        counts_B: tuple[torch.Tensor, torch.Tensor],
+        rollout: Rollout,
+    ) -> None:
+        """Keep how much was paid where, over all ranks, and warn once if places hardly matter."""
+        live_B_T = rollout.mask_B_T > 0
+        sums = [torch.where(live_B_T, paid_B_T, 0.0).abs().sum(dim=1) for paid_B_T in (own_B_T, all_B_T)]
+        own, everywhere, missing, scored = rollout.gather(torch.stack([*sums, *counts_B], dim=1)).sum(dim=0).tolist()
+        self.metrics = {}
+        if own + everywhere > 0:
+            self.metrics["to_all"] = everywhere / (own + everywhere)
+        if scored > 0:
+            self.metrics["missing"] = missing / scored
+        if rollout.training and "to_all" in self.metrics:
+            self._spread = self._spread + 1 if self.metrics["to_all"] > _NEARLY_ALL else 0
+            if self._spread == _PATIENCE and not self._warned and not rollout.local_rows.start:
+                self._warned = True
+                warnings.warn(
+                    f"part_credit: in {_PATIENCE} batches more than {_NEARLY_ALL:.0%} of the credit went to all tokens "
+                    "of a completion, as without parts. Return `Parts` whose parts have places, or use centred.",
+                    stacklevel=2,
+                )
+
+
+class _Paid:
+    """What one function's parts pay on this rank, before its weight."""
+
+    def __init__(
+        self, hook: PartCredit, table: PartTable, rollout: Rollout, groups_N: torch.Tensor, precise: torch.dtype
+    ) -> None:
+        count, local = len(table.names), rollout.local_rows
+        self.scores_B_M, weights_B_M = table.scores_B_M.to(precise), table.weights_B_M.to(precise)
+        wrote_B_T = [table.tokens(part) for part in range(count)]
+        placed_B_M = torch.stack([tokens_B_T.any(dim=1) for tokens_B_T in wrote_B_T], dim=1)
+        scored_B_M = ~torch.isnan(self.scores_B_M)
+        self.missing_B_M = scored_B_M & ~placed_B_M & ~table.whole_B_M
+        there_B_M = scored_B_M & ~self.missing_B_M
+        known_N_2M = rollout.gather(torch.cat([self.scores_B_M, there_B_M.to(precise)], dim=1))
+        scores_N_M, there_N_M = known_N_2M[:, :count], known_N_2M[:, count:] > 0
+
+        own_N_M, presence_N_M = [], []
+        for part in range(count):
+            has_N = torch.where(there_N_M[:, part], scores_N_M[:, part], torch.nan)
+            within_N = groups_N
+            if hook.baseline == "previous" and part > 0:
+                within_N = _strata(groups_N, scores_N_M[:, part - 1])
+            own_N_M.append(hook._apart(has_N, within_N))
+            if hook.completeness != "none":
+                means_N = group_mean(has_N, groups_N)
+                expected_N = torch.where(there_N_M[:, part], means_N, scores_N_M[:, part])
+                presence_N_M.append(hook._apart(expected_N, groups_N))
+        credit_B_M = weights_B_M * torch.stack(own_N_M, dim=1)[local]
+        whole_B_M = table.whole_B_M & there_B_M
+        self.everywhere_B = torch.where(whole_B_M, credit_B_M, 0.0).sum(dim=1)
+        self.sum_B = torch.where(whole_B_M, 0.0, credit_B_M).sum(dim=1)
+        self.structure_B = torch.zeros_like(self.sum_B)
+        if presence_N_M:
+            presence_B = (weights_B_M * torch.stack(presence_N_M, dim=1)[local]).sum(dim=1)
+            if hook.completeness == "all":
+                self.everywhere_B = self.everywhere_B + presence_B
+            else:
+                self.structure_B = presence_B
+        self.own_B_T = torch.zeros(rollout.mask_B_T.shape, dtype=precise, device=rollout.mask_B_T.device)
+        self.reached_B_T = torch.zeros_like(self.own_B_T, dtype=torch.bool)
+        for part, tokens_B_T in enumerate(wrote_B_T):
+            pays_B_T = tokens_B_T & ~whole_B_M[:, part : part + 1]
+            if hook.reach == "before":  # a token from which on some token of the part is to come
+                pays_B_T = pays_B_T.flip(1).cumsum(dim=1).flip(1) > 0
+            self.own_B_T += torch.where(pays_B_T, credit_B_M[:, part : part + 1], 0.0)
+            self.reached_B_T |= pays_B_T
+
+
+def _strata(groups_N: torch.Tensor, scores_N: torch.Tensor) -> torch.Tensor:
+    """The groups, cut by a score that may be NaN, numbered from 0."""
+    parts = [groups_N.to(scores_N.dtype), scores_N.nan_to_num(nan=0.0), torch.isnan(scores_N).to(scores_N.dtype)]
+    strata_N: torch.Tensor = torch.unique(torch.stack(parts, dim=1), dim=0, return_inverse=True)[1]
+    return strata_N

@@ -1,0 +1,200 @@
+"""Run Python that a model wrote, in processes with limits.
+
+A server (`keeper`), which has imported what is needed but nothing of this package or the user's, forks a job's
+processes: one that holds the code (`hostile`), one that runs the tests (`tests_process`), and a keeper that watches
+over both. The environment is empty, the directory is the job's own, and before any code runs each process gives up
+rights in layers (`layers`). A kernel may lack some; `isolation()` lists those that hold here:
+
+- "files": Landlock (Linux 5.13). It reads Python's libraries, installed packages and the system's libraries, reads and
+  writes in its own directory, executes no file, and empties none that it may not write. The layer does not hold where
+  what is written cannot be counted (/proc/PID/io).
+- "network", "processes": a seccomp filter (x86-64 and ARM) that lets a list of system calls pass: no socket, no
+  process, no signal to others. Capabilities are dropped, so it holds for root too.
+- "memory": a limit on its address space.
+
+What it writes is limited in all, deleted files included; so are files, folders, descriptors, threads and output. Time
+is its own processor time, and half of the time in which nothing of the job runs or waits for a core. These are checked
+every 20 ms, so a job may exceed them a little. Namespaces and cgroups are not used, because containers commonly forbid
+them.
+
+This is no boundary against an exploit of the kernel or the interpreter. It hides neither installed packages, nor the
+existence, size and owner of other files, nor the time, the machine's name and its number of cores.
+"""
+
+import base64
+import functools
+import json
+import os
+import socket
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, Pipe
+from pathlib import Path
+from typing import Any, TypeVar
+
+from ...errors import RewardError
+
+LAYERS = ("files", "network", "processes", "memory")
+"""The layers that a machine may support."""
+
+_SERVE = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from _sandbox.keeper import serve
+sys.path.pop(0)
+serve(int(sys.argv[2]), sys.argv[3:])
+"""
+"""`_sandbox` as a package of its own: what is forked has nothing of this package in it."""
+_TICK = 0.05
+_GRACE, _SLOWEST = 300.0, 100.0  # on the wall, with that much of a machine's time for a job
+_ENVIRONMENT = {"PATH": "", "LANG": "C.UTF-8", "PYTHONHASHSEED": "0"} | dict.fromkeys(
+    ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"), "1"
+)
+
+T = TypeVar("T")
+
+
+@dataclass
+class Run:
+    """The result of a job."""
+
+    ended: str = "exited"  # or it had too much: "timeout", "output", "storage", "threads"; "tests": these took the time
+    status: int = 0  # exit status of the code's process, negative for a signal
+    output: bytes = b""  # what a program printed
+    layers: tuple[str, ...] = ()  # that held before it ran the code
+    messages: list[dict[str, Any]] = field(default_factory=list)  # of the tests' process, or of a program
+    seconds: float = 0.0  # processor time of the code, plus half the time that it slept
+    judge: int | None = None  # exit status of the tests' process
+    answered: bool = False  # whether the tests have had an answer of the code
+    changed: bool = False  # whether the code has changed an argument
+
+
+@functools.lru_cache(maxsize=8)
+def isolation(memory_mb: int = 512) -> tuple[str, ...]:
+    """The layers that hold on this machine, as tried by a process; cached."""
+    return run_python("", seconds=5.0, memory_mb=memory_mb).layers
+
+
+def run_all(tasks: Sequence[Callable[[threading.Event], T]], workers: int) -> list[T]:
+    """Run tasks, so many at a time, and return their results in order; each takes an event that is set to stop it."""
+    stop = threading.Event()
+    pool = ThreadPoolExecutor(max(1, min(workers, len(tasks))), thread_name_prefix="python-tests")
+    try:
+        return [future.result() for future in [pool.submit(task, stop) for task in tasks]]
+    finally:
+        stop.set()
+        pool.shutdown(cancel_futures=True)
+
+
+def run_python(
+    code: str,
+    plan: dict[str, Any] | None = None,
+    *,
+    seconds: float,
+    memory_mb: int,
+    require: Sequence[str] = (),
+    stdin: bytes = b"",
+    stop: threading.Event | None = None,
+) -> Run:
+    """Run code as a program, or hold it in one process and run tests (`forms_of_tests.Plan`) of it in another.
+
+    `seconds` is processor time, `memory_mb` counts beyond the interpreter's own, `stop` ends the run as a timeout. A
+    `RewardError` says that the processes do not start, or a required layer does not hold; the code is not run then.
+    """
+    paths = sysconfig.get_paths()
+    libraries = [path for path in dict.fromkeys((paths["purelib"], paths["platlib"])) if Path(path).is_dir()]
+    job: dict[str, Any] = {"module": plan is not None, "seconds": seconds, "memory_mb": memory_mb}
+    job |= {"require": list(require), "libraries": libraries, "folder": str(Path(tempfile.gettempdir()).resolve())}
+    job |= {"code": code, "stdin": base64.b64encode(stdin).decode("ascii")}
+    wanted = b"n" if "numpy" in f"{code} {json.dumps(plan)}" else b"-"
+    parts = [job] if plan is None else [job, plan]
+    with _SERVER.connect(libraries, wanted) as connection:
+        deadline, answer = time.monotonic() + _GRACE + _SLOWEST * seconds, None
+        with suppress(EOFError, OSError):  # the keeper may die
+            for part in parts:
+                connection.send_bytes(json.dumps(part).encode("ascii"))
+            while answer is None and time.monotonic() < deadline and not (stop is not None and stop.is_set()):
+                if connection.poll(_TICK):
+                    answer = json.loads(connection.recv_bytes())
+    if answer is None:
+        if stop is not None and stop.is_set():
+            return Run(ended="timeout")
+        raise RewardError(
+            f"The processes that run Python code did not start ({sys.executable}). Is the machine out of memory or of "
+            "processes?"
+        )
+    run = Run(**{**answer, "output": base64.b64decode(answer["output"])})
+    run.layers = tuple(layer for layer in LAYERS if layer in run.layers)
+    missing = [layer for layer in require if layer not in run.layers]
+    if missing:
+        raise RewardError(
+            f"The process that runs Python code could not give up {', '.join(missing)}, which is required. It could "
+            "when the reward was made: has the reward moved to another machine?"
+        )
+    return run
+
+
+class _Server:
+    """The server process: started with the first job, ended with this process. A forked copy starts its own."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.process: subprocess.Popen[bytes] | None = None
+        self.control: socket.socket | None = None
+
+    def connect(self, libraries: Sequence[str], wanted: bytes) -> Connection:
+        """A connection to a new keeper."""
+        with self.lock:
+            for _ in range(2):
+                if self.process is None or self.process.poll() is not None or self.control is None:
+                    self._start(libraries)
+                ours, theirs = Pipe()
+                with theirs:
+                    try:
+                        socket.send_fds(self.control, [wanted], [theirs.fileno()])  # type: ignore[arg-type]
+                        return ours
+                    except OSError:  # it has died
+                        ours.close()
+                        self.close()
+        raise RewardError(f"The server that runs Python code ({sys.executable}) ends at once.")
+
+    def _start(self, libraries: Sequence[str]) -> None:
+        self.close()
+        self.control, theirs = socket.socketpair()
+        command = [sys.executable, "-P", "-s", "-S", "-B", "-X", "utf8", "-c", _SERVE, str(Path(__file__).parents[1])]
+        settings: Any = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
+        settings |= {"cwd": "/", "env": _ENVIRONMENT, "pass_fds": [theirs.fileno()], "start_new_session": True}
+        with theirs:
+            try:
+                self.process = subprocess.Popen([*command, str(theirs.fileno()), *libraries], **settings)
+            except OSError as error:
+                self.close()
+                raise RewardError(f"The server that runs Python code could not be started: {error}") from error
+
+    def close(self) -> None:
+        """End the server."""
+        if self.control is not None:
+            self.control.close()
+        if self.process is not None:
+            with suppress(ProcessLookupError):
+                self.process.kill()
+            self.process.wait()
+        self.process, self.control = None, None
+
+    def forget(self) -> None:
+        """In a forked copy: the server is the parent's."""
+        if self.control is not None:
+            self.control.close()
+        self.__init__()  # type: ignore[misc]
+
+
+_SERVER = _Server()
+os.register_at_fork(after_in_child=_SERVER.forget)
