@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from trl_grpo_ext import load_prompt_sampler
+from trl_grpo_ext.plugins.loading import load_prompt_sampler
 from trl_grpo_ext.types import PromptOutcome, PromptPool
 
 from .worked import Worked
