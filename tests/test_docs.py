@@ -20,6 +20,7 @@ from trl_grpo_ext.aggregation.means import SeqMeanTokenSum
 from trl_grpo_ext.credit import flow
 from trl_grpo_ext.guard.guarded import guarded
 from trl_grpo_ext.testing import check, make_terms
+from trl_grpo_ext.testing.samplers import Trial
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "writing_plugins.md").read_text(encoding="utf-8")
@@ -99,6 +100,16 @@ def test_the_example_token_loss() -> None:
     assert loss.loss(terms).tolist() == [pytest.approx([0.1 * math.log(2) ** 2, 0.0])]
     broken = check("token_loss", loss).violations
     assert [one.rule.name for one in broken] == ["token-loss.pickle"]  # a class of a page is in no module
+
+
+def test_the_example_sampler() -> None:
+    sampler = example("LeastSolved")()
+    assert [broken.rule.name for broken in check("prompt_sampler", sampler).violations] == ["sampler.pickle"]
+    trial = Trial(rows=5, count=2)
+    sampler.start(trial.pool())
+    assert sampler.draw(2, 0) == [0, 1]
+    sampler.observe([trial.outcome(row, 0) for row in (0, 1)])  # 0 always, and 1 never
+    assert sampler.draw(4, 1) == [2, 3, 4, 1]
 
 
 def my_reward(completions: list[str], **columns: Any) -> list[float]:
