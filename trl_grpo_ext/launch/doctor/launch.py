@@ -251,6 +251,8 @@ def _ignored(path: str, args: Any, words: Sequence[str]) -> list[Problem]:
 
     settings, name = read_settings(path), one_line(Path(path).name, 300)
     flat = {key: value for key, value in settings.items() if key not in (*_SECTIONS, *_OTHER_PLACE)}
+    if int(settings.get("num_machines") or 1) == 1:
+        flat.pop("same_network", None)  # it says where other machines are
     for section in _SECTIONS:
         for key, value in (settings.get(section) or {}).items():
             flat[f"fsdp_{key}" if section == "fsdp_config" and not key.startswith("fsdp") else key] = value
@@ -276,7 +278,9 @@ def _ignored(path: str, args: Any, words: Sequence[str]) -> list[Problem]:
 
 
 def _same(used: Any, written: Any) -> bool:
-    return used is None or written is None or str(used).lower() == str(written).lower()
+    no = {"no", "false"}  # of `accelerate config`, and of YAML
+    texts = [str(value).lower() for value in (used, written)]
+    return used is None or written is None or texts[0] == texts[1] or no.issuperset(texts)
 
 
 def main() -> None:
