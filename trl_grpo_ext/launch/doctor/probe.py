@@ -37,18 +37,26 @@ class AfterImport(importlib.abc.MetaPathFinder):
 
     def __init__(self, actions: dict[str, Callable[[ModuleType], None]]) -> None:
         self._actions = actions
+        self._searched = ""
 
     def find_spec(self, fullname: str, path: Any, target: Any = None) -> importlib.machinery.ModuleSpec | None:
         """The module's own spec, whose loader also acts."""
-        action = self._actions.pop(fullname, None)
-        spec = None if action is None else importlib.util.find_spec(fullname)
-        if spec is None or spec.loader is None or action is None:
+        action = self._actions.get(fullname)
+        if action is None or fullname == self._searched:  # the second is our own search below
+            return None
+        self._searched, outer = fullname, self._searched
+        try:
+            spec = importlib.util.find_spec(fullname)
+        finally:
+            self._searched = outer
+        if spec is None or spec.loader is None:
             return None
         load = spec.loader.exec_module
 
         def load_and_act(module: ModuleType) -> None:
             load(module)
-            action(module)
+            if self._actions.pop(fullname, None) is not None:  # others may only have asked whether it is there
+                action(module)
 
         spec.loader.exec_module = load_and_act  # type: ignore[method-assign]
         return spec
@@ -248,6 +256,8 @@ class Probe:
         fixes = what_to_write(unknown, _known_settings())
         if "doesn't support bf16" in words:
             fixes.append("Without a GPU set use_cpu: true; to examine another machine pass --gpus and --gpu_memory.")
+        if self.launch.settings_alone and "divisible" in words:
+            fixes.append("A file alone is one process: where it is meant for more, give the whole command after `--`.")
         subject = "settings" if unknown or isinstance(cause, ValueError) else "script"
         where = _line_of(cause, str(self.launch.script))
         self.problems.append(Problem("error", subject, reached + where, " ".join(fixes)))
