@@ -33,7 +33,7 @@ from ..guard.parameters import (
     optional_module,
 )
 from ..types import RewardDeclaration
-from ._text.json_text import AmbiguousError, RefusedError, fenced, last_object, read_json
+from ._text.json_text import AmbiguousError, RefusedError, find_json, read_json
 from ._text.markers import broken_up, special_tokens
 
 _NO_VERDICT: dict[Outcome, Consequence] = dict.fromkeys(
@@ -452,7 +452,7 @@ class Judge:
         text = text.strip()
         inside = text
         if not text.startswith("{"):
-            inside = (fenced(text) or last_object(text) or "").strip()
+            inside = text[slice(*(find_json(text, "fence") or find_json(text, "last") or (0, 0)))]
             if not inside or cut or not text.rstrip("`").rstrip().endswith(inside):
                 raise ValueError("no JSON object at the end")
         verdict = read_json(inside, max_depth=5)

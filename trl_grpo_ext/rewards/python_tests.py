@@ -196,9 +196,14 @@ class PythonTests(Judged):
 
 def fenced_code(text: str) -> str:
     """The last fence marked python, else the last fence, else the whole text. An unclosed fence counts."""
+    return text[slice(*code_span(text))]
+
+
+def code_span(text: str) -> tuple[int, int]:
+    """Where `fenced_code` stands."""
     blocks = fences(text)
-    marked = [inside for label, inside, _ in blocks if label in _PYTHON] or [inside for _, inside, _ in blocks]
-    return marked[-1] if marked else text
+    marked = [block for block in blocks if block[0] in _PYTHON] or blocks
+    return marked[-1][1:3] if marked else (0, len(text))
 
 
 def _refused(run: Run) -> Judgement | None:
