@@ -41,6 +41,7 @@ def test_token_losses_by_hand(name: str) -> None:
 
 REWARDS = {
     "json_fields": [1, 0.5, 0.25, 0],  # of two fields; the third has one, and .5 off for `age`
+    "lines": [1, 0.6, 0.8, 0.4],  # of weights 1, 1 and .5: the second lacks a line, the third stops late, the last both
 }
 
 
