@@ -37,7 +37,6 @@ ARMS: dict[str, dict[str, Any]] = {
     "ours, `token_mean`": {"loss_aggregation": "token_mean"},
     "ours, `tail_mean` (a `reduce`)": {"loss_aggregation": "tail_mean"},
     "ours, `token_mean` and `smooth_clip`": {"loss_aggregation": "token_mean", "token_losses": ["smooth_clip"]},
-    "ours, `kl_cov`": {"token_losses": ["kl_cov"], "num_iterations": 2},
 }
 WARM_UP = 5
 

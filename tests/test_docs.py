@@ -1,6 +1,7 @@
 """What the pages say works: the example distribution is built from its page, installed by pip, found, trained with."""
 
 import json
+import math
 import re
 import subprocess
 import sys
@@ -18,7 +19,8 @@ from trl_grpo_ext import load_rewards
 from trl_grpo_ext.aggregation.means import SeqMeanTokenSum
 from trl_grpo_ext.credit import flow
 from trl_grpo_ext.guard.guarded import guarded
-from trl_grpo_ext.testing import check
+from trl_grpo_ext.testing import check, make_terms
+from trl_grpo_ext.testing.samplers import Trial
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "writing_plugins.md").read_text(encoding="utf-8")
@@ -87,6 +89,27 @@ def test_the_example_filter() -> None:
     assert group_filter.keep(make_rollout([2, 4, 1, 6], groups=[0, 0, 1, 1])) == [True, True, "too long", "too long"]
     broken = check("group_filter", group_filter).violations
     assert [one.rule.name for one in broken] == ["filter.pickle"]  # a class of a page is in no module
+
+
+def test_the_example_token_loss() -> None:
+    # Probabilities of 0.1 and 0.5, of which the first is below the mean, became 0.2 and 1.
+    old = torch.tensor([[0.1, 0.5]], dtype=torch.float64).log()
+    loss = example("Asymmetric")()
+    carried = loss.on_rollout(make_rollout([2], old_logps_B_T=old))
+    terms = make_terms(old + math.log(2), old, torch.ones_like(old), carried_B_T=carried)
+    assert loss.loss(terms).tolist() == [pytest.approx([0.1 * math.log(2) ** 2, 0.0])]
+    broken = check("token_loss", loss).violations
+    assert [one.rule.name for one in broken] == ["token-loss.pickle"]  # a class of a page is in no module
+
+
+def test_the_example_sampler() -> None:
+    sampler = example("LeastSolved")()
+    assert [broken.rule.name for broken in check("prompt_sampler", sampler).violations] == ["sampler.pickle"]
+    trial = Trial(rows=5, count=2)
+    sampler.start(trial.pool())
+    assert sampler.draw(2, 0) == [0, 1]
+    sampler.observe([trial.outcome(row, 0) for row in (0, 1)])  # 0 always, and 1 never
+    assert sampler.draw(4, 1) == [2, 3, 4, 1]
 
 
 def my_reward(completions: list[str], **columns: Any) -> list[float]:

@@ -28,6 +28,7 @@ FOLDERS: dict[Kind, str] = {
     "advantage_hook": "advantages",
     "loss_aggregation": "aggregation",
     "group_filter": "filters",
+    "prompt_sampler": "prompt_samplers",
     "token_loss": "token_losses",
 }
 BUILT_IN = [info for info in available() if info.builtin]

@@ -11,7 +11,7 @@ from docs.figures import rooms
 
 FILES = rooms.modules()
 LEVEL = {room: level for level, layer in enumerate(rooms.LAYERS) for room in layer}
-CATALOGUES = ("rewards", "advantages", "aggregation", "filters")
+CATALOGUES = ("rewards", "advantages", "aggregation", "filters", "prompt_samplers")
 
 KNOW_TRL = {"trainer", "records", "history", "testing", "launch"}
 """Rooms that may import TRL, transformers or accelerate, besides those whose plugins load models."""

@@ -103,7 +103,11 @@ RUNS: dict[str, dict[str, Any]] = {
         "resample": {"filter": "signal", "max_rounds": 3},
         "max_steps": 3,
     },
+    "a pool": {"prompt_sampler": "difficulty_pool"},
+    "a curriculum": {"prompt_sampler": {"name": "curriculum", "column": "answer", "rounds": 2}},
+    "a mixture": {"prompt_sampler": {"name": "mixture", "column": "answer", "weights": {"0": 1, "1": 1}}},
     "shared prompts": {"compact_updates": "exact", "share_prompts": True},
+    "a token loss": {"token_losses": [{"name": "kl_cov", "share": 0.2}], "num_iterations": 2},
     "a reduction, cispo, parts": {
         "loss_aggregation": "tail_mean",
         "loss_type": "cispo",

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from .plugins.loading import load_advantage_hooks as load_advantage_hooks
     from .plugins.loading import load_group_filter as load_group_filter
     from .plugins.loading import load_loss_aggregation as load_loss_aggregation
-    from .plugins.loading import load_prompt_sampler as load_prompt_sampler
     from .plugins.loading import load_rewards as load_rewards
     from .plugins.loading import load_token_losses as load_token_losses
     from .trainer.config import GRPOExtConfig as GRPOExtConfig
@@ -49,7 +48,6 @@ _HOME_OF = {
     "load_advantage_hooks": "plugins.loading",
     "load_group_filter": "plugins.loading",
     "load_loss_aggregation": "plugins.loading",
-    "load_prompt_sampler": "plugins.loading",
     "load_rewards": "plugins.loading",
     "load_token_losses": "plugins.loading",
     "completion_text": "guard.messages",

@@ -651,8 +651,9 @@ class PromptPool:
 
     def column(self, name: str) -> list[Any]:
         """A column's values by row number; None where a row lacks it."""
-        if name in (getattr(self.rows, "column_names", None) or ()):
-            return list(self.rows[name])  # type: ignore[call-overload]  # a Dataset's, which decodes no other column
+        names = getattr(self.rows, "column_names", None)
+        if names is not None:  # a Dataset's: no other column is decoded
+            return list(self.rows[name]) if name in names else [None] * len(self.rows)  # type: ignore[call-overload]
         return [row.get(name) for row in (self.rows[number] for number in range(len(self.rows)))]
 
 

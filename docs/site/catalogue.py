@@ -28,6 +28,7 @@ _INTRODUCTIONS: dict[Kind, str] = {
     "advantage_hook": "Which tokens deserve the credit? Advantages `(B, T)` in, advantages `(B, T)` out.",
     "loss_aggregation": "How much does each token's loss count? Weights `(B, T)`, or a reduction to one number.",
     "group_filter": "Which groups are worth training on? Keep or not, and why not, for each group (`resample`).",
+    "prompt_sampler": "Which prompts next? Row numbers for each round of sampling, by what came of others or not.",
     "token_loss": "What else does each token pay? Losses `(B, T)`, added to TRL's policy loss or in its place.",
 }
 _STAGES = {
@@ -36,6 +37,7 @@ _STAGES = {
     "weights": "weights, once per generation batch (`weights`)",
     "reduce": "a reduction of each micro-batch (`reduce`)",
     "keep": "in each round of `resample` (`keep`)",
+    "draw": "before each round of sampling (`draw`)",
     "loss": "at every forward pass of the loss (`loss`)",
 }
 _CODE = re.compile(r"(``.+?``|`[^`]+`)", re.DOTALL)

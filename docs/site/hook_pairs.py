@@ -22,6 +22,7 @@ VARIANTS: Mapping[str, tuple[Mapping[str, Any], ...]] = {
     "kl_in_reward": ({}, {"form": "completion"}),
     "prefix_tree": ({}, {"mode": "add"}),
     "process_rewards": ({}, {"mode": "add"}),
+    "reward_schedule": ({"weights": {"plain": [[0, 0.5]]}},),
     "teacher_log_ratio": ({}, {"mode": "add"}),
 }
 """Parameters of the hooks whose role depends on them, one set for each role."""
@@ -42,12 +43,13 @@ def hooks() -> tuple[Hook, ...]:
     """All built-in hooks, in the order in which they act."""
     found = []
     for name in sorted(info.name for info in available("advantage_hook") if info.builtin):
-        for parameters in VARIANTS.get(name, ({},)):
+        variants = VARIANTS.get(name, ({},))
+        for parameters in variants:
             selection = {"name": name, **parameters}
             (hook,) = load_advantage_hooks([selection])
             words = ", ".join(f"{key}: {value}" for key, value in parameters.items())
             role = "mask" if role_of(hook) == "transform" and hook.declares.last else role_of(hook)
-            found.append(Hook(f"{name} ({words})" if words else name, selection, role, hook))
+            found.append(Hook(f"{name} ({words})" if words and len(variants) > 1 else name, selection, role, hook))
     return tuple(sorted(found, key=lambda hook: (acting_order(hook.loaded), hook.label)))
 
 

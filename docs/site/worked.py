@@ -59,13 +59,21 @@ def shown(value: Any) -> str:
 
 def all_worked() -> dict[tuple[str, str], Worked]:
     """By kind and name, the examples."""
-    from . import worked_aggregations, worked_filters, worked_hooks, worked_rewards, worked_token_losses
+    from . import (
+        worked_aggregations,
+        worked_filters,
+        worked_hooks,
+        worked_rewards,
+        worked_samplers,
+        worked_token_losses,
+    )
 
     return {
         **{("reward", name): example for name, example in worked_rewards.EXAMPLES.items()},
         **{("advantage_hook", name): example for name, example in worked_hooks.EXAMPLES.items()},
         **{("loss_aggregation", name): example for name, example in worked_aggregations.EXAMPLES.items()},
         **{("group_filter", name): example for name, example in worked_filters.EXAMPLES.items()},
+        **{("prompt_sampler", name): example for name, example in worked_samplers.EXAMPLES.items()},
         **{("token_loss", name): example for name, example in worked_token_losses.EXAMPLES.items()},
     }
 

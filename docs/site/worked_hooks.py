@@ -58,6 +58,18 @@ def _transform(incoming: Sequence[float], **overrides: Any) -> Any:
     return run
 
 
+def _scheduled(selection: Any) -> Mapping[str, Any]:
+    """The rewards of two completions after 75 steps."""
+    (hook,) = load_advantage_hooks([selection])
+    columns = {
+        "rewards_B_K": torch.tensor([[1.0, 1.0], [0.0, 1.0]], dtype=torch.float64),
+        "reward_names": ("right", "form"),
+        "reward_weights_K": torch.tensor([1.0, 0.5], dtype=torch.float64),
+    }
+    rollout = make_rollout([1, 1], (1.5, 0.5), (0, 0), step=75, **columns)
+    return {"reward after": (rollout.rewards_B + flow.run_shaper(hook, rollout)).tolist()}
+
+
 # ------------------------------------------------------------------------------------------------- token by token
 
 LOGPS, REFERENCE = (-1.0, -0.5, -2.0), (-1.5, -0.4, -1.0)
@@ -291,6 +303,13 @@ EXAMPLES: dict[str, Worked] = {
         {**_POLICIES, "advantage before": (1.0,) * 3},
         _with_reference(1.0),
         "k1 is 0.5, −0.1 and −1; each token pays for itself and what follows.",
+    ),
+    "reward_schedule": Worked(
+        {"name": "reward_schedule", "weights": {"form": [[0, 1.0], [100, 0.0]]}},
+        completions(2),
+        {"`right`": (1.0, 0.0), "`form`": (1.0, 1.0), "reward before": (1.5, 0.5)},
+        _scheduled,
+        "The run's weights are 1 and 0.5. After 75 steps `form` counts 0.25.",
     ),
     "teacher_log_ratio": Worked(
         {"name": "teacher_log_ratio", "teacher": "reference", "coefficient": 1.0},

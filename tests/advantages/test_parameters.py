@@ -53,6 +53,7 @@ REFUSED: dict[str, dict[str, tuple[Any, ...]]] = {
         "horizon": (INF,),
         "form": ("sum",),
     },
+    "reward_schedule": {"form": ("cubic",)},
     "repetition_penalty": {"ngram": (0, 1.5), "penalty": (0,)},
     "truncation_masking": {"keep": ("positive",)},
     "tool_errors": {"penalty": (0,), "over": ("row",)},
@@ -70,6 +71,7 @@ REFUSED: dict[str, dict[str, tuple[Any, ...]]] = {
     "divergence_mask": {"low": (0, 1.1), "high": (-0.1, NAN), "divergence": ("js",)},
     "sequence_rejection": {"low": (-0.1, 1.0), "high": (1.0, NAN)},
 }
+REQUIRED: dict[str, dict[str, Any]] = {"reward_schedule": {"weights": {"right": [[0, 1.0]]}}}
 TOGETHER: dict[str, dict[str, Any]] = {
     "sign_scaling": {"positive": 0, "negative": 0},
     "clip_advantages": {"low": 0, "high": 0},
@@ -87,7 +89,7 @@ def test_parameters_refuse_with_name_and_value(info: Any) -> None:
     for parameter, values in REFUSED.get(info.name, {}).items():
         for value in values:
             with pytest.raises(ConfigurationError, match=f"{info.name}: {parameter}") as caught:
-                hook(info.name, **{parameter: value})
+                exported(**{**REQUIRED.get(info.name, {}), parameter: value})
             assert repr(value) in str(caught.value)
     if info.name in TOGETHER:
         with pytest.raises(ConfigurationError, match=f"{info.name}: "):

@@ -12,7 +12,8 @@ import pytest
 from tests.cli.distributions import MARKED, imported, write_distribution
 from tests.cli.terminal import invoke
 from trl_grpo_ext import load_advantage_hooks
-from trl_grpo_ext.plugins.kinds import KINDS
+from trl_grpo_ext.cli.console import kind_of
+from trl_grpo_ext.plugins.kinds import FACTS, KINDS
 from trl_grpo_ext.types import role_of
 
 ROOT = Path(__file__).parents[2]
@@ -78,7 +79,7 @@ def test_list_has_every_builtin_ready(
     listed: dict[tuple[str, str], dict[str, Any]],
 ) -> None:
     groups = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]
-    kinds = {f"{kind}s": kind for kind in KINDS}
+    kinds = {FACTS[kind].group.removeprefix("trl_grpo_ext."): kind for kind in KINDS}
     declared = {
         (kinds[group.removeprefix("trl_grpo_ext.")], name, target)
         for group, points in groups.items()
@@ -142,15 +143,25 @@ def test_what_may_not_load_is_blocked_and_collides_with_nobody(folder: Path) -> 
 def test_list_refuses_unknown_kind_and_distribution() -> None:
     done = invoke("list", "rewrds")
     assert (done.status, done.out) == (2, "")
-    assert "'rewrds' is not a kind of plugin; the kinds are reward, hook, aggregation and filter." in done.err
+    assert (
+        "'rewrds' is not a kind of plugin; the kinds are reward, hook, aggregation, filter, token-loss and sampler."
+        in done.err
+    )
     done = invoke("list", "--distribution", "trl-grpo-exd")
     assert (done.status, done.out) == (2, "")
     assert "No distribution 'trl-grpo-exd' is installed. Did you mean 'trl-grpo-ext'?" in done.err
 
 
+@pytest.mark.parametrize("word", ["token-loss", "token-losses", "token_loss", "Hook", "advantage-hooks", "samplers"])
+def test_a_kind_is_known_by_any_form_of_its_name(word: str) -> None:
+    assert kind_of(word) in ("token_loss", "advantage_hook", "prompt_sampler")
+
+
 def test_every_hooks_role_is_in_the_list_as_it_is_in_the_object() -> None:
     entries = {entry["name"]: entry["role"] for entry in json.loads(invoke("list", "hooks", "--json").out)}
-    built = {name: role_of(load_advantage_hooks([name])[0]) for name in entries}
+    needs = {"reward_schedule": {"weights": {"r": [[0, 1.0]]}}}
+    selected = {name: {"name": name, **needs.get(name, {})} for name in entries}
+    built = {name: role_of(load_advantage_hooks([one])[0]) for name, one in selected.items()}
     assert all(role in entries[name].split(" or ") for name, role in built.items()), (entries, built)
     assert entries["prefix_tree"] == "estimator or transform"  # its mode decides
     assert entries["centred"] == "estimator"  # its base class says so

@@ -58,7 +58,7 @@ _ELSEWHERE = {
     ("README.md", "tests.test_docs"): ("GRPOExtConfig(", "# shouting.py"),
     ("docs/writing_plugins.md", "tests.test_docs"): (
         *("class FirstTokens", "class TowardsReference", "class NoApologies", "def shouting"),
-        *("class SquareRootLength", "class NotTooLong", "class Polite"),
+        *("class SquareRootLength", "class NotTooLong", "class Polite", "class LeastSolved", "class Asymmetric"),
     ),
     ("docs/rewards.md", "tests.test_docs"): ("guarded(my_reward", "class Best"),
     ("docs/agents.md", "tests.trainer.pipelines.test_agents_page"): (

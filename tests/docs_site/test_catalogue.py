@@ -24,6 +24,25 @@ def test_an_example_selects_the_plugin_whose_page_it_is_on(key: tuple[str, str],
     assert all(len(column) == len(worked.rows) for column in worked.given.values())
 
 
+@pytest.mark.parametrize(
+    ("key", "result"),
+    [
+        (("advantage_hook", "reward_schedule"), {"reward after": [1.25, 0.25]}),
+        (("prompt_sampler", "in_order"), {"drawn in rounds": [[1, 4], [1, 4], [2], [2], [3], [3]]}),
+        (("prompt_sampler", "retire_solved"), {"drawn in rounds": [[1], [1, 4], [2, 4], [2], [3, 5], [3, 5]]}),
+        (("prompt_sampler", "difficulty_pool"), {"weight": [0.05, 0.2875, 1.0, 0.2875, 0.05]}),
+        (("prompt_sampler", "curriculum"), {"share of the data": [0.2, 0.28**0.5, 0.52**0.5, 1.0]}),
+        (("prompt_sampler", "mixture"), {"drawn in rounds": [[1, 2], [1, 3], [2, 3], [1], [2], [3]]}),
+    ],
+    ids=lambda value: value[1] if isinstance(value, tuple) else "",
+)
+def test_an_example_has_the_values_worked_out_by_hand(key: tuple[str, str], result: dict[str, Any]) -> None:
+    found = WORKED[key].result()
+    assert found.keys() == result.keys()
+    for head, values in result.items():
+        assert [pytest.approx(value) for value in values] == list(found[head])
+
+
 TOKEN_LOSSES = {
     # ln(1.2)² = .033241, ln(.5)² = .480453 and ln(1.1)² = .009084, times .05
     "squared_log_ratio": [0.00166, 0.00166, 0.02402, 0.00045],
@@ -76,7 +95,8 @@ def test_a_page_has_all_that_a_reader_looks_for(info: Any, pages: Path) -> None:
     assert f"#L-{docs.line}" in text
     for block in re.findall(r"```yaml\n(.*?)```", text, re.DOTALL):
         (key,) = yaml.safe_load(block)
-        assert key in ("rewards", "advantage_hooks", "loss_aggregation", "resample", "token_losses")
+        settings = ("rewards", "advantage_hooks", "loss_aggregation", "resample", "prompt_sampler", "token_losses")
+        assert key in settings
     assert "## Worked example\n" in text
     assert text.count("```math") + text.count("{math}`") >= len(formulas(docs.doc.description))
 

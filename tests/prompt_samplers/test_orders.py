@@ -94,6 +94,15 @@ def test_mixture_fills_in_where_a_source_is_smaller_than_its_part() -> None:
     assert sampler.draw(11, 1) is None
 
 
+def test_none_in_a_column_is_hardest_or_no_source() -> None:
+    pool = pool_of([{"prompt": "", "level": None, "source": None}, {"prompt": "", "level": 1, "source": "a"}])
+    easiest, listed = Curriculum(column="level", rounds=10), Mixture(column="source", weights={"a": 1.0})
+    for sampler in (easiest, listed):
+        sampler.start(pool)
+        assert list(sampler.draw(1, 0) or ()) == [1]
+    assert listed.draw(2, 1) is None
+
+
 def test_mixture_continues_from_its_state() -> None:
     weights, pool = {"a": 1.0, "b": 2.0}, mixed({"a": 3, "b": 4})
     whole = Mixture(column="source", weights=weights)

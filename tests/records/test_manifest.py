@@ -340,10 +340,10 @@ def test_what_changes_while_it_trains_is_no_parameter() -> None:
 
 def test_an_aggregation_is_known_only_while_it_is_the_one() -> None:
     loaded = resolve("loss_aggregation", {"name": "length_power", "alpha": 0.5})
-    known = Manifest.of(bare([], (), loaded.object), loaded).plugins[0]
+    known = Manifest.of(bare([], (), loaded.object), {"loss_aggregation": loaded}).plugins[0]
     assert (known.parameters, known.selected) == ({"alpha": 0.5}, True)
     other = resolve("loss_aggregation", "token_mean").object
-    replaced = Manifest.of(bare([], (), other), loaded).plugins[0]
+    replaced = Manifest.of(bare([], (), other), {"loss_aggregation": loaded}).plugins[0]
     assert (replaced.name, replaced.selected) == ("token_mean", False)
 
 

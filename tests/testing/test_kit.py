@@ -106,7 +106,7 @@ def test_declared_exemptions_skip_their_rules() -> None:
 
     rules = ["reward.neighbours"]
     assert check("reward", wrong_rewards.less_the_mean, per_completion=False, rules=rules).ok
-    assert check("reward", wrong_rewards.By(wrong_rewards.lower_references), required=["answer"]).ok
+    assert check("reward", wrong_rewards.LowersReferences(), required=["answer"]).ok
     assert check("reward", wrong_rewards.reads_the_brackets, formats=["text"]).ok
 
 

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
+from trl_grpo_ext import completion_text
 from trl_grpo_ext.types import Parts, RewardDeclaration
 
 
@@ -131,7 +132,13 @@ class Slotted:
         return [float(self.word in text_of(c)) for c in completions]
 
 
+def in_parts(completions: list[Any], **columns: Any) -> list[Parts]:
+    texts = [completion_text(completion) for completion in completions]
+    return [Parts({"first": (float(text[:1].isdigit()), (0, min(1, len(text)))), "rest": 0.5}) for text in texts]
+
+
 SOUND: list[Any] = [
+    in_parts,
     *(Right(), Simple(), right_async, Declared(), in_an_array, only_keywords, logs, memoised, compares_on_purpose),
     *(Slotted("rhubarb"), functools.partial(only_keywords, unused=True)),
 ]

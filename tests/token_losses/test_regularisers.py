@@ -36,6 +36,13 @@ def test_kl_cov_by_hand() -> None:
     assert loss.measures(terms)["held"].sum() == 2
 
 
+def test_the_slope_of_kl_cov_is_not_the_sign_of_rounding() -> None:
+    rollout = batch_of([[-0.1, -1.1]], [[1.0, -1.0]])
+    loss = KLCov(share=1.0)
+    _, slope_B_T = value_and_slope(loss, terms_of(rollout, padded([[-0.1 + 1e-7, -1.1 - 1e-7]]), loss))
+    assert float(slope_B_T.abs().max()) < 1e-6
+
+
 def held_slowly(logps: np.ndarray, advantages: np.ndarray, mask: np.ndarray, share: float) -> set[tuple[int, int]]:
     """The tokens that KL-Cov holds, as its paper writes it: covariances of single tokens, and the largest of them."""
     places = [(int(row), int(token)) for row, token in np.argwhere(mask > 0)]

@@ -5,7 +5,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +15,7 @@ from transformers import AutoTokenizer
 
 from trl_grpo_ext import Rollout
 from trl_grpo_ext.errors import AlignmentError
+from trl_grpo_ext.prompt_samplers.orders import InOrder
 from trl_grpo_ext.types import HOOK_METHODS, HookDeclaration
 
 Expected = tuple[str, str]
@@ -147,6 +148,24 @@ ON_FIRST = " on rank 0"
 """At the end of a name: the first rank is the hostile one."""
 
 
+class HostileSampler(InOrder):
+    """Draws the first prompt twice, or raises, in the second round; rank 0 alone has it drawn."""
+
+    def __init__(self, name: str) -> None:
+        self.__name__ = name
+
+    def draw(self, count: int, round_number: int) -> Sequence[int] | None:
+        if round_number == 1 and "raises" in self.__name__:
+            raise KeyError("no such thing")
+        return [0] * count if round_number == 1 else super().draw(count, round_number)
+
+
+SAMPLERS: dict[str, Expected] = {
+    f"draws_twice{ON_FIRST}": ("PluginOutputError", "it returned 0 twice"),
+    f"draw_raises{ON_FIRST}": ("PluginRunError", "KeyError: 'no such thing'"),
+}
+
+
 def good(completions: list[str], **columns: Any) -> list[float]:
     return [float(len(completion)) for completion in completions]
 
@@ -277,6 +296,8 @@ def hostile_settings(name: str, model: Path) -> dict[str, Any]:
     """Arguments of `tests.support.train` that select it."""
     if name in FILTERS:
         return {"trainer_arguments": {"resample": {"filter": HostileFilter(name, FILTERS[name])}}}
+    if name in SAMPLERS:
+        return {"trainer_arguments": {"prompt_sampler": HostileSampler(name)}, "max_steps": 3, "prompt_count": 8}
     if name in PLUGINS:
         method, bad, _ = PLUGINS[name]
         plugin = HostilePlugin(name, method, bad)

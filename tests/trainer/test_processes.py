@@ -47,6 +47,7 @@ COMMON: Job = {
     "hooks": HOOKS,
     "mask_truncated_completions": True,
 }
+POOL = {"name": "difficulty_pool", "fails_at": -1.0, "solved_at": 2.0}
 STOCK: Job = {"prompt_count": 8, "stock": True, "float64": True, "max_steps": 2}
 
 
@@ -57,6 +58,8 @@ def jobs_of(cut: Job) -> dict[str, Job]:
         # Small steps: by rounding the weights of the cuts drift apart, which a late step's gradient would show.
         "float32": {**COMMON, **cut, "aggregations": IN_TURN, "learning_rate": 0.001},
         "skipping": {**COMMON, **cut, "aggregations": skipping, "float64": True, "flat_groups": True},
+        # A reward of length_reward lies between -1 and 2.
+        "drawn": {**COMMON, **cut, "seed": 1, "float64": True, "max_steps": 5, "prompt_sampler": POOL},
         "trl bnpo": {**STOCK, **cut, "loss_type": "bnpo"},
         "trl dapo": {**STOCK, **cut, "loss_type": "dapo"},
     }
@@ -166,6 +169,12 @@ def test_one_gradient_however_the_batch_is_cut(
         measured = gaps(results[job], whole[job])[1:]
         assert len(measured) == len(EXACT if job in TOLERANCE else BY_WEIGHTS)
         assert max(measured) < allowed, (job, measured)
+    # Rank 0 alone draws, from what came of the prompts on all ranks.
+    assert max(gaps(results["drawn"], whole["drawn"])) < 1e-9
+    drawn = [[log for log in run["logs"] if "prompts/drawn" in log] for run in (results["drawn"], whole["drawn"])]
+    names = [name for name in drawn[0][0] if name.startswith("prompts/")]
+    assert [[log[name] for name in names] for log in drawn[0]] == [[log[name] for name in names] for log in drawn[1]]
+    assert drawn[0][-1]["prompts/unseen"] < 0.5
     assert {log["groups/zero_variance"] for log in results["skipping"]["logs"][:-1]} == {0.5}
     # The contrast: TRL's local token mean depends on the cut, so these cuts do have something to disagree about.
     assert min(gaps(results["trl bnpo"], whole["trl bnpo"])) > 0.05

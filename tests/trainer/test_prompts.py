@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from datasets import Dataset, Image
 from trl import GRPOTrainer
 
 from tests.support import Run, length_reward, prompts, relative_gap, train
@@ -62,6 +63,12 @@ def same(ours: Run, theirs: Run) -> bool:
     )
 
 
+def metrics_of(run: Run) -> list[dict[str, float]]:
+    """Of each step in which prompts were drawn."""
+    found = [{name: value for name, value in log.items() if name.startswith("prompts/")} for log in run.logs]
+    return [metrics for metrics in found if metrics]
+
+
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_in_order_is_trls_order_to_the_bit(tiny_model: Path, tmp_path: Path, shuffle: bool) -> None:
     settings = {**STEPS, "shuffle_dataset": shuffle}  # two passes over the data
@@ -105,6 +112,27 @@ def test_rewards_see_the_rows_that_were_drawn(tiny_model: Path, tmp_path: Path) 
     sampler = Recorded()
     sampled(tiny_model, tmp_path, sampler, max_steps=2, reward_funcs=reward)
     assert [sorted({*of_batch}) for of_batch in answers] == sampler.drawn[:2]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"prompt_sampler": {"name": "difficulty_pool", "fails_at": -1.0}},
+        {"prompt_sampler": {"name": "retire_solved", "solved_at": 0.4}, "resample": "signal"},
+        {"prompt_sampler": "difficulty_pool", "steps_per_generation": 2, "per_device_train_batch_size": 4},
+    ],
+)
+def test_built_in_samplers_resume_to_the_bit_wherever_a_batch_ends(
+    tiny_model: Path, tmp_path: Path, settings: dict[str, Any]
+) -> None:
+    every = settings.get("steps_per_generation", 1)
+    settings = {**STEPS, "max_steps": 6, "save_strategy": "steps", "save_steps": every, **settings}
+    whole = train(tiny_model, tmp_path, **settings)
+    for step in range(every, 6, every):
+        resumed = train(tiny_model, tmp_path / str(step), resume=str(tmp_path / f"checkpoint-{step}"), **settings)
+        assert all(torch.equal(resumed.weights[name], value) for name, value in whole.weights.items()), step
+        metrics = metrics_of(resumed)
+        assert metrics == metrics_of(whole)[-len(metrics) :]
 
 
 @pytest.mark.parametrize("resample", [None, {"filter": "signal", "max_rounds": 2}])
@@ -165,6 +193,30 @@ def test_what_cannot_be_drawn_is_refused(tiny_model: Path, tmp_path: Path) -> No
     stream = prompts(8).to_iterable_dataset()
     with pytest.raises(ConfigurationError, match="prompt_sampler"):
         sampled(tiny_model, tmp_path, Recorded(), train_dataset=stream)
+
+
+def test_data_smaller_than_a_batch_are_refused(tiny_model: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="batch has 2 prompts, but train_dataset has fewer"):
+        sampled(tiny_model, tmp_path, "difficulty_pool", prompt_count=1)
+
+
+def test_prompts_without_any_reward_stay_unseen(tiny_model: Path, tmp_path: Path) -> None:
+    def silent(completion_ids: list[Any], **columns: Any) -> list[None]:
+        return [None] * len(completion_ids)
+
+    for name in ("difficulty_pool", "retire_solved"):
+        run = sampled(tiny_model, tmp_path / name, name, max_steps=6, reward_funcs=silent)
+        logs = [log for log in run.logs if "prompts/drawn" in log]
+        assert [log["prompts/drawn"] for log in logs] == [step / 4 for step in range(1, 7)]  # two of eight a step
+        assert {(log["prompts/unseen"], log["prompts/solved"], log["prompts/hopeless"]) for log in logs} == {(1, 0, 0)}
+
+
+def test_a_column_is_read_without_decoding_the_others() -> None:
+    rows = {"image": [{"bytes": b"no image", "path": None}] * 3, "level": [2, None, 1]}
+    data = Dataset.from_dict(rows).cast_column("image", Image())
+    pool = PromptPool(rows=data, seed=0, order=lambda passes: range(3))
+    assert pool.column("level") == [2, None, 1]
+    assert pool.column("source") == [None] * 3
 
 
 def test_evaluation_stays_on_all_prompts(tiny_model: Path, tmp_path: Path) -> None:

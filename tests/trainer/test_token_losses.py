@@ -76,7 +76,7 @@ CATALOGUE: list[Any] = [
     [{"name": "squared_log_ratio", "coefficient": 2.0}],
     [{"name": "kl_cov", "share": 0.2}],
     ["smooth_clip", {"name": "squared_log_ratio", "coefficient": 1.0}],
-    [{"name": "clip_cov", "share": 0.3, "low": 0.0}],
+    [{"name": "clip_cov", "share": 0.3, "low": 0.05}],  # at 0 rounding would decide about flat groups
     ["topr"],
 ]
 

@@ -59,7 +59,7 @@ class _Tracked:
         return outcome.means[self.reward]
 
     def metrics(self) -> Mapping[str, float]:
-        """Shares of the pool: not yet seen; solved, and hopeless, in the last round in which it was drawn."""
+        """Shares of the pool: unseen, solved when last drawn, and hopeless, which is never with a success."""
         size = max(1, self._size)
         solved = sum(rounds > 0 for rounds in self.solved_rounds.values())
         hopeless = sum(estimate == 0.0 for estimate in self.estimates.values())

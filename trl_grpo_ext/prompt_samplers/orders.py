@@ -203,7 +203,7 @@ class Mixture:
 
 
 class PassAfterPass:
-    """The rows in the order of TRL's sampler, pass after pass; those that it leaves out, as they fill no batch, last."""
+    """Rows in the order of TRL's sampler, pass after pass; those that it leaves out, as they fill no batch, last."""
 
     def __init__(self, pool: PromptPool, rows: Iterable[int]) -> None:
         self.rows, self._pool = {*rows}, pool

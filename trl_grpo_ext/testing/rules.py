@@ -224,8 +224,8 @@ form: has start, draw, observe, state_dict and load_state_dict, with their param
 run: draws and observes several rounds without raising. Why: What fails here fails in the first training step.
 shape: draw returns as many different row numbers of the pool as it was asked for, or None. Why: All ranks share what
   is drawn, and a prompt that is drawn twice in a round counts twice in it.
-determinism: the same pool and outcomes give the same draws, unless it declares `deterministic=False`. Why: No state of a
-  generator is saved, so a resumed run would get other prompts. Draw from the pool's seed and the round.
+determinism: the same pool and outcomes give the same draws, unless it declares `deterministic=False`. Why: No state of
+  a generator is saved, so a resumed run would get other prompts. Draw from the pool's seed and the round.
 exhausted: draw returns None only where the prompts are exhausted: never at first, and from then on always. Why: None
   ends the training.
 small_pools: draws from a pool of as many rows as a draw has, of one more, and one row at a time. Why: Tests and first
@@ -236,7 +236,7 @@ none: a column's value may be None in a row. Why: Data sets merged from several 
   one of them lacks.
 state: what it remembers goes through JSON and back, and a run resumed before any round draws what the uninterrupted one
   does. Why: A run that resumes from a checkpoint must go on as if it had not stopped.
-start: forgets at start what an earlier training left. Why: A second call of train begins anew.
+start: forgets at start what an earlier training left. Why: A second call of train begins a new training.
 metrics: gives finite numbers by name, if it has metrics, also before the first draw. Why: They are logged as they are.
 pickle: pickles before it is started. Why: Launchers send the trainer's parts to other processes.
 """,

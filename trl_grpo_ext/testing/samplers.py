@@ -134,14 +134,14 @@ class SamplerChecks(Checks):
         self._comparable_only()
 
         def judge(trial: Trial) -> None:
-            before, found = random.getstate(), []
+            before, found = random.getstate(), list[Draws]()
             try:
                 for seed in (1, 2):
                     random.seed(seed)
                     found.append(self._play(trial, self._started(trial)))
             finally:
                 random.setstate(before)
-            compare(*found, "once and again", trial)
+            compare(found[0], found[1], "once and again", trial)
 
         self._over(self.varied, judge)
 

@@ -19,7 +19,7 @@ from ..credit.terms import Term
 from ..errors import ConfigurationError
 from ..guard.agreement import Agreement
 from ..guard.calls import unique_names
-from ..prompt_samplers.orders import InOrder
+from ..plugins.loading import load_prompt_sampler
 from ..records.log import LiveLog
 from .compact.packed import packing_of
 from .compact.updates import CompactUpdates, PlainUpdates, Updates, freedom_of
@@ -174,7 +174,7 @@ class Extension:
             raise ConfigurationError(
                 f"{drawing}: {inside}: a checkpoint inside a generation batch could not be resumed from."
             )
-        sampler = plugins.prompt_sampler or InOrder()
+        sampler = plugins.prompt_sampler or load_prompt_sampler("trl-grpo-ext:in_order")
         prompts = DrawnPrompts(trl, facts, sampler, agreement, drawing, self.records.add_metrics)
         trl.add_callback(PromptsState.of(prompts=prompts))
         return prompts

@@ -3,7 +3,7 @@
 | TRL calls | which goes to | what is added, in this order |
 | --- | --- | --- |
 | `__init__` | `extension` | plugins loaded; the three stages made; callbacks for log, summary and states |
-| `train` | `extension` | the checkpoint's plugins compared; this run's recorded; prompts start anew |
+| `train` | `extension` | the checkpoint's plugins compared; this run's recorded; prompts start over |
 | `_prepare_inputs` | `losses` | compact micro-batches; counts of optimizer steps; a subclass's own loss tried out |
 | `_generate_and_score_completions` | `rollouts` | rounds of prompts; rollout hooks: advantages `(B, T)`; weights |
 | `_generate` | `rollouts` | who wrote which token; what was generated, for shapers |

@@ -6,7 +6,8 @@ The sampler lives on rank 0. What it draws goes to all ranks, and a round is dra
 observed, so that an exhausted sampler ends the training before a batch begins.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -14,7 +15,7 @@ import torch
 from accelerate.utils import broadcast_object_list
 
 from ..credit.draws import checked_draw
-from ..credit.flow import plugin_label
+from ..credit.flow import named, plugin_label
 from ..credit.groups import weighted_rewards
 from ..errors import ConfigurationError
 from ..guard.agreement import Agreement
@@ -99,14 +100,20 @@ class DrawnPrompts:
                 f"{self._drawing}: the checkpoint was saved inside a generation batch, which is not in it and would be "
                 "sampled again from other weights. Resume from a checkpoint between generation batches."
             )
-        self._start()
+        with self._plugin_code():
+            self._start()
+            if saved is not None and self._facts.rank == 0:
+                self._sampler.load_state_dict(saved["sampler"])
         if saved is None:
             self._drawn = reading.batches_done(self._trainer, step)
-            return
-        self._drawn, self._ahead = saved["rounds_drawn"], [list(prompts) for prompts in saved["ahead"]]
-        with self._agreement.section():
-            if self._facts.rank == 0:
-                self._sampler.load_state_dict(saved["sampler"])
+        else:
+            self._drawn, self._ahead = saved["rounds_drawn"], [list(prompts) for prompts in saved["ahead"]]
+
+    @contextmanager
+    def _plugin_code(self) -> Iterator[None]:
+        """What the sampler raises on rank 0 in this block, all ranks raise, with its name."""
+        with self._agreement.section(), named(self._label, self._sampler):
+            yield
 
     def _start(self) -> None:
         if self._started:
@@ -138,7 +145,7 @@ class DrawnPrompts:
         """Draw the next round unless it is drawn; False if the prompts are exhausted. All ranks call it."""
         if self._ahead:
             return True
-        with self._agreement.section():
+        with self._plugin_code():
             self._start()
             found: list[Any] = [self._draw() if self._facts.rank == 0 else None]
         if self._facts.ranks > 1:
@@ -157,7 +164,7 @@ class DrawnPrompts:
         """Tell the sampler what came of a round; `verdicts` are a filter's, by place in the round. Gathers."""
         rewards_N_K = rollout.gather(rollout.rewards_B_K)[:, : len(self._facts.reward_names)]
         lengths_N = rollout.gather(rollout.completion_mask_B_T.sum(dim=1))
-        with self._agreement.section():
+        with self._plugin_code():
             if self._facts.rank == 0:
                 weights_K = rollout.reward_weights_K[: rewards_N_K.size(1)]
                 outcomes = outcomes_of(

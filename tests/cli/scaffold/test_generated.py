@@ -20,6 +20,7 @@ CASES: dict[str, Sequence[str]] = {
     "grpo-my-hook2": ("hook", "my_hook2"),
     "grpo-any": ("aggregation", "any"),
     "grpo-short": ("filter", "short"),
+    "grpo-left-out": ("sampler", "left_out"),
     "grpo-hold": ("token-loss", "hold"),
 }
 """By distribution the words after `new`; every kind, and names at the edges."""

@@ -439,7 +439,7 @@ def test_a_liger_loss_is_refused() -> None:
         _trainer=SimpleNamespace(args=SimpleNamespace(use_liger_kernel=True)), plugins=SimpleNamespace(compact=True)
     )
     with pytest.raises(ConfigurationError, match="use_liger_kernel"):
-        Extension._make_updates(stand_in, None, None, None)  # type: ignore[arg-type]
+        Extension._make_updates(stand_in, None, None, None, ())  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

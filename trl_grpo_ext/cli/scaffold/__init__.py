@@ -2,4 +2,4 @@
 
 from typing import Literal
 
-PluginKind = Literal["reward", "hook", "aggregation", "filter", "token-loss"]
+PluginKind = Literal["reward", "hook", "aggregation", "filter", "token-loss", "sampler"]

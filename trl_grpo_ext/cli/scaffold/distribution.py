@@ -27,13 +27,15 @@ _LONGEST_NAME, _LONGEST_DISTRIBUTION = 30, 40
 _NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
 _DISTRIBUTION = re.compile(r"[A-Za-z][A-Za-z0-9]*([._-]+[A-Za-z0-9]+)*")  # PEP 508, without a digit in front
 _READ_BY_YAML = frozenset({"yes", "no", "on", "off", "true", "false", "null"})
-_IMPORTED = frozenset({"Any", "Sequence", "ConfigurationError", "LossTerms", "Rollout", "Span"}).union(
+_FROM_TYPES = ("LossTerms", "PromptOutcome", "PromptPool", "Rollout", "Span")
+_IMPORTED = frozenset({"Any", "Mapping", "Sequence", "ConfigurationError", *_FROM_TYPES}).union(
     facts.declaration.__name__ for facts in FACTS.values()
 )
 """What the templates import."""
 _DESCRIPTIONS: dict[PluginKind, str] = {
     "reward": "Pays completions that say a phrase.",
     "hook": "Credits the tokens that wrote a match of a pattern.",
+    "sampler": "Leaves out prompts whose mean reward was above a limit when they were last drawn.",
     "filter": "Keep groups whose completions are short enough.",
     "token-loss": "Hold improbable tokens near the policy that sampled them.",
     "aggregation": "A mean of token means in which very short completions count as if they were longer.",
