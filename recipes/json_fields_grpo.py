@@ -33,7 +33,7 @@ HERE = Path(__file__).resolve().parent
 DEFAULTS = HERE / "configs" / "json_fields.yaml"
 SCRIPT_DEFAULTS: dict[str, object] = {"output_dir": "outputs/json_fields_grpo", "report_to": "none", **SUMMARY}
 SCHEMA = {"name": "json_schema", "extract": "whole"}
-REWARDS: dict[str, dict[str, Any]] = {"spans": REWARD, "fields": REWARD, "schema": SCHEMA}
+REWARDS: dict[str, Any] = {"spans": REWARD, "fields": REWARD, "schema": SCHEMA}
 
 
 @dataclass

@@ -161,10 +161,8 @@ def test_fields_of_a_repeated_object_are_wrong() -> None:
             for text in ("[" * 60 + "]" * 60, "[" * 90_000, '{"a": 1e999}', '{"a": %s}' % ("9" * 1001))
         ),
         (f'{{"a": "{"x" * 200_000}"}}', "refused"),
-        *(
-            (text, "scored")
-            for text in ("[]", "3", '{"a": 1}', '{"a": "\\ud800\\u0000"}', ' {"a": 1}\n', '{"a": 1, "a": 2}')
-        ),
+        *((text, "scored") for text in ("[]", "3", '{"a": "\\ud800\\u0000"}', '{"a": 1, "a": 2}')),
+        *((text, "right") for text in ('{"a": 1}', ' {"a": 1.0}\n', '{"a": 1, "b": 2}')),
     ],
 )
 def test_outcomes_of_answers(text: str, outcome: str) -> None:
@@ -178,8 +176,8 @@ def test_outcomes_of_answers(text: str, outcome: str) -> None:
         assert isinstance(score, Parts)
         ((name, part, _, places),) = score.parts
         assert name == "a"
-        assert part == score == (-1.0 if outcome == "no_answer" else float(text.strip() == '{"a": 1}'))
-        assert bool(places) == ('"a"' in text and outcome == "scored")
+        assert part == score == {"no_answer": -1.0, "right": 1.0, "scored": 0.0}[outcome]
+        assert bool(places) == ('"a"' in text and outcome != "no_answer")
 
 
 @pytest.mark.parametrize(

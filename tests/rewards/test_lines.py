@@ -95,6 +95,7 @@ def test_outcomes_of_lines_are_told_apart() -> None:
     texts = ["", " \n\t", "x" * 11, "a"]
     judged = reward.judge(texts, lines=[["a", "b"]] * 4)
     assert [one.outcome.value for one in judged] == ["no_answer", "no_answer", "refused", "scored"]
+    assert reward.judge(["a"], lines=[["a"]])[0].outcome.value == "right"
     scores = reward(completions=texts, lines=[["a", "b"]] * 4)
     assert scores == [-1.0, -1.0, 0.0, 0.4]
     assert all(isinstance(score, Parts) for score in scores)

@@ -17,7 +17,7 @@ from ._judged import Judged
 from ._text.json_text import EXTRACTS, AmbiguousError, Located, RefusedError, find_json, read_located
 from ._text.sameness import Sameness
 
-_OUTCOMES = (Outcome.SCORED, Outcome.NO_ANSWER, Outcome.UNPARSEABLE, Outcome.REFUSED)
+_OUTCOMES = (Outcome.RIGHT, Outcome.SCORED, Outcome.NO_ANSWER, Outcome.UNPARSEABLE, Outcome.REFUSED)
 _LONGEST_REFERENCE, _DEEPEST = 1_000_000, 200
 
 
@@ -46,8 +46,8 @@ class JSONFields(Judged):
             whose places are these values, or the JSON's last character where there are none.
         max_characters: Longer JSON is refused, and so is a completion more than ten times as long.
         max_depth: JSON with deeper nesting is refused.
-        outcomes: Values of the outcomes `no_answer` (no JSON), `unparseable_reference` (the expected values cannot be
-            read, or there are none) and `refused` (too long, too deep, or a number too large).
+        outcomes: Values of the outcomes `right` (all of it), `no_answer` (no JSON), `unparseable_reference` (the
+            expected values cannot be read, or there are none) and `refused` (too long, too deep, a number too large).
     """
 
     __name__ = "json_fields"
@@ -115,7 +115,8 @@ class JSONFields(Judged):
             return Judgement(Outcome.REFUSED, str(error), absent)
         except ValueError as error:
             return Judgement(Outcome.NO_ANSWER, f"no JSON: {shown(str(error))}", absent)
-        return Judgement(Outcome.SCORED, score=self._parts(right, said))
+        parts = self._parts(right, said)
+        return Judgement(Outcome.RIGHT if parts == 1.0 else Outcome.SCORED, score=parts)
 
     def _parts(self, right: Located, said: Located | None) -> Parts:
         """Each field's score and places."""

@@ -64,7 +64,7 @@ class JSONSchema(Judged):
     reads = "the schema"
     declares = RewardDeclaration(
         conformance={
-            "parameters": {"schema": {"type": "object", "required": ["answer"]}},
+            "parameters": {"schema": {"properties": {"answer": {}}, "required": ["answer"]}, "partial": 0.2},
             "completions": ['```json\n{"answer": 18}\n```', '```json\n{"unit": "eggs"}\n```', '{"answer": 18}', "18"],
         }
     )

@@ -15,7 +15,7 @@ from ..types import END, Part, Parts, RewardDeclaration
 from ._judged import Judged
 from ._text.sameness import Sameness
 
-_OUTCOMES = (Outcome.SCORED, Outcome.NO_ANSWER, Outcome.UNPARSEABLE, Outcome.REFUSED)
+_OUTCOMES = (Outcome.RIGHT, Outcome.SCORED, Outcome.NO_ANSWER, Outcome.UNPARSEABLE, Outcome.REFUSED)
 _NUMBER = re.compile(r"(\d{1,6})[.):]\s*+", re.ASCII)
 
 
@@ -40,8 +40,8 @@ class Lines(Judged):
         stop: The weight, beside 1 for each answer, of a part `stop`, placed at the completion's end: 1.0 if there are
             as many lines or items as answers and nothing but white space after the last, else 0.0.
         max_characters: Longer completions are refused.
-        outcomes: Values of the outcomes `no_answer` (no line, or no item), `unparseable_reference` (not a list, or with
-            something else in it, or nothing) and `refused`.
+        outcomes: Values of the outcomes `right` (all of it), `no_answer` (no line, or no item),
+            `unparseable_reference` (not a list, or with something else in it, or nothing) and `refused`.
     """
 
     __name__ = "lines"
@@ -89,7 +89,9 @@ class Lines(Judged):
             return Judgement(Outcome.REFUSED, detail, self._parts(text, right, []))
         found = _found(text, self.form)
         parts = self._parts(text, right, found)
-        return Judgement(Outcome.SCORED, score=parts) if found else Judgement(Outcome.NO_ANSWER, "no line", parts)
+        if not found:
+            return Judgement(Outcome.NO_ANSWER, "no line", parts)
+        return Judgement(Outcome.RIGHT if parts == 1.0 else Outcome.SCORED, score=parts)
 
     def _parts(self, text: str, right: Sequence[Any], found: Sequence[tuple[int, int, int]]) -> Parts:
         """Each line's score and place; `found` has a line's number, beginning and end."""

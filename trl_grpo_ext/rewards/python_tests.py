@@ -16,7 +16,7 @@ from ..guard.outcomes import Judgement, Outcome, OutcomePolicy, shown
 from ..guard.parameters import checked_flag, checked_number, checked_whole
 from ..guard.parameters import column as checked_column
 from ..guard.workers import default_workers
-from ..types import Part, Parts
+from ..types import Part, Parts, RewardDeclaration
 from ._judged import Judged
 from ._sandbox.forms_of_tests import Examples, Plan, UnreadableTestsError, read_tests, same_output
 from ._sandbox.jobs import LAYERS, Run, isolation, run_all, run_python
@@ -72,6 +72,13 @@ class PythonTests(Judged):
 
     __name__ = "python_tests"
     reads = "the tests"
+    declares = RewardDeclaration(
+        conformance={
+            "parameters": {"partial": True},
+            "columns": {"tests": [["assert add(1, 2) == 3", "assert add(0, 0) == 0"]]},
+            "completions": ["def add(a, b):\n    return a + b", "def add(a, b):\n    return a", "18"],
+        }
+    )
 
     def __init__(
         self,
