@@ -23,10 +23,10 @@ from bench.tables import machine, show, versions
 ROOT = Path(__file__).resolve().parents[1]
 ARMS = {
     "schema": "plain TRL, `json_schema`",
-    "fields": "plain TRL, `fields_right`",
+    "fields": "plain TRL, `json_fields`",
     "spans": "`part_credit`, each field a part",
 }
-MEASURED = ("fields_right", "json_schema")
+MEASURED = ("json_fields", "json_schema")
 
 
 def train(folder: Path, arm: str, seed: int, words: list[str]) -> None:
@@ -62,7 +62,7 @@ def draw(runs: dict[str, list[dict[str, Any]]], file: Path) -> None:
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.subplots()
     for number, (arm, found) in enumerate(runs.items()):
-        curves = [[log["rewards/fields_right/mean"] for log in run["history"] if "loss" in log] for run in found]
+        curves = [[log["rewards/json_fields/mean"] for log in run["history"] if "loss" in log] for run in found]
         steps, color = range(1, len(curves[0]) + 1), f"C{number}"
         for curve in curves:
             axes.plot(steps, curve, color=color, alpha=0.35, linewidth=1)
@@ -70,9 +70,7 @@ def draw(runs: dict[str, list[dict[str, Any]]], file: Path) -> None:
             steps, [statistics.mean(values) for values in zip(*curves, strict=True)], color=color, label=ARMS[arm]
         )
         for step, which in ((0, "before"), (len(steps), "after")):
-            axes.plot(
-                [step] * len(found), [run[which]["fields_right"] for run in found], "o", color=color, markersize=4
-            )
+            axes.plot([step] * len(found), [run[which]["json_fields"] for run in found], "o", color=color, markersize=4)
     axes.set(xlabel="optimizer step", ylabel="share of right fields", ylim=(0, 1), title="SmolLM2-135M-Instruct")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(alpha=0.3)

@@ -20,13 +20,13 @@ from transformers import BitsAndBytesConfig, set_seed
 from trl import GRPOConfig, GRPOTrainer
 
 from bench.tables import machine, show, versions
-from trl_grpo_ext import GRPOExtConfig, GRPOExtTrainer
+from trl_grpo_ext import GRPOExtConfig, GRPOExtTrainer, load_rewards
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "recipes"))
 
 from common.quantised import keep_4_bit_trainable, keep_adapters_in_float32
 
-from json_fields.task import fields_right, make_problems
+from json_fields.task import REWARD, make_problems
 
 STEPS, GROUP = 3, 4
 PLAIN = "plain TRL"
@@ -88,7 +88,7 @@ def trained(model: Path, folder: Path, arm: str, setting: dict[str, Any]) -> dic
         model=str(model),
         args=args,
         train_dataset=Dataset.from_list(make_problems("train", STEPS, 0)),
-        reward_funcs=fields_right,
+        reward_funcs=load_rewards([REWARD]),
         rollout_func=rollout,
         quantization_config=quantised,
         peft_config=LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM"),

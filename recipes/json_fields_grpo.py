@@ -4,9 +4,9 @@
     accelerate launch recipes/json_fields_grpo.py --reward spans         # each field's tokens for that field alone
     accelerate launch recipes/json_fields_grpo.py --reward schema        # only valid JSON is paid, as in many recipes
 
-Each row has a schema of its own, which `json_schema` reads from a column. Whatever is trained on, the other reward is
-measured beside it with weight 0: valid JSON may well hold other values than the text. Defaults are in
-`recipes/configs/json_fields.yaml`.
+Each row has its values and a schema of its own, which `json_fields` and `json_schema` read from columns. Whatever is
+trained on, the other reward is measured beside it with weight 0: valid JSON may well hold other values than the text.
+Defaults are in `recipes/configs/json_fields.yaml`.
 """
 
 import sys
@@ -24,7 +24,7 @@ from common.settings import RecipeParser, asked_for, check_setup, measure, read_
 
 import torch
 from accelerate import PartialState
-from json_fields.task import MOST_FIELDS, make_problems
+from json_fields.task import REWARD, make_problems
 from trl import ModelConfig
 
 from trl_grpo_ext import GRPOExtConfig
@@ -32,13 +32,8 @@ from trl_grpo_ext import GRPOExtConfig
 HERE = Path(__file__).resolve().parent
 DEFAULTS = HERE / "configs" / "json_fields.yaml"
 SCRIPT_DEFAULTS: dict[str, object] = {"output_dir": "outputs/json_fields_grpo", "report_to": "none", **SUMMARY}
-FIELDS = "json_fields.task:fields_right"
 SCHEMA = {"name": "json_schema", "extract": "whole"}
-REWARDS: dict[str, list[Any]] = {
-    "spans": [{"name": "json_fields.task:Field", "number": number} for number in range(1, MOST_FIELDS + 1)],
-    "fields": [FIELDS],
-    "schema": [SCHEMA],
-}
+REWARDS: dict[str, Any] = {"spans": REWARD, "fields": REWARD, "schema": SCHEMA}
 
 
 @dataclass
@@ -63,10 +58,10 @@ def main() -> None:
     recipe, args, model_args = parser.parse(sys.argv[1:], {**SCRIPT_DEFAULTS, **read_yaml(DEFAULTS), **on_cpu})
     if args.rewards is None:
         measured: list[Any] = [] if recipe.reward == "schema" else [{**SCHEMA, "weight": 0.0}]
-        args.rewards = [*REWARDS[recipe.reward], *measured]
+        args.rewards = [REWARDS[recipe.reward], *measured]
         hooks: list[Any] = [{"name": "part_credit", "normalise": True}]
         args.advantage_hooks = args.advantage_hooks or (hooks if recipe.reward == "spans" else None)
-    measure(args, FIELDS)
+    measure(args, REWARD)
     asked = asked_for(model_args, None, None)
     check_setup(args, model_args, PartialState(), asked)
     model = str(model_args.model_name_or_path)
@@ -78,7 +73,7 @@ def main() -> None:
         asked,
         (make_problems("train", recipe.train_problems, args.seed), make_problems("heldout", recipe.eval_problems, 0)),
         what="texts",
-        curve=partial(save_curve, reward="fields_right"),
+        curve=partial(save_curve, reward="json_fields"),
         notes=[f"reward: {recipe.reward}"],
         eval_temperature=recipe.eval_temperature,
         facts={"recipe": vars(recipe)},

@@ -38,7 +38,7 @@ TESTS = {
     kind: "".join(file.read_text(encoding="utf-8") for file in (ROOT / "tests" / folder).glob("test_*.py"))
     for kind, folder in FOLDERS.items()
 }
-COMPARE = {"gsm8k_accuracy", "math_accuracy"}
+COMPARE = {"gsm8k_accuracy", "math_accuracy", "json_fields", "lines"}
 """Rewards that compare with a reference."""
 CLASSIFIER = {"model": str(ROOT / "recipes" / "embedded" / "detox" / "classifier"), "label": "rude"}
 OPTIONS = {"classifier": {"parameters": CLASSIFIER}}

@@ -69,6 +69,16 @@ EXAMPLES: dict[str, Worked] = {
         },
         ('{"answer": 18}', '{"sum": 18}', "18 it is"),
     ),
+    "json_fields": _example(
+        {"name": "json_fields", "extract": "whole", "extra": 0.5},
+        ('{"name": "Ada", "born": 1815}', '{"name": "Ada", "born": 1816}', '{"name": "Ada", "age": 36}', "Ada"),
+        fields=['{"name": "Ada", "born": 1815}'] * 4,
+    ),
+    "lines": _example(
+        {"name": "lines", "form": "numbered", "stop": 0.5},
+        ("1. Rome\n2. 18", "1. Oslo\n2. 18", "1. Rome\n2. 18\n3. 7", "1. Rome"),
+        lines=[["Rome", 18]] * 4,
+    ),
     "regex_match": _example({"name": "regex_match", "pattern": "apples?"}, ("18 apples", "18 pears")),
     "think_format": _example("think_format", _FORM),
     "tag_format": _example("tag_format", ("<think>9 * 2</think><answer>18</answer>", "<think>9 * 2</think>18", "18")),

@@ -1,4 +1,4 @@
-"""Fields out of a short text as JSON: problems from a seed, and each field as a reward with its place in the text.
+"""Fields out of a short text as JSON: problems from a seed.
 
 A row has `prompt` (messages), `schema` (the JSON Schema of a right answer) and `fields` (its values), both as JSON
 text. Held-out problems have sentences of their own, and names, things and cities that no training problem has.
@@ -6,21 +6,15 @@ text. Held-out problems have sentences of their own, and names, things and citie
 
 import json
 import random
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, Literal
-
-from trl_grpo_ext.guard.messages import completion_text
-from trl_grpo_ext.guard.parameters import checked_whole, column
-from trl_grpo_ext.rewards._text.json_text import AmbiguousError, RefusedError, read_json
-from trl_grpo_ext.types import Parts
 
 Split = Literal["train", "heldout"]
 Row = dict[str, Any]
 
-MOST_FIELDS = 4
+REWARD = {"name": "json_fields", "extract": "whole", "ignore_case": True, "ignore_space": True}
+"""The share of right fields, of a completion that is JSON and nothing else."""
 
 # Short, since each prompt is computed at every step. Without an answered example the model writes no JSON at all.
 OPENING = [
@@ -177,80 +171,3 @@ def _shown(value: object, in_words: bool) -> str:
     if in_words and isinstance(value, int) and 2 <= value <= 12:
         return NUMBERS[value - 2]
     return str(value)
-
-
-# ---------------------------------------------------------------------------------------------------------- rewards
-
-
-class Field:
-    """1.0 if one field is right, else 0.0; its place is the field's key and value. None if the row has no such field.
-
-    Args:
-        number: Which field, counted from 1, in the order in which they are asked for.
-    """
-
-    def __init__(self, number: int) -> None:
-        self.number = checked_whole("field: number", number, 1)
-        self.__name__ = f"field_{number}"
-
-    def __call__(self, completions: Sequence[Any], **columns: Any) -> list[Parts | None]:
-        """`B` scores."""
-        wanted = column(self.__name__, "fields", columns, len(completions))
-        return [self._score(completion_text(said), right) for said, right in zip(completions, wanted, strict=True)]
-
-    def _score(self, said: str, right: str) -> Parts | None:
-        fields = list(json.loads(right))
-        if self.number > len(fields):
-            return None
-        name = fields[self.number - 1]
-        place = read_fields(said).get(name)
-        right_or_not = float(name in right_fields(said, right))
-        return Parts({self.__name__: (right_or_not, None if place is None else (place.start, place.end))})
-
-
-def fields_right(completions: Sequence[Any], **columns: Any) -> list[float | None]:
-    """The share of a completion's fields that are right."""
-    wanted = column("fields_right", "fields", columns, len(completions))
-    return [
-        len(right_fields(completion_text(said), right)) / len(json.loads(right))
-        for said, right in zip(completions, wanted, strict=True)
-    ]
-
-
-@dataclass(frozen=True)
-class Place:
-    """A field in a completion: its value, and the characters of its key and value."""
-
-    value: Any
-    start: int
-    end: int
-
-
-@lru_cache(maxsize=1024)
-def read_fields(text: str) -> Mapping[str, Place]:
-    """The fields of a completion that is one JSON object and nothing else, by name; empty for any other."""
-    try:
-        if not isinstance(read_json(text, max_depth=5), dict):
-            return {}
-    except (ValueError, AmbiguousError, RefusedError):
-        return {}
-    found, decoder, skip = {}, json.JSONDecoder(), re.compile(r"[\s,:]*")
-    at = skip.match(text, text.index("{") + 1).end()  # type: ignore[union-attr]  # it matches nothing, too
-    while text[at] != "}":
-        name, after = decoder.raw_decode(text, at)
-        value, end = decoder.raw_decode(text, skip.match(text, after).end())  # type: ignore[union-attr]
-        found[name] = Place(value, at, end)
-        at = skip.match(text, end).end()  # type: ignore[union-attr]
-    return found
-
-
-def right_fields(said: str, right: str) -> set[str]:
-    """The names of a completion's fields that hold the right value of the right type."""
-    places = read_fields(said)
-    return {name for name, value in json.loads(right).items() if name in places and _same(places[name].value, value)}
-
-
-def _same(said: object, right: object) -> bool:
-    if isinstance(said, str) and isinstance(right, str):
-        return said.strip().casefold() == right.casefold()
-    return isinstance(said, bool) == isinstance(right, bool) and said == right

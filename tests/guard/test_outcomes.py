@@ -8,6 +8,7 @@ import pytest
 from trl_grpo_ext import load_rewards
 from trl_grpo_ext.errors import ConfigurationError, PluginParameterError, RewardError
 from trl_grpo_ext.guard.outcomes import Judgement, Outcome, OutcomePolicy, shown
+from trl_grpo_ext.types import Part, Parts
 
 EVERY = tuple(Outcome)
 
@@ -30,6 +31,16 @@ def test_each_outcome_can_be_changed() -> None:
     assert scores == [None, -1.0, 2.5, 0.0, 0.0]
     with pytest.raises(RewardError, match="'died'"):
         policy.scores(judged(Outcome.DIED))
+
+
+def test_parts_keep_a_verdicts_scores_and_get_a_failures_value() -> None:
+    policy = OutcomePolicy("r", EVERY, {"wrong": 0.2, "no_answer": -1.0, "timeout": None})
+    parts = Parts([Part("a", 1.0, 2.0, (0, 1)), Part("b", 0.0, 1.0, None), Part("c", None, 1.0, None)], 0.7)
+    outcomes = (Outcome.SCORED, Outcome.WRONG, Outcome.NO_ANSWER, Outcome.TIMEOUT)
+    *scores, none = policy.scores([Judgement(outcome, score=parts) for outcome in outcomes])
+    assert (scores, none) == ([0.7, 0.2, -1.0], None)
+    found = [[part.score for part in score.parts] for score in scores if isinstance(score, Parts)]
+    assert found == [[1.0, 0.0, None], [1.0, 0.0, None], [-1.0, -1.0, None]]
 
 
 def test_a_score_of_the_rewards_own_is_never_replaced() -> None:

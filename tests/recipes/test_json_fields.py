@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from tests.recipes.launching import MODEL, RECIPES, trained
+from trl_grpo_ext import load_rewards
 from trl_grpo_ext.records.manifest import FILE
 from trl_grpo_ext.rewards.json_schema import JSONSchema
 
@@ -32,7 +33,8 @@ def test_held_out_answers_are_new_and_in_the_text(task: Any) -> None:
     right = [row["fields"] for row in train]
     schemas = [row["schema"] for row in train]
     assert schema(right, schema=schemas) == [1.0] * 300
-    assert task.fields_right(right, fields=right) == [1.0] * 300
+    (reward,) = load_rewards([task.REWARD])
+    assert reward(completions=right, fields=right) == [1.0] * 300
     others = [*schemas[1:], schemas[0]]
     shared = [float(mine == other) for mine, other in zip(schemas, others, strict=True)]
     assert schema(right, schema=others) == shared
@@ -50,6 +52,7 @@ def test_held_out_answers_are_new_and_in_the_text(task: Any) -> None:
 
 def test_each_field_is_right_or_wrong_at_its_place(task: Any) -> None:
     wanted = '{"city": "Rome", "boxes": 3, "weight": 4.0, "fragile": true}'
+    (reward,) = load_rewards([task.REWARD])
     for said, scores in (
         ('{"city": " rome", "boxes": 3, "weight": 4, "fragile": true}', [1, 1, 1, 1]),
         ('{"fragile" :true,"city":"Oslo"}', [0, 0, 0, 1]),
@@ -59,15 +62,10 @@ def test_each_field_is_right_or_wrong_at_its_place(task: Any) -> None:
         *((text, [0, 0, 0, 0]) for text in (f"It is {wanted}", wanted[:-1], "[]", "", "[" * 9999)),
         ('{"city": "Rome", "city": "Rome"}', [0, 0, 0, 0]),
     ):
-        found = [task.Field(number)([said], fields=[wanted])[0] for number in (1, 2, 3, 4)]
-        assert found == scores, said
-        assert task.fields_right([said], fields=[wanted]) == [sum(scores) / 4]
-        for name, score in zip(json.loads(wanted), found, strict=True):
-            places = score.parts[0].places
-            for start, end, *_ in places:
-                assert name in json.loads(f"{{{said[start:end]}}}")
-            assert bool(places) or score == 0
-    assert task.Field(5)(['{"a": 1}'], fields=[wanted]) == [None]
+        (score,) = reward(completions=[said], fields=[wanted])
+        assert score == sum(scores) / 4, said
+        assert [part.score for part in score.parts] == scores
+        assert [part.name for part in score.parts] == list(json.loads(wanted))
 
 
 @pytest.mark.parametrize("cache", [None, "static"])
@@ -100,9 +98,9 @@ def test_one_step_of_the_real_model_and_its_report(smollm2: str, tmp_path: Path)
     words += f" --model_name_or_path {smollm2}"
     metrics = trained(SCRIPT, tmp_path, *words.split()).metrics
     for which in ("before", "after"):
-        assert {"field_1", "field_4", "fields_right", "json_schema"} <= metrics[which].keys()
+        assert {"json_fields", "json_schema"} <= metrics[which].keys()
     assert "part_credit" in (tmp_path / "output" / FILE).read_text()
     page = tmp_path / "report.html"
     command = Path(sys.executable).with_name("trl-grpo-ext")
     subprocess.run([command, "report", tmp_path / "output", "--out", page], check=True, capture_output=True)
-    assert "fields_right" in page.read_text()
+    assert "json_fields" in page.read_text()

@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trl_grpo_ext.errors import ConfigurationError, RewardError
-from trl_grpo_ext.rewards._text.json_text import depth_of, fenced, last_object
+from trl_grpo_ext.rewards._text.json_text import depth_of, find_json
 from trl_grpo_ext.rewards.json_schema import JSONSchema, verdict
+from trl_grpo_ext.types import Parts
 
 PERSON = {
     "type": "object",
@@ -32,6 +33,11 @@ def outcomes(schema: Any, completions: list[Any], extract: str = "whole", **para
 # ------------------------------------------------------------------------------------------------------ where it is
 
 
+def inside_of(text: str, extract: str) -> str | None:
+    where = find_json(text, extract)
+    return where and text[slice(*where)]
+
+
 def test_the_last_closed_fence_marked_json_is_read() -> None:
     for text, inside in (
         ("First\n```json\n1\n```\nthen\n```json\n2\n```\nend", "2"),
@@ -41,7 +47,7 @@ def test_the_last_closed_fence_marked_json_is_read() -> None:
         *(("```json\n1\n``` x\n```", "1\n``` x"), ("```json 1 ```", None), ("```json\n1", None), ("", None)),
         *(("```python\n1\n```", None), ("no fence", None)),
     ):
-        assert fenced(text) == inside, text
+        assert inside_of(text, "fence") == inside, text
 
 
 def test_json_schema_finds_the_last_object() -> None:
@@ -53,12 +59,12 @@ def test_json_schema_finds_the_last_object() -> None:
         ('{"a": {"b": 1}', None),  # part of an object that was cut off
         ('{"x": 0} {"a": [{"b": 1}, {"c": 2}', '{"x": 0}'),
     ):
-        assert last_object(text) == found, text
+        assert inside_of(text, "last") == found, text
 
 
 @given(value=st.dictionaries(st.text('k"\\{}', max_size=3), JSON, max_size=4), before=st.text('ab {"\\}', max_size=20))
 def test_any_object_is_found_behind_any_prose(value: dict[str, Any], before: str) -> None:
-    assert last_object(f"{before} is {json.dumps(value)} so") == json.dumps(value)
+    assert inside_of(f"{before} is {json.dumps(value)} so", "last") == json.dumps(value)
 
 
 @given(value=JSON)
@@ -81,6 +87,38 @@ def test_json_schema_scores() -> None:
     assert reward(completions=completions, **columns) == [1.0, 0.2, 0.2, 0.2, 0.0, 0.0]
     messages = [[{"role": "assistant", "content": completion}] for completion in completions]
     assert reward(completions=messages, **columns) == [1.0, 0.2, 0.2, 0.2, 0.0, 0.0]
+
+
+def test_with_partial_each_property_is_a_part() -> None:
+    reward = JSONSchema(PERSON, extract="last", partial=0.2)
+    texts = [
+        'So {"name": "Ada", "age": -1}',
+        '{"age": 3} {"age": 3}',  # the last one counts
+        '{"name": "\\u00e9", "x": 1}',
+        '{"name": "a", "name": "b"}',
+        "Ada",
+    ]
+    scores = reward(completions=texts)
+    assert scores == [0.2, 0.2, 0.2, 0.2, 0.0]
+    assert all(isinstance(score, Parts) for score in scores)
+    parts = [{part.name: (part.score, part.places) for part in score.parts} for score in scores]
+    assert [{name: score for name, (score, _) in one.items()} for one in parts] == [
+        {"name": 1.0, "age": 0.0},
+        {"name": 0.0, "age": 1.0},  # it is required
+        {"name": 1.0, "age": None},
+        {"name": 0.0, "age": None},
+        {"name": 0.0, "age": None},
+    ]
+    said = [
+        {name: text[place[0].start : place[0].end] for name, (_, place) in one.items() if place}
+        for text, one in zip(texts, parts, strict=True)
+    ]
+    assert said == [{"name": '"Ada"', "age": "-1"}, {"age": "3"}, {"name": '"\\u00e9"'}, {}, {}]
+    assert parts[1]["age"][1] == ((19, 20, None, None),)
+    changed = JSONSchema(PERSON, extract="whole", partial=0.2, outcomes={"no_answer": -1.0, "refused": None})
+    none, refused = changed(completions=["Ada", "[" * 60])
+    assert (none, none.parts[0].score, refused) == (-1.0, -1.0, None)
+    assert not isinstance(JSONSchema(PERSON, extract="whole")(completions=['{"name": "Ada"}'])[0], Parts)
 
 
 def test_outcomes_are_told_apart_logged_and_changed() -> None:
@@ -211,7 +249,7 @@ SCHEMAS = st.recursive(st.booleans(), keywords, max_leaves=6)
 
 def said(schema: Any, instance: Any) -> str:
     """The verdict, without a worker."""
-    return verdict("whole", 10**6, 50, (json.dumps(schema), json.dumps(instance)))[0]
+    return verdict("whole", 10**6, 50, False, (json.dumps(schema), json.dumps(instance)))[0]
 
 
 @settings(max_examples=200, deadline=None)

@@ -25,6 +25,7 @@ from tests.judge_server import Server, judge_server, judged
 from trl_grpo_ext.errors import ConfigurationError, RewardError
 from trl_grpo_ext.guard.calls import call, reward_loop
 from trl_grpo_ext.rewards.judge import Judge
+from trl_grpo_ext.types import WHOLE
 
 pytest.importorskip("openai", reason="the extra `judge` is not installed")
 
@@ -44,7 +45,7 @@ def outcomes(judge: Judge, completions: list[Any], **columns: Any) -> list[str]:
     return [judgement.outcome.value for judgement in asyncio.run(judge.judge(completions, **columns))]
 
 
-def scores(judge: Judge, completions: list[Any], **columns: Any) -> list[float | None]:
+def scores(judge: Judge, completions: list[Any], **columns: Any) -> list[Any]:
     columns.setdefault("prompts", ["Why?"] * len(completions))
     return asyncio.run(judge(completions=completions, **columns))
 
@@ -56,7 +57,14 @@ def test_a_rubric_is_the_weighted_mean_of_its_criteria(server: Server) -> None:
     ]
     judge = judge_at(server, criteria)
     messages = [{"role": "assistant", "content": "grade:4"}]
-    assert scores(judge, ["grade:10", "grade:6", messages, "grade:0"]) == [1.0, 0.9, 0.1, 0.0]
+    found = scores(judge, ["grade:10", "grade:6", messages, "grade:0"])
+    assert found == [1.0, 0.9, 0.1, 0.0]
+    assert [[(part.score, part.weight, part.places) for part in score.parts] for score in found] == [
+        [(right, 3.0, (WHOLE,)), (clear, 1.0, (WHOLE,))] for right, clear in ((1, 1), (1, 0.6), (0, 0.4), (0, 0))
+    ]
+    assert [part.name for part in found[0].parts] == ["right", "clear"]
+    (refused,) = scores(judge_at(server, criteria, max_characters=3), ["too long"])
+    assert [part.score for part in refused.parts] == [0.0, 0.0]
     schema = server.requests[0]["response_format"]["json_schema"]["schema"]
     assert schema["required"] == ["reason", "right", "clear"]
     assert schema["properties"]["clear"] == {"type": "integer", "minimum": 0, "maximum": 10}

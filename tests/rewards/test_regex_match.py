@@ -31,6 +31,19 @@ def test_a_match_anywhere_scores_and_its_characters_are_the_place() -> None:
     assert places(missed) == []
 
 
+def test_each_named_group_is_a_part() -> None:
+    reward = RegexMatch(r"(?P<name>\w+) (was|is) (?:(?P<year>\d+)|(?P<match>[a-z]+))", count=2, otherwise=-1.0)
+    text = "Ada was 36. Bob is tall. Eve is 7."
+    scores = scored(reward, text, "It was 5", "nothing")
+    assert scores == [1.0, 0.0, -1.0]
+    found = [[(part.name, part.score, [place[:2] for place in part.places]) for part in one.parts] for one in scores]
+    assert found == [
+        [("name", 1.0, [(0, 3), (12, 15)]), ("year", 0.0, [(8, 10)]), ("match", 0.0, [(19, 23)])],
+        [("name", 0.0, [(0, 2)]), ("year", 0.0, [(7, 8)]), ("match", -1.0, [])],
+        [("name", -1.0, []), ("year", -1.0, []), ("match", -1.0, [])],
+    ]
+
+
 def test_regex_match_full_and_values() -> None:
     assert scored(RegexMatch("[a-z]+", full=True), "abc", "abc.", "abc\n", "") == [1.0, 0.0, 0.0, 0.0]
     scores = scored(RegexMatch("sorry", flags="i", value=-2.0, otherwise=0.5), "Sorry!", "Fine.")

@@ -15,6 +15,7 @@ from enum import StrEnum
 from typing import Any, Literal
 
 from ..errors import ConfigurationError, RewardError
+from ..types import Parts
 
 __all__ = ["Consequence", "Judgement", "Outcome", "OutcomePolicy", "shown"]
 
@@ -75,7 +76,8 @@ class Judgement:
     Attributes:
         outcome: The outcome.
         detail: The reason, in a few words. It may quote the model.
-        score: The reward's own value if the outcome is `SCORED`; no policy replaces it.
+        score: The reward's own value if the outcome is `SCORED`; no policy replaces it. `Parts` may come with other
+            outcomes too: a verdict's keep their scores, and where nothing could be read each has the outcome's value.
     """
 
     outcome: Outcome
@@ -138,7 +140,12 @@ class OutcomePolicy:
                 f"{f' ({judgement.detail})' if judgement.detail else ''}, which raises. Set "
                 f"outcomes: {{{judgement.outcome.value}: null}} (or a number) to go on."
             )
-        return becomes
+        if not isinstance(judgement.score, Parts) or becomes is None:
+            return becomes
+        parts = judgement.score.parts
+        if judgement.outcome not in (Outcome.RIGHT, Outcome.WRONG):
+            parts = tuple(part._replace(score=None if part.score is None else becomes) for part in parts)
+        return Parts(parts, becomes)
 
     def log(
         self,

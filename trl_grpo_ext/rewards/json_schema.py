@@ -17,9 +17,9 @@ from ..guard.outcomes import Judgement, Outcome, OutcomePolicy, shown
 from ..guard.parameters import checked_choice, checked_number, checked_text, checked_whole, optional_module
 from ..guard.parameters import column as checked_column
 from ..guard.workers import Done, WorkerPool
-from ..types import RewardDeclaration
+from ..types import Part, Parts, RewardDeclaration
 from ._judged import Judged
-from ._text.json_text import AmbiguousError, RefusedError, fenced, last_object, read_json
+from ._text.json_text import EXTRACTS, AmbiguousError, RefusedError, find_json, read_json, read_located
 
 _DRAFT = "https://json-schema.org/draft/2020-12/schema"
 _OUTCOMES = (
@@ -44,7 +44,9 @@ class JSONSchema(Judged):
             all rows.)
         extract: Where the JSON is. "fence": inside the last closed fence marked `json`, or else the last unmarked one.
             "whole": the whole completion. "last": the last closed object that is not part of another value.
-        partial: The score of JSON that parses but is not valid; `outcomes: {wrong: ...}` overrides it.
+        partial: The score of JSON that parses but is not valid; `outcomes: {wrong: ...}` overrides it. If it is not 0,
+            each of the schema's own `properties` is a part, 1 if its value is valid, else 0; its place is the value.
+            One that is missing scores 0 if it is required, else it does not apply.
         max_characters: Longer JSON is refused, and so is a completion more than ten times as long.
         max_depth: JSON with deeper nesting is refused.
         timeout: CPU seconds that one completion may take.
@@ -62,7 +64,7 @@ class JSONSchema(Judged):
     reads = "the schema"
     declares = RewardDeclaration(
         conformance={
-            "parameters": {"schema": {"type": "object", "required": ["answer"]}},
+            "parameters": {"schema": {"properties": {"answer": {}}, "required": ["answer"]}, "partial": 0.2},
             "completions": ['```json\n{"answer": 18}\n```', '```json\n{"unit": "eggs"}\n```', '{"answer": 18}', "18"],
         }
     )
@@ -82,13 +84,13 @@ class JSONSchema(Judged):
         self.schema = None if schema is None else _checked_schema(_loaded(schema))
         optional_module("json_schema", "jsonschema")
         self.column = checked_text("json_schema: column", column)
-        self.extract = checked_choice("json_schema: extract", extract, ("fence", "whole", "last"))
+        self.extract = checked_choice("json_schema: extract", extract, EXTRACTS)
         self.partial = checked_number("json_schema: partial", partial, "a finite number")
         self.max_characters = checked_whole("json_schema: max_characters", max_characters, 1)
         self.max_depth = checked_whole("json_schema: max_depth", max_depth, 1)
         self.timeout = checked_number("json_schema: timeout", timeout, "a positive number", lambda x: x > 0)
         self.policy = OutcomePolicy("json_schema", _OUTCOMES, outcomes, {Outcome.WRONG: self.partial})
-        task = functools.partial(verdict, self.extract, self.max_characters, self.max_depth)
+        task = functools.partial(verdict, self.extract, self.max_characters, self.max_depth, self.partial != 0)
         self._pool = WorkerPool(task, name="json_schema")
 
     def judge(self, completions: Sequence[Any], **columns: Any) -> list[Judgement]:
@@ -103,7 +105,8 @@ class JSONSchema(Judged):
         distinct = dict.fromkeys(jobs)
         judged = {job: known for job in distinct if (known := self._known(*job)) is not None}
         waiting = [job for job in distinct if job not in judged]
-        judged.update(zip(waiting, map(_judged, self._pool.run(waiting, allowance=self.timeout)), strict=True))
+        done = self._pool.run(waiting, allowance=self.timeout)
+        judged.update({job: self._judged(job[0], one) for job, one in zip(waiting, done, strict=True)})
         return [judged[job] for job in jobs]
 
     def _known(self, schema: str, text: str) -> Judgement | None:
@@ -112,8 +115,26 @@ class JSONSchema(Judged):
             return Judgement(Outcome.UNPARSEABLE, problem)
         longest = self.max_characters if self.extract == "whole" else 10 * self.max_characters
         if len(text) > longest:
-            return Judgement(Outcome.REFUSED, f"a completion of {len(text)} characters, more than {longest}")
+            detail = f"a completion of {len(text)} characters, more than {longest}"
+            return Judgement(Outcome.REFUSED, detail, self._parts(schema, {}))
         return None
+
+    def _judged(self, schema: str, done: Done) -> Judgement:
+        name, detail, found = done.value if done.status == "done" else (done.status, done.detail, {})
+        return Judgement(Outcome(name), detail, self._parts(schema, found))
+
+    def _parts(self, schema: str, found: Mapping[str, tuple[bool, int, int]]) -> Parts | None:
+        """The parts, by the properties that were found: whether each is valid, and its place."""
+        if not self.partial:
+            return None
+        properties, required = _properties(schema)
+        parts = [
+            Part(name, float(found[name][0]), 1.0, found[name][1:])
+            if name in found
+            else Part(name, 0.0 if name in required else None, 1.0, None)
+            for name in properties
+        ]
+        return Parts(parts, 0.0) if parts else None
 
 
 @functools.lru_cache(maxsize=1024)
@@ -129,40 +150,53 @@ def _problem(schema: str) -> str:
     return ""
 
 
-def _judged(done: Done) -> Judgement:
-    name, detail = done.value if done.status == "done" else (done.status, done.detail)
-    return Judgement(Outcome(name), detail)
+@functools.lru_cache(maxsize=1024)
+def _properties(schema: str) -> tuple[list[str], set[str]]:
+    """A schema's own properties, and which of them are required."""
+    loaded = json.loads(schema)
+    own = loaded if isinstance(loaded, dict) else {}
+    required = own.get("required")
+    return [name for name in own.get("properties", {}) if name], set(required if isinstance(required, list) else ())
 
 
-def verdict(extract: str, max_characters: int, max_depth: int, job: tuple[str, str]) -> tuple[str, str]:
-    """The outcome of one completion under one schema, and why. Runs in a worker."""
+_Verdict = tuple[str, str, dict[str, tuple[bool, int, int]]]
+"""An outcome, why, and the schema's properties that are there: whether each is valid, and where its value stands."""
+
+
+def verdict(extract: str, max_characters: int, max_depth: int, by_property: bool, job: tuple[str, str]) -> _Verdict:
+    """The outcome of one completion under one schema. Runs in a worker."""
     schema, completion = job
-    if extract == "whole":
-        text: str | None = completion.strip()
-    else:
-        text = fenced(completion) if extract == "fence" else last_object(completion)
-    if not text:
-        return Outcome.NO_ANSWER.value, "no JSON"
+    where = find_json(completion, extract)
+    if where is None:
+        return Outcome.NO_ANSWER.value, "no JSON", {}
+    text = completion[slice(*where)]
     if len(text) > max_characters:
-        return Outcome.REFUSED.value, f"{len(text)} characters, more than max_characters, {max_characters}"
+        return Outcome.REFUSED.value, f"{len(text)} characters, more than max_characters, {max_characters}", {}
     validator = _validator(schema)
     try:
         instance = read_json(text, max_depth)
     except AmbiguousError as error:
-        return Outcome.WRONG.value, str(error)
+        return Outcome.WRONG.value, str(error), {}
     except RefusedError as error:
-        return Outcome.REFUSED.value, str(error)
+        return Outcome.REFUSED.value, str(error), {}
     except ValueError as error:
-        return Outcome.NO_ANSWER.value, f"no JSON: {shown(str(error))}"
+        return Outcome.NO_ANSWER.value, f"no JSON: {shown(str(error))}", {}
+    names = set(_properties(schema)[0]) if by_property and isinstance(instance, dict) else set()
+    broken = set()
     try:
-        problem = next(validator.iter_errors(instance), None)
+        errors = validator.iter_errors(instance)
+        problem = next(errors, None)
+        if names and problem is not None:
+            broken = {error.path[0] for error in (problem, *errors) if error.path}
     except MemoryError:
         raise  # the worker's limit
     except Exception as error:  # the schema was checked before, so the answer is to blame: a number of 401 digits, say
-        return Outcome.REFUSED.value, f"jsonschema cannot check it: {type(error).__name__}: {shown(str(error))}"
+        return Outcome.REFUSED.value, f"jsonschema cannot check it: {type(error).__name__}: {shown(str(error))}", {}
+    members = read_located(completion, *where, max_depth).members if names else ()
+    found = {str(name): (name not in broken, value.start, value.end) for name, value in members if name in names}
     if problem is None:
-        return Outcome.RIGHT.value, ""
-    return Outcome.WRONG.value, f"breaks {problem.validator!r} at {shown(problem.json_path)}"
+        return Outcome.RIGHT.value, "", found
+    return Outcome.WRONG.value, f"breaks {problem.validator!r} at {shown(problem.json_path)}", found
 
 
 @functools.lru_cache(maxsize=256)

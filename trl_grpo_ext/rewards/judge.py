@@ -14,7 +14,7 @@ import warnings
 import weakref
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 from urllib.parse import urlsplit
@@ -32,8 +32,8 @@ from ..guard.parameters import (
     column,
     optional_module,
 )
-from ..types import RewardDeclaration
-from ._text.json_text import AmbiguousError, RefusedError, fenced, last_object, read_json
+from ..types import Part, Parts, RewardDeclaration
+from ._text.json_text import AmbiguousError, RefusedError, find_json, read_json
 from ._text.markers import broken_up, special_tokens
 
 _NO_VERDICT: dict[Outcome, Consequence] = dict.fromkeys(
@@ -65,10 +65,14 @@ class _Criterion(NamedTuple):
 
 
 class _Reply(NamedTuple):
-    """What a server said to one request, with its seconds (retries included) and tokens (of request and reply)."""
+    """What a server said to one request, with its seconds (retries included) and tokens (of request and reply).
+
+    `answers` is what each criterion's answer is worth; empty without a verdict.
+    """
 
     judgement: Judgement
     text: str = ""
+    answers: Sequence[float] = ()
     seconds: float = 0.0
     tokens: tuple[int, int] = (0, 0)
     cached: bool = False
@@ -87,8 +91,9 @@ class Judge:
     r"""Score completions by the verdicts of a language model on an OpenAI-compatible server.
 
     Each criterion is a question with the answer yes or no (1 or 0), or a grade on a `scale` (mapped to 0 to 1); the
-    score is their weighted mean. With `compare`, the judge says instead which of two answers is better by each
-    criterion. Each pair is asked in both orders, since judges prefer a position, and the score is the mean share won.
+    score is their weighted mean. Of several criteria each is a part, for which the whole completion is responsible.
+    With `compare`, the judge says instead which of two answers is better by each criterion. Each pair is asked in both
+    orders, since judges prefer a position, and the score is the mean share won.
 
     A judge that gives no verdict never makes a score: a reply that is not the JSON asked for, a reply that declines, a
     timeout, a server that stays busy and one that fails are outcomes of their own, all None unless `outcomes` says
@@ -318,14 +323,22 @@ class Judge:
         if not replies:
             size = len(completion_text(completion))
             if size > self.max_characters:
-                return Judgement(Outcome.REFUSED, f"{size} characters, more than max_characters, {self.max_characters}")
+                detail = f"{size} characters, more than max_characters, {self.max_characters}"
+                return Judgement(Outcome.REFUSED, detail, self._in_parts([0.0] * len(self.criteria)))
             return Judgement(Outcome.NONE, "no other completion of its prompt to compare with")
-        total = 0.0
-        for place, (judgement, *_) in enumerate(replies):
-            if judgement.score is None:  # half of a pair would be a verdict on its position
-                return judgement
-            total += 1 - judgement.score if place % 2 else judgement.score
-        return Judgement(Outcome.SCORED, score=total / len(replies))
+        failed = next((reply.judgement for reply in replies if not reply.answers), None)
+        if failed is not None:  # half of a pair would be a verdict on its position
+            return replace(failed, score=self._in_parts([0.0] * len(self.criteria)))
+        won = [[1 - answer for answer in reply.answers] if n % 2 else reply.answers for n, reply in enumerate(replies)]
+        return Judgement(Outcome.SCORED, score=self._in_parts([sum(one) / len(won) for one in zip(*won, strict=True)]))
+
+    def _in_parts(self, answers: Sequence[float]) -> float:
+        """The weighted mean of a completion's answers, with a part for each of several criteria."""
+        pairs = list(zip(self.criteria, answers, strict=True))
+        mean = sum(criterion.weight * answer for criterion, answer in pairs) / sum(one.weight for one in self.criteria)
+        if len(pairs) == 1:
+            return mean
+        return Parts([Part(criterion.name, answer, criterion.weight) for criterion, answer in pairs], mean)
 
     def _connect(self) -> None:
         """Make the clients of this process; a fork or an unpickled copy makes its own."""
@@ -435,37 +448,39 @@ class Judge:
     def _read(self, said: Mapping[str, Any], cached: bool = False) -> _Reply:
         text = str(said["text"])[:_LONGEST_REPLY]
         tokens = int(said["prompt_tokens"]), int(said["completion_tokens"])
+        answers: list[float] = []
         if said["declined"]:
             judgement = Judgement(Outcome.DECLINED, f"the judge declined: {shown(text)}")
         else:
             try:
-                judgement = Judgement(Outcome.SCORED, score=self._score(text, bool(said["cut"])))
+                answers = self._answers(text, bool(said["cut"]))
+                judgement = Judgement(Outcome.SCORED)
             except (ValueError, RefusedError, AmbiguousError) as error:
                 judgement = Judgement(Outcome.UNREADABLE, f"{error}: {shown(text)}")
-        return _Reply(judgement, text, tokens=(0, 0) if cached else tokens, cached=cached)
+        return _Reply(judgement, text, answers, tokens=(0, 0) if cached else tokens, cached=cached)
 
-    def _score(self, text: str, cut: bool) -> float:
-        """The weighted mean of a reply's answers; a `ValueError` unless it ends with exactly what was asked for.
+    def _answers(self, text: str, cut: bool) -> list[float]:
+        """What a reply's answers are worth; a `ValueError` unless it ends with exactly what was asked for.
 
         An object in the middle of a reply, or at its end because `max_tokens` cut it, may be the completion's, quoted.
         """
         text = text.strip()
         inside = text
         if not text.startswith("{"):
-            inside = (fenced(text) or last_object(text) or "").strip()
+            inside = text[slice(*(find_json(text, "fence") or find_json(text, "last") or (0, 0)))]
             if not inside or cut or not text.rstrip("`").rstrip().endswith(inside):
                 raise ValueError("no JSON object at the end")
         verdict = read_json(inside, max_depth=5)
         wanted = {*(["reason"] if self.reason else []), *(criterion.name for criterion in self.criteria)}
         if not isinstance(verdict, dict) or verdict.keys() != wanted:
             raise ValueError(f"not an object with the keys {sorted(wanted)}")
-        total = 0.0
+        answers = []
         for criterion in self.criteria:
             worth = criterion.worth.get(json.dumps(verdict[criterion.name]))
             if worth is None or text.count(f'"{criterion.name}"') != 1:
                 raise ValueError(f"{criterion.name!r} is not {criterion.wanted}, once")
-            total += criterion.weight * worth
-        return total / sum(criterion.weight for criterion in self.criteria)
+            answers.append(worth)
+        return answers
 
     def _metrics(self, replies: Sequence[_Reply]) -> dict[str, float]:
         replies = [*{id(reply): reply for reply in replies}.values()]  # equal requests have one reply

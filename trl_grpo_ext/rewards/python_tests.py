@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+import re
 import signal
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ..errors import ConfigurationError
@@ -14,6 +16,7 @@ from ..guard.outcomes import Judgement, Outcome, OutcomePolicy, shown
 from ..guard.parameters import checked_flag, checked_number, checked_whole
 from ..guard.parameters import column as checked_column
 from ..guard.workers import default_workers
+from ..types import Part, Parts, RewardDeclaration
 from ._judged import Judged
 from ._sandbox.forms_of_tests import Examples, Plan, UnreadableTestsError, read_tests, same_output
 from ._sandbox.jobs import LAYERS, Run, isolation, run_all, run_python
@@ -51,7 +54,8 @@ class PythonTests(Judged):
     `unparseable_reference`, the tests are in none of the forms, or cannot judge this code.
 
     Args:
-        partial: Score the share of tests that pass.
+        partial: Score the share of tests that pass. Each test is a part, `test_0` and so on; its place is the function
+            of the code that it calls, if that is one, else all of the code.
         timeout: Seconds of processor time that the code may take for all tests of a completion; half of the time that
             it sleeps counts. What else the machine does makes no difference.
         memory_mb: Memory, in MiB, beyond the interpreter's own.
@@ -68,6 +72,13 @@ class PythonTests(Judged):
 
     __name__ = "python_tests"
     reads = "the tests"
+    declares = RewardDeclaration(
+        conformance={
+            "parameters": {"partial": True},
+            "columns": {"tests": [["assert add(1, 2) == 3", "assert add(0, 0) == 0"]]},
+            "completions": ["def add(a, b):\n    return a + b", "def add(a, b):\n    return a", "18"],
+        }
+    )
 
     def __init__(
         self,
@@ -101,27 +112,45 @@ class PythonTests(Judged):
         jobs: list[tuple[int, str, Plan | Examples]] = []
         for row, completion in enumerate(completions):
             text = completion_text(completion)
-            if len(text) > self.max_characters:
-                judged[row] = Judgement(Outcome.REFUSED, f"{len(text)} characters")
-                continue
             try:
                 read = read_tests(tests[row], points[row])
             except UnreadableTestsError as error:
                 judged[row] = Judgement(Outcome.UNPARSEABLE, str(error))
                 continue
-            code = fenced_code(text)
-            if code.strip():
-                jobs.append((row, code, read))
+            if len(text) > self.max_characters:
+                judged[row] = self._in_parts(Judgement(Outcome.REFUSED, f"{len(text)} characters"), set(), read, "")
+            elif fenced_code(text).strip():
+                jobs.append((row, text, read))
             else:
-                judged[row] = Judgement(Outcome.NO_ANSWER, "no code")
+                judged[row] = self._in_parts(Judgement(Outcome.NO_ANSWER, "no code"), set(), read, "")
 
-        tasks = [functools.partial(self._judged, code, read) for _, code, read in jobs]
+        tasks = [functools.partial(self._judged, fenced_code(text), read) for _, text, read in jobs]
         results = run_all(tasks, self.workers or default_workers())
-        for (row, _, _), judgement in zip(jobs, results, strict=True):
-            judged[row] = judgement
+        for (row, text, read), (judgement, passed) in zip(jobs, results, strict=True):
+            judged[row] = self._in_parts(judgement, passed, read, text)
         return [judgement for judgement in judged if judgement is not None]
 
-    def _judged(self, code: str, plan: Plan | Examples, stop: threading.Event) -> Judgement:
+    def _in_parts(self, judgement: Judgement, passed: set[int], tests: Plan | Examples, text: str) -> Judgement:
+        """With `partial`, the judgement with a part for each test; those of an empty text stand nowhere."""
+        if not self.partial or judgement.outcome is Outcome.UNPARSEABLE:
+            return judgement
+        plan = tests if isinstance(tests, dict) else {"tests": [{"empty": False}] * len(tests), "free": []}
+        start, end = code_span(text)
+        found: dict[str, tuple[int, int] | None] = {}
+        parts = []
+        for number, test in enumerate(plan["tests"]):
+            if test["empty"]:
+                continue
+            names = test.get("calls_of") or [name for name in plan["free"] if name != "Solution"]
+            if len(names) == 1 and names[0] not in found:
+                found[names[0]] = function_span(text, start, end, names[0])
+            place = (len(names) == 1 and found[names[0]]) or (start, end)
+            score = float(judgement.outcome is Outcome.RIGHT or number in passed)
+            parts.append(Part(f"test_{number}", score, 1.0, place if text else None))
+        return replace(judgement, score=Parts(parts, judgement.score or 0.0))
+
+    def _judged(self, code: str, plan: Plan | Examples, stop: threading.Event) -> tuple[Judgement, set[int]]:
+        """The outcome, and the numbers of the tests that pass."""
         if isinstance(plan, list):
             return self._try_examples(code, plan, stop)
         plan = {**plan, "stop": not self.partial, "own_copies": True, "seen": {}}
@@ -132,7 +161,8 @@ class PythonTests(Judged):
             seen: Any = next((message["seen"] for message in run.messages if "seen" in message), {})
             run = self._run(code, {**plan, "own_copies": False, "seen": seen}, self.timeout, b"", stop)
             judgement = self._judgement(run, passed, plan)
-        return judgement
+            passed |= {message["test"] for message in run.messages if message.get("status") == "pass"}
+        return judgement, passed
 
     def _judgement(self, run: Run, passed: set[int], plan: Plan) -> Judgement:
         """What one run says, where these tests have passed already."""
@@ -157,7 +187,7 @@ class PythonTests(Judged):
         count = sum(not test["empty"] for test in plan["tests"])
         return self._shared(verdicts + [False] * (count - len(verdicts)), _refused(run) or failure)
 
-    def _try_examples(self, code: str, examples: Examples, stop: threading.Event) -> Judgement:
+    def _try_examples(self, code: str, examples: Examples, stop: threading.Event) -> tuple[Judgement, set[int]]:
         passed: list[bool] = []
         first: Judgement | None = None
         left = self.timeout
@@ -167,7 +197,7 @@ class PythonTests(Judged):
             failure = _failure(run) or (Judgement(Outcome.TIMEOUT) if left <= 0 else None)
             failure = failure and (_refused(run) or failure)
             if failure is not None and failure.outcome in (Outcome.TIMEOUT, Outcome.NO_ANSWER):
-                return failure
+                return failure, set()
             if failure is None and run.status != 0:
                 failure = Judgement(Outcome.WRONG, f"it ended with status {run.status}")
             if failure is None and not same_output(run.output, wanted):
@@ -175,8 +205,9 @@ class PythonTests(Judged):
             passed.append(failure is None)
             first = first or failure
             if first is not None and not self.partial:
-                return first
-        return self._shared(passed, first) if first is not None else Judgement(Outcome.RIGHT)
+                return first, set()
+        judgement = self._shared(passed, first) if first is not None else Judgement(Outcome.RIGHT)
+        return judgement, {number for number, is_right in enumerate(passed) if is_right}
 
     def _run(self, code: str, plan: dict[str, Any] | None, seconds: float, stdin: bytes, stop: threading.Event) -> Run:
         for _ in range(2):  # once more where somebody killed it: the machine ran out of memory, perhaps
@@ -196,9 +227,39 @@ class PythonTests(Judged):
 
 def fenced_code(text: str) -> str:
     """The last fence marked python, else the last fence, else the whole text. An unclosed fence counts."""
+    return text[slice(*code_span(text))]
+
+
+def code_span(text: str) -> tuple[int, int]:
+    """Where `fenced_code` stands."""
     blocks = fences(text)
-    marked = [inside for label, inside, _ in blocks if label in _PYTHON] or [inside for _, inside, _ in blocks]
-    return marked[-1] if marked else text
+    marked = [block for block in blocks if block[0] in _PYTHON] or blocks
+    return marked[-1][1:3] if marked else (0, len(text))
+
+
+def function_span(text: str, start: int, end: int, name: str) -> tuple[int, int] | None:
+    """Where the last function of a name stands in code, as its indentation says; the code itself is not parsed.
+
+    Of several, the least indented ones count. A text of several lines in it may end it too early.
+    """
+    heads = [
+        (len(match[1]), match.start())
+        for match in re.finditer(rf"^([ \t]*+)(?:async[ \t]++)?def[ \t]++{re.escape(name)}\b", text, re.MULTILINE)
+        if start <= match.start() and match.end() <= end
+    ]
+    if not heads:
+        return None
+    indent = min(heads)[0]
+    begin = max(at for deep, at in heads if deep == indent)
+    last = at = begin
+    for number, line in enumerate(text[begin:end].split("\n")):
+        code = line.strip()
+        if number and code and len(line) - len(line.lstrip()) <= indent and code[0] not in ")]}#":
+            break
+        if code and code[0] != "#":
+            last = at + len(line.rstrip())
+        at += len(line) + 1
+    return begin + indent, last
 
 
 def _refused(run: Run) -> Judgement | None:

@@ -27,6 +27,9 @@ class RegexMatch(Judged):
     on a text that a model may well write, and `re` cannot be interrupted. So matches run in worker processes, which are
     killed after `timeout` seconds of CPU time.
 
+    Each named group, `(?P<name>...)`, is a part; without any, the whole match is the one part `match`. The places are
+    those of the matches that count; a group that took no part in a match has no share in it.
+
     Args:
         pattern: The regular expression.
         full: Whether the whole completion must match, from its first character to its last.
@@ -64,7 +67,7 @@ class RegexMatch(Judged):
         self.pattern, self.flags = pattern, flags
         bits = functools.reduce(lambda bits, letter: bits | _FLAGS[letter], flags, 0)
         try:
-            re.compile(pattern, bits)
+            self.parts = list(re.compile(pattern, bits).groupindex) or ["match"]
         except (re.error, ValueError, OverflowError, RecursionError) as error:
             raise ConfigurationError(
                 f"regex_match: pattern must be a regular expression, got {pattern!r}: {error}."
@@ -81,7 +84,7 @@ class RegexMatch(Judged):
         self._pool = WorkerPool(functools.partial(find_matches, pattern, bits, full, self.count), name="regex_match")
 
     def judge(self, completions: Sequence[Any], **columns: Any) -> list[Judgement]:
-        """The outcomes of `B` completions; the places of the one part, `match`, are the matches that count."""
+        """The outcomes of `B` completions."""
         texts = [completion_text(completion) for completion in completions]
         short = [text for text in dict.fromkeys(texts) if len(text) <= self.max_characters]
         judged = dict(zip(short, map(self._judged, self._pool.run(short, allowance=self.timeout)), strict=True))
@@ -91,16 +94,23 @@ class RegexMatch(Judged):
     def _judged(self, done: Done) -> Judgement:
         if done.status != "done":
             return Judgement(Outcome(done.status), done.detail)
-        share = len(done.value) / self.count
-        score = share * self.value + (1 - share) * self.otherwise
-        places = [(start, end) for start, end in done.value]
-        return Judgement(Outcome.SCORED, score=Parts({"match": (score, places)}, score))
+        parts = {}
+        for name in self.parts:
+            places = [one[name] for one in done.value if name in one]
+            parts[name] = (self._worth(len(places)), places)
+        return Judgement(Outcome.SCORED, score=Parts(parts, self._worth(len(done.value))))
+
+    def _worth(self, matches: int) -> float:
+        share = matches / self.count
+        return share * self.value + (1 - share) * self.otherwise
 
 
-def find_matches(pattern: str, flags: int, full: bool, count: int, text: str) -> list[tuple[int, int]]:
-    """The first `count` matches, each with its beginning and end. Runs in a worker."""
+def find_matches(pattern: str, flags: int, full: bool, count: int, text: str) -> list[dict[str, tuple[int, int]]]:
+    """Beginnings and ends of the named groups of the first `count` matches; without any, "match". Runs in a worker."""
     compiled = re.compile(pattern, flags)
-    if full:
-        match = compiled.fullmatch(text)
-        return [match.span()] if match else []
-    return [match.span() for match in itertools.islice(compiled.finditer(text), count)]
+    matches = [compiled.fullmatch(text)] if full else itertools.islice(compiled.finditer(text), count)
+    found = []
+    for match in filter(None, matches):
+        groups = {name: match.span(name) for name in compiled.groupindex if match.start(name) >= 0}
+        found.append(groups if compiled.groupindex else {"match": match.span()})
+    return found

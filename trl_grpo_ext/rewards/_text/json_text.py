@@ -1,13 +1,18 @@
 """Finding the JSON in a completion, and reading it without trusting it. Everything here is linear in the text."""
 
+from __future__ import annotations
+
+import decimal
 import json
 import math
 import re
-from typing import Any
+from typing import Any, NamedTuple
 
 from .fences import fences
 
 MOST_DIGITS = 1000
+EXTRACTS = ("fence", "whole", "last")
+"""Where a completion's JSON may be, see `find_json`."""
 
 # A string always matches, closed or not, and possessively: there is nothing to go back to.
 _STRUCTURE = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[\[\]{}]', re.DOTALL)
@@ -25,14 +30,27 @@ class AmbiguousError(Exception):
     """JSON that is ambiguous: an object has a key twice."""
 
 
-def fenced(text: str) -> str | None:
-    """The inside of the last closed fence marked `json`, or else of the last unmarked one."""
-    closed = [(label, inside) for label, inside, is_closed in fences(text) if is_closed]
-    insides = [inside for label, inside in closed if label == "json"] or [ins for label, ins in closed if not label]
-    return insides[-1] if insides else None
+def find_json(text: str, extract: str) -> tuple[int, int] | None:
+    """Where a completion's JSON begins and ends; None if it has none.
+
+    "fence": inside the last closed fence marked `json`, or else the last unmarked one. "whole": the whole completion.
+    "last": the last closed object that is not part of another value and parses.
+    """
+    if extract == "last":
+        return _last_object(text)
+    start, end = 0, len(text)
+    if extract == "fence":
+        closed = [(label, begin, stop) for label, begin, stop, is_closed in fences(text) if is_closed]
+        marked = [block for block in closed if block[0] == "json"] or [block for block in closed if not block[0]]
+        if not marked:
+            return None
+        _, start, end = marked[-1]
+    inside = text[start:end]
+    start += len(inside) - len(inside.lstrip())
+    return (start, start + len(inside.strip())) if inside.strip() else None
 
 
-def last_object(text: str) -> str | None:
+def _last_object(text: str) -> tuple[int, int] | None:
     """The last closed object that is not part of another value and parses, read backwards from its closing brace."""
     tokens = [(match.group(), match.start()) for match in _QUOTES_AND_BRACES.finditer(text)]
     last = len(tokens) - 1
@@ -45,7 +63,7 @@ def last_object(text: str) -> str | None:
         if first is not None:
             start, end = tokens[first][1], tokens[last][1] + 1
             if not _INSIDE.search(text[max(start - 100, 0) : start]) and _parses(text[start:end]):
-                return text[start:end]
+                return start, end
         last -= 1
     return None
 
@@ -99,14 +117,17 @@ def depth_of(text: str) -> int:
     return deepest
 
 
-def read_json(text: str, max_depth: int) -> Any:
-    """Parse JSON strictly: NaN and Infinity are none, an object has each key once, numbers fit a finite double."""
+def read_json(text: str, max_depth: int, *, unique: bool = True) -> Any:
+    """Parse JSON strictly: NaN and Infinity are none, an object has each key once, numbers fit a finite double.
+
+    Without `unique`, a key may be repeated, and the last one counts.
+    """
     deepest = depth_of(text)
     if deepest > max_depth:
         raise RefusedError(f"nested {deepest} deep, more than max_depth, {max_depth}")
     hooks: dict[str, Any] = {"parse_int": _integer, "parse_float": _finite, "parse_constant": _no_constant}
     try:
-        return json.loads(text, object_pairs_hook=_object, **hooks)
+        return json.loads(text, object_pairs_hook=_object if unique else None, **hooks)
     except RecursionError as error:
         raise RefusedError(f"nested {deepest} deep") from error
 
@@ -133,3 +154,86 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(read) < len(pairs):
         raise AmbiguousError("an object has a key twice")
     return read
+
+
+# ----------------------------------------------------------------------------------------------- values in their places
+
+_PLAIN_NUMBER = re.compile(r"[+-]?(?:\d{1,3}(?:,\d{3})++|\d++)?(?:\.\d*+)?(?:[eE][+-]?\d{1,4})?", re.ASCII)
+_TOKEN = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"|[\[\]{}]|[^\s\[\]{}:,"]+', re.DOTALL)
+_KINDS = {"{": "object", "[": "array", '"': "string", "t": "boolean", "f": "boolean", "n": "null"}
+_DECIMAL = decimal.Context(prec=MOST_DIGITS + 100, traps=[])  # nothing raises, and integers are exact
+
+
+class Located(NamedTuple):
+    """A value of a JSON text and its characters.
+
+    Attributes:
+        kind: "object", "array", "string", "number", "boolean" or "null".
+        start: Its first character.
+        end: The character after its last.
+        value: A text, a `Decimal`, True, False or None; of objects and arrays None.
+        members: Of an object, keys and values, with repeated keys as often as they are there; of an array, numbers
+            from 0 and items.
+    """
+
+    kind: str
+    start: int
+    end: int
+    value: Any = None
+    members: tuple[tuple[str | int, Located], ...] = ()
+
+
+class _Open:
+    """An object or array that is not closed yet."""
+
+    def __init__(self, kind: str, start: int) -> None:
+        self.kind, self.start = kind, start
+        self.key: str | None = None
+        self.members: list[tuple[str | int, Located]] = []
+
+    def add(self, value: Located) -> None:
+        self.members.append((len(self.members) if self.key is None else self.key, value))
+        self.key = None
+
+
+def read_located(text: str, start: int, end: int, max_depth: int, *, unique: bool = True) -> Located:
+    """Read the JSON between two characters of a text as `read_json` does, and say where each value stands."""
+    read_json(text[start:end], max_depth, unique=unique)  # what follows relies on its being JSON
+    top = _Open("", start)
+    opened = [top]
+    for match in _TOKEN.finditer(text, start, end):
+        token, current = match.group(), opened[-1]
+        kind = _KINDS.get(token[0], "number")
+        if kind in ("object", "array"):
+            opened.append(_Open(kind, match.start()))
+        elif token in ("}", "]"):
+            opened.pop()
+            opened[-1].add(Located(current.kind, current.start, match.end(), members=tuple(current.members)))
+        elif current.kind == "object" and current.key is None:
+            current.key = json.loads(token)
+        else:
+            value = read_number(token) if kind == "number" else json.loads(token)
+            current.add(Located(kind, *match.span(), value))
+    ((_, value),) = top.members
+    return value
+
+
+def read_number(digits: str) -> decimal.Decimal:
+    """A number as it is written, in decimals, to more digits than an integer may have."""
+    return _DECIMAL.create_decimal(digits)
+
+
+def read_plain_number(text: str) -> decimal.Decimal | None:
+    """The number that a text is, with commas between thousands or without; None if it is none or too long."""
+    digits = text.strip()
+    if len(digits) > MOST_DIGITS or not _PLAIN_NUMBER.fullmatch(digits):
+        return None
+    number = read_number(digits.replace(",", ""))
+    return number if number.is_finite() else None
+
+
+def is_near(said: decimal.Decimal, right: decimal.Decimal, absolute: float, relative: float) -> bool:
+    """Whether a number is at most `absolute` or `relative`, a share of the right one, away from the right one."""
+    share = _DECIMAL.multiply(read_number(repr(relative)), _DECIMAL.abs(right))
+    allowed = _DECIMAL.max(read_number(repr(absolute)), share)
+    return bool(_DECIMAL.abs(_DECIMAL.subtract(said, right)) <= allowed)

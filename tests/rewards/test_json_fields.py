@@ -1,0 +1,232 @@
+"""`JSONFields`: which values count as right, where they stand, and JSON that is made to fool or to stop its reader."""
+
+import json
+import pickle
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trl_grpo_ext.errors import ConfigurationError, RewardError
+from trl_grpo_ext.rewards._text.json_text import Located, read_located
+from trl_grpo_ext.rewards.json_fields import JSONFields
+from trl_grpo_ext.types import Parts
+
+ORDER = (
+    '{"name": "Ada", "address": {"city": "Rome", "zip": null}, "items": [{"price": 2.5}, {"price": 4}], "paid": true}'
+)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-999, 999) | st.floats(-9, 9) | st.text('ab"\\{}[]\n é', max_size=6),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text('k"\\{}', max_size=3), inner, max_size=3),
+    max_leaves=12,
+)
+
+
+def scored(text: str, expected: Any = ORDER, **parameters: Any) -> Any:
+    parameters.setdefault("extract", "whole")
+    (score,) = JSONFields(**parameters)(completions=[text], fields=[expected])
+    return score
+
+
+def said(score: Any, text: str) -> dict[str, tuple[float | None, list[str]]]:
+    """By name, each part's score and the text at its places."""
+    return {part.name: (part.score, [text[place.start : place.end] for place in part.places]) for part in score.parts}
+
+
+# ----------------------------------------------------------------------------------------------- values and places
+
+
+def test_json_fields_are_parts_by_path() -> None:
+    text = f"Sure:\n```json\n{ORDER.replace('4}', '5}').replace('true', '1')}\n```"
+    score = scored(text, extract="fence")
+    assert score == pytest.approx(4 / 6)
+    assert said(score, text) == {
+        "name": (1.0, ['"Ada"']),
+        "address.city": (1.0, ['"Rome"']),
+        "address.zip": (1.0, ["null"]),
+        "items[0].price": (1.0, ["2.5"]),
+        "items[1].price": (0.0, ["5"]),
+        "paid": (0.0, ["1"]),
+    }
+    assert pickle.loads(pickle.dumps(score)).parts == score.parts
+
+
+def test_a_missing_field_scores_0_without_a_place() -> None:
+    text = '{"items": [{"price": 2.50}], "address": "Rome", "name": ["Ada"], "paid": "true"}'
+    score = scored(text)
+    assert score == pytest.approx(1 / 6)
+    assert said(score, text) == {
+        "name": (0.0, ['["Ada"]']),
+        "address.city": (0.0, []),
+        "address.zip": (0.0, []),
+        "items[0].price": (1.0, ["2.50"]),
+        "items[1].price": (0.0, []),
+        "paid": (0.0, ['"true"']),
+    }
+
+
+@pytest.mark.parametrize(
+    ("written", "expected", "options", "right"),
+    [
+        ("1.0", 1, {}, True),
+        ("1e0", 1, {}, True),
+        ('"1"', 1, {}, False),
+        ("true", 1, {}, False),
+        ("0", False, {}, False),
+        ("1.01", 1.0, {"absolute": 0.01}, True),  # in doubles the difference is more than 0.01
+        ("1.0100001", 1.0, {"absolute": 0.01}, False),
+        ("105", 100, {"relative": 0.05}, True),
+        ("-95", -100, {"relative": 0.05}, True),
+        ("106", 100, {"relative": 0.05, "absolute": 1}, False),
+        ("10000000000000001", 10000000000000000, {}, False),
+        ("9" * 999 + "8", int("9" * 1000), {}, False),
+        ("9" * 1000, int("9" * 1000), {}, True),
+        ("1e-999999999999999999999", 0, {}, True),
+        ('" ada\\tB "', "Ada b", {}, False),
+        ('" ada\\tB "', "Ada b", {"ignore_case": True}, False),
+        ('" ada\\tB "', "Ada b", {"ignore_case": True, "ignore_space": True}, True),
+        ('"Ada  b"', "Ada b", {"ignore_space": True}, True),
+        ('"\\u0041da"', "Ada", {}, True),
+        ("{}", {}, {}, True),
+        ("[]", {}, {}, False),
+        ('{"b": 1}', {}, {}, False),
+        ("null", None, {}, True),
+    ],
+)
+def test_values_that_count_as_right(written: str, expected: Any, options: dict[str, Any], right: bool) -> None:
+    text = f'{{"a": {written}}}'
+    score = scored(text, json.dumps({"a": expected}), **options)
+    assert said(score, text) == {"a": (float(right), [written])}
+
+
+def test_names_of_odd_keys_are_different() -> None:
+    text = '{"a.b": 1, "a": {"b": 2}, "": 3, "0": 4, "l": [[5]], "\\u00e9": 6}'
+    score = scored(text, text)
+    names = ['["a.b"]', "a.b", '[""]', '["0"]', "l[0][0]", "é"]
+    assert {name: found for name, (_, (found,)) in said(score, text).items()} == dict(zip(names, "123456", strict=True))
+    text = '["x", {"y": 1}]'
+    assert list(said(scored(text, text), text)) == ["[0]", "[1].y"]
+
+
+def test_a_mapping_is_read_without_what_it_has_of_other_rows() -> None:
+    text = '{"a": {"b": 1.5}, "c": 1}'
+    score = scored(text, {"a": {"b": 1.5, "x": None}, "d": None})
+    assert said(score, text) == {"a.b": (1.0, ["1.5"])}
+
+
+# --------------------------------------------------------------------------------------------------- extra, repeated
+
+
+def test_extra_and_repeated_keys_take_off_what_is_asked() -> None:
+    wanted = '{"a": 1, "l": [1, 2]}'
+    text = '{"a": 1, "l": [1, 2, 3], "b": {"c": 0}}'
+    assert scored(text, wanted) == 1.0
+    score = scored(text, wanted, extra=0.5)
+    assert score == pytest.approx((3 - 2 * 0.5) / 3)
+    assert said(score, text)["extra"] == (-1.0, ['{"c": 0}', "3"])
+    clean = scored(wanted, wanted, extra=0.5)
+    assert clean == 1.0
+    assert said(clean, wanted)["extra"] == (0.0, ["}"])
+    text = '{"a": 1, "a": 1, "l": [1, 2]}'
+    score = scored(text, wanted, extra=0.5)
+    assert score == pytest.approx((2 - 0.5) / 3)
+    assert said(score, text) == {
+        "a": (0.0, ["1", "1"]),
+        "l[0]": (1.0, ["1"]),
+        "l[1]": (1.0, ["2"]),
+        "extra": (-0.5, ["1"]),
+    }
+    many = json.dumps({f"x{number}": 0 for number in range(1000)})
+    score = scored(many, wanted, extra=0.5)
+    assert (score, score.parts[-1].score) == (0.0, -1.5)
+    (nothing,) = JSONFields(extra=0.5)(completions=["no"], fields=[wanted])
+    assert [part.score for part in nothing.parts] == [0.0, 0.0, 0.0, None]
+
+
+def test_fields_of_a_repeated_object_are_wrong() -> None:
+    text = '{"a": {"b": 1}, "a": {"c": 2}}'
+    assert said(scored(text, '{"a": {"b": 1, "c": 2}}'), text) == {"a.b": (0.0, ["1"]), "a.c": (0.0, ["2"])}
+
+
+# ----------------------------------------------------------------------------------------------------------- outcomes
+
+
+@pytest.mark.parametrize(
+    ("text", "outcome"),
+    [
+        *((text, "no_answer") for text in ("", "Ada", '{"a": NaN}', '{"a": 1', "{'a': 1}", '{"a": 1} end', "\ud800")),
+        *(
+            (text, "refused")
+            for text in ("[" * 60 + "]" * 60, "[" * 90_000, '{"a": 1e999}', '{"a": %s}' % ("9" * 1001))
+        ),
+        (f'{{"a": "{"x" * 200_000}"}}', "refused"),
+        *((text, "scored") for text in ("[]", "3", '{"a": "\\ud800\\u0000"}', '{"a": 1, "a": 2}')),
+        *((text, "right") for text in ('{"a": 1}', ' {"a": 1.0}\n', '{"a": 1, "b": 2}')),
+    ],
+)
+def test_outcomes_of_answers(text: str, outcome: str) -> None:
+    reward = JSONFields(extract="whole", outcomes={"no_answer": -1.0, "refused": None})
+    (judged,) = reward.judge([text], fields=['{"a": 1}'])
+    assert judged.outcome.value == outcome
+    (score,) = reward(completions=[text], fields=['{"a": 1}'])
+    if outcome == "refused":
+        assert score is None
+    else:
+        assert isinstance(score, Parts)
+        ((name, part, _, places),) = score.parts
+        assert name == "a"
+        assert part == score == {"no_answer": -1.0, "right": 1.0, "scored": 0.0}[outcome]
+        assert bool(places) == ('"a"' in text and outcome != "no_answer")
+
+
+@pytest.mark.parametrize(
+    "expected",
+    [
+        *(None, 3, [1], "", "Ada", "3", "{}", "[]", '{"a": NaN}', '{"a": 1, "a": 1}', "[" * 9000),
+        *({"a": {1, 2}}, {"a": None}, {"a": float("nan")}),
+    ],
+)
+def test_expected_values_that_cannot_be_read_give_none(expected: Any) -> None:
+    reward = JSONFields(extract="whole")
+    with pytest.warns(UserWarning, match="cannot read the expected fields at row 1"):
+        scores = reward(completions=['{"a": 1}'] * 2, fields=['{"a": 1}', expected])
+    assert scores == [1.0, None]
+
+
+def test_json_fields_parameters_and_columns() -> None:
+    for parameters in ({"extract": "all"}, {"absolute": -1}, {"extra": -0.1}, {"ignore_case": 1}, {"max_depth": 1000}):
+        with pytest.raises(ConfigurationError, match=next(iter(parameters))):
+            JSONFields(**parameters)
+    with pytest.raises(RewardError, match="'fields'"):
+        JSONFields()(completions=["x"], answer=["y"])
+    (score,) = JSONFields(column="answer", extract="last")(completions=['So {"a": 1}.'], answer=['{"a": 1}'])
+    assert score == 1.0
+
+
+# ------------------------------------------------------------------------------------------------- against json itself
+
+
+def plain(value: Located) -> Any:
+    if value.kind == "object":
+        return {key: plain(inner) for key, inner in value.members}
+    if value.kind == "array":
+        return [plain(inner) for _, inner in value.members]
+    return value.value if value.kind != "number" else float(value.value)
+
+
+def everywhere(value: Located) -> list[Located]:
+    return [value, *(one for _, inner in value.members for one in everywhere(inner))]
+
+
+@given(value=JSON, before=st.text('a"{', max_size=3), indent=st.none() | st.integers(0, 2), ascii_only=st.booleans())
+def test_each_value_stands_where_it_is_said_to(value: Any, before: str, indent: Any, ascii_only: bool) -> None:
+    written = json.dumps(value, indent=indent, ensure_ascii=ascii_only)
+    read = read_located(f"{before}{written}}}", len(before), len(before) + len(written), 50)
+    assert plain(read) == value
+    for one in everywhere(read):
+        assert json.loads(f"{before}{written}"[one.start : one.end]) == plain(one)
+    if isinstance(value, dict | list) and value:
+        score = scored(written, written)
+        assert score == 1.0
+        assert all(len(part.places) == 1 for part in score.parts)

@@ -1,0 +1,128 @@
+"""`Lines`: which lines count, where they stand, what pays for stopping, and texts that are made to slow it down."""
+
+import time
+from typing import Any
+
+import pytest
+
+from trl_grpo_ext.errors import ConfigurationError, RewardError
+from trl_grpo_ext.rewards.lines import Lines
+from trl_grpo_ext.types import END, Parts
+
+
+def scored(text: Any, expected: Any, **parameters: Any) -> Any:
+    (score,) = Lines(**parameters)(completions=[text], lines=[expected])
+    return score
+
+
+def said(score: Any, text: str) -> dict[str, tuple[float | None, list[str]]]:
+    return {part.name: (part.score, [text[place.start : place.end] for place in part.places]) for part in score.parts}
+
+
+def test_lines_are_parts_in_order() -> None:
+    text = "\n  Rome \r\n\n\t18.0\nmore"
+    score = scored(text, ["Rome", 18, "yes", "no"])
+    assert score == 0.5
+    assert said(score, text) == {
+        "line_1": (1.0, ["Rome"]),
+        "line_2": (1.0, ["18.0"]),
+        "line_3": (0.0, ["more"]),
+        "line_4": (0.0, []),
+    }
+    assert score.parts[0].places == ((3, 7, None, None),)
+    assert scored([{"role": "assistant", "content": text}], ["Rome", 18]) == 1.0
+
+
+def test_numbered_items_are_found_by_their_numbers() -> None:
+    text = "Answers:\n 2) 18\n1. Rome\n3: \n4.yes\n5. a\n5. a\n99. x\n3"
+    score = scored(text, ["Rome", 18, "x", "yes", "a"], form="numbered")
+    assert score == pytest.approx(3 / 5)
+    assert said(score, text) == {
+        "line_1": (1.0, ["Rome"]),
+        "line_2": (1.0, ["18"]),
+        "line_3": (0.0, []),  # it has a number and no answer
+        "line_4": (1.0, ["yes"]),
+        "line_5": (0.0, ["a", "a"]),
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "stopped"),
+    [("a\nb", 1.0), ("a\nb \n\n", 1.0), ("a\nb\nc", 0.0), ("a", 0.0), ("a\n\nc", 1.0)],
+)
+def test_stopping_is_paid_at_the_end(text: str, stopped: float) -> None:
+    score = scored(text, ["a", "b"], stop=0.5)
+    *answers, stop = score.parts
+    assert stop == ("stop", stopped, 0.5, (END,))
+    assert score == pytest.approx((sum(part.score for part in answers) + 0.5 * stopped) / 2.5)
+
+
+def test_numbered_items_stop_after_the_last_item() -> None:
+    for text, stopped in (("1. a\n2. b\n", 1.0), ("1. a\n2. b\nThat is all.", 0.0), ("So:\n2. b\n1. a", 1.0)):
+        assert scored(text, ["a", "b"], form="numbered", stop=1).parts[-1].score == stopped, text
+
+
+@pytest.mark.parametrize(
+    ("line", "wanted", "options", "right"),
+    [
+        ("1,200.0", 1200, {}, True),
+        ("+1.2e3", 1200, {}, True),
+        *((line, 12, {}, False) for line in ("12 eggs", "$12", "1_2", "NaN", "१२", "1,2", "12.0.0", "e", ".", "-")),
+        (".5", 0.5, {}, True),
+        ("1.01", 1, {"absolute": 0.01}, True),
+        ("1.011", 1, {"absolute": 0.01}, False),
+        ("12.0", "12", {}, False),  # a text is compared as one
+        ("9" * 5000, 12, {}, False),
+        ("1e9999", 12, {"relative": 1.0}, False),
+        ("ROME  it", "Rome it", {"ignore_case": True}, False),
+        ("ROME  it", " Rome it", {"ignore_case": True, "ignore_space": True}, True),
+        ("Rome.", "Rome", {}, False),
+    ],
+)
+def test_lines_that_count_as_right(line: str, wanted: Any, options: dict[str, Any], right: bool) -> None:
+    score = scored(line, [wanted], **options)
+    assert said(score, line) == {"line_1": (float(right), [line])}
+
+
+def test_a_line_that_is_not_judged_keeps_its_place_in_the_order() -> None:
+    score = scored("a\nb\nc", ["a", None, "x"])
+    assert score == 0.5
+    assert [part.score for part in score.parts] == [1.0, None, 0.0]
+
+
+def test_outcomes_of_lines_are_told_apart() -> None:
+    reward = Lines(max_characters=10, outcomes={"no_answer": -1.0}, stop=0.5)
+    texts = ["", " \n\t", "x" * 11, "a"]
+    judged = reward.judge(texts, lines=[["a", "b"]] * 4)
+    assert [one.outcome.value for one in judged] == ["no_answer", "no_answer", "refused", "scored"]
+    assert reward.judge(["a"], lines=[["a"]])[0].outcome.value == "right"
+    scores = reward(completions=texts, lines=[["a", "b"]] * 4)
+    assert scores == [-1.0, -1.0, 0.0, 0.4]
+    assert all(isinstance(score, Parts) for score in scores)
+    assert [part.score for part in scores[0].parts] == [-1.0, -1.0, -1.0]
+
+
+@pytest.mark.parametrize(
+    "expected", [None, "a", [], [None], [""], [True], [["a"]], [float("nan")], {"a": 1}, ["a\nb"], 3], ids=repr
+)
+def test_expected_lines_that_cannot_be_read_give_none(expected: Any) -> None:
+    with pytest.warns(UserWarning, match="cannot read the expected lines at row 1"):
+        assert Lines()(completions=["a"] * 2, lines=[["a"], expected]) == [1.0, None]
+
+
+def test_lines_parameters_and_columns() -> None:
+    for parameters in ({"form": "list"}, {"relative": -1}, {"stop": -0.1}, {"ignore_space": 1}, {"max_characters": 0}):
+        with pytest.raises(ConfigurationError, match=next(iter(parameters))):
+            Lines(**parameters)
+    with pytest.raises(RewardError, match="'lines'"):
+        Lines()(completions=["x"], answer=["y"])
+    assert Lines(column="answer")(completions=["x"], answer=[("x",)]) == [1.0]
+
+
+def test_hostile_texts_take_linear_time() -> None:
+    texts = [" " * 99_999, "\n" * 99_999, "1." * 49_999, "1. \n" * 24_999, "1" * 99_999, "a\n" * 49_999, " \r" * 49_999]
+    texts += ["1." + " " * 99_990, "1. a" + " " * 99_990]
+    start = time.process_time()
+    for form in ("plain", "numbered"):
+        Lines(form=form, stop=1)(completions=texts, lines=[["a", 1]] * len(texts))
+    assert time.process_time() - start < 2.0

@@ -1,0 +1,192 @@
+"""Which fields of the completion's JSON hold the expected values?"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from ..errors import ConfigurationError
+from ..guard.messages import completion_text
+from ..guard.outcomes import Judgement, Outcome, OutcomePolicy, shown
+from ..guard.parameters import checked_choice, checked_number, checked_text, checked_whole
+from ..guard.parameters import column as checked_column
+from ..types import Part, Parts, RewardDeclaration
+from ._judged import Judged
+from ._text.json_text import EXTRACTS, AmbiguousError, Located, RefusedError, find_json, read_located
+from ._text.sameness import Sameness
+
+_OUTCOMES = (Outcome.RIGHT, Outcome.SCORED, Outcome.NO_ANSWER, Outcome.UNPARSEABLE, Outcome.REFUSED)
+_LONGEST_REFERENCE, _DEEPEST = 1_000_000, 200
+
+
+class JSONFields(Judged):
+    """Score the share of expected fields that hold the right value, each field a part.
+
+    The fields are the values of the expected JSON that are not objects or arrays themselves (or are empty ones). Their
+    names are paths such as `address.city` and `items[0].price`; a key that is no word is written as `["a.b"]`. The
+    place of a part is its value in the completion. A field that is missing scores 0 and has no place. A field whose
+    key, or that of an object around it, is repeated scores 0 too, since parsers disagree on which one counts.
+
+    Values must be of the same JSON type: the text "18" is not the number 18, and 1 is not true. Numbers are compared as
+    decimals, so 1.0 is 1, and a tolerance of 0.01 includes exactly 0.01. JSON is read strictly: `NaN` is invalid.
+
+    Args:
+        column: The dataset's column of expected values: JSON text, or a mapping. Of a mapping, entries that are None
+            are left out, since `datasets` gives every row the keys of all rows; to expect null, give text.
+        extract: Where the JSON is. "fence": inside the last closed fence marked `json`, or else the last unmarked one.
+            "whole": the whole completion. "last": the last closed object that is not part of another value.
+        absolute: How far a number may be away from the right one.
+        relative: The same, as a share of the right one. The larger of the two counts.
+        ignore_case: Compare texts without regard to case.
+        ignore_space: Compare texts without white space at their ends, and with each run of it inside as one space.
+        extra: What each key or item that is not expected, and each repetition of a key, takes off the sum of the
+            fields, at most as often as there are fields; the reward is never below 0. It is a part of its own, `extra`,
+            whose places are these values, or the JSON's last character where there are none.
+        max_characters: Longer JSON is refused, and so is a completion more than ten times as long.
+        max_depth: JSON with deeper nesting is refused.
+        outcomes: Values of the outcomes `right` (all of it), `no_answer` (no JSON), `unparseable_reference` (the
+            expected values cannot be read, or there are none) and `refused` (too long, too deep, a number too large).
+    """
+
+    __name__ = "json_fields"
+    reads = "the expected fields"
+    declares = RewardDeclaration(
+        reference_column="fields",
+        conformance={
+            "columns": {"fields": ['{"answer": 18, "unit": {"name": "eggs"}}']},
+            "completions": [
+                '```json\n{"answer": 18, "unit": {"name": "eggs"}}\n```',
+                '```json\n{"answer": 17, "unit": {"name": "eggs"}}\n```',
+                '```json\n{"answer": 17}\n```',
+                "18",
+            ],
+        },
+    )
+
+    def __init__(
+        self,
+        *,
+        column: str = "fields",
+        extract: str = "fence",
+        absolute: float = 0.0,
+        relative: float = 0.0,
+        ignore_case: bool = False,
+        ignore_space: bool = False,
+        extra: float = 0.0,
+        max_characters: int = 100_000,
+        max_depth: int = 50,
+        outcomes: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.column = checked_text("json_fields: column", column)
+        self.extract = checked_choice("json_fields: extract", extract, EXTRACTS)
+        self.same = Sameness("json_fields", absolute, relative, ignore_case, ignore_space)
+        self.extra = checked_number("json_fields: extra", extra, "0 or more", lambda x: x >= 0)
+        self.max_characters = checked_whole("json_fields: max_characters", max_characters, 1)
+        self.max_depth = checked_whole("json_fields: max_depth", max_depth, 1)
+        if self.max_depth > _DEEPEST:
+            raise ConfigurationError(f"json_fields: max_depth must be at most {_DEEPEST}, got {max_depth!r}.")
+        self.policy = OutcomePolicy("json_fields", _OUTCOMES, outcomes)
+
+    def judge(self, completions: Sequence[Any], **columns: Any) -> list[Judgement]:
+        """The outcomes of `B` completions; a `RewardError` where there is no column of expected values."""
+        advice = "It has the expected values as JSON text; `column` names another."
+        expected = checked_column("json_fields", self.column, columns, len(completions), advice)
+        return [self._judged(completion_text(said), right) for said, right in zip(completions, expected, strict=True)]
+
+    def _judged(self, text: str, expected: Any) -> Judgement:
+        try:
+            right = _reference(_as_text(expected))
+        except (ValueError, TypeError, RecursionError, AmbiguousError, RefusedError) as error:
+            return Judgement(Outcome.UNPARSEABLE, f"{shown(expected)[:60]}: {shown(str(error))}")
+        absent = self._parts(right, None)
+        longest = self.max_characters if self.extract == "whole" else 10 * self.max_characters
+        if len(text) > longest:
+            return Judgement(Outcome.REFUSED, f"a completion of {len(text)} characters, more than {longest}", absent)
+        where = find_json(text, self.extract)
+        if where is None:
+            return Judgement(Outcome.NO_ANSWER, "no JSON", absent)
+        if where[1] - where[0] > self.max_characters:
+            return Judgement(Outcome.REFUSED, f"{where[1] - where[0]} characters of JSON", absent)
+        try:
+            said = read_located(text, *where, self.max_depth, unique=False)
+        except RefusedError as error:
+            return Judgement(Outcome.REFUSED, str(error), absent)
+        except ValueError as error:
+            return Judgement(Outcome.NO_ANSWER, f"no JSON: {shown(str(error))}", absent)
+        parts = self._parts(right, said)
+        return Judgement(Outcome.RIGHT if parts == 1.0 else Outcome.SCORED, score=parts)
+
+    def _parts(self, right: Located, said: Located | None) -> Parts:
+        """Each field's score and places."""
+        strays: list[tuple[int, int]] = []
+        parts = []
+        for path, wanted, found, once in _fields(right, [] if said is None else [said], strays):
+            is_right = once and len(found) == 1 and self.same.values(found[0], wanted)
+            parts.append(Part(path, float(is_right), 1.0, [(one.start, one.end) for one in found]))
+        count, total = len(parts), sum(part.score or 0.0 for part in parts)
+        if self.extra:
+            taken = -self.extra * min(len(strays), count)
+            total += taken
+            places = strays or (said and (said.end - 1, said.end))
+            parts.append(Part("extra", None if said is None else taken, 1.0, places))
+        return Parts(parts, max(total / count, 0.0))
+
+
+def _fields(
+    right: Located, said: list[Located], strays: list[tuple[int, int]]
+) -> Iterator[tuple[str, Located, list[Located], bool]]:
+    """Each expected field: its path, its value, what the completion has there, and whether no key around is repeated.
+
+    What the completion has beyond that is added to `strays`.
+    """
+    waiting = [("", right, said, True)]
+    while waiting:
+        path, wanted, found, once = waiting.pop()
+        there: dict[str | int, list[Located]] = {key: [] for key, _ in wanted.members}
+        for one in found if wanted.kind in ("object", "array") else ():
+            for key, value in one.members if one.kind == wanted.kind else ():
+                known = there.get(key)
+                if known is None or known:
+                    strays.append((value.start, value.end))
+                if known is not None:
+                    known.append(value)
+        if not wanted.members:
+            yield path, wanted, found, once
+        inner = [(_path(path, key), value, there[key], once and len(there[key]) <= 1) for key, value in wanted.members]
+        waiting += reversed(inner)
+
+
+def _path(path: str, key: str | int) -> str:
+    if isinstance(key, int):
+        return f"{path}[{key}]"
+    if not key.isidentifier():
+        return f"{path}[{json.dumps(key)}]"
+    return f"{path}.{key}" if path else key
+
+
+def _as_text(expected: Any) -> str:
+    if isinstance(expected, str):
+        return expected
+    if not isinstance(expected, Mapping):
+        raise TypeError("neither JSON text nor a mapping")
+    return json.dumps(_without_none(expected, _DEEPEST), allow_nan=False)
+
+
+def _without_none(value: Any, depth: int) -> Any:
+    if depth == 0:
+        raise ValueError(f"nested more than {_DEEPEST} deep")
+    if isinstance(value, Mapping):
+        return {key: _without_none(inner, depth - 1) for key, inner in value.items() if inner is not None}
+    return [_without_none(inner, depth - 1) for inner in value] if isinstance(value, list | tuple) else value
+
+
+@functools.lru_cache(maxsize=1024)
+def _reference(text: str) -> Located:
+    if len(text) > _LONGEST_REFERENCE:
+        raise ValueError(f"{len(text)} characters, more than {_LONGEST_REFERENCE}")
+    read = read_located(text, 0, len(text), _DEEPEST)
+    if not read.members:
+        raise ValueError("no object or array with anything in it")
+    return read

@@ -1,0 +1,147 @@
+"""Does each line of the completion hold the expected answer?"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..guard.messages import completion_text
+from ..guard.outcomes import Judgement, Outcome, OutcomePolicy, shown
+from ..guard.parameters import checked_choice, checked_number, checked_text, checked_whole
+from ..guard.parameters import column as checked_column
+from ..types import END, Part, Parts, RewardDeclaration
+from ._judged import Judged
+from ._text.sameness import Sameness
+
+_OUTCOMES = (Outcome.RIGHT, Outcome.SCORED, Outcome.NO_ANSWER, Outcome.UNPARSEABLE, Outcome.REFUSED)
+_NUMBER = re.compile(r"(\d{1,6})[.):]\s*+", re.ASCII)
+
+
+class Lines(Judged):
+    """Score the share of expected answers that stand in their lines, one answer a line, each a part.
+
+    The k-th expected answer belongs to the k-th line that is not blank, or to the item with the number k. Its part is
+    `line_k`, whose place is the line, or of a numbered item the text after the number, without white space around it. A
+    line that is missing scores 0 and has no place; one whose number is repeated scores 0, with all of them as places.
+
+    An expected text must be the whole line. An expected number is compared by value: `1,200.0` is 1200. None in the
+    list is a line that is not judged.
+
+    Args:
+        column: The dataset's column of lists of texts and numbers.
+        form: "plain": one answer a line. "numbered": items such as `1. Rome`, `2) 18` or `3: yes`, in any order; other
+            lines do not matter.
+        absolute: How far a number may be away from the right one.
+        relative: The same, as a share of the right one. The larger of the two counts.
+        ignore_case: Compare texts without regard to case.
+        ignore_space: Compare texts with each run of white space in them as one space.
+        stop: The weight, beside 1 for each answer, of a part `stop`, placed at the completion's end: 1.0 if there are
+            as many lines or items as answers and nothing but white space after the last, else 0.0.
+        max_characters: Longer completions are refused.
+        outcomes: Values of the outcomes `right` (all of it), `no_answer` (no line, or no item),
+            `unparseable_reference` (not a list, or with something else in it, or nothing) and `refused`.
+    """
+
+    __name__ = "lines"
+    reads = "the expected lines"
+    declares = RewardDeclaration(
+        reference_column="lines",
+        conformance={
+            "columns": {"lines": [["18", "eggs"]]},
+            "completions": ["18\neggs", "17\neggs", "17\n", "eggs 18"],
+        },
+    )
+
+    def __init__(
+        self,
+        *,
+        column: str = "lines",
+        form: str = "plain",
+        absolute: float = 0.0,
+        relative: float = 0.0,
+        ignore_case: bool = False,
+        ignore_space: bool = False,
+        stop: float = 0.0,
+        max_characters: int = 100_000,
+        outcomes: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.column = checked_text("lines: column", column)
+        self.form = checked_choice("lines: form", form, ("plain", "numbered"))
+        self.same = Sameness("lines", absolute, relative, ignore_case, ignore_space)
+        self.stop = checked_number("lines: stop", stop, "0 or more", lambda x: x >= 0)
+        self.max_characters = checked_whole("lines: max_characters", max_characters, 1)
+        self.policy = OutcomePolicy("lines", _OUTCOMES, outcomes)
+
+    def judge(self, completions: Sequence[Any], **columns: Any) -> list[Judgement]:
+        """The outcomes of `B` completions; a `RewardError` where there is no column of expected lines."""
+        advice = "It has a list of answers for each row; `column` names another."
+        expected = checked_column("lines", self.column, columns, len(completions), advice)
+        return [self._judged(completion_text(said), right) for said, right in zip(completions, expected, strict=True)]
+
+    def _judged(self, text: str, expected: Any) -> Judgement:
+        right = _answers(expected)
+        if right is None:
+            return Judgement(Outcome.UNPARSEABLE, shown(expected)[:200])
+        if len(text) > self.max_characters:
+            detail = f"{len(text)} characters, more than max_characters, {self.max_characters}"
+            return Judgement(Outcome.REFUSED, detail, self._parts(text, right, []))
+        found = _found(text, self.form)
+        parts = self._parts(text, right, found)
+        if not found:
+            return Judgement(Outcome.NO_ANSWER, "no line", parts)
+        return Judgement(Outcome.RIGHT if parts == 1.0 else Outcome.SCORED, score=parts)
+
+    def _parts(self, text: str, right: Sequence[Any], found: Sequence[tuple[int, int, int]]) -> Parts:
+        """Each line's score and place; `found` has a line's number, beginning and end."""
+        places: dict[int, list[tuple[int, int]]] = {number: [] for number in range(1, len(right) + 1)}
+        for number, start, end in found:
+            if number in places:
+                places[number].append((start, end))
+        parts = []
+        for number, wanted in enumerate(right, 1):
+            at = places[number]
+            is_right = wanted is not None and len(at) == 1 and self._same(text[slice(*at[0])], wanted)
+            parts.append(Part(f"line_{number}", None if wanted is None else float(is_right), 1.0, at))
+        if self.stop:
+            stopped = len(found) == len(right) and not text[found[-1][2] :].strip()
+            parts.append(Part("stop", float(stopped), self.stop, END))
+        return Parts(parts)
+
+    def _same(self, said: str, wanted: Any) -> bool:
+        return self.same.texts(said, wanted) if isinstance(wanted, str) else self.same.numbers(said, wanted)
+
+
+def _found(text: str, form: str) -> list[tuple[int, int, int]]:
+    """The lines or items: number, beginning and end of the answer, without white space around it."""
+    found: list[tuple[int, int, int]] = []
+    first = 0
+    for line in text.split("\n"):
+        answer = line.strip()
+        start = first + len(line) - len(line.lstrip())
+        end = start + len(answer)
+        first += len(line) + 1
+        number = len(found) + 1
+        if form == "numbered":
+            mark = _NUMBER.match(answer)
+            if mark is None:
+                continue
+            number, start = int(mark[1]), start + mark.end()
+        if start < end:
+            found.append((number, start, end))
+    return found
+
+
+def _answers(expected: Any) -> list[Any] | None:
+    """The expected lines, texts without white space around them; None if they are not what a column may have."""
+    listed = expected.tolist() if hasattr(expected, "tolist") else expected
+    if not isinstance(listed, list | tuple):
+        return None
+    answers: list[Any] = [one.strip() if isinstance(one, str) else one for one in listed]
+    known = [one for one in answers if one is not None]
+    for one in known:
+        is_number = isinstance(one, int | float) and not isinstance(one, bool)
+        if not (is_number and math.isfinite(one)) and not (isinstance(one, str) and one and "\n" not in one):
+            return None
+    return answers if known else None
