@@ -195,13 +195,13 @@ class Worker:
         self._sock.setblocking(False)
         self._serial = 0
         self._out, self._in = bytearray(), bytearray()
-        self._begun = self._cpu_before = self._cpu = self._queued_before = self._queued = 0.0
+        self._begun = self._seen = self._cpu_before = self._cpu = self._queued_before = self._queued = 0.0
 
     def send(self, job: bytes) -> None:
         """Send a job, as much of it as goes without waiting; `advance` sends the rest."""
         self._cpu = self._cpu_before = _cpu_seconds(self.pid) or self._cpu
         self._queued = self._queued_before = queued_seconds(self.pid) or self._queued
-        self._begun = time.monotonic()
+        self._begun = self._seen = time.monotonic()
         self._serial += 1
         self._out += HEADER.pack(self._serial, len(job)) + job
         self._write()
@@ -209,8 +209,13 @@ class Worker:
     @property
     def seconds(self) -> float:
         """CPU seconds that the job has used so far."""
-        self._cpu = _cpu_seconds(self.pid) or self._cpu  # of a dead process: what was last seen
-        return self._cpu - self._cpu_before
+        if (cpu := _cpu_seconds(self.pid)) is not None:
+            self._cpu, self._seen = cpu, time.monotonic()
+        return self._cpu - self._cpu_before  # of a dead process: what was last seen
+
+    def seconds_at_most(self) -> float:
+        """CPU seconds that the job of a dead process can have used: all that passed since its clock was last read."""
+        return self.seconds + time.monotonic() - self._seen
 
     def idle_seconds(self) -> float:
         """Seconds in which the job neither ran nor waited for a core."""

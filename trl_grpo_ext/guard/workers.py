@@ -199,7 +199,7 @@ class _Batch:
             try:
                 done, is_last = self._result(worker)
             except LostError as lost:
-                done, is_last, again = self._after_death(job, str(lost), worker.seconds), True, self._waiting
+                done, is_last, again = self._after_death(job, str(lost), worker), True, self._waiting
             if done is None and not is_last:
                 continue
             del self._given[worker]
@@ -237,12 +237,12 @@ class _Batch:
             return f"no result within {self._patience:g} s of sleep and {worker.seconds:.2g} s of CPU time"
         return ""
 
-    def _after_death(self, job: int, why: str, seconds: float) -> Done | None:
+    def _after_death(self, job: int, why: str, worker: Worker) -> Done | None:
         """The result of a job whose worker died for the second time; None after the first, when it is tried again."""
         if (first := self._deaths.pop(job, None)) is None:
-            self._deaths[job], self._spent[job] = why, seconds
+            self._deaths[job], self._spent[job] = why, worker.seconds_at_most()
             return None
-        return Done("died", None, f"{first}, twice" if first == why else f"{first}; then {why}", seconds)
+        return Done("died", None, f"{first}, twice" if first == why else f"{first}; then {why}", worker.seconds)
 
 
 def default_workers() -> int:

@@ -193,7 +193,7 @@ def test_the_command_runs_real_processes(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.undo()
     monkeypatch.chdir(ROOT)
     words = ["doctor", "--gpus", "2", "--gpu-memory", "24", "--", "accelerate", "launch", "--num_processes", "2"]
-    words += ["--multi_gpu", "recipes/gsm8k_grpo.py", "--model_name_or_path", MODEL, "--embedded", "false"]
+    words += ["--multi_gpu", "recipes/gsm8k_grpo.py", "--embedded"]
     ended = CliRunner(env={"COLUMNS": "80"}).invoke(app, words)
     plain = " ".join(ended.stdout.split())
     assert ended.exit_code == 0, ended.output
