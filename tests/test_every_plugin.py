@@ -41,8 +41,11 @@ TESTS = {
 COMPARE = {"gsm8k_accuracy", "math_accuracy", "json_fields", "lines"}
 """Rewards that compare with a reference."""
 CLASSIFIER = {"model": str(ROOT / "recipes" / "embedded" / "detox" / "classifier"), "label": "rude"}
-OPTIONS = {"classifier": {"parameters": CLASSIFIER}}
-"""What a plugin cannot declare itself: where a model is."""
+OPTIONS: dict[str, Any] = {
+    "classifier": {"parameters": CLASSIFIER},
+    "process_rewards": {"parameters": {"reward": "right"}},
+}
+"""What a plugin cannot declare itself: where a model is, and which of two rewards with parts is meant."""
 
 
 def documented_example(info: PluginInfo) -> Any:

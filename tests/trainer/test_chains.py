@@ -28,6 +28,7 @@ SCALE = {"name": "sign_scaling", "positive": 0.5}
 FITTING: dict[str, Any] = {
     "pass_at_k": {"k": 2, "threshold": 4.0},
     "process_rewards": {"reward": "vowels"},
+    "reward_schedule": {"weights": {"vowels": [[0, 1.0], [2, 3.0]]}},
     "self_distilled": {"teacher": "reference", "prompt": "prompt"},
     "teacher_log_ratio": {"teacher": "reference", "prompt": None, "mode": "add"},
 }
@@ -159,7 +160,8 @@ class TestGroupsSplitOverRanks:
         alone, several = one(name)["logs"][0], two[0][name]["logs"][0]
         names = {metric for metric in alone if metric.startswith("advantage/")}
         own = {f"advantage/part_credit/{metric}" for metric in ("to_all", "missing")}
-        assert len(names - own) == 4 * (len(JOBS[name]) - JOBS[name].count(SHAPER) + 1)  # the hooks and `Watch`
+        hooks = [hook for hook in JOBS[name] if hook != SHAPER and name != "reward_schedule"]  # those shape rewards
+        assert len(names - own) == 4 * (len(hooks) + 1)  # the hooks and `Watch`
         assert not names & own or names > own
         names |= {metric for metric in alone if metric.startswith(("rewards/", "reward", "raw_reward", "parts/"))}
         assert ("rewards/shapes/mean" in names) == ("raw_reward_std" in names) == (SHAPER in JOBS[name])

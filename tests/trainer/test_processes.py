@@ -257,7 +257,7 @@ def test_compact_updates_have_the_gradient_of_off(two: Results, one: One, name: 
         job = {**JOBS[f"exact {name}"], "per_device_train_batch_size": 8, "loss_type": "dapo"}
         alone = one({**job, "share_prompts": False})
         assert relative_gap(one(job)["weights"], alone["weights"]) < TOLERANCE["float64"]
-    if "a quiet rank" in name and "shared" not in name:  # it runs placeholders
+    if "a quiet rank" in name and "shared" not in name and "token losses" not in name:  # it runs placeholders
         logs = [log for log in ours["logs"] if "loss" in log]
         assert {log["compact/rows_dropped"] for log in logs} == {0.5}
         assert {log["compact/micro_steps_skipped"] for log in logs} == {2.0}

@@ -15,6 +15,7 @@ from tests.support import SIZES, Run, length_reward
 from tests.trainer.compact.test_updates import Seen, compact_logs, gaps, pair, saved
 from trl_grpo_ext import GRPOExtTrainer
 from trl_grpo_ext.trainer.compact import trials
+from trl_grpo_ext.trainer.compact.updates import CompactUpdates
 
 pytestmark = pytest.mark.slow
 
@@ -174,7 +175,7 @@ class Drawn(GRPOExtTrainer):
 
     def _prepare_inputs(self, generation_batch: Any) -> Any:
         compact: Any = self._trl_grpo_ext.losses.updates
-        if compact.compact and not hasattr(self, "drawn"):
+        if isinstance(compact, CompactUpdates) and not hasattr(self, "drawn"):
             self.drawn, plan = [], compact.plan
 
             def watched(*arguments: Any, **keywords: Any) -> Any:
