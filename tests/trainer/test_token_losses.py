@@ -69,7 +69,11 @@ def test_trls_own_loss_as_a_token_loss_is_trls(tiny_model: Path, tmp_path: Path,
 def test_trls_own_loss_under_an_aggregation(tiny_model: Path, tmp_path: Path, aggregation: str) -> None:
     settings = {**CUT, "loss_aggregation": aggregation}
     without = trained(tiny_model, tmp_path / "without", [], **settings)
-    assert max(gaps(trained(tiny_model, tmp_path / "with", [TRLsClip()], **settings), without)) < 1e-9
+    measured = gaps(trained(tiny_model, tmp_path / "with", [TRLsClip()], **settings), without)
+    # Without a token loss the weights are factors of TRL's float32 advantages, which rounds once more; later steps
+    # magnify that.
+    assert measured[0] < 1e-6
+    assert measured[1] < ROUNDING
 
 
 CATALOGUE: list[Any] = [
