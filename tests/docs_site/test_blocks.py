@@ -3,6 +3,8 @@
 import dataclasses
 import doctest
 import re
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -101,6 +103,22 @@ def test_commands_can_be_typed(block: Block, tmp_path: Path, monkeypatch: pytest
     assert typed or block.text.strip().startswith("#")
     for words in typed:
         shell.check(words)
+
+
+MADE_UP = re.compile(r"my[-_]|polite|no[-_]guess|OUTPUT_DIR")  # names that a reader has and this clone has not
+READ_ONLY = {"list", "show", "check", "doctor"}
+
+
+@pytest.mark.slow
+@of("commands")
+def test_commands_that_need_only_the_clone_run_as_written(block: Block) -> None:
+    """`test_first_plugin` and others run those about a reader's own plugins."""
+    for words in shell.commands(block.text):
+        program, subcommand, *rest = [*words, ""]
+        if program == "trl-grpo-ext" and subcommand in READ_ONLY and not MADE_UP.search(" ".join(rest)):
+            command = [str(Path(sys.executable).with_name(program)), subcommand, *rest[:-1]]
+            ended = subprocess.run(command, cwd=blocks.ROOT, capture_output=True, text=True, timeout=300, check=False)
+            assert ended.returncode == 0, f"{words}\n{ended.stdout}{ended.stderr}"
 
 
 @pytest.mark.parametrize(
