@@ -12,5 +12,5 @@ def child(module: str, paths: Sequence[Path], launch: Launch) -> str:
     """In place of the command's own `_child`."""
     environment = {**os.environ, **launch.environment, "HF_HUB_OFFLINE": "1"}
     target = f"trl_grpo_ext.launch.doctor.{module}"
-    done = forking.run(target, [*map(str, paths)], cwd=Path.cwd(), env=environment, timeout=120)
+    done = forking.run(target, [*map(str, paths)], cwd=Path.cwd(), env=environment, timeout=400)
     return f"{done.stdout}{done.stderr}"[-1500:]
