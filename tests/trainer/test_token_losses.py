@@ -67,13 +67,10 @@ def test_trls_own_loss_as_a_token_loss_is_trls(tiny_model: Path, tmp_path: Path,
 @pytest.mark.slow
 @pytest.mark.parametrize("aggregation", ["seq_mean_token_mean", "prompt_mean", "token_mean_local"])
 def test_trls_own_loss_under_an_aggregation(tiny_model: Path, tmp_path: Path, aggregation: str) -> None:
-    settings = {**CUT, "loss_aggregation": aggregation}
+    # With float32 weights the two ways to one slope round apart by 3e-7, which later steps magnify.
+    settings = {**CUT, "loss_aggregation": aggregation, "dtype": "float64"}
     without = trained(tiny_model, tmp_path / "without", [], **settings)
-    measured = gaps(trained(tiny_model, tmp_path / "with", [TRLsClip()], **settings), without)
-    # Without a token loss the weights are factors of TRL's float32 advantages, which rounds once more; later steps
-    # magnify that.
-    assert measured[0] < 1e-6
-    assert measured[1] < ROUNDING
+    assert max(gaps(trained(tiny_model, tmp_path / "with", [TRLsClip()], **settings), without)) < 1e-9
 
 
 CATALOGUE: list[Any] = [
