@@ -204,16 +204,6 @@ answer |= {"warnings": [str(item.message) for item in caught], "imported": impor
     assert answer["imported"] == ["tge_good", "tge_good.rewards", "tge_twin_a"]
 
 
-def test_own_file_beside_a_blocked_distribution(plugin_environment: Environment, tmp_path: Path) -> None:
-    (tmp_path / "tge_slow.py").write_text("def reward(completions, **columns):\n    return [7.0]\n")
-    answer = plugin_environment.probe(
-        'answer = plugins.load_rewards("tge_slow:reward")[0](completions=[""])',
-        path=(tmp_path,),
-        TRL_GRPO_EXT_PLUGINS="none",
-    )
-    assert answer == [7.0]
-
-
 def test_metadata_without_its_package(good_copy: Path, bare: Environment) -> None:
     shutil.rmtree(good_copy / "tge_good")
     answer = bare.probe(
@@ -318,16 +308,6 @@ answer = {"entry point": attempt(plugins.resolve, "reward", "has_digit"),
 
 
 ASK = "answer = {info.name: [info.target, info.distribution, info.builtin] for info in plugins.available()}"
-
-
-def test_builtins_beside_other_versions_metadata(tmp_path: Path, bare: Environment) -> None:
-    taken_over = {"reward": {"gsm8k_accuracy": "not_ours:reward", "more": "not_ours:reward"}}
-    write_distribution(tmp_path, "trl-grpo-ext", taken_over, version="9")
-    for allowed in ("none", ""):
-        found = bare.probe(ASK, path=(tmp_path,), TRL_GRPO_EXT_PLUGINS=allowed)
-        assert found["gsm8k_accuracy"][0] == "trl_grpo_ext.rewards.gsm8k_accuracy:GSM8KAccuracy"
-        assert found["gsm8k_accuracy"][1:] == ["trl-grpo-ext", True]
-        assert "more" not in found
 
 
 def test_the_same_distribution_in_two_folders_is_none(tmp_path: Path, bare: Environment) -> None:

@@ -92,6 +92,7 @@ ALONE = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ALONE)
 def test_the_same_with_one_process(tiny_model: Path, tmp_path: Path, name: str) -> None:
     kind, message = EXPECTED[name]

@@ -45,6 +45,7 @@ class DecayedInside(GRPOTrainer):
 # ---------------------------------------------------------------------------------------------- a term beside TRL's
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("make", "base"),
     [(mixed, "compute_loss"), (on_top, "compute_loss"), (on_top, "_compute_loss")],
@@ -76,6 +77,7 @@ def test_own_term_in_the_inner_loss(tiny_model: Path, tmp_path: Path) -> None:
         train(tiny_model, tmp_path / "both", mixed(DecayedInside), loss_aggregation="token_mean", **settings)
 
 
+@pytest.mark.slow
 def test_an_override_that_only_looks_on_takes_everything(tiny_model: Path, tmp_path: Path) -> None:
     class Counts(GRPOTrainer):
         seen = 0
@@ -102,6 +104,7 @@ def test_an_override_that_only_looks_on_takes_everything(tiny_model: Path, tmp_p
 # ---------------------------------------------------------------------------------------------- in TRL's place
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch", [8, 4])
 def test_a_loss_per_completion_gets_one_number_for_each(tiny_model: Path, tmp_path: Path, batch: int) -> None:
     settings: dict[str, Any] = {"max_steps": 1, "per_device_train_batch_size": batch}
@@ -112,6 +115,7 @@ def test_a_loss_per_completion_gets_one_number_for_each(tiny_model: Path, tmp_pa
     assert_gradient(run, tiny_model, rows, advantages, sequence_means(rows))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hooks", [[Falling()], [FallingForward()], [Doubled(), Falling()]])
 def test_a_loss_that_takes_tokens_gets_them(tiny_model: Path, tmp_path: Path, hooks: list[Any]) -> None:
     run = train(tiny_model, tmp_path, mixed(theirs("PerToken")), hooks=hooks, max_steps=1)
@@ -120,6 +124,7 @@ def test_a_loss_that_takes_tokens_gets_them(tiny_model: Path, tmp_path: Path, ho
     assert_gradient(run, tiny_model, rows, advantages, sequence_means(rows))
 
 
+@pytest.mark.slow
 def test_own_loss_by_tokens_takes_an_aggregation(tiny_model: Path, tmp_path: Path) -> None:
     settings: dict[str, Any] = {"max_steps": 1, "loss_aggregation": "token_mean"}
     run = train(tiny_model, tmp_path / "grpo", mixed(theirs("PerToken")), loss_type="grpo", **settings)
@@ -140,6 +145,7 @@ def test_a_loss_without_advantages_refuses_hooks(tiny_model: Path, tmp_path: Pat
         train(tiny_model, tmp_path, mixed(WithoutAdvantages), hooks=["centred"], max_steps=1)
 
 
+@pytest.mark.slow
 def test_own_loss_that_reads_too_early(tiny_model: Path, tmp_path: Path) -> None:
     class Early(theirs("PerCompletion")):  # type: ignore[misc]
         def _compute_loss(self, model: Any, inputs: Any) -> Any:

@@ -183,7 +183,7 @@ def scan() -> Installed:
             if entry.group in _KIND_OF_ALIASES
         )
         if entry_points:
-            name, version = provenance(key, distribution)
+            name, version = provenance(distribution)
         for entry in entry_points:
             kind = _KIND_OF_GROUP[entry.group]
             called_too = tuple(alias for of, value, alias in aliases if (of, value) == (kind, entry.name))
@@ -217,8 +217,8 @@ def _find_dotted(kind: Kind, asked: Selection, installed: Installed) -> PluginIn
         raise UnknownPluginError(explain_neither(info, problem, installed))
     owner = owner_of(module, installed.distributions)
     if owner is not None:
-        name, version = provenance(*owner)
-        info = replace(info, distribution=name, version=version, builtin=owner[0] == OURS)
+        name, version = provenance(owner)
+        info = replace(info, distribution=name, version=version, builtin=name == OURS)
     if not is_allowed(info):
         raise PluginBlockedError(_blocked([info]))
     return info

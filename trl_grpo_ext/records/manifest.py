@@ -268,7 +268,7 @@ def _given_in_python(kind: Kind, thing: Any, name: str | None) -> PluginRecord:
     defined = thing if hasattr(thing, "__qualname__") else type(thing)
     module = str(getattr(defined, "__module__", None) or "__main__")
     owner = None if module == "__main__" else owner_of(module, dict(installed_distributions()))
-    distribution, number = provenance(*owner) if owner else (None, None)
+    distribution, number = provenance(owner) if owner else (None, None)
     if is_model(thing):
         path = getattr(getattr(thing, "config", None), "_name_or_path", None)
         parameters = {"name_or_path": None if path is None else str(path)}

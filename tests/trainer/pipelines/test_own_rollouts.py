@@ -33,6 +33,7 @@ def difficulty(rows: int) -> torch.Tensor:
     return torch.arange(rows) // 4 + 1.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compact", ["off", "exact"])
 def test_hooks_act_on_what_the_subclass_made(tiny_model: Path, tmp_path: Path, compact: str) -> None:
     hook = Falling()
@@ -71,6 +72,7 @@ class LongerIsBetter(GRPOTrainer):
         return rewards + 0.5 * torch.tensor([[float(len(ids))] for ids in completion_ids_list])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [mixed, on_top])
 def test_a_bonus_on_the_rewards(tiny_model: Path, tmp_path: Path, make: Any) -> None:
     hook = Falling()
@@ -97,6 +99,7 @@ def test_rows_that_are_reordered_below_are_refused(tiny_model: Path, tmp_path: P
     assert train(tiny_model, tmp_path, mixed(Reversed), max_steps=1).gradients  # without plugins it is its own affair
 
 
+@pytest.mark.slow
 def test_own_rows_dropped_keep_weights(tiny_model: Path, tmp_path: Path) -> None:
     run = train(tiny_model, tmp_path, on_top(theirs("DropsSolved")), hooks=[Falling()], **ONE_STEP)
     rows = rows_of(tiny_model)
@@ -115,6 +118,7 @@ class SamplesTwice(GRPOTrainer):
         }
 
 
+@pytest.mark.slow
 def test_own_batch_of_several_is_refused(tiny_model: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="loss aggregation"):
         train(tiny_model, tmp_path, on_top(SamplesTwice), **ONE_STEP)

@@ -179,6 +179,7 @@ def test_tools(tool_model: Path, tmp_path: Path) -> None:
     assert recorder.logs[0]["tools/call_frequency"] == sum(len(turns) == 3 for turns in conversations) / 8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compact", ["off", "exact"])
 def test_a_rollout_function_with_turns_of_an_environment(tiny_model: Path, tmp_path: Path, compact: str) -> None:
     turns = {
