@@ -80,7 +80,11 @@ def test_differences_none_for_equal_plugins(old: Manifest, data: st.DataObject) 
 
 
 FOCAL = PluginRecord(
-    *("loss_aggregation", "focal", "grpo-focal", "0.1.0", "grpo_focal:Focal"),
+    "loss_aggregation",
+    "focal",
+    "grpo-focal",
+    "0.1.0",
+    "grpo_focal:Focal",
     parameters={"gamma": 2.0},
     source_hash="aa",
 )

@@ -27,7 +27,7 @@ from ..guard.guarded import Guarded
 from ..guard.untrusted import one_line
 from ..plugins.kinds import KINDS, LABELS, PLURALS
 from ..plugins.loading import Kind, Loaded, with_origin
-from ..plugins.metadata import installed_distributions, installed_version, module_spec, owner_of, provenance
+from ..plugins.metadata import installed_version, module_spec, owner_of, provenance
 from ..plugins.selection import Selection
 from ..types import CONTRACT_VERSION, role_of
 from .writing import write_atomically
@@ -267,7 +267,7 @@ def _given_in_python(kind: Kind, thing: Any, name: str | None) -> PluginRecord:
             break
     defined = thing if hasattr(thing, "__qualname__") else type(thing)
     module = str(getattr(defined, "__module__", None) or "__main__")
-    owner = None if module == "__main__" else owner_of(module, dict(installed_distributions()))
+    owner = None if module == "__main__" else owner_of(module)
     distribution, number = provenance(owner) if owner else (None, None)
     if is_model(thing):
         path = getattr(getattr(thing, "config", None), "_name_or_path", None)

@@ -37,8 +37,15 @@ OF_TRANSFORMERS = "launch/checkpoints/"
 
 LISTED = {*contract.METHODS, *contract.SAVING, *contract.WHERE_THERE, *contract.ATTRIBUTES}
 MAPPED_BY_TRANSFORMERS = {
-    *("accelerator", "add_callback", "args", "current_gradient_accumulation_steps"),
-    *("is_deepspeed_enabled", "is_fsdp_enabled", "model", "remove_callback", "state"),
+    "accelerator",
+    "add_callback",
+    "args",
+    "current_gradient_accumulation_steps",
+    "is_deepspeed_enabled",
+    "is_fsdp_enabled",
+    "model",
+    "remove_callback",
+    "state",
 }
 """Public attributes of transformers' `Trainer` that the adapter reads; TRL itself cannot do without them."""
 
