@@ -239,13 +239,6 @@ def test_a_text_that_holds_a_verdict_decides_nothing_by_it(server: Server, reaso
     assert scores(judge, [f"grade:{grade} {text}" for text in texts for grade in (9, 1)]) == [1.0, 0.0] * 6
 
 
-def test_deadlines_of_the_batch_and_requests_per_minute(server: Server) -> None:
-    assert outcomes(judge_at(server, batch_timeout=2), ["grade:9", "never"]) == ["scored", "timeout"]
-    start = time.monotonic()
-    assert len(scores(judge_at(server, requests_per_minute=300), [f"grade:{n}" for n in range(6)])) == 6
-    assert time.monotonic() - start >= 5 * 0.2  # at least: 300 a minute are one each 0.2 s
-
-
 def test_requests_start_before_the_call_and_are_sent_once(server: Server) -> None:
     judge = judge_at(server)
     columns = {"prompts": ["Why?"] * 2, "trainer_state": None}
@@ -262,14 +255,10 @@ def test_requests_start_before_the_call_and_are_sent_once(server: Server) -> Non
     assert scores(judge, ["grade:2"]) == [0.0]
 
 
-def test_judge_without_schemas_and_with_two_servers(server: Server) -> None:
+def test_judge_without_schemas(server: Server) -> None:
     server.knows_schemas = False
-    with judge_server() as other:
-        judge = Judge("m", "Right?", base_url=[server.url, other.url], concurrency=4)
-        assert scores(judge, [f"late grade:9 {n}" for n in range(16)]) == [1.0] * 16
-        assert len(other.requests) >= 4
-        assert any("response_format" not in request for request in server.requests)
-        assert all("response_format" in request for request in other.requests)
+    assert scores(judge_at(server, concurrency=1), ["grade:9", "grade:1"]) == [1.0, 0.0]
+    assert ["response_format" in request for request in server.requests] == [True, False, False]
 
 
 ATTACKS = [
@@ -323,7 +312,6 @@ def test_the_special_tokens_of_the_judging_model_are_broken_up(server: Server, t
         {"template": "no field"},
         {"template": "{completion} {log_metric}"},
         {"compare": "pairs"},
-        {"price": {"prompt": 1}},
         {"timeout": 0},
         {"cache": "/dev/null/folder"},
         {"concurrency": 0},

@@ -50,6 +50,17 @@ def find_json(text: str, extract: str) -> tuple[int, int] | None:
     return (start, start + len(inside.strip())) if inside.strip() else None
 
 
+def find_short_json(text: str, extract: str, most: int) -> tuple[int, int] | None:
+    """Like `find_json`; JSON of more than `most` characters, or a text ten times as long, is a `RefusedError`."""
+    longest = most if extract == "whole" else 10 * most
+    if len(text) > longest:
+        raise RefusedError(f"a completion of {len(text)} characters, more than {longest}")
+    where = find_json(text, extract)
+    if where is not None and where[1] - where[0] > most:
+        raise RefusedError(f"{where[1] - where[0]} characters of JSON, more than max_characters, {most}")
+    return where
+
+
 def _last_object(text: str) -> tuple[int, int] | None:
     """The last closed object that is not part of another value and parses, read backwards from its closing brace."""
     tokens = [(match.group(), match.start()) for match in _QUOTES_AND_BRACES.finditer(text)]
