@@ -243,7 +243,7 @@ def test_what_only_the_solution_could_say_is_said_to_be_so() -> None:
         "assert 1 == P(1)": "it needs the __eq__",
         "assert P(1)": "__bool__",
         "assert 3 in P(1)": "__contains__",
-        "assert abs(P(1) - 3) < 1e-6": "it takes the result of the solution's own __sub__",
+        "assert abs(P(1) - 3) < 1e-6": "it needs the __sub__ of the solution's own class P",
         "try:\n  assert P(1) == P(1)\nexcept BaseException:\n  pass\nassert P(1).x == 1": "__eq__",
         "import pytest\ndef test_p():\n  pytest.skip('no')\n  assert P(1).x == 1": "skip",
         "r = P(1).x\nif r > 3:\n  assert r == 4\nassert r == 1": "under a condition that the solution decides",

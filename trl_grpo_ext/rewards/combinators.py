@@ -259,8 +259,8 @@ class PerColumn(_Combined):
                 unknown = sorted({str(kwargs[self.column][row]) for row in rows})
                 warnings.warn(
                     f"per_column: no reward for {', '.join(map(shown, unknown[:10]))} ({len(unknown)} values) in the "
-                    f"column {self.column!r}; these completions get None. There are rewards for {sorted(self.rewards)}; "
-                    "add one, or a default.",
+                    f"column {self.column!r}; these completions get None. There are rewards for "
+                    f"{sorted(self.rewards)}; add one, or a default.",
                     stacklevel=2,
                 )
                 continue

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import re
-import signal
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -50,7 +49,7 @@ class PythonTests(Judged):
     The outcomes: `no_answer`, there is no code or it does not compile; `wrong`, a test failed, the code raised, or it
     ended the process before the tests were done; `died`, it crashed the interpreter, ran out of memory or stored too
     much; `timeout`, it took more processor time than `timeout` for all tests of the completion; `refused`, the
-    completion is too long, or failed and had tried to start a process; `scored`, with `partial`, some tests pass;
+    completion is too long; `scored`, with `partial`, some tests pass;
     `unparseable_reference`, the tests are in none of the forms, or cannot judge this code.
 
     Args:
@@ -185,7 +184,7 @@ class PythonTests(Judged):
         if failure is None:
             return Judgement(Outcome.RIGHT) if any(verdicts) else Judgement(Outcome.UNPARSEABLE, "no assert ran")
         count = sum(not test["empty"] for test in plan["tests"])
-        return self._shared(verdicts + [False] * (count - len(verdicts)), _refused(run) or failure)
+        return self._shared(verdicts + [False] * (count - len(verdicts)), failure)
 
     def _try_examples(self, code: str, examples: Examples, stop: threading.Event) -> tuple[Judgement, set[int]]:
         passed: list[bool] = []
@@ -195,7 +194,6 @@ class PythonTests(Judged):
             run = self._run(code, None, left, given.encode("utf-8", "replace"), stop)
             left -= run.seconds
             failure = _failure(run) or (Judgement(Outcome.TIMEOUT) if left <= 0 else None)
-            failure = failure and (_refused(run) or failure)
             if failure is not None and failure.outcome in (Outcome.TIMEOUT, Outcome.NO_ANSWER):
                 return failure, set()
             if failure is None and run.status != 0:
@@ -210,13 +208,9 @@ class PythonTests(Judged):
         return judgement, {number for number, is_right in enumerate(passed) if is_right}
 
     def _run(self, code: str, plan: dict[str, Any] | None, seconds: float, stdin: bytes, stop: threading.Event) -> Run:
-        for _ in range(2):  # once more where somebody killed it: the machine ran out of memory, perhaps
-            run = run_python(
-                code, plan, seconds=seconds, memory_mb=self.memory_mb, require=self.require, stdin=stdin, stop=stop
-            )
-            if run.ended != "exited" or -signal.SIGKILL not in (run.status, run.judge):
-                break
-        return run
+        return run_python(
+            code, plan, seconds=seconds, memory_mb=self.memory_mb, require=self.require, stdin=stdin, stop=stop
+        )
 
     def _shared(self, passed: Sequence[bool], failure: Judgement) -> Judgement:
         if not self.partial or not any(passed):
@@ -260,12 +254,6 @@ def function_span(text: str, start: int, end: int, name: str) -> tuple[int, int]
             last = at + len(line.rstrip())
         at += len(line) + 1
     return begin + indent, last
-
-
-def _refused(run: Run) -> Judgement | None:
-    """What a program did that failed, and that no program may do here."""
-    started = next((message["process"] for message in run.messages if message.get("process")), None)
-    return started and Judgement(Outcome.REFUSED, f"it starts a process ({shown(started)}), which is not allowed here")
 
 
 def _failure(run: Run) -> Judgement | None:
