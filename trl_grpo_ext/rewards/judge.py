@@ -8,14 +8,12 @@ import hashlib
 import json
 import os
 import re
-import tempfile
 import time
 import warnings
 import weakref
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 from urllib.parse import urlsplit
 
@@ -34,7 +32,7 @@ from ..guard.parameters import (
 )
 from ..types import Part, Parts, RewardDeclaration
 from ._text.json_text import AmbiguousError, RefusedError, find_json, read_json
-from ._text.markers import broken_up, special_tokens
+from ._text.markers import broken_up
 
 _NO_VERDICT: dict[Outcome, Consequence] = dict.fromkeys(
     (Outcome.DECLINED, Outcome.UNREADABLE, Outcome.TIMEOUT, Outcome.BUSY, Outcome.ERROR), None
@@ -75,7 +73,6 @@ class _Reply(NamedTuple):
     answers: Sequence[float] = ()
     seconds: float = 0.0
     tokens: tuple[int, int] = (0, 0)
-    cached: bool = False
 
 
 class Judge:
@@ -91,10 +88,10 @@ class Judge:
     otherwise. A batch without any verdict warns. The reward raises if the server refuses the key, does not know the
     model, or answers none of a batch's requests.
 
-    The judged text is hostile. It stands between marks that it cannot hold, since they depend on a digest of it. The
-    judging model's special tokens, what looks like the mark of a turn, and the keys of a verdict are broken up. Only a
-    reply counts that ends with the verdict and has each criterion's key once. This does not stop a text from
-    *persuading* a weak judge: keep a second metric that no model judges.
+    The judged text is hostile. It stands between marks that it cannot hold, since they depend on a digest of it. What
+    looks like a special token or the mark of a turn, and the keys of a verdict, are broken up. Only a reply counts that
+    ends with the verdict and has each criterion's key once. This does not stop a text from *persuading* a weak judge:
+    keep a second metric that no model judges.
 
     Requests of a batch are sent at once, up to `concurrency`, and equal ones once. Under `GRPOExtTrainer` they start
     before the other rewards are computed. The openai client retries what failed, with increasing waits.
@@ -105,7 +102,7 @@ class Judge:
             (two whole numbers). With `compare`, a question such as "Which answer is clearer?" without scale.
         base_url: Address of the server. None: the client's own.
         api_key_env: The environment variable that holds the key. Where it is unset, the word none is sent:
-            local servers need no key. The key stands in no message, manifest or cache.
+            local servers need no key. The key stands in no message and no manifest.
         template: What the judge reads; `{prompt}`, `{completion}`, with `compare` `{other}`, and any column's name are
             replaced by the fenced text.
         compare: None; "group", against other completions of the same prompt in the call; "reference", against the
@@ -119,10 +116,7 @@ class Judge:
         concurrency: Requests at once, per process.
         retries: How often the client repeats a request that failed or was refused as one too many, within `timeout`.
         timeout: Seconds that one completion's request may take, retries included, once it is sent.
-        cache: A folder for replies, by model, messages and parameters. Several processes may share it. None: no cache.
         max_characters: A longer completion is refused, with no request.
-        tokenizer: Folder or name of the judging model's tokenizer, whose special tokens are broken up in judged texts.
-            None: that of `model`, if it is in a folder of this name or in the cache of the hub.
         outcomes: Values of the outcomes `declined`, `unreadable`, `timeout`, `busy`, `error`, `refused`.
 
     Raises:
@@ -155,9 +149,7 @@ class Judge:
         concurrency: int = 16,
         retries: int = 4,
         timeout: float = 120.0,
-        cache: str | Path | None = None,
         max_characters: int = 20_000,
-        tokenizer: str | None = None,
         outcomes: Mapping[str, Any] | None = None,
     ) -> None:
         optional_module("judge", "openai")
@@ -176,18 +168,7 @@ class Judge:
         self.concurrency = checked_whole("judge: concurrency", concurrency, 1)
         self.retries = checked_whole("judge: retries", retries, 0)
         self.timeout = checked_number("judge: timeout", timeout, "a positive number of seconds", lambda x: x > 0)
-        self.cache = None if cache is None else Path(checked_text("judge: cache", str(cache)))
-        try:
-            if self.cache is not None:
-                self.cache.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ConfigurationError(f"judge: cache must be a folder to write in, got {cache!r}: {error}.") from error
         self.max_characters = checked_whole("judge: max_characters", max_characters, 1)
-        self._special_tokens = special_tokens(self.model if tokenizer is None else tokenizer)
-        if tokenizer is not None and not self._special_tokens:
-            raise ConfigurationError(
-                f"judge: tokenizer must be a folder with one, or a name in the cache of the hub, got {tokenizer!r}."
-            )
         self.policy = OutcomePolicy("judge", _OUTCOMES, outcomes, _NO_VERDICT)
         self._client: Any = None  # with its connections, of the reward loop of this process
         self._started: dict[str, asyncio.Task[_Reply]] = {}  # by `start_scoring`, not yet awaited
@@ -265,7 +246,7 @@ class Judge:
     def _made_harmless(self, text: str) -> str:
         """A judged text that ends no turn and holds no verdict."""
         keys = "|".join(criterion.name for criterion in self.criteria)
-        return re.sub(f'"({keys})"', r'"\1 "', broken_up(text, self._special_tokens))
+        return re.sub(f'"({keys})"', r'"\1 "', broken_up(text))
 
     def _schema(self) -> dict[str, Any]:
         keys: dict[str, Any] = {"reason": {"type": "string", "maxLength": 300}} if self.reason else {}
@@ -354,13 +335,10 @@ class Judge:
         return [tasks[json.dumps(ask)].result() for ask in asks]
 
     async def _reply(self, ask: _Messages) -> _Reply:
-        key = hashlib.sha256(f"{self._identity}\n{json.dumps(ask)}".encode()).hexdigest()
-        if kept := self._kept(key):
-            return self._read(kept, cached=True)
         async with self._places:
-            return await self._send(ask, key)
+            return await self._send(ask)
 
-    async def _send(self, ask: _Messages, key: str) -> _Reply:
+    async def _send(self, ask: _Messages) -> _Reply:
         openai = optional_module("judge", "openai")
         start = time.monotonic()
         try:
@@ -379,11 +357,7 @@ class Judge:
             return _Reply(Judgement(Outcome.ERROR, f"the server answers {error.status_code}"))
         except (openai.APIError, ValueError) as error:  # ValueError: half a body, or one that is no JSON
             return _Reply(Judgement(Outcome.ERROR, f"the server cannot be reached or read: {type(error).__name__}"))
-        said = _said(completion)
-        reply = self._read(said)._replace(seconds=time.monotonic() - start)
-        if reply.judgement.outcome is Outcome.SCORED:
-            self._keep(key, said)
-        return reply
+        return self._read(completion)._replace(seconds=time.monotonic() - start)
 
     async def _complete(self, ask: _Messages) -> Any:
         openai = optional_module("judge", "openai")
@@ -404,19 +378,25 @@ class Judge:
 
     # ---------------------------------------------------------------------------------------------- what is answered
 
-    def _read(self, said: Mapping[str, Any], cached: bool = False) -> _Reply:
-        text = str(said["text"])[:_LONGEST_REPLY]
-        tokens = int(said["prompt_tokens"]), int(said["completion_tokens"])
+    def _read(self, completion: Any) -> _Reply:
+        """What a server's reply says; whatever is not in it counts as empty."""
+        choice = completion.choices[0] if getattr(completion, "choices", None) else None
+        message = getattr(choice, "message", None)
+        refusal = getattr(message, "refusal", None)
+        finish = getattr(choice, "finish_reason", None)
+        text = str(refusal or getattr(message, "content", None) or "")[:_LONGEST_REPLY]
+        usage = getattr(completion, "usage", None)
+        tokens = [int(getattr(usage, f"{kind}_tokens", 0) or 0) for kind in ("prompt", "completion")]
         answers: list[float] = []
-        if said["declined"]:
+        if refusal or finish == "content_filter":
             judgement = Judgement(Outcome.DECLINED, f"the judge declined: {shown(text)}")
         else:
             try:
-                answers = self._answers(text, bool(said["cut"]))
+                answers = self._answers(text, finish == "length")
                 judgement = Judgement(Outcome.SCORED)
             except (ValueError, RefusedError, AmbiguousError) as error:
                 judgement = Judgement(Outcome.UNREADABLE, f"{error}: {shown(text)}")
-        return _Reply(judgement, text, answers, tokens=(0, 0) if cached else tokens, cached=cached)
+        return _Reply(judgement, text, answers, tokens=(tokens[0], tokens[1]))
 
     def _answers(self, text: str, cut: bool) -> list[float]:
         """What a reply's answers are worth; a `ValueError` unless it ends with exactly what was asked for.
@@ -442,42 +422,13 @@ class Judge:
         return answers
 
     def _metrics(self, replies: Sequence[_Reply]) -> dict[str, float]:
-        replies = [*{id(reply): reply for reply in replies}.values()]  # equal requests have one reply
-        sent = [reply for reply in replies if not reply.cached]
+        sent = [*{id(reply): reply for reply in replies}.values()]  # equal requests have one reply
         return {
             "seconds": sum(reply.seconds for reply in sent) / max(len(sent), 1),
             "longest_seconds": max((reply.seconds for reply in sent), default=0.0),
             "prompt_tokens": float(sum(reply.tokens[0] for reply in sent)),
             "completion_tokens": float(sum(reply.tokens[1] for reply in sent)),
-            "cached": 1 - len(sent) / len(replies) if replies else 0.0,
         }
-
-    # ------------------------------------------------------------------------------------------------------ the cache
-
-    @property
-    def _identity(self) -> str:
-        """Everything but the messages that a reply depends on."""
-        server = self.base_url or os.environ.get("OPENAI_BASE_URL")
-        return json.dumps([self.model, server, self.temperature, self.max_tokens, self.structured, self._schema()])
-
-    def _kept(self, key: str) -> dict[str, Any] | None:
-        if self.cache is None:
-            return None
-        with contextlib.suppress(OSError, ValueError):  # not there, or not written by `_keep`: ask again
-            said = json.loads((self.cache / key[:2] / f"{key}.json").read_text(encoding="utf-8"))
-            if isinstance(said, dict) and said.keys() == _said(None).keys():
-                return said
-        return None
-
-    def _keep(self, key: str, said: Mapping[str, Any]) -> None:
-        """Write a reply whole or not at all, whoever else writes it or crashes."""
-        if self.cache is None:
-            return
-        folder = self.cache / key[:2]
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=folder, suffix=".part", delete=False, encoding="utf-8") as file:
-            json.dump(said, file)
-        Path(file.name).replace(folder / f"{key}.json")
 
 
 def _close(client: Any, loop: asyncio.AbstractEventLoop) -> None:
@@ -490,22 +441,6 @@ def _fence(name: str, text: str) -> str:
     text = text.encode("utf-8", "replace").decode()
     mark = f"{name.upper()}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
     return f"<<<{mark}\n{text}\n{mark}>>>"
-
-
-def _said(completion: Any) -> dict[str, Any]:
-    """What the cache keeps of a server's reply."""
-    choice = completion.choices[0] if getattr(completion, "choices", None) else None
-    message = getattr(choice, "message", None)
-    refusal = getattr(message, "refusal", None)
-    finish = getattr(choice, "finish_reason", None)
-    usage = getattr(completion, "usage", None)
-    return {
-        "text": refusal or getattr(message, "content", None) or "",
-        "declined": bool(refusal) or finish == "content_filter",
-        "cut": finish == "length",
-        "prompt_tokens": getattr(usage, "prompt_tokens", 0) or 0,
-        "completion_tokens": getattr(usage, "completion_tokens", 0) or 0,
-    }
 
 
 def _criteria(criteria: Any, compared: bool) -> list[_Criterion]:
