@@ -33,14 +33,14 @@ def misread(pairs: Any, read: Any = extract_final_answer) -> list[Any]:
 MARKERS = texts(
     r"""
 #### 18 ¦ ####18 ¦ ##### 18 ¦ #### $18 ¦ #### 18 eggs ¦ #### 18, altogether. ¦ #### **18** ¦ #### \boxed{18}
-#### Answer: 18 ¦ #### <<9*2=18>>18 ¦ #### 18. ¦ #### eighteen ¦ \boxed{18} ¦ \boxed 18 ¦ \fbox{18}
+#### Answer: 18 ¦ #### <<9*2=18>>18 ¦ #### 18. ¦ \boxed{18} ¦ \boxed 18 ¦ \fbox{18}
 \boxed{\boxed{18}} ¦ \boxed{\text{\$}18} ¦ \boxed{\$18.00} ¦ \boxed{18 \text{ dollars}}
 \boxed{\text{18 dollars}} ¦ \boxed{\textbf{18}} ¦ \boxed{\mathbf{18}} ¦ \boxed{x = 18} ¦ \boxed{3x = 54, x = 18}
 \boxed{\text{Janet makes } 18} ¦ \boxed{\text{Total: } 18} ¦ \boxed{18\%} ¦ \boxed{18^\circ}
 \boxed{18\text{ m}^2} ¦ \boxed{18\,\text{km/h}} ¦ \boxed{\frac{36}{2}} ¦ \boxed{\frac{54}{3} = 18}
 \boxed{9 \times 2 = 18} ¦ \boxed{18 ¦ So the answer is $\boxed{18}$. ¦ So the answer is: ⏎⏎$$\boxed{18}$$
 \[⏎\boxed{18}⏎\] ¦ Therefore, Janet makes \(\boxed{18}\) dollars every day. ¦ <answer>18</answer>
-<answer>⏎$18⏎</answer> ¦ <ANSWER>18</ANSWER> ¦ <answer>18 ¦ <answer>eighteen</answer>
+<answer>⏎$18⏎</answer> ¦ <ANSWER>18</ANSWER> ¦ <answer>18
 <answer>\boxed{18}</answer> ¦ <answer>The answer is 18.</answer> ¦ <answer>Janet makes $18 per day.</answer>
 <answer>She sells 9 eggs, so 9 * 2 = 18</answer> ¦ <answer>3 * 6 = 18</answer> I used 4 steps. ¦ The answer is 18
 The answer is $18. ¦ The answer is \$18. ¦ The answer is $18$. ¦ The answer is \(18\). ¦ The answer is $\$18$.
@@ -49,7 +49,7 @@ The answer is `18`. ¦ The answer is: 18 ¦ The answer is:⏎⏎18 dollars ¦ Th
 The answer is:⏎$$⏎18⏎$$ ¦ The answer is x = 18. ¦ The answer is approximately 18. ¦ The answer is therefore 18.
 The answer, therefore, is 18. ¦ The answer is equal to 18. ¦ The answer would be 18. ¦ The answer should be $18.
 The answer's 18. ¦ The answer to the question is 18. ¦ The answer in dollars is 18.
-The answer (in dollars) is 18. ¦ The answer is eighteen. ¦ The answer is eighteen dollars.
+The answer (in dollars) is 18.
 the final answer is 18. ¦ Final Answer: The final answer is $18$. I hope it is correct.
 The final answer is: $\boxed{18}$ ¦ Final answer 18 ¦ A: 18 ¦ **A:** 18 ¦ A: $18 per day ¦ Ans: 18 ¦ ANSWER: 18
 Answer: 18 ¦ Answer = 18 ¦ **Answer:** 18 ¦ **Answer**: 18 ¦ **Answer: 18** ¦ **Final Answer:** $18
@@ -75,27 +75,23 @@ NUMBERS = r"""
 12500: $12 500
 18: 18.0 ¦ 18.00 ¦ 018 ¦ +18 ¦ $18 ¦ US$18 ¦ USD 18 ¦ Rs. 18 ¦ 18% ¦ 18 % ¦ 18\% ¦ 18kg ¦ 18 kg ¦ $18/hour ¦ 18 m^2
 18: 18 m2 ¦ 18 cups of H2O ¦ 18 (eighteen) ¦ 18th
-0: 0 ¦ zero
+0: 0
 741/100: 7.41
 1/2: .5 ¦ 0.5 ¦ 1/2 ¦ \frac{1}{2} ¦ \dfrac12 ¦ \tfrac{1}{2} ¦ 5e-1
 37/2: 18 dollars and 50 cents ¦ 18 and a half
--18: -18 ¦ negative 18 ¦ minus eighteen ¦ -$18 ¦ $-18 ¦ (-18)
+-18: -18 ¦ negative 18 ¦ -$18 ¦ $-18 ¦ (-18)
 -2469/2: -1,234.5
 5: 5pm ¦ 5:00 PM
 -3/4: -3/4
 3/2: 1 1/2 ¦ 1 and 1/2 ¦ 1\frac{1}{2}
-5/2: 2-1/2 ¦ two and a half
+5/2: 2-1/2
 -1/2: -\frac{1}{2} ¦ \frac{-1}{2}
 1000/3: \frac{1,000}{3}
 1800: 1.8e3 ¦ 1.8E+3 ¦ 1.8 \times 10^{3} ¦ 1.8 x 10^3
 1000: 10^3
 1024: 2^{10}
-2000000: two million
 300: 3 hundred
 70000: $70k
-21: twenty-one
-105: one hundred and five
-3200: three thousand, two hundred
 """
 ODD_NUMBERS = [
     *(("1234", "1\xa0234"), ("1234", "1\u202f234"), ("1234567", "1\u2009234\u2009567"), ("18", "\uff11\uff18")),
@@ -324,13 +320,13 @@ def test_a_scale_word_keeps_the_face_of_the_number() -> None:
 
 
 REFERENCES = r"""
-18: She makes 9 * 2 = $<<9*2=18>>18.⏎#### 18 ¦ first #### 17⏎#### 18 ¦ 18 ¦ $18 ¦ 18 dollars ¦ 18% ¦ eighteen
+18: She makes 9 * 2 = $<<9*2=18>>18.⏎#### 18 ¦ first #### 17⏎#### 18 ¦ 18 ¦ $18 ¦ 18 dollars ¦ 18%
 1234: #### 1,234
 -5: #### -5
 741/100: #### 7.41
 1000: 1,000
 1/2: 1/2
-None: #### ¦ #### none ¦ blue ¦ She sells 9 eggs for 18 dollars ¦ 18 or 20 ¦ 12:30
+None: #### ¦ eighteen ¦ #### none ¦ blue ¦ She sells 9 eggs for 18 dollars ¦ 12:30 ¦ 18 or 20
 None: #### 18! ¦ #### 18j ¦ 18! ¦ #### \sqrt{18}
 """
 OTHER_REFERENCES = [

@@ -10,11 +10,10 @@ Where it stands, in order of precedence:
 
 Within an explicit answer, a number right after the marker is the answer (currency, markup, `x =` may stand between),
 whatever follows it; if it opens an equation, the result after its last `=` is. Prose after "Answer:" or in a box means
-its last number, and so does a chain of equations. Number words count where no digits stand in their place.
+its last number, and so does a chain of equations. Number words are not read.
 
 A number that is only a part of an expression (`18!`, "18 squared"; see `operands`) is not the answer, and where such a
-one stands last, nothing is. Neither is one of several (`3:18`, "17 or 18", `17, 18`, "18 or more"), and a number that
-the text denies ("not 18") is passed over.
+one stands last, nothing is. A number that the text denies ("not 18") is passed over.
 
 Dates, times such as 12:30, ordinals and labels of list items or steps are read only where there is nothing else.
 In prose a range means its end ("they need 5-7" is 7). Every function here is linear in the text and raises on no text.
@@ -27,8 +26,8 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
-from .numerals import Number, fold, number_at, numbers_from_end, words_at
-from .operands import is_denied, is_one_of_several, is_operand
+from .numerals import Number, fold, number_at, numbers_from_end
+from .operands import is_denied, is_operand
 
 _ATTEMPTS = 64  # markers tried from the end; more than that without an answer is noise
 _WINDOW = 2000  # characters of one sentence, line or box that are looked at
@@ -112,9 +111,7 @@ def final_number(text: str) -> Number | None:
     text = _answer_part(fold(text))
     denied: set[Fraction] = set()
     last = _last_number(text, 0, len(text), denied)
-    if found := _explicit(text, last, denied):
-        return found
-    return _operand(last) if last and is_one_of_several(text, last, 0, explicit=False) else last
+    return _explicit(text, last, denied) or last
 
 
 def parse_reference(reference: Any) -> Fraction | None:
@@ -141,8 +138,6 @@ def read_reference(reference: str) -> tuple[Number | None, str]:
     text = f" {text}"  # as after a marker
     number = _direct(text, 0, is_box=True)  # `18!` and `18j` are mathematics here, not an exclamation and a unit
     if number is None or next(numbers_from_end(text, number.end, len(text)), None):
-        return None, text.strip()
-    if is_one_of_several(text, number, 0):
         return None, text.strip()
     return number, f"{text[: number.start]} {text[number.end :]}".strip(" $€£¥.*")
 
@@ -180,7 +175,7 @@ def _explicit(text: str, last: Number | None, denied: Collection[Fraction] = ())
         else:
             found = _after_word(text, marker, last)
         if found and found.value not in denied:
-            return _operand(found) if is_one_of_several(text, found, marker.end()) else found
+            return found
     return None
 
 
@@ -254,19 +249,14 @@ def _continued(text: str, start: int, found: Number, end: int) -> Number | None:
 
 
 def _direct(text: str, start: int, end: int | None = None, *, is_box: bool = False) -> Number | None:
-    """Read the number, equation or number word after `start` and ornaments; its value is None if it has no result."""
+    """Read the number or equation after `start` and ornaments; its value is None if it has no result."""
     end = len(text) if end is None else end
     ornaments = _ORNAMENTS.match(text, start, end)
     position = ornaments.end() if ornaments else start
     number = number_at(text, position)
     if number is None:
-        words = words_at(text, position)
-        if words is None:
-            power = _SCRIPTED.match(text, position, end)
-            return power and Number(position, power.end(), None, None, aside=False, operand=True)
-        stop = _sentence_end(text, words.end, end)
-        vague = text.startswith(" of", words.end) or next(numbers_from_end(text, words.end, stop), None)
-        return None if vague else _alone(text, words, start, end, is_box)
+        power = _SCRIPTED.match(text, position, end)
+        return power and Number(position, power.end(), None, None, aside=False, operand=True)
     is_label = number.aside and number.value is not None and text[number.end : number.end + 1] in (".", ")")
     if number.start >= end or is_label:
         return None

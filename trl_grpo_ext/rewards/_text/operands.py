@@ -1,13 +1,11 @@
 r"""Does a number stand for itself, or is it part of an expression with another value?
 
-Three questions, asked of the text right before and right after one number:
+Two questions, asked of the text right before and right after one number:
 
 - `is_operand`: it is one part of an expression, in signs (`18!`, `\sqrt{18}`, `18^{-1}`, `2 \cdot 18`, `18x`,
   `\frac{18}{n}`) or in words ("18 squared", "half of 18", "3 plus 18"). The expression is not evaluated here.
 - `is_denied`: the text says that it is not this number ("not 18", "isn't 18", `\neq 18`, "rather than 18", "less than
   18", "18 is not the answer").
-- `is_one_of_several`: the text says more than this number: a ratio (`3:18`), an alternative ("17 or 18"), a range, a
-  list, a strict comparison (`> 18`), a bound ("18 or more"), a quantity in two units ("18 hours 30 minutes").
 
 Units, brackets, fonts and currency are no part of an expression; a LaTeX command beside a number makes one of it,
 unless it is known not to. All is decided within a window around the number, so the text's length makes no difference.
@@ -119,37 +117,6 @@ _DENIED_AFTER = re.compile(
 )
 
 
-_OPEN = r"(?:\\(?:boxed|text\w*|math\w*)\s?\{|[\s({\[*$£€¥]|\\\$|\\\(|[a-z]\s?=\s?)*[-–]?[$£€]?"
-_WRITTEN = rf"{_OPEN}\.?[0-9]"
-_MEASURE = (
-    r"(?:\\(?:text|mathrm)\s?\{\s?)?(?:years?|months?|weeks?|days?|h|hours?|hrs?|minutes?|mins?|seconds?|secs?|f(?:ee|oo)?t"
-    r"|inch(?:es)?|in|yards?|miles?|kilometers?|km|meters?|cm|m|pounds?|lbs?|ounces?|oz|kilograms?|kg|grams?|g|gallons?"
-    r"|quarts?|pints?|cups?)(?![A-Za-z])\s?\}?"
-)
-_NOUN = r"(?!(?:or|and|to|vs|versus)\b)[A-Za-z]{1,20}+"
-_COUNTED = rf"(?:\s{{0,2}}(?:\\(?:text|mathrm)\s?\{{[^{{}}\n]{{0,40}}\}}|\\?[%$°)\]}}]|\*\*|{_NOUN})){{0,4}}?"
-_EITHER = r"(?<![A-Za-z])(?:or|vs\.?|versus)\s(?:maybe\s|perhaps\s|possibly\s)?"
-_ALTERNATIVE_AFTER = re.compile(rf"{_COUNTED}(?:,?\s*\(?\[?{_EITHER}|\s?:\s?(?=[0-9])){_WRITTEN}", re.IGNORECASE)
-_ALTERNATIVE_BEFORE = re.compile(
-    rf"(?:[0-9]{_COUNTED}(?:,?\s*\(?\[?{_EITHER}|:|\s:\s)|[A-Za-z0-9)]\s[<>]\s|\b(?:between|ratio)\s[^\n]{{1,40}}\s(?:and|to)\s){_OPEN}$",
-    re.IGNORECASE,
-)
-_MORE_AFTER = re.compile(
-    rf"""
-      {_COUNTED}\s*(?:[;&–—±]|-|,?\sand\s|\sthrough\s|\+/-){_WRITTEN}
-    | {_COUNTED}\s(?:to|-|–)\s{_WRITTEN}[0-9,.]*[\s.)\]}}$%*]*(?:$|</)
-    | {_COUNTED},\s?{_WRITTEN}[0-9.]*{_COUNTED}\s*(?:,|[.)\]}}$*]*\s*(?:$|</)|\s(?:and|or)\s)
-    | \s?{_MEASURE}\s?(?:,|,?\sand\s)?\s?{_WRITTEN}[0-9.]*\s?{_MEASURE}
-    | {_COUNTED}\s(?:or|and)\s(?:more|less|fewer|greater|higher|lower|above|below|up|over|under)\b
-    | \s?[0-9] | \.[0-9] | \+(?!\s*[0-9A-Za-z$\\(]) | \s*(?:\\[lg]t(?![a-z])|(?<=\s)[<>]\s[A-Za-z0-9])""",
-    re.VERBOSE | re.IGNORECASE,
-)
-_MORE_BEFORE = re.compile(
-    rf"(?:(?:\A[ \t]*|[^\s<>=-][ \t]*)[<>](?!=)|\\[lg]t(?![a-z])|[0-9]\s?[-–—]|\bfrom\s[^\n]{{1,40}}\sto)\s*{_OPEN}$",
-    re.IGNORECASE,
-)
-
-
 def is_operand(text: str, number: Number, start: int, end: int, *, in_box: bool = False) -> bool:
     """Whether `number` is only a part of an expression in `text[start:end]`, a box or the whole text.
 
@@ -171,15 +138,6 @@ def is_denied(text: str, number: Number, start: int, end: int) -> bool:
     before = _last_line(text[max(start, number.start - _WINDOW) : number.start])
     before = _OPENING.sub("", before) + " "
     return bool(_DENIED_BEFORE.search(before) or _DENIED_AFTER.match(text, number.end, min(end, number.end + _WINDOW)))
-
-
-def is_one_of_several(text: str, number: Number, start: int, *, explicit: bool = True) -> bool:
-    """Whether `text` from `start` on says more than `number` with it; without `explicit` alternatives alone count."""
-    before = "".join(text[max(start, number.start - _WINDOW) : number.start].rpartition("\n")[1:])
-    after = text[number.end : number.end + _WINDOW].partition("\n")[0]
-    if _ALTERNATIVE_AFTER.match(after) or _ALTERNATIVE_BEFORE.search(before):
-        return True
-    return explicit and bool(_MORE_AFTER.match(after) or _MORE_BEFORE.search(before))
 
 
 def _commands_around(before: str) -> Iterator[str]:
