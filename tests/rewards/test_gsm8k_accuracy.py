@@ -41,9 +41,7 @@ def test_the_same_number_scores_one_another_or_none_scores_zero() -> None:
     assert [pair for pair in WRONG if score(*pair) != 0.0] == []
 
 
-@pytest.mark.parametrize(
-    "answer", ["", "#### none", "9 eggs for 18 dollars", "#### 18!", "#### 18j", None, float("nan"), True, [18]]
-)
+@pytest.mark.parametrize("answer", ["", "#### none", "9 eggs for 18 dollars", None, float("nan"), True, [18]])
 def test_a_reference_without_a_number_scores_none_and_warns(answer: object) -> None:
     with pytest.warns(UserWarning, match="1 of 2 "):
         scores = gsm8k_accuracy(completions=["#### 18", "#### 18"], answer=[answer, "#### 18"])

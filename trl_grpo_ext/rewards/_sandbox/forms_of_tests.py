@@ -194,7 +194,6 @@ def _planned(tree: ast.Module, number: int, free: set[str], entry: str | None) -
     planned["pytest"] = bool(wanted or classes) and _needs_pytest(tree, wanted, classes)
     planned["empty"] = not _can_fail(tree, {node.name for node in (*wanted, *classes, *candidates)})
     rewritten = _Rewriting(_tainted(tree, free), number).visit(tree)
-    planned["calls_of"] = sorted(free & set(map(_called_name, ast.walk(tree))))
     planned["source"] = ast.unparse(ast.fix_missing_locations(rewritten))
     compile(planned["source"], "<test>", "exec", dont_inherit=True)
     return planned
