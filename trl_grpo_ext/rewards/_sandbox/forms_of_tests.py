@@ -192,7 +192,8 @@ def _planned(tree: ast.Module, number: int, free: set[str], entry: str | None) -
     planned: dict[str, Any] = {"calls": [f"{node.name}({entry})" for node in candidates]}
     planned |= {"functions": [node.name for node in wanted], "classes": [node.name for node in classes]}
     planned["pytest"] = bool(wanted or classes) and _needs_pytest(tree, wanted, classes)
-    planned["empty"] = not _can_fail(tree, {node.name for node in (*wanted, *classes, *candidates)})
+    runs = {*planned["functions"], *planned["classes"], *(node.name for node in candidates)}
+    planned["empty"] = not _can_fail(tree, runs)
     rewritten = _Rewriting(_tainted(tree, free), number).visit(tree)
     planned["source"] = ast.unparse(ast.fix_missing_locations(rewritten))
     compile(planned["source"], "<test>", "exec", dont_inherit=True)
