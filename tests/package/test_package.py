@@ -209,10 +209,10 @@ def test_directory_refuses_what_would_not_be_a_row(text: str) -> None:
 
 def test_directory_says_which_rules_are_broken_and_what_got_worse() -> None:
     kept = {"subject": "a", "ok": True, "violations": []}
-    broken = {"subject": "b", "ok": False, "violations": [{"rule": "reward.pickle"}, {"rule": "reward.empty"}]}
+    broken = {"subject": "b", "ok": False, "violations": [{"rule": "reward.pickle"}, {"rule": "reward.formats"}]}
     unloadable = {"subject": "c", "ok": False, "error": "no module"}
     assert directory.verdict([kept]) == directory.PASSED
-    assert directory.verdict([kept, broken, unloadable]) == "b: reward.pickle, reward.empty; c: cannot be loaded"
+    assert directory.verdict([kept, broken, unloadable]) == "b: reward.pickle, reward.formats; c: cannot be loaded"
     assert directory.verdict([]) == "offers no plugin"
     passed = {"verdict": directory.PASSED, "trl_grpo_ext": "0.1.0"}
     failed = {"verdict": "cannot be installed", "trl_grpo_ext": "0.2.0"}

@@ -247,37 +247,50 @@ def _against_themselves(
         for (number, _, text), judged in zip(asked, judge(asked), strict=True):
             if number not in found or _says(judged) > _says(found[number]):
                 found[number], rendered[number] = judged, text
-    right = [(number, row, _OTHER_ANSWER) for number, row in rows if found[number].outcome is Outcome.RIGHT]
-    for (number, _, _), judged in zip(right, judge(right), strict=True):
-        if judged.outcome is Outcome.UNPARSEABLE or judged.outcome in _FAILURES:
-            detail = f"compared with another answer{judged.detail and ': '}{judged.detail}"
-            found[number] = Judgement(judged.outcome, detail)
-    if completions is None:
-        yield from _wrong_ones(judge, [(n, row, rendered[n]) for n, row in rows if found[n].outcome is Outcome.RIGHT])
     for number, row in rows:
         judged = found[number]
         if judged.outcome is not Outcome.RIGHT:
-            problem = _PROBLEMS.get(judged.outcome, "wrong against itself")
-            detail = ": ".join(part for part in (judged.outcome.value, judged.detail) if part)
-            yield Finding(number, problem, shown(row[column]), detail)
+            yield _finding(number, row[column], judged)
+    right = [(number, row, rendered[number]) for number, row in rows if found[number].outcome is Outcome.RIGHT]
+    yield from _wrong_ones(judge, right, column, same_shape=completions is None)
 
 
-def _wrong_ones(judge: Callable[[Sequence[_Asked]], list[Judgement]], right: Sequence[_Asked]) -> Iterator[Finding]:
-    """The rows that take a wrong answer of the same shape for right."""
-    asked = [(number, row, wrong) for number, row, text in right for wrong in same_shape_but_wrong(text)]
-    accepted = dict[int, str]()
-    for (number, _, text), judged in zip(asked, judge(asked), strict=True):
-        if judged.outcome is Outcome.RIGHT:
-            accepted.setdefault(number, text)
-    originals = {number: text for number, _, text in right}
-    for number, wrong in accepted.items():
-        yield Finding(number, _ACCEPTS, shown(originals[number]), f"right as well: {shown(wrong[-_LONGEST_ANSWER:])}")
+def _finding(row: int, reference: Any, judged: Judgement, before: str = "") -> Finding:
+    detail = ": ".join(part for part in (before or judged.outcome.value, judged.detail) if part)
+    return Finding(row, _PROBLEMS.get(judged.outcome, "wrong against itself"), shown(reference), detail)
+
+
+def _wrong_ones(
+    judge: Callable[[Sequence[_Asked]], list[Judgement]], right: Sequence[_Asked], column: str, *, same_shape: bool
+) -> Iterator[Finding]:
+    """The rows that take a wrong answer for right, or fail at it: one far off, and those of the same shape."""
+    asked = [
+        (number, row, wrong)
+        for number, row, text in right
+        for wrong in (_OTHER_ANSWER, *(same_shape_but_wrong(text) if same_shape else ()))
+    ]
+    told: set[int] = set()
+    for (number, row, text), judged in zip(asked, judge(asked), strict=True):
+        if number in told:
+            continue
+        if judged.outcome is Outcome.UNPARSEABLE or judged.outcome in _FAILURES:
+            told.add(number)
+            yield _finding(number, row[column], judged, "compared with another answer")
+        elif judged.outcome is Outcome.RIGHT and text is not _OTHER_ANSWER:
+            told.add(number)
+            detail = f"right as well: {shown(text[-_LONGEST_ANSWER:])}"
+            yield Finding(number, _ACCEPTS, shown(row[column]), detail)
 
 
 _NUMBER = re.compile(r"(?<![\\A-Za-z_\d.])\d+(?:,\d{3})*(?![\d])")
 _PAIRS = (
-    *(("even", "odd"), ("positive", "negative"), ("increasing", "decreasing"), ("\\forall", "\\exists")),
-    *(("\\leq", "\\geq"), ("\\le", "\\ge"), ("\\cup", "\\cap")),
+    ("even", "odd"),
+    ("positive", "negative"),
+    ("increasing", "decreasing"),
+    ("\\forall", "\\exists"),
+    ("\\leq", "\\geq"),
+    ("\\le", "\\ge"),
+    ("\\cup", "\\cap"),
 )
 _OPPOSITES = {"\\pm": "", **dict(_PAIRS), **{other: one for one, other in _PAIRS}}
 _OPPOSITE = re.compile(rf"(?:{'|'.join(map(re.escape, _OPPOSITES))})(?![A-Za-z])")

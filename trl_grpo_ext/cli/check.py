@@ -41,7 +41,7 @@ def check_command(
             metavar="ROWS", help='The data\'s columns: a JSON Lines file, or JSON such as \'{"target": "18"}\'.'
         ),
     ] = None,
-    timeout: Annotated[float | None, typer.Option(help="Seconds for each rule, 10 by default.")] = None,
+    timeout: Annotated[float | None, typer.Option(help="Seconds for each rule, 60 by default.")] = None,
     strict: Annotated[
         bool, typer.Option("--strict", help="Exit with 3 if nothing shows that a plugin does anything.")
     ] = False,

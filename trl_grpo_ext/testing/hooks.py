@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +12,7 @@ from ..credit.flow import run_hook, run_shaper
 from ..errors import PluginRunError, TRLGRPOExtError
 from ..types import HOOK_METHODS, Forward, HookDeclaration, Rollout, implements, role_of
 from .batches import Setting, SmallBatch, equal_rewards, negative_batch, odd_batches
-from .rules import Broken, NotChecked, plugin_code
+from .rules import Broken, NotChecked, plugin_code, through_json
 from .tensor_checks import Results, TensorChecks, compare, number
 
 _NOTHING = 1e-9
@@ -226,14 +225,7 @@ class HookChecks(TensorChecks):
         def judge(batch: SmallBatch) -> None:
             used, resumed = self._copy(), self._copy()
             self._all_stages(used, batch)
-            state = used.state_dict()
-            try:
-                travelled = json.loads(json.dumps(state, allow_nan=True))
-            except (TypeError, ValueError) as error:
-                raise Broken(f"state_dict() is not a mapping of JSON values: {error}", f"{state!r:.200}") from error
-            if not isinstance(travelled, Mapping):
-                raise Broken(f"state_dict() must be a mapping, and is {type(state).__name__}", f"{state!r:.200}")
-            resumed.load_state_dict(travelled)
+            resumed.load_state_dict(through_json(used.state_dict()))
             if _json(resumed) != _json(used):
                 raise Broken(f"after load_state_dict its state is {_json(resumed)}, not {_json(used)}", batch)
             on_B_T, resumed_B_T = self._all_stages(used, batch), self._all_stages(resumed, batch)

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import hashlib
 import inspect
 import json
-import locale
 import math
 import os
 import random
 import re
 import signal
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -46,7 +44,6 @@ class RewardChecks(Checks):
     def __init__(
         self, reward: Any, ordinary: RewardCall, forms: Sequence[Form], options: Mapping[str, Any], again: Any = None
     ) -> None:
-        super().__init__()
         self.reward, self.ordinary, self._forms, self._again = reward, ordinary, tuple(forms), again
         self.deterministic = options.get("deterministic", True)
         self.per_completion = options.get("per_completion", True)
@@ -79,7 +76,7 @@ class RewardChecks(Checks):
         made_up: list[str] = []
         for form in dict.fromkeys((self._forms[0], "messages")) if "messages" in self._forms else self._forms:
             ordinary, before = replace(self.ordinary, form=form), process_state()
-            self.trying(str(ordinary))
+            self.example = str(ordinary)
             try:
                 self._first = self._timed(ordinary)
             except KeyboardInterrupt:
@@ -285,8 +282,6 @@ class RewardChecks(Checks):
 
     def hostile_text(self) -> None:
         self._keeps_contract(HOSTILE, "hostile text")
-
-    def empty(self) -> None:
         for what, completion in EMPTY:
             if ("text" if isinstance(completion, str) else "messages") in self._forms:
                 self._keeps_contract([completion], what)
@@ -463,16 +458,21 @@ class RewardChecks(Checks):
         batch, backwards = self.ordinary, self.ordinary.with_items(self.ordinary.items[::-1])
         expected = (self._scores(batch), self._scores(backwards))
         rounds = _ROUNDS if min(self.seconds, default=0.0) * len(batch.items) < _QUICK else 1
+        both: dict[int, list[Scores]] = {}
+
+        def score(place: int, which: RewardCall) -> None:
+            with plugin_code(batch, before="called by two other threads at once "):
+                both[place] = [self._scores(which) for _ in range(rounds)]
+
         interval = sys.getswitchinterval()
         sys.setswitchinterval(1e-5)  # threads take turns often, so that what they share is met half done
         try:
-            with plugin_code(batch, before="called by two other threads at once "), ThreadPoolExecutor(2) as pool:
-                both = [*pool.map(lambda which: [self._scores(which) for _ in range(rounds)], (batch, backwards))]
+            run_together(score, (batch, backwards))
         finally:
             sys.setswitchinterval(interval)
         if not self.deterministic:
             return
-        for which, wanted, found in zip((batch, backwards), expected, both, strict=True):
+        for which, wanted, found in zip((batch, backwards), expected, (both[0], both[1]), strict=True):
             for scores in found:
                 self._agree(wanted, scores, "called by the main thread and by two others at once", which)
 
@@ -487,6 +487,25 @@ class RewardChecks(Checks):
                 raise Broken(f"a call changed {', '.join(names)}", batch)
 
         self._over([self.ordinary], judge)
+
+
+def run_together(work: Callable[[int, Any], None], items: Sequence[Any]) -> None:
+    """Work on each item in a thread of its own, which nobody waits for if this one is interrupted."""
+    errors: list[BaseException] = []
+
+    def guarded(place: int, item: Any) -> None:
+        try:
+            work(place, item)
+        except BaseException as error:  # raised below
+            errors.append(error)
+
+    threads = [threading.Thread(target=guarded, args=pair, daemon=True) for pair in enumerate(items)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
 
 
 def _same(one: float | None, other: float | None) -> bool:
@@ -513,32 +532,20 @@ def _check_value(value: Any, row: int, batch: RewardCall) -> None:
 def process_state() -> dict[str, Any]:
     """The global state of the process that others rely on, by name."""
     state: dict[str, Any] = {
-        "the state of `random`": _digest(random.getstate()),
-        "the working directory": Path().stat()[1:3],  # inode and device, also of one that was deleted
-        "the locale": locale.setlocale(locale.LC_ALL),
-        "the recursion limit": sys.getrecursionlimit(),
+        "the state of `random`": random.getstate(),
+        "the working directory": Path.cwd(),
         "the limit on digits of int": sys.get_int_max_str_digits(),
         "standard output": id(sys.stdout),
-        "standard error": id(sys.stderr),
+        "the handler of SIGALRM": signal.getsignal(signal.SIGALRM),
     }
-    torch = sys.modules.get("torch")
+    torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
     if torch is not None and hasattr(torch, "random"):
-        state |= {
-            "torch's random generator": _digest(torch.random.get_rng_state().tolist()),
-            "torch's default dtype": torch.get_default_dtype(),
-            "torch's grad mode": torch.is_grad_enabled(),
-            "torch's deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
-            "torch's number of threads": torch.get_num_threads(),
-        }
-    numpy = sys.modules.get("numpy")
+        state["torch's random generator"] = torch.random.get_rng_state().tolist()
+        state["torch's default dtype"] = torch.get_default_dtype()
+        state["torch's number of threads"] = torch.get_num_threads()
     if numpy is not None:
-        state["numpy's random generator"] = _digest(numpy.random.get_state()[1:])
-        state["numpy's error settings"] = tuple(sorted(numpy.geterr().items()))
-    state |= {f"the environment variable {name}": value for name, value in os.environ.items()}
-    for number in signal.valid_signals():
-        name = number.name if isinstance(number, signal.Signals) else f"signal {number}"
-        state[f"the handler of {name}"] = signal.getsignal(number)
-    return state
+        state["numpy's random generator"] = repr(numpy.random.get_state())
+    return state | {f"the environment variable {name}": value for name, value in os.environ.items()}
 
 
 def _differences(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
@@ -547,10 +554,6 @@ def _differences(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
     # A library that was imported meanwhile has not changed its generator, and torch names its compiler's cache.
     imports = ("numpy", "torch", "the environment variable TORCHINDUCTOR_")
     return [name for name in names if not (name.startswith(imports) and name not in before)]
-
-
-def _digest(value: Any) -> str:
-    return hashlib.sha256(repr(value).encode()).hexdigest()
 
 
 def _check_places(score: Parts, completion: Any, row: int, batch: RewardCall) -> None:

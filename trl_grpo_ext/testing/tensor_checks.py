@@ -43,7 +43,6 @@ class TensorChecks(Checks, ABC):
     """Values to put off the mask."""
 
     def __init__(self, plugin: Any, setting: Setting, deterministic: bool = True) -> None:
-        super().__init__()
         self.plugin, self.setting, self.deterministic = plugin, setting, deterministic
         self.ordinary = ordinary_batches(setting)
         self.odd = odd_beside_ordinary(setting)

@@ -6,7 +6,6 @@ becomes a package. Both are held to what all of these take.
 
 import builtins
 import importlib.metadata
-import importlib.util
 import keyword
 import re
 import sys
@@ -158,12 +157,7 @@ def _check_distribution(name: str) -> None:
                 "take its place. Choose another name with --distribution."
             )
     package = package_of(name)
-    try:
-        found = None if package in sys.modules else importlib.util.find_spec(package)  # nothing is imported
-        there = package in sys.modules or (found is not None and found.origin is not None)
-    except (ImportError, ValueError):
-        there = False
-    if there or package in sys.stdlib_module_names:
+    if package in sys.stdlib_module_names or package in importlib.metadata.packages_distributions():
         raise ConfigurationError(
             f"--distribution: {name!r} would have the package {package!r}, and there is a module of that name "
             "already. Choose another name."

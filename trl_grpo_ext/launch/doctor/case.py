@@ -111,7 +111,7 @@ class Case:
         ]
         if self.prompts is not None:
             parts.append(f"{self.prompts} prompts")
-        named = {"rewards": self.rewards}
+        named: dict[str, Any] = {"rewards": self.rewards}
         if hasattr(trainer, "_trl_grpo_ext"):
             named |= {name: getattr(trainer, name, None) for name in _PLUGINS}
         parts += [f"{kind.replace('_', ' ')} {names(plugins)}" for kind, plugins in named.items() if plugins]
