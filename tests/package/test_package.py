@@ -1,9 +1,7 @@
 """The package as it would be published, and the files around it that a forge reads."""
 
 import json
-import os
 import re
-import subprocess
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -142,33 +140,6 @@ def test_pre_commit_runs_what_make_lint_runs() -> None:
     (local,) = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8"))["repos"]
     assert local["repo"] == "local"
     assert [hook["entry"] for hook in local["hooks"]] == linted
-
-
-def test_issue_forms_ask_for_the_doctor_and_the_manifest() -> None:
-    form = yaml.safe_load((ROOT / ".github" / "ISSUE_TEMPLATE" / "bug.yml").read_text(encoding="utf-8"))
-    required = {field["id"]: field for field in form["body"] if field.get("validations", {}).get("required")}
-    assert "trl-grpo-ext doctor" in required["doctor"]["attributes"]["label"]
-    assert "trl_grpo_ext_plugins.json" in required["manifest"]["attributes"]["description"]
-
-
-@pytest.mark.parametrize("set_to", [None, "/elsewhere"])
-def test_ci_run_finds_gsm8k_beside_the_clone_unless_it_is_named(tmp_path: Path, set_to: str | None) -> None:
-    script = tmp_path / "clone" / ".ci" / "run"
-    script.parent.mkdir(parents=True)
-    script.write_text((ROOT / ".ci" / "run").read_text(encoding="utf-8"), encoding="utf-8")
-    data = tmp_path / "data" / "gsm8k"
-    data.mkdir(parents=True)
-    (data / "train.jsonl").touch()
-    make = tmp_path / "bin" / "make"
-    make.parent.mkdir()
-    make.write_text('#!/bin/sh\necho "$1 ${TRL_GRPO_EXT_GSM8K:-}"\n', encoding="utf-8")
-    make.chmod(0o755)
-    environ = {name: value for name, value in os.environ.items() if name != "TRL_GRPO_EXT_GSM8K"}
-    environ["PATH"] = f"{make.parent}:{environ['PATH']}"
-    if set_to is not None:
-        environ["TRL_GRPO_EXT_GSM8K"] = set_to
-    done = subprocess.run(["bash", script], env=environ, capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == f"test {set_to or data}"
 
 
 # ---------------------------------------------------------------------------------------- the directory of plugins

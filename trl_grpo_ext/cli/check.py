@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from ..plugins.discovery import PluginInfo
     from ..testing import Report
 
-BROKEN, FAILED, NO_EFFECT = 1, 2, 3
+BROKEN = 1
+FAILED = 2
+NO_EFFECT = 3
 _MOST_ROWS = 8
 
 
@@ -70,7 +72,8 @@ def check_command(
         from ..plugins.selection import parse_selection
 
         parsed = parse_selection(wanted or "reward", selection)
-        plain, subjects = parsed.plain(), find_named(str(parsed), wanted, installed)
+        plain = parsed.plain()
+        subjects = find_named(str(parsed), wanted, installed)
         asked = plain if isinstance(plain, dict) else {}
     else:
         subjects = [info for info in of_distribution(distribution or "", installed) if wanted in (None, info.kind)]
@@ -111,7 +114,8 @@ def _columns(given: str) -> dict[str, Any]:
 
 
 def _finish(found: list[tuple[PluginInfo, Report | str]], as_json: bool, strict: bool) -> None:
-    plain, console = [], results()
+    plain = []
+    console = results()
     for place, (info, one) in enumerate(found):
         if isinstance(one, str):
             plain.append({"subject": info.name, "kind": info.kind, "ok": False, "error": one})

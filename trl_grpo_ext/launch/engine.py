@@ -115,7 +115,8 @@ def check_launch(
 
 
 def _launcher_problems(state: PartialState, env: Mapping[str, str]) -> Iterator[str]:
-    started, nodes = int(env.get("WORLD_SIZE", "1")), int(env.get("GROUP_WORLD_SIZE", "1"))
+    started = int(env.get("WORLD_SIZE", "1"))
+    nodes = int(env.get("GROUP_WORLD_SIZE", "1"))
     slurm_nodes = int(env.get("SLURM_STEP_NUM_NODES", "1"))
     if started != state.num_processes:
         yield (
@@ -233,7 +234,8 @@ class EngineCheck(TrainerCallback):
 
 def running(trainer: Any, dtype: str) -> Running:
     """Describe a trainer whose model is wrapped, as in `on_train_begin`; `dtype` is that of the loaded model."""
-    state, wrapped = trainer.accelerator.state, trainer.model_wrapped
+    state = trainer.accelerator.state
+    wrapped = trainer.model_wrapped
     parameters = list(trainer.model.parameters())
     bits, layers = _quantised(trainer.model)
     return Running(

@@ -41,7 +41,8 @@ def _wrong_value(name: str, value: Any) -> str | None:
         return None
     if not math.isfinite(number):
         return f"{name} is {value}, which is not a finite number"
-    low, high = _LEAST.get(name, -math.inf), _MOST.get(name, math.inf)
+    low = _LEAST.get(name, -math.inf)
+    high = _MOST.get(name, math.inf)
     if low <= number <= high:
         return None
     if high == math.inf:

@@ -203,7 +203,9 @@ class HookChecks(TensorChecks):
             raise NotChecked("it does not declare independent=True")
 
         def judge(batch: SmallBatch) -> None:
-            incoming_B_T, mask_B_T, forward = batch.incoming(), batch.mask(), batch.forward()
+            incoming_B_T = batch.incoming()
+            mask_B_T = batch.mask()
+            forward = batch.forward()
             whole_B_T = run_hook(self._copy(), "on_forward", incoming_B_T, forward)
             for row in range(len(batch.rows)):
                 here = slice(row, row + 1)
@@ -223,12 +225,14 @@ class HookChecks(TensorChecks):
         self._comparable_only()
 
         def judge(batch: SmallBatch) -> None:
-            used, resumed = self._copy(), self._copy()
+            used = self._copy()
+            resumed = self._copy()
             self._all_stages(used, batch)
             resumed.load_state_dict(through_json(used.state_dict()))
             if _json(resumed) != _json(used):
                 raise Broken(f"after load_state_dict its state is {_json(resumed)}, not {_json(used)}", batch)
-            on_B_T, resumed_B_T = self._all_stages(used, batch), self._all_stages(resumed, batch)
+            on_B_T = self._all_stages(used, batch)
+            resumed_B_T = self._all_stages(resumed, batch)
             compare(on_B_T, resumed_B_T, "going on, and resumed from its state", batch, batch.mask())
 
         self._over(self.varied, judge)
@@ -237,7 +241,8 @@ class HookChecks(TensorChecks):
         self._comparable_only()
 
         def judge(batch: SmallBatch) -> None:
-            trained, evaluated = self._copy(), self._copy()
+            trained = self._copy()
+            evaluated = self._copy()
             before = _json(evaluated)
             self._all_stages(evaluated, batch, training=False)
             if _json(evaluated) != before:

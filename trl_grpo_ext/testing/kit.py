@@ -55,15 +55,15 @@ def check(kind: Kind, plugin_or_selection: Any, **options: Any) -> Report:
     with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
         checks = _checks(kind, plugin_or_selection, given)
         found = _findings(rules, checks, checks.timeout or timeout)
-        no_effect = checks.no_effect()
-    broken = [(rule, one) for rule, one in found.items() if isinstance(one, Broken)]
+        broken = [(rule, one) for rule, one in found.items() if isinstance(one, Broken)]
+        no_effect = "" if broken else checks.no_effect()
     return Report(
         subject=checks.name,
         kind=kind,
         passed=tuple(rule for rule, one in found.items() if one is None),
         violations=tuple(Violation(rule, one.message, one.example) for rule, one in broken),
         skipped=tuple((rule, str(one)) for rule, one in found.items() if isinstance(one, NotChecked)),
-        no_effect="" if broken else no_effect,
+        no_effect=no_effect,
         printed=tuple(printed.getvalue().splitlines()),
     )
 
@@ -154,7 +154,8 @@ def _checks(kind: Kind, plugin_or_selection: Any, given: Mapping[str, Any]) -> C
             "token_loss": TokenLossChecks,
         }
         checks = of_kind[kind](plugin, setting, bool(options.get("deterministic", True)))
-    checks.name, checks.timeout = name, options.get("timeout")
+    checks.name = name
+    checks.timeout = options.get("timeout")
     return checks
 
 

@@ -26,10 +26,12 @@ from ..types import Parts, RewardDeclaration
 from .reward_calls import EMPTY, HOSTILE, Form, RewardCall
 from .rules import Broken, Checks, Finding, NotChecked, Rule, describe_exception, pickle_round_trip, plugin_code
 
-RELATIVE, ABSOLUTE = 1e-4, 1e-5
+RELATIVE = 1e-4
+ABSOLUTE = 1e-5
 """How far scores may be apart that ought to be the same: a model's last digits change with the padding."""
 
-_SLOW, _FEW = 0.02, 4
+_SLOW = 0.02
+_FEW = 4
 """Seconds per completion from which on fewer completions are tried, and how many."""
 _ROUNDS = 10
 _QUICK = 0.05
@@ -44,10 +46,14 @@ class RewardChecks(Checks):
     def __init__(
         self, reward: Any, ordinary: RewardCall, forms: Sequence[Form], options: Mapping[str, Any], again: Any = None
     ) -> None:
-        self.reward, self.ordinary, self._forms, self._again = reward, ordinary, tuple(forms), again
+        self.reward = reward
+        self.ordinary = ordinary
+        self._forms = tuple(forms)
+        self._again = again
         self.deterministic = options.get("deterministic", True)
         self.per_completion = options.get("per_completion", True)
-        self.required, self.unreadable = options.get("required", ()), options.get("unreadable", ())
+        self.required = options.get("required", ())
+        self.unreadable = options.get("unreadable", ())
         self.name = reward_name(reward)
         self.seconds: list[float] = []
         self.slow = False
@@ -75,7 +81,8 @@ class RewardChecks(Checks):
         """Call it with strings or, if it takes both forms by its declaration but refuses these, with messages."""
         made_up: list[str] = []
         for form in dict.fromkeys((self._forms[0], "messages")) if "messages" in self._forms else self._forms:
-            ordinary, before = replace(self.ordinary, form=form), process_state()
+            ordinary = replace(self.ordinary, form=form)
+            before = process_state()
             self.example = str(ordinary)
             try:
                 self._first = self._timed(ordinary)
@@ -86,7 +93,8 @@ class RewardChecks(Checks):
                 made_up = made_up or self._made_up(error)
                 continue
             self._changed_first = _differences(before, process_state())
-            self._forms, self.ordinary = (form,) if self._refused else self._forms, ordinary
+            self._forms = (form,) if self._refused else self._forms
+            self.ordinary = ordinary
             if form == "text" and "messages" in self._forms:
                 self._try_messages()
             self.slow = self.seconds[0] > _SLOW
@@ -99,13 +107,15 @@ class RewardChecks(Checks):
         """Without these columns nothing can be tried."""
         if names:
             example = json.dumps({names[0]: ["first row's value", "second row's"]})
-            listed, why = ", ".join(map(repr, names)), f" ({self._refused})" if self._refused else ""
+            listed = ", ".join(map(repr, names))
+            why = f" ({self._refused})" if self._refused else ""
             self._untried = f"it reads {listed}, of which no values were given{why}: --columns '{example}'"
 
     def _required(self) -> list[str]:
         """The parameters that no column of the call fills, if that is all that is wrong with the signature."""
         try:
-            signature, arguments = inspect.signature(self.reward), self.ordinary.arguments()
+            signature = inspect.signature(self.reward)
+            arguments = self.ordinary.arguments()
         except (TypeError, ValueError):
             return []
         missing = [
@@ -296,7 +306,8 @@ class RewardChecks(Checks):
 
         def judge(batch: RewardCall) -> None:
             messages = replace(batch, form="messages")
-            in_texts, in_messages = self._scores(replace(batch, form="text")), self._scores(messages)
+            in_texts = self._scores(replace(batch, form="text"))
+            in_messages = self._scores(messages)
             if self.deterministic:
                 self._agree(in_texts, in_messages, "as a string and as a message", messages)
 
@@ -455,7 +466,8 @@ class RewardChecks(Checks):
         self._over([self.ordinary], judge)
 
     def threads(self) -> None:
-        batch, backwards = self.ordinary, self.ordinary.with_items(self.ordinary.items[::-1])
+        batch = self.ordinary
+        backwards = self.ordinary.with_items(self.ordinary.items[::-1])
         expected = (self._scores(batch), self._scores(backwards))
         rounds = _ROUNDS if min(self.seconds, default=0.0) * len(batch.items) < _QUICK else 1
         both: dict[int, list[Scores]] = {}
@@ -538,7 +550,8 @@ def process_state() -> dict[str, Any]:
         "standard output": id(sys.stdout),
         "the handler of SIGALRM": signal.getsignal(signal.SIGALRM),
     }
-    torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
+    torch = sys.modules.get("torch")
+    numpy = sys.modules.get("numpy")
     if torch is not None and hasattr(torch, "random"):
         state["torch's random generator"] = torch.random.get_rng_state().tolist()
         state["torch's default dtype"] = torch.get_default_dtype()

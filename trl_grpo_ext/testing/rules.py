@@ -273,7 +273,8 @@ class Broken(Exception):  # noqa: N818
 
     def __init__(self, message: str, example: object = "") -> None:
         super().__init__(message)
-        self.message, self.example = message, str(example)
+        self.message = message
+        self.example = str(example)
 
 
 class NotChecked(Exception):  # noqa: N818

@@ -74,7 +74,9 @@ class SamplerChecks(Checks):
     def __init__(
         self, plugin: Any, columns: Mapping[str, Sequence[Any]], deterministic: bool, again: Callable[[], Any] | None
     ) -> None:
-        self.plugin, self.deterministic, self._again = plugin, deterministic, again
+        self.plugin = plugin
+        self.deterministic = deterministic
+        self._again = again
         ordinary = Trial(rows=12, count=3, columns=columns)
         self.ordinary = [ordinary, replace(ordinary, rows=13, count=4, seed=7)]
         ends = [replace(ordinary, outcomes=outcomes) for outcomes in ("solved", "hopeless")]
@@ -133,7 +135,8 @@ class SamplerChecks(Checks):
         self._comparable_only()
 
         def judge(trial: Trial) -> None:
-            before, found = random.getstate(), list[Draws]()
+            before = random.getstate()
+            found = list[Draws]()
             try:
                 for seed in (1, 2):
                     random.seed(seed)
@@ -220,7 +223,8 @@ class SamplerChecks(Checks):
         if self.deterministic:
 
             def judge(trial: Trial) -> None:
-                ours, theirs = self._started(trial), self._started(trial, again)
+                ours = self._started(trial)
+                theirs = self._started(trial, again)
                 compare(self._play(trial, ours), self._play(trial, theirs), "before and after pickling", trial)
 
             self._over(self.ordinary, judge)

@@ -50,6 +50,7 @@ def test_in_a_terminal_what_is_missing_is_told_and_nothing_is_obeyed(tmp_path: P
     assert (folder / "report.html").stat().st_size < 1_000_000
 
 
+@pytest.mark.slow
 def test_watching_writes_anew_and_ends_with_ctrl_c(tmp_path: Path) -> None:
     folder = write_history(tmp_path / "run", HISTORY)
     page = folder / "report.html"
@@ -80,6 +81,7 @@ def wait_for(reached: Callable[[], bool]) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.slow
 def test_without_matplotlib_the_extra_is_named(tmp_path: Path) -> None:
     folder = write_history(tmp_path / "run", HISTORY)
     code = (

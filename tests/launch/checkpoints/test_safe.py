@@ -137,6 +137,7 @@ def test_a_broken_checkpoint_is_passed_over_with_its_reason(
     assert reason in caplog.text
 
 
+@pytest.mark.slow
 def test_a_damaged_checkpoint_is_not_resumed(plain: Path, tiny_model: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(plain / "checkpoint-2", tmp_path / "checkpoint-2")
     flipped("optimizer.pt")(folder)
@@ -144,6 +145,7 @@ def test_a_damaged_checkpoint_is_not_resumed(plain: Path, tiny_model: Path, tmp_
         make(tiny_model, tmp_path, max_steps=3).train(resume_from_checkpoint=str(folder))
 
 
+@pytest.mark.slow
 def test_what_transformers_goes_on_without_is_a_warning(
     plain: Path, tiny_model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -187,6 +189,7 @@ def test_the_handler_of_transformers_is_refused(tiny_model: Path, tmp_path: Path
         make(tiny_model, tmp_path, enable_jit_checkpoint=True)
 
 
+@pytest.mark.slow
 def test_uploads_begin_at_the_final_place(tiny_model: Path, tmp_path: Path) -> None:
     pushed: list[tuple[str, bool]] = []
 
@@ -223,6 +226,7 @@ def test_a_checkpoint_without_its_weights_is_never_published(tiny_model: Path, t
     assert last_complete_checkpoint(tmp_path) == str(tmp_path / "checkpoint-1")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("plan", [{"max_steps": 2}, {"max_steps": -1, "num_train_epochs": 0.5}])
 def test_safe_checkpoint_resumes_a_finished_run(
     tiny_model: Path, tmp_path: Path, plan: dict[str, Any], caplog: pytest.LogCaptureFixture

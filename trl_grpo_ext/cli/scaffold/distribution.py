@@ -21,7 +21,8 @@ from ...plugins.metadata import installed_distributions, normalise, provenance
 from ...types import CONTRACT_VERSION
 from . import PluginKind
 
-_LONGEST_NAME, _LONGEST_DISTRIBUTION = 30, 40
+_LONGEST_NAME = 30
+_LONGEST_DISTRIBUTION = 40
 """So that no line of the templates is longer than 120 characters."""
 _NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
 _DISTRIBUTION = re.compile(r"[A-Za-z][A-Za-z0-9]*([._-]+[A-Za-z0-9]+)*")  # PEP 508, without a digit in front

@@ -69,7 +69,8 @@ def examine(
     launch = read_command(words)
     machine = machine or Machine()
     with tempfile.TemporaryDirectory(prefix="trl-grpo-ext-doctor-") as folder:
-        request, answer = Path(folder, "request.json"), Path(folder, "answer.json")
+        request = Path(folder, "request.json")
+        answer = Path(folder, "answer.json")
         asked = {"launch": dataclasses.asdict(launch), "machine": dataclasses.asdict(machine)}
         request.write_text(json.dumps({**asked, "prompt_length": prompt_length}))
         if launch.script is None:

@@ -161,7 +161,8 @@ def read_launcher(launch: Launch) -> Launch:
     def torch_launch(args: Any) -> NoReturn:
         config, *_ = torch_run.config_from_args(args)
         started.update(script=args.training_script, words=tuple(args.training_script_args), module=args.module)
-        count, machines = config.nproc_per_node, config.max_nodes
+        count = config.nproc_per_node
+        machines = config.max_nodes
         ranks = {
             "RANK": 0,
             "LOCAL_RANK": 0,

@@ -23,7 +23,8 @@ GB = 1e9
 BARELY = 0.9
 """Above this share of a device the doctor warns."""
 _OVERHEAD = 10**9
-_TILE_TOKENS, _TILE_ENTRIES = 4_096, 32_768
+_TILE_TOKENS = 4_096
+_TILE_ENTRIES = 32_768
 """TRL projects logits in tiles of this many tokens and vocabulary entries. Without Triton it holds eight at once."""
 
 
@@ -54,7 +55,9 @@ class Memory:
 
 def estimate(case: Case, prompt_length: int = 256) -> Memory | None:
     """Estimate a run's memory and disk for prompts of up to so many tokens; None if sizes or settings are unknown."""
-    sizes, launch, lora = case.sizes, case.launch, case.adapters
+    sizes = case.sizes
+    launch = case.launch
+    lora = case.adapters
     if sizes is None or not case["generation_batch_size"] or (lora and lora.refusal):
         return None
     halves = bool(case["fp16"] or case["bf16"])
@@ -129,7 +132,8 @@ def memory_problems(case: Case, memory: Memory) -> list[Problem]:
         fix = "Smaller per_device_train_batch_size or max_completion_length, LoRA, or more sharding."
         problems.append(Problem("warning", "memory", message, fix))
     # One checkpoint is written before one is deleted.
-    free, needed = case.disk()[0], ((case["save_total_limit"] or 1) + 1) * memory.checkpoint_bytes
+    free = case.disk()[0]
+    needed = ((case["save_total_limit"] or 1) + 1) * memory.checkpoint_bytes
     saves_here = (
         not (case.machine.elsewhere or case.machine.assumed) and getattr(case["save_strategy"], "value", None) != "no"
     )

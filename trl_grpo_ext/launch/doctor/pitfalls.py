@@ -225,7 +225,8 @@ def _cut(case: Case) -> str:
 
 def _too_few_prompts(case: Case) -> tuple[int, int] | None:
     """The number of prompts, and how many a generation batch takes."""
-    batch, size = case["generation_batch_size"], case["num_generations"]
+    batch = case["generation_batch_size"]
+    size = case["num_generations"]
     if not batch or not size or case.prompts is None:
         return None
     wanted = int(batch) // int(size)
