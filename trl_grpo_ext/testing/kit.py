@@ -38,8 +38,8 @@ def check(kind: Kind, plugin_or_selection: Any, **options: Any) -> Report:
     Args:
         kind: One of `KINDS`.
         plugin_or_selection: A plugin object or a selection: a name, a dotted path, a mapping with parameters.
-        **options: `OPTIONS`, for a reward also `OF_REWARDS`, for the others `tokenizer`; docs/conformance.md says what
-            each is. None is as good as leaving one out: then the plugin's own declaration counts, then the default.
+        **options: `OPTIONS`, for a reward also `OF_REWARDS`, for the others `tokenizer`; docs/writing_plugins.md
+            explains each. None is as good as leaving one out: the plugin's declaration counts, then the default.
 
     Raises:
         ConfigurationError: There is no such kind, rule or option.
