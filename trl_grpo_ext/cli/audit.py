@@ -272,16 +272,16 @@ def _wrong_ones(
         for number, row, text in right
         for wrong in (_OTHER_ANSWER, *(same_shape_but_wrong(text) if same_shape else ()))
     ]
-    told: set[int] = set()
+    reported: set[int] = set()
     for (number, row, text), judged in zip(asked, judge(asked), strict=True):
-        if number in told:
+        if number in reported:
             continue
         if text is _OTHER_ANSWER:
             if judged.outcome is Outcome.UNPARSEABLE or judged.outcome in _FAILURES:
-                told.add(number)
+                reported.add(number)
                 yield _finding(number, row[column], judged, ": compared with another answer")
         elif judged.outcome is Outcome.RIGHT:
-            told.add(number)
+            reported.add(number)
             detail = f"right as well: {shown(text[-_LONGEST_ANSWER:])}"
             yield Finding(number, _ACCEPTS, shown(row[column]), detail)
 
