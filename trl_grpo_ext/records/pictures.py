@@ -52,14 +52,7 @@ def data_uri(content: Any) -> str:
         if max(picture.size) > EDGE:
             raise ValueError(f"it has {picture.size[0]} x {picture.size[1]} pixels")
         encoded = _jpeg(picture)
-    except (
-        OSError,
-        SyntaxError,
-        TypeError,
-        IndexError,
-        KeyError,
-        OverflowError,
-    ) as error:  # pillow's for damaged files
+    except (OSError, SyntaxError, TypeError, LookupError, OverflowError, Image.DecompressionBombError) as error:
         raise ValueError(f"it is no JPEG ({type(error).__name__})") from error
     return f"data:image/jpeg;base64,{base64.b64encode(encoded).decode('ascii')}"
 
