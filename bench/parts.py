@@ -1,7 +1,7 @@
 """What paying each part by itself is worth, by the number of independent parts: the figure of docs/parts.md.
 
     python -m bench.parts gradients [--parts 1 2 4 8 16] [--prompts 160] [--docs docs/parts.md]
-    python -m bench.parts training [--parts 1 8] [--seeds 1 2 3] [--rates 2.5e-4 5e-4]
+    python -m bench.parts training [--parts 1 8] [--groups 2 16] [--jobs 1]    # goes on where it was stopped
     python -m bench.parts speed
 
 A prompt is K pairs of digits, and the answer the larger digit of each, one character per pair. The start is a tiny
@@ -10,19 +10,23 @@ answers are right or wrong independently, and all have something to learn.
 
 `gradients` samples at the start, 4 completions of each prompt, and measures how many times more completions the share
 of right answers needs for a gradient of the same signal-to-noise ratio as `part_credit` (an answer is a part); and the
-same with each part at another's place. `training` trains with both and counts the completions up to a share of 0.75
-right answers on held-out prompts. `speed` times parts of 512 completions on their way to tokens.
+same with each part at another's place. `training` trains with both, each with the best of four learning rates on other
+seeds, and counts the completions up to a share of right answers on held-out prompts; its raw runs are
+`bench/runs/parts.jsonl`. `speed` times parts of 512 completions on their way to tokens.
 """
 
 import argparse
 import contextlib
+import itertools
 import json
+import math
 import os
 import random
 import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,6 +35,8 @@ import torch
 from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback, TrainerCallback
 
+from bench.runner import Results, run_missing
+from bench.study_report import estimate
 from bench.tables import machine, show, versions
 from recipes.embedded.make_model import IGNORE, collate, make_tokenizer, make_untrained_model
 from trl_grpo_ext import GRPOExtConfig, GRPOExtTrainer, Parts
@@ -41,7 +47,12 @@ from trl_grpo_ext.testing import make_rollout
 DIGITS = "0123456789"
 COUNTS = (1, 2, 4, 8, 16)
 GROUP, PROMPTS = 4, 4  # completions of a prompt, prompts of a step
-TARGET = 0.75
+COMPLETIONS = GROUP * PROMPTS  # of a step, also with other groups
+TARGET, STEPS = 0.85, 200
+ARMS = ("share", "part_credit")
+RATES = (2.5e-4, 5e-4, 1e-3, 2e-3)
+TUNING_SEEDS = (101, 102)
+RUNS = Path(__file__).parent / "runs" / "parts.jsonl"
 _DRAW = random.Random(5)
 HABITS = {
     pair: _DRAW.choice([digit for digit in DIGITS if digit != max(pair)])
@@ -201,17 +212,34 @@ def gradients(options: argparse.Namespace, start: Path) -> None:
 # ------------------------------------------------------------------------------------------------------- training
 
 
+@dataclass(frozen=True)
+class Run:
+    """One training with 16 completions a step, which ends at the target."""
+
+    stage: str
+    arm: str
+    parts: int
+    group: int
+    rate: float
+    seed: int
+
+
 class Held(TrainerCallback):
-    """The share of right answers on held-out prompts, every few steps."""
+    """The share of right answers on held-out prompts, every few steps; a training that meets the target ends."""
 
     def __init__(self, count: int, every: int) -> None:
         self.count, self.every = count, every
-        self.rows = problems("heldout", max(128, 1024 // count), count, 0)
+        self.rows = problems("heldout", max(128, 2048 // count), count, 0)
         self.curve: list[tuple[int, float]] = []
 
+    def on_train_begin(self, args: Any, state: Any, control: Any, **keywords: Any) -> None:
+        self._measure(0, keywords)
+
     def on_step_end(self, args: Any, state: Any, control: Any, **keywords: Any) -> None:
-        if state.global_step % self.every:
-            return
+        if state.global_step % self.every == 0:
+            control.should_training_stop = self._measure(state.global_step, keywords) >= TARGET
+
+    def _measure(self, step: int, keywords: Any) -> float:
         model, tokenizer = keywords["model"], keywords["processing_class"]
         model.eval()
         with torch.random.fork_rng(devices=[]):
@@ -219,64 +247,147 @@ class Held(TrainerCallback):
             said = sampled(model, tokenizer, self.rows, self.count)
         model.train()
         found = statistics.mean(share(said, [row["answer"] for row in self.rows]))
-        self.curve.append((state.global_step, found))
+        self.curve.append((step, round(found, 4)))
+        return found
 
 
-def train(start: Path, count: int, parted: bool, rate: float, seed: int, steps: int) -> float | None:
-    """Completions up to the target; None if it is not met."""
-    held = Held(count, 5)
-    with tempfile.TemporaryDirectory() as folder:
-        args = GRPOExtConfig(
-            output_dir=folder,
-            seed=seed,
-            learning_rate=rate,
-            lr_scheduler_type="constant_with_warmup",
-            warmup_steps=3,
-            max_steps=steps,
-            per_device_train_batch_size=PROMPTS * GROUP,
-            gradient_accumulation_steps=1,
-            num_generations=GROUP,
-            max_completion_length=count + 2,
-            loss_type="dapo",
-            beta=0.0,
-            temperature=1.0,
-            use_cpu=True,
-            bf16=False,
-            gradient_checkpointing=False,
-            save_strategy="no",
-            report_to="none",
-            disable_tqdm=True,
-            advantage_hooks=[{"name": "part_credit", "normalise": True}] if parted else None,
-        )
-        rows = problems("train", steps * PROMPTS + 8, count, seed)
-        with Path(os.devnull).open("w") as nowhere, contextlib.redirect_stdout(nowhere):
-            reward = answers if parted else share
-            trainer = GRPOExtTrainer(str(start), reward, args, train_dataset=Dataset.from_list(rows), callbacks=[held])
-            trainer.remove_callback(PrinterCallback)
-            trainer.train()
-    return next((float(step * PROMPTS * GROUP) for step, right in held.curve if right >= TARGET), None)
+def completions_to(target: float, curve: Sequence[Sequence[float]], each: int) -> float | None:
+    """Completions up to the target, between two measurements by the straight line; None if it is not met."""
+    for (before, low), (step, found) in itertools.pairwise(curve):
+        if found >= target:
+            return each * (before + (step - before) * max(0.0, target - low) / (found - low))
+    return None
+
+
+def work(run: Run, start: Path) -> dict[str, Any]:
+    """One training: its line of the file."""
+    begun, held, parted = time.process_time(), Held(run.parts, 2), run.arm != "share"
+    settings: dict[str, Any] = {
+        "seed": run.seed,
+        "learning_rate": run.rate,
+        "lr_scheduler_type": "constant_with_warmup",
+        "warmup_steps": 3,
+        "max_steps": STEPS,
+        "per_device_train_batch_size": COMPLETIONS,
+        "gradient_accumulation_steps": 1,
+        "num_generations": run.group,
+        "max_completion_length": run.parts + 2,
+        "loss_type": "dapo",
+        "beta": 0.0,
+        "temperature": 1.0,
+        "use_cpu": True,
+        "bf16": False,
+        "gradient_checkpointing": False,
+        "save_strategy": "no",
+        "report_to": "none",
+        "disable_tqdm": True,
+        "advantage_hooks": [{"name": "part_credit", "normalise": True}] if parted else None,
+    }
+    rows = problems("train", STEPS * COMPLETIONS // run.group + 8, run.parts, run.seed)
+    reward: Any = answers if parted else share
+    if run.arm == "places shuffled":
+        reward = partial(answers, shift=1)
+        reward.__name__ = "answers"  # TRL logs a reward under its name
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        stack.enter_context(contextlib.redirect_stdout(stack.enter_context(Path(os.devnull).open("w"))))
+        args = GRPOExtConfig(output_dir=folder, **settings)
+        trainer = GRPOExtTrainer(str(start), reward, args, train_dataset=Dataset.from_list(rows), callbacks=[held])
+        trainer.remove_callback(PrinterCallback)
+        trainer.train()
+    return {
+        **asdict(run),
+        "heldout": held.curve,
+        "last": held.curve[-1][1],
+        "seconds": round(time.process_time() - begun, 1),
+    }
+
+
+def tuned_rates(lines: Sequence[dict[str, Any]]) -> dict[tuple[str, int, int], float]:
+    """By arm, parts and group the rate with the fewest completions to the target, in the mean of the tuning seeds."""
+    spent: dict[tuple[str, int, int], dict[float, list[float]]] = {}
+    for line in lines:
+        if line["stage"] == "tuning":
+            # A training that does not get there counts as one that needs half as much again, or more the farther it is.
+            needed = completions_to(TARGET, line["heldout"], COMPLETIONS) or STEPS * COMPLETIONS * (
+                1.5 + TARGET - line["last"]
+            )
+            rates = spent.setdefault((line["arm"], line["parts"], line["group"]), {})
+            rates.setdefault(line["rate"], []).append(needed)
+    return {cell: min(rates, key=lambda rate: statistics.mean(rates[rate])) for cell, rates in spent.items()}
 
 
 def training(options: argparse.Namespace, start: Path) -> None:
+    results, one = Results(RUNS), partial(work, start=start)
+    cells = [(count, group) for count in options.parts for group in options.groups]
+    tuning = [
+        Run("tuning", arm, count, group, rate, seed)
+        for count, group in cells
+        for arm in ARMS
+        for rate in options.rates
+        for seed in TUNING_SEEDS
+    ]
+    run_missing(tuning, results, options.jobs, one, "last")
+    rates = tuned_rates(results.lines)
+    runs = [
+        Run("evaluation", arm, count, group, rates[arm, count, group], seed)
+        for seed in options.seeds
+        for count, group in cells
+        for arm in ARMS
+    ]
+    runs += [
+        Run("evaluation", "places shuffled", 8, GROUP, rates["part_credit", 8, GROUP], seed)
+        for seed in options.seeds[:3]
+    ]
+    run_missing(runs, results, options.jobs, one, "last")
+    factors(options, results.lines)
+
+
+def factors(options: argparse.Namespace, lines: Sequence[dict[str, Any]]) -> None:
+    """The table of docs: completions to the target by parts and group, and their ratio, paired by seed."""
+    found: dict[tuple[str, int, int], dict[int, float | None]] = {}
+    rates: dict[tuple[str, int, int], float] = {}
+    for line in lines:
+        if line["stage"] == "evaluation":
+            cell = (line["arm"], line["parts"], line["group"])
+            found.setdefault(cell, {})[line["seed"]] = completions_to(TARGET, line["heldout"], COMPLETIONS)
+            rates[cell] = line["rate"]
     rows = []
-    for count in options.parts:
-        for seed in options.seeds:
-            best: dict[bool, float | None] = {}
-            for parted in (False, True):
-                found = [train(start, count, parted, rate, seed, options.steps) for rate in options.rates]
-                best[parted] = min((one for one in found if one is not None), default=None)
-            cells = ["not met" if one is None else f"{one:,.0f}" for one in (best[False], best[True])]
-            both = best[False] is not None and best[True] is not None
-            rows.append([str(count), str(seed), *cells, f"{best[False] / best[True]:.2f}" if both else ""])
-            print(rows[-1], flush=True)
+    for _, count, group in [cell for cell in sorted(found) if cell[0] == "share"]:
+        plain, parts = found["share", count, group], found["part_credit", count, group]
+        seeds = sorted({*plain} & {*parts})
+        row = [str(count), str(group), str(len(seeds))]
+        for arm, of_arm in (("share", plain), ("part_credit", parts)):
+            met = [of_arm[seed] for seed in seeds if of_arm[seed] is not None]
+            mean = f"{statistics.mean(met):,.0f}" if met else "-"  # type: ignore[type-var]
+            row.append(f"{mean} ({len(met)} of {len(seeds)}, {rates[arm, count, group]:g})")
+        row.append(ratio_text([(plain[seed], parts[seed]) for seed in seeds]))
+        rows.append(row)
     show(
-        "completions to 75 % right answers",
-        ["parts", "seed", "share", "`part_credit`", "ratio"],
+        "completions to the target by the number of parts",
+        ["parts", "group", "seeds", "share: completions (met, rate)", "`part_credit`", "times fewer"],
         rows,
-        f"{PROMPTS} prompts of {GROUP} completions a step, at most {options.steps} steps; the better of the rates "
-        f"{', '.join(map(str, options.rates))}. {versions('trl', 'torch')}; {machine()}.",
+        f"{COMPLETIONS} completions a step, at most {STEPS} steps, up to {TARGET:.0%} right answers (held out). "
+        f"Each arm's rate is the best of {', '.join(f'{rate:g}' for rate in options.rates)} on other seeds. Times fewer: "
+        f"the geometric mean over the paired seeds, in brackets its 95 % interval by Student's t; a seed that does not "
+        f"get there in time counts with all its completions, marked by >. {versions('trl', 'torch')}; {machine()}.",
         options.docs,
     )
+
+
+def ratio_text(pairs: Sequence[tuple[float | None, float | None]]) -> str:
+    """The geometric mean of the ratios with its interval."""
+    most = float(STEPS * COMPLETIONS)
+    if not pairs or any(parts is None for _, parts in pairs):
+        return "-"
+    logs = [math.log((plain or most) / parts) for plain, parts in pairs if parts]
+    bound = "> " if any(plain is None for plain, _ in pairs) else ""
+    if len(logs) < 2:
+        return f"{bound}{math.exp(logs[0]):.2f}"
+    of_logs = estimate(logs)
+    low = math.exp(of_logs.mean - of_logs.half_width)
+    high = math.exp(of_logs.mean + of_logs.half_width)
+    return f"{bound}{math.exp(of_logs.mean):.2f} [{low:.2f}, {high:.2f}]"
 
 
 # ---------------------------------------------------------------------------------------------------------- speed
@@ -311,9 +422,10 @@ def main(words: list[str] | None = None) -> None:
     parser.add_argument("--output", type=Path, default=Path("outputs/parts"))
     parser.add_argument("--parts", nargs="+", type=int, default=list(COUNTS))
     parser.add_argument("--prompts", type=int, default=160)
-    parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
-    parser.add_argument("--rates", nargs="+", type=float, default=[2.5e-4, 5e-4])
-    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--groups", nargs="+", type=int, default=[2, 4, 8, 16])
+    parser.add_argument("--seeds", nargs="+", type=int, default=[*range(1, 11)])
+    parser.add_argument("--rates", nargs="+", type=float, default=RATES)
+    parser.add_argument("--jobs", type=int, default=1, help="trainings at a time, one thread each")
     parser.add_argument("--docs", type=Path, help="a page whose table is replaced")
     options = parser.parse_args(words)
     torch.set_num_threads(1)

@@ -1,0 +1,386 @@
+"""Does credit by parts help a real model, and how much time do cheaper updates save? The figures of docs/evidence.md.
+
+    python -m bench.evidence start                        # the start model, from SmolLM2-135M-Instruct
+    python -m bench.evidence gate --parts 4 8 12          # signal to noise at the start: is a training worth it?
+    python -m bench.evidence tune --parts 12              # every arm at every rate, on seeds of their own
+    python -m bench.evidence train --parts 12             # five paired seeds, and the controls
+    python -m bench.evidence time --parts 12              # seconds of a step, plain TRL and ours in turns
+    python -m bench.evidence report --docs docs/evidence.md
+
+Each command does what is missing and ends; started again it goes on. A training is one line of
+`bench/runs/evidence.jsonl`. Prompts are never used twice, so the rewards of a step are of unseen problems too; beside
+them a fixed held-out set is measured every few steps, which no time counts. Seconds are the processor's on one thread.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import Dataset
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback, TrainerCallback
+from trl import GRPOConfig, GRPOTrainer
+
+from bench import color_lines as task
+from bench.runner import Results, run_missing
+from bench.study_report import estimate
+from bench.tables import machine, markdown, versions, write_block
+from recipes.common.models import cache_folder, make
+from trl_grpo_ext import GRPOExtConfig, GRPOExtMixin, load_rewards
+from trl_grpo_ext.history.compare import compare
+from trl_grpo_ext.types import WHOLE, Part, Parts
+
+OUTPUT = Path("outputs/evidence")
+RUNS = Path(__file__).parent / "runs" / "evidence.jsonl"
+START_STEPS = 36
+PROMPTS, GROUP = 4, 8  # of a step, and completions of a prompt
+EVERY, HELD_OUT = 5, 64
+STEPS = {"tuning": 20, "evaluation": 60, "time": 4}
+RATES = (5e-4, 1e-3, 2e-3)
+TUNING_SEEDS, SEEDS = (101,), (1, 2, 3, 4, 5)
+PARTS = (4, 8, 12)
+
+CREDIT = {"advantage_hooks": [{"name": "part_credit", "normalise": True}]}
+COMPACT = {"compact_updates": "exact"}
+SHARED = {**COMPACT, "share_prompts": True}
+ARMS: dict[str, dict[str, Any]] = {
+    "plain TRL": {},
+    "compact": COMPACT,
+    "shared": SHARED,
+    "parts": {**SHARED, **CREDIT},
+    "places shuffled": {**SHARED, **CREDIT},
+    "no places": {**SHARED, **CREDIT},
+}
+"""What each arm sets. All are paid by the reward `lines`, which is a number to TRL and parts to `part_credit`."""
+TUNED = ("shared", "parts")
+"""The arms whose rates are tuned; the others have the rate of the one that they are compared with."""
+RATE_OF = {"plain TRL": "shared", "compact": "shared", "places shuffled": "parts", "no places": "parts"}
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training."""
+
+    stage: str
+    arm: str
+    parts: int
+    rate: float
+    seed: int
+    steps: int
+    dtype: str = "float32"
+
+
+# ---------------------------------------------------------------------------------------------------------- training
+
+
+class Answers:
+    """The reward `lines`, with a part for the end; its parts' places are moved for the controls. Times itself."""
+
+    __name__ = "answers"
+
+    def __init__(self, places: str = "own") -> None:
+        (self.lines,) = load_rewards([{"name": "lines", "stop": 1.0}])
+        self.places, self.seconds = places, 0.0
+
+    def __call__(self, **columns: Any) -> list[Any]:
+        started = time.process_time()
+        scores = [self._moved(score) for score in self.lines(**columns)]
+        self.seconds += time.process_time() - started
+        return scores
+
+    def _moved(self, score: Any) -> Any:
+        if self.places == "own":
+            return score
+        parts = list(score.parts)
+        if self.places == "whole":
+            return Parts([Part(one.name, one.score, one.weight, WHOLE) for one in parts])
+        *lines, end = parts
+        places = [one.places for one in [*lines[1:], lines[0]]]
+        moved = [Part(one.name, one.score, one.weight, at) for one, at in zip(lines, places, strict=True)]
+        return Parts([*moved, end])
+
+
+class TimedPlain(GRPOTrainer):
+    """TRL's trainer, which also times generation and scoring."""
+
+    rollout_seconds = 0.0
+
+    def _generate_and_score_completions(self, inputs: Any) -> Any:
+        started = time.process_time()
+        output = super()._generate_and_score_completions(inputs)
+        self.rollout_seconds += time.process_time() - started
+        return output
+
+
+class TimedOurs(GRPOExtMixin, TimedPlain):
+    """Ours around the timed trainer: everything that ours adds counts as update, but for rewards."""
+
+
+class Watch(TrainerCallback):
+    """The line of a training: rewards and seconds of every step, and the held-out accuracy every few."""
+
+    def __init__(self, run: Run, every: int) -> None:
+        self.run, self.every = run, every
+        self.rows = task.problems("heldout", HELD_OUT, run.parts, 0)
+        self.trainer: Any = None
+        self.found: dict[str, Any] = {"heldout": [], "in_form": [], "rewards": [], "tokens": 0}
+        self.found |= {"sampling_s": [], "rewards_s": [], "update_s": [], "evaluation_s": 0.0}
+        self._started = 0.0
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **keywords: Any) -> None:
+        if self.every:
+            self._measure(0, keywords)
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **keywords: Any) -> None:
+        self.trainer.rollout_seconds = self.trainer.answers.seconds = 0.0
+        self._started = time.process_time()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **keywords: Any) -> None:
+        whole = time.process_time() - self._started
+        rollout, rewards = self.trainer.rollout_seconds, self.trainer.answers.seconds
+        for part, seconds in (("sampling", rollout - rewards), ("rewards", rewards), ("update", whole - rollout)):
+            self.found[f"{part}_s"].append(round(seconds, 3))
+        if self.every and state.global_step % self.every == 0:
+            self._measure(state.global_step, keywords)
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **keywords: Any) -> None:
+        if logs and "reward" in logs:
+            self.found["rewards"].append(round(logs["reward"], 4))
+            self.found["tokens"] += round(logs["completions/mean_length"] * PROMPTS * GROUP)
+
+    def _measure(self, step: int, keywords: Mapping[str, Any]) -> None:
+        started, model = time.process_time(), keywords["model"]
+        state = torch.get_rng_state()
+        torch.manual_seed(9)
+        model.eval()
+        texts = task.sampled(model, keywords["processing_class"], self.rows)
+        model.train()
+        torch.set_rng_state(state)
+        self.found["heldout"].append([step, round(task.right(texts, self.rows), 4)])
+        self.found["in_form"].append(round(task.in_form(texts, self.rows), 3))
+        self.found["evaluation_s"] += time.process_time() - started
+
+
+def trainer_of(run: Run, start: Path, folder: str, **more: Any) -> Any:
+    """The run's trainer."""
+    plain = run.arm == "plain TRL"
+    settings = {
+        "output_dir": folder,
+        "seed": run.seed,
+        "learning_rate": run.rate,
+        "lr_scheduler_type": "constant_with_warmup",
+        "warmup_steps": 3,
+        "max_steps": run.steps,
+        "per_device_train_batch_size": PROMPTS * GROUP,
+        "gradient_accumulation_steps": 1,
+        "num_generations": GROUP,
+        "max_completion_length": task.longest(run.parts),
+        "loss_type": "dapo",
+        "beta": 0.0,
+        "temperature": task.TEMPERATURE,
+        "use_cpu": True,
+        "bf16": run.dtype == "bfloat16",
+        "gradient_checkpointing": False,
+        "logging_steps": 1,
+        "save_strategy": "no",
+        "report_to": "none",
+        "disable_tqdm": True,
+        "model_init_kwargs": {"dtype": run.dtype},
+    }
+    answers = Answers({"places shuffled": "shuffled", "no places": "whole"}.get(run.arm, "own"))
+    trainer = (TimedPlain if plain else TimedOurs)(
+        str(start),
+        answers,
+        (GRPOConfig if plain else GRPOExtConfig)(**{**settings, **ARMS[run.arm], **more}),
+        train_dataset=Dataset.from_list(task.problems("train", run.steps * PROMPTS + 8, run.parts, run.seed)),
+        peft_config=LoraConfig(
+            r=16,
+            lora_alpha=32,
+            target_modules=["q_proj", "k_proj", "v_proj", "o_proj"],
+            task_type="CAUSAL_LM",
+        ),
+    )
+    trainer.answers = answers
+    trainer.remove_callback(PrinterCallback)
+    return trainer
+
+
+def work(run: Run, start: Path, every: int) -> dict[str, Any]:
+    """One training: its line of the file."""
+    started, watch = time.process_time(), Watch(run, every)
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        stack.enter_context(contextlib.redirect_stdout(stack.enter_context(Path(os.devnull).open("w"))))
+        trainer = trainer_of(run, start, folder)
+        watch.trainer = trainer
+        trainer.add_callback(watch)
+        trainer.train()
+    found = {name: round(value, 2) if isinstance(value, float) else value for name, value in watch.found.items()}
+    last = statistics.fmean(watch.found["rewards"][-5:])
+    return {**asdict(run), **found, "last": last, "seconds": round(time.process_time() - started, 1)}
+
+
+def start_of() -> Path:
+    """The start model's folder, made where it is not there."""
+    source, start = cache_folder(), OUTPUT / "start"
+    OUTPUT.mkdir(parents=True, exist_ok=True)
+    make(source)
+    task.make_start(str(source), start, PARTS, START_STEPS)
+    return start
+
+
+# -------------------------------------------------------------------------------------------------------------- gate
+
+
+def gate(count: int, groups: int, start: Path) -> dict[str, Any]:
+    """Signal to noise of each way to pay, at the start: a line of the file."""
+    begun, file = time.process_time(), OUTPUT / f"gate_{count}.jsonl"
+    tokenizer = AutoTokenizer.from_pretrained(start, padding_side="left")
+    policy = AutoModelForCausalLM.from_pretrained(start, dtype=torch.float32).eval()
+    rows = task.problems("gate", groups, count, 0)
+    torch.manual_seed(5)
+    texts = task.sampled(policy, tokenizer, rows, GROUP)
+    lines = [
+        {
+            "prompt": prompt,
+            "completion": texts[group * GROUP + member],
+            "lines": rows[group]["lines"],
+            "group": group,
+            "step": group // PROMPTS,
+            "truncated": False,
+        }
+        for group, prompt in enumerate(task.asked(tokenizer, rows))
+        for member in range(GROUP)
+    ]
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    credit = CREDIT["advantage_hooks"]
+    selections: dict[str, dict[str, Any]] = {"share": {"rewards": [Answers()]}}
+    for name, places in (("parts", "own"), ("places shuffled", "shuffled"), ("no places", "whole")):
+        selections[name] = {"rewards": [Answers(places)], "advantage_hooks": credit}
+    # The upper layers' adapters stand for all: the signal of the lower ones costs three times as much to measure.
+    adapters = LoraConfig(
+        r=16,
+        lora_alpha=32,
+        target_modules=["q_proj", "k_proj", "v_proj", "o_proj"],
+        layers_to_transform=list(range(22, 30)),
+        task_type="CAUSAL_LM",
+    )
+    model = get_peft_model(policy, adapters)
+    found = compare(
+        file,
+        selections,
+        model=model,
+        tokenizer=tokenizer,
+        temperature=task.TEMPERATURE,
+        dimensions=4096,
+        rows=GROUP,
+    ).gradients
+    assert found is not None
+    by_name = {
+        one.name: {"ratio": asdict(one.ratio), "worth": asdict(one.worth), "cosine": asdict(one.to_plain)}
+        for one in found.selections
+    }
+    repeated = [row for row in rows for _ in range(GROUP)]
+    facts = {"right": task.right(texts, repeated), "in_form": task.in_form(texts, repeated)}
+    is_open = by_name["parts"]["worth"]["low"] > 1.0 and by_name["parts"]["worth"]["value"] > 1.5
+    shuffled = by_name["places shuffled"]["ratio"]
+    return {
+        "stage": "gate",
+        "parts": count,
+        "groups": groups,
+        **facts,
+        "open": is_open and not shuffled["low"] > 0.0,
+        "selections": by_name,
+        "seconds": round(time.process_time() - begun, 1),
+    }
+
+
+# ---------------------------------------------------------------------------------------------------------- the plan
+
+
+def tuning_runs(count: int) -> list[Run]:
+    """The tuned arms at every rate."""
+    return [
+        Run("tuning", arm, count, rate, seed, STEPS["tuning"])
+        for seed in TUNING_SEEDS
+        for rate in RATES
+        for arm in TUNED
+    ]
+
+
+def tuned_rates(lines: Sequence[Mapping[str, Any]], count: int) -> dict[str, float]:
+    """By tuned arm the rate with the best held-out accuracy at the end of the tuning runs; of equals the smaller."""
+    found: dict[str, dict[float, list[float]]] = {}
+    for line in lines:
+        if line["stage"] == "tuning" and line["parts"] == count:
+            found.setdefault(line["arm"], {}).setdefault(line["rate"], []).append(line["heldout"][-1][1])
+    return {arm: max(sorted(rates), key=lambda rate: statistics.fmean(rates[rate])) for arm, rates in found.items()}
+
+
+def evaluation_runs(count: int, rates: Mapping[str, float], arms: Sequence[str], seeds: Sequence[int]) -> list[Run]:
+    """The arms on the same seeds, seed by seed."""
+    return [
+        Run("evaluation", arm, count, rates[RATE_OF.get(arm, arm)], seed, STEPS["evaluation"])
+        for seed in seeds
+        for arm in arms
+    ]
+
+
+def time_runs(count: int, rates: Mapping[str, float]) -> list[Run]:
+    """A few steps of each arm in turns, in both precisions."""
+    return [
+        Run("time", arm, count, rates[RATE_OF.get(arm, arm)], seed, STEPS["time"], dtype)
+        for seed in SEEDS[:3]
+        for dtype in ("float32", "bfloat16")
+        for arm in ("plain TRL", "compact", "shared", "parts")
+    ]
+
+
+def report(lines: Sequence[Mapping[str, Any]], page: Path | None) -> None:
+    """The tables."""
+
+
+def main(words: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("command", choices=("start", "gate", "tune", "train", "time", "report"))
+    parser.add_argument("--parts", nargs="+", type=int, default=PARTS)
+    parser.add_argument("--arms", nargs="+", choices=tuple(ARMS), default=("shared", "parts"))
+    parser.add_argument("--seeds", nargs="+", type=int, default=SEEDS)
+    parser.add_argument("--groups", type=int, default=200, help="prompts of the gate")
+    parser.add_argument("--jobs", type=int, default=1, help="trainings at a time, one thread each")
+    parser.add_argument("--docs", type=Path, help="a page whose tables are replaced")
+    options = parser.parse_args(words)
+    torch.set_num_threads(1)
+    results = Results(RUNS)
+    if options.command == "report":
+        report(results.lines, options.docs)
+        return
+    start = start_of()
+    for count in options.parts:
+        if options.command == "gate" and not any(
+            line["stage"] == "gate" and line["parts"] == count for line in results.lines
+        ):
+            results.add(gate(count, options.groups, start))
+        rates = tuned_rates(results.lines, count)
+        runs = {
+            "tune": lambda: tuning_runs(count),  # noqa: B023 (called here)
+            "train": lambda: evaluation_runs(count, rates, options.arms, options.seeds),  # noqa: B023
+            "time": lambda: time_runs(count, rates),  # noqa: B023
+        }
+        if options.command in runs:
+            every = 0 if options.command == "time" else EVERY
+            run_missing(runs[options.command](), results, options.jobs, partial(work, start=start, every=every), "last")
+
+
+if __name__ == "__main__":
+    main()
