@@ -1,4 +1,4 @@
-"""The task of `bench.evidence`: K short questions of one kind about a list of facts, answered line by line.
+"""The task of `bench.evidence`: K short questions of one kind about a list of 24 facts, answered line by line.
 
     Mia has a red lamp. Tom has a gray key. ...
     Write the color of each, one a line: key, lamp, ...
@@ -7,8 +7,8 @@
     lamp: red
 
 The answers are independent of each other, and each is a part of the reward `lines`. The start model is
-SmolLM2-135M-Instruct after some supervised steps on right answers: it writes the form, and about half of the answers
-are right.
+SmolLM2-135M-Instruct after some supervised steps on right answers, first to short lists, then to whole ones: it writes
+the form, and about half of the answers are right.
 """
 
 import os
@@ -23,7 +23,9 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+FACTS = 24
 NAMES = ["Mia", "Tom", "Ana", "Ben", "Zoe", "Sam", "Eva", "Max", "Lily", "Noah", "Ruth", "Omar", "Kai", "Amy", "Leo"]
+NAMES += ["Ivy", "Dan", "Joe", "Meg", "Ron", "Sue", "Tim", "Una", "Vic"]
 THINGS = ["lamp", "chair", "desk", "mug", "book", "pen", "clock", "bag", "hat", "plate", "shelf", "box", "ball", "coat"]
 THINGS += ["key", "ring", "cup", "fork", "bell", "drum", "kite", "rope", "vase", "tent"]
 COLORS = ["red", "blue", "green", "black", "white", "brown", "pink", "gray"]
@@ -31,13 +33,13 @@ TEMPERATURE = 0.9
 Row = dict[str, Any]
 
 
-def problem(rng: random.Random, count: int) -> Row:
-    """A prompt with `count` questions, and the right lines."""
-    names = rng.sample(NAMES, count)
-    things = rng.sample(THINGS, count)
-    colors = [rng.choice(COLORS) for _ in range(count)]
+def problem(rng: random.Random, count: int, size: int = FACTS) -> Row:
+    """A prompt with `size` facts and `count` questions, and the right lines."""
+    names = rng.sample(NAMES, size)
+    things = rng.sample(THINGS, size)
+    colors = [rng.choice(COLORS) for _ in range(size)]
     facts = [f"{name} has a {color} {thing}." for name, color, thing in zip(names, colors, things, strict=True)]
-    asked = rng.sample(range(count), count)
+    asked = rng.sample(range(size), count)
     question = "Write the color of each, one a line: " + ", ".join(things[n] for n in asked)
     prompt = [{"role": "user", "content": " ".join(facts) + "\n" + question}]
     return {"prompt": prompt, "lines": [f"{things[n]}: {colors[n]}" for n in asked]}
@@ -104,8 +106,8 @@ def said(text: str) -> list[str]:
     return [line.strip() for line in text.strip().split("\n") if line.strip()]
 
 
-def make_start(source: str, folder: Path, counts: Sequence[int], steps: int) -> None:
-    """Supervised steps on right answers to problems of these sizes, and a line of what came of them."""
+def make_start(source: str, folder: Path, counts: Sequence[int], steps: int, size: int | None) -> None:
+    """Supervised steps on right answers, with so many questions and facts; None: as many facts as questions."""
     if (folder / "config.json").is_file():
         return
     begun = time.process_time()
@@ -119,7 +121,8 @@ def make_start(source: str, folder: Path, counts: Sequence[int], steps: int) -> 
     for step in range(steps):
         for group in optimizer.param_groups:
             group["lr"] = 1e-3 * min(1.0, (step + 1) / 5)
-        rows = [problem(rng, counts[step % len(counts)]) for _ in range(8)]
+        count = counts[step % len(counts)]
+        rows = [problem(rng, count, size or count) for _ in range(8)]
         loss = supervised_loss(model.base_model.model, tokenizer, rows)
         loss.backward()
         optimizer.step()

@@ -15,6 +15,7 @@ them a fixed held-out set is measured every few steps, which no time counts. Sec
 import argparse
 import contextlib
 import json
+import math
 import os
 import statistics
 import tempfile
@@ -27,26 +28,30 @@ from typing import Any
 
 import torch
 from datasets import Dataset
-from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from bench import color_lines as task
+from bench.parts import completions_to
+from bench.resampling import interval
 from bench.runner import Results, run_missing
 from bench.study_report import estimate
 from bench.tables import machine, markdown, versions, write_block
 from recipes.common.models import cache_folder, make
 from trl_grpo_ext import GRPOExtConfig, GRPOExtMixin, load_rewards
 from trl_grpo_ext.history.compare import compare
+from trl_grpo_ext.history.compare.statistics import Estimate
 from trl_grpo_ext.types import WHOLE, Part, Parts
 
 OUTPUT = Path("outputs/evidence")
 RUNS = Path(__file__).parent / "runs" / "evidence.jsonl"
-START_STEPS = 36
-PROMPTS, GROUP = 4, 8  # of a step, and completions of a prompt
-EVERY, HELD_OUT = 5, 64
-STEPS = {"tuning": 20, "evaluation": 60, "time": 4}
-RATES = (5e-4, 1e-3, 2e-3)
+START_STEPS = (36, 20)  # on lists of as many facts as questions, on whole ones
+TRAINED = range(15, 30)
+PROMPTS, GROUP = 2, 8  # of a step, and completions of a prompt
+EVERY, HELD_OUT = 10, 64
+TARGET = 0.75
+STEPS = {"tuning": 30, "evaluation": 100, "time": 4}
+RATES = (1e-5, 3e-5, 1e-4)
 TUNING_SEEDS, SEEDS = (101,), (1, 2, 3, 4, 5)
 PARTS = (4, 8, 12)
 
@@ -151,14 +156,15 @@ class Watch(TrainerCallback):
         for part, seconds in (("sampling", rollout - rewards), ("rewards", rewards), ("update", whole - rollout)):
             self.found[f"{part}_s"].append(round(seconds, 3))
         if self.every and state.global_step % self.every == 0:
-            self._measure(state.global_step, keywords)
+            found = self._measure(state.global_step, keywords)
+            control.should_training_stop = self.run.stage == "evaluation" and found >= TARGET
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **keywords: Any) -> None:
         if logs and "reward" in logs:
             self.found["rewards"].append(round(logs["reward"], 4))
             self.found["tokens"] += round(logs["completions/mean_length"] * PROMPTS * GROUP)
 
-    def _measure(self, step: int, keywords: Mapping[str, Any]) -> None:
+    def _measure(self, step: int, keywords: Mapping[str, Any]) -> float:
         started, model = time.process_time(), keywords["model"]
         state = torch.get_rng_state()
         torch.manual_seed(9)
@@ -166,9 +172,20 @@ class Watch(TrainerCallback):
         texts = task.sampled(model, keywords["processing_class"], self.rows)
         model.train()
         torch.set_rng_state(state)
-        self.found["heldout"].append([step, round(task.right(texts, self.rows), 4)])
+        right = task.right(texts, self.rows)
+        self.found["heldout"].append([step, round(right, 4)])
         self.found["in_form"].append(round(task.in_form(texts, self.rows), 3))
         self.found["evaluation_s"] += time.process_time() - started
+        return right
+
+
+def policy_of(start: Path, dtype: str) -> Any:
+    """The start model, whose upper half is trained."""
+    model = AutoModelForCausalLM.from_pretrained(start, dtype=dtype)
+    model.requires_grad_(False)
+    for number in TRAINED:
+        model.model.layers[number].requires_grad_(True)
+    return model
 
 
 def trainer_of(run: Run, start: Path, folder: str, **more: Any) -> Any:
@@ -195,20 +212,14 @@ def trainer_of(run: Run, start: Path, folder: str, **more: Any) -> Any:
         "save_strategy": "no",
         "report_to": "none",
         "disable_tqdm": True,
-        "model_init_kwargs": {"dtype": run.dtype},
     }
     answers = Answers({"places shuffled": "shuffled", "no places": "whole"}.get(run.arm, "own"))
     trainer = (TimedPlain if plain else TimedOurs)(
-        str(start),
+        policy_of(start, run.dtype),
         answers,
         (GRPOConfig if plain else GRPOExtConfig)(**{**settings, **ARMS[run.arm], **more}),
         train_dataset=Dataset.from_list(task.problems("train", run.steps * PROMPTS + 8, run.parts, run.seed)),
-        peft_config=LoraConfig(
-            r=16,
-            lora_alpha=32,
-            target_modules=["q_proj", "k_proj", "v_proj", "o_proj"],
-            task_type="CAUSAL_LM",
-        ),
+        processing_class=AutoTokenizer.from_pretrained(start, padding_side="left"),
     )
     trainer.answers = answers
     trainer.remove_callback(PrinterCallback)
@@ -235,7 +246,8 @@ def start_of() -> Path:
     source, start = cache_folder(), OUTPUT / "start"
     OUTPUT.mkdir(parents=True, exist_ok=True)
     make(source)
-    task.make_start(str(source), start, PARTS, START_STEPS)
+    task.make_start(str(source), OUTPUT / "short", PARTS, START_STEPS[0], None)
+    task.make_start(str(OUTPUT / "short"), start, PARTS, START_STEPS[1], task.FACTS)
     return start
 
 
@@ -267,19 +279,10 @@ def gate(count: int, groups: int, start: Path) -> dict[str, Any]:
     selections: dict[str, dict[str, Any]] = {"share": {"rewards": [Answers()]}}
     for name, places in (("parts", "own"), ("places shuffled", "shuffled"), ("no places", "whole")):
         selections[name] = {"rewards": [Answers(places)], "advantage_hooks": credit}
-    # The upper layers' adapters stand for all: the signal of the lower ones costs three times as much to measure.
-    adapters = LoraConfig(
-        r=16,
-        lora_alpha=32,
-        target_modules=["q_proj", "k_proj", "v_proj", "o_proj"],
-        layers_to_transform=list(range(22, 30)),
-        task_type="CAUSAL_LM",
-    )
-    model = get_peft_model(policy, adapters)
     found = compare(
         file,
         selections,
-        model=model,
+        model=policy_of(start, "float32"),
         tokenizer=tokenizer,
         temperature=task.TEMPERATURE,
         dimensions=4096,
@@ -346,8 +349,164 @@ def time_runs(count: int, rates: Mapping[str, float]) -> list[Run]:
     ]
 
 
+# ------------------------------------------------------------------------------------------------------------ tables
+
+
 def report(lines: Sequence[Mapping[str, Any]], page: Path | None) -> None:
-    """The tables."""
+    """Print the tables; with a page, write them between its markers, and the picture beside it."""
+    said = f"SmolLM2-135M-Instruct, {versions('trl', 'transformers', 'torch')}; {machine()}, one thread."
+    blocks = {"gate": gate_table(lines), "completions": completions_table(lines), "time": time_table(lines)}
+    for name, table in blocks.items():
+        print(f"{table}\n")
+        if page is not None:
+            write_block(page, f"evidence: {name}", f"{table}\n\n{said}")
+    if page is not None:
+        plot(lines, page.parent / "images" / "evidence.png")
+
+
+def gate_table(lines: Sequence[Mapping[str, Any]]) -> str:
+    """Signal to noise at the start, by the number of parts."""
+    heads = ["parts", "right", "in form", "prompts", "signal to noise, share", "`part_credit`", "worth"]
+    heads += ["places shuffled", "no places: worth", "gate"]
+    rows = []
+    for line in sorted((line for line in lines if line["stage"] == "gate"), key=lambda line: int(line["parts"])):
+        of = {name: {key: Estimate(**one) for key, one in found.items()} for name, found in line["selections"].items()}
+        cells = [str(line["parts"]), f"{line['right']:.2f}", f"{line['in_form']:.2f}", str(line["groups"])]
+        cells += [of["share"]["ratio"].text(), of["parts"]["ratio"].text(), of["parts"]["worth"].text(2)]
+        cells += [of["places shuffled"]["ratio"].text(), of["no places"]["worth"].text(2)]
+        rows.append([*cells, "open" if line["open"] else "closed"])
+    return markdown(heads, rows)
+
+
+def trainings(lines: Sequence[Mapping[str, Any]], count: int) -> dict[str, dict[int, Mapping[str, Any]]]:
+    """By arm and seed."""
+    found: dict[str, dict[int, Mapping[str, Any]]] = {}
+    for line in lines:
+        if line["stage"] == "evaluation" and line["parts"] == count:
+            found.setdefault(line["arm"], {})[line["seed"]] = line
+    return found
+
+
+def completions_table(lines: Sequence[Mapping[str, Any]]) -> str:
+    """Completions to the target, and the held-out accuracy at the end, each beside `shared` at the same seeds."""
+    heads = ["parts", "arm", "rate", "seeds", "met", "completions to the target", "times fewer", "held out at the end"]
+    heads += ["difference"]
+    rows = []
+    for count in PARTS:
+        by_arm = trainings(lines, count)
+        for arm, of_arm in by_arm.items():
+            needed = {seed: steps_to(TARGET, line["heldout"]) for seed, line in of_arm.items()}
+            met = [steps * PROMPTS * GROUP for steps in needed.values() if steps is not None]
+            last = {seed: line["heldout"][-1][1] for seed, line in of_arm.items()}
+            rate = next(iter(of_arm.values()))["rate"]
+            cells = [str(count), arm, f"{rate:g}", str(len(of_arm)), str(len(met))]
+            cells += [f"{statistics.fmean(met):,.0f}" if met else "-"]
+            base, pairs, differences = by_arm.get("shared", {}), [], []
+            for seed in sorted({*of_arm} & {*base}):
+                pairs.append((steps_to(TARGET, base[seed]["heldout"]), needed[seed]))
+                differences.append(last[seed] - base[seed]["heldout"][-1][1])
+            is_base = arm == "shared"
+            cells += ["" if is_base else ratio_text(pairs), f"{statistics.fmean(last.values()):.3f}"]
+            rows.append([*cells, "" if is_base else interval(differences)])
+    return markdown(heads, rows)
+
+
+def steps_to(target: float, curve: Sequence[Sequence[float]]) -> float | None:
+    """Steps up to the target, between two measurements by the straight line; None if it is not met."""
+    return completions_to(target, curve, 1)
+
+
+def ratio_text(pairs: Sequence[tuple[float | None, float | None]]) -> str:
+    """The geometric mean of the ratios with its interval; a base that did not get there counts with all its steps."""
+    if not pairs or any(found is None for _, found in pairs):
+        return "-"
+    logs = [math.log((base or STEPS["evaluation"]) / found) for base, found in pairs if found]
+    bound = "> " if any(base is None for base, _ in pairs) else ""
+    if len(logs) < 2:
+        return f"{bound}{math.exp(logs[0]):.2f}"
+    of_logs = estimate(logs)
+    low, high = (math.exp(of_logs.mean + sign * of_logs.half_width) for sign in (-1, 1))
+    return f"{bound}{math.exp(of_logs.mean):.2f} [{low:.2f}, {high:.2f}]"
+
+
+def seconds_of_step(lines: Sequence[Mapping[str, Any]], count: int, arm: str, dtype: str) -> list[float]:
+    """Sampling, rewards, update and all of a step: medians over the steps of the timed runs, their first left out."""
+    timed = [line for line in lines if line["stage"] == "time" and line["parts"] == count]
+    found = [line for line in timed if line["arm"] == arm and line["dtype"] == dtype]
+    parts = [[s for line in found for s in line[f"{part}_s"][1:]] for part in ("sampling", "rewards", "update")]
+    return [] if not found else [*map(statistics.median, parts), statistics.median(map(sum, zip(*parts, strict=True)))]
+
+
+def time_table(lines: Sequence[Mapping[str, Any]]) -> str:
+    """Seconds of a step, and to the target."""
+    heads = ["parts", "precision", "arm", "sampling, s", "rewards", "update", "a step", "times faster"]
+    heads += ["seconds to the target", "times less time"]
+    rows = []
+    for count in PARTS:
+        by_arm = trainings(lines, count)
+        for dtype in ("float32", "bfloat16"):
+            plain = seconds_of_step(lines, count, "plain TRL", dtype)
+            for arm in ("plain TRL", "compact", "shared", "parts"):
+                seconds = seconds_of_step(lines, count, arm, dtype)
+                if not seconds:
+                    continue
+                cells = [str(count), dtype, arm, *(f"{one:.2f}" for one in seconds), f"{plain[-1] / seconds[-1]:.2f}"]
+                pairs = []
+                for seed, base in by_arm.get("shared", {}).items():
+                    own = by_arm.get("parts", {}).get(seed) if arm == "parts" else base
+                    if own is not None:
+                        pairs.append((steps_to(TARGET, base["heldout"]), steps_to(TARGET, own["heldout"])))
+                met = [steps * seconds[-1] for _, steps in pairs if steps is not None]
+                scaled = [(base and base * plain[-1], steps and steps * seconds[-1]) for base, steps in pairs]
+                if dtype == "float32":  # the trainings' precision
+                    most = STEPS["evaluation"] * plain[-1]
+                    cells += [f"{statistics.fmean(met):,.0f} ({len(met)} of {len(pairs)})" if met else "-"]
+                    cells += [ratio_text([(base or most, found) for base, found in scaled])]
+                else:
+                    cells += ["", ""]
+                rows.append(cells)
+    return markdown(heads, rows)
+
+
+def plot(lines: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """Held-out accuracy over completions and over seconds: each seed thin, the mean of the seeds thick."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    counts = [count for count in PARTS if trainings(lines, count)]
+    figure, axes = pyplot.subplots(1, 2 * len(counts), figsize=(4.4 * 2 * len(counts), 3.2), squeeze=False)
+    for place, count in enumerate(counts):
+        completions, clock = axes[0][2 * place], axes[0][2 * place + 1]
+        by_arm = trainings(lines, count)
+        drawn = [("plain TRL", "shared", "C7"), ("shared", "shared", "C1"), ("parts", "parts", "C0")]
+        for arm, source, color in drawn:
+            curves = [line["heldout"] for line in by_arm.get(source, {}).values()]
+            seconds = seconds_of_step(lines, count, arm, "float32")
+            if not curves:
+                continue
+            steps = [step for step, _ in curves[0]]
+            mean = [statistics.fmean(curve[n][1] for curve in curves) for n in range(len(steps))]
+            if arm != "plain TRL":
+                for curve in curves:
+                    completions.plot(
+                        [s * PROMPTS * GROUP for s in steps], [y for _, y in curve], color, lw=0.5, alpha=0.5
+                    )
+                label = "outcome reward" if arm == "shared" else "part_credit"
+                completions.plot([s * PROMPTS * GROUP for s in steps], mean, color, lw=2, label=label)
+            if seconds:
+                names = {"plain TRL": "plain TRL", "shared": "cheap updates", "parts": "and part_credit"}
+                clock.plot([s * seconds[-1] for s in steps], mean, color, lw=2, label=names[arm])
+        completions.set_xlabel("completions")
+        clock.set_xlabel("seconds of one core")
+        for axis in (completions, clock):
+            axis.axhline(TARGET, color="0.7", lw=0.8, ls="--")
+            axis.set_title(f"{count} parts", fontsize=10)
+            axis.legend(fontsize=8, loc="lower right")
+    axes[0][0].set_ylabel("right answers, held out")
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
 
 
 def main(words: list[str] | None = None) -> None:
