@@ -24,7 +24,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from datasets import Dataset
@@ -32,7 +32,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback, T
 from trl import GRPOConfig, GRPOTrainer
 
 from bench import color_lines as task
-from bench.parts import completions_to
 from bench.resampling import interval
 from bench.runner import Results, run_missing
 from bench.study_report import estimate
@@ -45,13 +44,13 @@ from trl_grpo_ext.types import WHOLE, Part, Parts
 
 OUTPUT = Path("outputs/evidence")
 RUNS = Path(__file__).parent / "runs" / "evidence.jsonl"
-START_STEPS = (36, 20)  # on lists of as many facts as questions, on whole ones
+START_STEPS = (36, 12)  # on lists of as many facts as questions, on whole ones
 TRAINED = range(15, 30)
 PROMPTS, GROUP = 2, 8  # of a step, and completions of a prompt
-EVERY, HELD_OUT = 10, 64
-TARGET = 0.75
-STEPS = {"tuning": 30, "evaluation": 100, "time": 4}
-RATES = (1e-5, 3e-5, 1e-4)
+WINDOW, HELD_OUT = 10, 64
+TARGET = 0.6
+STEPS = {"tuning": 20, "evaluation": 120, "time": 4}
+RATES = (3e-5, 1e-4)
 TUNING_SEEDS, SEEDS = (101,), (1, 2, 3, 4, 5)
 PARTS = (4, 8, 12)
 
@@ -95,13 +94,15 @@ class Answers:
 
     def __init__(self, places: str = "own") -> None:
         (self.lines,) = load_rewards([{"name": "lines", "stop": 1.0}])
-        self.places, self.seconds = places, 0.0
+        self.places, self.seconds, self.right = places, 0.0, 0.0
 
     def __call__(self, **columns: Any) -> list[Any]:
         started = time.process_time()
-        scores = [self._moved(score) for score in self.lines(**columns)]
+        scores = self.lines(**columns)
+        moved = [self._moved(score) for score in scores]
         self.seconds += time.process_time() - started
-        return scores
+        self.right = statistics.fmean(part.score for score in scores for part in score.parts[:-1])
+        return moved
 
     def _moved(self, score: Any) -> Any:
         if self.places == "own":
@@ -132,19 +133,12 @@ class TimedOurs(GRPOExtMixin, TimedPlain):
 
 
 class Watch(TrainerCallback):
-    """The line of a training: rewards and seconds of every step, and the held-out accuracy every few."""
+    """The line of a training: right answers and seconds of every step, and the held-out accuracy at the end."""
 
-    def __init__(self, run: Run, every: int) -> None:
-        self.run, self.every = run, every
-        self.rows = task.problems("heldout", HELD_OUT, run.parts, 0)
-        self.trainer: Any = None
-        self.found: dict[str, Any] = {"heldout": [], "in_form": [], "rewards": [], "tokens": 0}
-        self.found |= {"sampling_s": [], "rewards_s": [], "update_s": [], "evaluation_s": 0.0}
+    def __init__(self, run: Run) -> None:
+        self.run, self.trainer = run, cast(Any, None)
+        self.found: dict[str, Any] = {"right": [], "tokens": 0, "sampling_s": [], "rewards_s": [], "update_s": []}
         self._started = 0.0
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **keywords: Any) -> None:
-        if self.every:
-            self._measure(0, keywords)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **keywords: Any) -> None:
         self.trainer.rollout_seconds = self.trainer.answers.seconds = 0.0
@@ -155,28 +149,35 @@ class Watch(TrainerCallback):
         rollout, rewards = self.trainer.rollout_seconds, self.trainer.answers.seconds
         for part, seconds in (("sampling", rollout - rewards), ("rewards", rewards), ("update", whole - rollout)):
             self.found[f"{part}_s"].append(round(seconds, 3))
-        if self.every and state.global_step % self.every == 0:
-            found = self._measure(state.global_step, keywords)
-            control.should_training_stop = self.run.stage == "evaluation" and found >= TARGET
+        self.found["right"].append(round(self.trainer.answers.right, 4))
+        if self.run.stage == "evaluation":
+            control.should_training_stop = steps_to(TARGET, self.found["right"]) is not None
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **keywords: Any) -> None:
         if logs and "reward" in logs:
-            self.found["rewards"].append(round(logs["reward"], 4))
             self.found["tokens"] += round(logs["completions/mean_length"] * PROMPTS * GROUP)
 
-    def _measure(self, step: int, keywords: Mapping[str, Any]) -> float:
-        started, model = time.process_time(), keywords["model"]
-        state = torch.get_rng_state()
+    def on_train_end(self, args: Any, state: Any, control: Any, **keywords: Any) -> None:
+        if self.run.stage != "evaluation":
+            return
+        rows, model = task.problems("heldout", HELD_OUT, self.run.parts, 0), keywords["model"]
         torch.manual_seed(9)
         model.eval()
-        texts = task.sampled(model, keywords["processing_class"], self.rows)
-        model.train()
-        torch.set_rng_state(state)
-        right = task.right(texts, self.rows)
-        self.found["heldout"].append([step, round(right, 4)])
-        self.found["in_form"].append(round(task.in_form(texts, self.rows), 3))
-        self.found["evaluation_s"] += time.process_time() - started
-        return right
+        texts = task.sampled(model, keywords["processing_class"], rows)
+        self.found["heldout"] = round(task.right(texts, rows), 4)
+        self.found["in_form"] = round(task.in_form(texts, rows), 3)
+
+
+def windows(right: Sequence[float]) -> list[tuple[float, float]]:
+    """Completed steps at the middle of each window, and the share of right answers in it."""
+    return [
+        (last - WINDOW / 2, statistics.fmean(right[last - WINDOW : last])) for last in range(WINDOW, len(right) + 1)
+    ]
+
+
+def steps_to(target: float, right: Sequence[float]) -> float | None:
+    """Steps up to the target, which the mean of `WINDOW` steps has to meet; None if it is not met."""
+    return next((step for step, found in windows(right) if found >= target), None)
 
 
 def policy_of(start: Path, dtype: str) -> Any:
@@ -226,9 +227,9 @@ def trainer_of(run: Run, start: Path, folder: str, **more: Any) -> Any:
     return trainer
 
 
-def work(run: Run, start: Path, every: int) -> dict[str, Any]:
+def work(run: Run, start: Path) -> dict[str, Any]:
     """One training: its line of the file."""
-    started, watch = time.process_time(), Watch(run, every)
+    started, watch = time.process_time(), Watch(run)
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         stack.enter_context(contextlib.redirect_stdout(stack.enter_context(Path(os.devnull).open("w"))))
@@ -237,7 +238,7 @@ def work(run: Run, start: Path, every: int) -> dict[str, Any]:
         trainer.add_callback(watch)
         trainer.train()
     found = {name: round(value, 2) if isinstance(value, float) else value for name, value in watch.found.items()}
-    last = statistics.fmean(watch.found["rewards"][-5:])
+    last = statistics.fmean(watch.found["right"][-WINDOW:])
     return {**asdict(run), **found, "last": last, "seconds": round(time.process_time() - started, 1)}
 
 
@@ -322,11 +323,11 @@ def tuning_runs(count: int) -> list[Run]:
 
 
 def tuned_rates(lines: Sequence[Mapping[str, Any]], count: int) -> dict[str, float]:
-    """By tuned arm the rate with the best held-out accuracy at the end of the tuning runs; of equals the smaller."""
+    """By tuned arm the rate with the most right answers at the end of the tuning runs; of equals the smaller."""
     found: dict[str, dict[float, list[float]]] = {}
     for line in lines:
         if line["stage"] == "tuning" and line["parts"] == count:
-            found.setdefault(line["arm"], {}).setdefault(line["rate"], []).append(line["heldout"][-1][1])
+            found.setdefault(line["arm"], {}).setdefault(line["rate"], []).append(line["last"])
     return {arm: max(sorted(rates), key=lambda rate: statistics.fmean(rates[rate])) for arm, rates in found.items()}
 
 
@@ -395,25 +396,20 @@ def completions_table(lines: Sequence[Mapping[str, Any]]) -> str:
     for count in PARTS:
         by_arm = trainings(lines, count)
         for arm, of_arm in by_arm.items():
-            needed = {seed: steps_to(TARGET, line["heldout"]) for seed, line in of_arm.items()}
+            needed = {seed: steps_to(TARGET, line["right"]) for seed, line in of_arm.items()}
             met = [steps * PROMPTS * GROUP for steps in needed.values() if steps is not None]
-            last = {seed: line["heldout"][-1][1] for seed, line in of_arm.items()}
+            last = {seed: line["heldout"] for seed, line in of_arm.items()}
             rate = next(iter(of_arm.values()))["rate"]
             cells = [str(count), arm, f"{rate:g}", str(len(of_arm)), str(len(met))]
             cells += [f"{statistics.fmean(met):,.0f}" if met else "-"]
             base, pairs, differences = by_arm.get("shared", {}), [], []
             for seed in sorted({*of_arm} & {*base}):
-                pairs.append((steps_to(TARGET, base[seed]["heldout"]), needed[seed]))
-                differences.append(last[seed] - base[seed]["heldout"][-1][1])
+                pairs.append((steps_to(TARGET, base[seed]["right"]), needed[seed]))
+                differences.append(last[seed] - base[seed]["right"])
             is_base = arm == "shared"
             cells += ["" if is_base else ratio_text(pairs), f"{statistics.fmean(last.values()):.3f}"]
             rows.append([*cells, "" if is_base else interval(differences)])
     return markdown(heads, rows)
-
-
-def steps_to(target: float, curve: Sequence[Sequence[float]]) -> float | None:
-    """Steps up to the target, between two measurements by the straight line; None if it is not met."""
-    return completions_to(target, curve, 1)
 
 
 def ratio_text(pairs: Sequence[tuple[float | None, float | None]]) -> str:
@@ -455,7 +451,7 @@ def time_table(lines: Sequence[Mapping[str, Any]]) -> str:
                 for seed, base in by_arm.get("shared", {}).items():
                     own = by_arm.get("parts", {}).get(seed) if arm == "parts" else base
                     if own is not None:
-                        pairs.append((steps_to(TARGET, base["heldout"]), steps_to(TARGET, own["heldout"])))
+                        pairs.append((steps_to(TARGET, base["right"]), steps_to(TARGET, own["right"])))
                 met = [steps * seconds[-1] for _, steps in pairs if steps is not None]
                 scaled = [(base and base * plain[-1], steps and steps * seconds[-1]) for base, steps in pairs]
                 if dtype == "float32":  # the trainings' precision
@@ -537,8 +533,7 @@ def main(words: list[str] | None = None) -> None:
             "time": lambda: time_runs(count, rates),  # noqa: B023
         }
         if options.command in runs:
-            every = 0 if options.command == "time" else EVERY
-            run_missing(runs[options.command](), results, options.jobs, partial(work, start=start, every=every), "last")
+            run_missing(runs[options.command](), results, options.jobs, partial(work, start=start), "last")
 
 
 if __name__ == "__main__":
