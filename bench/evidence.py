@@ -37,6 +37,7 @@ from bench.runner import Results, run_missing
 from bench.study_report import estimate
 from bench.tables import machine, markdown, versions, write_block
 from recipes.common.models import cache_folder, make
+from recipes.common.trainer import share_prefill
 from trl_grpo_ext import GRPOExtConfig, GRPOExtMixin, load_rewards
 from trl_grpo_ext.history.compare import compare
 from trl_grpo_ext.history.compare.statistics import Estimate
@@ -49,7 +50,7 @@ TRAINED = range(15, 30)
 PROMPTS, GROUP = 2, 8  # of a step, and completions of a prompt
 WINDOW, HELD_OUT = 10, 64
 TARGET = 0.6
-STEPS = {"tuning": 20, "evaluation": 120, "time": 4}
+STEPS = {"tuning": 14, "evaluation": 80, "time": 4}
 RATES = (3e-5, 1e-4)
 TUNING_SEEDS, SEEDS = (101,), (1, 2, 3, 4, 5)
 PARTS = (4, 8, 12)
@@ -206,6 +207,7 @@ def trainer_of(run: Run, start: Path, folder: str, **more: Any) -> Any:
         "loss_type": "dapo",
         "beta": 0.0,
         "temperature": task.TEMPERATURE,
+        "cache_implementation": "static",
         "use_cpu": True,
         "bf16": run.dtype == "bfloat16",
         "gradient_checkpointing": False,
@@ -222,6 +224,8 @@ def trainer_of(run: Run, start: Path, folder: str, **more: Any) -> Any:
         train_dataset=Dataset.from_list(task.problems("train", run.steps * PROMPTS + 8, run.parts, run.seed)),
         processing_class=AutoTokenizer.from_pretrained(start, padding_side="left"),
     )
+    if ARMS[run.arm].get("share_prompts"):
+        share_prefill(trainer)
     trainer.answers = answers
     trainer.remove_callback(PrinterCallback)
     return trainer
@@ -317,8 +321,8 @@ def tuning_runs(count: int) -> list[Run]:
     return [
         Run("tuning", arm, count, rate, seed, STEPS["tuning"])
         for seed in TUNING_SEEDS
-        for rate in RATES
-        for arm in TUNED
+        for rate in reversed(RATES)
+        for arm in reversed(TUNED)
     ]
 
 
@@ -464,8 +468,11 @@ def time_table(lines: Sequence[Mapping[str, Any]]) -> str:
     return markdown(heads, rows)
 
 
+CLOCK_LABELS = {"plain TRL": "plain TRL", "shared": "cheap updates", "parts": "and part_credit"}
+
+
 def plot(lines: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """Held-out accuracy over completions and over seconds: each seed thin, the mean of the seeds thick."""
+    """Right answers over completions and over seconds, a line for each seed."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -476,31 +483,28 @@ def plot(lines: Sequence[Mapping[str, Any]], path: Path) -> None:
     for place, count in enumerate(counts):
         completions, clock = axes[0][2 * place], axes[0][2 * place + 1]
         by_arm = trainings(lines, count)
-        drawn = [("plain TRL", "shared", "C7"), ("shared", "shared", "C1"), ("parts", "parts", "C0")]
-        for arm, source, color in drawn:
-            curves = [line["heldout"] for line in by_arm.get(source, {}).values()]
+        for arm, color, label in (("shared", "C1", "outcome reward"), ("parts", "C0", "part_credit")):
+            for number, line in enumerate(by_arm.get(arm, {}).values()):
+                steps, right = zip(*windows(line["right"]), strict=True)
+                of_all = {"label": label} if number == 0 else {}
+                completions.plot([step * PROMPTS * GROUP for step in steps], right, color, lw=1, alpha=0.7, **of_all)
+        for arm, source, color in (
+            ("plain TRL", "shared", "0.5"),
+            ("shared", "shared", "C1"),
+            ("parts", "parts", "C0"),
+        ):
             seconds = seconds_of_step(lines, count, arm, "float32")
-            if not curves:
-                continue
-            steps = [step for step, _ in curves[0]]
-            mean = [statistics.fmean(curve[n][1] for curve in curves) for n in range(len(steps))]
-            if arm != "plain TRL":
-                for curve in curves:
-                    completions.plot(
-                        [s * PROMPTS * GROUP for s in steps], [y for _, y in curve], color, lw=0.5, alpha=0.5
-                    )
-                label = "outcome reward" if arm == "shared" else "part_credit"
-                completions.plot([s * PROMPTS * GROUP for s in steps], mean, color, lw=2, label=label)
-            if seconds:
-                names = {"plain TRL": "plain TRL", "shared": "cheap updates", "parts": "and part_credit"}
-                clock.plot([s * seconds[-1] for s in steps], mean, color, lw=2, label=names[arm])
+            for number, line in enumerate(by_arm.get(source, {}).values() if seconds else ()):
+                steps, right = zip(*windows(line["right"]), strict=True)
+                of_all = {"label": CLOCK_LABELS[arm]} if number == 0 else {}
+                clock.plot([step * seconds[-1] for step in steps], right, color, lw=1, alpha=0.7, **of_all)
         completions.set_xlabel("completions")
         clock.set_xlabel("seconds of one core")
         for axis in (completions, clock):
             axis.axhline(TARGET, color="0.7", lw=0.8, ls="--")
             axis.set_title(f"{count} parts", fontsize=10)
             axis.legend(fontsize=8, loc="lower right")
-    axes[0][0].set_ylabel("right answers, held out")
+    axes[0][0].set_ylabel("right answers")
     figure.tight_layout()
     figure.savefig(path, dpi=120)
 
