@@ -2,6 +2,7 @@
 
     python -m bench.parts gradients [--parts 1 2 4 8 16] [--prompts 160] [--docs docs/parts.md]
     python -m bench.parts training [--parts 1 8] [--groups 2 16] [--jobs 1]    # goes on where it was stopped
+    python -m bench.parts dense               # a teacher's log-ratio for each token against the outcome reward
     python -m bench.parts speed
 
 A prompt is K pairs of digits, and the answer the larger digit of each, one character per pair. The start is a tiny
@@ -50,6 +51,9 @@ GROUP, PROMPTS = 4, 4  # completions of a prompt, prompts of a step
 COMPLETIONS = GROUP * PROMPTS  # of a step, also with other groups
 TARGET, STEPS = 0.8, 120
 ARMS = ("share", "part_credit")
+DENSE = ("share", "teacher")
+NAMES = {"teacher": "teacher_log_ratio"}
+TAUGHT = 8  # parts of the comparison with a teacher
 RATES = (2.5e-4, 5e-4, 1e-3, 2e-3)
 TUNING_SEEDS = (101,)
 RUNS = Path(__file__).parent / "runs" / "parts.jsonl"
@@ -228,7 +232,7 @@ class Held(TrainerCallback):
     """The share of right answers on held-out prompts, every few steps; a training that meets the target ends."""
 
     def __init__(self, count: int, every: int) -> None:
-        self.count, self.every = count, every
+        self.count, self.every, self.target = count, every, TARGET
         self.rows = problems("heldout", max(64, 1024 // count), count, 0)
         self.curve: list[tuple[int, float]] = []
 
@@ -237,7 +241,7 @@ class Held(TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **keywords: Any) -> None:
         if state.global_step % self.every == 0:
-            control.should_training_stop = self._measure(state.global_step, keywords) >= TARGET
+            control.should_training_stop = self._measure(state.global_step, keywords) >= self.target
 
     def _measure(self, step: int, keywords: Any) -> float:
         model, tokenizer = keywords["model"], keywords["processing_class"]
@@ -259,9 +263,9 @@ def completions_to(target: float, curve: Sequence[Sequence[float]], each: int) -
     return None
 
 
-def work(run: Run, start: Path) -> dict[str, Any]:
-    """One training: its line of the file."""
-    begun, held, parted = time.process_time(), Held(run.parts, 2), run.arm != "share"
+def work(run: Run, start: Path, save_to: Path | None = None) -> dict[str, Any]:
+    """One training: its line of the file. What is saved is trained to the last step."""
+    begun, held = time.process_time(), Held(run.parts, 2)
     settings: dict[str, Any] = {
         "seed": run.seed,
         "learning_rate": run.rate,
@@ -281,10 +285,10 @@ def work(run: Run, start: Path) -> dict[str, Any]:
         "save_strategy": "no",
         "report_to": "none",
         "disable_tqdm": True,
-        "advantage_hooks": [{"name": "part_credit", "normalise": True}] if parted else None,
+        "advantage_hooks": hooks_of(run.arm, start),
     }
     rows = problems("train", STEPS * COMPLETIONS // run.group + 8, run.parts, run.seed)
-    reward: Any = answers if parted else share
+    reward: Any = share if run.arm in DENSE else answers
     if run.arm == "places shuffled":
         reward = partial(answers, shift=1)
         reward.__name__ = "answers"  # TRL logs a reward under its name
@@ -294,13 +298,42 @@ def work(run: Run, start: Path) -> dict[str, Any]:
         args = GRPOExtConfig(output_dir=folder, **settings)
         trainer = GRPOExtTrainer(str(start), reward, args, train_dataset=Dataset.from_list(rows), callbacks=[held])
         trainer.remove_callback(PrinterCallback)
+        held.target = 2.0 if save_to else TARGET
         trainer.train()
+        if save_to is not None:
+            trainer.save_model(str(save_to))
     return {
         **asdict(run),
         "heldout": held.curve,
         "last": held.curve[-1][1],
         "seconds": round(time.process_time() - begun, 1),
     }
+
+
+def hooks_of(arm: str, start: Path) -> list[dict[str, Any]] | None:
+    """The advantage hooks of an arm."""
+    if arm == "share":
+        return None
+    if arm == "teacher":
+        return [{"name": "teacher_log_ratio", "teacher": str(start.parent / "teacher")}]
+    return [{"name": "part_credit", "normalise": True}]
+
+
+def make_teacher(start: Path) -> None:
+    """The start model after a training with parts."""
+    folder = start.parent / "teacher"
+    if (folder / "config.json").is_file():
+        return
+    run = Run("teacher", "part_credit", TAUGHT, GROUP, 5e-4, 77)
+    line = work(run, start, save_to=folder)
+    print(f"teacher: {line['last']:.3f} right answers", flush=True)
+
+
+def dense(options: argparse.Namespace, start: Path) -> None:
+    """A teacher's log-ratio per token against the outcome reward."""
+    make_teacher(start)
+    options.parts, options.groups = [TAUGHT], [GROUP]
+    run_paired(options, start, DENSE)
 
 
 def tuned_rates(lines: Sequence[dict[str, Any]]) -> dict[tuple[str, int, int], float]:
@@ -318,12 +351,18 @@ def tuned_rates(lines: Sequence[dict[str, Any]]) -> dict[tuple[str, int, int], f
 
 
 def training(options: argparse.Namespace, start: Path) -> None:
+    """The outcome reward against parts, and the control."""
+    run_paired(options, start, ARMS)
+
+
+def run_paired(options: argparse.Namespace, start: Path, arms: Sequence[str]) -> None:
+    """Tune each arm, train it on the paired seeds, and show how many completions it took."""
     results, one = Results(RUNS), partial(work, start=start)
     cells = [(count, group) for count in options.parts for group in options.groups]
     tuning = [
         Run("tuning", arm, count, group, rate, seed)
         for count, group in cells
-        for arm in ARMS
+        for arm in arms
         for rate in options.rates
         for seed in TUNING_SEEDS
     ]
@@ -333,18 +372,18 @@ def training(options: argparse.Namespace, start: Path) -> None:
         Run("evaluation", arm, count, group, rates[arm, count, group], seed)
         for seed in options.seeds
         for count, group in cells
-        for arm in ARMS
+        for arm in arms
     ]
-    runs += [
-        Run("evaluation", "places shuffled", 8, GROUP, rates["part_credit", 8, GROUP], seed)
-        for seed in options.seeds[:3]
-    ]
+    if arms == ARMS and (8, GROUP) in cells:
+        rate = rates["part_credit", 8, GROUP]
+        runs += [Run("evaluation", "places shuffled", 8, GROUP, rate, seed) for seed in options.seeds]
     run_missing(runs, results, options.jobs, one, "last")
-    factors(options, results.lines)
+    factors(options, results.lines, arms)
 
 
-def factors(options: argparse.Namespace, lines: Sequence[dict[str, Any]]) -> None:
+def factors(options: argparse.Namespace, lines: Sequence[dict[str, Any]], arms: Sequence[str]) -> None:
     """The table of docs: completions to the target by parts and group, and their ratio, paired by seed."""
+    base, other = arms
     found: dict[tuple[str, int, int], dict[int, float | None]] = {}
     rates: dict[tuple[str, int, int], float] = {}
     for line in lines:
@@ -353,19 +392,23 @@ def factors(options: argparse.Namespace, lines: Sequence[dict[str, Any]]) -> Non
             found.setdefault(cell, {})[line["seed"]] = completions_to(TARGET, line["heldout"], COMPLETIONS)
             rates[cell] = line["rate"]
     rows = []
-    for _, count, group in [cell for cell in sorted(found) if cell[0] == "share"]:
-        plain, parts = found["share", count, group], found["part_credit", count, group]
+    for _, count, group in [cell for cell in sorted(found) if cell[0] == base]:
+        plain, parts = found[base, count, group], found.get((other, count, group), {})
         seeds = sorted({*plain} & {*parts})
         row = [str(count), str(group), str(len(seeds))]
-        for arm, of_arm in (("share", plain), ("part_credit", parts)):
+        if not seeds:
+            continue
+        for arm, of_arm in ((base, plain), (other, parts)):
             met = [of_arm[seed] for seed in seeds if of_arm[seed] is not None]
             mean = f"{statistics.mean(met):,.0f}" if met else "-"  # type: ignore[type-var]
             row.append(f"{mean} ({len(met)} of {len(seeds)}, {rates[arm, count, group]:g})")
         row.append(ratio_text([(plain[seed], parts[seed]) for seed in seeds]))
         rows.append(row)
     show(
-        "completions to the target by the number of parts",
-        ["parts", "group", "seeds", "share: completions (met, rate)", "`part_credit`", "times fewer"],
+        "completions to the target by the number of parts"
+        if arms == ARMS
+        else "completions to the target with a teacher",
+        ["parts", "group", "seeds", f"{base}: completions (met, rate)", f"`{NAMES.get(other, other)}`", "times fewer"],
         rows,
         f"{COMPLETIONS} completions a step, at most {STEPS} steps, up to {TARGET:.0%} right answers (held out). "
         f"Each arm has the best of the rates {', '.join(f'{rate:g}' for rate in RATES)} on another seed. Times fewer: "
@@ -418,7 +461,7 @@ def speed(options: argparse.Namespace) -> None:
 
 def main(words: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", choices=("gradients", "training", "speed"))
+    parser.add_argument("what", choices=("gradients", "training", "dense", "speed"))
     parser.add_argument("--output", type=Path, default=Path("outputs/parts"))
     parser.add_argument("--parts", nargs="+", type=int, default=list(COUNTS))
     parser.add_argument("--prompts", type=int, default=160)
@@ -434,7 +477,7 @@ def main(words: list[str] | None = None) -> None:
         return
     options.output.mkdir(parents=True, exist_ok=True)
     start = make_start(options.output / "start")
-    {"gradients": gradients, "training": training}[options.what](options, start)
+    {"gradients": gradients, "training": training, "dense": dense}[options.what](options, start)
 
 
 if __name__ == "__main__":
