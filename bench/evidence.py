@@ -51,7 +51,7 @@ PROMPTS, GROUP = 2, 8  # of a step, and completions of a prompt
 WINDOW, HELD_OUT = 10, 64
 TARGET = 0.55
 STEPS = {"tuning": 14, "evaluation": 40, "time": 4}
-RATES = (1e-4, 3e-4)
+RATES = (5e-5, 1e-4, 3e-4)
 TUNING_SEEDS, SEEDS = (101,), (1, 2, 3, 4, 5)
 PARTS = (4, 8, 12)
 
