@@ -40,6 +40,7 @@ from recipes.common.models import cache_folder, make
 from recipes.common.trainer import share_prefill
 from trl_grpo_ext import GRPOExtConfig, GRPOExtMixin, load_rewards
 from trl_grpo_ext.history.compare import compare
+from trl_grpo_ext.history.compare.gradients import PLAIN
 from trl_grpo_ext.history.compare.statistics import Estimate
 from trl_grpo_ext.types import WHOLE, Part, Parts
 
@@ -50,7 +51,7 @@ TRAINED = range(15, 30)
 PROMPTS, GROUP = 2, 8  # of a step, and completions of a prompt
 WINDOW, HELD_OUT = 10, 64
 TARGET = 0.55
-STEPS = {"tuning": 14, "evaluation": 40, "time": 4}
+STEPS = {"tuning": 14, "evaluation": 30, "time": 4}
 RATES = (5e-5, 1e-4, 3e-4)
 TUNING_SEEDS, SEEDS = (101,), (1, 2, 3, 4, 5)
 PARTS = (4, 8, 12)
@@ -279,9 +280,10 @@ def gate(count: int, groups: int, start: Path) -> dict[str, Any]:
     ]
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
     credit = CREDIT["advantage_hooks"]
-    selections: dict[str, dict[str, Any]] = {"share": {"rewards": [Answers()]}}
-    for name, places in (("parts", "own"), ("places shuffled", "shuffled"), ("no places", "whole")):
-        selections[name] = {"rewards": [Answers(places)], "advantage_hooks": credit}
+    selections = {
+        name: {"rewards": [Answers(places)], "advantage_hooks": credit}
+        for name, places in (("parts", "own"), ("places shuffled", "shuffled"))
+    }
     found = compare(
         file,
         selections,
@@ -298,14 +300,14 @@ def gate(count: int, groups: int, start: Path) -> dict[str, Any]:
     }
     repeated = [row for row in rows for _ in range(GROUP)]
     facts = {"right": task.right(texts, repeated), "in_form": task.in_form(texts, repeated)}
-    is_open = by_name["parts"]["worth"]["low"] > 1.0 and by_name["parts"]["worth"]["value"] > 1.5
-    shuffled = by_name["places shuffled"]["ratio"]
+    worth, shuffled = by_name["parts"]["worth"], by_name["places shuffled"]["ratio"]
+    is_open = (worth["low"] or 0.0) > 1.0 and (worth["value"] or 0.0) > 1.5
     return {
         "stage": "gate",
         "parts": count,
         "groups": groups,
         **facts,
-        "open": is_open and not shuffled["low"] > 0.0,
+        "open": is_open and (shuffled["low"] or 0.0) <= 0.0,
         "selections": by_name,
         "seconds": round(time.process_time() - begun, 1),
     }
@@ -370,13 +372,13 @@ def report(lines: Sequence[Mapping[str, Any]], page: Path | None) -> None:
 def gate_table(lines: Sequence[Mapping[str, Any]]) -> str:
     """Signal to noise at the start, by the number of parts."""
     heads = ["parts", "right", "in form", "prompts", "signal to noise, share", "`part_credit`", "worth"]
-    heads += ["places shuffled", "no places: worth", "gate"]
+    heads += ["places shuffled", "gate"]
     rows = []
     for line in sorted((line for line in lines if line["stage"] == "gate"), key=lambda line: int(line["parts"])):
         of = {name: {key: Estimate(**one) for key, one in found.items()} for name, found in line["selections"].items()}
         cells = [str(line["parts"]), f"{line['right']:.2f}", f"{line['in_form']:.2f}", str(line["groups"])]
-        cells += [of["share"]["ratio"].text(), of["parts"]["ratio"].text(), of["parts"]["worth"].text(2)]
-        cells += [of["places shuffled"]["ratio"].text(), of["no places"]["worth"].text(2)]
+        cells += [of[PLAIN]["ratio"].text(), of["parts"]["ratio"].text(), of["parts"]["worth"].text(2)]
+        cells += [of["places shuffled"]["ratio"].text()]
         rows.append([*cells, "open" if line["open"] else "closed"])
     return markdown(heads, rows)
 
