@@ -1,0 +1,544 @@
+"""Does credit by parts help a real model, and how much time do cheaper updates save? The figures of docs/evidence.md.
+
+    python -m bench.evidence start                        # the start model, from SmolLM2-135M-Instruct
+    python -m bench.evidence gate --parts 4 8 12          # signal to noise at the start: is a training worth it?
+    python -m bench.evidence tune --parts 12              # every arm at every rate, on seeds of their own
+    python -m bench.evidence train --parts 12             # five paired seeds, and the controls
+    python -m bench.evidence time --parts 12              # seconds of a step, plain TRL and ours in turns
+    python -m bench.evidence report --docs docs/evidence.md
+
+Each command does what is missing and ends; started again it goes on. A training is one line of
+`bench/runs/evidence.jsonl`. Prompts are never used twice, so the rewards of a step are of unseen problems too; beside
+them a fixed held-out set is measured every few steps, which no time counts. Seconds are the processor's on one thread.
+"""
+
+import argparse
+import contextlib
+import json
+import math
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from datasets import Dataset
+from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback, TrainerCallback
+from trl import GRPOConfig, GRPOTrainer
+
+from bench import color_lines as task
+from bench.resampling import interval
+from bench.runner import Results, run_missing
+from bench.study_report import estimate
+from bench.tables import machine, markdown, versions, write_block
+from recipes.common.models import cache_folder, make
+from recipes.common.trainer import share_prefill
+from trl_grpo_ext import GRPOExtConfig, GRPOExtMixin, load_rewards
+from trl_grpo_ext.history.compare import compare
+from trl_grpo_ext.history.compare.gradients import PLAIN
+from trl_grpo_ext.history.compare.statistics import Estimate
+from trl_grpo_ext.types import WHOLE, Part, Parts
+
+OUTPUT = Path("outputs/evidence")
+RUNS = Path(__file__).parent / "runs" / "evidence.jsonl"
+START_STEPS = (36, 12)  # on lists of as many facts as questions, on whole ones
+TRAINED = range(15, 30)
+PROMPTS, GROUP = 2, 8  # of a step, and completions of a prompt
+WINDOW, HELD_OUT = 10, 64
+TARGET = 0.55
+STEPS = {"tuning": 14, "evaluation": 30, "time": 4}
+RATES = (5e-5, 1e-4, 3e-4)
+TUNING_SEEDS, SEEDS = (101,), (1, 2, 3, 4, 5)
+PARTS = (4, 8, 12)
+
+CREDIT = {"advantage_hooks": [{"name": "part_credit", "normalise": True}]}
+COMPACT = {"compact_updates": "exact"}
+SHARED = {**COMPACT, "share_prompts": True}
+ARMS: dict[str, dict[str, Any]] = {
+    "plain TRL": {},
+    "compact": COMPACT,
+    "shared": SHARED,
+    "parts": {**SHARED, **CREDIT},
+    "places shuffled": {**SHARED, **CREDIT},
+    "no places": {**SHARED, **CREDIT},
+}
+"""What each arm sets. All are paid by the reward `lines`, which is a number to TRL and parts to `part_credit`."""
+TUNED = ("shared", "parts")
+"""The arms whose rates are tuned; the others have the rate of the one that they are compared with."""
+RATE_OF = {"plain TRL": "shared", "compact": "shared", "places shuffled": "parts", "no places": "parts"}
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training."""
+
+    stage: str
+    arm: str
+    parts: int
+    rate: float
+    seed: int
+    steps: int
+    dtype: str = "float32"
+
+
+# ---------------------------------------------------------------------------------------------------------- training
+
+
+class Answers:
+    """The reward `lines`, with a part for the end; its parts' places are moved for the controls. Times itself."""
+
+    __name__ = "answers"
+
+    def __init__(self, places: str = "own") -> None:
+        (self.lines,) = load_rewards([{"name": "lines", "stop": 1.0}])
+        self.places, self.seconds, self.right = places, 0.0, 0.0
+
+    def __call__(self, **columns: Any) -> list[Any]:
+        started = time.process_time()
+        scores = self.lines(**columns)
+        moved = [self._moved(score) for score in scores]
+        self.seconds += time.process_time() - started
+        self.right = statistics.fmean(part.score for score in scores for part in score.parts[:-1])
+        return moved
+
+    def _moved(self, score: Any) -> Any:
+        if self.places == "own":
+            return score
+        parts = list(score.parts)
+        if self.places == "whole":
+            return Parts([Part(one.name, one.score, one.weight, WHOLE) for one in parts])
+        *lines, end = parts
+        places = [one.places for one in [*lines[1:], lines[0]]]
+        moved = [Part(one.name, one.score, one.weight, at) for one, at in zip(lines, places, strict=True)]
+        return Parts([*moved, end])
+
+
+class TimedPlain(GRPOTrainer):
+    """TRL's trainer, which also times generation and scoring."""
+
+    rollout_seconds = 0.0
+
+    def _generate_and_score_completions(self, inputs: Any) -> Any:
+        started = time.process_time()
+        output = super()._generate_and_score_completions(inputs)
+        self.rollout_seconds += time.process_time() - started
+        return output
+
+
+class TimedOurs(GRPOExtMixin, TimedPlain):
+    """Ours around the timed trainer: everything that ours adds counts as update, but for rewards."""
+
+
+class Watch(TrainerCallback):
+    """The line of a training: right answers and seconds of every step, and the held-out accuracy at the end."""
+
+    def __init__(self, run: Run) -> None:
+        self.run, self.trainer = run, cast(Any, None)
+        self.found: dict[str, Any] = {"right": [], "tokens": 0, "sampling_s": [], "rewards_s": [], "update_s": []}
+        self._started = 0.0
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **keywords: Any) -> None:
+        self.trainer.rollout_seconds = self.trainer.answers.seconds = 0.0
+        self._started = time.process_time()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **keywords: Any) -> None:
+        whole = time.process_time() - self._started
+        rollout, rewards = self.trainer.rollout_seconds, self.trainer.answers.seconds
+        for part, seconds in (("sampling", rollout - rewards), ("rewards", rewards), ("update", whole - rollout)):
+            self.found[f"{part}_s"].append(round(seconds, 3))
+        self.found["right"].append(round(self.trainer.answers.right, 4))
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **keywords: Any) -> None:
+        if logs and "reward" in logs:
+            self.found["tokens"] += round(logs["completions/mean_length"] * PROMPTS * GROUP)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **keywords: Any) -> None:
+        if self.run.stage != "evaluation":
+            return
+        rows, model = task.problems("heldout", HELD_OUT, self.run.parts, 0), keywords["model"]
+        torch.manual_seed(9)
+        model.eval()
+        texts = task.sampled(model, keywords["processing_class"], rows)
+        self.found["heldout"] = round(task.right(texts, rows), 4)
+        self.found["in_form"] = round(task.in_form(texts, rows), 3)
+
+
+def windows(right: Sequence[float]) -> list[tuple[float, float]]:
+    """Completed steps at the middle of each window, and the share of right answers in it."""
+    return [
+        (last - WINDOW / 2, statistics.fmean(right[last - WINDOW : last])) for last in range(WINDOW, len(right) + 1)
+    ]
+
+
+def steps_to(target: float, right: Sequence[float]) -> float | None:
+    """Steps up to the target, which the mean of `WINDOW` steps has to meet; None if it is not met."""
+    return next((step for step, found in windows(right) if found >= target), None)
+
+
+def policy_of(start: Path, dtype: str) -> Any:
+    """The start model, whose upper half is trained."""
+    model = AutoModelForCausalLM.from_pretrained(start, dtype=dtype)
+    model.requires_grad_(False)
+    for number in TRAINED:
+        model.model.layers[number].requires_grad_(True)
+    return model
+
+
+def trainer_of(run: Run, start: Path, folder: str, **more: Any) -> Any:
+    """The run's trainer."""
+    plain = run.arm == "plain TRL"
+    settings = {
+        "output_dir": folder,
+        "seed": run.seed,
+        "learning_rate": run.rate,
+        "lr_scheduler_type": "constant_with_warmup",
+        "warmup_steps": 3,
+        "max_steps": run.steps,
+        "per_device_train_batch_size": PROMPTS * GROUP,
+        "gradient_accumulation_steps": 1,
+        "num_generations": GROUP,
+        "max_completion_length": task.longest(run.parts),
+        "loss_type": "dapo",
+        "beta": 0.0,
+        "temperature": task.TEMPERATURE,
+        "cache_implementation": "static",
+        "use_cpu": True,
+        "bf16": run.dtype == "bfloat16",
+        "gradient_checkpointing": False,
+        "logging_steps": 1,
+        "save_strategy": "no",
+        "report_to": "none",
+        "disable_tqdm": True,
+    }
+    answers = Answers({"places shuffled": "shuffled", "no places": "whole"}.get(run.arm, "own"))
+    trainer = (TimedPlain if plain else TimedOurs)(
+        policy_of(start, run.dtype),
+        answers,
+        (GRPOConfig if plain else GRPOExtConfig)(**{**settings, **ARMS[run.arm], **more}),
+        train_dataset=Dataset.from_list(task.problems("train", run.steps * PROMPTS + 8, run.parts, run.seed)),
+        processing_class=AutoTokenizer.from_pretrained(start, padding_side="left"),
+    )
+    if ARMS[run.arm].get("share_prompts"):
+        share_prefill(trainer)
+    trainer.answers = answers
+    trainer.remove_callback(PrinterCallback)
+    return trainer
+
+
+def work(run: Run, start: Path) -> dict[str, Any]:
+    """One training: its line of the file."""
+    started, watch = time.process_time(), Watch(run)
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        stack.enter_context(contextlib.redirect_stdout(stack.enter_context(Path(os.devnull).open("w"))))
+        trainer = trainer_of(run, start, folder)
+        watch.trainer = trainer
+        trainer.add_callback(watch)
+        trainer.train()
+    found = {name: round(value, 2) if isinstance(value, float) else value for name, value in watch.found.items()}
+    last = statistics.fmean(watch.found["right"][-WINDOW:])
+    return {**asdict(run), **found, "last": last, "seconds": round(time.process_time() - started, 1)}
+
+
+def start_of() -> Path:
+    """The start model's folder, made where it is not there."""
+    source, start = cache_folder(), OUTPUT / "start"
+    OUTPUT.mkdir(parents=True, exist_ok=True)
+    make(source)
+    task.make_start(str(source), OUTPUT / "short", PARTS, START_STEPS[0], None)
+    task.make_start(str(OUTPUT / "short"), start, PARTS, START_STEPS[1], task.FACTS)
+    return start
+
+
+# -------------------------------------------------------------------------------------------------------------- gate
+
+
+def gate(count: int, groups: int, start: Path) -> dict[str, Any]:
+    """Signal to noise of each way to pay, at the start: a line of the file."""
+    begun, file = time.process_time(), OUTPUT / f"gate_{count}.jsonl"
+    tokenizer = AutoTokenizer.from_pretrained(start, padding_side="left")
+    policy = AutoModelForCausalLM.from_pretrained(start, dtype=torch.float32).eval()
+    rows = task.problems("gate", groups, count, 0)
+    torch.manual_seed(5)
+    texts = task.sampled(policy, tokenizer, rows, GROUP)
+    lines = [
+        {
+            "prompt": prompt,
+            "completion": texts[group * GROUP + member],
+            "lines": rows[group]["lines"],
+            "group": group,
+            "step": group // PROMPTS,
+            "truncated": False,
+        }
+        for group, prompt in enumerate(task.asked(tokenizer, rows))
+        for member in range(GROUP)
+    ]
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    credit = CREDIT["advantage_hooks"]
+    selections = {
+        name: {"rewards": [Answers(places)], "advantage_hooks": credit}
+        for name, places in (("parts", "own"), ("places shuffled", "shuffled"))
+    }
+    found = compare(
+        file,
+        selections,
+        model=policy_of(start, "float32"),
+        tokenizer=tokenizer,
+        temperature=task.TEMPERATURE,
+        dimensions=4096,
+        rows=GROUP,
+    ).gradients
+    assert found is not None
+    by_name = {
+        one.name: {"ratio": asdict(one.ratio), "worth": asdict(one.worth), "cosine": asdict(one.to_plain)}
+        for one in found.selections
+    }
+    repeated = [row for row in rows for _ in range(GROUP)]
+    facts = {"right": task.right(texts, repeated), "in_form": task.in_form(texts, repeated)}
+    worth, shuffled = by_name["parts"]["worth"], by_name["places shuffled"]["ratio"]
+    is_open = (worth["low"] or 0.0) > 1.0 and (worth["value"] or 0.0) > 1.5
+    return {
+        "stage": "gate",
+        "parts": count,
+        "groups": groups,
+        **facts,
+        "open": is_open and (shuffled["low"] or 0.0) <= 0.0,
+        "selections": by_name,
+        "seconds": round(time.process_time() - begun, 1),
+    }
+
+
+# ---------------------------------------------------------------------------------------------------------- the plan
+
+
+def tuning_runs(count: int) -> list[Run]:
+    """The tuned arms at every rate."""
+    return [
+        Run("tuning", arm, count, rate, seed, STEPS["tuning"])
+        for seed in TUNING_SEEDS
+        for rate in reversed(RATES)
+        for arm in reversed(TUNED)
+    ]
+
+
+def tuned_rates(lines: Sequence[Mapping[str, Any]], count: int) -> dict[str, float]:
+    """By tuned arm the rate with the most right answers at the end of the tuning runs; of equals the smaller."""
+    found: dict[str, dict[float, list[float]]] = {}
+    for line in lines:
+        if line["stage"] == "tuning" and line["parts"] == count:
+            found.setdefault(line["arm"], {}).setdefault(line["rate"], []).append(line["last"])
+    return {arm: max(sorted(rates), key=lambda rate: statistics.fmean(rates[rate])) for arm, rates in found.items()}
+
+
+def evaluation_runs(count: int, rates: Mapping[str, float], arms: Sequence[str], seeds: Sequence[int]) -> list[Run]:
+    """The arms on the same seeds, seed by seed."""
+    return [
+        Run("evaluation", arm, count, rates[RATE_OF.get(arm, arm)], seed, STEPS["evaluation"])
+        for seed in seeds
+        for arm in arms
+    ]
+
+
+def time_runs(count: int, rates: Mapping[str, float]) -> list[Run]:
+    """A few steps of each arm in turns, in both precisions."""
+    return [
+        Run("time", arm, count, rates[RATE_OF.get(arm, arm)], seed, STEPS["time"], dtype)
+        for seed in SEEDS[:3]
+        for dtype in ("float32", "bfloat16")
+        for arm in ("plain TRL", "compact", "shared", "parts")
+    ]
+
+
+# ------------------------------------------------------------------------------------------------------------ tables
+
+
+def report(lines: Sequence[Mapping[str, Any]], page: Path | None) -> None:
+    """Print the tables; with a page, write them between its markers, and the picture beside it."""
+    said = f"SmolLM2-135M-Instruct, {versions('trl', 'transformers', 'torch')}; {machine()}, one thread."
+    blocks = {"gate": gate_table(lines), "completions": completions_table(lines), "time": time_table(lines)}
+    for name, table in blocks.items():
+        print(f"{table}\n")
+        if page is not None:
+            write_block(page, f"evidence: {name}", f"{table}\n\n{said}")
+    if page is not None:
+        plot(lines, page.parent / "images" / "evidence.png")
+
+
+def gate_table(lines: Sequence[Mapping[str, Any]]) -> str:
+    """Signal to noise at the start, by the number of parts."""
+    heads = ["parts", "right", "in form", "prompts", "signal to noise, share", "`part_credit`", "worth"]
+    heads += ["places shuffled", "gate"]
+    rows = []
+    for line in sorted((line for line in lines if line["stage"] == "gate"), key=lambda line: int(line["parts"])):
+        of = {name: {key: Estimate(**one) for key, one in found.items()} for name, found in line["selections"].items()}
+        cells = [str(line["parts"]), f"{line['right']:.2f}", f"{line['in_form']:.2f}", str(line["groups"])]
+        cells += [of[PLAIN]["ratio"].text(), of["parts"]["ratio"].text(), of["parts"]["worth"].text(2)]
+        cells += [of["places shuffled"]["ratio"].text()]
+        rows.append([*cells, "open" if line["open"] else "closed"])
+    return markdown(heads, rows)
+
+
+def trainings(lines: Sequence[Mapping[str, Any]], count: int) -> dict[str, dict[int, Mapping[str, Any]]]:
+    """By arm and seed."""
+    found: dict[str, dict[int, Mapping[str, Any]]] = {}
+    for line in lines:
+        if line["stage"] == "evaluation" and line["parts"] == count:
+            found.setdefault(line["arm"], {})[line["seed"]] = line
+    return found
+
+
+def completions_table(lines: Sequence[Mapping[str, Any]]) -> str:
+    """Completions to the target, and the held-out accuracy at the end, each beside `shared` at the same seeds."""
+    heads = ["parts", "arm", "rate", "seeds", "met", "completions to the target", "times fewer", "held out at the end"]
+    heads += ["difference"]
+    rows = []
+    for count in PARTS:
+        by_arm = trainings(lines, count)
+        for arm, of_arm in by_arm.items():
+            needed = {seed: steps_to(TARGET, line["right"]) for seed, line in of_arm.items()}
+            met = [steps * PROMPTS * GROUP for steps in needed.values() if steps is not None]
+            last = {seed: line["heldout"] for seed, line in of_arm.items()}
+            rate = next(iter(of_arm.values()))["rate"]
+            cells = [str(count), arm, f"{rate:g}", str(len(of_arm)), str(len(met))]
+            cells += [f"{statistics.fmean(met):,.0f}" if met else "-"]
+            base, pairs, differences = by_arm.get("shared", {}), [], []
+            for seed in sorted({*of_arm} & {*base}):
+                pairs.append((steps_to(TARGET, base[seed]["right"]), needed[seed]))
+                differences.append(last[seed] - base[seed]["right"])
+            is_base = arm == "shared"
+            cells += ["" if is_base else ratio_text(pairs), f"{statistics.fmean(last.values()):.3f}"]
+            rows.append([*cells, "" if is_base else interval(differences)])
+    return markdown(heads, rows)
+
+
+def ratio_text(pairs: Sequence[tuple[float | None, float | None]]) -> str:
+    """The geometric mean of the ratios with its interval; a base that did not get there counts with all its steps."""
+    if not pairs or any(found is None for _, found in pairs):
+        return "-"
+    logs = [math.log((base or STEPS["evaluation"]) / found) for base, found in pairs if found]
+    bound = "> " if any(base is None for base, _ in pairs) else ""
+    if len(logs) < 2:
+        return f"{bound}{math.exp(logs[0]):.2f}"
+    of_logs = estimate(logs)
+    low, high = (math.exp(of_logs.mean + sign * of_logs.half_width) for sign in (-1, 1))
+    return f"{bound}{math.exp(of_logs.mean):.2f} [{low:.2f}, {high:.2f}]"
+
+
+def seconds_of_step(lines: Sequence[Mapping[str, Any]], count: int, arm: str, dtype: str) -> list[float]:
+    """Sampling, rewards, update and all of a step: medians over the steps of the timed runs, their first left out."""
+    timed = [line for line in lines if line["stage"] == "time" and line["parts"] == count]
+    found = [line for line in timed if line["arm"] == arm and line["dtype"] == dtype]
+    parts = [[s for line in found for s in line[f"{part}_s"][1:]] for part in ("sampling", "rewards", "update")]
+    return [] if not found else [*map(statistics.median, parts), statistics.median(map(sum, zip(*parts, strict=True)))]
+
+
+def time_table(lines: Sequence[Mapping[str, Any]]) -> str:
+    """Seconds of a step, and to the target."""
+    heads = ["parts", "precision", "arm", "sampling, s", "rewards", "update", "a step", "times faster"]
+    heads += ["seconds to the target", "times less time"]
+    rows = []
+    for count in PARTS:
+        by_arm = trainings(lines, count)
+        for dtype in ("float32", "bfloat16"):
+            plain = seconds_of_step(lines, count, "plain TRL", dtype)
+            for arm in ("plain TRL", "compact", "shared", "parts"):
+                seconds = seconds_of_step(lines, count, arm, dtype)
+                if not seconds:
+                    continue
+                cells = [str(count), dtype, arm, *(f"{one:.2f}" for one in seconds), f"{plain[-1] / seconds[-1]:.2f}"]
+                pairs = []
+                for seed, base in by_arm.get("shared", {}).items():
+                    own = by_arm.get("parts", {}).get(seed) if arm == "parts" else base
+                    if own is not None:
+                        pairs.append((steps_to(TARGET, base["right"]), steps_to(TARGET, own["right"])))
+                met = [steps * seconds[-1] for _, steps in pairs if steps is not None]
+                scaled = [(base and base * plain[-1], steps and steps * seconds[-1]) for base, steps in pairs]
+                if dtype == "float32":  # the trainings' precision
+                    most = STEPS["evaluation"] * plain[-1]
+                    cells += [f"{statistics.fmean(met):,.0f} ({len(met)} of {len(pairs)})" if met else "-"]
+                    cells += [ratio_text([(base or most, found) for base, found in scaled])]
+                else:
+                    cells += ["", ""]
+                rows.append(cells)
+    return markdown(heads, rows)
+
+
+CLOCK_LABELS = {"plain TRL": "plain TRL", "shared": "cheap updates", "parts": "and part_credit"}
+
+
+def plot(lines: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """Right answers over completions and over seconds, a line for each seed."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    counts = [count for count in PARTS if trainings(lines, count)]
+    figure, axes = pyplot.subplots(1, 2 * len(counts), figsize=(4.4 * 2 * len(counts), 3.2), squeeze=False)
+    for place, count in enumerate(counts):
+        completions, clock = axes[0][2 * place], axes[0][2 * place + 1]
+        by_arm = trainings(lines, count)
+        for arm, color, label in (("shared", "C1", "outcome reward"), ("parts", "C0", "part_credit")):
+            for number, line in enumerate(by_arm.get(arm, {}).values()):
+                steps, right = zip(*windows(line["right"]), strict=True)
+                of_all = {"label": label} if number == 0 else {}
+                completions.plot([step * PROMPTS * GROUP for step in steps], right, color, lw=1, alpha=0.7, **of_all)
+        for arm, source, color in (
+            ("plain TRL", "shared", "0.5"),
+            ("shared", "shared", "C1"),
+            ("parts", "parts", "C0"),
+        ):
+            seconds = seconds_of_step(lines, count, arm, "float32")
+            for number, line in enumerate(by_arm.get(source, {}).values() if seconds else ()):
+                steps, right = zip(*windows(line["right"]), strict=True)
+                of_all = {"label": CLOCK_LABELS[arm]} if number == 0 else {}
+                clock.plot([step * seconds[-1] for step in steps], right, color, lw=1, alpha=0.7, **of_all)
+        completions.set_xlabel("completions")
+        clock.set_xlabel("seconds of one core")
+        for axis in (completions, clock):
+            axis.axhline(TARGET, color="0.7", lw=0.8, ls="--")
+            axis.set_title(f"{count} parts", fontsize=10)
+            axis.legend(fontsize=8, loc="lower right")
+    axes[0][0].set_ylabel("right answers")
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+
+
+def main(words: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("command", choices=("start", "gate", "tune", "train", "time", "report"))
+    parser.add_argument("--parts", nargs="+", type=int, default=PARTS)
+    parser.add_argument("--arms", nargs="+", choices=tuple(ARMS), default=("shared", "parts"))
+    parser.add_argument("--seeds", nargs="+", type=int, default=SEEDS)
+    parser.add_argument("--groups", type=int, default=200, help="prompts of the gate")
+    parser.add_argument("--jobs", type=int, default=1, help="trainings at a time, one thread each")
+    parser.add_argument("--docs", type=Path, help="a page whose tables are replaced")
+    options = parser.parse_args(words)
+    torch.set_num_threads(1)
+    results = Results(RUNS)
+    if options.command == "report":
+        report(results.lines, options.docs)
+        return
+    start = start_of()
+    for count in options.parts:
+        if options.command == "gate" and not any(
+            line["stage"] == "gate" and line["parts"] == count for line in results.lines
+        ):
+            results.add(gate(count, options.groups, start))
+        rates = tuned_rates(results.lines, count)
+        runs = {
+            "tune": lambda: tuning_runs(count),  # noqa: B023 (called here)
+            "train": lambda: evaluation_runs(count, rates, options.arms, options.seeds),  # noqa: B023
+            "time": lambda: time_runs(count, rates),  # noqa: B023
+        }
+        if options.command in runs:
+            run_missing(runs[options.command](), results, options.jobs, partial(work, start=start), "last")
+
+
+if __name__ == "__main__":
+    main()
