@@ -9,6 +9,7 @@
 # make gpu      on a CUDA device: the tests for one, and what only one can show, into docs/evidence.md (about eight minutes)
 # make release  build what a tag would publish, try the wheel outside the clone, and show it; publishes nothing
 # make directory  check the plugins that others published (docs/directory.toml) against this tree
+# make evidence repeat the measurements of docs/evidence.md on parts (hours; started again it goes on)
 # make browser  install chromium, without which the browser tests are skipped (Debian, as root)
 #
 # Everything lives in $(VENV) and .venv-vllm; nothing else on the machine is touched, except by `make browser`.
@@ -22,7 +23,7 @@ THREADS ?= $(shell $(PYTHON) -c 'import os; print(min(os.cpu_count() or 1, 8))')
 TRAIN_ARGS ?=
 PYTEST_ARGS ?=
 
-.PHONY: demo real quick test nightly vllm lint format docs release directory gpu browser setup clean
+.PHONY: demo real quick test nightly vllm lint format docs evidence release directory gpu browser setup clean
 # No restart: pytest-xdist gives what a crashed process had left to its successor, by file, and then waits for ever.
 TESTS := HF_HUB_OFFLINE=1 PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m pytest -n logical --maxprocesses 4 --max-worker-restart 0 --dist loadfile --no-loadscope-reorder
 
@@ -60,6 +61,18 @@ docs: $(READY)
 
 release: $(READY)
 	$(BIN)/python -m tests.package.release
+
+EVIDENCE := $(BIN)/python -m bench.evidence
+evidence: $(READY)
+	$(BIN)/python -m recipes.common.models smollm2
+	$(BIN)/python -m bench.parts gradients --prompts 320 --docs docs/evidence.md
+	$(BIN)/python -m bench.parts training --groups 4
+	$(BIN)/python -m bench.parts training --parts 8 --groups 2 8 16 --docs docs/evidence.md
+	$(BIN)/python -m bench.parts dense --docs docs/evidence.md
+	$(EVIDENCE) gate
+	$(EVIDENCE) tune --parts 8 && $(EVIDENCE) train --parts 8 && $(EVIDENCE) time --parts 8
+	$(EVIDENCE) train --parts 8 --seeds 1 2 --arms "places shuffled" "no places"
+	$(EVIDENCE) report --docs docs/evidence.md
 
 directory: $(READY)
 	$(BIN)/python -m docs.site.directory --check

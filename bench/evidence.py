@@ -515,7 +515,7 @@ def main(words: list[str] | None = None) -> None:
     parser.add_argument("--parts", nargs="+", type=int, default=PARTS)
     parser.add_argument("--arms", nargs="+", choices=tuple(ARMS), default=("shared", "parts"))
     parser.add_argument("--seeds", nargs="+", type=int, default=SEEDS)
-    parser.add_argument("--groups", type=int, default=200, help="prompts of the gate")
+    parser.add_argument("--groups", type=int, default=32, help="prompts of the gate")
     parser.add_argument("--jobs", type=int, default=1, help="trainings at a time, one thread each")
     parser.add_argument("--docs", type=Path, help="a page whose tables are replaced")
     options = parser.parse_args(words)
