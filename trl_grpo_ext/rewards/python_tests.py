@@ -226,7 +226,6 @@ def _failure(run: Run) -> Judgement | None:
         "timeout": (Outcome.TIMEOUT, f"{run.seconds:.1f} s"),
         "tests": (Outcome.UNPARSEABLE, "the tests themselves take too long"),
         "storage": (Outcome.DIED, "it stored too much"),
-        "threads": (Outcome.DIED, "it started too many threads"),
         "output": (Outcome.WRONG, "it printed or handed over too much"),
     }
     if run.ended in ended:

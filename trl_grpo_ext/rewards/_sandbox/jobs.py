@@ -58,7 +58,7 @@ T = TypeVar("T")
 class Run:
     """The result of a job."""
 
-    ended: str = "exited"  # or it had too much: "timeout", "output", "storage", "threads"; "tests": these took the time
+    ended: str = "exited"  # or it had too much: "timeout", "output", "storage"; "tests": these took the time
     status: int = 0  # exit status of the code's process, negative for a signal
     output: bytes = b""  # what a program printed
     layers: tuple[str, ...] = ()  # that held before it ran the code
