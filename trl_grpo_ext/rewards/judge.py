@@ -222,8 +222,9 @@ class Judge:
         asks = self._asks(completions, columns)
         sent = [ask for ask in asks if ask is not None]
         # The client, its connections and its limits belong to one event loop, whichever one awaits this.
-        answers = asyncio.run_coroutine_threadsafe(self._ask_all(sent), reward_loop())
-        each = iter(await asyncio.wrap_future(answers))
+        answering = asyncio.run_coroutine_threadsafe(self._ask_all(sent), reward_loop())
+        answers = await asyncio.wrap_future(answering)
+        each = iter(answers)
         replies = [None if ask is None else next(each) for ask in asks]
         judgements = [self._judgement(reply) for reply in replies]
         counts = Counter(judgement.outcome for judgement in judgements)
