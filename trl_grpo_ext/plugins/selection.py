@@ -133,7 +133,8 @@ def yaml_hint(parameters: Mapping[Any, Any]) -> str:
 
 
 def _weight(weight: Any, name: str) -> float:
-    if isinstance(weight, bool) or not isinstance(weight, Real) or not abs(weight) < sys.float_info.max:
+    number = isinstance(weight, Real) and not isinstance(weight, bool)
+    if not number or not abs(weight) < sys.float_info.max:
         hint = yaml_hint({"weight": weight})
         raise ConfigurationError(f"The weight of the reward {name!r} is {weight!r}; it must be a finite number.{hint}")
     return float(weight)
