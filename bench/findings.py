@@ -284,7 +284,8 @@ def main(words: list[str] | None = None) -> None:
     titles = ("training", "kind", "what", "reward, first to last", "findings", "verdict")
     print(f"\n{markdown(titles, lines)}\n\n{said} ({where}).")
     if options.page is not None:  # the quiet ones are counted
-        table = markdown(titles, [line for line in lines if line[1] == "planted" or line[-1] != "quiet"])
+        shown = [line for line in lines if line[1] == "planted" or line[-1] != "quiet"]
+        table = markdown(titles[0:5:2], [line[0:5:2] for line in shown])
         write_block(options.page, "findings", f"{said} ({where}).\n\n{table.replace('---:', '---')}")
 
 

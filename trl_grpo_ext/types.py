@@ -82,7 +82,7 @@ __all__ = [
 
 CONTRACT_VERSION = 1
 """Goes up when a field of `Rollout`, `Forward` or `Totals` changes its meaning, or when plugins must do more; not when
-a field is added (docs/stability.md)."""
+a field is added (docs/compatibility.md)."""
 
 # ------------------------------------------------------------------------------------------------- what a plugin does
 
@@ -593,7 +593,7 @@ class Declaration:
         needs: What the run must provide, by the names in `NEEDS` of the declaration's class.
         takes: The constructor's parameters that select other plugins of this kind; the plugin gets these loaded.
         deterministic: False if it draws random numbers on purpose.
-        conformance: What the conformance kit is to try it with (docs/conformance.md).
+        conformance: What the conformance kit is to try it with (docs/writing_plugins.md).
         contract_version: The `CONTRACT_VERSION` that it was written for; None fits any.
     """
 
