@@ -98,7 +98,8 @@ def parse_selection(kind: Kind, value: str | Mapping[str, Any] | Selection) -> S
         raise ConfigurationError(
             f"Only rewards have a weight, {with_article(kind)} has none: take `weight` out of {value!r}."
         )
-    weight, guard = None, None
+    weight: float | None = None
+    guard: Any = None
     if "weight" in parameters:
         weight = _weight(parameters.pop("weight"), name)
     if kind == "reward" and "guard" in parameters:

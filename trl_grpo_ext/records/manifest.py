@@ -293,7 +293,8 @@ def _given_in_python(kind: Kind, thing: Any, name: str | None) -> PluginRecord:
 
 def _constructed_with(thing: Any) -> dict[str, Any] | None:
     """Simple values that an object keeps under the names of its constructor's parameters; None if there are none."""
-    names, kept = inspect.signature(type(thing)).parameters, getattr(thing, "__dict__", {})
+    names = inspect.signature(type(thing)).parameters
+    kept = getattr(thing, "__dict__", {})
     simple = (str, bool, Real, Mapping, list, tuple, type(None))
     return plain_mapping({name: kept[name] for name in names if isinstance(kept.get(name, thing), simple)}) or None
 
