@@ -123,10 +123,7 @@ class LossStage:
             self._check_terms(inherited, inputs, mask_B_T, progress)
         forward = LossForward(dict(inputs), mask_B_T, torch.is_grad_enabled())
         with torch.set_grad_enabled(forward.keep_graph or self.reduction.takes_apart):  # in evaluation too
-            replaces = bool(self._token_losses.replaced_by)
-            quiet = acting.without_policy_metrics(self._trainer) if replaces else nullcontext()
-            with quiet, self._passes.handled_by(functools.partial(self._policy_pass, forward)):
-                trl_loss = inherited(model, forward.inputs)
+            trl_loss = self.run(inherited, model, forward)
             further = self._run_token_losses(forward, progress)
             reduced = self.reduction.reduce(Computed(trl_loss, forward, settings, progress, further))
         if self.reduction.divides_by == "losses" and reduced.weights_B_T is not None:
@@ -140,6 +137,12 @@ class LossStage:
         return self._passes.run(functools.partial(self.updates.logps, inherited), model, *arguments, **keywords)
 
     # ------------------------------------------------------------------ one loss
+
+    def run(self, inherited: Inherited, model: Any, forward: LossForward) -> Any:
+        """TRL's loss on `forward.inputs`, which the policy's forward pass inside it completes."""
+        replaced = acting.without_policy_metrics(self._trainer) if self._token_losses.replaced_by else nullcontext()
+        with replaced, self._passes.handled_by(functools.partial(self._policy_pass, forward)):
+            return inherited(model, forward.inputs)
 
     def _run_token_losses(self, forward: LossForward, progress: Progress) -> FurtherTerms:
         """The values of the token losses, and whether one takes the place of TRL's policy loss."""
