@@ -109,15 +109,12 @@ class HereWorker(AsyncRolloutWorker):
         ids, logps = self.sampled(torch.tensor([prompt] * loop.num_generations))
         completions, sequences = [], []
         for member, new in enumerate(ids[:, len(prompt) :].tolist()):
-            new = new[: new.index(1) + 1] if 1 in new else new
-            mask, before = [0] * len(prompt) + [1] * len(new), [0.0] * len(prompt)
-            row_logps = before + logps[member, : len(new)].tolist()
-            completions.append(new)
-            sequences.append([TrainingSequence(prompt + new, mask, row_logps, f"{self.groups}-{member}")])
+            completions.append(new[: new.index(1) + 1] if 1 in new else new)
+            sequences.append(self.sequences(prompt, completions[-1], logps[member].tolist()))
         group = RolloutGroup(
             prompts=[row["prompt"]] * loop.num_generations,
             reward_kwargs={name: [value] * loop.num_generations for name, value in row.items() if name != "prompt"},
-            completions=[[{"role": "assistant", "content": loop.tokenizer.decode(c[:-1])}] for c in completions],
+            completions=[[{"role": "assistant", "content": loop.tokenizer.decode(c, skip_special_tokens=True)}] for c in completions],
             completions_ids=completions,
             completions_sequences=sequences,
             tool_call_counts=[0] * loop.num_generations,
@@ -132,13 +129,18 @@ class HereWorker(AsyncRolloutWorker):
             self.sent.append(sample)
             self.rollout_buffer.put(sample)
 
+    def sequences(self, prompt: list[int], new: list[int], logps: list[float]) -> list[TrainingSequence]:
+        """A conversation's training rows: one."""
+        mask = [0] * len(prompt) + [1] * len(new)
+        return [TrainingSequence(prompt + new, mask, [0.0] * len(prompt) + logps[: len(new)], str(self.groups))]
+
     def sampled(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Completions by plain sampling, and their log-probabilities."""
         model, logps = self.model.eval(), []
         model.config._attn_implementation = "sdpa"
         for _ in range(self.loop.max_tokens):
             logits = model(input_ids=ids).logits[:, -1].float()
-            likely = (logits + torch.nn.functional.one_hot(torch.tensor(1), logits.size(1)) * 4.0).softmax(-1)
+            likely = (logits + torch.nn.functional.one_hot(torch.tensor(1), logits.size(1)) * 2.0).softmax(-1)
             new = torch.multinomial(likely, 1, generator=self.generator)
             logps.append(logits.log_softmax(-1).gather(1, new))
             ids = torch.cat([ids, new], dim=1)
@@ -171,6 +173,7 @@ def made(
     reward_funcs: Any = letters,
     worker: dict[str, Any] | None = None,
     with_worker: bool = True,
+    weight_transfer: Any = None,
     given: dict[str, Any] | None = None,
     data: Dataset | None = None,
     **settings: Any,
@@ -181,8 +184,8 @@ def made(
         **{
             **dict.fromkeys(("bf16", "gradient_checkpointing"), False),
             **dict.fromkeys(("disable_tqdm", "use_cpu"), True),
-            **dict.fromkeys(("report_to", "save_strategy"), "no"),
             "report_to": "none",
+            "save_strategy": "no",
             "output_dir": str(folder),
             "max_steps": 1,
             "per_device_train_batch_size": 8,
@@ -215,7 +218,7 @@ def made(
         args=args,
         train_dataset=data,
         processing_class=tokenizer,
-        weight_transfer=NoTransfer(),
+        weight_transfer=weight_transfer or NoTransfer(),
         **more,
         **(given or {}),
     )

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from trl.experimental.async_grpo.async_rollout_worker import _AsyncRolloutLoop
+from trl.experimental.async_grpo import async_rollout_worker
 
 from ..credit import flow
 from ..credit.parts import agreed_names, part_metrics
@@ -26,8 +26,11 @@ MOST_DROPPED = 1000
 """Groups that a filter may drop in a row: a run of which nothing is left would wait for ever."""
 
 
-class ExtRolloutLoop(_AsyncRolloutLoop):  # type: ignore[misc]
+class ExtRolloutLoop(async_rollout_worker._AsyncRolloutLoop):
     """TRL's rollout loop; `_score_group` scores, weighs, changes or drops a group."""
+
+    reward_funcs: list[Any]
+    reward_func_names: list[str]
 
     def __init__(
         self, *, plugins: SelectedPlugins, reward_weights: Sequence[float], updates: int, **keywords: Any
@@ -171,8 +174,8 @@ class ExtRolloutLoop(_AsyncRolloutLoop):  # type: ignore[misc]
         self._dropped_in_a_row += 1
         if self._dropped_in_a_row >= MOST_DROPPED:
             raise PluginRunError(
-                f"The group filter {flow.plugin_label(group_filter)!r} dropped {MOST_DROPPED} groups in a row, the last "
-                f"for {why!r}, so there is nothing to train on. Look at the rewards, or remove the filter."
+                f"The group filter {flow.plugin_label(group_filter)!r} dropped {MOST_DROPPED} groups in a row, the "
+                f"last for {why!r}, so there is nothing to train on. Look at the rewards, or remove the filter."
             )
         return False
 

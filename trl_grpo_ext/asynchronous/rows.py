@@ -119,7 +119,7 @@ def rollout_of(
         async_tools=frozenset(tool.__name__ for tool in tools if inspect.iscoroutinefunction(tool)),
     )
     rollout = build_rollout(scored, replace(made, **moved, logps_B_T=logps), facts, totals, gather, step=step)
-    known = {
+    known: dict[str, Any] = {
         name: torch.tensor([row.of_group[name] for row in rows], device=device)
         for name in rows[0].of_group
         if name != "zero_variance"

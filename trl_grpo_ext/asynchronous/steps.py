@@ -90,8 +90,9 @@ class Steps:
         """All ranks' rows, of which each may have another number."""
         counts = self._agreement.gather(torch.tensor([len(values)], device=values.device)).tolist()
         missing = values.new_zeros(max(counts) - len(values), *values.shape[1:])
-        both = self._agreement.gather(torch.cat([values, missing])).split(max(counts))
-        return torch.cat([part[:count] for part, count in zip(both, counts, strict=True)])
+        both = self._agreement.gather(torch.cat([values, missing]))
+        starts = range(0, len(both), max(counts))
+        return torch.cat([both[start : start + count] for start, count in zip(starts, counts, strict=True)])
 
     # ------------------------------------------------------------------ once per optimizer step
 

@@ -147,7 +147,7 @@ class AsyncGRPOExtMixin(_Next):
         self._trl_grpo_ext.records.write_beside_weights(output_dir)
 
 
-class AsyncGRPOExtTrainer(AsyncGRPOExtMixin, AsyncGRPOTrainer):  # type: ignore[misc]
+class AsyncGRPOExtTrainer(AsyncGRPOExtMixin, AsyncGRPOTrainer):
     """TRL's `AsyncGRPOTrainer` with plugins. Experimental."""
 
 

@@ -76,8 +76,8 @@ def check(trainer_class: type) -> None:
 def check_instance(trainer: Any) -> None:
     """Check that a constructed trainer and its worker have the attributes that we read."""
     problems = [f"attribute {name} is gone" for name in ATTRIBUTES if not hasattr(trainer, name)]
-    if isinstance(trainer.rollout_worker, async_rollout_worker.AsyncRolloutWorker):
-        worker = trainer.rollout_worker
+    worker = getattr(trainer, "rollout_worker", None)
+    if isinstance(worker, async_rollout_worker.AsyncRolloutWorker):
         problems += [
             f"attribute {name} of its worker is gone" for name in WORKER_ATTRIBUTES if not hasattr(worker, name)
         ]
@@ -135,9 +135,7 @@ def model_arguments(compute_loss: Callable[..., Any], inputs: Mapping[str, Any])
         compute_loss(model, inputs)
     except _Captured:
         return found
-    raise UpstreamError(
-        "compute_loss does not call the model, so plugins cannot act: remove the override."
-    )
+    raise UpstreamError("compute_loss does not call the model, so plugins cannot act: remove the override.")
 
 
 def reduction_weights(trainer: Any, compute_loss: Callable[..., Any], inputs: Mapping[str, Any]) -> torch.Tensor:
