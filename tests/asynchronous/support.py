@@ -114,7 +114,10 @@ class HereWorker(AsyncRolloutWorker):
         group = RolloutGroup(
             prompts=[row["prompt"]] * loop.num_generations,
             reward_kwargs={name: [value] * loop.num_generations for name, value in row.items() if name != "prompt"},
-            completions=[[{"role": "assistant", "content": loop.tokenizer.decode(c, skip_special_tokens=True)}] for c in completions],
+            completions=[
+                [{"role": "assistant", "content": loop.tokenizer.decode(c, skip_special_tokens=True)}]
+                for c in completions
+            ],
             completions_ids=completions,
             completions_sequences=sequences,
             tool_call_counts=[0] * loop.num_generations,

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from ..guard.untrusted import one_line
 from ..plugins.kinds import PLURALS
-from .console import KIND_HELP, kind_of, messages, of_distribution, paragraph, print_unreadable, results
+from .console import KIND_HELP, kind_of, messages, of_distribution, paragraph, results
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -42,7 +42,6 @@ def list_command(
         typer.echo(json.dumps([_plain(entry) for entry in entries], indent=2))
     else:
         _print(entries, results())
-    print_unreadable(installed)
     if not entries:
         messages().print(Text("There is no such plugin."))
 
@@ -63,7 +62,8 @@ def _print(entries: list[Entry], console: Console) -> None:
         of_kind = [entry for entry in entries if entry.info.kind == kind]
         console.print(Text(f"{PLURALS[kind].capitalize()} ({len(of_kind)})", style="bold"))
         for entry in of_kind:
-            info, ready = entry.info, entry.state == "ready"
+            info = entry.info
+            ready = entry.state == "ready"
             name = Text(one_line(info.name), style="bold")
             for alias in info.aliases:
                 name.append(f" ({one_line(alias)})", style="not bold dim")

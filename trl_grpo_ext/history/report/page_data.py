@@ -56,7 +56,8 @@ def page_data(runs: Sequence[Run], limit: int) -> PageData:
         by_step = {step_of(path): path for path in (*run.completions, *run.records)}
         files = [by_step[step] for step in sorted(by_step)]
         chosen = list(_choose(run, files, share, SIZE // len(runs)))
-        shown, saved = sum(len(rows) for _, rows, _ in chosen), sum(count for *_, count in chosen)
+        shown = sum(len(rows) for _, rows, _ in chosen)
+        saved = sum(count for *_, count in chosen)
         if chosen and (shown < saved or len(chosen) < len(files)):
             others = f", and {len(files) - len(chosen)} more steps were saved" if len(chosen) < len(files) else ""
             data.notes.append(
@@ -122,7 +123,8 @@ def _whole_groups(rows: Sequence[Row], completions: int, size: int) -> list[Row]
 
 def _add_to_index(data: PageData, path: Path, rows: Sequence[Row]) -> dict[str, Any]:
     """Add a step's chunks, and return its part of the index, one list per column."""
-    text, numbers = f"t{len(data.chunks)}", None
+    text = f"t{len(data.chunks)}"
+    numbers = None
     prompts = {prompt: number for number, prompt in enumerate(dict.fromkeys(row.prompt for row in rows))}
     names = dict.fromkeys(name for row in rows for name in row.tokens or ())
     vocabulary = {name: number for number, name in enumerate(names)}
@@ -157,7 +159,8 @@ def _add_to_index(data: PageData, path: Path, rows: Sequence[Row]) -> dict[str, 
 def _numbers(row: Row, vocabulary: Mapping[str, int], stages: int) -> str:
     """A row's tokens as JSON, a list per column: `gap` and `size` say where the characters are, from the last's end."""
     assert row.tokens is not None
-    count, spans = len(row.tokens), row.spans
+    count = len(row.tokens)
+    spans = row.spans
     ends = None if spans is None else numpy.append(0, spans[:, 1])[:-1]
     columns: dict[str, Any] = {
         "token": [vocabulary[token] for token in row.tokens],
@@ -272,7 +275,9 @@ def _of_records(run: Run, path: Path) -> list[Row]:
     for index in range(len(columns["prompt"])):
         at = {name: values[index] for name, values in columns.items()}
         at = {name: value for name, value in at.items() if value is not None}
-        size, completion, spans = len(at["tokens"]), str(at["completion"]), None
+        size = len(at["tokens"])
+        completion = str(at["completion"])
+        spans = None
         if "starts" in at and "ends" in at:
             spans = utf16_spans(completion, *(_per_token(at[name], size, numpy.int64) for name in ("starts", "ends")))
         scores = zip(at.get("parts", ()), at.get("part_scores", ()), strict=True)
@@ -373,7 +378,8 @@ def _groups(prompts: Sequence[str], run: Run) -> Iterator[tuple[int, int]]:
     """Group and member of each row: runs of equal prompts, cut at the group size in the settings."""
     size = run.settings.get("num_generations")
     whole = size if isinstance(size, int) and size > 0 and len(prompts) % size == 0 else None
-    group, member = -1, 0
+    group = -1
+    member = 0
     for index, prompt in enumerate(prompts):
         new = index == 0 or prompt != prompts[index - 1] or member + 1 == whole
         group, member = (group + 1, 0) if new else (group, member + 1)
