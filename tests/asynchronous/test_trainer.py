@@ -313,16 +313,22 @@ def nothing(completions: list[Any], **columns: Any) -> list[float]:
 
 @pytest.mark.slow
 def test_parts_pay_the_tokens_that_wrote_them(tiny_model: Path, tmp_path: Path) -> None:
-    given = {"advantage_hooks": ["part_credit"], "token_records": 16, "reward_funcs": [parts_of]}
+    hook = {"name": "part_credit", "completeness": "none"}
+    given = {"advantage_hooks": [hook], "token_records": 16, "reward_funcs": [parts_of]}
     found = run(tiny_model, tmp_path, given, save_strategy="steps", save_steps=1)
     rows = pyarrow.parquet.read_table(tmp_path / "token_records" / "step_00001.parquet").to_pylist()
     assert len(rows) == 16
     credited = [row for row in rows if any(row["advantage"])]
     assert credited
     for row in rows:
-        score, mean = row["reward"], np.mean([other["reward"] for other in rows if other["group"] == row["group"]])
+        there = [
+            other["reward"] for other in rows if other["group"] == row["group"] and other["part_present"] == [True]
+        ]
+        expected = [0.0] * len(row["token_ids"])
+        if row["part_present"] == [True]:
+            expected[0] = row["reward"] - np.mean(there)
         assert row["parts"] == ["parts_of/start"]
-        assert row["advantage"] == pytest.approx([score - mean] + [0.0] * (len(row["token_ids"]) - 1), abs=1e-6)
+        assert row["advantage"] == pytest.approx(expected, abs=1e-6)
     assert found.logs[0]["parts/parts_of/start/mean"] > 0
 
 

@@ -225,10 +225,16 @@ class Inbox:
     def _check(self) -> None:
         trainer, worker = self._trainer, self._trainer.rollout_worker
         process = worker._process
-        if process is not None and not process.is_alive():
+        try:
             worker.check_health(float("inf"))  # raises what the process said, if it could say anything
-            raise RuntimeError(
-                f"The process that samples and scores (pid {process.pid}) ended with exit code {process.exitcode}. A "
-                "negative one is the signal that killed it, -9 often for lack of memory; its own output may say more."
-            )
+            if process is not None and not process.is_alive():
+                raise RuntimeError(
+                    f"The process that samples and scores (pid {process.pid}) ended with exit code {process.exitcode}: a "
+                    "negative one is the signal that killed it, -9 often for lack of memory. Its output may say more."
+                )
+        except RuntimeError:
+            process.kill()
+            process.join()
+            worker._process = None  # else TRL's `stop` waits for ever until a process that is gone has woken up
+            raise
         trainer.vllm_client.wait_for_server_ready()  # else the worker tries for minutes beyond `vllm_server_timeout`
