@@ -332,24 +332,13 @@ def test_parts_pay_the_tokens_that_wrote_them(tiny_model: Path, tmp_path: Path) 
     assert found.logs[0]["parts/parts_of/start/mean"] > 0
 
 
-class Remembers:
-    declares = HookDeclaration(role="transform", independent=True)
-
-    def on_rollout(self, advantages_B_T: Any, rollout: Any) -> Any:
-        return advantages_B_T
-
-    def state_dict(self) -> dict[str, Any]:
-        return {}
-
-    def load_state_dict(self, state: Any) -> None: ...
-
-
 REFUSED = {
     "batch_whitening.*beyond a group": {"advantage_hooks": ["batch_whitening"]},
-    "Remembers.*has a state": {"advantage_hooks": [Remembers()]},
     "sequence_rejection.*needs old_logps": {"advantage_hooks": ["sequence_rejection"]},
-    "kl_in_reward.*needs ref_logps": {"advantage_hooks": ["kl_in_reward"]},
-    "self_distilled.*needs the teacher": {"advantage_hooks": [{"name": "self_distilled", "prompt": "answer"}]},
+    "kl_in_reward.*has a state": {"advantage_hooks": ["kl_in_reward"]},
+    "self_distilled.*needs old_logps, the teacher": {
+        "advantage_hooks": [{"name": "self_distilled", "prompt": "answer"}]
+    },
     "all replace": {"token_losses": [Replacing(), Replacing()]},
 }
 

@@ -229,8 +229,8 @@ class Inbox:
             worker.check_health(float("inf"))  # raises what the process said, if it could say anything
             if process is not None and not process.is_alive():
                 raise RuntimeError(
-                    f"The process that samples and scores (pid {process.pid}) ended with exit code {process.exitcode}: a "
-                    "negative one is the signal that killed it, -9 often for lack of memory. Its output may say more."
+                    f"The process that samples and scores (pid {process.pid}) ended with exit code {process.exitcode}: "
+                    "a negative one is the signal that killed it, -9 often for lack of memory. Its output may say more."
                 )
         except RuntimeError:
             process.kill()
