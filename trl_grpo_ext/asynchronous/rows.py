@@ -38,7 +38,7 @@ class Row:
     parts: Mapping[str, Sequence[Part]]
     outcomes: Mapping[str, Any]
     group: int
-    of_group: Mapping[str, Any]  # fields of the rollout that only the whole group tells, and `zero_variance`
+    of_group: Mapping[str, Any]  # fields of the rollout that come from the whole group, and `zero_variance`
     stages: Sequence[tuple[str, np.ndarray]]  # the advantages: TRL's, then after each rollout hook
     allowed_signs: np.ndarray | None
 
