@@ -19,6 +19,7 @@ import numpy
 
 from ...guard.messages import content_text
 from ...guard.outcomes import OUTCOME_SUFFIX
+from ...records.pictures import MOST, data_uri
 from ...records.token_records import COLUMNS
 from ...records.writing import evenly
 from ..run_files import messages_in, step_of
@@ -112,6 +113,7 @@ def _whole_groups(rows: Sequence[Row], completions: int, size: int) -> list[Row]
     for group in dict.fromkeys(row.group for row in rows):
         members = sorted((row for row in rows if row.group == group), key=lambda row: row.member)
         size -= sum(len(row.completion) + 8 * len(row.tokens or ()) for row in members)
+        size -= sum(map(len, {picture for row in members for picture in row.pictures}))
         if kept and (len(kept) + len(members) > completions or size < 0):
             break
         kept += members
@@ -125,14 +127,16 @@ def _add_to_index(data: PageData, path: Path, rows: Sequence[Row]) -> dict[str, 
     """Add a step's chunks, and return its part of the index, one list per column."""
     text = f"t{len(data.chunks)}"
     numbers = None
-    prompts = {prompt: number for number, prompt in enumerate(dict.fromkeys(row.prompt for row in rows))}
+    asked = [(row.prompt, tuple(row.pictures)) for row in rows]
+    prompts = {prompt: number for number, prompt in enumerate(dict.fromkeys(asked))}
     names = dict.fromkeys(name for row in rows for name in row.tokens or ())
     vocabulary = {name: number for number, name in enumerate(names)}
     # A row that is not trained on yet has only the stages of the rollout.
     stages = max(([name for name, _ in row.stages] for row in rows), key=len)
     texts = {
-        "prompts": list(prompts),
-        "prompt": [prompts[row.prompt] for row in rows],
+        "prompts": [text for text, _ in prompts],
+        "pictures": [pictures for _, pictures in prompts],
+        "prompt": [prompts[prompt] for prompt in asked],
         "completions": [row.completion for row in rows],
         "extras": [row.extras for row in rows],
         "failed": [row.failed_turns for row in rows],
@@ -211,6 +215,7 @@ class Row:
     credit: float | None = None
     outcomes: dict[str, str] = field(default_factory=dict)
     extras: dict[str, str] = field(default_factory=dict)
+    pictures: list[str] = field(default_factory=list)
     tokens: list[str] | None = None
     spans: Numbers | None = None
     live: Numbers | None = None
@@ -294,6 +299,7 @@ def _of_records(run: Run, path: Path) -> list[Row]:
             rewards={str(name): number(value) for name, value in dict(at.get("rewards", ())).items()},
             reward=number(at.get("reward")),
             outcomes={str(name): _short(value, 60) for name, value in dict(at.get("outcomes", ())).items()},
+            pictures=_pictures(run, path, at.get("images", ())),
             tokens=[str(token) for token in at["tokens"]],
             spans=spans,
             live=_per_token(at["live"], size, bool),
@@ -310,6 +316,19 @@ def _of_records(run: Run, path: Path) -> list[Row]:
         row.credit = _credit(row)
         rows.append(row)
     return rows
+
+
+def _pictures(run: Run, path: Path, copies: Sequence[Any]) -> list[str]:
+    """The pictures of a prompt; one that cannot be shown is left out, with a line in `run.missing`."""
+    shown = []
+    for copy in copies[:MOST]:
+        try:
+            shown.append(data_uri(copy))
+        except ImportError:
+            run.note("Pictures are not shown, because pillow is missing: pip install pillow.")
+        except ValueError as error:
+            run.note(f"A picture in {path} was left out: {error}.")
+    return shown
 
 
 def _per_token(values: Any, size: int, kind: Any = numpy.float32) -> Numbers:
