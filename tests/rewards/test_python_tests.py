@@ -2,18 +2,21 @@
 
 # The code that is run is easier to read on one line.
 # ruff: noqa: E501
+import json
+import pickle
 import textwrap
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
+from tests.busy import busy
 from tests.rewards.code_corpus import ATTACKS, FORGERIES, HONEST, SHAPES, SOLVED, Pair
 from trl_grpo_ext.errors import ConfigurationError, RewardError
 from trl_grpo_ext.guard.outcomes import Judgement, Outcome
 from trl_grpo_ext.rewards import python_tests as module
 from trl_grpo_ext.rewards._sandbox.jobs import LAYERS, isolation
-from trl_grpo_ext.rewards.python_tests import PythonTests, fenced_code
+from trl_grpo_ext.rewards.python_tests import PythonTests, fenced_code, function_span
 
 pytestmark = pytest.mark.skipif(set(isolation()) != set(LAYERS), reason="needs Landlock and seccomp")
 
@@ -106,16 +109,42 @@ def parts(code: str, tests: Any, **columns: Any) -> list[tuple[str, float | None
     return [(part.name, part.score, [text[slice(*place[:2])] for place in part.places]) for part in score.parts]
 
 
-def test_with_partial_each_test_is_a_part_at_the_code() -> None:
-    tests = ["import math", "assert add(1, 2) == 3", "assert sub(3, 1) == 2", "assert add(0, 0) == 0"]
-    two = f"{RIGHT}\ndef sub(a, b):\n    return a"
-    assert parts(two, tests) == [("test_1", 1.0, [two]), ("test_2", 0.0, [two]), ("test_3", 1.0, [two])]
+def test_with_partial_each_test_is_a_part_at_the_function_that_it_calls() -> None:
+    two = (
+        "import math\n\n\ndef add(\n    a, b\n):\n    # sum\n\n    return a + b\n\ndef sub(a, b):\n    return a\nx = 1"
+    )
+    add, sub = two.split("\n\n\n")[1].split("\n\ndef sub")[0], "def sub(a, b):\n    return a"
+    tests = ["import math", "assert add(1, 2) == 3", "assert sub(3, 1) == 2", "assert sub(3, 0) + add(0, 0) == 3"]
+    assert parts(two, tests) == [("test_1", 1.0, [add]), ("test_2", 0.0, [sub]), ("test_3", 1.0, [two])]
     assert parts(RIGHT, HUMAN_EVAL, entry_point=["add"]) == [("test_0", 1.0, [RIGHT])]
+    method = "class Solution:\n    def add(self, a, b):\n        return a + b\n\n    def other(self): pass"
     cases = {"inputs": [[1, 2], [3, 4]], "outputs": [3, 8], "fn_name": "add"}
-    assert parts(RIGHT, cases) == [("test_1", 1.0, [RIGHT]), ("test_2", 0.0, [RIGHT])]
+    inside = "def add(self, a, b):\n        return a + b"
+    assert parts(method, cases) == [("test_1", 1.0, [inside]), ("test_2", 0.0, [inside])]
     program = "print(int(input().split()[0]) + 2)"
     assert parts(program, SUM) == [("test_0", 1.0, [program]), ("test_1", 0.0, [program])]
+    assert parts("add = lambda a, b: 3", ADD[:1]) == [("test_0", 1.0, ["add = lambda a, b: 3"])]
+    assert parts("", ADD[:2]) == [("test_0", 0.0, []), ("test_1", 0.0, [])]
     assert parts("def add(a, b", ADD[:1]) == [("test_0", 0.0, ["def add(a, b"])]
+
+
+def test_function_span_is_linear() -> None:
+    for text in (" " * 99_999, "def f" * 20_000, "def f\n" * 16_000, "\n" * 99_999, " def\t" * 16_000):
+        function_span(text, 0, len(text), "f")
+    assert function_span("async  def f(): x\n\n\ndef g(): y", 0, 99, "f") == (0, 17)
+    assert function_span("def f(): x\ndef f(): y\nif z:\n  def f(): w", 0, 99, "f") == (11, 21)
+    assert function_span("def ff(): x", 0, 99, "f") is None
+
+
+def test_python_tests_partial_share() -> None:
+    codes = [RIGHT, "def add(a, b): return 3", "def add(a, b): return 7"]
+    columns = {"prompts": ["?"] * 3, "completions": [fence(code) for code in codes], "completion_ids": [[1]] * 3}
+    partial = pickle.loads(pickle.dumps(PythonTests(partial=True)))
+    assert partial(**columns, tests=[ADD] * 3) == [1.0, 1 / 3, 0.0]
+    assert PythonTests()(**columns, tests=[ADD] * 3) == [1.0, 0.0, 0.0]
+    code = "a, b = map(int, input().split())\nif b < 0: raise SystemExit(1)\nprint(a + b)"
+    [judgement] = PythonTests(partial=True).judge(completions=[fence(code)], tests=[SUM[::-1]])
+    assert (judgement.outcome, judgement.score) == (Outcome.SCORED, 0.5)
 
 
 @pytest.mark.slow
@@ -125,6 +154,13 @@ def test_a_timeout_is_a_timeout_whatever_passed_before() -> None:
     slow = "import time\ntime.sleep(0.4)\nprint(sum(map(int, input().split())))"
     assert outcome(slow, SUM * 3, PythonTests(timeout=1.0)) is Outcome.TIMEOUT, "the tests of a completion share it"
     assert outcome(slow, SUM, PythonTests(timeout=5.0)) is Outcome.RIGHT
+
+
+def test_large_and_deep_completions_end() -> None:
+    texts = ["(" * 10**6, "[" * 99_999, "x = 1\n" * 16_000, "```\n" * 25_000, "-" * 90_000 + "1"]
+    judged = PythonTests(timeout=2.0).judge(completions=texts, tests=[ADD] * len(texts))
+    assert judged[0].outcome is Outcome.REFUSED
+    assert {one.outcome for one in judged[1:]} <= {Outcome.NO_ANSWER, Outcome.DIED, Outcome.WRONG}
 
 
 # --- honest and forged -----------------------------------------------------------------------------------------------
@@ -157,6 +193,17 @@ def test_attacks_are_worth_nothing_and_choose_no_none() -> None:
         for name, one in found.items()
         if one.outcome != ATTACKS[name].outcome and (ATTACKS[name].outcome or one.outcome not in WORTH_NOTHING)
     } == {}
+
+
+@pytest.mark.nightly
+def test_python_tests_verdicts_beside_busy_processes() -> None:
+    both = HONEST | {name: pair for name, pair in ATTACKS.items() if "range" not in name}
+    first = {name: one.outcome for name, one in outcomes(both, workers=2).items()}
+    backwards = {name: one.outcome for name, one in outcomes(dict([*both.items()][::-1]), workers=1).items()}
+    alone = {name: outcomes({name: pair})[name].outcome for name, pair in both.items()}
+    with busy(4):
+        beside = {name: one.outcome for name, one in outcomes(both, workers=2).items()}
+    assert first == backwards == alone == beside
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -196,7 +243,7 @@ def test_what_only_the_solution_could_say_is_said_to_be_so() -> None:
         "assert 1 == P(1)": "it needs the __eq__",
         "assert P(1)": "__bool__",
         "assert 3 in P(1)": "__contains__",
-        "assert abs(P(1) - 3) < 1e-6": "it needs the __sub__ of the solution's own class P",
+        "assert abs(P(1) - 3) < 1e-6": "it takes the result of the solution's own __sub__",
         "try:\n  assert P(1) == P(1)\nexcept BaseException:\n  pass\nassert P(1).x == 1": "__eq__",
         "import pytest\ndef test_p():\n  pytest.skip('no')\n  assert P(1).x == 1": "skip",
         "r = P(1).x\nif r > 3:\n  assert r == 4\nassert r == 1": "under a condition that the solution decides",
@@ -265,3 +312,9 @@ def test_a_machine_without_a_required_layer_is_refused(monkeypatch: pytest.Monke
         PythonTests()
     assert PythonTests(require=["files"]).require == ("files",)
     assert PythonTests(require=[]).require == ()
+
+
+def test_the_job_is_no_size_that_blocks() -> None:
+    tests = [f"assert add({number}, '{'x' * 10_000}') == 1" for number in range(100)]
+    assert len(json.dumps(tests)) > 10**6
+    assert outcome("def add(a, b): return len(b) // 10_000", tests) is Outcome.RIGHT

@@ -8,7 +8,7 @@ ends.
 """
 
 # What runs between forks is as plain as can be, and pathlib gives nothing here.
-# ruff: noqa: PTH101, PTH102, PTH104, PTH106, PTH108, PTH112, PTH114, PTH118, PTH123, PTH208, SIM115
+# ruff: noqa: PTH101, PTH102, PTH104, PTH106, PTH108, PTH112, PTH114, PTH118, PTH123, PTH208, SIM115, SIM905
 import atexit
 import base64
 import contextlib
@@ -33,19 +33,15 @@ from typing import Any, NoReturn
 from . import hostile, layers, tests_process
 
 MAX_OUTPUT = 4 * 2**20  # bytes that a program may print, and bytes that a process may report
-MAX_FILES = 1000
-MAX_STORED = 64 * 2**20
+MAX_FILES, MAX_STORED, MAX_THREADS = 1000, 64 * 2**20, 256
 _TICK = 0.02
-# fmt: off
 _WARM = (
-    "array", "asyncio", "bisect", "binascii", "calendar", "cmath", "collections", "concurrent.futures", "configparser",
-    "contextlib", "copy", "csv", "ctypes", "dataclasses", "datetime", "decimal", "difflib", "enum", "fractions",
-    "functools", "glob", "hashlib", "heapq", "io", "itertools", "json", "logging", "math", "multiprocessing.pool",
-    "numbers", "operator", "pathlib", "pprint", "queue", "random", "re", "secrets", "shutil", "statistics", "string",
-    "struct", "tempfile", "textwrap", "threading", "time", "traceback", "typing", "unittest", "unittest.mock", "uuid",
-    "weakref", "zipfile", "pytest",
-)
-# fmt: on
+    "array asyncio bisect binascii calendar cmath collections concurrent.futures configparser contextlib copy csv "
+    "ctypes dataclasses datetime "
+    "decimal difflib enum fractions functools glob hashlib heapq io itertools json logging math numbers operator "
+    "pathlib pprint queue random re secrets shutil statistics string struct tempfile textwrap threading time "
+    "traceback typing unittest unittest.mock uuid weakref zipfile pytest"
+).split()
 _TESTS_MEMORY_MB = 1024  # extra memory of the tests' process over the solution's
 
 
@@ -178,8 +174,7 @@ class _Keeper:
     """Watches over one job's processes."""
 
     def __init__(self, job: dict[str, Any], connection: Connection) -> None:
-        self.job = job
-        self.connection = connection
+        self.job, self.connection = job, connection
         # Of the tests: 0, an answer is awaited; 1, one has come; 2, an argument has been changed; 8 to 16, bytes read.
         self.shared = mmap.mmap(-1, 16)
         self.reported, self.printed, self.judged = bytearray(), bytearray(), bytearray()
@@ -196,8 +191,7 @@ class _Keeper:
             _remove(self.home)
 
     def _run(self, processes: list[_Process]) -> dict[str, Any]:
-        job = self.job
-        home = self.home
+        job, home = self.job, self.home
         work = os.path.join(home, "work")
         os.mkdir(work)
         (asks, asked), (answers, answered), (prints, printed), (reports, reported) = (os.pipe() for _ in range(4))
@@ -217,6 +211,7 @@ class _Keeper:
             if not set(job["require"]) <= set(held):
                 return
             sys.path += job["libraries"]
+            hostile.processes_as_threads()
             if job["module"]:
                 os.close(out)
                 hostile.hold(requests, replies)
@@ -234,11 +229,11 @@ class _Keeper:
                 _flush()
                 vars(sys.modules.get("__main__", layers)).clear()  # files that are not closed are flushed, too
 
-        first = _Process(solution)
-        second = None
+        first, second = _Process(solution), None
         processes.append(first)
         self.watched |= {reports: self.reported, prints: self.printed}
-        if job["module"]:  # the solution's process has never had what follows
+        token = secrets.token_hex(16).encode("ascii")  # the solution's process has never had it, nor what follows
+        if job["module"]:
             plan = json.loads(self.connection.recv_bytes())
             verdicts, judged = os.pipe()
             own = tempfile.mkdtemp(dir=home)
@@ -247,7 +242,9 @@ class _Keeper:
                 requests, replies, out = self._keep_only({}, (asked, answers, judged), work)
                 isolate([work, own], job["memory_mb"] + _TESTS_MEMORY_MB, 4 * job["seconds"] + 10, False)
                 sys.path += job["libraries"]
-                tests_process.judge({**plan, "code": job["code"]}, requests, replies, self.shared, own, _reporting(out))
+                tests_process.judge(
+                    {**plan, "code": job["code"]}, requests, replies, self.shared, own, _reporting(out, token)
+                )
 
             second = _Process(tests)
             processes.append(second)
@@ -255,7 +252,7 @@ class _Keeper:
             self.watched[verdicts] = self.judged
         for descriptor in (asks, asked, answers, answered, printed, reported):
             os.close(descriptor)
-        return self._watch_over(first, second)
+        return self._watch_over(first, second, token)
 
     def _keep_only(self, standard: dict[int, int], keep: tuple[int, ...], home: str) -> list[int]:
         """In a forked process: keep these descriptors, as 3 and up, and nothing else of the keeper."""
@@ -274,9 +271,8 @@ class _Keeper:
         tempfile.tempdir = None
         return moved
 
-    def _watch_over(self, first: _Process, second: _Process | None) -> dict[str, Any]:
-        seconds = self.job["seconds"]
-        ended = "exited"
+    def _watch_over(self, first: _Process, second: _Process | None, token: bytes) -> dict[str, Any]:
+        seconds, ended = self.job["seconds"], "exited"
         checked = last = time.monotonic()
         processes = [process for process in (first, second) if process is not None]
         idle, before = [0.0, 0.0], [process.seconds() for process in processes]  # of the tests, of the solution
@@ -297,14 +293,15 @@ class _Keeper:
             clocks = [process.seconds() for process in processes]
             if not any(process.runs() for process in processes):
                 idle[second is None or self.shared[0]] += max(0.0, now - last - sum(clocks) + sum(before))
-            last = now
-            before = clocks
+            last, before = now, clocks
             if clocks[0] + idle[1] / 2 > seconds:
                 ended = "timeout"
             elif second is not None and clocks[1] + idle[0] / 2 > 2 * seconds + 1:
                 ended = "timeout" if self.shared[0] or self.shared[1] else "tests"
             elif self._stores_too_much(first):
                 ended = "storage"
+            elif len(first.threads()) > MAX_THREADS:
+                ended = "threads"
         spent = first.seconds() + idle[1] / 2
         if second is not None and ended == "exited" and b'"gone"' in self.judged:
             for _ in range(50):  # it has closed the conversation: how does it end?
@@ -319,7 +316,7 @@ class _Keeper:
             ended = "timeout"
         held, *lines = bytes(self.reported[: 2 * MAX_OUTPUT]).split(b"\n")
         if second is not None:
-            lines = bytes(self.judged).split(b"\n")
+            lines = [line[len(token) :] for line in bytes(self.judged).split(b"\n") if line.startswith(token)]
         [said] = _messages([held]) or [{}]
         return {
             "ended": ended,
@@ -371,9 +368,9 @@ def _messages(lines: list[bytes]) -> list[dict[str, Any]]:
     return messages
 
 
-def _reporting(descriptor: int) -> Callable[[dict[str, Any]], None]:
+def _reporting(descriptor: int, token: bytes = b"") -> Callable[[dict[str, Any]], None]:
     def report(message: dict[str, Any]) -> None:
-        data = json.dumps(message).encode("ascii") + b"\n"
+        data = token + json.dumps(message).encode("ascii") + b"\n"
         while data:
             data = data[os.write(descriptor, data) :]
 
@@ -381,9 +378,7 @@ def _reporting(descriptor: int) -> Callable[[dict[str, Any]], None]:
 
 
 def _folder_too_large(home: str) -> bool:
-    stored = 0
-    count = 0
-    folders = [home]
+    stored, count, folders = 0, 0, [home]
     while folders:
         try:
             with os.scandir(folders.pop()) as entries:

@@ -6,6 +6,7 @@ Plain values arrive as data, so `==`, `len`, `sorted`, `isinstance` and asserts 
 
 # Beside the tests' own process, pathlib gives nothing here.
 # ruff: noqa: PTH100, PTH109, PTH117, PTH118, PTH123, SIM115
+import asyncio
 import builtins
 import contextlib
 import dataclasses
@@ -37,15 +38,14 @@ class _Judging:
     """Runs the tests of a plan, one after the other."""
 
     def __init__(self, plan: dict[str, Any], folder: str) -> None:
-        self.plan = plan
-        self.folder = folder
-        self.names: dict[str, Any] = {"__builtins__": remote.Names(plan, SIDE.built_ins()), "__name__": "tests"}
+        self.plan, self.folder = plan, folder
+        self.names: dict[str, Any] = {"__builtins__": remote.Names(plan), "__name__": "tests"}
 
     def run(self, report: Callable[[dict[str, Any]], None]) -> None:
         for number, test in enumerate(self.plan["tests"]):
             SIDE.fresh()
             status, detail = self._run(number, test)
-            known = {"memory": SIDE.memory, "gone": SIDE.gone}
+            known = {"memory": SIDE.memory, "gone": SIDE.gone, "process": SIDE.process}
             report({"test": number, "status": status, "detail": detail, **known})
             goes_on = SIDE.own_copies and SIDE.changed
             if SIDE.gone or (status == "fail" and self.plan["stop"] and not goes_on):
@@ -81,7 +81,9 @@ class _Judging:
         if test["pytest"]:
             return self._pytest(test)
         for name in test["functions"]:
-            self.names[name]()
+            result = self.names[name]()
+            if isinstance(result, types.CoroutineType):
+                asyncio.run(result)
         for name in test["classes"]:
             ran = _Result()
             unittest.defaultTestLoader.loadTestsFromTestCase(self.names[name]).run(ran)
@@ -95,9 +97,7 @@ class _Judging:
         """Let pytest run it: all that it reads lies in a folder out of the solution's reach."""
         import pytest
 
-        names = self.names
-        failures = list[str]()
-        work = os.getcwd()
+        names, failures, work = self.names, list[str](), os.getcwd()
         wanted = {*test["functions"], *test["classes"]}
         module = types.ModuleType("tests")
         for name in [name for name in names if name != "__builtins__"]:
@@ -121,6 +121,14 @@ class _Judging:
             @pytest.hookimpl(tryfirst=True)
             def pytest_runtest_setup(self, item: Any) -> None:
                 os.chdir(work)
+
+            @pytest.hookimpl(tryfirst=True)
+            def pytest_pyfunc_call(self, pyfuncitem: Any) -> Any:
+                if not inspect.iscoroutinefunction(pyfuncitem.obj):
+                    return None
+                wanted = pyfuncitem._fixtureinfo.argnames
+                asyncio.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in wanted}))
+                return True
 
             pytest_collectreport = pytest_runtest_logreport
 
@@ -289,7 +297,7 @@ def judge(job: dict[str, Any], requests: int, replies: int, shared: Any, folder:
         return
     except BaseException as error:  # what the code raises is the verdict, whatever it is
         failed = [type(error).__name__[:MAX_TEXT], _text(error)]
-        report({"failed": failed, "memory": SIDE.memory})
+        report({"failed": failed, "memory": SIDE.memory, "process": SIDE.process})
         return
     if unread is not None:
         report({"unread": [str(part)[:MAX_TEXT] for part in unread]})

@@ -20,18 +20,13 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
-# fmt: off
-SOLUTION_MODULES = frozenset({
-    "solution", "solutions", "main", "submission", "candidate", "answer", "code_solution", "program", "my_solution",
-    "your_solution", "solution_module", "my_module", "your_module", "module", "task", "implementation",
-})
-# fmt: on
+SOLUTION_MODULES = frozenset(
+    "solution solutions main submission candidate answer code_solution program my_solution your_solution "  # noqa: SIM905
+    "solution_module my_module your_module module task implementation".split()
+)
 """Module names from which tests import the solution."""
 MAX_MESSAGE = 16 * 2**20
 """Bytes of one message."""
-MAX_TWINS = 1000
-KEPT_FOR = 100
-"""With more containers than this, those are forgotten that have not crossed in so many messages."""
 _SMALL = 2**53
 _NUMPY_KINDS = "biufcUSMm"
 _NO_EXCEPTIONS_OF = ("unittest", "doctest", "bdb")  # those that a runner of tests takes for its own
@@ -59,18 +54,16 @@ class TooLongError(Exception):
 
 # --- plain values ----------------------------------------------------------------------------------------------------
 
-# fmt: off
 _TYPES: dict[str, type] = {
     kind.__name__: kind
     for kind in (
-        bool, int, float, complex, str, bytes, bytearray, list, tuple, set, frozenset, dict, range, object, type,
-        slice, type(None), enumerate, zip, map, filter, reversed, memoryview,
-        collections.deque, collections.OrderedDict, collections.defaultdict, collections.Counter,
-        collections.UserList, collections.UserDict, collections.UserString,
-        fractions.Fraction, decimal.Decimal, datetime.date, datetime.datetime, datetime.time, datetime.timedelta,
+        *(bool, int, float, complex, str, bytes, bytearray, list, tuple, set, frozenset, dict, range, object, type),
+        *(slice, type(None), enumerate, zip, map, filter, reversed, memoryview),
+        *(collections.deque, collections.OrderedDict, collections.defaultdict, collections.Counter),
+        *(collections.UserList, collections.UserDict, collections.UserString),
+        *(fractions.Fraction, decimal.Decimal, datetime.date, datetime.datetime, datetime.time, datetime.timedelta),
     )
 }
-# fmt: on
 _TYPE_NAMES = {kind: name for name, kind in _TYPES.items()}
 
 
@@ -101,12 +94,10 @@ _VALUES: dict[type, tuple[str, Callable[[Any], list[Any]], Callable[[list[Any]],
     type({}.values()): ("values", list, lambda items: dict(enumerate(items)).values()),
     type({}.items()): ("items", list, lambda items: dict(items).items()),
 }
-# fmt: off
 for _kind in (
-    range, slice, fractions.Fraction, decimal.Decimal, pathlib.PosixPath,
-    datetime.date, datetime.datetime, datetime.time, datetime.timedelta, datetime.timezone,
+    *(range, slice, fractions.Fraction, decimal.Decimal, pathlib.PosixPath),
+    *(datetime.date, datetime.datetime, datetime.time, datetime.timedelta, datetime.timezone),
 ):
-    # fmt: on
     _VALUES[_kind] = (_kind.__name__, _arguments, lambda parts, kind=_kind: kind(*parts))  # type: ignore[misc]
 
 
@@ -164,8 +155,7 @@ _CONTAINERS: dict[type, _Container] = {
     collections.UserDict: ("ud", lambda value: [value.data], lambda _: collections.UserDict()),
 }
 _ARRAY: _Container = (
-    "n",
-    lambda value: [value.dtype.str, value.shape, value.tobytes()],
+    *("n", lambda value: [value.dtype.str, value.shape, value.tobytes()]),
     lambda parts: _new_array([parts[0], parts[1][1], bytes.fromhex(parts[2][1])]),
 )
 _READ_SCALAR = {tag: read for tag, _, read in _SCALARS.values()}
@@ -205,9 +195,7 @@ class Codec:
 
     def __init__(self, first: int) -> None:
         self._parity = self._next = first
-        # By number: the object, its parts when it last crossed, its container, and the message that it last crossed in.
-        self._twins: dict[int, list[Any]] = {}
-        self._messages = 0
+        self._twins: dict[int, list[Any]] = {}  # by number: the object, its parts when it last crossed, its container
         self._numbers: dict[int, int] = {}
         self._written: set[int] = set()
         self.changed = False  # whether the other side has changed a container of this side
@@ -224,7 +212,6 @@ class Codec:
 
     def pack(self, value: Any) -> Json:
         """Encode a value, with whatever twins have changed since the last message, and those to forget."""
-        self._messages += 1
         forgotten = self._forgotten() if self.forgets else []
         self._written = set()
         payload = self.encode(value)
@@ -240,11 +227,9 @@ class Codec:
         if row is not None:
             number = self._numbers.get(id(value))
             if number is None:
-                number = self._next
-                self._next = self._next + 2
+                number, self._next = self._next, self._next + 2
                 self._keep(number, value, row)
             elif number in self._written or not self._differs(number):
-                self._twins[number][3] = self._messages
                 return ["=", number]
             return self._full(number)
         if kind in _SCALARS:
@@ -263,20 +248,19 @@ class Codec:
 
     def _full(self, number: int) -> Json:
         self._written.add(number)
-        value, _, (tag, parts, _), _ = twin = self._twins[number]
+        value, _, (tag, parts, _) = twin = self._twins[number]
         twin[1] = parts(value)
-        twin[3] = self._messages
         return [tag, number, [self.encode(part) for part in twin[1]]]
 
     def _differs(self, number: int) -> bool:
-        value, before, (tag, parts, _), _ = self._twins[number]
+        value, before, (tag, parts, _) = self._twins[number]
         now = parts(value)
         if tag in ("n", "B"):
             return bool(now != before)
         return len(now) != len(before) or not all(map(operator.is_, now, before))
 
     def _keep(self, number: int, value: Any, row: _Container) -> None:
-        self._twins[number] = [value, (), row, self._messages]
+        self._twins[number] = [value, (), row]
         self._numbers[id(value)] = number
 
     # Reading.
@@ -291,13 +275,8 @@ class Codec:
             for change in changes:
                 self.decode(change)
         except (
-            TypeError,
-            ValueError,
-            LookupError,
-            AttributeError,
-            ArithmeticError,
-            RecursionError,
-            AssertionError,
+            *(TypeError, ValueError, IndexError, KeyError, AttributeError, OverflowError, ArithmeticError),
+            *(RecursionError, AssertionError),
         ) as error:
             raise ViolationError("a message holds no value") from error
         return value
@@ -308,7 +287,6 @@ class Codec:
             return encoded
         tag, *parts = encoded
         if tag == "=":
-            self._twins[parts[0]][3] = self._messages
             return self._twins[parts[0]][0]
         if tag in _READ_SCALAR:
             return _READ_SCALAR[tag](parts[0])
@@ -327,15 +305,13 @@ class Codec:
         value = self._known(number, row[2](encoded), row)
         _fill(value, [self.decode(part) for part in encoded])
         self._twins[number][1] = row[1](value)
-        self._twins[number][3] = self._messages
         return value
 
     def _known(self, number: Any, new: Any, row: _Container) -> Any:
         """The container of this number that is to be filled: the one that is there, or the new one."""
         if type(number) is not int:
             raise ViolationError("no number")
-        twin = self._twins.get(number)
-        own = number % 2 == self._parity % 2
+        twin, own = self._twins.get(number), number % 2 == self._parity % 2
         if twin is None:
             if number < 0 or own:
                 raise ViolationError("a number of this side")
@@ -362,14 +338,22 @@ class Codec:
         del self._numbers[id(self._twins.pop(number)[0])]
 
     def _forgotten(self) -> list[int]:
-        """Let go of twins that have not crossed for long, since each message looks at all of them, and name them."""
-        if len(self._twins) <= MAX_TWINS:
-            return []
-        old = [number for number, twin in self._twins.items() if twin[3] < self._messages - KEPT_FOR]
-        gone = [number for number in old if not self._differs(number)]  # else it has to be sent yet
+        """Let go of the twins that nothing on this side refers to any more, and name them."""
+        unused = [number for number, references in _references(self._twins) if references <= _OF_THE_TABLE]
+        gone = [number for number in unused if not self._differs(number)]  # else it has to be sent yet
         for number in gone:
             self._forget(number)
         return gone
+
+
+def _references(twins: dict[int, list[Any]]) -> list[tuple[int, int]]:
+    """How often each twin is referred to, by whatever this needs to look at it as well."""
+    return [(number, sys.getrefcount(twin[0])) for number, twin in twins.items()]
+
+
+# A list or a dict takes no weak reference, and to keep them all makes each message as long as all before it. How many
+# references the table and the look at it hold differs between releases of Python, so it is measured.
+[(_, _OF_THE_TABLE)] = _references({0: [object()]})
 
 
 def made_exception(kind: Any, parts: list[Any]) -> Any:
@@ -435,13 +419,11 @@ class Conversation(Codec):
         try:
             question = self.unpack(packed)
             self.take_note(None if news is None else self.unpack(news))
-            kind = "ok"
-            value = self.perform(*question)
+            kind, value = "ok", self.perform(*question)
         except self.fatal:
             raise
         except BaseException as error:  # what was asked for may raise anything, which is the answer
-            kind = "no"
-            value = error
+            kind, value = "no", error
         try:
             self._send(kind, value)
         except ClosedError:
@@ -451,8 +433,7 @@ class Conversation(Codec):
             self._send("no", known("a value could not be handed over"))
 
     def _send(self, kind: str, value: Any) -> None:
-        packed = self.pack(value)
-        news = self.news()
+        packed, news = self.pack(value), self.news()
         data = json.dumps([kind, packed, None if news is None else self.pack(news)]).encode("ascii")
         if len(data) > MAX_MESSAGE:
             raise TooLongError("a value is too long to be handed over")
