@@ -69,6 +69,7 @@ REFUSED: dict[str, dict[str, tuple[Any, ...]]] = {
         "safety_threshold": (0,),
     },
     "divergence_mask": {"low": (0, 1.1), "high": (-0.1, NAN), "divergence": ("js",)},
+    "ratio_bounds": {"mode": ("mask",), "high": (1.0, NAN), "low": (-0.1, 1.0)},
     "sequence_rejection": {"low": (-0.1, 1.0), "high": (1.0, NAN)},
 }
 REQUIRED: dict[str, dict[str, Any]] = {"reward_schedule": {"weights": {"right": [[0, 1.0]]}}}

@@ -70,11 +70,12 @@ class _Call:
 class RewardWatch:
     """Watches the reward functions of one scoring, which together may take `limit` seconds.
 
-    It keeps, by the function's name: each completion's parts (none where it returned None or a plain number), the
-    outcomes that it logged, and how many NaNs it returned, which TRL reads as None.
+    It keeps, by the function's name: each completion's score and its parts (none where it returned None or a plain
+    number), the outcomes that it logged, and how many NaNs it returned, which TRL reads as None.
     """
 
     def __init__(self, limit: float | None = None) -> None:
+        self.scores: dict[str, list[float | None]] = {}
         self.parts: dict[str, list[Sequence[Part]]] = {}
         self.outcomes: dict[str, list[Any]] = {}
         self.nans: dict[str, int] = {}
@@ -265,7 +266,7 @@ class RewardWatch:
                 "well. Let it make a copy first.",
                 "inputs",
             )
-        scores = check_scores(returned, count, name)
+        scores = self.scores[name] = check_scores(returned, count, name)
         self.nans[name] = sum(score is not None and math.isnan(score) for score in scores)
         if any(isinstance(score, Parts) for score in scores):
             self.parts[name] = [score.parts if isinstance(score, Parts) else () for score in scores]

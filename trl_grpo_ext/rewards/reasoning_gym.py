@@ -24,10 +24,8 @@ from ..types import RewardDeclaration
 from ._judged import Judged
 from ._sandbox.layers import isolate
 
-_OUTCOMES = (
-    *(Outcome.SCORED, Outcome.NONE, Outcome.NO_ANSWER, Outcome.UNPARSEABLE, Outcome.REFUSED),
-    *(Outcome.TIMEOUT, Outcome.DIED, Outcome.ERROR),
-)
+_VERDICTS = (Outcome.SCORED, Outcome.NONE, Outcome.NO_ANSWER, Outcome.UNPARSEABLE, Outcome.REFUSED)
+_OUTCOMES = (*_VERDICTS, Outcome.TIMEOUT, Outcome.DIED, Outcome.ERROR)
 _TAG = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 _MEMORY_MB = 2048
 _DATASETS = 64
@@ -42,14 +40,12 @@ class ReasoningGym(Judged):
     """Score a completion by the verifier of the `reasoning-gym` task that its prompt came from.
 
     A row names its problem by the columns `task`, `seed` and `index`, from which the worker makes it again with its
-    verifier: a problem that went through JSON changes some tasks' scores. `reasoning_gym_rows` makes such rows. The
-    optional column `config` has the task's settings, as a mapping or as JSON. With the optional column `answer`, a
-    problem that comes out with another answer is an unparseable reference: `polynomial_multiplication` depends on the
-    order of a set, so set PYTHONHASHSEED=0 for the data and the training.
+    verifier; `reasoning_gym_rows` makes such rows. The optional column `config` has the task's settings, as a mapping
+    or as JSON. With the optional column `answer`, a problem that comes out with another answer is an unparseable
+    reference: `polynomial_multiplication` depends on the order of a set, so set PYTHONHASHSEED=0.
 
-    Several verifiers evaluate the answer as Python (`eval`, or SymPy's `parse_expr`), so an answer could run code or
-    change its own reference. Here both read only literals and plain expressions, and each worker has given up its
-    rights to files, network and processes before the first answer.
+    Several verifiers evaluate the answer as Python. Here they read only literals and plain expressions, and each worker
+    has given up its rights to files, network and processes before the first answer.
 
     Scores are the verifier's own, partial credit included: many give 0.01 to any answer.
 
@@ -199,7 +195,8 @@ def _dataset(task: str, seed: int, config: str) -> Any:
 def _only_expressions(problem: str) -> Iterator[None]:
     """Inside, the package evaluates nothing but literals, plain expressions, and what stands in its own problem."""
     sympy: Any = importlib.import_module("sympy")
-    evaluate, parse = builtins.eval, sympy.parse_expr
+    evaluate = builtins.eval
+    parse = sympy.parse_expr
     modules = [vars(module) for name, module in sys.modules.items() if name.startswith("reasoning_gym")]
 
     def safe_eval(source: Any, *scopes: Any) -> Any:

@@ -1,8 +1,6 @@
 r"""Notation that math-verify's normalisation loses or misreads, rewritten before it, for references and answers alike.
 
-It takes `1\,000` for 1 times 0, `0.\overline{3}` for 0, `1 1/2` for 1 and `30^\circ 15'` for 45; it leaves out dots
-(`1,2,\ldots,10`), primes (`y''`), any `\text{...}` at the end (`k \text{ is even}`, `3\mathbf{i}-2\mathbf{j}`), and
-letters that may be units (the `t` of `5t`). What cannot be rewritten stays, so that its parser says whether it is read.
+What cannot be rewritten stays, so that its parser says whether it is read.
 """
 
 import re
@@ -103,7 +101,9 @@ def _minutes(match: re.Match[str]) -> str:
 
 
 def _repeating(match: re.Match[str]) -> str:
-    whole, once, again = match[1], match[2], match[3] or match[4]
+    whole = match[1]
+    once = match[2]
+    again = match[3] or match[4]
     value = Fraction(int(whole + once + again) - int(whole + once), 10 ** len(once) * (10 ** len(again) - 1))
     return f"\\frac{{{value.numerator}}}{{{value.denominator}}}"
 

@@ -33,7 +33,8 @@ from typing import Any, NoReturn
 from . import hostile, layers, tests_process
 
 MAX_OUTPUT = 4 * 2**20  # bytes that a program may print, and bytes that a process may report
-MAX_FILES, MAX_STORED, MAX_THREADS = 1000, 64 * 2**20, 256
+MAX_FILES = 1000
+MAX_STORED = 64 * 2**20
 _TICK = 0.02
 # fmt: off
 _WARM = (
@@ -177,7 +178,8 @@ class _Keeper:
     """Watches over one job's processes."""
 
     def __init__(self, job: dict[str, Any], connection: Connection) -> None:
-        self.job, self.connection = job, connection
+        self.job = job
+        self.connection = connection
         # Of the tests: 0, an answer is awaited; 1, one has come; 2, an argument has been changed; 8 to 16, bytes read.
         self.shared = mmap.mmap(-1, 16)
         self.reported, self.printed, self.judged = bytearray(), bytearray(), bytearray()
@@ -194,7 +196,8 @@ class _Keeper:
             _remove(self.home)
 
     def _run(self, processes: list[_Process]) -> dict[str, Any]:
-        job, home = self.job, self.home
+        job = self.job
+        home = self.home
         work = os.path.join(home, "work")
         os.mkdir(work)
         (asks, asked), (answers, answered), (prints, printed), (reports, reported) = (os.pipe() for _ in range(4))
@@ -231,11 +234,11 @@ class _Keeper:
                 _flush()
                 vars(sys.modules.get("__main__", layers)).clear()  # files that are not closed are flushed, too
 
-        first, second = _Process(solution), None
+        first = _Process(solution)
+        second = None
         processes.append(first)
         self.watched |= {reports: self.reported, prints: self.printed}
-        token = secrets.token_hex(16).encode("ascii")  # the solution's process has never had it, nor what follows
-        if job["module"]:
+        if job["module"]:  # the solution's process has never had what follows
             plan = json.loads(self.connection.recv_bytes())
             verdicts, judged = os.pipe()
             own = tempfile.mkdtemp(dir=home)
@@ -244,9 +247,7 @@ class _Keeper:
                 requests, replies, out = self._keep_only({}, (asked, answers, judged), work)
                 isolate([work, own], job["memory_mb"] + _TESTS_MEMORY_MB, 4 * job["seconds"] + 10, False)
                 sys.path += job["libraries"]
-                tests_process.judge(
-                    {**plan, "code": job["code"]}, requests, replies, self.shared, own, _reporting(out, token)
-                )
+                tests_process.judge({**plan, "code": job["code"]}, requests, replies, self.shared, own, _reporting(out))
 
             second = _Process(tests)
             processes.append(second)
@@ -254,7 +255,7 @@ class _Keeper:
             self.watched[verdicts] = self.judged
         for descriptor in (asks, asked, answers, answered, printed, reported):
             os.close(descriptor)
-        return self._watch_over(first, second, token)
+        return self._watch_over(first, second)
 
     def _keep_only(self, standard: dict[int, int], keep: tuple[int, ...], home: str) -> list[int]:
         """In a forked process: keep these descriptors, as 3 and up, and nothing else of the keeper."""
@@ -273,8 +274,9 @@ class _Keeper:
         tempfile.tempdir = None
         return moved
 
-    def _watch_over(self, first: _Process, second: _Process | None, token: bytes) -> dict[str, Any]:
-        seconds, ended = self.job["seconds"], "exited"
+    def _watch_over(self, first: _Process, second: _Process | None) -> dict[str, Any]:
+        seconds = self.job["seconds"]
+        ended = "exited"
         checked = last = time.monotonic()
         processes = [process for process in (first, second) if process is not None]
         idle, before = [0.0, 0.0], [process.seconds() for process in processes]  # of the tests, of the solution
@@ -295,15 +297,14 @@ class _Keeper:
             clocks = [process.seconds() for process in processes]
             if not any(process.runs() for process in processes):
                 idle[second is None or self.shared[0]] += max(0.0, now - last - sum(clocks) + sum(before))
-            last, before = now, clocks
+            last = now
+            before = clocks
             if clocks[0] + idle[1] / 2 > seconds:
                 ended = "timeout"
             elif second is not None and clocks[1] + idle[0] / 2 > 2 * seconds + 1:
                 ended = "timeout" if self.shared[0] or self.shared[1] else "tests"
             elif self._stores_too_much(first):
                 ended = "storage"
-            elif len(first.threads()) > MAX_THREADS:
-                ended = "threads"
         spent = first.seconds() + idle[1] / 2
         if second is not None and ended == "exited" and b'"gone"' in self.judged:
             for _ in range(50):  # it has closed the conversation: how does it end?
@@ -318,7 +319,7 @@ class _Keeper:
             ended = "timeout"
         held, *lines = bytes(self.reported[: 2 * MAX_OUTPUT]).split(b"\n")
         if second is not None:
-            lines = [line[len(token) :] for line in bytes(self.judged).split(b"\n") if line.startswith(token)]
+            lines = bytes(self.judged).split(b"\n")
         [said] = _messages([held]) or [{}]
         return {
             "ended": ended,
@@ -370,9 +371,9 @@ def _messages(lines: list[bytes]) -> list[dict[str, Any]]:
     return messages
 
 
-def _reporting(descriptor: int, token: bytes = b"") -> Callable[[dict[str, Any]], None]:
+def _reporting(descriptor: int) -> Callable[[dict[str, Any]], None]:
     def report(message: dict[str, Any]) -> None:
-        data = token + json.dumps(message).encode("ascii") + b"\n"
+        data = json.dumps(message).encode("ascii") + b"\n"
         while data:
             data = data[os.write(descriptor, data) :]
 
@@ -380,7 +381,9 @@ def _reporting(descriptor: int, token: bytes = b"") -> Callable[[dict[str, Any]]
 
 
 def _folder_too_large(home: str) -> bool:
-    stored, count, folders = 0, 0, [home]
+    stored = 0
+    count = 0
+    folders = [home]
     while folders:
         try:
             with os.scandir(folders.pop()) as entries:

@@ -36,9 +36,6 @@ METHODS: dict[str, tuple[str, ...]] = {
 }
 """Methods of `GRPOTrainer` that we wrap, or call to draw and tokenise prompts, with their leading parameters."""
 
-CALLED = frozenset({"_get_train_sampler", "_remove_unused_columns", "_tokenize_prompts"})
-"""Those that are called and not wrapped."""
-
 LOSS_METHODS = frozenset({"_compute_loss", "compute_loss"})
 """Methods that make the loss; a class that overrides one has its own loss."""
 
@@ -137,8 +134,7 @@ POLICY_METRICS = ("policy_loss", "clip_ratio/", "cispo_clip_ratio", "vespo/")
 LOSS_TYPES = frozenset(TRL_REDUCTIONS)
 GLOBAL_TOKEN_MEAN = frozenset(name for name in LOSS_TYPES if TRL_REDUCTIONS[name] == "token_mean")
 LOCAL_TOKEN_MEAN = frozenset(name for name in LOSS_TYPES if TRL_REDUCTIONS[name] == "token_mean_local")
-ROW_MEAN = LOSS_TYPES - GLOBAL_TOKEN_MEAN - LOCAL_TOKEN_MEAN
-"""Their reduction divides by the rows of a micro-batch, masked ones included."""
+"""All others divide by the rows of a micro-batch, masked ones included."""
 
 """TRL's own trainers below `GRPOTrainer` whose loss has no per-token terms, and why."""
 
@@ -171,14 +167,14 @@ def check_class(trainer_class: type, methods: dict[str, tuple[str, ...]] = METHO
         parameters = tuple(inspect.signature(method).parameters)
         if parameters[: len(expected)] != expected:
             problems.append(f"method {name} takes {parameters}, expected it to begin with {expected}")
-    _raise(problems, trainer_class)
+    require(problems, trainer_class)
 
 
 def check_instance(trainer: Any) -> None:
     """Check that a constructed trainer has the attributes and arguments that we read."""
     problems = [f"attribute {name} is gone" for name in ATTRIBUTES if not hasattr(trainer, name)]
     problems += [f"argument {name} is gone" for name in ARGUMENTS if not hasattr(trainer.args, name)]
-    _raise(problems, type(trainer))
+    require(problems, type(trainer))
 
 
 def check_loss_type(loss_type: str | None) -> None:
@@ -213,10 +209,11 @@ def has_own_passes(between: Sequence[type]) -> bool:
 
 def check_batch(batch: dict[str, Any]) -> None:
     """Check that a scored generation batch has the entries that we read."""
-    _raise([f"batch entry {key!r} is gone" for key in BATCH_KEYS if key not in batch], dict)
+    require([f"batch entry {key!r} is gone" for key in BATCH_KEYS if key not in batch], dict)
 
 
-def _raise(problems: list[str], where: type) -> None:
+def require(problems: list[str], where: type) -> None:
+    """Raise if something that we rely on is gone."""
     if problems:
         raise UpstreamError(
             f"trl {version('trl')} is not the TRL that trl-grpo-ext knows ({where.__module__}.{where.__qualname__}): "
