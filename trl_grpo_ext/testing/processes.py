@@ -25,7 +25,7 @@ from typing import Any
 from .. import errors
 from ..errors import BrokenPluginError, TRLGRPOExtError
 from ..guard.outcomes import shown
-from ..guard.worker_processes import queued_seconds
+from ..guard.workers import queued_seconds
 from .rules import GATES, Broken, Checks, Finding, NotChecked, Rule, describe_exception
 
 LOADING_SECONDS = 120.0
