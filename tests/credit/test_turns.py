@@ -87,7 +87,7 @@ OUTCOMES = {
     5: [["returned"], []],
     6: [["returned"], []],
     7: [["returned", "returned"], []],
-    8: [["not_run"]],
+    8: [["unanswered"]],
     9: [["unknown", "unknown"], []],
     10: [["raised", "raised"], []],
 }

@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -271,8 +270,8 @@ REWARDS: dict[str, tuple[Callable[..., Any], Expected]] = {
     "is_interrupted": (raising(KeyboardInterrupt()), ("KeyboardInterrupt", "interrupted")),
     "empties": (empties, (OUTPUT, "changed 'prompts'")),
     "empties_and_raises": (empties_and_raises, (RUN, "raised KeyError: 'gone'")),
-    "logs_a_lock": (logs_a_lock, (OUTPUT, "gave log_extra '[<unlocked")),
-    "logs_words": (logs_words, (OUTPUT, "gave log_metric")),
+    "logs_a_lock": (logs_a_lock, (RUN, "raised TypeError: cannot pickle")),
+    "logs_words": (logs_words, (RUN, "raised ValueError: could not convert")),
     "too_few": (lambda completions, **c: [1.0] * (len(completions) - 1), (OUTPUT, "3 values for 4 completions")),
     "forgot_the_return": (lambda **columns: None, (OUTPUT, "Did the function forget its return?")),
     "infinite": (lambda completions, **c: [0.0, 0.0, -torch.inf, 0.0], (OUTPUT, "-inf at row 2; it must be finite")),
@@ -288,8 +287,6 @@ REWARDS: dict[str, tuple[Callable[..., Any], Expected]] = {
 }
 for _name in ("ends_the_process", "is_interrupted", "empties", "empties_and_raises", "too_few", "raises_async"):
     REWARDS[_name + ON_FIRST] = REWARDS[_name]
-KILLED = "is_killed"
-REWARDS[KILLED] = (lambda **columns: os.kill(os.getpid(), signal.SIGKILL), ("EngineError", "Rank 1 (process "))
 
 
 def hostile_settings(name: str, model: Path) -> dict[str, Any]:

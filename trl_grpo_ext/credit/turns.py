@@ -273,7 +273,7 @@ def _answered(
 ) -> list[ToolCall]:
     """The calls with their results, which are named and come in the order of the calls, asynchronous ones last."""
     if not answers:
-        return [replace(call, outcome="not_run") for call in calls]
+        return [replace(call, outcome="unanswered") for call in calls]
     waiting: dict[str, deque[Any]] = defaultdict(deque)
     for answer in answers:
         waiting[str(answer.get("name", ""))].append(answer.get("content"))

@@ -8,7 +8,7 @@ Otherwise a rank that fails leaves the others waiting in their next collective u
     FAILED   it raised, and the message has this many bytes
 
 Only if all say GATHER, with shapes that fit, does the gather take place. If any says FAILED, its message goes to all.
-If some gather and others are done, that is an error too. One exchange costs one gather of eight integers.
+If some gather and others are done, that is an error too. One exchange costs one gather of six integers.
 
 Reward functions run inside TRL's own method, which ends in one gather of their scores. A rank that fails there first
 takes part in that gather, with a stand-in (`Agreement.stand_in`), and raises in the section that follows. The ways in
@@ -22,37 +22,36 @@ which one rank could wait there for another, and what makes each of them a failu
     it never returns                            `RewardWatch.time_limit`
     it logs what cannot be sent or summed       `reward_watch` refuses it, for TRL gathers that after the rewards
     an interrupt arrives inside TRL's gather    the traceback shows it, and there is no stand-in
-    another rank was killed                     the collective fails, and `_lost` names that rank instead of a plugin
+    another rank was killed                     the collective fails on all others, and the launcher names the rank
 """
 
 from __future__ import annotations
 
-import functools
-import hashlib
 import os
-import platform
-import re
-import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from pathlib import Path
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 import torch
 
 from .. import errors
-from ..errors import EngineError, PluginOutputError, PluginRunError, TRLGRPOExtError
+from ..errors import PluginOutputError, PluginRunError, TRLGRPOExtError
 
 _GATHER, _DONE, _FAILED = range(3)
 _DTYPES = (
-    *(torch.float32, torch.float64, torch.bfloat16, torch.float16),
-    *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool),
+    torch.float32,
+    torch.float64,
+    torch.bfloat16,
+    torch.float16,
+    torch.int64,
+    torch.int32,
+    torch.int16,
+    torch.int8,
+    torch.uint8,
+    torch.bool,
 )
 _LONGEST_MESSAGE = 4000
-_DEATH_SECONDS = 2.0
-_PEER = re.compile("peer|connection|socket|remote process", re.IGNORECASE)
-"""What backends say when the process at the other end is gone."""
 
 
 class Agreement:
@@ -64,9 +63,11 @@ class Agreement:
     def __init__(
         self, rank: int, processes: int, gather: Callable[[torch.Tensor], torch.Tensor], device: torch.device
     ) -> None:
-        self._rank, self._processes, self._gather, self._device = rank, processes, gather, device
+        self._rank = rank
+        self._processes = processes
+        self._gather = gather
+        self._device = device
         self._stopped_by: BaseException | None = None
-        self._places: list[tuple[int, int]] = []  # each rank's machine and process, since the first exchange
 
     @contextmanager
     def section(self) -> Iterator[None]:
@@ -116,7 +117,7 @@ class Agreement:
             self._stop(PluginOutputError(f"rollout.gather got tensors that don't fit together, by rank: {shapes}."))
         if tensor.dim() == 2:
             tensor = torch.nn.functional.pad(tensor, (0, max(row[3] for row in rows) - tensor.size(1)))
-        return self._collect(tensor.contiguous())
+        return self._gather(tensor.contiguous())
 
     def _meet(self, *words: int) -> list[list[int]]:
         """Exchange where each rank is, and raise unless all are at the same place."""
@@ -135,49 +136,12 @@ class Agreement:
         return rows
 
     def _exchange(self, *words: int) -> list[list[int]]:
-        mine = torch.tensor([[*words, *([0] * (6 - len(words))), _machine(), os.getpid()]], device=self._device)
-        rows: list[list[int]] = self._collect(mine).tolist()
-        self._places = [(row[6], row[7]) for row in rows]
-        return [row[:6] for row in rows]
-
-    def _collect(self, tensor: torch.Tensor) -> torch.Tensor:
-        try:
-            return self._gather(tensor)
-        except RuntimeError as error:
-            if (lost := self._lost(error)) is not None:
-                self._stop(lost)
-            raise
-
-    def _lost(self, error: BaseException) -> EngineError | None:
-        """What to raise instead of an error that a collective raised because a rank has ended; None for other errors.
-
-        Ranks on this machine are looked up; of one on another machine nothing is known but what the collective says.
-        """
-        failed = _failure_of_collective(error)
-        if failed is None:
-            return None
-        until = time.monotonic() + _DEATH_SECONDS  # a connection closes a moment before its process has ended
-        while not (gone := self._ended_ranks()) and time.monotonic() < until:
-            time.sleep(0.05)
-        if not gone and not _PEER.search(str(failed)):
-            return None
-        who = " and ".join(f"rank {rank} (process {self._places[rank][1]})" for rank in gone) or "another rank"
-        lost = EngineError(
-            f"{who[0].upper()}{who[1:]} has ended, and rank {self._rank} cannot go on without it. Its own output may "
-            f"say why; if it was killed, for want of memory say, there is none. A collective met: {failed}"
-        )
-        lost.__cause__ = failed
-        return lost
-
-    def _ended_ranks(self) -> list[int]:
-        here = [rank for rank, (machine, _) in enumerate(self._places) if machine == _machine()]
-        return [rank for rank in here if _has_ended(self._places[rank][1])]
+        mine = torch.tensor([[*words, *([0] * (6 - len(words)))]], device=self._device)
+        rows: list[list[int]] = self._gather(mine).tolist()
+        return rows
 
     def _fail(self, error: BaseException) -> None:
         """Tell the other ranks that this one failed, and keep the error that all raise."""
-        if self._processes > 1 and (lost := self._lost(error)) is not None:
-            self._stopped_by = lost
-            return
         kind, message = type(error), str(error)
         if isinstance(error, KeyboardInterrupt):
             message = "interrupted"
@@ -200,7 +164,7 @@ class Agreement:
         """Exchange the messages and make the one error that every rank raises."""
         padded = torch.zeros(1, max(sizes), dtype=torch.uint8, device=self._device)
         padded[0, : len(mine)] = torch.tensor(list(mine), dtype=torch.uint8)
-        texts = self._collect(padded).tolist()
+        texts = self._gather(padded).tolist()
         failed = [rank for rank, size in enumerate(sizes) if size > 0]
         text = bytes(texts[failed[0]][: sizes[failed[0]]]).decode(errors="replace")
         name, breaks, message = text.split("\n", 2)
@@ -209,33 +173,6 @@ class Agreement:
     def _stop(self, error: BaseException) -> NoReturn:
         self._stopped_by = error
         raise error
-
-
-def _failure_of_collective(error: BaseException | None) -> RuntimeError | None:
-    """The error that a collective raised, which this one is or was caused by."""
-    while error is not None:
-        modules = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)]
-        if isinstance(error, RuntimeError) and any(name.startswith("torch.distributed") for name in modules):
-            return error
-        error = error.__cause__
-    return None
-
-
-@functools.cache
-def _machine() -> int:
-    """A number for this machine or container, in which numbers of processes mean the same."""
-    name = platform.node()
-    with suppress(OSError):  # which only Linux has
-        name += str(Path("/proc/self/ns/pid").readlink())
-    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:7])
-
-
-def _has_ended(process: int) -> bool:
-    try:
-        state = Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
-    except OSError:
-        return Path("/proc/self/stat").exists()  # else this is no Linux, and nothing is known
-    return state in "ZX"  # ended, but its parent has not looked yet
 
 
 @contextmanager

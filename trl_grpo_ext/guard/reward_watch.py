@@ -20,17 +20,16 @@ import threading
 import time
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from ..errors import PluginOutputError, PluginRunError, RewardError, TRLGRPOExtError
 from ..types import Part, Parts
-from . import leftovers
 from .agreement import exits_refused
 from .calls import call, check_scores, is_async, is_model, select_rows, start_scoring
-from .messages import completion_text, joined_text
 from .outcomes import OUTCOME_SUFFIX, exception_text, shown
 from .unchanged import Fingerprints
 
@@ -48,23 +47,13 @@ class _Overrun(BaseException):
     """The limit has passed. Not an `Exception`, so that a function's own `except Exception` does not swallow it."""
 
 
+@dataclass(eq=False)
 class _Call:
-    """A call of a reward function that has not returned."""
+    """A call of a reward function that has not returned, and after how many seconds that is said."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self._began = time.monotonic()
-        self._tell_after = _FIRST_LINE_SECONDS
-
-    def tell(self, limit: float | None) -> None:
-        """Say how long it has been running, if it is time for that."""
-        seconds = time.monotonic() - self._began
-        if seconds < self._tell_after:
-            return
-        self._tell_after *= 2
-        rank = f" on rank {os.environ['RANK']}" if "RANK" in os.environ else ""
-        end = "reward_timeout is off" if limit is None else f"reward_timeout stops the run after {limit:g} s"
-        logger.warning("The reward %r has been running for %.0f s%s; %s.", self.name, seconds, rank, end)
+    name: str
+    began: float
+    tell_after: float
 
 
 class RewardWatch:
@@ -107,7 +96,7 @@ class RewardWatch:
 
             async def watched_async(**columns: Any) -> Any:
                 with self._run(name):
-                    count, columns = len(columns["completions"]), self._listening(columns, name)
+                    count, columns = len(columns["completions"]), self._listening(columns)
                     prints = _fingerprints(columns)
                     try:
                         return self._seen(await self._awaited(function(**columns), name), count, prints, name)
@@ -120,7 +109,7 @@ class RewardWatch:
 
         def watched(**columns: Any) -> Any:
             with self._run(name):
-                count, columns = len(columns["completions"]), self._listening(columns, name)
+                count, columns = len(columns["completions"]), self._listening(columns)
                 prints = _fingerprints(columns)
                 try:
                     return self._seen(function(**columns), count, prints, name)
@@ -157,7 +146,6 @@ class RewardWatch:
                 clock.join()
                 if number is not None:
                     signal.signal(number, before)
-                leftovers.prepare()
 
     def _keep_time(self, over: threading.Event, number: int | None) -> None:
         """Say what has been running for long, in ever longer intervals; interrupt the main thread at the limit."""
@@ -166,7 +154,17 @@ class RewardWatch:
                 signal.pthread_kill(threading.main_thread().ident or 0, number)
                 number = None
             for running in [*self._running]:
-                running.tell(self._limit)
+                seconds = time.monotonic() - running.began
+                if seconds >= running.tell_after:
+                    running.tell_after *= 2
+                    rank = os.environ.get("RANK", "0")
+                    logger.warning(
+                        "The reward %r has been running for %.0f s on rank %s; reward_timeout is %s.",
+                        running.name,
+                        seconds,
+                        rank,
+                        "off" if self._limit is None else f"{self._limit:g} s",
+                    )
 
     @staticmethod
     def check_finite(rewards_N_K: torch.Tensor, names: Sequence[str]) -> None:
@@ -195,13 +193,12 @@ class RewardWatch:
 
     @contextmanager
     def _run(self, name: str) -> Iterator[None]:
-        running = _Call(name)
+        running = _Call(name, time.monotonic(), _FIRST_LINE_SECONDS)
         self._running.append(running)
         if self._limit is not None:
             _end_process_after((self._left() or 0.0) + max(self._limit, _GRACE_SECONDS))
         try:
-            with leftovers.noted(name):
-                yield
+            yield
         finally:
             if running in self._running:
                 self._running.remove(running)
@@ -231,17 +228,14 @@ class RewardWatch:
             "{name: ..., guard: {timeout: 5}}."
         )
 
-    def _listening(self, columns: dict[str, Any], reward: str) -> dict[str, Any]:
-        """The columns, with TRL's loggers checked: it sums and sends what they got when no rank can step back."""
+    def _listening(self, columns: dict[str, Any]) -> dict[str, Any]:
+        """The columns, with loggers that refuse what TRL could not sum or send, while the reward is still at work."""
         count, wrapped = len(columns["completions"]), dict(columns)
         if (log_extra := columns.get("log_extra")) is not None:
 
             def extra(column: str, values: Iterable[Any]) -> None:
                 values = list(values)
-                try:
-                    pickle.dumps((column, values))
-                except Exception as error:
-                    raise _cannot_log(reward, "log_extra", column, values) from error
+                pickle.dumps((column, values))
                 if column.endswith(OUTCOME_SUFFIX) and len(values) == count:
                     self.outcomes[column.removesuffix(OUTCOME_SUFFIX)] = values
                 log_extra(column, values)
@@ -250,10 +244,7 @@ class RewardWatch:
         if (log_metric := columns.get("log_metric")) is not None:
 
             def metric(name: str, value: Any) -> None:
-                try:
-                    log_metric(name, float(value))
-                except (TypeError, ValueError, OverflowError) as error:
-                    raise _cannot_log(reward, "log_metric", name, value) from error
+                log_metric(name, float(value))
 
             wrapped["log_metric"] = metric
         return wrapped
@@ -283,11 +274,6 @@ async def _without_exit(coroutine: Any, name: str) -> Any:
         return await coroutine
     except (SystemExit, KeyboardInterrupt) as error:
         raise PluginRunError(_raised(name, error)) from error
-
-
-def _cannot_log(reward: str, logger: str, name: Any, value: Any) -> PluginOutputError:
-    wanted = "a number" if logger == "log_metric" else "values that can be pickled"
-    return PluginOutputError(f"The reward {reward!r} gave {logger} {shown(repr(value))} as {name!r}; give it {wanted}.")
 
 
 def _raised(name: str, error: BaseException) -> str:
@@ -320,28 +306,9 @@ def _find_completion(error: Exception, function: Any, columns: Mapping[str, Any]
         except Exception as again:
             if failing is None and type(again) is type(error):
                 failing = row
-    if failing is not None and not passed and (form := _wrong_form(function, select_rows(columns, count, [failing]))):
-        return form
     if failing is None or not (passed or count == 1):
         return f" (no single one of the {count} completions is at fault)"
     return f" (at row {failing} of {count}, whose completion is {shown(completions[failing])})"
-
-
-def _wrong_form(function: Any, columns: dict[str, Any]) -> str:
-    """What to say if the function fails on texts and works on messages, or the other way round; else nothing."""
-    [completion], prompts = columns["completions"], columns.get("prompts", ())
-    here, other = ("texts", "messages") if isinstance(completion, str) else ("messages", "texts")
-    if other == "messages":
-        completion = [{"role": "assistant", "content": completion}]
-        prompts = [[{"role": "user", "content": prompt}] for prompt in prompts]
-    else:
-        completion = completion_text(completion)
-        prompts = [joined_text(prompt) for prompt in prompts]
-    try:
-        call(function, {**columns, "completions": [completion], "prompts": prompts})
-    except Exception:  # it fails on both
-        return ""
-    return f" (completions are {here} here, because the prompts are; the reward works on {other})"
 
 
 def reward_limit(reward_timeout: float | None, ddp_timeout: float, processes: int) -> float | None:
@@ -352,12 +319,10 @@ def reward_limit(reward_timeout: float | None, ddp_timeout: float, processes: in
 
 
 def _end_process_after(seconds: float | None) -> None:
+    """Let the process end after so many seconds, with a traceback, or no longer, for None."""
     if seconds is None:
         faulthandler.cancel_dump_traceback_later()
         return
-    if sys.__stderr__ is None:
-        return
-    try:
-        faulthandler.dump_traceback_later(seconds, exit=True, file=sys.__stderr__)
-    except (ValueError, OSError):  # stderr is no file: then without this last resort
-        return
+    if sys.__stderr__ is not None:
+        with suppress(ValueError, OSError):  # stderr is no file: then without this last resort
+            faulthandler.dump_traceback_later(seconds, exit=True, file=sys.__stderr__)
