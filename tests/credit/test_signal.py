@@ -105,9 +105,7 @@ EVERYWHERE: list[list[Any]] = [
     ["kl_in_reward"],
     [{"name": "kl_in_reward", "form": "completion"}],
     [{"name": "teacher_log_ratio", "mode": "add"}],
-    ["running_baseline"],
     ["raw_reward"],
-    [{"name": "repetition_penalty", "ngram": 1}],
     ["sign_scaling", "whiten"],
 ]
 

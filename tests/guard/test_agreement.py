@@ -1,6 +1,5 @@
 """The protocol by which ranks agree that a plugin failed, with ranks as threads: quick, and a hang is a failure."""
 
-import os
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -30,17 +29,29 @@ class Ranks:
             self.barrier.wait()
             slots = list(self.slots)
             self.barrier.wait()
+            assert all(isinstance(slot, torch.Tensor) for slot in slots), "another collective"
             assert len({(slot.shape, slot.dtype) for slot in slots}) == 1, "a collective of unequal tensors"
             return torch.cat(slots)
 
         return gather
+
+    def exchange_of(self, rank: int) -> Callable[[Any], list[Any]]:
+        def exchange(one: Any) -> list[Any]:
+            self.slots[rank] = one
+            self.barrier.wait()
+            slots = list(self.slots)
+            self.barrier.wait()
+            assert not any(isinstance(slot, torch.Tensor) for slot in slots), "another collective"
+            return slots
+
+        return exchange
 
     def run(self, body: Body) -> list[Any]:
         """What `body` returned or raised on each rank."""
         results: list[Any] = [None] * self.processes
 
         def one(rank: int) -> None:
-            agreement = Agreement(rank, self.processes, self.gather_of(rank), torch.device("cpu"))
+            agreement = Agreement(rank, self.processes, self.gather_of(rank), self.exchange_of(rank))
             try:
                 results[rank] = body(agreement, rank)
             except (TRLGRPOExtError, KeyboardInterrupt, AssertionError, threading.BrokenBarrierError) as error:
@@ -102,8 +113,7 @@ def test_a_message_of_any_length_and_alphabet() -> None:
 
     first, second = Ranks(2).run(in_section(body))
     assert str(first) == str(second)
-    assert str(first).startswith("On rank 1: λ¶λ¶")
-    assert len(str(first)) < 4100
+    assert str(first) == "On rank 1: " + "λ¶" * 5000
 
 
 def test_gathered_shapes_that_do_not_fit() -> None:
@@ -133,18 +143,18 @@ def test_ctrl_c_and_an_exit_on_one_rank_end_all(hostile: int) -> None:
     assert {type(result) for result in results} == {KeyboardInterrupt}
     assert {str(result) for result in results} == {f"On rank {hostile}: interrupted"}
 
-    alone = Agreement(0, 1, lambda tensor: tensor, torch.device("cpu"))
-    with pytest.raises(PluginRunError, match=r"SystemExit: os._exit\(0\)"), alone.section():
-        os._exit(0)
+    alone = Agreement(0, 1, lambda tensor: tensor)
+    with pytest.raises(PluginRunError, match=r"SystemExit: 0"), alone.section():
+        raise SystemExit(0)
     with pytest.raises(KeyboardInterrupt), alone.section():
         raise KeyboardInterrupt
 
 
 def test_a_rank_whose_peer_is_gone_raises_its_own_error() -> None:
-    def gather(tensor: torch.Tensor) -> torch.Tensor:
+    def gather(given: Any) -> Any:
         raise RuntimeError("Connection closed by peer")
 
-    agreement = Agreement(1, 2, gather, torch.device("cpu"))
+    agreement = Agreement(1, 2, gather, gather)
     failure = PluginOutputError("too long", "length")
     agreement.stand_in(failure, gather, torch.ones(2))
     with pytest.raises(PluginOutputError, match="rank 1: too long") as caught, agreement.section():
@@ -160,7 +170,7 @@ def test_there_is_no_stand_in_for_a_gather_that_was_interrupted() -> None:
         calls.append(tensor)
         raise KeyboardInterrupt
 
-    agreement = Agreement(0, 2, gather, torch.device("cpu"))
+    agreement = Agreement(0, 2, gather)
     try:
         gather(torch.ones(1))
     except KeyboardInterrupt as error:

@@ -14,7 +14,7 @@ from transformers import AutoTokenizer
 
 from trl_grpo_ext import Rollout
 from trl_grpo_ext.errors import AlignmentError
-from trl_grpo_ext.prompt_samplers.orders import InOrder
+from trl_grpo_ext.prompt_samplers.samplers import InOrder
 from trl_grpo_ext.types import HOOK_METHODS, HookDeclaration
 
 Expected = tuple[str, str]
@@ -266,7 +266,7 @@ REWARDS: dict[str, tuple[Callable[..., Any], Expected]] = {
         lambda **columns: columns["difficulty"],
         (RUN, "raised KeyError: 'difficulty' (no single one of the 4 completions is at"),
     ),
-    "ends_the_process": (lambda **columns: os._exit(0), (RUN, "raised SystemExit: os._exit(0) was called")),
+    "leaves": (raising(SystemExit(0)), (RUN, "raised SystemExit: 0")),
     "is_interrupted": (raising(KeyboardInterrupt()), ("KeyboardInterrupt", "interrupted")),
     "empties": (empties, (OUTPUT, "changed 'prompts'")),
     "empties_and_raises": (empties_and_raises, (RUN, "raised KeyError: 'gone'")),
@@ -285,7 +285,7 @@ REWARDS: dict[str, tuple[Callable[..., Any], Expected]] = {
     "model_out_of_memory": (HostileModel, (RUN, "RuntimeError: out of memory")),
     "infinite_model": (HostileModel, (OUTPUT, "The reward 'infinite_model' returned inf at row")),
 }
-for _name in ("ends_the_process", "is_interrupted", "empties", "empties_and_raises", "too_few", "raises_async"):
+for _name in ("leaves", "is_interrupted", "empties", "empties_and_raises", "too_few", "raises_async"):
     REWARDS[_name + ON_FIRST] = REWARDS[_name]
 
 

@@ -13,7 +13,7 @@ from tests.support import Run, flat, relative_gap, train
 from tests.trainer.pipelines.page import mixed
 from tests.trainer.process_worker import Float64ExtTrainer, Float64Trainer
 from trl_grpo_ext.errors import ConfigurationError, PluginOutputError
-from trl_grpo_ext.token_losses.surrogates import clipped
+from trl_grpo_ext.token_losses.losses import clipped
 from trl_grpo_ext.types import LossTerms, Rollout, TokenLossDeclaration
 
 COMMON: dict[str, Any] = {"max_steps": 4, "num_iterations": 2, "learning_rate": 0.5}

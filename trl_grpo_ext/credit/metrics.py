@@ -1,10 +1,8 @@
-"""The metrics of the flow: what each hook did to the advantages, and how an aggregation weighs tokens.
+"""The metrics of the flow: what each hook did to the advantages, and how an aggregation weighs tokens
+(docs/metrics.md).
 
-Each comes from a table with one row per completion, gathered over all ranks; docs/metrics.md explains each one.
-`mass_moved` is the sum of the absolute changes relative to that of the absolute advantages before. `loss_weight/*` are
-mean weights per token relative to the mean over all live tokens: by quarters of the completions' lengths, and by the
-advantage's sign. An aggregation by weights is measured once per generation batch, one with `reduce` at every
-micro-batch, by the slope of its scalar in each token's loss.
+Each comes from a table with one row per completion, gathered over all ranks. An aggregation by weights is measured once
+per generation batch, one with `reduce` at every micro-batch, by the slope of its scalar in each token's loss.
 """
 
 import math

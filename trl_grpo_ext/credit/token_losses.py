@@ -21,7 +21,7 @@ def run_token_loss(plugin: Any, terms: LossTerms) -> torch.Tensor:
     """Each token's loss, `(B, T)`, 0 off the mask, checked against the contract."""
     label = f"token loss {plugin_label(plugin)!r}: loss"
     terms = on_mask(terms)
-    with named(label, plugin, terms), unchanged(label, terms):
+    with named(label, plugin), unchanged(label, terms):
         result = plugin.loss(terms)
     loss_B_T = tensor_like(terms.mask_B_T, result, label).masked_fill(terms.mask_B_T == 0, 0.0)
     if terms.logps_B_T.requires_grad and not loss_B_T.requires_grad:
@@ -49,7 +49,7 @@ def carried_values(plugin: Any, rollout: Rollout) -> Mapping[str, torch.Tensor]:
     if not implements(plugin, "on_rollout"):
         return {}
     label = f"token loss {plugin_label(plugin)!r}: on_rollout"
-    with torch.no_grad(), named(label, plugin, rollout), unchanged(label, rollout):
+    with torch.no_grad(), named(label, plugin), unchanged(label, rollout):
         found = plugin.on_rollout(rollout)
     return _live_values(found, rollout.mask_B_T, label)
 
@@ -60,7 +60,7 @@ def measured(plugin: Any, terms: LossTerms) -> Mapping[str, torch.Tensor]:
         return {}
     label = f"token loss {plugin_label(plugin)!r}: measures"
     terms = on_mask(replace(terms, logps_B_T=terms.logps_B_T.detach()))
-    with torch.no_grad(), named(label, plugin, terms), unchanged(label, terms):
+    with torch.no_grad(), named(label, plugin), unchanged(label, terms):
         found = plugin.measures(terms)
     return _live_values(found, terms.mask_B_T, label)
 

@@ -39,19 +39,15 @@ def guarded(
 ) -> Guarded:
     """Guard a reward: add a deadline, retries and a policy for failures.
 
-    Where the reward runs:
-
-    - A function or callable object with `timeout` or `workers`: in worker processes, where it may hang, crash or eat
-      memory. Cloudpickle sends it there once. `trainer_state`, `log_extra`, `log_metric` and `environments` are left
-      out, since they belong to this process. If a worker dies, its completion is tried once more.
-    - A function or callable object with neither: in this process.
-    - An async function or callable object: on the caller's event loop, all calls at once, or `workers` at a time. A
-      call is cancelled at its deadline; code that blocks the loop ignores that.
+    A function or callable object with `timeout` or `workers` runs in worker processes, where it may hang, crash or eat
+    memory. Cloudpickle sends it there once; `trainer_state`, `log_extra`, `log_metric` and `environments` stay here. If
+    a worker dies, its completion is tried once more. An async function or object runs on the caller's event loop and is
+    cancelled at its deadline; code that blocks the loop ignores that. All others run in this process.
 
     Args:
         reward: A reward function as TRL takes it, but no reward model (`torch.nn.Module`), which TRL calls itself.
         timeout: Seconds that one call may take, for `batch_size` completions. In worker processes this counts CPU time,
-            or sleep while the reward waits for something, so a busy machine costs no score. On the event loop it is
+            or sleep while the reward waits for something, so a busy machine costs no score; on the event loop
             wall-clock time.
         retries: How often to repeat a call that raised. Timeouts and deaths are not retried.
         on_error: The result for a completion whose call raised: a number, None, or "raise", which stops the run and

@@ -1,26 +1,23 @@
 """Watch reward functions while they score one generation batch: check results, keep time, name the failing completion.
 
-TRL calls the functions and gathers their scores over all ranks. A function that raises or hangs on one rank would leave
-the others waiting in that gather. So every function is called through a `RewardWatch`: it checks the result, keeps the
-parts, turns an exception into one that names the row, and interrupts past a limit. The trainer then lets all ranks
-raise the same error (see `agreement`).
+TRL calls the functions and gathers their scores over all ranks. So every function is called through a `RewardWatch`: it
+checks the result, keeps the parts, turns an exception into one that names the row, and interrupts past a limit. The
+trainer then lets all ranks raise the same error (see `agreement`).
 """
 
 from __future__ import annotations
 
 import asyncio
-import faulthandler
 import logging
 import math
 import os
 import pickle
 import signal
-import sys
 import threading
 import time
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +25,6 @@ import torch
 
 from ..errors import PluginOutputError, PluginRunError, RewardError, TRLGRPOExtError
 from ..types import Part, Parts
-from .agreement import exits_refused
 from .calls import call, check_scores, is_async, is_model, select_rows, start_scoring
 from .outcomes import OUTCOME_SUFFIX, exception_text, shown
 from .unchanged import Fingerprints
@@ -36,7 +32,6 @@ from .unchanged import Fingerprints
 logger = logging.getLogger(__name__)
 
 _SEARCH_SECONDS = 10.0
-_GRACE_SECONDS = 30.0
 _FIRST_LINE_SECONDS = 60.0  # after which a reward is said to be still running, and again after twice as long
 _TICK_SECONDS = 1.0
 # Nobody else's: `SIGALRM` is what rewards themselves use (Math-Verify does).
@@ -97,7 +92,7 @@ class RewardWatch:
             async def watched_async(**columns: Any) -> Any:
                 with self._run(name):
                     count, columns = len(columns["completions"]), self._listening(columns)
-                    prints = _fingerprints(columns)
+                    prints = Fingerprints(columns)
                     try:
                         return self._seen(await self._awaited(function(**columns), name), count, prints, name)
                     except TRLGRPOExtError:
@@ -110,7 +105,7 @@ class RewardWatch:
         def watched(**columns: Any) -> Any:
             with self._run(name):
                 count, columns = len(columns["completions"]), self._listening(columns)
-                prints = _fingerprints(columns)
+                prints = Fingerprints(columns)
                 try:
                     return self._seen(function(**columns), count, prints, name)
                 except TRLGRPOExtError:
@@ -122,30 +117,27 @@ class RewardWatch:
 
     @contextmanager
     def time_limit(self) -> Iterator[None]:
-        """Interrupt the function that runs inside once the limit has passed, and name it; no function ends the process.
+        """Interrupt the function that runs inside once the limit has passed, and name it.
 
-        In the main thread a signal interrupts whatever Python code or system call is running. What cannot be
-        interrupted (compiled code that holds the interpreter lock, a training in another thread) ends the process after
-        half a minute more, or the limit again, if that is longer, with a traceback of where it hangs.
+        A signal interrupts whatever Python code or system call is running in the main thread. It cannot interrupt
+        compiled code that holds the interpreter's lock.
         """
         is_main = threading.current_thread() is threading.main_thread()
         number = _SIGNAL if self._limit is not None and is_main else None
         over = threading.Event()
         clock = threading.Thread(target=self._keep_time, args=(over, number), daemon=True)
-        with exits_refused():
-            before = None if number is None else signal.signal(number, self._interrupt)
-            clock.start()
-            try:
-                yield
-            except _Overrun as overrun:
-                raise RewardError(str(overrun)) from overrun
-            finally:
-                over.set()
-                self._running.clear()  # the signal may be under way
-                _end_process_after(None)  # an async function that blocks its loop may run on
-                clock.join()
-                if number is not None:
-                    signal.signal(number, before)
+        before = None if number is None else signal.signal(number, self._interrupt)
+        clock.start()
+        try:
+            yield
+        except _Overrun as overrun:
+            raise RewardError(str(overrun)) from overrun
+        finally:
+            over.set()
+            self._running.clear()  # the signal may be under way
+            clock.join()
+            if number is not None:
+                signal.signal(number, before)
 
     def _keep_time(self, over: threading.Event, number: int | None) -> None:
         """Say what has been running for long, in ever longer intervals; interrupt the main thread at the limit."""
@@ -195,15 +187,11 @@ class RewardWatch:
     def _run(self, name: str) -> Iterator[None]:
         running = _Call(name, time.monotonic(), _FIRST_LINE_SECONDS)
         self._running.append(running)
-        if self._limit is not None:
-            _end_process_after((self._left() or 0.0) + max(self._limit, _GRACE_SECONDS))
         try:
             yield
         finally:
             if running in self._running:
                 self._running.remove(running)
-            if self._limit is not None and not self._running:  # from now on this rank only waits for the others
-                _end_process_after(None)
 
     async def _awaited(self, coroutine: Any, name: str) -> Any:
         task = asyncio.ensure_future(_without_exit(coroutine, name))
@@ -263,11 +251,6 @@ class RewardWatch:
         return scores
 
 
-def _fingerprints(columns: Mapping[str, Any]) -> Fingerprints:
-    """Fingerprints of all rows in a run's first step, of a few rows later."""
-    return Fingerprints(columns, whole=getattr(columns.get("trainer_state"), "global_step", 1) == 0)
-
-
 async def _without_exit(coroutine: Any, name: str) -> Any:
     """Await; `sys.exit` or an interrupt would end the event loop, and whoever waits for it would wait for ever."""
     try:
@@ -316,13 +299,3 @@ def reward_limit(reward_timeout: float | None, ddp_timeout: float, processes: in
     if reward_timeout is None or processes == 1:
         return reward_timeout
     return min(reward_timeout, 0.8 * ddp_timeout)
-
-
-def _end_process_after(seconds: float | None) -> None:
-    """Let the process end after so many seconds, with a traceback, or no longer, for None."""
-    if seconds is None:
-        faulthandler.cancel_dump_traceback_later()
-        return
-    if sys.__stderr__ is not None:
-        with suppress(ValueError, OSError):  # stderr is no file: then without this last resort
-            faulthandler.dump_traceback_later(seconds, exit=True, file=sys.__stderr__)

@@ -1,13 +1,13 @@
 """Processes that run one task on many jobs and can be killed at any time.
 
 A job's result depends on the job alone, not on its neighbours or on what else the machine does: its time is the CPU
-time of its process, and each job has the whole allowance. The wall clock is a backstop for jobs that sleep.
+time of its process, which Linux shows to any process of the same user. The wall clock is a backstop for jobs that
+sleep.
 
-Why not pebble: under spawn or forkserver it imports the user's `__main__` again in every worker that it starts or
-replaces (an unguarded training script would train again), and killing a worker from outside breaks the whole pool,
-whose workers share one pipe and its lock. Why not loky: it cannot kill a single task. Here a small server process
-(`guard.worker_server`) that never imports `__main__` loads the task once and forks workers within milliseconds; every
-worker has its own socket and shares no lock.
+Pebble imports the user's `__main__` again in every worker that it starts, and a worker killed from outside breaks its
+pool; loky cannot kill a single task. Here a small server process (`guard.worker_server`) that never imports `__main__`
+loads the task once and forks workers within milliseconds; every worker has its own socket and shares no lock. The
+server kills and collects them, so that a pid never refers to another process.
 
 This protects against code that hangs, crashes or eats memory. It is not a sandbox: a worker has all rights of its user.
 """
@@ -109,16 +109,14 @@ class WorkerPool:
         self._renew()
 
     def _renew(self) -> None:
-        """Start without processes, also after unpickling and in a forked child."""
+        """Start without processes, also in a forked child."""
         self._lock = threading.Lock()
         self._processes = _Processes(self.name, self._task, self._memory_mb)
-        self._end = weakref.finalize(self, self._processes.end)
-        _POOLS.add(self)
+        weakref.finalize(self, self._processes.end)
 
-    def _after_fork(self) -> None:
-        self._end.detach()
-        self._processes.forget()
-        self._renew()
+    def _renew_if_forked(self) -> None:
+        if self._processes.owner != os.getpid():
+            self._renew()
 
     def __getstate__(self) -> dict[str, Any]:
         return {"task": self._task, "workers": self._workers, "memory_mb": self._memory_mb, "name": self.name}
@@ -136,6 +134,7 @@ class WorkerPool:
 
     def start(self) -> None:
         """Start the server in the background, so that the task's imports overlap with other work. Optional."""
+        self._renew_if_forked()
         with self._lock:
             self._processes.start()
 
@@ -161,6 +160,7 @@ class WorkerPool:
         """
         for name, seconds in (("allowance", allowance), ("patience", patience)):
             checked_number(f"{self.name}: {name}", seconds, "a positive number of seconds", lambda x: x > 0)
+        self._renew_if_forked()
         with self._lock:
             batch = _Batch(self, jobs, allowance, patience)
             try:
@@ -269,21 +269,11 @@ def default_workers() -> int:
     return min(_MOST_WORKERS, max(1, cores // ranks))
 
 
-_POOLS: weakref.WeakSet[WorkerPool] = weakref.WeakSet()
-
-
-def _forget_all() -> None:
-    for pool in [*_POOLS]:
-        pool._after_fork()
-
-
-os.register_at_fork(after_in_child=_forget_all)
-
-
 class _Processes:
     """The server, which loads the task, and the workers that it forks; a fork of this process has others."""
 
     def __init__(self, name: str, task: Callable[[Any], Any], memory_mb: int | None) -> None:
+        self.owner = os.getpid()
         self._name = name
         self._task = task
         self._memory_mb = memory_mb
@@ -392,7 +382,11 @@ class _Processes:
             self.drop(worker)
 
     def end(self) -> None:
-        """Kill everything, and wait for the server, so that no zombie stays."""
+        """Kill everything, and wait for the server, so that no zombie stays; a fork leaves its parent's processes
+        alone.
+        """
+        if self.owner != os.getpid():
+            return
         self._idle.clear()
         self.drop_busy()
         self._end_server()
@@ -409,14 +403,6 @@ class _Processes:
         except subprocess.TimeoutExpired:  # it is still importing
             server.kill()
             server.wait()
-
-    def forget(self) -> None:
-        """In a forked child: close our copies of what is the parent's, and leave its processes alone."""
-        for worker in self._all:
-            worker.close()
-        if self._server is not None:
-            self._sock.close()
-            self._server.returncode = 0  # else `Popen` would warn that it still runs
 
 
 class _Worker:
