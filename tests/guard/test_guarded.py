@@ -208,7 +208,10 @@ def test_parts_survive_the_way_from_a_worker(closed: contextlib.ExitStack) -> No
 @pytest.mark.parametrize("options", [{"workers": 1}, {}])
 def test_a_broken_contract_is_no_outcome(closed: contextlib.ExitStack, options: dict[str, Any]) -> None:
     reward = made(closed, behave, on_error=0.0, **options)
-    for completion, message in {"word": "returned str, 'word', at row 0", "huge": "returned 1e\\+39 at row 0"}.items():
+    for completion, message in {
+        "word": "returned str, 'word', at row 0",
+        "huge": "float, 1e\\+39, at row 0",
+    }.items():
         with pytest.raises(PluginOutputError, match=message) as info:
             reward(completions=["a", completion, "b"])
         assert "That call had row 1 of the batch's 3." in str(info.value)

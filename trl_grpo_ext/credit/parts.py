@@ -252,10 +252,7 @@ def _call(rollout: Rollout, reward: str, place: Place, row: int) -> tuple[int, i
         raise no_such_turn(f"The reward {reward!r}", place.turn, row, len(turns))
     calls = turns[place.turn].calls
     if place.call >= len(calls):
-        raise AlignmentError(
-            f"The reward {reward!r} has a part at the tool call {place.call} of turn {place.turn} at row {row}, which "
-            f"makes {len(calls)} (counted from 0)."
-        )
+        raise AlignmentError(f"The reward {reward!r} has a part at {place} of row {row}; it makes {len(calls)} calls.")
     return calls[place.call].tokens
 
 

@@ -90,30 +90,30 @@ class RewardWatch:
         if is_async(function):
 
             async def watched_async(**columns: Any) -> Any:
-                with self._run(name):
-                    count, columns = len(columns["completions"]), self._listening(columns)
-                    prints = Fingerprints(columns)
-                    try:
-                        return self._seen(await self._awaited(function(**columns), name), count, prints, name)
-                    except TRLGRPOExtError:
-                        raise
-                    except Exception as error:
-                        raise await asyncio.to_thread(_explained, error, function, columns, count, name) from error
+                with self._call(function, name, columns) as (columns, check):
+                    return check(await self._awaited(function(**columns), name))
 
             return watched_async
 
         def watched(**columns: Any) -> Any:
-            with self._run(name):
-                count, columns = len(columns["completions"]), self._listening(columns)
-                prints = Fingerprints(columns)
-                try:
-                    return self._seen(function(**columns), count, prints, name)
-                except TRLGRPOExtError:
-                    raise
-                except (Exception, SystemExit) as error:
-                    raise _explained(error, function, columns, count, name) from error
+            with self._call(function, name, columns) as (columns, check):
+                return check(function(**columns))
 
         return watched
+
+    @contextmanager
+    def _call(self, function: Any, name: str, columns: dict[str, Any]) -> Iterator[tuple[dict[str, Any], Any]]:
+        """A call's columns and the check of its result; what it raises names the function and the row."""
+        with self._run(name):
+            count = len(columns["completions"])
+            columns = self._listening(columns)
+            prints = Fingerprints(columns)
+            try:
+                yield columns, lambda returned: self._seen(returned, count, prints, name)
+            except TRLGRPOExtError:
+                raise
+            except (Exception, SystemExit) as error:
+                raise _explained(error, function, columns, count, name) from error
 
     @contextmanager
     def time_limit(self) -> Iterator[None]:

@@ -228,11 +228,8 @@ def _describe(error: BaseException) -> tuple[str, str, str]:
         message = str(error)[:_LONGEST_MESSAGE]
     except Exception:
         message = "(its message cannot be read)"
-    try:
-        lines = "".join(traceback.format_exception(error))[-_LONGEST_TRACEBACK:]
-    except Exception:
-        lines = ""
-    return type(error).__name__, message, lines
+    lines = "".join(traceback.format_exception(error))
+    return type(error).__name__, message, lines[-_LONGEST_TRACEBACK:]
 
 
 def _address_space() -> int:
