@@ -194,12 +194,6 @@ def _zero_variance(selection: Any) -> Mapping[str, Any]:
 MOVED = (0.1, 0.0, 0.1)
 
 
-def _future(selection: Any) -> Mapping[str, Any]:
-    moved = _rows([MOVED])
-    zeros = torch.zeros_like(moved)
-    return {"advantage after": _after_forward(selection, [1.0], moved, zeros, old_logps_B_T=zeros)[0]}
-
-
 GENERATED, NOW = (0.6, 0.45, 0.01, 0.7), (0.9, 0.5, 0.05, 0.3)
 
 
@@ -370,13 +364,6 @@ EXAMPLES: dict[str, Worked] = {
         {"entropy": (1.0, 3.0, 2.0)},
         _zero_variance,
         "Of a group whose completions all got 1, and of one whose completions all got 0.",
-    ),
-    "future_kl": Worked(
-        {"name": "future_kl", "half_life": 1.0, "epsilon_low": 0.0, "epsilon_high": 0.5},
-        _THREE,
-        {"log π − log π_old": MOVED, "advantage before": (1.0,) * 3},
-        _future,
-        "A half-life of one token: F is 0.125, 0.05 and 0.1.",
     ),
     "divergence_mask": Worked(
         {"name": "divergence_mask", "low": 0.2, "high": 0.2},

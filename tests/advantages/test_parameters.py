@@ -57,13 +57,6 @@ REFUSED: dict[str, dict[str, tuple[Any, ...]]] = {
     "zero_variance_credit": {"alpha": (0,), "correct_above": (NAN,)},
     "entropy_shaping": {"alpha": (-1,), "kappa": (1.0,)},
     "low_probability": {"alpha": (1.1,)},
-    "future_kl": {
-        "half_life": (0,),
-        "epsilon_low": (1.1,),
-        "epsilon_high": (-0.1,),
-        "ratio_cap": (1.0,),
-        "safety_threshold": (0,),
-    },
     "divergence_mask": {"low": (0,), "high": (-0.1, NAN), "divergence": ("js",)},
 }
 REQUIRED: dict[str, dict[str, Any]] = {"reward_schedule": {"weights": {"right": [[0, 1.0]]}}}
@@ -97,7 +90,6 @@ def test_the_ends_of_the_ranges_are_allowed() -> None:
         "sign_scaling": {"positive": 0},
         "low_probability": {"alpha": 1},
         "group_mean_gae": {"gamma": 1, "gae_lambda": 0},
-        "future_kl": {"epsilon_low": 1},
         "divergence_mask": {"low": 1, "high": 1},
         "process_rewards": {"gamma": 0, "coefficient": -1.0},
         "normalised": {"std_floor": 0},

@@ -33,7 +33,6 @@ PARAMETERS: Mapping[str, Mapping[str, Any]] = {
     "batch_whitening": {"std_floor": 1.0},  # or there would be nothing left to whiten
     "clip_advantages": {"low": -0.3, "high": 0.3},
     "divergence_mask": {"low": 0.01, "high": 0.01},
-    "future_kl": {"epsilon_low": 0.2},
     "kl_in_reward": {"coefficient": 1.0},
     "outcome_filter": {"keep": "failures", "threshold": 0.95},  # the best of one group is one
     "pass_at_k": {"k": 2},

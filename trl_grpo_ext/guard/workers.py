@@ -146,7 +146,7 @@ class WorkerPool:
     def run(self, jobs: Sequence[Any], *, allowance: float, patience: float = _PATIENCE) -> list[Done]:
         """Run the task on every job; return each job's result, in the order of `jobs`.
 
-        A job whose worker dies is tried once more in a fresh one, with the time that it has left. Time that a job waits
+        A job whose worker dies is tried once more in a fresh one. Time that a job waits
         for a core on a busy machine does not count.
 
         Args:
@@ -184,7 +184,6 @@ class _Batch:
         self._waiting = deque(range(len(jobs)))
         self._given: dict[_Worker, int] = {}
         self._deaths: dict[int, str] = {}
-        self._spent: dict[int, float] = {}  # by jobs whose worker died
         self.done: dict[int, Done] = {}
 
     def hand_out(self) -> bool:
@@ -208,7 +207,7 @@ class _Batch:
         for worker in self._given:
             poll.register(*worker.watched())
         # CPU time passes no faster than the wall clock, so nothing is missed by sleeping for as long as one has left.
-        rest = min(self._patience, *(self._limit(worker) - worker.seconds for worker in self._given))
+        rest = min(self._patience, *(self._allowance - worker.seconds for worker in self._given))
         poll.poll(min(max(rest, _SHORTEST_SLEEP), _LONGEST_SLEEP) * 1000 + 1)
         for worker, job in [*self._given.items()]:
             try:
@@ -241,12 +240,8 @@ class _Batch:
             return Done("error", None, f"{kind}: {message}", worker.seconds, lines), False
         return Done("done", reply["value"], "", worker.seconds), bool(reply.get("last"))
 
-    def _limit(self, worker: _Worker) -> float:
-        """CPU seconds that are left of the allowance of a worker's job."""
-        return self._allowance - self._spent.get(self._given[worker], 0.0)
-
     def _late(self, worker: _Worker) -> str:
-        if worker.seconds >= self._limit(worker):
+        if worker.seconds >= self._allowance:
             return f"no result within {self._allowance:g} s of CPU time"
         if worker.idle_seconds() >= self._patience:
             return f"no result within {self._patience:g} s of sleep and {worker.seconds:.2g} s of CPU time"
@@ -257,7 +252,6 @@ class _Batch:
         first = self._deaths.pop(job, None)
         if first is None:
             self._deaths[job] = why
-            self._spent[job] = worker.seconds_at_most()
             return None
         return Done("died", None, f"{first}, twice" if first == why else f"{first}; then {why}", worker.seconds)
 
@@ -415,8 +409,7 @@ class _Worker:
         self._serial = 0
         self._out = bytearray()
         self._in = bytearray()
-        # On the wall clock, when the job began and when its CPU time was last read; then the readings of both clocks.
-        self._begun = self._seen = 0.0
+        self._begun = 0.0  # on the wall clock; then the readings of both others
         self._cpu_before = self._cpu = 0.0
         self._queued_before = self._queued = 0.0
 
@@ -424,7 +417,7 @@ class _Worker:
         """Send a job, as much of it as goes without waiting; `advance` sends the rest."""
         self._cpu = self._cpu_before = _cpu_seconds(self.pid) or self._cpu
         self._queued = self._queued_before = queued_seconds(self.pid) or self._queued
-        self._begun = self._seen = time.monotonic()
+        self._begun = time.monotonic()
         self._serial += 1
         self._out += HEADER.pack(self._serial, len(job)) + job
         self._write()
@@ -432,13 +425,8 @@ class _Worker:
     @property
     def seconds(self) -> float:
         """CPU seconds that the job has used so far."""
-        if (cpu := _cpu_seconds(self.pid)) is not None:
-            self._cpu, self._seen = cpu, time.monotonic()
-        return self._cpu - self._cpu_before  # of a dead process: what was last seen
-
-    def seconds_at_most(self) -> float:
-        """CPU seconds that the job of a dead process can have used: all that passed since its clock was last read."""
-        return self.seconds + time.monotonic() - self._seen
+        self._cpu = _cpu_seconds(self.pid) or self._cpu  # of a dead process: what was last seen
+        return self._cpu - self._cpu_before
 
     def idle_seconds(self) -> float:
         """Seconds in which the job neither ran nor waited for a core."""
