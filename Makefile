@@ -6,7 +6,7 @@
 # make vllm     set up .venv-vllm, in which the tests that sample with vLLM run (minutes, 3 GB)
 # make lint     ruff, mypy and codespell (typing mistakes, and the words of docs/words.txt) alone
 # make docs     the documentation as a site, into site/
-# make gpu      on a CUDA device: the tests for one, and what only one can show, into docs/gpu.md (about eight minutes)
+# make gpu      on a CUDA device: the tests for one, and what only one can show, into docs/evidence.md (about eight minutes)
 # make release  build what a tag would publish, try the wheel outside the clone, and show it; publishes nothing
 # make directory  check the plugins that others published (docs/directory.toml) against this tree
 # make browser  install chromium, without which the browser tests are skipped (Debian, as root)

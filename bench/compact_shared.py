@@ -35,8 +35,8 @@ from bench.turns import Meter
 
 LENGTHS = ("uniform short", "log-normal", "all equal")
 TITLES = (
-    *("completions", "prompt", "update, s: plain TRL", "compact", "shared", "shared against TRL", "against compact"),
-    *("floor against TRL", "computed / distinct", "peak memory, MB: plain TRL", "compact", "shared"),
+    *("completions", "prompt", "update, s: plain TRL", "compact", "shared", "times faster"),
+    *("peak memory, MB: plain TRL", "shared"),
 )
 FIRST = ("step", "plain TRL, s", "compact", "shared", "times faster: compact", "shared")
 
@@ -81,10 +81,7 @@ def cells_of(results: Sequence[dict[str, Any]]) -> list[list[str]]:
                 str(found["prompt"]),
                 *(f"{seconds[arm]:.3g}" for arm in (PLAIN, EXACT, SHARED)),
                 f"{seconds[PLAIN] / seconds[SHARED]:.2f}",
-                f"{seconds[EXACT] / seconds[SHARED]:.2f}",
-                f"{found['padding']:.2f}",
-                f"{found['computed']:.2f}",
-                *(f"{found['peak'][arm] / 1e6:.0f}" if found["peak"] else "" for arm in (PLAIN, EXACT, SHARED)),
+                *(f"{found['peak'][arm] / 1e6:.0f}" if found["peak"] else "" for arm in (PLAIN, SHARED)),
             ]
         )
     return rows

@@ -6,7 +6,7 @@
 
 `EXPERIMENTS` has them all. Every finished run is one line of `bench/runs/EXPERIMENT.jsonl`, so a command that was
 stopped goes on where it was; drawing writes `docs/images/experiment_NAME.svg` and the table between the markers of
-`docs/experiments.md`. Tasks, models and trainings are those of `bench.study`.
+`docs/evidence.md`. Tasks, models and trainings are those of `bench.study`.
 """
 
 import argparse
@@ -415,12 +415,9 @@ def figure_reuse(lines: Sequence[Line], figure: Any) -> str:
             continue
         last = int(name.split(", ")[1])
         std = spread([statistics.fmean(line["spread"][last - 1 :: last]) for line in found], 3)
-        outside = spread([statistics.fmean(line["outside"][last - 1 :: last]) for line in found], 3)
-        rows.append(
-            [name, *(over_seeds(lines, name, f"accuracy_{when}") for when in ("tokens", "updates")), std, outside]
-        )
+        rows.append([name, *(over_seeds(lines, name, f"accuracy_{when}") for when in ("tokens", "updates")), std])
     titles = ["loss, steps for each rollout", f"test accuracy after {EQUAL_ROLLOUTS} rollouts"]
-    titles += [f"after {EQUAL_UPDATES} updates", "std of log ratio, last step", "tokens outside 1 ± 0.2, last step"]
+    titles += [f"after {EQUAL_UPDATES} updates", "std of log ratio, last step"]
     return markdown(titles, rows)
 
 
@@ -471,10 +468,10 @@ def figure_length(lines: Sequence[Line], figure: Any) -> str:
         for name in LENGTHS
         if any(line["name"] == name for line in lines)
     ]
-    return markdown(["aggregation", "test accuracy", "tokens", "of right completions", "of wrong completions"], rows)
+    return markdown(["aggregation", "test accuracy", "tokens of right completions", "of wrong completions"], rows)
 
 
-MEASURED = (("accuracy", 3), ("length", 1), ("length_right", 1), ("length_wrong", 1))
+MEASURED = (("accuracy", 3), ("length_right", 1), ("length_wrong", 1))
 
 
 # ---------------------------------------------------------------------------- detox: the workflow beside the default
@@ -658,7 +655,7 @@ def draw(name: str, lines: Sequence[Line], docs: Path) -> None:
     mean = f"Mean over the seeds {', '.join(map(str, seeds))} (lowest–highest)"
     said = f"{mean if len(seeds) > 1 else f'Seed {seeds[0]}'}. {len(lines)} runs, {minutes:.1f} minutes of one thread."
     figure_line = f"![{experiment.about}](images/experiment_{name}.svg)"
-    write_block(docs / "experiments.md", name, f"{figure_line}\n\n{found}\n\n{said}")
+    write_block(docs / "evidence.md", name, f"{figure_line}\n\n{found}\n\n{said}")
     print(docs / "images" / f"experiment_{name}.svg")
 
 

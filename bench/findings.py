@@ -93,20 +93,6 @@ class Idle:
         return advantages_B_T
 
 
-class OneToken:
-    """A hook with an indexing mistake: the advantage is left on the first token of a batch's first row with signal."""
-
-    __name__ = "one_token"
-    declares = HookDeclaration(role="transform")
-
-    def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Any) -> torch.Tensor:
-        """A thousandth of the advantage on all other tokens."""
-        found = torch.full_like(advantages_B_T, 1e-3)
-        first = advantages_B_T.abs().sum(dim=1).argmax()
-        found[first, 0] = 1.0
-        return advantages_B_T * found
-
-
 class KeepsAll:
     """A filter whose condition always holds."""
 
@@ -213,9 +199,6 @@ PLANTED: dict[str, Training] = {
     "idle_hook": Training("a hook whose condition never holds", {"advantage_hooks": [Idle()]}, ("idle_hook",)),
     "idle_filter": Training(
         "a filter that keeps all", {"resample": {"filter": "bench.findings:KeepsAll"}}, ("idle_filter",)
-    ),
-    "one_token": Training(
-        "a hook with an indexing mistake", {"advantage_hooks": [OneToken()], "token_records": 64}, ("few_tokens",)
     ),
 }
 
@@ -327,7 +310,8 @@ def main(words: list[str] | None = None) -> None:
     titles = ("training", "kind", "what", "reward, first to last", "findings", "verdict")
     print(f"\n{markdown(titles, lines)}\n\n{said} ({where}).")
     if options.page is not None:  # the quiet ones are counted
-        table = markdown(titles, [line for line in lines if line[1] == "planted" or line[-1] != "quiet"])
+        shown = [line for line in lines if line[1] == "planted" or line[-1] != "quiet"]
+        table = markdown(titles[0:5:2], [line[0:5:2] for line in shown])
         write_block(options.page, "findings", f"{said} ({where}).\n\n{table.replace('---:', '---')}")
 
 

@@ -1,4 +1,4 @@
-"""How long the walk of `docs/first_plugin.md` takes, command by command, and where.
+"""How long the walk of `docs/writing_plugins.md` takes, command by command, and where.
 
     python bench/first_plugin.py
 
@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from bench.tables import machine, versions
 from tests.cli.scaffold.author import make_author
-from tests.first_plugin_walk import PAGE, make_clone, read_steps, walk
+from tests.first_plugin_walk import PAGE, make_clone, read_steps, walk, walk_of
 
 PACKAGES = ("trl-grpo-ext", "trl", "transformers", "torch", "accelerate")
 
@@ -22,7 +22,7 @@ PACKAGES = ("trl-grpo-ext", "trl", "transformers", "torch", "accelerate")
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         author = make_author(Path(folder) / "venv")
-        walked = walk(read_steps(PAGE.read_text(encoding="utf-8")), author, make_clone(Path(folder) / "clone"))
+        walked = walk(read_steps(walk_of(PAGE.read_text(encoding="utf-8"))), author, make_clone(Path(folder) / "clone"))
     print("| command | seconds |\n| --- | --- |")
     for done in walked:
         print(f"| `{' '.join(done.step.text.split()[:3])}` | {done.seconds:.1f} |")

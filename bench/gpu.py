@@ -2,11 +2,11 @@
 
     make gpu                          # the tests marked gpu, and then all of this: about eight minutes
     python -m bench.gpu --only memory # one of the three again
-    python -m bench.gpu --tiny --device cpu --page copy_of_gpu.md
+    python -m bench.gpu --tiny --device cpu --page copy_of_evidence.md
 
 Each run is a process of its own, so that its peaks are its own and its crash ends nothing else. Nothing is downloaded:
 models have the shapes of Qwen2.5 and random weights. Trainings go through the recipe's own flow, from the parsed
-settings to the trainer; left out are its evaluations and what it saves. The tables go into docs/gpu.md.
+settings to the trainer; left out are its evaluations and what it saves. The tables go into docs/evidence.md.
 """
 
 import argparse
@@ -37,7 +37,7 @@ from trl_grpo_ext.launch.doctor.command import examine
 
 ROOT = Path(__file__).resolve().parents[1]
 RECIPES = ROOT / "recipes"
-PAGE = ROOT / "docs" / "gpu.md"
+PAGE = ROOT / "docs" / "evidence.md"
 GB = 1e9
 
 PLAIN, OURS = "plain TRL", "ours"
@@ -381,7 +381,7 @@ def main() -> None:
         {"update": update, "generation": generation, "memory": memory}[options.only[0]](options.arm)
         return
     if options.page == PAGE and (options.device == "cpu" or options.tiny):
-        parser.error("docs/gpu.md is for GPUs and whole shapes: give another --page")
+        parser.error("docs/evidence.md is for GPUs and whole shapes: give another --page")
     for name in options.only:
         with tempfile.TemporaryDirectory(prefix="gpu_") as folder:
             runs = {arm: measure_run(name, arm, Path(folder), options) for arm in SECTIONS[name].runs}

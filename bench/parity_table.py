@@ -1,4 +1,4 @@
-"""Run the grid of parity and write its table, `docs/parity.md`: `python -m bench.parity_table`.
+"""Run the grid of parity and write its table into `docs/how_it_works.md`: `python -m bench.parity_table`.
 
 It takes some four minutes on one core. The grid is run with the installed TRL and, in a directory of its own that pip
 fills, with the oldest that we support; each in a process of its own.
@@ -12,37 +12,13 @@ from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from bench.tables import markdown
+from bench.tables import markdown, write_block
 from tests.support import OWN_AGGREGATION, save_tiny_model
 from tests.trainer import parity_grid
-from tests.trainer.parity_grid import FACTORS
 from tests.trainer.upstream import test_other_trl as other_trl
 from trl_grpo_ext.trainer.upstream import contract
 
-PAGE = other_trl.ROOT / "docs" / "parity.md"
-COMMAND = "python -m bench.parity_table"
-
-BESIDE = "\n## Every causal architecture\n"
-"""Where what another table says begins."""
-
-INTRODUCTION = f"""# Parity with TRL
-
-The aggregation that equals TRL's own reduction must give TRL's loss and gradient, whatever else is in the loss. To
-check this, TRL's trainer and ours train the tests' tiny Llama of two layers on the same scripted rollouts for each
-`loss_type`, in 32 cells of settings, and the gradient of every optimizer step and the losses are compared. Plain SGD
-takes large steps, so that tokens are clipped.
-
-`{COMMAND}` made this page. The grid is `tests/trainer/parity_grid.py`;
-`tests/trainer/test_parity.py` runs it as tests and shows that each of the settings changes TRL's gradient."""
-
-SETTINGS = """The 32 cells are an orthogonal array: any three settings occur together in all eight combinations with
-every loss type. `make quick` and `make test` run as many of the cells as hold every combination of two, and of three,
-of loss type and settings; `make nightly` runs them all, with both releases of TRL."""
-
-RESULTS = f"""The largest relative gap between the two trainers, over cells and optimizer steps. 0 is equality to the
-bit; the tests allow {parity_grid.TOLERANCE:.0e}. A gradient's gap is ‖ours − TRL's‖ / ‖TRL's‖ over all parameters; a
-loss's is relative to the loss, or to 1 where the loss is smaller. The policy's weights are float64. Where TRL computes
-its log-probabilities in float32 all the same, the gap is the rounding of sums that are taken in another order."""
+PAGE = other_trl.ROOT / "docs" / "how_it_works.md"
 
 
 @dataclass(frozen=True)
@@ -78,26 +54,15 @@ def measure() -> Measured:
     return Measured({name: version(name) for name in ("trl", "transformers", "torch")}, gaps)
 
 
-def page(runs: list[Measured]) -> str:
-    """The page, oldest TRL first."""
-    settings = [
-        [f"`{factor.name}`" if factor.name.isidentifier() else factor.name, factor.off, factor.on] for factor in FACTORS
-    ]
+def block(runs: list[Measured]) -> str:
+    """The table and the versions, oldest TRL first."""
     columns = [f"{what}, TRL {run.release}" for run in runs for what in ("gradient", "loss")]
     rows = []
     for loss_type, aggregation in OWN_AGGREGATION.items():
         gaps = [_number(gap) for run in runs for gap in (run.gaps[loss_type].gradient, run.gaps[loss_type].loss)]
         rows.append([f"`{loss_type}`", f"`{aggregation}`", str(len(parity_grid.cells_of(loss_type))), *gaps])
-    parts = [
-        INTRODUCTION,
-        f"## The settings\n\n{SETTINGS}",
-        markdown(["Setting", "Off", "On"], settings),
-        "\n".join(f"- {exception}" for exception in parity_grid.EXCEPTIONS),
-        f"## The gaps\n\n{RESULTS}",
-        markdown(["Loss type", "Aggregation", "Cells", *columns], rows),
-        *(f"TRL {run.release}: {_versions(run)}, CPU." for run in runs),
-    ]
-    return "\n\n".join(parts) + "\n"
+    table = markdown(["Loss type", "Aggregation", "Cells", *columns], rows)
+    return "\n\n".join([table, *(f"TRL {run.release}: {_versions(run)}, CPU." for run in runs)])
 
 
 def main() -> None:
@@ -106,8 +71,7 @@ def main() -> None:
         if problem := other_trl.install(contract.OLDEST_TESTED, site):
             sys.exit(problem)
         runs = [_in_a_process(site, Path(folder) / "oldest.json"), _in_a_process(None, Path(folder) / "newest.json")]
-    _, heading, beside = PAGE.read_text(encoding="utf-8").partition(BESIDE)
-    PAGE.write_text(f"{page(runs)}{heading}{beside}", encoding="utf-8")
+    write_block(PAGE, "gaps to TRL", block(runs))
 
 
 def read(text: str) -> Measured:

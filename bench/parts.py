@@ -1,6 +1,6 @@
-"""What paying each part by itself is worth, by the number of independent parts: the figure of docs/parts.md.
+"""What paying each part by itself is worth, by the number of independent parts: the figure of docs/evidence.md.
 
-    python -m bench.parts gradients [--parts 1 2 4 8 16] [--prompts 160] [--docs docs/parts.md]
+    python -m bench.parts gradients [--parts 1 2 4 8 16] [--prompts 160] [--docs docs/evidence.md]
     python -m bench.parts training [--parts 1 8] [--seeds 1 2 3] [--rates 2.5e-4 5e-4]
     python -m bench.parts speed
 

@@ -46,9 +46,8 @@ WIDE, PRODUCTS = 8192, {"aten::mm", "aten::addmm", "aten::addmm_"}
 ARMS = (PLAIN, EXACT, SHARED)
 REWARDS = ("real", "signal everywhere")
 TITLES = (
-    *("completions, reward", "update, s: plain TRL", "compact", "shared", "times faster: compact", "shared"),
-    *("tokens computed: plain TRL", "compact", "shared", "computed / distinct"),
-    *("peak memory, GB: plain TRL", "compact", "shared", "doctor's estimate"),
+    *("completions, reward", "update, s: plain TRL", "compact", "shared", "times faster"),
+    *("peak memory, GB: plain TRL", "shared", "doctor's estimate"),
 )
 HEAD = ("head, %: plain TRL", "compact", "shared")
 
@@ -176,10 +175,8 @@ def cells_of(name: str, found: dict[str, Any]) -> list[str]:
     return [
         name,
         *(f"{best[arm]:.1f}" for arm in ARMS),
-        *(f"{best[PLAIN] / best[arm]:.2f}" for arm in (EXACT, SHARED)),
-        *(f"{found['tokens'][arm]:.0f}" for arm in ARMS),
-        "-" if math.isnan(found["distinct"]) else f"{found['distinct']:.2f}",
-        *(f"{found['peak'][arm] / 1e9:.1f}" for arm in ARMS),
+        f"{best[PLAIN] / best[SHARED]:.2f}",
+        *(f"{found['peak'][arm] / 1e9:.1f}" for arm in (PLAIN, SHARED)),
         f"{found['expected'] / 1e9:.1f}",
         *(f"{100 * share:.0f}" for share in found["head"].values()),
     ]

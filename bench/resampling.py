@@ -6,7 +6,7 @@
 The tasks and their learning rates are those of `bench.study`, where the rate of plain TRL was tuned; all methods have
 it. One training gives both comparisons: it is measured on the test split when it has generated the tokens, and when it
 has made the updates. Every training is one line of `results.jsonl`; started again, `run` does only what is missing.
-`report` writes a section of `study.md`, between markers, and the plot `images/resampling.png`.
+`report` writes a section of `evidence.md`, between markers, and the plot `images/resampling.png`.
 """
 
 import argparse
@@ -40,11 +40,8 @@ AT = ("tokens", "updates")
 ABOUT = """## Batches that are refilled
 
 Plain TRL, `compact_updates: exact`, and that with `resample: {filter: signal, max_rounds: 4}`, at equal generated
-completion tokens and at equal updates, on the two tasks above with rewards of 1 for a right answer and 0 for any other.
-The learning rate is the one that was tuned for plain TRL above, for all. Intervals are 95 % by Student's t over the
-seeds, and differences are paired by seed. "With signal" is the share of a batch's groups that teach something, in the
-mean over the updates. Five seeds; measured is one sample for each problem of the test split. Made by
-`python -m bench.resampling`.
+tokens and at equal updates, on the same two tasks with rewards of 1 for a right answer and 0 for any other. All have
+plain TRL's tuned learning rate. Five seeds; `python -m bench.resampling`.
 """
 
 
@@ -117,7 +114,7 @@ def work(run: Run, folder: Path) -> dict[str, Any]:
 
 def table(lines: Sequence[Mapping[str, Any]], task: str) -> str:
     """One row for each method at equal tokens and at equal updates; differences to plain TRL are paired by seed."""
-    heads = ["at equal", "method", "accuracy", "difference to plain TRL", "updates", "tokens", "with signal"]
+    heads = ["at equal", "method", "accuracy", "difference to plain TRL", "tokens"]
     rows = []
     for at in AT:
         by_method = {
@@ -126,14 +123,12 @@ def table(lines: Sequence[Mapping[str, Any]], task: str) -> str:
         plain = by_method["plain TRL"]
         for name, found in by_method.items():
             paired = [found[seed]["accuracy"] - plain[seed]["accuracy"] for seed in sorted(found.keys() & plain.keys())]
-            mean = {
-                key: sum(x[key] for x in found.values()) / len(found) for key in ("steps", "generated", "with_signal")
-            }
+            tokens = sum(x["generated"] for x in found.values()) / len(found)
             rows.append(
                 [
                     *(at, name, interval([x["accuracy"] for x in found.values()])),
                     "" if name == "plain TRL" else interval(paired),
-                    *(f"{mean['steps']:.0f}", f"{mean['generated']:,.0f}", f"{mean['with_signal']:.0%}"),
+                    f"{tokens:,.0f}",
                 ]
             )
     return markdown(heads, rows)
@@ -172,7 +167,7 @@ def report(lines: Sequence[Mapping[str, Any]], docs: Path) -> None:
     tasks = [task for task in TASKS if any(line["task"] == task for line in lines)]
     parts = [ABOUT.strip(), *(f"**{task.capitalize()}**\n\n{table(lines, task)}" for task in tasks)]
     parts.append("![Accuracy of each training, means and 95 % intervals](images/resampling.png)")
-    write_block(docs / "study.md", "resampling", "\n\n".join(parts))
+    write_block(docs / "evidence.md", "resampling", "\n\n".join(parts))
     plot(docs / "images" / "resampling.png", lines, tasks)
 
 
@@ -183,7 +178,7 @@ def main(words: list[str] | None = None) -> None:
     parser.add_argument("--jobs", type=int, default=1, help="trainings at a time, one thread each")
     parser.add_argument("--tasks", nargs="+", choices=tuple(RATES), default=tuple(RATES))
     parser.add_argument("--seeds", nargs="+", type=int, default=EVALUATION_SEEDS)
-    parser.add_argument("--docs", type=Path, default=Path("docs"), help="where `report` finds study.md")
+    parser.add_argument("--docs", type=Path, default=Path("docs"), help="where `report` finds evidence.md")
     options = parser.parse_args(words)
     results = Results(options.output / "results.jsonl")
     if options.command == "report":

@@ -55,7 +55,7 @@ def work(run: Run) -> dict[str, Any]:
 
 def table(lines: Sequence[Mapping[str, Any]]) -> str:
     """One row for each way; differences are to the plain order without `resample`, paired by seed."""
-    heads = ["prompts", "seeds", "accuracy at half", "at all tokens", "difference", "updates", "with signal"]
+    heads = ["prompts", "seeds", "accuracy", "difference", "with signal"]
     plain = _by_seed(lines, "in_order", False)
     rows = []
     for resample in (False, True):
@@ -69,10 +69,8 @@ def table(lines: Sequence[Mapping[str, Any]]) -> str:
                 [
                     f"`{sampler}`{' and `resample`' if resample else ''}",
                     str(len(found)),
-                    interval([line["half"]["accuracy"] for line in found.values()]),
                     interval([point["accuracy"] for point in at_all]),
                     "" if found == plain else interval(paired),
-                    f"{sum(point['steps'] for point in at_all) / len(at_all):.0f}",
                     f"{sum(point['with_signal'] for point in at_all) / len(at_all):.0%}",
                 ]
             )

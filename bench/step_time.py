@@ -1,4 +1,4 @@
-"""How much longer a step takes than with plain TRL and the same loss: prints the table of docs/how_it_works.md.
+"""How much longer a step takes than with plain TRL and the same loss: prints a table. docs/how_it_works.md names it.
 
     python -m bench.step_time [--steps 150] [--threads 1]
 

@@ -5,8 +5,8 @@
 
 `run` first tunes each method's learning rate on the tuning seeds and the validation split, then trains at the chosen
 rate on the evaluation seeds and measures on the test split. Every finished training is one line of `results.jsonl`;
-started again, `run` does only what is missing. `report` writes the table between the markers of `study.md` and the plot
-`images/study.png`. What is compared, and with which settings, is all in `TASKS` and `METHODS` below.
+started again, `run` does only what is missing. `report` writes the table between the markers of
+`evidence.md` and the plot `images/study.png`. What is compared is in `TASKS` and `METHODS` below.
 """
 
 import argparse
@@ -370,7 +370,7 @@ def main(words: list[str] | None = None) -> None:
     parser.add_argument("--tasks", nargs="+", choices=tuple(TASKS), default=tuple(TASKS))
     parser.add_argument("--methods", nargs="+", choices=tuple(METHODS), default=tuple(METHODS))
     parser.add_argument("--rate", type=float, help="learning rate of all methods, in the place of tuning each one's")
-    parser.add_argument("--docs", type=Path, default=Path("docs"), help="where `report` finds study.md")
+    parser.add_argument("--docs", type=Path, default=Path("docs"), help="where `report` finds evidence.md")
     options = parser.parse_args(words)
 
     results = Results(options.output / "results.jsonl")

@@ -1,4 +1,4 @@
-"""The study's statistics, its table and its plot: from the lines of `results.jsonl` to `docs/study.md`."""
+"""The study's statistics, its table and its plot: from the lines of `results.jsonl` to `docs/evidence.md`."""
 
 import math
 import statistics
@@ -81,9 +81,6 @@ class Row:
     seeds: tuple[int, ...]
     values: tuple[float, ...]
     accuracy: Estimate
-    reward: Estimate
-    lengths: tuple[float, float, float]
-    """Tokens of a completion, of a right one and of a wrong one: means over the seeds."""
     difference: Estimate | None = None
     """Accuracy minus plain TRL's at the same seed."""
     p: float | None = None
@@ -104,15 +101,10 @@ def rows_of(task: str, lines: Sequence[Line], rates: Mapping[str, float], kinds:
         if len(seeds) < 2:
             continue
         values = tuple(found[method][seed]["accuracy"] for seed in seeds)
-        reward = estimate([found[method][seed]["reward"] for seed in seeds])
         both = [seed for seed in seeds if seed in plain]
         paired = [found[method][seed]["accuracy"] - plain[seed]["accuracy"] for seed in both]
         difference = estimate(paired) if kinds[method] != "plain" and len(both) > 1 else None
-        lengths = tuple(
-            statistics.fmean(found[method][seed][key] for seed in seeds)
-            for key in ("length", "length_right", "length_wrong")
-        )
-        rows.append(Row(method, kinds[method], rate, seeds, values, estimate(values), reward, lengths, difference))
+        rows.append(Row(method, kinds[method], rate, seeds, values, estimate(values), difference))
     compared = [row for row in rows if row.difference is not None]
     adjusted = dict(
         zip(
@@ -127,19 +119,14 @@ def rows_of(task: str, lines: Sequence[Line], rates: Mapping[str, float], kinds:
 # ------------------------------------------------------------------------------------------------------------- page
 
 
-def table(rows: Sequence[Row], with_reward: bool) -> str:
+def table(rows: Sequence[Row]) -> str:
     """Markdown: the methods of one task."""
-    titles = ["method", "learning rate", "accuracy", *(["mean reward"] if with_reward else [])]
-    titles += ["tokens", "if right", "if wrong", "difference to plain TRL", "p (Holm)"]
     out = []
     for row in rows:
         name = row.method if row.kind == "plain" else f"`{row.method}`"
-        cells = [name, f"{row.learning_rate:g}", str(row.accuracy)]
-        cells += [str(row.reward)] if with_reward else []
-        cells += [f"{length:.1f}" for length in row.lengths]
         difference = f"{row.difference.mean:+.3f} ± {row.difference.half_width:.3f}" if row.difference else ""
-        out.append([*cells, difference, "" if row.p is None else "< 0.001" if row.p < 0.001 else f"{row.p:.3f}"])
-    return markdown(titles, out)
+        out.append([name, str(row.accuracy), difference])
+    return markdown(["method", "accuracy", "difference to plain TRL"], out)
 
 
 def findings(rows: Sequence[Row], grid: Sequence[float], seeds: int) -> str:
@@ -148,16 +135,13 @@ def findings(rows: Sequence[Row], grid: Sequence[float], seeds: int) -> str:
     if not compared:
         return "There is nothing to compare yet."
     stand = [f"`{row.method}` ({row.difference.mean:+.3f})" for row in compared if row.p < 0.05]
-    said = [f"After Holm's correction for {len(compared)} comparisons"]
+    level = f"at the 5 % level, by Holm's correction for {len(compared)} comparisons"
+    said = [f"No method differs from plain TRL {level}."]
     if stand:
-        said[0] += f" {len(stand)} differ from plain TRL at the 5 % level: {', '.join(stand)}."
+        said = [f"{len(stand)} differ from plain TRL {level}: {', '.join(stand)}."]
         said.append("For the others no difference was shown." if len(stand) < len(compared) else "")
-    else:
-        said[0] += " no method differs from plain TRL at the 5 % level."
     widths = statistics.median(row.difference.half_width for row in compared)
-    said.append(
-        f"The median half-width of the paired intervals is {widths:.3f}; much smaller differences go unseen here."
-    )
+    said.append(f"The median half-width of the paired intervals is {widths:.3f}; much smaller differences go unseen.")
     edge = [row.method for row in rows if row.learning_rate in (min(grid), max(grid))]
     if edge:
         said.append(f"Tuned to a rate at the edge of the grid, so possibly better beyond it: {', '.join(edge)}.")
@@ -175,22 +159,19 @@ def page(lines: Sequence[Line], rows: Mapping[str, Sequence[Row]], settings: Map
         before = [line for line in lines if line["task"] == task and line["method"] == start]
         said = (
             f"{used['token_budget']:,} completion tokens per training, {used['batch_size']} completions a step in "
-            f"groups of {used['num_generations']}; {used['held_out']} test problems, one sample each. "
+            f"groups of {used['num_generations']}; {used['held_out']} test problems. "
         )
-        tuned = sum(1 for line in lines if line["task"] == task and line["stage"] == "tuning")
-        rates = f"Learning rates: {', '.join(f'{rate:g}' for rate in used['learning_rates'])}; tuning seeds: "
-        whole = len(used["learning_rates"]) * len(used["tuning_seeds"]) * len(used["methods"])
-        said += f"{rates}{len(used['tuning_seeds'])}." if tuned == whole else "The learning rate was given, not tuned."
+        chosen = ", ".join(f"{rate:g}" for rate in sorted({row.learning_rate for row in found}))
+        said += f"Learning rate {chosen}{' by method' if ',' in chosen else ' for all'}"
+        said += f", out of {', '.join(f'{rate:g}' for rate in used['learning_rates'])}."
         if before:
-            said += f" Before training the accuracy is {before[0]['accuracy']:.3f}"
-            said += "" if used["reward"] == used["accuracy"] else f" and the mean reward {before[0]['reward']:.3f}"
-            said += f", with {before[0]['length']:.1f} tokens a completion."
+            said += f" Before training the accuracy is {before[0]['accuracy']:.3f}."
         complete = findings(found, used["learning_rates"], len(settings["evaluation_seeds"]))
-        parts += [f"### {task.capitalize()}", said, table(found, used["reward"] != used["accuracy"]), complete]
+        parts += [f"### {task.capitalize()}", said, table(found), complete]
     versions = ", ".join(f"{name} {number}" for name, number in settings["versions"].items())
     hours = sum(line["seconds"] for line in lines) / 3600
     parts.append(
-        f"± is half of a 95 % interval over {len(settings['evaluation_seeds'])} seeds. {len(lines)} runs, "
+        f"{len(lines)} runs, {len(settings['evaluation_seeds'])} seeds, "
         f"{hours:.1f} hours of one core, on {settings['machine']}; {versions}."
     )
     return "\n\n".join(parts)
@@ -231,11 +212,11 @@ def write(
     settings: Mapping[str, Any],
     start: str,
 ) -> None:
-    """Put the results between the markers of `study.md` and the plot beside it."""
+    """Put the results between the markers of `evidence.md` and the plot beside it."""
     rows = {task: rows_of(task, lines, rates[task], kinds) for task in rates}
     rows = {task: found for task, found in rows.items() if found}
     if not rows:
         raise SystemExit("error: no method has two evaluation seeds yet; there is nothing to report.")
     plot(docs / "images" / "study.png", rows)
-    write_block(docs / "study.md", "results", page(lines, rows, settings, start))
-    print(f"{docs / 'study.md'}\n{docs / 'images' / 'study.png'}")
+    write_block(docs / "evidence.md", "results", page(lines, rows, settings, start))
+    print(f"{docs / 'evidence.md'}\n{docs / 'images' / 'study.png'}")

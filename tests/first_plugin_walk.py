@@ -1,4 +1,4 @@
-"""`docs/first_plugin.md` as something that can be walked: its commands, its edits, and what it says is printed."""
+"""The walk of `docs/writing_plugins.md` as something that can be followed: its commands, its edits, its outputs."""
 
 import re
 import time
@@ -8,7 +8,7 @@ from pathlib import Path
 from tests.cli.scaffold.author import Author
 
 ROOT = Path(__file__).parent.parent
-PAGE = ROOT / "docs" / "first_plugin.md"
+PAGE = ROOT / "docs" / "writing_plugins.md"
 
 _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _NUMBER = re.compile(r"[+-]?\d+(?:\.\d+)?%?")
@@ -46,6 +46,11 @@ def read_steps(page: str) -> list[Step]:
             assert language in ("sh", "diff"), f"nobody knows how to follow a block of {language!r}"
             steps.append(Step(language, text))
     return steps
+
+
+def walk_of(page: str) -> str:
+    """The section of the page that is walked."""
+    return page.split("\n## Your first plugin")[1].split("\n## ")[0]
 
 
 def make_clone(directory: Path) -> Path:

@@ -127,8 +127,8 @@ def test_the_selections_on_the_rewards_page_load_and_score(block: str) -> None:
 
 @pytest.mark.slow
 def test_a_guarded_reward_and_a_combinator_of_ones_own() -> None:
-    guard_block, best_block = blocks(REWARDS, "python")
-    assert "guarded(my_reward, timeout=5.0, workers=2, on_error=None)" in guard_block
+    assert "guarded(my_reward, timeout=5.0, workers=2, on_error=None)" in REWARDS
+    (best_block,) = [block for block in blocks(REWARDS, "python") if "class Best" in block]
     reward = guarded(my_reward, timeout=5.0, workers=2, on_error=None)
     assert reward(prompts=["p"] * 2, completions=["a", "bcd"], completion_ids=[[1], [2]]) == [1.0, 3.0]
     reward.close()

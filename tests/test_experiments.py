@@ -30,7 +30,7 @@ def lines_of(name: str) -> list[dict[str, Any]]:
 
 def docs_copy(folder: Path) -> Path:
     (folder / "images").mkdir(parents=True)
-    shutil.copy(DOCS / "experiments.md", folder)
+    shutil.copy(DOCS / "evidence.md", folder)
     return folder
 
 
@@ -40,7 +40,7 @@ def test_page_and_figure_are_those_of_the_committed_runs(name: str, tmp_path: Pa
         pytest.skip("not run to the end yet, as the page says")
     docs = docs_copy(tmp_path / "docs")
     experiments.draw(name, lines_of(name), docs)
-    assert (docs / "experiments.md").read_text() == (DOCS / "experiments.md").read_text()
+    assert (docs / "evidence.md").read_text() == (DOCS / "evidence.md").read_text()
     drawn, committed = (folder / "images" / f"experiment_{name}.svg" for folder in (docs, DOCS))
     made_by = re.compile(r"Matplotlib v[\d.]+")
     if made_by.findall(drawn.read_text()) == made_by.findall(committed.read_text()):

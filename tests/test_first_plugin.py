@@ -1,4 +1,4 @@
-"""The author's walk: every command and every edit of `docs/first_plugin.md`, in order, in a fresh environment."""
+"""The author's walk: every command and every edit of `docs/writing_plugins.md`, in order, in a fresh environment."""
 
 import json
 from pathlib import Path
@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 
 from tests.cli.scaffold.author import make_author
-from tests.first_plugin_walk import PAGE, ROOT, Step, apply_edits, differences, make_clone, read_steps, walk
+from tests.first_plugin_walk import PAGE, ROOT, Step, apply_edits, differences, make_clone, read_steps, walk, walk_of
 
-TEXT = PAGE.read_text(encoding="utf-8")
-STEPS = read_steps(TEXT)
+STEPS = read_steps(walk_of(PAGE.read_text(encoding="utf-8")))
 
 
 def test_the_walk_reads_a_page_and_notices_what_differs(tmp_path: Path) -> None:

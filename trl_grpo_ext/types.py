@@ -1,4 +1,4 @@
-"""The interface for plugin authors: what to write first, then the contexts, then what few plugins need.
+"""The interface for plugin authors: what to write, what it sees, what it may declare, then what few plugins need.
 
 | kind | an object with | it returns |
 | --- | --- | --- |
@@ -7,6 +7,7 @@
 | loss aggregation | `weights(rollout)`, or `reduce(loss_B_T, mask_B_T, totals)` | weights `(B, T)`, or a scalar |
 | group filter | `keep(rollout)` | for each completion whether its group is kept |
 | token loss | `loss(terms)` | each token's loss `(B, T)` |
+| prompt sampler | `draw(count, round_number)` | row numbers of the training data |
 
 What a run must know of a plugin beforehand stands in one object, `declares`:
 
@@ -81,254 +82,7 @@ __all__ = [
 
 CONTRACT_VERSION = 1
 """Goes up when a field of `Rollout`, `Forward` or `Totals` changes its meaning, or when plugins must do more; not when
-a field is added (docs/stability.md)."""
-
-NEEDS = ("old_logps", "old_entropies", "ref_logps", "sampling_logps", "offsets", "entropies", "several_updates")
-"""What a hook may list in its `needs`."""
-
-ROLES: Mapping[str, str] = {
-    "shaper": "on_rewards",
-    "estimator": "on_rollout",
-    "transform": "on_rollout",
-    "forward": "on_forward",
-}
-"""The roles of advantage hooks, in the order in which they act, and the method that each requires."""
-
-HOOK_METHODS = tuple(dict.fromkeys(ROLES.values()))
-"""What an advantage hook may define."""
-
-
-# ------------------------------------------------------------------------------------------- what a plugin may declare
-
-
-@dataclass(frozen=True, kw_only=True)
-class Declaration:
-    """What a plugin of any kind may declare: `declares`, an attribute of its class or of the object.
-
-    A name that it does not have, or a value that it does not take, is a `PluginContractError`.
-
-    Attributes:
-        needs: What the run must provide, by the names in `NEEDS` of the declaration's class.
-        takes: The constructor's parameters that select other plugins of this kind; the plugin gets these loaded.
-        deterministic: False if it draws random numbers on purpose.
-        conformance: What the conformance kit is to try it with (docs/conformance.md).
-        contract_version: The `CONTRACT_VERSION` that it was written for; None fits any.
-    """
-
-    NEEDS: ClassVar[Sequence[str]] = ()
-    GUESSES: ClassVar[Mapping[str, str]] = {}
-    """Further names that authors may take for a declaration, and what to write instead."""
-
-    needs: tuple[str, ...] = ()
-    takes: tuple[str, ...] = ()
-    deterministic: bool = True
-    conformance: Mapping[str, Any] = field(default_factory=dict)
-    contract_version: int | None = None
-
-    def __new__(cls, **given: Any) -> Self:
-        """Refuse names that it does not have."""
-        names = [one.name for one in fields(cls)]
-        for name in given:
-            if name not in names:
-                _check_version(given.get("contract_version"))
-                hint = cls.GUESSES.get(name) or _near(name, names) or f"it has {', '.join(names)}"
-                raise PluginContractError(f"{cls.__name__} has no {name!r}: {hint}.")
-        return super().__new__(cls)
-
-    def __post_init__(self) -> None:
-        """Refuse a value that is not of its field's type, or not one of the known names."""
-        for one in fields(self):
-            value = vars(self)[one.name]
-            what, fits = _TYPES[str(one.type)]
-            if not fits(value):
-                raise PluginContractError(f"{type(self).__name__}: {one.name} must be {what}, got {value!r:.200}.")
-            if isinstance(value, list):
-                object.__setattr__(self, one.name, tuple(value))
-        for need in self.needs:
-            self._check_name("needs", need, self.NEEDS)
-
-    def _check_name(self, attribute: str, name: str, known: Iterable[str]) -> None:
-        if name not in known:
-            hint = _near(name, known) or f"it may be {', '.join(map(repr, known)) or 'nothing'}"
-            raise PluginContractError(f"{type(self).__name__}: {attribute} has no {name!r}: {hint}.")
-
-    @classmethod
-    def of(cls, plugin: object) -> Self:
-        """What a plugin, or its class, declares; the defaults if it declares nothing, or its parameters decide.
-
-        A declaration of another class, or for a newer contract, is a `PluginContractError`.
-        """
-        found = getattr(plugin, "declares", None)
-        if found is None or (isinstance(plugin, type) and isinstance(found, property)):
-            return cls()
-        if not isinstance(found, cls):
-            name = plugin.__qualname__ if isinstance(plugin, type) else type(plugin).__qualname__
-            raise PluginContractError(f"`declares` of {name} is {found!r:.200}; write declares = {cls.__name__}(...).")
-        _check_version(found.contract_version)
-        return found
-
-    def shown(self) -> dict[str, Any]:
-        """The fields that differ from their defaults."""
-        default = type(self)()
-        return {name: value for name, value in vars(self).items() if value != getattr(default, name)}
-
-
-@dataclass(frozen=True, kw_only=True)
-class RewardDeclaration(Declaration):
-    """What a reward may declare.
-
-    Attributes:
-        reference_column: The column with the right answers, for `trl-grpo-ext audit` and the conformance kit.
-        per_completion: False if it compares completions on purpose.
-    """
-
-    reference_column: str | None = None
-    per_completion: bool = True
-
-
-@dataclass(frozen=True, kw_only=True)
-class HookDeclaration(Declaration):
-    """What an advantage hook may declare; most need a role alone.
-
-    Attributes:
-        role: "shaper", "estimator", "transform" or "forward", see `AdvantageHook`. Required with `on_rollout`, since an
-            estimator and a transform look alike; otherwise it follows from the method.
-        needs: Of `NEEDS`. The trainer is not constructed if one is unavailable; log-probabilities that TRL does not
-            compute cost an extra pass, which is why they are not simply there.
-        independent: A group's rewards or advantages do not depend on other groups, and no state is kept; in
-            `on_forward`, a completion's do not depend on other completions. `resample` requires it of shapers, and of
-            all hooks if its filter reads advantages; compact updates then move rows. A promise, since no trial covers
-            all batches and a wrong guess would train on other numbers in silence; the conformance kit tries it.
-        last: Makes a transform a mask. It acts after the other transforms, and tokens that it sets to 0 stay 0 after
-            the forward stage. To find them it also runs on advantages of 1 and of -1, so it may look at the sign of an
-            advantage but not at its size. A forward hook with it acts after the other forward hooks.
-        makes_signal: What it gives groups of equal rewards is meant, since it reads more than rewards (steps, turns, a
-            teacher, entropies). Such groups then have signal where they have an advantage. A forward hook gets them as
-            `Forward.zero_variance_B`. Otherwise what they have is taken for a side effect, such as a KL penalty's,
-            which only the author can tell apart.
-        uses_total_reward: False for an estimator that does not read `rollout.rewards_B`, so that shapers would do
-            nothing. Not tried out, since one that looks for a reward or a column by name refuses made-up numbers.
-        teachers: Names of models whose log-probabilities it reads from `rollout.teacher_logps_B_T`: an id or path, or
-            `teacher_name(model, column)`, the same, "policy" or "reference" after the prompts of another column.
-    """
-
-    NEEDS = NEEDS
-    GUESSES = dict.fromkeys(("per_group", "per_completion"), "write independent = True")
-
-    role: str | None = None
-    independent: bool = False
-    last: bool = False
-    makes_signal: bool = False
-    uses_total_reward: bool = True
-    teachers: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        """Check the role too."""
-        super().__post_init__()
-        if self.role is not None:
-            self._check_name("role", self.role, ROLES)
-
-
-@dataclass(frozen=True, kw_only=True)
-class AggregationDeclaration(Declaration):
-    """What a loss aggregation may declare.
-
-    Attributes:
-        needs: "step_totals" if `reduce` cannot do without `totals.step`; runs without it are then not constructed.
-        per_step: `Σ w·l` over an optimizer step's tokens is that step's loss as it stands, see `LossAggregation`. Both
-            readings of the same weights are sound, so only the author knows.
-    """
-
-    NEEDS = ("step_totals",)
-
-    per_step: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class FilterDeclaration(Declaration):
-    """What a group filter may declare.
-
-    Attributes:
-        needs: As for a hook; and "advantages" if it reads `rollout.advantages_B_T`, those after the rollout stage of
-            the hooks. Others see None there, since the hooks would have to run in each round, all of them independent.
-        teachers: As for a hook.
-    """
-
-    NEEDS = (*NEEDS, "advantages")
-
-    teachers: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
-class TokenLossDeclaration(Declaration):
-    """What a token loss may declare. What is not declared holds for any loss, and costs speed alone.
-
-    Attributes:
-        replaces: It takes the place of TRL's policy loss; otherwise it is added. At most one may.
-        independent: A row's losses depend on that row alone, so compact updates may put other rows next to it.
-        needs_advantage: They are 0, with their gradient, in rows whose advantages are all 0, so compact updates may
-            leave these out. Both promises are tried on made-up numbers before the first step.
-        does_own: For one that replaces: settings of TRL which it applies itself (`terms` has what is needed), so that
-            they need not be refused beside it: of `INSIDE_TRLS`.
-    """
-
-    NEEDS = ("old_logps", "ref_logps", "sampling_logps", "several_updates")
-    GUESSES: ClassVar[Mapping[str, str]] = {"mode": "write replaces=True for a loss in place of TRL's"}
-    INSIDE_TRLS: ClassVar[Sequence[str]] = (
-        "importance_sampling_level",
-        "top_entropy_quantile",
-        "off_policy_mask_threshold",
-        "delta",
-        "vllm_importance_sampling_correction",
-    )
-    """Settings that TRL applies inside its policy loss, and which go with it."""
-
-    replaces: bool = False
-    independent: bool = False
-    needs_advantage: bool = False
-    does_own: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        """Check the settings too."""
-        super().__post_init__()
-        for name in self.does_own:
-            self._check_name("does_own", name, self.INSIDE_TRLS)
-
-
-@dataclass(frozen=True, kw_only=True)
-class SamplerDeclaration(Declaration):
-    """What a prompt sampler may declare: what every plugin may."""
-
-
-def _is_names(value: Any) -> bool:
-    return isinstance(value, tuple | list) and all(isinstance(name, str) and name for name in value)
-
-
-_TYPES: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
-    "bool": ("True or False", lambda value: isinstance(value, bool)),
-    "tuple[str, ...]": ("a tuple of names", _is_names),
-    "str | None": ("a name", lambda value: value is None or (isinstance(value, str) and bool(value))),
-    "int | None": (
-        "a whole number from 1 up",
-        lambda value: value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= 1),
-    ),
-    "Mapping[str, Any]": ("a mapping", lambda value: isinstance(value, Mapping)),
-}
-"""By the annotation of a declaration's field: what it takes, in words, and whether a value fits."""
-
-
-def _check_version(version: object) -> None:
-    if isinstance(version, int) and version > CONTRACT_VERSION:
-        raise PluginContractError(
-            f"It was written for version {version} of the plugin contract, and this trl-grpo-ext has version "
-            f"{CONTRACT_VERSION}: upgrade trl-grpo-ext, or install a version of the plugin for that."
-        )
-
-
-def _near(name: str, names: Iterable[str]) -> str:
-    close = difflib.get_close_matches(name, list(names), n=1)
-    return f"did you mean {close[0]!r}" if close else ""
-
+a field is added (docs/compatibility.md)."""
 
 # ------------------------------------------------------------------------------------------------- what a plugin does
 
@@ -430,6 +184,55 @@ class GroupFilter(Protocol):
             `(B,)`, bool; or a list of `B` values: True to keep, False to drop, or a few words to drop and say why,
             counted under `groups/dropped/<words>`.
         """
+        ...
+
+
+class TokenLoss(Protocol):
+    """What else does each token pay? An object with `loss`, added to TRL's policy loss or put in its place.
+
+    Its values go through the run's aggregation with the other terms of the loss; without one they take TRL's own
+    weights. Optional methods:
+
+    - `on_rollout(rollout)` runs once per generation batch with the view of all ranks, after the hooks, and returns
+      `{name: (B, T)}`: values that travel with the rows to `terms.carried_B_T`.
+    - `measures(terms)` returns `{name: (B, T)}`: values whose mean over the tokens that count is logged as
+      `token_loss/<token loss>/<name>`.
+    """
+
+    def loss(self, terms: LossTerms) -> torch.Tensor:
+        """Return each token's loss `(B, T)`, computed from `terms.logps_B_T`; values off the mask are ignored."""
+        ...
+
+
+class PromptSampler(Protocol):
+    """Which prompts next? It runs on rank 0 alone; what it draws goes to all ranks.
+
+    Random choices come from the pool's seed and the round, so that no state of a generator has to be saved.
+    `metrics()`, if it has it, returns numbers by name, logged as `prompts/<name>` once per generation batch.
+    """
+
+    def start(self, pool: PromptPool) -> None:
+        """Take the prompts, once at the beginning of a training."""
+        ...
+
+    def draw(self, count: int, round_number: int) -> Sequence[int] | None:
+        """Return `count` different row numbers, or None if the prompts are exhausted: then the training ends.
+
+        The pool has at least `count` rows: the trainer refuses smaller data.
+        `round_number` counts the draws of the run from 0, also over a resumption.
+        """
+        ...
+
+    def observe(self, outcomes: Sequence[PromptOutcome]) -> None:
+        """Learn what came of the prompts of the last draw."""
+        ...
+
+    def state_dict(self) -> Mapping[str, Any]:
+        """Return what must survive a checkpoint, as a mapping of JSON values."""
+        ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a state; `start` has been called."""
         ...
 
 
@@ -762,6 +565,253 @@ class StepTotals:
     micro_batches: int = 1
 
 
+# ------------------------------------------------------------------------------------------- what a plugin may declare
+
+
+NEEDS = ("old_logps", "old_entropies", "ref_logps", "sampling_logps", "offsets", "entropies", "several_updates")
+"""What a hook may list in its `needs`."""
+
+ROLES: Mapping[str, str] = {
+    "shaper": "on_rewards",
+    "estimator": "on_rollout",
+    "transform": "on_rollout",
+    "forward": "on_forward",
+}
+"""The roles of advantage hooks, in the order in which they act, and the method that each requires."""
+
+HOOK_METHODS = tuple(dict.fromkeys(ROLES.values()))
+"""What an advantage hook may define."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Declaration:
+    """What a plugin of any kind may declare: `declares`, an attribute of its class or of the object.
+
+    A name that it does not have, or a value that it does not take, is a `PluginContractError`.
+
+    Attributes:
+        needs: What the run must provide, by the names in `NEEDS` of the declaration's class.
+        takes: The constructor's parameters that select other plugins of this kind; the plugin gets these loaded.
+        deterministic: False if it draws random numbers on purpose.
+        conformance: What the conformance kit is to try it with (docs/writing_plugins.md).
+        contract_version: The `CONTRACT_VERSION` that it was written for; None fits any.
+    """
+
+    NEEDS: ClassVar[Sequence[str]] = ()
+    GUESSES: ClassVar[Mapping[str, str]] = {}
+    """Further names that authors may take for a declaration, and what to write instead."""
+
+    needs: tuple[str, ...] = ()
+    takes: tuple[str, ...] = ()
+    deterministic: bool = True
+    conformance: Mapping[str, Any] = field(default_factory=dict)
+    contract_version: int | None = None
+
+    def __new__(cls, **given: Any) -> Self:
+        """Refuse names that it does not have."""
+        names = [one.name for one in fields(cls)]
+        for name in given:
+            if name not in names:
+                _check_version(given.get("contract_version"))
+                hint = cls.GUESSES.get(name) or _near(name, names) or f"it has {', '.join(names)}"
+                raise PluginContractError(f"{cls.__name__} has no {name!r}: {hint}.")
+        return super().__new__(cls)
+
+    def __post_init__(self) -> None:
+        """Refuse a value that is not of its field's type, or not one of the known names."""
+        for one in fields(self):
+            value = vars(self)[one.name]
+            what, fits = _TYPES[str(one.type)]
+            if not fits(value):
+                raise PluginContractError(f"{type(self).__name__}: {one.name} must be {what}, got {value!r:.200}.")
+            if isinstance(value, list):
+                object.__setattr__(self, one.name, tuple(value))
+        for need in self.needs:
+            self._check_name("needs", need, self.NEEDS)
+
+    def _check_name(self, attribute: str, name: str, known: Iterable[str]) -> None:
+        if name not in known:
+            hint = _near(name, known) or f"it may be {', '.join(map(repr, known)) or 'nothing'}"
+            raise PluginContractError(f"{type(self).__name__}: {attribute} has no {name!r}: {hint}.")
+
+    @classmethod
+    def of(cls, plugin: object) -> Self:
+        """What a plugin, or its class, declares; the defaults if it declares nothing, or its parameters decide.
+
+        A declaration of another class, or for a newer contract, is a `PluginContractError`.
+        """
+        found = getattr(plugin, "declares", None)
+        if found is None or (isinstance(plugin, type) and isinstance(found, property)):
+            return cls()
+        if not isinstance(found, cls):
+            name = plugin.__qualname__ if isinstance(plugin, type) else type(plugin).__qualname__
+            raise PluginContractError(f"`declares` of {name} is {found!r:.200}; write declares = {cls.__name__}(...).")
+        _check_version(found.contract_version)
+        return found
+
+    def shown(self) -> dict[str, Any]:
+        """The fields that differ from their defaults."""
+        default = type(self)()
+        return {name: value for name, value in vars(self).items() if value != getattr(default, name)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewardDeclaration(Declaration):
+    """What a reward may declare.
+
+    Attributes:
+        reference_column: The column with the right answers, for `trl-grpo-ext audit` and the conformance kit.
+        per_completion: False if it compares completions on purpose.
+    """
+
+    reference_column: str | None = None
+    per_completion: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class HookDeclaration(Declaration):
+    """What an advantage hook may declare; most need a role alone.
+
+    Attributes:
+        role: "shaper", "estimator", "transform" or "forward", see `AdvantageHook`. Required with `on_rollout`, since an
+            estimator and a transform look alike; otherwise it follows from the method.
+        needs: Of `NEEDS`. The trainer is not constructed if one is unavailable; log-probabilities that TRL does not
+            compute cost an extra pass, which is why they are not simply there.
+        independent: A group's rewards or advantages do not depend on other groups, and no state is kept; in
+            `on_forward`, a completion's do not depend on other completions. `resample` requires it of shapers, and of
+            all hooks if its filter reads advantages; compact updates then move rows. A promise, since no trial covers
+            all batches and a wrong guess would train on other numbers in silence; the conformance kit tries it.
+        last: Makes a transform a mask. It acts after the other transforms, and tokens that it sets to 0 stay 0 after
+            the forward stage. To find them it also runs on advantages of 1 and of -1, so it may look at the sign of an
+            advantage but not at its size. A forward hook with it acts after the other forward hooks.
+        makes_signal: What it gives groups of equal rewards is meant, since it reads more than rewards (steps, turns, a
+            teacher, entropies). Such groups then have signal where they have an advantage. A forward hook gets them as
+            `Forward.zero_variance_B`. Otherwise what they have is taken for a side effect, such as a KL penalty's,
+            which only the author can tell apart.
+        uses_total_reward: False for an estimator that does not read `rollout.rewards_B`, so that shapers would do
+            nothing. Not tried out, since one that looks for a reward or a column by name refuses made-up numbers.
+        teachers: Names of models whose log-probabilities it reads from `rollout.teacher_logps_B_T`: an id or path, or
+            `teacher_name(model, column)`, the same, "policy" or "reference" after the prompts of another column.
+    """
+
+    NEEDS = NEEDS
+    GUESSES = dict.fromkeys(("per_group", "per_completion"), "write independent = True")
+
+    role: str | None = None
+    independent: bool = False
+    last: bool = False
+    makes_signal: bool = False
+    uses_total_reward: bool = True
+    teachers: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Check the role too."""
+        super().__post_init__()
+        if self.role is not None:
+            self._check_name("role", self.role, ROLES)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AggregationDeclaration(Declaration):
+    """What a loss aggregation may declare.
+
+    Attributes:
+        needs: "step_totals" if `reduce` cannot do without `totals.step`; runs without it are then not constructed.
+        per_step: `Σ w·l` over an optimizer step's tokens is that step's loss as it stands, see `LossAggregation`. Both
+            readings of the same weights are sound, so only the author knows.
+    """
+
+    NEEDS = ("step_totals",)
+
+    per_step: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class FilterDeclaration(Declaration):
+    """What a group filter may declare.
+
+    Attributes:
+        needs: As for a hook; and "advantages" if it reads `rollout.advantages_B_T`, those after the rollout stage of
+            the hooks. Others see None there, since the hooks would have to run in each round, all of them independent.
+        teachers: As for a hook.
+    """
+
+    NEEDS = (*NEEDS, "advantages")
+
+    teachers: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenLossDeclaration(Declaration):
+    """What a token loss may declare. What is not declared holds for any loss, and costs speed alone.
+
+    Attributes:
+        replaces: It takes the place of TRL's policy loss; otherwise it is added. At most one may.
+        independent: A row's losses depend on that row alone, so compact updates may put other rows next to it.
+        needs_advantage: They are 0, with their gradient, in rows whose advantages are all 0, so compact updates may
+            leave these out. Both promises are tried on made-up numbers before the first step.
+        does_own: For one that replaces: settings of TRL which it applies itself (`terms` has what is needed), so that
+            they need not be refused beside it: of `INSIDE_TRLS`.
+    """
+
+    NEEDS = ("old_logps", "ref_logps", "sampling_logps", "several_updates")
+    GUESSES: ClassVar[Mapping[str, str]] = {"mode": "write replaces=True for a loss in place of TRL's"}
+    INSIDE_TRLS: ClassVar[Sequence[str]] = (
+        "importance_sampling_level",
+        "top_entropy_quantile",
+        "off_policy_mask_threshold",
+        "delta",
+        "vllm_importance_sampling_correction",
+    )
+    """Settings that TRL applies inside its policy loss, and which go with it."""
+
+    replaces: bool = False
+    independent: bool = False
+    needs_advantage: bool = False
+    does_own: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Check the settings too."""
+        super().__post_init__()
+        for name in self.does_own:
+            self._check_name("does_own", name, self.INSIDE_TRLS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplerDeclaration(Declaration):
+    """What a prompt sampler may declare: what every plugin may."""
+
+
+def _is_names(value: Any) -> bool:
+    return isinstance(value, tuple | list) and all(isinstance(name, str) and name for name in value)
+
+
+_TYPES: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
+    "bool": ("True or False", lambda value: isinstance(value, bool)),
+    "tuple[str, ...]": ("a tuple of names", _is_names),
+    "str | None": ("a name", lambda value: value is None or (isinstance(value, str) and bool(value))),
+    "int | None": (
+        "a whole number from 1 up",
+        lambda value: value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= 1),
+    ),
+    "Mapping[str, Any]": ("a mapping", lambda value: isinstance(value, Mapping)),
+}
+"""By the annotation of a declaration's field: what it takes, in words, and whether a value fits."""
+
+
+def _check_version(version: object) -> None:
+    if isinstance(version, int) and version > CONTRACT_VERSION:
+        raise PluginContractError(
+            f"It was written for version {version} of the plugin contract, and this trl-grpo-ext has version "
+            f"{CONTRACT_VERSION}: upgrade trl-grpo-ext, or install a version of the plugin for that."
+        )
+
+
+def _near(name: str, names: Iterable[str]) -> str:
+    close = difflib.get_close_matches(name, list(names), n=1)
+    return f"did you mean {close[0]!r}" if close else ""
+
+
 # ------------------------------------------------------------------------ what few plugins need: spans, turns, teachers
 
 
@@ -1030,55 +1080,6 @@ def turn_numbers(by_model_B_T: torch.Tensor) -> torch.Tensor:
     begins_B_T = by_model_B_T.clone()
     begins_B_T[:, 1:] &= ~by_model_B_T[:, :-1]
     return (begins_B_T.cumsum(dim=1) - 1).masked_fill(~by_model_B_T, -1)
-
-
-class TokenLoss(Protocol):
-    """What else does each token pay? An object with `loss`, added to TRL's policy loss or put in its place.
-
-    Its values go through the run's aggregation with the other terms of the loss; without one they take TRL's own
-    weights. Optional methods:
-
-    - `on_rollout(rollout)` runs once per generation batch with the view of all ranks, after the hooks, and returns
-      `{name: (B, T)}`: values that travel with the rows to `terms.carried_B_T`.
-    - `measures(terms)` returns `{name: (B, T)}`: values whose mean over the tokens that count is logged as
-      `token_loss/<token loss>/<name>`.
-    """
-
-    def loss(self, terms: LossTerms) -> torch.Tensor:
-        """Return each token's loss `(B, T)`, computed from `terms.logps_B_T`; values off the mask are ignored."""
-        ...
-
-
-class PromptSampler(Protocol):
-    """Which prompts next? It runs on rank 0 alone; what it draws goes to all ranks.
-
-    Random choices come from the pool's seed and the round, so that no state of a generator has to be saved.
-    `metrics()`, if it has it, returns numbers by name, logged as `prompts/<name>` once per generation batch.
-    """
-
-    def start(self, pool: PromptPool) -> None:
-        """Take the prompts, once at the beginning of a training."""
-        ...
-
-    def draw(self, count: int, round_number: int) -> Sequence[int] | None:
-        """Return `count` different row numbers, or None if the prompts are exhausted: then the training ends.
-
-        The pool has at least `count` rows: the trainer refuses smaller data.
-        `round_number` counts the draws of the run from 0, also over a resumption.
-        """
-        ...
-
-    def observe(self, outcomes: Sequence[PromptOutcome]) -> None:
-        """Learn what came of the prompts of the last draw."""
-        ...
-
-    def state_dict(self) -> Mapping[str, Any]:
-        """Return what must survive a checkpoint, as a mapping of JSON values."""
-        ...
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a state; `start` has been called."""
-        ...
 
 
 POLICY, REFERENCE = "policy", "reference"

@@ -1,4 +1,4 @@
-"""The figure of `docs/concepts.md`: from completions to the loss. `python docs/figures/flow.py` writes it.
+"""The figure of `docs/how_it_works.md`: from completions to the loss. `python docs/figures/flow.py` writes it.
 
 It is drawn as SVG by hand, so that it is text that a diff can show, needs no font but the reader's, and comes out the
 same on every machine. It is tall instead of wide, so that it can be read on a phone.

@@ -1,4 +1,4 @@
-"""What runs when: `python docs/figures/hooks.py` draws the figure of docs/concepts.md, with Graphviz.
+"""What runs when: `python docs/figures/hooks.py` draws the figure of docs/how_it_works.md, with Graphviz.
 
 The roles, their methods and their order are the package's own (`trl_grpo_ext.types.ROLES`).
 """

@@ -1,4 +1,4 @@
-"""Draw the README's figure, update time against plain TRL, from the tables in docs/how_it_works.md.
+"""Draw the README's figure, update time against plain TRL, from the tables in docs/evidence.md.
 
 python docs/figures/updates.py
 """
@@ -24,7 +24,7 @@ CASES = (
 
 def seconds(table: str, line: tuple[str, ...], columns: tuple[int, int]) -> tuple[float, float]:
     """The seconds of an update with plain TRL and with this package, as the page gives them."""
-    page = (DOCS / "how_it_works.md").read_text(encoding="utf-8")
+    page = (DOCS / "evidence.md").read_text(encoding="utf-8")
     rows = page.split(f"<!-- {table} -->")[1].split(f"<!-- end of {table} -->")[0].splitlines()
     cells = [[cell.strip() for cell in row.strip("|").split("|")] for row in rows if row.startswith("|")]
     (found,) = [row for row in cells if tuple(row[: len(line)]) == line]

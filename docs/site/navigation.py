@@ -4,36 +4,10 @@ FROM_THE_ROOT = {"README.md": "readme.md", "CHANGELOG.md": "changelog.md", "CONT
 """By file in the root of the repository, its page."""
 
 SECTIONS: dict[str, tuple[str, ...]] = {
-    "Start": ("start", "first_plugin", "concepts", "glossary"),
-    "Guides": (
-        *(
-            "writing_plugins",
-            "rewards",
-            "parts",
-            "pipelines",
-            "agents",
-            "recipes",
-            "launching",
-            "vllm",
-            "doctor",
-            "report",
-            "compare",
-        ),
-        *("troubleshooting", "examples/README"),
-    ),
-    "Reference": (
-        *(
-            "catalogue/index",
-            "plugins",
-            "metrics",
-            "command_line",
-            "conformance",
-            "manifest",
-            "api",
-        ),
-        *("compatibility", "stability", "changelog", "contributing", "readme"),
-    ),
-    "Explanations": ("how_it_works", "parity", "study", "experiments", "gpu", "comparison"),
+    "Use it": ("start", "plugins", "rewards", "writing_plugins", "pipelines", "recipes", "launching", "report"),
+    "Look it up": ("metrics", "troubleshooting", "reference", "catalogue/index", "examples/README"),
+    "Understand it": ("how_it_works", "evidence", "comparison", "compatibility"),
+    "Project": ("readme", "contributing", "changelog"),
 }
 """By caption in the side bar, pages without their ending."""
 

@@ -1,4 +1,4 @@
-"""The tables of the kit's rules in `docs/conformance.md`, made from what the rules say of themselves."""
+"""The tables of the kit's rules in `docs/writing_plugins.md`, made from what the rules say of themselves."""
 
 from trl_grpo_ext.plugins.kinds import FACTS
 from trl_grpo_ext.testing.rules import rules_of

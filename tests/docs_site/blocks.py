@@ -61,7 +61,7 @@ _ELSEWHERE = {
         *("class SquareRootLength", "class NotTooLong", "class Polite", "class LeastSolved", "class Asymmetric"),
     ),
     ("docs/rewards.md", "tests.test_docs"): ("guarded(my_reward", "class Best"),
-    ("docs/agents.md", "tests.trainer.pipelines.test_agents_page"): (
+    ("docs/pipelines.md", "tests.trainer.pipelines.test_agents_page"): (
         *("def multiply", "class Counter", "def polite_turns", "class NoSecondTime"),
     ),
     ("docs/start.md", "tests.docs_site.test_own_script"): ("# train.py",),
@@ -87,14 +87,17 @@ RUN: dict[tuple[str, str], tuple[str, str]] = {
         "from trl_grpo_ext import GRPOExtMixin",
         "Geometric.__bases__ == (GRPOExtMixin, GMPOTrainer)",
     ),
-    ("docs/stability.md", "contract_version=1"): (
+    ("docs/compatibility.md", "contract_version=1"): (
         "from trl_grpo_ext.types import CONTRACT_VERSION",
         "FirstTokens.declares.contract_version == CONTRACT_VERSION",
     ),
-    ("docs/parts.md", "def card("): ("", "card(['Name: Ada, Born: 1816'], ['Ada'], [1815]) == [0.5]"),
-    ("docs/conformance.md", "conformance={"): ("", "set(Polite.declares.conformance) == {'parameters', 'columns'}"),
+    ("docs/rewards.md", "def card("): ("", "card(['Name: Ada, Born: 1816'], ['Ada'], [1815]) == [0.5]"),
+    ("docs/writing_plugins.md", "conformance={"): (
+        "",
+        "set(Courteous.declares.conformance) == {'parameters', 'columns'}",
+    ),
     ("docs/report.md", "def last_rewards("): ("", "callable(last_rewards)"),
-    ("docs/recipes.md", "def judged("): ("", "judged(['a 5', 'b'], ['5', None]) == [1.0, None]"),
+    ("docs/rewards.md", "def judged("): ("", "judged(['a 5', 'b'], ['5', None]) == [1.0, None]"),
     ("docs/metrics.md", "use_console_summary("): (
         A_TRAINER,
         "[c.every for c in trainer.callback_handler.callbacks if type(c).__name__ == 'ConsoleSummary'] == [10]",
@@ -107,15 +110,15 @@ RUN: dict[tuple[str, str], tuple[str, str]] = {
 """By page and a part of a Python block that is run as it stands: what comes before it, and what holds afterwards."""
 
 COMPILED: dict[tuple[str, str], str] = {
-    ("docs/conformance.md", "assert_conforms("): "tests of a reader's package; tests/testing runs the same calls",
+    ("docs/writing_plugins.md", "assert_conforms("): "tests of a reader's package; tests/testing runs the same calls",
     ("docs/launching.md", "check_launch("): "needs a launch; tests/recipes/engines runs the same calls in one",
     (
         "docs/launching.md",
         "stopped_by_signal",
     ): "tests/launch/checkpoints/test_stop_signal.py stops a training",
     ("docs/pipelines.md", "RLOOConfig("): "TRL wants bfloat16 there; tests/trainer/test_stock_trl.py trains",
-    ("docs/manifest.md", "differences(old, new)"): "needs two runs; tests/records/test_manifest.py compares some",
-    ("docs/compare.md", "found = compare("): "needs runs; tests/history/compare makes some",
+    ("docs/launching.md", "differences(old, new)"): "needs two runs; tests/records/test_manifest.py compares some",
+    ("docs/report.md", "found = compare("): "needs runs; tests/history/compare makes some",
 }
 """By page and a part of a Python block that is compiled and whose imports are made, but no more: why."""
 
@@ -140,7 +143,7 @@ CLAIMS: dict[str, Callable[[Block], bool]] = {
     "settings": lambda block: block.language == "yaml",
     "toml": lambda block: block.language == "toml",
     "commands": lambda block: block.language == "sh",
-    "first plugin": lambda block: block.language == "diff" and block.page == "docs/first_plugin.md",
+    "first plugin": lambda block: block.language == "diff" and block.page == "docs/writing_plugins.md",
 }
 """By the name of a way to execute it, whether a block is executed in this way. `test_blocks.py` has the ways."""
 

@@ -1,6 +1,5 @@
 """Rewards selected inside a reward's parameters, and the `guard` of a selection."""
 
-import inspect
 import pickle
 import re
 import sys
@@ -21,7 +20,6 @@ from trl_grpo_ext.errors import (
     UnknownPluginError,
 )
 from trl_grpo_ext.plugins.loading import RewardList, Selection, load_rewards, parse_selection
-from trl_grpo_ext.plugins.selection import GUARD_PARAMETERS
 
 SOURCE = """
 from trl_grpo_ext.types import RewardDeclaration
@@ -172,12 +170,6 @@ def test_plain_reads_as_the_same_selection_and_is_plain(selection: Any) -> None:
 # --- guard -----------------------------------------------------------------------------------------------------------
 
 
-def test_the_guard_holds_the_parameters_of_guarded() -> None:
-    from trl_grpo_ext.guard.guarded import guarded
-
-    assert {*GUARD_PARAMETERS, "reward", "name"} == set(inspect.signature(guarded).parameters)
-
-
 def test_every_way_to_write_a_guard() -> None:
     plain = {"name": "a", "guard": {"timeout": 5, "on_error": None}, "x": 1}
     built = Selection("a", parameters={"x": 1}, guard={"timeout": 5, "on_error": None})
@@ -186,19 +178,9 @@ def test_every_way_to_write_a_guard() -> None:
     assert built.plain() == plain
 
 
-@pytest.mark.parametrize(
-    ("value", "says"),
-    [
-        ({"name": "a", "guard": True}, "The guard of the reward 'a' is True; it must be a mapping that says what"),
-        ({"name": "a", "guard": {"timout": 5}}, "no parameter 'timout'. Did you mean 'timeout'? It may hold: timeout"),
-        ({"name": "a", "guard": {1: 2}}, "has no parameter 1"),
-        ({"name": "a", "guard": {"timeout": "1e-1"}}, "YAML 1.1 reads timeout='1e-1' as a string"),
-        (Selection("a", parameters={"guard": {}}), "`guard` is a field of a Selection"),
-    ],
-)
-def test_guards_that_say_nothing_clear(value: Any, says: str) -> None:
-    with pytest.raises(ConfigurationError, match=re.escape(says)):
-        parse_selection("reward", value)
+def test_a_guard_is_a_mapping() -> None:
+    with pytest.raises(ConfigurationError, match="The guard of the reward 'a' is True; it must be a mapping"):
+        parse_selection("reward", {"name": "a", "guard": True})
 
 
 def test_only_a_reward_s_guard_is_a_guard() -> None:
@@ -219,5 +201,6 @@ def test_guard_of_a_selection(own: ModuleType) -> None:
 
 
 def test_a_guard_that_is_refused_names_the_reward() -> None:
-    with pytest.raises(ConfigurationError, match=r"think_format.*guard: .*timeout.*-1"):
-        load_rewards({"name": "think_format", "guard": {"timeout": -1}})
+    for name, value in (("timeout", -1), ("timeout", "1e-1"), ("timout", 5)):
+        with pytest.raises(ConfigurationError, match=rf"think_format.*guard: .*{name}"):
+            load_rewards({"name": "think_format", "guard": {name: value}})

@@ -86,7 +86,18 @@ def test_first_sentence(text: str, sentence: str) -> None:
 
 
 PIECES = (
-    *("Args:", "Source: x", "    a: b", "Departures from x: y", "`w = Σ`", "", " ", "Raises:", "x.", "``", "(((", "\t"),
+    "Args:",
+    "Source: x",
+    "    a: b",
+    "Departures from x: y",
+    "`w = Σ`",
+    "",
+    " ",
+    "Raises:",
+    "x.",
+    "``",
+    "(((",
+    "\t",
 )
 
 

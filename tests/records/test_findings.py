@@ -7,20 +7,16 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import pyarrow
-import pyarrow.parquet
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support import length_reward, train
 from trl_grpo_ext.records.findings import (
-    MOST_FILES,
     Curve,
     Finding,
     PartFacts,
     RunFacts,
-    credit_share,
     findings,
     findings_of,
     part_facts,
@@ -187,35 +183,6 @@ def test_a_curve_turned_around_changes_the_other_way(values: list[float]) -> Non
     assert forth.change() == pytest.approx(-back.change())
 
 
-def write_records(file: Path, rows: Sequence[tuple[list[float] | None, list[float], list[bool]]]) -> Path:
-    file.parent.mkdir(exist_ok=True)
-    columns = dict(zip(("advantage", "weight", "live"), map(list, zip(*rows, strict=True)), strict=True))
-    pyarrow.parquet.write_table(pyarrow.table(columns), file)
-    return file
-
-
-def test_the_tokens_that_carry_the_credit_by_hand(tmp_path: Path) -> None:
-    one = [1.0, -1.0, 2.0, 9.0], [0.5, 0.5, 0.5, 0.5], [True, True, True, False]
-    rows = [one, ([0.0, 0.0], [0.5, 0.5], [True, True]), (None, [1.0], [True])]
-    # Masses .5, .5, 1 of the completion with signal: 4 / (3 * 1.5).
-    assert credit_share(write_records(tmp_path / "records" / "step_00001.parquet", rows)) == pytest.approx(8 / 9)
-    assert credit_share(write_records(tmp_path / "silent.parquet", rows[1:])) is None
-    (tmp_path / "damaged.parquet").write_bytes(b"PAR1")
-    assert credit_share(tmp_path / "damaged.parquet") is None
-
-
-def test_credit_on_few_tokens_is_found_in_the_records_of_a_run(tmp_path: Path) -> None:
-    spiked = [1.0] + [1e-3] * 99
-    for step in range(1, 2 * MOST_FILES, 2):
-        values = [1.0] * 100 if step < 20 else spiked
-        write_records(tmp_path / "token_records" / f"step_{step:05d}.parquet", [(values, [1.0] * 100, [True] * 100)])
-    (tmp_path / "token_records" / "step_00040.parquet").write_bytes(b"half")
-    (found,) = findings_of(tmp_path, history())
-    assert found.name == "few_tokens"
-    assert 20 <= found.since <= 40
-    assert "the credit is on 1.2% of the tokens" in found.sentence
-
-
 def test_parts_that_are_never_right_or_always_or_nowhere() -> None:
     parts: dict[str, Any] = {
         "parts/r/wrong/mean": 0.0,
@@ -293,6 +260,6 @@ def test_a_part_of_the_measurement(tmp_path: Path, capsys: pytest.CaptureFixture
     """Two healthy trainings are quiet and five planted faults are found, as docs/report.md says of all."""
     from bench import findings as measured
 
-    healthy, planted = ["plain_1", "leave_one_out"], ["gamed", "hot", "server", "runaway", "one_token"]
+    healthy, planted = ["plain_1", "leave_one_out"], ["gamed", "hot", "server", "runaway"]
     measured.main(["--output", str(tmp_path), "--only", *healthy, *planted])
-    assert "2 of 2 healthy trainings are quiet, 5 of 5 planted faults are found" in capsys.readouterr().out
+    assert "2 of 2 healthy trainings are quiet, 4 of 4 planted faults are found" in capsys.readouterr().out

@@ -19,8 +19,14 @@ from trl_grpo_ext import load_advantage_hooks
 from trl_grpo_ext.errors import ManifestError
 from trl_grpo_ext.guard.guarded import guarded
 from trl_grpo_ext.plugins.loading import resolve
-from trl_grpo_ext.records.manifest import Manifest, PluginRecord, differences, version_notes
-from trl_grpo_ext.records.source import SourceReader, of_text
+from trl_grpo_ext.records.manifest import (
+    Manifest,
+    PluginRecord,
+    differences,
+    hash_of_module,
+    hash_of_text,
+    version_notes,
+)
 
 # ---------------------------------------------------------------------------------------------- differences
 
@@ -74,7 +80,11 @@ def test_differences_none_for_equal_plugins(old: Manifest, data: st.DataObject) 
 
 
 FOCAL = PluginRecord(
-    *("loss_aggregation", "focal", "grpo-focal", "0.1.0", "grpo_focal:Focal"),
+    "loss_aggregation",
+    "focal",
+    "grpo-focal",
+    "0.1.0",
+    "grpo_focal:Focal",
     parameters={"gamma": 2.0},
     source_hash="aa",
 )
@@ -157,7 +167,6 @@ def with_record(**values: Any) -> dict[str, Any]:
         ("[" * 100_000, "RecursionError"),
         ({**GOOD, "format": 2}, "its format is 2, and this version reads 1"),
         ({**GOOD, "plugins": ["x"]}, r"plugins\[0\] is 'x'"),
-        ({**GOOD, "versions": {"trl": 1}}, "the version of 'trl' is 1"),
         ({**GOOD, "contract_version": True}, "contract_version is True"),
         (with_record(kind="optimizer"), r"plugins\[0\].kind is 'optimizer'"),
         (with_record(weight=True), r"plugins\[0\].weight is True"),
@@ -184,70 +193,27 @@ def test_a_folder_is_refused_and_nothing_is_nothing(tmp_path: Path) -> None:
 # ---------------------------------------------------------------------------------------------- sources
 
 
-FILES = {
-    "mine/__init__.py": "",
-    "mine/plugin.py": "from . import direct\nfrom .sub.deep import thing\ndef f():\n    import mine.lazy\n",
-    "mine/direct.py": "import beside\nimport os, torch\n",
-    "mine/sub/__init__.py": "",
-    "mine/sub/deep.py": "from ..circle import *\nthing = 1\n",
-    "mine/circle.py": "import mine.plugin\nfrom typing import TYPE_CHECKING\nif TYPE_CHECKING:\n"
-    "    from mine import typed\ntry:\n    from mine import broken\nexcept SyntaxError:\n    pass\n",
-    "mine/lazy.py": "",
-    "mine/broken.py": "def (",
-    "beside.py": "import trl_grpo_ext\n",
-}
-OTHERS = ("mine/typed.py", "mine/unused.py", "other.py", "mine/data.json")
-
-
-@pytest.fixture
-def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder on the path with a package and modules beside it."""
-    for name, text in {**FILES, **dict.fromkeys(OTHERS, "")}.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text)
+def test_hash_of_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mine").mkdir()
+    plugin = tmp_path / "mine" / "plugin.py"
     monkeypatch.syspath_prepend(str(tmp_path))
-    return tmp_path
-
-
-def hash_of(module: str = "mine.plugin", owner: str | None = None) -> str:
-    found = SourceReader().of_module(module, owner)
-    assert found.hash is not None, found.covers
-    return found.hash
-
-
-def test_source_covers_its_own_imports(package: Path) -> None:
-    before = hash_of()
-    for name in [*FILES, *OTHERS]:
-        whole = (package / name).read_text()
-        (package / name).write_text(whole + "# another line\n")
-        assert (hash_of() == before) == (name in OTHERS), name
-        (package / name).write_text(whole)
-    for ending in ("\r\n", "\r"):
-        (package / "mine" / "direct.py").write_bytes(FILES["mine/direct.py"].replace("\n", ending).encode())
-        assert hash_of() == before
+    found = []
+    for content in (b"one = 1\n", b"one = 1\r\n", b"one = 2\n"):
+        plugin.write_bytes(content)
+        found.append(hash_of_module("mine.plugin"))
+    assert found[0] == found[1] != found[2]
+    assert found[0][1] == "the module mine.plugin"
     assert "mine" not in sys.modules
-    covers = SourceReader().of_module("mine.plugin", None).covers
-    assert covers == f"the module mine.plugin and {len(FILES) - 1} that it needs"
-
-
-def test_what_lies_in_site_packages_beside_it_is_of_others(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    site = package / "site-packages"
-    site.mkdir()
-    for name in ("mine", "beside.py"):
-        (package / name).rename(site / name)
-    monkeypatch.syspath_prepend(str(site))
-    assert f"{len(FILES) - 2} that it needs" in SourceReader().of_module("mine.plugin", None).covers
 
 
 def test_no_source_has_a_reason() -> None:
     for module in ("itertools", "no_such_module", "mine.no", "sys"):
-        found = SourceReader().of_module(module, None)
-        assert (found.hash, found.covers) == (None, f"not hashed: {module} has no source file")
+        assert hash_of_module(module) == (None, f"not hashed: {module} has no source file")
     typed: dict[str, Any] = {}
     exec("def reward(**columns): return []", typed)  # as at a prompt
-    found = of_text(typed["reward"])
-    assert found.hash is None
-    assert found.covers.startswith("not hashed: reward was typed in")
+    found, reason = hash_of_text(typed["reward"])
+    assert found is None
+    assert reason.startswith("not hashed: reward was typed in")
 
 
 def test_a_scripts_own_function_is_its_text_alone(tmp_path: Path) -> None:

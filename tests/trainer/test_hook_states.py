@@ -19,6 +19,7 @@ def state_of(run: Any) -> Any:
     return run.trainer.advantage_hooks[0].state_dict()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("restore_callbacks", [False, True])
 @pytest.mark.parametrize("selection", [ADAPTIVE, {**ADAPTIVE, "form": "completion"}], ids=["plain", "shaper"])
 def test_resuming_is_exact(tiny_model: Path, tmp_path: Path, selection: Any, restore_callbacks: bool) -> None:
@@ -59,6 +60,7 @@ def test_a_checkpoint_of_other_hooks_is_refused(tiny_model: Path, tmp_path: Path
         trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
 
 
+@pytest.mark.slow
 def test_hook_states_missing_in_a_checkpoint(tiny_model: Path, tmp_path: Path) -> None:
     train(tiny_model, tmp_path, hooks=["centred"], **{**SETTINGS, "max_steps": 3})
     hooks = {"hooks": [ADAPTIVE], "plugin_changes": "warn"}

@@ -16,9 +16,21 @@ SETTINGS: Job = {"max_steps": 1, "per_device_train_batch_size": 4}
 GOOD: Job = {**SETTINGS, "loss_aggregation": "prompt_mean", "reward_timeout": 60.0}
 EXPECTED: dict[str, Expected] = {name: expected for name, (*_, expected) in (PLUGINS | REWARDS).items()} | SAMPLERS  # type: ignore[operator]
 FOLLOWED = (
-    *("raises", "infinite_slope", "hook_raises", "hook_spans_off_the_text", "gathers_alone", "gathers_and_goes_on"),
-    *("hook_gathers_alone", "is_interrupted", "empties", "raises_at_a_row", "raises_async", "sleeps", "sleeps_async"),
-    *("model_out_of_memory", "loss"),
+    "raises",
+    "infinite_slope",
+    "hook_raises",
+    "hook_spans_off_the_text",
+    "gathers_alone",
+    "gathers_and_goes_on",
+    "hook_gathers_alone",
+    "is_interrupted",
+    "empties",
+    "raises_at_a_row",
+    "raises_async",
+    "sleeps",
+    "sleeps_async",
+    "model_out_of_memory",
+    "loss",
 )
 
 
@@ -79,6 +91,7 @@ ALONE = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ALONE)
 def test_the_same_with_one_process(tiny_model: Path, tmp_path: Path, name: str) -> None:
     kind, message = EXPECTED[name]

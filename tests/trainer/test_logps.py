@@ -51,6 +51,7 @@ def assert_equal_on_the_mask(logps_B_T: torch.Tensor | None, rows: list[list[flo
 # ---------------------------------------------------------------------------------------------- computed once more
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_the_old_policys_where_trl_has_none(tiny_model: Path, tmp_path: Path, temperature: float) -> None:
     assert rollout_of(Watch(), tiny_model, tmp_path / "no").old_logps_B_T is None
@@ -79,6 +80,7 @@ def adapter() -> LoraConfig:
     return LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM", init_lora_weights=False)
 
 
+@pytest.mark.slow
 def test_the_reference_of_an_adapter_is_the_model_without_it(
     tiny_model: Path, tmp_path: Path, adapter: LoraConfig
 ) -> None:
@@ -91,6 +93,7 @@ def test_the_reference_of_an_adapter_is_the_model_without_it(
     assert float((rollout.old_logps_B_T - rollout.ref_logps_B_T).abs().max()) > 0.01  # the adapter does something
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("beta", [0.0, 1e-9])
 def test_reference_of_an_adapter_trained_further(
     tiny_model: Path, tmp_path: Path, adapter: LoraConfig, beta: float
@@ -121,6 +124,7 @@ def test_reference_of_an_adapter_trained_further(
     assert not any(".ref." in name for name in recorder.gradients[0])  # it stays as it was
 
 
+@pytest.mark.slow
 def test_the_old_policys_entropies(tiny_model: Path, tmp_path: Path) -> None:
     hook = Watch("old_entropies")
     for number, settings in enumerate(({}, {"num_iterations": 2})):
@@ -139,6 +143,7 @@ def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny_model(tmp_path_factory.mktemp("teacher"), seed=7)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_a_teachers_log_probabilities(tiny_model: Path, tmp_path: Path, teacher: Path, temperature: float) -> None:
     hook = Watch(teachers=(str(teacher),))
@@ -148,6 +153,7 @@ def test_a_teachers_log_probabilities(tiny_model: Path, tmp_path: Path, teacher:
     assert_equal_on_the_mask(rollout.teacher_logps_B_T[str(teacher)], rows, rollout)
 
 
+@pytest.mark.slow
 def test_a_teacher_after_another_prompt(tiny_model: Path, tmp_path: Path, teacher: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(tiny_model)
     policy = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
@@ -162,6 +168,7 @@ def test_a_teacher_after_another_prompt(tiny_model: Path, tmp_path: Path, teache
         assert_equal_on_the_mask(rollout.teacher_logps_B_T[f"{name} given hint"], slowly(model, after), rollout)
 
 
+@pytest.mark.slow
 def test_a_column_of_prompts_that_a_row_lacks_is_named(tiny_model: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"'self_distilled' .*'teacher_prompt'"):
         train(tiny_model, tmp_path, hooks=["self_distilled"], max_steps=1)
@@ -190,6 +197,7 @@ def test_positions_do_not_count_the_padding(teacher: Path, absolute: bool, tiled
             torch.testing.assert_close(found[0], expected)
 
 
+@pytest.mark.slow
 def test_a_teacher_never_makes_all_logits(tiny_model: Path, tmp_path: Path, teacher: Path) -> None:
     if releases.add_fused_lm_head is None:
         pytest.skip("this TRL gives no other model its head")
@@ -205,6 +213,7 @@ def test_a_teacher_never_makes_all_logits(tiny_model: Path, tmp_path: Path, teac
     assert not projected
 
 
+@pytest.mark.slow
 def test_a_teacher_with_another_vocabulary_is_refused(tiny_model: Path, tmp_path: Path) -> None:
     vocabulary = {**AutoTokenizer.from_pretrained(tiny_model).get_vocab(), "a": 4, "b": 3}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))

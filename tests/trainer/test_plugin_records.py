@@ -80,6 +80,7 @@ def test_a_run_and_each_checkpoint_have_it(run: Path) -> None:
     assert not list(run.rglob(f".{FILE}*"))  # nothing unfinished
 
 
+@pytest.mark.slow
 def test_a_saved_model_has_it(tiny_model: Path, tmp_path: Path) -> None:
     trainer = made(tiny_model, tmp_path / "run", rewards=load_rewards("think_format"))
     trainer.save_model(str(tmp_path / "final"))
@@ -88,6 +89,7 @@ def test_a_saved_model_has_it(tiny_model: Path, tmp_path: Path) -> None:
     assert names(tmp_path / "run") == ["think_format"]
 
 
+@pytest.mark.slow
 def test_plugin_records_in_an_unwritable_folder(tiny_model: Path, tmp_path: Path) -> None:
     trainer = made(tiny_model, tmp_path / "run")
     (tmp_path / "run" / FILE).mkdir()
@@ -99,6 +101,7 @@ def test_plugin_records_in_an_unwritable_folder(tiny_model: Path, tmp_path: Path
 # ---------------------------------------------------------------------------------------------- resuming
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("checkpoint", ["checkpoint-1", True])
 def test_the_same_plugins_go_on(tiny_model: Path, run: Path, tmp_path: Path, checkpoint: Any) -> None:
     with warnings.catch_warnings():
@@ -120,6 +123,7 @@ CHANGED: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("given", "sentence"), CHANGED.values(), ids=CHANGED.keys())
 def test_a_change_stops_before_anything_is_loaded(
     tiny_model: Path, run: Path, tmp_path: Path, given: dict[str, Any], sentence: str
@@ -131,6 +135,7 @@ def test_a_change_stops_before_anything_is_loaded(
     assert not (tmp_path / FILE).exists()
 
 
+@pytest.mark.slow
 def test_the_newest_checkpoint_is_compared_too(tiny_model: Path, run: Path) -> None:
     before = (run / FILE).read_bytes()
     for trainer_class in (GRPOExtTrainer, SafeTrainer):
@@ -155,6 +160,7 @@ WARNED: dict[str, tuple[Callable[[Path], object], dict[str, Any], str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("change", "given", "sentence"), WARNED.values(), ids=WARNED.keys())
 def test_what_is_a_warning(
     tiny_model: Path, run: Path, tmp_path: Path, change: Callable[[Path], object], given: dict[str, Any], sentence: str

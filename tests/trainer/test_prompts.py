@@ -69,6 +69,7 @@ def metrics_of(run: Run) -> list[dict[str, float]]:
     return [metrics for metrics in found if metrics]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_in_order_is_trls_order_to_the_bit(tiny_model: Path, tmp_path: Path, shuffle: bool) -> None:
     settings = {**STEPS, "shuffle_dataset": shuffle}  # two passes over the data
@@ -76,6 +77,7 @@ def test_in_order_is_trls_order_to_the_bit(tiny_model: Path, tmp_path: Path, shu
     assert same(sampled(tiny_model, tmp_path / "ours", "in_order", **settings), theirs)
 
 
+@pytest.mark.slow
 def test_in_order_is_what_resample_draws(tiny_model: Path, tmp_path: Path) -> None:
     settings = {"resample": {"filter": "signal", "max_rounds": 3}, "max_steps": 4}
     without = train(tiny_model, tmp_path / "without", **{**STEPS, **settings})
@@ -96,12 +98,14 @@ def test_a_sampler_sees_what_came_of_its_prompts(tiny_model: Path, tmp_path: Pat
         assert {outcome.verdict for outcome in outcomes} == {None}
 
 
+@pytest.mark.slow
 def test_a_sampler_sees_the_verdict_of_a_filter(tiny_model: Path, tmp_path: Path) -> None:
     sampler = Recorded()
     sampled(tiny_model, tmp_path, sampler, max_steps=1, resample={"filter": "signal", "max_rounds": 2})
     assert {outcome.verdict for outcome in sampler.seen[0]} == {True}
 
 
+@pytest.mark.slow
 def test_rewards_see_the_rows_that_were_drawn(tiny_model: Path, tmp_path: Path) -> None:
     answers: list[list[int]] = []
 
@@ -114,6 +118,7 @@ def test_rewards_see_the_rows_that_were_drawn(tiny_model: Path, tmp_path: Path) 
     assert [sorted({*of_batch}) for of_batch in answers] == sampler.drawn[:2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
     [
@@ -135,6 +140,7 @@ def test_built_in_samplers_resume_to_the_bit_wherever_a_batch_ends(
         assert metrics == metrics_of(whole)[-len(metrics) :]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("resample", [None, {"filter": "signal", "max_rounds": 2}])
 def test_a_resumed_run_is_the_uninterrupted_one(tiny_model: Path, tmp_path: Path, resample: Any) -> None:
     settings: dict[str, Any] = {"save_strategy": "steps", "save_steps": 3, "max_steps": 6, "resample": resample}
@@ -154,6 +160,7 @@ def test_exhausted_prompts_end_the_training(tiny_model: Path, tmp_path: Path) ->
         sampled(tiny_model, tmp_path, Recorded(rounds=0))
 
 
+@pytest.mark.slow
 def test_prompts_exhausted_within_a_batch_leave_the_rest_masked(tiny_model: Path, tmp_path: Path) -> None:
     def flat(completion_ids: list[Any], **columns: Any) -> list[float]:
         return [0.5] * len(completion_ids)
@@ -178,6 +185,7 @@ class Wrong(Recorded):
         return list(self.told)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("drawn", [[1], [1, 1], [1, 8], [-1, 2]])
 def test_a_wrong_draw_is_refused(tiny_model: Path, tmp_path: Path, drawn: Any) -> None:
     with pytest.raises(PluginOutputError, match="draw must return 2 different numbers"):
@@ -198,6 +206,7 @@ def test_data_smaller_than_a_batch_are_refused(tiny_model: Path, tmp_path: Path)
         sampled(tiny_model, tmp_path, "difficulty_pool", prompt_count=1)
 
 
+@pytest.mark.slow
 def test_prompts_without_any_reward_stay_unseen(tiny_model: Path, tmp_path: Path) -> None:
     def silent(completion_ids: list[Any], **columns: Any) -> list[None]:
         return [None] * len(completion_ids)
@@ -217,6 +226,7 @@ def test_a_column_is_read_without_decoding_the_others() -> None:
     assert pool.column("source") == [None] * 3
 
 
+@pytest.mark.slow
 def test_evaluation_stays_on_all_prompts(tiny_model: Path, tmp_path: Path) -> None:
     settings: dict[str, Any] = {"eval_dataset": prompts(4), "eval_strategy": "steps", "eval_steps": 1, "max_steps": 1}
     plain = train(tiny_model, tmp_path / "plain", **{**STEPS, **settings})

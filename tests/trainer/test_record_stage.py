@@ -79,6 +79,7 @@ def used_at(trainer: Any, step: int) -> dict[tuple[int, ...], dict[str, Any]]:
 # ---------------------------------------------------------------------------------------------- TRL's table
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
     [
@@ -110,6 +111,7 @@ def test_trls_table_and_the_records_have_what_the_loss_used(
             assert row["rewards"][0][1] == pytest.approx(length_reward([row["token_ids"]])[0])
 
 
+@pytest.mark.slow
 def test_an_evaluation_in_between_does_not_mix_up_the_rows(tiny_model: Path, tmp_path: Path) -> None:
     # Two optimizer steps share a generation batch, and an evaluation takes TRL's table over between them.
     train(
@@ -135,6 +137,7 @@ def test_an_evaluation_in_between_does_not_mix_up_the_rows(tiny_model: Path, tmp
 # ---------------------------------------------------------------------------------------------- the token records
 
 
+@pytest.mark.slow
 def test_every_stage_by_hand(tiny_model: Path, tmp_path: Path) -> None:
     run(tiny_model, tmp_path, token_records=8)
     rows = records(tmp_path, 1)
@@ -192,6 +195,7 @@ def silent(completions: list[Any], **columns: Any) -> list[None]:
     return [None for _ in completions]
 
 
+@pytest.mark.slow
 def test_log_names_plugins_without_empty_metrics(
     tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -94,6 +94,7 @@ DENOMINATORS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", DENOMINATORS.values(), ids=DENOMINATORS.keys())
 def test_resample_denominators_of_a_partial_batch(tiny_model: Path, tmp_path: Path, settings: dict[str, Any]) -> None:
     # Only b has a signal, so the gradient is that of a batch of b alone.
@@ -103,6 +104,7 @@ def test_resample_denominators_of_a_partial_batch(tiny_model: Path, tmp_path: Pa
     assert relative_gap(filled.weights, wanted.weights) < 1e-12
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss_type", ["dapo", "grpo"])
 def test_resample_with_nothing_kept(tiny_model: Path, tmp_path: Path, loss_type: str) -> None:
     chosen = {"filter": {"name": "accuracy_between", "low": 8.0, "high": 9.0}, "max_rounds": 3}
@@ -112,6 +114,7 @@ def test_resample_with_nothing_kept(tiny_model: Path, tmp_path: Path, loss_type:
     assert all(not gradient.any() for step in done.gradients for gradient in step.values())
 
 
+@pytest.mark.slow
 def test_a_filter_that_keeps_everything_changes_nothing(tiny_model: Path, tmp_path: Path) -> None:
     for shuffle in (False, True):  # over several passes, so that the order is TRL's in each of them
         keeps_all = {"name": "accuracy_between", "low": -100.0, "high": 100.0}
@@ -124,6 +127,7 @@ def test_a_filter_that_keeps_everything_changes_nothing(tiny_model: Path, tmp_pa
         assert (len({trained_on(without.trainer, n) for n in range(9)}) > 4) == shuffle
 
 
+@pytest.mark.slow
 def test_no_batch_has_two_groups_of_one_prompt(tiny_model: Path, tmp_path: Path) -> None:
     some = run(tiny_model, tmp_path, letters="acdefg", max_steps=3, per_device_train_batch_size=12)
     # Of abc, def only b has a signal. A batch draws it twice in its four rounds and takes it once.
@@ -149,6 +153,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS.keys())
 def test_the_gradient_is_that_of_a_batch_made_by_hand(
     tiny_model: Path, tmp_path: Path, settings: dict[str, Any]
@@ -163,6 +168,7 @@ def test_the_gradient_is_that_of_a_batch_made_by_hand(
     assert computed[0] == computed[1]  # and no padding more
 
 
+@pytest.mark.slow
 def test_resample_and_a_hook_of_the_whole_batch(tiny_model: Path, tmp_path: Path) -> None:
     settings = {"advantage_hooks": ["batch_whitening"], "loss_aggregation": "token_mean", "scale_rewards": "batch"}
     kept = {"filter": {"name": "accuracy_between", "low": 0.2, "high": 9.0}}
@@ -173,6 +179,7 @@ def test_resample_and_a_hook_of_the_whole_batch(tiny_model: Path, tmp_path: Path
     assert relative_gap(filled.weights, wanted.weights) < 1e-13
 
 
+@pytest.mark.slow
 def test_resample_hooks_and_table(tiny_model: Path, tmp_path: Path) -> None:
     class Counting:
         declares = HookDeclaration(role="transform", independent=True)
@@ -252,6 +259,7 @@ def test_two_ranks_do_what_one_does(tiny_model: Path, tmp_path: Path) -> None:
     assert any(log.get("groups/kept", 1) < 1 for log in ranks[0]["not full"]["logs"])
 
 
+@pytest.mark.slow
 def test_a_filter_that_raises_on_one_rank_stops_all(tiny_model: Path, tmp_path: Path) -> None:
     job = {"float64": True, "prompt_count": 8, "per_device_train_batch_size": 4}
     results = launch({name: {**job, "hostile": name} for name in FILTERS}, tiny_model, tmp_path)
@@ -269,6 +277,7 @@ def resumed(model: Path, folder: Path, checkpoint: int, **settings: Any) -> Any:
     return run(model, folder, resume=str(folder / f"checkpoint-{checkpoint}"), **settings)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "more",
     [{"shuffle_dataset": True}, {"advantage_hooks": ["centred"], "token_records": 4, "loss_aggregation": "token_mean"}],
@@ -284,6 +293,7 @@ def test_resuming_is_exact(tiny_model: Path, tmp_path: Path, more: dict[str, Any
             assert torch.equal(batch["completion_ids"], whole.trainer.seen[checkpoint + n]["completion_ids"])
 
 
+@pytest.mark.slow
 def test_a_checkpoint_inside_a_generation_batch_is_refused(tiny_model: Path, tmp_path: Path) -> None:
     settings: dict[str, Any] = {"steps_per_generation": 2, "per_device_train_batch_size": 4, "save_strategy": "steps"}
     with pytest.raises(ConfigurationError, match=r"save_steps=3 .*2"):
@@ -304,6 +314,7 @@ class SignalInStep(TrainerCallback):
             os.kill(os.getpid(), signal.SIGUSR1)
 
 
+@pytest.mark.slow
 def test_a_signal_stops_the_run_where_it_can_be_resumed(tiny_model: Path, tmp_path: Path) -> None:
     settings: dict[str, Any] = {"steps_per_generation": 2, "per_device_train_batch_size": 4, "max_steps": 5}
     for step, saved in ((3, 4), (5, 5)):  # 5 is the last one
@@ -314,6 +325,7 @@ def test_a_signal_stops_the_run_where_it_can_be_resumed(tiny_model: Path, tmp_pa
     assert resumed(tiny_model, tmp_path / "3", 4, **settings, save_steps=2).trainer.state.global_step == 5
 
 
+@pytest.mark.slow
 def test_a_checkpoint_without_a_state_goes_on_where_the_data_is(tiny_model: Path, tmp_path: Path) -> None:
     run(tiny_model, tmp_path, max_steps=2, save_strategy="steps", save_steps=1, resample=None)
     with pytest.warns(UserWarning, match="plugins"):
@@ -344,12 +356,14 @@ BAD: dict[str, tuple[Callable[[Rollout], Any], str]] = {
 }
 
 
+@pytest.mark.slow
 def test_answers_that_break_the_contract(tiny_model: Path, tmp_path: Path) -> None:
     for answer, message in BAD.values():
         with pytest.raises(PluginOutputError, match=message):
             train(tiny_model, tmp_path, max_steps=1, trainer_arguments={"resample": {"filter": Answers(answer)}})
 
 
+@pytest.mark.slow
 def test_what_a_filter_sees_and_raises(tiny_model: Path, tmp_path: Path) -> None:
     seen: list[Rollout] = []
 

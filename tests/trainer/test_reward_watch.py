@@ -36,6 +36,7 @@ class AsyncCallable:
         return length_reward(completion_ids)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reward", [as_generator, as_tensor, AsyncCallable()], ids=["generator", "tensor", "async"])
 def test_every_form_trains_as_the_list_does(tiny_model: Path, tmp_path: Path, reward: Any) -> None:
     listed = train(tiny_model, tmp_path / "list", max_steps=1, reward_timeout=60.0)
@@ -61,6 +62,7 @@ def scaled(completion_ids: list[list[int]], factor: float, **columns: Any) -> li
     return [factor * reward for reward in length_reward(completion_ids)]
 
 
+@pytest.mark.slow
 def test_two_partials_of_one_function_have_metrics_of_their_own(tiny_model: Path, tmp_path: Path) -> None:
     rewards = [functools.partial(scaled, factor=factor) for factor in (1.0, 10.0)]
     run = train(tiny_model, tmp_path, max_steps=1, reward_funcs=rewards)

@@ -44,6 +44,7 @@ def test_contexts_are_frozen_and_every_field_is_documented(context: Any) -> None
 # ---------------------------------------------------------------------------------------------- texts and tokens
 
 
+@pytest.mark.slow
 def test_texts_prompts_and_tokens(tiny_model: Path, tmp_path: Path) -> None:
     (rollout,) = watched(tiny_model, tmp_path).rollouts
     tokenizer = AutoTokenizer.from_pretrained(tiny_model)
@@ -94,6 +95,7 @@ def alike(prompts: list[str], **columns: Any) -> list[float | None]:
     return [{"a": 0.7, "b": None}.get(prompt[0], float(row)) for row, prompt in enumerate(prompts)]
 
 
+@pytest.mark.slow
 def test_a_row_keeps_what_is_known_of_it_when_it_is_shuffled(tiny_model: Path, tmp_path: Path) -> None:
     watch = watched(tiny_model, tmp_path, reward_funcs=alike, gradient_accumulation_steps=2, prompt_count=4)
     (rollout,) = watch.rollouts
@@ -128,6 +130,7 @@ async def first_two_async(completions: list[Any], **columns: Any) -> list[Any]:
     return first_two(completions, **columns)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "function", [first_two_async, functools.partial(first_two, unused=1)], ids=["async", "partial"]
 )
@@ -148,6 +151,7 @@ def test_parts_that_rewards_return(tiny_model: Path, tmp_path: Path, function: A
         assert table.tokens(0)[row, : len(wrote)].tolist() == wrote, text
 
 
+@pytest.mark.slow
 def test_parts_that_cannot_be_placed_stop_only_who_reads_them(tiny_model: Path, tmp_path: Path) -> None:
     class OtherTexts(GRPOExtTrainer):
         """Hands reward functions another text than the one that was generated, as a parser of responses may."""

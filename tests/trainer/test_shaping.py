@@ -84,6 +84,7 @@ ESTIMATORS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", ESTIMATORS, ids=lambda settings: "-".join(settings.values()))
 def test_trls_estimator_takes_the_shaped_rewards(tiny_model: Path, tmp_path: Path, settings: dict[str, Any]) -> None:
     common: dict[str, Any] = {
@@ -127,6 +128,7 @@ def test_completions_that_no_function_scored_stay_so(tiny_model: Path, tmp_path:
     assert not advantages_B_T[unscored_B].any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
     [
@@ -173,6 +175,7 @@ def test_shaper_sees_the_batchs_tensors(tiny_model: Path, tmp_path: Path, settin
     assert seen.totals.tokens == int(batch["num_items_in_batch"])
 
 
+@pytest.mark.slow
 def test_shaper_before_group_and_batch(tiny_model: Path, tmp_path: Path) -> None:
     watch = WatchBoth()
     penalty = {"name": "kl_in_reward", "form": "completion", "coefficient": 0.3, "reference": str(tiny_model)}
@@ -213,6 +216,7 @@ def test_what_a_shaper_may_not_return(returned: Callable[[Rollout], Any], messag
         shape_rewards(odd, make_rollout([2] * 8), "odd")
 
 
+@pytest.mark.slow
 def test_shaper_refuses_a_changed_batch(tiny_model: Path, tmp_path: Path) -> None:
     class Cuts(GRPOTrainer):
         def _generate_and_score_completions(self, inputs: Any) -> Any:

@@ -57,6 +57,7 @@ def uneven(completion_ids: list[list[int]], **columns: Any) -> list[float]:
     return [float(i % 4 == 0) for i in range(len(completion_ids))]
 
 
+@pytest.mark.slow
 def test_signal_of_equal_totals(tiny_model: Path, tmp_path: Path) -> None:
     # 0.5 · 1 + 0 for one completion of four, 0.5 · 0 + 0.5 for the others: equal totals of which the z-scores do not
     # cancel, since the second function counts twice as much.
@@ -97,6 +98,7 @@ def test_skipping_equal_rewards(tiny_model: Path, tmp_path: Path) -> None:
     assert kept.logs[0]["groups/zero_variance"] == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("setting", ["sum_then_normalize", "normalize_then_sum"])
 def test_signal_of_rounding(tiny_model: Path, tmp_path: Path, setting: str) -> None:
     settings: dict[str, Any] = {
@@ -116,6 +118,7 @@ def test_signal_of_rounding(tiny_model: Path, tmp_path: Path, setting: str) -> N
         assert gradient_is_zero(run), name
 
 
+@pytest.mark.slow
 def test_a_mask_holds_after_the_forward_stage_whatever_the_order(tiny_model: Path, tmp_path: Path) -> None:
     for name, hooks in {"behind": [ZVP, "truncation_masking"], "in front": ["truncation_masking", ZVP]}.items():
         watch = last()

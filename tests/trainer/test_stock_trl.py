@@ -49,6 +49,7 @@ def sums() -> Dataset:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("trainer_class", "config_class"), [(GRPOTrainer, GRPOConfig), (RLOOTrainer, RLOOConfig)])
 def test_rewards_in_trls_own_trainers(
     tiny_model: Path, tmp_path: Path, trainer_class: type, config_class: type
@@ -124,12 +125,14 @@ def construct(trainer_class: type, model: Path, args: Any, rewards: Any = length
     return trainer_class(model=str(model), reward_funcs=rewards, args=args, train_dataset=sums(), eval_dataset=sums())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", IGNORED, ids=lambda settings: next(iter(settings)))
 def test_config_in_a_plain_trainer_stops(tiny_model: Path, tmp_path: Path, settings: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError, match=f"{next(iter(settings))}.*GRPOExtTrainer"):
         construct(GRPOTrainer, tiny_model, arguments(tmp_path, **settings))
 
 
+@pytest.mark.slow
 def test_config_however_it_came_stops(tiny_model: Path, tmp_path: Path) -> None:
     args = arguments(tmp_path, compact_updates="exact")
     construct(GRPOExtTrainer, tiny_model, args)  # after which it may not go on into another trainer either
@@ -145,6 +148,7 @@ def test_config_however_it_came_stops(tiny_model: Path, tmp_path: Path) -> None:
         construct(RLOOTrainer, tiny_model, args)
 
 
+@pytest.mark.slow
 def test_config_where_it_is_read_or_empty_is_no_error(tiny_model: Path, tmp_path: Path) -> None:
     args = arguments(tmp_path, compact_updates="exact", summary_steps=2)
     assert args.get_process_log_level() == GRPOConfig(str(tmp_path), use_cpu=True, bf16=False).get_process_log_level()

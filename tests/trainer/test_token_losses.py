@@ -41,6 +41,7 @@ def trained(model: Path, folder: Path, losses: list[Any], trainer: type = Float6
     return train(model, folder, trainer, trainer_arguments={"token_losses": losses}, **{**COMMON, **settings})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
     [
@@ -82,6 +83,7 @@ CATALOGUE: list[Any] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("losses", CATALOGUE, ids=lambda losses: str(losses[0]))
 @pytest.mark.parametrize("aggregation", [None, "seq_mean_token_mean"])
 def test_a_token_loss_is_the_same_under_every_cut(
@@ -103,6 +105,7 @@ def test_a_token_loss_is_the_same_under_every_cut(
     assert all(f"token_loss/{loss.__name__}/mean" in whole.logs[0] for loss in whole.trainer.token_losses)
 
 
+@pytest.mark.slow
 def test_a_loss_that_counts_rows_is_the_same_when_rows_are_left_out(tiny_model: Path, tmp_path: Path) -> None:
     settings = {**CUT, "loss_type": "grpo", "reward_funcs": flat("a"), "max_steps": 2}
     losses: list[Any] = ["topr", {"name": "squared_log_ratio", "coefficient": 2.0}]
@@ -111,6 +114,7 @@ def test_a_loss_that_counts_rows_is_the_same_when_rows_are_left_out(tiny_model: 
     assert max(gaps(compact, whole)) < ROUNDING
 
 
+@pytest.mark.slow
 def test_metrics_of_a_loss_that_is_not_trained_are_not_logged(tiny_model: Path, tmp_path: Path) -> None:
     added = trained(tiny_model, tmp_path / "added", ["squared_log_ratio"])
     replaced = trained(tiny_model, tmp_path / "replaced", [{"name": "clip_cov", "low": 0.0, "share": 0.2}])
@@ -143,6 +147,7 @@ class Lies:
         return terms.logps_B_T.square()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("loss", "breaks"),
     [
@@ -163,6 +168,7 @@ def test_a_false_declaration_is_found_before_the_first_step(
     assert "lies" in str(raised.value)
 
 
+@pytest.mark.slow
 def test_an_honest_declaration_of_the_same_loss_trains(tiny_model: Path, tmp_path: Path) -> None:
     assert trained(tiny_model, tmp_path / "mixes", [Lies("mixes")], max_steps=1).gradients
     assert trained(tiny_model, tmp_path / "always", [Lies("always", independent=True)], max_steps=1).gradients
@@ -185,6 +191,7 @@ class Carries:
         return 0.0 * terms.logps_B_T
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compact", ["off", "exact"])
 def test_carried_values_stay_with_their_rows(tiny_model: Path, tmp_path: Path, compact: str) -> None:
     Carries.seen.clear()
@@ -205,6 +212,7 @@ class TowardsReference:
         return (terms.logps_B_T - terms.ref_logps_B_T).square()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compact", ["off", "exact"])
 def test_what_a_token_loss_needs_is_computed(tiny_model: Path, tmp_path: Path, compact: str) -> None:
     once: dict[str, Any] = {
@@ -231,6 +239,7 @@ def test_a_need_that_cannot_be_met_is_refused(tiny_model: Path, tmp_path: Path, 
 # ---------------------------------------------------------------------------------------------- what is refused
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("losses", "settings", "said"),
     [

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -12,7 +11,7 @@ from rich.text import Text
 
 from ..errors import ConfigurationError, PluginError
 from ..guard.untrusted import one_line, printable
-from .console import KIND_HELP, kind_of, messages, of_distribution, paragraph, print_unreadable, results
+from .console import KIND_HELP, kind_of, messages, of_distribution, paragraph, results
 
 if TYPE_CHECKING:
     from ..plugins.discovery import PluginInfo
@@ -59,9 +58,6 @@ def check_command(
     from ..plugins.discovery import scan
 
     installed = scan()
-    print_unreadable(installed)
-    if installed.unreadable:  # on import torch searches all entry points for devices, and would fail
-        os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
     from ..testing import check  # slow to import
 
     asked: dict[str, Any] = {}

@@ -7,7 +7,6 @@ from rich.console import Console
 from rich.text import Text
 
 from ..errors import ConfigurationError
-from ..guard.untrusted import one_line
 from ..plugins.discovery import Installed, PluginInfo, suggest_names
 from ..plugins.kinds import KINDS, WORDS, Kind, kind_words
 from ..plugins.metadata import normalise
@@ -60,10 +59,3 @@ def of_distribution(name: str, installed: Installed) -> list[PluginInfo]:
         names = {info.distribution or "" for info in installed.plugins}
         raise ConfigurationError(f"No distribution {name!r} is installed.{suggest_names(name, names)}")
     return installed.of(name)
-
-
-def print_unreadable(installed: Installed) -> None:
-    """Name the distributions whose metadata cannot be read."""
-    for broken in installed.unreadable:
-        text = one_line(f"The metadata of an installed distribution cannot be read: {broken}")
-        messages().print(Text(text), style="yellow", soft_wrap=True)

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from ..guard.untrusted import one_line
 from ..plugins.kinds import PLURALS
-from .console import KIND_HELP, kind_of, messages, of_distribution, paragraph, print_unreadable, results
+from .console import KIND_HELP, kind_of, messages, of_distribution, paragraph, results
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -42,7 +42,6 @@ def list_command(
         typer.echo(json.dumps([_plain(entry) for entry in entries], indent=2))
     else:
         _print(entries, results())
-    print_unreadable(installed)
     if not entries:
         messages().print(Text("There is no such plugin."))
 

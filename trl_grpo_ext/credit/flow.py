@@ -28,7 +28,7 @@ TRL_REDUCTIONS = {
     "bnpo": "token_mean_local",
     "dr_grpo": "constant_length",
 }
-"""By `loss_type` of TRL, the aggregation that weighs tokens as TRL's own reduction does (docs/parity.md)."""
+"""By `loss_type` of TRL, the aggregation that weighs tokens as TRL's own reduction does (docs/how_it_works.md)."""
 
 
 def plugin_label(plugin: object) -> str:

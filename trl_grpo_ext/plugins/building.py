@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -13,7 +12,6 @@ from typing import Any
 from ..errors import (
     BrokenPluginError,
     PluginContractError,
-    PluginError,
     PluginParameterError,
     TRLGRPOExtError,
     UnknownPluginError,
@@ -23,7 +21,6 @@ from ..guard.calls import PASSED_BY_TRL
 from ..guard.outcomes import exception_text
 from .discovery import PluginInfo, explain_neither, scan, split_target, suggest_names
 from .kinds import FACTS, Kind, with_article
-from .metadata import metadata_directory
 from .selection import own_keys, yaml_hint
 
 
@@ -33,38 +30,25 @@ def import_plugin(info: PluginInfo) -> Any:
     if not module_name or not attribute:
         raise broken(info, f"its target {info.target!r} is not of the form module:attribute")
 
-    def missing(problem: str, stale: str) -> PluginError:
-        if info.dotted:
-            return UnknownPluginError(explain_neither(info, problem, scan()))
-        return broken(info, stale)
-
     with plugin_code(info, f"importing {module_name!r}"):
         try:
             found = importlib.import_module(module_name)
         except ModuleNotFoundError as error:
-            if error.name is None:
-                raise
-            if f"{module_name}.".startswith(f"{error.name}."):
-                where = f"there is no module {error.name!r}"
-                stale = (
-                    f"{where}, although the metadata in {metadata_directory(info.distribution or '')} declares it. "
-                    "Either the installation is half removed: run `pip install --force-reinstall "
-                    f"{info.distribution}` or remove that directory; or the entry point names a module that the "
-                    "distribution does not have"
-                )
-                raise missing(f"{where} on sys.path", stale) from error
-            problem = f"{module_name!r} imports {error.name!r}, which is not installed"
-            raise broken(info, problem) from error
+            if info.dotted and error.name is not None and f"{module_name}.".startswith(f"{error.name}."):
+                problem = f"there is no module {error.name!r} on sys.path"
+                raise UnknownPluginError(explain_neither(info, problem, scan())) from error
+            raise
     with plugin_code(info, f"reading {attribute!r} from {module_name!r}"):
         for part in attribute.split("."):
             owner = found
             try:
                 found = getattr(owner, part)
             except AttributeError as error:
-                place = f"{module_name!r} ({getattr(sys.modules.get(module_name), '__file__', None) or 'no file'})"
                 hint = suggest_names(part, [name for name in dir(owner) if not name.startswith("_")])
-                problem = f"the module {place} has no attribute {attribute!r}.{hint}"
-                raise missing(problem, problem) from error
+                problem = f"the module {module_name!r} has no attribute {attribute!r}.{hint}"
+                if info.dotted:
+                    raise UnknownPluginError(explain_neither(info, problem, scan())) from error
+                raise broken(info, problem) from error
     return found
 
 

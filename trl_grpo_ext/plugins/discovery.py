@@ -28,7 +28,7 @@ from ..errors import (
     UnknownPluginError,
 )
 from .kinds import GROUPS, KINDS, LABELS, Kind, check_kind, with_article
-from .metadata import OURS, directory, installed_distributions, normalise, owner_of, provenance
+from .metadata import OURS, installed_distributions, normalise, owner_of, provenance
 from .selection import Selection, parse_selection
 
 ENVIRONMENT_VARIABLE = "TRL_GRPO_EXT_PLUGINS"
@@ -159,7 +159,6 @@ class Installed:
 
     plugins: list[PluginInfo]  # by kind and name
     distributions: dict[str, Distribution]  # by normalised name, including those without plugins
-    unreadable: list[str]  # distributions whose entry points cannot be read, each with the file and the reason
 
     def of(self, distribution: str) -> list[PluginInfo]:
         """The plugins of one distribution; its name may be spelled in any way that packaging takes for the same."""
@@ -167,15 +166,11 @@ class Installed:
 
 
 def scan() -> Installed:
-    """Read all entry points. One distribution's broken metadata must not hurt the others."""
-    found, by_name, unreadable = set(), {}, []
-    for key, distribution in installed_distributions():
-        by_name[key] = distribution
-        try:
-            declared = list(distribution.entry_points)
-        except Exception as error:
-            unreadable.append(f"{key} (entry_points.txt in {directory(distribution)}: {error})")
-            continue
+    """Read all entry points."""
+    found = set()
+    by_name = dict(installed_distributions())
+    for key, distribution in by_name.items():
+        declared = list(distribution.entry_points)
         entry_points = [entry for entry in declared if entry.group in _KIND_OF_GROUP]
         aliases = sorted(
             (_KIND_OF_ALIASES[entry.group], entry.value, entry.name)
@@ -183,14 +178,14 @@ def scan() -> Installed:
             if entry.group in _KIND_OF_ALIASES
         )
         if entry_points:
-            name, version = provenance(key, distribution)
+            name, version = provenance(distribution)
         for entry in entry_points:
             kind = _KIND_OF_GROUP[entry.group]
             called_too = tuple(alias for of, value, alias in aliases if (of, value) == (kind, entry.name))
             mine = PluginInfo(kind, entry.name, name, version, entry.value, key == OURS, aliases=called_too)
             found.add(mine)
     order = sorted(found, key=lambda info: (KINDS.index(info.kind), info.name, info.distribution or "", info.target))
-    return Installed(order, by_name, unreadable)
+    return Installed(order, by_name)
 
 
 def _permitted() -> frozenset[str] | None:
@@ -215,10 +210,10 @@ def _find_dotted(kind: Kind, asked: Selection, installed: Installed) -> PluginIn
         problem = f"{asked.name!r} is not an attribute's name"
     if problem is not None:
         raise UnknownPluginError(explain_neither(info, problem, installed))
-    owner = owner_of(module, installed.distributions)
+    owner = owner_of(module)
     if owner is not None:
-        name, version = provenance(*owner)
-        info = replace(info, distribution=name, version=version, builtin=owner[0] == OURS)
+        name, version = provenance(owner)
+        info = replace(info, distribution=name, version=version, builtin=name == OURS)
     if not is_allowed(info):
         raise PluginBlockedError(_blocked([info]))
     return info
@@ -260,8 +255,6 @@ def unknown_name(kind: Kind | None, asked: Selection, installed: Installed) -> s
         text += f" A dotted path has a colon before the attribute: '{module}:{attribute}'."
     names = sorted({info.name for info in offered})
     text += f" Installed: {', '.join(names) or 'none'}." if kind else " `trl-grpo-ext list` shows what there is."
-    if installed.unreadable:
-        text += f" Distributions whose metadata cannot be read: {'; '.join(installed.unreadable)}."
     return text
 
 

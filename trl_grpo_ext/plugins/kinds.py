@@ -31,95 +31,101 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 class KindFacts:
     """One kind of plugin."""
 
-    label: str  # the kind in words
+    kind: Kind
     word: str  # in one word, for a command line
-    group: str  # of entry points; aliases are in `<group>.aliases`
-    setting: tuple[str, ...]  # where a run selects it, as a path of keys
     several: bool  # whether a run selects a list of them, in the order in which they act
     methods: tuple[str, ...]  # an object has exactly one of these, but a hook those of its role
-    required: str  # what an entry point must be, in words
     protocol: type  # has these methods with their parameters
     declaration: type[Declaration]  # what a plugin may declare
+    required: str  # what an entry point must be, in words
     switches: tuple[str, ...] = ()  # boolean keys that any selection of the kind may have
 
+    @property
+    def label(self) -> str:
+        """The kind in words."""
+        return self.kind.replace("_", " ")
 
-FACTS: dict[Kind, KindFacts] = {
-    "reward": KindFacts(
-        label="reward",
-        word="reward",
-        group="trl_grpo_ext.rewards",
-        setting=("rewards",),
+    @property
+    def group(self) -> str:
+        """The group of its entry points; aliases are in `<group>.aliases`."""
+        return f"trl_grpo_ext.{_plural(self.kind)}"
+
+    @property
+    def setting(self) -> tuple[str, ...]:
+        """Where a run selects it, as a path of keys."""
+        if self.kind == "group_filter":
+            return ("resample", "filter")
+        return (_plural(self.kind) if self.several else self.kind,)
+
+
+def _plural(word: str) -> str:
+    return f"{word}es" if word.endswith("s") else f"{word}s"
+
+
+_ROWS = (
+    KindFacts(
+        "reward",
+        "reward",
         several=True,
         methods=("__call__",),
-        required="a function f(prompts, completions, completion_ids, **columns) -> list of floats or None, or a class "
-        "whose instances are such callables",
         protocol=Reward,
         declaration=RewardDeclaration,
+        required="a function f(prompts, completions, completion_ids, **columns) -> list of floats or None, or a class "
+        "whose instances are such callables",
     ),
-    "advantage_hook": KindFacts(
-        label="advantage hook",
-        word="hook",
-        group="trl_grpo_ext.advantage_hooks",
-        setting=("advantage_hooks",),
+    KindFacts(
+        "advantage_hook",
+        "hook",
         several=True,
         methods=HOOK_METHODS,
+        protocol=AdvantageHook,
+        declaration=HookDeclaration,
         required="a class with a role, whose instances have the method of that role: on_rewards(rollout) of a shaper, "
         "on_rollout(advantages_B_T, rollout) of an estimator or a transform, on_forward(advantages_B_T, forward) of a "
         "forward hook",
-        protocol=AdvantageHook,
-        declaration=HookDeclaration,
     ),
-    "loss_aggregation": KindFacts(
-        label="loss aggregation",
-        word="aggregation",
-        group="trl_grpo_ext.loss_aggregations",
-        setting=("loss_aggregation",),
+    KindFacts(
+        "loss_aggregation",
+        "aggregation",
         several=False,
         methods=("weights", "reduce"),
-        required="a class whose instances have exactly one of weights(rollout) and reduce(loss_B_T, mask_B_T, totals)",
         protocol=LossAggregation,
         declaration=AggregationDeclaration,
+        required="a class whose instances have exactly one of weights(rollout) and reduce(loss_B_T, mask_B_T, totals)",
         switches=("skip_zero_variance",),
     ),
-    "group_filter": KindFacts(
-        label="group filter",
-        word="filter",
-        group="trl_grpo_ext.group_filters",
-        setting=("resample", "filter"),
+    KindFacts(
+        "group_filter",
+        "filter",
         several=False,
         methods=("keep",),
-        required="a class whose instances have keep(rollout) -> (B,), whether each completion's group is kept",
         protocol=GroupFilter,
         declaration=FilterDeclaration,
+        required="a class whose instances have keep(rollout) -> (B,), whether each completion's group is kept",
     ),
-    "token_loss": KindFacts(
-        label="token loss",
-        word="token-loss",
-        group="trl_grpo_ext.token_losses",
-        setting=("token_losses",),
+    KindFacts(
+        "token_loss",
+        "token-loss",
         several=True,
         methods=("loss",),
-        required="a class whose instances have loss(terms) -> (B, T), each token's loss",
         protocol=TokenLoss,
         declaration=TokenLossDeclaration,
+        required="a class whose instances have loss(terms) -> (B, T), each token's loss",
     ),
-    "prompt_sampler": KindFacts(
-        label="prompt sampler",
-        word="sampler",
-        group="trl_grpo_ext.prompt_samplers",
-        setting=("prompt_sampler",),
+    KindFacts(
+        "prompt_sampler",
+        "sampler",
         several=False,
         methods=("draw",),
-        required="a class whose instances have start(pool), draw(count, round_number) -> row numbers or None, "
-        "observe(outcomes), state_dict() and load_state_dict(state)",
         protocol=PromptSampler,
         declaration=SamplerDeclaration,
+        required="a class whose instances have start(pool), draw(count, round_number) -> row numbers or None, "
+        "observe(outcomes), state_dict() and load_state_dict(state)",
     ),
-}
+)
+FACTS: dict[Kind, KindFacts] = {facts.kind: facts for facts in _ROWS}
 LABELS: dict[Kind, str] = {kind: facts.label for kind, facts in FACTS.items()}
-PLURALS: dict[Kind, str] = {
-    kind: f"{label}es" if label.endswith("s") else f"{label}s" for kind, label in LABELS.items()
-}
+PLURALS: dict[Kind, str] = {kind: _plural(label) for kind, label in LABELS.items()}
 GROUPS: dict[Kind, str] = {kind: facts.group for kind, facts in FACTS.items()}
 WORDS: dict[str, Kind] = {facts.word: kind for kind, facts in FACTS.items()}
 

@@ -179,7 +179,7 @@ def resolve(kind: Kind, selection_or_object: Any) -> Loaded:
 
         try:
             built, own = guarded(built, **asked.guard, name=reward_name(built)), True
-        except ConfigurationError as error:
+        except (ConfigurationError, TypeError) as error:  # TypeError: it has no such parameter
             raise ConfigurationError(f"{info}, in its guard: {error}") from error
     if asked.weight is not None:
         with contextlib.suppress(Exception):  # slots; a list that is made of a `RewardList` has forgotten the weights

@@ -9,8 +9,7 @@ Some keys are not the plugin's own parameters: a reward's `weight` and `guard`, 
 
 from __future__ import annotations
 
-import difflib
-import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from numbers import Real
@@ -19,10 +18,7 @@ from typing import Any
 from ..errors import ConfigurationError
 from ..guard.outcomes import shown
 from ..guard.untrusted import EXPONENT_WITHOUT_POINT, parse_yaml
-from .kinds import FACTS, LABELS, Kind, check_kind, with_article
-
-GUARD_PARAMETERS = ("timeout", "retries", "on_error", "outcomes", "workers", "batch_size", "memory_mb")
-"""The keys of a reward's `guard`: the parameters of `trl_grpo_ext.guard.guarded.guarded` except `name`."""
+from .kinds import FACTS, Kind, check_kind, with_article
 
 
 @dataclass(frozen=True)
@@ -35,7 +31,7 @@ class Selection:
         parameters: Keyword parameters to build the plugin with.
         weight: A reward's weight; None if not given.
         switches: Which of the `switches` of its kind are on.
-        guard: A reward's guard, with some of the `GUARD_PARAMETERS`; None without a guard.
+        guard: A reward's guard, parameters of `trl_grpo_ext.guard.guarded.guarded`; None without a guard.
     """
 
     name: str
@@ -81,25 +77,15 @@ def parse_selection(kind: Kind, value: str | Mapping[str, Any] | Selection) -> S
         ConfigurationError: The value is none of these; the message shows it.
     """
     check_kind(kind)
+    mapping: Any = value
     if isinstance(value, Selection):
-        reserved = {"name", "weight", *own_keys(kind)}
-        if fields := reserved & value.parameters.keys():
-            raise ConfigurationError(f"`{min(fields)}` is a field of a Selection, not a parameter: {value!r}.")
-        mapping: Mapping[Any, Any] = {**value.parameters, "name": str(value), **_settings(value)}
+        mapping = {**value.parameters, "name": str(value), **_settings(value)}
     elif isinstance(value, str) and value.lstrip().startswith("{"):
-        try:
-            mapping = parse_yaml(value, shown(value), exponents=True)
-        except ConfigurationError as error:
-            raise ConfigurationError(f"{error} {_how(kind)}") from error
-        if not isinstance(mapping, dict):
-            raise ConfigurationError(f"{value!r} starts like a YAML mapping but is not one. {_how(kind)}")
+        mapping = parse_yaml(value, shown(value), exponents=True)
     elif isinstance(value, str):
         mapping = {"name": value}
-    elif isinstance(value, Mapping):
-        mapping = value
-    else:
+    if not isinstance(mapping, Mapping) or "name" not in mapping:
         raise ConfigurationError(f"{value!r} does not select {with_article(kind)}. {_how(kind)}")
-
     odd = [key for key in mapping if not isinstance(key, str)]
     if odd:
         raise ConfigurationError(
@@ -107,33 +93,35 @@ def parse_selection(kind: Kind, value: str | Mapping[str, Any] | Selection) -> S
             f"numbers as something else: put such a name in quotes."
         )
     parameters = dict(mapping)
-    if "name" not in parameters:
-        raise ConfigurationError(f"{value!r} does not say which {LABELS[kind]} it selects: no `name`. {_how(kind)}")
     distribution, name = _split(kind, parameters.pop("name"), value)
-    weight = None
+    if kind != "reward" and "weight" in parameters:
+        raise ConfigurationError(
+            f"Only rewards have a weight, {with_article(kind)} has none: take `weight` out of {value!r}."
+        )
+    weight, guard = None, None
     if "weight" in parameters:
-        if kind != "reward":
-            raise ConfigurationError(
-                f"Only rewards have a weight, {with_article(kind)} has none: take `weight` out of {value!r}."
-            )
         weight = _weight(parameters.pop("weight"), name)
+    if kind == "reward" and "guard" in parameters:
+        guard = parameters.pop("guard")
+        if not isinstance(guard, Mapping):
+            raise ConfigurationError(
+                f"The guard of the reward {name!r} is {guard!r}; it must be a mapping that says what to guard against, "
+                "such as {timeout: 5, on_error: null}."
+            )
     on = set()
     for switch in FACTS[kind].switches:
         value_of = parameters.pop(switch, False)
         if not isinstance(value_of, bool):
             raise ConfigurationError(f"{switch} of {name!r} is {value_of!r}; it must be true or false.")
         on |= {switch} if value_of else set()
-    guard = _guard(parameters.pop("guard"), name) if kind == "reward" and "guard" in parameters else None
-    return Selection(name, distribution, parameters, weight, frozenset(on), guard)
+    return Selection(name, distribution, parameters, weight, frozenset(on), None if guard is None else dict(guard))
 
 
 def _split(kind: Kind, text: object, value: object) -> tuple[str | None, str]:
     """Split `x:y` at its colon; a bare name has no `x`."""
-    if not isinstance(text, str):
-        raise ConfigurationError(f"The name in {value!r} is {text!r}, not a string. {_how(kind)}")
-    parts = [part.strip() for part in text.split(":")]
-    if len(parts) > 2 or not all(parts):
-        raise ConfigurationError(f"{text!r} does not select {with_article(kind)}. {_how(kind)}")
+    parts = [part.strip() for part in text.split(":")] if isinstance(text, str) else []
+    if len(parts) not in (1, 2) or not all(parts):
+        raise ConfigurationError(f"{value!r} does not select {with_article(kind)}. {_how(kind)}")
     return (None, parts[0]) if len(parts) == 1 else (parts[0], parts[1])
 
 
@@ -144,35 +132,11 @@ def yaml_hint(parameters: Mapping[Any, Any]) -> str:
     return f" YAML 1.1 reads {listed} as a string: write it with a point, as in 1.0e-3." if listed else ""
 
 
-def _weight(weight: object, name: str) -> float:
-    if isinstance(weight, bool) or not isinstance(weight, Real):
+def _weight(weight: Any, name: str) -> float:
+    if isinstance(weight, bool) or not isinstance(weight, Real) or not abs(weight) < sys.float_info.max:
         hint = yaml_hint({"weight": weight})
-        raise ConfigurationError(f"The weight of the reward {name!r} is {weight!r}; it must be a number.{hint}")
-    try:
-        number = float(weight)
-    except OverflowError:
-        number = math.inf
-    if not math.isfinite(number):
-        raise ConfigurationError(f"The weight of the reward {name!r} is {weight!r}; it must be finite.")
-    return number
-
-
-def _guard(guard: object, name: str) -> dict[str, Any]:
-    what = f"The guard of the reward {name!r}"
-    if not isinstance(guard, Mapping):
-        raise ConfigurationError(
-            f"{what} is {guard!r}; it must be a mapping that says what to guard against, such as {{timeout: 5, "
-            f"on_error: null}}. It may hold: {', '.join(GUARD_PARAMETERS)}."
-        )
-    for key in guard:
-        if key not in GUARD_PARAMETERS:
-            close = difflib.get_close_matches(str(key), GUARD_PARAMETERS, n=1)
-            hint = f" Did you mean {close[0]!r}?" if close else ""
-            known = ", ".join(GUARD_PARAMETERS)
-            raise ConfigurationError(f"{what} has no parameter {key!r}.{hint} It may hold: {known}.")
-    if hint := yaml_hint(guard):
-        raise ConfigurationError(f"{what} holds a text for a number.{hint}")
-    return dict(guard)
+        raise ConfigurationError(f"The weight of the reward {name!r} is {weight!r}; it must be a finite number.{hint}")
+    return float(weight)
 
 
 def _plain(value: Any) -> Any:

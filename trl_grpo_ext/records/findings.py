@@ -1,22 +1,9 @@
 """What went wrong in a run, from what it recorded: for the end of the run, the report and anybody's script.
 
-| finding | what is seen |
-| --- | --- |
-| `reward_against_metric` | the reward rises while a metric that is not trained on falls |
-| `reward_fell` | the reward loses at least half of what it had gained |
-| `all_right`, `all_wrong`, `no_signal` | nine groups in ten have no signal |
-| `truncated` | more and more completions end at the limit, or most do and nothing is learned |
-| `entropy_gone` | the entropy is gone and the reward has not risen |
-| `constant_reward` | one reward of several is the same for all completions |
-| `failing_reward` | outcomes grow that say nothing of the completion: timeouts, unreadable references |
-| `idle_hook`, `idle_filter` | a hook or a filter changed nothing |
-| `few_tokens` | nearly all credit is on a few tokens |
-| `part_never_right`, `part_always_right`, `part_missing` | a part has one score in all completions, or no place |
-| `parts_unused` | rewards consist of parts that vary independently, and all of them pay all tokens |
-
 Silence is the default. A change counts if it is large and at least four times what noise does to a difference of two
 means; a state counts if it lasts to the end, for a quarter of the run or more. Runs with fewer than eight log entries
-and metrics with fewer than four points have no findings. docs/report.md#findings shows on which runs this was tried.
+and metrics with fewer than four points have no findings. docs/report.md#findings shows what is found, and on which runs
+this was tried.
 """
 
 from __future__ import annotations
@@ -25,7 +12,7 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -48,8 +35,8 @@ SIGMAS = 4.0
 """Standard errors by which a change must exceed noise."""
 LARGE_FALL = 0.2
 """Least fall, relative to the largest of the values compared."""
-NO_SIGNAL, TRUNCATED, ENTROPY_LEFT, FAILING, FEW_TOKENS = 0.9, 0.5, 0.05, 0.05, 0.02
-"""Shares: of groups, of completions, of the first entropy, of completions, of tokens."""
+NO_SIGNAL, TRUNCATED, ENTROPY_LEFT, FAILING = 0.9, 0.5, 0.05, 0.05
+"""Shares: of groups, of completions, of the first entropy, of completions."""
 INDEPENDENT, FEWEST_PARTS = 1.5, 3.0
 """Most `Var(sum) / sum of variances` of parts that vary independently, and fewest parts that are worth saying so."""
 MOST_FILES = 40
@@ -162,12 +149,11 @@ class PartFacts:
 
 @dataclass(frozen=True)
 class RunFacts:
-    """What the findings know of a run: log, rewards of weight 0, shapers, all hooks, `credit_share` by step, parts."""
+    """What the findings know of a run: log, rewards of weight 0, shapers, all hooks, parts."""
 
     history: History
     untrained: Collection[str] = ()
     shapers: Collection[str] = ()
-    credit: Mapping[int, float] = field(default_factory=dict)
     hooks: Collection[str] = ()
     parts: PartFacts | None = None
 
@@ -206,19 +192,13 @@ def findings_of(folder: str | Path, history: History) -> list[Finding]:
         plugins = ()
     untrained = {one.name for one in plugins if one.kind == "reward" and one.weight == 0 and one.inside is None}
     shapers = {one.name for one in plugins if one.role == "shaper"}
-    files = [
-        path
-        for path in sorted(Path(folder, RECORDS).glob("step_*.parquet"))
-        if path.stem[5:].isdecimal() and path.is_file()
-    ]
-    shares = {int(path.stem[5:]): credit_share(path) for path in evenly(files, MOST_FILES)}
-    credit = {step: share for step, share in shares.items() if share is not None}
+    files = sorted(Path(folder, RECORDS).glob("step_*.parquet"))
     hooks = {one.name for one in plugins if one.kind == "advantage_hook"}
-    return findings(RunFacts(history, untrained, shapers, credit, hooks, part_facts(evenly(files, MOST_FILES))))
+    return findings(RunFacts(history, untrained, shapers, hooks, part_facts(evenly(files, MOST_FILES))))
 
 
 def findings(run: RunFacts) -> list[Finding]:
-    """The findings of a run, in the order of the table above."""
+    """The findings of a run, in the order of `DETECTORS`."""
     if len(run.reward) < SHORTEST_RUN:
         return []
     return [one for detect in DETECTORS for one in detect(run)]
@@ -352,14 +332,6 @@ def idle_plugins(run: RunFacts) -> Iterator[Finding]:
         yield Finding("idle_filter", first, last, "the group filter drops no group")
 
 
-def few_tokens(run: RunFacts) -> Iterator[Finding]:
-    """The credit of the recorded completions is on a few of their tokens."""
-    curve = Curve.of(run.credit)
-    if len(curve) >= SHORTEST_METRIC and (first := curve.since(curve.means <= FEW_TOKENS)) is not None:
-        sentence = f"the credit is on {np.median(curve.values[first:]):.1%} of the tokens of completions with signal"
-        yield Finding("few_tokens", curve.steps[first], curve.steps[-1], sentence)
-
-
 def idle_parts(run: RunFacts) -> Iterator[Finding]:
     """A part whose score is 0, or 1, or that is nowhere, in all completions."""
     alike: dict[str, list[tuple[str, Curve, int]]] = {}
@@ -409,29 +381,9 @@ DETECTORS: tuple[Callable[[RunFacts], Iterator[Finding]], ...] = (
     constant_reward,
     failing_reward,
     idle_plugins,
-    few_tokens,
     idle_parts,
     unused_parts,
 )
-
-
-def credit_share(path: Path) -> float | None:
-    """The share of the tokens that carry the credit in one file of token records; None if nothing there has signal.
-
-    With m = |advantage| · weight of the n live tokens of completions with signal it is (Σm)² / (n Σm²): 1 if all have
-    the same credit, 1/n if one has all of it.
-    """
-    import pyarrow
-    import pyarrow.parquet
-
-    try:
-        table = pyarrow.parquet.read_table(path, columns=["advantage", "weight", "live"], use_threads=False)
-        rows = [row for row in table.to_pylist() if None not in row.values()]
-        masses = [np.abs(np.multiply(row["advantage"], row["weight"]))[np.array(row["live"], bool)] for row in rows]
-    except (pyarrow.ArrowException, OSError, ValueError, TypeError, LookupError):  # damaged; the report names it
-        return None
-    mass = np.concatenate([np.zeros(0), *(one for one in masses if one.any() and np.isfinite(one).all())])
-    return float(mass.sum() ** 2 / (len(mass) * (mass**2).sum())) if len(mass) else None
 
 
 def part_facts(files: Sequence[Path]) -> PartFacts | None:

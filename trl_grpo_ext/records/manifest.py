@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 import functools
+import hashlib
 import inspect
 import json
 import math
@@ -26,10 +27,9 @@ from ..guard.guarded import Guarded
 from ..guard.untrusted import one_line
 from ..plugins.kinds import KINDS, LABELS, PLURALS
 from ..plugins.loading import Kind, Loaded, with_origin
-from ..plugins.metadata import installed_distributions, installed_version, owner_of, provenance
+from ..plugins.metadata import installed_version, module_spec, owner_of, provenance
 from ..plugins.selection import Selection
 from ..types import CONTRACT_VERSION, role_of
-from .source import Source, SourceReader, of_text
 from .writing import write_atomically
 
 __all__ = ["FILE", "Manifest", "PluginRecord", "differences", "version_notes"]
@@ -59,7 +59,7 @@ class PluginRecord:
             keeps them under the same names; None if they are unknown.
         weight: Weight of a reward that the trainer calls or that another reward lists; None for other plugins.
         switches: What the selection says beyond parameters: `guard`, `skip_zero_variance`.
-        source_hash: SHA-256 of its source (see `records.source`); None if it has none to read.
+        source_hash: SHA-256 of its module, or of its own text in a script; None if it has none to read.
         source: What the hash covers, or why there is none.
         inside: For a reward inside another reward's parameters, that reward and parameter; else None.
         selected: Whether it was selected by name or path, rather than given in Python.
@@ -113,19 +113,18 @@ class Manifest:
         # Without false float32 digits: 0.2 rather than 0.20000000298.
         weights = [float(f"{weight:.7g}") for weight in trainer.reward_weights.tolist()]
         weights += [1.0] * (len(trainer.reward_funcs) - len(weights))
-        made = _Recorder()
         records: list[PluginRecord] = []
         rewards = with_origin(trainer.reward_funcs)
         for loaded, name, weight in zip(rewards, trainer.reward_func_names, weights, strict=False):
-            records += made.records("reward", loaded, name=name, weight=weight)
+            records += _records_of("reward", loaded, name=name, weight=weight)
         for loaded in with_origin(getattr(trainer, "advantage_hooks", [])):
-            records += made.records("advantage_hook", loaded)
+            records += _records_of("advantage_hook", loaded)
         for loaded in with_origin(getattr(trainer, "token_losses", [])):
-            records += made.records("token_loss", loaded)
+            records += _records_of("token_loss", loaded)
         for kind in _AT_MOST_ONE:
             if (one := getattr(trainer, kind, None)) is not None:
                 origin = (known or {}).get(kind)
-                records += made.records(kind, origin if origin is not None and origin.object is one else Loaded(one))
+                records += _records_of(kind, origin if origin is not None and origin.object is one else Loaded(one))
         versions = {name: installed_version(name) for name in _VERSIONS_OF}
         return cls(tuple(records), {name: found for name, found in versions.items() if found is not None})
 
@@ -186,8 +185,6 @@ class Manifest:
         if whole.get("format") != _FORMAT:
             raise ManifestError(f"its format is {whole.get('format')!r:.40}, and this version reads {_FORMAT}")
         versions = _of_type(whole.get("versions"), dict, "versions")
-        for name, number in versions.items():
-            _of_type(number, (str, type(None)), f"the version of {name!r:.40}")
         entries = _of_type(whole.get("plugins"), list, "plugins")
         records = tuple(_record(entry, f"plugins[{index}]") for index, entry in enumerate(entries))
         return cls(records, versions, _of_type(whole.get("contract_version"), int, "contract_version"))
@@ -220,89 +217,104 @@ def _of_type(value: Any, types: Any, place: str) -> Any:
     return value
 
 
-class _Recorder:
-    """Makes records, and reads each source file and the installed distributions once."""
-
-    def __init__(self) -> None:
-        self._sources = SourceReader()
-
-    def records(
-        self, kind: Kind, loaded: Loaded, *, name: str | None = None, weight: float | None = None, inside: str = ""
-    ) -> Iterator[PluginRecord]:
-        """The record of one plugin, then those of the rewards among its parameters."""
-        if loaded.info is not None and loaded.selection is not None:
-            info, asked = loaded.info, loaded.selection
-            source = self._sources.of_module(info.target.partition(":")[0].strip(), info.distribution)
-            switches: dict[str, Any] = dict.fromkeys(sorted(asked.switches), True)
-            if asked.guard is not None:
-                switches["guard"] = plain_mapping(asked.guard)
-            record = PluginRecord(
-                *(kind, info.name, info.distribution, info.version, info.target, plain_mapping(asked.parameters)),
-                *(weight if weight is not None else asked.weight, switches, source.hash, source.covers),
-            )
-        else:
-            record = replace(self._given_in_python(kind, loaded.object, name), weight=weight, selected=False)
-        role = role_of(loaded.object) if kind == "advantage_hook" else None
-        yield replace(record, inside=inside or None, role=role)
-        for place, reward in loaded.inner:
-            within = f"{record.name}, {place}" if not inside else f"{inside}: {record.name}, {place}"
-            yield from self.records(kind, reward, inside=within)
-
-    def _given_in_python(self, kind: Kind, thing: Any, name: str | None) -> PluginRecord:
-        name = name or str(getattr(thing, "__name__", type(thing).__name__))
-        switches: dict[str, Any] = {}
-        parameters: dict[str, Any] | None = None
-        while True:
-            if isinstance(thing, functools.partial):
-                parameters = {**plain_mapping(thing.keywords), **(parameters or {})}
-                thing = thing.func
-            elif isinstance(thing, Guarded):
-                asked = {name: getattr(thing, name) for name in ("timeout", "retries", "workers", "batch_size")}
-                asked["outcomes"] = dict(thing.policy.changed) or None
-                switches["guard"] = {name: value for name, value in asked.items() if value is not None}
-                thing = thing.reward
-            elif is_model(thing) and is_model(getattr(thing, "module", None)):  # an engine has wrapped it
-                thing = thing.module
-            else:
-                break
-        defined = thing if hasattr(thing, "__qualname__") else type(thing)
-        module = str(getattr(defined, "__module__", None) or "__main__")
-        owner = None if module == "__main__" else owner_of(module, self._installed)
-        distribution, number = provenance(*owner) if owner else (None, None)
-        if is_model(thing):
-            path = getattr(getattr(thing, "config", None), "_name_or_path", None)
-            parameters = {"name_or_path": None if path is None else str(path)}
-            source = Source(None, "not hashed: it is a model, and its weights are not compared")
-        else:
-            if parameters is None and defined is not thing and not callable(getattr(thing, "state_dict", None)):
-                parameters = _constructed_with(thing)
-            source = of_text(defined) if module == "__main__" else self._sources.of_module(module, distribution)
-        target = f"{module}:{defined.__qualname__}"
-        return PluginRecord(
-            *(kind, name, distribution, number, target, parameters, None, switches, source.hash, source.covers)
+def _records_of(
+    kind: Kind, loaded: Loaded, *, name: str | None = None, weight: float | None = None, inside: str = ""
+) -> Iterator[PluginRecord]:
+    """The record of one plugin, then those of the rewards among its parameters."""
+    if loaded.info is not None and loaded.selection is not None:
+        info, asked = loaded.info, loaded.selection
+        switches: dict[str, Any] = dict.fromkeys(sorted(asked.switches), True)
+        if asked.guard is not None:
+            switches["guard"] = plain_mapping(asked.guard)
+        source_hash, source = hash_of_module(info.target.partition(":")[0].strip())
+        record = PluginRecord(
+            kind=kind,
+            name=info.name,
+            distribution=info.distribution,
+            version=info.version,
+            target=info.target,
+            parameters=plain_mapping(asked.parameters),
+            weight=asked.weight if weight is None else weight,
+            switches=switches,
+            source_hash=source_hash,
+            source=source,
         )
+    else:
+        record = replace(_given_in_python(kind, loaded.object, name), weight=weight, selected=False)
+    role = role_of(loaded.object) if kind == "advantage_hook" else None
+    yield replace(record, inside=inside or None, role=role)
+    for place, reward in loaded.inner:
+        within = f"{record.name}, {place}" if not inside else f"{inside}: {record.name}, {place}"
+        yield from _records_of(kind, reward, inside=within)
 
-    @functools.cached_property
-    def _installed(self) -> dict[str, Any]:
-        return dict(installed_distributions())
+
+def _given_in_python(kind: Kind, thing: Any, name: str | None) -> PluginRecord:
+    name = name or str(getattr(thing, "__name__", type(thing).__name__))
+    switches: dict[str, Any] = {}
+    parameters: dict[str, Any] | None = None
+    while True:
+        if isinstance(thing, functools.partial):
+            parameters = {**plain_mapping(thing.keywords), **(parameters or {})}
+            thing = thing.func
+        elif isinstance(thing, Guarded):
+            asked = {name: getattr(thing, name) for name in ("timeout", "retries", "workers", "batch_size")}
+            asked["outcomes"] = dict(thing.policy.changed) or None
+            switches["guard"] = {name: value for name, value in asked.items() if value is not None}
+            thing = thing.reward
+        elif is_model(thing) and is_model(getattr(thing, "module", None)):  # an engine has wrapped it
+            thing = thing.module
+        else:
+            break
+    defined = thing if hasattr(thing, "__qualname__") else type(thing)
+    module = str(getattr(defined, "__module__", None) or "__main__")
+    owner = None if module == "__main__" else owner_of(module)
+    distribution, number = provenance(owner) if owner else (None, None)
+    if is_model(thing):
+        path = getattr(getattr(thing, "config", None), "_name_or_path", None)
+        parameters = {"name_or_path": None if path is None else str(path)}
+        source_hash, source = None, "not hashed: it is a model, and its weights are not compared"
+    else:
+        if parameters is None and defined is not thing and not callable(getattr(thing, "state_dict", None)):
+            parameters = _constructed_with(thing)
+        source_hash, source = hash_of_text(defined) if module == "__main__" else hash_of_module(module)
+    return PluginRecord(
+        kind=kind,
+        name=name,
+        distribution=distribution,
+        version=number,
+        target=f"{module}:{defined.__qualname__}",
+        parameters=parameters,
+        switches=switches,
+        source_hash=source_hash,
+        source=source,
+    )
 
 
 def _constructed_with(thing: Any) -> dict[str, Any] | None:
     """Simple values that an object keeps under the names of its constructor's parameters; None if there are none."""
+    names, kept = inspect.signature(type(thing)).parameters, getattr(thing, "__dict__", {})
+    simple = str | bool | Real | Mapping | list | tuple | None
+    return plain_mapping({name: kept[name] for name in names if isinstance(kept.get(name, thing), simple)}) or None
+
+
+def hash_of_module(module: str) -> tuple[str | None, str]:
+    """SHA-256 of a module's file, which is not imported, and what it covers; None, and why there is none."""
+    spec = module_spec(module)
+    if spec is None or not spec.has_location or spec.origin is None or not Path(spec.origin).is_file():
+        return None, f"not hashed: {module} has no source file"
+    content = Path(spec.origin).read_bytes().replace(b"\r\n", b"\n")
+    return hashlib.sha256(content).hexdigest(), f"the module {module}"
+
+
+def hash_of_text(thing: Any) -> tuple[str | None, str]:
+    """The same of a function or class that a script or a notebook defines, by its own text."""
+    name = thing.__qualname__
     try:
-        names = inspect.signature(type(thing)).parameters
-    except (TypeError, ValueError):  # some extension types have none
-        return None
-    kept = getattr(thing, "__dict__", {})
-    return plain_mapping({name: kept[name] for name in names if name in kept and _is_simple(kept[name])}) or None
-
-
-def _is_simple(value: Any) -> bool:
-    if isinstance(value, Mapping):
-        return all(isinstance(key, str) and _is_simple(inner) for key, inner in value.items())
-    if isinstance(value, (list, tuple)):
-        return all(map(_is_simple, value))
-    return value is None or isinstance(value, (str, bool, Real, enum.Enum, os.PathLike))
+        text = inspect.getsource(thing)
+    except (OSError, TypeError, SyntaxError):  # no file, or half a statement
+        return None, f"not hashed: {name} was typed in or made by code, so there is no file with its source"
+    content = "\n".join(text.splitlines()).encode(errors="surrogatepass")
+    return hashlib.sha256(content).hexdigest(), f"the text of {name} alone, in the script that was run"
 
 
 def plain_mapping(values: Mapping[Any, Any]) -> dict[str, Any]:
@@ -323,16 +335,14 @@ def plain_value(value: Any) -> Any:
             return sorted((plain_value(inner) for inner in value), key=repr)
         case enum.Enum():
             return plain_value(value.value)
-        case None | bool():
+        case None | bool() | str():
             return value
-        case str():
-            return str(value)
         case Integral():
             return int(value)
         case Real():
             return float(value) if math.isfinite(value) else str(float(value))
         case os.PathLike():
-            return os.fspath(value) if isinstance(os.fspath(value), str) else repr(os.fspath(value))
+            return str(value)
     if type(value).__module__ == "torch" and type(value).__name__ == "dtype":
         return str(value)
     if not isinstance(value, type) and callable(to_dict := getattr(value, "to_dict", None)):

@@ -40,8 +40,8 @@ def check(kind: Kind, plugin_or_selection: Any, *, isolated: bool = True, **opti
         isolated: Whether it runs in a separate process, so that a plugin that hangs, exits or crashes only breaks a
             rule. Use False for a debugger or to measure coverage. If CUDA is in use in this process, it cannot be
             forked, and the checks run here.
-        **options: `OPTIONS`, for a reward also `OF_REWARDS`, for the others `tokenizer`; docs/conformance.md says what
-            each is. None is as good as leaving one out: then the plugin's own declaration counts, then the default.
+        **options: `OPTIONS`, for a reward also `OF_REWARDS`, for the others `tokenizer`; docs/writing_plugins.md
+            explains each. None is as good as leaving one out: the plugin's declaration counts, then the default.
 
     Raises:
         ConfigurationError: There is no such kind, rule or option.

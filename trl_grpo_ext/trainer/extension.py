@@ -10,7 +10,6 @@ Each owns its state. They get the trainer; their collaborators get `RunFacts`, a
 """
 
 import functools
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -75,7 +74,6 @@ class Extension:
         trl, plugins = self._trainer, self.plugins
         plugins.settings = our_settings(trl.args)  # a base class may have changed them, or made them
         contract.check_instance(trl)
-        _warn_of_another_model(trl)
         trl.reward_func_names = unique_names(trl.reward_func_names)
         rewards.set_weights(trl)
         facts = reading.facts_of(trl)
@@ -198,13 +196,3 @@ class Extension:
         """A training begins: compare and write records, and start with the first prompts."""
         self.records.begin(resume_from_checkpoint)
         self.rollouts.prompts.begin()
-
-
-def _warn_of_another_model(trainer: Any) -> None:
-    if (served := reading.served_instead(trainer)) is not None:
-        warnings.warn(
-            f"The vLLM server has the model {served!r}, and this run trains {trainer.model.config._name_or_path!r}. If "
-            "they differ in shape, vLLM keeps weights of its own and says so in its own log alone: start it with the "
-            "model that is trained.",
-            stacklevel=4,
-        )

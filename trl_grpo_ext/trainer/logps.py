@@ -266,11 +266,6 @@ def _load_teacher(name: str, hook: str, tokenizer: Any, trust_remote_code: bool)
         )
     with _unless_loaded(label):
         model = AutoModelForCausalLM.from_pretrained(name, dtype="auto", **options)
-    embeddings = len(model.get_input_embeddings().weight)  # of an adapter's too
-    if embeddings <= max(own.values()):
-        raise ConfigurationError(
-            f"{label} has {embeddings} embeddings, fewer than the policy's vocabulary needs ({max(own.values()) + 1})."
-        )
     return model.requires_grad_(False)
 
 

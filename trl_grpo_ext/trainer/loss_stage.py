@@ -22,7 +22,7 @@ from .facts import Progress, RunFacts
 from .loss_forward import Inherited, LossForward, PassRouter, PolicyPass
 from .own_loss import ForwardPass, LossOf, OwnLoss
 from .record_stage import RecordStage
-from .reductions import Reduction, self_check
+from .reductions import Computed, Reduction, self_check
 from .selected import SelectedPlugins
 from .token_losses import TokenLosses
 from .upstream import acting, contract, reading
@@ -125,7 +125,7 @@ class LossStage:
         with torch.set_grad_enabled(forward.keep_graph or self.reduction.takes_apart):  # in evaluation too
             trl_loss = self.run(inherited, model, forward)
             further = self._run_token_losses(forward, progress)
-            reduced = self.reduction.reduce(trl_loss, forward, further, settings, progress)
+            reduced = self.reduction.reduce(Computed(trl_loss, forward, settings, progress, further))
         if self.reduction.divides_by == "losses" and reduced.weights_B_T is not None:
             self._records.saw_weights(reduced.weights_B_T, forward.inputs["advantages"], mask_B_T)
         if progress.training:

@@ -20,7 +20,6 @@ from .upstream import contract
 RELATIVE_TOLERANCE = 1e-5
 _SOURCES = ("train_dataset", "eval_dataset", "processing_class", "reward_processing_classes")
 
-
 ForwardPass = Callable[[], tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
 """Returns what TRL's `_get_per_token_logps_and_entropies` returns."""
 
@@ -80,14 +79,6 @@ class OwnLoss:
         self._kind = None if self.owners else LossKind()
         self._is_used = hooks or compact or aggregation is not None
         self._forward_hooks, self._aggregation, self._compact = forward_hooks, aggregation, compact
-        wanted = ["compact_updates: exact"] * compact
-        wanted += [f"The loss aggregation {aggregation!r}"] * (aggregation is not None)
-        for owner in self.owners if wanted else ():
-            if (why := contract.reason_per_completion(owner)) is not None:
-                raise ConfigurationError(
-                    f"{wanted[0]} cannot be exact with the loss of {owner.__qualname__}: {why}. Remove it, or train "
-                    "with GRPOTrainer. Rewards work, and advantage hooks that give each completion one number."
-                )
 
     @property
     def per_token(self) -> bool:
@@ -124,9 +115,6 @@ class OwnLoss:
 
     def try_out(self, inputs: Mapping[str, Any], loss_of: LossOf, trls_loss_of: LossOf) -> None:
         """Find out what the loss can take on a real micro-batch, compared with TRL's own."""
-        if any(contract.reason_per_completion(owner) for owner in self.owners):
-            self._kind = LossKind(as_trl=False, per_token=False)
-            return
         batch = dict(inputs)
         if batch["completion_ids"].size(0) == 1:  # with one row there is nothing to mix up
             batch = join_batches([batch, batch])

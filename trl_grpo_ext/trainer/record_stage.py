@@ -64,7 +64,7 @@ class RecordStage:
             return evaluation()
         with self._pass_at_k.evaluating():
             output = evaluation()
-            metrics = self._pass_at_k.metrics(reading.problems_of(dataloader, self._facts.ranks))
+            metrics = self._pass_at_k.metrics(reading.problems_of(dataloader))
         output.metrics.update({f"{prefix}_{name}": value for name, value in metrics.items()})
         return output
 

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 
 from ..credit import flow, terms
-from ..credit.terms import FurtherTerms, TakenApart, Term
+from ..credit.terms import NO_FURTHER, FurtherTerms, TakenApart, Term
 from ..errors import ConfigurationError, SelfCheckError
 from ..types import AggregationDeclaration, HookDeclaration, implements
 from .batch import BatchKeys
@@ -35,6 +35,17 @@ class Reduced:
     weights_B_T: torch.Tensor | None  # of each token in the optimizer step's loss over all ranks; None if unknown
 
 
+@dataclass(frozen=True)
+class Computed:
+    """What TRL's `_compute_loss` made of a micro-step, and the values of the token losses beside it."""
+
+    trl_loss: torch.Tensor
+    forward: LossForward
+    settings: LossSettings
+    progress: Progress
+    further: FurtherTerms = NO_FURTHER
+
+
 class TRLsReduction:
     """No aggregation: TRL's own weights, and its scalar untouched, unless there are token losses."""
 
@@ -52,22 +63,15 @@ class TRLsReduction:
         elif loss_type in contract.LOCAL_TOKEN_MEAN:
             self.divides_by = "tokens"
 
-    def reduce(
-        self,
-        trl_loss: torch.Tensor,
-        forward: LossForward,
-        further: FurtherTerms,
-        settings: LossSettings,
-        progress: Progress,
-    ) -> Reduced:
+    def reduce(self, computed: Computed) -> Reduced:
         """TRL's loss, or its terms and the further ones under TRL's weights."""
         if not self._knows_weights:
-            return Reduced(trl_loss, None)
-        weights_B_T = trl_weights(forward, settings, self._facts, progress)
+            return Reduced(computed.trl_loss, None)
+        weights_B_T, loss = trl_weights(computed, self._facts), computed.trl_loss
         if self.takes_apart:
-            pieces = pieces_of(trl_loss, forward, settings, self._facts, progress).changed_by(further)
-            trl_loss = (weights_B_T * pieces.loss_B_T).sum() + pieces.rest
-        return Reduced(trl_loss, weights_B_T / self._facts.ranks)
+            pieces = pieces_of(computed, self._facts)
+            loss = (weights_B_T * pieces.loss_B_T).sum() + pieces.rest
+        return Reduced(loss, weights_B_T / self._facts.ranks)
 
 
 class Weighted:
@@ -80,16 +84,9 @@ class Weighted:
     def __init__(self, aggregation: Any, facts: RunFacts) -> None:
         self.aggregation, self._facts = aggregation, facts
 
-    def reduce(
-        self,
-        trl_loss: torch.Tensor,
-        forward: LossForward,
-        further: FurtherTerms,
-        settings: LossSettings,
-        progress: Progress,
-    ) -> Reduced:
+    def reduce(self, computed: Computed) -> Reduced:
         """The same terms under these weights."""
-        pieces = pieces_of(trl_loss, forward, settings, self._facts, progress).changed_by(further)
+        pieces, forward, progress = pieces_of(computed, self._facts), computed.forward, computed.progress
         # The weights' sum spans the generation batch. Ranks are averaged by DDP, ZeRO and FSDP; and each optimizer
         # step takes `accumulation` of the batch's `steps_per_generation` micro-batches. Weights that are those of a
         # step already stay as they are: the last step of an epoch may be short, and a sum is not to grow by that.
@@ -117,16 +114,9 @@ class Reducing:
                 f"{facts.accumulation}. Change one of the two, or select another aggregation."
             )
 
-    def reduce(
-        self,
-        trl_loss: torch.Tensor,
-        forward: LossForward,
-        further: FurtherTerms,
-        settings: LossSettings,
-        progress: Progress,
-    ) -> Reduced:
+    def reduce(self, computed: Computed) -> Reduced:
         """The same terms, reduced by the aggregation; its slope is each token's weight."""
-        pieces = pieces_of(trl_loss, forward, settings, self._facts, progress).changed_by(further)
+        pieces, forward, progress = pieces_of(computed, self._facts), computed.forward, computed.progress
         loss_B_T = pieces.loss_B_T
         if not loss_B_T.requires_grad:  # in evaluation, where the loss is linear in the advantages
             loss_B_T = loss_B_T.detach().requires_grad_()
@@ -178,18 +168,18 @@ def terms_of(settings: LossSettings, forward_hooks: Sequence[Any], further: Sequ
     return [policy, *(term for term, is_there in others.items() if is_there), *further]
 
 
-def pieces_of(
-    trl_loss: torch.Tensor, forward: LossForward, settings: LossSettings, facts: RunFacts, progress: Progress
-) -> TakenApart:
-    """TRL's scalar taken apart."""
-    return terms.take_apart(
-        trl_loss,
+def pieces_of(computed: Computed, facts: RunFacts) -> TakenApart:
+    """TRL's scalar taken apart, with the further terms."""
+    settings, forward = computed.settings, computed.forward
+    pieces = terms.take_apart(
+        computed.trl_loss,
         forward.inputs["advantages"],
-        trl_weights(forward, settings, facts, progress),
+        trl_weights(computed, facts),
         forward.mask_B_T,
         kl_penalty(forward, settings) if settings.beta != 0.0 else None,
         has_rest=settings.entropy_bonus or settings.auxiliary_loss,
     )
+    return pieces.changed_by(computed.further)
 
 
 def kl_penalty(forward: LossForward, settings: LossSettings) -> torch.Tensor:
@@ -202,10 +192,11 @@ def kl_penalty(forward: LossForward, settings: LossSettings) -> torch.Tensor:
     return settings.beta * flow.kl_k3(logps_B_T, inputs["ref_per_token_logps"], ratio_B_T)
 
 
-def trl_weights(forward: LossForward, settings: LossSettings, facts: RunFacts, progress: Progress) -> torch.Tensor:
+def trl_weights(computed: Computed, facts: RunFacts) -> torch.Tensor:
     """The weight that TRL's own reduction gives every token, `(B, T)`."""
+    forward, loss_type = computed.forward, computed.settings.loss_type
     tokens = forward.inputs["num_items_in_batch"]
-    return reading.reduction_weights(settings.loss_type, forward.mask_B_T, tokens, facts, progress)
+    return reading.reduction_weights(loss_type, forward.mask_B_T, tokens, facts, computed.progress)
 
 
 # ------------------------------------------------------------------ the check of the first step
@@ -241,12 +232,14 @@ def self_check(
         mask_B_T = torch.ones_like(mask_B_T)
     all_tokens = bool((mask_B_T > 0).all())
 
-    def loss_of_trial(trial: LossTrial, advantages_B_T: torch.Tensor) -> tuple[torch.Tensor, LossForward]:
+    without = replace(settings, entropy_bonus=False, auxiliary_loss=False)
+
+    def computed_in(trial: LossTrial, advantages_B_T: torch.Tensor) -> Computed:
         leaf_B_T = flow.expand_advantages(advantages_B_T, mask_B_T).clone().requires_grad_()
         loss = trial.loss(loss_of, advantages_B_T, leaf_B_T)
         forward = LossForward({**trial.batch, "advantages": leaf_B_T}, mask_B_T)
         forward.passes.append(PolicyPass(trial.logps_B_T, torch.ones_like(trial.logps_B_T)))
-        return loss, forward
+        return Computed(loss, forward, without, progress)
 
     def compare(what: str, in_trl: torch.Tensor, expected: torch.Tensor, scale: torch.Tensor | None = None) -> None:
         in_trl, expected = in_trl.detach().double(), expected.detach().double()
@@ -264,12 +257,12 @@ def self_check(
     with torch.enable_grad():
         at_one = LossTrial(inputs, at_ratio_one=True, all_tokens=all_tokens)
         near_one = LossTrial(inputs, all_tokens=all_tokens)
-        loss_at_one, forward_at_one = loss_of_trial(at_one, torch.ones_like(at_one.logps_B_T))
-        loss, forward = loss_of_trial(near_one, near_one.wave_B_T)
-        slope_B_T: torch.Tensor | None = None
-        if loss_at_one.requires_grad:
-            leaf_B_T = forward_at_one.inputs["advantages"]
-            (slope_B_T,) = torch.autograd.grad(loss_at_one, leaf_B_T, allow_unused=True)
+        computed_at_one = computed_in(at_one, torch.ones_like(at_one.logps_B_T))
+        computed = computed_in(near_one, near_one.wave_B_T)
+        loss, slope_B_T = computed.trl_loss, None
+        if computed_at_one.trl_loss.requires_grad:
+            leaf_B_T = computed_at_one.forward.inputs["advantages"]
+            (slope_B_T,) = torch.autograd.grad(computed_at_one.trl_loss, leaf_B_T, allow_unused=True)
         if slope_B_T is None:
             raise SelfCheckError(
                 f"The loss of {facts.trainer} does not depend on the advantages that trl-grpo-ext passes to it, so "
@@ -278,10 +271,9 @@ def self_check(
             )
         if not takes_apart:
             return
-        without = replace(settings, entropy_bonus=False, auxiliary_loss=False)
-        weights_B_T = trl_weights(forward_at_one, settings, facts, progress)
+        weights_B_T = trl_weights(computed_at_one, facts)
         compare("weight of a token", slope_B_T.abs() / slope_at_ratio_one, weights_B_T)
-        terms_B_T = weights_B_T * pieces_of(loss, forward, without, facts, progress).loss_B_T
+        terms_B_T = weights_B_T * pieces_of(computed, facts).loss_B_T
         (gradient_B_T,) = torch.autograd.grad(loss, near_one.logps_B_T, retain_graph=True)
         (gradient_of_terms_B_T,) = torch.autograd.grad(terms_B_T.sum(), near_one.logps_B_T)
         compare("gradient", gradient_B_T, gradient_of_terms_B_T)

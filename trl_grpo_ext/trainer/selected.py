@@ -65,32 +65,21 @@ class SelectedPlugins:
         }
         # Of the kinds of which a run has one at most.
         self.loaded = {kind: resolve(kind, one) for kind, one in wanted.items() if one is not None}
+        objects = {kind: loaded.object for kind, loaded in self.loaded.items()}
+        self.aggregation = objects.get("loss_aggregation")
+        self.group_filter = objects.get("group_filter")
+        self.prompt_sampler = objects.get("prompt_sampler")
         if self.aggregation is not None and args is not None:
             contract.check_loss_type(args.loss_type)
         self.chain = HookChain(self.hooks, self.aggregation)
-
-    def _one(self, kind: Kind) -> Any:
-        return self.loaded[kind].object if kind in self.loaded else None
-
-    @property
-    def prompt_sampler(self) -> Any:
-        """The prompt sampler, or None."""
-        return self._one("prompt_sampler")
-
-    @property
-    def aggregation(self) -> Any:
-        """The aggregation, or None."""
-        return self._one("loss_aggregation")
-
-    @property
-    def group_filter(self) -> Any:
-        """The group filter, or None."""
-        return self._one("group_filter")
-
-    @property
-    def needing_logps(self) -> list[Any]:
-        """The plugins that may need log-probabilities which TRL does not compute."""
-        return [*self.hooks, *self.token_losses, *([] if self.group_filter is None else [self.group_filter])]
+        self.forward_hooks = [hook for hook in self.hooks if implements(hook, "on_forward")]
+        self.change_advantages = bool(self.forward_hooks) or self.chain.acts("on_rollout")
+        # Whether TRL's loss is taken apart.
+        self.reduces = self.aggregation is not None or bool(self.token_losses)
+        # The plugins that may need log-probabilities which TRL does not compute.
+        self.needing_logps = [*self.hooks, *self.token_losses]
+        if self.group_filter is not None:
+            self.needing_logps.append(self.group_filter)
 
     @property
     def losses_by_name(self) -> dict[str, Any]:
@@ -104,26 +93,11 @@ class SelectedPlugins:
         return bool(self.settings.compact_updates == "exact")
 
     @property
-    def forward_hooks(self) -> list[Any]:
-        """The hooks that act at each loss forward."""
-        return [hook for hook in self.hooks if implements(hook, "on_forward")]
-
-    @property
-    def change_advantages(self) -> bool:
-        """Whether a hook changes advantages."""
-        return bool(self.forward_hooks) or self.chain.acts("on_rollout")
-
-    @property
     def read_rollouts(self) -> bool:
         """Whether anything needs the `Rollout` of each generation batch."""
         records = self.settings.token_records > 0
         draws = self.resample is not None or self.prompt_sampler is not None
         return bool(self.hooks) or self.reduces or draws or records
-
-    @property
-    def reduces(self) -> bool:
-        """Whether TRL's loss is taken apart: by an aggregation, or for token losses."""
-        return self.aggregation is not None or bool(self.token_losses)
 
 
 def _one_source(name: str, in_python: Any, in_config: Any) -> Any:

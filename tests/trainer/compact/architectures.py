@@ -192,7 +192,7 @@ class Heard(logging.Handler):
         self.said: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.said.append(record.getMessage().removeprefix("share_prompts: prompts are not shared: "))
+        self.said.append(record.getMessage().partition(": ")[2])
 
 
 def updates_of(model: Any, logged: dict[str, float]) -> CompactUpdates:
@@ -253,6 +253,8 @@ def tried(name: str) -> Outcome:
         outcome.failed = f"cannot be built small: {type(error).__name__}: {error}"
         return outcome
     room.addHandler(heard)
+    level = room.level
+    room.setLevel(logging.INFO)
     try:
         logged: dict[str, float] = {}
         compact = updates_of(model, logged)
@@ -268,6 +270,7 @@ def tried(name: str) -> Outcome:
             outcome.packed[width] = logged["compact/computed_tokens"] < logged["compact/live_tokens"]
     finally:
         room.removeHandler(heard)
+        room.setLevel(level)
     outcome.said = heard.said
     return outcome
 

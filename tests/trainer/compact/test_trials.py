@@ -29,7 +29,10 @@ ADAPTERS: dict[str, tuple[LoraConfig, str | None]] = {
     "dora on the embedding": (LoraConfig(**LORA, target_modules=["embed_tokens", "v_proj"], use_dora=True), None),
     "trainable tokens": (LoraConfig(**LORA, target_modules=["q_proj"], trainable_token_indices=[5, SPACE]), None),
     "the embedding whole": (LoraConfig(**LORA, target_modules=["q_proj"], modules_to_save=["embed_tokens"]), None),
-    "alora": (LoraConfig(**LORA, target_modules=["q_proj"], alora_invocation_tokens=[SPACE]), "activated LoRA"),
+    "alora": (
+        LoraConfig(**LORA, target_modules=["q_proj"], alora_invocation_tokens=[SPACE]),
+        "log-probabilities differ by",
+    ),
 }
 
 

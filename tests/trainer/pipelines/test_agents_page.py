@@ -1,4 +1,4 @@
-"""The code of docs/agents.md, executed as it stands in trainings with tools and environments."""
+"""The code of docs/pipelines.md, executed as it stands in trainings with tools and environments."""
 
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from trl_grpo_ext.types import Place
 
 
 def block(part: str) -> str:
-    (found,) = [one.text for one in blocks_of(ROOT / "docs" / "agents.md") if part in one.text]
+    (found,) = [one.text for one in blocks_of(ROOT / "docs" / "pipelines.md") if part in one.text]
     return found
 
 
@@ -45,7 +45,7 @@ def names_of_the_reader(model: Path, folder: Path, scripts: Any, **columns: Any)
 def executed(source: str, names: dict[str, Any], watch: Watch) -> dict[str, Any]:
     source = source.replace("advantage_hooks=[", "advantage_hooks=[_watch, ")  # which acts behind the estimator
     names["_watch"] = watch
-    exec(compile(source, "docs/agents.md", "exec"), names)
+    exec(compile(source, "docs/pipelines.md", "exec"), names)
     return names
 
 

@@ -10,6 +10,7 @@ from datasets import Dataset
 from transformers import AutoTokenizer
 from trl import GRPOConfig, GRPOTrainer
 
+from tests.credit.test_turns import add, divide
 from tests.support import Recorder, arguments, length_reward, relative_gap, train
 from tests.trainer.pipelines.page import EXACT, Falling, assert_gradient, expected_gradient
 from tests.trainer.pipelines.tool_model import CALL, CALLED, END, RESPONSE, START, biases
@@ -38,26 +39,6 @@ CONVERSATIONS = {
     "FAIL": [FAIL + END, result("{'error': 'division by zero'}"), GAVE_UP + END],
     "GUESS": [GUESS + END],
 }
-
-
-def add(a: int, b: int) -> int:
-    """Add two numbers.
-
-    Args:
-        a: The first.
-        b: The second.
-    """
-    return a + b
-
-
-def divide(a: int, b: int) -> float:
-    """Divide two numbers.
-
-    Args:
-        a: The first.
-        b: The second.
-    """
-    return a / b
 
 
 def answered(completions: list[Any], **columns: Any) -> list[float]:
@@ -179,6 +160,7 @@ def test_tools(tool_model: Path, tmp_path: Path) -> None:
     assert recorder.logs[0]["tools/call_frequency"] == sum(len(turns) == 3 for turns in conversations) / 8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compact", ["off", "exact"])
 def test_a_rollout_function_with_turns_of_an_environment(tiny_model: Path, tmp_path: Path, compact: str) -> None:
     turns = {

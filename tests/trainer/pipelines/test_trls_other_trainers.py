@@ -15,7 +15,7 @@ from trl.experimental.gmpo import GMPOConfig, GMPOTrainer
 from trl.experimental.online_dpo import OnlineDPOConfig, OnlineDPOTrainer
 from trl.experimental.sdpo import SDPOConfig, SDPOTrainer
 
-from tests.support import arguments, length_reward, prompts, train
+from tests.support import length_reward, prompts, train
 from tests.trainer.pipelines.page import PAGE, Doubled, DoubledForward, Falling, FallingForward, mixed, theirs
 from trl_grpo_ext import load_rewards
 from trl_grpo_ext.errors import ConfigurationError
@@ -100,8 +100,13 @@ def test_the_table_names_every_trainer_and_plugin() -> None:
     assert all(cells.keys() == PLUGINS.keys() for cells in table().values())
 
 
-@pytest.mark.parametrize("plugin", PLUGINS)
-@pytest.mark.parametrize("trainer", TRAINERS)
+CELLS = [(trainer, plugin) for trainer in TRAINERS for plugin in PLUGINS]
+QUICK = {("RLOOTrainer", "rewards"), ("PerCompletion", "rollout hooks, token by token")}
+
+
+@pytest.mark.parametrize(
+    ("trainer", "plugin"), [pytest.param(*cell, marks=[pytest.mark.nightly] * (cell not in QUICK)) for cell in CELLS]
+)
 def test_a_cell_of_the_table(tiny_model: Path, tmp_path: Path, trainer: str, plugin: str) -> None:
     base, config, settings = TRAINERS[trainer]
     common: dict[str, Any] = {"per_device_train_batch_size": 8, "max_steps": 1, "use_cpu": True, "bf16": False}
@@ -125,6 +130,7 @@ def test_a_cell_of_the_table(tiny_model: Path, tmp_path: Path, trainer: str, plu
 # ---------------------------------------------------------------------------------------------- GMPO by numbers
 
 
+@pytest.mark.slow
 def test_gmpo_with_nothing_selected_is_gmpo_to_the_bit(tiny_model: Path, tmp_path: Path) -> None:
     settings: dict[str, Any] = {"epsilon": 0.4, "num_iterations": 2, "beta": 0.04}
     plain = train(tiny_model, tmp_path / "plain", GMPOTrainer, config_class=GMPOConfig, **settings)
@@ -132,11 +138,3 @@ def test_gmpo_with_nothing_selected_is_gmpo_to_the_bit(tiny_model: Path, tmp_pat
     assert ours.logs == plain.logs
     for our_step, their_step in zip(ours.gradients, plain.gradients, strict=True):
         assert all(torch.equal(our_step[name], their_step[name]) for name in their_step)
-
-
-def test_gmpo_refusals(tmp_path: Path) -> None:
-    why = "geometric mean of a completion's importance ratios, which is no sum over its tokens"
-    missing = str(tmp_path / "no model here")
-    for plugins in {"loss_aggregation": "token_mean"}, {"compact_updates": "exact"}:
-        with pytest.raises(ConfigurationError, match=f"GMPOTrainer: .*{why}"):
-            mixed(GMPOTrainer)(missing, length_reward, arguments(tmp_path, **plugins), train_dataset=prompts())

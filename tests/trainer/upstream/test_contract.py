@@ -8,7 +8,6 @@ import importlib
 import inspect
 import re
 import textwrap
-import types
 import warnings
 from collections.abc import Iterator
 from importlib.metadata import version
@@ -38,8 +37,15 @@ OF_TRANSFORMERS = "launch/checkpoints/"
 
 LISTED = {*contract.METHODS, *contract.SAVING, *contract.WHERE_THERE, *contract.ATTRIBUTES}
 MAPPED_BY_TRANSFORMERS = {
-    *("accelerator", "add_callback", "args", "current_gradient_accumulation_steps"),
-    *("is_deepspeed_enabled", "is_fsdp_enabled", "model", "remove_callback", "state"),
+    "accelerator",
+    "add_callback",
+    "args",
+    "current_gradient_accumulation_steps",
+    "is_deepspeed_enabled",
+    "is_fsdp_enabled",
+    "model",
+    "remove_callback",
+    "state",
 }
 """Public attributes of transformers' `Trainer` that the adapter reads; TRL itself cannot do without them."""
 
@@ -112,24 +118,6 @@ def test_a_method_that_is_gone_or_changed_is_named() -> None:
             contract.check_class(type("Changed", (), {**methods, gone: other}))
 
 
-def test_contract_names_what_is_gone(trained: Any) -> None:
-    for gone in contract.ATTRIBUTES:
-        with pytest.MonkeyPatch.context() as monkeypatch:
-            monkeypatch.delattr(trained, gone)
-            with pytest.raises(UpstreamError, match=rf"\battribute {gone} is gone"):
-                contract.check_instance(trained)
-    for gone in contract.ARGUMENTS:
-        with pytest.MonkeyPatch.context() as monkeypatch:
-            left = {name: value for name, value in vars(trained.args).items() if name != gone}
-            monkeypatch.setattr(trained, "args", types.SimpleNamespace(**left))
-            with pytest.raises(UpstreamError, match=rf"\bargument {gone} is gone"):
-                contract.check_instance(trained)
-    for gone in contract.BATCH_KEYS:
-        batch = {key: value for key, value in trained.kept_batches[0].items() if key != gone}
-        with pytest.raises(UpstreamError, match=f"batch entry '{gone}' is gone"):
-            contract.check_batch(batch)
-
-
 def test_the_trainer_asks_before_it_loads_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(GRPOTrainer, "_calculate_rewards")
     with pytest.raises(UpstreamError, match="_calculate_rewards"):
@@ -166,72 +154,6 @@ def test_scoring_makes_one_gather_and_it_is_of_the_scores() -> None:
     ]
     assert collectives == ["gather(rewards_per_func)"]
     assert importlib.import_module(GRPOTrainer.__module__).gather is accelerate.utils.gather
-
-
-class LateAdvantages(GRPOTrainer):
-    """Changes the advantages during the policy's forward pass, which is when our hooks do it."""
-
-    factor = 1.0
-    losses: list[float]
-    inputs_at_hand: Any = None
-
-    def _compute_loss(self, model: Any, inputs: Any) -> Any:
-        self.inputs_at_hand, self.forwards = inputs, 0
-        loss = super()._compute_loss(model, inputs)
-        self.inputs_at_hand = None
-        assert self.forwards == 1
-        self.losses = [*getattr(self, "losses", []), loss.item()]
-        return loss
-
-    def _get_per_token_logps_and_entropies(self, model: Any, *arguments: Any, **keywords: Any) -> Any:
-        result = super()._get_per_token_logps_and_entropies(model, *arguments, **keywords)
-        if self.inputs_at_hand is not None:
-            self.forwards += 1
-            shape = self.inputs_at_hand["completion_mask"].shape
-            logps_B_T, entropies_B_T, auxiliary_loss = result
-            assert logps_B_T.shape == entropies_B_T.shape == shape
-            assert auxiliary_loss is None or auxiliary_loss.dim() == 0
-            advantages_B = self.inputs_at_hand["advantages"]
-            assert advantages_B.shape == shape[:1]
-            self.inputs_at_hand["advantages"] = (self.factor * advantages_B).unsqueeze(1).expand(shape)
-        return result
-
-
-def test_advantages_are_read_after_the_policys_forward_pass(tiny_model: Path, tmp_path: Path) -> None:
-    losses = {}
-    for factor in (0.0, 1.0, -2.0):
-        trainer = made(tiny_model, tmp_path, LateAdvantages, learning_rate=0.0)
-        trainer.factor = factor
-        trainer.train()
-        losses[factor] = torch.tensor(trainer.losses)
-    assert len(losses[1.0]) == 3  # two micro-batches and one evaluation
-    assert losses[1.0].abs().min() > 1e-4
-    assert not losses[0.0].any()
-    torch.testing.assert_close(losses[-2.0], -2 * losses[1.0])
-
-
-class Travelling(GRPOTrainer):
-    """Sends one more entry `(B, T)` along with the batch, as we do with the weights."""
-
-    def _generate_and_score_completions(self, inputs: Any) -> Any:
-        batch = super()._generate_and_score_completions(inputs)
-        batch["luggage"] = batch["completion_ids"] * 0.5
-        self.generated = batch["completion_ids"].clone()
-        return batch
-
-    def _compute_loss(self, model: Any, inputs: Any) -> Any:
-        assert torch.equal(inputs["luggage"], inputs["completion_ids"] * 0.5)
-        self.met = [*getattr(self, "met", []), inputs["completion_ids"]]
-        self.shuffled = not torch.equal(self.generated[: len(inputs["luggage"])], inputs["completion_ids"])
-        return super()._compute_loss(model, inputs)
-
-
-def test_a_further_batch_entry_stays_with_its_rows(tiny_model: Path, tmp_path: Path) -> None:
-    trainer = made(tiny_model, tmp_path, Travelling, eval_strategy="no", max_steps=2)
-    trainer.train()
-    assert len(trainer.met) == 4
-    assert trainer.shuffled
-    assert sorted(torch.cat(trainer.met).tolist()) == sorted(trainer.generated.tolist())
 
 
 def test_a_loss_type_that_we_do_not_know() -> None:
@@ -340,27 +262,6 @@ def test_no_name_of_ours_hides_one_of_trls(trained: Any) -> None:
     assert "loss_aggregation" in ours
     hidden = ours.difference(contract.ATTRIBUTES) & of_trl(trained)
     assert not hidden, f"names of ours that TRL's trainer has, too: {hidden}"
-
-
-def test_only_the_public_face_of_trl_is_imported() -> None:
-    imported: set[tuple[str | None, str]] = set()
-    for _, tree in trees():
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Import):
-                imported |= {(alias.name, "") for alias in node.names if alias.name.split(".")[0] == "trl"}
-            elif isinstance(node, ast.ImportFrom) and not node.level and (node.module or "").split(".")[0] == "trl":
-                imported |= {(node.module, alias.name) for alias in node.names}
-    assert imported
-    assert {module for module, _ in imported} == {"trl", "trl.kernels", "trl.models", "trl.trainer.utils"}
-    assert {name for module, name in imported if module == "trl.trainer.utils"} == {
-        "add_fused_lm_head",
-        "pad",
-        "use_adapter",
-    }
-    assert not any(is_private(name) for _, name in imported)
-    is_oldest = version("trl").startswith(f"{contract.OLDEST_TESTED}.")
-    imported -= {("trl.kernels", "chunked_logprob"), ("trl.trainer.utils", "add_fused_lm_head")} if is_oldest else set()
-    assert all(name in dir(importlib.import_module(str(module))) for module, name in imported)
 
 
 @pytest.mark.skipif(releases.chunked_logprob is None, reason="this TRL's head makes all logits at once")

@@ -152,7 +152,7 @@ def _check_distribution(name: str) -> None:
         raise ConfigurationError(f"--distribution: {name!r} is a word with another meaning. Choose another.")
     for key, installed in installed_distributions():
         if key == normalise(name):
-            called, version = provenance(key, installed)
+            called, version = provenance(installed)
             raise ConfigurationError(
                 f"The distribution {called} {version or '(version unknown)'} is installed already, and yours would "
                 "take its place. Choose another name with --distribution."

@@ -373,7 +373,6 @@ FINDINGS: Mapping[str, tuple[str, str]] = {
     "failing_reward": ("outcomes", "unparseable"),
     "idle_hook": ("hooks", "all"),
     "idle_filter": ("resampled", "all"),
-    "few_tokens": ("advantages", "all"),
     "part_never_right": ("parts", "all"),
     "part_always_right": ("parts", "all"),
     "part_missing": ("parts", "all"),

@@ -13,10 +13,8 @@ logits of prompts and padding, and later code sees `(B, T)` as usual.
 
 from __future__ import annotations
 
-import inspect
 import logging
 import math
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -226,26 +224,6 @@ def together(lengths: Lengths, groups: Groups) -> list[list[int]]:
 # ---------------------------------------------------------------------------------------------------- what refuses
 
 
-def reason_against(model: Any) -> str | None:
-    """Why rows cannot be packed in the forward passes of a policy, adapted or not; None if they can."""
-    for adapter in getattr(model, "peft_config", {}).values():
-        if getattr(adapter, "is_prompt_learning", False):
-            return f"{adapter.peft_type.value} prepends tokens of its own to each row"
-        if getattr(adapter, "alora_invocation_tokens", None):
-            return "an activated LoRA looks for its place in each row's own tokens (alora_invocation_tokens)"
-    base = _without_adapter(model)
-    name = type(base).__name__
-    if "position_ids" not in inspect.signature(type(backbone_of(model)).forward).parameters:
-        return f"{name} takes no position_ids"
-    if not hasattr(sys.modules[type(base).__module__], "create_causal_mask"):
-        return f"{name} makes its attention mask in its own way, so a mask of four dimensions may not be taken"
-    if getattr(base.config, "alibi", False):
-        return f"{name} takes its positions from a mask of two dimensions (alibi)"
-    if (attention := str(base.config.get_text_config()._attn_implementation)) != "sdpa":
-        return f"attention {attention!r} computes all pairs of a row or takes no mask; sdpa does neither"
-    return None
-
-
 def reason_against_sharing(model: Any) -> str | None:
     """Why completions that share a prompt would differ from rows of their own; None if they would not."""
     for part, module in model.named_modules():
@@ -260,12 +238,10 @@ def reason_against_sharing(model: Any) -> str | None:
 
 def backbone_of(model: Any) -> torch.nn.Module:
     """The part of a model below its head, which makes the attention mask; also of a wrapped or adapted model."""
-    backbone: torch.nn.Module = _without_adapter(extract_model_from_parallel(model)).base_model
+    inner: Any = extract_model_from_parallel(model)
+    inner = inner.get_base_model() if hasattr(inner, "get_base_model") else inner
+    backbone: torch.nn.Module = inner.base_model
     return backbone
-
-
-def _without_adapter(model: Any) -> Any:
-    return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
 def window_of(config: Any) -> int | None:
@@ -287,7 +263,7 @@ def packing_of(
     overridden: bool,
 ) -> Packing | None:
     """The `Packing` of a run; None, with the reason logged, if its rows cannot be packed."""
-    reason = reason_against(model)
+    reason = None
     if loss.auxiliary_loss:
         reason = "the router's auxiliary loss is computed over separate rows"
     if loss.top_entropy_quantile < 1.0:

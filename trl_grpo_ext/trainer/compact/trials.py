@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from torch.distributed.tensor import DTensor
 from torch.nn.functional import pad
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...errors import UpstreamError, is_out_of_memory
 from ..facts import RunFacts
@@ -170,6 +171,9 @@ class Trials:
                     raise
                 self._find(NOTHING, f"rows of the batch do not run without dropout ({type(error).__name__}: {error})")
                 return self.exact
+            if trial.ranks_tokens:
+                self._find(NOTHING, "the model chooses tokens by rank (topk), and padding decides between equals")
+                return self.exact
             if not trial.shows_places:
                 return NOTHING
             with torch.no_grad():
@@ -244,12 +248,17 @@ class _Trial:
         self._method, self._model, self._rows = method, model, rows
         self._packing, self._facts = packing, facts
         self._padded = rows.at([*range(min(PADDED, len(rows.ids)))])
+        before = rows.ids.size(1) - rows.keep
         with torch.no_grad():
-            self._expected = self._values(rows)
+            with _RankedSizes() as whole:
+                self._expected = self._values(rows)
+            with _RankedSizes() as half:
+                self._values(rows.at([0]).cut((before + 1) // 2, (rows.keep + 1) // 2))
             with _rounded(model, rows.ids.size(1)):
                 gap = self._gap(self._values(self._padded))
         self._shift = rows.keep // 2
-        self.noise, shifts = self._agree(gap, float(self._shift))
+        self.noise, shifts, differ = self._agree(gap, float(self._shift), float(whole.sizes != half.sizes))
+        self.ranks_tokens = differ > 0
         self.limit = max(FLOOR, TIMES * self.noise) if math.isfinite(self.noise) else FLOOR
         self.shows_places = shifts > 0  # not where all completions have one token
 
@@ -397,6 +406,21 @@ def _sketch(gradient: torch.Tensor, seed: int) -> torch.Tensor:
 
 
 # ------------------------------------------------------------------------------------------------ around a trial
+
+
+class _RankedSizes(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes among how many entries each `topk` inside chooses: experts are always as many, tokens are not."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.sizes: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run the operation as it is."""
+        if func.overloadpacket is torch.ops.aten.topk:
+            dim = args[2] if len(args) > 2 else -1
+            self.sizes.add(args[0].size(dim))
+        return func(*args, **(kwargs or {}))
 
 
 def numbers_in(config: Any) -> frozenset[int]:

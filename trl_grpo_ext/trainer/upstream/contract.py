@@ -15,7 +15,6 @@ from ...errors import ConfigurationError, UpstreamError
 OLDEST_TESTED = "1.14"
 NEWEST_TESTED = "1.16"
 
-
 METHODS: dict[str, tuple[str, ...]] = {
     "_generate": ("self", "prompts"),
     "_generate_and_score_completions": ("self", "inputs"),
@@ -37,18 +36,14 @@ METHODS: dict[str, tuple[str, ...]] = {
 }
 """Methods of `GRPOTrainer` that we wrap, or call to draw and tokenise prompts, with their leading parameters."""
 
-
 CALLED = frozenset({"_get_train_sampler", "_remove_unused_columns", "_tokenize_prompts"})
 """Those that are called and not wrapped."""
-
 
 LOSS_METHODS = frozenset({"_compute_loss", "compute_loss"})
 """Methods that make the loss; a class that overrides one has its own loss."""
 
-
 ENTROPY_ARGUMENT = 4
 """Place of `compute_entropy` after `model` among the arguments of `_get_per_token_logps_and_entropies`."""
-
 
 SAVING: dict[str, tuple[str, ...]] = {
     "_get_output_dir": ("self", "trial"),
@@ -59,10 +54,8 @@ SAVING: dict[str, tuple[str, ...]] = {
 }
 """Methods of transformers' `Trainer` that `SafeCheckpoints` wraps."""
 
-
 WHERE_THERE: dict[str, tuple[str, ...]] = {"_run_epoch": ("self",)}
 """Methods that are wrapped if this release of transformers has them."""
-
 
 ATTRIBUTES: tuple[str, ...] = (
     "_buffered_inputs",
@@ -100,7 +93,6 @@ ATTRIBUTES: tuple[str, ...] = (
 )
 """Attributes that a constructed `GRPOTrainer` has and that we read (or set aside for a trial and restore)."""
 
-
 ARGUMENTS: tuple[str, ...] = (
     "delta",
     "off_policy_mask_threshold",
@@ -112,7 +104,6 @@ ARGUMENTS: tuple[str, ...] = (
 )
 """Fields of `GRPOConfig` that we read."""
 
-
 BATCH_KEYS: tuple[str, ...] = (
     "advantages",
     "completion_ids",
@@ -123,7 +114,6 @@ BATCH_KEYS: tuple[str, ...] = (
 )
 """What `_generate_and_score_completions` always returns and we read. Where they apply also `tool_mask`,
 `old_per_token_logps`, `ref_per_token_logps`, `sampling_per_token_logps` and `importance_sampling_ratio`."""
-
 
 MULTIMODAL_KEYS = frozenset(
     {
@@ -141,10 +131,8 @@ MULTIMODAL_KEYS = frozenset(
 )
 """Entries of a batch that belong to images, which compact updates leave alone."""
 
-
 POLICY_METRICS = ("policy_loss", "clip_ratio/", "cispo_clip_ratio", "vespo/")
 """Beginnings of the metrics in which TRL's `_compute_loss` describes its policy loss."""
-
 
 LOSS_TYPES = frozenset(TRL_REDUCTIONS)
 GLOBAL_TOKEN_MEAN = frozenset(name for name in LOSS_TYPES if TRL_REDUCTIONS[name] == "token_mean")
@@ -152,12 +140,6 @@ LOCAL_TOKEN_MEAN = frozenset(name for name in LOSS_TYPES if TRL_REDUCTIONS[name]
 ROW_MEAN = LOSS_TYPES - GLOBAL_TOKEN_MEAN - LOCAL_TOKEN_MEAN
 """Their reduction divides by the rows of a micro-batch, masked ones included."""
 
-
-LOSSES_PER_COMPLETION: dict[str, str] = {
-    "trl.experimental.gmpo.gmpo_trainer.GMPOTrainer": (
-        "it takes the geometric mean of a completion's importance ratios, which is no sum over its tokens"
-    )
-}
 """TRL's own trainers below `GRPOTrainer` whose loss has no per-token terms, and why."""
 
 
@@ -206,11 +188,6 @@ def check_loss_type(loss_type: str | None) -> None:
             f"loss_type {loss_type!r} cannot take a loss aggregation or a token loss: trl-grpo-ext knows "
             f"{', '.join(sorted(LOSS_TYPES))}. Change loss_type, or remove loss_aggregation and token_losses."
         )
-
-
-def reason_per_completion(owner: type) -> str | None:
-    """Why the loss of a known trainer below `GRPOTrainer` has no per-token terms; None for any other class."""
-    return LOSSES_PER_COMPLETION.get(f"{owner.__module__}.{owner.__qualname__}")
 
 
 def classes_between(trainer_class: type, mixin: type) -> Sequence[type]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import math
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -110,17 +109,11 @@ def between_batches(trainer: Any) -> bool:
     return bool(trainer._step % (trainer.args.steps_per_generation * trainer.num_iterations) == 0)
 
 
-def problems_of(dataloader: Any, ranks: int) -> int | None:
-    """The rows of a data loader's data; None if unknown. accelerate fills up the last batches with the first rows."""
+def problems_of(dataloader: Any) -> int | None:
+    """The rows of a data loader's data; None for a stream. accelerate fills up the last batches with the first rows."""
     try:
         return len(dataloader.dataset)
     except (TypeError, NotImplementedError):
-        if ranks > 1:
-            warnings.warn(
-                "The evaluation data has no length, so the problems with which accelerate fills up the last batch of "
-                f"{ranks} processes count twice in pass@k. Use a data set that is not streamed.",
-                stacklevel=2,
-            )
         return None
 
 
@@ -144,13 +137,6 @@ def one_update_of(trainer: Any) -> str | None:
     if accumulation % (iterations * steps):  # TRL's own condition for keeping the old policy's log-probabilities
         return None
     return ", ".join(f"{name}={value}" for name, value in zip(names, values, strict=True))
-
-
-def served_instead(trainer: Any) -> str | None:
-    """The name of the model that a vLLM server has, on the rank that talks to it, if it is not the trained one's."""
-    served = getattr(getattr(getattr(trainer, "vllm_generation", None), "vllm_client", None), "model", None)
-    named = [str(name).rstrip("/").rpartition("/")[2].lower() for name in (served, trainer.model.config._name_or_path)]
-    return None if served is None or named[0] == named[1] else str(served)
 
 
 def reference_of(trainer: Any) -> Callable[[], AbstractContextManager[Any]] | None:
