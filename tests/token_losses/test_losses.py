@@ -13,7 +13,7 @@ from tests.token_losses.made_up import batch_of, difference_gap, random_batch, t
 from trl_grpo_ext.credit.token_losses import carried_values, value_and_slope
 from trl_grpo_ext.errors import ConfigurationError
 from trl_grpo_ext.testing import make_terms
-from trl_grpo_ext.token_losses.losses import TOPR, ClipCov, KLCov, SmoothClip, SquaredLogRatio, clipped
+from trl_grpo_ext.token_losses.losses import TOPR, ClipCov, KLCov, SquaredLogRatio, clipped
 
 
 def test_topr_by_hand() -> None:
@@ -84,10 +84,6 @@ def topr(now: float, old: float, advantage: float, row: float, carried: float) -
 
 
 SLOWLY: list[tuple[Any, Slow]] = [
-    (
-        SmoothClip(epsilon=0.3),
-        lambda now, old, a, row, carried: -a * (1 + 0.3 * math.tanh((math.exp(now - old) - 1) / 0.3)),
-    ),
     (ClipCov(share=0.3, low=0.0), lambda now, old, a, row, carried: carried * ppo(now, old, a)),
     (TOPR(), topr),
 ]

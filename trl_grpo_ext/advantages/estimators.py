@@ -144,7 +144,7 @@ class _Estimator:
 
     def _advantages(self, rewards_N: torch.Tensor, groups_N: torch.Tensor, rollout: Rollout) -> torch.Tensor:
         """The advantages `(N,)` of all ranks' completions, 0 where the reward is NaN."""
-        return self.function(rewards_N, groups_N)
+        return self.function(rewards_N, groups_N, **vars(self))  # of which its parameters are all
 
 
 class RawReward(_Estimator):
@@ -194,12 +194,10 @@ class Normalised(Checked, _Estimator):
     """
 
     __name__ = "normalised"
+    function = staticmethod(normalised)
     epsilon: float = number(1e-4, "a positive number", lambda x: x > 0)
     std_floor: float = number(0.0, "at least 0", lambda x: x >= 0)
     std: str = choice("sample", "population")
-
-    def _advantages(self, rewards_N: torch.Tensor, groups_N: torch.Tensor, rollout: Rollout) -> torch.Tensor:
-        return normalised(rewards_N, groups_N, self.epsilon, self.std_floor, self.std)
 
 
 class MaxOnly(_Estimator):
@@ -246,12 +244,10 @@ class BatchWhitening(Checked, _Estimator):
     """
 
     __name__ = "batch_whitening"
+    function = staticmethod(batch_whitening)
     declares = HookDeclaration(role="estimator")
     baseline: str = choice("group", "batch")
     std_floor: float = number(0.1, "a positive number", lambda x: x > 0)
-
-    def _advantages(self, rewards_N: torch.Tensor, groups_N: torch.Tensor, rollout: Rollout) -> torch.Tensor:
-        return batch_whitening(rewards_N, groups_N, self.baseline, self.std_floor)
 
 
 class OptimalBaseline(_Estimator):
@@ -309,6 +305,7 @@ class PassAtK(Checked, _Estimator):
     """
 
     __name__ = "pass_at_k"
+    function = staticmethod(pass_at_k)
     declares = HookDeclaration(
         role="estimator", independent=True, uses_total_reward=False, conformance={"parameters": {"k": 2}}
     )
@@ -321,4 +318,4 @@ class PassAtK(Checked, _Estimator):
                 f"pass_at_k: k={self.k} completions cannot be drawn from a group of {rollout.num_generations}. "
                 "Lower k, or raise num_generations."
             )
-        return pass_at_k(rewards_N, groups_N, self.k, self.threshold)
+        return super()._advantages(rewards_N, groups_N, rollout)

@@ -77,9 +77,8 @@ class HookChain:
         return equal_N[rollout.local_rows]
 
     def allowed_signs(self, rollout: Rollout) -> torch.Tensor | None:
-        """The signs that the masks allow after the forward stage: 1 positive, 2 negative, 3 both, `(B, T)`, int8.
-
-        None without a mask or without a hook at the forward stage.
+        """The signs that the masks allow after the forward stage, `(B, T)`: 1 positive, 2 negative, 3 both; None if all
+        are.
         """
         if not self._masks or not self.acts("on_forward"):
             return None

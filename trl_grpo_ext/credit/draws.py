@@ -7,10 +7,8 @@ from ..errors import PluginOutputError
 
 
 def checked_draw(drawn: Any, count: int, rows: int, label: str) -> list[int] | None:
-    """The row numbers that `draw` returned, or None; `rows` is the size of the pool.
-
-    Raises:
-        PluginOutputError: They are not `count` different numbers of rows.
+    """The row numbers that `draw` returned of a pool of `rows`, or None; refused unless they are `count` different
+    ones.
     """
     if drawn is None:
         return None

@@ -13,11 +13,7 @@ COLUMNS = 6
 
 
 def change_table(before_B_T: torch.Tensor, after_B_T: torch.Tensor, mask_B_T: torch.Tensor) -> torch.Tensor:
-    """Per-completion inputs of one hook's metrics, `(B, 6)`, to be gathered over all ranks.
-
-    Tokens, mean A, Σ (A - mean)², sign flips, Σ |change|, Σ |A before|. Deviations from the completion's own mean
-    rather than squares of A, so that equal advantages have a spread of exactly 0.
-    """
+    """Per completion, `(B, 6)`: tokens, mean A, Σ (A - mean)², sign flips, Σ |change|, Σ |A before|, to be gathered."""
     live_B_T = (mask_B_T > 0).float()
     before_B_T, after_B_T = before_B_T.float(), after_B_T.float()
     tokens_B = live_B_T.sum(dim=1)

@@ -81,10 +81,8 @@ def part_metrics(
     gather: Callable[[torch.Tensor], torch.Tensor],
     device: torch.device | str = "cpu",
 ) -> dict[str, float]:
-    """`parts/<reward>/<part>/mean` of the scores and `/present`, the share of completions that have the part.
-
-    Both are over the completions in which the part applies. The parts after the first 32 of a reward are one, `others`.
-    Gathers once if there are parts on any rank.
+    """`parts/<reward>/<part>/mean` and `/present` over the completions to which a part applies; those after 32 are
+    `others`.
     """
     shown: list[str] = []
     counts: list[Any] = []
@@ -117,9 +115,8 @@ def label(name: str) -> str:
 def with_parts(
     rollout: Rollout, rows: Mapping[str, Sequence[Any]], names: Mapping[str, Sequence[str]] | None = None
 ) -> Rollout:
-    """The rollout with the parts of its completions, by reward function: `Parts`, their parts, a number or None.
-
-    `names` are those of all ranks; without them this rank has all.
+    """The rollout with its completions' `Parts` (or parts, a number, None) by reward; `names` are those of all ranks,
+    if given.
     """
     parts = {reward: [_parts_of(score) for score in of_reward] for reward, of_reward in rows.items()}
     known = {reward: names_of(of_reward) for reward, of_reward in parts.items()} if names is None else names

@@ -37,9 +37,8 @@ def rewards_are_equal(
 ) -> torch.Tensor:
     """Where TRL's own advantages are 0 but for rounding, `(N,)`, bool: in groups with equal rewards.
 
-    There TRL computes `(r - mean) / (0 + 1e-4)`, which magnifies the rounding error ten thousand times. TRL's setting
-    decides what must be equal: the weighted sums under `sum_then_normalize`, each function's rewards under
-    `normalize_then_sum`, where different rewards with equal sums still have advantages.
+    There TRL computes `(r - mean) / (0 + 1e-4)`, which magnifies the rounding error. The weighted sums must be equal
+    under `sum_then_normalize`, each function's rewards under `normalize_then_sum`.
     """
     if multi_objective_aggregation == "normalize_then_sum":
         compared = list(rewards_N_K[:, weights_K != 0].unbind(dim=1))
@@ -52,10 +51,8 @@ def rewards_are_equal(
 
 
 def signal_table(rollout: Rollout) -> torch.Tensor:
-    """What decides about signal, per completion, `(B, 5)`, to be gathered over all ranks.
-
-    Whether it has an advantage, whether its group's rewards are uninformative (-1 where only the advantages count), its
-    group, live tokens, and raw reward.
+    """Per completion, `(B, 5)`: has an advantage, uninformative rewards (-1: only advantages count), group, live
+    tokens, reward.
     """
     if rollout.advantages_B_T is None:
         raise ValueError("Signal is decided by the advantages, and rollout.advantages_B_T is None.")
@@ -113,10 +110,7 @@ def _groups(table_N_C: torch.Tensor) -> torch.Tensor:
 
 
 class SkipZeroVariance:
-    """An aggregation by weights that ignores groups without signal: their tokens get weight 0, also in a KL penalty.
-
-    Forward hooks run too late to count, so hooks with `makes_signal` cannot be combined with it.
-    """
+    """An aggregation by weights that ignores groups without signal: their tokens get weight 0, also in a KL penalty."""
 
     def __init__(self, aggregation: Any) -> None:
         self.aggregation = aggregation

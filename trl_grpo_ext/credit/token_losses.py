@@ -83,16 +83,10 @@ def _live_values(found: Any, mask_B_T: torch.Tensor, label: str) -> dict[str, to
 
 
 def check_declarations(plugin: Any, terms: LossTerms, *, rows_apart: bool, vanishes: bool) -> None:
-    """Check on terms whose numbers are made up that a token loss is what it declares.
+    """Refuse a false declaration, tried on two rows or more of made-up numbers, with advantages of both signs.
 
-    Args:
-        plugin: The token loss.
-        terms: Two rows or more, with log-probabilities away from the old policy's and advantages of both signs.
-        rows_apart: Whether it declares that a row's losses depend on that row alone.
-        vanishes: Whether it declares that losses, and their gradient, are 0 in rows whose advantages are all 0.
-
-    Raises:
-        PluginOutputError: A declaration is false, or the values or the gradient are not finite.
+    `rows_apart`: a row's losses depend on that row alone. `vanishes`: they are 0, with their gradient, in rows without
+    advantages.
     """
     label = f"token loss {plugin_label(plugin)!r}"
     loss_B_T, slope_B_T = value_and_slope(plugin, terms)

@@ -41,10 +41,8 @@ def _gather_objects(one: Any) -> list[Any]:
 
 
 class Agreement:
-    """Keeps the ranks of a run in step while plugins run.
-
-    `gather` concatenates equally shaped tensors over all ranks along the first axis, in rank order; `exchange` returns
-    every rank's object, in rank order.
+    """Keeps the ranks of a run in step while plugins run; `gather` and `exchange` return all ranks' values, in rank
+    order.
     """
 
     def __init__(
@@ -62,9 +60,8 @@ class Agreement:
 
     @contextmanager
     def section(self) -> Iterator[None]:
-        """Run plugins inside; every rank must enter its sections in the same order.
-
-        The first failing rank's error is raised on all, with its number, and chained on the rank where it happened.
+        """Run plugins inside, in the same order on every rank; the first failing rank's error is raised on all, with
+        its number.
         """
         self._stopped_by = None
         try:

@@ -1,7 +1,4 @@
-"""Reward functions in any form: call them, name them and check what they return.
-
-A reward function is a function, a partial or a callable object, plain or async; or a model, which TRL calls itself.
-"""
+"""Reward functions in any form, plain or async: call them, name them and check what they return."""
 
 from __future__ import annotations
 
@@ -37,9 +34,8 @@ def is_model(reward: Any) -> bool:
 
 
 def running_methods() -> Iterator[tuple[Any, Mapping[str, Any]]]:
-    """The methods that led to the caller, innermost first: each one's object and its arguments and variables.
-
-    The only way to learn who reads a config or a list of rewards: TRL passes the trainer to neither.
+    """The methods that led to the caller, innermost first, each one's object and variables: TRL passes the trainer to
+    nobody.
     """
     frame = sys._getframe(2)
     while frame is not None:
@@ -70,10 +66,7 @@ def reward_name(reward: Any) -> str:
 
 
 def call(function: Callable[..., Any], columns: Mapping[str, Any]) -> Any:
-    """Call a reward function and wait for its result, from any thread.
-
-    Async functions run on one loop per process, which stays alive because a function's sessions and locks belong to it.
-    """
+    """Call a reward function and wait for its result, from any thread; async ones run on one loop per process."""
     if not is_async(function):
         return function(**columns)
     import asyncio
@@ -110,10 +103,7 @@ def reward_loop() -> asyncio.AbstractEventLoop:
 
 
 def select_rows(columns: Mapping[str, Any], count: int, rows: Sequence[int]) -> dict[str, Any]:
-    """The same call for some of the `count` completions: select their entries in every list with one per completion.
-
-    `log_extra` and `log_metric` are left out, since they log whole batches.
-    """
+    """The same call for some of the `count` completions, without the loggers, which log whole batches."""
     return {
         name: [value[row] for row in rows]
         if isinstance(value, list | tuple) and len(value) == count and name != "trainer_state"
@@ -126,9 +116,8 @@ def select_rows(columns: Mapping[str, Any], count: int, rows: Sequence[int]) -> 
 def check_scores(returned: Any, count: int, reward: str) -> list[float | None]:
     """Refuse what a reward function returned unless it is a number or None for each of `count` completions.
 
-    A list, tuple, generator, array or tensor `(B,)` passes. Numbers keep their type (`Parts` their parts), except
-    an array's elements, which become floats. NaN passes, because TRL reads it as None; what is infinite in float32,
-    which TRL keeps it in, does not.
+    Numbers keep their type (`Parts` their parts), except an array's elements. NaN passes, because TRL reads it as None;
+    what is infinite in float32, which TRL keeps it in, does not.
     """
     values = returned
     if hasattr(returned, "tolist"):

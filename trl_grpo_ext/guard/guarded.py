@@ -1,8 +1,4 @@
-"""Any reward with a deadline, retries and a policy for its failures: `guarded(reward, timeout=5.0)`.
-
-A batch is cut into calls, each of some completions. A call runs in a worker process, in this process or on the event
-loop, and gives each of its completions a judgement; the policy turns that into a score.
-"""
+"""Any reward with a deadline, retries and a policy for its failures: `guarded(reward, timeout=5.0)`."""
 
 from __future__ import annotations
 
@@ -108,10 +104,7 @@ _Call = tuple[range, Mapping[str, Any]]
 
 
 class Guarded:
-    """A guarded reward; `guarded` makes it and describes the parameters.
-
-    Calling it returns scores; `judge(...)` returns the outcomes before the policy.
-    """
+    """A guarded reward, made by `guarded`; calling it returns scores, `judge(...)` the outcomes before the policy."""
 
     def __init__(
         self,
@@ -146,10 +139,7 @@ class Guarded:
             self._pool.close()
 
     def __call__(self, completions: Sequence[Any], **columns: Any) -> list[float | None]:
-        """`B` scores or Nones, by TRL's contract; `Parts` keep their parts.
-
-        A `RewardError` is an outcome's policy "raise", a `PluginOutputError` a result that breaks the contract.
-        """
+        """`B` scores or Nones, by TRL's contract; `Parts` keep their parts."""
         return self._scores(self._results(completions, columns), columns)
 
     def judge(self, completions: Sequence[Any], **columns: Any) -> list[Judgement]:

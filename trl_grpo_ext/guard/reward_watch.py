@@ -52,10 +52,8 @@ class _Call:
 
 
 class RewardWatch:
-    """Watches the reward functions of one scoring, which together may take `limit` seconds.
-
-    It keeps, by the function's name: each completion's parts (none where it returned None or a plain number), the
-    outcomes that it logged, and how many NaNs it returned, which TRL reads as None.
+    """Watches the reward functions of one scoring, which together may take `limit` seconds, and keeps by the function's
+    name: each completion's parts, the outcomes that it logged, and how many NaNs it returned.
     """
 
     def __init__(self, limit: float | None = None) -> None:
@@ -68,10 +66,7 @@ class RewardWatch:
     def start_scoring(
         self, functions: Sequence[Any], names: Sequence[str], inputs: Sequence[Mapping[str, Any]], **given: Any
     ) -> None:
-        """Let the functions that can begin early do so: one that asks a server waits for it while the others compute.
-
-        `inputs` are the rows of the data set; `given` is what TRL passes beside their columns.
-        """
+        """Let the functions that can begin early do so; `given` is what TRL passes beside the columns of the rows."""
         own = ("prompt", "completion", "completion_ids")
         columns = {name: [row[name] for row in inputs] for name in inputs[0] if name not in own}
         for function, name in zip(functions, names, strict=True):
@@ -90,37 +85,33 @@ class RewardWatch:
         if is_async(function):
 
             async def watched_async(**columns: Any) -> Any:
-                with self._call(function, name, columns) as (columns, check):
-                    return check(await self._awaited(function(**columns), name))
+                with self._run(name):
+                    columns, check = self._listen(columns, name)
+                    try:
+                        return check(await self._awaited(function(**columns), name))
+                    except TRLGRPOExtError:
+                        raise
+                    except Exception as error:  # the search runs the function in this loop, so it needs a thread
+                        raise await asyncio.to_thread(_explained, error, function, columns, name) from error
 
             return watched_async
 
         def watched(**columns: Any) -> Any:
-            with self._call(function, name, columns) as (columns, check):
-                return check(function(**columns))
+            with self._run(name):
+                columns, check = self._listen(columns, name)
+                try:
+                    return check(function(**columns))
+                except TRLGRPOExtError:
+                    raise
+                except (Exception, SystemExit) as error:
+                    raise _explained(error, function, columns, name) from error
 
         return watched
 
     @contextmanager
-    def _call(self, function: Any, name: str, columns: dict[str, Any]) -> Iterator[tuple[dict[str, Any], Any]]:
-        """A call's columns and the check of its result; what it raises names the function and the row."""
-        with self._run(name):
-            count = len(columns["completions"])
-            columns = self._listening(columns)
-            prints = Fingerprints(columns)
-            try:
-                yield columns, lambda returned: self._seen(returned, count, prints, name)
-            except TRLGRPOExtError:
-                raise
-            except (Exception, SystemExit) as error:
-                raise _explained(error, function, columns, count, name) from error
-
-    @contextmanager
     def time_limit(self) -> Iterator[None]:
-        """Interrupt the function that runs inside once the limit has passed, and name it.
-
-        A signal interrupts whatever Python code or system call is running in the main thread. It cannot interrupt
-        compiled code that holds the interpreter's lock.
+        """Interrupt the function that runs inside, in the main thread and unless it holds the interpreter's lock, and
+        name it.
         """
         is_main = threading.current_thread() is threading.main_thread()
         number = _SIGNAL if self._limit is not None and is_main else None
@@ -216,9 +207,10 @@ class RewardWatch:
             "{name: ..., guard: {timeout: 5}}."
         )
 
-    def _listening(self, columns: dict[str, Any]) -> dict[str, Any]:
-        """The columns, with loggers that refuse what TRL could not sum or send, while the reward is still at work."""
-        count, wrapped = len(columns["completions"]), dict(columns)
+    def _listen(self, columns: dict[str, Any], name: str) -> tuple[dict[str, Any], Callable[[Any], Any]]:
+        """A call's columns, with loggers that refuse what TRL could not sum or send; and the check of its result."""
+        count = len(columns["completions"])
+        wrapped = dict(columns)
         if (log_extra := columns.get("log_extra")) is not None:
 
             def extra(column: str, values: Iterable[Any]) -> None:
@@ -235,7 +227,8 @@ class RewardWatch:
                 log_metric(name, float(value))
 
             wrapped["log_metric"] = metric
-        return wrapped
+        prints = Fingerprints(wrapped)
+        return wrapped, lambda returned: self._seen(returned, count, prints, name)
 
     def _seen(self, returned: Any, count: int, prints: Fingerprints, name: str) -> list[float | None]:
         if (changed := prints.changed()) is not None:
@@ -263,18 +256,17 @@ def _raised(name: str, error: BaseException) -> str:
     return f"The reward {name!r} raised {type(error).__name__}: {exception_text(error)}"
 
 
-def _explained(
-    error: Exception | SystemExit, function: Any, columns: Mapping[str, Any], count: int, name: str
-) -> PluginRunError:
+def _explained(error: Exception | SystemExit, function: Any, columns: Mapping[str, Any], name: str) -> PluginRunError:
     """The same error with the reward's name and the completion at fault."""
-    at = "" if isinstance(error, SystemExit) else _find_completion(error, function, columns, count)
+    at = "" if isinstance(error, SystemExit) else _find_completion(error, function, columns)
     return PluginRunError(_raised(name, error) + at)
 
 
-def _find_completion(error: Exception, function: Any, columns: Mapping[str, Any], count: int) -> str:
+def _find_completion(error: Exception, function: Any, columns: Mapping[str, Any]) -> str:
     """Call the function on one completion at a time until it raises that exception again, and describe where."""
     completions = columns["completions"]
-    if len(completions) != count:
+    count = len(completions)
+    if not count:  # the function has emptied them
         return ""
     until = time.monotonic() + _SEARCH_SECONDS
     failing, passed = None, False
