@@ -78,18 +78,14 @@ def leave_one_out(rewards_N: torch.Tensor, groups_N: torch.Tensor) -> torch.Tens
 def batch_whitening(
     rewards_N: torch.Tensor, groups_N: torch.Tensor, baseline: str = "group", std_floor: float = 0.1
 ) -> torch.Tensor:
-    """`A_i = (r_i - b_i) / max(σ, std_floor)`, σ over the whole batch, b of the "group" or "batch"; REINFORCE++
-    (2501.03262).
-    """
+    """`A_i = (r_i - b_i) / max(σ, std_floor)`, σ over the batch, b of "group" or "batch"; REINFORCE++ (2501.03262)."""
     batch_N = torch.zeros_like(groups_N)  # one group of all
     apart_N = rewards_N - group_mean(rewards_N, groups_N if baseline == "group" else batch_N)
     return _where_scored(apart_N / group_std(apart_N, batch_N).clamp(min=std_floor), rewards_N)
 
 
 def optimal_baseline(rewards_N: torch.Tensor, groups_N: torch.Tensor, lengths_N: torch.Tensor) -> torch.Tensor:
-    """`A_i = r_i - Σ_j L_j r_j / Σ_j L_j` in the group, OPO (2505.23585); where all lengths are 0 the baseline is the
-    mean.
-    """
+    """`A_i = r_i - Σ_j L_j r_j / Σ_j L_j` in the group, OPO (2505.23585); the mean where all lengths are 0."""
     # Lengths of unscored completions do not count, so that a group may be left without any.
     has_tokens_N = group_sum(torch.where(torch.isnan(rewards_N), 0.0, lengths_N), groups_N) > 0
     weights_N = torch.where(has_tokens_N, lengths_N, 1.0)
@@ -144,7 +140,8 @@ class _Estimator:
 
     def _advantages(self, rewards_N: torch.Tensor, groups_N: torch.Tensor, rollout: Rollout) -> torch.Tensor:
         """The advantages `(N,)` of all ranks' completions, 0 where the reward is NaN."""
-        return self.function(rewards_N, groups_N, **vars(self))  # of which its parameters are all
+        names = getattr(self, "__dataclass_fields__", ())  # of its parameters, if it has any
+        return self.function(rewards_N, groups_N, **{name: getattr(self, name) for name in names})
 
 
 class RawReward(_Estimator):

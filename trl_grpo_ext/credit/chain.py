@@ -77,9 +77,7 @@ class HookChain:
         return equal_N[rollout.local_rows]
 
     def allowed_signs(self, rollout: Rollout) -> torch.Tensor | None:
-        """The signs that the masks allow after the forward stage, `(B, T)`: 1 positive, 2 negative, 3 both; None if all
-        are.
-        """
+        """The signs that the masks let through, `(B, T)`: 1 positive, 2 negative, 3 both; None if all are."""
         if not self._masks or not self.acts("on_forward"):
             return None
         ones_B_T = torch.ones_like(rollout.mask_B_T)

@@ -7,9 +7,7 @@ from ..errors import PluginOutputError
 
 
 def checked_draw(drawn: Any, count: int, rows: int, label: str) -> list[int] | None:
-    """The row numbers that `draw` returned of a pool of `rows`, or None; refused unless they are `count` different
-    ones.
-    """
+    """The `count` different numbers that `draw` returned of a pool of `rows`, or None; others are refused."""
     if drawn is None:
         return None
     try:

@@ -84,9 +84,7 @@ def run_shaper(hook: Any, rollout: Rollout) -> torch.Tensor:
 
 
 def shape_rewards(hook: Any, rollout: Rollout, name: str) -> Rollout:
-    """The rollout with what one shaper adds, a reward column of its own with weight 1; gathers twice, for the groups'
-    means.
-    """
+    """The rollout with what one shaper adds, a reward column of weight 1; gathers twice, for the means."""
     added, tokens_B_T = run_shaper(hook, rollout), rollout.token_rewards_B_T
     if added.dim() == 2:
         tokens_B_T = added if tokens_B_T is None else tokens_B_T + added

@@ -104,9 +104,7 @@ def number_of(data: bytes) -> int:
 
 
 def groups_with_prefixes(rollout: Rollout) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
-    """Each group on this rank: its rows here `(B,)`, its rows of all ranks `(N,)`, and how many tokens any two share
-    `(b, G)`.
-    """
+    """Each group's rows on this rank `(B,)` and on all `(N,)`, and how many tokens any two share `(b, G)`."""
     groups_N = rollout.gather(rollout.group_ids_B)
     ids_N_T = rollout.gather(rollout.completion_ids_B_T)
     written_N_T = rollout.gather(rollout.completion_mask_B_T) > 0

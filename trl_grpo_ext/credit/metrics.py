@@ -1,5 +1,4 @@
-"""The metrics of the flow: what each hook did to the advantages, and how an aggregation weighs tokens
-(docs/metrics.md).
+"""The metrics of the flow: what hooks did to the advantages, and how an aggregation weighs tokens.
 
 Each comes from a table with one row per completion, gathered over all ranks. An aggregation by weights is measured once
 per generation batch, one with `reduce` at every micro-batch, by the slope of its scalar in each token's loss.

@@ -81,9 +81,7 @@ def part_metrics(
     gather: Callable[[torch.Tensor], torch.Tensor],
     device: torch.device | str = "cpu",
 ) -> dict[str, float]:
-    """`parts/<reward>/<part>/mean` and `/present` over the completions to which a part applies; those after 32 are
-    `others`.
-    """
+    """`parts/<reward>/<part>/mean` and `/present`, of those to whom it applies; after 32 parts, `others`."""
     shown: list[str] = []
     counts: list[Any] = []
     for reward, of_reward in names.items():
@@ -115,9 +113,7 @@ def label(name: str) -> str:
 def with_parts(
     rollout: Rollout, rows: Mapping[str, Sequence[Any]], names: Mapping[str, Sequence[str]] | None = None
 ) -> Rollout:
-    """The rollout with its completions' `Parts` (or parts, a number, None) by reward; `names` are those of all ranks,
-    if given.
-    """
+    """The rollout with its completions' `Parts`, by reward; `names` are those of all ranks, if they differ."""
     parts = {reward: [_parts_of(score) for score in of_reward] for reward, of_reward in rows.items()}
     known = {reward: names_of(of_reward) for reward, of_reward in parts.items()} if names is None else names
 

@@ -51,9 +51,7 @@ def rewards_are_equal(
 
 
 def signal_table(rollout: Rollout) -> torch.Tensor:
-    """Per completion, `(B, 5)`: has an advantage, uninformative rewards (-1: only advantages count), group, live
-    tokens, reward.
-    """
+    """Per completion `(B, 5)`: has an advantage, uninformative (-1: unknown), group, live tokens, reward."""
     if rollout.advantages_B_T is None:
         raise ValueError("Signal is decided by the advantages, and rollout.advantages_B_T is None.")
     has_B = has_signal(rollout.advantages_B_T, rollout.mask_B_T)

@@ -90,8 +90,7 @@ class AccuracyBetween(Checked):
 
 @dataclass(kw_only=True, eq=False)
 class NotAllTruncated(Checked):
-    """Drop groups as "truncated" if all their completions, or a large share, ended at the limit: they compare
-    unfinished answers.
+    """Drop groups as "truncated" if all their completions, or a large share, ended at the limit.
 
     Source: overlong filtering of DAPO (2503.14476), section 3.4, which masks single completions.
     Departures: this leaves out whole groups; `truncation_masking` masks completions.

@@ -34,16 +34,13 @@ class _Failure(NamedTuple):
 
 
 def _gather_objects(one: Any) -> list[Any]:
-    from accelerate.utils import gather_object
-
-    found: list[Any] = gather_object([one])
+    found: list[Any] = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(found, one)
     return found
 
 
 class Agreement:
-    """Keeps the ranks of a run in step while plugins run; `gather` and `exchange` return all ranks' values, in rank
-    order.
-    """
+    """Keeps the ranks of a run in step; `gather` and `exchange` return all ranks' values, in rank order."""
 
     def __init__(
         self,
@@ -60,9 +57,7 @@ class Agreement:
 
     @contextmanager
     def section(self) -> Iterator[None]:
-        """Run plugins inside, in the same order on every rank; the first failing rank's error is raised on all, with
-        its number.
-        """
+        """Run plugins inside, in the same order on every rank; the first failing rank's error is raised on all."""
         self._stopped_by = None
         try:
             yield

@@ -34,9 +34,7 @@ def is_model(reward: Any) -> bool:
 
 
 def running_methods() -> Iterator[tuple[Any, Mapping[str, Any]]]:
-    """The methods that led to the caller, innermost first, each one's object and variables: TRL passes the trainer to
-    nobody.
-    """
+    """The methods that led to the caller, innermost first, each one's object and variables."""
     frame = sys._getframe(2)
     while frame is not None:
         if "self" in frame.f_locals:

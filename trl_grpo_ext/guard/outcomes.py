@@ -153,9 +153,7 @@ class OutcomePolicy:
         log_metric: Callable[[str, float], None] | None = None,
         log_extra: Callable[[str, list[Any]], None] | None = None,
     ) -> None:
-        """Log shares `outcomes/<reward>/<outcome>`, zeros included, and the column `<reward>_outcome`, if TRL passed
-        the loggers.
-        """
+        """Log shares `outcomes/<reward>/<outcome>`, zeros included, and the column `<reward>_outcome`, if TRL can."""
         counts = Counter(judgement.outcome for judgement in judgements)
         if log_metric is not None and judgements:
             for outcome in self.outcomes:

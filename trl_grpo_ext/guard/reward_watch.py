@@ -52,9 +52,7 @@ class _Call:
 
 
 class RewardWatch:
-    """Watches the reward functions of one scoring, which together may take `limit` seconds, and keeps by the function's
-    name: each completion's parts, the outcomes that it logged, and how many NaNs it returned.
-    """
+    """Watches the functions of one scoring, at most `limit` seconds, and keeps parts, outcomes and NaNs by name."""
 
     def __init__(self, limit: float | None = None) -> None:
         self.parts: dict[str, list[Sequence[Part]]] = {}
@@ -110,9 +108,7 @@ class RewardWatch:
 
     @contextmanager
     def time_limit(self) -> Iterator[None]:
-        """Interrupt the function that runs inside, in the main thread and unless it holds the interpreter's lock, and
-        name it.
-        """
+        """Interrupt what runs inside at the limit, unless compiled code holds the interpreter, and name it."""
         is_main = threading.current_thread() is threading.main_thread()
         number = _SIGNAL if self._limit is not None and is_main else None
         over = threading.Event()

@@ -376,9 +376,7 @@ class _Processes:
             self.drop(worker)
 
     def end(self) -> None:
-        """Kill everything, and wait for the server, so that no zombie stays; a fork leaves its parent's processes
-        alone.
-        """
+        """Kill everything, and wait for the server, so that no zombie stays; a fork leaves its parent's alone."""
         if self.owner != os.getpid():
             return
         self._idle.clear()
