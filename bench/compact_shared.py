@@ -156,9 +156,8 @@ def main(given: Sequence[str] | None = None) -> None:
         match.close()
     results.sort(key=lambda found: LENGTHS.index(found["completions"]) * 10_000 + found["prompt"])
     said = (
-        f"{size.rows} completions in groups of 8, all with signal, micro-batches of 8, `loss_type` dapo "
-        f"without a KL penalty, AdamW. Best of {options.updates} updates of each arm in turns; time is "
-        f"{Meter().time_is}, and planning counts as update. Llama, 5.3M parameters, "
+        f"{size.rows} completions in groups and micro-batches of 8, all with signal; best of {options.updates} "
+        f"updates, {Meter().time_is} time. Llama, 5.3M parameters, "
         f"{options.threads} thread(s), {machine()}; {versions('torch', 'transformers', 'trl')}. "
         f"The gradient norms differ by {max(found['norm_gap'] for found in results):.0e} at most, relatively."
     )

@@ -328,7 +328,7 @@ def figure_baselines(lines: Sequence[Line], figure: Any) -> str:
         }
         values = [spread([mean(line, step, f"b {name}") for line in lines], 2) for name in ("mean reward", "b*")]
         rows.append([str(step), *values, *(spread(found, 4) for found in shares.values())])
-    titles = ["step", "E[r]", "b*", *(f"variance left by {name}" for name in BASELINES[1:])]
+    titles = ["step", "E[r]", "b*", *(f"variance left: {name}" for name in BASELINES[1:])]
     return markdown(titles, rows)
 
 

@@ -191,8 +191,8 @@ def gradients(options: argparse.Namespace, start: Path) -> None:
         "part credit by the number of parts",
         ["parts", "right", "signal to noise, share", "`part_credit`", "worth", "cosine to share", "places shuffled"],
         rows,
-        f"{options.prompts} prompts of {GROUP} completions at the start, before training; worth is how many times more "
-        f"completions the share of right answers needs for the same signal-to-noise ratio. In brackets 95 % intervals. "
+        f"{options.prompts} prompts of {GROUP} completions, before training; worth is how many times more completions "
+        f"the share of right answers needs for the same ratio. In brackets 95 % intervals. "
         f"{versions('trl', 'torch')}; {machine()}.",
         options.docs,
     )

@@ -252,9 +252,8 @@ def main(given: Sequence[str] | None = None) -> None:
             least, most = min(cell["norm"].values()), max(cell["norm"].values())
             gap = max(gap, (most - least) / max(most, 1e-9))
     said = (
-        f"{GROUPS * MEMBERS} completions in groups of {MEMBERS}, micro-batches of {options.rows}, `loss_type` dapo "
-        f"without a KL penalty, AdamW. Best of {options.updates} updates of each arm in turns; time is "
-        f"{Meter().time_is}, and planning counts as update. {options.model.name}, {options.threads} thread(s), "
+        f"{GROUPS * MEMBERS} completions in groups of {MEMBERS}, micro-batches of {options.rows}; best of "
+        f"{options.updates} updates, {Meter().time_is} time. {options.model.name}, {options.threads} thread(s), "
         f"{machine()}; {versions('torch', 'transformers', 'trl')}. Of what it answered, {' and '.join(answered)} "
         f"have signal. The gradient norms differ by {gap:.0e} at most, relatively."
     )

@@ -55,7 +55,7 @@ def work(run: Run) -> dict[str, Any]:
 
 def table(lines: Sequence[Mapping[str, Any]]) -> str:
     """One row for each way; differences are to the plain order without `resample`, paired by seed."""
-    heads = ["prompts", "seeds", "accuracy", "difference", "with signal"]
+    heads = ["prompts", "accuracy", "difference"]
     plain = _by_seed(lines, "in_order", False)
     rows = []
     for resample in (False, True):
@@ -68,10 +68,8 @@ def table(lines: Sequence[Mapping[str, Any]]) -> str:
             rows.append(
                 [
                     f"`{sampler}`{' and `resample`' if resample else ''}",
-                    str(len(found)),
                     interval([point["accuracy"] for point in at_all]),
                     "" if found == plain else interval(paired),
-                    f"{sum(point['with_signal'] for point in at_all) / len(at_all):.0%}",
                 ]
             )
     return markdown(heads, rows)

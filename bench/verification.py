@@ -1,14 +1,12 @@
 r"""`math_accuracy` beside TRL's `accuracy_reward`: hostile completions, ordinary batches, and GSM8K's references.
 
     python -m bench.verification hostile [--limit 20]
-    python -m bench.verification integrals
     python -m bench.verification throughput [--rounds 7]
     python -m bench.verification agreement --gsm8k FOLDER
     python -m bench.verification load [--gsm8k FOLDER] [--pairs FILE] [--busy 4] [--each 18]
 
 `hostile` gives TRL each completion in a process of its own, which is killed after `--limit` seconds, and ours all of
-them as one batch. `integrals` says what 64 different slow integrals cost two workers, in a first batch and in a later
-one. `throughput` lets both take turns on the same batches, new ones in every round so that no cache
+them as one batch. `throughput` lets both take turns on the same batches, new ones in every round so that no cache
 helps, and takes the best time of each. `agreement` compares the scores on every answer of GSM8K's files, in several
 spellings. `load` lets both take turns on an idle machine and beside `--busy` spinning processes: on ordinary pairs, on
 college-level expressions, on GSM8K's answers, and on those of a file with a `reference` and an `answer` in each line of
@@ -95,34 +93,6 @@ def _quietly_theirs(text: str) -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     logging.disable()
     theirs([("18", text)])
-
-
-INTEGRALS = [
-    f"\\boxed{{\\int_{{{low}}}^{{{high}}} {form.format(a, b)}\\,dx}}"
-    for low, high in (("0", "1"), ("0", "\\frac{3}{4}"), ("\\frac{1}{4}", "1"), ("\\frac{1}{3}", "\\frac{2}{3}"))
-    for a, b in ((100, 50), (37, 21), (9, 4), (13, 11))
-    for form in (
-        "\\sin(x^{{{}}})e^{{x^{{{}}}}}",
-        "\\frac{{\\ln(1+x^{{{}}})}}{{1+x^{{{}}}}}",
-        "e^{{-x^{{{}}}}}\\ln(1+x^{{{}}})",
-        "\\cos(x^{{{}}})\\tan(x^{{{}}})",
-    )
-]
-"""Sixty-four definite integrals of which sympy finds no antiderivative in time."""
-
-
-def integrals() -> None:
-    """Print what they cost in a first batch, whose workers have just started, and in the next one."""
-    reward = MathAccuracy(workers=2, cache=0)
-    table = Table("", "CPU s", "s", "outcomes", title=f"{len(INTEGRALS)} slow integrals, 2 workers")
-    for name in ("the first batch", "the next"):
-        before, begun = cpu_seconds(), time.perf_counter()
-        judged = reward.judge(INTEGRALS, ["18"] * len(INTEGRALS))
-        wall, cpu = time.perf_counter() - begun, cpu_seconds() - before
-        ends = dict(Counter(one.outcome.value for one in judged))
-        table.add_row(name, f"{cpu:.1f}", f"{wall:.1f}", str(ends))
-    reward.close()
-    CONSOLE.print(table)
 
 
 # ---------------------------------------------------------------------------------------------------- throughput
@@ -349,7 +319,6 @@ def main() -> None:
     commands.add_parser("hostile").add_argument(
         "--limit", type=float, default=20.0, help="seconds, default %(default)s"
     )
-    commands.add_parser("integrals")
     commands.add_parser("throughput").add_argument("--rounds", type=int, default=7, help="default %(default)s")
     compare = commands.add_parser("agreement")
     compare.add_argument("--gsm8k", type=Path, required=True, help="folder with GSM8K's train.jsonl and test.jsonl")
@@ -363,8 +332,6 @@ def main() -> None:
     CONSOLE.print(f"{tables.machine()}, {tables.versions('trl', 'math-verify', 'sympy')}")
     if given.command == "hostile":
         hostile(given.limit)
-    elif given.command == "integrals":
-        integrals()
     elif given.command == "load":
         load(given.gsm8k, given.pairs, given.busy, given.each)
     elif given.command == "throughput":

@@ -14,7 +14,6 @@ import torch
 import yaml
 
 from tests.contexts import make_rollout
-from tests.plugins_env import Environment, make_environment
 from trl_grpo_ext import load_rewards
 from trl_grpo_ext.aggregation.means import SeqMeanTokenSum
 from trl_grpo_ext.credit import flow
@@ -174,38 +173,9 @@ def test_the_pages_rewards_keep_the_rules(start: str) -> None:
     names: dict[str, Any] = {}
     exec(code, names)
     reward = names[start.split()[1]]
-    rules = ["reward.empty", "reward.formats", "reward.hostile_text"]
-    report = check("reward", reward() if isinstance(reward, type) else reward, isolated=False, rules=rules)
+    rules = ["reward.formats", "reward.hostile_text", "reward.pickle"]
+    report = check("reward", reward() if isinstance(reward, type) else reward, rules=rules)
     assert report.ok, str(report)
-
-
-@pytest.fixture(scope="module")
-def author(tmp_path_factory: pytest.TempPathFactory) -> Environment:
-    """A new author's environment: the page's two files, `pip install .`."""
-    folder = tmp_path_factory.mktemp("politeness")
-    module = next(block for block in blocks(PAGE, "python") if "class Polite" in block)
-    project = next(block for block in blocks(PAGE, "toml") if 'name = "politeness"' in block)
-    (folder / "politeness").mkdir()
-    (folder / "politeness" / "__init__.py").touch()
-    (folder / "politeness" / "rewards.py").write_text(module)
-    backend = '[build-system]\nrequires = ["hatchling"]\nbuild-backend = "hatchling.build"\n'
-    (folder / "pyproject.toml").write_text(backend + project)
-    environment = make_environment(tmp_path_factory.mktemp("author") / "venv")
-    environment.pip("install", "-q", "--no-deps", "--no-build-isolation", folder)
-    return environment
-
-
-@pytest.mark.slow
-def test_the_example_reward_is_there_after_pip_install(author: Environment) -> None:
-    answer = author.probe(
-        """
-(info,) = [i for i in plugins.available() if not i.builtin and i.name == "polite"]
-rewards = plugins.load_rewards({"name": "polite", "word": "thanks", "weight": 0.5})
-scores = rewards[0](completions=["Thanks!", [{"role": "assistant", "content": "Please."}]])
-answer = [info.distribution, info.version, rewards[0].__name__, rewards.weights, scores]
-"""
-    )
-    assert answer == ["politeness", "0.1", "polite", [0.5], [1.0, 0.0]]
 
 
 @pytest.mark.parametrize("page", [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md"], ids=lambda p: p.name)

@@ -1,8 +1,7 @@
-"""The tables of `docs/compatibility.md`, from what the repository itself says: `python -m docs.site.compatibility`.
+"""The table of `docs/compatibility.md`, from what the repository itself says: `python -m docs.site.compatibility`.
 
 Nothing is typed in by hand that a file already states: the supported ranges come from `pyproject.toml`, the tested
-versions from `constraints.txt`, TRL's from `trainer/upstream/contract.py`, the launch files from the test that reads
-them.
+versions from `constraints.txt`, TRL's from `trainer/upstream/contract.py`.
 """
 
 import ast
@@ -53,13 +52,6 @@ def assigned(file: str, name: str) -> object:
     raise LookupError(f"{file} has no {name}")
 
 
-def launch_files() -> dict[str, tuple[str, int, int]]:
-    """By launch file: its engine, processes and machines, as a test asserts them."""
-    engines = assigned("tests/launch/doctor/test_command.py", "ENGINES")
-    assert isinstance(engines, dict)
-    return engines
-
-
 def tables(tested_python: str) -> str:
     """The part of the page between its markers."""
     oldest = assigned("trl_grpo_ext/trainer/upstream/contract.py", "OLDEST_TESTED")
@@ -74,11 +66,6 @@ def tables(tested_python: str) -> str:
         if name == "trl":
             tested = f"{oldest}.0, {tested}"
         lines.append(f"| {name} | {may[name]} | {tested} |")
-    lines += ["", "| launch file | engine | processes | machines |", "| --- | --- | --- | --- |"]
-    lines += [
-        f"| `{name}` | {engine} | {processes} | {machines} |"
-        for name, (engine, processes, machines) in launch_files().items()
-    ]
     return "\n".join(lines)
 
 

@@ -191,9 +191,6 @@ def _zero_variance(selection: Any) -> Mapping[str, Any]:
     return {"after, all right": right, "after, all wrong": wrong}
 
 
-MOVED = (0.1, 0.0, 0.1)
-
-
 GENERATED, NOW = (0.6, 0.45, 0.01, 0.7), (0.9, 0.5, 0.05, 0.3)
 
 
@@ -206,6 +203,18 @@ def _divergence(selection: Any) -> Mapping[str, Any]:
 _FOUR = (1.0, 0.0, 0.0, 3.0)
 _EIGHT = (1.0, 1.0, *[0.0] * 6)
 
+_TWO_REWARDS = ((1.0, 0.0, 1.0, 1.0), (0.0, 2.0, 1.0, 3.0))
+
+
+def _decoupled(selection: Any) -> Mapping[str, Any]:
+    rewards_B_K = torch.tensor(_TWO_REWARDS, dtype=torch.float64).T
+    weights_K = torch.tensor([1.0, 0.5], dtype=torch.float64)
+    both = {"rewards_B_K": rewards_B_K, "reward_names": ("first", "second"), "reward_weights_K": weights_K}
+    rewards = (rewards_B_K @ weights_K).tolist()
+    rows = _after_rollout(selection, [1] * 4, [9.0] * 4, rewards, [0, 0, 1, 1], num_generations=2, **both)
+    return {"advantage": [row[0] for row in rows]}
+
+
 EXAMPLES: dict[str, Worked] = {
     "raw_reward": _estimator("raw_reward", _FOUR),
     "centred": _estimator("centred", _FOUR),
@@ -217,6 +226,14 @@ EXAMPLES: dict[str, Worked] = {
     "max_only": _estimator("max_only", _FOUR),
     "leave_one_out": _estimator("leave_one_out", _FOUR),
     "batch_whitening": _estimator("batch_whitening", _FOUR, note="It is all of the batch."),
+    "decoupled_normalisation": Worked(
+        {"name": "decoupled_normalisation", "epsilon": 1e-9},
+        completions(4),
+        {"first reward": _TWO_REWARDS[0], "second reward": _TWO_REWARDS[1], "group": (1, 1, 2, 2)},
+        _decoupled,
+        "The second reward has weight 0.5. Of two completions, one is 1/√2 above and one below; the sums are ±0.5/√2, "
+        "and their standard deviation is √(1/6).",
+    ),
     "optimal_baseline": _estimator("optimal_baseline", (1.0, 0.0), (2, 6), note="The baseline is 2/8."),
     "mean_relative": _estimator("mean_relative", _EIGHT, note="Two successes of eight."),
     "pass_at_k": _estimator({"name": "pass_at_k", "k": 4}, _EIGHT, note="Two successes of eight."),

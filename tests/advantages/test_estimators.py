@@ -108,6 +108,11 @@ def test_functions_of_more_than_rewards_by_hand() -> None:
     groups_N = torch.zeros(2, dtype=torch.long)
     lengths = estimators.optimal_baseline(torch.tensor([1.0, 0.0]), groups_N, torch.tensor([2.0, 6.0]))
     assert lengths.tolist() == [0.75, -0.25]
+    # Each function by itself is (±.5)/(√.5 + ε), ±.7071; 2 · .7071 - .7071 = ±.7071, whose σ is 1.
+    rewards_N_2 = torch.tensor([[1.0, 0.0], [0.0, 10.0]], dtype=torch.float64)
+    weights_2 = torch.tensor([2.0, 1.0], dtype=torch.float64)
+    decoupled = estimators.decoupled_normalisation(rewards_N_2, weights_2, groups_N, epsilon=1e-12)
+    assert decoupled.tolist() == pytest.approx([0.5**0.5, -(0.5**0.5)])
     credit = estimators.pass_at_k(torch.tensor([1.0, 0.0, 0.0, 0.0]), torch.zeros(4, dtype=torch.long), k=2)
     assert credit.tolist() == pytest.approx([1, -1 / 3, -1 / 3, -1 / 3])
     live_B_T = torch.tensor([[True, True], [True, False]])
@@ -194,3 +199,28 @@ def test_a_k_that_no_group_can_have_stops_every_rank_in_training() -> None:
     refused_on_all_ranks({"name": "pass_at_k", "k": 4}, make_rollout([1] * 6, rewards, groups), [3, 2, 1], says)
     smaller = make_rollout([1] * 6, rewards, groups, training=False)  # as groups in evaluation may be
     assert pass_at_k(4, smaller).tolist() == [[0.0]] * 6
+
+
+def two_rewards(first: list[float], second: list[float], groups: list[int], **parameters: Any) -> list[float]:
+    """`decoupled_normalisation` of two reward functions, the second of weight 0.5."""
+    rewards_B_K = torch.tensor([first, second], dtype=torch.float64).T
+    weights_K = torch.tensor([1.0, 0.5], dtype=torch.float64)
+    total = (rewards_B_K * weights_K).nansum(1).masked_fill(rewards_B_K.isnan().all(1), math.nan)
+    both = {"rewards_B_K": rewards_B_K, "reward_names": ("a", "b"), "reward_weights_K": weights_K}
+    rollout = make_rollout([1] * len(first), total.tolist(), groups, **both)
+    (gdpo,) = load_advantage_hooks([{"name": "gdpo", **parameters}])
+    advantages_B_T: torch.Tensor = gdpo.on_rollout(torch.full((len(first), 1), 9.0, dtype=torch.float64), rollout)
+    return advantages_B_T.squeeze(1).tolist()
+
+
+def test_decoupled_normalisation_by_hand() -> None:
+    # Of two, one is 1/√2 above and one below; where both got 1, both are 0. The sums are ±0.5/√2, and σ is √(0.5/3).
+    advantages = two_rewards([1, 0, 1, 1], [0, 2, 1, 3], [0, 0, 1, 1], epsilon=1e-9)
+    assert advantages == pytest.approx([0.75**0.5, -(0.75**0.5), -(0.75**0.5), 0.75**0.5])
+    # One function has no opinion on the third completion, none has one on the fourth; a group of equal rewards is 0.
+    nan = math.nan
+    advantages = two_rewards([1, 0, nan, nan, 0.3, 0.3], [1, 3, 5, nan, 0.1, 0.1], [0, 0, 0, 0, 1, 1], epsilon=1e-9)
+    sums = [0.5**0.5 - 0.5, -(0.5**0.5), 0.5]  # 1, 3, 5 are -1, 0 and 1 standard deviation from their mean
+    spread = (sum(x * x for x in sums) / 4) ** 0.5  # of five, two of which are 0, about a mean of 0
+    assert advantages == pytest.approx([*(x / spread for x in sums), 0, 0, 0])
+    assert advantages[3:] == [0, 0, 0]

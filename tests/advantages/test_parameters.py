@@ -14,6 +14,7 @@ from trl_grpo_ext.plugins.building import import_plugin
 NAN, INF = math.nan, math.inf
 REFUSED: dict[str, dict[str, tuple[Any, ...]]] = {
     "normalised": {"epsilon": (0, NAN), "std_floor": (-0.1,), "std": ("unbiased",)},
+    "decoupled_normalisation": {"epsilon": (0, INF)},
     "batch_whitening": {"std_floor": (0,), "baseline": ("prompt", ["group"])},
     "pass_at_k": {"k": (0, 2.5, True), "threshold": (NAN,)},
     "group_mean_gae": {"gamma": (0, 1.1), "gae_lambda": (-0.1,), "length_alpha": (0,)},

@@ -82,17 +82,3 @@ def test_hostile_plugins_are_text(folder: Path, words: list[str], width: int | N
         assert text in joined
     for character in (*"\x07\x9b\x7f\u202e\u2066\u200b\u2028", "\x1b]0;"):
         assert character not in done.out
-
-
-def test_json_holds_hostile_text_as_it_is(folder: Path) -> None:
-    done = invoke("list", "--distribution", "wi-hostile", "--json", env={"PYTHONPATH": str(folder)})
-    entries = json.loads(done.out)
-    assert LONG in [entry["name"] for entry in entries]
-    assert {entry["summary"] for entry in entries} == {" ".join(HOSTILE_DOCS.removesuffix(" More.").split())}
-    assert done.out.isascii()
-
-
-def test_what_an_encoding_lacks_is_escaped() -> None:
-    done = run_command("list", "aggregations", env={"PYTHONIOENCODING": "latin-1", "PYTHONUTF8": "0"})
-    assert done.status == 0, done.err
-    assert "\\u03a3" in done.out

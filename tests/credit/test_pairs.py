@@ -32,6 +32,7 @@ G, T, VOCABULARY = 4, 10, 12
 PARAMETERS: Mapping[str, Mapping[str, Any]] = {
     "batch_whitening": {"std_floor": 1.0},  # or there would be nothing left to whiten
     "clip_advantages": {"low": -0.3, "high": 0.3},
+    "decoupled_normalisation": {"epsilon": 0.3},  # or with one reward it is TRL's own, up to a factor
     "divergence_mask": {"low": 0.01, "high": 0.01},
     "kl_in_reward": {"coefficient": 1.0},
     "outcome_filter": {"keep": "failures", "threshold": 0.95},  # the best of one group is one

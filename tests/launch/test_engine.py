@@ -135,6 +135,7 @@ def test_the_facts_of_a_run_are_counted(tmp_path: Path, tiny_model: Path) -> Non
     assert others == ["one_process", 1, None, "LlamaForCausalLM", 0, "float32", "cpu"]
 
 
+@pytest.mark.slow
 def test_a_run_that_is_another_one_stops_when_training_begins(tmp_path: Path, tiny_model: Path) -> None:
     layers = {"model.embed_tokens": "cpu", "model.layers.0": "cpu", "model.layers.1": "disk"}
     places = {**layers, "model.norm": "cpu", "model.rotary_emb": "cpu", "lm_head": "cpu"}
@@ -156,6 +157,7 @@ def test_a_model_that_is_frozen_stops_at_once(tmp_path: Path, tiny_model: Path) 
         EngineCheck(run)
 
 
+@pytest.mark.slow
 def test_check_launch_stops_an_unreached_adapter(tmp_path: Path, tiny_model: Path) -> None:
     base = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
     model = get_peft_model(base, LoraConfig(r=2, target_modules=["q_proj"]))

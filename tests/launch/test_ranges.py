@@ -17,7 +17,6 @@ WRONG = [
     ("learning_rate", "inf", "learning_rate is inf, which is not a finite number"),
     ("learning_rate", -1e-6, "learning_rate is -1e-06, and must be 0 or more"),
     ("seed", -1, "seed is -1, and must lie between 0 and 4294967295"),
-    ("seed", 10**400, "which is not a finite number"),
     ("temperature", 0, "temperature is 0, and must be above 0"),
     ("top_p", 1.5, "top_p is 1.5, and must lie between 0 and 1"),
     ("beta", -0.1, "beta is -0.1, and must be 0 or more"),

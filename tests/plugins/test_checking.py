@@ -236,7 +236,7 @@ def test_check_contract_takes_more_parameters_with_defaults() -> None:
 def test_check_contract_speaks_in_the_kit_too() -> None:
     for kind, name, value, right in MISSPELT:
         rule = "reward.call" if kind == "reward" else f"{FACTS[kind].word}.form"
-        (broken,) = check(kind, plugin(kind, **{name: value}), isolated=False, rules=[rule]).violations
+        (broken,) = check(kind, plugin(kind, **{name: value}), rules=[rule]).violations
         assert repr(name) in broken.message, right
 
 

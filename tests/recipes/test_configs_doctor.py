@@ -35,6 +35,7 @@ def test_the_doctor_finds_no_error_in_a_shipped_command_line(path: Path, number:
     assert found.memory is not None, found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", RUN_FILES, ids=lambda path: path.name)
 def test_a_run_file_alone_has_an_estimate_where_the_hub_was_never_reached(path: Path) -> None:
     found = command.examine([str(path)], Machine(gpus=8))

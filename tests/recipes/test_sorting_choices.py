@@ -141,7 +141,12 @@ CHOICES = [
 ]
 
 
-@pytest.mark.parametrize(("objective", "variant"), CHOICES)
+QUICK = ("clipped", "centred")
+
+
+@pytest.mark.parametrize(
+    ("objective", "variant"), [pytest.param(*one, marks=[pytest.mark.slow] * (one != QUICK)) for one in CHOICES]
+)
 def test_choices_give_the_objectives_gradient(untrained: Path, tmp_path: Path, objective: str, variant: str) -> None:
     watch = trained(untrained, tmp_path, objective, variant)
     assert len(watch.gradients) == len(watch.expected) == 3

@@ -48,7 +48,7 @@ def test_think_format_is_trls_reward_where_an_answer_follows(text: str) -> None:
 CASES: dict[float, list[str]] = {
     # All there, with and without a number in the answer.
     0.5: [
-        *("<think>9 * 2</think><answer>18</answer>", "<think></think><answer>eighteen</answer>"),
+        *("<think>9 * 2</think><answer>18</answer>", "<think></think><answer>$18</answer>"),
         "Sure!\n<think>\n9 * 2\n</think>\n\n<answer>\nShe makes $18.\n</answer>\nBye.",
         *("<think></think><answer>1/2</answer>", "<think></think><answer>x = -1.5</answer>"),
     ],

@@ -41,9 +41,7 @@ def test_the_same_number_scores_one_another_or_none_scores_zero() -> None:
     assert [pair for pair in WRONG if score(*pair) != 0.0] == []
 
 
-@pytest.mark.parametrize(
-    "answer", ["", "#### none", "9 eggs for 18 dollars", "#### 18!", "#### 18j", None, float("nan"), True, [18]]
-)
+@pytest.mark.parametrize("answer", ["", "#### none", "9 eggs for 18 dollars", None, float("nan"), True, [18]])
 def test_a_reference_without_a_number_scores_none_and_warns(answer: object) -> None:
     with pytest.warns(UserWarning, match="1 of 2 "):
         scores = gsm8k_accuracy(completions=["#### 18", "#### 18"], answer=[answer, "#### 18"])
@@ -82,46 +80,6 @@ def test_gsm8k_reads_the_last_message() -> None:
         assert score(completion) == float("18" in text)
 
 
-SEVERAL = [
-    *(
-        "{0}:{1}",
-        "{1}:{0}",
-        "{1} : {0}",
-        "{0} or {1}",
-        "{1} or {0}",
-        "{0} (or {1})",
-        "{0} eggs or {1} eggs",
-        "{0}; {1}",
-    ),
-    *("{0}, {1}", "{1}, {0}", "{0}, {1}, 5", "{0} and {1}", "{1} and {0}", "{0} vs {1}", "{0} & {1}", "${0} or ${1}"),
-    *("{1}-{0}", "{1} to {0}", "{0} to {1}", "between {1} and {0}", "x = {0} or x = {1}", "{0} ± 1", "{0} +/- 1"),
-    *(
-        "> {0}",
-        "x < {0}",
-        "{0}+",
-        "{0} or more",
-        "{0} or fewer",
-        "{0} and up",
-        "{0} hours 30 minutes",
-        "{0} feet 6 inches",
-    ),
-]
-"""What says more than the number {0}."""
-EXPLICIT = ("#### {}", "\\boxed{{{}}}", "The answer is {}.", "**Answer:** {}", "<answer>{}</answer>")
-
-
-def test_a_number_that_is_one_of_several_is_not_the_answer() -> None:
-    for several in SEVERAL:
-        for explicit in EXPLICIT:
-            completion = "Some work.\n" + explicit.format(several.format(4, 5))
-            assert (completion, score(completion, "#### 4")) == (completion, 0.0)
-            assert (completion, score(completion, "#### 5")) == (completion, 0.0)
-    for said in ("So she has 4 or 5.", "The ratio is 4:5.", "It is between 4 and 5."):
-        assert (score(said, "4"), score(said, "5")) == (0.0, 0.0)
-    with pytest.warns(UserWarning, match="cannot read"):
-        assert score("4", "#### 4 or more") is None
-
-
 @pytest.mark.parametrize("split", ["train", "test"])
 def test_gsm8k_scores_the_whole_data_set(split: str) -> None:
     folder = os.environ.get("TRL_GRPO_EXT_GSM8K")
@@ -147,8 +105,3 @@ def test_gsm8k_scores_the_whole_data_set(split: str) -> None:
         completions = [rendering.format(solution=text, answer=number + offset) for text, number in pairs]
         scores = gsm8k_accuracy(completions=completions, answer=answers)
         assert set(scores) == {0.0 if offset else 1.0}, rendering
-    completions = [
-        text + EXPLICIT[row % len(EXPLICIT)].format(SEVERAL[row % len(SEVERAL)].format(f"{number:,}", number + 3))
-        for row, (text, number) in enumerate(zip(solutions, references, strict=True))
-    ]
-    assert set(gsm8k_accuracy(completions=completions, answer=answers)) == {0.0}

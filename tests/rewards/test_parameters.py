@@ -29,7 +29,6 @@ REFUSED: list[tuple[str, dict[str, Any], dict[str, list[Any]]]] = [
     ("math_accuracy", {}, {"timeout": [0, NAN], "workers": [0], "memory_mb": [1.5], "max_characters": [0]}),
     ("math_accuracy", {}, {"cache": [False], "reasoning_delimiters": [[], "</think>", [""], ["</think>", None], 3]}),
     ("gated", {"reward": "think_format", "gate": "think_format"}, {"threshold": ["1", INF], "otherwise": [True]}),
-    ("gated", {"reward": "think_format", "gate": "think_format"}, {"lazy": [1]}),
     ("weighted", {"rewards": ["think_format"]}, {"weights": [[1.0, 2.0], 2.0, [True], [NAN]]}),
     ("per_column", {"column": "t", "rewards": {"a": "think_format"}}, {"column": [""]}),
     ("per_column", {"column": "t", "rewards": {"a": "think_format"}}, {"rewards": [{}, SAME]}),

@@ -16,7 +16,7 @@ from trl_grpo_ext.errors import ConfigurationError, RewardError
 from trl_grpo_ext.guard.outcomes import Judgement, Outcome
 from trl_grpo_ext.rewards import python_tests as module
 from trl_grpo_ext.rewards._sandbox.jobs import LAYERS, isolation
-from trl_grpo_ext.rewards.python_tests import PythonTests, fenced_code, function_span
+from trl_grpo_ext.rewards.python_tests import PythonTests, fenced_code
 
 pytestmark = pytest.mark.skipif(set(isolation()) != set(LAYERS), reason="needs Landlock and seccomp")
 
@@ -109,31 +109,16 @@ def parts(code: str, tests: Any, **columns: Any) -> list[tuple[str, float | None
     return [(part.name, part.score, [text[slice(*place[:2])] for place in part.places]) for part in score.parts]
 
 
-def test_with_partial_each_test_is_a_part_at_the_function_that_it_calls() -> None:
-    two = (
-        "import math\n\n\ndef add(\n    a, b\n):\n    # sum\n\n    return a + b\n\ndef sub(a, b):\n    return a\nx = 1"
-    )
-    add, sub = two.split("\n\n\n")[1].split("\n\ndef sub")[0], "def sub(a, b):\n    return a"
-    tests = ["import math", "assert add(1, 2) == 3", "assert sub(3, 1) == 2", "assert sub(3, 0) + add(0, 0) == 3"]
-    assert parts(two, tests) == [("test_1", 1.0, [add]), ("test_2", 0.0, [sub]), ("test_3", 1.0, [two])]
+def test_with_partial_each_test_is_a_part_at_the_code() -> None:
+    tests = ["import math", "assert add(1, 2) == 3", "assert sub(3, 1) == 2", "assert add(0, 0) == 0"]
+    two = f"{RIGHT}\ndef sub(a, b):\n    return a"
+    assert parts(two, tests) == [("test_1", 1.0, [two]), ("test_2", 0.0, [two]), ("test_3", 1.0, [two])]
     assert parts(RIGHT, HUMAN_EVAL, entry_point=["add"]) == [("test_0", 1.0, [RIGHT])]
-    method = "class Solution:\n    def add(self, a, b):\n        return a + b\n\n    def other(self): pass"
     cases = {"inputs": [[1, 2], [3, 4]], "outputs": [3, 8], "fn_name": "add"}
-    inside = "def add(self, a, b):\n        return a + b"
-    assert parts(method, cases) == [("test_1", 1.0, [inside]), ("test_2", 0.0, [inside])]
+    assert parts(RIGHT, cases) == [("test_1", 1.0, [RIGHT]), ("test_2", 0.0, [RIGHT])]
     program = "print(int(input().split()[0]) + 2)"
     assert parts(program, SUM) == [("test_0", 1.0, [program]), ("test_1", 0.0, [program])]
-    assert parts("add = lambda a, b: 3", ADD[:1]) == [("test_0", 1.0, ["add = lambda a, b: 3"])]
-    assert parts("", ADD[:2]) == [("test_0", 0.0, []), ("test_1", 0.0, [])]
     assert parts("def add(a, b", ADD[:1]) == [("test_0", 0.0, ["def add(a, b"])]
-
-
-def test_function_span_is_linear() -> None:
-    for text in (" " * 99_999, "def f" * 20_000, "def f\n" * 16_000, "\n" * 99_999, " def\t" * 16_000):
-        function_span(text, 0, len(text), "f")
-    assert function_span("async  def f(): x\n\n\ndef g(): y", 0, 99, "f") == (0, 17)
-    assert function_span("def f(): x\ndef f(): y\nif z:\n  def f(): w", 0, 99, "f") == (11, 21)
-    assert function_span("def ff(): x", 0, 99, "f") is None
 
 
 def test_python_tests_partial_share() -> None:
@@ -243,7 +228,7 @@ def test_what_only_the_solution_could_say_is_said_to_be_so() -> None:
         "assert 1 == P(1)": "it needs the __eq__",
         "assert P(1)": "__bool__",
         "assert 3 in P(1)": "__contains__",
-        "assert abs(P(1) - 3) < 1e-6": "it takes the result of the solution's own __sub__",
+        "assert abs(P(1) - 3) < 1e-6": "it needs the __sub__ of the solution's own class P",
         "try:\n  assert P(1) == P(1)\nexcept BaseException:\n  pass\nassert P(1).x == 1": "__eq__",
         "import pytest\ndef test_p():\n  pytest.skip('no')\n  assert P(1).x == 1": "skip",
         "r = P(1).x\nif r > 3:\n  assert r == 4\nassert r == 1": "under a condition that the solution decides",

@@ -5,7 +5,6 @@ Each names its project and the columns of its data. What `check` says of each is
 
 # ruff: noqa: B905  # as they are written there
 
-import json
 import math
 import re
 from typing import Any
@@ -19,7 +18,7 @@ def answer_in(text: str) -> str:
     return text.split("<answer>")[-1].split("</answer>")[0].strip()
 
 
-# will-brown's demo: messages, the reference in `answer`
+# willccbb's gist grpo_demo.py, copied into hundreds of projects: messages, the reference in `answer`
 def correctness(prompts, completions, answer, **kwargs):
     print("-" * 20, f"Question:\n{prompts[0][-1]['content']}", f"\nAnswer:\n{answer[0]}")
     return [2.0 if answer_in(text) == a else 0.0 for text, a in zip(contents(completions), answer)]
@@ -45,7 +44,7 @@ def xml_count(completions, **kwargs):
     return [count_xml(text) for text in contents(completions)]
 
 
-# open-r1
+# huggingface/open-r1, src/open_r1/rewards.py
 def format_reward(completions, **kwargs):
     pattern = r"^<think>\n.*?\n</think>\n<answer>\n.*?\n</answer>$"
     return [1.0 if re.match(pattern, text, re.DOTALL) else 0.0 for text in contents(completions)]
@@ -100,7 +99,7 @@ def len_reward(completions, solution, **kwargs):
     return [0.5 - (length - low) / (high - low) for length in lengths]
 
 
-# the HF course and TRL's documentation
+# TRL's documentation (docs/source/grpo_trainer.md, rloo_trainer.md) and its notebooks
 def reward_len(completions, **kwargs):
     return [-abs(20 - len(completion)) for completion in completions]
 
@@ -109,8 +108,12 @@ def unique_letters(completions, **kwargs):
     return [float(len(set(completion))) for completion in completions]
 
 
-def count_a(completions, **kwargs):
-    return [float(len(re.findall("a", completion))) for completion in completions]
+def token_length(completion_ids, **kwargs):
+    return [float(len(ids)) for ids in completion_ids]
+
+
+async def not_empty(prompts, completions, **kwargs):
+    return [1.0 if completion else 0.0 for completion in completions]
 
 
 def boxed(completions, ground_truth, **kwargs):
@@ -123,19 +126,22 @@ def by_task(completions, task, **kwargs):
     return [float("def" in text) if t == "code" else None for text, t in zip(contents(completions), task)]
 
 
-# countdown (mini-R1, TinyZero): columns `target` and `nums`
+# countdown, as in philschmid's mini-R1: columns `target` and `nums`; what it cannot read is caught, messages too
 def equation(completions, target, nums, **kwargs):
     rewards = []
     for completion, goal, numbers in zip(completions, target, nums):
-        match = re.search(r"<answer>(.*?)<\/answer>", completion)
-        text = match.group(1).strip() if match else ""
-        used = [int(number) for number in re.findall(r"\d+", text)[:20] if len(number) < 10]
-        right = sorted(used) == sorted(numbers) and re.match(r"^[\d+\-*/().\s]+$", text)
-        rewards.append(1.0 if right and str(goal) else 0.0)
+        try:
+            match = re.search(r"<answer>(.*?)<\/answer>", "<think>" + completion)
+            text = match.group(1).strip() if match else ""
+            used = [int(number) for number in re.findall(r"\d+", text)[:20] if len(number) < 10]
+            right = sorted(used) == sorted(numbers) and re.match(r"^[\d+\-*/().\s]+$", text)
+            rewards.append(1.0 if right and goal else 0.0)
+        except Exception:
+            rewards.append(0.0)
     return rewards
 
 
-# Unsloth's notebooks: the reference read through kwargs, numbers compared
+# unslothai/notebooks, the GRPO notebooks: numbers compared
 def check_numbers(prompts, completions, answer, **kwargs):
     rewards = []
     for text, truth in zip(contents(completions), answer):
@@ -147,21 +153,9 @@ def check_numbers(prompts, completions, answer, **kwargs):
     return rewards
 
 
-# ms-swift's style: the reference in kwargs alone
+# open-r1's code_reward: the reference in kwargs alone
 def from_kwargs(completions, **kwargs):
-    return [1.0 if truth in text else 0.0 for text, truth in zip(contents(completions), kwargs["label"])]
-
-
-# tool calls and JSON, with the data's own mapping in a column
-def json_fields(completions, fields, **kwargs):
-    rewards = []
-    for text, wanted in zip(contents(completions), fields):
-        try:
-            found = json.loads(text)
-        except (ValueError, RecursionError):
-            found = None
-        rewards.append(float(isinstance(found, dict) and set(wanted) <= set(found)))
-    return rewards
+    return [1.0 if truth in text else 0.0 for text, truth in zip(contents(completions), kwargs["verification_info"])]
 
 
 REWARDS: dict[str, dict[str, Any]] = {
@@ -177,12 +171,12 @@ REWARDS: dict[str, dict[str, Any]] = {
     "len_reward": {"solution": ["18", "3"]},
     "reward_len": {},
     "unique_letters": {},
-    "count_a": {},
+    "token_length": {},
+    "not_empty": {},
     "boxed": {"ground_truth": ["18", "3"]},
     "by_task": {"task": ["code", "math"]},
     "equation": {"target": [18, 3], "nums": [[1, 3, 18], [3]]},
     "check_numbers": {"answer": ["18", "3"]},
-    "from_kwargs": {"label": ["18", "3"]},
-    "json_fields": {"fields": [["answer"], ["unit"]]},
+    "from_kwargs": {"verification_info": ["18", "3"]},
 }
 """Name: the columns of its data. The twentieth is TRL's own `think_format_reward`."""

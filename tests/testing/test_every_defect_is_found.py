@@ -49,7 +49,7 @@ def with_those_it_rests_on(kind: Kind, name: str) -> list[str]:
 
 @pytest.mark.parametrize(("kind", "rule", "plugin"), WRONG)
 def test_the_planted_defect_breaks_its_rule(kind: Kind, rule: str, plugin: Any) -> None:
-    report = check(kind, made(plugin), isolated=False, rules=with_those_it_rests_on(kind, rule))
+    report = check(kind, made(plugin), rules=with_those_it_rests_on(kind, rule))
     assert [broken.rule.name for broken in report.violations] == [rule], str(report)
 
 
@@ -65,17 +65,16 @@ def test_the_planted_defect_breaks_its_rule(kind: Kind, rule: str, plugin: Any) 
 def test_of_all_rules_one_is_broken_and_those_that_rest_on_it_are_not_checked(
     kind: Kind, rule: str, plugin: Any
 ) -> None:
-    report = check(kind, made(plugin), isolated=False)
+    report = check(kind, made(plugin))
     assert [broken.rule.name for broken in report.violations] == [rule], str(report)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "rule", "plugin"), HANGS)
-def test_what_hangs_exits_or_crashes_breaks_the_rule_that_it_does_so_in(kind: Kind, rule: str, plugin: Any) -> None:
+def test_what_hangs_breaks_the_rule_that_it_hangs_in(kind: Kind, rule: str, plugin: Any) -> None:
     report = check(kind, made(plugin), timeout=2.0, rules=with_those_it_rests_on(kind, rule))
     assert [broken.rule.name for broken in report.violations] == [rule], str(report)
-    said = report.violations[0].message
-    assert "did not return within" in said or "ended the process" in said or "crashed the process" in said
+    assert "did not return within 2 s" in report.violations[0].message
 
 
 def test_every_rule_has_a_wrong_plugin() -> None:
@@ -85,7 +84,7 @@ def test_every_rule_has_a_wrong_plugin() -> None:
 def test_right_plugins_keep_all_rules_and_between_them_have_every_rule_checked() -> None:
     passed = set()
     for kind, plugin in RIGHT:
-        report = check(kind, plugin, isolated=False)
+        report = check(kind, plugin)
         assert report.ok, str(report)
         passed |= {rule.name for rule in report.passed}
         assert not report.no_effect or kind == "advantage_hook", str(report)

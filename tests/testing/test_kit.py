@@ -189,7 +189,7 @@ def test_options_that_mean_nothing_are_refused(options: dict[str, Any], message:
 
 def test_texts_and_columns_of_the_caller_are_in_the_batch() -> None:
     SEEN.clear()
-    report = check("advantage_hook", Looks(), completions=["a = 1; b = 2"], columns={"level": [3]}, isolated=False)
+    report = check("advantage_hook", Looks(), completions=["a = 1; b = 2"], columns={"level": [3]})
     assert report.ok, str(report)
     text, level, offsets = SEEN[0]
     assert (text, level) == ("a = 1; b = 2", 3)
@@ -219,7 +219,7 @@ class UncopyableHook(Uncopyable):
 
 @pytest.mark.parametrize(("kind", "plugin"), [("advantage_hook", UncopyableHook()), ("reward", Uncopyable())])
 def test_what_cannot_be_copied_is_not_compared_with_what_its_own_trials_made_of_it(kind: Any, plugin: Any) -> None:
-    report = check(kind, plugin, isolated=False)
+    report = check(kind, plugin)
     word = FACTS[kind].word
     assert [broken.rule.short for broken in report.violations] == ["pickle"], str(report)
     reasons = {rule.short: reason for rule, reason in report.skipped}
@@ -244,7 +244,9 @@ def test_a_reward_that_takes_messages_alone_is_tried_with_messages_and_the_repor
         return [float("18" in (completion[-1]["content"] or "" if completion else "")) for completion in completions]
 
     report = check(
-        "reward", last, rules=["reward.call", "reward.run", "reward.formats", "reward.empty", "reward.neighbours"]
+        "reward",
+        last,
+        rules=["reward.call", "reward.run", "reward.formats", "reward.hostile_text", "reward.neighbours"],
     )
     assert report.ok, str(report)
     assert "it takes messages alone: with strings it raised TypeError" in str(report)

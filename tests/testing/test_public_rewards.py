@@ -7,23 +7,24 @@ from trl.rewards import think_format_reward
 
 from tests.testing import public_rewards
 from tests.testing.public_rewards import REWARDS
-from trl_grpo_ext.testing import check
+from trl_grpo_ext.testing import Report, Violation, check
+from trl_grpo_ext.testing.rules import rules_of
 
-NEEDS_COLUMNS = {"boxed", "equation", "from_kwargs", "json_fields"}
-TRUE: dict[str, list[str]] = {"reward_len": ["formats"], "len_reward": ["neighbours"]}
-"""One measures the length of a list where messages come, the other compares completions and does not declare it."""
+NEEDS_COLUMNS = {"boxed", "equation", "from_kwargs"}
+TRUE: dict[str, list[str]] = {"reward_len": ["formats"], "equation": ["formats"], "len_reward": ["neighbours"]}
+"""One measures the length of a list, one catches what messages raise, and one compares completions undeclared."""
 
 
 def broken_by(reward: Any, **options: Any) -> list[str]:
-    return [broken.rule.short for broken in check("reward", reward, isolated=False, **options).violations]
+    return [broken.rule.short for broken in check("reward", reward, **options).violations]
 
 
 @pytest.mark.parametrize("name", [*REWARDS, "think_format_reward"])
 def test_public_rewards_are_believed(name: str) -> None:
     reward = think_format_reward if name == "think_format_reward" else getattr(public_rewards, name)
     expected = TRUE.get(name, [])
-    report = check("reward", reward, isolated=False)
-    assert [one.rule.short for one in report.violations] == expected, str(report)
+    report = check("reward", reward)
+    assert [one.rule.short for one in report.violations] == expected * (name not in NEEDS_COLUMNS), str(report)
     assert (report.passed == ()) == (name in NEEDS_COLUMNS - {"from_kwargs"}), str(report)
     assert (report.no_effect == "none of its rules could be tried") == (name in NEEDS_COLUMNS)
     if columns := REWARDS.get(name):
@@ -31,15 +32,13 @@ def test_public_rewards_are_believed(name: str) -> None:
 
 
 def test_texts_alone_is_said_once() -> None:
-    report = check("reward", public_rewards.count_a, isolated=False)
+    report = check("reward", public_rewards.boxed, columns=REWARDS["boxed"])
     assert str(report).count("it takes texts alone, so prompts must be no conversations: it raised TypeError") == 1
 
 
 def test_one_exception_is_one_defect() -> None:
-    def fails(completions: Any, **columns: Any) -> list[float]:
-        return [1 / len(text.split()) if isinstance(text, str) else 1.0 for text in completions]
-
-    report = check("reward", fails, isolated=False)
-    assert [one.rule.short for one in report.violations][:2] == ["formats", "empty"], str(report)
-    assert str(report).count("ZeroDivisionError") == 1
-    assert "and so hostile_text" in str(report)
+    raised = "it raised ZeroDivisionError: division by zero (own.py, line 3: return [1 / 0])"
+    broken = [Violation(rule, f"{raised} (hostile text)", "completions=['']") for rule in rules_of("reward")[:2]]
+    text = str(Report("fails", "reward", violations=tuple(broken)))
+    assert text.count("ZeroDivisionError") == 1
+    assert "and so run" in text

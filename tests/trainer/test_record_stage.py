@@ -19,6 +19,7 @@ from trl_grpo_ext import GRPOExtTrainer
 from trl_grpo_ext.credit import flow
 from trl_grpo_ext.records.token_records import COLUMNS
 from trl_grpo_ext.trainer.loss_forward import LossForward
+from trl_grpo_ext.trainer.record_stage import differs_by_token
 
 CHAIN: list[Any] = [
     "centred",
@@ -213,3 +214,28 @@ def test_log_names_plugins_without_empty_metrics(
     logs = [json.loads(text) for text in (tmp_path / "trl_grpo_ext_log.jsonl").read_text().splitlines()]
     assert any("rewards/length_reward/mean" in entry for entry in logs)
     assert all(value is not None for entry in logs for value in entry.values())
+
+
+# -------------------------------------------------------------------------------------- advantages that TRL averages
+
+
+@pytest.mark.parametrize(
+    ("hook", "level", "loss_type", "said"),
+    [
+        ("low_probability", "sequence", "dapo", 1),
+        ("low_probability", "sequence", "cispo", 0),
+        ("low_probability", "token", "dapo", 0),
+        ("centred", "sequence", "dapo", 0),
+    ],
+)
+def test_tokens_that_share_a_ratio(
+    tiny_model: Path, tmp_path: Path, recwarn: pytest.WarningsRecorder, hook: str, level: str, loss_type: str, said: int
+) -> None:
+    train(tiny_model, tmp_path, hooks=[hook], importance_sampling_level=level, loss_type=loss_type)
+    assert sum("pushed by their mean" in str(one.message) for one in recwarn) == said
+
+
+def test_differs_by_token() -> None:
+    advantages_B_T = torch.tensor([[1.0, 1.0, 9.0], [1.0, 2.0, 1.0], [1.0, 2.0, 3.0]])
+    mask_B_T = torch.tensor([[1.0, 1.0, 0.0], [1.0, 1.0, 1.0], [0.0, 0.0, 0.0]])
+    assert differs_by_token(advantages_B_T, mask_B_T).tolist() == [False, True, False]

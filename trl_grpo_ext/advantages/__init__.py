@@ -6,6 +6,7 @@ The mathematics of the estimators are functions of arrays.
 from .estimators import (
     batch_whitening,
     centred,
+    decoupled_normalisation,
     leave_one_out,
     max_only,
     mean_relative,
@@ -19,6 +20,7 @@ from .returns import group_mean_gae
 __all__ = [
     "batch_whitening",
     "centred",
+    "decoupled_normalisation",
     "group_mean_gae",
     "leave_one_out",
     "max_only",

@@ -84,6 +84,18 @@ def batch_whitening(
     return _where_scored(apart_N / group_std(apart_N, batch_N).clamp(min=std_floor), rewards_N)
 
 
+def decoupled_normalisation(
+    rewards_N_K: torch.Tensor, weights_K: torch.Tensor, groups_N: torch.Tensor, epsilon: float = 1e-4
+) -> torch.Tensor:
+    """`A_i = s_i / (σ + ε)` with `s_i = Σ_k w_k·(r_ik - μ_k)/(σ_k + ε)`, σ over the batch, GDPO (2601.05242)."""
+    sums_N = torch.zeros_like(rewards_N_K[:, 0])
+    for weight, of_one_N in zip(weights_K.tolist(), rewards_N_K.unbind(dim=1), strict=True):
+        sums_N += weight * group_apart(of_one_N, groups_N, epsilon)
+    nobody_N = torch.isnan(rewards_N_K).all(dim=1)
+    scored_N = sums_N.masked_fill(nobody_N, torch.nan)
+    return torch.where(nobody_N, 0.0, sums_N / (group_std(scored_N, torch.zeros_like(groups_N)) + epsilon))
+
+
 def optimal_baseline(rewards_N: torch.Tensor, groups_N: torch.Tensor, lengths_N: torch.Tensor) -> torch.Tensor:
     """`A_i = r_i - Σ_j L_j r_j / Σ_j L_j` in the group, OPO (2505.23585); the mean where all lengths are 0."""
     # Lengths of unscored completions do not count, so that a group may be left without any.
@@ -245,6 +257,31 @@ class BatchWhitening(Checked, _Estimator):
     declares = HookDeclaration(role="estimator")
     baseline: str = choice("group", "batch")
     std_floor: float = number(0.1, "a positive number", lambda x: x > 0)
+
+
+@dataclass(kw_only=True, eq=False)
+class DecoupledNormalisation(Checked, _Estimator):
+    """Normalise each reward function in its group by itself, then sum: `A_i = s_i / (σ + ε)`.
+
+    With `s_i = Σ_k w_k·(r_ik - μ_k)/(σ_k + ε)`: μ_k and σ_k are of function k over the group, and σ is of the sums over
+    the scored completions of all ranks. So each function has a say of its weight, whatever its spread. A shaper is one
+    more function. Without shapers these are TRL's advantages under `multi_objective_aggregation="normalize_then_sum"`.
+
+    Source: GDPO (2601.05242).
+    Departures: σ is over completions, as in TRL; verl takes it over tokens, which is this and then `whiten`. The mean
+    of the sums is not subtracted: it is 0. σ is the sample's (n - 1) and ε is 1e-4, as in TRL.
+
+    Args:
+        epsilon: ε, positive.
+    """
+
+    __name__ = "decoupled_normalisation"
+    declares = HookDeclaration(role="estimator")
+    epsilon: float = number(1e-4, "a positive number", lambda x: x > 0)
+
+    def _advantages(self, rewards_N: torch.Tensor, groups_N: torch.Tensor, rollout: Rollout) -> torch.Tensor:
+        rewards_N_K = rollout.gather(rollout.rewards_B_K.to(rewards_N.dtype))
+        return decoupled_normalisation(rewards_N_K, rollout.reward_weights_K, groups_N, self.epsilon)
 
 
 class OptimalBaseline(_Estimator):

@@ -46,7 +46,8 @@ _EXPLICIT = re.compile(
     rf"\\boxed\s*\{{({_NESTED}{{1,2000}})\}}|<answer>([^<]{{1,2000}})</answer>|^####([^\n]{{1,2000}})$", re.MULTILINE
 )
 """The last box, answer tag or `####` line of a reference."""
-_AT_ONCE, _SHOWN = 64, 10
+_AT_ONCE = 64
+_SHOWN = 10
 _FAILURES = (Outcome.TIMEOUT, Outcome.DIED, Outcome.REFUSED, Outcome.ERROR)
 _ORDER = (Outcome.NO_ANSWER, *_FAILURES, Outcome.WRONG, Outcome.RIGHT)
 """Verdicts by what they say about a reference; those that are not here say most."""
@@ -172,7 +173,7 @@ def audit(
         column=column,
         rows=len(rows),
         references=len({repr(row[column]) for row in rows}),
-        findings=findings,
+        findings=sorted(findings, key=lambda finding: finding.row),
         read=read,
     )
 
@@ -183,7 +184,8 @@ def _judged(reward: Any, column: str, right_at: float, asked: Sequence[_Asked]) 
         return []
     from ..guard.calls import PASSED_BY_TRL, call, check_scores, reward_name  # slow to import
 
-    rows, completions = [row for _, row, _ in asked], [text for *_, text in asked]
+    rows = [row for _, row, _ in asked]
+    completions = [text for *_, text in asked]
     theirs = rows[0].keys() - PASSED_BY_TRL - {"prompt", "completion"}
     columns: dict[str, Any] = {name: [row[name] for row in rows] for name in theirs}
     if (own := RewardDeclaration.of(reward).reference_column) is not None:
@@ -246,38 +248,53 @@ def _against_themselves(
         ]
         for (number, _, text), judged in zip(asked, judge(asked), strict=True):
             if number not in found or _says(judged) > _says(found[number]):
-                found[number], rendered[number] = judged, text
-    right = [(number, row, _OTHER_ANSWER) for number, row in rows if found[number].outcome is Outcome.RIGHT]
-    for (number, _, _), judged in zip(right, judge(right), strict=True):
-        if judged.outcome is Outcome.UNPARSEABLE or judged.outcome in _FAILURES:
-            detail = f"compared with another answer{judged.detail and ': '}{judged.detail}"
-            found[number] = Judgement(judged.outcome, detail)
-    if completions is None:
-        yield from _wrong_ones(judge, [(n, row, rendered[n]) for n, row in rows if found[n].outcome is Outcome.RIGHT])
+                found[number] = judged
+                rendered[number] = text
     for number, row in rows:
         judged = found[number]
         if judged.outcome is not Outcome.RIGHT:
-            problem = _PROBLEMS.get(judged.outcome, "wrong against itself")
-            detail = ": ".join(part for part in (judged.outcome.value, judged.detail) if part)
-            yield Finding(number, problem, shown(row[column]), detail)
+            yield _finding(number, row[column], judged)
+    right = [(number, row, rendered[number]) for number, row in rows if found[number].outcome is Outcome.RIGHT]
+    yield from _wrong_ones(judge, right, column, same_shape=completions is None)
 
 
-def _wrong_ones(judge: Callable[[Sequence[_Asked]], list[Judgement]], right: Sequence[_Asked]) -> Iterator[Finding]:
-    """The rows that take a wrong answer of the same shape for right."""
-    asked = [(number, row, wrong) for number, row, text in right for wrong in same_shape_but_wrong(text)]
-    accepted = dict[int, str]()
-    for (number, _, text), judged in zip(asked, judge(asked), strict=True):
-        if judged.outcome is Outcome.RIGHT:
-            accepted.setdefault(number, text)
-    originals = {number: text for number, _, text in right}
-    for number, wrong in accepted.items():
-        yield Finding(number, _ACCEPTS, shown(originals[number]), f"right as well: {shown(wrong[-_LONGEST_ANSWER:])}")
+def _finding(row: int, reference: Any, judged: Judgement, after: str = "") -> Finding:
+    detail = ": ".join(part for part in (f"{judged.outcome.value}{after}", judged.detail) if part)
+    return Finding(row, _PROBLEMS.get(judged.outcome, "wrong against itself"), shown(reference), detail)
+
+
+def _wrong_ones(
+    judge: Callable[[Sequence[_Asked]], list[Judgement]], right: Sequence[_Asked], column: str, *, same_shape: bool
+) -> Iterator[Finding]:
+    """The rows that take a wrong answer for right, or fail at it: one far off, and those of the same shape."""
+    asked = [
+        (number, row, wrong)
+        for number, row, text in right
+        for wrong in (_OTHER_ANSWER, *(same_shape_but_wrong(text) if same_shape else ()))
+    ]
+    reported: set[int] = set()
+    for (number, row, text), judged in zip(asked, judge(asked), strict=True):
+        if number in reported:
+            continue
+        if text is _OTHER_ANSWER:
+            if judged.outcome is Outcome.UNPARSEABLE or judged.outcome in _FAILURES:
+                reported.add(number)
+                yield _finding(number, row[column], judged, ": compared with another answer")
+        elif judged.outcome is Outcome.RIGHT:
+            reported.add(number)
+            detail = f"right as well: {shown(text[-_LONGEST_ANSWER:])}"
+            yield Finding(number, _ACCEPTS, shown(row[column]), detail)
 
 
 _NUMBER = re.compile(r"(?<![\\A-Za-z_\d.])\d+(?:,\d{3})*(?![\d])")
 _PAIRS = (
-    *(("even", "odd"), ("positive", "negative"), ("increasing", "decreasing"), ("\\forall", "\\exists")),
-    *(("\\leq", "\\geq"), ("\\le", "\\ge"), ("\\cup", "\\cap")),
+    ("even", "odd"),
+    ("positive", "negative"),
+    ("increasing", "decreasing"),
+    ("\\forall", "\\exists"),
+    ("\\leq", "\\geq"),
+    ("\\le", "\\ge"),
+    ("\\cup", "\\cap"),
 )
 _OPPOSITES = {"\\pm": "", **dict(_PAIRS), **{other: one for one, other in _PAIRS}}
 _OPPOSITE = re.compile(rf"(?:{'|'.join(map(re.escape, _OPPOSITES))})(?![A-Za-z])")
@@ -289,8 +306,10 @@ def same_shape_but_wrong(text: str) -> list[str]:
     """At most three completions whose last answer has the shape of this one's and another value."""
     answer = text[-_LONGEST_ANSWER:]
     start = max(answer.rfind("####"), answer.rfind("\\boxed"), 0)
-    head, answer = text[: len(text) - len(answer) + start], answer[start:]
-    numbers, signs = [*_NUMBER.finditer(answer)], [*_SIGN.finditer(answer)]
+    head = text[: len(text) - len(answer) + start]
+    answer = answer[start:]
+    numbers = [*_NUMBER.finditer(answer)]
+    signs = [*_SIGN.finditer(answer)]
     made = []
     if opposite := _OPPOSITE.search(answer):
         made.append(_with(answer, [(opposite, _OPPOSITES[opposite[0]])]))

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from ..plugins.discovery import PluginInfo
     from ..testing import Report
 
-BROKEN, FAILED, NO_EFFECT = 1, 2, 3
+BROKEN = 1
+FAILED = 2
+NO_EFFECT = 3
 _MOST_ROWS = 8
 
 
@@ -40,7 +42,7 @@ def check_command(
             metavar="ROWS", help='The data\'s columns: a JSON Lines file, or JSON such as \'{"target": "18"}\'.'
         ),
     ] = None,
-    timeout: Annotated[float | None, typer.Option(help="Seconds for each rule, 10 by default.")] = None,
+    timeout: Annotated[float | None, typer.Option(help="Seconds for each rule, 60 by default.")] = None,
     strict: Annotated[
         bool, typer.Option("--strict", help="Exit with 3 if nothing shows that a plugin does anything.")
     ] = False,
@@ -66,7 +68,8 @@ def check_command(
         from ..plugins.selection import parse_selection
 
         parsed = parse_selection(wanted or "reward", selection)
-        plain, subjects = parsed.plain(), find_named(str(parsed), wanted, installed)
+        plain = parsed.plain()
+        subjects = find_named(str(parsed), wanted, installed)
         asked = plain if isinstance(plain, dict) else {}
     else:
         subjects = [info for info in of_distribution(distribution or "", installed) if wanted in (None, info.kind)]
@@ -107,7 +110,8 @@ def _columns(given: str) -> dict[str, Any]:
 
 
 def _finish(found: list[tuple[PluginInfo, Report | str]], as_json: bool, strict: bool) -> None:
-    plain, console = [], results()
+    plain = []
+    console = results()
     for place, (info, one) in enumerate(found):
         if isinstance(one, str):
             plain.append({"subject": info.name, "kind": info.kind, "ok": False, "error": one})

@@ -62,7 +62,8 @@ def _print(entries: list[Entry], console: Console) -> None:
         of_kind = [entry for entry in entries if entry.info.kind == kind]
         console.print(Text(f"{PLURALS[kind].capitalize()} ({len(of_kind)})", style="bold"))
         for entry in of_kind:
-            info, ready = entry.info, entry.state == "ready"
+            info = entry.info
+            ready = entry.state == "ready"
             name = Text(one_line(info.name), style="bold")
             for alias in info.aliases:
                 name.append(f" ({one_line(alias)})", style="not bold dim")

@@ -109,7 +109,8 @@ def _filled(console: Console, text: str, indent: int = 0) -> None:
     """Print a docstring's text: paragraphs are filled to the width; lists, tables and code keep their lines."""
     paragraphs: list[str] = []
     for line in printable(text).split("\n"):
-        plain, before = line.strip(), paragraphs[-1] if paragraphs else ""
+        plain = line.strip()
+        before = paragraphs[-1] if paragraphs else ""
         inside = len(line) - len(line.lstrip(" "))
         starts = (
             not plain or not before.strip() or inside >= _CODE or _OWN_LINE.match(plain) or _TABLE.match(before.strip())

@@ -14,7 +14,8 @@ from typing import Any
 from ..errors import ConfigurationError
 from ..records.token_records import FOLDER
 
-RECORDS, COMPLETIONS = FOLDER, "completions"
+RECORDS = FOLDER
+COMPLETIONS = "completions"
 """Where the recorder and TRL write completions, inside the output_dir."""
 
 SUFFIXES = (".parquet", ".jsonl")
@@ -28,14 +29,6 @@ _STEP = re.compile(r"(?:step|completions)_(\d{1,12})\.parquet")
 
 class UnreadableError(ConfigurationError):
     """A file cannot be read; the message is one sentence that names it."""
-
-
-def is_file(path: Path) -> bool:
-    """Whether a regular file is there and may be accessed."""
-    try:
-        return path.is_file()
-    except OSError:
-        return False
 
 
 def step_of(path: Path) -> int:

@@ -45,15 +45,6 @@ class ExpectedRun:
     dtype: str | None = None
     bits: int | None = None
 
-    def differs_from_launch(self, engine: str | None, processes: int) -> Iterator[tuple[str, str]]:
-        """What differs in engine and number of processes, and what to do; `doctor` asks before anything starts."""
-        if engine is not None and self.engine not in (None, engine):
-            difference = f"The settings were made for engine {self.engine}, but the launch is {engine}."
-            yield difference, "Choose another file after --config_file, or change `engine`."
-        if self.processes not in (None, processes):
-            difference = f"The settings were made for `processes: {self.processes}`, but the launch has {processes}."
-            yield difference, f"Pass --num_processes {self.processes}, or change `processes` and the batch sizes."
-
 
 @dataclass(frozen=True)
 class Running:
@@ -107,13 +98,25 @@ def check_launch(
         EngineError: One sentence for each difference, and what to do.
     """
     env = os.environ if environment is None else environment
-    engine, processes = launched_engine(env, args), state.num_processes
-    different = map(" ".join, (expected or ExpectedRun()).differs_from_launch(engine, processes))
+    engine = launched_engine(env, args)
+    expected = expected or ExpectedRun()
+    different = []
+    if engine is not None and expected.engine not in (None, engine):
+        different.append(
+            f"The settings were made for engine {expected.engine}, but the launch is {engine}. Choose another file "
+            "after --config_file, or change `engine`."
+        )
+    if expected.processes not in (None, state.num_processes):
+        different.append(
+            f"The settings were made for `processes: {expected.processes}`, but the launch has {state.num_processes}. "
+            f"Pass --num_processes {expected.processes}, or change `processes` and the batch sizes."
+        )
     _raise([*_launcher_problems(state, env), *different, *_engine_problems(state, env, engine)])
 
 
 def _launcher_problems(state: PartialState, env: Mapping[str, str]) -> Iterator[str]:
-    started, nodes = int(env.get("WORLD_SIZE", "1")), int(env.get("GROUP_WORLD_SIZE", "1"))
+    started = int(env.get("WORLD_SIZE", "1"))
+    nodes = int(env.get("GROUP_WORLD_SIZE", "1"))
     slurm_nodes = int(env.get("SLURM_STEP_NUM_NODES", "1"))
     if started != state.num_processes:
         yield (
@@ -199,7 +202,8 @@ class EngineCheck(TrainerCallback):
 
     def __init__(self, trainer: Any, expected: ExpectedRun | None = None) -> None:
         expected = expected or ExpectedRun()
-        self.trainer, self.facts = trainer, dict[str, Any]()
+        self.trainer = trainer
+        self.facts: dict[str, Any] = {}
         self.expected = replace(expected, engine=expected.engine or launched_engine(args=trainer.args))
         self._dtype = _dtype_of(trainer.model)
         if not any(parameter.requires_grad for parameter in trainer.model.parameters()):
@@ -212,7 +216,8 @@ class EngineCheck(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Compare, on all ranks."""
-        run, named = running(self.trainer, self._dtype), self.trainer.model.named_parameters()
+        run = running(self.trainer, self._dtype)
+        named = self.trainer.model.named_parameters()
         whole = sorted(((_elements(p), name) for name, p in named if _elements_here(p) == _elements(p)), reverse=True)
         _raise(gather_object(differences(self.expected, run, [name for _, name in whole])))
         self.facts = asdict(run)
@@ -229,7 +234,8 @@ class EngineCheck(TrainerCallback):
 
 def running(trainer: Any, dtype: str) -> Running:
     """Describe a trainer whose model is wrapped, as in `on_train_begin`; `dtype` is that of the loaded model."""
-    state, wrapped = trainer.accelerator.state, trainer.model_wrapped
+    state = trainer.accelerator.state
+    wrapped = trainer.model_wrapped
     parameters = list(trainer.model.parameters())
     bits, layers = _quantised(trainer.model)
     return Running(

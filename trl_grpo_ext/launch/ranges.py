@@ -4,23 +4,25 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-_ANY = (-math.inf, math.inf)
-_FROM_ZERO = (0.0, math.inf)
-_FROM_ONE = (1.0, math.inf)
-_SEED = (0, 2**32 - 1)
-
-_RANGES: dict[str, tuple[float, float]] = {
-    **dict.fromkeys(("per_device_train_batch_size", "per_device_eval_batch_size"), _FROM_ONE),
-    **dict.fromkeys(("gradient_accumulation_steps", "steps_per_generation", "num_iterations"), _FROM_ONE),
-    **dict.fromkeys(("num_generations", "num_generations_eval", "generation_batch_size"), _FROM_ONE),
-    "max_completion_length": _FROM_ONE,
-    **dict.fromkeys(("seed", "data_seed"), _SEED),
-    **dict.fromkeys(("learning_rate", "weight_decay", "num_train_epochs", "warmup_steps"), _FROM_ZERO),
-    **dict.fromkeys(("beta", "epsilon", "epsilon_high", "delta"), _FROM_ZERO),
-    "temperature": (math.nextafter(0, 1), math.inf),
-    "top_p": (0.0, 1.0),
-    "max_steps": (-1, math.inf),
+_FROM_ONE = (
+    "per_device_train_batch_size",
+    "per_device_eval_batch_size",
+    "gradient_accumulation_steps",
+    "steps_per_generation",
+    "num_iterations",
+    "num_generations",
+    "num_generations_eval",
+    "generation_batch_size",
+    "max_completion_length",
+)
+_FROM_ZERO = ("learning_rate", "weight_decay", "num_train_epochs", "warmup_steps", "beta", "epsilon", "epsilon_high")
+_LEAST: dict[str, float] = {
+    **dict.fromkeys(_FROM_ONE, 1),
+    **dict.fromkeys((*_FROM_ZERO, "delta", "seed", "data_seed", "top_p"), 0),
+    "temperature": math.nextafter(0, 1),
+    "max_steps": -1,
 }
+_MOST: dict[str, float] = {"seed": 2**32 - 1, "data_seed": 2**32 - 1, "top_p": 1}
 
 
 def wrong_values(settings: Mapping[str, Any]) -> list[str]:
@@ -29,12 +31,18 @@ def wrong_values(settings: Mapping[str, Any]) -> list[str]:
 
 
 def _wrong_value(name: str, value: Any) -> str | None:
-    number = _number(value)
-    if number is None or (isinstance(value, str) and name not in _RANGES):  # a run may be named "nan"
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return None
+    if isinstance(value, str) and name not in _LEAST:  # a run may be named "nan"
+        return None
+    try:
+        number = float(value)
+    except (ValueError, OverflowError):  # a text; an integer beyond all floats, which TRL's parser refuses
         return None
     if not math.isfinite(number):
         return f"{name} is {value}, which is not a finite number"
-    low, high = _RANGES.get(name, _ANY)
+    low = _LEAST.get(name, -math.inf)
+    high = _MOST.get(name, math.inf)
     if low <= number <= high:
         return None
     if high == math.inf:
@@ -48,10 +56,8 @@ def wrong_quantisation(settings: Mapping[str, Any]) -> tuple[str, str] | None:
     if bits and not settings["use_peft"]:
         return f"load_in_{bits}bit without use_peft: quantised weights cannot be trained.", "Add use_peft: true."
     if bits == 4 and settings["dtype"] in (None, "auto"):  # TRL passes `dtype` on as the compute type
-        return (
-            "load_in_4bit with dtype auto: its layers compute in dtype, and auto names none.",
-            "Write dtype: bfloat16.",
-        )
+        why = "load_in_4bit with dtype auto: its layers compute in dtype, and auto names none."
+        return why, "Write dtype: bfloat16."
     return None
 
 
@@ -73,14 +79,3 @@ def vllm_without_cuda(settings: Mapping[str, Any]) -> tuple[str, str] | None:
     if settings["use_vllm"] and settings["vllm_enable_sleep_mode"]:
         return "vllm_enable_sleep_mode on the CPU: vLLM sleeps on GPUs alone.", "Set vllm_enable_sleep_mode: false."
     return None
-
-
-def _number(value: Any) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
-        return None
-    try:
-        return float(value)
-    except ValueError:
-        return None
-    except OverflowError:  # an integer beyond all floats
-        return math.inf if int(value) > 0 else -math.inf

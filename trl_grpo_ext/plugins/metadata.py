@@ -36,7 +36,7 @@ def installed_version(name: str) -> str | None:
 
 
 def provenance(installed: Distribution) -> tuple[str, str | None]:
-    """Normalised name and version, by the name of its folder where that tells: reading all metadata takes a while."""
+    """Normalised name and version, by the name of its folder where that says it: reading all metadata takes a while."""
     folder = Path(str(getattr(installed, "_path", "")))
     if folder.suffix == ".dist-info":
         name, _, number = folder.stem.partition("-")

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import AlignmentError, PluginOutputError
 from ..types import Rollout
+from .pictures import copies_of
 from .writing import write_atomically
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ COLUMNS: dict[str, str] = {
     "member": "number of the completion within its group",
     "prompt": "the prompt as text; JSON where it is a list of messages",
     "prompt_ids": "the prompt's tokens",
+    "images": "small copies of the prompt's first pictures, as JPEG",
     "completion": "the completion's tokens as text, without special tokens",
     "truncated": "whether it ended at the limit",
     "rewards": "each function's reward, null where it gave None",
@@ -159,6 +161,7 @@ def _schema() -> Any:
         "part_present": pa.list_(pa.bool_()),
         **dict.fromkeys(("tokens", "stages"), strings),
         **dict.fromkeys(("advantage", "weight", "logp", "entropy"), numbers),
+        "images": pa.list_(pa.binary()),
         "truncated": pa.bool_(),
         "rewards": pa.map_(pa.string(), pa.float64()),
         "reward": pa.float64(),
@@ -177,6 +180,7 @@ def _record(rollout: Rollout, row: int) -> dict[str, Any]:
     return {
         **texts_of(rollout.prompts[row], rollout.texts[row], ids, rollout.tokenizer, lambda: rollout.offsets(row)),
         "prompt_ids": rollout.prompt_ids_B_P[row][rollout.prompt_mask_B_P[row] > 0].tolist(),
+        "images": copies_of(rollout.prompts[row]),
         "truncated": bool(rollout.truncated_B[row]),
         "rewards": [(name, _number(value)) for name, value in rewards],
         "reward": _number(float(rollout.rewards_B[row])),
@@ -194,7 +198,7 @@ def texts_of(prompt: Any, text: str, ids: list[int], tokenizer: Any, offsets: An
     except AlignmentError:
         found = None
     if not isinstance(prompt, str):
-        prompt = json.dumps(prompt, ensure_ascii=False, default=str)
+        prompt = json.dumps(prompt, ensure_ascii=False, default=lambda value: f"<{type(value).__name__}>")
     return {
         "prompt": encodable(prompt),
         "completion": encodable(text),

@@ -12,36 +12,56 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from ..errors import ConfigurationError, PluginOutputError
+from ..errors import ConfigurationError
 from ..guard.calls import call, check_scores, reward_name, select_rows, start_scoring, start_workers, unique_names
 from ..guard.outcomes import shown
-from ..guard.parameters import checked_flag, checked_number, checked_text
+from ..guard.parameters import checked_number, checked_text
 from ..guard.parameters import column as checked_column
 from ..types import Part, Parts, RewardDeclaration
 
-_VALUES_SHOWN = 10
+_CONFORMANCE = {"parameters": {"rewards": ["gsm8k_accuracy", "think_format"]}}
 
 
 class _Combined:
     """What rewards made of rewards share: those inside begin early where they can."""
 
     __name__: str
-
-    def _children(self) -> Sequence[Callable[..., Any]]:
-        raise NotImplementedError
+    _children: Sequence[Callable[..., Any]]
 
     def start_workers(self) -> None:
         """Let the rewards inside start their worker processes."""
-        for child in self._children():
+        for child in self._children:
             start_workers(child)
 
     def start_scoring(self, completions: Sequence[Any], **columns: Any) -> None:
-        """Let the rewards inside begin early, where all of them get all rows."""
-        for child in self._children():
+        """Let the rewards inside begin early."""
+        for child in self._children:
             start_scoring(child, {"completions": completions, **columns})
 
 
-class Weighted(_Combined):
+class _OfList(_Combined):
+    """What `weighted` and `product` share."""
+
+    def __init__(self, rewards: Sequence[Callable[..., Any]]) -> None:
+        name = self.__name__
+        if not isinstance(rewards, list | tuple) or not rewards:
+            raise ConfigurationError(f"{name}: rewards must be a list of at least one reward, got {rewards!r}")
+        self.rewards = [_checked_child(name, f"rewards[{index}]", child) for index, child in enumerate(rewards)]
+        self._children = self.rewards
+        self._names = unique_names([reward_name(reward) for reward in self.rewards])
+
+    def __call__(self, completions: Sequence[Any], **kwargs: Any) -> list[float | None]:
+        """`B` scores. All rewards get all columns."""
+        columns = {"completions": completions, **kwargs}
+        said = [_child_scores(self.__name__, child, columns, len(completions)) for child in self.rewards]
+        return [self._combined(scores) for scores in zip(*said, strict=True)]
+
+    def _combined(self, scores: Sequence[float | None]) -> float | None:
+        """One completion's score, of each reward's."""
+        raise NotImplementedError
+
+
+class Weighted(_OfList):
     """Score the weighted sum of rewards, without those that give None.
 
     None where all give None. For use inside another reward, such as `gated`. At the top level, TRL's own sum gives the
@@ -57,12 +77,10 @@ class Weighted(_Combined):
     """
 
     __name__ = "weighted"
-    declares = RewardDeclaration(
-        takes=("rewards",), conformance={"parameters": {"rewards": ["gsm8k_accuracy", "think_format"]}}
-    )
+    declares = RewardDeclaration(takes=("rewards",), conformance=_CONFORMANCE)
 
     def __init__(self, rewards: Sequence[Callable[..., Any]], weights: Sequence[float] | None = None) -> None:
-        self.rewards = _checked_children("weighted", "rewards", rewards)
+        super().__init__(rewards)
         selected = list(getattr(rewards, "weights", [1.0] * len(rewards)))
         if weights is not None and any(weight != 1 for weight in selected):
             raise ConfigurationError(
@@ -75,30 +93,26 @@ class Weighted(_Combined):
                 f"weighted: weights must be one number for each of the {len(self.rewards)} rewards, got {weights!r}"
             )
         self.weights = [checked_number(f"weighted: weights[{i}]", w, "finite") for i, w in enumerate(weights)]
-        self._names = unique_names([reward_name(reward) for reward in self.rewards])
 
-    def _children(self) -> Sequence[Callable[..., Any]]:
-        return self.rewards
-
-    def __call__(self, completions: Sequence[Any], **kwargs: Any) -> list[float | None]:
-        """`B` sums, or None where all rewards gave None. All rewards get all columns."""
-        said = _all_child_scores(self.__name__, self.rewards, completions, kwargs)
-        return [self._sum(scores, row) for row, scores in enumerate(said)]
-
-    def _sum(self, scores: Sequence[float | None], row: int) -> float | None:
-        said = [(weight, score) for weight, score in zip(self.weights, scores, strict=True) if score is not None]
+    def _combined(self, scores: Sequence[float | None]) -> float | None:
+        rows = zip(self._names, self.weights, scores, strict=True)
+        said = [(name, weight, score) for name, weight, score in rows if score is not None]
         if not said:
             return None
-        try:
-            total = math.fsum(weight * score for weight, score in said)
-        except (OverflowError, ValueError):  # the sum of infinite parts, and of infinite parts of both signs
-            total = math.inf
-        total = _in_range("weighted", total, row)
-        named = [(name, weight, score) for name, weight, score in zip(self._names, self.weights, scores, strict=True)]
-        return _weighted_parts(total, [(name, weight, score) for name, weight, score in named if score is not None])
+        total = math.fsum(weight * score for _, weight, score in said)
+        if not any(isinstance(score, Parts) for *_, score in said):
+            return total
+        parts: list[Part] = []
+        for name, weight, score in said:
+            of_reward = score.parts if isinstance(score, Parts) and score.parts else [Part("", float(score))]
+            for part in of_reward:
+                signed = part.score if part.score is None or weight >= 0 else -part.score
+                label = f"{name}/{part.name}" if part.name else name
+                parts.append(Part(label, signed, abs(weight) * part.weight, part.places))
+        return Parts(parts, total)
 
 
-class Product(_Combined):
+class Product(_OfList):
     """Score the product of rewards: each scales the others, and one zero makes it zero.
 
     None where any of them gives None, even if another gives 0. The parts of a reward are kept under its name
@@ -109,34 +123,25 @@ class Product(_Combined):
     """
 
     __name__ = "product"
-    declares = RewardDeclaration(
-        takes=("rewards",), conformance={"parameters": {"rewards": ["gsm8k_accuracy", "think_format"]}}
-    )
+    declares = RewardDeclaration(takes=("rewards",), conformance=_CONFORMANCE)
 
     def __init__(self, rewards: Sequence[Callable[..., Any]]) -> None:
-        self.rewards = _checked_children("product", "rewards", rewards)
+        super().__init__(rewards)
         self.factor = math.prod(getattr(rewards, "weights", [1.0]))
-        self._names = unique_names([reward_name(reward) for reward in self.rewards])
 
-    def _children(self) -> Sequence[Callable[..., Any]]:
-        return self.rewards
-
-    def __call__(self, completions: Sequence[Any], **kwargs: Any) -> list[float | None]:
-        """`B` products, or None where a reward gave None. All rewards get all columns."""
-        said = _all_child_scores(self.__name__, self.rewards, completions, kwargs)
-        return [self._product(scores, row) for row, scores in enumerate(said)]
-
-    def _product(self, scores: Sequence[float | None], row: int) -> float | None:
+    def _combined(self, scores: Sequence[float | None]) -> float | None:
         numbers = [float(score) for score in scores if score is not None]
         if len(numbers) < len(scores):
             return None
-        total = 0.0 if 0.0 in numbers else _in_range("product", math.prod(numbers, start=self.factor), row)
+        total = math.prod(numbers, start=self.factor)
         if not any(isinstance(score, Parts) for score in scores):
             return total
-        others = [math.prod(numbers[:at] + numbers[at + 1 :], start=self.factor) for at in range(len(numbers))]
         parts: list[Part] = []
-        for name, factor, score in zip(self._names, others, scores, strict=True):
-            parts += _scaled(name, factor, score) if isinstance(score, Parts) else []
+        for at, (name, score) in enumerate(zip(self._names, scores, strict=True)):
+            others = math.prod(numbers[:at] + numbers[at + 1 :], start=self.factor)
+            for part in score.parts if isinstance(score, Parts) else ():
+                scaled = None if part.score is None else others * part.score
+                parts.append(part._replace(name=f"{name}/{part.name}", score=scaled))
         return Parts(parts, total)
 
 
@@ -144,15 +149,14 @@ class Gated(_Combined):
     """Score `reward` where `gate` is at least `threshold`, and `otherwise` where it is not.
 
     For instance, correctness that counts only if the format is right. Where the gate gives None the score is None.
-    Where it is open the score is the reward's own, including None and parts. By default both get the whole batch, so
-    rewards that compare completions, and their logs, see all of it.
+    Where it is open the score is the reward's own, including None and parts. Both get the whole batch, so rewards that
+    compare completions, and their logs, see all of it.
 
     Args:
         reward: The reward to gate. In a selection, a selection.
         gate: The reward that opens the gate. In a selection, a selection.
         threshold: The least score of `gate` that opens it.
         otherwise: The score where the gate is closed; may be None.
-        lazy: Call `reward` only with the rows where the gate is open, and not at all if there are none: saves time.
     """
 
     __name__ = "gated"
@@ -167,37 +171,24 @@ class Gated(_Combined):
         *,
         threshold: float = 1.0,
         otherwise: float | None = 0.0,
-        lazy: bool = False,
     ) -> None:
         self.reward = _checked_child("gated", "reward", reward)
         self.gate = _checked_child("gated", "gate", gate)
         self.threshold = checked_number("gated: threshold", threshold, "a finite number")
         self.otherwise = None if otherwise is None else checked_number("gated: otherwise", otherwise, "a finite number")
-        self.lazy = checked_flag("gated: lazy", lazy)
-
-    def _children(self) -> Sequence[Callable[..., Any]]:
-        return [self.gate, self.reward]
-
-    def start_scoring(self, completions: Sequence[Any], **columns: Any) -> None:
-        """Let the gate begin early, and the reward unless its rows depend on the gate."""
-        for child in [self.gate] if self.lazy else self._children():
-            start_scoring(child, {"completions": completions, **columns})
+        self._children = [self.gate, self.reward]
 
     def __call__(self, completions: Sequence[Any], **kwargs: Any) -> list[float | None]:
-        """`B` scores. Both rewards get all columns; with `lazy`, `reward` gets only its rows."""
-        columns, count = {"completions": completions, **kwargs}, len(completions)
-        gates = _child_scores(self.__name__, self.gate, columns, count)
-        scores = [None if gate is None else self.otherwise for gate in gates]
-        rows = [row for row, gate in enumerate(gates) if gate is not None and gate >= self.threshold]
-        if self.lazy:
-            some = _SomeRows(columns, count)
-            held = dict(zip(rows, some.scores(self.__name__, self.reward, rows), strict=True))
-            some.flush()
-        else:
-            held = dict(enumerate(_child_scores(self.__name__, self.reward, columns, count)))
-        for row in rows:
-            scores[row] = held[row]
-        return scores
+        """`B` scores. Both rewards get all columns."""
+        columns = {"completions": completions, **kwargs}
+        gates = _child_scores(self.__name__, self.gate, columns, len(completions))
+        scores = _child_scores(self.__name__, self.reward, columns, len(completions))
+        return [self._held(gate, score) for gate, score in zip(gates, scores, strict=True)]
+
+    def _held(self, gate: float | None, score: float | None) -> float | None:
+        if gate is None:
+            return None
+        return score if gate >= self.threshold else self.otherwise
 
 
 class PerColumn(_Combined):
@@ -238,53 +229,66 @@ class PerColumn(_Combined):
                 raise ConfigurationError(f"per_column: two of the keys {list(rewards)!r} are the value {str(value)!r}")
             self.rewards[str(value)] = _checked_child("per_column", f"rewards[{value!r}]", reward)
         self.default = None if default is None else _checked_child("per_column", "default", default)
+        self._children = [*self.rewards.values(), *([] if self.default is None else [self.default])]
 
-    def _children(self) -> Sequence[Callable[..., Any]]:
-        return [*self.rewards.values(), *([] if self.default is None else [self.default])]
-
-    def _routes(self, values: Sequence[str]) -> list[tuple[str, Callable[..., Any], list[int]]]:
-        """Each reward that has rows, with the name of its route and the rows."""
-        rows: dict[str | None, list[int]] = {}
+    def _routes(self, columns: Mapping[str, Any], count: int) -> dict[str | None, list[int]]:
+        """The values that have a reward, None for all others, each with its rows."""
+        values = [str(value) for value in checked_column("per_column", self.column, columns, count)]
+        rows: dict[str | None, list[int]] = {value: [] for value in (*self.rewards, None)}
         for row, value in enumerate(values):
-            rows.setdefault(value if value in self.rewards else None, []).append(row)
-        routes = [(value, reward, rows[value]) for value, reward in self.rewards.items() if value in rows]
-        if self.default is not None and None in rows:
-            routes.append(("default", self.default, rows[None]))
-        return routes
-
-    def _values(self, columns: Mapping[str, Any], count: int) -> list[str]:
-        return [str(value) for value in checked_column("per_column", self.column, columns, count)]
+            rows[value if value in self.rewards else None].append(row)
+        return {route: some for route, some in rows.items() if some}
 
     def start_scoring(self, completions: Sequence[Any], **columns: Any) -> None:
         """Let each reward begin early with its rows."""
         count = len(completions)
-        for _, reward, rows in self._routes(self._values(columns, count)):
+        for route, rows in self._routes(columns, count).items():
+            reward = self.default if route is None else self.rewards[route]
             start_scoring(reward, select_rows({"completions": completions, **columns}, count, rows))
 
     def __call__(self, completions: Sequence[Any], **kwargs: Any) -> list[float | None]:
         """`B` scores, or None where there is no reward or the reward gave None."""
         count = len(completions)
-        values = self._values(kwargs, count)
-        others = [row for row, value in enumerate(values) if value not in self.rewards]
-        if kwargs.get("log_metric") is not None and count:
-            kwargs["log_metric"](f"per_column/{self.column}/unrouted", len(others) / count)
-        if others and self.default is None:
-            unknown = sorted({values[row] for row in others})
-            listed = ", ".join(map(shown, unknown[:_VALUES_SHOWN]))
-            more = f" and {len(unknown) - _VALUES_SHOWN} more" if len(unknown) > _VALUES_SHOWN else ""
-            warnings.warn(
-                f"per_column: no reward for {listed}{more} in the column {self.column!r}; these completions get None. "
-                f"There are rewards for {sorted(self.rewards)}; add one, or a default.",
-                stacklevel=2,
-            )
+        columns = {"completions": completions, **kwargs}
         scores: list[float | None] = [None] * count
-        some = _SomeRows({"completions": completions, **kwargs}, count)
-        for route, reward, rows in self._routes(values):
-            owner = f"{self.__name__}.{route.replace('/', '_')}"
-            for row, score in zip(rows, some.scores(owner, reward, rows), strict=True):
+        logged: dict[str, list[Any]] = {}
+        routes = self._routes(kwargs, count)
+        for route, rows in routes.items():
+            reward = self.default if route is None else self.rewards[route]
+            if reward is None:
+                unknown = sorted({str(kwargs[self.column][row]) for row in rows})
+                warnings.warn(
+                    f"per_column: no reward for {', '.join(map(shown, unknown[:10]))} ({len(unknown)} values) in the "
+                    f"column {self.column!r}; these completions get None. There are rewards for "
+                    f"{sorted(self.rewards)}; add one, or a default.",
+                    stacklevel=2,
+                )
+                continue
+            cut = select_rows(columns, count, rows)
+            cut |= {name: kwargs[name] for name in ("log_metric", "log_extra") if name in kwargs}
+            if cut.get("log_extra") is not None:
+                cut["log_extra"] = _logging_rows(logged, rows, count)
+            owner = f"{self.__name__}.{(route or 'default').replace('/', '_')}"
+            for row, score in zip(rows, _child_scores(owner, reward, cut, len(rows)), strict=True):
                 scores[row] = score
-        some.flush()
+        for column, values in logged.items():
+            kwargs["log_extra"](column, values)
+        if kwargs.get("log_metric") is not None and count:
+            kwargs["log_metric"](f"per_column/{self.column}/unrouted", len(routes.get(None, ())) / count)
         return scores
+
+
+def _logging_rows(
+    logged: dict[str, list[Any]], rows: Sequence[int], count: int
+) -> Callable[[str, Iterable[Any]], None]:
+    """A `log_extra` for some rows of a batch, which keeps the whole columns in `logged`."""
+
+    def log_extra(column: str, values: Iterable[Any]) -> None:
+        whole = logged.setdefault(column, [None] * count)
+        for row, value in zip(rows, values, strict=True):
+            whole[row] = value
+
+    return log_extra
 
 
 def _checked_child(owner: str, parameter: str, child: Any) -> Callable[..., Any]:
@@ -294,12 +298,6 @@ def _checked_child(owner: str, parameter: str, child: Any) -> Callable[..., Any]
         f"{owner}: {parameter} must be a reward function, got {child!r}. `load_rewards` also takes its name; in Python "
         "pass the function or the object."
     )
-
-
-def _checked_children(owner: str, parameter: str, children: Any) -> list[Callable[..., Any]]:
-    if not isinstance(children, list | tuple) or not children:
-        raise ConfigurationError(f"{owner}: {parameter} must be a list of at least one reward, got {children!r}")
-    return [_checked_child(owner, f"{parameter}[{index}]", child) for index, child in enumerate(children)]
 
 
 def _child_scores(owner: str, child: Callable[..., Any], columns: Mapping[str, Any], count: int) -> list[float | None]:
@@ -324,70 +322,3 @@ def _logging_apart(owner: str, child: Callable[..., Any], columns: Mapping[str, 
     if (log_extra := columns.get("log_extra")) is not None:
         changed["log_extra"] = lambda column, values: log_extra(own(column), values)
     return changed
-
-
-def _all_child_scores(
-    owner: str, children: Sequence[Callable[..., Any]], completions: Sequence[Any], columns: Mapping[str, Any]
-) -> list[tuple[float | None, ...]]:
-    """For each completion, each child's score."""
-    columns, count = {"completions": completions, **columns}, len(completions)
-    return list(zip(*(_child_scores(owner, child, columns, count) for child in children), strict=True))
-
-
-def _weighted_parts(total: float, said: Sequence[tuple[str, float, float]]) -> float:
-    """A weighted sum, with the parts that its rewards consist of if any has some."""
-    if not any(isinstance(score, Parts) for *_, score in said):
-        return total
-    parts: list[Part] = []
-    for name, weight, score in said:
-        of_reward = score.parts if isinstance(score, Parts) and score.parts else [Part("", float(score))]
-        for part in of_reward:
-            signed = part.score if part.score is None or weight >= 0 else -part.score
-            label = f"{name}/{part.name}" if part.name else name
-            parts.append(Part(label, signed, abs(weight) * part.weight, part.places))
-    return Parts(parts, total)
-
-
-def _scaled(name: str, factor: float, score: Parts) -> list[Part]:
-    """The parts of one of several rewards, their scores times the others."""
-    return [
-        part._replace(name=f"{name}/{part.name}", score=None if part.score is None else factor * part.score)
-        for part in score.parts
-    ]
-
-
-def _in_range(owner: str, value: float, row: int) -> float:
-    """A score computed from others, checked for overflow."""
-    if math.isfinite(value):
-        return value
-    raise PluginOutputError(f"{owner}: the score at row {row} is {value}; the rewards that it is made of are too large")
-
-
-class _SomeRows:
-    """Calls each reward with some of a batch's rows, as if those were the batch. `flush` logs what they logged."""
-
-    def __init__(self, columns: Mapping[str, Any], count: int) -> None:
-        self.columns, self.count = columns, count
-        self._extra: dict[str, list[Any]] = {}
-
-    def scores(self, owner: str, child: Callable[..., Any], rows: Sequence[int]) -> list[float | None]:
-        """A reward's scores of these rows, in order; it is not called without rows."""
-        if not rows:
-            return []
-
-        def log_extra(column: str, values: Iterable[Any]) -> None:
-            whole = self._extra.setdefault(column, [None] * self.count)
-            for row, value in zip(rows, values, strict=True):
-                whole[row] = value
-
-        cut = select_rows(self.columns, self.count, rows)
-        if "log_metric" in self.columns:
-            cut["log_metric"] = self.columns["log_metric"]
-        if "log_extra" in self.columns:
-            cut["log_extra"] = None if self.columns["log_extra"] is None else log_extra
-        return _child_scores(owner, child, cut, len(rows))
-
-    def flush(self) -> None:
-        """Log the columns that the children logged."""
-        for column, values in self._extra.items():
-            self.columns["log_extra"](column, values)

@@ -50,7 +50,7 @@ def tag_format(completions: Sequence[Any], **columns: Any) -> list[float | None]
     has earned before it: `<answer>18</answer>` alone scores 0.3, `</think><think>` 0.1 (for `<think>`), and
     `<answer>18</answer><think></think>` 0.2 (for the thoughts).
 
-    The last 0.1 is for a number (as `gsm8k_accuracy` reads it; "eighteen" is one) between `<answer>` and `</answer>`,
+    The last 0.1 is for a number (as `gsm8k_accuracy` reads it) between `<answer>` and `</answer>`,
     if both have earned. The maximum is 0.5. Other text before, between and after the tags does not matter.
 
     Returns:

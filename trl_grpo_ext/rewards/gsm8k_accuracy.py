@@ -22,8 +22,8 @@ class GSM8KAccuracy(Judged):
     r"""Score 1.0 where the completion's final number equals the reference, 0.0 where it does not or is missing.
 
     How the final number is found (`#### 18`, `\boxed{18}`, `<answer>`, "the answer is 18", else the last number) is
-    described in `rewards._text.final_answer`. A number that is only a part of an expression (`18!`, `\sqrt{18}`, "half
-    of 18") is not the answer, nor is one of several (`3:18`, "17 or 18"), nor one that the text denies ("not 18").
+    described in `rewards._text.final_answer`. A number that is plainly a part of an expression (`\sqrt{18}`, "half of
+    18") is not the answer.
     Numbers are compared by value and exactly: 18, 18.00, $18 and 36/2 are the same number, 7.41 is not 7, and 33.33 is
     not 33.333. The only tolerance is 1e-9 of the reference, for floating-point errors (17.999999999999996). A percent
     sign and units are ignored. "60 million" equals both 60 and 60,000,000, because GSM8K asks for either.

@@ -14,7 +14,7 @@ from ..guard.parameters import checked_choice, checked_number, checked_text, che
 from ..guard.parameters import column as checked_column
 from ..types import Part, Parts, RewardDeclaration
 from ._judged import Judged
-from ._text.json_text import EXTRACTS, AmbiguousError, Located, RefusedError, find_json, read_located
+from ._text.json_text import EXTRACTS, AmbiguousError, Located, RefusedError, find_short_json, read_located
 from ._text.sameness import Sameness
 
 _OUTCOMES = (Outcome.RIGHT, Outcome.SCORED, Outcome.NO_ANSWER, Outcome.UNPARSEABLE, Outcome.REFUSED)
@@ -101,15 +101,10 @@ class JSONFields(Judged):
         except (ValueError, TypeError, RecursionError, AmbiguousError, RefusedError) as error:
             return Judgement(Outcome.UNPARSEABLE, f"{shown(expected)[:60]}: {shown(str(error))}")
         absent = self._parts(right, None)
-        longest = self.max_characters if self.extract == "whole" else 10 * self.max_characters
-        if len(text) > longest:
-            return Judgement(Outcome.REFUSED, f"a completion of {len(text)} characters, more than {longest}", absent)
-        where = find_json(text, self.extract)
-        if where is None:
-            return Judgement(Outcome.NO_ANSWER, "no JSON", absent)
-        if where[1] - where[0] > self.max_characters:
-            return Judgement(Outcome.REFUSED, f"{where[1] - where[0]} characters of JSON", absent)
         try:
+            where = find_short_json(text, self.extract, self.max_characters)
+            if where is None:
+                return Judgement(Outcome.NO_ANSWER, "no JSON", absent)
             said = read_located(text, *where, self.max_depth, unique=False)
         except RefusedError as error:
             return Judgement(Outcome.REFUSED, str(error), absent)

@@ -8,14 +8,12 @@ import hashlib
 import json
 import os
 import re
-import tempfile
 import time
 import warnings
 import weakref
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import Any, NamedTuple, TypeAlias
 from urllib.parse import urlsplit
 
@@ -34,7 +32,7 @@ from ..guard.parameters import (
 )
 from ..types import Part, Parts, RewardDeclaration
 from ._text.json_text import AmbiguousError, RefusedError, find_json, read_json
-from ._text.markers import broken_up, special_tokens
+from ._text.markers import broken_up
 
 _NO_VERDICT: dict[Outcome, Consequence] = dict.fromkeys(
     (Outcome.DECLINED, Outcome.UNREADABLE, Outcome.TIMEOUT, Outcome.BUSY, Outcome.ERROR), None
@@ -75,16 +73,6 @@ class _Reply(NamedTuple):
     answers: Sequence[float] = ()
     seconds: float = 0.0
     tokens: tuple[int, int] = (0, 0)
-    cached: bool = False
-
-
-@dataclass
-class _Server:
-    client: Any
-    places: asyncio.Semaphore
-    structured: bool
-    open: int = 0  # requests that wait or run
-    next_start: float = 0.0
 
 
 class Judge:
@@ -100,23 +88,21 @@ class Judge:
     otherwise. A batch without any verdict warns. The reward raises if the server refuses the key, does not know the
     model, or answers none of a batch's requests.
 
-    The judged text is hostile. It stands between marks that depend on a digest of the text, so it cannot hold its own
-    end. The judging model's special tokens, what looks like the mark of a turn, and the keys of a verdict are broken
-    up, so a verdict that the judge copies from it is none. The judge is instructed to follow nothing in it, and only a
-    reply counts that ends with the verdict and has each criterion's key once. It does not stop a text from *persuading*
-    a weak judge: keep a second metric that no model judges.
+    The judged text is hostile. It stands between marks that it cannot hold, since they depend on a digest of it. What
+    looks like a special token or the mark of a turn, and the keys of a verdict, are broken up. Only a reply counts that
+    ends with the verdict and has each criterion's key once. This does not stop a text from *persuading* a weak judge:
+    keep a second metric that no model judges.
 
-    All requests of a batch are sent at once, up to `concurrency` per server, and equal ones once. Under
-    `GRPOExtTrainer` they start before the other rewards are computed. The openai client retries what failed, with
-    increasing waits, and waits as long as a server's `Retry-After` says.
+    Requests of a batch are sent at once, up to `concurrency`, and equal ones once. Under `GRPOExtTrainer` they start
+    before the other rewards are computed. The openai client retries what failed, with increasing waits.
 
     Args:
         model: The model's name on the server.
         criteria: A question, or a list of mappings with `question` and, where wanted, `name`, `weight` and `scale`
             (two whole numbers). With `compare`, a question such as "Which answer is clearer?" without scale.
-        base_url: Address of the server, or a list of them that share the requests. None: the client's own.
+        base_url: Address of the server. None: the client's own.
         api_key_env: The environment variable that holds the key. Where it is unset, the word none is sent:
-            local servers need no key. The key stands in no message, manifest or cache.
+            local servers need no key. The key stands in no message and no manifest.
         template: What the judge reads; `{prompt}`, `{completion}`, with `compare` `{other}`, and any column's name are
             replaced by the fenced text.
         compare: None; "group", against other completions of the same prompt in the call; "reference", against the
@@ -127,16 +113,10 @@ class Judge:
         temperature: Of the judge.
         max_tokens: Longest reply.
         structured: Whether to ask the server to hold the reply to a JSON schema, until it says that it cannot.
-        concurrency: Requests at once, per server and process.
-        requests_per_minute: Per server and process; None is no limit.
+        concurrency: Requests at once, per process.
         retries: How often the client repeats a request that failed or was refused as one too many, within `timeout`.
         timeout: Seconds that one completion's request may take, retries included, once it is sent.
-        batch_timeout: Seconds for a whole batch; what is not done then is a timeout.
-        cache: A folder for replies, by model, messages and parameters. Several processes may share it. None: no cache.
-        price: Dollars per million tokens, as `{prompt: 0.15, completion: 0.6}`, for the metric `cost`.
         max_characters: A longer completion is refused, with no request.
-        tokenizer: Folder or name of the judging model's tokenizer, whose special tokens are broken up in judged texts.
-            None: that of `model`, if it is in a folder of this name or in the cache of the hub.
         outcomes: Values of the outcomes `declined`, `unreadable`, `timeout`, `busy`, `error`, `refused`.
 
     Raises:
@@ -156,7 +136,7 @@ class Judge:
         model: str,
         criteria: str | Sequence[Mapping[str, Any]],
         *,
-        base_url: str | Sequence[str] | None = None,
+        base_url: str | None = None,
         api_key_env: str = "OPENAI_API_KEY",
         template: str | None = None,
         compare: str | None = None,
@@ -167,21 +147,16 @@ class Judge:
         max_tokens: int = 512,
         structured: bool = True,
         concurrency: int = 16,
-        requests_per_minute: int | None = None,
         retries: int = 4,
         timeout: float = 120.0,
-        batch_timeout: float | None = None,
-        cache: str | Path | None = None,
-        price: Mapping[str, float] | None = None,
         max_characters: int = 20_000,
-        tokenizer: str | None = None,
         outcomes: Mapping[str, Any] | None = None,
     ) -> None:
         optional_module("judge", "openai")
         self.model = checked_text("judge: model", model)
         self.compare = None if compare is None else checked_choice("judge: compare", compare, ("group", "reference"))
         self.criteria = _criteria(criteria, compared=self.compare is not None)
-        self.base_urls = _addresses(base_url)
+        self.base_url = _address(base_url)
         self.api_key_env = checked_text("judge: api_key_env", api_key_env)
         self.template = _template(template, self.compare)
         self.opponents = checked_whole("judge: opponents", opponents, 1)
@@ -189,33 +164,17 @@ class Judge:
         self.reason = checked_flag("judge: reason", reason)
         self.temperature = checked_number("judge: temperature", temperature, "0 or more", lambda x: x >= 0)
         self.max_tokens = checked_whole("judge: max_tokens", max_tokens, 1)
-        self.structured = checked_flag("judge: structured", structured)
+        self.structured = self._asks_for_schema = checked_flag("judge: structured", structured)
         self.concurrency = checked_whole("judge: concurrency", concurrency, 1)
-        rate = requests_per_minute and checked_whole("judge: requests_per_minute", requests_per_minute, 1)
-        self.pause = 60 / rate if rate else 0.0
         self.retries = checked_whole("judge: retries", retries, 0)
-        self.timeout = _seconds("timeout", timeout)
-        self.batch_timeout = None if batch_timeout is None else _seconds("batch_timeout", batch_timeout)
-        self.cache = None if cache is None else Path(checked_text("judge: cache", str(cache)))
-        try:
-            if self.cache is not None:
-                self.cache.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ConfigurationError(f"judge: cache must be a folder to write in, got {cache!r}: {error}.") from error
-        self.price = _prices(price)
+        self.timeout = checked_number("judge: timeout", timeout, "a positive number of seconds", lambda x: x > 0)
         self.max_characters = checked_whole("judge: max_characters", max_characters, 1)
-        self._special_tokens = special_tokens(self.model if tokenizer is None else tokenizer)
-        if tokenizer is not None and not self._special_tokens:
-            raise ConfigurationError(
-                f"judge: tokenizer must be a folder with one, or a name in the cache of the hub, got {tokenizer!r}."
-            )
         self.policy = OutcomePolicy("judge", _OUTCOMES, outcomes, _NO_VERDICT)
-        self._process: int | None = None  # the one that the next two belong to, and its event loop
-        self._servers: list[_Server] = []
+        self._client: Any = None  # with its connections, of the reward loop of this process
         self._started: dict[str, asyncio.Task[_Reply]] = {}  # by `start_scoring`, not yet awaited
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_process": None, "_servers": [], "_started": {}}
+        return {**self.__dict__, "_client": None, "_places": None, "_started": {}}
 
     def start_scoring(self, completions: Sequence[Any], **columns: Any) -> None:
         """Send a batch's requests without waiting for the replies, which the call with the same batch then awaits."""
@@ -287,7 +246,7 @@ class Judge:
     def _made_harmless(self, text: str) -> str:
         """A judged text that ends no turn and holds no verdict."""
         keys = "|".join(criterion.name for criterion in self.criteria)
-        return re.sub(f'"({keys})"', r'"\1 "', broken_up(text, self._special_tokens))
+        return re.sub(f'"({keys})"', r'"\1 "', broken_up(text))
 
     def _schema(self) -> dict[str, Any]:
         keys: dict[str, Any] = {"reason": {"type": "string", "maxLength": 300}} if self.reason else {}
@@ -341,15 +300,13 @@ class Judge:
         return Parts([Part(criterion.name, answer, criterion.weight) for criterion, answer in pairs], mean)
 
     def _connect(self) -> None:
-        """Make the clients of this process; a fork or an unpickled copy makes its own."""
-        if self._process != os.getpid():
-            openai = optional_module("judge", "openai")
-            settings: Any = {"max_retries": self.retries, "timeout": self.timeout}
-            settings["api_key"] = os.environ.get(self.api_key_env) or "none"
-            clients = [openai.AsyncOpenAI(base_url=url, **settings) for url in self.base_urls]
-            self._servers = [_Server(each, asyncio.Semaphore(self.concurrency), self.structured) for each in clients]
-            self._process, self._started = os.getpid(), {}
-            weakref.finalize(self, _close, clients, asyncio.get_running_loop(), self._process).atexit = False
+        """Make the client of this process; an unpickled copy makes its own."""
+        if self._client is None:
+            key = os.environ.get(self.api_key_env) or "none"
+            settings: Any = {"base_url": self.base_url, "max_retries": self.retries, "timeout": self.timeout}
+            self._client = optional_module("judge", "openai").AsyncOpenAI(api_key=key, **settings)
+            self._places = asyncio.Semaphore(self.concurrency)
+            weakref.finalize(self, _close, self._client, asyncio.get_running_loop()).atexit = False
 
     async def _start(self, asks: Sequence[_Messages]) -> None:
         for task in self._started.values():
@@ -370,45 +327,26 @@ class Judge:
     async def _ask_all(self, asks: Sequence[_Messages]) -> list[_Reply]:
         """The replies, each request's once; the first error that leaves no hope of a verdict is raised."""
         tasks = self._tasks(asks)
-        if not tasks:
-            return []
         try:
-            done, late = await asyncio.wait(
-                tasks.values(), timeout=self.batch_timeout, return_when=asyncio.FIRST_EXCEPTION
-            )
-            for task in done:
-                task.result()
+            await asyncio.gather(*tasks.values())
         finally:
             for task in tasks.values():
                 task.cancel()
-        over = _Reply(Judgement(Outcome.TIMEOUT, f"no reply within batch_timeout, {self.batch_timeout} s"))
-        return [over if (task := tasks[json.dumps(ask)]) in late else task.result() for ask in asks]
+        return [tasks[json.dumps(ask)].result() for ask in asks]
 
     async def _reply(self, ask: _Messages) -> _Reply:
-        key = hashlib.sha256(f"{self._identity}\n{json.dumps(ask)}".encode()).hexdigest()
-        if kept := self._kept(key):
-            return self._read(kept, cached=True)
-        server = min(self._servers, key=lambda server: server.open)
-        server.open += 1
-        try:
-            async with server.places:
-                now = time.monotonic()
-                wait, server.next_start = server.next_start - now, max(now, server.next_start) + self.pause
-                if wait > 0:
-                    await asyncio.sleep(wait)
-                return await self._send(server, ask, key)
-        finally:
-            server.open -= 1
+        async with self._places:
+            return await self._send(ask)
 
-    async def _send(self, server: _Server, ask: _Messages, key: str) -> _Reply:
+    async def _send(self, ask: _Messages) -> _Reply:
         openai = optional_module("judge", "openai")
         start = time.monotonic()
         try:
             async with asyncio.timeout(self.timeout):
-                completion = await self._complete(server, ask)
+                completion = await self._complete(ask)
         except (openai.AuthenticationError, openai.PermissionDeniedError, openai.NotFoundError) as error:
             raise RewardError(
-                f"{self.__name__}: {server.client.base_url} answers {error.status_code} for the model {self.model!r}. "
+                f"{self.__name__}: {self._client.base_url} answers {error.status_code} for the model {self.model!r}. "
                 f"Check the address, the model's name, and the key in {self.api_key_env}."
             ) from None  # the client's error may quote the key
         except (TimeoutError, openai.APITimeoutError):
@@ -419,13 +357,9 @@ class Judge:
             return _Reply(Judgement(Outcome.ERROR, f"the server answers {error.status_code}"))
         except (openai.APIError, ValueError) as error:  # ValueError: half a body, or one that is no JSON
             return _Reply(Judgement(Outcome.ERROR, f"the server cannot be reached or read: {type(error).__name__}"))
-        said = _said(completion)
-        reply = self._read(said)._replace(seconds=time.monotonic() - start)
-        if reply.judgement.outcome is Outcome.SCORED:
-            self._keep(key, said)
-        return reply
+        return self._read(completion)._replace(seconds=time.monotonic() - start)
 
-    async def _complete(self, server: _Server, ask: _Messages) -> Any:
+    async def _complete(self, ask: _Messages) -> Any:
         openai = optional_module("judge", "openai")
         asked: dict[str, Any] = {
             "model": self.model,
@@ -433,31 +367,36 @@ class Judge:
             "temperature": self.temperature,
             "max_tokens": self.max_tokens,
         }
-        if server.structured:
+        create = self._client.chat.completions.create
+        if self._asks_for_schema:
             schema = {"name": "verdict", "strict": True, "schema": self._schema()}
             with contextlib.suppress(openai.BadRequestError, openai.UnprocessableEntityError):
-                return await server.client.chat.completions.create(
-                    **asked, response_format={"type": "json_schema", "json_schema": schema}
-                )
-        answer = await server.client.chat.completions.create(**asked)
-        server.structured = False  # without the schema it works
+                return await create(**asked, response_format={"type": "json_schema", "json_schema": schema})
+        answer = await create(**asked)
+        self._asks_for_schema = False  # without the schema it works
         return answer
 
     # ---------------------------------------------------------------------------------------------- what is answered
 
-    def _read(self, said: Mapping[str, Any], cached: bool = False) -> _Reply:
-        text = str(said["text"])[:_LONGEST_REPLY]
-        tokens = int(said["prompt_tokens"]), int(said["completion_tokens"])
+    def _read(self, completion: Any) -> _Reply:
+        """What a server's reply says; whatever is not in it counts as empty."""
+        choice = completion.choices[0] if getattr(completion, "choices", None) else None
+        message = getattr(choice, "message", None)
+        refusal = getattr(message, "refusal", None)
+        finish = getattr(choice, "finish_reason", None)
+        text = str(refusal or getattr(message, "content", None) or "")[:_LONGEST_REPLY]
+        usage = getattr(completion, "usage", None)
+        tokens = [int(getattr(usage, f"{kind}_tokens", 0) or 0) for kind in ("prompt", "completion")]
         answers: list[float] = []
-        if said["declined"]:
+        if refusal or finish == "content_filter":
             judgement = Judgement(Outcome.DECLINED, f"the judge declined: {shown(text)}")
         else:
             try:
-                answers = self._answers(text, bool(said["cut"]))
+                answers = self._answers(text, finish == "length")
                 judgement = Judgement(Outcome.SCORED)
             except (ValueError, RefusedError, AmbiguousError) as error:
                 judgement = Judgement(Outcome.UNREADABLE, f"{error}: {shown(text)}")
-        return _Reply(judgement, text, answers, tokens=(0, 0) if cached else tokens, cached=cached)
+        return _Reply(judgement, text, answers, tokens=(tokens[0], tokens[1]))
 
     def _answers(self, text: str, cut: bool) -> list[float]:
         """What a reply's answers are worth; a `ValueError` unless it ends with exactly what was asked for.
@@ -483,53 +422,18 @@ class Judge:
         return answers
 
     def _metrics(self, replies: Sequence[_Reply]) -> dict[str, float]:
-        replies = [*{id(reply): reply for reply in replies}.values()]  # equal requests have one reply
-        sent = [reply for reply in replies if not reply.cached]
-        prompt, completion = (sum(reply.tokens[place] for reply in sent) for place in (0, 1))
-        metrics = {
+        sent = [*{id(reply): reply for reply in replies}.values()]  # equal requests have one reply
+        return {
             "seconds": sum(reply.seconds for reply in sent) / max(len(sent), 1),
             "longest_seconds": max((reply.seconds for reply in sent), default=0.0),
-            "prompt_tokens": float(prompt),
-            "completion_tokens": float(completion),
-            "cached": 1 - len(sent) / len(replies) if replies else 0.0,
+            "prompt_tokens": float(sum(reply.tokens[0] for reply in sent)),
+            "completion_tokens": float(sum(reply.tokens[1] for reply in sent)),
         }
-        if self.price is not None:
-            metrics["cost"] = (self.price[0] * prompt + self.price[1] * completion) / 1e6
-        return metrics
-
-    # ------------------------------------------------------------------------------------------------------ the cache
-
-    @property
-    def _identity(self) -> str:
-        """Everything but the messages that a reply depends on."""
-        servers = [url or os.environ.get("OPENAI_BASE_URL") for url in self.base_urls]
-        return json.dumps([self.model, servers, self.temperature, self.max_tokens, self.structured, self._schema()])
-
-    def _kept(self, key: str) -> dict[str, Any] | None:
-        if self.cache is None:
-            return None
-        with contextlib.suppress(OSError, ValueError):  # not there, or not written by `_keep`: ask again
-            said = json.loads((self.cache / key[:2] / f"{key}.json").read_text(encoding="utf-8"))
-            if isinstance(said, dict) and said.keys() == _said(None).keys():
-                return said
-        return None
-
-    def _keep(self, key: str, said: Mapping[str, Any]) -> None:
-        """Write a reply whole or not at all, whoever else writes it or crashes."""
-        if self.cache is None:
-            return
-        folder = self.cache / key[:2]
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=folder, suffix=".part", delete=False, encoding="utf-8") as file:
-            json.dump(said, file)
-        Path(file.name).replace(folder / f"{key}.json")
 
 
-def _close(clients: Sequence[Any], loop: asyncio.AbstractEventLoop, process: int) -> None:
-    """Close a dropped judge's clients on their loop, and keep their sockets till then: others get the descriptors."""
-    if process == os.getpid():  # a forked child has the parent's connections
-        for client in clients:
-            asyncio.run_coroutine_threadsafe(client.close(), loop)
+def _close(client: Any, loop: asyncio.AbstractEventLoop) -> None:
+    """Close a dropped judge's client on its loop, and keep its sockets till then: others get the descriptors."""
+    asyncio.run_coroutine_threadsafe(client.close(), loop)
 
 
 def _fence(name: str, text: str) -> str:
@@ -537,22 +441,6 @@ def _fence(name: str, text: str) -> str:
     text = text.encode("utf-8", "replace").decode()
     mark = f"{name.upper()}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
     return f"<<<{mark}\n{text}\n{mark}>>>"
-
-
-def _said(completion: Any) -> dict[str, Any]:
-    """What the cache keeps of a server's reply."""
-    choice = completion.choices[0] if getattr(completion, "choices", None) else None
-    message = getattr(choice, "message", None)
-    refusal = getattr(message, "refusal", None)
-    finish = getattr(choice, "finish_reason", None)
-    usage = getattr(completion, "usage", None)
-    return {
-        "text": refusal or getattr(message, "content", None) or "",
-        "declined": bool(refusal) or finish == "content_filter",
-        "cut": finish == "length",
-        "prompt_tokens": getattr(usage, "prompt_tokens", 0) or 0,
-        "completion_tokens": getattr(usage, "completion_tokens", 0) or 0,
-    }
 
 
 def _criteria(criteria: Any, compared: bool) -> list[_Criterion]:
@@ -590,17 +478,15 @@ def _answers(scale: Any, compared: bool) -> tuple[str, dict[str, Any], dict[str,
     return f"a whole number from {low} to {high}", {"type": "integer", "minimum": low, "maximum": high}, worth
 
 
-def _addresses(base_url: Any) -> list[str | None]:
-    listed = [base_url] if base_url is None or isinstance(base_url, str) else base_url
-    if not isinstance(listed, Sequence) or not listed:
-        raise ConfigurationError(f"judge: base_url must be an address or a list of them, got {base_url!r}.")
-    for url in listed:
-        parts = urlsplit(url) if isinstance(url, str) else None
-        if url is not None and (parts is None or parts.scheme not in ("http", "https") or not parts.hostname):
-            raise ConfigurationError(f"judge: base_url must be like http://localhost:8000/v1, got {url!r:.200}.")
-        if parts is not None and (parts.username or parts.password):
-            raise ConfigurationError("judge: base_url holds a user or password; put it into api_key_env's variable.")
-    return list(listed)
+def _address(url: Any) -> str | None:
+    if url is None:
+        return None
+    parts = urlsplit(checked_text("judge: base_url", url))
+    if parts.username or parts.password:
+        raise ConfigurationError("judge: base_url holds a user or password; put it into api_key_env's variable.")
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ConfigurationError(f"judge: base_url must be like http://localhost:8000/v1, got {url!r:.200}.")
+    return str(url)
 
 
 def _template(template: Any, compare: str | None) -> str:
@@ -614,19 +500,3 @@ def _template(template: Any, compare: str | None) -> str:
         problem = f"needs {{{missing[0]}}} exactly once" if missing else f"cannot use {{{passed[0]}}}"
         raise ConfigurationError(f"judge: template {problem}, got {template!r:.200}.")
     return str(template)
-
-
-def _seconds(name: str, value: Any) -> float:
-    return checked_number(f"judge: {name}", value, "a positive number of seconds", lambda x: x > 0)
-
-
-def _prices(price: Any) -> tuple[float, float] | None:
-    if price is None:
-        return None
-    if not isinstance(price, Mapping) or price.keys() != {"prompt", "completion"}:
-        raise ConfigurationError(f"judge: price must be {{prompt: ..., completion: ...}}, got {price!r:.200}.")
-    prompt, completion = (
-        checked_number(f"judge: price, {name}", price[name], "0 or more", lambda x: x >= 0)
-        for name in ("prompt", "completion")
-    )
-    return prompt, completion

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-import re
-import signal
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -50,12 +48,11 @@ class PythonTests(Judged):
     The outcomes: `no_answer`, there is no code or it does not compile; `wrong`, a test failed, the code raised, or it
     ended the process before the tests were done; `died`, it crashed the interpreter, ran out of memory or stored too
     much; `timeout`, it took more processor time than `timeout` for all tests of the completion; `refused`, the
-    completion is too long, or failed and had tried to start a process; `scored`, with `partial`, some tests pass;
+    completion is too long; `scored`, with `partial`, some tests pass;
     `unparseable_reference`, the tests are in none of the forms, or cannot judge this code.
 
     Args:
-        partial: Score the share of tests that pass. Each test is a part, `test_0` and so on; its place is the function
-            of the code that it calls, if that is one, else all of the code.
+        partial: Score the share of tests that pass. Each test is a part, `test_0` and so on, whose place is the code.
         timeout: Seconds of processor time that the code may take for all tests of a completion; half of the time that
             it sleeps counts. What else the machine does makes no difference.
         memory_mb: Memory, in MiB, beyond the interpreter's own.
@@ -118,11 +115,11 @@ class PythonTests(Judged):
                 judged[row] = Judgement(Outcome.UNPARSEABLE, str(error))
                 continue
             if len(text) > self.max_characters:
-                judged[row] = self._in_parts(Judgement(Outcome.REFUSED, f"{len(text)} characters"), set(), read, "")
+                judged[row] = self._in_parts(Judgement(Outcome.REFUSED, f"{len(text)} characters"), set(), read, text)
             elif fenced_code(text).strip():
                 jobs.append((row, text, read))
             else:
-                judged[row] = self._in_parts(Judgement(Outcome.NO_ANSWER, "no code"), set(), read, "")
+                judged[row] = self._in_parts(Judgement(Outcome.NO_ANSWER, "no code"), set(), read, text)
 
         tasks = [functools.partial(self._judged, fenced_code(text), read) for _, text, read in jobs]
         results = run_all(tasks, self.workers or default_workers())
@@ -131,22 +128,15 @@ class PythonTests(Judged):
         return [judgement for judgement in judged if judgement is not None]
 
     def _in_parts(self, judgement: Judgement, passed: set[int], tests: Plan | Examples, text: str) -> Judgement:
-        """With `partial`, the judgement with a part for each test; those of an empty text stand nowhere."""
+        """With `partial`, the judgement with a part for each test, whose place is the code."""
         if not self.partial or judgement.outcome is Outcome.UNPARSEABLE:
             return judgement
-        plan = tests if isinstance(tests, dict) else {"tests": [{"empty": False}] * len(tests), "free": []}
-        start, end = code_span(text)
-        found: dict[str, tuple[int, int] | None] = {}
-        parts = []
-        for number, test in enumerate(plan["tests"]):
-            if test["empty"]:
-                continue
-            names = test.get("calls_of") or [name for name in plan["free"] if name != "Solution"]
-            if len(names) == 1 and names[0] not in found:
-                found[names[0]] = function_span(text, start, end, names[0])
-            place = (len(names) == 1 and found[names[0]]) or (start, end)
-            score = float(judgement.outcome is Outcome.RIGHT or number in passed)
-            parts.append(Part(f"test_{number}", score, 1.0, place if text else None))
+        empty = [test["empty"] for test in tests["tests"]] if isinstance(tests, dict) else [False] * len(tests)
+        parts = [
+            Part(f"test_{number}", float(judgement.outcome is Outcome.RIGHT or number in passed), 1.0, code_span(text))
+            for number, is_empty in enumerate(empty)
+            if not is_empty
+        ]
         return replace(judgement, score=Parts(parts, judgement.score or 0.0))
 
     def _judged(self, code: str, plan: Plan | Examples, stop: threading.Event) -> tuple[Judgement, set[int]]:
@@ -185,7 +175,7 @@ class PythonTests(Judged):
         if failure is None:
             return Judgement(Outcome.RIGHT) if any(verdicts) else Judgement(Outcome.UNPARSEABLE, "no assert ran")
         count = sum(not test["empty"] for test in plan["tests"])
-        return self._shared(verdicts + [False] * (count - len(verdicts)), _refused(run) or failure)
+        return self._shared(verdicts + [False] * (count - len(verdicts)), failure)
 
     def _try_examples(self, code: str, examples: Examples, stop: threading.Event) -> tuple[Judgement, set[int]]:
         passed: list[bool] = []
@@ -195,7 +185,6 @@ class PythonTests(Judged):
             run = self._run(code, None, left, given.encode("utf-8", "replace"), stop)
             left -= run.seconds
             failure = _failure(run) or (Judgement(Outcome.TIMEOUT) if left <= 0 else None)
-            failure = failure and (_refused(run) or failure)
             if failure is not None and failure.outcome in (Outcome.TIMEOUT, Outcome.NO_ANSWER):
                 return failure, set()
             if failure is None and run.status != 0:
@@ -210,13 +199,9 @@ class PythonTests(Judged):
         return judgement, {number for number, is_right in enumerate(passed) if is_right}
 
     def _run(self, code: str, plan: dict[str, Any] | None, seconds: float, stdin: bytes, stop: threading.Event) -> Run:
-        for _ in range(2):  # once more where somebody killed it: the machine ran out of memory, perhaps
-            run = run_python(
-                code, plan, seconds=seconds, memory_mb=self.memory_mb, require=self.require, stdin=stdin, stop=stop
-            )
-            if run.ended != "exited" or -signal.SIGKILL not in (run.status, run.judge):
-                break
-        return run
+        return run_python(
+            code, plan, seconds=seconds, memory_mb=self.memory_mb, require=self.require, stdin=stdin, stop=stop
+        )
 
     def _shared(self, passed: Sequence[bool], failure: Judgement) -> Judgement:
         if not self.partial or not any(passed):
@@ -235,37 +220,6 @@ def code_span(text: str) -> tuple[int, int]:
     blocks = fences(text)
     marked = [block for block in blocks if block[0] in _PYTHON] or blocks
     return marked[-1][1:3] if marked else (0, len(text))
-
-
-def function_span(text: str, start: int, end: int, name: str) -> tuple[int, int] | None:
-    """Where the last function of a name stands in code, as its indentation says; the code itself is not parsed.
-
-    Of several, the least indented ones count. A text of several lines in it may end it too early.
-    """
-    heads = [
-        (len(match[1]), match.start())
-        for match in re.finditer(rf"^([ \t]*+)(?:async[ \t]++)?def[ \t]++{re.escape(name)}\b", text, re.MULTILINE)
-        if start <= match.start() and match.end() <= end
-    ]
-    if not heads:
-        return None
-    indent = min(heads)[0]
-    begin = max(at for deep, at in heads if deep == indent)
-    last = at = begin
-    for number, line in enumerate(text[begin:end].split("\n")):
-        code = line.strip()
-        if number and code and len(line) - len(line.lstrip()) <= indent and code[0] not in ")]}#":
-            break
-        if code and code[0] != "#":
-            last = at + len(line.rstrip())
-        at += len(line) + 1
-    return begin + indent, last
-
-
-def _refused(run: Run) -> Judgement | None:
-    """What a program did that failed, and that no program may do here."""
-    started = next((message["process"] for message in run.messages if message.get("process")), None)
-    return started and Judgement(Outcome.REFUSED, f"it starts a process ({shown(started)}), which is not allowed here")
 
 
 def _failure(run: Run) -> Judgement | None:

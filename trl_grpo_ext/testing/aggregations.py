@@ -40,8 +40,10 @@ class AggregationChecks(TensorChecks):
         aggregation = self._copy(plugin)
         if self.by_weights:
             return [("weights", token_weights(aggregation, self._rollout(batch, **how)))]
-        width, dtype = how.get("width"), how.get("dtype", torch.float64)
-        mask_B_T, loss_B_T = batch.mask(width, dtype), batch.losses(width, how.get("logps_dtype") or dtype)
+        width = how.get("width")
+        dtype = how.get("dtype", torch.float64)
+        mask_B_T = batch.mask(width, dtype)
+        loss_B_T = batch.losses(width, how.get("logps_dtype") or dtype)
         loss_B_T = torch.where(mask_B_T > 0, loss_B_T, how.get("padding", 0.0)).requires_grad_()
         loss = reduced_loss(aggregation, loss_B_T, mask_B_T, batch.step_totals())
         return [("reduce", reduced_weights(aggregation, loss, loss_B_T, mask_B_T))]
@@ -69,7 +71,8 @@ class AggregationChecks(TensorChecks):
             raise NotChecked("its reduce sees one micro-batch at a time and does not need step_totals")
 
         def judge(batch: SmallBatch) -> None:
-            loss_B_T, mask_B_T = batch.losses(), batch.mask()
+            loss_B_T = batch.losses()
+            mask_B_T = batch.mask()
             whole = self._reduced(loss_B_T, mask_B_T, batch.step_totals())
             for count in (2, 3):
                 size, rest = divmod(len(batch.rows), count)
@@ -164,7 +167,8 @@ class AggregationChecks(TensorChecks):
         self._comparable_only()
 
         def judge(batch: SmallBatch) -> None:
-            mask_B_T, loss_B_T = batch.mask(batch.width + PADDING), batch.losses(batch.width + PADDING)
+            mask_B_T = batch.mask(batch.width + PADDING)
+            loss_B_T = batch.losses(batch.width + PADDING)
             clean, *garbled = (
                 self._reduced(torch.where(mask_B_T > 0, loss_B_T, off), mask_B_T, batch.step_totals())
                 for off in (0.0, *self.garbage)

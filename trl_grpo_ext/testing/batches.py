@@ -161,7 +161,9 @@ class SmallBatch:
         Log-probabilities and entropies have `logps_dtype`, all other numbers `dtype`. `padding` stands in
         log-probabilities where no token is, with other token ids.
         """
-        width, rows, setting = width or self.width, self.rows, self.setting
+        width = width or self.width
+        rows = self.rows
+        setting = self.setting
         rewards_B, groups_B, means_B = self.rewards(dtype)
         texts = ["".join(self.pieces(row)) for row in rows]
         prompts = setting.prompts or ("What is 2 + 2?",)

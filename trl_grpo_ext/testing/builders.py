@@ -96,11 +96,13 @@ def turns_between(by_model: Sequence[bool | int], pieces: Sequence[str], failed:
 
     Each but the last is one tool call, answered by the tokens after it; the calls of the `failed` ones raised.
     """
-    runs, offsets = true_runs([bool(one) for one in by_model]), character_offsets(pieces)
+    runs = true_runs([bool(one) for one in by_model])
+    offsets = character_offsets(pieces)
     turns = []
     for number, (first, end) in enumerate(runs):
         after = runs[number + 1][0] if number + 1 < len(runs) else len(by_model)
-        text, result = "".join(pieces[first:end]), "".join(pieces[end:after])
+        text = "".join(pieces[first:end])
+        result = "".join(pieces[end:after])
         outcome = "raised" if number in failed else "returned"
         call = ToolCall(name="tool", arguments={}, outcome=outcome, result=result, tokens=(first, end))
         characters = (offsets[first][0], offsets[end - 1][1])
@@ -177,7 +179,8 @@ def make_terms(logps: torch.Tensor, old_logps: torch.Tensor, advantages: torch.T
 
 def cut(rollout: Rollout, sizes: Sequence[int]) -> list[Rollout]:
     """Split a generation batch over several ranks with `sizes` rows each, for `Ranks`."""
-    parts, first = [], 0
+    parts = []
+    first = 0
     if sum(sizes) != len(rollout.mask_B_T):
         raise ValueError(f"The sizes {list(sizes)} must add up to the {len(rollout.mask_B_T)} rows of the batch.")
     for size in sizes:

@@ -47,7 +47,8 @@ class FilterChecks(TensorChecks):
 
     def groups(self) -> None:
         def judge(batch: SmallBatch) -> None:
-            rollout, plugin = self._rollout(batch), self._copy()
+            rollout = self._rollout(batch)
+            plugin = self._copy()
             verdicts_by_group(plugin, group_verdicts(plugin, rollout), rollout.group_ids_B.tolist())
 
         self._over(self.varied, judge, breaks=("groups", None))

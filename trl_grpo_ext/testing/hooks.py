@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +12,7 @@ from ..credit.flow import run_hook, run_shaper
 from ..errors import PluginRunError, TRLGRPOExtError
 from ..types import HOOK_METHODS, Forward, HookDeclaration, Rollout, implements, role_of
 from .batches import Setting, SmallBatch, equal_rewards, negative_batch, odd_batches
-from .rules import Broken, NotChecked, plugin_code
+from .rules import Broken, NotChecked, plugin_code, through_json
 from .tensor_checks import Results, TensorChecks, compare, number
 
 _NOTHING = 1e-9
@@ -204,7 +203,9 @@ class HookChecks(TensorChecks):
             raise NotChecked("it does not declare independent=True")
 
         def judge(batch: SmallBatch) -> None:
-            incoming_B_T, mask_B_T, forward = batch.incoming(), batch.mask(), batch.forward()
+            incoming_B_T = batch.incoming()
+            mask_B_T = batch.mask()
+            forward = batch.forward()
             whole_B_T = run_hook(self._copy(), "on_forward", incoming_B_T, forward)
             for row in range(len(batch.rows)):
                 here = slice(row, row + 1)
@@ -224,19 +225,14 @@ class HookChecks(TensorChecks):
         self._comparable_only()
 
         def judge(batch: SmallBatch) -> None:
-            used, resumed = self._copy(), self._copy()
+            used = self._copy()
+            resumed = self._copy()
             self._all_stages(used, batch)
-            state = used.state_dict()
-            try:
-                travelled = json.loads(json.dumps(state, allow_nan=True))
-            except (TypeError, ValueError) as error:
-                raise Broken(f"state_dict() is not a mapping of JSON values: {error}", f"{state!r:.200}") from error
-            if not isinstance(travelled, Mapping):
-                raise Broken(f"state_dict() must be a mapping, and is {type(state).__name__}", f"{state!r:.200}")
-            resumed.load_state_dict(travelled)
+            resumed.load_state_dict(through_json(used.state_dict()))
             if _json(resumed) != _json(used):
                 raise Broken(f"after load_state_dict its state is {_json(resumed)}, not {_json(used)}", batch)
-            on_B_T, resumed_B_T = self._all_stages(used, batch), self._all_stages(resumed, batch)
+            on_B_T = self._all_stages(used, batch)
+            resumed_B_T = self._all_stages(resumed, batch)
             compare(on_B_T, resumed_B_T, "going on, and resumed from its state", batch, batch.mask())
 
         self._over(self.varied, judge)
@@ -245,7 +241,8 @@ class HookChecks(TensorChecks):
         self._comparable_only()
 
         def judge(batch: SmallBatch) -> None:
-            trained, evaluated = self._copy(), self._copy()
+            trained = self._copy()
+            evaluated = self._copy()
             before = _json(evaluated)
             self._all_stages(evaluated, batch, training=False)
             if _json(evaluated) != before:

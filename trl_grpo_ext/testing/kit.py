@@ -1,13 +1,15 @@
-"""Check a plugin against the rules of its kind.
+"""Check a plugin against the rules of its kind, one after the other, in this process.
 
 A plugin declares what its checks need as `conformance`, a mapping. The caller's options win over it.
 """
 
 from __future__ import annotations
 
-import os
-import sys
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+import io
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,11 +21,10 @@ from ..plugins.discovery import find
 from ..plugins.kinds import FACTS, Kind, check_kind
 from ..plugins.loading import resolve
 from ..plugins.selection import Selection, parse_selection
-from .processes import run_here, run_in_process
 from .reports import ConformanceError, Report, Violation
-from .rules import Broken, Checks, fresh_copy, rules_of
+from .rules import GATES, Broken, Checks, Finding, NotChecked, Rule, fresh_copy, rules_of
 
-TIMEOUT = 10.0
+TIMEOUT = 60.0
 """Seconds for each rule, unless the caller or the plugin sets another limit."""
 
 OPTIONS = ("parameters", "columns", "completions", "prompts", "deterministic", "rules", "timeout")
@@ -31,15 +32,12 @@ OF_REWARDS = ("required", "unreadable", "formats", "per_completion")
 FORMATS = ("text", "messages")
 
 
-def check(kind: Kind, plugin_or_selection: Any, *, isolated: bool = True, **options: Any) -> Report:
+def check(kind: Kind, plugin_or_selection: Any, **options: Any) -> Report:
     """Check a plugin against every rule of its kind.
 
     Args:
         kind: One of `KINDS`.
         plugin_or_selection: A plugin object or a selection: a name, a dotted path, a mapping with parameters.
-        isolated: Whether it runs in a separate process, so that a plugin that hangs, exits or crashes only breaks a
-            rule. Use False for a debugger or to measure coverage. If CUDA is in use in this process, it cannot be
-            forked, and the checks run here.
         **options: `OPTIONS`, for a reward also `OF_REWARDS`, for the others `tokenizer`; docs/writing_plugins.md
             explains each. None is as good as leaving one out: the plugin's declaration counts, then the default.
 
@@ -53,22 +51,60 @@ def check(kind: Kind, plugin_or_selection: Any, *, isolated: bool = True, **opti
     rules = rules_of(kind, given.get("rules"))
     timeout = checked_number("timeout", given.get("timeout", TIMEOUT), "a positive number of seconds", lambda x: x > 0)
 
-    def prepare() -> Checks:
-        return _checks(kind, plugin_or_selection, given)
-
-    torch = sys.modules.get("torch")
-    may_fork = hasattr(os, "fork") and (torch is None or not torch.cuda.is_initialized())
-    results = run_in_process(rules, prepare, timeout) if isolated and may_fork else run_here(rules, prepare)
-    broken = [(rule, found) for rule, found in results.found.items() if isinstance(found, Broken)]
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
+        checks = _checks(kind, plugin_or_selection, given)
+        found = _findings(rules, checks, checks.timeout or timeout)
+        broken = [(rule, one) for rule, one in found.items() if isinstance(one, Broken)]
+        no_effect = "" if broken else checks.no_effect()
     return Report(
-        subject=results.name,
+        subject=checks.name,
         kind=kind,
-        passed=tuple(rule for rule, found in results.found.items() if found is None),
+        passed=tuple(rule for rule, one in found.items() if one is None),
         violations=tuple(Violation(rule, one.message, one.example) for rule, one in broken),
-        skipped=tuple((rule, str(one)) for rule, one in results.found.items() if one and not isinstance(one, Broken)),
-        no_effect="" if broken else results.no_effect,
-        printed=results.printed,
+        skipped=tuple((rule, str(one)) for rule, one in found.items() if isinstance(one, NotChecked)),
+        no_effect=no_effect,
+        printed=tuple(printed.getvalue().splitlines()),
     )
+
+
+def _findings(rules: Sequence[Rule], checks: Checks, timeout: float) -> dict[Rule, Finding]:
+    """What comes of each rule; those that rest on a broken one are not checked."""
+    found: dict[Rule, Finding] = {}
+    root_of: dict[str, str] = {}  # of each rule that is broken, or not checked for that: the broken one
+    for rule in rules:
+        root = next((root_of[short] for short in (*GATES, *rule.rests_on) if short in root_of), None)
+        if root is not None:
+            found[rule] = NotChecked(f"{root} is broken")
+        else:
+            with _time_limit(timeout, checks) as late:
+                found[rule] = checks.check(rule)
+            if late and not isinstance(found[rule], Broken):  # the plugin catches everything, the interrupt too
+                found[rule] = late[0]
+        if root is not None or isinstance(found[rule], Broken):
+            root_of[rule.short] = root or rule.name
+    return found
+
+
+@contextlib.contextmanager
+def _time_limit(seconds: float, checks: Checks) -> Iterator[list[Broken]]:
+    """Interrupt what takes longer, again and again, with a `Broken` that is also listed; in the main thread alone."""
+    late: list[Broken] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield late
+        return
+
+    def interrupt(*_: Any) -> None:
+        late.append(Broken(f"it did not return within {seconds:g} s", checks.example))
+        raise late[-1]
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, seconds, seconds)
+    try:
+        yield late
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def assert_conforms(kind: Kind, plugin_or_selection: Any, **options: Any) -> None:
@@ -118,7 +154,8 @@ def _checks(kind: Kind, plugin_or_selection: Any, given: Mapping[str, Any]) -> C
             "token_loss": TokenLossChecks,
         }
         checks = of_kind[kind](plugin, setting, bool(options.get("deterministic", True)))
-    checks.name, checks.timeout = name, options.get("timeout")
+    checks.name = name
+    checks.timeout = options.get("timeout")
     return checks
 
 

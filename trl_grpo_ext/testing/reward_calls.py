@@ -11,7 +11,8 @@ from typing import Any, Literal
 from ..guard.outcomes import shown
 from ..types import RewardDeclaration
 
-_ROWS_SHOWN, _MOST_ITEMS = 3, 16
+_ROWS_SHOWN = 3
+_MOST_ITEMS = 16
 
 Form = Literal["text", "messages"]
 
@@ -109,7 +110,8 @@ class RewardCall:
         return list(dict.fromkeys(name for item in self.items for name in item.columns))
 
     def __str__(self) -> str:
-        first, more = self.items[:_ROWS_SHOWN], max(len(self.items) - _ROWS_SHOWN, 0)
+        first = self.items[:_ROWS_SHOWN]
+        more = max(len(self.items) - _ROWS_SHOWN, 0)
         rest = f", and {more} more" if more else ""
         completions = ", ".join(shown(item.completion) for item in first) + rest
         parts = [f"completions=[{completions}]" + (" as messages" if self.form == "messages" else "")]
@@ -142,13 +144,15 @@ def ordinary_call(
 ) -> RewardCall:
     """An ordinary call: the given completions, or `COMPLETIONS` and texts that say what stands in the column that the
     reward compares with. Prompts and columns are repeated."""
-    asked, every = prompts or PROMPTS, {**COLUMNS, **columns}
+    asked = prompts or PROMPTS
+    every = {**COLUMNS, **columns}
     items = [
         Item(asked[row % len(asked)], text, {name: values[row % len(values)] for name, values in every.items()})
         for row, text in enumerate(completions or COMPLETIONS)
     ]
     if completions is None:
-        first, column = items[0], RewardDeclaration.of(reward).reference_column
+        first = items[0]
+        column = RewardDeclaration.of(reward).reference_column
         if column is not None and column in columns:
             value = str(first.columns[column])
             said = (value, rf"\boxed{{{value}}}", f"<answer>{value}</answer>", f"#### {value}")

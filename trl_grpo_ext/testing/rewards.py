@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import hashlib
 import inspect
 import json
-import locale
 import math
 import os
 import random
 import re
 import signal
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,10 +26,12 @@ from ..types import Parts, RewardDeclaration
 from .reward_calls import EMPTY, HOSTILE, Form, RewardCall
 from .rules import Broken, Checks, Finding, NotChecked, Rule, describe_exception, pickle_round_trip, plugin_code
 
-RELATIVE, ABSOLUTE = 1e-4, 1e-5
+RELATIVE = 1e-4
+ABSOLUTE = 1e-5
 """How far scores may be apart that ought to be the same: a model's last digits change with the padding."""
 
-_SLOW, _FEW = 0.02, 4
+_SLOW = 0.02
+_FEW = 4
 """Seconds per completion from which on fewer completions are tried, and how many."""
 _ROUNDS = 10
 _QUICK = 0.05
@@ -46,11 +46,14 @@ class RewardChecks(Checks):
     def __init__(
         self, reward: Any, ordinary: RewardCall, forms: Sequence[Form], options: Mapping[str, Any], again: Any = None
     ) -> None:
-        super().__init__()
-        self.reward, self.ordinary, self._forms, self._again = reward, ordinary, tuple(forms), again
+        self.reward = reward
+        self.ordinary = ordinary
+        self._forms = tuple(forms)
+        self._again = again
         self.deterministic = options.get("deterministic", True)
         self.per_completion = options.get("per_completion", True)
-        self.required, self.unreadable = options.get("required", ()), options.get("unreadable", ())
+        self.required = options.get("required", ())
+        self.unreadable = options.get("unreadable", ())
         self.name = reward_name(reward)
         self.seconds: list[float] = []
         self.slow = False
@@ -78,8 +81,9 @@ class RewardChecks(Checks):
         """Call it with strings or, if it takes both forms by its declaration but refuses these, with messages."""
         made_up: list[str] = []
         for form in dict.fromkeys((self._forms[0], "messages")) if "messages" in self._forms else self._forms:
-            ordinary, before = replace(self.ordinary, form=form), process_state()
-            self.trying(str(ordinary))
+            ordinary = replace(self.ordinary, form=form)
+            before = process_state()
+            self.example = str(ordinary)
             try:
                 self._first = self._timed(ordinary)
             except KeyboardInterrupt:
@@ -89,7 +93,8 @@ class RewardChecks(Checks):
                 made_up = made_up or self._made_up(error)
                 continue
             self._changed_first = _differences(before, process_state())
-            self._forms, self.ordinary = (form,) if self._refused else self._forms, ordinary
+            self._forms = (form,) if self._refused else self._forms
+            self.ordinary = ordinary
             if form == "text" and "messages" in self._forms:
                 self._try_messages()
             self.slow = self.seconds[0] > _SLOW
@@ -102,13 +107,15 @@ class RewardChecks(Checks):
         """Without these columns nothing can be tried."""
         if names:
             example = json.dumps({names[0]: ["first row's value", "second row's"]})
-            listed, why = ", ".join(map(repr, names)), f" ({self._refused})" if self._refused else ""
+            listed = ", ".join(map(repr, names))
+            why = f" ({self._refused})" if self._refused else ""
             self._untried = f"it reads {listed}, of which no values were given{why}: --columns '{example}'"
 
     def _required(self) -> list[str]:
         """The parameters that no column of the call fills, if that is all that is wrong with the signature."""
         try:
-            signature, arguments = inspect.signature(self.reward), self.ordinary.arguments()
+            signature = inspect.signature(self.reward)
+            arguments = self.ordinary.arguments()
         except (TypeError, ValueError):
             return []
         missing = [
@@ -285,8 +292,6 @@ class RewardChecks(Checks):
 
     def hostile_text(self) -> None:
         self._keeps_contract(HOSTILE, "hostile text")
-
-    def empty(self) -> None:
         for what, completion in EMPTY:
             if ("text" if isinstance(completion, str) else "messages") in self._forms:
                 self._keeps_contract([completion], what)
@@ -301,7 +306,8 @@ class RewardChecks(Checks):
 
         def judge(batch: RewardCall) -> None:
             messages = replace(batch, form="messages")
-            in_texts, in_messages = self._scores(replace(batch, form="text")), self._scores(messages)
+            in_texts = self._scores(replace(batch, form="text"))
+            in_messages = self._scores(messages)
             if self.deterministic:
                 self._agree(in_texts, in_messages, "as a string and as a message", messages)
 
@@ -460,19 +466,25 @@ class RewardChecks(Checks):
         self._over([self.ordinary], judge)
 
     def threads(self) -> None:
-        batch, backwards = self.ordinary, self.ordinary.with_items(self.ordinary.items[::-1])
+        batch = self.ordinary
+        backwards = self.ordinary.with_items(self.ordinary.items[::-1])
         expected = (self._scores(batch), self._scores(backwards))
         rounds = _ROUNDS if min(self.seconds, default=0.0) * len(batch.items) < _QUICK else 1
+        both: dict[int, list[Scores]] = {}
+
+        def score(place: int, which: RewardCall) -> None:
+            with plugin_code(batch, before="called by two other threads at once "):
+                both[place] = [self._scores(which) for _ in range(rounds)]
+
         interval = sys.getswitchinterval()
         sys.setswitchinterval(1e-5)  # threads take turns often, so that what they share is met half done
         try:
-            with plugin_code(batch, before="called by two other threads at once "), ThreadPoolExecutor(2) as pool:
-                both = [*pool.map(lambda which: [self._scores(which) for _ in range(rounds)], (batch, backwards))]
+            run_together(score, (batch, backwards))
         finally:
             sys.setswitchinterval(interval)
         if not self.deterministic:
             return
-        for which, wanted, found in zip((batch, backwards), expected, both, strict=True):
+        for which, wanted, found in zip((batch, backwards), expected, (both[0], both[1]), strict=True):
             for scores in found:
                 self._agree(wanted, scores, "called by the main thread and by two others at once", which)
 
@@ -487,6 +499,25 @@ class RewardChecks(Checks):
                 raise Broken(f"a call changed {', '.join(names)}", batch)
 
         self._over([self.ordinary], judge)
+
+
+def run_together(work: Callable[[int, Any], None], items: Sequence[Any]) -> None:
+    """Work on each item in a thread of its own, which nobody waits for if this one is interrupted."""
+    errors: list[BaseException] = []
+
+    def guarded(place: int, item: Any) -> None:
+        try:
+            work(place, item)
+        except BaseException as error:  # raised below
+            errors.append(error)
+
+    threads = [threading.Thread(target=guarded, args=pair, daemon=True) for pair in enumerate(items)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
 
 
 def _same(one: float | None, other: float | None) -> bool:
@@ -513,32 +544,21 @@ def _check_value(value: Any, row: int, batch: RewardCall) -> None:
 def process_state() -> dict[str, Any]:
     """The global state of the process that others rely on, by name."""
     state: dict[str, Any] = {
-        "the state of `random`": _digest(random.getstate()),
-        "the working directory": Path().stat()[1:3],  # inode and device, also of one that was deleted
-        "the locale": locale.setlocale(locale.LC_ALL),
-        "the recursion limit": sys.getrecursionlimit(),
+        "the state of `random`": random.getstate(),
+        "the working directory": Path.cwd(),
         "the limit on digits of int": sys.get_int_max_str_digits(),
         "standard output": id(sys.stdout),
-        "standard error": id(sys.stderr),
+        "the handler of SIGALRM": signal.getsignal(signal.SIGALRM),
     }
     torch = sys.modules.get("torch")
-    if torch is not None and hasattr(torch, "random"):
-        state |= {
-            "torch's random generator": _digest(torch.random.get_rng_state().tolist()),
-            "torch's default dtype": torch.get_default_dtype(),
-            "torch's grad mode": torch.is_grad_enabled(),
-            "torch's deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
-            "torch's number of threads": torch.get_num_threads(),
-        }
     numpy = sys.modules.get("numpy")
+    if torch is not None and hasattr(torch, "random"):
+        state["torch's random generator"] = torch.random.get_rng_state().tolist()
+        state["torch's default dtype"] = torch.get_default_dtype()
+        state["torch's number of threads"] = torch.get_num_threads()
     if numpy is not None:
-        state["numpy's random generator"] = _digest(numpy.random.get_state()[1:])
-        state["numpy's error settings"] = tuple(sorted(numpy.geterr().items()))
-    state |= {f"the environment variable {name}": value for name, value in os.environ.items()}
-    for number in signal.valid_signals():
-        name = number.name if isinstance(number, signal.Signals) else f"signal {number}"
-        state[f"the handler of {name}"] = signal.getsignal(number)
-    return state
+        state["numpy's random generator"] = repr(numpy.random.get_state())
+    return state | {f"the environment variable {name}": value for name, value in os.environ.items()}
 
 
 def _differences(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
@@ -547,10 +567,6 @@ def _differences(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
     # A library that was imported meanwhile has not changed its generator, and torch names its compiler's cache.
     imports = ("numpy", "torch", "the environment variable TORCHINDUCTOR_")
     return [name for name in names if not (name.startswith(imports) and name not in before)]
-
-
-def _digest(value: Any) -> str:
-    return hashlib.sha256(repr(value).encode()).hexdigest()
 
 
 def _check_places(score: Parts, completion: Any, row: int, batch: RewardCall) -> None:

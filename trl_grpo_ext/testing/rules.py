@@ -6,6 +6,7 @@ Nothing here imports torch, so rules can be listed at once, and a reward without
 from __future__ import annotations
 
 import copy
+import json
 import linecache
 import pickle
 import re
@@ -84,10 +85,8 @@ formats: a completion as a string and as a list of one message gets the same sco
   the prompts are conversations. A reward that reads only strings then scores the list's brackets.
 none (rests on neighbours): a column's value may be None in one row, which then costs no other row anything. Why:
   Datasets merged from several sources have None in the columns that one of them lacks.
-empty: an empty completion and a message without text are scored like others. Why: A policy that ends at once, or only
-  calls a tool, writes no text.
 hostile_text: no text that a model can write makes it raise or break its contract. Why: A policy writes every text
-  sooner or later: control characters, lone surrogates, ten thousand digits, brackets that never close.
+  sooner or later: none at all, control characters, lone surrogates, ten thousand digits, brackets that never close.
 parts: the parts of `Parts` stand within the completion's text, also within hostile text, and have names that come again
   in other completions. Why: A place outside the text stops the run, and parts are compared with those of the same name:
   a name that stands for one completion alone is never paid.
@@ -228,12 +227,8 @@ determinism: the same pool and outcomes give the same draws, unless it declares 
   a generator is saved, so a resumed run would get other prompts. Draw from the pool's seed and the round.
 exhausted: draw returns None only where the prompts are exhausted: never at first, and from then on always. Why: None
   ends the training.
-small_pools: draws from a pool of as many rows as a draw has, of one more, and one row at a time. Why: Tests and first
-  trials have few rows, and late in a run few prompts may be left.
-no_reward: goes on where no completion of a prompt has a reward, and remembers no NaN. Why: A mean that once was NaN
-  stays it, and comparisons with NaN are false.
-none: a column's value may be None in a row. Why: Data sets merged from several sources have None in the columns that
-  one of them lacks.
+odd_pools: goes on with as many rows as a draw has, where no completion has a reward, and where a column is None; it
+  remembers no NaN. Why: Tests have few rows, and late in a run few prompts are left. A mean that once was NaN stays it.
 state: what it remembers goes through JSON and back, and a run resumed before any round draws what the uninterrupted one
   does. Why: A run that resumes from a checkpoint must go on as if it had not stopped.
 start: forgets at start what an earlier training left. Why: A second call of train begins a new training.
@@ -278,7 +273,8 @@ class Broken(Exception):  # noqa: N818
 
     def __init__(self, message: str, example: object = "") -> None:
         super().__init__(message)
-        self.message, self.example = message, str(example)
+        self.message = message
+        self.example = str(example)
 
 
 class NotChecked(Exception):  # noqa: N818
@@ -295,9 +291,7 @@ class Checks:
     name = ""  # of the plugin, in reports
     timeout: float | None = None  # seconds per rule, if the plugin declares them
 
-    def __init__(self) -> None:
-        # Called with each input, as text, before the plugin is tried on it, to know it if the plugin hangs.
-        self.trying: Callable[[str], object] = str
+    example = ""  # the input that the plugin is being tried on, as text
 
     def no_effect(self) -> str:
         """Why the checks do not show that the plugin does anything; empty if they do."""
@@ -321,9 +315,9 @@ class Checks:
             raise Broken(str(error)) from error
 
     def over(self, items: Iterable[T], judge: Callable[[T], Any]) -> None:
-        """Judge inputs one after the other; each is reported before the plugin is tried on it."""
+        """Judge inputs one after the other."""
         for item in items:
-            self.trying(str(item))
+            self.example = str(item)
             judge(item)
 
 
@@ -384,3 +378,14 @@ def fresh_copy(plugin: Any) -> Any | None:
     with suppress(Exception):
         return pickle.loads(pickle.dumps(plugin))
     return None
+
+
+def through_json(state: Any) -> Mapping[str, Any]:
+    """What a plugin remembers, as a checkpoint gives it back; `Broken` if it is no mapping of JSON values."""
+    try:
+        travelled = json.loads(json.dumps(state))
+    except (TypeError, ValueError) as error:
+        raise Broken(f"state_dict() is not a mapping of JSON values: {error}", f"{state!r:.200}") from error
+    if not isinstance(travelled, Mapping):
+        raise Broken(f"state_dict() must be a mapping, and is {type(state).__name__}", f"{state!r:.200}")
+    return travelled

@@ -13,7 +13,7 @@ from ..credit.draws import checked_draw
 from ..errors import PluginOutputError
 from ..plugins.kinds import FACTS
 from ..types import PromptOutcome, PromptPool, implements
-from .rules import Broken, Checks, NotChecked, pickle_round_trip, plugin_code
+from .rules import Broken, Checks, NotChecked, pickle_round_trip, plugin_code, through_json
 
 ROUNDS = 8
 METHODS = ("start", "draw", "observe", "state_dict", "load_state_dict")
@@ -74,8 +74,9 @@ class SamplerChecks(Checks):
     def __init__(
         self, plugin: Any, columns: Mapping[str, Sequence[Any]], deterministic: bool, again: Callable[[], Any] | None
     ) -> None:
-        super().__init__()
-        self.plugin, self.deterministic, self._again = plugin, deterministic, again
+        self.plugin = plugin
+        self.deterministic = deterministic
+        self._again = again
         ordinary = Trial(rows=12, count=3, columns=columns)
         self.ordinary = [ordinary, replace(ordinary, rows=13, count=4, seed=7)]
         ends = [replace(ordinary, outcomes=outcomes) for outcomes in ("solved", "hopeless")]
@@ -134,7 +135,8 @@ class SamplerChecks(Checks):
         self._comparable_only()
 
         def judge(trial: Trial) -> None:
-            before, found = random.getstate(), list[Draws]()
+            before = random.getstate()
+            found = list[Draws]()
             try:
                 for seed in (1, 2):
                     random.seed(seed)
@@ -156,13 +158,13 @@ class SamplerChecks(Checks):
 
         self._over(self.varied, judge)
 
-    def small_pools(self) -> None:
+    def odd_pools(self) -> None:
         ordinary = self.ordinary[0]
-        sizes = [replace(ordinary, rows=rows, count=count) for rows, count in ((3, 3), (4, 3), (5, 1))]
-        trials = [replace(trial, outcomes=how) for trial in sizes for how in ("mixed", "solved")]
-        self._over(trials, lambda trial: self._play(trial, self._started(trial)), shape=True)
+        few = [replace(ordinary, rows=rows, count=count) for rows, count in ((3, 3), (4, 3), (5, 1))]
+        solved = [replace(trial, outcomes="solved") for trial in few]
+        unrewarded = [replace(trial, outcomes="no reward") for trial in self.ordinary]
+        without = [replace(trial, without=True) for trial in self.ordinary if trial.columns]
 
-    def no_reward(self) -> None:
         def judge(trial: Trial) -> None:
             sampler = self._started(trial)
             self._play(trial, sampler)
@@ -171,13 +173,7 @@ class SamplerChecks(Checks):
             except ValueError as error:
                 raise Broken("it remembers a number that is not finite", f"{trial}: {sampler.state_dict()}") from error
 
-        self._over([replace(trial, outcomes="no reward") for trial in self.ordinary], judge, shape=True)
-
-    def none(self) -> None:
-        if not self.ordinary[0].columns:
-            raise NotChecked("it was given no columns")
-        trials = [replace(trial, without=True) for trial in self.ordinary]
-        self._over(trials, lambda trial: self._play(trial, self._started(trial)), shape=True)
+        self._over([*few, *solved, *unrewarded, *without], judge, shape=True)
 
     def state(self) -> None:
         self._comparable_only()
@@ -187,13 +183,7 @@ class SamplerChecks(Checks):
             for saved in range(len(whole)):
                 before = self._started(trial)
                 self._play(trial, before, rounds=saved)
-                state = before.state_dict()
-                try:
-                    travelled = json.loads(json.dumps(state))
-                except (TypeError, ValueError) as error:
-                    raise Broken(f"state_dict() is not a mapping of JSON values: {error}", f"{state!r:.200}") from error
-                if not isinstance(travelled, Mapping):
-                    raise Broken(f"state_dict() must be a mapping, and is {type(state).__name__}", f"{state!r:.200}")
+                travelled = through_json(before.state_dict())
                 resumed = self._started(trial)
                 resumed.load_state_dict(travelled)
                 rest = self._play(trial, resumed, first=saved)
@@ -233,7 +223,8 @@ class SamplerChecks(Checks):
         if self.deterministic:
 
             def judge(trial: Trial) -> None:
-                ours, theirs = self._started(trial), self._started(trial, again)
+                ours = self._started(trial)
+                theirs = self._started(trial, again)
                 compare(self._play(trial, ours), self._play(trial, theirs), "before and after pickling", trial)
 
             self._over(self.ordinary, judge)

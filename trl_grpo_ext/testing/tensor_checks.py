@@ -22,7 +22,8 @@ from .rules import Broken, Checks, NotChecked, describe_exception, fresh_copy, p
 PADDING = 3
 """Columns of surplus padding to try."""
 
-RELATIVE, ABSOLUTE = 1e-5, 1e-6
+RELATIVE = 1e-5
+ABSOLUTE = 1e-6
 """Tolerances for numbers that should be equal, since a plugin may compute in float32."""
 
 _ORDER = ("gathers", "inputs", "shape", "gradient", "finite", "non_negative", "mask", "groups", "rows", "silent")
@@ -43,8 +44,9 @@ class TensorChecks(Checks, ABC):
     """Values to put off the mask."""
 
     def __init__(self, plugin: Any, setting: Setting, deterministic: bool = True) -> None:
-        super().__init__()
-        self.plugin, self.setting, self.deterministic = plugin, setting, deterministic
+        self.plugin = plugin
+        self.setting = setting
+        self.deterministic = deterministic
         self.ordinary = ordinary_batches(setting)
         self.odd = odd_beside_ordinary(setting)
         self.varied = [*self.ordinary, *self.odd]
@@ -180,7 +182,8 @@ class TensorChecks(Checks, ABC):
         for what, long in long_batches(self.setting).items():
 
             def judge(batch: SmallBatch) -> None:
-                exact, rounded = self._results(batch), self._results(batch, dtype=torch.float32)
+                exact = self._results(batch)
+                rounded = self._results(batch, dtype=torch.float32)
                 if not self.deterministic or not self._copyable:
                     return
                 for (method, exact_B_T), (_, rounded_B_T) in zip(exact, rounded, strict=True):

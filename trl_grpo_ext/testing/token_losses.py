@@ -33,7 +33,8 @@ class TokenLossChecks(TensorChecks):
 
     @staticmethod
     def _of_rollout(batch: SmallBatch, plugin: Any, rollout: Rollout, reference: bool = True, **how: Any) -> LossTerms:
-        forward, rows = batch.forward(ref=reference, **how), rollout.local_rows
+        forward = batch.forward(ref=reference, **how)
+        rows = rollout.local_rows
         assert rollout.advantages_B_T is not None  # the rollout is one of an aggregation
         return LossTerms(
             logps_B_T=forward.logps_B_T[rows],

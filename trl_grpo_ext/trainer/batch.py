@@ -27,7 +27,11 @@ class BatchKeys:
     part_factor = "trl_grpo_ext_part_factor"  # `(B,)`, factor on the advantages of a compact micro-step
 
 
-PROMPT_KEYS = frozenset({"prompt_ids", "prompt_mask"})
+PROMPT_TYPES = {name: f"trl_grpo_ext_prompt_{name}" for name in ("token_type_ids", "mm_token_type_ids")}
+"""Entries `(B, P + T)` that say which tokens are of images, and the name of their part `(B, P)` while rows move."""
+
+
+PROMPT_KEYS = frozenset({"prompt_ids", "prompt_mask", *PROMPT_TYPES.values()})
 """Entries `(B, P)`, padded on the left; all others are padded on the right."""
 
 

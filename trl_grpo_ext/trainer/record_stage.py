@@ -17,7 +17,7 @@ from ..guard.agreement import Agreement
 from ..records.manifest import Manifest
 from ..records.settings import write_settings
 from ..records.token_records import TokenRecorder
-from ..types import Rollout
+from ..types import Rollout, TokenLossDeclaration
 from .batch import BatchKeys, scaled_for_masked_groups
 from .facts import RunFacts
 from .loss_forward import LossForward
@@ -47,6 +47,8 @@ class RecordStage:
         self._logs_more = rewards or plugins.read_rollouts or plugins.compact or bool(settings.pass_at_k)
         self.records_tokens = settings.token_records > 0
         self._row_count = 0
+        replaced = any(TokenLossDeclaration.of(loss).replaces for loss in plugins.losses_by_name.values())
+        self._may_average = not replaced  # TRL's loss, and it was not said yet
 
     # ------------------------------------------------------------------ once per run
 
@@ -119,15 +121,32 @@ class RecordStage:
         """Log what each hook did, and show each completion's mean advantage in TRL's table of completions."""
         if not changes:
             return
-        means_B = changes[-1].after_B_T.sum(1) / mask_B_T.sum(1).clamp(min=1.0)
+        after_B_T = changes[-1].after_B_T
+        means_B = after_B_T.sum(1) / mask_B_T.sum(1).clamp(min=1.0)
         row_ids_N = self._facts.gather(row_ids_B).tolist()
-        rows_B_C = torch.cat([means_B.float().unsqueeze(1), change_tables(changes, mask_B_T)], dim=1)
-        rows_N_C = self._facts.gather(rows_B_C)
-        self.add_metrics(metrics_of(changes, rows_N_C[:, 1:]))
+        own_B_2 = torch.stack([means_B.float(), differs_by_token(after_B_T, mask_B_T).float()], dim=1)
+        rows_N_C = self._facts.gather(torch.cat([own_B_2, change_tables(changes, mask_B_T)], dim=1))
+        self.add_metrics(metrics_of(changes, rows_N_C[:, 2:]))
         progress = reading.progress_of(self._trainer)
         if progress.training:
-            self.warn(self._chain.without_effect(changes, rows_N_C[:, 1:], progress.step))
+            self.warn(self._chain.without_effect(changes, rows_N_C[:, 2:], progress.step))
+            if bool(rows_N_C[:, 1].any()):
+                self.warn(self._averaged())
         acting.show_mean_advantages(self._trainer, row_ids_N, rows_N_C[:, 0].tolist(), self._row_count)
+
+    def _averaged(self) -> Iterator[str]:
+        """Say once if TRL's loss averages the advantages of a completion's tokens."""
+        settings = reading.loss_settings_of(self._trainer)
+        level, loss_type = settings.importance_sampling_level, settings.loss_type
+        # In "cispo" and "vespo" a token's advantage stands beside its own log-probability.
+        if level != "token" and loss_type not in ("cispo", "vespo") and self._may_average:
+            self._may_average = False
+            yield (
+                "The advantage hooks give tokens of one completion different advantages, but with "
+                f"importance_sampling_level={level!r} and loss_type={loss_type!r} all of them share one ratio, so each "
+                "token is pushed by their mean. Set importance_sampling_level: token, or remove the hooks that tell "
+                "tokens apart."
+            )
 
     def saw_weights(self, weights_B_T: torch.Tensor, advantages_B_T: torch.Tensor, mask_B_T: torch.Tensor) -> None:
         """Log how an aggregation's weights are distributed."""
@@ -171,3 +190,10 @@ class RecordStage:
         """Warn on the main process."""
         for sentence in sentences if self._facts.rank == 0 else ():
             warnings.warn(sentence, stacklevel=2)
+
+
+def differs_by_token(advantages_B_T: torch.Tensor, mask_B_T: torch.Tensor) -> torch.Tensor:
+    """Whether tokens of a completion that count have different advantages, `(B,)`, bool."""
+    dead_B_T = mask_B_T == 0
+    highest_B = advantages_B_T.masked_fill(dead_B_T, -torch.inf).amax(dim=1)
+    return highest_B > advantages_B_T.masked_fill(dead_B_T, torch.inf).amin(dim=1)

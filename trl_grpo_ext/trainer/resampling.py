@@ -39,7 +39,7 @@ from .batch import PROMPT_KEYS, BatchKeys, counting_mask
 from .facts import Progress, RunFacts
 from .prompts import DealtPrompts, Drawn, DrawnPrompts
 from .sampled_batch import SampledBatch, read_rollout
-from .upstream import acting, reading
+from .upstream import acting, images
 
 _PAD: Mapping[str, float] = {
     "tool_mask": 1.0,
@@ -79,7 +79,7 @@ def read_resample(value: Any) -> ResampleSettings | None:
 Row = dict[tuple[str, str], Any]
 """One completion with all its data, by where it is from and its name, such as `("batch", "completion_ids")`.
 
-Tensors are on the CPU and without padding, so that a row can move to any rank.
+Tensors are on the CPU and without padding, so that a row can move to any rank. Of images a row has its part.
 """
 
 Group = list[Row]
@@ -120,7 +120,6 @@ class Resampling:
                 break
             drawn = prompts.next_round([])
             sampled, seen = sample(drawn)
-            _refuse_images(sampled.batch)
             with self._agreement.section():
                 seen = seen if self.reads_advantages else replace(seen, advantages_B_T=None)
                 verdicts = group_verdicts(self.filter, seen)
@@ -166,7 +165,11 @@ class Resampling:
     # ------------------------------------------------------------------ rows put together
 
     def _column(self, rows: Sequence[Row], source: str, name: str) -> torch.Tensor:
-        tensors = [row[source, name] for row in rows]
+        like = "prompt_ids" if name in PROMPT_KEYS else "completion_ids"
+        tensors = [  # a round without images has no types of tokens
+            torch.zeros_like(row["batch", like]) if row.get((source, name)) is None else row[source, name]
+            for row in rows
+        ]
         if all(tensor.numel() == 1 for tensor in tensors):
             return torch.stack(tensors).to(self._facts.device)
         is_ids = name in ("prompt_ids", "completion_ids")
@@ -174,7 +177,8 @@ class Resampling:
         return acting.pad_rows(self._facts, tensors, value, "left" if name in PROMPT_KEYS else "right")
 
     def _columns(self, rows: Sequence[Row], source: str) -> dict[str, Any]:
-        return {name: self._column(rows, source, name) for where, name in rows[0] if where == source}
+        names = dict.fromkeys(name for row in rows for where, name in row if where == source)
+        return {name: self._column(rows, source, name) for name in names}
 
     def _join(
         self,
@@ -192,6 +196,8 @@ class Resampling:
         count = len(everybody) // self._facts.ranks
         rows = everybody[self._facts.rank * count : (self._facts.rank + 1) * count]
         batch: dict[str, Any] = self._columns(rows, "batch")
+        pictured = dict.fromkeys(name for row in everybody for where, name in row if where == "images")
+        batch = images.joined({**batch, **{name: [row.get(("images", name)) for row in rows] for name in pictured}})
         batch |= {key: value for key, value in like.batch.items() if key not in batch and not _by_row(value)}
         masks = ({name: value for (source, name), value in row.items() if source == "batch"} for row in everybody)
         tokens = sum(int(counting_mask(mask).sum()) for mask in masks)
@@ -250,9 +256,11 @@ def _rows_of_batch(sampled: SampledBatch) -> list[Row]:
     """The rows of a batch, each with all its data."""
     scored, rollout = sampled.scored, sampled.rollout
     shaped = {name: getattr(rollout, name) for name in _SHAPED}
+    batch = images.by_row(sampled.batch)
+    parts_of_images = {name: batch[name] for name in images.Images.of(sampled.batch).parts}
     columns = {
         (source, name): value.detach().cpu()
-        for source, values in (("batch", sampled.batch), ("rollout", shaped), ("logps", sampled.logps))
+        for source, values in (("batch", batch), ("rollout", shaped), ("logps", sampled.logps))
         for name, value in values.items()
         if _by_row(value)
     }
@@ -280,20 +288,20 @@ def _rows_of_batch(sampled: SampledBatch) -> list[Row]:
         }
 
     return [
-        {**{key: cut(key, row) for key in columns}, **{("scored", name): v for name, v in scored_at(row).items()}}
+        {
+            **{key: cut(key, row) for key in columns},
+            **{("scored", name): value for name, value in scored_at(row).items()},
+            **{("images", name): _on_cpu(parts[row]) for name, parts in parts_of_images.items()},
+        }
         for row in range(len(written))
     ]
 
 
+def _on_cpu(part: Any) -> Any:
+    return part.detach().cpu() if isinstance(part, torch.Tensor) else part
+
+
 # ---------------------------------------------------------------------- what is refused
-
-
-def _refuse_images(batch: Mapping[str, Any]) -> None:
-    if images := sorted(reading.images_of(batch)):
-        raise ConfigurationError(
-            f"resample combines several batches, and this one has images ({', '.join(images)}), whose entries cannot "
-            f"be assigned to rows. Remove resample."
-        )
 
 
 def refuse_inexact(group_filter: Any, hooks: Sequence[Any], trls_batch_statistics: str | None) -> None:

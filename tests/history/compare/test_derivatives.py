@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
-from transformers.cache_utils import DynamicSlidingWindowLayer
 
 from tests.support import relative_gap, scripted_completion, train
 from trl_grpo_ext.history.compare import Comparison, Gradients, compare
@@ -116,14 +115,9 @@ def test_policy_of_other_completions_is_noted(tiny_model: Path, recorded: Path) 
         assert any("another policy" in sentence for sentence in found.notes) == noted
 
 
-@pytest.mark.parametrize(("rows", "shared"), [(1, True), (3, True), (4, False)])
-def test_policy_against_one_completion_at_a_time(
-    tiny_model: Path, rows: int, shared: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if not shared:  # a layer whose cache holds something else
-        monkeypatch.setattr("trl_grpo_ext.history.compare.derivatives.DynamicLayer", DynamicSlidingWindowLayer)
+@pytest.mark.parametrize("rows", [1, 3])
+def test_policy_against_one_completion_at_a_time(tiny_model: Path, rows: int) -> None:
     policy = policy_of(tiny_model, rows=rows)
-    assert bool(policy.keys_and_values([5, 7, 9])) == shared
     group = group_of(0)
     coefficients_S_n = torch.randn(2, sum(map(len, group.completions)), dtype=torch.float64)
     sketch = CountSketch(policy.trained, ALL, 0)

@@ -69,6 +69,7 @@ def test_compare_samples_and_measures(tiny_model: Path, tmp_path: Path) -> None:
     assert "moves" in result.stdout
 
 
+@pytest.mark.slow
 def test_cosine_needs_signal_on_both_sides(tiny_model: Path, tmp_path: Path) -> None:
     given = {"early": early_tokens, "chance": by_chance}
     sampled = compare(
@@ -91,6 +92,7 @@ def test_cosine_needs_signal_on_both_sides(tiny_model: Path, tmp_path: Path) -> 
     assert note.startswith("chance: ")
 
 
+@pytest.mark.slow
 def test_gradients_of_texts_alone_and_what_cannot_work(tiny_model: Path, tmp_path: Path) -> None:
     rows = [
         {"prompt": f"{'abcd'[n // 4]} ", "completion": "xyzw"[: 1 + n % 4], "rewards": {"r": float(n % 3)}}
@@ -114,6 +116,7 @@ def test_gradients_of_texts_alone_and_what_cannot_work(tiny_model: Path, tmp_pat
     assert not (tmp_path / "new").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("precision", "targets"), [("bfloat16", "all-linear"), ("4 bits", "all-linear"), ("bfloat16", ["v_proj"])]
 )

@@ -52,7 +52,10 @@ def assert_as_recorded(compared: Comparison, name: str, folder: Path) -> None:
     assert live > 20
 
 
-@pytest.mark.parametrize("case", CASES)
+QUICK = ("cispo, tokens", "tail mean")
+
+
+@pytest.mark.parametrize("case", [pytest.param(one, marks=[pytest.mark.slow] * (one not in QUICK)) for one in CASES])
 def test_run_selection_gives_what_the_loss_used(tiny_model: Path, tmp_path: Path, case: str) -> None:
     settings = {"max_completion_length": 10, **CASES[case]}
     train(tiny_model, tmp_path, token_records=8, **settings)
@@ -69,6 +72,7 @@ WEIGHTED: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", WEIGHTED, ids=["each normalised", "one of two"])
 def test_run_selection_of_two_rewards(tiny_model: Path, tmp_path: Path, settings: dict[str, Any]) -> None:
     train(tiny_model, tmp_path, token_records=8, reward_funcs=[length_reward, coarse_reward], **settings)
@@ -82,6 +86,7 @@ def test_run_selection_of_two_rewards(tiny_model: Path, tmp_path: Path, settings
     assert [pair.moved for pair in compared.pairs] == [pytest.approx(0, abs=1e-9)] * (len(selections) - 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [{"scale_rewards": "batch"}, {"advantage_hooks": ["leave_one_out"]}], ids=str)
 def test_run_selection_of_trls_tables(tiny_model: Path, tmp_path: Path, settings: dict[str, Any]) -> None:
     train(tiny_model, tmp_path, log_completions=True, reward_funcs=[length_reward, coarse_reward], **settings)
@@ -96,6 +101,7 @@ def test_run_selection_of_trls_tables(tiny_model: Path, tmp_path: Path, settings
         assert played.advantages_B.tolist() == pytest.approx(saved["advantage"], rel=1e-4, abs=1e-5)
 
 
+@pytest.mark.slow
 def test_read_saved_takes_the_later_of_two_files(tiny_model: Path, tmp_path: Path) -> None:
     train(tiny_model, tmp_path, token_records=16, steps_per_generation=2, prompt_count=4)
     compared = compare(tmp_path, [{"advantage_hooks": ["entropy_shaping"]}])
@@ -109,6 +115,7 @@ def by_prompt(completion_ids: list[list[int]], prompts: list[str], **columns: An
     return [value if prompt[0] in "ac" else 1.0 for value, prompt in zip(varied, prompts, strict=True)]
 
 
+@pytest.mark.slow
 def test_read_saved_leaves_out_untrained_groups(tiny_model: Path, tmp_path: Path) -> None:
     settings = {"advantage_hooks": ["entropy_shaping"]}
     train(tiny_model, tmp_path, token_records=8, compact_updates="exact", reward_funcs=by_prompt)
@@ -125,6 +132,7 @@ def test_read_saved_leaves_out_untrained_groups(tiny_model: Path, tmp_path: Path
     assert compare(tmp_path, [{}]).completions == 16  # nobody has to see them
 
 
+@pytest.mark.slow
 def test_read_saved_without_log_probabilities(tiny_model: Path, tmp_path: Path) -> None:
     train(tiny_model, tmp_path, token_records=16, steps_per_generation=2, prompt_count=4, max_steps=1)
     with pytest.raises(ConfigurationError):

@@ -6,7 +6,6 @@ Hostile completions are text and nothing else, and a watched page follows its tr
 import dataclasses
 import json
 import math
-import re
 import shutil
 import struct
 import time
@@ -354,44 +353,6 @@ def test_everything_can_be_reached_by_keys(opened: Any) -> None:
 # ---------------------------------------------------------------------------------------------- how it looks
 
 
-def is_dark(driver: Any) -> bool:
-    colour = driver.execute_script("return getComputedStyle(document.body).backgroundColor")
-    return all(int(part) < 80 for part in re.findall(r"\d+", colour)[:3])
-
-
-def test_dark_follows_the_system_and_the_switch_overrules_it(opened: Any) -> None:
-    assert not is_dark(opened)
-    prefer_colours(opened, "dark")
-    assert is_dark(opened)
-    press = (
-        "document.getElementById('theme-button').click(); return document.getElementById('theme-button').textContent"
-    )
-    assert opened.execute_script(press) == "Colours: light"
-    assert not is_dark(opened)
-    assert opened.execute_script(press) == "Colours: dark"
-    prefer_colours(opened, "light")
-    assert is_dark(opened)
-    assert opened.execute_script(press) == "Colours: as the system"
-    assert not is_dark(opened)
-
-
-def test_browser_on_a_phone_and_on_paper(opened: Any) -> None:
-    set_device(opened, 375, 812, mobile=True)
-    choose(opened, "filter", "truncated")
-    assert len(found(opened)) > 0
-    assert opened.execute_script("return [document.documentElement.scrollWidth, window.innerWidth]") == [375, 375]
-    assert opened.execute_script(OVERFLOWING) == []
-    small = opened.execute_script(
-        "return [...document.querySelectorAll('#toolbar select, #toolbar input')]"
-        ".filter((e) => e.getBoundingClientRect().height < 38).map((e) => e.id)"
-    )
-    assert small == []  # large enough for a finger
-    opened.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
-    gone = opened.execute_script("return getComputedStyle(document.getElementById('toolbar')).display")
-    opened.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "screen"})
-    assert gone == "none"
-
-
 # ---------------------------------------------------------------------------------------------- hostile completions
 
 
@@ -433,20 +394,6 @@ def test_browser_keeps_hostile_text_in_its_card(attacked: Any) -> None:
         'return getComputedStyle(document.querySelector(`.card[data-member="${arguments[0]}"] .stretch`)).direction'
     )
     assert attacked.execute_script(direction, member) == "rtl"
-
-
-def test_a_hundred_thousand_characters_are_shown_in_stretches(attacked: Any) -> None:
-    member = next(number for number, text in enumerate(HOSTILE) if len(text) == 100_000)
-    script = """
-    const card = document.querySelector(`.card[data-member="${arguments[0]}"]`);
-    const more = card.querySelector('button.more');
-    let clicks = 0;
-    while (!more.hidden) { more.click(); clicks++; }
-    return [clicks, card.querySelector('.tokens').textContent.length];
-    """
-    clicks, length = attacked.execute_script(script, member)
-    assert length >= 100_000
-    assert 1 < clicks < 10
 
 
 # ---------------------------------------------------------------------------------------------- really trained runs

@@ -17,8 +17,6 @@ from tests.cli.terminal import COMMAND, assert_readable, run_command
 from tests.history.report.trained import write_history
 from tests.interrupts import interruptible
 from trl_grpo_ext.cli.main import app
-from trl_grpo_ext.cli.report import rewrite
-from trl_grpo_ext.trainer.live import LOG_FILE
 
 pytestmark = pytest.mark.slow
 
@@ -52,34 +50,7 @@ def test_in_a_terminal_what_is_missing_is_told_and_nothing_is_obeyed(tmp_path: P
     assert (folder / "report.html").stat().st_size < 1_000_000
 
 
-def test_the_report_is_written_when_something_changed_and_only_then(tmp_path: Path, capsys: Any) -> None:
-    (tmp_path / "metrics.json").write_text("{}")
-    looks = iter(range(100))
-    writes: list[int] = []
-
-    def wait(seconds: float) -> None:
-        """Stands for the time between two looks."""
-        match next(looks):
-            case 2:
-                (tmp_path / LOG_FILE).write_text("{}\n")
-            case 4:
-                (tmp_path / "report.html").write_text("our own")
-            case 5:
-                (tmp_path / "token_records").mkdir()
-                (tmp_path / "token_records" / "step_00001.parquet").write_bytes(b"half")
-            case 8:
-                raise KeyboardInterrupt
-
-    def write() -> None:
-        writes.append(len(writes))
-        if len(writes) == 2:
-            raise OSError("disk full")
-
-    rewrite([tmp_path], write, 1.0, wait)
-    assert len(writes) == 4  # at first; the log, which failed; the log again; the records
-    assert capsys.readouterr().err == "not written this time, will try again: disk full\n"
-
-
+@pytest.mark.slow
 def test_watching_writes_anew_and_ends_with_ctrl_c(tmp_path: Path) -> None:
     folder = write_history(tmp_path / "run", HISTORY)
     page = folder / "report.html"
@@ -110,6 +81,7 @@ def wait_for(reached: Callable[[], bool]) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.slow
 def test_without_matplotlib_the_extra_is_named(tmp_path: Path) -> None:
     folder = write_history(tmp_path / "run", HISTORY)
     code = (

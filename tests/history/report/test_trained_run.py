@@ -2,7 +2,6 @@
 
 import os
 import random
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ from tests.history.report.trained import write_history
 from trl_grpo_ext.errors import ConfigurationError
 from trl_grpo_ext.history.report import load_run, load_runs
 from trl_grpo_ext.history.report.drawing import live_values
-from trl_grpo_ext.history.report.page import write_page
 from trl_grpo_ext.history.report.trained_run import LOG, STATE
 
 HISTORY = [{"loss": 0.5, "reward": 1.0, "step": 1}, {"loss": 0.25, "reward": 2.0, "step": 2}]
@@ -68,21 +66,6 @@ def test_entries_are_ordered_and_what_is_no_number_is_none(tmp_path: Path) -> No
     assert run.series("loss") == ([], [])
 
 
-def test_what_is_too_large_to_be_drawn_is_left_out(tmp_path: Path) -> None:
-    large = "1" + "0" * 400
-    lines = [
-        '{"step": 1, "loss": 1.0, "reward": 0.5}',
-        f'{{"step": 2, "loss": {large}, "reward": 1.0}}',
-        f'{{"step": {large}, "loss": 2.0}}',
-        '{"step": 5, "loss": 1.0, "reward_std": 1e308, "reward": -1e308}',
-    ]
-    (tmp_path / LOG).write_text("\n".join(lines) + "\n")
-    run = load_run(tmp_path)
-    assert [entry["step"] for entry in run.history] == [1, 2, 5]
-    assert run.series("loss") == ([1, 5], [1.0, 1.0])
-    assert "<svg" in write_page([run], tmp_path / "report.html", limit=10).path.read_text(encoding="utf-8")
-
-
 def test_load_run_with_unfinished_and_broken_lines(tmp_path: Path) -> None:
     (tmp_path / LOG).write_text('{"step": 1, "loss": 1.0}\n{"step": 2, "lo')
     run = load_run(tmp_path)
@@ -105,7 +88,6 @@ DAMAGED: dict[str, tuple[str, bytes, str]] = {
     "other settings": ("trl_grpo_ext_settings.json", b'{"format": 1, "settings": []}', "so no hyper-parameters"),
     "an empty table": ("token_records/step_00003.parquet", b"", "truncated or still being written"),
     "garbage for a table": ("completions/completions_00003.parquet", os.urandom(999), "not a complete parquet file"),
-    "another name": ("token_records/notes.parquet", b"x", "such a name"),
 }
 
 
@@ -117,22 +99,10 @@ def test_what_is_damaged_is_a_sentence(own_runs: Path, case: tuple[str, bytes, s
     whole = load_run(own_runs / "one")
     (own_runs / "one" / file).write_bytes(content)
     run = load_run(own_runs / "one")
+    unread = [path.name for path in (*run.records, *run.completions) if run.columns_of(path) is None]
     assert told(run, file, sentence)
     assert run.history == whole.history
-    assert len(run.records) + len(run.completions) == 8 - file.endswith("3.parquet")
-
-
-def test_load_run_with_a_damaged_table(own_runs: Path) -> None:
-    file = own_runs / "one" / "token_records" / "step_00001.parquet"
-    content = bytearray(file.read_bytes())
-    footer = int.from_bytes(content[-8:-4], "little") + 8
-    content[4:-footer] = random.Random(1).randbytes(len(content) - footer - 4)
-    file.write_bytes(content)
-    run = load_run(own_runs / "one")
-    assert file in run.records
-    assert live_values(run, file, "advantage") is None
-    assert told(run, str(file))
-    assert live_values(run, run.records[1], "advantage") is not None
+    assert unread == [Path(file).name] * file.endswith("3.parquet")
 
 
 @given(seed=st.integers(0, 2**32 - 1))
@@ -151,21 +121,12 @@ def test_no_damage_is_an_error(own_runs: Path, seed: int) -> None:
         run = load_run(own_runs / "two")
         for path in run.records:
             live_values(run, path, "weight")
+        lost = {path for path in (*run.records, *run.completions) if run.columns_of(path) is None}
     finally:
         file.write_bytes(whole)
-    tables = {path for path in files if path.suffix == ".parquet"}
-    lost = tables - {*run.records, *run.completions}
     assert lost <= {file}  # the others are all there
     assert all(told(run, str(path)) for path in lost)
     assert all(sentence.isprintable() for sentence in run.missing)
-
-
-def test_a_pipe_in_a_files_place_is_not_waited_for(own_runs: Path) -> None:
-    folder = own_runs / "one"
-    for name in (LOG, "token_records/step_00009.parquet"):
-        (folder / name).unlink(missing_ok=True)
-        os.mkfifo(folder / name)
-    assert load_run(folder).last_step == 4
 
 
 # ---------------------------------------------------------------------------------------------- no run at all
@@ -183,22 +144,6 @@ def test_where_nothing_of_a_run_is_it_says_so(tmp_path: Path, what: str) -> None
     named = "a\0b" if what == "nul" else folder
     with pytest.raises(ConfigurationError, match="output_dir"):
         load_run(named)
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="becoming another user takes root")
-def test_what_may_not_be_read_is_told() -> None:
-    with tempfile.TemporaryDirectory() as name:
-        folder = write_history(Path(name), HISTORY)
-        (folder / "token_records").mkdir(mode=0o700)
-        (folder / STATE).chmod(0o600)
-        folder.chmod(0o755)
-        os.seteuid(65534)
-        try:
-            run = load_run(folder)
-        finally:
-            os.seteuid(0)
-        assert told(run, STATE, "Permission denied")
-        assert told(run, "token_records", "Permission denied")
 
 
 # ---------------------------------------------------------------------------------------------- several

@@ -4,7 +4,6 @@ import json
 import logging
 import os
 import shutil
-import time
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +16,7 @@ from tests.launch.checkpoints.safe_checkpoint_worker import SafeTrainer, make
 from trl_grpo_ext import GRPOExtTrainer
 from trl_grpo_ext.errors import CheckpointError, ConfigurationError
 from trl_grpo_ext.launch.checkpoints import SafeCheckpoints
-from trl_grpo_ext.launch.checkpoints.safe import FolderLock
-from trl_grpo_ext.records.checkpoint_state import UNFINISHED, checkpoint_problem, last_complete_checkpoint
+from trl_grpo_ext.records.checkpoint_state import checkpoint_problem, last_complete_checkpoint
 
 ROOT = Path(__file__).parents[3]
 SWEEPS = ("sweep_full", "sweep_replaces")
@@ -139,6 +137,7 @@ def test_a_broken_checkpoint_is_passed_over_with_its_reason(
     assert reason in caplog.text
 
 
+@pytest.mark.slow
 def test_a_damaged_checkpoint_is_not_resumed(plain: Path, tiny_model: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(plain / "checkpoint-2", tmp_path / "checkpoint-2")
     flipped("optimizer.pt")(folder)
@@ -146,6 +145,7 @@ def test_a_damaged_checkpoint_is_not_resumed(plain: Path, tiny_model: Path, tmp_
         make(tiny_model, tmp_path, max_steps=3).train(resume_from_checkpoint=str(folder))
 
 
+@pytest.mark.slow
 def test_what_transformers_goes_on_without_is_a_warning(
     plain: Path, tiny_model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -189,6 +189,7 @@ def test_the_handler_of_transformers_is_refused(tiny_model: Path, tmp_path: Path
         make(tiny_model, tmp_path, enable_jit_checkpoint=True)
 
 
+@pytest.mark.slow
 def test_uploads_begin_at_the_final_place(tiny_model: Path, tmp_path: Path) -> None:
     pushed: list[tuple[str, bool]] = []
 
@@ -209,72 +210,6 @@ def test_uploads_begin_at_the_final_place(tiny_model: Path, tmp_path: Path) -> N
     assert pushed == [(str(tmp_path / "checkpoint-1"), True)]
 
 
-# ------------------------------------------------------------------ one run in one folder
-
-
-HOLD = """
-import sys, time
-from pathlib import Path
-from trl_grpo_ext.launch.checkpoints.safe import FolderLock
-FolderLock(Path(sys.argv[1])).acquire()
-print("held", flush=True)
-time.sleep(int(sys.argv[2]))
-"""
-
-
-def hold(folder: Path, seconds: int = 600) -> forking.Process:
-    """Another process that takes the lock and keeps it."""
-    script = folder.with_name("hold.py")
-    script.write_text(HOLD)
-    return forking.start(script, [str(folder), str(seconds)], cwd=ROOT)
-
-
-def files_of(folder: Path) -> set[str]:
-    return {str(path.relative_to(folder)) for path in folder.rglob("*")}
-
-
-@pytest.mark.slow
-def test_folder_lock_refuses_a_second_run(tiny_model: Path, tmp_path: Path) -> None:
-    unfinished = tmp_path / UNFINISHED / "7" / "checkpoint-1" / "model.safetensors"
-    unfinished.parent.mkdir(parents=True)
-    unfinished.touch()  # what the first is about to write
-    holder = hold(tmp_path)
-    try:
-        while "held" not in holder.out:
-            assert holder.poll() is None, holder.err
-            time.sleep(0.05)
-        before = files_of(tmp_path)
-        with pytest.raises(CheckpointError, match=rf"process {holder.pid} .*output_dir"):
-            make(tiny_model, tmp_path, max_steps=1).train()
-        assert files_of(tmp_path) >= before
-        assert not (tmp_path / "checkpoint-1").exists()
-    finally:
-        holder.kill()
-        holder.wait(60)
-    make(tiny_model, tmp_path, max_steps=1).train()  # the lock is gone with its holder, the file is not
-    assert last_complete_checkpoint(tmp_path) == str(tmp_path / "checkpoint-1")
-    assert not (tmp_path / "_in_use").exists()
-
-
-@pytest.mark.slow
-def test_a_forked_child_does_not_keep_the_lock(tmp_path: Path) -> None:
-    lock = FolderLock(tmp_path)
-    lock.acquire()
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:  # lives on after the lock is given back
-        os.close(writing)
-        os.read(reading, 1)
-        os._exit(0)
-    os.close(reading)
-    lock.release()
-    other = hold(tmp_path, seconds=0)
-    other.wait(60)
-    os.close(writing)
-    os.waitpid(child, 0)
-    assert other.out == "held\n", other.err
-
-
 def test_a_checkpoint_without_its_weights_is_never_published(tiny_model: Path, tmp_path: Path) -> None:
     class Robbed(SafeTrainer):
         """Something removes the weights while the last files are being written."""
@@ -291,6 +226,7 @@ def test_a_checkpoint_without_its_weights_is_never_published(tiny_model: Path, t
     assert last_complete_checkpoint(tmp_path) == str(tmp_path / "checkpoint-1")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("plan", [{"max_steps": 2}, {"max_steps": -1, "num_train_epochs": 0.5}])
 def test_safe_checkpoint_resumes_a_finished_run(
     tiny_model: Path, tmp_path: Path, plan: dict[str, Any], caplog: pytest.LogCaptureFixture

@@ -16,7 +16,6 @@ from tests import forking
 from tests.launch.checkpoints.safe_checkpoint_worker import make
 from tests.launch.checkpoints.stop_signal_worker import JOBS
 from trl_grpo_ext.errors import ConfigurationError
-from trl_grpo_ext.launch.checkpoints import stop_signal
 from trl_grpo_ext.launch.checkpoints.stop_signal import SaveOnSignal, exit_status
 
 ROOT = Path(__file__).parents[3]
@@ -152,17 +151,6 @@ def usr1() -> Any:
     before = signal.signal(signal.SIGUSR1, lambda number, frame: came.append(number))
     yield came
     signal.signal(signal.SIGUSR1, before)
-
-
-def test_stop_signal_twice_calls_the_earlier_handler(usr1: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    stop = SaveOnSignal([signal.SIGUSR1])
-    stop.on_train_begin(NOTHING, NOTHING, NOTHING)
-    os.kill(os.getpid(), signal.SIGUSR1)
-    os.kill(os.getpid(), signal.SIGUSR1)  # within five seconds: the same one, sent by a launcher too
-    assert usr1 == []
-    monkeypatch.setattr(stop_signal, "SAME_SECONDS", -1.0)
-    os.kill(os.getpid(), signal.SIGUSR1)
-    assert usr1 == [signal.SIGUSR1]
 
 
 def test_stop_signal_after_the_last_step(usr1: list[int]) -> None:

@@ -1,4 +1,4 @@
-"""Cases for the doctor's rules, made of facts by hand; the settings around them are TRL's own defaults."""
+"""Cases for the doctor's pitfalls, made of facts by hand; the settings around them are TRL's own defaults."""
 
 import dataclasses
 import functools

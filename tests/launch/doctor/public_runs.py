@@ -181,7 +181,7 @@ SCRIPTS = (
     Script(
         "the demo as first published: a setting that is gone",
         IMPORTS + REWARD + "args = GRPOConfig(output_dir='out', max_prompt_length=256)\n",
-        said=("max_prompt_length has no successor since TRL 0.29", "line 6"),
+        said=("max_prompt_length has no successor since TRL 0.28", "line 6"),
         error="unexpected keyword argument 'max_prompt_length'",
     ),
     Script(

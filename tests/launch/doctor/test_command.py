@@ -1,6 +1,7 @@
 """The examination of commands: forms of public projects, launch files, and what cannot be examined."""
 
 import json
+from collections.abc import Sequence
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -39,7 +40,15 @@ def errors(found: Examination) -> list[str]:
     return [problem.message for problem in found.problems if problem.severity == "error"]
 
 
-@pytest.mark.parametrize("run", RUN_FILES, ids=lambda run: run.project)
+QUICK = ("open-r1, recipes of early 2025", "TRL's scripts, QLoRA", "TRL's quick start and the HF course")
+
+
+def cases(forms: Sequence[Any]) -> list[Any]:
+    """One or two of a kind at once, the others as slow tests."""
+    return [pytest.param(one, marks=[pytest.mark.slow] * (one.project not in QUICK), id=one.project) for one in forms]
+
+
+@pytest.mark.parametrize("run", cases(RUN_FILES))
 def test_a_run_file_alone_gets_what_is_true_of_it(run: RunFile) -> None:
     Path("run.yaml").write_text(run.text.replace("MODEL", MODEL))
     found = examine(["run.yaml"], EIGHT)
@@ -53,7 +62,7 @@ def test_a_run_file_alone_gets_what_is_true_of_it(run: RunFile) -> None:
         assert "rlhf_type" in text or found.memory is not None, text
 
 
-@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.project)
+@pytest.mark.parametrize("script", cases(SCRIPTS))
 def test_a_script_is_run_up_to_its_trainer(script: Script) -> None:
     Path("train.py").write_text(script.source.replace("MODEL", MODEL))
     Path("own_configs.py").write_text(OWN_CONFIGS)
@@ -105,6 +114,7 @@ def launch(engine: str, **more: Any) -> str:
     return "launch.yaml"
 
 
+SLOW = pytest.mark.slow
 DEEPSPEED = {"zero_stage": 3, "zero3_init_flag": True, "gradient_accumulation_steps": 1}
 FSDP = {"fsdp_version": 2, "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP", "fsdp_cpu_ram_eficient_loading": False}
 
@@ -113,12 +123,18 @@ FSDP = {"fsdp_version": 2, "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP", "f
     ("file", "words", "engine", "error"),
     [
         ({"engine": "MULTI_GPU"}, (), "ddp, 2 processes", ""),
-        ({"engine": "MULTI_GPU"}, ("--num_processes", "4"), "ddp, 4 processes", ""),
-        ({"engine": "DEEPSPEED", "deepspeed_config": DEEPSPEED}, (), "zero3, 2 processes", "is 1 in launch.yaml"),
-        ({"engine": "FSDP", "fsdp_config": FSDP}, (), "fsdp2, 2 processes", ""),
-        ({"engine": "NO"}, (), "one_process, 1 process", "asks for 2 processes, and the launcher starts 1"),
-        ({"engine": "MULTI_GPU", "use_cpus": True}, (), "", "use_cpus"),
-        ({"engine": "NO", "distributed_type": False}, (), "", "launch"),
+        pytest.param({"engine": "MULTI_GPU"}, ("--num_processes", "4"), "ddp, 4 processes", "", marks=SLOW),
+        pytest.param(
+            {"engine": "DEEPSPEED", "deepspeed_config": DEEPSPEED},
+            (),
+            "zero3, 2 processes",
+            "is 1 in launch.yaml",
+            marks=SLOW,
+        ),
+        pytest.param({"engine": "FSDP", "fsdp_config": FSDP}, (), "fsdp2, 2 processes", "", marks=SLOW),
+        pytest.param({"engine": "NO"}, (), "one_process, 1 process", "asks for 2 processes, and", marks=SLOW),
+        pytest.param({"engine": "MULTI_GPU", "use_cpus": True}, (), "", "use_cpus", marks=SLOW),
+        pytest.param({"engine": "NO", "distributed_type": False}, (), "", "launch", marks=SLOW),
     ],
     ids=["ddp", "command line wins", "zero3", "fsdp2", "NO for two", "unknown key", "unquoted NO"],
 )
@@ -139,6 +155,7 @@ def test_a_launch_file_is_read_by_the_launcher_itself(
         assert "Write fsdp_cpu_ram_efficient_loading" in said(found)
 
 
+@pytest.mark.slow
 def test_the_same_launch_is_read_from_torchrun_and_from_trl() -> None:
     Path("run.yaml").write_text(f"model_name_or_path: {MODEL}\nmax_completion_length: 64\ntorch_dtype: bfloat16\n")
     words = ["trl", "grpo", "--config", "run.yaml", "--dataset_name", "nobody/nothing", "--num_processes", "4"]
@@ -154,6 +171,7 @@ def test_the_same_launch_is_read_from_torchrun_and_from_trl() -> None:
     assert torch.described.startswith("ddp, 4 processes on 2 machines"), said(torch)
 
 
+@pytest.mark.slow
 def test_a_machine_without_gpus_is_no_reason_to_stop_unless_the_run_would() -> None:
     Path("train.py").write_text(SCRIPTS[0].source.replace("MODEL", MODEL))
     here = examine(["train.py"], NOTHING_LOADS)
@@ -163,6 +181,7 @@ def test_a_machine_without_gpus_is_no_reason_to_stop_unless_the_run_would() -> N
     assert errors(examine(["train.py"], NOTHING_LOADS)) == []
 
 
+@pytest.mark.slow
 def test_several_ranks_on_the_cpu_are_what_accelerate_makes_of_them() -> None:
     path = launch("MULTI_GPU")
     Path("train.py").write_text(SCRIPTS[0].source.replace("MODEL", MODEL))
@@ -174,6 +193,7 @@ def test_several_ranks_on_the_cpu_are_what_accelerate_makes_of_them() -> None:
     assert found.described.startswith("ddp, 2 processes")
 
 
+@pytest.mark.slow
 def test_what_cannot_be_examined_is_said() -> None:
     for words in (["bash", "run.sh"], ["gone.yaml"], [], ["python"]):
         with pytest.raises(ConfigurationError):

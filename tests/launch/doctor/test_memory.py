@@ -56,12 +56,11 @@ def weights_of(model: Any) -> tuple[int, int]:
 @pytest.mark.parametrize(
     "settings",
     [
-        {},
-        {"dtype": "bfloat16"},
-        {**LORA, "dtype": "bfloat16"},
-        {**LORA, "dtype": "bfloat16", "bf16": True, "load_in_4bit": True},
+        pytest.param({}, marks=pytest.mark.slow, id="float32"),
+        pytest.param({"dtype": "bfloat16"}, marks=pytest.mark.slow, id="bfloat16"),
+        pytest.param({**LORA, "dtype": "bfloat16"}, marks=pytest.mark.slow, id="lora"),
+        pytest.param({**LORA, "dtype": "bfloat16", "bf16": True, "load_in_4bit": True}, id="qlora"),
     ],
-    ids=["float32", "bfloat16", "lora", "qlora"],
 )
 @pytest.mark.filterwarnings("ignore")
 def test_a_real_step_holds_and_writes_what_was_estimated(

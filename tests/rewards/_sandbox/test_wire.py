@@ -1,28 +1,26 @@
-"""The table of containers that two processes share: what nothing refers to any more leaves it, and nothing else."""
+"""The table of containers that two processes share: what has not crossed for long leaves it, and nothing else."""
 
 from typing import Any
 
-from trl_grpo_ext.rewards._sandbox.wire import Codec
+from trl_grpo_ext.rewards._sandbox.wire import KEPT_FOR, MAX_TWINS, Codec
 
 
 class Side(Codec):
     forgets = True
 
 
-def test_codec_forgets_what_nothing_refers_to_and_keeps_the_rest() -> None:
+def test_codec_forgets_what_has_not_crossed_for_long() -> None:
     side, other = Side(0), Codec(1)
-    kept: list[Any] = [1]
-    ways_to_hold = {"key": kept}
-    changed: list[Any] = []
-    again = other.unpack(side.pack([kept, ways_to_hold, changed, [2], {3}, {"a": [4]}]))
-    assert again == [[1], {"key": [1]}, [], [2], {3}, {"a": [4]}]
-    changed.append(5)
-    del ways_to_hold
-    forgotten = []
-    for _ in range(4):  # what a container held goes with the next message
-        message = side.pack(None)
-        forgotten += message[2]
+    kept, changed, old = [1], list[Any](), [[row] for row in range(MAX_TWINS)]
+    there = other.unpack(side.pack([kept, changed, old]))
+    for _ in range(KEPT_FOR):
+        message = side.pack(kept)
+        assert message[2] == []
         other.unpack(message)
-    assert len(forgotten) == 6  # the list of all, the mapping, [2], {3}, {"a": [4]} and [4]
-    assert again[2] == [5]
-    assert other.unpack(side.pack([kept, changed])) == [[1], [5]]
+    changed.append(5)
+    message = side.pack(kept)
+    other.unpack(message)
+    assert len(message[2]) == len(old) + 2  # the rows, the list of them and the list of all
+    assert there[1] == [5], "what has changed is sent before it is forgotten"
+    assert other.unpack(side.pack([kept, changed, old[:2]])) == [[1], [5], [[0], [1]]]
+    assert there[0] is other.unpack(side.pack(kept))

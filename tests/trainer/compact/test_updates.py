@@ -4,7 +4,6 @@ hooks, aggregations, models; what they log and record; and what `Freedom` forbid
 The grid of TRL's settings is in `test_parity`.
 """
 
-import logging
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -24,14 +23,14 @@ from transformers import (
     TrainerCallback,
 )
 
-from tests.support import Run, arguments, flat, length_reward, prompts, relative_gap, train
+from tests.support import Run, flat, length_reward, prompts, relative_gap, train
 from tests.trainer import parity_grid
 from tests.trainer.process_worker import Float64ExtTrainer, run_job, uneven_rollout
 from tests.trainer.test_processes import BY_WEIGHTS
 from trl_grpo_ext import GRPOExtConfig, GRPOExtTrainer
 from trl_grpo_ext.errors import ConfigurationError
 from trl_grpo_ext.trainer.compact import trials
-from trl_grpo_ext.trainer.compact.updates import CompactUpdates, Freedom, _warn_once
+from trl_grpo_ext.trainer.compact.updates import Freedom
 from trl_grpo_ext.trainer.extension import Extension
 from trl_grpo_ext.types import HookDeclaration
 
@@ -390,20 +389,6 @@ def test_updates_of_the_old_policy_and_reference(tiny_model: Path, tmp_path: Pat
 
 
 # ------------------------------------------------------------------------------------------- what is refused
-
-
-def test_multimodal_batches_run_as_trl_deals_them(
-    tiny_model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    args = arguments(tmp_path, compact_updates="exact")
-    trainer: Any = GRPOExtTrainer(str(tiny_model), length_reward, args, train_dataset=prompts(8))
-    compact: CompactUpdates = trainer._trl_grpo_ext.losses.updates
-    dealt = [{"completion_ids": torch.ones(2, 3), "pixel_values": torch.zeros(2, 3), "num_images": [1, 1]}]
-    _warn_once.cache_clear()
-    with caplog.at_level(logging.WARNING, logger=f"{MODULE}.compact.updates"):
-        assert compact.plan(dealt, torch.float32) is compact.plan(dealt, torch.float32) is dealt
-    said = [record.getMessage() for record in caplog.records if record.name == f"{MODULE}.compact.updates"]
-    assert said == ["compact_updates: multimodal inputs (num_images, pixel_values) run as TRL deals them."]
 
 
 def test_a_liger_loss_is_refused() -> None:

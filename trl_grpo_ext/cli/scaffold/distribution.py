@@ -6,7 +6,6 @@ becomes a package. Both are held to what all of these take.
 
 import builtins
 import importlib.metadata
-import importlib.util
 import keyword
 import re
 import sys
@@ -22,7 +21,8 @@ from ...plugins.metadata import installed_distributions, normalise, provenance
 from ...types import CONTRACT_VERSION
 from . import PluginKind
 
-_LONGEST_NAME, _LONGEST_DISTRIBUTION = 30, 40
+_LONGEST_NAME = 30
+_LONGEST_DISTRIBUTION = 40
 """So that no line of the templates is longer than 120 characters."""
 _NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
 _DISTRIBUTION = re.compile(r"[A-Za-z][A-Za-z0-9]*([._-]+[A-Za-z0-9]+)*")  # PEP 508, without a digit in front
@@ -158,12 +158,7 @@ def _check_distribution(name: str) -> None:
                 "take its place. Choose another name with --distribution."
             )
     package = package_of(name)
-    try:
-        found = None if package in sys.modules else importlib.util.find_spec(package)  # nothing is imported
-        there = package in sys.modules or (found is not None and found.origin is not None)
-    except (ImportError, ValueError):
-        there = False
-    if there or package in sys.stdlib_module_names:
+    if package in sys.stdlib_module_names or package in importlib.metadata.packages_distributions():
         raise ConfigurationError(
             f"--distribution: {name!r} would have the package {package!r}, and there is a module of that name "
             "already. Choose another name."

@@ -244,7 +244,8 @@ def _by_length(all_totals: Sequence[_Totals]) -> list[Part]:
     for number, name in enumerate(QUARTERS):
         chosen_N = quarters_N == number
         if chosen_N.any():
-            low, high = int(lengths_N[chosen_N].min()), int(lengths_N[chosen_N].max())
+            low = int(lengths_N[chosen_N].min())
+            high = int(lengths_N[chosen_N].max())
             name = f"{name} ({low:,} tokens)" if low == high else f"{name} ({low:,} to {high:,} tokens)"
         parts.append(_part(name, chosen_N, all_totals))
     return parts

@@ -21,8 +21,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
-from transformers import DynamicCache, GenerationConfig
-from transformers.cache_utils import DynamicLayer
+from transformers import GenerationConfig
 
 from ...errors import ConfigurationError
 from ...trainer.logps import completion_logits, logps_of
@@ -108,12 +107,13 @@ class Policy:
     """A causal language model on one device as a source of samples, log-probabilities and their derivatives.
 
     Logits are divided by the temperature, as in training; one graph holds `rows` completions at most. The model is put
-    into evaluation, without dropout. A prompt is computed once for all of its completions, if the model keeps keys and
-    values of all earlier tokens and nothing else; other models compute it with each.
+    into evaluation, without dropout.
     """
 
     def __init__(self, model: Any, *, name: str = "", temperature: float = 1.0, rows: int = ROWS) -> None:
-        self.model, self.temperature, self.rows = model.eval(), temperature, rows
+        self.model = model.eval()
+        self.temperature = temperature
+        self.rows = rows
         self.name = name or getattr(model, "name_or_path", "")
         self.trained = {name: one for name, one in model.named_parameters() if one.requires_grad}
         if not self.trained:
@@ -125,36 +125,19 @@ class Policy:
             if hasattr(module, "support_avx512bf16_for_cpu"):
                 setattr(module, "support_avx512bf16_for_cpu", False)  # noqa: B010 (a plain attribute, not a tensor)
 
-    def keys_and_values(self, prompt: Sequence[int]) -> list[torch.Tensor]:
-        """Keys and values of a prompt's tokens but the last, layer by layer, `(1, heads, P - 1, size)` each.
-
-        None of a prompt of one token, or if the model's cache holds anything else.
-        """
-        if len(prompt) < 2:
-            return []
-        ids = torch.tensor([prompt[:-1]], device=self.device)
-        cache = self.model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=True).past_key_values
-        layers = getattr(cache, "layers", [])
-        if type(cache) is not DynamicCache or {*map(type, layers)} != {DynamicLayer}:
-            return []
-        return [one for layer in layers for one in (layer.keys, layer.values)]
-
-    def micro_batches(self, group: Group, before: Sequence[torch.Tensor]) -> Iterator[MicroBatch]:
-        """Micro-batches of completions of similar length, after `keys_and_values` of the prompt."""
+    def micro_batches(self, group: Group) -> Iterator[MicroBatch]:
+        """Micro-batches of completions of similar length."""
         lengths = [len(completion) for completion in group.completions]
         order = sorted((row for row, length in enumerate(lengths) if length), key=lambda row: -lengths[row])
-        cached = len(group.prompt) - 1 if before else 0
-        rest = len(group.prompt) - cached
+        before = len(group.prompt)
         for first in range(0, len(order), self.rows):
             numbers = order[first : first + self.rows]
-            rows = [torch.tensor([*group.prompt[cached:], *group.completions[row]]) for row in numbers]
+            rows = [torch.tensor([*group.prompt, *group.completions[row]]) for row in numbers]
             # A causal model ignores what is on the right.
             ids = pad_sequence(rows, batch_first=True).to(self.device)
             mask = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True).to(self.device)
-            whole = torch.cat([mask.new_ones(len(rows), cached), mask], dim=1)
-            cache = cache_of(before, len(rows)) if before else None
-            logits_B_T_V = completion_logits(self.model, ids, whole, ids.size(1) - rest, cache)
-            yield MicroBatch(numbers, logits_B_T_V, ids[:, rest:], mask[:, rest:])
+            logits_B_T_V = completion_logits(self.model, ids, mask, ids.size(1) - before)
+            yield MicroBatch(numbers, logits_B_T_V, ids[:, before:], mask[:, before:])
 
     def gradients(
         self, group: Group, coefficients_S_n: torch.Tensor, sketch: CountSketch
@@ -169,32 +152,16 @@ class Policy:
         parameters = list(self.trained.values())
         last = len(rows_R_n) - 1
 
-        def add(row: int, outputs: Any, along: Any, others: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-            """Add a row's derivative by the parameters to its sketch; the result is that by the others."""
-            inputs = [*parameters, *others]
-            found = torch.autograd.grad(outputs, inputs, along, retain_graph=row < last, allow_unused=True)
-            sketches_R_k[row] += sketch.project(found[: len(parameters)]).cpu()
-            return found[len(parameters) :]
-
         with torch.enable_grad():
-            # The completions' graphs end at copies of these; the prompt's own is walked through once, after them.
-            of_prompt = self.keys_and_values(group.prompt)
-            before = [one.detach().requires_grad_(one.requires_grad) for one in of_prompt]
-            leaves = [one for one in before if one.requires_grad]
-            along_R = [[torch.zeros_like(one) for one in leaves] for _ in rows_R_n]
-            for batch in self.micro_batches(group, before):
+            for batch in self.micro_batches(group):
                 logps_B_T = logps_of(batch.logits_B_T_V, batch.ids_B_T, self.temperature)
                 places = torch.cat([torch.arange(starts[row], starts[row + 1]) for row in batch.numbers])
                 live_B_T = batch.mask_B_T > 0
                 logps_n[places] = logps_B_T.detach()[live_B_T].float().cpu()
                 for row, coefficients_n in enumerate(rows_R_n):
-                    chosen = coefficients_n[places].to(self.device, logps_B_T.dtype)
-                    parts = add(row, (logps_B_T[live_B_T] * chosen).sum(), None, leaves)
-                    for total, part in zip(along_R[row], parts, strict=True):
-                        total += part
-            if leaves:
-                for row, along in enumerate(along_R):
-                    add(row, [one for one in of_prompt if one.requires_grad], along, [])
+                    total = (logps_B_T[live_B_T] * coefficients_n[places].to(self.device, logps_B_T.dtype)).sum()
+                    found = torch.autograd.grad(total, parameters, retain_graph=row < last, allow_unused=True)
+                    sketches_R_k[row] += sketch.project(found).cpu()
         return (coefficients_S_n.double() @ rows_R_n.T) @ sketches_R_k.double(), logps_n
 
     @torch.no_grad()
@@ -213,20 +180,16 @@ class Policy:
             pad_token_id=end,
             disable_compile=True,
         )
-        before = self.keys_and_values(prompt)
         completions: list[list[int]] = []
         while len(completions) < count:
             rows = min(self.rows, count - len(completions))
             ids = torch.tensor([list(prompt)] * rows, device=self.device)
-            extra = {"past_key_values": cache_of(before, rows)} if before else {}
-            made = self.model.generate(
-                input_ids=ids, attention_mask=torch.ones_like(ids), generation_config=whole, **extra
-            )
+            made = self.model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), generation_config=whole)
             for row in made[:, len(prompt) :].tolist():
                 completions.append(row[: row.index(end) + 1] if end in row else row)
         logps: list[list[float]] = [[] for _ in completions]
         entropies: list[list[float]] = [[] for _ in completions]
-        for batch in self.micro_batches(Group(prompt, completions), before):
+        for batch in self.micro_batches(Group(prompt, completions)):
             logps_B_T = logps_of(batch.logits_B_T_V, batch.ids_B_T, self.temperature)
             for place, number in enumerate(batch.numbers):
                 size = len(completions[number])
@@ -234,14 +197,6 @@ class Policy:
                 logps[number] = logps_B_T[place, :size].tolist()
                 entropies[number] = torch.special.entr(all_T_V.exp()).sum(dim=1).tolist()
         return completions, logps, entropies
-
-
-def cache_of(before: Sequence[torch.Tensor], rows: int) -> Any:
-    """A new cache with the same keys and values for so many rows."""
-    cache = DynamicCache()
-    for layer, (keys, values) in enumerate(zip(before[::2], before[1::2], strict=True)):
-        cache.update(keys.expand(rows, -1, -1, -1), values.expand(rows, -1, -1, -1), layer)
-    return cache
 
 
 def basis_of(coefficients_S_n: torch.Tensor) -> torch.Tensor:

@@ -16,7 +16,8 @@ from .saved import SavedBatch
 from .selections import Given, selection_settings
 from .statistics import Estimate, Prompts, estimates
 
-PLAIN, POLICY_GRADIENT = "plain TRL", "policy gradient"
+PLAIN = "plain TRL"
+POLICY_GRADIENT = "policy gradient"
 FEW = 50
 """With fewer prompts, intervals are unreliable."""
 RESAMPLES = 1000
@@ -110,7 +111,8 @@ def _items(batches: Sequence[SavedBatch], results: Mapping[str, Sequence[BatchRe
         tokens = batch.tokens
         of_batch = [of_selection[number] for of_selection in results.values()]
         weighted = [one.weights_B_T.double() * one.advantages_B_T.double() for one in of_batch]
-        size, count = batch.num_generations, len(batch.texts)
+        size = batch.num_generations
+        count = len(batch.texts)
         saved = (batch.records or {}).get("prompt_ids", [None] * count)
         for first in range(0, count, size):
             members = slice(first, first + size)
@@ -134,7 +136,9 @@ def _sketches(
     policy: Policy, sketch: CountSketch, items: Sequence[_Item], progress: Progress, note: Say
 ) -> torch.Tensor:
     """Every group's gradient under every selection, `(S, M, k)`."""
-    found, apart, counted = [], 0.0, 0
+    found = []
+    apart = 0.0
+    counted = 0
     for item in progress(items, "Gradients"):
         sketches_S_k, logps_n = policy.gradients(item.group, item.coefficients_S_n, sketch)
         found.append(sketches_S_k)

@@ -90,7 +90,8 @@ def run_selection(
 
 def group_advantages(rollout: Rollout, scale_rewards: str, multi_objective_aggregation: str) -> torch.Tensor:
     """Advantages `(B,)` as TRL's settings of these names define them; 0 for a completion without a reward."""
-    groups_B, batch_B = rollout.group_ids_B, torch.zeros_like(rollout.group_ids_B)
+    groups_B = rollout.group_ids_B
+    batch_B = torch.zeros_like(rollout.group_ids_B)
 
     def scaled(values_B: torch.Tensor, within_B: torch.Tensor) -> torch.Tensor:
         return (values_B - group_mean(values_B, within_B)) / (group_std(values_B, within_B) + EPSILON)
@@ -109,7 +110,9 @@ def group_advantages(rollout: Rollout, scale_rewards: str, multi_objective_aggre
 def _rollout(
     selection: LoadedSelection, batch: SavedBatch, rewards: Mapping[str, OneReward], tokenizer: Any
 ) -> Rollout:
-    count, size, tokens = len(batch.texts), batch.num_generations, batch.tokens
+    count = len(batch.texts)
+    size = batch.num_generations
+    tokens = batch.tokens
     rewards_B_K = torch.stack([tensor_of(one.values) for one in rewards.values()], dim=1)
     rewards_B, weights_K = _weighted_sum(selection, batch, rewards, rewards_B_K)
     groups_B = torch.arange(count) // size

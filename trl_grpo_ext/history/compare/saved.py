@@ -121,7 +121,8 @@ def read_saved(
         say("Equal prompts in a row are taken for one group (--num_generations).")
     batches: list[SavedBatch] = []
     words: dict[str, int] = {}
-    left, lost = limit, 0
+    left = limit
+    lost = 0
     for part in parts:
         groups = _groups(part, num_generations)
         if with_logps and "token_ids" in part.columns:
@@ -195,7 +196,8 @@ def _has_logps(columns: Columns, row: int) -> bool:
 def _batch(part: _Part, groups: Sequence[Sequence[int]], tokenizer: Any, words: dict[str, int]) -> SavedBatch:
     columns = rows_of(part.columns, [row for group in groups for row in group])
     records = "token_ids" in columns
-    count, size = len(columns["prompt"]), len(groups[0])
+    count = len(columns["prompt"])
+    size = len(groups[0])
     prompts = [
         messages_in(prompt) if records and isinstance(prompt, str) else plain_messages(prompt)
         for prompt in columns["prompt"]
@@ -359,7 +361,9 @@ def load_tokenizer(name: str) -> Any:
 
 def recorded_tokens(records: Columns, where: str) -> Tokens:
     """The tokens in the columns of token records."""
-    ids, starts, ends = records["token_ids"], records["starts"], records["ends"]
+    ids = records["token_ids"]
+    starts = records["starts"]
+    ends = records["ends"]
     if bad := [row for row, live in enumerate(records["live"]) if live is None or len(live) != len(ids[row])]:
         raise ConfigurationError(f"{where}: row {bad[0]} does not have one entry in `live` per token.")
 

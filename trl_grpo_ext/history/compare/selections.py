@@ -173,12 +173,14 @@ def _setting(selection: str, key: str, value: Any) -> Any:
     if value is None:
         return DEFAULTS[key]
     if key in _CHOICES:
-        expected, fits = f"one of {', '.join(map(str, _CHOICES[key]))}", value in _CHOICES[key]
+        expected = f"one of {', '.join(map(str, _CHOICES[key]))}"
+        fits = value in _CHOICES[key]
     elif key == "reward_weights":
         fits = isinstance(value, list | tuple) and {*map(type, value)} <= {int, float}
         expected = "a list of numbers"
     else:
-        expected, fits = "a whole number from 1 up", type(value) is int and value > 0
+        expected = "a whole number from 1 up"
+        fits = type(value) is int and value > 0
     if not fits:
         raise ConfigurationError(f"{selection}: {key} is {value!r}; it must be {expected}.")
     return value

@@ -34,13 +34,19 @@ from .trained_run import LARGEST_NUMBER, History, Run
 INK = "#010203"
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
 DASHES: tuple[tuple[float, tuple[float, ...] | None], ...] = (
-    *((0, None), (0, (5, 2)), (0, (1, 1.5))),
-    *((0, (6, 2, 1, 2)), (0, (6, 2, 1, 2, 1, 2)), (0, (9, 3))),
+    (0, None),
+    (0, (5, 2)),
+    (0, (1, 1.5)),
+    (0, (6, 2, 1, 2)),
+    (0, (6, 2, 1, 2, 1, 2)),
+    (0, (9, 3)),
 )
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
 HATCHES = ("", "//", "\\\\", "--", "||", "xx", "++", "///", "\\\\\\", "---")
 
-WIDTH, HEIGHT, MARGIN = 5.0, 1.7, 0.5
+WIDTH = 5.0
+HEIGHT = 1.7
+MARGIN = 0.5
 """Inches: width of a figure, height of a panel, and of what stands below the panels. Narrow figures stay legible on a
 phone."""
 
@@ -246,7 +252,8 @@ def _draw_band(axis: Axes, run: Run, series: Series, colour: str) -> None:
         return dict(zip(*run.series(key), strict=True))
 
     if series.spread:
-        middle, spread = known(series.key), known(series.spread)
+        middle = known(series.key)
+        spread = known(series.spread)
         edges = [{step: middle[step] + sign * spread[step] for step in middle if step in spread} for sign in (-1, 1)]
     elif series.low and series.high:
         edges = [known(series.low), known(series.high)]
@@ -280,7 +287,8 @@ def draw_stacked(panels: Sequence[tuple[str, Run, Parts]], reason: str, *, share
         places: list[float] = [*steps]
         heights = list(parts.values())
         if len(steps) == 1:  # a single step has no extent, so draw it from half a step before to half a step after
-            places, heights = [steps[0] - 0.5, steps[0] + 0.5], [[value, value] for [value] in heights]
+            places = [steps[0] - 0.5, steps[0] + 0.5]
+            heights = [[value, value] for [value] in heights]
         areas = axis.stackplot(
             places,
             heights,
@@ -318,7 +326,8 @@ QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 
 def draw_tokens(runs: Sequence[Run], column: str, title: str) -> Figure | Absent:
     """Draw a column of the live tokens as bands, half of them and nine in ten, around their median; a panel per run."""
-    panels, read = [], []
+    panels = []
+    read = []
     for number, run in enumerate(runs):
         read.append(replace(run, history=quantiles(run, column, number)))
         low, lower, middle, upper, high = (f"{number}/{share}" for share in QUANTILES)
@@ -358,7 +367,8 @@ def live_values(run: Run, path: Path, column: str) -> Any:
 # ------------------------------------------------------------------------------------------------- figures as SVG
 
 
-_SVG, _LINK = "http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"
+_SVG = "http://www.w3.org/2000/svg"
+_LINK = "http://www.w3.org/1999/xlink"
 _REFERENCE = re.compile(r"url\(#([^)]*)\)")
 _FONTS = "DejaVu Sans, Verdana, Helvetica, Arial, sans-serif"
 

@@ -27,7 +27,6 @@ Draw = Callable[[Sequence[Run]], Figure | Absent]
 _REWARD = re.compile(r"(?:eval_)?rewards/(.+)/mean", re.DOTALL)
 _OUTCOME = re.compile(r"outcomes/(.+)/([^/]+)", re.DOTALL)
 _PART = re.compile(r"parts/([^/]+)/(.+)/mean", re.DOTALL)
-_UNSCORED = re.compile(r"rewards/(.+)/(none|nan)", re.DOTALL)
 _AT_K = re.compile(r"eval_pass@(\d+)(?:/(.+))?", re.DOTALL)
 _HOOK = re.compile(r"advantage/(.+)/mean", re.DOTALL)
 _HOOK_MEASURES = {
@@ -110,16 +109,6 @@ def outcomes(runs: Sequence[Run]) -> Figure | Absent:
     return draw_stacked(panels, "No reward of these runs has outcomes; guard: {} gives any reward some.", share=True)
 
 
-def unscored(runs: Sequence[Run]) -> Figure | Absent:
-    """One panel per reward function that left completions without a value."""
-    names = dict.fromkeys(found[1] for found in _match_keys(runs, _UNSCORED))
-    panels = [
-        Panel(name, [Series(f"rewards/{name}/none", "None"), Series(f"rewards/{name}/nan", "NaN")], share=True)
-        for name in names
-    ]
-    return draw_lines(runs, panels, "Every reward function gave every completion a value.")
-
-
 def at_k(runs: Sequence[Run]) -> Figure | Absent:
     """Per reward a panel of pass@k with a line for each k."""
     panels: dict[str, list[Series]] = {}
@@ -192,13 +181,6 @@ PLOTS: tuple[Plot, ...] = (
         "Outcomes of rewards",
         "What became of the completions; if anything but right and wrong grows, the reward cannot judge.",
         outcomes,
-    ),
-    Plot(
-        "unscored",
-        "Rewards",
-        "Completions without a value",
-        "The share for which a function gave None or NaN; such completions do not count for that reward.",
-        unscored,
     ),
     Plot(
         "pass_at_k",

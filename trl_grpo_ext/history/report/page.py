@@ -68,7 +68,8 @@ def write_page(
 ) -> WrittenPage:
     """Write the page atomically, with at most `limit` completions over all runs, in whole groups."""
     html, notes = page(runs, limit, reload_seconds)
-    content, path = html.encode("utf-8", "replace"), Path(path)
+    content = html.encode("utf-8", "replace")
+    path = Path(path)
     try:
         write_atomically(path, content)
     except OSError as error:
@@ -93,7 +94,8 @@ def page(runs: Sequence[Run], limit: int, reload_seconds: float | None = None) -
     data = page_data(runs if limit else [], limit)
     titles = {one["name"]: one["title"] for entries in themes.values() for one in entries}
     notes = list(dict.fromkeys([*(sentence for run in runs for sentence in run.missing), *data.notes]))
-    style, script = join_assets(STYLES), join_assets(SCRIPTS)
+    style = join_assets(STYLES)
+    script = join_assets(SCRIPTS)
     html = (
         environment()
         .get_template("report.html.jinja")

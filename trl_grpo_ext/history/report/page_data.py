@@ -19,6 +19,7 @@ import numpy
 
 from ...guard.messages import content_text
 from ...guard.outcomes import OUTCOME_SUFFIX
+from ...records.pictures import MOST, data_uri
 from ...records.token_records import COLUMNS
 from ...records.writing import evenly
 from ..run_files import messages_in, step_of
@@ -56,7 +57,8 @@ def page_data(runs: Sequence[Run], limit: int) -> PageData:
         by_step = {step_of(path): path for path in (*run.completions, *run.records)}
         files = [by_step[step] for step in sorted(by_step)]
         chosen = list(_choose(run, files, share, SIZE // len(runs)))
-        shown, saved = sum(len(rows) for _, rows, _ in chosen), sum(count for *_, count in chosen)
+        shown = sum(len(rows) for _, rows, _ in chosen)
+        saved = sum(count for *_, count in chosen)
         if chosen and (shown < saved or len(chosen) < len(files)):
             others = f", and {len(files) - len(chosen)} more steps were saved" if len(chosen) < len(files) else ""
             data.notes.append(
@@ -111,6 +113,7 @@ def _whole_groups(rows: Sequence[Row], completions: int, size: int) -> list[Row]
     for group in dict.fromkeys(row.group for row in rows):
         members = sorted((row for row in rows if row.group == group), key=lambda row: row.member)
         size -= sum(len(row.completion) + 8 * len(row.tokens or ()) for row in members)
+        size -= sum(map(len, {picture for row in members for picture in row.pictures}))
         if kept and (len(kept) + len(members) > completions or size < 0):
             break
         kept += members
@@ -122,15 +125,18 @@ def _whole_groups(rows: Sequence[Row], completions: int, size: int) -> list[Row]
 
 def _add_to_index(data: PageData, path: Path, rows: Sequence[Row]) -> dict[str, Any]:
     """Add a step's chunks, and return its part of the index, one list per column."""
-    text, numbers = f"t{len(data.chunks)}", None
-    prompts = {prompt: number for number, prompt in enumerate(dict.fromkeys(row.prompt for row in rows))}
+    text = f"t{len(data.chunks)}"
+    numbers = None
+    asked = [(row.prompt, tuple(row.pictures)) for row in rows]
+    prompts = {prompt: number for number, prompt in enumerate(dict.fromkeys(asked))}
     names = dict.fromkeys(name for row in rows for name in row.tokens or ())
     vocabulary = {name: number for number, name in enumerate(names)}
     # A row that is not trained on yet has only the stages of the rollout.
     stages = max(([name for name, _ in row.stages] for row in rows), key=len)
     texts = {
-        "prompts": list(prompts),
-        "prompt": [prompts[row.prompt] for row in rows],
+        "prompts": [text for text, _ in prompts],
+        "pictures": [pictures for _, pictures in prompts],
+        "prompt": [prompts[prompt] for prompt in asked],
         "completions": [row.completion for row in rows],
         "extras": [row.extras for row in rows],
         "failed": [row.failed_turns for row in rows],
@@ -157,7 +163,8 @@ def _add_to_index(data: PageData, path: Path, rows: Sequence[Row]) -> dict[str, 
 def _numbers(row: Row, vocabulary: Mapping[str, int], stages: int) -> str:
     """A row's tokens as JSON, a list per column: `gap` and `size` say where the characters are, from the last's end."""
     assert row.tokens is not None
-    count, spans = len(row.tokens), row.spans
+    count = len(row.tokens)
+    spans = row.spans
     ends = None if spans is None else numpy.append(0, spans[:, 1])[:-1]
     columns: dict[str, Any] = {
         "token": [vocabulary[token] for token in row.tokens],
@@ -208,6 +215,7 @@ class Row:
     credit: float | None = None
     outcomes: dict[str, str] = field(default_factory=dict)
     extras: dict[str, str] = field(default_factory=dict)
+    pictures: list[str] = field(default_factory=list)
     tokens: list[str] | None = None
     spans: Numbers | None = None
     live: Numbers | None = None
@@ -272,7 +280,9 @@ def _of_records(run: Run, path: Path) -> list[Row]:
     for index in range(len(columns["prompt"])):
         at = {name: values[index] for name, values in columns.items()}
         at = {name: value for name, value in at.items() if value is not None}
-        size, completion, spans = len(at["tokens"]), str(at["completion"]), None
+        size = len(at["tokens"])
+        completion = str(at["completion"])
+        spans = None
         if "starts" in at and "ends" in at:
             spans = utf16_spans(completion, *(_per_token(at[name], size, numpy.int64) for name in ("starts", "ends")))
         scores = zip(at.get("parts", ()), at.get("part_scores", ()), strict=True)
@@ -289,6 +299,7 @@ def _of_records(run: Run, path: Path) -> list[Row]:
             rewards={str(name): number(value) for name, value in dict(at.get("rewards", ())).items()},
             reward=number(at.get("reward")),
             outcomes={str(name): _short(value, 60) for name, value in dict(at.get("outcomes", ())).items()},
+            pictures=_pictures(run, path, at.get("images", ())),
             tokens=[str(token) for token in at["tokens"]],
             spans=spans,
             live=_per_token(at["live"], size, bool),
@@ -305,6 +316,19 @@ def _of_records(run: Run, path: Path) -> list[Row]:
         row.credit = _credit(row)
         rows.append(row)
     return rows
+
+
+def _pictures(run: Run, path: Path, copies: Sequence[Any]) -> list[str]:
+    """The pictures of a prompt; one that cannot be shown is left out, with a line in `run.missing`."""
+    shown = []
+    for copy in copies[:MOST]:
+        try:
+            shown.append(data_uri(copy))
+        except ImportError:
+            run.note("Pictures are not shown, because pillow is missing: pip install pillow.")
+        except ValueError as error:
+            run.note(f"A picture in {path} was left out: {error}.")
+    return shown
 
 
 def _per_token(values: Any, size: int, kind: Any = numpy.float32) -> Numbers:
@@ -373,7 +397,8 @@ def _groups(prompts: Sequence[str], run: Run) -> Iterator[tuple[int, int]]:
     """Group and member of each row: runs of equal prompts, cut at the group size in the settings."""
     size = run.settings.get("num_generations")
     whole = size if isinstance(size, int) and size > 0 and len(prompts) % size == 0 else None
-    group, member = -1, 0
+    group = -1
+    member = 0
     for index, prompt in enumerate(prompts):
         new = index == 0 or prompt != prompts[index - 1] or member + 1 == whole
         group, member = (group + 1, 0) if new else (group, member + 1)

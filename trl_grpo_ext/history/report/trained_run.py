@@ -27,9 +27,6 @@ _CHECKPOINT = re.compile(r"checkpoint-(\d{1,12})")
 
 LARGEST_NUMBER = 1e100
 """Metrics of larger magnitude are left out, as NaN is: their sums and differences would overflow."""
-LARGEST_STEP = 10**12
-"""Larger steps are left out."""
-
 History = list[dict[str, Any]]
 T = TypeVar("T")
 
@@ -84,7 +81,7 @@ class Run:
         try:
             return files.read_columns(path, columns)
         except files.UnreadableError as error:
-            self.note(f"{error} It was left out; only training writes it again.")
+            self.note(f"{error} It was left out; if training is still running, make the report again.")
             return None
 
 
@@ -121,8 +118,8 @@ def load_run(folder: str | Path) -> Run:
             f"There is no history of metrics in {folder}, so there are no curves. GRPOExtTrainer writes {LOG} while it "
             f"trains, and TRL {STATE} with every checkpoint (save_strategy, save_steps)."
         )
-    records = _tables(folder / files.RECORDS, "step_", note)
-    completions = _tables(folder / files.COMPLETIONS, "completions_", note)
+    records = _tables(folder / files.RECORDS, "step_")
+    completions = _tables(folder / files.COMPLETIONS, "completions_")
     if not records:
         note(f"There are no token records in {folder}, so tokens are not shown. Train with token_records: 64.")
     if not records and not completions:
@@ -168,7 +165,7 @@ def is_number(value: Any) -> bool:
 def _history(folder: Path, note: files.Say) -> History:
     """The live log, which is of the last training in the folder, else the newest state that the trainer saved."""
     found: History = []
-    if files.is_file(folder / LOG):
+    if (folder / LOG).is_file():
         try:
             found = _entries(
                 files.read_json_lines(folder / LOG, bad=lambda line: note(f"{line} Curves may miss a point."))
@@ -179,7 +176,7 @@ def _history(folder: Path, note: files.Say) -> History:
     places = [folder, *(checkpoint for _, checkpoint in sorted(checkpoints, reverse=True))]
     while places and not found:
         place = places.pop(0)
-        if files.is_file(place / STATE):
+        if (place / STATE).is_file():
             try:
                 content = files.read_json(place / STATE)
                 found = _entries(content.get("log_history") if isinstance(content, dict) else None)
@@ -198,13 +195,13 @@ def _entries(values: Any) -> History:
             for key, number in one.items()
         }
         for one in (values if isinstance(values, list) else [])
-        if isinstance(one, dict) and is_number(one.get("step")) and abs(one["step"]) <= LARGEST_STEP
+        if isinstance(one, dict) and is_number(one.get("step"))
     ]
 
 
 def _recorded(path: Path, what: str, read: Callable[[Path], T], note: files.Say) -> T | None:
     """What GRPOExtTrainer recorded in a file when a training started; None if it cannot be used."""
-    if not files.is_file(path):
+    if not path.is_file():
         note(
             f"There is no {path.name} in {path.parent}, so no {what} are shown. GRPOExtTrainer writes it when a "
             "training starts."
@@ -217,23 +214,6 @@ def _recorded(path: Path, what: str, read: Callable[[Path], T], note: files.Say)
         return None
 
 
-def _tables(folder: Path, prefix: str, note: files.Say) -> list[Path]:
-    """The complete parquet files of a folder, by step."""
-    try:
-        found = [file for file in folder.iterdir() if file.suffix == ".parquet"]
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-    except OSError as error:
-        note(f"{folder} cannot be read ({files.reason_of(error)}). Check its permissions.")
-        return []
-    kept: list[Path] = []
-    for file in sorted(filter(files.is_file, found), key=lambda file: (files.step_of(file), file)):
-        if files.step_of(file) < 0 or not file.name.startswith(prefix):
-            note(f"{file} was left out: training gives no file such a name.")
-            continue
-        try:
-            files.column_names(file)
-            kept.append(file)
-        except files.UnreadableError as error:
-            note(f"{error} It was left out; if training is still running, make the report again.")
-    return kept
+def _tables(folder: Path, prefix: str) -> list[Path]:
+    """The parquet files of a folder that training writes, by step."""
+    return sorted(folder.glob(f"{prefix}*.parquet"), key=files.step_of)

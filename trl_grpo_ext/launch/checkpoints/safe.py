@@ -24,14 +24,12 @@ returns. Old checkpoints are deleted in place, so a kill may leave half of one, 
 from __future__ import annotations
 
 import errno
-import fcntl
 import logging
 import os
 import shutil
 import signal
-import socket
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -59,9 +57,6 @@ from .stop_signal import SaveOnSignal
 
 _WRITE_ERRORS = (OSError, RuntimeError, SafetensorError, CheckpointException)
 """Errors of a write to a full disk: from Python, PyTorch's archive writer and safetensors."""
-
-IN_USE = "_in_use"
-"""The lock's file; its name begins with an underscore, so transformers' uploads leave it out."""
 
 logger = logging.getLogger(__name__)
 
@@ -110,7 +105,7 @@ class SafeCheckpoints:
         return self._stop.stopped_by
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *arguments: Any, **keywords: Any) -> Any:
-        """Train after removing what a killed save left; the run locks its folder (see `FolderLock`).
+        """Train after removing what a killed save left.
 
         Resuming a finished run logs that and trains no step. What transformers does not find in the checkpoint and goes
         on without (one saved with `save_only_model`, or by another number of processes) is a warning.
@@ -121,15 +116,12 @@ class SafeCheckpoints:
             **keywords: As in the trainer.
 
         Raises:
-            CheckpointError: There is no such checkpoint, it is incomplete or damaged, one could not be written on some
-                rank, or another run uses the same folder.
+            CheckpointError: There is no such checkpoint, it is incomplete or damaged, or one could not be written on
+                some rank.
         """
         folder = Path(self.args.output_dir)
-        lock = FolderLock(folder)
         try:
             with self._agree():
-                if self.args.process_index == 0:
-                    lock.acquire()
                 if self.args.local_process_index == 0:
                     remove_leftovers(folder)
             if resume_from_checkpoint is True:
@@ -138,7 +130,6 @@ class SafeCheckpoints:
                 self._check_resumed(Path(resume_from_checkpoint))
             return super().train(resume_from_checkpoint, *arguments, **keywords)  # type: ignore[misc]
         finally:
-            lock.release()
             self._stop.restore(deliver=False)  # already done, unless an error was raised
 
     def _run_epoch(self, *arguments: Any, **keywords: Any) -> None:
@@ -173,7 +164,8 @@ class SafeCheckpoints:
         try:
             with self._agree(), staging.explain_errors():
                 staging.prepare()
-            self._staging, self._push_later = staging, False
+            self._staging = staging
+            self._push_later = False
             try:
                 with staging.explain_errors():
                     super()._save_checkpoint(model, trial)  # type: ignore[misc]
@@ -205,7 +197,8 @@ class SafeCheckpoints:
 
     def _name_best(self, staging: Staging) -> None:
         """Set the best checkpoint's final path: the trainer looked for it in the staging folder."""
-        state, best = self.state, self.state.best_global_step
+        state = self.state
+        best = state.best_global_step
         place = staging.run_dir / f"{PREFIX_CHECKPOINT_DIR}-{best}"
         if best and (best == state.global_step or place.is_dir()):
             state.best_model_checkpoint = str(place)
@@ -260,9 +253,12 @@ class Staging:
     """One save of one checkpoint into `run_dir`, as one rank sees it; the leader of a disk acts for the others."""
 
     def __init__(self, run_dir: Path, name: str, *, leader: bool) -> None:
-        self.run_dir, self.name, self.leader = run_dir, name, leader
+        self.run_dir = run_dir
+        self.name = name
+        self.leader = leader
         self.folder = run_dir / UNFINISHED
-        self.checkpoint, self.final = self.folder / name, run_dir / name
+        self.checkpoint = self.folder / name
+        self.final = run_dir / name
 
     def prepare(self) -> None:
         """Remove what killed saves left, and make the folder."""
@@ -327,52 +323,3 @@ def _sync(path: Path) -> None:
             raise
     finally:
         os.close(descriptor)
-
-
-# ------------------------------------------------------------------------------------------- one run in one folder
-
-
-class FolderLock:
-    """One run at a time saves into a folder: the first process locks `_in_use` in it, creating the folder if need be.
-
-    The system releases a POSIX lock when its process ends, even if that is killed, and no forked child has it. NFS
-    passes it on, unless it is mounted with `nolock` or `local_lock`; where a file system has no locks, the run warns.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self.path = folder / IN_USE
-        self._descriptor: int | None = None
-
-    def acquire(self) -> None:
-        """Take the lock; a `CheckpointError` if another process has it."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        while True:
-            descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-            try:
-                fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                by = os.pread(descriptor, 200, 0).decode(errors="replace") or "another process"
-                os.close(descriptor)
-                if error.errno in (errno.EACCES, errno.EAGAIN):
-                    raise CheckpointError(
-                        f"{str(self.path.parent)!r} is in use: {by} trains and saves there, and would remove this "
-                        "run's checkpoints. Wait for it, stop it, or choose another output_dir."
-                    ) from None
-                logger.warning("%s takes no lock (%s): start no second run there.", self.path.parent, error)
-                return
-            with suppress(FileNotFoundError):  # its last holder removed it between our two calls
-                if os.path.samestat(self.path.stat(), os.fstat(descriptor)):
-                    break
-            os.close(descriptor)
-        self._descriptor = descriptor
-        with suppress(OSError):  # a full disk is reported when saving
-            os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()[:60]!r}".encode(), 0)
-
-    def release(self) -> None:
-        """Remove the file and release the lock, if this process holds it."""
-        if self._descriptor is not None:
-            with suppress(OSError):
-                self.path.unlink()
-            os.close(self._descriptor)
-            self._descriptor = None

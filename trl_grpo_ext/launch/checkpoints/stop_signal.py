@@ -5,9 +5,7 @@ rank stops all at the same step. A signal during generation, saving or an evalua
 with `resample` for that of the generation batch, inside which no run can resume. The evaluation of that step is left
 out, by the resumed run too.
 
-- The same signal again goes to the earlier handler, which normally ends the process at once. Within `SAME_SECONDS` it
-  counts as the same one, because launchers pass on what a scheduler also sends to each worker.
-- The earlier handler also gets a signal that came after the last step. A forked child dies of the signal as usual.
+A signal that came after the last step goes to the earlier handler. A forked child dies of the signal as usual.
 
 transformers' own `enable_jit_checkpoint` (read in 5.23) is refused: each rank acts on its own flag, so two may save at
 different steps; and it saves weights without the step's gradients, while the data has moved on. torchrun, and so
@@ -21,7 +19,6 @@ import logging
 import os
 import signal
 import threading
-import time
 from collections.abc import Sequence
 from types import FrameType
 from typing import Any
@@ -32,9 +29,6 @@ from accelerate.utils import gather
 from transformers import TrainerCallback
 
 from ...errors import ConfigurationError
-
-SAME_SECONDS = 5.0
-"""Seconds within which a repeated signal counts as the same one."""
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +58,7 @@ class SaveOnSignal(TrainerCallback):
             raise ConfigurationError(f"{', '.join(refused)} cannot be handled by a process. Name SIGTERM or SIGUSR1.")
         self.stopped_by: signal.Signals | None = None
         self._earlier: dict[int, Any] = {}
-        self._came: dict[int, float] = {}
+        self._came: set[int] = set()
         self._process = os.getpid()
         self._limit: int | None = None
 
@@ -92,12 +86,10 @@ class SaveOnSignal(TrainerCallback):
             os.kill(os.getpid(), number)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        now = time.monotonic()
-        first = self._came.setdefault(number, now)
-        forked = os.getpid() != self._process
-        if forked or now - first > SAME_SECONDS:
-            earlier = self._earlier.get(number)
-            signal.signal(number, signal.SIG_DFL if forked or earlier is None else earlier)
+        if os.getpid() == self._process:
+            self._came.add(number)
+        else:  # in a forked child, which has nothing to save
+            signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **keywords: Any) -> None:
@@ -128,7 +120,8 @@ class SaveOnSignal(TrainerCallback):
             control.should_save = control.should_evaluate = False
             # With save_total_limit 1 transformers ends a training by deleting all but the best checkpoint, so also the
             # one that was just saved to go on from.
-            self._limit, args.save_total_limit = args.save_total_limit, None
+            self._limit = args.save_total_limit
+            args.save_total_limit = None
 
     def on_train_end(self, args: Any, state: Any, control: Any, **keywords: Any) -> None:
         """Stop listening."""

@@ -13,7 +13,7 @@ from . import Machine, Problem
 from .launch import Launch
 from .model import Adapters, Sizes, adapters_of, load_config, on_meta, sizes_of, trainable_of
 
-PLUGINS = ("advantage_hooks", "loss_aggregation", "group_filter")
+_PLUGINS = ("advantage_hooks", "loss_aggregation", "group_filter")
 
 
 @dataclass(frozen=True)
@@ -67,11 +67,6 @@ class Case:
         return self.engine.startswith("fsdp")
 
     @property
-    def keeps_no_master_weights(self) -> bool:
-        """Whether there are no float32 master weights: ZeRO keeps copies, and FSDP2 upcasts."""
-        return self.engine in ("one_process", "ddp")
-
-    @property
     def on_cpu(self) -> bool:
         """Whether the arguments choose the CPU."""
         return bool(self["use_cpu"])
@@ -79,14 +74,8 @@ class Case:
     @property
     def dtype(self) -> str:
         """Data type of the loaded weights; TRL's default is float32, and `auto` the checkpoint's own."""
-        given = self.model_settings.get("dtype", self.model_settings.get("torch_dtype", "float32"))
+        given = self.model_settings.get("dtype", "float32")
         return str("auto" if given is None else given).removeprefix("torch.")
-
-    @property
-    def checkpointing(self) -> bool:
-        """Whether activations are recomputed, by either name of that setting."""
-        new = self["activation_checkpointing"]
-        return bool(self["gradient_checkpointing"] if new is None else new)
 
     @property
     def keeps_adapters_in_float32(self) -> bool:
@@ -98,74 +87,93 @@ class Case:
         """Where checkpoints go."""
         return str(self["output_dir"] or "trainer_output")
 
-    @property
-    def device_memory(self) -> int | None:
-        """Bytes of the smallest GPU."""
-        return min((size for size in self.devices if size), default=None)
-
     def disk(self) -> tuple[int | None, str]:
         """Free bytes at the nearest existing folder, and why nothing can be written there."""
-        try:
-            place = Path(self.output_dir).expanduser().absolute()
-            while not place.is_dir():
-                if place.is_file():
-                    return None, f"{one_line(place, 300)} is a file, not a folder"
-                place = place.parent
-            problem = "" if os.access(place, os.W_OK | os.X_OK) else f"{one_line(place, 300)} may not be written to"
-            return shutil.disk_usage(place).free, problem
-        except (OSError, ValueError) as error:  # ValueError: a null character
-            return None, one_line(error, 300)
+        place = Path(self.output_dir).expanduser().absolute()
+        while not place.is_dir():
+            if place.is_file():
+                return None, f"{one_line(place, 300)} is a file, not a folder"
+            place = place.parent
+        problem = "" if os.access(place, os.W_OK | os.X_OK) else f"{one_line(place, 300)} may not be written to"
+        return shutil.disk_usage(place).free, problem
+
+    def described(self, trainer: Any) -> str:
+        """The run in one line."""
+        count = self.launch.processes
+        machines = f" on {self.launch.machines} machines" if self.launch.machines > 1 else ""
+        model = self.model or "no model is named"
+        weights = f"LoRA of rank {getattr(self.peft_config, 'r', '?')}" if self.uses_adapters else "all weights"
+        parts = [
+            f"{self.engine}, {count} process{'es' * (count != 1)}{machines} ({self.launch.name})",
+            type(trainer).__name__,
+            f"{model}, {self.sizes.parameters:,} parameters" if self.sizes is not None else model,
+            f"{weights}, on {self.bits}-bit weights" if self.bits else weights,
+        ]
+        if self.prompts is not None:
+            parts.append(f"{self.prompts} prompts")
+        named: dict[str, Any] = {"rewards": self.rewards}
+        if hasattr(trainer, "_trl_grpo_ext"):
+            named |= {name: getattr(trainer, name, None) for name in _PLUGINS}
+        parts += [f"{kind.replace('_', ' ')} {names(plugins)}" for kind, plugins in named.items() if plugins]
+        return "; ".join(parts)
+
+
+def names(plugins: Any) -> str:
+    """What a message calls one plugin, or a list of them."""
+    listed = plugins if isinstance(plugins, list | tuple) else [plugins]
+    own = [getattr(one, "__name__", one if isinstance(one, str) else type(one).__name__) for one in listed]
+    return ", ".join(own)
 
 
 def case_of(launch: Launch, machine: Machine, trainer: Any, given: Mapping[str, Any]) -> tuple[Case, list[Problem]]:
     """The case of a trainer that got these arguments, and why something of it is not known."""
-    args, problems = given.get("args"), list[Problem]()
-    model, settings = given.get("model"), dict(getattr(args, "model_init_kwargs", None) or {})
-    quantisation = given.get("quantization_config") or settings.get("quantization_config")
-    sizes, adapters, name = None, None, ""
-    peft_config = given.get("peft_config")
+    args = given.get("args")
+    settings = dict(getattr(args, "model_init_kwargs", None) or {})
+    facts: dict[str, Any] = {"peft_config": given.get("peft_config"), "model_settings": settings}
+    facts["quantisation"] = given.get("quantization_config") or settings.get("quantization_config")
+    problems: list[Problem] = []
     try:
-        if isinstance(model, str) and model:
-            name = model
-            config, source = load_config(model, str(settings.get("revision") or "main"))
-            if config is None:
-                fix = "It is estimated once the model's config.json is in the hub's cache, or a folder is named."
-                problems.append(Problem("note", "memory", f"The model's sizes are not known. {source}", fix))
-            else:
-                quantisation = quantisation or getattr(config, "quantization_config", None)
-                model = on_meta(config)
-        if model is not None and not isinstance(model, str):
-            base = model.get_base_model() if hasattr(model, "get_base_model") else model
-            if not name:  # a script's own model: its settings are what it has
-                name = str(getattr(base.config, "name_or_path", "") or getattr(base.config, "_name_or_path", ""))
-                quantisation = quantisation or getattr(base.config, "quantization_config", None)
-                settings["dtype"] = str(base.dtype)
-            sizes = sizes_of(base)
-            if base is not model:
-                adapters = Adapters(trainable_of(model), None, (), ())
-            elif peft_config is not None:
-                adapters = adapters_of(model, peft_config)
+        problems += _look_at_model(given.get("model"), settings, facts)
     except Exception as error:  # a config is an untrusted file, and a model any module
         fix = "Name another model, or check its config.json."
         problems.append(Problem("warning", "model", one_line(error, 400), fix))
     data: Any = given.get("train_dataset")
-    rewards = given.get("reward_funcs")
+    rewards = given.get("reward_funcs") or ()
     case = Case(
         launch=launch,
         machine=machine,
         args=args,
         devices=_devices(machine),
-        model=name,
-        model_settings=settings,
         trainer=trainer,
-        peft_config=peft_config,
-        quantisation=quantisation,
-        rewards=tuple(rewards) if isinstance(rewards, list | tuple) else () if rewards is None else (rewards,),
+        rewards=tuple(rewards) if isinstance(rewards, list | tuple) else (rewards,),
         prompts=len(data) if hasattr(data, "__len__") else None,
-        sizes=sizes,
-        adapters=adapters,
+        **facts,
     )
     return case, problems
+
+
+def _look_at_model(model: Any, settings: dict[str, Any], facts: dict[str, Any]) -> list[Problem]:
+    """Add the model's name, quantisation, sizes and adapters to the facts, as far as they are known."""
+    if not model:
+        return []
+    if isinstance(model, str):
+        facts["model"] = model
+        config, why = load_config(model, str(settings.get("revision") or "main"))
+        if config is None:
+            fix = "It is estimated once the model's config.json is in the hub's cache, or a folder is named."
+            return [Problem("note", "memory", f"The model's sizes are not known. {why}", fix)]
+        model = on_meta(config)
+    else:  # a script's own model: its settings are what it has
+        settings["dtype"] = str(model.dtype)
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    facts.setdefault("model", str(getattr(base.config, "name_or_path", "")))
+    facts["quantisation"] = facts["quantisation"] or getattr(base.config, "quantization_config", None)
+    facts["sizes"] = sizes_of(base)
+    if base is not model:
+        facts["adapters"] = Adapters(trainable_of(model))
+    elif facts["peft_config"] is not None:
+        facts["adapters"] = adapters_of(model, facts["peft_config"])
+    return []
 
 
 def _devices(machine: Machine) -> tuple[int, ...]:

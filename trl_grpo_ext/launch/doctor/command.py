@@ -9,10 +9,10 @@ import sys
 import tempfile
 import urllib.error
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -24,10 +24,11 @@ from .launch import Launch, from_json, read_command
 from .memory import Memory
 
 CONTEXT = {"allow_extra_args": True, "ignore_unknown_options": False}
-_ORDER = {"error": 0, "warning": 1, "note": 2}
 _STYLES: dict[Severity, str] = {"error": "bold red", "warning": "bold yellow", "note": "bold blue"}
+"""Most severe first."""
 _LINES = 8
 """Of the script's last words, where there is no other reason why it ended."""
+_COMPILES = "DeepSpeed compiles an extension at its first start on this machine, which takes up to a minute."
 
 
 @dataclass(frozen=True)
@@ -50,35 +51,50 @@ class Examination:
         return 2 if self.unreached else 0
 
 
-def examine(words: Sequence[str], machine: Machine | None = None, *, prompt_length: int = 256) -> Examination:
+def examine(
+    words: Sequence[str],
+    machine: Machine | None = None,
+    *,
+    prompt_length: int = 256,
+    say: Callable[[str], object] = str,
+) -> Examination:
     """Examine the run that this command line starts, on this machine or the one described.
 
     The launcher and the script each run in a process of their own; `prompt_length` is the longest prompt's tokens.
+    `say` gets a sentence before a long wait.
 
     Raises:
         ConfigurationError: The words name no launcher, script or file.
     """
-    launch, machine = read_command(words), machine or Machine()
+    launch = read_command(words)
+    machine = machine or Machine()
     with tempfile.TemporaryDirectory(prefix="trl-grpo-ext-doctor-") as folder:
-        request, answer = Path(folder, "request.json"), Path(folder, "answer.json")
+        request = Path(folder, "request.json")
+        answer = Path(folder, "answer.json")
         asked = {"launch": dataclasses.asdict(launch), "machine": dataclasses.asdict(machine)}
         request.write_text(json.dumps({**asked, "prompt_length": prompt_length}))
-        said = ""
         if launch.script is None:
             said = _child("launch", (request,), launch)
             launch = from_json(json.loads(request.read_text())["launch"])
         if launch.script is None:
             problems = launch.problems or (Problem("error", "launch", f"{launch.launcher} stops: {said}"),)
             return Examination(launch, machine, problems)
+        if launch.is_on("ACCELERATE_USE_DEEPSPEED"):
+            say(_COMPILES)
         said = _child("probe", (request, answer), launch)
         if not answer.is_file():
             return Examination(launch, machine, launch.problems, unreached="the script's process ended", said=said)
         found = json.loads(answer.read_text())
     problems = tuple(dict.fromkeys([*launch.problems, *(Problem(**one) for one in found.pop("problems"))]))
-    ordered = tuple(sorted(problems, key=lambda problem: _ORDER[problem.severity]))
-    machine = Machine(**found.pop("machine"))
     memory = found.pop("memory")
-    return Examination(launch, machine, ordered, said=said, memory=memory and Memory(**memory), **found)
+    return Examination(
+        launch,
+        Machine(**found.pop("machine")),
+        tuple(sorted(problems, key=lambda problem: list(_STYLES).index(problem.severity))),
+        memory=memory and Memory(**memory),
+        said=said,
+        **found,
+    )
 
 
 def _child(module: str, paths: Sequence[Path], launch: Launch) -> str:
@@ -86,8 +102,7 @@ def _child(module: str, paths: Sequence[Path], launch: Launch) -> str:
     environment = {**os.environ, **launch.environment}
     if not _hub_answers():
         environment["HF_HUB_OFFLINE"] = "1"  # else every file is asked for again and again, for minutes
-    name = f"{__package__}.{module}"
-    words = [sys.executable, "-m", name, *map(str, paths)]
+    words = [sys.executable, "-m", f"{__package__}.{module}", *map(str, paths)]
     done = subprocess.run(
         words, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False
     )
@@ -112,12 +127,11 @@ def doctor_command(
     context: typer.Context,
     gpus: Annotated[int | None, typer.Option("--gpus", help="GPUs of each machine; 0 for none.", min=0)] = None,
     gpu_memory: Annotated[
-        float | None, typer.Option("--gpu_memory", "--gpu-memory", help="GiB of each GPU.", min=0.1, max=100_000)
+        float | None, typer.Option("--gpu_memory", "--gpu-memory", help="GiB of each GPU.", min=0.1)
     ] = None,
     machines: Annotated[int | None, typer.Option("--machines", help="Machines that there are.", min=1)] = None,
     prompt_length: Annotated[
-        int,
-        typer.Option("--prompt_length", "--prompt-length", help="Tokens of the longest prompt.", min=0, max=10_000_000),
+        int, typer.Option("--prompt_length", "--prompt-length", help="Tokens of the longest prompt.", min=0)
     ] = 256,
 ) -> None:
     """Say what a training run will do, before its weights load.
@@ -128,8 +142,10 @@ def doctor_command(
     run would stop or not be what was asked for, and with 2 if it could not be examined.
     """
     size = None if gpu_memory is None else int(gpu_memory * 1024**3)
-    with Console(stderr=True).status("Running the script up to its trainer"):
-        examination = examine(context.args, Machine(gpus, size, machines), prompt_length=prompt_length)
+    waiting = Console(stderr=True)
+    with waiting.status("Running the script up to its trainer"):
+        machine = Machine(gpus, size, machines)
+        examination = examine(context.args, machine, prompt_length=prompt_length, say=waiting.print)
     render(examination, Console())
     raise typer.Exit(examination.exit_code)
 
@@ -137,32 +153,29 @@ def doctor_command(
 def render(examination: Examination, console: Console) -> None:
     """Print the verdict, what is wrong, and what would run; content of files is never markup."""
     counts = {severity: sum(p.severity == severity for p in examination.problems) for severity in _STYLES}
-    listed = ", ".join(f"{count} {severity}{'' if count == 1 else 's'}" for severity, count in counts.items() if count)
+    listed = ", ".join(f"{count} {severity}{'s' * (count != 1)}" for severity, count in counts.items() if count)
+    style: Severity = "note"
+    verdict = "No problems found"
     if counts["error"]:
-        verdict, style = "This run will fail: ", "error"
+        style = "error"
+        verdict = "This run will fail"
     elif examination.unreached:
-        verdict, style = f"Not examined: {examination.unreached}{': ' if listed else '.'}", "warning"
-    else:
-        verdict, style = "No problems found" + (": " if listed else "."), "note"
-    console.print(Text.assemble((verdict, _STYLES[style]), (listed, "bold")))  # type: ignore[index]
+        style = "warning"
+        verdict = f"Not examined: {examination.unreached}"
+    console.print(Text.assemble((f"{verdict}: " if listed else f"{verdict}.", _STYLES[style]), (listed, "bold")))
     for problem in examination.problems:
-        kind, about = (problem.severity, _STYLES[problem.severity]), (f" [{problem.subject}] ", "bold")
-        parts: list[Any] = [kind, about, one_line(problem.message, 1000)]
+        text = Text.assemble((problem.severity, _STYLES[problem.severity]), (f" [{problem.subject}] ", "bold"))
+        text.append(one_line(problem.message, 1000))
         if problem.fix:
-            parts += [("\n  fix: ", "green"), one_line(problem.fix, 600)]
-        console.print(Text.assemble(*parts))
+            text.append("\n  fix: ", "green").append(one_line(problem.fix, 600))
+        console.print(text)
     if examination.machine.assumed:
-        console.print(
-            Text(
-                f"No GPU is here: examined as on machines with {examination.machine.gpus} of unknown size. "
-                "--gpus and --gpu_memory say what there is (--gpus 0: none)."
-            )
-        )
+        count = examination.machine.gpus
+        known = f"No GPU is here: examined as on machines with {count} of unknown size. "
+        console.print(Text(f"{known}--gpus and --gpu_memory say what there is (--gpus 0: none)."))
     if examination.unreached and examination.said:
         console.print(Text(printable(examination.said), style="dim"))
-    for label, text in (
-        ("run", examination.described),
-        ("memory", "" if examination.memory is None else examination.memory.described),
-    ):
-        if text:
-            console.print(Text.assemble((f"{label}: ", "bold"), one_line(text, 900)))
+    memory = "" if examination.memory is None else examination.memory.described
+    for label, said in (("run", examination.described), ("memory", memory)):
+        if said:
+            console.print(Text.assemble((f"{label}: ", "bold"), one_line(said, 900)))

@@ -26,24 +26,9 @@ from . import Machine, Problem
 from .renamed import RENAMED, what_to_write
 
 LAUNCHERS = ("accelerate", "accelerate-launch", "torchrun", "trl")
-_AS_MODULES = {
-    "accelerate.commands.accelerate_cli": "accelerate",
-    "accelerate.commands.launch": "accelerate-launch",
-    "torch.distributed.run": "torchrun",
-    "torch.distributed.launch": "torchrun",
-    "trl": "trl",
-}
+_AS_MODULES = {"accelerate.commands.launch": "accelerate-launch", "torch.distributed.run": "torchrun"}
 _SECTIONS = ("deepspeed_config", "fsdp_config", "parallelism_config")
-_OTHER_PLACE = (
-    "compute_environment",
-    "distributed_type",
-    "mixed_precision",
-    "use_cpu",
-    "debug",
-    "machine_rank",
-    "main_process_port",
-)
-"""Keys of a launch file that become no option of the same name."""
+"""Of a launch file; in them Accelerate takes any key, and refuses none."""
 
 
 @dataclass(frozen=True)
@@ -95,8 +80,10 @@ class Launch:
         if path != "none":
             return read_settings(path)
         get = self.environment.get
-        devices = {what: get(f"ACCELERATE_DEEPSPEED_OFFLOAD_{what.upper()}_DEVICE") for what in ("optimizer", "param")}
-        zero = {f"offload_{what}": {"device": device} for what, device in devices.items()}
+        zero = {
+            f"offload_{what}": {"device": get(f"ACCELERATE_DEEPSPEED_OFFLOAD_{what.upper()}_DEVICE")}
+            for what in ("optimizer", "param")
+        }
         accumulation = get("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "auto")
         return {"zero_optimization": zero, "gradient_accumulation_steps": accumulation}
 
@@ -115,7 +102,8 @@ def read_command(words: Sequence[str]) -> Launch:
         rest.pop(0)
     if not rest:
         raise ConfigurationError("No command to examine: write it after `--`, or name a YAML file.")
-    first, module = rest.pop(0), False
+    first = rest.pop(0)
+    module = False
     if re.fullmatch(r"python[\d.]*", Path(first).name):
         while rest and rest[0].startswith("-") and rest[0] != "-m":
             rest.pop(0)  # options of the interpreter
@@ -126,7 +114,8 @@ def read_command(words: Sequence[str]) -> Launch:
         first = rest.pop(0)
     name = _AS_MODULES.get(first, first) if module else Path(first).name
     if name == "accelerate" and rest[:1] == ["launch"]:
-        name, rest = "accelerate-launch", rest[1:]  # the same, without the imports of its other commands
+        name = "accelerate-launch"  # the same, without the imports of its other commands
+        rest = rest[1:]
     if name in LAUNCHERS:
         return Launch(None, tuple(rest), environment=environment, launcher=name)
     if Path(first).suffix in (".yaml", ".yml") and Path(first).is_file():
@@ -137,18 +126,13 @@ def read_command(words: Sequence[str]) -> Launch:
     script = first
     if not module and not Path(first).is_file():
         found = shutil.which(first, path=str(Path(sys.executable).parent)) or shutil.which(first)
-        if found is None or Path(first).suffix or not _is_python(found):
+        if found is None or b"python" not in Path(found).read_bytes()[:200]:
             raise ConfigurationError(
                 f"{one_line(first, 300)} is no Python script. Write the command that starts the run: accelerate launch "
                 "..., torchrun ..., trl grpo ..., python train.py ..., or a YAML file alone."
             )
         script = found
     return Launch(script, tuple(rest), module, environment)
-
-
-def _is_python(path: str) -> bool:
-    with Path(path).open("rb") as file:
-        return b"python" in file.readline(200)
 
 
 class _Started(BaseException):
@@ -177,7 +161,8 @@ def read_launcher(launch: Launch) -> Launch:
     def torch_launch(args: Any) -> NoReturn:
         config, *_ = torch_run.config_from_args(args)
         started.update(script=args.training_script, words=tuple(args.training_script_args), module=args.module)
-        count, machines = config.nproc_per_node, config.max_nodes
+        count = config.nproc_per_node
+        machines = config.max_nodes
         ranks = {
             "RANK": 0,
             "LOCAL_RANK": 0,
@@ -207,33 +192,21 @@ def read_launcher(launch: Launch) -> Launch:
         if args is not None:
             started["asked_processes"] = args.num_processes or 1
             started["file"] = _launch_file(args)
-            started["problems"] = tuple(_ignored(started["file"], args, launch.words)) if started["file"] else ()
+            started["problems"] = tuple(unknown_keys(started["file"])) if started["file"] else ()
         ranked = any(word.startswith(("--machine_rank", "--machine-rank", "--node")) for word in launch.words)
-        changed = {name: value for name, value in started["environment"].items() if before.get(name) != value}
-        return dataclasses.replace(
-            launch, **{**started, "environment": {**changed, **launch.environment}, "ranked": ranked}
-        )
+        changed = {name: value for name, value in started.pop("environment").items() if before.get(name) != value}
+        environment = {**changed, **launch.environment}
+        return dataclasses.replace(launch, environment=environment, ranked=ranked, **started)
     except SystemExit as stop:
         lines = [line for line in said.getvalue().splitlines() if line.strip()]
         why = lines[-1] if lines else f"it ended with {stop.code}"
     except (Exception, AssertionError) as error:  # whatever the launcher raises for what it was given
         why = f"{type(error).__name__}: {error}"
-    renamed = what_to_write(
-        {name: "" for name in RENAMED if f"--{name}" in why}, ()
-    )  # TRL's passes on what it knows not
+    # TRL's own launcher passes on what it does not know.
+    renamed = what_to_write({name: "" for name in RENAMED if f"--{name}" in why}, ())
     fix = " ".join(renamed) or "Correct the launcher's options or its file."
-    path = _launch_file(given["args"]) if "args" in given else None
-    if path is not None and re.search(r"^\s*distributed_type:\s*NO\b", _text(path), re.MULTILINE):
-        fix = 'Write distributed_type: "NO" in quotes: YAML reads NO as false.'
     problem = Problem("error", "launch", one_line(f"{launch.launcher} stops: {why}", 900), fix)
-    return dataclasses.replace(launch, problems=(problem,), file=path)
-
-
-def _text(path: str) -> str:
-    try:
-        return Path(path).read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
+    return dataclasses.replace(launch, problems=(problem,), file=_launch_file(given["args"]) if given else None)
 
 
 def _launch_file(args: Any) -> str | None:
@@ -245,42 +218,23 @@ def _launch_file(args: Any) -> str | None:
     return str(config_args.default_config_file) if Path(config_args.default_config_file).is_file() else None
 
 
-def _ignored(path: str, args: Any, words: Sequence[str]) -> list[Problem]:
-    """Keys of the launch file that did not reach the launcher, which says nothing of them."""
+def unknown_keys(path: str) -> list[Problem]:
+    """Keys in the launch file's sections that no option of the launcher has, which Accelerate does not say."""
     from accelerate.commands.launch import launch_command_parser
 
-    settings, name = read_settings(path), one_line(Path(path).name, 300)
-    flat = {key: value for key, value in settings.items() if key not in (*_SECTIONS, *_OTHER_PLACE)}
-    if int(settings.get("num_machines") or 1) == 1:
-        flat.pop("same_network", None)  # it says where other machines are
-    for section in _SECTIONS:
-        for key, value in (settings.get(section) or {}).items():
-            flat[f"fsdp_{key}" if section == "fsdp_config" and not key.startswith("fsdp") else key] = value
-    known = {action.dest for action in launch_command_parser()._actions} | {
-        "tpu_use_sudo",
-        "tpu_env",
-        "tpu_use_cluster",
-    }
-    on_the_command_line = {word.lstrip("-").partition("=")[0].replace("-", "_") for word in words}
+    settings = read_settings(path)
+    known = {action.dest for action in launch_command_parser()._actions}
     problems = []
-    for key, value in flat.items():
-        if key not in known:  # it copies any key of a section into its arguments
-            near = difflib.get_close_matches(key, known, 1, 0.75)
-            fix = f"Write {near[0]}." if near else "Accelerate has no such option."
-            message = f"{name} has {one_line(key, 60)!r}, which Accelerate ignores silently."
-            problems.append(Problem("warning", "launch file", message, fix))
-        elif key not in on_the_command_line and not _same(getattr(args, key), value):
-            message = f"{name} has {one_line(key, 60)}: {one_line(value, 60)}, and the launcher uses "
-            message += f"{one_line(getattr(args, key), 60)}: it ignores this key in a file."
-            option = f"Pass --{key} {one_line(value, 60)} on the launcher's command line."
-            problems.append(Problem("warning", "launch file", message, option))
+    for section in _SECTIONS:
+        for key in settings.get(section) or {}:
+            option = f"fsdp_{key}" if section == "fsdp_config" and not key.startswith("fsdp") else key
+            if option not in known:
+                near = difflib.get_close_matches(option, known, 1, 0.75)
+                fix = f"Write {near[0]}." if near else "Accelerate has no such option."
+                name = one_line(Path(path).name, 300)
+                message = f"{name} has {one_line(key, 60)!r}, which Accelerate ignores silently."
+                problems.append(Problem("warning", "launch file", message, fix))
     return problems
-
-
-def _same(used: Any, written: Any) -> bool:
-    no = {"no", "false"}  # of `accelerate config`, and of YAML
-    texts = [str(value).lower() for value in (used, written)]
-    return used is None or written is None or texts[0] == texts[1] or no.issuperset(texts)
 
 
 def main() -> None:

@@ -23,7 +23,8 @@ GB = 1e9
 BARELY = 0.9
 """Above this share of a device the doctor warns."""
 _OVERHEAD = 10**9
-_TILE_TOKENS, _TILE_ENTRIES = 4_096, 32_768
+_TILE_TOKENS = 4_096
+_TILE_ENTRIES = 32_768
 """TRL projects logits in tiles of this many tokens and vocabulary entries. Without Triton it holds eight at once."""
 
 
@@ -54,7 +55,9 @@ class Memory:
 
 def estimate(case: Case, prompt_length: int = 256) -> Memory | None:
     """Estimate a run's memory and disk for prompts of up to so many tokens; None if sizes or settings are unknown."""
-    sizes, launch, lora = case.sizes, case.launch, case.adapters
+    sizes = case.sizes
+    launch = case.launch
+    lora = case.adapters
     if sizes is None or not case["generation_batch_size"] or (lora and lora.refusal):
         return None
     halves = bool(case["fp16"] or case["bf16"])
@@ -82,7 +85,10 @@ def estimate(case: Case, prompt_length: int = 256) -> Memory | None:
     rows = int(case["generation_batch_size"]) // launch.processes
     positions = int(case["per_device_train_batch_size"]) * length
     # Numbers that a layer keeps for one token.
-    kept = sizes.hidden if case.checkpointing else 10 * sizes.hidden + 4 * sizes.intermediate
+    recomputes = case["activation_checkpointing"]  # the new name
+    if recomputes is None:
+        recomputes = case["gradient_checkpointing"]
+    kept = sizes.hidden if recomputes else 10 * sizes.hidden + 4 * sizes.intermediate
     held = {
         "weights": 0 if launch.offloads("param") else whole // over_weights,
         "adapters": trainable * each // over_weights if lora is not None else 0,
@@ -90,7 +96,7 @@ def estimate(case: Case, prompt_length: int = 256) -> Memory | None:
         "optimizer states": 0 if launch.offloads("optimizer") else states // over_states,
         "float32 copies": 4 * trainable // shards if case.is_zero and not launch.offloads("optimizer") else 0,
     }
-    device, sleeps = case.device_memory or 0, bool(case["vllm_enable_sleep_mode"])
+    device = min((size for size in case.devices if size), default=0)
     generation = {"the cache": 0 if case["use_vllm"] else rows * length * sizes.layers * sizes.kv_width * loaded}
     if over_weights > 1 and not case["use_vllm"]:
         generation["the gathered model"] = whole
@@ -109,7 +115,7 @@ def estimate(case: Case, prompt_length: int = 256) -> Memory | None:
     stages: dict[Stage, int] = {
         "load": total({"weights": whole if case.bits else held["weights"]}),
         "generation": total(held, generation) + vllm,
-        "update": total(held, update) + (0 if sleeps else vllm),
+        "update": total(held, update) + (0 if case["vllm_enable_sleep_mode"] else vllm),
     }
     copies = each * (case.engine in ("zero1", "zero2") or case.is_fsdp) + 4 * case.is_zero  # DeepSpeed's, FSDP's own
     checkpoint = trainable * each + (0 if case["save_only_model"] else states + copies * trainable)
@@ -119,13 +125,15 @@ def estimate(case: Case, prompt_length: int = 256) -> Memory | None:
 
 def memory_problems(case: Case, memory: Memory) -> list[Problem]:
     """What may not fit, as warnings."""
-    problems, least = [], case.device_memory
-    if least is not None and not case.on_cpu and memory.peak > BARELY * least:
+    problems = []
+    least = min((size for size in case.devices if size), default=0)
+    if least and not case.on_cpu and memory.peak > BARELY * least:
         message = f"A GPU has {least / GB:.1f} GB, and the run takes {memory.described}"
         fix = "Smaller per_device_train_batch_size or max_completion_length, LoRA, or more sharding."
         problems.append(Problem("warning", "memory", message, fix))
     # One checkpoint is written before one is deleted.
-    free, needed = case.disk()[0], ((case["save_total_limit"] or 1) + 1) * memory.checkpoint_bytes
+    free = case.disk()[0]
+    needed = ((case["save_total_limit"] or 1) + 1) * memory.checkpoint_bytes
     saves_here = (
         not (case.machine.elsewhere or case.machine.assumed) and getattr(case["save_strategy"], "value", None) != "no"
     )

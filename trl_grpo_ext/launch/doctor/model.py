@@ -3,46 +3,57 @@
 import re
 import warnings
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 from transformers.pytorch_utils import Conv1D
 
 from ...errors import ConfigurationError
 from ...guard.untrusted import one_line
-from .shapes import SHAPES
 
-MOST_LAYERS = 2_000
-"""A config with more layers is taken for a mistake: building it would take minutes."""
-_MALFORMED = (ValueError, TypeError, LookupError, AttributeError, ImportError, RuntimeError, ArithmeticError)
-"""A config is an untrusted file: a malformed one has raised each of these."""
+_QWEN = {"model_type": "qwen2", "vocab_size": 151_936, "num_key_value_heads": 2, "max_position_embeddings": 32_768}
+_SMOL = {"model_type": "llama", "vocab_size": 49_152, "max_position_embeddings": 8_192}
+
+
+def _shape(family: dict[str, Any], layers: int, heads: int, hidden: int, inner: int, **more: Any) -> dict[str, Any]:
+    sizes = {"num_hidden_layers": layers, "num_attention_heads": heads, "hidden_size": hidden}
+    return {"tie_word_embeddings": True, **family, **sizes, "intermediate_size": inner, "dtype": "bfloat16", **more}
+
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "Qwen/Qwen2.5-0.5B": _shape(_QWEN, 24, 14, 896, 4_864),
+    "Qwen/Qwen2.5-1.5B": _shape(_QWEN, 28, 12, 1_536, 8_960),
+    "Qwen/Qwen2.5-3B": _shape(_QWEN, 36, 16, 2_048, 11_008),
+    "Qwen/Qwen2.5-7B": _shape(
+        _QWEN, 28, 28, 3_584, 18_944, num_key_value_heads=4, vocab_size=152_064, tie_word_embeddings=False
+    ),
+    "HuggingFaceTB/SmolLM2-135M": _shape(_SMOL, 30, 9, 576, 1_536, num_key_value_heads=3),
+    "HuggingFaceTB/SmolLM2-1.7B": _shape(_SMOL, 24, 32, 2_048, 8_192, num_key_value_heads=32),
+}
+"""Of the models that the shipped run files name, from their public `config.json`, for a machine that is offline."""
+SHAPES["smollm2"] = SHAPES["HuggingFaceTB/SmolLM2-135M"]  # the recipes' name for it
 
 
 def shipped_config(name: str) -> Any | None:
     """The config of a model whose shapes this package ships; None for others."""
-    shape = dict(SHAPES.get(name, {}))
+    shape = dict(SHAPES.get(name.removesuffix("-Instruct"), {}))
     return AutoConfig.for_model(shape.pop("model_type"), **shape) if shape else None
 
 
 def load_config(model_name_or_path: str, revision: str = "main") -> tuple[Any | None, str]:
-    """A model's config from its folder, the hub's cache or this package, and its source or why there is none.
+    """A model's config from its folder, the hub's cache or this package; or None, and why there is none.
 
     Runs no code of the model and uses no network.
     """
-    where = "its folder" if Path(model_name_or_path).is_dir() else "the hub's cache"
     try:
         return AutoConfig.from_pretrained(
             model_name_or_path, revision=revision, local_files_only=True, trust_remote_code=False
-        ), where
-    except (*_MALFORMED, OSError, StrictDataclassError) as error:
-        reason = f"{type(error).__name__}: {one_line(error, 300)}"
-    if (shipped := shipped_config(model_name_or_path)) is not None:
-        return shipped, "the shapes of this package"
-    return None, f"No config of {model_name_or_path!r} could be read from {where}: {reason}"
+        ), ""
+    except Exception as error:  # a config is an untrusted file: malformed ones have raised a dozen kinds
+        reason = f"No config of {model_name_or_path!r} could be read: {type(error).__name__}: {one_line(error, 300)}"
+    return shipped_config(model_name_or_path), reason
 
 
 @dataclass(frozen=True)
@@ -64,26 +75,20 @@ class Adapters:
     """What PEFT makes of the LoRA settings."""
 
     trainable: int
-    refusal: str | None
-    missing: tuple[str, ...]  # targets that match nothing, which PEFT silently drops if others match
-    names: tuple[str, ...]  # last names of the modules that could be adapted
+    refusal: str | None = None
+    missing: tuple[str, ...] = ()  # targets that match nothing, which PEFT silently drops if others match
+    names: tuple[str, ...] = ()  # last names of the modules that could be adapted
 
 
 def on_meta(config: Any, architecture: Any = AutoModelForCausalLM) -> Any:
     """Build the model without memory for a single weight."""
-    layers = getattr(config.get_text_config(), "num_hidden_layers", 0)
-    if not isinstance(layers, int) or not 0 < layers <= MOST_LAYERS:
-        raise ConfigurationError(
-            f"The model's config has num_hidden_layers {layers!r}: expected a number from 1 to {MOST_LAYERS}. Check "
-            "its config.json."
-        )
     # Eager: an attention kernel that is not installed here does not change the count.
     unset_hf_deepspeed_config()  # ZeRO-3 would divide the parameters among ranks that are not there
     build = getattr(architecture, "from_config", None) or architecture._from_config
     try:
         with torch.device("meta"):
             return build(config, attn_implementation="eager")
-    except (*_MALFORMED, StrictDataclassError) as error:
+    except Exception as error:  # as above
         raise ConfigurationError(
             f"transformers builds no causal language model from the config of type {config.model_type!r}: "
             f"{one_line(error, 300)}. Check the model's config.json."
@@ -101,7 +106,7 @@ def without_weights(cls: Any, name: Any, config: Any, settings: dict[str, Any]) 
     model = on_meta(config, cls).to(dtype)
     quantisation = settings.get("quantization_config")
     for bits in (4, 8):
-        if getattr(quantisation, f"load_in_{bits}bit", settings.get(f"load_in_{bits}bit", False)):
+        if getattr(quantisation, f"load_in_{bits}bit", False):
             setattr(model, f"is_loaded_in_{bits}bit", True)
     if quantisation is not None:
         model.config.quantization_config = quantisation
@@ -111,7 +116,7 @@ def without_weights(cls: Any, name: Any, config: Any, settings: dict[str, Any]) 
 def sizes_of(model: Any) -> Sizes:
     """Count a model that `on_meta` built."""
     text = model.config.get_text_config()
-    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+    head = model.get_output_embeddings()
     modules = [module for module in model.modules() if module is not head]
     heads = int(text.num_attention_heads)
     head_dim = int(getattr(text, "head_dim", None) or text.hidden_size // heads)
@@ -121,7 +126,7 @@ def sizes_of(model: Any) -> Sizes:
         hidden=int(text.hidden_size),
         intermediate=int(getattr(text, "intermediate_size", None) or 4 * text.hidden_size),
         kv_width=2 * int(getattr(text, "num_key_value_heads", None) or heads) * head_dim,
-        vocabulary=int(embedding.weight.shape[0] if head is None else head.weight.shape[0]),
+        vocabulary=int(text.vocab_size),
         context=int(getattr(text, "max_position_embeddings", 0) or 0),
         linear=sum(m.weight.numel() for m in modules if isinstance(m, torch.nn.Linear | Conv1D)),
     )
@@ -136,12 +141,12 @@ def adapters_of(model: Any, peft_config: Any) -> Adapters:
     try:
         with warnings.catch_warnings(action="ignore"):
             adapted: Any = peft.get_peft_model(model, peft_config)
-    except (*_MALFORMED, re.error) as error:
-        return Adapters(0, one_line(error, 400), (), tuple(modules))
+    except (ValueError, TypeError, LookupError, RuntimeError, re.error) as error:
+        return Adapters(0, one_line(error, 400), names=tuple(modules))
     targets = getattr(peft_config, "target_modules", None)
+    asked = [] if targets is None or isinstance(targets, str) else sorted(targets)
     found = getattr(adapted, "targeted_module_names", [])
-    missing = [] if targets is None or isinstance(targets, str) else sorted(targets)
-    missing = [t for t in missing if not any(name == t or name.endswith(f".{t}") for name in found)]
+    missing = [one for one in asked if not any(name == one or name.endswith(f".{one}") for name in found)]
     return Adapters(trainable_of(adapted), None, tuple(missing), tuple(modules))
 
 

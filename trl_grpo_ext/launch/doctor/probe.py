@@ -44,7 +44,8 @@ class AfterImport(importlib.abc.MetaPathFinder):
         action = self._actions.get(fullname)
         if action is None or fullname == self._searched:  # the second is our own search below
             return None
-        self._searched, outer = fullname, self._searched
+        outer = self._searched
+        self._searched = fullname
         try:
             spec = importlib.util.find_spec(fullname)
         finally:
@@ -66,14 +67,14 @@ class Probe:
     """What is seen of one run."""
 
     def __init__(self, request: Mapping[str, Any], answer: Path) -> None:
-        self._answer, self._prompt_length = answer, int(request["prompt_length"])
+        self._answer = answer
+        self._prompt_length = int(request["prompt_length"])
         self.launch: Launch = from_json(request["launch"])
         self.machine = Machine(**request["machine"])
         self.problems: list[Problem] = []
-        self._args: Any = None  # the last training arguments that were constructed
-        self._model_args: Any = None
+        self._made: dict[str, Any] = {}  # the last training arguments and the last model arguments
         self._unknown: dict[str, Any] = {}  # settings of a file that its parser does not know
-        self._warned: dict[str, None] = {}
+        self._deprecated: list[str] = []
         self._settings_alone = self.launch.settings_alone  # the trainer is not the script's
 
     # ------------------------------------------------------------------------------------------ what is changed
@@ -82,43 +83,33 @@ class Probe:
         """By module: what is done once it is imported."""
         return {
             "torch": self._on_torch,
-            "transformers.training_args": self._on_training_args,
+            "transformers.training_args": lambda module: self._remember(module.TrainingArguments, "args"),
             "transformers.trainer": self._on_trainer,
             "transformers.modeling_utils": self._on_models,
             "transformers.models.auto.configuration_auto": self._on_configs,
-            "trl.trainer.model_config": self._on_model_config,
+            "trl.trainer.model_config": lambda module: self._remember(module.ModelConfig, "model_args"),
             "trl.scripts.utils": self._on_parser,
         }
 
     def _on_torch(self, torch: Any) -> None:
         machine = self.machine
         if machine.gpus is None and (self.launch.needs_gpus or machine.gpu_bytes) and not torch.cuda.is_available():
-            assumed = machine.gpu_bytes is None
-            self.machine = machine = dataclasses.replace(
-                machine, gpus=self.launch.processes_per_machine, assumed=assumed
-            )
+            count = self.launch.processes_per_machine
+            machine = dataclasses.replace(machine, gpus=count, assumed=machine.gpu_bytes is None)
+            self.machine = machine
         if machine.gpus is not None:
             pretend.gpus(torch, machine.gpus, machine.gpu_bytes)
         if self.launch.processes > 1:
             pretend.first_of(torch, self.launch.processes)
 
-    def _on_training_args(self, module: Any) -> None:
-        finish = module.TrainingArguments.__post_init__
+    def _remember(self, cls: Any, what: str) -> None:
+        finish = cls.__post_init__
 
-        def post_init(args: Any) -> None:
-            finish(args)
-            self._args = args
+        def post_init(made: Any) -> None:
+            finish(made)
+            self._made[what] = made
 
-        module.TrainingArguments.__post_init__ = post_init
-
-    def _on_model_config(self, module: Any) -> None:
-        finish = module.ModelConfig.__post_init__
-
-        def post_init(model_args: Any) -> None:
-            finish(model_args)
-            self._model_args = model_args
-
-        module.ModelConfig.__post_init__ = post_init
+        cls.__post_init__ = post_init
 
     def _on_parser(self, module: Any) -> None:
         read = module.TrlParser.set_defaults_with_config
@@ -157,11 +148,8 @@ class Probe:
     def _on_trainer(self, module: Any) -> None:
         def new(cls: Any, *_: Any, **__: Any) -> Any:
             """Let the script's own class run, and stop where the frameworks' begins."""
-            owner = next(
-                one
-                for one in cls.__mro__
-                if "__init__" in vars(one) and one.__module__.partition(".")[0] in _FRAMEWORKS
-            )
+            own = [one for one in cls.__mro__ if "__init__" in vars(one)]
+            owner = next(one for one in own if one.__module__.partition(".")[0] in _FRAMEWORKS)
             signature = inspect.signature(owner.__init__)
 
             def stop(trainer: Any, *arguments: Any, **keywords: Any) -> NoReturn:
@@ -190,7 +178,8 @@ class Probe:
         show = warnings.showwarning
 
         def show_and_note(message: Any, category: Any, *place: Any) -> None:
-            self._note(message, category)
+            if issubclass(category, FutureWarning | DeprecationWarning) and "deprecated" in str(message):
+                self._deprecated.append(one_line(message, 400))
             show(message, category, *place)
 
         warnings.showwarning = show_and_note  # type: ignore[assignment]
@@ -204,21 +193,6 @@ class Probe:
         except BaseException as error:  # whatever the user's script raises, SystemExit too
             self._failed(error)
         self._finish("the script ended without constructing a trainer")
-
-    def _note(self, message: Any, category: Any) -> None:
-        if issubclass(category, FutureWarning | DeprecationWarning) and "deprecated" in str(message):
-            self._warned[one_line(message, 400)] = None
-
-    def _deprecated(self) -> None:
-        """What the installed versions say of the settings that are not at their defaults."""
-        fields = {one.name: one.default for one in dataclasses.fields(self._args)} if self._args is not None else {}
-        texts = []
-        for text in self._warned:
-            name = (re.findall(r"`(\w+)`", text) or [""])[0]
-            if name in fields and getattr(self._args, name, None) != fields[name]:
-                texts.append(text)
-        if texts:
-            self.problems.append(Problem("note", "settings", " ".join(texts), ""))
 
     def _failed(self, error: BaseException) -> None:
         """Say why the script ended before its trainer, and examine what is known by then."""
@@ -237,12 +211,12 @@ class Probe:
             self.problems.append(Problem("note", "script", reached, fix))
         else:
             self._refused(cause, reached)
-        if self._args is not None and self._model_args is not None:
+        if len(self._made) == 2:
             from .settings_alone import construct
 
             self._settings_alone = True
             try:
-                construct(self._args, self._model_args)
+                construct(self._made["args"], self._made["model_args"])
             except Exception as second:  # any framework's or plugin's
                 if str(second) not in str(self.problems):
                     self.problems.append(Problem("error", "settings", _said(second)))
@@ -264,55 +238,40 @@ class Probe:
 
     def _stop(self, trainer: Any, given: Mapping[str, Any]) -> NoReturn:
         """Examine the run, at the place where its trainer would be initialised."""
-        from .case import PLUGINS, case_of
+        from .case import case_of
         from .memory import estimate, memory_problems
-        from .rules import problems_of
+        from .pitfalls import problems_of
 
-        self._dropped()
-        self._deprecated()
+        self._say_what_is_old()
         seen = None if self._settings_alone else trainer
         case, unknown = case_of(self.launch, self.machine, seen, given)
         self.problems += [*unknown, *problems_of(case)]
         memory = estimate(case, self._prompt_length)
-        self.problems += [] if memory is None else memory_problems(case, memory)
-        plugins = {name: _names(getattr(trainer, name, None)) for name in PLUGINS if hasattr(trainer, "_trl_grpo_ext")}
-        weights = f"LoRA of rank {getattr(case.peft_config, 'r', '?')}" if case.uses_adapters else "all weights"
-        weights += f", on {case.bits}-bit weights" if case.bits else ""
-        parts = [
-            f"{case.engine}, {self.launch.processes} process{'es' * (self.launch.processes != 1)}"
-            + (f" on {self.launch.machines} machines" if self.launch.machines > 1 else "")
-            + f" ({self.launch.name})",
-            type(trainer).__name__,
-            (case.model or "no model is named")
-            + (f", {case.sizes.parameters:,} parameters" if case.sizes is not None else ""),
-            weights,
-        ]
-        if case.prompts is not None:
-            parts.append(f"{case.prompts} prompts")
-        if case.rewards:
-            parts.append(f"rewards {', '.join(_names(case.rewards))}")
-        parts += [f"{name.replace('_', ' ')} {', '.join(found)}" for name, found in plugins.items() if found]
-        self._finish(described="; ".join(parts), memory=None if memory is None else dataclasses.asdict(memory))
+        if memory is not None:
+            self.problems += memory_problems(case, memory)
+        self._finish(described=case.described(trainer), memory=None if memory is None else dataclasses.asdict(memory))
 
-    def _dropped(self) -> None:
-        """Settings that the parser did not know, and the script went on without."""
-        if not self._unknown:
-            return
+    def _say_what_is_old(self) -> None:
+        """Settings that the parser did not know, and those that the installed versions call deprecated."""
         renamed = {name: value for name, value in self._unknown.items() if name in RENAMED}
         if renamed:
             dropped = f"{', '.join(renamed)}: no installed version takes such a setting any more."
             fix = " ".join(what_to_write(renamed, ()))
             self.problems.append(Problem("warning", "settings", dropped, fix))
-        if others := {name: value for name, value in self._unknown.items() if name not in renamed}:
-            names, near = one_line(", ".join(others), 400), what_to_write(others, _known_settings())
+        others = {name: value for name, value in self._unknown.items() if name not in renamed}
+        if others:
+            near = what_to_write(others, _known_settings())
+            message = f"{one_line(', '.join(others), 400)}: the script's parser drops them, silently."
             if self.launch.settings_alone:
-                message = (
-                    f"{names}: no settings of TRL, transformers or trl-grpo-ext; the training script must know them."
-                )
-                fix = " ".join([*near, "Give the whole command after `--` to have them checked."])
-            else:
-                message, fix = f"{names}: the script's parser drops them, silently.", " ".join(near)
-            self.problems.append(Problem("warning" if near else "note", "settings", message, fix))
+                message = f"{one_line(', '.join(others), 400)}: no settings of TRL, transformers or trl-grpo-ext; the "
+                message += "training script must know them. Give the whole command after `--` to have them checked."
+            self.problems.append(Problem("warning" if near else "note", "settings", message, " ".join(near)))
+        args = self._made.get("args")
+        fields = dataclasses.fields(args) if args is not None else ()
+        given = [one.name for one in fields if getattr(args, one.name) != one.default]
+        said = [text for text in self._deprecated if any(f"`{name}`" in text for name in given)]
+        if said:
+            self.problems.append(Problem("note", "settings", " ".join(dict.fromkeys(said))))
 
     def _finish(self, unreached: str = "", described: str = "", memory: dict[str, Any] | None = None) -> NoReturn:
         machine = dataclasses.asdict(self.machine)
@@ -324,16 +283,7 @@ class Probe:
         os._exit(0)
 
 
-def _names(plugins: Any) -> list[str]:
-    if plugins is None:
-        return []
-    listed: Sequence[Any] = plugins if isinstance(plugins, list | tuple) else [plugins]
-    return [
-        str(getattr(one, "__name__", None) or (one if isinstance(one, str) else type(one).__name__)) for one in listed
-    ]
-
-
-def _known_settings() -> list[str]:
+def _known_settings() -> Sequence[str]:
     """Every setting of the installed versions."""
     from trl import ModelConfig, ScriptArguments
 

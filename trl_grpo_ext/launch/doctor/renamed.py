@@ -1,41 +1,41 @@
-"""Settings that older versions had: their successors, or that there is none, and since when.
+"""Settings that earlier releases of TRL and transformers took: what replaced them, and the first release without them.
 
-What the installed versions still take, they name themselves when it is given; the table is for what they refuse.
+What the installed releases still take, they name themselves when it is given; the table is for what they refuse. It was
+made by comparing the fields of the config classes, release by release.
 """
 
 import difflib
 from collections.abc import Iterable, Mapping
 
-_FILTER = "filter the data set by the prompts' lengths instead; without that, longer prompts are trained on whole"
 RENAMED: Mapping[str, tuple[str, str]] = {
-    "torch_dtype": ("dtype", "transformers 4.56"),
-    "warmup_ratio": ("warmup_steps", "transformers 5.0, where a number below 1 is a share of the steps"),
-    "max_prompt_length": ("", f"TRL 0.29; {_FILTER}"),
-    "evaluation_strategy": ("eval_strategy", "transformers 4.46"),
+    "torch_dtype": ("dtype", "TRL 0.27"),
+    "warmup_ratio": ("warmup_steps", "transformers 5.15, where a number below 1 is a share of the steps"),
+    "max_prompt_length": ("", "TRL 0.28: filter the data set by the prompts' lengths, or longer ones are trained on"),
+    "evaluation_strategy": ("eval_strategy", "transformers 4.51"),
     "no_cuda": ("use_cpu", "transformers 5.0"),
-    "group_by_length": ("train_sampling_strategy", "transformers 5.0; its value is group_by_length"),
+    "group_by_length": ("train_sampling_strategy", "transformers 5.2; its value is group_by_length"),
     "include_inputs_for_metrics": ("include_for_metrics", "transformers 5.0; its value is [inputs]"),
-    "use_liger_loss": ("use_liger_kernel", "TRL 0.27"),
-    "wandb_log_unique_prompts": ("log_unique_prompts", "TRL 0.24"),
-    "vllm_max_model_len": ("vllm_max_model_length", "TRL 0.26"),
-    "vllm_guided_decoding_regex": ("vllm_structured_outputs_regex", "TRL 0.27"),
+    "use_liger_loss": ("use_liger_kernel", "TRL 0.28"),
+    "wandb_log_unique_prompts": ("log_unique_prompts", "TRL 0.27"),
+    "vllm_max_model_len": ("vllm_max_model_length", "TRL 0.18"),
+    "vllm_guided_decoding_regex": ("vllm_structured_outputs_regex", "TRL 0.28"),
     "push_to_hub_model_id": ("hub_model_id", "transformers 5.0"),
     "push_to_hub_token": ("hub_token", "transformers 5.0"),
-    "tokenizer": ("processing_class", "TRL 0.12"),
     "overwrite_output_dir": ("", "transformers 5.0: a run continues only where resume_from_checkpoint says so"),
-    "logging_dir": ("", "transformers 5.2: set the variable TENSORBOARD_LOGGING_DIR"),
+    "logging_dir": ("", "transformers 5.15: set the variable TENSORBOARD_LOGGING_DIR"),
     "save_safetensors": ("", "transformers 5.0: it is always so"),
     "half_precision_backend": ("", "transformers 5.0: there is one backend"),
-    "vllm_device": ("", "TRL 0.16: vllm_mode colocate shares the trainer's GPUs, server has its own"),
-    "vllm_dtype": ("", "TRL 0.16: vLLM has the model's"),
-    "vllm_enable_prefix_caching": ("", "TRL 0.27: vLLM's default, which is on"),
+    "vllm_device": ("", "TRL 0.18: vllm_mode colocate shares the trainer's GPUs, server has its own"),
+    "vllm_dtype": ("", "TRL 0.18: vLLM has the model's"),
+    "vllm_enable_prefix_caching": ("", "TRL 0.18: vLLM's default, which is on"),
 }
-"""Old name: its successor (empty if there is none), and since which version with what else to know."""
+"""Old name: its successor (empty if there is none), and the first release without it, with what else to know."""
 
 
 def what_to_write(unknown: Mapping[str, object], known: Iterable[str]) -> list[str]:
     """A sentence for each setting that was renamed or removed, or that is near a known one."""
-    sentences, names = [], list(known)
+    sentences = []
+    names = list(known)
     for name, value in unknown.items():
         successor, since = RENAMED.get(name, ("", ""))
         if successor:

@@ -10,15 +10,11 @@ import contextlib
 import re
 from typing import Any
 
-import mpmath
 from math_verify import grader
 from sympy import (
     Abs,
     Add,
     Eq,
-    Expr,
-    I,
-    Integral,
     Mul,
     NumberSymbol,
     Pow,
@@ -27,10 +23,8 @@ from sympy import (
     Symbol,
     cos,
     exp,
-    lambdify,
     log,
     preorder_traversal,
-    sign,
     sin,
     tan,
 )
@@ -39,7 +33,6 @@ from sympy.core.numbers import ImaginaryUnit
 _COMMON = (Abs, Add, ImaginaryUnit, Mul, NumberSymbol, Pow, Rational, Symbol, cos, exp, log, sin, tan)
 _NAME = re.compile(r"[A-DF-Za-df-z](_\{?\w+\}?)?")
 _DIGITS, _MARGIN = 20, 1e-8
-_FAR, _LARGE = 1e-3, 1_000
 _simplify, _solve_and_compare = grader.simplify, grader.sympy_solve_and_compare
 _is_of_symbols = grader.is_expr_of_only_symbols
 
@@ -86,49 +79,6 @@ def _value(expression: Any) -> complex:
             }
             return complex(expression.evalf(_DIGITS, subs=point))
     return complex("nan")
-
-
-def differ_by_quadrature(gold: Any, answer: Any) -> bool:
-    """Whether two numbers, one with definite integrals, are so far apart that no error of a quadrature explains it.
-
-    Sympy may look for an antiderivative for minutes. Two rules and a cut interval have to agree here; that two numbers
-    are equal is never concluded, and integrands with large or tiny numbers, which may have narrow peaks, are left.
-    """
-    if not isinstance(gold, Expr) or not isinstance(answer, Expr) or not (gold.has(Integral) or answer.has(Integral)):
-        return False
-    with contextlib.suppress(Exception):  # whatever sympy and mpmath raise
-        first, second = (
-            _value(side.xreplace({integral: _quadrature(integral) for integral in side.atoms(Integral)}))
-            for side in (gold, answer)
-        )
-        return _FAR * (1 + abs(first)) < abs(first - second) < float("inf")
-    return False
-
-
-def _quadrature(integral: Any) -> Any:
-    ((variable, start, end),) = integral.limits
-    integrand = integral.function
-    numbers = [abs(number) for number in integrand.atoms(Rational)]
-    if integrand.free_symbols - {variable} or not all(isinstance(n, _COMMON) for n in preorder_traversal(integrand)):
-        raise ValueError("no plain function of one variable")
-    if any(number and not 1 / _LARGE < number < _LARGE for number in numbers):
-        raise ValueError("numbers of very different size")
-    function = lambdify(variable, integrand, "mpmath")
-    low, high = (
-        mpmath.mpf(bound.evalf(_DIGITS)) if bound.is_finite else mpmath.inf * int(sign(bound)) for bound in (start, end)
-    )
-    cut = low + (1 if mpmath.isinf(high) else 0.382 * (high - low)) if mpmath.isfinite(low) else mpmath.mpf(0)
-    values = [
-        mpmath.quad(function, points, method=method, maxdegree=degree)
-        for points, method, degree in (
-            ([low, high], "tanh-sinh", 6),
-            ([low, high], "gauss-legendre", 5),
-            ([low, cut, high], "tanh-sinh", 6),
-        )
-    ]
-    if max(abs(value - values[0]) for value in values) > _FAR / 10 * (1 + abs(values[0])):
-        raise ValueError("the rules disagree")
-    return Rational(mpmath.nstr(values[0].real, 15)) + I * Rational(mpmath.nstr(mpmath.im(values[0]), 15))
 
 
 REPLACED = {

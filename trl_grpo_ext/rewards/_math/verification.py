@@ -15,9 +15,6 @@ from functools import lru_cache, partial
 from itertools import pairwise
 from typing import Any
 
-from antlr4.atn.ParserATNSimulator import ParserATNSimulator
-from antlr4.atn.PredictionMode import PredictionMode
-from antlr4.dfa.DFA import DFA
 from latex2sympy2_extended import NormalizationConfig, latex2sympy2
 from math_verify import ExprExtractionConfig, LatexExtractionConfig, grader, parser, verify
 from math_verify.parser import extract_target_from_pred, get_extraction_regexes
@@ -46,9 +43,6 @@ _AS_TEXT = "math-verify cannot parse it, and the answer is not the same text"
 _SPACE = re.compile(r"(?<![A-Za-z0-9\\])\s+|\s+(?![A-Za-z0-9])")
 _BASED = re.compile(r"\(?([0-9A-Za-z]+)\)?_\{?([0-9]{1,2})\}?")
 _PARSER = latex2sympy2.PSParser
-_STATES = _PARSER.atn.decisionToState
-_CHOICES = [DFA(state, decision) for decision, state in enumerate(_STATES)]
-_IN_CONTEXT = {decision for decision, state in enumerate(_STATES) if _PARSER.ruleNames[state.ruleIndex] == "atom_expr"}
 _UNPARSED = Symbol("unparsed")
 
 
@@ -99,8 +93,6 @@ def _checked(job: Mapping[str, Any]) -> dict[str, str]:
         return {"outcome": "unparseable_reference", "detail": _AS_TEXT, **read}
     if excess := excess_of_work(answer):
         return {"outcome": "refused", "detail": excess, "found": _shown(answer), **read}
-    if differences.differ_by_quadrature(gold[0], answer[0]):
-        return {"outcome": "wrong", "found": _shown(answer), **read}
     right = verify(list(gold), answer, timeout_seconds=None) and not _different(gold, answer)
     if "answer" not in job:
         return {"outcome": "scored", **read}
@@ -148,28 +140,12 @@ def _unparsed(latex: str) -> Symbol:
     return _UNPARSED
 
 
-class _Choices(ParserATNSimulator):
-    """Choices of ANTLR's faster mode, SLL, but where that fails for every `x^2`."""
-
-    def adaptivePredict(self, tokens: Any, decision: int, context: Any) -> int:
-        self.predictionMode = PredictionMode.LL if decision in _IN_CONTEXT else PredictionMode.SLL
-        return super().adaptivePredict(tokens, decision, context)  # type: ignore[no-any-return]
-
-
 class _Converter(latex2sympy2._Latex2Sympy):
-    """Tries the faster mode first, which either gives the same tree or fails: ANTLR's own way of parsing twice."""
+    """Math-verify's, which also refuses two numbers in a row."""
 
     def create_parser(self, latex: str) -> Any:
         parser = super().create_parser(latex)
         _refuse_numbers_in_a_row(parser)
-        parser._interp = _Choices(parser, _PARSER.atn, _CHOICES, _PARSER.sharedContextCache)
-        try:
-            tree = parser.math()
-        except MemoryError:
-            raise
-        except Exception:  # of this mode alone: the usual parser decides
-            return super().create_parser(latex)
-        parser.math = lambda: tree
         return parser
 
 

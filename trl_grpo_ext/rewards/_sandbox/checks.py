@@ -15,14 +15,12 @@ import hashlib
 import inspect
 import io
 import json
-import logging
 import os
 import re
 import sys
 import types
 import unittest.mock
-import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from . import remote
@@ -84,16 +82,15 @@ def _has_nan(value: Any) -> bool:
     return type(value) is float and value != value
 
 
-def _says_nothing(*sides: tuple[str, Any]) -> str:
+def _says_nothing(how: str, sides: Sequence[tuple[str, Any]]) -> str:
     """Why two sides say nothing: one of two arrays is empty, or the solution's is nan, neither more nor less."""
-    values = [value for _, value in sides]
     numpy: Any = sys.modules.get("numpy")
+    values = [value for _, value in sides]
     if numpy is not None and numpy.ndarray in map(type, values) and len(set(map(is_nothing, values))) > 1:
         return NOTHING
-    given, own = ([value for kind, value in sides if (kind[0] == "S") is theirs] for theirs in (True, False))
-    if sides[0][0].endswith("<") and own and any(map(_has_nan, given)) and not any(map(_has_nan, own)):
-        return "it compares nan with a number"
-    return ""
+    nan = {kind == "solution" for kind, value in sides if _has_nan(value)}
+    own = any(kind != "solution" for kind, _ in sides)
+    return "it compares nan with a number" if how == "<" and own and nan == {True} else ""
 
 
 class GoneError(BaseException):
@@ -112,7 +109,7 @@ class Side(Conversation):
         self.seen: dict[str, list[str]] = dict(seen)
         self.raised: list[BaseException] = []  # by the solution
         self.copies: dict[int, Any] = {}
-        self.gone = self.process = ""
+        self.gone = ""
         self.asked = 0
         self.memory = False
         self._shared = shared
@@ -121,7 +118,8 @@ class Side(Conversation):
         self._lent_numbers: dict[int, int] = {}
         self._environ = dict(os.environ)
         self._counts: dict[str, int] = {}
-        self._open: list[tuple[dict[str, list[tuple[str, Any]]], list[str], int]] = []
+        self._sides: dict[str, list[tuple[str, Any]]] = {}
+        self._open: list[tuple[set[str], list[str], int]] = []
         self.fresh()
 
     def fresh(self) -> None:
@@ -130,7 +128,7 @@ class Side(Conversation):
         self.failure = self.reason = self.doubt = ""
         self.failed: list[BaseException] = []  # asserts that nobody expects to fail: they count whoever catches them
         self.sites: dict[str, bool] = {}
-        self._first: dict[str, tuple[str, Any]] = {}
+        self._sides.clear()
         self._open.clear()
 
     def verdict(self) -> tuple[str, str]:
@@ -153,7 +151,7 @@ class Side(Conversation):
 
     def refused(self, reason: str, *values: Any) -> BaseException:
         """The test needs a behaviour of these objects: its own choice if it made one, else what the solution gave."""
-        if any(remote.is_marked(value, "_remote_made") for value in values) or (
+        if any(remote.is_made(value) for value in values) or (
             len(values) > 1 and all(isinstance(value, Remote) for value in values)
         ):
             return self.unjudged(reason)
@@ -168,44 +166,45 @@ class Side(Conversation):
     # Assertions.
 
     def begin(self) -> int:
-        """Begin with an assertion: the sides of its comparisons, what is wrong with them, the empty loops so far."""
-        self._open.append(({}, [], self.empty))
+        """Begin with an assertion: the sites where it puts values together, faults of these, the empty loops so far."""
+        self._open.append((set(), [], self.empty))
         return len(self._open) - 1
 
-    def op(self, site: str, position: int, kind: str, value: Any) -> Any:
-        """A side: the solution's ("s"), the tests' own ("o") or a constant ("c").
-
-        It is a capital where an array may be empty, and has a "<" where a nan says nothing.
-        """
-        if kind[0].isupper():
-            if position == 0:
-                self._first[site] = kind, value
-            self.failure = self.failure or _says_nothing(self._first.get(site, (kind, value)), (kind, value))
+    def side(self, site: str, position: int, kind: str, how: str, value: Any) -> Any:
+        """A value that is put together with others: the solution's, the tests' own, or a constant."""
+        sides = self._sides.setdefault(site, [])
+        if position == 0:
+            if self._open and site in self._open[-1][0]:  # it has been here before
+                self._open[-1][1].append(self._fault(site))
+            sides.clear()
+        sides.append((kind, value))
         if self._open:
-            comparisons, faults, _ = self._open[-1]
-            if position == 0:
-                faults.append(self._fault(site, comparisons.pop(site, [])))
-            comparisons.setdefault(site, []).append((kind, value))
+            self._open[-1][0].add(site)
+        if how:
+            self.failure = self.failure or _says_nothing(how, (sides[0], sides[-1]))
         return value
 
     def _holds(self, token: int) -> bool:
         """End an assertion: whether it says something."""
-        [(comparisons, faults, empty), *_] = self._open[token:] or [({}, [], self.empty)]
-        faults += [self._fault(site, sides) for site, sides in comparisons.items()]
+        [(sites, faults, empty), *_] = self._open[token:] or [(set(), [], self.empty)]
+        faults += map(self._fault, sites)
         del self._open[token:]
         fault = next(filter(None, faults), "")
         self.failure = self.failure or fault
         self.ran += self.empty == empty
         return not fault
 
-    def _fault(self, site: str, sides: list[tuple[str, Any]]) -> str:
+    def _fault(self, site: str) -> str:
+        """Why what is put together says nothing, as the solution has changed arguments; notes it for the other run."""
+        sides = self._sides[site]
         if len(sides) < 2:
             return ""
         count = self._counts[site] = self._counts.get(site, 0) + 1
-        if not self.changed or any(kind[0] in "cC" for kind, _ in sides):
+        if not self.changed or any(kind == "constant" for kind, _ in sides):
             return ""
-        own = [_printed(value) for kind, value in sides if kind[0] in "oO" and not self.given(value)]
-        known, key = [text for text in own if text is not None], f"{site}:{count}"
+        own = [_printed(value) for kind, value in sides if kind == "own" and not self.given(value)]
+        known = [text for text in own if text is not None]
+        key = f"{site}:{count}"
         if self.own_copies:
             if len(self.seen) < _MAX_SEEN:
                 self.seen[key] = known
@@ -292,20 +291,34 @@ class Side(Conversation):
         self.sites[site] = self.sites.get(site, False) or again
         return again
 
-    def mapped(self, given: list[int], function: Any, *values: Any) -> Iterator[Any]:
+    def built_ins(self) -> dict[str, Any]:
+        """Built-in functions that notice where there is nothing to compare."""
+        return {"all": lambda values, /: all(self._noted(values)), "any": lambda values, /: any(self._noted(values))}
+
+    def sum(self, values: Any) -> Any:
+        """`sum` of what has to be small."""
+        return sum(self._noted(values))
+
+    def _noted(self, values: Any) -> Iterator[Any]:
+        nothing = True
+        for value in values:
+            nothing = False
+            yield value
+        self.empty += nothing
+
+    def map(self, given: list[int], function: Any, *values: Any) -> Iterator[Any]:
         """`map`, which a StopIteration of the function does not end."""
-        for parts in self.zipped(given, *values):
+        for parts in self.zip(given, *values):
             yield function(*parts)
 
-    def zipped(self, given: list[int], *values: Any, **keywords: Any) -> Iterator[Any]:
-        """`zip`: what the solution has given may be too short for the tests' own."""
-        sized = [len(v) if type(v) in (list, tuple, str, dict, set) else None for v in values]
-        own = [size for n, size in enumerate(sized) if given and n not in given and size is not None]
+    def zip(self, given: list[int], *values: Any, **keywords: Any) -> Iterator[Any]:
+        """`zip`: what the solution has `given` may be too short for the tests' own."""
+        sized = [v for n, v in enumerate(values) if n not in given and type(v) in (list, tuple, str, dict, set)]
         count = 0
         for parts in zip(*values, **keywords):  # noqa: B905  # it is the tests' own
             count += 1
             yield parts
-        if own and count < min(own):
+        if given and sized and count < min(map(len, sized)):
             self.failure = self.failure or "what it returned is too short to be compared with what is expected"
 
     # The conversation.
@@ -357,19 +370,10 @@ class Side(Conversation):
             self._shared[0] = waiting
 
     def take_note(self, news: Any) -> None:
-        """Write what the solution has printed; warn and log as it did."""
-        for what, kind, written in news or ():
-            text = text_of(written)
-            if what == "process":
-                self.process = text[:MAX_TEXT]
-            elif what in ("stdout", "stderr"):
-                getattr(sys, what).write(text)
-            elif what == "warn" and isinstance(kind, Warning):
-                warnings.warn(kind, stacklevel=2)
-            elif what == "log" and type(kind) is tuple and type(kind[0]) is str and type(kind[1]) is int:
-                logger = logging.getLogger(kind[0])
-                if logger.isEnabledFor(kind[1]):
-                    logger.handle(logger.makeRecord(kind[0], kind[1], "solution.py", 0, text, (), None))
+        """Write what the solution has printed."""
+        for stream, written in news or ():
+            if stream in ("stdout", "stderr"):
+                getattr(sys, stream).write(text_of(written))
 
     def perform(self, what: Any, *arguments: Any) -> Any:
         """Do what the solution asks for, of an object that it was lent."""
@@ -387,11 +391,7 @@ class Side(Conversation):
             if name not in own:
                 raise ViolationError("an operation that was not lent")
             bound = value if name == "__call__" else functools.partial(getattr(type(value), name), value)
-            result = bound(*positional, **keywords)
-            if isinstance(result, types.CoroutineType):
-                result.close()
-                raise self.unjudged("it hands the solution a coroutine")
-            return result
+            return bound(*positional, **keywords)
         mock = isinstance(value, unittest.mock.NonCallableMock)
         if not attributes or type(name) is not str or name.startswith(("_", *_MOCKS_OWN) if mock else "_"):
             raise AttributeError(f"{type(value).__name__!r} object has no attribute {name!r}")

@@ -1,16 +1,15 @@
 """Read the forms of Python tests in data sets, and prepare them for the process that runs them.
 
 This finds out without running the tests which names are the solution's, which definitions are meant to run, and whether
-there is any assert. It rewrites asserts so that those that ran are counted, and those skipped because of the solution's
-result are noticed (`checks.Side`).
+there is any assert. It rewrites asserts so that `checks.Side` counts those that ran, and notices those skipped because
+of the solution's result.
 """
 
-# Tables of words are easier to read as words.
-# ruff: noqa: SIM905
 import ast
 import builtins
 import functools
 import json
+import re
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -23,7 +22,8 @@ JUDGE = "__judge__"
 
 _TOO_BAD = (SyntaxError, ValueError, TypeError, RecursionError, MemoryError)
 _BUILT_IN = frozenset(dir(builtins)) | {"__file__", "__name__", "__doc__", "__builtins__"}
-_FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef
+_ASYNCHRONOUS = ast.AsyncFunctionDef | ast.Await | ast.AsyncFor | ast.AsyncWith
+_LISTENING = re.compile(r"warns|deprecated_call|recwarn|catch_warnings|caplog|assert(?:No)?Logs|assertWarns(?:Regex)?")
 
 
 class UnreadableTestsError(Exception):
@@ -116,6 +116,11 @@ def same_output(printed: bytes, expected: str) -> bool:
 @functools.lru_cache(maxsize=4096)  # the completions of a group have the same tests
 def _plan(tests: tuple[str, ...], entry: str | None) -> Plan:
     trees = [_tree(test) for test in tests]
+    for node in (node for tree in trees for node in ast.walk(tree)):
+        if isinstance(node, _ASYNCHRONOUS) or _name(node) == "asyncio":
+            raise UnreadableTestsError("the tests are asynchronous, which is not supported")
+        if _LISTENING.fullmatch(_name(node)):
+            raise UnreadableTestsError(f"the tests use {_name(node)}: warnings and logs of the code do not reach them")
     free = _free_names(trees, entry)
     if "candidate" in free and entry is not None:  # MBPP+ in its original form
         return _plan((f"candidate = {entry}", *tests), entry)
@@ -133,10 +138,13 @@ def _plan(tests: tuple[str, ...], entry: str | None) -> Plan:
     return {"tests": planned, "free": sorted(free), "modules": modules}
 
 
-_USED = (
-    "math cmath re itertools functools operator collections random datetime copy sys os json heapq bisect statistics"
-)
-_MODULES = {name: name for name in f"{_USED} time unittest pytest numpy".split()} | {"np": "numpy"}
+# fmt: off
+_USED = [
+    "bisect", "cmath", "collections", "copy", "datetime", "functools", "heapq", "itertools", "json", "math", "numpy",
+    "operator", "os", "pytest", "random", "re", "statistics", "sys", "time", "unittest",
+]
+# fmt: on
+_MODULES = {name: name for name in _USED} | {"np": "numpy"}
 """Modules that tests use without importing them: they are the tests' own all the same, and not the solution's."""
 
 
@@ -168,7 +176,7 @@ def _tree(text: str) -> ast.Module:
 def _planned(tree: ast.Module, number: int, free: set[str], entry: str | None) -> dict[str, Any]:
     """what `tests_process` needs of one test."""
     called = set(map(_called_name, _outside_definitions(tree)))
-    functions = [node for node in tree.body if isinstance(node, _FUNCTIONS) and node.name not in called]
+    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name not in called]
     candidates = [node for node in functions if _takes_a_candidate(node)]
     if candidates:
         if entry is None:
@@ -184,9 +192,9 @@ def _planned(tree: ast.Module, number: int, free: set[str], entry: str | None) -
     planned: dict[str, Any] = {"calls": [f"{node.name}({entry})" for node in candidates]}
     planned |= {"functions": [node.name for node in wanted], "classes": [node.name for node in classes]}
     planned["pytest"] = bool(wanted or classes) and _needs_pytest(tree, wanted, classes)
-    planned["empty"] = not _can_fail(tree, {node.name for node in (*wanted, *classes, *candidates)})
+    runs = {*planned["functions"], *planned["classes"], *(node.name for node in candidates)}
+    planned["empty"] = not _can_fail(tree, runs)
     rewritten = _Rewriting(_tainted(tree, free), number).visit(tree)
-    planned["calls_of"] = sorted(free & {_called_name(node) for node in ast.walk(tree)})
     planned["source"] = ast.unparse(ast.fix_missing_locations(rewritten))
     compile(planned["source"], "<test>", "exec", dont_inherit=True)
     return planned
@@ -204,17 +212,24 @@ def _parsed(source: str) -> ast.Module | None:
 
 def _outside_definitions(tree: ast.AST) -> Iterator[ast.AST]:
     for node in ast.iter_child_nodes(tree):
-        if not isinstance(node, _FUNCTIONS | ast.ClassDef | ast.Lambda):
+        if not isinstance(node, ast.FunctionDef | ast.ClassDef | ast.Lambda):
             yield node
             yield from _outside_definitions(node)
 
 
+def _name(node: ast.AST) -> str:
+    """A name, the last name of an attribute, or of an argument; else ""."""
+    if isinstance(node, ast.Attribute):
+        return node.attr
+    return getattr(node, "id", None) or getattr(node, "arg", None) or ""
+
+
 def _called_name(node: ast.AST) -> str:
-    """The name that it calls, or "" where it calls none."""
+    """The plain name that it calls, or "" where it calls none."""
     return node.func.id if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) else ""
 
 
-def _takes_a_candidate(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+def _takes_a_candidate(node: ast.FunctionDef) -> bool:
     needed = len(node.args.args) - len(node.args.defaults)
     named = node.args.args[:1] and node.args.args[0].arg in ("candidate", "candidate_function", "solution_function")
     return needed == 1 and (node.name == "check" or bool(named))
@@ -225,7 +240,7 @@ def _is_case(node: ast.ClassDef) -> bool:
 
 
 def _holds_tests(node: ast.ClassDef) -> bool:
-    methods = any(isinstance(inner, _FUNCTIONS) and inner.name.startswith("test") for inner in node.body)
+    methods = any(isinstance(inner, ast.FunctionDef) and inner.name.startswith("test") for inner in node.body)
     return methods and not node.bases and node.name.startswith("Test")
 
 
@@ -233,7 +248,7 @@ def _needs_pytest(tree: ast.Module, functions: Sequence[Any], classes: Sequence[
     """Fixtures, marks and classes that are no `TestCase` are for pytest itself to run. `pytest.raises` alone is not."""
     fixtures = any(node.args.args and not node.args.defaults for node in functions)
     marks = [ast.unparse(mark) for node in ast.walk(tree) for mark in getattr(node, "decorator_list", ())]
-    marked = any("pytest" in mark and not mark.endswith((".asyncio", ".anyio")) for mark in marks)
+    marked = any("pytest" in mark for mark in marks)
     return fixtures or marked or "pytestmark" in _bound_names(tree) or not all(map(_is_case, classes))
 
 
@@ -245,7 +260,7 @@ def _checks_something(node: ast.AST) -> bool:
         return True
     if isinstance(node, ast.Expr):
         return _is_assertion_call(node.value) or _always_fails(node)
-    if isinstance(node, ast.With | ast.AsyncWith):
+    if isinstance(node, ast.With):
         return any(_expects(item.context_expr) for item in node.items)
     return False
 
@@ -253,18 +268,11 @@ def _checks_something(node: ast.AST) -> bool:
 def _is_assertion_call(node: ast.expr) -> bool:
     if not isinstance(node, ast.Call):
         return False
-    return _last_name(node.func).startswith("assert") or ast.unparse(node.func) in ("self.fail", "pytest.fail")
-
-
-def _last_name(node: ast.expr) -> str:
-    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+    return _name(node.func).startswith("assert") or ast.unparse(node.func) in ("self.fail", "pytest.fail")
 
 
 def _expects(node: ast.expr) -> bool:
-    called = _last_name(node.func) if isinstance(node, ast.Call) else ""
-    return called in ("raises", "warns", "deprecated_call") or called.startswith(
-        ("assertRaises", "assertWarns", "assertLogs")
-    )
+    return isinstance(node, ast.Call) and _name(node.func).startswith(("raises", "assertRaises"))
 
 
 def _always_fails(node: ast.stmt) -> bool:
@@ -272,30 +280,30 @@ def _always_fails(node: ast.stmt) -> bool:
     if isinstance(node, ast.Assert):
         return isinstance(node.test, ast.Constant) and not node.test.value
     if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
-        return _last_name(node.value.func) == "fail"
+        return _name(node.value.func) == "fail"
     return isinstance(node, ast.Raise)
 
 
 def _skips(node: ast.stmt) -> bool:
     """`pytest.skip()`, `self.skipTest()`, `raise SkipTest`."""
     value: Any = getattr(node, "exc" if isinstance(node, ast.Raise) else "value", None)
-    return _last_name(getattr(value, "func", value)) in ("skip", "skipTest", "SkipTest")
+    return _name(getattr(value, "func", value)) in ("skip", "skipTest", "SkipTest")
 
 
 def _can_fail(tree: ast.Module, runs: set[str]) -> bool:
     """Whether an assert can be reached from what is run: by name, from one definition to the next."""
     definitions: dict[str, list[ast.AST]] = {}
     for node in ast.walk(tree):
-        if isinstance(node, _FUNCTIONS | ast.ClassDef):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
             definitions.setdefault(node.name, []).append(node)
-    reached: list[ast.AST] = [node for node in tree.body if not isinstance(node, _FUNCTIONS | ast.ClassDef)]
+    reached: list[ast.AST] = [node for node in tree.body if not isinstance(node, ast.FunctionDef | ast.ClassDef)]
     reached += [node for name in runs for node in definitions.get(name, [])]
     seen: set[str] = set(runs)
     while reached:
         for node in ast.walk(reached.pop()):
             if _checks_something(node):
                 return True
-            name = node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
+            name = _name(node)
             if name in definitions and name not in seen:
                 seen.add(name)
                 reached += definitions[name]
@@ -307,7 +315,7 @@ def _bound_names(tree: ast.AST) -> set[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
             names.add(node.id)
-        elif isinstance(node, _FUNCTIONS | ast.ClassDef):
+        elif isinstance(node, ast.FunctionDef | ast.ClassDef):
             names.add(node.name)
         elif isinstance(node, ast.arg):
             names.add(node.arg)
@@ -355,70 +363,54 @@ def _imports_solution(node: ast.AST) -> bool:
 
 def _tainted(tree: ast.Module, free: set[str]) -> set[str]:
     """Names, and `.names` of attributes, whose values may come from the solution."""
-    tainted, nodes = free | {"candidate"}, list(ast.walk(tree))
+    tainted = free | {"candidate"}
+    nodes = list(ast.walk(tree))
     for node in nodes:
-        if isinstance(node, ast.ImportFrom) and node.module in SOLUTION_MODULES:
-            tainted |= {alias.asname or alias.name for alias in node.names}
-        elif isinstance(node, ast.Import):
-            tainted |= {alias.asname or alias.name for alias in node.names if alias.name in SOLUTION_MODULES}
-    functions = {node.name: node for node in nodes if isinstance(node, _FUNCTIONS)}
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            of_solution = isinstance(node, ast.ImportFrom) and node.module in SOLUTION_MODULES
+            names = [alias for alias in node.names if of_solution or alias.name in SOLUTION_MODULES]
+            tainted |= {alias.asname or alias.name for alias in names}
+    functions = {node.name: node for node in nodes if isinstance(node, ast.FunctionDef)}
     while True:
         before = len(tainted)
         for node in nodes:
-            tainted |= _reached(node, tainted, functions)
+            for target, value in _flows(node, functions):
+                if target is not None and value is not None and _from_solution(value, tainted):
+                    tainted |= _targets(target)
         if len(tainted) == before:
             return tainted
 
 
-def _reached(node: ast.AST, tainted: set[str], functions: Mapping[str, Any]) -> set[str]:
-    """The names that get a value of the solution by this node."""
-    pairs: list[tuple[ast.expr | None, ast.expr | None]] = []
+def _flows(node: ast.AST, functions: Mapping[str, ast.FunctionDef]) -> list[tuple[ast.expr | None, ast.expr | None]]:
+    """What gets which value by a node."""
     if isinstance(node, ast.Assign):
-        pairs = [(target, node.value) for target in node.targets]
-    elif isinstance(node, ast.AugAssign | ast.AnnAssign | ast.NamedExpr):
-        pairs = [(node.target, node.value)]
-    elif isinstance(node, ast.For | ast.AsyncFor | ast.comprehension):
-        pairs = _taken(node.target, node.iter)
-    elif isinstance(node, ast.withitem):
-        pairs = [(node.optional_vars, node.context_expr)]
-    elif isinstance(node, ast.Call):
-        if isinstance(node.func, ast.Attribute) and node.func.attr in _FILLING:
-            pairs = [(node.func.value, value) for value in node.args]
-        if _last_name(node.func) in functions:
-            named = functions[_last_name(node.func)].args.args
-            named = named[1:] if named and named[0].arg == "self" else named
-            pairs += [(ast.Name(arg.arg), value) for arg, value in zip(named, node.args, strict=False)]
-    elif isinstance(node, _FUNCTIONS):
-        if _gives(node, tainted):
-            return {node.name}
-        pairs = [(ast.Name(arg.arg), mark) for arg in node.args.args for mark in node.decorator_list]
-    return {
-        name
-        for target, value in pairs
-        if target is not None and value is not None and _from_solution(value, tainted)
-        for name in _targets(target)
-    }
+        return [(target, node.value) for target in node.targets]
+    if isinstance(node, ast.AugAssign | ast.AnnAssign | ast.NamedExpr):
+        return [(node.target, node.value)]
+    if isinstance(node, ast.For | ast.comprehension):
+        if _called_name(node.iter) == "zip" and isinstance(node.target, ast.Tuple):
+            return list(zip(node.target.elts, node.iter.args, strict=False))  # type: ignore[attr-defined]
+        return [(node.target, node.iter)]
+    if isinstance(node, ast.withitem):
+        return [(node.optional_vars, node.context_expr)]
+    if isinstance(node, ast.FunctionDef):
+        own = _bound_names(node)
+        returned = [inner.value for inner in ast.walk(node) if isinstance(inner, ast.Return)]
+        outer = [value for value in returned if value is not None and not _from_solution(value, own)]
+        marks = [(ast.Name(arg.arg), mark) for arg in node.args.args for mark in node.decorator_list]
+        return [*marks, *((ast.Name(node.name), value) for value in outer)]
+    if not isinstance(node, ast.Call):
+        return []
+    pairs: list[tuple[ast.expr | None, ast.expr | None]] = []
+    if isinstance(node.func, ast.Attribute) and node.func.attr in _FILLING:
+        pairs = [(node.func.value, value) for value in node.args]
+    if _name(node.func) in functions:
+        named = [arg for arg in functions[_name(node.func)].args.args if arg.arg != "self"]
+        pairs += [(ast.Name(arg.arg), value) for arg, value in zip(named, node.args, strict=False)]
+    return pairs
 
 
-def _taken(target: ast.expr, iterated: ast.expr) -> list[tuple[ast.expr | None, ast.expr | None]]:
-    """What a loop takes from where: with `zip`, each name from its own."""
-    if isinstance(target, ast.Tuple) and isinstance(iterated, ast.Call):
-        if _called_name(iterated) == "zip" and len(target.elts) == len(iterated.args) and not _has_star(iterated):
-            return list(zip(target.elts, iterated.args, strict=True))
-        if _called_name(iterated) == "enumerate" and iterated.args and len(target.elts) == 2:
-            return _taken(target.elts[1], iterated.args[0])
-    return [(target, iterated)]
-
-
-def _gives(node: ast.AST, tainted: set[str]) -> bool:
-    """Whether a function returns what it has from the solution otherwise than by its arguments."""
-    inner, own = list(ast.walk(node)), tainted - _bound_names(node)
-    for _ in range(9):
-        own |= {name for part in inner if part is not node for name in _reached(part, own, {})}
-    return any(isinstance(part, ast.Return) and part.value and _from_solution(part.value, own) for part in inner)
-
-
-_FILLING = frozenset("append appendleft extend add insert update setdefault put push".split())
+_FILLING = ("append", "appendleft", "extend", "add", "insert", "update", "setdefault", "put", "push")
 
 
 def _targets(node: ast.expr) -> set[str]:
@@ -444,69 +436,46 @@ class _Rewriting(ast.NodeTransformer):
 
     def __init__(self, tainted: set[str], number: int) -> None:
         self.tainted, self.number = tainted, number
-        self.compares = False  # whether what is visited is a side of a comparison
         self.sites = 0
+        self.asserts = False  # whether what is visited decides an assert
         self.checked_until = 0  # the last line of an assert in the function that is being visited
 
     def site(self) -> ast.expr:
         self.sites += 1
         return ast.Constant(f"{self.number}.{self.sites}")
 
-    # What is compared.
+    # What is put together.
 
-    def compared(self, node: ast.expr) -> ast.expr:
-        """Hand over the sides of all comparisons that decide an expression's truth."""
-        if isinstance(node, ast.BoolOp):
-            node.values = [self.compared(value) for value in node.values]
-        elif isinstance(node, ast.UnaryOp):
-            node.operand = self.compared(node.operand)
-        elif isinstance(node, ast.IfExp):
-            node.body, node.orelse = self.compared(node.body), self.compared(node.orelse)
-        elif isinstance(node, ast.GeneratorExp | ast.ListComp):
-            node.elt = self.compared(node.elt)
-        elif isinstance(node, ast.Compare):
-            if not any(isinstance(one, ast.Is | ast.IsNot) for one in node.ops):
-                mark = "" if any(isinstance(one, ast.In | ast.NotIn) for one in node.ops) else "="
-                computes = any(isinstance(inner, ast.BinOp) for inner in ast.walk(node))
-                if any(isinstance(one, _ORDER) for one in node.ops) and not computes:
-                    mark = "<"  # else the arithmetic, which knows both sides, says whether a nan was expected
-                node.left, *node.comparators = self.sides([node.left, *node.comparators], mark)
-        elif isinstance(node, ast.Call):
-            if len(node.args) == 1 and _last_name(node.func) in ("all", "any", "bool"):
-                node.args = [self.compared(node.args[0])]
-            elif isinstance(node.func, ast.Attribute) and not node.args:
-                node.func.value = self.compared(node.func.value)
-            elif isinstance(node.func, ast.Attribute) and len(node.args) == 1 and not node.keywords:
-                node.func.value, *node.args = self.sides([node.func.value, *node.args])
-            else:
-                plain = [number for number, value in enumerate(node.args) if not isinstance(value, ast.Constant)]
-                self.arguments(node, plain if len(plain) > 1 else [0, 1])
-        return node
-
-    def arguments(self, node: ast.Call, which: Sequence[int] = (0, 1)) -> None:
-        """Hand over arguments of a call, of those that it has."""
-        which = [number for number in which if number < len(node.args)]
-        if not any(isinstance(node.args[number], ast.Starred) for number in which):
-            named = [keyword for keyword in node.keywords if keyword.arg in _SIDES][: max(0, 2 - len(node.args))]
-            handed = self.sides([*(node.args[number] for number in which), *(keyword.value for keyword in named)])
-            for number, value in zip(which, handed, strict=False):
-                node.args[number] = value
-            for keyword, value in zip(named, handed[len(which) :], strict=True):
-                keyword.value = value
-
-    def sides(self, values: list[ast.expr], mark: str = "") -> list[ast.expr]:
-        """Hand over values that are put together, and how: compared ("="), or ordered or computed with ("<")."""
-        site, outer, self.compares = self.site(), self.compares, True
+    def sides(self, values: Sequence[ast.expr], how: str = "") -> list[ast.expr]:
+        """Hand over values that are put together: as arguments, compared ("="), or ordered or computed with ("<")."""
+        site = self.site()
         handed: list[ast.expr] = []
         for position, value in enumerate(values):
             names = any(isinstance(inner, ast.Name | ast.Attribute) for inner in ast.walk(value))
-            kind = "s" if _from_solution(value, self.tainted) else "o" if names else "c"
-            kind = kind.upper() + mark.strip("=") if mark else kind
-            handed.append(_call("op", site, ast.Constant(position), ast.Constant(kind), self.visit(value)))
-        self.compares = outer
+            kind = "constant"
+            if names:
+                kind = "solution" if _from_solution(value, self.tainted) else "own"
+            facts = [ast.Constant(fact) for fact in (position, kind, how)]
+            handed.append(_call("side", site, *facts, self.visit(value)))
         return handed
 
-    # What is computed beforehand.
+    def mixed(self, values: Sequence[ast.expr]) -> bool:
+        """Whether the tests put something together with a value of the solution: `f(a) - sum(a)`."""
+        plain = not any(isinstance(value, ast.Starred) for value in values)
+        return plain and len({_from_solution(value, self.tainted) for value in values}) > 1
+
+    def visit_Compare(self, node: ast.Compare) -> ast.AST:
+        if not self.asserts or any(isinstance(one, ast.Is | ast.IsNot) for one in node.ops):
+            return self.generic_visit(node)
+        how = "" if any(isinstance(one, ast.In | ast.NotIn) for one in node.ops) else "="
+        computes = any(isinstance(inner, ast.BinOp) for inner in ast.walk(node))
+        if any(isinstance(one, ast.Lt | ast.LtE | ast.Gt | ast.GtE) for one in node.ops):
+            how = how if computes else "<"  # the arithmetic, which knows both sides, says whether a nan was expected
+            for value in (node.left, *node.comparators):
+                if isinstance(value, ast.Call) and _called_name(value) == "sum" and len(value.args) == 1:
+                    value.func = _call("sum").func
+        node.left, *node.comparators = self.sides([node.left, *node.comparators], how)
+        return node
 
     def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
         if not self.mixed([node.left, node.right]):
@@ -514,70 +483,69 @@ class _Rewriting(ast.NodeTransformer):
         node.left, node.right = self.sides([node.left, node.right], "<")
         return node
 
-    def visit_Call(self, node: ast.Call) -> ast.AST:
-        own = not _from_solution(node.func, self.tainted)
-        if own and self.compares and _called_name(node) != "map" and self.mixed(node.args):
-            node.args = self.sides(node.args)
-            return node
-        self.generic_visit(node)
-        return self.side_by_side(node) if _called_name(node) == "map" else node
-
-    def visit_comprehension(self, node: ast.comprehension) -> ast.comprehension:
-        self.generic_visit(node)
-        node.iter = self.side_by_side(node.iter)
-        return node
-
-    def mixed(self, values: list[ast.expr]) -> bool:
-        """Whether the tests put something together with a value of the solution: `f(a) - sum(a)`."""
-        plain = not any(isinstance(value, ast.Starred) for value in values)
-        return plain and len({_from_solution(value, self.tainted) for value in values}) > 1
-
-    def side_by_side(self, node: ast.expr) -> ast.expr:
-        """Hand over a `map`, and a `zip` of the solution's values with the tests' own."""
+    def visit_Call(self, node: ast.Call, compares: bool = False) -> ast.Call:
+        """Hand over arguments, and what a method is of, where they are mixed or the call `compares` them."""
         name = _called_name(node)
-        if name not in {"map", "zip"} - self.tainted:
+        if name in {"map", "zip"} - self.tainted and not _has_star(node):
+            self.generic_visit(node)
+            given = [n for n, value in enumerate(node.args[name == "map" :]) if _from_solution(value, self.tainted)]
+            node.func = _call(name).func
+            node.args.insert(0, ast.List([ast.Constant(number) for number in given], ast.Load()))
             return node
-        if isinstance(node, ast.Call) and not _has_star(node) and not (name == "map" and node.keywords):
-            values = node.args[name == "map" :]
-            given = [number for number, value in enumerate(values) if _from_solution(value, self.tainted)]
-            given = given if len(given) < len(values) else []
-            if given or name == "map":
-                node.func = _call("mapped" if name == "map" else "zipped").func
-                node.args.insert(0, ast.List([ast.Constant(number) for number in given], ast.Load()))
+        method = compares and isinstance(node.func, ast.Attribute) and len(node.args) == 1
+        values = [node.func.value, *node.args] if method else node.args  # type: ignore[attr-defined]
+        own = method or not _from_solution(node.func, self.tainted)
+        if not own or len(values) < 2 or not (self.mixed(values) or (compares and not _has_star(node))):
+            self.generic_visit(node)
+        elif method:
+            node.func.value, *node.args = self.sides(values)  # type: ignore[attr-defined]
+        else:
+            node.args = self.sides(values)
         return node
+
+    def condition(self, node: ast.expr) -> ast.expr:
+        """What decides an assert."""
+        if isinstance(node, ast.UnaryOp):
+            node.operand = self.condition(node.operand)
+            return node
+        self.asserts = True
+        visited: ast.expr = self.visit_Call(node, compares=True) if isinstance(node, ast.Call) else self.visit(node)
+        self.asserts = False
+        return visited
 
     # Statements.
 
     def visit_FunctionDef(self, node: ast.AST) -> ast.AST:
-        outer, self.checked_until = self.checked_until, _last_check(node)
+        outer = self.checked_until
+        self.checked_until = _last_check(node)
         self.generic_visit(node)
         self.checked_until = outer
         return node
 
-    visit_Module = visit_AsyncFunctionDef = visit_FunctionDef
+    visit_Module = visit_FunctionDef
 
     def visit_Assert(self, node: ast.Assert) -> ast.stmt:
-        test = _Vacuous(self).visit(self.compared(node.test))
         raised = ast.Call(ast.Name("AssertionError", ast.Load()), [node.msg] if node.msg is not None else [], [])
-        condition = ast.UnaryOp(ast.Not(), _call("check", _call("begin"), test))
-        return ast.copy_location(ast.If(condition, [ast.Raise(_call("failing", raised), None)], []), node)
+        holds = _call("check", _call("begin"), self.condition(node.test))
+        fails = ast.Raise(_call("failing", raised), None)
+        return ast.copy_location(ast.If(ast.UnaryOp(ast.Not(), holds), [fails], []), node)
 
     def visit_Raise(self, node: ast.Raise) -> ast.stmt:
         self.generic_visit(node)
-        if node.exc is not None and _last_name(getattr(node.exc, "func", node.exc)) == "AssertionError":
+        if node.exc is not None and _name(getattr(node.exc, "func", node.exc)) == "AssertionError":
             node.exc = _call("failing", node.exc if isinstance(node.exc, ast.Call) else ast.Call(node.exc, [], []))
         return node
 
     def visit_Expr(self, node: ast.Expr) -> ast.stmt:
         if not isinstance(node.value, ast.Call) or not _is_assertion_call(node.value):
             self.generic_visit(node)
+            return node
+        call = node.value
+        if len(call.args) > 1 and not _has_star(call):
+            call.args[:2] = self.sides(call.args[:2])
         else:
-            if _last_name(node.value.func) in ("assertTrue", "assertFalse", "assert_"):
-                node.value.args[:1] = [self.compared(value) for value in node.value.args[:1]]
-            else:
-                self.arguments(node.value)
-            node.value.func = _call("checking", node.value.func)
-            node.value = _Vacuous(self).visit(node.value)
+            call.args = [self.condition(value) for value in call.args]
+        call.func = _call("checking", call.func)
         return node
 
     def visit_With(self, node: ast.With) -> Any:
@@ -588,47 +556,52 @@ class _Rewriting(ast.NodeTransformer):
         return [node, *excused, *([ast.Expr(_call("passed"))] if kinds else [])]
 
     def visit_Try(self, node: ast.Try) -> ast.stmt:
-        fails, checks = any(map(_always_fails, node.orelse)), _has_checks(node.body)
+        fails = any(map(_always_fails, node.orelse))
         expected = fails or any(map(_always_fails, node.body))
+        checks = _has_checks(node.body)
         node.body = self._block(node.body)
         for handler in node.handlers:
             quiet = not _has_checks(handler.body)
-            handler.body = self._block(handler.body)
-            calls = [*(["expected"] if fails or not quiet else []), *(["passed"] if quiet and expected else [])]
             skips = any(map(_skips, handler.body)) and any(_from_solution(part, self.tainted) for part in node.body)
+            calls = ["expected"] if fails or not quiet else []
+            calls += ["passed"] if quiet and expected else []
             calls += ["swallowed"] if skips or (quiet and checks and not expected) else []
-            handler.body[:0] = [ast.Expr(_call(name)) for name in calls]
-        node.orelse, node.finalbody = self._block(node.orelse), self._block(node.finalbody)
+            handler.body = [*(ast.Expr(_call(name)) for name in calls), *self._block(handler.body)]
+        node.orelse = self._block(node.orelse)
+        node.finalbody = self._block(node.finalbody)
         return node
 
     def visit_If(self, node: ast.If) -> ast.stmt:
         branches = [node.body, node.orelse]
-        checks = [_has_checks(branch) for branch in branches]
-        leaves = [
-            any(isinstance(inner, ast.Return | ast.Continue | ast.Break) for part in branch for inner in ast.walk(part))
-            for branch in branches
-        ]
-        later = self.checked_until > (node.end_lineno or 0)
-        decided = _from_solution(node.test, self.tainted)
-        test = self.visit(node.test)
-        if any(_always_fails(part) for branch in branches for part in branch):
-            test = _call("value", _call("begin"), self.compared(test))
+        notes = self._notes(node) if _from_solution(node.test, self.tainted) else ["", ""]
+        fails = any(_always_fails(part) for branch in branches for part in branch)
+        test = _call("value", _call("begin"), self.condition(node.test)) if fails else self.visit(node.test)
         bodies = [self._block(branch) for branch in branches]
-        if decided:
-            for branch, body in zip(branches, bodies, strict=True):
-                body[:0] = [ast.Expr(_call("swallowed"))] if any(map(_skips, branch)) else []
-            for own, other in ((0, 1), (1, 0)):
-                raises = branches[other] and all(map(_always_fails, branches[other]))
-                rest = later and leaves[other] and not leaves[own]  # what follows is checked instead
-                if not checks[own] and not raises and ((checks[other] and not rest) or (leaves[own] and later)):
-                    bodies[own].insert(0, ast.Expr(_call("skipped")))
+        for body, note in zip(bodies, notes, strict=True):
+            body[:0] = [ast.Expr(_call(note))] if note else []
         return ast.copy_location(ast.If(test, bodies[0], bodies[1]), node)
+
+    def _notes(self, node: ast.If) -> list[str]:
+        """What each branch of a condition that the solution decides does to the asserts; "" where it is nothing."""
+        branches = [node.body, node.orelse]
+        leaving = ast.Return | ast.Continue | ast.Break
+        leaves = [any(isinstance(n, leaving) for part in branch for n in ast.walk(part)) for branch in branches]
+        checks = [_has_checks(branch) for branch in branches]
+        later = self.checked_until > (node.end_lineno or 0)
+        notes = []
+        for own, other in ((0, 1), (1, 0)):
+            raises = branches[other] and all(map(_always_fails, branches[other]))
+            rest = later and leaves[other] and not leaves[own]  # what follows is checked instead
+            skipped = not checks[own] and not raises and ((checks[other] and not rest) or (leaves[own] and later))
+            note = "skipped" if skipped else ""
+            notes.append("swallowed" if any(map(_skips, branches[own])) else note)
+        return notes
 
     def visit_For(self, node: ast.For) -> ast.stmt:
         decided = _has_checks(node.body) and _from_solution(node.iter, self.tainted)
         self.generic_visit(node)
         if decided:
-            node.iter = _call("several", self.site(), _Vacuous(self).visit(node.iter))
+            node.iter = _call("several", self.site(), node.iter)
         return node
 
     def visit_While(self, node: ast.While) -> ast.stmt:
@@ -644,39 +617,6 @@ class _Rewriting(ast.NodeTransformer):
             visited = self.visit(statement)
             block += visited if isinstance(visited, list) else [visited]
         return block
-
-
-_ORDER = ast.Lt | ast.LtE | ast.Gt | ast.GtE
-_SIDES = frozenset("first second actual desired expected x y a b left right list1 list2".split())
-"""Names of parameters that are compared."""
-
-
-class _Vacuous(ast.NodeTransformer):
-    """Where there may be nothing to compare: `all(... for x in f())` of no x, `zip(f(), [1, 2])` of a short f()."""
-
-    def __init__(self, rewriting: _Rewriting) -> None:
-        self.rewriting = rewriting
-        self.bounded = False
-
-    def visit_Compare(self, node: ast.Compare) -> ast.AST:
-        self.bounded = any(isinstance(one, _ORDER) for one in node.ops)  # an error within a tolerance
-        return self.generic_visit(node)
-
-    def visit_Call(self, node: ast.Call) -> ast.expr:
-        name = _called_name(node)
-        if name in ("list", "tuple", "dict", "set", "sorted", "len"):
-            return node  # what it has is compared
-        self.generic_visit(node)
-        inner = node.args[0] if len(node.args) == 1 else None
-        if inner is None or name not in ("all", "any", *(["sum"] if self.bounded else [])):
-            return self.rewriting.side_by_side(node)
-        if isinstance(inner, ast.GeneratorExp | ast.ListComp):
-            first = inner.generators[0]
-            if _from_solution(first.iter, self.rewriting.tainted):
-                first.iter = _call("several", self.rewriting.site(), first.iter)
-        elif name == "all" and _from_solution(inner, self.rewriting.tainted):
-            node.args = [_call("several", self.rewriting.site(), inner)]
-        return node
 
 
 def _has_star(node: ast.Call) -> bool:

@@ -8,7 +8,7 @@ ends.
 """
 
 # What runs between forks is as plain as can be, and pathlib gives nothing here.
-# ruff: noqa: PTH101, PTH102, PTH104, PTH106, PTH108, PTH112, PTH114, PTH118, PTH123, PTH208, SIM115, SIM905
+# ruff: noqa: PTH101, PTH102, PTH104, PTH106, PTH108, PTH112, PTH114, PTH118, PTH123, PTH208, SIM115
 import atexit
 import base64
 import contextlib
@@ -35,13 +35,16 @@ from . import hostile, layers, tests_process
 MAX_OUTPUT = 4 * 2**20  # bytes that a program may print, and bytes that a process may report
 MAX_FILES, MAX_STORED, MAX_THREADS = 1000, 64 * 2**20, 256
 _TICK = 0.02
+# fmt: off
 _WARM = (
-    "array asyncio bisect binascii calendar cmath collections concurrent.futures configparser contextlib copy csv "
-    "ctypes dataclasses datetime "
-    "decimal difflib enum fractions functools glob hashlib heapq io itertools json logging math numbers operator "
-    "pathlib pprint queue random re secrets shutil statistics string struct tempfile textwrap threading time "
-    "traceback typing unittest unittest.mock uuid weakref zipfile pytest"
-).split()
+    "array", "asyncio", "bisect", "binascii", "calendar", "cmath", "collections", "concurrent.futures", "configparser",
+    "contextlib", "copy", "csv", "ctypes", "dataclasses", "datetime", "decimal", "difflib", "enum", "fractions",
+    "functools", "glob", "hashlib", "heapq", "io", "itertools", "json", "logging", "math", "multiprocessing.pool",
+    "numbers", "operator", "pathlib", "pprint", "queue", "random", "re", "secrets", "shutil", "statistics", "string",
+    "struct", "tempfile", "textwrap", "threading", "time", "traceback", "typing", "unittest", "unittest.mock", "uuid",
+    "weakref", "zipfile", "pytest",
+)
+# fmt: on
 _TESTS_MEMORY_MB = 1024  # extra memory of the tests' process over the solution's
 
 
@@ -211,7 +214,6 @@ class _Keeper:
             if not set(job["require"]) <= set(held):
                 return
             sys.path += job["libraries"]
-            hostile.processes_as_threads()
             if job["module"]:
                 os.close(out)
                 hostile.hold(requests, replies)

@@ -6,7 +6,6 @@ Plain values arrive as data, so `==`, `len`, `sorted`, `isinstance` and asserts 
 
 # Beside the tests' own process, pathlib gives nothing here.
 # ruff: noqa: PTH100, PTH109, PTH117, PTH118, PTH123, SIM115
-import asyncio
 import builtins
 import contextlib
 import dataclasses
@@ -39,13 +38,13 @@ class _Judging:
 
     def __init__(self, plan: dict[str, Any], folder: str) -> None:
         self.plan, self.folder = plan, folder
-        self.names: dict[str, Any] = {"__builtins__": remote.Names(plan), "__name__": "tests"}
+        self.names: dict[str, Any] = {"__builtins__": remote.Names(plan, SIDE.built_ins()), "__name__": "tests"}
 
     def run(self, report: Callable[[dict[str, Any]], None]) -> None:
         for number, test in enumerate(self.plan["tests"]):
             SIDE.fresh()
             status, detail = self._run(number, test)
-            known = {"memory": SIDE.memory, "gone": SIDE.gone, "process": SIDE.process}
+            known = {"memory": SIDE.memory, "gone": SIDE.gone}
             report({"test": number, "status": status, "detail": detail, **known})
             goes_on = SIDE.own_copies and SIDE.changed
             if SIDE.gone or (status == "fail" and self.plan["stop"] and not goes_on):
@@ -81,9 +80,7 @@ class _Judging:
         if test["pytest"]:
             return self._pytest(test)
         for name in test["functions"]:
-            result = self.names[name]()
-            if isinstance(result, types.CoroutineType):
-                asyncio.run(result)
+            self.names[name]()
         for name in test["classes"]:
             ran = _Result()
             unittest.defaultTestLoader.loadTestsFromTestCase(self.names[name]).run(ran)
@@ -121,14 +118,6 @@ class _Judging:
             @pytest.hookimpl(tryfirst=True)
             def pytest_runtest_setup(self, item: Any) -> None:
                 os.chdir(work)
-
-            @pytest.hookimpl(tryfirst=True)
-            def pytest_pyfunc_call(self, pyfuncitem: Any) -> Any:
-                if not inspect.iscoroutinefunction(pyfuncitem.obj):
-                    return None
-                wanted = pyfuncitem._fixtureinfo.argnames
-                asyncio.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in wanted}))
-                return True
 
             pytest_collectreport = pytest_runtest_logreport
 
@@ -297,7 +286,7 @@ def judge(job: dict[str, Any], requests: int, replies: int, shared: Any, folder:
         return
     except BaseException as error:  # what the code raises is the verdict, whatever it is
         failed = [type(error).__name__[:MAX_TEXT], _text(error)]
-        report({"failed": failed, "memory": SIDE.memory, "process": SIDE.process})
+        report({"failed": failed, "memory": SIDE.memory})
         return
     if unread is not None:
         report({"unread": [str(part)[:MAX_TEXT] for part in unread]})

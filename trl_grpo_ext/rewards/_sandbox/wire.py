@@ -20,13 +20,17 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
-SOLUTION_MODULES = frozenset(
-    "solution solutions main submission candidate answer code_solution program my_solution your_solution "  # noqa: SIM905
-    "solution_module my_module your_module module task implementation".split()
-)
+# fmt: off
+SOLUTION_MODULES = frozenset({
+    "solution", "solutions", "main", "submission", "candidate", "answer", "code_solution", "program", "my_solution",
+    "your_solution", "solution_module", "my_module", "your_module", "module", "task", "implementation",
+})
+# fmt: on
 """Module names from which tests import the solution."""
 MAX_MESSAGE = 16 * 2**20
 """Bytes of one message."""
+MAX_TWINS, KEPT_FOR = 1000, 100
+"""With more containers than this, those are forgotten that have not crossed in so many messages."""
 _SMALL = 2**53
 _NUMPY_KINDS = "biufcUSMm"
 _NO_EXCEPTIONS_OF = ("unittest", "doctest", "bdb")  # those that a runner of tests takes for its own
@@ -54,16 +58,18 @@ class TooLongError(Exception):
 
 # --- plain values ----------------------------------------------------------------------------------------------------
 
+# fmt: off
 _TYPES: dict[str, type] = {
     kind.__name__: kind
     for kind in (
-        *(bool, int, float, complex, str, bytes, bytearray, list, tuple, set, frozenset, dict, range, object, type),
-        *(slice, type(None), enumerate, zip, map, filter, reversed, memoryview),
-        *(collections.deque, collections.OrderedDict, collections.defaultdict, collections.Counter),
-        *(collections.UserList, collections.UserDict, collections.UserString),
-        *(fractions.Fraction, decimal.Decimal, datetime.date, datetime.datetime, datetime.time, datetime.timedelta),
+        bool, int, float, complex, str, bytes, bytearray, list, tuple, set, frozenset, dict, range, object, type,
+        slice, type(None), enumerate, zip, map, filter, reversed, memoryview,
+        collections.deque, collections.OrderedDict, collections.defaultdict, collections.Counter,
+        collections.UserList, collections.UserDict, collections.UserString,
+        fractions.Fraction, decimal.Decimal, datetime.date, datetime.datetime, datetime.time, datetime.timedelta,
     )
 }
+# fmt: on
 _TYPE_NAMES = {kind: name for name, kind in _TYPES.items()}
 
 
@@ -94,10 +100,12 @@ _VALUES: dict[type, tuple[str, Callable[[Any], list[Any]], Callable[[list[Any]],
     type({}.values()): ("values", list, lambda items: dict(enumerate(items)).values()),
     type({}.items()): ("items", list, lambda items: dict(items).items()),
 }
+# fmt: off
 for _kind in (
-    *(range, slice, fractions.Fraction, decimal.Decimal, pathlib.PosixPath),
-    *(datetime.date, datetime.datetime, datetime.time, datetime.timedelta, datetime.timezone),
+    range, slice, fractions.Fraction, decimal.Decimal, pathlib.PosixPath,
+    datetime.date, datetime.datetime, datetime.time, datetime.timedelta, datetime.timezone,
 ):
+    # fmt: on
     _VALUES[_kind] = (_kind.__name__, _arguments, lambda parts, kind=_kind: kind(*parts))  # type: ignore[misc]
 
 
@@ -155,7 +163,8 @@ _CONTAINERS: dict[type, _Container] = {
     collections.UserDict: ("ud", lambda value: [value.data], lambda _: collections.UserDict()),
 }
 _ARRAY: _Container = (
-    *("n", lambda value: [value.dtype.str, value.shape, value.tobytes()]),
+    "n",
+    lambda value: [value.dtype.str, value.shape, value.tobytes()],
     lambda parts: _new_array([parts[0], parts[1][1], bytes.fromhex(parts[2][1])]),
 )
 _READ_SCALAR = {tag: read for tag, _, read in _SCALARS.values()}
@@ -195,7 +204,9 @@ class Codec:
 
     def __init__(self, first: int) -> None:
         self._parity = self._next = first
-        self._twins: dict[int, list[Any]] = {}  # by number: the object, its parts when it last crossed, its container
+        # By number: the object, its parts when it last crossed, its container, and the message that it last crossed in.
+        self._twins: dict[int, list[Any]] = {}
+        self._messages = 0
         self._numbers: dict[int, int] = {}
         self._written: set[int] = set()
         self.changed = False  # whether the other side has changed a container of this side
@@ -212,6 +223,7 @@ class Codec:
 
     def pack(self, value: Any) -> Json:
         """Encode a value, with whatever twins have changed since the last message, and those to forget."""
+        self._messages += 1
         forgotten = self._forgotten() if self.forgets else []
         self._written = set()
         payload = self.encode(value)
@@ -230,6 +242,7 @@ class Codec:
                 number, self._next = self._next, self._next + 2
                 self._keep(number, value, row)
             elif number in self._written or not self._differs(number):
+                self._twins[number][3] = self._messages
                 return ["=", number]
             return self._full(number)
         if kind in _SCALARS:
@@ -248,19 +261,20 @@ class Codec:
 
     def _full(self, number: int) -> Json:
         self._written.add(number)
-        value, _, (tag, parts, _) = twin = self._twins[number]
+        value, _, (tag, parts, _), _ = twin = self._twins[number]
         twin[1] = parts(value)
+        twin[3] = self._messages
         return [tag, number, [self.encode(part) for part in twin[1]]]
 
     def _differs(self, number: int) -> bool:
-        value, before, (tag, parts, _) = self._twins[number]
+        value, before, (tag, parts, _), _ = self._twins[number]
         now = parts(value)
         if tag in ("n", "B"):
             return bool(now != before)
         return len(now) != len(before) or not all(map(operator.is_, now, before))
 
     def _keep(self, number: int, value: Any, row: _Container) -> None:
-        self._twins[number] = [value, (), row]
+        self._twins[number] = [value, (), row, self._messages]
         self._numbers[id(value)] = number
 
     # Reading.
@@ -275,8 +289,13 @@ class Codec:
             for change in changes:
                 self.decode(change)
         except (
-            *(TypeError, ValueError, IndexError, KeyError, AttributeError, OverflowError, ArithmeticError),
-            *(RecursionError, AssertionError),
+            TypeError,
+            ValueError,
+            LookupError,
+            AttributeError,
+            ArithmeticError,
+            RecursionError,
+            AssertionError,
         ) as error:
             raise ViolationError("a message holds no value") from error
         return value
@@ -287,6 +306,7 @@ class Codec:
             return encoded
         tag, *parts = encoded
         if tag == "=":
+            self._twins[parts[0]][3] = self._messages
             return self._twins[parts[0]][0]
         if tag in _READ_SCALAR:
             return _READ_SCALAR[tag](parts[0])
@@ -305,6 +325,7 @@ class Codec:
         value = self._known(number, row[2](encoded), row)
         _fill(value, [self.decode(part) for part in encoded])
         self._twins[number][1] = row[1](value)
+        self._twins[number][3] = self._messages
         return value
 
     def _known(self, number: Any, new: Any, row: _Container) -> Any:
@@ -338,22 +359,14 @@ class Codec:
         del self._numbers[id(self._twins.pop(number)[0])]
 
     def _forgotten(self) -> list[int]:
-        """Let go of the twins that nothing on this side refers to any more, and name them."""
-        unused = [number for number, references in _references(self._twins) if references <= _OF_THE_TABLE]
-        gone = [number for number in unused if not self._differs(number)]  # else it has to be sent yet
+        """Let go of twins that have not crossed for long, since each message looks at all of them, and name them."""
+        if len(self._twins) <= MAX_TWINS:
+            return []
+        old = [number for number, twin in self._twins.items() if twin[3] < self._messages - KEPT_FOR]
+        gone = [number for number in old if not self._differs(number)]  # else it has to be sent yet
         for number in gone:
             self._forget(number)
         return gone
-
-
-def _references(twins: dict[int, list[Any]]) -> list[tuple[int, int]]:
-    """How often each twin is referred to, by whatever this needs to look at it as well."""
-    return [(number, sys.getrefcount(twin[0])) for number, twin in twins.items()]
-
-
-# A list or a dict takes no weak reference, and to keep them all makes each message as long as all before it. How many
-# references the table and the look at it hold differs between releases of Python, so it is measured.
-[(_, _OF_THE_TABLE)] = _references({0: [object()]})
 
 
 def made_exception(kind: Any, parts: list[Any]) -> Any:

@@ -10,11 +10,10 @@ Where it stands, in order of precedence:
 
 Within an explicit answer, a number right after the marker is the answer (currency, markup, `x =` may stand between),
 whatever follows it; if it opens an equation, the result after its last `=` is. Prose after "Answer:" or in a box means
-its last number, and so does a chain of equations. Number words count where no digits stand in their place.
+its last number, and so does a chain of equations. Number words are not read.
 
-A number that is only a part of an expression (`18!`, "18 squared"; see `operands`) is not the answer, and where such a
-one stands last, nothing is. Neither is one of several (`3:18`, "17 or 18", `17, 18`, "18 or more"), and a number that
-the text denies ("not 18") is passed over.
+Expressions are not worked out: a number that is plainly only a part of one (`\sqrt{18}`, `18^2`, "half of 18") is not
+the answer, and where such a one stands last, nothing is.
 
 Dates, times such as 12:30, ordinals and labels of list items or steps are read only where there is nothing else.
 In prose a range means its end ("they need 5-7" is 7). Every function here is linear in the text and raises on no text.
@@ -22,13 +21,11 @@ In prose a range means its end ("they need 5-7" is 7). Every function here is li
 
 import re
 from collections import deque
-from collections.abc import Collection
 from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
-from .numerals import Number, fold, number_at, numbers_from_end, words_at
-from .operands import is_denied, is_one_of_several, is_operand
+from .numerals import Number, fold, number_at, numbers_from_end
 
 _ATTEMPTS = 64  # markers tried from the end; more than that without an answer is noise
 _WINDOW = 2000  # characters of one sentence, line or box that are looked at
@@ -48,8 +45,6 @@ _NEXT_TASK = re.compile(
 
 # Literals only, so that the scan runs at the speed of a character-set search; what they are is decided afterwards.
 _MARKER = re.compile(r"\\boxed|\\fbox|#####*|<answer>|<Answer>|<ANSWER>|answer|Answer|ANSWER|A:|A :|A\*\*:|Ans:|答案")
-_STATED_BEFORE = re.compile(rf"(?:{_MARKER.pattern})[^0-9\n]*$")
-_STATED_AFTER = re.compile(r"[^.\n]{0,40}\b(?:answer|solution|result|total|correct|right|wrong|incorrect|false)\b")
 _ANSWER_LINK = re.compile(
     r"""[*_`"'})\]]{0,6}
     (?:\s{0,3}\([^()\n]{0,60}\))?
@@ -101,6 +96,20 @@ _SENTENCE_END = re.compile(r"[.!?;](?=\s|$)|\n|$")
 _BOLD = re.compile(r"\*\*([^*\n]{1,80})\*\*|\\(?:text|math)bf\{([^{}\n]{1,80})\}")
 
 
+_PART_BEFORE = re.compile(
+    r"(?:[+×÷∗⋅√±^≠]|(?<=[0-9)\]}])\s?(?:\*{1,2}|/)|\\n?eq(?![a-z])"
+    r"|\\(?:sqrt(?:\[\w\])?|log|ln|sin|cos|tan|overline|cancel|pm|mp|cdot|times|div|frac|binom)(?![a-z])"
+    r"|\b(?:half|twice|double|plus|minus|(?:multiplied|divided)\sby|mod|root|square|cube|factorial|third)(?:\sof)?"
+    r"|[0-9]\s(?:times|over)|[0-9]\s?%\sof|(?<![A-Za-z])[a-z]\s?-|\b(?:sqrt|log)\()[\s({$]*$"
+)
+_PART_AFTER = re.compile(
+    r"[)}$*]*\s?(?:\^(?!\s?\{?\s?(?:\\circ|°))|[√π²³]|\\(?:sqrt|pi|cdot|times|div|bmod|pmod|theta|infty|log)(?![a-z])"
+    r"|!\s*[})$=\\]|(?:squared|cubed|factorial)[.})$]*(?:$|\n|<)"
+    r"|(?:choose|mod|modulo|over|plus|minus|times|(?:divided|multiplied)\sby|raised|to\sthe\spower)\s(?:[0-9]|t[ho])"
+    r"|[-+*/∗]\s?(?:[xyzn](?![A-Za-z])|\\(?!text)|\()|\(?(?:[xyzni]|xy)(?![\w'’]|\s(?:as|more)))"
+)
+
+
 def extract_final_answer(text: str) -> Fraction | None:
     """Return the exact final number of `text`, or None if none can be read (see the module)."""
     number = final_number(text)
@@ -110,11 +119,8 @@ def extract_final_answer(text: str) -> Fraction | None:
 def final_number(text: str) -> Number | None:
     """Like `extract_final_answer`, with where the number stands (offsets of the folded answer part) and its face."""
     text = _answer_part(fold(text))
-    denied: set[Fraction] = set()
-    last = _last_number(text, 0, len(text), denied)
-    if found := _explicit(text, last, denied):
-        return found
-    return _operand(last) if last and is_one_of_several(text, last, 0, explicit=False) else last
+    last = _last_number(text, 0, len(text))
+    return _explicit(text, last) or last
 
 
 def parse_reference(reference: Any) -> Fraction | None:
@@ -139,10 +145,8 @@ def read_reference(reference: str) -> tuple[Number | None, str]:
     """The number of a reference in words, None where it has none or more, and what of its answer is not the number."""
     text = fold(reference).rpartition("####")[2].strip()
     text = f" {text}"  # as after a marker
-    number = _direct(text, 0, is_box=True)  # `18!` and `18j` are mathematics here, not an exclamation and a unit
+    number = _direct(text, 0)
     if number is None or next(numbers_from_end(text, number.end, len(text)), None):
-        return None, text.strip()
-    if is_one_of_several(text, number, 0):
         return None, text.strip()
     return number, f"{text[: number.start]} {text[number.end :]}".strip(" $€£¥.*")
 
@@ -164,12 +168,12 @@ def _answer_part(text: str) -> str:
     return text
 
 
-def _explicit(text: str, last: Number | None, denied: Collection[Fraction] = ()) -> Number | None:
-    """Return the number of the last explicit answer that is not `denied`. `last` is the last number of `text`."""
+def _explicit(text: str, last: Number | None) -> Number | None:
+    """Return the number of the last explicit answer. `last` is the last number of `text`."""
     for marker in reversed(deque(_MARKER.finditer(text), maxlen=_ATTEMPTS)):
         literal = marker[0].lower()
         if literal[0] == "\\":
-            found = _block(text, marker.end(), _closing_brace(text, marker.end()), is_box=True)
+            found = _block(text, marker.end(), _closing_brace(text, marker.end()))
         elif literal[0] == "#":
             found = _sentence(text, marker.end(), last)
         elif literal[0] == "<":
@@ -179,15 +183,15 @@ def _explicit(text: str, last: Number | None, denied: Collection[Fraction] = ())
             found = _after_letter(text, marker, last)
         else:
             found = _after_word(text, marker, last)
-        if found and found.value not in denied:
-            return _operand(found) if is_one_of_several(text, found, marker.end()) else found
+        if found:
+            return found
     return None
 
 
-def _block(text: str, start: int, end: int, *, is_box: bool = False) -> Number | None:
-    found = _direct(text, start, end, is_box=is_box)
+def _block(text: str, start: int, end: int) -> Number | None:
+    found = _direct(text, start, end)
     if found is None or found.operand:
-        return _last_number(text, max(start, end - _WINDOW), end, is_box=is_box) or found
+        return _last_number(text, max(start, end - _WINDOW), end) or found
     return _continued(text, start, found, end) or found
 
 
@@ -253,38 +257,35 @@ def _continued(text: str, start: int, found: Number, end: int) -> Number | None:
     return _last_number(text, found.end, end) if chain else None
 
 
-def _direct(text: str, start: int, end: int | None = None, *, is_box: bool = False) -> Number | None:
-    """Read the number, equation or number word after `start` and ornaments; its value is None if it has no result."""
+def _direct(text: str, start: int, end: int | None = None) -> Number | None:
+    """Read the number or equation after `start` and ornaments; its value is None if it has no result."""
     end = len(text) if end is None else end
     ornaments = _ORNAMENTS.match(text, start, end)
     position = ornaments.end() if ornaments else start
     number = number_at(text, position)
     if number is None:
-        words = words_at(text, position)
-        if words is None:
-            power = _SCRIPTED.match(text, position, end)
-            return power and Number(position, power.end(), None, None, aside=False, operand=True)
-        stop = _sentence_end(text, words.end, end)
-        vague = text.startswith(" of", words.end) or next(numbers_from_end(text, words.end, stop), None)
-        return None if vague else _alone(text, words, start, end, is_box)
+        power = _SCRIPTED.match(text, position, end)
+        return power and Number(position, power.end(), None, None, aside=False, operand=True)
     is_label = number.aside and number.value is not None and text[number.end : number.end + 1] in (".", ")")
     if number.start >= end or is_label:
         return None
     opens_equation = _OPERATOR.match(text, number.end, min(end, number.end + 200))
-    if not opens_equation and not is_operand(text, number, start, end, in_box=is_box):
+    if not opens_equation and not _is_part(text, number, start, end):
         return number
-    return _result(text, number, start, end, is_box) or _operand(number)
+    return _result(text, number, start, end) or _operand(number)
 
 
-def _alone(text: str, number: Number, start: int, end: int, is_box: bool = False) -> Number:
-    return _operand(number) if is_operand(text, number, start, end, in_box=is_box) else number
+def _is_part(text: str, number: Number, start: int, end: int) -> bool:
+    """Whether a number is plainly only a part of an expression in `text[start:end]`."""
+    before = text[max(start, number.start - 40) : number.start].rpartition("\n")[2]
+    return bool(_PART_BEFORE.search(before) or _PART_AFTER.match(text, number.end, min(end, number.end + 40)))
 
 
 def _operand(number: Number) -> Number:
     return replace(number, value=None, face=None, operand=True)
 
 
-def _result(text: str, left: Number, start: int, end: int, is_box: bool) -> Number | None:
+def _result(text: str, left: Number, start: int, end: int) -> Number | None:
     """Return the result of the equation that opens with `left`, or None."""
     stop = _sentence_end(text, left.end, end)
     equals = list(_EQUALS.finditer(text, left.end, stop))
@@ -293,11 +294,11 @@ def _result(text: str, left: Number, start: int, end: int, is_box: bool) -> Numb
         right = number_at(text, ornaments.end() if ornaments else sign.end())
         if not right or right.start >= stop or _OPERATOR.match(text, right.end, min(stop, right.end + 200)):
             continue
-        if not is_operand(text, right, sign.end(), stop, in_box=is_box):
+        if not _is_part(text, right, sign.end(), stop):
             return right
     if not equals or _OPERATOR.match(text, left.end, equals[0].start() + 1):
         return None
-    return None if is_operand(text, left, start, equals[0].start(), in_box=is_box) else left
+    return None if _is_part(text, left, start, equals[0].start()) else left
 
 
 def _sentence_end(text: str, start: int, end: int) -> int:
@@ -306,11 +307,8 @@ def _sentence_end(text: str, start: int, end: int) -> int:
     return match.start() if match else stop
 
 
-def _last_number(
-    text: str, start: int, end: int, denied: set[Fraction] | None = None, *, is_box: bool = False
-) -> Number | None:
-    """The last number of `text[start:end]` that is a result (see `Number.aside`), else the last; fill `denied`."""
-    denied = set() if denied is None else denied
+def _last_number(text: str, start: int, end: int) -> Number | None:
+    """The last number of `text[start:end]` that is a result (see `Number.aside`), else the last."""
     aside = None
     for _ in range(8):
         digit = max(text.rfind(char, start, end) for char in "0123456789½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞")
@@ -318,16 +316,10 @@ def _last_number(
             break
         window = _number_start(text, start, max(start, digit - _WINDOW))
         for number in numbers_from_end(text, window, min(end, digit + 60)):
-            if number.aside:
-                aside = aside or (None if is_denied(text, number, start, end) else number)
-            elif not is_denied(text, number, start, end):
-                if number.value not in denied:
-                    return _bold_on_line_of(text, number, start, end) or _alone(text, number, start, end, is_box)
-            elif number.value is not None and (
-                _STATED_BEFORE.search(text[max(0, number.start - 80) : number.start])
-                or _STATED_AFTER.match(text[number.end : number.end + 80])
-            ):
-                denied.add(number.value)
+            if not number.aside:
+                alone = _operand(number) if _is_part(text, number, start, end) else number
+                return _bold_on_line_of(text, number, start, end) or alone
+            aside = aside or number
         end = window
     return aside
 
@@ -348,8 +340,6 @@ def _bold_on_line_of(text: str, number: Number, start: int, end: int) -> Number 
     for match in _BOLD.finditer(text, line_start, line_end if line_end >= 0 else last):
         inside = 1 if match[1] is not None else 2
         found = _direct(text, match.start(inside), match.end(inside))
-        if not found or found.aside or found.operand or found.end <= equals:
-            continue
-        if not is_operand(text, found, start, end) and not is_denied(text, found, start, end):
-            bold = found
+        if found and not found.aside and not found.operand and found.end > equals:
+            bold = None if _is_part(text, found, start, end) else found
     return bold

@@ -6,6 +6,7 @@ import decimal
 import json
 import math
 import re
+from collections import deque
 from typing import Any, NamedTuple
 
 from .fences import fences
@@ -16,10 +17,9 @@ EXTRACTS = ("fence", "whole", "last")
 
 # A string always matches, closed or not, and possessively: there is nothing to go back to.
 _STRUCTURE = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[\[\]{}]', re.DOTALL)
-_QUOTES_AND_BRACES = re.compile(r'["{}]')
 # What stands before an object that is a part of another value: a key, a bracket, or a neighbour's comma.
 _INSIDE = re.compile(r'(?:"\s{0,9}:|[\[{]|[}\]"0-9]\s{0,9},)\s{0,90}\Z')
-_ATTEMPTS = 16
+_ATTEMPTS = 1000
 
 
 class RefusedError(Exception):
@@ -50,58 +50,34 @@ def find_json(text: str, extract: str) -> tuple[int, int] | None:
     return (start, start + len(inside.strip())) if inside.strip() else None
 
 
+def find_short_json(text: str, extract: str, most: int) -> tuple[int, int] | None:
+    """Like `find_json`; JSON of more than `most` characters, or a text ten times as long, is a `RefusedError`."""
+    longest = most if extract == "whole" else 10 * most
+    if len(text) > longest:
+        raise RefusedError(f"a completion of {len(text)} characters, more than {longest}")
+    where = find_json(text, extract)
+    if where is not None and where[1] - where[0] > most:
+        raise RefusedError(f"{where[1] - where[0]} characters of JSON, more than max_characters, {most}")
+    return where
+
+
 def _last_object(text: str) -> tuple[int, int] | None:
-    """The last closed object that is not part of another value and parses, read backwards from its closing brace."""
-    tokens = [(match.group(), match.start()) for match in _QUOTES_AND_BRACES.finditer(text)]
-    last = len(tokens) - 1
-    for _ in range(_ATTEMPTS):
-        while last >= 0 and tokens[last][0] != "}":
-            last -= 1
-        if last < 0:
-            return None
-        first = _opening(text, tokens, last)
-        if first is not None:
-            start, end = tokens[first][1], tokens[last][1] + 1
-            if not _INSIDE.search(text[max(start - 100, 0) : start]) and _parses(text[start:end]):
-                return start, end
-        last -= 1
-    return None
-
-
-def _opening(text: str, tokens: list[tuple[str, int]], last: int) -> int | None:
-    """The token of the brace that the one at `last` closes, if what lies between is written as JSON is."""
-    depth, index = 0, last
-    while index >= 0:
-        token = tokens[index][0]
-        if token == '"':  # the end of a string: go to its beginning, past quotes after an odd number of backslashes
-            index -= 1
-            while index >= 0 and (tokens[index][0] != '"' or _is_escaped(text, tokens[index][1])):
-                index -= 1
-        elif token == "}":
-            depth += 1
-        else:
-            depth -= 1
-            if depth == 0:
-                return index
-        index -= 1
-    return None
-
-
-def _is_escaped(text: str, position: int) -> bool:
-    start = position
-    while start > 0 and text[start - 1] == "\\":
-        start -= 1
-    return (position - start) % 2 == 1
-
-
-def _parses(text: str) -> bool:
-    try:
-        json.loads(text, parse_int=len, parse_float=len, parse_constant=_no_constant)
-    except RecursionError:
-        return True  # refused later, for its depth
-    except ValueError:
-        return False
-    return True
+    """The last closed object that is not part of another value and parses; one that is too deep counts as parsed."""
+    decoder = json.JSONDecoder(parse_int=len, parse_float=len, parse_constant=_no_constant)
+    found = None
+    done = 0
+    for brace in deque(re.finditer(r"\{", text), maxlen=_ATTEMPTS):
+        start = brace.start()
+        if start < done or _INSIDE.search(text[max(start - 100, 0) : start]):
+            continue
+        try:
+            done = decoder.raw_decode(text, start)[1]
+        except RecursionError:
+            done = len(text)
+        except ValueError:
+            continue
+        found = (start, done)
+    return found
 
 
 def depth_of(text: str) -> int:

@@ -7,14 +7,9 @@ ones not at all.
 
 from __future__ import annotations
 
-import importlib
-import json
 import re
 import unicodedata
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
-from pathlib import Path
-from typing import Any
+from collections.abc import Sequence
 
 _SHAPES = re.compile(
     r"<(?=\|)|\|(?=>)"  # <|im_end|>, <turn|>
@@ -36,13 +31,10 @@ _BETWEEN_WORDS = re.compile(r"[_:.▁ -]+|(?<=[a-z])(?=[0-9])")
 _INVISIBLE = frozenset("\u034f\u115f\u1160\u3164\uffa0" + "".join(map(chr, range(0xFE00, 0xFE10))))
 
 
-def broken_up(text: str, special_tokens: Sequence[str] = ()) -> str:
-    """The text with a space inside each of these tokens, and inside everything that looks like the mark of a turn."""
+def broken_up(text: str) -> str:
+    """The text with a space inside everything that looks like a special token or the mark of a turn."""
     plain, places = _plain(text)
     cuts = {match.start() for match in _SHAPES.finditer(plain) if _is_marker(match)}
-    if special_tokens:
-        known = "|".join(re.escape(_plain(token)[0]) for token in special_tokens)
-        cuts |= {match.start() for match in re.finditer(f"(?={known})", plain)}
     parts = []
     done = 0
     for cut in sorted(places[cut] + 1 for cut in cuts):
@@ -67,27 +59,3 @@ def _plain(text: str) -> tuple[str, Sequence[int]]:
         for form in unicodedata.normalize("NFKC", character)
     ]
     return "".join(form for form, _ in seen), [place for _, place in seen]
-
-
-def special_tokens(model: str) -> list[str]:
-    """The special tokens of a model's tokenizer, if its files are here: in this folder, or in the cache of the hub."""
-    tokens: set[str] = set()
-    for name, key in (("tokenizer.json", "added_tokens"), ("tokenizer_config.json", "added_tokens_decoder")):
-        with suppress(ImportError, OSError, ValueError, AttributeError):  # not there, or no tokenizer's
-            found = json.loads(_file(model, name).read_text(encoding="utf-8")).get(key, ())
-            tokens.update(_contents(found.values() if isinstance(found, dict) else found))
-    return sorted(tokens)
-
-
-def _file(model: str, name: str) -> Path:
-    if Path(model).is_dir():
-        return Path(model) / name
-    hub = importlib.import_module("huggingface_hub")  # here, because most rewards do without
-    return Path(str(hub.try_to_load_from_cache(model, name)))
-
-
-def _contents(tokens: Any) -> Iterator[str]:
-    for token in tokens:
-        content = token.get("content")
-        if token.get("special") and isinstance(content, str) and len(content) > 1 and not content.isalnum():
-            yield content

@@ -1,4 +1,4 @@
-r"""One written number, read exactly: `1,234.50`, `\frac{1}{2}`, `1½`, `１８`, `-$5`, `2 \times 10^3`, "eighteen".
+r"""One written number, read exactly: `1,234.50`, `\frac{1}{2}`, `1½`, `１８`, `-$5`, `2 \times 10^3`.
 
 Everything here is linear in the text and never raises. Runs of digits are matched possessively, and a number of more
 than `MAX_DIGITS` digits is recognised but not evaluated: turning it into an int costs quadratic time, and Python
@@ -203,38 +203,3 @@ def _times_power_of_ten(value: Fraction, exponent: str) -> Fraction | None:
         return None
     power = Fraction(10 ** int(digits or "0"))
     return value / power if exponent.startswith("-") else value * power
-
-
-_ONES = (
-    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
-    "eighteen nineteen"
-)
-_AND_A_HALF = " and a half"
-_TENS = "twenty thirty forty fifty sixty seventy eighty ninety"
-_WORDS = {word: value for value, word in enumerate(_ONES.split())}
-_WORDS |= {word: 10 * value for value, word in enumerate(_TENS.split(), 2)}
-_WORD = "(?:" + "|".join(sorted([*_WORDS, *_SCALES.keys() - {"k"}], key=len, reverse=True)) + ")(?![A-Za-z])"
-_WORDED = re.compile(
-    rf"(?P<minus>(?:minus|negative)\s)?(?P<words>{_WORD}(?:(?:[\s-]|,\s|\sand\s){_WORD}){{0,30}}+)", re.I
-)
-
-
-def words_at(text: str, position: int) -> Number | None:
-    """Read the English number word ("twenty-one", "one hundred and five") that starts at `position`, or None."""
-    match = _WORDED.match(text, position)
-    if not match:
-        return None
-    total, current = 0, 0
-    for word in re.findall(r"[a-z]+", match["words"].lower()):
-        if word in _WORDS:
-            current += _WORDS[word]
-        elif word == "hundred":
-            current = (current or 1) * 100
-        elif word in _SCALES:
-            total, current = total + (current or 1) * _SCALES[word], 0
-    value = Fraction(total + current)
-    end = match.end()
-    if text.startswith(_AND_A_HALF, end):
-        value, end = value + Fraction(1, 2), end + len(_AND_A_HALF)
-    value = -value if match["minus"] else value
-    return Number(match.start(), end, value, value, False)

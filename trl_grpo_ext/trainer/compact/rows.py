@@ -8,6 +8,7 @@ import torch
 
 from ...credit.signal import has_signal
 from ..batch import PROMPT_KEYS, BatchKeys, counting_mask, join_batches
+from ..upstream import images
 from .packed import Lengths, Packing
 from .plan import Plan, plan_block
 
@@ -49,7 +50,8 @@ def make_micro_steps(
     least: tuple[int, int] = (1, 1),
 ) -> list[dict[str, Any]]:
     """The micro-steps of one block, trimmed to their rows; `least` columns of prompts and of completions stay."""
-    rows, dealt = join_batches(micro_batches), len(lengths) // len(micro_batches)
+    rows, dealt = join_batches([*map(images.by_row, micro_batches)]), len(lengths) // len(micro_batches)
+    has_images = "num_images" in rows
     steps = []
     for part in plan.steps:
         # A placeholder is a row in which nothing counts, cut short if alone.
@@ -57,7 +59,9 @@ def make_micro_steps(
         made = _take(rows, chosen)
         _make_placeholders(made, [row < 0 for row in part])
         live = [row for row in part if row >= 0]
-        _trim(made, *(max([least[side], *lengths[live, side].tolist()]) for side in (0, 1)))
+        prompted = chosen if has_images else live  # a model counts the tokens of a placeholder's images too
+        left, right = max([least[0], *lengths[prompted, 0].tolist()]), max([least[1], *lengths[live, 1].tolist()])
+        made = images.joined(_trimmed(made, left, right))
         factors = [factor(batch, made) for batch in micro_batches]
         if None not in factors:
             advantages = made["advantages"]
@@ -91,16 +95,17 @@ def _make_placeholders(part: dict[str, Any], placeholders: Sequence[bool]) -> No
         part[BatchKeys.row_id][empty_B] = -1  # no row of the records
 
 
-def _trim(part: dict[str, Any], left: int, right: int) -> None:
-    """Keep the last `left` columns of the prompts and the first `right` of the completions."""
-    width = part["completion_mask"].size(1)
+def _trimmed(part: dict[str, Any], left: int, right: int) -> dict[str, Any]:
+    """The last `left` columns of the prompts and the first `right` of the completions."""
+    width, made = part["completion_mask"].size(1), dict(part)
     for key, value in part.items():
         if not isinstance(value, torch.Tensor) or value.dim() < 2:
             continue
         if key in PROMPT_KEYS:
-            part[key] = value[:, value.size(1) - left :]
+            made[key] = value[:, value.size(1) - left :]
         elif value.size(1) == width:
-            part[key] = value[:, :right]
+            made[key] = value[:, :right]
+    return made
 
 
 # ------------------------------------------------------------------------------- log-probabilities without a gradient
@@ -115,7 +120,8 @@ def logps_by_length(
     """
     ids, mask, keep = given["input_ids"], given["attention_mask"], given["logits_to_keep"]
     start, entropies = ids.size(1) - keep, given.get("compute_entropy", False)
-    found = None if packing is None else packing.measured(ids, mask, keep)
+    seen = images.Images.of(given)
+    found = None if packing is None else packing.measured(ids, mask, keep, seen)
     lengths, groups = (widths, None) if found is None else (found[0], [found[1]])
     (plan,) = plan_block([(lengths, np.ones(len(ids), dtype=bool))], -(-len(ids) // chunk), groups=groups)
     results: dict[int, torch.Tensor] = {}
@@ -124,13 +130,16 @@ def logps_by_length(
         rows = torch.tensor(step, device=ids.device).clamp(min=0)
         left, width = (max(1, int(longest)) for longest in lengths[rows.cpu().numpy()].max(axis=0))
         columns = slice(start - left, start + width)
+        own = seen.at(rows.tolist()).between(columns)
+        pictures = own.entries(ids.device)
         some = {
             **given,
+            **pictures,
             "input_ids": ids[rows, columns],
             "attention_mask": mask[rows, columns],
             "logits_to_keep": width,
         }
-        packed = None if packing is None else packing.pack(some["input_ids"], some["attention_mask"], width)
+        packed = None if packing is None else packing.pack(some["input_ids"], some["attention_mask"], width, own)
         if packing is not None and packed is not None:
             output = packing.logps(method, some, packed)
         else:
@@ -138,6 +147,7 @@ def logps_by_length(
                 *(some[name] for name in ("model", "input_ids", "attention_mask", "logits_to_keep")),
                 batch_size=len(rows),
                 compute_entropy=entropies,
+                **pictures,
             )
         for number, values in enumerate(output[:2]):
             if values is not None:

@@ -26,6 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...errors import UpstreamError, is_out_of_memory
 from ..facts import RunFacts
+from ..upstream.images import NO_IMAGES, Images
 from .packed import Groups, Lengths, PackedRows, Packing, backbone_of
 
 logger = logging.getLogger(__name__)
@@ -82,6 +83,7 @@ class Rows:
     keep: int
     lengths: Lengths
     groups: Groups
+    images: Images = NO_IMAGES
 
     @property
     def live(self) -> torch.Tensor:
@@ -102,27 +104,33 @@ class Rows:
 
     def at(self, chosen: list[int]) -> Rows:
         """These rows alone."""
-        return Rows(self.ids[chosen], self.mask[chosen], self.keep, self.lengths[chosen], self.groups[chosen])
+        images = self.images.at(chosen)
+        return Rows(self.ids[chosen], self.mask[chosen], self.keep, self.lengths[chosen], self.groups[chosen], images)
 
     def moved(self, shift: int, fill: int) -> Rows:
         """The rows so many columns further right, where as many are cut away."""
         width = self.ids.size(1) - shift
         ids, mask = pad(self.ids[:, :width], (shift, 0), value=fill), pad(self.mask[:, :width], (shift, 0))
-        return replace(self, ids=ids, mask=mask, keep=self.keep - shift)
+        images = self.images.with_types(lambda types: pad(types[:, :width], (shift, 0)))
+        return replace(self, ids=ids, mask=mask, keep=self.keep - shift, images=images)
 
     def row(self, number: int, trim_left: bool) -> Rows:
         """One row without padding after it, nor before it."""
         prompt, completion = np.maximum(self.lengths[number], 1).tolist()
         start = self.ids.size(1) - self.keep
         columns = slice(start - prompt if trim_left else 0, start + completion)
-        one = slice(number, number + 1)
-        return Rows(self.ids[one, columns], self.mask[one, columns], completion, self.lengths[one], self.groups[one])
+        return replace(self.at([number])._between(columns), keep=completion)
 
     def cut(self, before: int, after: int) -> Rows:
-        """The end of each prompt and the beginning of each completion."""
+        """The end of each prompt, or all of it if it has images, and the beginning of each completion."""
         start, keep = self.ids.size(1) - self.keep, min(self.keep, after)
+        before = start if self.images else before
         columns, lengths = slice(max(start - before, 0), start + keep), np.minimum(self.lengths, [before, keep])
-        return Rows(self.ids[:, columns], self.mask[:, columns], keep, lengths, self.groups)
+        return replace(self._between(columns), keep=keep, lengths=lengths)
+
+    def _between(self, columns: slice) -> Rows:
+        images = self.images.between(columns)
+        return replace(self, ids=self.ids[:, columns], mask=self.mask[:, columns], images=images)
 
 
 class Trials:
@@ -263,7 +271,8 @@ class _Trial:
         self.shows_places = shifts > 0  # not where all completions have one token
 
     def _values(self, rows: Rows) -> torch.Tensor:
-        found = self._method(self._model, rows.ids, rows.mask, rows.keep, batch_size=self._facts.rows_per_pass)
+        seen = {"batch_size": self._facts.rows_per_pass, **rows.images.entries(rows.ids.device)}
+        found = self._method(self._model, rows.ids, rows.mask, rows.keep, **seen)
         values: torch.Tensor = found[0]
         return values
 
@@ -273,6 +282,7 @@ class _Trial:
         if packed is None:  # this rank runs a pass all the same
             return self._values(rows)
         given = {"model": self._model, "input_ids": rows.ids, "attention_mask": rows.mask, "logits_to_keep": rows.keep}
+        given |= rows.images.entries(rows.ids.device)
         values: torch.Tensor = self._packing.logps(self._method, given, packed)[0]
         return values
 

@@ -26,10 +26,11 @@ import numpy as np
 import torch
 
 from ...credit.terms import Term
-from ..batch import PROMPT_KEYS, BatchKeys, counting_mask, join_batches, whole_rows
+from ..batch import BatchKeys, counting_mask, join_batches, whole_rows
 from ..facts import RunFacts
-from ..upstream import acting, contract, reading, releases
-from .packed import Lengths, Packing
+from ..upstream import acting, contract, images, reading, releases
+from ..upstream.images import Images
+from .packed import Lengths, Packing, image_token_of, in_completions
 from .plan import Plan, plan_block
 from .rows import logps_by_length, make_micro_steps, row_lengths, row_lengths_and_kinds
 from .trials import NOTHING, Policy, Rows, Span, Trials
@@ -105,6 +106,7 @@ class CompactUpdates:
             logger.info("compact_updates: %s.", reason)
         self.freedom, self._facts, self._loss_type = freedom, facts, loss_type
         self._packing, self._log = packing, log
+        self._image_token = image_token_of(policy()[1])
         self._trials = Trials(packing, policy, facts)
         self._planned: list[dict[str, Any]] | None = None
 
@@ -118,12 +120,7 @@ class CompactUpdates:
         """Rearrange TRL's buffered micro-batches; those of an earlier call come back unchanged."""
         if micro_batches is self._planned:
             return micro_batches
-        images = sorted(reading.images_of(micro_batches[0]))
-        if images:
-            _warn_once(f"multimodal inputs ({', '.join(images)}) run as TRL deals them")
-            self._planned = micro_batches
-        else:
-            self._planned = self._replan(micro_batches, precision)
+        self._planned = self._replan(micro_batches, precision)
         return self._planned
 
     def _replan(self, micro_batches: Sequence[dict[str, Any]], precision: torch.dtype) -> list[dict[str, Any]]:
@@ -132,17 +129,23 @@ class CompactUpdates:
         block = math.gcd(self._facts.accumulation, count) if freedom.sort else 1
         rows = micro_batches[0]["completion_ids"].size(0)
         table_B_3 = torch.cat([row_lengths_and_kinds(batch, freedom.ratios_multiply) for batch in micro_batches])
-        joined = join_batches([{key: batch[key] for key in _ROWS} for batch in micro_batches])
+        dealt = [{key: batch[key] for key in _ROWS} | reading.images_of(batch) for batch in micro_batches]
+        joined = images.joined(join_batches([*map(images.by_row, dealt)]))
+        seen = Images.of(joined)
         groups_B_1 = torch.arange(len(table_B_3), device=table_B_3.device).unsqueeze(1)
         if packing is not None:
-            groups_B_1 = packing.groups(joined["prompt_ids"], joined["prompt_mask"])
+            groups_B_1 = packing.groups(joined["prompt_ids"], joined["prompt_mask"], seen)
         widths_B_2 = table_B_3.new_tensor([[joined[f"{part}_ids"].size(1) for part in ("prompt", "completion")]])
         table_B_6 = torch.cat([table_B_3, groups_B_1, widths_B_2.expand(len(table_B_3), 2)], dim=1)
         tables_R_N_6 = self._facts.gather(table_B_6).cpu().numpy().reshape(self._facts.ranks, -1, 6)
         fits = packing is not None and packing.fits(tables_R_N_6[..., :2].reshape(-1, 2))
+        seen_later = False
+        if self._image_token is not None:
+            inside_1 = in_completions(joined["completion_ids"], self._image_token, seen)
+            seen_later = bool(self._facts.gather(inside_1).any())
         own, spans = tables_R_N_6[rank], [_span(table[:, :2], int(table[0, 4:].sum())) for table in tables_R_N_6]
-        rows_of_rank = Rows(*whole_rows(joined), joined["completion_ids"].size(1), own[:, :2], own[:, 3])
-        exact = self._trials.of(rows_of_rank, spans, fits=fits)
+        rows_of_rank = Rows(*whole_rows(joined), joined["completion_ids"].size(1), own[:, :2], own[:, 3], seen)
+        exact = NOTHING if seen_later else self._trials.of(rows_of_rank, spans, fits=fits)
         packs = fits and exact.packed
         runs = np.where([exact.left, exact.right], tables_R_N_6[..., :2], tables_R_N_6[..., 4:])
         stay = (1 if exact.left else int(own[0, 4]), 1 if exact.right else int(own[0, 5]))
@@ -208,7 +211,7 @@ class CompactUpdates:
         if (
             not {"input_ids", "attention_mask", "logits_to_keep"}
             <= given.keys()
-            <= {"model", *releases.LOGPS_ARGUMENTS}
+            <= {"model", *releases.LOGPS_ARGUMENTS, *contract.MULTIMODAL_KEYS}
         ):
             if packing is not None:
                 packing.say_once(f"a forward pass takes {', '.join(given)}")
@@ -227,7 +230,7 @@ class CompactUpdates:
                         widths[:, column] = width
                 return logps_by_length(method, given, chunk, widths, packing)
         if packing is not None and exact.packed and rows <= chunk:
-            packed = packing.pack(ids, mask, keep)
+            packed = packing.pack(ids, mask, keep, Images.of(given))
         if packing is None or packed is None:
             return method(model, *arguments, **keywords)
         return packing.logps(method, given, packed)
@@ -252,9 +255,4 @@ def row_factor(loss_type: str | None, before: dict[str, Any], part: dict[str, An
     return None if rows == 1.0 else rows
 
 
-_ROWS = (*PROMPT_KEYS, "completion_ids", "completion_mask")
-
-
-@functools.cache
-def _warn_once(reason: str) -> None:
-    logger.warning("compact_updates: %s.", reason)
+_ROWS = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")

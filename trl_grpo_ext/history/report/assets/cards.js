@@ -14,7 +14,10 @@ async function showGroup(focusOn = null) {
   if (mine !== drawn) return;
   hideTip();
   at("prompt-title").textContent = `Prompt ${group.number} at step ${step.step}, ${count(group.rows.length)} completions`;
-  fillPrompt(text.prompts[text.prompt[group.rows[0]]]);
+  const asked = text.prompt[group.rows[0]];
+  fillPrompt(text.prompts[asked]);
+  const pictures = text.pictures[asked].map((src, number) => element("img", { src, alt: `picture ${number + 1} of the prompt` }));
+  at("pictures").replaceChildren(...pictures);
   const cards = group.rows.map((row) => cardData(step, row, text, unpacked));
   const largest = cards.reduce((most, card) => Math.max(most, card.largest), 0);
   fillLegend(cards, largest);

@@ -1,7 +1,7 @@
-"""The table of rules: what changes the engine silently, crashes later, or trains nothing. One row each.
+"""The pitfalls that the doctor knows: what changes the engine silently, crashes later, or trains nothing. One row each.
 
 `when` looks at a `Case`; a truthy result is the finding, and `{found}` in the texts, which may also refer to the case:
-`{launch.name}`, `{c[learning_rate]}`. What the launcher, TRL's parser or the trainer refuses by itself is no rule: they
+`{launch.name}`, `{c[learning_rate]}`. What the launcher, TRL's parser or the trainer refuses by itself is none: they
 have said it by then. Shares of changed weights were measured on a model of 88,000 parameters.
 """
 
@@ -12,7 +12,6 @@ import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from ...errors import EngineError
@@ -32,7 +31,7 @@ HIDDEN = 4_096
 
 
 @dataclass(frozen=True)
-class Rule:
+class Pitfall:
     """One row. The severity `missing` is an error, or a warning if another machine is described."""
 
     name: str
@@ -57,13 +56,9 @@ class Rule:
 
 def _gpus_of_one_process(case: Case) -> int:
     """The number of GPUs, if one process sees several and the script says nothing of the model's place."""
-    alone = (
-        case.engine == "one_process"
-        and not case.on_cpu
-        and not case.launch.settings_alone
-        and "device_map" not in case.model_settings
-    )
-    return len(case.devices) if alone and len(case.devices) > 1 and case.sizes is not None else 0
+    if case.engine != "one_process" or case.on_cpu or case.launch.settings_alone or case.sizes is None:
+        return 0
+    return len(case.devices) if len(case.devices) > 1 and "device_map" not in case.model_settings else 0
 
 
 def _missing_packages(case: Case) -> str:
@@ -75,11 +70,6 @@ def _missing_packages(case: Case) -> str:
     }
     missing = [name for name, needed in asked.items() if needed and importlib.util.find_spec(name) is None]
     return " ".join(missing).replace("_", "-")
-
-
-def _saves_over_the_model(case: Case) -> bool:
-    folder = Path(case.model)
-    return bool(case.model) and folder.is_dir() and folder.resolve() == Path(case.output_dir).resolve()
 
 
 def _other_engine(case: Case) -> str:
@@ -101,43 +91,35 @@ def _accumulation(case: Case) -> str:
 
 
 _LAUNCH = (
-    Rule("fewer_gpus_than_processes", "error", "device",
+    Pitfall("fewer_gpus_than_processes", "error", "device",
         lambda c: not c.on_cpu and 0 < len(c.devices) < c.launch.processes_per_machine and len(c.devices),
         "{launch.name} starts {launch.processes_per_machine} processes on each machine, which has {found} GPU(s).",
         "Launch fewer processes with --num_processes, or make more GPUs visible."),
-    Rule("fewer_machines_than_launched", "error", "nodes",
+    Pitfall("fewer_machines_than_launched", "error", "nodes",
         lambda c: c.machine.machines is not None and c.machine.machines < c.launch.machines and c.machine.machines,
         "{launch.name} waits for {launch.machines} machines, and there are {found}.", "Pass --num_machines {found}."),
     # TRL loads with device_map="auto" there, and then the Trainer takes it for model parallelism.
-    Rule("several_gpus_for_one_process", "warning", "device", _gpus_of_one_process,
+    Pitfall("several_gpus_for_one_process", "warning", "device", _gpus_of_one_process,
         "One process sees {found} GPUs: TRL spreads the model over them (device_map auto), and only one works at a "
         "time.", "Set CUDA_VISIBLE_DEVICES=0, or launch a process for each GPU."),
-    Rule("package_that_is_missing", "missing", "packages", _missing_packages,
+    Pitfall("package_that_is_missing", "missing", "packages", _missing_packages,
         "The launch or the run asks for {found}, not installed here.", "pip install {found}"),
-    Rule("nowhere_to_save", "missing", "output_dir", lambda c: c.disk()[1],
+    Pitfall("nowhere_to_save", "missing", "output_dir", lambda c: c.disk()[1],
         "output_dir {c.output_dir}: {found}.", "Choose another."),
-    # No crash, but the only copy of a model may be lost.
-    Rule("output_over_the_model", "error", "output_dir", _saves_over_the_model,
-        "{c.output_dir} is both output_dir and the model to start from, which would be overwritten.",
-        "Choose another output_dir."),
-    Rule("other_engine", "error", "engine", _other_engine, "{found}", ""),
+    Pitfall("other_engine", "error", "engine", _other_engine, "{found}", ""),
     # Without mpirun the launcher starts one process for MULTI_CPU, for "NO" and for use_cpu.
-    Rule("one_process_in_place_of_several", "error", "launch",
+    Pitfall("one_process_in_place_of_several", "error", "launch",
         lambda c: c.launch.processes < c.launch.asked_processes,
         "{launch.name} asks for {launch.asked_processes} processes, and the launcher starts {launch.processes}, "
         "silently.", "For DDP write distributed_type: MULTI_GPU (on CPUs too, with use_cpu: true for the script and "
         "use_cpu: false in the file); else num_processes: 1."),
-    Rule("deepspeed_in_the_run_too", "warning", "deepspeed",
-        lambda c: c["deepspeed"] is not None and c.launch.file is not None,
-        "The run's own `deepspeed` setting decides the engine, whatever {launch.name} says.",
-        "Keep one of them: leave `deepspeed` out and launch with a DEEPSPEED file."),
     # A file says `machine_rank: 0` to every machine that reads it.
-    Rule("machines_without_ranks", "warning", "nodes",
+    Pitfall("machines_without_ranks", "warning", "nodes",
         lambda c: c.launch.machines > 1 and not c.launch.ranked and c.launch.rendezvous == "static",
         "Every machine that starts with {launch.name} is one and the same of {launch.machines}: no job forms.",
         "Give each launcher its own --machine_rank ($SLURM_NODEID under Slurm) and all of them --main_process_ip; or "
         "pass --rdzv_backend c10d."),
-    Rule("accumulation_in_two_places", "error", "accumulation", _accumulation,
+    Pitfall("accumulation_in_two_places", "error", "accumulation", _accumulation,
         "gradient_accumulation_steps is {found} in {launch.name} and {c[gradient_accumulation_steps]} in the run: "
         "DeepSpeed raises.", 'Take it out of the launch file, or write "auto" there.'),
 )  # fmt: skip
@@ -182,12 +164,6 @@ def _one_target(case: Case) -> str:
     return targets if refused and isinstance(targets, str) and targets.isidentifier() else ""
 
 
-def _reenters(case: Case) -> bool:
-    """Whether reentrant checkpointing is on, by either name."""
-    given = [case[f"{name}_checkpointing_kwargs"] for name in ("activation", "gradient")]
-    return case.checkpointing and any(isinstance(v, dict) and v.get("use_reentrant") is True for v in given)
-
-
 def _for_ranges(case: Case) -> dict[str, Any]:
     """The settings that `ranges` asks of."""
     quantised = {"load_in_4bit": case.bits == 4, "load_in_8bit": case.bits == 8}
@@ -196,52 +172,40 @@ def _for_ranges(case: Case) -> dict[str, Any]:
 
 
 _WEIGHTS = (
-    Rule("quantised_without_adapters", "error", "qlora",
+    Pitfall("quantised_without_adapters", "error", "qlora",
         lambda c: not c.uses_adapters and c.bits,
         "{found}-bit weights without adapters: quantised weights cannot be trained.",
         "Add use_peft: true, or peft_config in Python."),
-    Rule("quantised_with_vllm", "error", "qlora+vllm", lambda c: quantised_with_vllm(_for_ranges(c)),
+    Pitfall("quantised_with_vllm", "error", "qlora+vllm", lambda c: quantised_with_vllm(_for_ranges(c)),
         "{found[0]}", "{found[1]}"),
     # Accelerate leaves what is no floating-point storage out of the sharding, with one warning.
-    Rule("storage_that_fsdp_cannot_divide", "error", "qlora+fsdp", _storage,
+    Pitfall("storage_that_fsdp_cannot_divide", "error", "qlora+fsdp", _storage,
         "bnb_4bit_quant_storage is {found} and dtype {c.dtype}: under FSDP the 4-bit weights stay whole on every "
         "GPU, with only a warning.", "Write bnb_4bit_quant_storage: {c.dtype}."),
-    # Only the first process would have weights to quantise.
-    Rule("quantised_loading_by_one_process", "warning", "qlora+fsdp",
-        lambda c: c.bits and c.is_fsdp and c.launch.is_on("FSDP_CPU_RAM_EFFICIENT_LOADING"),
-        "fsdp_cpu_ram_efficient_loading is on in {launch.name} (the launcher's default), with quantised weights.",
-        "Write fsdp_cpu_ram_efficient_loading: false."),
-    Rule("reentrant_checkpointing_under_ddp", "error", "lora+ddp",
-        lambda c: c.engine == "ddp" and _reenters(c) and c.uses_adapters,
-        "use_reentrant: true with adapters under DDP fails: Expected to mark a variable ready only once.",
-        "Write gradient_checkpointing_kwargs: {{use_reentrant: false}}."),
-    Rule("low_precision_weights_hardly_move", "warning", "precision",
-        lambda c: c.model and not c.uses_adapters and c.keeps_no_master_weights and c.dtype in ("bfloat16", "auto")
-        and c["learning_rate"] < HARDLY_MOVES_BELOW,
+    Pitfall("low_precision_weights_hardly_move", "warning", "precision",
+        lambda c: c.model and not c.uses_adapters and c.engine in ("one_process", "ddp")
+        and c.dtype in ("bfloat16", "auto") and c["learning_rate"] < HARDLY_MOVES_BELOW,
         "Weights in {c.dtype} (auto is mostly bfloat16) hardly move at learning_rate {c[learning_rate]:g} without "
         "master weights: 1.9 % of a projection changed in 20 steps at 1e-6, against 100 % in float32.",
         "Write dtype: float32 and bf16: true; or train with ZeRO or FSDP2."),
     # TRL casts QLoRA's adapters to bfloat16, Accelerate leaves them so under FSDP2, and the recipes cast them back.
-    Rule("adapters_of_quantised_models_hardly_move", "warning", "qlora",
+    Pitfall("adapters_of_quantised_models_hardly_move", "warning", "qlora",
         lambda c: c.bits and c.uses_adapters and not c.is_zero and not c.keeps_adapters_in_float32
         and (share := _movable(c)) < MOVABLE and f"{share:.0%}",
         "TRL casts QLoRA's adapters to bfloat16, where a step of learning_rate {c[learning_rate]:g} is lost on most "
         "weights: it can change {found} of lora_A's entries.",
         "Cast them back to float32 before training, as the recipes do; or raise learning_rate (1e-4 is enough)."),
-    Rule("half_precision_weights_with_scaler", "error", "precision",
-        lambda c: c["fp16"] and c.dtype == "float16" and not c.uses_adapters and c.keeps_no_master_weights,
-        "fp16: true with dtype float16 stops with: Attempting to unscale FP16 gradients.", "Write dtype: float32."),
-    Rule("one_target_read_as_a_pattern", "error", "lora", _one_target,
+    Pitfall("one_target_read_as_a_pattern", "error", "lora", _one_target,
         "lora_target_modules with {found!r} alone becomes a text, which PEFT reads as a regular expression and finds "
         "nothing.", r"Write lora_target_modules: '.*\.{found}', or name two."),
-    Rule("no_lora_target_is_there", "error", "lora",
+    Pitfall("no_lora_target_is_there", "error", "lora",
         lambda c: not _one_target(c) and c.adapters and c.adapters.refusal and _missing_targets(c),
         "PEFT refuses lora_target_modules for {c.model}: {found}", "all-linear takes every linear layer."),
-    Rule("lora_target_that_the_model_lacks", "warning", "lora",
+    Pitfall("lora_target_that_the_model_lacks", "warning", "lora",
         lambda c: c.adapters and not c.adapters.refusal and _missing_targets(c),
         "lora_target_modules that {c.model} lacks are silently dropped: {found}.",
         "Write its name as the model has it; all-linear takes every linear layer."),
-    Rule("completions_longer_than_the_model", "error", "length",
+    Pitfall("completions_longer_than_the_model", "error", "length",
         lambda c: c.sizes and 0 < c.sizes.context <= (c["max_completion_length"] or 0) and c.sizes.context,
         "max_completion_length {c[max_completion_length]} leaves no room for a prompt: the model has {found} "
         "positions.", "Keep it well under {found}."),
@@ -261,7 +225,8 @@ def _cut(case: Case) -> str:
 
 def _too_few_prompts(case: Case) -> tuple[int, int] | None:
     """The number of prompts, and how many a generation batch takes."""
-    batch, size = case["generation_batch_size"], case["num_generations"]
+    batch = case["generation_batch_size"]
+    size = case["num_generations"]
     if not batch or not size or case.prompts is None:
         return None
     wanted = int(batch) // int(size)
@@ -269,28 +234,28 @@ def _too_few_prompts(case: Case) -> tuple[int, int] | None:
 
 
 _TRAINING = (
-    Rule("vllm_without_cuda", "error", "vllm",
+    Pitfall("vllm_without_cuda", "error", "vllm",
         lambda c: vllm_without_cuda(_for_ranges(c)) if c.on_cpu or not c.devices else None,
         "{found[0]}", "{found[1]}"),
-    Rule("sampling_that_biases_the_correction", "warning", "vllm", _cut,
+    Pitfall("sampling_that_biases_the_correction", "warning", "vllm", _cut,
         "{found} with vLLM's importance sampling correction biases the correction.",
         "Set top_p: 1.0 and top_k: 0, or vllm_importance_sampling_correction: false."),
-    Rule("no_prompt_fills_a_batch", "error", "batch", _too_few_prompts,
+    Pitfall("no_prompt_fills_a_batch", "error", "batch", _too_few_prompts,
         "{found[0]} training prompt(s) fill no generation batch, which takes {found[1]} different ones: nothing would "
         "be trained on.",
         "Give more prompts, or lower per_device_train_batch_size or the steps per generation."),
-    Rule("impossible_value", "error", "settings", lambda c: "; ".join(wrong_values(vars(c.args))),
+    Pitfall("impossible_value", "error", "settings", lambda c: "; ".join(wrong_values(vars(c.args))),
         "{found}.", "Correct it: TRL accepts it, and later fails or trains on it."),
-    Rule("unknown_loss_type", "error", "loss",
+    Pitfall("unknown_loss_type", "error", "loss",
         lambda c: c["loss_type"] is not None and hasattr(c.args, "num_generations")
         and c["loss_type"] not in contract.LOSS_TYPES and ", ".join(sorted(contract.LOSS_TYPES)),
         "loss_type {c[loss_type]!r} is none of {found}.", "Choose one of them."),
 )  # fmt: skip
 
 
-RULES: tuple[Rule, ...] = (*_LAUNCH, *_WEIGHTS, *_TRAINING)
+PITFALLS: tuple[Pitfall, ...] = (*_LAUNCH, *_WEIGHTS, *_TRAINING)
 
 
 def problems_of(case: Case) -> list[Problem]:
-    """The problems that all rules find."""
-    return [problem for rule in RULES if (problem := rule(case)) is not None]
+    """The problems that the pitfalls amount to."""
+    return [problem for pitfall in PITFALLS if (problem := pitfall(case)) is not None]

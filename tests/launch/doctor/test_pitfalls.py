@@ -1,10 +1,9 @@
-"""Each rule: one setup that it speaks of and one that it does not. And the known pitfalls, caught from real files."""
+"""Each pitfall: one setup that it speaks of and one that it does not."""
 
 import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,7 +16,7 @@ from transformers import BitsAndBytesConfig
 from tests.launch.doctor.cases import A100, adapted, case, launched, lora, qwen
 from trl_grpo_ext.launch.doctor import Machine, Severity
 from trl_grpo_ext.launch.doctor.case import Case
-from trl_grpo_ext.launch.doctor.rules import RULES, _movable, problems_of
+from trl_grpo_ext.launch.doctor.pitfalls import PITFALLS, _movable, problems_of
 
 DDP = launched("ddp", 2)
 ZERO2, ZERO3 = launched("zero2", 2), launched("zero3", 2)
@@ -29,7 +28,7 @@ NODES = launched("ddp", 16, machines=2, ranked=False)
 
 @dataclass(frozen=True)
 class Pair:
-    """What a rule speaks of, how gravely, with which word, and what it leaves alone."""
+    """What a pitfall speaks of, how gravely, with which word, and what it leaves alone."""
 
     severity: Severity
     word: str
@@ -46,7 +45,6 @@ def state(kind: str, processes: int) -> Any:
     return SimpleNamespace(distributed_type=DistributedType(kind), num_processes=processes)
 
 
-HERE = Path(__file__).parent
 ACCUMULATES = launched("zero2", 2, environment={"ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "1"})
 FOUR = {"per_device_train_batch_size": 16, "num_generations": 4}
 
@@ -62,16 +60,11 @@ PAIRS: dict[str, Pair] = {
         lambda: case(ZERO2, use_vllm=True, use_liger_kernel=True), lambda: case(DDP)),
     "nowhere_to_save": Pair("error", "a file",
         lambda: case(output_dir=__file__), case),
-    "output_over_the_model": Pair("error", "both output_dir and the model",
-        lambda: case(output_dir=str(HERE), model=str(HERE / ".")),
-        lambda: case(output_dir=str(HERE / "out"), model=str(HERE))),
     "other_engine": Pair("error", "on the CPU Accelerate runs DDP in its place",
         lambda: case(FSDP2, distributed_state=state("MULTI_CPU", 2)),
         lambda: case(FSDP2, distributed_state=state("MULTI_GPU", 2))),
     "one_process_in_place_of_several": Pair("error", "asks for 4 processes, and the launcher starts 1",
         lambda: case(launched(asked_processes=4)), lambda: case(launched("ddp", 4))),
-    "deepspeed_in_the_run_too": Pair("warning", "own `deepspeed`",
-        lambda: case(DDP, deepspeed={"zero_optimization": {}}), case),
     "machines_without_ranks": Pair("warning", "no job forms",
         lambda: case(NODES), lambda: case(replace(NODES, ranked=True))),
     "accumulation_in_two_places": Pair("error", "is 1 in launch.yaml and 4 in the run",
@@ -83,20 +76,12 @@ PAIRS: dict[str, Pair] = {
         lambda: qlora(use_vllm=True), lambda: case(**lora(), use_vllm=True)),
     "storage_that_fsdp_cannot_divide": Pair("error", "uint8",
         lambda: qlora(FSDP2), lambda: qlora(FSDP2, SHARDED_4_BIT)),
-    "quantised_loading_by_one_process": Pair("warning", "cpu_ram_efficient_loading",
-        lambda: qlora(launched("fsdp2", 2, environment={"FSDP_CPU_RAM_EFFICIENT_LOADING": "true"})),
-        lambda: qlora(FSDP2)),
-    "reentrant_checkpointing_under_ddp": Pair("error", "ready only once",
-        lambda: qlora(DDP, gradient_checkpointing_kwargs={"use_reentrant": True}),
-        lambda: qlora(gradient_checkpointing_kwargs={"use_reentrant": True})),
     "low_precision_weights_hardly_move": Pair("warning", "1e-06",
         lambda: case(DDP, dtype="bfloat16", learning_rate=1e-6),
         lambda: case(ZERO2, dtype="bfloat16", learning_rate=1e-6)),
     "adapters_of_quantised_models_hardly_move": Pair("warning", "it can change 50% of lora_A's entries",
         lambda: qlora(FSDP2, learning_rate=2e-5),
         lambda: replace(qlora(learning_rate=1e-6), trainer=SimpleNamespace(adapters_in_float32=True))),
-    "half_precision_weights_with_scaler": Pair("error", "unscale",
-        lambda: case(fp16=True, dtype="float16"), lambda: case(fp16=True)),
     "one_target_read_as_a_pattern": Pair("error", "regular expression",
         lambda: case(**adapted(peft.LoraConfig(target_modules="q_proj"))), lambda: case(**lora("q_proj"))),
     "no_lora_target_is_there": Pair("error", "not found in the base model",
@@ -121,24 +106,25 @@ PAIRS: dict[str, Pair] = {
 # fmt: on
 
 
-BY_NAME = {rule.name: rule for rule in RULES}
+BY_NAME = {pitfall.name: pitfall for pitfall in PITFALLS}
 
 
 @pytest.mark.parametrize("name", PAIRS)
-def test_a_rule_speaks_of_what_is_wrong_and_of_nothing_else(name: str) -> None:
-    pair, rule = PAIRS[name], BY_NAME[name]
-    found = rule(pair.wrong())
+def test_pitfall_speaks_of_what_is_wrong_alone(name: str) -> None:
+    pair = PAIRS[name]
+    pitfall = BY_NAME[name]
+    found = pitfall(pair.wrong())
     assert found is not None
     assert found.severity == pair.severity, found
     assert pair.word in found.message, found.message
     assert found.subject
     assert len(found.fix) >= 10 or "Accelerate" in found.message  # which says what to do itself
-    assert rule(pair.right()) is None
+    assert pitfall(pair.right()) is None
 
 
 @pytest.mark.parametrize("width", [896, 3584])
 @pytest.mark.parametrize("learning_rate", [1e-6, 1e-5, 2e-5, 5e-5, 1e-4, 1e-3])
-def test_the_share_that_a_step_can_change_is_what_bfloat16_keeps(width: int, learning_rate: float) -> None:
+def test_movable_is_what_bfloat16_keeps(width: int, learning_rate: float) -> None:
     torch.manual_seed(0)
     lora_A = torch.nn.init.kaiming_uniform_(torch.empty(64, width), a=math.sqrt(5)).bfloat16()  # as PEFT starts it
     changed = float(((lora_A - learning_rate * torch.randn_like(lora_A).sign()) != lora_A).float().mean())
@@ -146,9 +132,9 @@ def test_the_share_that_a_step_can_change_is_what_bfloat16_keeps(width: int, lea
     assert changed == pytest.approx(expected, abs=0.02 + 0.25 * expected)
 
 
-def test_every_rule_has_a_pair_and_a_name_of_its_own() -> None:
-    assert Counter(rule.name for rule in RULES) == Counter(PAIRS.keys())
+def test_pitfalls_have_a_pair_each() -> None:
+    assert Counter(pitfall.name for pitfall in PITFALLS) == Counter(PAIRS.keys())
 
 
-def test_a_usual_run_has_no_problem() -> None:
+def test_problems_of_a_usual_run() -> None:
     assert problems_of(case(**lora(), sizes=qwen())) == []
