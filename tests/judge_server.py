@@ -1,9 +1,7 @@
 """A loopback server that speaks OpenAI's protocol and judges as a completion's own words tell it to."""
 
 import json
-import os
 import re
-import signal
 import threading
 import time
 from collections import Counter
@@ -128,14 +126,7 @@ def verdict(request: dict[str, Any], text: str) -> str:
     grade = int(re.search(r"grade:(\d+)", text)[1]) if "grade:" in text else 0  # type: ignore[index]
     answers: dict[str, Any] = {"reason": "it says so"} if '\n"reason"' in request["messages"][1]["content"] else {}
     for name, kind in asked.items():
-        if "first" in kind:
-            other = judged(request, "OTHER")
-            better = int(re.search(r"grade:(\d+)", other)[1])  # type: ignore[index]
-            answers[name] = (
-                "first" if grade > better or "first!" in text + other else "second" if grade < better else "equal"
-            )
-        else:
-            answers[name] = grade if "whole number" in kind else grade > 5
+        answers[name] = grade if "whole number" in kind else grade > 5
     return json.dumps(answers)
 
 
@@ -149,12 +140,3 @@ def judge_server(port: int = 0) -> Iterator[Server]:
     finally:
         server.shutdown()
         server.server_close()
-
-
-def serve_and_die(requests: int) -> None:
-    """Print the port, serve, and kill this process once so many requests have come."""
-    with judge_server() as server:
-        print(server.server_address[1], flush=True)
-        while len(server.requests) < requests:
-            time.sleep(0.001)
-        os.kill(os.getpid(), signal.SIGKILL)

@@ -84,6 +84,7 @@ WITHOUT: dict[tuple[str, str], str] = {
         "run a tiny one, and the recipe `detox_grpo.py` trains with one."
     ),
     ("reward", "reasoning_gym"): "Its examples are the tasks of a package, which the build of a page does not install.",
+    ("reward", "environment_steps"): "It scores what an environment paid, and a page has none.",
     ("reward", "judge"): "It asks a server, and the build of a page has none. Its tests run one on this machine.",
 }
 """By kind and name, why a plugin has no example."""

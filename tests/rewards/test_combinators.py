@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trl_grpo_ext import load_rewards
-from trl_grpo_ext.errors import ConfigurationError, PluginOutputError
+from trl_grpo_ext.errors import ConfigurationError
 from trl_grpo_ext.guard.guarded import guarded
 from trl_grpo_ext.plugins.loading import RewardList
 from trl_grpo_ext.rewards.combinators import Gated, PerColumn, Product, Weighted
@@ -30,10 +30,6 @@ HERE = Place(0, 1)
 
 
 def second(second: Sequence[float | None], **columns: Any) -> list[float | None]:
-    return list(second)
-
-
-async def later(second: Sequence[float | None], **columns: Any) -> list[float | None]:
     return list(second)
 
 
@@ -235,33 +231,3 @@ def test_combinators_count_outcomes_apart() -> None:
 
 
 # --- all of them -----------------------------------------------------------------------------------------------------
-
-
-def test_async_rewards_are_waited_for() -> None:
-    for reward in (Weighted([later]), Product([later]), PerColumn("task", {"a": later})):
-        assert scored(reward, [9.0], [2.0], task=["a"]) == [2.0]
-    assert scored(Gated(later, later), [9.0, 9.0], [2.0, 0.5]) == [2.0, 0.0]
-
-
-def test_combinators_name_the_failing_child() -> None:
-    def short(**columns: Any) -> list[float]:
-        return [1.0]
-
-    def infinite(completions: list[str], **columns: Any) -> list[float]:
-        return [math.inf] * len(completions)
-
-    def fails(**columns: Any) -> list[float]:
-        raise ZeroDivisionError("no, thank you")
-
-    makes: list[Callable[[Any], Reward]] = [
-        *(lambda r: Weighted([r]), lambda r: Product([r])),
-        *(lambda r: Gated(first, r), lambda r: Gated(r, first), lambda r: PerColumn("task", {"a": r})),
-    ]
-    for make in makes:
-        for child, kind, message in (
-            (short, PluginOutputError, "'short' returned 1 values for 2 completions"),
-            (infinite, PluginOutputError, "'infinite' returned inf at row 0; it must be finite"),
-            (fails, ZeroDivisionError, "no, thank you"),
-        ):
-            with pytest.raises(kind, match=message):
-                scored(make(child), [1.0, 1.0], task=["a", "a"])

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trl_grpo_ext.errors import ConfigurationError, RewardError
 from trl_grpo_ext.rewards._text.json_text import Located, read_located
 from trl_grpo_ext.rewards.json_fields import JSONFields
 from trl_grpo_ext.types import Parts
@@ -192,16 +191,6 @@ def test_expected_values_that_cannot_be_read_give_none(expected: Any) -> None:
     with pytest.warns(UserWarning, match="cannot read the expected fields at row 1"):
         scores = reward(completions=['{"a": 1}'] * 2, fields=['{"a": 1}', expected])
     assert scores == [1.0, None]
-
-
-def test_json_fields_parameters_and_columns() -> None:
-    for parameters in ({"extract": "all"}, {"absolute": -1}, {"extra": -0.1}, {"ignore_case": 1}, {"max_depth": 1000}):
-        with pytest.raises(ConfigurationError, match=next(iter(parameters))):
-            JSONFields(**parameters)
-    with pytest.raises(RewardError, match="'fields'"):
-        JSONFields()(completions=["x"], answer=["y"])
-    (score,) = JSONFields(column="answer", extract="last")(completions=['So {"a": 1}.'], answer=['{"a": 1}'])
-    assert score == 1.0
 
 
 # ------------------------------------------------------------------------------------------------- against json itself

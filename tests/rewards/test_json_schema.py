@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from trl_grpo_ext.errors import ConfigurationError, RewardError
@@ -196,72 +196,9 @@ def test_json_schema_that_never_ends() -> None:
 # ------------------------------------------------------------------------------- whose fault it is: answer or schema
 
 
-NUMBERS = [0, 1, -1, 7, 10**400, -(10**999), 0.1, 1e308, -1e-308, 5e-324, 2**53 + 1, 9e15, 12.34]
-NAMES = ["", "a", "b", "$ref", "__proto__", "\ud800", "\x00", "é" * 40, "a" * 300]
-INSTANCES = st.recursive(
-    st.none() | st.booleans() | st.sampled_from(NUMBERS) | st.sampled_from(NAMES),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(NAMES), inner, max_size=3),
-    max_leaves=10,
-)
-DEEP = json.loads("[" * 49 + "]" * 49)
-HONEST = [None, True, 0, 1, 0.5, -2, "", "a", "ab", [], [1], [1, 1], {}, {"a": 1}, {"b": [{}]}]
-PATTERNS = ["^a", "(?i)b", "(?P<n>a)", "a{3}", "(a|b)*$", "\\p{L}", "(", "a{99999999999}", "[", "(?<!a)b", ""]
-COUNTS = [0, 1, 2, 3.0, 10**400, -1, 1.5, "1"]
-REFERENCES = [
-    *("#", "#/$defs/a", "#/$defs/b", "#/$defs", "#/x", "#/const", "#a", "other.json", "https://example.org/s"),
-    *("https://json-schema.org/draft/2020-12/schema", "urn:x:y", "#/%24defs/a", "#/$defs/a/allOf/0", "\ud800"),
-]
-
-
-def keywords(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
-    """Every keyword of the draft with values that are valid, odd or none."""
-    several = st.lists(inner, max_size=2)
-    named = st.dictionaries(st.sampled_from(["a", "b", "$ref"]), inner, max_size=2)
-    pattern = st.sampled_from(PATTERNS)
-    count = st.sampled_from(COUNTS)
-    number = st.sampled_from([*NUMBERS, 0.01, 3, 1e-320])
-    one_of_each = {
-        **dict.fromkeys(["allOf", "anyOf", "oneOf", "prefixItems"], several),
-        **dict.fromkeys(["not", "if", "then", "else", "items", "contains", "propertyNames", "x"], inner),
-        **dict.fromkeys(["additionalProperties", "unevaluatedItems", "unevaluatedProperties"], inner),
-        **dict.fromkeys(["properties", "$defs", "dependentSchemas"], named),
-        **dict.fromkeys(["multipleOf", "minimum", "exclusiveMaximum"], number),
-        **dict.fromkeys(["minLength", "maxLength", "minItems", "maxProperties", "minContains", "maxContains"], count),
-        **dict.fromkeys(["$ref", "$dynamicRef"], st.sampled_from(REFERENCES)),
-        "patternProperties": st.dictionaries(pattern, inner, max_size=3),
-        "pattern": pattern,
-        "enum": st.lists(INSTANCES, max_size=3),
-        "const": INSTANCES,
-        "uniqueItems": st.booleans(),
-        "required": st.lists(st.sampled_from(NAMES), max_size=2),
-        "dependentRequired": st.dictionaries(st.sampled_from(NAMES), st.lists(st.sampled_from(NAMES)), max_size=2),
-        "type": st.sampled_from(["object", "array", "number", "integer", "string", ["null", "boolean"], "objekt"]),
-        "format": st.sampled_from(["date", "uri", "regex", 3]),
-        "$id": st.sampled_from(["https://example.org/s", "a", "#", ":::"]),
-        "$anchor": st.just("a"),
-    }
-    pairs = st.sampled_from([*one_of_each]).flatmap(lambda key: st.tuples(st.just(key), one_of_each[key]))
-    return st.lists(pairs, max_size=3).map(dict)
-
-
-SCHEMAS = st.recursive(st.booleans(), keywords, max_leaves=6)
-
-
 def said(schema: Any, instance: Any) -> str:
     """The verdict, without a worker."""
     return verdict("whole", 10**6, 50, False, (json.dumps(schema), json.dumps(instance)))[0]
-
-
-@settings(max_examples=200, deadline=None)
-@given(schema=SCHEMAS, instances=st.lists(INSTANCES, max_size=4))
-def test_json_schema_never_raises(schema: Any, instances: list[Any]) -> None:
-    try:
-        taken = JSONSchema(schema).schema
-    except ConfigurationError:
-        return
-    of_schema = "unparseable_reference"
-    assert {said(taken, one) for one in [*instances, *NUMBERS, DEEP]} <= {"right", "wrong", "refused", of_schema}
-    assert {said(taken, instance) for instance in HONEST} <= {"right", "wrong", of_schema}
 
 
 def test_json_schema_refuses_huge_numbers() -> None:

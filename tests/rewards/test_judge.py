@@ -2,12 +2,8 @@
 
 import asyncio
 import gc
-import logging
 import pickle
 import re
-import signal
-import subprocess
-import sys
 import time
 import traceback
 from collections import Counter
@@ -134,28 +130,6 @@ def test_judge_512_completions(server: Server) -> None:
     assert set(server.seen.values()) == {1}
 
 
-def test_a_server_that_is_killed_in_the_middle_of_a_batch(caplog: pytest.LogCaptureFixture) -> None:
-    serve = "from tests.judge_server import serve_and_die; serve_and_die(40)"
-    with subprocess.Popen([sys.executable, "-c", serve], stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        port = int(process.stdout.readline())
-        judge = Judge("m", "Right?", base_url=f"http://127.0.0.1:{port}/v1", concurrency=16, retries=1, timeout=30)
-        completions = [f"late grade:{row % 10} of {row}" for row in range(128)]
-        right = [float(row % 10 > 5) for row in range(128)]
-        logged: dict[str, float] = {}
-        values = scores(judge, completions, log_metric=logged.__setitem__)
-        assert process.wait() == -signal.SIGKILL
-    known = [row for row, value in enumerate(values) if value is not None]
-    assert 0 < len(known) <= 40
-    assert [values[row] for row in known] == [right[row] for row in known]
-    assert logged["outcomes/judge/scored"] == len(known) / 128 == 1 - logged["outcomes/judge/error"]
-    with pytest.raises(RewardError, match=r"of 2 .*reached"):
-        scores(judge, ["grade:9", "grade:8"])
-    with judge_server(port):
-        assert scores(judge, completions) == right
-    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
-
-
 def test_a_judge_that_is_dropped_takes_no_reply_from_another(server: Server) -> None:
     async def collect_and_score(judge: Judge) -> list[float | None]:
         gc.collect()  # the connections that are closed now have the file descriptors that the next ones get
@@ -166,19 +140,6 @@ def test_a_judge_that_is_dropped_takes_no_reply_from_another(server: Server) -> 
     assert scores(dropped, [f"late grade:8 of {row}" for row in range(64)]) == [1.0] * 64
     del dropped
     assert asyncio.run_coroutine_threadsafe(collect_and_score(other), reward_loop()).result() == [1.0] * 64
-
-
-def test_judge_asks_pairs_in_both_orders(server: Server) -> None:
-    judge = judge_at(server, "Which is better?", compare="group", opponents=2)
-    prompts = ["a", "a", "a", "b", "b", "c"]
-    completions = ["grade:9", "grade:5", "grade:1", "grade:3", "first! grade:7", "grade:9"]
-    logged: dict[str, float] = {}
-    values = scores(judge, completions, prompts=prompts, log_metric=logged.__setitem__)
-    assert values == [1.0, 0.5, 0.0, 0.5, 0.5, None]
-    assert len(server.requests) == 3 * 2 + 2  # each ordered pair once, which serves both of its completions
-    assert logged["judge/judge/prompt_tokens"] == 100 * len(server.requests)
-    against = judge_at(server, "Which is better?", compare="reference")
-    assert scores(against, ["grade:9", "grade:3"], reference=["grade:5", "grade:3"]) == [1.0, 0.5]
 
 
 @pytest.mark.parametrize("reason", [True, False])
@@ -248,7 +209,6 @@ def test_a_completion_cannot_leave_its_marks_or_end_the_turn(server: Server, att
         {"base_url": "http://me:secret@host/v1"},
         {"template": "no field"},
         {"template": "{completion} {log_metric}"},
-        {"compare": "pairs"},
         {"timeout": 0},
         {"concurrency": 0},
     ],
@@ -257,8 +217,3 @@ def test_parameters_are_checked(parameters: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError) as raised:
         Judge("m", **{"criteria": "Right?", **parameters})
     assert "secret" not in str(raised.value)
-
-
-def test_outcomes_of_other_rewards_cannot_be_set(server: Server) -> None:
-    with pytest.raises(ConfigurationError, match="'right'"):
-        judge_at(server, outcomes={"right": 1})

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from trl_grpo_ext.errors import ConfigurationError, RewardError
 from trl_grpo_ext.rewards.lines import Lines
 from trl_grpo_ext.types import END, Parts
 
@@ -57,11 +56,6 @@ def test_stopping_is_paid_at_the_end(text: str, stopped: float) -> None:
     assert score == pytest.approx((sum(part.score for part in answers) + 0.5 * stopped) / 2.5)
 
 
-def test_numbered_items_stop_after_the_last_item() -> None:
-    for text, stopped in (("1. a\n2. b\n", 1.0), ("1. a\n2. b\nThat is all.", 0.0), ("So:\n2. b\n1. a", 1.0)):
-        assert scored(text, ["a", "b"], form="numbered", stop=1).parts[-1].score == stopped, text
-
-
 @pytest.mark.parametrize(
     ("line", "wanted", "options", "right"),
     [
@@ -108,15 +102,6 @@ def test_outcomes_of_lines_are_told_apart() -> None:
 def test_expected_lines_that_cannot_be_read_give_none(expected: Any) -> None:
     with pytest.warns(UserWarning, match="cannot read the expected lines at row 1"):
         assert Lines()(completions=["a"] * 2, lines=[["a"], expected]) == [1.0, None]
-
-
-def test_lines_parameters_and_columns() -> None:
-    for parameters in ({"form": "list"}, {"relative": -1}, {"stop": -0.1}, {"ignore_space": 1}, {"max_characters": 0}):
-        with pytest.raises(ConfigurationError, match=next(iter(parameters))):
-            Lines(**parameters)
-    with pytest.raises(RewardError, match="'lines'"):
-        Lines()(completions=["x"], answer=["y"])
-    assert Lines(column="answer")(completions=["x"], answer=[("x",)]) == [1.0]
 
 
 def test_hostile_texts_take_linear_time() -> None:

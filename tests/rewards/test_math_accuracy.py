@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trl_grpo_ext.guard.outcomes import Outcome
-from trl_grpo_ext.plugins.loading import load_rewards
 from trl_grpo_ext.rewards.math_accuracy import MathAccuracy
 
 pytestmark = pytest.mark.filterwarnings("ignore:math_accuracy cannot read the reference")
@@ -116,12 +115,6 @@ def test_math_accuracy_of_plain_numbers_without_sympy() -> None:
         pytest.skip("needs /proc")
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
-
-
-def test_load_rewards_starts_the_workers_imports() -> None:
-    (reward,) = load_rewards([{"name": "math_accuracy", "workers": 1}])
-    assert reward._verifier.pool._processes._server is not None
-    reward.close()
 
 
 # Only what follows the reasoning -----------------------------------------------------------------------------------

@@ -1,9 +1,7 @@
 """`MathAccuracy` with completions made to hang, crash or bloat it: it comes back in time, and others are not harmed."""
 
 import contextlib
-import random
 import re
-import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -88,39 +86,3 @@ def test_no_text_raises(reward: MathAccuracy, reference: str, completion: str, b
     text = f"\\boxed{{{completion}}}" if boxed else completion
     [judgement] = reward.judge(completions=[text], solution=[f"${reference}$" if boxed else reference])
     assert judgement.outcome is not Outcome.ERROR
-
-
-def odd_texts(seed: int, count: int) -> list[str]:
-    """Random bytes in and around boxes, decoded in the ways in which tokenizers leave them."""
-    rng = random.Random(seed)
-    made = []
-    for row in range(count):
-        data = rng.randbytes(rng.randrange(1, 60))
-        text = data.decode("utf-8", ("surrogateescape", "replace", "backslashreplace")[row % 3])
-        made.append((text, f"\\boxed{{{text}}}", f"answer ${text}$", f"\\boxed{{{rng.randrange(99)}}} {text}")[row % 4])
-    return made
-
-
-@pytest.mark.parametrize("count", [120, pytest.param(800, marks=pytest.mark.nightly)])
-def test_math_accuracy_outcome_depends_on_the_answer(count: int) -> None:
-    others = set(psutil.Process().children(recursive=True))
-    reward = MathAccuracy(cache=0)
-    rows = [(("18", "$x+1$")[row % 2], text) for row, text in enumerate([*HOSTILE[:24], *odd_texts(1, count)])]
-
-    def outcomes(some: list[tuple[str, str]]) -> list[Outcome]:
-        judged = reward.judge(completions=[text for _, text in some], solution=[reference for reference, _ in some])
-        return [judgement.outcome for judgement in judged]
-
-    together = outcomes(rows)
-    assert Outcome.ERROR not in together
-    assert outcomes(rows[::-1])[::-1] == together
-    alone = rows if count > 120 else rows[::6]
-    assert [outcomes([row])[0] for row in alone] == together[:: 1 if count > 120 else 6]
-    left = set(psutil.Process().children(recursive=True)) - others
-    assert len(left) <= reward._verifier.pool.workers + 1
-    assert psutil.STATUS_ZOMBIE not in {process.status() for process in left}
-    reward.close()
-    end = time.monotonic() + 30
-    while any(process.is_running() for process in left):
-        assert time.monotonic() < end, "a process is left"
-        time.sleep(0.05)

@@ -19,6 +19,8 @@ REFUSED: list[tuple[str, dict[str, Any], dict[str, list[Any]]]] = [
     ("json_schema", {"schema": {}}, {"extract": ["first"], "partial": [True], "timeout": [-1]}),
     ("length_target", {"target": 5}, {"target": [-1, 5.0], "mode": ["min"], "alpha": [0], "delta": [1.5]}),
     ("length_target", {"target": 5}, {"column": [""]}),
+    ("lines", {}, {"form": ["list"], "relative": [-1], "stop": [-0.1], "ignore_space": [1], "max_characters": [0]}),
+    ("json_fields", {}, {"extract": ["all"], "absolute": [-1], "extra": [-0.1], "max_depth": [1000]}),
     ("soft_overlong", {"max_completion_length": 100, "cache": 20}, {"cache": [-1, 101, True]}),
     ("soft_overlong", {"max_completion_length": 100, "cache": 20}, {"max_completion_length": [0, "100"]}),
     ("regex_match", {"pattern": "a"}, {"pattern": ["(", b"a", "a{99999999999999}"], "flags": ["q"], "full": [1]}),
@@ -60,8 +62,12 @@ def test_parameters_that_cannot_work_together_are_refused() -> None:
 
 
 NEEDED: list[tuple[str, dict[str, Any], str]] = [
-    *(("gsm8k_accuracy", {}, "answer"), ("math_accuracy", {}, "solution")),
-    *(("python_tests", {}, "tests"), ("json_schema", {}, "schema")),
+    ("gsm8k_accuracy", {}, "answer"),
+    ("math_accuracy", {}, "solution"),
+    ("python_tests", {}, "tests"),
+    ("json_schema", {}, "schema"),
+    ("json_fields", {}, "fields"),
+    ("lines", {}, "lines"),
     ("length_target", {}, "target_length"),
     ("per_column", {"column": "t", "rewards": {"a": "think_format"}}, "t"),
 ]

@@ -2,15 +2,12 @@
 
 # The code that is run is easier to read on one line.
 # ruff: noqa: E501
-import json
-import pickle
 import textwrap
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
-from tests.busy import busy
 from tests.rewards.code_corpus import ATTACKS, FORGERIES, HONEST, SHAPES, SOLVED, Pair
 from trl_grpo_ext.errors import ConfigurationError, RewardError
 from trl_grpo_ext.guard.outcomes import Judgement, Outcome
@@ -121,17 +118,6 @@ def test_with_partial_each_test_is_a_part_at_the_code() -> None:
     assert parts("def add(a, b", ADD[:1]) == [("test_0", 0.0, ["def add(a, b"])]
 
 
-def test_python_tests_partial_share() -> None:
-    codes = [RIGHT, "def add(a, b): return 3", "def add(a, b): return 7"]
-    columns = {"prompts": ["?"] * 3, "completions": [fence(code) for code in codes], "completion_ids": [[1]] * 3}
-    partial = pickle.loads(pickle.dumps(PythonTests(partial=True)))
-    assert partial(**columns, tests=[ADD] * 3) == [1.0, 1 / 3, 0.0]
-    assert PythonTests()(**columns, tests=[ADD] * 3) == [1.0, 0.0, 0.0]
-    code = "a, b = map(int, input().split())\nif b < 0: raise SystemExit(1)\nprint(a + b)"
-    [judgement] = PythonTests(partial=True).judge(completions=[fence(code)], tests=[SUM[::-1]])
-    assert (judgement.outcome, judgement.score) == (Outcome.SCORED, 0.5)
-
-
 @pytest.mark.slow
 def test_a_timeout_is_a_timeout_whatever_passed_before() -> None:
     code = "def add(a, b):\n    while a == 'a': pass\n    return a + b"
@@ -139,13 +125,6 @@ def test_a_timeout_is_a_timeout_whatever_passed_before() -> None:
     slow = "import time\ntime.sleep(0.4)\nprint(sum(map(int, input().split())))"
     assert outcome(slow, SUM * 3, PythonTests(timeout=1.0)) is Outcome.TIMEOUT, "the tests of a completion share it"
     assert outcome(slow, SUM, PythonTests(timeout=5.0)) is Outcome.RIGHT
-
-
-def test_large_and_deep_completions_end() -> None:
-    texts = ["(" * 10**6, "[" * 99_999, "x = 1\n" * 16_000, "```\n" * 25_000, "-" * 90_000 + "1"]
-    judged = PythonTests(timeout=2.0).judge(completions=texts, tests=[ADD] * len(texts))
-    assert judged[0].outcome is Outcome.REFUSED
-    assert {one.outcome for one in judged[1:]} <= {Outcome.NO_ANSWER, Outcome.DIED, Outcome.WRONG}
 
 
 # --- honest and forged -----------------------------------------------------------------------------------------------
@@ -178,17 +157,6 @@ def test_attacks_are_worth_nothing_and_choose_no_none() -> None:
         for name, one in found.items()
         if one.outcome != ATTACKS[name].outcome and (ATTACKS[name].outcome or one.outcome not in WORTH_NOTHING)
     } == {}
-
-
-@pytest.mark.nightly
-def test_python_tests_verdicts_beside_busy_processes() -> None:
-    both = HONEST | {name: pair for name, pair in ATTACKS.items() if "range" not in name}
-    first = {name: one.outcome for name, one in outcomes(both, workers=2).items()}
-    backwards = {name: one.outcome for name, one in outcomes(dict([*both.items()][::-1]), workers=1).items()}
-    alone = {name: outcomes({name: pair})[name].outcome for name, pair in both.items()}
-    with busy(4):
-        beside = {name: one.outcome for name, one in outcomes(both, workers=2).items()}
-    assert first == backwards == alone == beside
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -297,9 +265,3 @@ def test_a_machine_without_a_required_layer_is_refused(monkeypatch: pytest.Monke
         PythonTests()
     assert PythonTests(require=["files"]).require == ("files",)
     assert PythonTests(require=[]).require == ()
-
-
-def test_the_job_is_no_size_that_blocks() -> None:
-    tests = [f"assert add({number}, '{'x' * 10_000}') == 1" for number in range(100)]
-    assert len(json.dumps(tests)) > 10**6
-    assert outcome("def add(a, b): return len(b) // 10_000", tests) is Outcome.RIGHT

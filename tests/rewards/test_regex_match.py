@@ -2,9 +2,6 @@
 
 from typing import Any
 
-import pytest
-
-from trl_grpo_ext.errors import RewardError
 from trl_grpo_ext.guard.outcomes import Outcome
 from trl_grpo_ext.rewards.regex_match import RegexMatch
 from trl_grpo_ext.types import Parts
@@ -51,11 +48,6 @@ def test_regex_match_full_and_values() -> None:
     assert places(scores[0]) == [(0, 5)]
 
 
-@pytest.mark.parametrize(("flags", "matches"), [("", False), ("s", False), ("i", False), ("is", True), ("sim", True)])
-def test_flags_are_those_of_re(flags: str, matches: bool) -> None:
-    assert scored(RegexMatch("A.B", flags=flags), "a\nb") == [float(matches)]
-
-
 def test_several_matches_earn_their_share() -> None:
     reward = RegexMatch("- ", count=4, value=2.0, otherwise=-2.0)
     scores = scored(reward, "", "- a", "- a - b", "- a - b - c - d", "- a - b - c - d - e")
@@ -73,18 +65,3 @@ def test_regex_match_that_never_ends() -> None:
     scores: list[Any] = [judgement.score for judgement in judgements]
     assert scores == [None, 1.0, None, 0.0, 1.0]
     assert places(scores[4]) == [(50, 52)]
-
-
-@pytest.mark.slow
-def test_what_a_timeout_becomes_may_be_chosen_and_is_logged() -> None:
-    metrics: dict[str, float] = {}
-    extra: dict[str, list[Any]] = {}
-    reward = RegexMatch(FOREVER, timeout=0.3, outcomes={"timeout": None, "refused": -1.0}, max_characters=100)
-    columns = {"log_metric": metrics.__setitem__, "log_extra": extra.__setitem__}
-    assert scored(reward, "a" * 60, "ab", "b" * 101, "b", **columns) == [None, 1.0, -1.0, 0.0]
-    assert metrics["outcomes/regex_match/timeout"] == 0.25
-    assert metrics["outcomes/regex_match/scored"] == 0.5
-    assert metrics["outcomes/regex_match/died"] == 0.0
-    assert extra["regex_match_outcome"] == ["timeout", "scored", "refused", "scored"]
-    with pytest.raises(RewardError, match=r"row 1 .*'timeout'"):
-        scored(RegexMatch(FOREVER, timeout=0.3, outcomes={"timeout": "raise"}), "ab", "a" * 60)

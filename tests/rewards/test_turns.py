@@ -75,11 +75,9 @@ def fail(text: str) -> str:
     [
         (("", [("fail", {"text": "x"})]), {"calls": 1, "returned": 0, "failed": 1, "unanswered": 0}),
         (("", [("fail", {"text": "long"})]), {"calls": 1, "returned": 0, "failed": 0, "unanswered": 1}),
-        (("", [("echo", {"text": "flood"})] * 2), {"calls": 2, "returned": 0, "failed": 0, "unanswered": 2}),
-        ("broken", {"calls": 1, "returned": 0, "failed": 1, "unanswered": 0}),
         (("", [("echo", {"text": "z" * 900})]), {"calls": 1, "returned": 0, "failed": 1, "unanswered": 0}),
     ],
-    ids=["error", "long error", "long result", "broken", "cut"],
+    ids=["error", "long error", "cut"],
 )
 def test_no_call_escapes_near_the_end_of_the_budget(script: Any, metrics: dict[str, int], tmp_path: Path) -> None:
     """Through TRL's own tool loop, which takes back what does not fit and forgets whether it was an error."""
@@ -94,7 +92,7 @@ def test_no_call_escapes_near_the_end_of_the_budget(script: Any, metrics: dict[s
         processing_class=tokenizer,
         tools=[fail, echo],
     )
-    own = [script if script == "broken" else (f"{row}:", script[1]) for row in range(4)]  # tells the rows apart
+    own = [(f"{row}:", script[1]) for row in range(4)]  # tells the rows apart
     trainer.scripts = [[written(FAMILIES["qwen3"], tokenizer, said) for said in (first, ("so.", []))] for first in own]
     trainer.train()
     log = trainer.state.log_history[0]

@@ -47,30 +47,24 @@ class MathAccuracy(Judged):
     r"""Score 1.0 where the completion's answer equals the reference in the column `solution`, 0.0 where it does not.
 
     The verdict is math-verify's, with the settings of TRL's `accuracy_reward`: the reference is LaTeX or a number, and
-    all of it is read (`_math.references`); the completion's answer must be LaTeX, in `\boxed{}` or in an environment
-    after the word "answer". But math-verify's timeouts are signals: they only work in the main thread, don't bound
-    memory, and cannot interrupt one long operation, so that a completion such as `\boxed{9^{9^{9^9}}}` costs five
-    seconds or hangs a training. Here it runs in worker processes, and most answers never get that far: pairs of plain
-    numbers need no worker where its verdict can be proved (`_math.plain_answers`), equal texts are not parsed,
-    completions with the same answer are judged once, and what asks for too much work is not evaluated (`_math.work`).
+    all of it is read; the completion's answer must be LaTeX, in `\boxed{}` or in an environment after the word
+    "answer". Math-verify's timeouts are signals, which cannot interrupt one long operation: `\boxed{9^{9^{9^9}}}` costs
+    five seconds or hangs a training. Here it runs in worker processes, and most answers never get that far: pairs of
+    plain numbers need no worker, equal texts are not parsed, completions with the same answer are judged once, and what
+    asks for too much work is not evaluated.
 
     The outcomes and their default values: `right` 1.0; `wrong`, `no_answer` 0.0; `unparseable_reference` None (the
     reference parses to nothing, asks for too much, or cannot be compared even with a plain number in time); `timeout`,
     `died` (twice, or out of memory) and `refused` (the answer asks for too much) 0.0; `error` raises. If a pair has no
     verdict, the reference is tried alone, once, to find which of the two is at fault.
 
-    All times are CPU seconds of a worker, and each completion has its own, so a verdict depends neither on the rest of
-    the batch nor on what else the machine does.
-
     Args:
-        timeout: CPU seconds for one completion, parsing and comparing, once. An ordinary pair takes 1 to 20
-            milliseconds, an integral about a second. Before, it may have a slice of 0.25 s in a worker that has just
-            started.
+        timeout: CPU seconds of a worker for one completion, so that a verdict depends on nothing else that runs. An
+            ordinary pair takes 1 to 20 milliseconds, an integral about a second.
         workers: Number of processes; None means the number of cores divided among this machine's ranks, at most 8. They
             start with `load_rewards` or `start_workers`, else with the first completion that needs one.
         memory_mb: Memory that a worker may add to what it starts with, in MiB; None means no limit.
-        max_characters: Longer completions are `refused`, longer references unparseable. The other limits
-            ("refused" in docs/rewards.md) are fixed.
+        max_characters: Longer completions are `refused`, longer references unparseable.
         outcomes: Values of outcomes, by name: a number, None, or "raise".
         cache: Number of verdicts kept over batches; timeouts and deaths are not kept.
         reasoning_delimiters: What ends the reasoning, such as `["</think>"]`; None means that all of the completion
@@ -81,22 +75,18 @@ class MathAccuracy(Judged):
 
     - Of several messages the last assistant message with text counts, not the first message, and completions may also
       be strings.
-    - A pair that takes more than `timeout` CPU seconds is 0.0. Math-Verify has 5 seconds on the wall clock for each of
-      parsing the reference, parsing the answer and every comparison, and so may say 1.0 after that time.
-    - A reference that never finishes gives None, not 0.0.
-    - Different exact fractions are not equal. To math-verify they are if the difference vanishes in floating point:
-      `\frac{1}{2004!}` for `\frac{1}{2006!}`, `10^{-31}` for `10^{-30}`.
+    - A pair that takes more than `timeout` CPU seconds is 0.0, and a reference that never finishes None. Math-Verify
+      has 5 seconds on the wall clock for each step.
+    - Different exact fractions are not equal, also where their difference vanishes in floating point
+      (`\frac{1}{2004!}` for `\frac{1}{2006!}`).
     - A reference is read as a whole, and unparseable if that cannot be. Math-Verify takes the last number of what it
-      cannot parse: 0 for `3x-y+13=0` and for `$\forall x>0, f(x)=0$`. What its grammar does not know is right as the
-      same text, and unparseable otherwise.
-    - Notation that it misreads is rewritten (`_math.notation`): `1\,000`, `1e3`, `1 1/2`, `\frac12`, `0.\overline{3}`,
-      `\frac{1 \pm \sqrt{5}}{2}`, `\langle 1,2\rangle`, `30^\circ 15'`, `y''`. The `t` of `5t` and the text of
-      `k \text{ is even}` are no units, `1010_2` is not `1010_3`, 5 is no answer to `x + y = 5`, and `i^2` is -1.
+      cannot parse: 0 for `3x-y+13=0`. What its grammar does not know is right as the same text alone.
+    - Notation that it misreads is rewritten (`_math.notation`): `1\,000`, `1e3`, `1 1/2`, `0.\overline{3}`, `y''`. The
+      `t` of `5t` is no unit, `1010_2` is not `1010_3`, 5 is no answer to `x + y = 5`, and `i^2` is -1.
     - "gold_parsed" and "answer_parsed" are the LaTeX that was read, not sympy's spelling of it.
 
-    Math-Verify's rules for decimals and percent are kept, because others would make a different reward: numbers are
-    rounded to 6 places if one is a decimal (`\boxed{0.0000001}` is right for the reference `0.0`), and a percent sign
-    is ignored if both are integers (`\boxed{50\%}` is right for `50`).
+    Math-Verify's rules for decimals and percent are kept: numbers are rounded to 6 places if one is a decimal
+    (`\boxed{0.0000001}` is right for `0.0`), and a percent sign is ignored if both are integers.
     """
 
     __name__ = "math_accuracy"

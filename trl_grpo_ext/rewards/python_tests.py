@@ -41,15 +41,13 @@ class PythonTests(Judged):
     The code is the completion's last fence marked python, else its last fence, else its whole text.
 
     A program runs once per test, in its own process. Otherwise one process holds the code, and another runs the tests,
-    in order and in one namespace; it asks the first for calls and attributes and gets values as data. With the layers
-    that are required by default, the code reaches no files but its own, no network and no other process. The table in
-    docs/rewards.md ("Code and its tests") says what is allowed, and the outcome of each.
+    in order and in one namespace; it asks the first for calls and attributes and gets values as data.
 
     The outcomes: `no_answer`, there is no code or it does not compile; `wrong`, a test failed, the code raised, or it
     ended the process before the tests were done; `died`, it crashed the interpreter, ran out of memory or stored too
-    much; `timeout`, it took more processor time than `timeout` for all tests of the completion; `refused`, the
-    completion is too long; `scored`, with `partial`, some tests pass;
-    `unparseable_reference`, the tests are in none of the forms, or cannot judge this code.
+    much; `timeout`, it took too long for all tests of the completion; `refused`, the completion is too long; `scored`,
+    with `partial`, some tests pass; `unparseable_reference`, the tests are in none of the forms, or cannot judge this
+    code (docs/rewards.md, "Code and its tests").
 
     Args:
         partial: Score the share of tests that pass. Each test is a part, `test_0` and so on, whose place is the code.
@@ -228,7 +226,6 @@ def _failure(run: Run) -> Judgement | None:
         "timeout": (Outcome.TIMEOUT, f"{run.seconds:.1f} s"),
         "tests": (Outcome.UNPARSEABLE, "the tests themselves take too long"),
         "storage": (Outcome.DIED, "it stored too much"),
-        "threads": (Outcome.DIED, "it started too many threads"),
         "output": (Outcome.WRONG, "it printed or handed over too much"),
     }
     if run.ended in ended:

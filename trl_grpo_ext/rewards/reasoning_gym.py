@@ -42,14 +42,12 @@ class ReasoningGym(Judged):
     """Score a completion by the verifier of the `reasoning-gym` task that its prompt came from.
 
     A row names its problem by the columns `task`, `seed` and `index`, from which the worker makes it again with its
-    verifier: a problem that went through JSON changes some tasks' scores. `reasoning_gym_rows` makes such rows. The
-    optional column `config` has the task's settings, as a mapping or as JSON. With the optional column `answer`, a
-    problem that comes out with another answer is an unparseable reference: `polynomial_multiplication` depends on the
-    order of a set, so set PYTHONHASHSEED=0 for the data and the training.
+    verifier; `reasoning_gym_rows` makes such rows. The optional column `config` has the task's settings, as a mapping
+    or as JSON. With the optional column `answer`, a problem that comes out with another answer is an unparseable
+    reference: `polynomial_multiplication` depends on the order of a set, so set PYTHONHASHSEED=0.
 
-    Several verifiers evaluate the answer as Python (`eval`, or SymPy's `parse_expr`), so an answer could run code or
-    change its own reference. Here both read only literals and plain expressions, and each worker has given up its
-    rights to files, network and processes before the first answer.
+    Several verifiers evaluate the answer as Python. Here they read only literals and plain expressions, and each worker
+    has given up its rights to files, network and processes before the first answer.
 
     Scores are the verifier's own, partial credit included: many give 0.01 to any answer.
 

@@ -75,20 +75,6 @@ def test_plain_answers_reads_plain_numbers_alone() -> None:
     assert [text for text in OTHER_COMPLETIONS if plain_answer(text) is not None] == []
 
 
-def test_numbers_are_compared_exactly_and_near_decimals_are_left() -> None:
-    right, wrong = Outcome.RIGHT, Outcome.WRONG
-    for reference, answer, outcome in (
-        *(("18", "18", right), ("18", "18.00", right), ("18", "36/2", right), ("1,234", "1234", right)),
-        *(("0.75", "\\frac{3}{4}", right), ("18", "17", wrong), ("18", "-18", wrong), ("1/3", "0.3333", wrong)),
-        *(("1/3", "333333/1000000", wrong), ("1/3", "0.333333", None), ("2", "2.000001", None)),
-        ("2", "2.000003", wrong),
-    ):
-        gold, found = plain_reference(reference), plain_answer(f"\\boxed{{{answer}}}")
-        assert gold is not None
-        assert found is not None
-        assert verdict(gold, found) == outcome
-
-
 def test_a_text_has_no_answer_where_nothing_can_begin_one() -> None:
     for text in ("", "18", "the answer is 18", "$18$", "\\boxed 18"):
         assert has_no_answer(text)
@@ -231,12 +217,6 @@ def test_a_box_stands_alone_only_where_nothing_else_can_be_read() -> None:
     two = ("\\boxed{1} \\boxed{2}", "$\\boxed{5}$ %", "\\boxed{a $b$}", "x [ \\boxed{[1,2] }", "\\boxed{ }", "none")
     for text in two:
         assert answer_alone(text) == text
-
-
-def test_a_hostile_middle_does_not_count_beside_an_ordinary_box() -> None:
-    assert excess_of_completion("(" * 5000 + "9" * 5000 + " so \\boxed{18}", 20_000) is None
-    assert excess_of_completion("x" * 20_001, 20_000) == "20001 characters, more than max_characters, 20000"
-    assert excess_of_reference("x" * 20_001, 20_000) == "20001 characters, more than max_characters, 20000"
 
 
 @given(text=st.text() | st.text("\\boxed{}()[]$9 "))

@@ -108,17 +108,6 @@ def test_a_program_reads_prints_and_ends_as_python_does(monkeypatch: pytest.Monk
     assert run.output.decode() == "['HOME', 'LANG', 'PATH', 'PYTHONHASHSEED', 'TMPDIR'] [] True\n"
 
 
-def test_runs_come_in_order_so_many_at_a_time_and_leave_nothing() -> None:
-    module("pass")
-    descriptors, threads = len(list(Path("/dev/fd").iterdir())), threading.active_count()
-    tasks = [lambda stop: module("while True: pass", seconds=0.05, stop=stop), lambda stop: program("print(1)")] * 4
-    assert [run.ended for run in run_all(tasks, workers=3)] == ["timeout", "exited"] * 4
-    # Fewer where an earlier test's have just ended.
-    assert len(list(Path("/dev/fd").iterdir())) <= descriptors
-    assert threading.active_count() <= threads
-    assert run_all([], workers=2) == []
-
-
 # --- limits ----------------------------------------------------------------------------------------------------------
 
 
@@ -185,21 +174,6 @@ def test_what_is_written_is_limited_and_not_what_is_listed(folder: str, monkeypa
     found = {code: run.ended for code, run in zip(HOARDERS, in_parallel(HOARDERS), strict=True)}
     assert found == dict.fromkeys(HOARDERS, "storage")
     assert list(Path(tempfile.gettempdir()).glob("python-tests-*")) == []
-
-
-@needs_layers
-def test_files_and_threads_are_limited() -> None:
-    shared = (
-        "import mmap\nwith open('x', 'w+b') as file:\n    file.truncate(2**20)\n    mmap.mmap(file.fileno(), 2**20)"
-    )
-    assert raised(shared) == "PermissionError", "a shared map would be a way around the limit"
-    assert raised("with open('x', 'wb') as f:\n    for _ in range(100): f.write(bytes(2**20)); f.flush()") == "OSError"
-    assert raised("files = [open('x', 'w') for _ in range(1000)]") == "OSError"
-    thread = "threading.Thread(target={}, daemon=True)"
-    many = f"import threading, time\nthreading.stack_size(32768)\nwhile True: {thread.format('lambda: time.sleep(9)')}.start()"
-    assert module(many).ended == "threads"
-    again = f"import threading\ndef run():\n    for _ in range(300): t = {thread.format('int')}; t.start(); t.join()\n    return True"
-    assert statuses(module(again, "assert run() is True")) == ["pass"]
 
 
 # --- what it may not do ----------------------------------------------------------------------------------------------

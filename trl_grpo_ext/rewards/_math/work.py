@@ -1,9 +1,7 @@
 r"""How much work an expression asks for, by its tree alone, before sympy evaluates anything of it.
 
-A dozen characters can ask for a number with more digits than there is memory, or for a billion terms. Here that costs
-microseconds, and the same expression is too much on every machine. What is bounded is the bits of exact numbers and the
-terms of finite sums and products that have no short form. What makes no exact number (`\pi^9`, `x^9`, a sum to
-infinity) has no size. The limits are far above what answers of people have: 4 million bits are 1.2 million digits.
+Bounded are the bits of exact numbers and the terms of finite sums and products that have no short form; what makes no
+exact number (`\pi^9`, `x^9`, a sum to infinity) has no size. The limits are far above what answers of people have.
 """
 
 import math
@@ -11,14 +9,13 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any
 
-from sympy import Add, Basic, Function, Integral, Mul, Pow, Product, Rational, Sum, binomial, factorial
+from sympy import Add, Basic, Mul, Pow, Product, Rational, Sum, binomial, factorial
 from sympy.core.expr import UnevaluatedExpr
 from sympy.matrices import MatrixBase
 from sympy.matrices.expressions import MatPow
 
 MOST_BITS = 4_000_000
 MOST_TERMS = 3_000
-MOST_FUNCTIONS = 3
 _EXACT_BITS = 1_000
 """Smaller numbers, all of which a float can hold, are worked out; of larger ones only the size is kept."""
 
@@ -62,9 +59,6 @@ def _size(node: Any, inner: Sequence[Size]) -> Size:
         return value if _bits(value) < _EXACT_BITS else _bits(value)
     if isinstance(node, Sum | Product):
         _check_terms(node)
-        return None
-    if isinstance(node, Integral):
-        _check_integrand(node.function)
         return None
     if isinstance(node, MatrixBase):
         return max((_bits(size) for size in inner if size is not None), default=None)
@@ -142,16 +136,6 @@ def _check_terms(node: Any) -> None:
             if isinstance(node, Sum) and node.function.is_polynomial(variable):
                 continue
             raise _TooMuchError(f"a {type(node).__name__.lower()} of {count:.3g} terms")
-
-
-def _check_integrand(integrand: Any) -> None:
-    """Functions of functions are searched through for an antiderivative that there is not."""
-    nodes = [(integrand, 0)]
-    for node, above in nodes:
-        depth = above + isinstance(node, Function | Integral)
-        if depth > MOST_FUNCTIONS:
-            raise _TooMuchError(f"an integral of functions more than {MOST_FUNCTIONS} deep")
-        nodes.extend((child, depth) for child in _children(node))
 
 
 def _bits(size: Size) -> float:

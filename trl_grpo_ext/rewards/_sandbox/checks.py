@@ -1,11 +1,8 @@
 """The tests' side: its conversation with the solution, and `__judge__`, which rewritten tests call (`forms_of_tests`).
 
-It knows which asserts ran, and what they compared.
-
 What a test expects must not depend on what the solution does to its arguments. First the tests run with copies of their
-own (`own_copies`): a change that the solution makes never reaches them. Where they fail so, and it has changed
-something, they run once more with the changes, as functions that work in place need it; there a comparison counts only
-if one of its sides is the same with and without the changes.
+own (`own_copies`). Where they fail so, and the solution has changed something, they run once more with the changes, as
+functions that work in place need it; there values count as compared only if one of the tests' own is the same in both.
 """
 
 import contextlib

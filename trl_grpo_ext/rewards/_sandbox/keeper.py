@@ -33,7 +33,7 @@ from typing import Any, NoReturn
 from . import hostile, layers, tests_process
 
 MAX_OUTPUT = 4 * 2**20  # bytes that a program may print, and bytes that a process may report
-MAX_FILES, MAX_STORED, MAX_THREADS = 1000, 64 * 2**20, 256
+MAX_FILES, MAX_STORED = 1000, 64 * 2**20
 _TICK = 0.02
 # fmt: off
 _WARM = (
@@ -234,8 +234,7 @@ class _Keeper:
         first, second = _Process(solution), None
         processes.append(first)
         self.watched |= {reports: self.reported, prints: self.printed}
-        token = secrets.token_hex(16).encode("ascii")  # the solution's process has never had it, nor what follows
-        if job["module"]:
+        if job["module"]:  # the solution's process has never had what follows
             plan = json.loads(self.connection.recv_bytes())
             verdicts, judged = os.pipe()
             own = tempfile.mkdtemp(dir=home)
@@ -244,9 +243,7 @@ class _Keeper:
                 requests, replies, out = self._keep_only({}, (asked, answers, judged), work)
                 isolate([work, own], job["memory_mb"] + _TESTS_MEMORY_MB, 4 * job["seconds"] + 10, False)
                 sys.path += job["libraries"]
-                tests_process.judge(
-                    {**plan, "code": job["code"]}, requests, replies, self.shared, own, _reporting(out, token)
-                )
+                tests_process.judge({**plan, "code": job["code"]}, requests, replies, self.shared, own, _reporting(out))
 
             second = _Process(tests)
             processes.append(second)
@@ -254,7 +251,7 @@ class _Keeper:
             self.watched[verdicts] = self.judged
         for descriptor in (asks, asked, answers, answered, printed, reported):
             os.close(descriptor)
-        return self._watch_over(first, second, token)
+        return self._watch_over(first, second)
 
     def _keep_only(self, standard: dict[int, int], keep: tuple[int, ...], home: str) -> list[int]:
         """In a forked process: keep these descriptors, as 3 and up, and nothing else of the keeper."""
@@ -273,7 +270,7 @@ class _Keeper:
         tempfile.tempdir = None
         return moved
 
-    def _watch_over(self, first: _Process, second: _Process | None, token: bytes) -> dict[str, Any]:
+    def _watch_over(self, first: _Process, second: _Process | None) -> dict[str, Any]:
         seconds, ended = self.job["seconds"], "exited"
         checked = last = time.monotonic()
         processes = [process for process in (first, second) if process is not None]
@@ -302,8 +299,6 @@ class _Keeper:
                 ended = "timeout" if self.shared[0] or self.shared[1] else "tests"
             elif self._stores_too_much(first):
                 ended = "storage"
-            elif len(first.threads()) > MAX_THREADS:
-                ended = "threads"
         spent = first.seconds() + idle[1] / 2
         if second is not None and ended == "exited" and b'"gone"' in self.judged:
             for _ in range(50):  # it has closed the conversation: how does it end?
@@ -318,7 +313,7 @@ class _Keeper:
             ended = "timeout"
         held, *lines = bytes(self.reported[: 2 * MAX_OUTPUT]).split(b"\n")
         if second is not None:
-            lines = [line[len(token) :] for line in bytes(self.judged).split(b"\n") if line.startswith(token)]
+            lines = bytes(self.judged).split(b"\n")
         [said] = _messages([held]) or [{}]
         return {
             "ended": ended,
@@ -370,9 +365,9 @@ def _messages(lines: list[bytes]) -> list[dict[str, Any]]:
     return messages
 
 
-def _reporting(descriptor: int, token: bytes = b"") -> Callable[[dict[str, Any]], None]:
+def _reporting(descriptor: int) -> Callable[[dict[str, Any]], None]:
     def report(message: dict[str, Any]) -> None:
-        data = token + json.dumps(message).encode("ascii") + b"\n"
+        data = json.dumps(message).encode("ascii") + b"\n"
         while data:
             data = data[os.write(descriptor, data) :]
 

@@ -1,0 +1,217 @@
+"""What an environment pays for each step, by turn: `environment_steps`, and `record_steps` for TRL's factories.
+
+A step is a call of one of the environment's tools. TRL asks for rewards once a completion has ended.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from ..credit.turns import Exchange, exchanges, is_tool_error, tool_calls
+from ..errors import PluginOutputError, RewardError
+from ..guard.parameters import checked_choice
+from ..types import Parts, Place, RewardDeclaration
+
+Step = tuple[str | None, float | None]
+"""The tool that was called, if it is known, and what the environment paid."""
+
+
+class _Idle:
+    """An environment in which nothing was done."""
+
+    step_rewards = ()
+
+
+_NOT_TOOLS = frozenset({"reset", "get_reward"})
+
+
+class EnvironmentSteps:
+    """Score each turn by what the environment paid for the steps that the turn took.
+
+        r_k = Σ rewards of the steps of turn k
+
+    The rewards are, of each completion's own environment, the first that it has of
+
+    - `step_rewards`, a list, which `record_steps` keeps for any environment,
+    - `compute_step_rewards()`, of the environment or of its `rubric`, as OpenEnv's trajectory rubrics have it.
+
+    A step is the call of a tool. Recorded steps are found by the tools' names. Where only numbers are known, there must
+    be as many as the completion has calls (all of them, those that ran, or those that returned), or turns with calls.
+    A turn without steps has no part. A step that paid None, or NaN, adds nothing.
+
+    Source: none of its own; OpenEnv's RFC 004 has rewards by step, and TRL trains on one number for each completion.
+
+    Args:
+        score: The completion's value: the "sum" of its steps' rewards, their "mean", or the "last" one.
+    """
+
+    __name__ = "environment_steps"
+    declares = RewardDeclaration(conformance={"columns": {"environments": [_Idle()]}})
+
+    def __init__(self, *, score: str = "sum") -> None:
+        self.score = checked_choice("environment_steps: score", score, ("sum", "mean", "last"))
+
+    def __call__(self, completions: Sequence[Any], **columns: Any) -> list[Parts | None]:
+        """`B` scores; None where the environment paid nothing, not even 0.
+
+        Raises:
+            RewardError: There are no environments, or one has no rewards by step.
+            PluginOutputError: There are steps that no turn can have taken.
+        """
+        environments = columns.get("environments")
+        if environments is None:
+            raise RewardError(
+                "environment_steps scores what an environment paid, but there is none. Give the trainer an "
+                "environment_factory, or remove this reward."
+            )
+        rows = enumerate(zip(completions, environments, strict=True))
+        return [
+            None if environment is None else self._scored(row, completion, environment)
+            for row, (completion, environment) in rows
+        ]
+
+    def _scored(self, row: int, completion: Any, environment: Any) -> Parts | None:
+        steps = steps_of(environment)
+        messages = completion if isinstance(completion, list | tuple) else []
+        exchanged = exchanges([message for message in messages if isinstance(message, Mapping)])
+        turns = _turns_of(steps, exchanged)
+        if turns is None:
+            raise PluginOutputError(
+                f"environment_steps: at row {row} {type(environment).__qualname__} has {len(steps)} rewards of steps, "
+                f"and the completion calls tools {[len(tool_calls(message)) for message, _ in exchanged]} "
+                "times in its turns. Let record_steps(environment_factory) keep the rewards, or pay every call.",
+                "rewards",
+            )
+        paid = [(turn, value) for turn, (_, value) in zip(turns, steps, strict=True) if value is not None]
+        if not paid:
+            return None if steps else Parts({}, 0.0)
+        sums: dict[int, float] = {}
+        for turn, value in paid:
+            sums[turn] = sums.get(turn, 0.0) + value
+        values = [value for _, value in paid]
+        score = {"sum": math.fsum(values), "mean": math.fsum(values) / len(values), "last": values[-1]}[self.score]
+        return Parts({f"turn {turn}": (value, Place(turn=turn)) for turn, value in sums.items()}, score)
+
+
+def steps_of(environment: Any) -> list[Step]:
+    """What an environment paid for each step, in order.
+
+    Raises:
+        RewardError: It has no rewards by step, or one is no number.
+    """
+    found = getattr(environment, "step_rewards", None)
+    for owner in (environment, getattr(environment, "rubric", None)):
+        if found is None and callable(compute := getattr(owner, "compute_step_rewards", None)):
+            found = compute()
+    kind = type(environment).__qualname__
+    if not isinstance(found, list | tuple):
+        raise RewardError(
+            f"environment_steps: {kind} has neither step_rewards, a list, nor compute_step_rewards(), itself or in its "
+            "rubric. Wrap the factory: environment_factory=record_steps(factory)."
+        )
+    pairs = [step if isinstance(step, tuple) and len(step) == 2 else (None, step) for step in found]
+    try:
+        numbers = [None if value is None or value != value else float(value) for _, value in pairs]
+    except (TypeError, ValueError) as error:
+        raise RewardError(f"environment_steps: a reward of {kind} is no number: {found!r:.200}.") from error
+    return [(name, number) for (name, _), number in zip(pairs, numbers, strict=True)]
+
+
+def _turns_of(steps: Sequence[Step], turns: Sequence[Exchange]) -> list[int] | None:
+    """The turn of each step; None if they cannot be found."""
+    calls = [
+        (turn, str(call.get("name")), place < len(answers), place < len(answers) and _failed(answers[place]))
+        for turn, (message, answers) in enumerate(turns)
+        for place, call in enumerate(tool_calls(message))
+    ]
+    if all(name is not None for name, _ in steps):
+        found, left = [], list(calls)
+        for name, _ in steps:
+            place = next((place for place, call in enumerate(left) if call[1] == name), None)
+            if place is None:
+                return None
+            found.append(left[place][0])
+            del left[: place + 1]
+        return found
+    everything = [turn for turn, *_ in calls]
+    ran = [turn for turn, _, _, failed in calls if not failed]
+    returned = [turn for turn, _, answered, failed in calls if answered and not failed]
+    candidates = (everything, ran, returned, sorted(set(everything)))
+    return next((turns_ for turns_ in candidates if len(turns_) == len(steps)), None)
+
+
+def _failed(answer: Mapping[str, Any]) -> bool:
+    return is_tool_error(answer.get("content"))
+
+
+def record_steps(factory: Callable[[], Any], reward: str = "reward", *, cumulative: bool = False) -> Callable[[], Any]:
+    """A factory of the same environments, which keep what each call of a tool paid, for `environment_steps`.
+
+    Args:
+        factory: An environment's class, or a function that makes one, as TRL's `environment_factory` takes it.
+        reward: The attribute in which the environment has a step's reward after the step.
+        cumulative: Whether the attribute has the sum since `reset`.
+    """
+
+    made: dict[type, type] = {}  # TRL tells environments apart by their class
+
+    def recording(kind: type) -> type:
+        tools = {
+            name: _recorded(method, reward, cumulative)
+            for name, method in inspect.getmembers(kind, inspect.isfunction)
+            if not name.startswith("_") and name not in _NOT_TOOLS
+        }
+        return type(kind.__name__, (kind,), {**tools, "reset": _restarting(kind), "__module__": kind.__module__})
+
+    def make() -> Any:
+        environment = factory()
+        kind = type(environment)
+        if kind not in made:
+            made[kind] = recording(kind)
+        environment.__class__ = made[kind]
+        environment.step_rewards = []
+        return environment
+
+    return make
+
+
+def _restarting(kind: Any) -> Callable[..., Any]:
+    @functools.wraps(kind.reset)
+    def reset(self: Any, *arguments: Any, **keywords: Any) -> Any:
+        self.step_rewards = []
+        return kind.reset(self, *arguments, **keywords)
+
+    return reset
+
+
+def _recorded(method: Callable[..., Any], reward: str, cumulative: bool) -> Callable[..., Any]:
+    @contextmanager
+    def noting(self: Any) -> Iterator[None]:
+        before, returned = getattr(self, reward, None), False
+        try:
+            yield
+            returned = True
+        finally:
+            value = getattr(self, reward, None)
+            if not returned and value == before:  # it raised before it paid: the number is that of an earlier step
+                value = before = None
+            if cumulative and value is not None:
+                value = value - (before or 0.0)
+            self.step_rewards.append((method.__name__, value))
+
+    @functools.wraps(method)
+    def call(self: Any, *arguments: Any, **keywords: Any) -> Any:
+        with noting(self):
+            return method(self, *arguments, **keywords)
+
+    @functools.wraps(method)
+    async def wait(self: Any, *arguments: Any, **keywords: Any) -> Any:
+        with noting(self):
+            return await method(self, *arguments, **keywords)
+
+    return wait if inspect.iscoroutinefunction(method) else call
