@@ -173,7 +173,7 @@ def test_the_pages_rewards_keep_the_rules(start: str) -> None:
     names: dict[str, Any] = {}
     exec(code, names)
     reward = names[start.split()[1]]
-    rules = ["reward.formats", "reward.hostile_text", "reward.pickle"]
+    rules = ["reward.formats", "reward.hostile_text"]  # a function of a page is in no module, so it does not pickle
     report = check("reward", reward() if isinstance(reward, type) else reward, rules=rules)
     assert report.ok, str(report)
 

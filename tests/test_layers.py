@@ -13,7 +13,7 @@ FILES = rooms.modules()
 LEVEL = {room: level for level, layer in enumerate(rooms.LAYERS) for room in layer}
 CATALOGUES = ("rewards", "advantages", "aggregation", "filters", "prompt_samplers")
 
-KNOW_TRL = {"trainer", "records", "history", "testing", "launch"}
+KNOW_TRL = {"trainer", "asynchronous", "records", "history", "testing", "launch"}
 """Rooms that may import TRL, transformers or accelerate, besides those whose plugins load models."""
 
 IN_CHILD_PROCESSES = {

@@ -22,7 +22,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("records",),
     ("testing",),
     ("trainer",),
-    ("history",),
+    ("asynchronous", "history"),
     ("launch",),
     ("cli",),
 )
@@ -43,6 +43,7 @@ CONTENTS = {
     "records": "what a run leaves on disk",
     "testing": "the conformance kit",
     "trainer": "the adapter to TRL",
+    "asynchronous": "TRL's asynchronous trainer",
     "history": "report, compare",
     "launch": "doctor, engine, checkpoints",
     "cli": "the commands",

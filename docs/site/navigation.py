@@ -4,7 +4,17 @@ FROM_THE_ROOT = {"README.md": "readme.md", "CHANGELOG.md": "changelog.md", "CONT
 """By file in the root of the repository, its page."""
 
 SECTIONS: dict[str, tuple[str, ...]] = {
-    "Use it": ("start", "plugins", "rewards", "writing_plugins", "pipelines", "recipes", "launching", "report"),
+    "Use it": (
+        "start",
+        "plugins",
+        "rewards",
+        "writing_plugins",
+        "pipelines",
+        "async",
+        "recipes",
+        "launching",
+        "report",
+    ),
     "Look it up": ("metrics", "troubleshooting", "reference", "catalogue/index", "examples/README"),
     "Understand it": ("how_it_works", "evidence", "comparison", "compatibility"),
     "Project": ("readme", "contributing", "changelog"),

@@ -389,4 +389,11 @@ EXAMPLES: dict[str, Worked] = {
         _divergence,
         "The third is five times as likely as before, which a ratio clip would drop, and has moved by 0.04.",
     ),
+    "ratio_bounds": Worked(
+        {"name": "ratio_bounds", "high": 2.0},
+        ["token 1", "token 2", "token 3", "token 4"],
+        {"μ": GENERATED, "π": NOW},
+        _divergence,
+        "The third is five times as likely as before, and weighs as if it were twice.",
+    ),
 }

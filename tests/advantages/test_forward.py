@@ -64,6 +64,22 @@ def test_divergence_mask_by_hand() -> None:
     assert after_forward(make_forward(now, -now), [2.0], "divergence_mask") == [[2, 2, 2, 2]]
 
 
+def test_ratio_bounds_by_hand() -> None:
+    # The ratios are 1.5, 1.111, 5 and 0.4286; their geometric mean is 3.5714 ** 0.25 = 1.3747.
+    now, old = padded([[0.9, 0.5, 0.05, 0.3]]).log(), padded([[0.6, 0.45, 0.01, 0.7]]).log()
+    forward = make_forward(now, -now, old_logps_B_T=old)
+
+    def after(advantage: float, **parameters: Any) -> list[float]:
+        return after_forward(forward, [advantage], "ratio_bounds", **parameters)[0]
+
+    assert after(-1.0) == pytest.approx([-1, -1, -0.4, -1])
+    assert after(2.0, mode="token_mask", low=0.5) == pytest.approx([2, 2, 0, 0])
+    assert after(-1.0, mode="sequence_truncate", high=1.2) == pytest.approx([-1.2 / 3.5714285714**0.25] * 4)
+    assert after(1.0, mode="sequence_mask", high=1.2) == [0, 0, 0, 0]
+    assert after(1.0, mode="sequence_mask", high=1.4, low=0.99) == [1, 1, 1, 1]
+    assert after_forward(make_forward(now, -now), [2.0], "ratio_bounds") == [[2, 2, 2, 2]]
+
+
 def test_divergence_mask_by_kl() -> None:
     # μ·log(μ/π) + (1-μ)·log((1-μ)/(1-π)): .6 to .9: .31124; .45 to .5: .00501; .01 to .05: .02473; .7 to .3: .33892.
     now, old = padded([[0.9, 0.5, 0.05, 0.3]]).log(), padded([[0.6, 0.45, 0.01, 0.7]]).log()

@@ -59,6 +59,7 @@ REFUSED: dict[str, dict[str, tuple[Any, ...]]] = {
     "entropy_shaping": {"alpha": (-1,), "kappa": (1.0,)},
     "low_probability": {"alpha": (1.1,)},
     "divergence_mask": {"low": (0,), "high": (-0.1, NAN), "divergence": ("js",)},
+    "ratio_bounds": {"mode": ("mask",), "high": (1.0, NAN), "low": (-0.1, 1.0)},
 }
 REQUIRED: dict[str, dict[str, Any]] = {"reward_schedule": {"weights": {"right": [[0, 1.0]]}}}
 TOGETHER: dict[str, dict[str, Any]] = {

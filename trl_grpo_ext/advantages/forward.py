@@ -140,6 +140,56 @@ class DivergenceMask(Checked):
         return torch.where(too_far_B_T, 0.0, advantages_B_T)
 
 
+@dataclass(kw_only=True, eq=False)
+class RatioBounds(Checked):
+    """Bound what completions of an older policy weigh: `A'_t = A_t·f_t`, by the ratio `r = π/π_old`.
+
+    | mode | r is | f |
+    | --- | --- | --- |
+    | `token_truncate` | the token's | `min(1, high/r)`, so that the loss weighs by `min(r, high)` |
+    | `token_mask` | the token's | 1 from `low` to `high`, else 0 |
+    | `sequence_truncate` | the geometric mean over the completion's live tokens | `min(1, high/r)` |
+    | `sequence_mask` | the same | 1 from `low` to `high`, else 0 |
+
+    PPO's clip bounds the ratio of a token with a positive advantage alone; with a negative one the loss grows with the
+    ratio. It is for samples several updates old, as TRL's asynchronous trainer has them.
+
+    Source: the modes of TRL's `vllm_importance_sampling_mode`, which apply to the sampler's rounding and not to age;
+    truncation is that of V-trace (1802.01561, section 4.1).
+    Departures: TRL takes the product over a completion, which leaves the bounds by length alone; this the mean.
+
+    Args:
+        mode: One of the four.
+        high: Largest ratio, above 1.
+        low: Smallest ratio that a mask keeps, from 0 to below 1.
+    """
+
+    __name__ = "ratio_bounds"
+    declares = HookDeclaration(
+        role="forward",
+        needs=("several_updates",),
+        independent=True,
+        last=True,
+        conformance={"parameters": {"high": 1.01, "low": 0.99}},
+    )
+    mode: str = choice("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
+    high: float = number(2.0, "a number above 1", lambda x: x > 1)
+    low: float = number(0.0, "from 0 to below 1", lambda x: 0 <= x < 1)
+
+    def on_forward(self, advantages_B_T: torch.Tensor, forward: Forward) -> torch.Tensor:
+        """Return the new advantages `(B, T)`."""
+        dtype, live_B_T = compute_dtype(forward.logps_B_T.dtype), forward.mask_B_T > 0
+        moved_B_T = torch.where(live_B_T, forward.logps_B_T.to(dtype) - forward.old_logps_B_T.to(dtype), 0.0)
+        if self.mode.startswith("sequence"):
+            moved_B_T = moved_B_T.sum(dim=1, keepdim=True) / live_B_T.sum(dim=1, keepdim=True).clamp(min=1)
+        ratio_B_T = moved_B_T.exp()
+        if self.mode.endswith("truncate"):
+            factor_B_T = (self.high / ratio_B_T).clamp(max=1.0)
+        else:
+            factor_B_T = ((ratio_B_T >= self.low) & (ratio_B_T <= self.high)).to(dtype)
+        return (advantages_B_T * factor_B_T).to(advantages_B_T.dtype)
+
+
 def binary_kl(logps_B_T: torch.Tensor, other_logps_B_T: torch.Tensor) -> torch.Tensor:
     """KL divergence in nats of "this token or another" under one policy from that under another, `(B, T)`."""
     # The largest number below 1 stands for a probability of 1, whose other tokens would have none.

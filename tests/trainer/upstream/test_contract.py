@@ -29,8 +29,8 @@ from trl_grpo_ext.trainer.upstream import acting, contract, releases
 
 PACKAGE = Path(trl_grpo_ext.__file__).parent
 UPSTREAM = "trainer/upstream/"
-ADAPTER = ("trainer/mixin.py", UPSTREAM)
-"""The files that touch TRL's trainer."""
+ADAPTER = ("trainer/mixin.py", UPSTREAM, "asynchronous/trainer.py")
+"""The files that touch TRL's trainers."""
 
 OF_TRANSFORMERS = "launch/checkpoints/"
 """The files that touch transformers' trainer."""

@@ -171,14 +171,14 @@ def check_class(trainer_class: type, methods: dict[str, tuple[str, ...]] = METHO
         parameters = tuple(inspect.signature(method).parameters)
         if parameters[: len(expected)] != expected:
             problems.append(f"method {name} takes {parameters}, expected it to begin with {expected}")
-    _raise(problems, trainer_class)
+    require(problems, trainer_class)
 
 
 def check_instance(trainer: Any) -> None:
     """Check that a constructed trainer has the attributes and arguments that we read."""
     problems = [f"attribute {name} is gone" for name in ATTRIBUTES if not hasattr(trainer, name)]
     problems += [f"argument {name} is gone" for name in ARGUMENTS if not hasattr(trainer.args, name)]
-    _raise(problems, type(trainer))
+    require(problems, type(trainer))
 
 
 def check_loss_type(loss_type: str | None) -> None:
@@ -213,10 +213,11 @@ def has_own_passes(between: Sequence[type]) -> bool:
 
 def check_batch(batch: dict[str, Any]) -> None:
     """Check that a scored generation batch has the entries that we read."""
-    _raise([f"batch entry {key!r} is gone" for key in BATCH_KEYS if key not in batch], dict)
+    require([f"batch entry {key!r} is gone" for key in BATCH_KEYS if key not in batch], dict)
 
 
-def _raise(problems: list[str], where: type) -> None:
+def require(problems: list[str], where: type) -> None:
+    """Raise if something that we rely on is gone."""
     if problems:
         raise UpstreamError(
             f"trl {version('trl')} is not the TRL that trl-grpo-ext knows ({where.__module__}.{where.__qualname__}): "

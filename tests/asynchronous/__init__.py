@@ -1,0 +1,1 @@
+"""TRL's asynchronous trainer on the CPU, with and without plugins."""

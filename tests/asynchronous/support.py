@@ -1,0 +1,244 @@
+"""What the CPU needs to run TRL's `AsyncGRPOTrainer`, and a worker that samples in this process when asked.
+
+TRL 1.16 asks for an attention kernel and the name of the GPU when it constructs a trainer; both are replaced here, and
+on a GPU nothing would be. The weights go nowhere, since this worker samples from the trainer's own model.
+"""
+
+import multiprocessing
+import queue
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from datasets import Dataset
+from transformers import AttentionInterface, AutoTokenizer
+from trl.experimental.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer, async_rollout_worker, packing
+from trl.experimental.async_grpo.async_rollout_worker import AsyncRolloutWorker, RolloutGroup, TrainingSequence
+
+from tests.support import Recorder, Run, prompts
+from trl_grpo_ext.asynchronous.trainer import AsyncGRPOExtTrainer
+
+CONTENT = {
+    "defaults": {"role": "assistant"},
+    "start_anchor": "# ",
+    "fields": {"content": {"close": "<eos>", "content": "text"}},
+}
+TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}{% if add_generation_prompt %}# {% endif %}"
+
+
+def tree_sdpa(module: Any, query: Any, key: Any, value: Any, mask: Any, *, scaling: Any = None, **tree: Any) -> Any:
+    """TRL's tree attention with torch's own, from the same arguments."""
+    visible = torch.zeros(query.size(2), query.size(2), dtype=torch.bool)
+    ends, path_ends = tree["tree_cu_seqlens_q"].tolist(), tree["tree_cu_seqlens_k"].tolist()
+    for segment in range(len(ends) - 1):
+        path = tree["tree_kv_index"][path_ends[segment] : path_ends[segment + 1]]
+        length = ends[segment + 1] - ends[segment]
+        for place in range(length):
+            visible[ends[segment] + place, path[: len(path) - length + place + 1]] = True
+    repeats = query.size(1) // key.size(1)
+    key, value = key.repeat_interleave(repeats, 1), value.repeat_interleave(repeats, 1)
+    found = torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=visible, scale=scaling)
+    return found.transpose(1, 2).contiguous(), None
+
+
+def without_cuda(patch: pytest.MonkeyPatch) -> None:
+    """Let TRL's asynchronous trainer be constructed here."""
+    patch.setattr(torch.cuda, "get_device_name", lambda device=None: "cpu")
+    patch.setattr(async_rollout_worker, "is_vllm_available", lambda *arguments, **keywords: True)
+    patch.setattr(packing, "tree_attention", tree_sdpa)
+    AttentionInterface.register(packing.TREE_ATTENTION, tree_sdpa)
+
+
+class NoTransfer:
+    """Sends the weights nowhere, and counts how often."""
+
+    sent = 0
+
+    def init_weight_transfer(self) -> None: ...
+    def pause(self) -> None: ...
+    def resume(self) -> None: ...
+    def destroy(self) -> None: ...
+
+    def send_weights(self, iterator: Any) -> None:
+        self.sent += sum(1 for _ in iterator) > 0
+
+
+class OnDemand(queue.Queue[Any]):
+    """A queue that is filled when it is read and empty."""
+
+    def get(self, block: bool = True, timeout: float | None = None) -> Any:
+        while self.empty():
+            self.fill()
+        return super().get(block, timeout)
+
+
+class HereWorker(AsyncRolloutWorker):
+    """TRL's worker without a process or a server: TRL's own loop, or ours, scores what the trainer's model samples.
+
+    `off_policy` adds noise to the log-probabilities that the sampler is said to have had.
+    """
+
+    def __init__(self, *, off_policy: float = 0.3, **loop_kwargs: Any) -> None:
+        super().__init__(**loop_kwargs)
+        self.rollout_buffer, self.metrics_queue = OnDemand(), queue.Queue()
+        self.rollout_buffer.fill = self.fill
+        self.off_policy, self.generator = off_policy, torch.Generator().manual_seed(0)
+        self.groups, self.sent, self.model = 0, [], None
+
+    def start(self) -> None:
+        self.loop = self._loop_cls(
+            **self._loop_kwargs,
+            rollout_buffer=self.rollout_buffer,
+            model_version_value=self._model_version_value,
+            heartbeat_value=self._heartbeat_value,
+            failed_event=self._failed_event,
+            exception_info_queue=self._exception_info_queue,
+            metrics_queue=self.metrics_queue,
+        )
+
+    def stop(self) -> None: ...
+    def check_health(self, stale_after_s: float) -> None: ...
+
+    @torch.no_grad()
+    def fill(self) -> None:
+        """Sample and score a group."""
+        loop = self.loop
+        row = loop.dataset[self.groups % len(loop.dataset)]
+        prompt = loop.tokenizer.apply_chat_template(row["prompt"], add_generation_prompt=True, return_dict=False)
+        ids, logps = self.sampled(torch.tensor([prompt] * loop.num_generations))
+        completions, sequences = [], []
+        for member, new in enumerate(ids[:, len(prompt) :].tolist()):
+            completions.append(new[: new.index(1) + 1] if 1 in new else new)
+            sequences.append(self.sequences(prompt, completions[-1], logps[member].tolist()))
+        group = RolloutGroup(
+            prompts=[row["prompt"]] * loop.num_generations,
+            reward_kwargs={name: [value] * loop.num_generations for name, value in row.items() if name != "prompt"},
+            completions=[
+                [{"role": "assistant", "content": loop.tokenizer.decode(c, skip_special_tokens=True)}]
+                for c in completions
+            ],
+            completions_ids=completions,
+            completions_sequences=sequences,
+            tool_call_counts=[0] * loop.num_generations,
+            tool_failure_counts=[0] * loop.num_generations,
+            model_version=self.model_version,
+            group_id=self.groups,
+            env_rewards=[],
+            rollout_rewards=[None] * loop.num_generations,
+        )
+        self.groups += 1
+        for sample in loop._loop.run_until_complete(loop._score_group(group)):
+            self.sent.append(sample)
+            self.rollout_buffer.put(sample)
+
+    def sequences(self, prompt: list[int], new: list[int], logps: list[float]) -> list[TrainingSequence]:
+        """A conversation's training rows: one."""
+        mask = [0] * len(prompt) + [1] * len(new)
+        return [TrainingSequence(prompt + new, mask, [0.0] * len(prompt) + logps[: len(new)], str(self.groups))]
+
+    def sampled(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Completions by plain sampling, and their log-probabilities."""
+        model, logps = self.model.eval(), []
+        model.config._attn_implementation = "sdpa"
+        for _ in range(self.loop.max_tokens):
+            logits = model(input_ids=ids).logits[:, -1].float()
+            likely = (logits + torch.nn.functional.one_hot(torch.tensor(1), logits.size(1)) * 2.0).softmax(-1)
+            new = torch.multinomial(likely, 1, generator=self.generator)
+            logps.append(logits.log_softmax(-1).gather(1, new))
+            ids = torch.cat([ids, new], dim=1)
+        model.train().config._attn_implementation = packing.TREE_ATTENTION
+        found = torch.cat(logps, dim=1)
+        return ids, found + self.off_policy * torch.randn(found.shape, generator=self.generator)
+
+
+def tokenizer_of(model: Path) -> Any:
+    """With a template for prompts and one for what the model answers."""
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    tokenizer.chat_template, tokenizer.response_template = TEMPLATE, CONTENT
+    return tokenizer
+
+
+def messages(count: int) -> Dataset:
+    return prompts(count).map(lambda row: {"prompt": [{"role": "user", "content": row["prompt"]}]})
+
+
+def letters(completions: list[Any], **columns: Any) -> list[float]:
+    """How many of the characters are digits."""
+    return [sum(letter in "0123456789" for letter in said[0]["content"]) / 4.0 for said in completions]
+
+
+def made(
+    model: Path,
+    folder: Path,
+    trainer_class: type = AsyncGRPOExtTrainer,
+    *,
+    reward_funcs: Any = letters,
+    worker: dict[str, Any] | None = None,
+    with_worker: bool = True,
+    weight_transfer: Any = None,
+    given: dict[str, Any] | None = None,
+    data: Dataset | None = None,
+    **settings: Any,
+) -> Any:
+    """A trainer that has not trained; `given` are arguments of ours, `settings` those of TRL's config."""
+    tokenizer, data = tokenizer_of(model), messages(8) if data is None else data
+    args = AsyncGRPOConfig(
+        **{
+            **dict.fromkeys(("bf16", "gradient_checkpointing"), False),
+            **dict.fromkeys(("disable_tqdm", "use_cpu"), True),
+            "report_to": "none",
+            "save_strategy": "no",
+            "output_dir": str(folder),
+            "max_steps": 1,
+            "per_device_train_batch_size": 8,
+            "gradient_accumulation_steps": 2,
+            "num_generations": 4,
+            "token_budget": 0,
+            "learning_rate": 1.0,
+            "optim": "sgd",
+            "max_grad_norm": 0.0,
+            "max_completion_length": 10,
+            **settings,
+        }
+    )
+    functions = reward_funcs if isinstance(reward_funcs, list) else [reward_funcs]
+    more: dict[str, Any] = {}
+    if with_worker and multiprocessing.parent_process() is None and args.process_index == 0:
+        more["rollout_worker"] = HereWorker(
+            model_name="tiny",
+            dataset=data,
+            reward_funcs=list(functions),
+            processing_class=tokenizer,
+            eos_token_ids=[1],
+            num_generations=args.num_generations,
+            max_tokens=args.max_completion_length,
+            **(worker or {}),
+        )
+    trainer = trainer_class(
+        model=str(model),
+        reward_funcs=functions,
+        args=args,
+        train_dataset=data,
+        processing_class=tokenizer,
+        weight_transfer=weight_transfer or NoTransfer(),
+        **more,
+        **(given or {}),
+    )
+    if more:
+        more["rollout_worker"].model = trainer.model
+    return trainer
+
+
+def train(model: Path, folder: Path, trainer_class: type = AsyncGRPOExtTrainer, **settings: Any) -> Run:
+    """Train, and keep gradients, logs and final weights."""
+    trainer, recorder = made(model, folder, trainer_class, **settings), Recorder()
+    trainer.add_callback(recorder)
+    trainer.train()
+    weights = {name: parameter.detach().clone() for name, parameter in trainer.model.named_parameters()}
+    return Run(trainer, recorder.gradients, recorder.logs, weights)
+
+
+def trls(model: Path, folder: Path, **settings: Any) -> Run:
+    """The same with TRL's own trainer."""
+    return train(model, folder, AsyncGRPOTrainer, **settings)

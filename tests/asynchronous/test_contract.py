@@ -1,0 +1,59 @@
+"""What `upstream.asynchronous` lists of TRL's asynchronous trainer is there, and is all that is used."""
+
+import ast
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from trl.experimental.async_grpo import AsyncGRPOTrainer, async_rollout_worker
+
+import trl_grpo_ext
+from tests.asynchronous.support import made, without_cuda
+from trl_grpo_ext.errors import UpstreamError
+from trl_grpo_ext.trainer.upstream import asynchronous as upstream
+
+PACKAGE = Path(trl_grpo_ext.__file__).parent
+FILES = [*(PACKAGE / "asynchronous").glob("*.py"), PACKAGE / "trainer" / "upstream" / "asynchronous.py"]
+LISTED = {*upstream.METHODS, *upstream.ATTRIBUTES, *upstream.WORKER_ATTRIBUTES}
+LISTED |= {name for methods in upstream.OF_WORKER.values() for name in methods}
+
+
+def test_other_releases_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for installed in ("1.15.2", "1.17.0", "2.0"):
+        monkeypatch.setattr(upstream, "version", lambda name, installed=installed: installed)
+        with pytest.raises(UpstreamError, match=rf"trl {installed} .* 1.16.x alone.*trl==1.16"):
+            upstream.check(AsyncGRPOTrainer)
+
+
+def test_what_is_gone_is_named(tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    without_cuda(monkeypatch)
+    trainer = made(tiny_model, tmp_path)
+    upstream.check_instance(trainer)
+    for gone in upstream.ATTRIBUTES:
+        there = {name: getattr(trainer, name) for name in upstream.ATTRIBUTES if name != gone}
+        with pytest.raises(UpstreamError, match=f"attribute {gone} is gone"):
+            upstream.check_instance(SimpleNamespace(**there))
+    for kind, methods in upstream.OF_WORKER.items():
+        for gone in methods:
+            with monkeypatch.context() as patch:
+                patch.setattr(async_rollout_worker, kind, type("Other", (), {gone: lambda self, other: None}))
+                with pytest.raises(UpstreamError, match=rf"Other.*{gone}"):
+                    upstream.check(AsyncGRPOTrainer)
+
+
+def test_every_private_name_of_trl_in_use_is_listed(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without_cuda(monkeypatch)
+    trainer = made(tiny_model, tmp_path)
+    trainer.rollout_worker.start()
+    worker, loop = trainer.rollout_worker, async_rollout_worker._AsyncRolloutLoop
+    names = {*dir(AsyncGRPOTrainer), *vars(trainer), *dir(loop), *dir(async_rollout_worker.AsyncRolloutWorker)}
+    names |= {*vars(worker), *vars(worker.loop)} - {"_plugins", "_weights", "_updates", "_dropped", "_dropped_in_a_row"}
+    private = {name for name in names if name.startswith("_") and not name.startswith("__")}
+    nodes = [node for file in FILES for node in ast.walk(ast.parse(file.read_text()))]
+    used = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+    used |= {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
+    ours = {"_trl_grpo_ext", "_agreement", "_trainer", "_queue"}
+    assert (used & private) - LISTED - ours == set()
+    assert {name for name in LISTED if name.startswith("_")} <= used | {"__init__"}
