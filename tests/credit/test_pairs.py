@@ -38,6 +38,7 @@ PARAMETERS: Mapping[str, Mapping[str, Any]] = {
     "outcome_filter": {"keep": "failures", "threshold": 0.95},  # the best of one group is one
     "pass_at_k": {"k": 2},
     "process_rewards": {"coefficient": 5.0},
+    "ratio_bounds": {"high": 1.01},
     "turn_rewards": {"gamma": 0.5},  # or the first turns would have what the whole completion has
 }
 """What lets a hook act on this batch, where its defaults do not."""
