@@ -52,7 +52,7 @@ def assert_as_recorded(compared: Comparison, name: str, folder: Path) -> None:
     assert live > 20
 
 
-QUICK = ("cispo, tokens", "tail mean")
+QUICK = ("cispo, tokens", "local mean")
 
 
 @pytest.mark.parametrize("case", [pytest.param(one, marks=[pytest.mark.slow] * (one not in QUICK)) for one in CASES])
