@@ -69,7 +69,6 @@ def metrics_of(run: Run) -> list[dict[str, float]]:
     return [metrics for metrics in found if metrics]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_in_order_is_trls_order_to_the_bit(tiny_model: Path, tmp_path: Path, shuffle: bool) -> None:
     settings = {**STEPS, "shuffle_dataset": shuffle}  # two passes over the data
@@ -186,11 +185,9 @@ class Wrong(Recorded):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("drawn", "said"), [([1], "returned 1"), ([1, 1], "1 twice"), ([1, 8], "8 is none"), ([-1, 2], "-1 is none")]
-)
-def test_a_wrong_draw_is_refused(tiny_model: Path, tmp_path: Path, drawn: Any, said: str) -> None:
-    with pytest.raises(PluginOutputError, match=said):
+@pytest.mark.parametrize("drawn", [[1], [1, 1], [1, 8], [-1, 2]])
+def test_a_wrong_draw_is_refused(tiny_model: Path, tmp_path: Path, drawn: Any) -> None:
+    with pytest.raises(PluginOutputError, match="draw must return 2 different numbers"):
         sampled(tiny_model, tmp_path, Wrong(drawn))
 
 
@@ -208,7 +205,6 @@ def test_data_smaller_than_a_batch_are_refused(tiny_model: Path, tmp_path: Path)
         sampled(tiny_model, tmp_path, "difficulty_pool", prompt_count=1)
 
 
-@pytest.mark.slow
 def test_prompts_without_any_reward_stay_unseen(tiny_model: Path, tmp_path: Path) -> None:
     def silent(completion_ids: list[Any], **columns: Any) -> list[None]:
         return [None] * len(completion_ids)

@@ -86,7 +86,7 @@ def used_at(trainer: Any, step: int) -> dict[tuple[int, ...], dict[str, Any]]:
     [
         {"num_iterations": 2},
         {"gradient_accumulation_steps": 2, "prompt_count": 8, "beta": 0.04, "loss_aggregation": "prompt_mean"},
-        {"loss_aggregation": "tail_mean"},
+        {"loss_aggregation": "token_mean_local"},
     ],
     ids=["two iterations", "accumulation", "reduced"],
 )
@@ -138,7 +138,6 @@ def test_an_evaluation_in_between_does_not_mix_up_the_rows(tiny_model: Path, tmp
 # ---------------------------------------------------------------------------------------------- the token records
 
 
-@pytest.mark.slow
 def test_every_stage_by_hand(tiny_model: Path, tmp_path: Path) -> None:
     run(tiny_model, tmp_path, token_records=8)
     rows = records(tmp_path, 1)
