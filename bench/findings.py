@@ -31,7 +31,6 @@ from trl_grpo_ext.records.log import LOG_FILE
 from trl_grpo_ext.rewards.gsm8k_accuracy import gsm8k_accuracy
 
 from embedded.word_problems import make_problems  # isort: skip (`sorting` puts the recipes on the path)
-from trl_grpo_ext.types import HookDeclaration
 
 EMBEDDED = Path(__file__).resolve().parents[1] / "recipes" / "embedded" / "model"
 FAULT_FROM = 18
@@ -80,27 +79,6 @@ def breaks(completions: Sequence[str], answer: Sequence[str], trainer_state: Any
 def longer(completions: Sequence[str], **columns: Any) -> list[float]:
     """Characters, up to the limit of the word problems."""
     return [len(text) / 56 for text in completions]
-
-
-class Idle:
-    """A hook whose condition never holds."""
-
-    __name__ = "idle"
-    declares = HookDeclaration(role="transform")
-
-    def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Any) -> torch.Tensor:
-        """Advantages as they came."""
-        return advantages_B_T
-
-
-class KeepsAll:
-    """A filter whose condition always holds."""
-
-    __name__ = "keeps_all"
-
-    def keep(self, rollout: Any) -> list[bool]:
-        """Every group."""
-        return [True] * len(rollout.rewards_B)
 
 
 def unreadable(rows: list[dict[str, str]]) -> list[dict[str, str]]:
@@ -195,10 +173,6 @@ PLANTED: dict[str, Training] = {
         {"reward_weights": [1.0]},
         ("failing_reward",),
         rewards=(guarded(breaks, on_error=None),),
-    ),
-    "idle_hook": Training("a hook whose condition never holds", {"advantage_hooks": [Idle()]}, ("idle_hook",)),
-    "idle_filter": Training(
-        "a filter that keeps all", {"resample": {"filter": "bench.findings:KeepsAll"}}, ("idle_filter",)
     ),
 }
 

@@ -22,6 +22,7 @@ import pytest
 from rich.cells import cell_len
 
 from trl_grpo_ext.cli.main import main
+from trl_grpo_ext.plugins import metadata
 
 COMMAND = Path(sys.executable).parent / "trl-grpo-ext"
 _DECIDES_THE_OUTPUT = (
@@ -83,6 +84,8 @@ def invoke(
             patch.setenv(name, value)
         patch.setattr(sys, "path", [*path, *sys.path])
         importlib.invalidate_caches()
+        if path:
+            metadata._packages.cache_clear()
         if cwd is not None:
             patch.chdir(cwd)
         out = _Stream(width is not None)

@@ -117,12 +117,6 @@ CASES: dict[str, tuple[History, str, tuple[int, int]]] = {
         "failing_reward",
         (31, 36),
     ),
-    "a hook does nothing": (
-        history(advantage__hook__mass_moved=0.0, advantage__hook__forward__mass_moved=0.0),
-        "idle_hook",
-        (1, 1),
-    ),
-    "a filter does nothing": (history(groups__dropped__equal=0.0), "idle_filter", (1, 1)),
 }
 
 

@@ -2,6 +2,7 @@
 
 import io
 import math
+import re
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -41,13 +42,15 @@ def printed(
     summary = ConsoleSummary(every)
     summary.on_train_begin(None, state(0, steps), None)
     for step, log in logs:
+        summary.on_step_begin(None, state(step, steps), None)
         summary.on_log(None, state(step, steps), None, logs=log)
     return screen.getvalue()
 
 
-def lines_of(out: str) -> list[dict[str, str]]:
-    """The cells of each line by name."""
-    return [dict(cell.split(" ", 1) for cell in line.split("  ")) for line in out.splitlines()]
+def columns(out: str) -> list[dict[str, str]]:
+    """The rows of a plain summary by its header; no heading used here has two blanks in it."""
+    header, *rows = [re.split(r" {2,}", line.strip()) for line in out.splitlines()]
+    return [dict(zip(header, row, strict=False)) for row in rows]
 
 
 def test_what_is_shown_of_a_log() -> None:
@@ -87,30 +90,32 @@ def test_summary_is_a_plain_line(monkeypatch: pytest.MonkeyPatch) -> None:
     assert {"\x1b", "\r"}.isdisjoint(out)
     # Steps 1 and 2, then 3 and 4, and the last one in any case.
     shown = ("step", "reward", "a", "b", "entropy", "KL")
-    assert [[row[name] for name in shown] for row in lines_of(out)] == [
+    assert [[row[name] for name in shown] for row in columns(out)] == [
         ["2/5", "0.150", "0.500", "-0.150", "2.000", "0.01"],
         ["4/5", "0.350", "0.500", "-0.350", "2.000", "0.01"],
         ["5/5", "0.500", "0.500", "-0.500", "2.000", "0.01"],
     ]
     # It waits for new completions.
     steps = [{"reward": 1.0, "entropy": 1.0}, {"entropy": 2.0}, {"reward": 2.0, "entropy": 6.0}, {"entropy": 2.0}]
-    rows = lines_of(printed(monkeypatch, [(n, {"loss": 0.0, **log}) for n, log in enumerate(steps, 1)], steps=4))
+    rows = columns(printed(monkeypatch, [(n, {"loss": 0.0, **log}) for n, log in enumerate(steps, 1)], steps=4))
     waited = [(row["step"], row["reward"], row["entropy"]) for row in rows]
     assert waited == [("1/4", "1.000", "1.000"), ("3/4", "2.000", "4.000")]
 
 
 def test_time_left_and_tokens_per_second(monkeypatch: pytest.MonkeyPatch) -> None:
-    now, screen = [500.0], Screen()
+    now, screen = [100.0], Screen()
     monkeypatch.setattr("trl_grpo_ext.trainer.live.time", SimpleNamespace(monotonic=lambda: now[0]))
     monkeypatch.setattr(sys, "stdout", screen)
-    summary = ConsoleSummary()
-    summary.on_train_begin(None, TrainerState(global_step=10, max_steps=20), None)  # a resumed run
+    summary, resumed = ConsoleSummary(), TrainerState(global_step=10, max_steps=20, num_input_tokens_seen=1000)
+    summary.on_train_begin(None, resumed, None)
+    now[0] = 500.0  # an evaluation before the first step
+    summary.on_step_begin(None, resumed, None)
     for second, step, tokens in ((520.0, 12, 5000.0), (530.0, 15, 6000.0)):
         now[0] = second
         summary.on_log(None, state(step, 20), None, logs={"reward": 1.0, "num_tokens": tokens})
-    rows = lines_of(screen.getvalue())
-    # 2 steps took 20 s, 8 are ahead. Then 5 took 30 s, 5 ahead; 1000 tokens in 10 s.
-    assert [(row["left"], row.get("tokens/s")) for row in rows] == [("1:20", None), ("30 s", "100")]
+    rows = columns(screen.getvalue())
+    # 2 steps took 20 s, 8 are ahead; 4000 tokens in 20 s. Then 5 took 30 s, 5 ahead; 1000 in 10 s.
+    assert [(row["left"], row["tokens/s"]) for row in rows] == [("1:20", "200"), ("30 s", "100")]
 
 
 def test_an_evaluation_has_a_line_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,7 +176,7 @@ def test_summary_steps_replaces_trls_lines(
     kinds = [type(callback) for callback in run.trainer.callback_handler.callbacks]
     assert kinds.count(ConsoleSummary) == 1
     assert {PrinterCallback, ProgressCallback}.isdisjoint(kinds)
-    rows = lines_of("\n".join(line for line in out.splitlines() if line.startswith("step ")))
+    rows = columns("\n".join(line for line in out.splitlines() if re.match(r" *(step|\d+/\d+) ", line)))
     assert [row["step"] for row in rows] == ["2/4", "4/4"]
     rewards = [log["reward"] for log in run.logs if "reward" in log]
     means = [f"{(rewards[first] + rewards[first + 1]) / 2:.3f}" for first in (0, 2)]

@@ -51,7 +51,6 @@ def assert_equal_on_the_mask(logps_B_T: torch.Tensor | None, rows: list[list[flo
 # ---------------------------------------------------------------------------------------------- computed once more
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_the_old_policys_where_trl_has_none(tiny_model: Path, tmp_path: Path, temperature: float) -> None:
     assert rollout_of(Watch(), tiny_model, tmp_path / "no").old_logps_B_T is None
@@ -143,7 +142,6 @@ def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny_model(tmp_path_factory.mktemp("teacher"), seed=7)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_a_teachers_log_probabilities(tiny_model: Path, tmp_path: Path, teacher: Path, temperature: float) -> None:
     hook = Watch(teachers=(str(teacher),))

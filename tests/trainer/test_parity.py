@@ -94,7 +94,6 @@ UNSELECTED: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("settings", UNSELECTED.values(), ids=UNSELECTED.keys())
 def test_three_steps_are_trls_to_the_bit(tiny_model: Path, tmp_path: Path, settings: dict[str, Any]) -> None:
     # Nothing is scripted: the completions are sampled, so even the random numbers drawn have to be the same.
@@ -175,7 +174,6 @@ def test_the_auxiliary_loss_of_a_mixture_of_experts_stays_trls(tiny_moe: Path, t
     assert theirs.logs[0]["aux_loss"] == ours.logs[0]["aux_loss"] > 0
 
 
-@pytest.mark.slow
 def test_an_adapter_with_the_disabled_adapter_as_its_reference(tiny_model: Path, tmp_path: Path) -> None:
     adapter = LoraConfig(r=4, target_modules=["q_proj", "v_proj", "up_proj"])
     settings = {"beta": 0.04, "learning_rate": 0.5, "peft_config": adapter}

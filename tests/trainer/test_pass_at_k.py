@@ -76,7 +76,6 @@ SETTINGS: dict[str, Any] = {
 }
 
 
-@pytest.mark.slow
 def test_an_evaluation_says_what_its_own_completions_say(tiny_model: Path, tmp_path: Path) -> None:
     # Five problems in batches of two: the last batch is half as large.
     evaluated: list[float] = []

@@ -123,7 +123,6 @@ CHANGED: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("given", "sentence"), CHANGED.values(), ids=CHANGED.keys())
 def test_a_change_stops_before_anything_is_loaded(
     tiny_model: Path, run: Path, tmp_path: Path, given: dict[str, Any], sentence: str

@@ -69,7 +69,6 @@ def metrics_of(run: Run) -> list[dict[str, float]]:
     return [metrics for metrics in found if metrics]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_in_order_is_trls_order_to_the_bit(tiny_model: Path, tmp_path: Path, shuffle: bool) -> None:
     settings = {**STEPS, "shuffle_dataset": shuffle}  # two passes over the data
@@ -208,7 +207,6 @@ def test_data_smaller_than_a_batch_are_refused(tiny_model: Path, tmp_path: Path)
         sampled(tiny_model, tmp_path, "difficulty_pool", prompt_count=1)
 
 
-@pytest.mark.slow
 def test_prompts_without_any_reward_stay_unseen(tiny_model: Path, tmp_path: Path) -> None:
     def silent(completion_ids: list[Any], **columns: Any) -> list[None]:
         return [None] * len(completion_ids)

@@ -138,7 +138,6 @@ def test_an_evaluation_in_between_does_not_mix_up_the_rows(tiny_model: Path, tmp
 # ---------------------------------------------------------------------------------------------- the token records
 
 
-@pytest.mark.slow
 def test_every_stage_by_hand(tiny_model: Path, tmp_path: Path) -> None:
     run(tiny_model, tmp_path, token_records=8)
     rows = records(tmp_path, 1)

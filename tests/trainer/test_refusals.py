@@ -67,7 +67,6 @@ class NoRewards(GRPOTrainer):
         return dict.fromkeys(names, ids) | {"advantages": torch.ones(len(inputs)), "num_items_in_batch": ids.sum()}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("base", "settings", "error", "message"),
     [
@@ -114,7 +113,6 @@ def test_self_check_waits_for_a_live_token(tiny_model: Path, tmp_path: Path, plu
     train(tiny_model, tmp_path / "right", **settings)
 
 
-@pytest.mark.slow
 def test_the_self_check_leaves_no_trace_in_the_metrics(tiny_model: Path, tmp_path: Path) -> None:
     theirs = train(tiny_model, tmp_path / "trl", GRPOTrainer, max_steps=1, use_adaptive_entropy=True)
     ours = train(tiny_model, tmp_path / "ext", use_adaptive_entropy=True, **AGGREGATION)

@@ -114,7 +114,6 @@ def test_resample_with_nothing_kept(tiny_model: Path, tmp_path: Path, loss_type:
     assert all(not gradient.any() for step in done.gradients for gradient in step.values())
 
 
-@pytest.mark.slow
 def test_a_filter_that_keeps_everything_changes_nothing(tiny_model: Path, tmp_path: Path) -> None:
     for shuffle in (False, True):  # over several passes, so that the order is TRL's in each of them
         keeps_all = {"name": "accuracy_between", "low": -100.0, "high": 100.0}
@@ -363,7 +362,6 @@ def test_answers_that_break_the_contract(tiny_model: Path, tmp_path: Path) -> No
             train(tiny_model, tmp_path, max_steps=1, trainer_arguments={"resample": {"filter": Answers(answer)}})
 
 
-@pytest.mark.slow
 def test_what_a_filter_sees_and_raises(tiny_model: Path, tmp_path: Path) -> None:
     seen: list[Rollout] = []
 

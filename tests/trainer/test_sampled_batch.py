@@ -45,7 +45,6 @@ def test_contexts_are_frozen_and_every_field_is_documented(context: Any) -> None
 # ---------------------------------------------------------------------------------------------- texts and tokens
 
 
-@pytest.mark.slow
 def test_texts_prompts_and_tokens(tiny_model: Path, tmp_path: Path) -> None:
     (rollout,) = watched(tiny_model, tmp_path).rollouts
     tokenizer = AutoTokenizer.from_pretrained(tiny_model)
@@ -96,7 +95,6 @@ def alike(prompts: list[str], **columns: Any) -> list[float | None]:
     return [{"a": 0.7, "b": None}.get(prompt[0], float(row)) for row, prompt in enumerate(prompts)]
 
 
-@pytest.mark.slow
 def test_a_row_keeps_what_is_known_of_it_when_it_is_shuffled(tiny_model: Path, tmp_path: Path) -> None:
     watch = watched(tiny_model, tmp_path, reward_funcs=alike, gradient_accumulation_steps=2, prompt_count=4)
     (rollout,) = watch.rollouts

@@ -57,7 +57,6 @@ def uneven(completion_ids: list[list[int]], **columns: Any) -> list[float]:
     return [float(i % 4 == 0) for i in range(len(completion_ids))]
 
 
-@pytest.mark.slow
 def test_signal_of_equal_totals(tiny_model: Path, tmp_path: Path) -> None:
     # 0.5 · 1 + 0 for one completion of four, 0.5 · 0 + 0.5 for the others: equal totals of which the z-scores do not
     # cancel, since the second function counts twice as much.

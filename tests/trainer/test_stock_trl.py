@@ -125,7 +125,6 @@ def construct(trainer_class: type, model: Path, args: Any, rewards: Any = length
     return trainer_class(model=str(model), reward_funcs=rewards, args=args, train_dataset=sums(), eval_dataset=sums())
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("settings", IGNORED, ids=lambda settings: next(iter(settings)))
 def test_config_in_a_plain_trainer_stops(tiny_model: Path, tmp_path: Path, settings: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError, match=f"{next(iter(settings))}.*GRPOExtTrainer"):

@@ -191,7 +191,6 @@ class Carries:
         return 0.0 * terms.logps_B_T
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("compact", ["off", "exact"])
 def test_carried_values_stay_with_their_rows(tiny_model: Path, tmp_path: Path, compact: str) -> None:
     Carries.seen.clear()

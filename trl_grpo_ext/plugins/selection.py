@@ -98,7 +98,8 @@ def parse_selection(kind: Kind, value: str | Mapping[str, Any] | Selection) -> S
         raise ConfigurationError(
             f"Only rewards have a weight, {with_article(kind)} has none: take `weight` out of {value!r}."
         )
-    weight, guard = None, None
+    weight: float | None = None
+    guard: Any = None
     if "weight" in parameters:
         weight = _weight(parameters.pop("weight"), name)
     if kind == "reward" and "guard" in parameters:
@@ -133,7 +134,8 @@ def yaml_hint(parameters: Mapping[Any, Any]) -> str:
 
 
 def _weight(weight: Any, name: str) -> float:
-    if isinstance(weight, bool) or not isinstance(weight, Real) or not abs(weight) < sys.float_info.max:
+    number = isinstance(weight, Real) and not isinstance(weight, bool)
+    if not number or not abs(weight) < sys.float_info.max:
         hint = yaml_hint({"weight": weight})
         raise ConfigurationError(f"The weight of the reward {name!r} is {weight!r}; it must be a finite number.{hint}")
     return float(weight)

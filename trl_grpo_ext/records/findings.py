@@ -44,7 +44,6 @@ MOST_FILES = 40
 
 _FAILURES = ("timeout", "died", "refused", "error", "unparseable_reference", "none", "nan")
 _PART = re.compile(r"parts/(.+)/(mean|present)", re.DOTALL)
-_MOVED = re.compile(r"advantage/(.+?)(?:/forward)?/mass_moved", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -316,22 +315,6 @@ def failing_reward(run: RunFacts) -> Iterator[Finding]:
         yield Finding("failing_reward", total.steps[first], total.steps[-1], sentence)
 
 
-def idle_plugins(run: RunFacts) -> Iterator[Finding]:
-    """An advantage hook or a group filter never changed anything."""
-    first, last = run.reward.steps[0], run.reward.steps[-1]
-    moved: dict[str, list[float]] = {}
-    for key in run.keys:
-        if found := _MOVED.fullmatch(key):
-            moved.setdefault(found[1], []).extend(run.curve(key).values)
-    for name, values in moved.items():
-        if len(values) >= SHORTEST_RUN and not any(values):
-            yield Finding("idle_hook", first, last, f"the hook {printable_name(name)} changes no advantage")
-    kept, rounds = run.curve("groups/kept").values, run.curve("groups/rounds").values
-    dropped = any(run.curve(key).values.any() for key in run.keys if key.startswith("groups/dropped/"))
-    if len(rounds) >= SHORTEST_RUN and not dropped and (rounds == 1).all() and (kept == 1).all():
-        yield Finding("idle_filter", first, last, "the group filter drops no group")
-
-
 def idle_parts(run: RunFacts) -> Iterator[Finding]:
     """A part whose score is 0, or 1, or that is nowhere, in all completions."""
     alike: dict[str, list[tuple[str, Curve, int]]] = {}
@@ -380,7 +363,6 @@ DETECTORS: tuple[Callable[[RunFacts], Iterator[Finding]], ...] = (
     entropy_gone,
     constant_reward,
     failing_reward,
-    idle_plugins,
     idle_parts,
     unused_parts,
 )

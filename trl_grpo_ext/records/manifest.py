@@ -42,7 +42,8 @@ _AT_MOST_ONE: tuple[Kind, ...] = ("loss_aggregation", "prompt_sampler", "group_f
 """Kinds of which a trainer has one at most, as the attribute of the same name."""
 _VERSIONS_OF = ("trl-grpo-ext", "trl", "transformers", "torch", "accelerate", "vllm")
 HIDDEN = "(not recorded)"
-_SECRET = re.compile(r"api_?key|secret|passw(or)?d|credential|(access|auth|hf|bearer)_?token", re.IGNORECASE)
+_SECRET = re.compile(r"api_?key|secret|passw(or)?d|credential|(access|auth|hf|bearer)_?token|(^|_)(token|key)$", re.I)
+_USER_IN_URL = re.compile(r"(?<=://)[^/@\s]+(?=@)")
 
 
 @dataclass(frozen=True)
@@ -292,8 +293,9 @@ def _given_in_python(kind: Kind, thing: Any, name: str | None) -> PluginRecord:
 
 def _constructed_with(thing: Any) -> dict[str, Any] | None:
     """Simple values that an object keeps under the names of its constructor's parameters; None if there are none."""
-    names, kept = inspect.signature(type(thing)).parameters, getattr(thing, "__dict__", {})
-    simple = str | bool | Real | Mapping | list | tuple | None
+    names = inspect.signature(type(thing)).parameters
+    kept = getattr(thing, "__dict__", {})
+    simple = (str, bool, Real, Mapping, list, tuple, type(None))
     return plain_mapping({name: kept[name] for name in names if isinstance(kept.get(name, thing), simple)}) or None
 
 
@@ -318,7 +320,7 @@ def hash_of_text(thing: Any) -> tuple[str | None, str]:
 
 
 def plain_mapping(values: Mapping[Any, Any]) -> dict[str, Any]:
-    """Parameters as JSON, without secrets."""
+    """Parameters as JSON; keys, tokens, passwords and the user part of URLs become `HIDDEN`."""
     return {str(key): HIDDEN if _SECRET.search(str(key)) else plain_value(value) for key, value in values.items()}
 
 
@@ -335,7 +337,9 @@ def plain_value(value: Any) -> Any:
             return sorted((plain_value(inner) for inner in value), key=repr)
         case enum.Enum():
             return plain_value(value.value)
-        case None | bool() | str():
+        case str():
+            return _USER_IN_URL.sub(HIDDEN, value)
+        case None | bool():
             return value
         case Integral():
             return int(value)

@@ -1,21 +1,20 @@
 """The hyper-parameters of a run, recorded beside its manifest: `output_dir/trl_grpo_ext_settings.json`.
 
 TRL keeps them in a pickle, which is unsafe to open in a folder that you don't trust. The record has the settings that
-differ from the defaults, those in `ALWAYS`, the model, the number of processes and the adapter; it leaves out `NEVER`.
-Values of keys, tokens and passwords, and the user part of URLs, become "(not recorded)".
+differ from the defaults, those in `ALWAYS`, the model, the number of processes and the adapter; it leaves out `NEVER`
+and secrets.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Mapping
 from dataclasses import MISSING, Field, fields
 from typing import Any
 
 from ..errors import ManifestError
-from .manifest import HIDDEN, plain_value
+from .manifest import plain_mapping
 from .writing import write_atomically
 
 FILE = "trl_grpo_ext_settings.json"
@@ -54,8 +53,6 @@ NEVER = ("output_dir", "logging_dir", "run_name", "disable_tqdm", "local_rank", 
 """Settings that say nothing of what is learned."""
 
 _FORMAT = 1
-_SECRET = re.compile(r"(^|_)token$|(^|_)key$", re.IGNORECASE)
-_USER_IN_URL = re.compile(r"(?<=://)[^/@\s]+(?=@)")
 _OF_ADAPTER = ("r", "lora_alpha", "lora_dropout", "target_modules", "use_rslora", "init_lora_weights")
 
 
@@ -76,8 +73,7 @@ def settings_of(trainer: Any) -> dict[str, Any]:
         value = getattr(args, name, None)
         if name not in NEVER and (name in ALWAYS or _differs(known[name], value)):
             found[name] = value
-    cleaned: dict[str, Any] = _clean(plain_value(found))
-    return cleaned
+    return plain_mapping(found)
 
 
 def write_settings(trainer: Any, path: str | os.PathLike[str]) -> None:
@@ -98,13 +94,3 @@ def _differs(field: Field[Any], value: Any) -> bool:
     if isinstance(value, (int, float)) or isinstance(default, (int, float)):
         return bool(value != default)
     return bool((value or default) and value != default)  # None, "" and [] are all "not set"
-
-
-def _clean(value: Any) -> Any:
-    """Without tokens and keys, and without the user and password of a URL."""
-    if isinstance(value, dict):
-        hidden = {key for key, inner in value.items() if inner is not None and _SECRET.search(key)}
-        return {key: HIDDEN if key in hidden else _clean(inner) for key, inner in value.items()}
-    if isinstance(value, list):
-        return [_clean(inner) for inner in value]
-    return _USER_IN_URL.sub(HIDDEN, value) if isinstance(value, str) else value

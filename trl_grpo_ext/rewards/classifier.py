@@ -112,7 +112,8 @@ class Classifier:
 
     def _scores(self, loaded: _Loaded, texts: Sequence[str]) -> list[float | None]:
         torch = importlib.import_module("torch")
-        config, tokenizer = loaded.model.config, loaded.tokenizer
+        config = loaded.model.config
+        tokenizer = loaded.tokenizer
         label = _label_index(self.model, self.label, config)
         limits = (self.max_length, tokenizer.model_max_length, getattr(config, "max_position_embeddings", None))
         longest = min(limit for limit in limits if limit is not None)
@@ -183,7 +184,8 @@ def _load(
     local_files_only: bool,
     trust_remote_code: bool,
 ) -> _Loaded:
-    torch, transformers = importlib.import_module("torch"), importlib.import_module("transformers")
+    torch = importlib.import_module("torch")
+    transformers = importlib.import_module("transformers")
     shared: Any = {"revision": revision, "local_files_only": local_files_only, "trust_remote_code": trust_remote_code}
     sides = {"truncation_side": truncation_side, "padding_side": "right"}  # absolute positions count from the left
     try:

@@ -307,7 +307,8 @@ def _child_scores(owner: str, child: Callable[..., Any], columns: Mapping[str, A
 
 def _logging_apart(owner: str, child: Callable[..., Any], columns: Mapping[str, Any]) -> dict[str, Any]:
     """The columns, with loggers that put the owner's name before the child's: it may be selected elsewhere as well."""
-    name, changed = reward_name(child), dict(columns)
+    name = reward_name(child)
+    changed = dict(columns)
 
     def own(path: str) -> str:  # `outcomes/NAME/right`, `judge/NAME/seconds`; of a column, `NAME_outcome`
         parts = path.split("/")

@@ -130,7 +130,8 @@ def _turns_of(steps: Sequence[Step], turns: Sequence[Exchange]) -> list[int] | N
         for place, call in enumerate(tool_calls(message))
     ]
     if all(name is not None for name, _ in steps):
-        found, left = [], list(calls)
+        found = []
+        left = list(calls)
         for name, _ in steps:
             place = next((place for place, call in enumerate(left) if call[1] == name), None)
             if place is None:
@@ -192,7 +193,8 @@ def _restarting(kind: Any) -> Callable[..., Any]:
 def _recorded(method: Callable[..., Any], reward: str, cumulative: bool) -> Callable[..., Any]:
     @contextmanager
     def noting(self: Any) -> Iterator[None]:
-        before, returned = getattr(self, reward, None), False
+        before = getattr(self, reward, None)
+        returned = False
         try:
             yield
             returned = True

@@ -14,7 +14,8 @@ from ..guard.messages import completion_text
 from ..types import Part, Parts, Place
 from ._text.final_answer import extract_final_answer
 
-_OPEN, _CLOSE = "<think>", "</think>"
+_OPEN = "<think>"
+_CLOSE = "</think>"
 _TAG = re.compile(f"{_OPEN}|{_CLOSE}")
 _TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 _NUMBER = "number"
@@ -76,7 +77,8 @@ def _earning(text: str) -> dict[str, Place]:
             position = found + len(tag)
             earned[tag] = Place(found, position)
     if "<answer>" in earned and "</answer>" in earned:
-        start, end = earned["<answer>"].end, earned["</answer>"].start
+        start = earned["<answer>"].end
+        end = earned["</answer>"].start
         inside = text[start:end]
         if extract_final_answer(inside) is not None or extract_final_answer(f"<answer>{inside}") is not None:
             earned[_NUMBER] = Place(start, end)

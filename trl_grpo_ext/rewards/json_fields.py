@@ -18,7 +18,8 @@ from ._text.json_text import EXTRACTS, AmbiguousError, Located, RefusedError, fi
 from ._text.sameness import Sameness
 
 _OUTCOMES = (Outcome.RIGHT, Outcome.SCORED, Outcome.NO_ANSWER, Outcome.UNPARSEABLE, Outcome.REFUSED)
-_LONGEST_REFERENCE, _DEEPEST = 1_000_000, 200
+_LONGEST_REFERENCE = 1_000_000
+_DEEPEST = 200
 
 
 class JSONFields(Judged):
@@ -120,7 +121,8 @@ class JSONFields(Judged):
         for path, wanted, found, once in _fields(right, [] if said is None else [said], strays):
             is_right = once and len(found) == 1 and self.same.values(found[0], wanted)
             parts.append(Part(path, float(is_right), 1.0, [(one.start, one.end) for one in found]))
-        count, total = len(parts), sum(part.score or 0.0 for part in parts)
+        count = len(parts)
+        total = sum(part.score or 0.0 for part in parts)
         if self.extra:
             taken = -self.extra * min(len(strays), count)
             total += taken

@@ -19,10 +19,8 @@ from ._judged import Judged
 from ._text.json_text import EXTRACTS, AmbiguousError, RefusedError, depth_of, find_short_json, read_json, read_located
 
 _DEEPEST = 50  # to which jsonschema can follow any schema that does not apply itself without end
-_OUTCOMES = (
-    *(Outcome.RIGHT, Outcome.WRONG, Outcome.NO_ANSWER, Outcome.UNPARSEABLE),
-    *(Outcome.REFUSED, Outcome.TIMEOUT, Outcome.DIED, Outcome.ERROR),
-)
+_VERDICTS = (Outcome.RIGHT, Outcome.WRONG, Outcome.NO_ANSWER, Outcome.UNPARSEABLE)
+_OUTCOMES = (*_VERDICTS, Outcome.REFUSED, Outcome.TIMEOUT, Outcome.DIED, Outcome.ERROR)
 
 
 class JSONSchema(Judged):

@@ -170,7 +170,8 @@ class Judge:
     async def __call__(self, completions: Sequence[Any], **columns: Any) -> list[float | None]:
         """`B` scores from 0 to 1, or None; a `RewardError` where the server answers no request of the batch."""
         judgements, replies = await self._judged(completions, columns)
-        log_metric, log_extra = columns.get("log_metric"), columns.get("log_extra")
+        log_metric = columns.get("log_metric")
+        log_extra = columns.get("log_extra")
         self.policy.log(judgements, log_metric, log_extra)
         if log_metric is not None and replies:
             for name, value in self._metrics([reply for reply in replies if reply is not None]).items():

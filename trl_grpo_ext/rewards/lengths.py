@@ -43,7 +43,8 @@ class SoftOverlong:
 
     def __call__(self, completion_ids: Sequence[Sequence[int]] | None = None, **columns: Any) -> list[float | None]:
         """`B` scores from -1.0 to 0.0, by the number of tokens alone."""
-        free, slope = self.max_completion_length - self.cache, max(self.cache, 1)
+        free = self.max_completion_length - self.cache
+        slope = max(self.cache, 1)
         tokens = lengths("soft_overlong", completion_ids, columns)
         return [max(min((free - length) / slope, 0.0), -1.0) for length in tokens]
 

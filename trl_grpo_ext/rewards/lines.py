@@ -127,7 +127,8 @@ def _found(text: str, form: str) -> list[tuple[int, int, int]]:
             mark = _NUMBER.match(answer)
             if mark is None:
                 continue
-            number, start = int(mark[1]), start + mark.end()
+            number = int(mark[1])
+            start = start + mark.end()
         if start < end:
             found.append((number, start, end))
     return found

@@ -27,10 +27,8 @@ from ._math.plain_answers import (
 )
 from ._math.verifier_pool import Pair, Reading, Verifier
 
-_OUTCOMES = (
-    *(Outcome.RIGHT, Outcome.WRONG, Outcome.NO_ANSWER, Outcome.UNPARSEABLE),
-    *(Outcome.TIMEOUT, Outcome.DIED, Outcome.REFUSED, Outcome.ERROR),
-)
+_VERDICTS = (Outcome.RIGHT, Outcome.WRONG, Outcome.NO_ANSWER, Outcome.UNPARSEABLE)
+_OUTCOMES = (*_VERDICTS, Outcome.TIMEOUT, Outcome.DIED, Outcome.REFUSED, Outcome.ERROR)
 _ADVICE = "Rename the column that holds the reference answers to 'solution'."
 _LONGEST_SHOWN = 500
 

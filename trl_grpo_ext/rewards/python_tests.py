@@ -20,10 +20,8 @@ from ._sandbox.forms_of_tests import Examples, Plan, UnreadableTestsError, read_
 from ._sandbox.jobs import LAYERS, Run, isolation, run_all, run_python
 from ._text.fences import fences
 
-_OUTCOMES = (
-    *(Outcome.RIGHT, Outcome.WRONG, Outcome.SCORED, Outcome.NO_ANSWER, Outcome.UNPARSEABLE),
-    *(Outcome.TIMEOUT, Outcome.DIED, Outcome.REFUSED),
-)
+_VERDICTS = (Outcome.RIGHT, Outcome.WRONG, Outcome.SCORED, Outcome.NO_ANSWER, Outcome.UNPARSEABLE)
+_OUTCOMES = (*_VERDICTS, Outcome.TIMEOUT, Outcome.DIED, Outcome.REFUSED)
 _PYTHON = ("python", "python3", "py")
 
 

@@ -24,10 +24,8 @@ from ..types import RewardDeclaration
 from ._judged import Judged
 from ._sandbox.layers import isolate
 
-_OUTCOMES = (
-    *(Outcome.SCORED, Outcome.NONE, Outcome.NO_ANSWER, Outcome.UNPARSEABLE, Outcome.REFUSED),
-    *(Outcome.TIMEOUT, Outcome.DIED, Outcome.ERROR),
-)
+_VERDICTS = (Outcome.SCORED, Outcome.NONE, Outcome.NO_ANSWER, Outcome.UNPARSEABLE, Outcome.REFUSED)
+_OUTCOMES = (*_VERDICTS, Outcome.TIMEOUT, Outcome.DIED, Outcome.ERROR)
 _TAG = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 _MEMORY_MB = 2048
 _DATASETS = 64
@@ -197,7 +195,8 @@ def _dataset(task: str, seed: int, config: str) -> Any:
 def _only_expressions(problem: str) -> Iterator[None]:
     """Inside, the package evaluates nothing but literals, plain expressions, and what stands in its own problem."""
     sympy: Any = importlib.import_module("sympy")
-    evaluate, parse = builtins.eval, sympy.parse_expr
+    evaluate = builtins.eval
+    parse = sympy.parse_expr
     modules = [vars(module) for name, module in sys.modules.items() if name.startswith("reasoning_gym")]
 
     def safe_eval(source: Any, *scopes: Any) -> Any:

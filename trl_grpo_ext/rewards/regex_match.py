@@ -64,7 +64,8 @@ class RegexMatch(Judged):
             raise ConfigurationError(f"regex_match: pattern must be a string, got {pattern!r}.")
         if not isinstance(flags, str) or not set(flags) <= _FLAGS.keys():
             raise ConfigurationError(f"regex_match: flags must be letters out of 'aimsx', got {flags!r}.")
-        self.pattern, self.flags = pattern, flags
+        self.pattern = pattern
+        self.flags = flags
         bits = functools.reduce(lambda bits, letter: bits | _FLAGS[letter], flags, 0)
         try:
             self.parts = list(re.compile(pattern, bits).groupindex) or ["match"]

@@ -1,4 +1,4 @@
-"""Watching a training while it runs: lines on the console."""
+"""Watching a training while it runs: lines on the console, and a log that is always up to date."""
 
 from __future__ import annotations
 
@@ -17,18 +17,20 @@ from ..records.log import LOG_FILE, LiveLog, number
 
 __all__ = ["LOG_FILE", "ConsoleSummary", "LiveLog", "use_console_summary"]
 
+_GAP = "  "
+_ROWS_PER_HEADER = 25
 _ORDINARY = frozenset({"right", "wrong", "scored"})  # outcomes that need no attention
 
 
 class ConsoleSummary(TrainerCallback):
-    """Prints a line on the training log, on the main process.
+    """Prints a summary of the training log, on the main process.
 
-    It has the means of the log entries since the line before: reward and each reward function, time left, length,
-    entropy, KL, clipping, share of groups without signal, tokens per second, and the outcomes that are neither right
-    nor wrong. Metrics missing from the log are left out. An evaluation has a line of its own, with its pass@k.
+    A summary is the mean of the log entries since the one before: step, time left, reward and each reward function,
+    length, entropy, KL, clipping, share of groups without signal, tokens per second, and the outcomes that are neither
+    right nor wrong. Metrics missing from the log are left out. An evaluation has a line of its own, with its pass@k.
 
     Args:
-        every: Optimizer steps between lines. A line waits for a log entry (`logging_steps`) and for completions
+        every: Optimizer steps between summaries. A summary waits for a log entry (`logging_steps`) and for completions
             generated since the last one. The last step is always shown.
 
     Raises:
@@ -37,53 +39,60 @@ class ConsoleSummary(TrainerCallback):
 
     def __init__(self, every: int = 1) -> None:
         self.every = checked_whole("ConsoleSummary: every", every, lowest=1)
-        self._begin(0)
+        self._widths: dict[str, int] = {}
+        self._header: tuple[str, ...] = ()
+        self._rows = 0
+        self._begin(None)
 
-    def _begin(self, step: int) -> None:
+    def _begin(self, state: Any) -> None:
         self._waiting: list[Mapping[str, Any]] = []
-        self._first_step = self._last_step = step
-        self._tokens = math.nan
-        self._started = self._counted = time.monotonic()
+        self._last_step = self._first_step = 0 if state is None else int(state.global_step)
+        self._tokens = math.nan if state is None else float(state.num_input_tokens_seen or 0)
+        self._counted = self._started = time.monotonic()
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Start the clocks; a resumed run starts them at its checkpoint."""
-        self._begin(int(state.global_step))
+        self._begin(state)
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Restart the clock: time before the first step, such as an evaluation, does not count."""
+        if state.global_step == self._first_step:
+            self._counted = self._started = time.monotonic()
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
-        """Print a line if one is due."""
+        """Print a summary if one is due."""
         if not state.is_world_process_zero or not logs:
             return
         if "eval_reward" in logs:
             found = {key.removeprefix("eval_"): value for key, value in logs.items() if key.startswith("eval_")}
             found.pop("frac_reward_zero_std", None)  # it does not train, and groups of one completion never differ
             metrics = average([found])
-            self._print({f"eval {state.global_step}": "", **metric_cells(metrics)}, metrics)
+            cells = [f"{name} {text}" for name, text in metric_cells(metrics).items()]  # few, so it names them
+            self._print(_GAP.join([f"eval {state.global_step}", *cells]), metrics)
         elif "reward" in logs or "loss" in logs:
             self._waiting.append(dict(logs))
             generated = any("reward" in log for log in self._waiting)
             last = state.max_steps > 0 and state.global_step >= state.max_steps
             if generated and (last or state.global_step - self._last_step >= self.every):
-                self._print_step(state)
+                self._training_summary(state)
 
-    def _print_step(self, state: Any) -> None:
+    def _training_summary(self, state: Any) -> None:
         metrics, now = average(self._waiting), time.monotonic()
-        self._waiting = []
-        self._last_step = int(state.global_step)
+        self._waiting, self._last_step = [], int(state.global_step)
         done, ahead = state.global_step - self._first_step, state.max_steps - state.global_step
         left = (now - self._started) / done * ahead if done > 0 and ahead >= 0 else math.nan
         tokens = metrics.get("num_tokens", math.nan)
         rate = (tokens - self._tokens) / max(now - self._counted, 1e-9)
-        self._tokens = tokens
-        self._counted = now
+        self._tokens, self._counted = tokens, now
         step = f"{state.global_step}/{state.max_steps}" if state.max_steps > 0 else f"{state.global_step}"
-        cells = {f"step {step}": "", **metric_cells(metrics), "left": duration(left)}
+        cells = metric_cells(metrics)  # the reward is the first, and the time left stands after it
+        shown = {"step": step, **dict([*cells.items()][:1]), "left": duration(left), **cells}
         if math.isfinite(rate) and rate >= 0:
-            cells["tokens/s"] = f"{rate:,.0f}"
-        self._print(cells, metrics)
+            shown["tokens/s"] = f"{rate:,.0f}"
+        self._print(self._row(shown), metrics)
 
-    def _print(self, cells: Mapping[str, str], metrics: Mapping[str, float]) -> None:
-        texts = [f"{name} {text}".rstrip() for name, text in cells.items()]
-        line = "  ".join([*texts, "; ".join(notable_outcomes(metrics))]).rstrip()
+    def _print(self, line: str, metrics: Mapping[str, float]) -> None:
+        line = _GAP.join([line, *(["; ".join(notes)] if (notes := notable_outcomes(metrics)) else [])])
         stream = sys.stdout
         try:
             encoding = getattr(stream, "encoding", None) or "utf-8"
@@ -93,6 +102,16 @@ class ConsoleSummary(TrainerCallback):
                 stream.flush()
         except (AttributeError, OSError, ValueError):  # nobody reads
             return
+
+    def _row(self, shown: Mapping[str, str]) -> str:
+        """A row, under a header if the columns changed or the last one is far above."""
+        for name, text in shown.items():
+            self._widths[name] = max(len(name), len(text), self._widths.get(name, 0))
+        again = tuple(shown) != self._header or self._rows % _ROWS_PER_HEADER == 0
+        self._header, self._rows = tuple(shown), 1 if again else self._rows + 1
+        lines = [[*shown], [*shown.values()]] if again else [[*shown.values()]]
+        padded = [[text.rjust(self._widths[name]) for name, text in zip(shown, line, strict=True)] for line in lines]
+        return "\n".join(_GAP.join(texts) for texts in padded)
 
 
 class Bars(ProgressCallback):

@@ -165,19 +165,12 @@ def completion_logps(
     return logps_of(completion_logits(model, ids, attention_mask, length), ids[:, -length:], temperature)
 
 
-def completion_logits(
-    model: Any, ids: torch.Tensor, attention_mask: torch.Tensor, length: int, cache: Any = None
-) -> torch.Tensor:
-    """The logits that predict the last `length` tokens, `(B, length, V)`; `ids` has at least one more token.
-
-    A cache holds the keys and values of what comes before `ids`; then the mask covers both.
-    """
-    extra: dict[str, Any] = {name: one[:, -ids.size(1) :] for name, one in _positions(model, attention_mask).items()}
+def completion_logits(model: Any, ids: torch.Tensor, attention_mask: torch.Tensor, length: int) -> torch.Tensor:
+    """The logits that predict the last `length` tokens, `(B, length, V)`; `ids` has at least one more token."""
+    extra: dict[str, Any] = {**_positions(model, attention_mask)}
     if "logits_to_keep" in _takes(model):
         extra["logits_to_keep"] = length + 1
-    if cache is not None:
-        extra["past_key_values"] = cache
-    logits = model(input_ids=ids, attention_mask=attention_mask, use_cache=cache is not None, **extra).logits
+    logits = model(input_ids=ids, attention_mask=attention_mask, use_cache=False, **extra).logits
     before_each: torch.Tensor = logits[:, -length - 1 : -1]
     return before_each
 

@@ -67,7 +67,8 @@ class TRLsReduction:
         """TRL's loss, or its terms and the further ones under TRL's weights."""
         if not self._knows_weights:
             return Reduced(computed.trl_loss, None)
-        weights_B_T, loss = trl_weights(computed, self._facts), computed.trl_loss
+        weights_B_T = trl_weights(computed, self._facts)
+        loss = computed.trl_loss
         if self.takes_apart:
             pieces = pieces_of(computed, self._facts)
             loss = (weights_B_T * pieces.loss_B_T).sum() + pieces.rest
@@ -86,7 +87,9 @@ class Weighted:
 
     def reduce(self, computed: Computed) -> Reduced:
         """The same terms under these weights."""
-        pieces, forward, progress = pieces_of(computed, self._facts), computed.forward, computed.progress
+        pieces = pieces_of(computed, self._facts)
+        forward = computed.forward
+        progress = computed.progress
         # The weights' sum spans the generation batch. Ranks are averaged by DDP, ZeRO and FSDP; and each optimizer
         # step takes `accumulation` of the batch's `steps_per_generation` micro-batches. Weights that are those of a
         # step already stay as they are: the last step of an epoch may be short, and a sum is not to grow by that.
@@ -116,7 +119,9 @@ class Reducing:
 
     def reduce(self, computed: Computed) -> Reduced:
         """The same terms, reduced by the aggregation; its slope is each token's weight."""
-        pieces, forward, progress = pieces_of(computed, self._facts), computed.forward, computed.progress
+        pieces = pieces_of(computed, self._facts)
+        forward = computed.forward
+        progress = computed.progress
         loss_B_T = pieces.loss_B_T
         if not loss_B_T.requires_grad:  # in evaluation, where the loss is linear in the advantages
             loss_B_T = loss_B_T.detach().requires_grad_()

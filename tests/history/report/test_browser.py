@@ -350,9 +350,6 @@ def test_everything_can_be_reached_by_keys(opened: Any) -> None:
     assert opened.execute_script("return document.getElementById('keys').open") is False
 
 
-# ---------------------------------------------------------------------------------------------- how it looks
-
-
 # ---------------------------------------------------------------------------------------------- hostile completions
 
 
@@ -394,9 +391,6 @@ def test_browser_keeps_hostile_text_in_its_card(attacked: Any) -> None:
         'return getComputedStyle(document.querySelector(`.card[data-member="${arguments[0]}"] .stretch`)).direction'
     )
     assert attacked.execute_script(direction, member) == "rtl"
-
-
-# ---------------------------------------------------------------------------------------------- really trained runs
 
 
 def test_a_finding_leads_to_its_figure_and_its_completions(chromium: Any, big: Path, tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ CANNOT = {
 }
 """Cannot be built small, or plain TRL does not run them."""
 
-CHOOSE_TOKENS = {"axk2", "deepseek_v32", "deepseek_v4", "glm_moe_dsa"}
+CHOOSE_TOKENS = {"axk2", "deepseek_v32", "deepseek_v4", "glm_moe_dsa", "hy_v4"}
 """Their attention chooses tokens by rank."""
 
 

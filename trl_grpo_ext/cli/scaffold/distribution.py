@@ -17,7 +17,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from ...errors import ConfigurationError
 from ...plugins.kinds import FACTS, GROUPS, LABELS, WORDS, with_article
-from ...plugins.metadata import installed_distributions, normalise, provenance
+from ...plugins.metadata import installed_distributions, normalise, owner_of, provenance
 from ...types import CONTRACT_VERSION
 from . import PluginKind
 
@@ -158,7 +158,7 @@ def _check_distribution(name: str) -> None:
                 "take its place. Choose another name with --distribution."
             )
     package = package_of(name)
-    if package in sys.stdlib_module_names or package in importlib.metadata.packages_distributions():
+    if package in sys.stdlib_module_names or owner_of(package) is not None:
         raise ConfigurationError(
             f"--distribution: {name!r} would have the package {package!r}, and there is a module of that name "
             "already. Choose another name."

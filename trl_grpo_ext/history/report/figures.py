@@ -353,8 +353,6 @@ FINDINGS: Mapping[str, tuple[str, str]] = {
     "entropy_gone": ("entropy", "all"),
     "constant_reward": ("reward_functions", "all"),
     "failing_reward": ("outcomes", "unparseable"),
-    "idle_hook": ("hooks", "all"),
-    "idle_filter": ("resampled", "all"),
     "part_never_right": ("parts", "all"),
     "part_always_right": ("parts", "all"),
     "part_missing": ("parts", "all"),

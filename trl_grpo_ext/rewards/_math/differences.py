@@ -32,8 +32,10 @@ from sympy.core.numbers import ImaginaryUnit
 
 _COMMON = (Abs, Add, ImaginaryUnit, Mul, NumberSymbol, Pow, Rational, Symbol, cos, exp, log, sin, tan)
 _NAME = re.compile(r"[A-DF-Za-df-z](_\{?\w+\}?)?")
-_DIGITS, _MARGIN = 20, 1e-8
-_simplify, _solve_and_compare = grader.simplify, grader.sympy_solve_and_compare
+_DIGITS = 20
+_MARGIN = 1e-8
+_simplify = grader.simplify
+_solve_and_compare = grader.sympy_solve_and_compare
 _is_of_symbols = grader.is_expr_of_only_symbols
 
 

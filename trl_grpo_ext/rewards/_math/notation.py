@@ -101,7 +101,9 @@ def _minutes(match: re.Match[str]) -> str:
 
 
 def _repeating(match: re.Match[str]) -> str:
-    whole, once, again = match[1], match[2], match[3] or match[4]
+    whole = match[1]
+    once = match[2]
+    again = match[3] or match[4]
     value = Fraction(int(whole + once + again) - int(whole + once), 10 ** len(once) * (10 ** len(again) - 1))
     return f"\\frac{{{value.numerator}}}{{{value.denominator}}}"
 

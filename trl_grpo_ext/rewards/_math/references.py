@@ -48,7 +48,8 @@ class Reference:
 
 def read(text: str, expressions: list[Any], extract: Callable[..., list[Any]]) -> Reference:
     """Read a reference; `expressions` are math-verify's for LaTeX and for plain numbers, `extract` applies them."""
-    latex, numbers = expressions[:1], expressions[1:]
+    latex = expressions[:1]
+    numbers = expressions[1:]
     if _BOXED.search(text):
         return Reference(tuple(extract(text, latex, "first_match")))
     mark = max(_MARK.finditer(text), key=lambda match: match.end(), default=None)

@@ -76,7 +76,8 @@ def replaced() -> Iterator[None]:
 
 
 def _checked(job: Mapping[str, Any]) -> dict[str, str]:
-    reference, text = job["reference"], job.get("answer", _PROBE)
+    reference = job["reference"]
+    text = job.get("answer", _PROBE)
     same = _reference_text(reference)
     if same and _squeezed(same) == _squeezed(_text(partial(_parsed, text, _ANSWER, "first_match"))):
         return {"outcome": "right", "gold": same[:_SHOWN], "found": same[:_SHOWN]}
@@ -124,7 +125,8 @@ def _reference_text(text: str) -> str:
 
 def _text(extract: Callable[[], Sequence[Any]]) -> str:
     """The one LaTeX that math-verify reads, normalised, without parsing it; empty where it reads none or several."""
-    parse_latex, parser.parse_latex_cached = parser.parse_latex_cached, _unparsed
+    parse_latex = parser.parse_latex_cached
+    parser.parse_latex_cached = _unparsed
     try:
         found = extract()
     finally:

@@ -232,7 +232,8 @@ class Side(Conversation):
         token = self.begin()
 
         def call(*arguments: Any, **keywords: Any) -> Any:
-            result, before = None, len(self.failed)
+            result = None
+            before = len(self.failed)
             try:
                 result = function(*arguments, **keywords)
                 if arguments and arguments[0] is AssertionError:  # `assertRaises`

@@ -435,7 +435,8 @@ class _Rewriting(ast.NodeTransformer):
     """Hands asserts and what they compare to `checks.Side`, and notices those that the solution can skip."""
 
     def __init__(self, tainted: set[str], number: int) -> None:
-        self.tainted, self.number = tainted, number
+        self.tainted = tainted
+        self.number = number
         self.sites = 0
         self.asserts = False  # whether what is visited decides an assert
         self.checked_until = 0  # the last line of an assert in the function that is being visited

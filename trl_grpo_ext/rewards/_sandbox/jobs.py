@@ -109,7 +109,8 @@ def run_python(
     wanted = b"n" if "numpy" in f"{code} {json.dumps(plan)}" else b"-"
     parts = [job] if plan is None else [job, plan]
     with _SERVER.connect(libraries, wanted) as connection:
-        deadline, answer = time.monotonic() + _GRACE + _SLOWEST * seconds, None
+        deadline = time.monotonic() + _GRACE + _SLOWEST * seconds
+        answer = None
         with suppress(EOFError, OSError):  # the keeper may die
             for part in parts:
                 connection.send_bytes(json.dumps(part).encode("ascii"))
@@ -179,7 +180,8 @@ class _Server:
             with suppress(ProcessLookupError):
                 self.process.kill()
             self.process.wait()
-        self.process, self.control = None, None
+        self.process = None
+        self.control = None
 
     def forget(self) -> None:
         """In a forked copy: the server is the parent's."""

@@ -33,7 +33,8 @@ from typing import Any, NoReturn
 from . import hostile, layers, tests_process
 
 MAX_OUTPUT = 4 * 2**20  # bytes that a program may print, and bytes that a process may report
-MAX_FILES, MAX_STORED = 1000, 64 * 2**20
+MAX_FILES = 1000
+MAX_STORED = 64 * 2**20
 _TICK = 0.02
 # fmt: off
 _WARM = (
@@ -177,7 +178,8 @@ class _Keeper:
     """Watches over one job's processes."""
 
     def __init__(self, job: dict[str, Any], connection: Connection) -> None:
-        self.job, self.connection = job, connection
+        self.job = job
+        self.connection = connection
         # Of the tests: 0, an answer is awaited; 1, one has come; 2, an argument has been changed; 8 to 16, bytes read.
         self.shared = mmap.mmap(-1, 16)
         self.reported, self.printed, self.judged = bytearray(), bytearray(), bytearray()
@@ -194,7 +196,8 @@ class _Keeper:
             _remove(self.home)
 
     def _run(self, processes: list[_Process]) -> dict[str, Any]:
-        job, home = self.job, self.home
+        job = self.job
+        home = self.home
         work = os.path.join(home, "work")
         os.mkdir(work)
         (asks, asked), (answers, answered), (prints, printed), (reports, reported) = (os.pipe() for _ in range(4))
@@ -231,7 +234,8 @@ class _Keeper:
                 _flush()
                 vars(sys.modules.get("__main__", layers)).clear()  # files that are not closed are flushed, too
 
-        first, second = _Process(solution), None
+        first = _Process(solution)
+        second = None
         processes.append(first)
         self.watched |= {reports: self.reported, prints: self.printed}
         if job["module"]:  # the solution's process has never had what follows
@@ -271,7 +275,8 @@ class _Keeper:
         return moved
 
     def _watch_over(self, first: _Process, second: _Process | None) -> dict[str, Any]:
-        seconds, ended = self.job["seconds"], "exited"
+        seconds = self.job["seconds"]
+        ended = "exited"
         checked = last = time.monotonic()
         processes = [process for process in (first, second) if process is not None]
         idle, before = [0.0, 0.0], [process.seconds() for process in processes]  # of the tests, of the solution
@@ -292,7 +297,8 @@ class _Keeper:
             clocks = [process.seconds() for process in processes]
             if not any(process.runs() for process in processes):
                 idle[second is None or self.shared[0]] += max(0.0, now - last - sum(clocks) + sum(before))
-            last, before = now, clocks
+            last = now
+            before = clocks
             if clocks[0] + idle[1] / 2 > seconds:
                 ended = "timeout"
             elif second is not None and clocks[1] + idle[0] / 2 > 2 * seconds + 1:
@@ -375,7 +381,9 @@ def _reporting(descriptor: int) -> Callable[[dict[str, Any]], None]:
 
 
 def _folder_too_large(home: str) -> bool:
-    stored, count, folders = 0, 0, [home]
+    stored = 0
+    count = 0
+    folders = [home]
     while folders:
         try:
             with os.scandir(folders.pop()) as entries:

@@ -56,11 +56,13 @@ AARCH64 = """
     getuid=174 geteuid=175 getgid=176 getegid=177 getgroups=158 getresuid=148 getresgid=150 uname=160
     sysinfo=179 getrandom=278 getrlimit=163 getcpu=168
 """
-_F_DUPFD, _F_DUPFD_CLOEXEC = 0, 1030
+_F_DUPFD = 0
+_F_DUPFD_CLOEXEC = 1030
 _HARMLESS_FCNTL = (_F_DUPFD, 1, 2, 3, 4, 5, 6, 7, _F_DUPFD_CLOEXEC)  # not F_SETOWN, which sends signals to others
 _HARMLESS_IOCTL = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)  # TCGETS, TIOCGWINSZ, FIONREAD, FIONBIO, FIO(N)CLEX
 _CLONE_THREAD = 0x10000
-_ENOSYS, _EPERM = 38, 1
+_ENOSYS = 38
+_EPERM = 1
 
 _MACHINES: dict[str, tuple[int, str, dict[str, int]]] = {
     "x86_64": (
@@ -77,12 +79,22 @@ _MACHINES: dict[str, tuple[int, str, dict[str, int]]] = {
     ),
 }
 
-_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS = 1, 4, 22, 38
-_LANDLOCK_CREATE, _LANDLOCK_ADD, _LANDLOCK_RESTRICT = 444, 445, 446
-_WRITE_FILE, _READ_FILE, _READ_DIR, _TRUNCATE = 2, 4, 8, 1 << 14
+_PR_SET_PDEATHSIG = 1
+_PR_SET_DUMPABLE = 4
+_PR_SET_SECCOMP = 22
+_PR_SET_NO_NEW_PRIVS = 38
+_LANDLOCK_CREATE = 444
+_LANDLOCK_ADD = 445
+_LANDLOCK_RESTRICT = 446
+_WRITE_FILE = 2
+_READ_FILE = 4
+_READ_DIR = 8
+_TRUNCATE = 1 << 14
 _CHANGE_DIR = 1 << 4 | 1 << 5 | 1 << 7 | 1 << 8  # remove and make directories and regular files
-_O_TRUNC, _O_ACCMODE = 0o1000, 3
-_MAP_SHARED, _MAP_ANONYMOUS = 1, 0x20
+_O_TRUNC = 0o1000
+_O_ACCMODE = 3
+_MAP_SHARED = 1
+_MAP_ANONYMOUS = 0x20
 _ALL_FILE_RIGHTS_BY_ABI = {1: 1 << 13, 2: 1 << 14, 3: 1 << 15, 4: 1 << 15, 5: 1 << 16}
 
 
@@ -191,7 +203,10 @@ def filter_program(
     architecture: int, passing: Sequence[int], numbers: dict[str, int]
 ) -> list[tuple[int, int, int, int]]:
     """Write the seccomp filter: a list of `(code, jump if true, jump if false, k)`."""
-    allow, kill, refuse, absent = 0x7FFF0000, 0x80000000, 0x50000 | _EPERM, 0x50000 | _ENOSYS
+    allow = 0x7FFF0000
+    kill = 0x80000000
+    refuse = 0x50000 | _EPERM
+    absent = 0x50000 | _ENOSYS
 
     def load(offset: int) -> tuple[int, int, int, int]:
         return 0x20, 0, 0, offset

@@ -208,7 +208,8 @@ def remote_class(number: int, name: Any, module: Any, bases: list[Any], own: lis
             body["__class__"] = property(lambda self: seen)
         if seen is types.FunctionType:  # as a method of a class of the tests
             body["__get__"] = lambda self, value, kind: self if value is None else types.MethodType(self, value)
-        roots, others = roots or [_Handle], []
+        roots = roots or [_Handle]
+        others = []
     try:
         return RemoteType(name, (*roots, *others), body)
     except TypeError:  # no order of the bases suits

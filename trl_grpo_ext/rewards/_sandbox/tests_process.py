@@ -37,7 +37,8 @@ class _Judging:
     """Runs the tests of a plan, one after the other."""
 
     def __init__(self, plan: dict[str, Any], folder: str) -> None:
-        self.plan, self.folder = plan, folder
+        self.plan = plan
+        self.folder = folder
         self.names: dict[str, Any] = {"__builtins__": remote.Names(plan, SIDE.built_ins()), "__name__": "tests"}
 
     def run(self, report: Callable[[dict[str, Any]], None]) -> None:
@@ -94,7 +95,9 @@ class _Judging:
         """Let pytest run it: all that it reads lies in a folder out of the solution's reach."""
         import pytest
 
-        names, failures, work = self.names, list[str](), os.getcwd()
+        names = self.names
+        failures = list[str]()
+        work = os.getcwd()
         wanted = {*test["functions"], *test["classes"]}
         module = types.ModuleType("tests")
         for name in [name for name in names if name != "__builtins__"]:

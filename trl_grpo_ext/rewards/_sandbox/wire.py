@@ -29,7 +29,8 @@ SOLUTION_MODULES = frozenset({
 """Module names from which tests import the solution."""
 MAX_MESSAGE = 16 * 2**20
 """Bytes of one message."""
-MAX_TWINS, KEPT_FOR = 1000, 100
+MAX_TWINS = 1000
+KEPT_FOR = 100
 """With more containers than this, those are forgotten that have not crossed in so many messages."""
 _SMALL = 2**53
 _NUMPY_KINDS = "biufcUSMm"
@@ -239,7 +240,8 @@ class Codec:
         if row is not None:
             number = self._numbers.get(id(value))
             if number is None:
-                number, self._next = self._next, self._next + 2
+                number = self._next
+                self._next = self._next + 2
                 self._keep(number, value, row)
             elif number in self._written or not self._differs(number):
                 self._twins[number][3] = self._messages
@@ -332,7 +334,8 @@ class Codec:
         """The container of this number that is to be filled: the one that is there, or the new one."""
         if type(number) is not int:
             raise ViolationError("no number")
-        twin, own = self._twins.get(number), number % 2 == self._parity % 2
+        twin = self._twins.get(number)
+        own = number % 2 == self._parity % 2
         if twin is None:
             if number < 0 or own:
                 raise ViolationError("a number of this side")
@@ -432,11 +435,13 @@ class Conversation(Codec):
         try:
             question = self.unpack(packed)
             self.take_note(None if news is None else self.unpack(news))
-            kind, value = "ok", self.perform(*question)
+            kind = "ok"
+            value = self.perform(*question)
         except self.fatal:
             raise
         except BaseException as error:  # what was asked for may raise anything, which is the answer
-            kind, value = "no", error
+            kind = "no"
+            value = error
         try:
             self._send(kind, value)
         except ClosedError:
@@ -446,7 +451,8 @@ class Conversation(Codec):
             self._send("no", known("a value could not be handed over"))
 
     def _send(self, kind: str, value: Any) -> None:
-        packed, news = self.pack(value), self.news()
+        packed = self.pack(value)
+        news = self.news()
         data = json.dumps([kind, packed, None if news is None else self.pack(news)]).encode("ascii")
         if len(data) > MAX_MESSAGE:
             raise TooLongError("a value is too long to be handed over")

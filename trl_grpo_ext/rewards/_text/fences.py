@@ -10,7 +10,8 @@ def fences(text: str) -> list[tuple[str, int, int, bool]]:
     fence = ""
     start = 0
     for line in text.split("\n"):
-        stripped, end = line.strip(), start + len(line)
+        stripped = line.strip()
+        end = start + len(line)
         if fence and stripped and set(stripped) == {fence[0]} and len(stripped) >= len(fence):
             blocks[-1] = (*blocks[-1][:3], True)
             fence = ""

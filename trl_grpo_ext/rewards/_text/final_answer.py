@@ -333,8 +333,10 @@ def _number_start(text: str, start: int, position: int) -> int:
 
 
 def _bold_on_line_of(text: str, number: Number, start: int, end: int) -> Number | None:
-    first, last = max(start, number.start - _WINDOW), min(end, number.end + _WINDOW)
-    line_start, line_end = text.rfind("\n", first, number.start) + 1 or first, text.find("\n", number.end, last)
+    first = max(start, number.start - _WINDOW)
+    last = min(end, number.end + _WINDOW)
+    line_start = text.rfind("\n", first, number.start) + 1 or first
+    line_end = text.find("\n", number.end, last)
     equals = text.rfind("=", line_start, number.start)
     bold = None
     for match in _BOLD.finditer(text, line_start, line_end if line_end >= 0 else last):

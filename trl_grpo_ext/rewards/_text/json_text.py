@@ -38,7 +38,8 @@ def find_json(text: str, extract: str) -> tuple[int, int] | None:
     """
     if extract == "last":
         return _last_object(text)
-    start, end = 0, len(text)
+    start = 0
+    end = len(text)
     if extract == "fence":
         closed = [(label, begin, stop) for label, begin, stop, is_closed in fences(text) if is_closed]
         marked = [block for block in closed if block[0] == "json"] or [block for block in closed if not block[0]]
@@ -163,7 +164,8 @@ class _Open:
     """An object or array that is not closed yet."""
 
     def __init__(self, kind: str, start: int) -> None:
-        self.kind, self.start = kind, start
+        self.kind = kind
+        self.start = start
         self.key: str | None = None
         self.members: list[tuple[str | int, Located]] = []
 
@@ -178,7 +180,8 @@ def read_located(text: str, start: int, end: int, max_depth: int, *, unique: boo
     top = _Open("", start)
     opened = [top]
     for match in _TOKEN.finditer(text, start, end):
-        token, current = match.group(), opened[-1]
+        token = match.group()
+        current = opened[-1]
         kind = _KINDS.get(token[0], "number")
         if kind in ("object", "array"):
             opened.append(_Open(kind, match.start()))

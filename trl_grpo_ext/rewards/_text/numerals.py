@@ -191,7 +191,9 @@ def _decimal(written: str) -> Fraction | None:
 
 
 def _mixed(whole: str, top: str, bottom: str) -> Fraction | None:
-    base, upper, lower = _decimal(whole), _decimal(top.lstrip("-")), _decimal(bottom)
+    base = _decimal(whole)
+    upper = _decimal(top.lstrip("-"))
+    lower = _decimal(bottom)
     if base is None or upper is None or not lower:
         return None
     return base - upper / lower if top.startswith("-") else base + upper / lower

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch.distributed.tensor import DTensor
 from torch.nn.functional import pad
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.overrides import TorchFunctionMode
 
 from ...errors import UpstreamError, is_out_of_memory
 from ..facts import RunFacts
@@ -418,19 +418,20 @@ def _sketch(gradient: torch.Tensor, seed: int) -> torch.Tensor:
 # ------------------------------------------------------------------------------------------------ around a trial
 
 
-class _RankedSizes(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _RankedSizes(TorchFunctionMode):
     """Notes among how many entries each `topk` inside chooses: experts are always as many, tokens are not."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.sizes: set[int] = set()
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run the operation as it is."""
-        if func.overloadpacket is torch.ops.aten.topk:
-            dim = args[2] if len(args) > 2 else -1
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run the function as it is."""
+        keywords = kwargs or {}
+        if func in (torch.topk, torch.Tensor.topk):
+            dim = keywords.get("dim", args[2] if len(args) > 2 else -1)
             self.sizes.add(args[0].size(dim))
-        return func(*args, **(kwargs or {}))
+        return func(*args, **keywords)
 
 
 def numbers_in(config: Any) -> frozenset[int]:

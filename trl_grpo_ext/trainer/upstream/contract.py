@@ -36,9 +36,6 @@ METHODS: dict[str, tuple[str, ...]] = {
 }
 """Methods of `GRPOTrainer` that we wrap, or call to draw and tokenise prompts, with their leading parameters."""
 
-CALLED = frozenset({"_get_train_sampler", "_remove_unused_columns", "_tokenize_prompts"})
-"""Those that are called and not wrapped."""
-
 LOSS_METHODS = frozenset({"_compute_loss", "compute_loss"})
 """Methods that make the loss; a class that overrides one has its own loss."""
 
@@ -137,8 +134,7 @@ POLICY_METRICS = ("policy_loss", "clip_ratio/", "cispo_clip_ratio", "vespo/")
 LOSS_TYPES = frozenset(TRL_REDUCTIONS)
 GLOBAL_TOKEN_MEAN = frozenset(name for name in LOSS_TYPES if TRL_REDUCTIONS[name] == "token_mean")
 LOCAL_TOKEN_MEAN = frozenset(name for name in LOSS_TYPES if TRL_REDUCTIONS[name] == "token_mean_local")
-ROW_MEAN = LOSS_TYPES - GLOBAL_TOKEN_MEAN - LOCAL_TOKEN_MEAN
-"""Their reduction divides by the rows of a micro-batch, masked ones included."""
+"""All others divide by the rows of a micro-batch, masked ones included."""
 
 """TRL's own trainers below `GRPOTrainer` whose loss has no per-token terms, and why."""
 
