@@ -1018,8 +1018,8 @@ class ToolCall:
         name: The tool's name; empty if it cannot be read.
         arguments: The parsed arguments; None if they cannot be parsed.
         outcome: "returned", "raised" (or no tool has that name), "unparsed" (it cannot be read as a call), "not_run"
-            (the completion ended first, or another call of the turn could not be read), or "unknown" (some of several
-            calls of one asynchronous tool raised).
+            (another call of the turn could not be read), "unanswered" (no more calls were allowed, or TRL took its
+            result back, which did not fit), or "unknown" (some of several calls of one asynchronous tool raised).
         result: The tool's answer as text; None if there is none or it is not known.
         tokens: `(first, end)`, the completion's tokens that make up the call, markers included; the whole turn if the
             tokenizer has no `response_template`.

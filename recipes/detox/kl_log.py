@@ -8,7 +8,8 @@ from common.trainer import RecipeTrainer
 
 import torch
 
-from trl_grpo_ext.advantages.policies import KLInReward, check_model, logps_of, needs_of, require
+from trl_grpo_ext.advantages.policies import KLInReward, logps_of, needs_of, provided
+from trl_grpo_ext.guard.parameters import checked_text
 from trl_grpo_ext.types import HookDeclaration
 
 if TYPE_CHECKING:
@@ -31,15 +32,15 @@ class KLMeter:
     __name__ = "kl_meter"
 
     def __init__(self, *, reference: str = "reference") -> None:
-        self.reference = check_model("kl_meter: reference", reference)
+        self.reference = checked_text("kl_meter: reference", reference)
         needs, teachers = needs_of(reference)
         self.declares = HookDeclaration(role="transform", needs=needs, teachers=teachers)
         self._seen: dict[bool, list[torch.Tensor]] = {True: [], False: []}
 
     def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
         """Measure; return the advantages `(B, T)` as they are."""
-        logps_B_T = require("kl_meter", "old_logps_B_T", rollout.old_logps_B_T).float()
-        ref_logps_B_T = logps_of("kl_meter", self.reference, rollout).float()
+        logps_B_T = provided("old_logps", rollout.old_logps_B_T).float()
+        ref_logps_B_T = logps_of(self.reference, rollout).float()
         kl_B = torch.where(rollout.mask_B_T > 0, logps_B_T - ref_logps_B_T, 0.0).sum(dim=1)
         kl_N, lengths_N = rollout.gather(kl_B), rollout.gather(rollout.lengths_B)
         self._seen[rollout.training].append(kl_N[lengths_N > 0].cpu())

@@ -93,15 +93,6 @@ def test_stopping_can_be_paid() -> None:
     assert credit(rollout_of([3, 2], {"r": rows})).tolist() == [[0, 0, 0.5], [0, -0.5, 0]]
 
 
-def test_a_baseline_given_the_part_before() -> None:
-    # b is right only where a is. Given a: 1, 0 among those whose a is 1, and 0 alone.
-    pairs = [(1.0, 1.0), (1.0, 0.0), (0.0, 0.0), (None, 1.0)]
-    rows = [Parts([Part("a", a, places=(0, 1)), Part("b", b, places=(1, 2))]) for a, b in pairs]
-    rollout = rollout_of([2] * 4, {"r": rows})
-    assert credit(rollout, baseline="previous")[:, 1].tolist() == [0.5, -0.5, 0, 0]
-    assert credit(rollout)[:, 1].tolist() == [0.5, -0.5, -0.5, 0.5]
-
-
 def test_plain_numbers_and_whole_parts_pay_all_tokens() -> None:
     rows = [Parts({"a": (1.0, (0, 1)), "tone": 4.0}, 3.0), Parts({"a": (0.0, (0, 1)), "tone": 0.0}, 1.0), 8.0, None]
     rollout = rollout_of([2] * 4, {"r": rows, "plain": [1.0, 0.0, None, None]})
@@ -110,19 +101,15 @@ def test_plain_numbers_and_whole_parts_pay_all_tokens() -> None:
     assert credit(rollout, outside="value").tolist()[2] == [4, 4]
 
 
-def test_the_share_that_went_to_all_tokens_is_measured_and_warned_of() -> None:
+def test_the_share_that_went_to_all_tokens_is_measured() -> None:
     placed = rollout_of([2, 2], {"r": [Parts({"a": (1.0, (0, 1))}), Parts({"a": (0.0, (0, 1))})]})
     chain = HookChain([hook("part_credit")])
     assert chain.metrics() == {}
     chain.on_rollout(torch.zeros(2), placed)
     assert chain.metrics() == {"advantage/part_credit/to_all": 0.0, "advantage/part_credit/missing": 0.0}
     missing = rollout_of([2, 2], {"r": [Parts({"a": (1.0, (0, 1))}), Parts({"a": (0.0, MISSING)})]})
-    for _ in range(9):
-        chain.on_rollout(torch.zeros(2), missing)
+    chain.on_rollout(torch.zeros(2), missing)
     assert chain.metrics() == {"advantage/part_credit/to_all": 1.0, "advantage/part_credit/missing": 0.5}
-    with pytest.warns(UserWarning, match="part_credit: in 10 batches more than 90% of the credit went to all tokens"):
-        chain.on_rollout(torch.zeros(2), missing)
-    chain.on_rollout(torch.zeros(2), missing)  # said once
 
 
 # ------------------------------------------------------------------------------------------ what it equals
@@ -223,8 +210,7 @@ def slowly(rollout: Rollout, returned: dict[str, list[Any]], options: dict[str, 
         rest = [0.0] * len(lengths)
         everywhere = [0.0] * len(lengths)
         scored_at_all = {row for of_part in parts.values() for row in of_part}
-        before: dict[int, Part] = {}
-        for number, of_part in enumerate(parts.values()):
+        for of_part in parts.values():
 
             def tokens(row: int, part: Part) -> set[int]:
                 found: set[int] = set()
@@ -235,9 +221,7 @@ def slowly(rollout: Rollout, returned: dict[str, list[Any]], options: dict[str, 
 
             whole = {row for row, part in of_part.items() if Place() in part.places}  # type: ignore[operator]
             here = {row: part.score for row, part in of_part.items() if row in whole or tokens(row, part)}
-            known = before if options["baseline"] == "previous" and number else {}
-            strata = {row: (groups[row], known[row].score if row in known else "none") for row in here}
-            paid = apart(here, strata.__getitem__)  # type: ignore[arg-type]
+            paid = apart(here, lambda row: groups[row])  # type: ignore[arg-type]
             expected = {}
             for row, part in of_part.items():
                 having = [s for other, s in here.items() if groups[other] == groups[row]]
@@ -259,7 +243,6 @@ def slowly(rollout: Rollout, returned: dict[str, list[Any]], options: dict[str, 
                     everywhere[row] += part.weight * presence[row]
                 elif options["completeness"] == "structure":
                     rest[row] += part.weight * presence[row]
-            before = of_part
         for row, length in enumerate(lengths):
             plain = row not in scored_at_all
             for token in range(length):
@@ -289,12 +272,11 @@ def drawn(draw: random.Random, lengths: list[int], names: str) -> list[Any]:
 
 
 OPTIONS = [
-    {"normalise": normalise, "completeness": completeness, "outside": outside, "reach": reach, "baseline": baseline}
+    {"normalise": normalise, "completeness": completeness, "outside": outside, "reach": reach}
     for normalise in (False, True)
     for completeness in ("all", "structure", "none")
     for outside in ("nothing", "sum", "value")
     for reach in ("own", "before")
-    for baseline in ("group", "previous")
 ]
 
 

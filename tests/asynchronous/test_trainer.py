@@ -334,7 +334,6 @@ def test_parts_pay_the_tokens_that_wrote_them(tiny_model: Path, tmp_path: Path) 
 
 REFUSED = {
     "batch_whitening.*beyond a group": {"advantage_hooks": ["batch_whitening"]},
-    "sequence_rejection.*needs old_logps": {"advantage_hooks": ["sequence_rejection"]},
     "kl_in_reward.*has a state": {"advantage_hooks": ["kl_in_reward"]},
     "self_distilled.*needs old_logps, the teacher": {
         "advantage_hooks": [{"name": "self_distilled", "prompt": "answer"}]

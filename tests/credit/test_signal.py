@@ -105,9 +105,7 @@ EVERYWHERE: list[list[Any]] = [
     ["kl_in_reward"],
     [{"name": "kl_in_reward", "form": "completion"}],
     [{"name": "teacher_log_ratio", "mode": "add"}],
-    ["running_baseline"],
     ["raw_reward"],
-    [{"name": "repetition_penalty", "ngram": 1}],
     ["sign_scaling", "whiten"],
 ]
 
@@ -141,19 +139,6 @@ def test_zero_variance_is_of_raw_rewards_on_all_ranks() -> None:
     )
     seen = Ranks(cut(rollout, [1, 2, 1])).run(HookChain([]).uninformative)
     assert torch.cat(seen).tolist() == [False, False, True, True]
-
-
-def test_zero_variance_credit_without_groups_warns_once() -> None:
-    chain, rollout = after(["raw_reward", "whiten", "zero_variance_credit"], ONE_RIGHT, ALL_RIGHT, ALL_WRONG)
-    (sentence,) = chain.overruled(signal_table(rollout))
-    assert "'zero_variance_credit' is for groups of equal rewards, and in this batch the other hooks gave" in sentence
-    assert list(chain.overruled(signal_table(rollout))) == []
-    chain, rollout = after(["zero_variance_credit"], ONE_RIGHT, ALL_RIGHT)
-    assert list(chain.overruled(signal_table(rollout))) == []
-    for other in ("running_baseline", {"name": "batch_whitening", "baseline": "batch"}, "outcome_filter"):
-        chain, rollout = after([other, "zero_variance_credit"], ONE_RIGHT, ALL_RIGHT)
-        (sentence,) = chain.overruled(signal_table(rollout, chain.allowed_signs(rollout)))
-        assert "gave each of them an advantage, or masked it" in sentence
 
 
 def test_a_hook_without_effect_says_so_once_and_another_never() -> None:
@@ -241,8 +226,8 @@ def test_it_is_an_option_of_the_selection_and_not_of_the_plugin() -> None:
     plain = load_loss_aggregation({"name": "token_mean", "skip_zero_variance": False})
     assert not isinstance(plain, SkipZeroVariance)
     with pytest.raises(
-        ConfigurationError, match=r"tail_mean.*has `reduce`, and skip_zero_variance works with `weights`"
+        ConfigurationError, match=r"token_mean_local.*has `reduce`, and skip_zero_variance works with `weights`"
     ):
-        load_loss_aggregation({"name": "tail_mean", "skip_zero_variance": True})
+        load_loss_aggregation({"name": "token_mean_local", "skip_zero_variance": True})
     with pytest.raises(ConfigurationError, match="'token_mean' is 'yes'"):
         load_loss_aggregation({"name": "token_mean", "skip_zero_variance": "yes"})

@@ -116,6 +116,10 @@ COMPILED: dict[tuple[str, str], str] = {
         "docs/launching.md",
         "stopped_by_signal",
     ): "tests/launch/checkpoints/test_stop_signal.py stops a training",
+    (
+        "docs/pipelines.md",
+        "record_steps(MyEnvironment)",
+    ): "needs an environment; tests/trainer/pipelines/test_environments.py trains with one",
     ("docs/pipelines.md", "RLOOConfig("): "TRL wants bfloat16 there; tests/trainer/test_stock_trl.py trains",
     ("docs/launching.md", "differences(old, new)"): "needs two runs; tests/records/test_manifest.py compares some",
     ("docs/report.md", "found = compare("): "needs runs; tests/history/compare makes some",

@@ -1,9 +1,5 @@
 """The protocol by which ranks agree that a plugin failed, with ranks as threads: quick, and a hang is a failure."""
 
-import os
-import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +9,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.forking import free_port
 from trl_grpo_ext.errors import ConfigurationError, PluginOutputError, PluginRunError, TRLGRPOExtError
 from trl_grpo_ext.guard.agreement import Agreement
 
@@ -34,17 +29,29 @@ class Ranks:
             self.barrier.wait()
             slots = list(self.slots)
             self.barrier.wait()
+            assert all(isinstance(slot, torch.Tensor) for slot in slots), "another collective"
             assert len({(slot.shape, slot.dtype) for slot in slots}) == 1, "a collective of unequal tensors"
             return torch.cat(slots)
 
         return gather
+
+    def exchange_of(self, rank: int) -> Callable[[Any], list[Any]]:
+        def exchange(one: Any) -> list[Any]:
+            self.slots[rank] = one
+            self.barrier.wait()
+            slots = list(self.slots)
+            self.barrier.wait()
+            assert not any(isinstance(slot, torch.Tensor) for slot in slots), "another collective"
+            return slots
+
+        return exchange
 
     def run(self, body: Body) -> list[Any]:
         """What `body` returned or raised on each rank."""
         results: list[Any] = [None] * self.processes
 
         def one(rank: int) -> None:
-            agreement = Agreement(rank, self.processes, self.gather_of(rank), torch.device("cpu"))
+            agreement = Agreement(rank, self.processes, self.gather_of(rank), self.exchange_of(rank))
             try:
                 results[rank] = body(agreement, rank)
             except (TRLGRPOExtError, KeyboardInterrupt, AssertionError, threading.BrokenBarrierError) as error:
@@ -106,8 +113,7 @@ def test_a_message_of_any_length_and_alphabet() -> None:
 
     first, second = Ranks(2).run(in_section(body))
     assert str(first) == str(second)
-    assert str(first).startswith("On rank 1: λ¶λ¶")
-    assert len(str(first)) < 4100
+    assert str(first) == "On rank 1: " + "λ¶" * 5000
 
 
 def test_gathered_shapes_that_do_not_fit() -> None:
@@ -137,99 +143,24 @@ def test_ctrl_c_and_an_exit_on_one_rank_end_all(hostile: int) -> None:
     assert {type(result) for result in results} == {KeyboardInterrupt}
     assert {str(result) for result in results} == {f"On rank {hostile}: interrupted"}
 
-    alone = Agreement(0, 1, lambda tensor: tensor, torch.device("cpu"))
-    with pytest.raises(PluginRunError, match=r"SystemExit: os._exit\(0\)"), alone.section():
-        os._exit(0)
+    alone = Agreement(0, 1, lambda tensor: tensor)
+    with pytest.raises(PluginRunError, match=r"SystemExit: 0"), alone.section():
+        raise SystemExit(0)
     with pytest.raises(KeyboardInterrupt), alone.section():
         raise KeyboardInterrupt
 
 
 def test_a_rank_whose_peer_is_gone_raises_its_own_error() -> None:
-    def gather(tensor: torch.Tensor) -> torch.Tensor:
+    def gather(given: Any) -> Any:
         raise RuntimeError("Connection closed by peer")
 
-    agreement = Agreement(1, 2, gather, torch.device("cpu"))
+    agreement = Agreement(1, 2, gather, gather)
     failure = PluginOutputError("too long", "length")
     agreement.stand_in(failure, gather, torch.ones(2))
     with pytest.raises(PluginOutputError, match="rank 1: too long") as caught, agreement.section():
         raise failure
     assert caught.value.breaks == "length"
     assert "Connection closed by peer" in caught.value.__notes__[0]
-
-
-RANK = """
-import os, signal, sys, torch
-import torch.distributed as dist
-from trl_grpo_ext.errors import PluginRunError, TRLGRPOExtError
-from trl_grpo_ext.guard.agreement import Agreement
-
-dist.init_process_group("gloo")
-rank = dist.get_rank()
-
-def gather(tensor):
-    gathered = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
-    dist.all_gather(gathered, tensor)
-    return torch.cat(gathered)
-
-def hook():
-    if rank == 1 and "{place}" == "in a plugin":
-        os.kill(os.getpid(), signal.SIGKILL)
-    try:
-        agreement.gather(torch.ones(2))
-    except BaseException as error:
-        raise PluginRunError(f"a hook raised {error}") from error
-
-agreement = Agreement(rank, dist.get_world_size(), gather, torch.device("cpu"))
-with agreement.section():
-    pass
-if rank == 1 and "{place}" == "before TRL gathers":
-    os.kill(os.getpid(), signal.SIGKILL)
-try:
-    if "{place}" == "before TRL gathers":
-        failure = None
-        try:
-            gather(torch.ones(2))
-        except BaseException as error:
-            failure = error
-            agreement.stand_in(error, gather, torch.ones(2))
-        with agreement.section():
-            raise failure
-    with agreement.section():
-        if rank == 1 and "{place}" == "before the section ends":
-            os.kill(os.getpid(), signal.SIGKILL)
-        if "{place}" == "in a plugin":
-            hook()
-except TRLGRPOExtError as error:
-    print(type(error).__name__, error, type(error.__cause__).__name__, sep="|")
-    os._exit(0)
-"""
-
-
-@pytest.mark.parametrize(
-    "place",
-    [
-        "in a plugin",
-        *(pytest.param(p, marks=pytest.mark.slow) for p in ("before TRL gathers", "before the section ends")),
-    ],
-)
-def test_a_rank_that_was_killed_is_named_and_no_plugin_is_blamed(place: str) -> None:
-    common = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", RANK.replace("{place}", place)],
-            env={**common, "RANK": str(rank), "OMP_NUM_THREADS": "1"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in (0, 1)
-    ]
-    (out, err), _ = [rank.communicate(timeout=60) for rank in ranks]
-    assert ranks[1].returncode == -signal.SIGKILL
-    kind, message, cause = out.strip().split("|")
-    assert (kind, cause) == ("EngineError", "RuntimeError"), out + err
-    assert message.startswith(f"Rank 1 (process {ranks[1].pid}) has ended")
-    assert "hook" not in message
 
 
 def test_there_is_no_stand_in_for_a_gather_that_was_interrupted() -> None:
@@ -239,7 +170,7 @@ def test_there_is_no_stand_in_for_a_gather_that_was_interrupted() -> None:
         calls.append(tensor)
         raise KeyboardInterrupt
 
-    agreement = Agreement(0, 2, gather, torch.device("cpu"))
+    agreement = Agreement(0, 2, gather)
     try:
         gather(torch.ones(1))
     except KeyboardInterrupt as error:

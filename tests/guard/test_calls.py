@@ -114,23 +114,22 @@ def test_one_number_or_none_per_completion(returned: Any) -> None:
 @pytest.mark.parametrize("make", [torch.tensor, np.array], ids=["tensor", "array"])
 def test_an_array_of_one_axis_is_a_list(make: Any) -> None:
     assert check_scores(make([1.0, 0.0, 0.5]), 3, "r") == [1.0, 0.0, 0.5]
-    with pytest.raises(PluginOutputError, match=r"\(3, 1\).*\(3,\)"):
-        check_scores(make([[1.0], [0.0], [0.5]]), 3, "r")
-    with pytest.raises(PluginOutputError, match=r"\(\).*\(3,\)"):
-        check_scores(make(1.0), 3, "r")
+    for other in ([[1.0], [0.0], [0.5]], 1.0):
+        with pytest.raises(PluginOutputError, match="one number or None for each"):
+            check_scores(make(other), 3, "r")
 
 
 @pytest.mark.parametrize(
     ("returned", "message"),
     [
         ([1.0], "returned 1 values for 2 completions"),
-        (None, "Did the function forget its return"),
+        (None, "returned NoneType, None; it must return a list"),
         (0.5, "returned float, 0.5; it must return a list"),
         ("ab", "returned str, 'ab'"),
         ([1.0, "0"], "returned str, '0', at row 1"),
-        ([1.0, math.inf], "returned inf at row 1; it must be finite"),
-        ([1.0, 10**400], "at row 1; it must be finite"),
-        ([-1e39, 1.0], "returned -1e.39 at row 0; it must be finite, also in float32"),
+        ([1.0, math.inf], "returned float, inf, at row 1; it must be .* finite"),
+        ([1.0, 10**400], "at row 1; it must be .* finite"),
+        ([-1e39, 1.0], "returned float, -1e.39, at row 0; it must be .* finite also in float32"),
         ([1.0, torch.ones(2)], "returned Tensor"),
     ],
 )

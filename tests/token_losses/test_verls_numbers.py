@@ -11,8 +11,7 @@ import torch
 from tests.contexts import make_rollout
 from trl_grpo_ext.credit.token_losses import carried_values, value_and_slope
 from trl_grpo_ext.testing import make_terms
-from trl_grpo_ext.token_losses.regularisers import KLCov
-from trl_grpo_ext.token_losses.surrogates import ClipCov
+from trl_grpo_ext.token_losses.losses import ClipCov, KLCov
 
 LENGTHS = [5, 3, 6, 2]
 OLD = torch.tensor(

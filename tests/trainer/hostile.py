@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -15,7 +14,7 @@ from transformers import AutoTokenizer
 
 from trl_grpo_ext import Rollout
 from trl_grpo_ext.errors import AlignmentError
-from trl_grpo_ext.prompt_samplers.orders import InOrder
+from trl_grpo_ext.prompt_samplers.samplers import InOrder
 from trl_grpo_ext.types import HOOK_METHODS, HookDeclaration
 
 Expected = tuple[str, str]
@@ -161,7 +160,7 @@ class HostileSampler(InOrder):
 
 
 SAMPLERS: dict[str, Expected] = {
-    f"draws_twice{ON_FIRST}": ("PluginOutputError", "it returned 0 twice"),
+    f"draws_twice{ON_FIRST}": ("PluginOutputError", "got [0, 0"),
     f"draw_raises{ON_FIRST}": ("PluginRunError", "KeyError: 'no such thing'"),
 }
 
@@ -267,15 +266,15 @@ REWARDS: dict[str, tuple[Callable[..., Any], Expected]] = {
         lambda **columns: columns["difficulty"],
         (RUN, "raised KeyError: 'difficulty' (no single one of the 4 completions is at"),
     ),
-    "ends_the_process": (lambda **columns: os._exit(0), (RUN, "raised SystemExit: os._exit(0) was called")),
+    "leaves": (raising(SystemExit(0)), (RUN, "raised SystemExit: 0")),
     "is_interrupted": (raising(KeyboardInterrupt()), ("KeyboardInterrupt", "interrupted")),
     "empties": (empties, (OUTPUT, "changed 'prompts'")),
     "empties_and_raises": (empties_and_raises, (RUN, "raised KeyError: 'gone'")),
-    "logs_a_lock": (logs_a_lock, (OUTPUT, "gave log_extra '[<unlocked")),
-    "logs_words": (logs_words, (OUTPUT, "gave log_metric")),
+    "logs_a_lock": (logs_a_lock, (RUN, "raised TypeError: cannot pickle")),
+    "logs_words": (logs_words, (RUN, "raised ValueError: could not convert")),
     "too_few": (lambda completions, **c: [1.0] * (len(completions) - 1), (OUTPUT, "3 values for 4 completions")),
-    "forgot_the_return": (lambda **columns: None, (OUTPUT, "Did the function forget its return?")),
-    "infinite": (lambda completions, **c: [0.0, 0.0, -torch.inf, 0.0], (OUTPUT, "-inf at row 2; it must be finite")),
+    "forgot_the_return": (lambda **columns: None, (OUTPUT, "returned NoneType, None")),
+    "infinite": (lambda completions, **c: [0.0, 0.0, -torch.inf, 0.0], (OUTPUT, "-inf, at row 2; it must be")),
     "sleeps": (lambda **columns: time.sleep(60), LATE),
     "sleeps_and_swallows": (sleeps_and_swallows, LATE),
     "spins": (spins, LATE),
@@ -286,10 +285,8 @@ REWARDS: dict[str, tuple[Callable[..., Any], Expected]] = {
     "model_out_of_memory": (HostileModel, (RUN, "RuntimeError: out of memory")),
     "infinite_model": (HostileModel, (OUTPUT, "The reward 'infinite_model' returned inf at row")),
 }
-for _name in ("ends_the_process", "is_interrupted", "empties", "empties_and_raises", "too_few", "raises_async"):
+for _name in ("leaves", "is_interrupted", "empties", "empties_and_raises", "too_few", "raises_async"):
     REWARDS[_name + ON_FIRST] = REWARDS[_name]
-KILLED = "is_killed"
-REWARDS[KILLED] = (lambda **columns: os.kill(os.getpid(), signal.SIGKILL), ("EngineError", "Rank 1 (process "))
 
 
 def hostile_settings(name: str, model: Path) -> dict[str, Any]:

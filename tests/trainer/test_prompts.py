@@ -185,11 +185,9 @@ class Wrong(Recorded):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("drawn", "said"), [([1], "returned 1"), ([1, 1], "1 twice"), ([1, 8], "8 is none"), ([-1, 2], "-1 is none")]
-)
-def test_a_wrong_draw_is_refused(tiny_model: Path, tmp_path: Path, drawn: Any, said: str) -> None:
-    with pytest.raises(PluginOutputError, match=said):
+@pytest.mark.parametrize("drawn", [[1], [1, 1], [1, 8], [-1, 2]])
+def test_a_wrong_draw_is_refused(tiny_model: Path, tmp_path: Path, drawn: Any) -> None:
+    with pytest.raises(PluginOutputError, match="draw must return 2 different numbers"):
         sampled(tiny_model, tmp_path, Wrong(drawn))
 
 

@@ -163,7 +163,7 @@ class Writes:
         ("advantages", PluginOutputError, r"'Writes': on_rollout changed advantages_B_T, which others read"),
         ("mask", PluginOutputError, r"changed (completion_)?mask_B_T"),
         ("texts", PluginOutputError, r"changed (texts|completions)"),
-        ("needs", PluginRunError, r"What it does not declare in its `needs` is None; here .*ref_logps"),
+        ("needs", PluginRunError, r"'Writes': on_rollout raised AttributeError: 'NoneType'"),
     ],
 )
 def test_a_hook_is_stopped_where_it_happens_and_named(

@@ -1,23 +1,20 @@
 """Estimators: from the rewards of a group to one advantage for each completion, the same on all of its tokens.
 
 The mathematics are functions of arrays: rewards `(N,)`, NaN where a completion has none, and groups `(N,)`, whole
-numbers from 0 to `N - 1`, to advantages `(N,)`. A completion without a reward gets advantage 0 and is left out of all
-statistics, which no paper speaks of. In a group of equal rewards every difference from the mean is exactly 0.
+numbers from 0 to `N - 1`, to advantages `(N,)`. A completion without a reward gets 0 and is left out of all statistics.
+In a group of equal rewards every difference from the mean is exactly 0.
 
     leave_one_out(torch.tensor([1.0, 0.0, 0.0, 3.0]), torch.tensor([0, 0, 0, 0]))  # 0, -4/3, -4/3, 8/3
 
-The hooks hand over the rewards and groups of all ranks. Their role is "estimator": a chain has at most one, it runs
-before every transform wherever a selection lists it, and its advantages replace TRL's. With a shaper, rewards are the
-shaped ones.
+The hooks hand over the rewards and groups of all ranks. A chain has at most one estimator; it runs before every
+transform, on the shaped rewards, and its advantages replace TRL's.
 """
 
 from __future__ import annotations
 
 import math
-import zlib
-from abc import ABC, abstractmethod
-from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 
@@ -31,7 +28,7 @@ from ..credit.groups import (
     group_sum,
 )
 from ..errors import PluginOutputError
-from ..guard.parameters import checked_choice, checked_number, checked_text, checked_whole
+from ..guard.parameters import Checked, choice, number, whole
 from ..types import HookDeclaration, Rollout
 
 
@@ -56,10 +53,7 @@ def normalised(
     std_floor: float = 0.0,
     std: str = "sample",
 ) -> torch.Tensor:
-    """`A_i = (r_i - μ) / (max(σ, std_floor) + ε)` with the group's mean μ and deviation σ, GRPO (2402.03300).
-
-    `std` is "sample" (n - 1, as in TRL) or "population" (n).
-    """
+    """`A_i = (r_i - μ) / (max(σ, std_floor) + ε)`, GRPO (2402.03300); `std` is "sample" (n - 1) or "population" (n)."""
     stds_N = group_std(rewards_N, groups_N)
     if std == "population":
         counts_N = group_count(rewards_N, groups_N).clamp(min=1)
@@ -84,10 +78,7 @@ def leave_one_out(rewards_N: torch.Tensor, groups_N: torch.Tensor) -> torch.Tens
 def batch_whitening(
     rewards_N: torch.Tensor, groups_N: torch.Tensor, baseline: str = "group", std_floor: float = 0.1
 ) -> torch.Tensor:
-    """`A_i = (r_i - b_i) / max(σ, std_floor)`, σ over the whole batch; REINFORCE++ (2501.03262).
-
-    `baseline` says what b is: the mean reward of the "group", or of the "batch".
-    """
+    """`A_i = (r_i - b_i) / max(σ, std_floor)`, σ over the batch, b of "group" or "batch"; REINFORCE++ (2501.03262)."""
     batch_N = torch.zeros_like(groups_N)  # one group of all
     apart_N = rewards_N - group_mean(rewards_N, groups_N if baseline == "group" else batch_N)
     return _where_scored(apart_N / group_std(apart_N, batch_N).clamp(min=std_floor), rewards_N)
@@ -96,10 +87,7 @@ def batch_whitening(
 def decoupled_normalisation(
     rewards_N_K: torch.Tensor, weights_K: torch.Tensor, groups_N: torch.Tensor, epsilon: float = 1e-4
 ) -> torch.Tensor:
-    """`A_i = s_i / (σ + ε)` with `s_i = Σ_k w_k·(r_ik - μ_k)/(σ_k + ε)`, GDPO (2601.05242).
-
-    μ_k and σ_k are of function k over the group, σ is of the sums over the batch.
-    """
+    """`A_i = s_i / (σ + ε)` with `s_i = Σ_k w_k·(r_ik - μ_k)/(σ_k + ε)`, σ over the batch, GDPO (2601.05242)."""
     sums_N = torch.zeros_like(rewards_N_K[:, 0])
     for weight, of_one_N in zip(weights_K.tolist(), rewards_N_K.unbind(dim=1), strict=True):
         sums_N += weight * group_apart(of_one_N, groups_N, epsilon)
@@ -109,10 +97,7 @@ def decoupled_normalisation(
 
 
 def optimal_baseline(rewards_N: torch.Tensor, groups_N: torch.Tensor, lengths_N: torch.Tensor) -> torch.Tensor:
-    """`A_i = r_i - Σ_j L_j r_j / Σ_j L_j` in the group, OPO (2505.23585).
-
-    In a group whose scored completions have no length the baseline is the mean.
-    """
+    """`A_i = r_i - Σ_j L_j r_j / Σ_j L_j` in the group, OPO (2505.23585); the mean where all lengths are 0."""
     # Lengths of unscored completions do not count, so that a group may be left without any.
     has_tokens_N = group_sum(torch.where(torch.isnan(rewards_N), 0.0, lengths_N), groups_N) > 0
     weights_N = torch.where(has_tokens_N, lengths_N, 1.0)
@@ -120,10 +105,7 @@ def optimal_baseline(rewards_N: torch.Tensor, groups_N: torch.Tensor, lengths_N:
 
 
 def mean_relative(rewards_N: torch.Tensor, groups_N: torch.Tensor) -> torch.Tensor:
-    """`A_i = (r_i - μ) / μ` with the group's mean μ, MaxRL (2602.02710); 0 where μ is 0.
-
-    Negative rewards are a `PluginOutputError`.
-    """
+    """`A_i = (r_i - μ) / μ`, MaxRL (2602.02710); 0 where μ is 0. Negative rewards are a `PluginOutputError`."""
     lowest = float(rewards_N.nan_to_num(nan=0.0).min())
     if lowest < 0:
         raise PluginOutputError(
@@ -135,10 +117,7 @@ def mean_relative(rewards_N: torch.Tensor, groups_N: torch.Tensor) -> torch.Tens
 
 
 def pass_at_k(rewards_N: torch.Tensor, groups_N: torch.Tensor, k: int = 4, threshold: float = 0.5) -> torch.Tensor:
-    """What a completion adds to the sets of k in its group, of which one must succeed: `pass_at_k_advantages`.
-
-    A completion succeeds where its reward is above the threshold.
-    """
+    """What a completion, a success above the threshold, adds to the sets of k in its group (2508.10751)."""
     succeeds_N = rewards_N > threshold
     counts_N_2 = torch.stack([group_count(rewards_N, groups_N), group_sum(succeeds_N.to(rewards_N), groups_N)], 1)
     pairs_N = [(int(n), int(c)) for n, c in counts_N_2.tolist()]
@@ -150,8 +129,8 @@ def pass_at_k(rewards_N: torch.Tensor, groups_N: torch.Tensor, k: int = 4, thres
 def pass_at_k_advantages(n: int, c: int, k: int) -> tuple[float, float]:
     """Advantages of a success and of a failure if c of a group's n completions succeed (2508.10751).
 
-    Computed in whole numbers up to the last step, so that nothing overflows or cancels in large groups. With
-    `f = 1 - R̄` a success gets `√(f / (1 - f))`, and a group's advantages sum to zero, which gives a failure's.
+    In whole numbers up to the last step, so that nothing overflows or cancels in large groups. With `f = 1 - R̄` a
+    success gets `√(f / (1 - f))`; a group's advantages sum to zero, which gives a failure's.
     """
     sets, failing = math.comb(n, k), math.comb(n - c, k)  # both 0 where n < k
     if failing in (0, sets):
@@ -160,30 +139,29 @@ def pass_at_k_advantages(n: int, c: int, k: int) -> tuple[float, float]:
     return success, -success * c / (n - c)
 
 
-class _Estimator(ABC):
-    """One advantage per completion, from the rewards; subclasses say which."""
+class _Estimator:
+    """One advantage per completion, from the rewards: by `function`, or by a method of its own."""
 
     declares = HookDeclaration(role="estimator", independent=True)
+    function: Callable[..., torch.Tensor]
 
     def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
-        """Return the new advantages `(B, T)`, constant over each completion's tokens."""
         rewards_N, groups_N = gather_rewards(rollout, shaped=self.declares.uses_total_reward)
         new_N = self._advantages(rewards_N, groups_N, rollout)
         return new_N[rollout.local_rows].to(advantages_B_T.dtype).unsqueeze(1).expand_as(advantages_B_T)
 
-    @abstractmethod
     def _advantages(self, rewards_N: torch.Tensor, groups_N: torch.Tensor, rollout: Rollout) -> torch.Tensor:
         """The advantages `(N,)` of all ranks' completions, 0 where the reward is NaN."""
+        names = getattr(self, "__dataclass_fields__", ())  # of its parameters, if it has any
+        return self.function(rewards_N, groups_N, **{name: getattr(self, name) for name in names})
 
 
 class RawReward(_Estimator):
     """A completion's reward as it is: `A_i = r_i`.
 
-    Unbiased, but with the largest variance: with rewards of 0 and 1 only successes have a gradient. Use it to study the
-    effect of a baseline, or, with rewards of both signs, in front of `sign_scaling`.
+    Unbiased, but with the largest variance: with rewards of 0 and 1 only successes have a gradient.
 
     Source: REINFORCE (Williams, 1992), with the baseline left out.
-
     Departures: none.
     """
 
@@ -200,125 +178,98 @@ class Centred(_Estimator):
     never solved count more than the others.
 
     Source: Dr. GRPO (2503.20783), its advantage. The other half of the method is the aggregation `constant_length`.
-
     Departures: none.
     """
 
     __name__ = "centred"
-
-    def _advantages(self, rewards_N: torch.Tensor, groups_N: torch.Tensor, rollout: Rollout) -> torch.Tensor:
-        return centred(rewards_N, groups_N)
+    function = staticmethod(centred)
 
 
-class Normalised(_Estimator):
+@dataclass(kw_only=True, eq=False)
+class Normalised(Checked, _Estimator):
     """A completion's reward in standard deviations from the mean of its group: `A_i = (r_i - μ) / (max(σ, floor) + ε)`.
 
-    Without a floor these are TRL's own advantages under `scale_rewards="group"`, whatever the run's `scale_rewards` is.
-    With graded rewards (a classifier's probability, a length), a group of nearly equal completions has a tiny σ, and
-    dividing by it blows up negligible differences. The floor bounds that factor.
+    Without a floor these are TRL's own advantages under `scale_rewards="group"`. With graded rewards a group of nearly
+    equal completions has a tiny σ, and dividing by it blows up negligible differences: the floor bounds that factor.
 
     Source: GRPO (2402.03300), outcome supervision.
-
     Departures: the paper has no ε and does not say which σ; as in TRL, σ is the sample's (n - 1) and ε is 1e-4. With
-    the population's (n) advantages are √(n/(n-1)) times as large: for three right answers out of five .8165 and -1.2247
-    instead of .7303 and -1.0954. The floor is ours.
+    the population's (n) advantages are √(n/(n-1)) times as large. The floor is ours.
 
     Args:
         epsilon: ε, in units of the reward; positive.
         std_floor: The least σ to divide by, in units of the reward; not negative. 0.1 bounds the factor to 10.
-        std: "sample", which divides the sum of squares by n - 1, or "population", which divides it by n.
+        std: "sample" divides the sum of squares by n - 1, "population" by n.
     """
 
     __name__ = "normalised"
-
-    def __init__(self, *, epsilon: float = 1e-4, std_floor: float = 0.0, std: str = "sample") -> None:
-        self.epsilon = checked_number("normalised: epsilon", epsilon, "a positive number", lambda x: x > 0)
-        self.std_floor = checked_number("normalised: std_floor", std_floor, "at least 0", lambda x: x >= 0)
-        self.std = checked_choice("normalised: std", std, ("sample", "population"))
-
-    def _advantages(self, rewards_N: torch.Tensor, groups_N: torch.Tensor, rollout: Rollout) -> torch.Tensor:
-        return normalised(rewards_N, groups_N, self.epsilon, self.std_floor, self.std)
+    function = staticmethod(normalised)
+    epsilon: float = number(1e-4, "a positive number", lambda x: x > 0)
+    std_floor: float = number(0.0, "at least 0", lambda x: x >= 0)
+    std: str = choice("sample", "population")
 
 
 class MaxOnly(_Estimator):
     """Credit only the best of a group, each with its reward: `A_i = r_i` where `r_i = max_j r_j`, else 0.
 
-    Completions that share the highest reward all keep it. A partial success next to a better completion earns nothing,
-    and nothing pushes away from failures. Use it with non-negative rewards: a highest reward below 0 would push away
-    from the best completion.
+    Nothing pushes away from failures. Use it with non-negative rewards: a highest reward below 0 would push away from
+    the best completion.
 
-    Source: one of the four "deltas" of Stanford CS336 (2025), lecture 17, with `raw_reward`, `centred` and
-    `normalised`.
-
+    Source: one of the four "deltas" of Stanford CS336 (2025), lecture 17.
     Departures: none.
     """
 
     __name__ = "max_only"
-
-    def _advantages(self, rewards_N: torch.Tensor, groups_N: torch.Tensor, rollout: Rollout) -> torch.Tensor:
-        return max_only(rewards_N, groups_N)
+    function = staticmethod(max_only)
 
 
 class LeaveOneOut(_Estimator):
     """A completion's reward minus the mean reward of the others in its group: `A_i = r_i - mean_{j≠i} r_j`.
 
-    The baseline does not contain the completion's own reward, so the policy gradient is unbiased. There is no division
-    by the group's standard deviation.
+    The baseline does not contain the completion's own reward, so the policy gradient is unbiased.
 
     Source: RLOO (2402.14740), eq. 6.
-
     Departures: the only scored completion of a group gets 0.
     """
 
     __name__ = "leave_one_out"
-
-    def _advantages(self, rewards_N: torch.Tensor, groups_N: torch.Tensor, rollout: Rollout) -> torch.Tensor:
-        return leave_one_out(rewards_N, groups_N)
+    function = staticmethod(leave_one_out)
 
 
-class BatchWhitening(_Estimator):
+@dataclass(kw_only=True, eq=False)
+class BatchWhitening(Checked, _Estimator):
     """Subtract a baseline, then divide by one standard deviation for all: `A_i = (r_i - b_i) / max(σ, floor)`.
 
-    σ is the unbiased standard deviation of `r - b` over the scored completions of all prompts and ranks. One divisor
-    keeps the prompts' proportions, which a divisor per group (`normalised`) does not. Where nearly all rewards of a
-    batch agree, σ tends to 0; the floor bounds the advantages of the few that differ.
+    σ is the sample's, of `r - b` over the scored completions of all prompts and ranks. One divisor keeps the prompts'
+    proportions. Where nearly all rewards agree σ tends to 0; the floor bounds the advantages of the few that differ.
 
     Source: REINFORCE++ (2501.03262): with the group's mean as baseline its variant REINFORCE++-baseline.
-
     Departures: the floor is ours. σ is over completions; implementations of the paper (OpenRLHF, verl) take it, and a
     mean that they subtract, over tokens: that is `centred` (or `raw_reward`), then `whiten`.
 
     Args:
         baseline: What b is: "group", the mean reward of the completion's group, or "batch", the mean over all.
-        std_floor: The least divisor, in units of the reward; positive. 0.1 bounds the factor to 10. That suits rewards
-            between about 0 and 1, whose σ is .3 to .5; scale it with the rewards.
+        std_floor: The least divisor, in units of the reward; positive. 0.1 suits rewards between about 0 and 1.
     """
 
     __name__ = "batch_whitening"
+    function = staticmethod(batch_whitening)
     declares = HookDeclaration(role="estimator")
-
-    def __init__(self, *, baseline: str = "group", std_floor: float = 0.1) -> None:
-        self.baseline = checked_choice("batch_whitening: baseline", baseline, ("group", "batch"))
-        self.std_floor = checked_number("batch_whitening: std_floor", std_floor, "a positive number", lambda x: x > 0)
-
-    def _advantages(self, rewards_N: torch.Tensor, groups_N: torch.Tensor, rollout: Rollout) -> torch.Tensor:
-        return batch_whitening(rewards_N, groups_N, self.baseline, self.std_floor)
+    baseline: str = choice("group", "batch")
+    std_floor: float = number(0.1, "a positive number", lambda x: x > 0)
 
 
-class DecoupledNormalisation(_Estimator):
+@dataclass(kw_only=True, eq=False)
+class DecoupledNormalisation(Checked, _Estimator):
     """Normalise each reward function in its group by itself, then sum: `A_i = s_i / (σ + ε)`.
 
-    With `s_i = Σ_k w_k·(r_ik - μ_k)/(σ_k + ε)`: μ_k and σ_k are of function k over the completion's group, w_k its
-    weight, and σ is the standard deviation of the sums over the scored completions of all prompts and ranks. So each
-    function has a say of its weight, whatever its spread. A shaper is one more function, of weight 1.
-
-    Without shapers these are TRL's own advantages under `multi_objective_aggregation="normalize_then_sum"`.
+    With `s_i = Σ_k w_k·(r_ik - μ_k)/(σ_k + ε)`: μ_k and σ_k are of function k over the group, and σ is of the sums over
+    the scored completions of all ranks. So each function has a say of its weight, whatever its spread. A shaper is one
+    more function. Without shapers these are TRL's advantages under `multi_objective_aggregation="normalize_then_sum"`.
 
     Source: GDPO (2601.05242).
-
-    Departures: σ is over completions, as in TRL; implementations in verl take it over tokens, which is this and then
-    `whiten`. The mean of the sums is not subtracted: it is 0, since each group's is. σ is the sample's (n - 1) and ε is
-    1e-4, as in TRL. A function that gave a completion no reward adds nothing there.
+    Departures: σ is over completions, as in TRL; verl takes it over tokens, which is this and then `whiten`. The mean
+    of the sums is not subtracted: it is 0. σ is the sample's (n - 1) and ε is 1e-4, as in TRL.
 
     Args:
         epsilon: ε, positive.
@@ -326,84 +277,21 @@ class DecoupledNormalisation(_Estimator):
 
     __name__ = "decoupled_normalisation"
     declares = HookDeclaration(role="estimator")
-
-    def __init__(self, *, epsilon: float = 1e-4) -> None:
-        wanted = "a positive number"
-        self.epsilon = checked_number("decoupled_normalisation: epsilon", epsilon, wanted, lambda x: x > 0)
+    epsilon: float = number(1e-4, "a positive number", lambda x: x > 0)
 
     def _advantages(self, rewards_N: torch.Tensor, groups_N: torch.Tensor, rollout: Rollout) -> torch.Tensor:
         rewards_N_K = rollout.gather(rollout.rewards_B_K.to(rewards_N.dtype))
         return decoupled_normalisation(rewards_N_K, rollout.reward_weights_K, groups_N, self.epsilon)
 
 
-class RunningBaseline(_Estimator):
-    """A completion's reward minus a running mean of rewards of its role: `A_i = r_i - b_c`.
-
-    After each reward, `b_c ← γ·b_c + (1 - γ)·r`. The baseline needs no group, so the completions of a prompt need not
-    be comparable, as in self-play. A column of the data set may name roles (a game and a player, say) of different
-    expected reward; each value `c` of it then has a baseline of its own. A batch with n completions of a role moves its
-    baseline by `γ^n` to the mean of theirs, as n steps would if they were equal. Baselines start at 0 and are saved in
-    checkpoints.
-
-    Source: role-conditioned advantage estimation (RAE) of SPIRAL (2506.24119), whose γ is 0.95.
-
-    Departures: the authors move a baseline game by game; here all of a batch are compared with what earlier batches
-    left, so their order does not matter and the gradient is unbiased. TRL samples at least two completions of a
-    prompt.
-
-    Args:
-        decay: γ, from 0 (the last batch alone) to below 1.
-        column: The column that names the role. None: one baseline for all.
-    """
-
-    __name__ = "running_baseline"
-    declares = HookDeclaration(role="estimator")
-
-    def __init__(self, *, decay: float = 0.95, column: str | None = None) -> None:
-        wanted = "a number from 0 to below 1"
-        self.decay = checked_number("running_baseline: decay", decay, wanted, lambda x: 0 <= x < 1)
-        self.column = None if column is None else checked_text("running_baseline: column", column)
-        self.baselines: dict[int, float] = {}
-
-    def state_dict(self) -> dict[str, float]:
-        """The baselines, by a checksum of the role."""
-        return {str(role): baseline for role, baseline in self.baselines.items()}
-
-    def load_state_dict(self, state: Mapping[str, float]) -> None:
-        """Take over saved baselines."""
-        self.baselines = {int(role): float(baseline) for role, baseline in state.items()}
-
-    def _advantages(self, rewards_N: torch.Tensor, groups_N: torch.Tensor, rollout: Rollout) -> torch.Tensor:
-        # Ranks cannot exchange texts, so a role is known by its checksum.
-        roles = [0] * len(rollout.prompts)
-        if self.column is not None:
-            if self.column not in rollout.columns:
-                raise PluginOutputError(
-                    f"running_baseline: there is no column {self.column!r}; the data set has "
-                    f"{', '.join(rollout.columns) or 'none'}. Name one of these, or leave `column` out."
-                )
-            roles = [zlib.crc32(repr(role).encode()) for role in rollout.columns[self.column]]
-        roles_N = rollout.gather(torch.tensor(roles, device=rewards_N.device)).tolist()
-        advantages_N = rewards_N - rewards_N.new_tensor([self.baselines.get(role, 0.0) for role in roles_N])
-        of_role: dict[int, list[float]] = defaultdict(list)
-        for role, reward in zip(roles_N, rewards_N.tolist(), strict=True):
-            if rollout.training and not math.isnan(reward):
-                of_role[role].append(reward)
-        for role, rewards in of_role.items():
-            kept, mean = self.decay ** len(rewards), math.fsum(rewards) / len(rewards)
-            self.baselines[role] = kept * self.baselines.get(role, 0.0) + (1 - kept) * mean
-        return _where_scored(advantages_N, rewards_N)
-
-
 class OptimalBaseline(_Estimator):
     """A completion's reward minus the length-weighted mean reward of its group: `A_i = r_i - Σ_j L_j r_j / Σ_j L_j`.
 
-    Among constant baselines of a group this one gives the policy gradient the least variance, if the squared norm of a
-    completion's gradient grows with its length `L` and the gradients of different tokens are uncorrelated. `L` counts
-    the tokens that count in the loss. With equal lengths it is `centred`.
+    Of the constant baselines this one gives the policy gradient the least variance, if the squared norm of a
+    completion's gradient grows with its length `L`, which counts the tokens in the loss. With equal lengths it is
+    `centred`.
 
     Source: On-Policy RL with Optimal Reward Baseline (2505.23585).
-
     Departures: in a group whose scored completions have no token that counts, the baseline is the mean.
     """
 
@@ -417,22 +305,19 @@ class OptimalBaseline(_Estimator):
 class MeanRelative(_Estimator):
     """How much better than its group a completion is, as a share of the group's mean: `A_i = (r_i - μ) / μ`.
 
-    With rewards of 0 and 1, μ is the share of successes, and dividing the gradient of the success rate by it gives the
-    gradient of its logarithm, in expectation up to terms that vanish as groups grow. Hard prompts weigh more: one
-    success among G completions gets `G - 1`, and every failure -1. A group without a success gets 0.
+    With rewards of 0 and 1 this is the gradient of the logarithm of the success rate, in expectation up to terms that
+    vanish as groups grow. Hard prompts weigh more: one success among G completions gets `G - 1`, every failure -1.
 
     Source: Maximum Likelihood Reinforcement Learning (2602.02710).
-
-    Departures: the paper has rewards of 0 and 1; this takes any non-negative ones.
+    Departures: the paper has rewards of 0 and 1; this takes any non-negative ones. A group without a success gets 0.
     """
 
     __name__ = "mean_relative"
-
-    def _advantages(self, rewards_N: torch.Tensor, groups_N: torch.Tensor, rollout: Rollout) -> torch.Tensor:
-        return mean_relative(rewards_N, groups_N)  # of all ranks, so that all of them stop, or none
+    function = staticmethod(mean_relative)
 
 
-class PassAtK(_Estimator):
+@dataclass(kw_only=True, eq=False)
+class PassAtK(Checked, _Estimator):
     """Credit a completion by what it adds to sets of k: whether any of a prompt's k completions succeeds.
 
     All `C(n, k)` sets of k out of a group's n completions are worth 1 if they hold a success and 0 if not; their worth
@@ -442,28 +327,24 @@ class PassAtK(_Estimator):
     - a success: `(1 - R̄) / σ`;
     - a failure: `(1 - R̄ - C(n-c-1, k-1) / C(n-1, k-1)) / σ`.
 
-    They sum to zero over a group. All are 0 if no completion succeeds, or if so many succeed that every set holds a
-    success: prompts that are solved well enough are left alone. k = 1 is `normalised` with the population's standard
-    deviation and no ε.
+    All are 0 if no completion succeeds, or if so many do that every set holds a success: prompts that are solved well
+    enough are left alone. k = 1 is `normalised` with the population's standard deviation and no ε.
 
     Source: Pass@k Training for Adaptively Balancing Exploration and Exploitation (2508.10751), the analytical solution.
-
     Departures: a group that has fewer than k scored completions gets 0: there is no set of k to judge.
 
     Args:
         k: Size of the sets; at least 1, and at most the size of a group, `num_generations`.
-        threshold: A completion succeeds where its reward, before any shaper, is greater than this. 0.5 suits rewards of
-            0 and 1.
+        threshold: A completion succeeds where its reward, before any shaper, is greater than this.
     """
 
     __name__ = "pass_at_k"
+    function = staticmethod(pass_at_k)
     declares = HookDeclaration(
         role="estimator", independent=True, uses_total_reward=False, conformance={"parameters": {"k": 2}}
     )
-
-    def __init__(self, *, k: int = 4, threshold: float = 0.5) -> None:
-        self.k = checked_whole("pass_at_k: k", k, 1)
-        self.threshold = checked_number("pass_at_k: threshold", threshold, "a finite number")
+    k: int = whole(4, lowest=1)
+    threshold: float = number(0.5, "a finite number")
 
     def _advantages(self, rewards_N: torch.Tensor, groups_N: torch.Tensor, rollout: Rollout) -> torch.Tensor:
         if rollout.training and self.k > rollout.num_generations:
@@ -471,4 +352,4 @@ class PassAtK(_Estimator):
                 f"pass_at_k: k={self.k} completions cannot be drawn from a group of {rollout.num_generations}. "
                 "Lower k, or raise num_generations."
             )
-        return pass_at_k(rewards_N, groups_N, self.k, self.threshold)
+        return super()._advantages(rewards_N, groups_N, rollout)

@@ -5,24 +5,22 @@ Log-probabilities and entropies are the current policy's, detached, in nats.
 
 from __future__ import annotations
 
-import math
+from dataclasses import dataclass
 
 import torch
 
 from ..credit.groups import compute_dtype
-from ..errors import ConfigurationError
-from ..guard.parameters import checked_choice, checked_number
+from ..guard.parameters import Checked, choice, number
 from ..types import Forward, HookDeclaration
-from .returns import discounted_returns
 
 
-class EntropyShaping:
-    """Credit uncertain tokens a little more: `A'_t = A_t + min(α·H_t, |A_t| / κ)`.
+@dataclass(kw_only=True, eq=False)
+class EntropyShaping(Checked):
+    """Credit uncertain tokens a little more: `A'_t = A_t + min(α·H_t, |A_t| / κ)` with the token's entropy `H_t`.
 
-    `H_t` is the token's entropy. With κ > 1 the bonus never flips a sign, and advantages of 0 stay 0.
+    With κ > 1 the bonus never flips a sign, and advantages of 0 stay 0.
 
     Source: Reasoning with Exploration: An Entropy Perspective (2506.14758), eq. 4 and 5.
-
     Departures: none.
 
     Args:
@@ -32,32 +30,24 @@ class EntropyShaping:
 
     __name__ = "entropy_shaping"
     declares = HookDeclaration(role="forward", independent=True)
-
-    def __init__(self, *, alpha: float = 0.4, kappa: float = 2.0) -> None:
-        self.alpha = checked_number("entropy_shaping: alpha", alpha, "a positive number", lambda x: x > 0)
-        wanted = "a number greater than 1, so that the bonus turns no negative advantage's sign"
-        self.kappa = checked_number("entropy_shaping: kappa", kappa, wanted, lambda x: x > 1)
+    alpha: float = number(0.4, "a positive number", lambda x: x > 0)
+    kappa: float = number(2.0, "greater than 1, so that the bonus turns no sign", lambda x: x > 1)
 
     def on_forward(self, advantages_B_T: torch.Tensor, forward: Forward) -> torch.Tensor:
-        """Return the new advantages `(B, T)`."""
         bonus_B_T = torch.minimum(self.alpha * forward.entropies_B_T, advantages_B_T.abs() / self.kappa)
         return advantages_B_T + bonus_B_T.to(advantages_B_T.dtype)
 
 
-class ZeroVarianceCredit:
+@dataclass(kw_only=True, eq=False)
+class ZeroVarianceCredit(Checked):
     """Learn from prompts that are always or never solved, with advantages from the tokens' entropy `H_t`.
 
-    In groups without signal, where every advantage is exactly 0 because all rewards are equal:
-
-    - right completions: `A_t = α·H_t`,
-    - wrong ones: `A_t = -α·(max_s H_s - H_t)`, with the maximum over the completion's live tokens.
-
-    So decisions are rewarded more than routine, and mistakes are punished where the policy was sure. Other completions
-    keep their advantages. A completion is right if its reward, before any shaper, is above `correct_above`. Refused
-    beside `skip_zero_variance`, which would take these tokens out of the loss.
+    In groups without signal, where every advantage is exactly 0 because all rewards are equal, right completions get
+    `A_t = α·H_t`, wrong ones `A_t = -α·(max_s H_s - H_t)` with the maximum over the completion's live tokens. So
+    decisions are rewarded more than routine, and mistakes are punished where the policy was sure. A completion is right
+    if its reward, before any shaper, is above `correct_above`. Refused beside `skip_zero_variance`.
 
     Source: RL-ZVP (2509.21880).
-
     Departures: "right" is a threshold on the weighted total of the rewards; the paper has rewards of 0 and 1.
 
     Args:
@@ -67,13 +57,10 @@ class ZeroVarianceCredit:
 
     __name__ = "zero_variance_credit"
     declares = HookDeclaration(role="forward", needs=("entropies",), independent=True, makes_signal=True)
-
-    def __init__(self, *, alpha: float = 0.1, correct_above: float = 0.5) -> None:
-        self.alpha = checked_number("zero_variance_credit: alpha", alpha, "a positive number", lambda x: x > 0)
-        self.correct_above = checked_number("zero_variance_credit: correct_above", correct_above, "a finite number")
+    alpha: float = number(0.1, "a positive number", lambda x: x > 0)
+    correct_above: float = number(0.5, "a finite number")
 
     def on_forward(self, advantages_B_T: torch.Tensor, forward: Forward) -> torch.Tensor:
-        """Return the new advantages `(B, T)`."""
         live_B_T = forward.mask_B_T > 0
         entropies_B_T = torch.where(live_B_T, forward.entropies_B_T, 0.0).to(compute_dtype(forward.entropies_B_T.dtype))
         highest_B = entropies_B_T.amax(dim=1, keepdim=True)
@@ -83,16 +70,15 @@ class ZeroVarianceCredit:
         return torch.where(equal_B.unsqueeze(1), credit_B_T.to(advantages_B_T.dtype), advantages_B_T)
 
 
-class LowProbability:
+@dataclass(kw_only=True, eq=False)
+class LowProbability(Checked):
     """Scale each token's advantage with its probability: `A'_t = A_t·(α·π_t + 1 - α)`.
 
     `π_t` is the probability of the sampled token under the policy that generated. Less probable tokens have larger
-    gradients, so a few of them drown the others; this evens them out. With α = 1 the advantage is proportional to the
-    probability.
+    gradients, so a few of them drown the others; this evens them out.
 
     Source: the advantage reweighting of Do Not Let Low-Probability Tokens Over-Dominate in RL for LLMs (2505.12929) and
     its authors' code, which weighs by the old policy, once per batch, with α = 0.2.
-
     Departures: none.
 
     Args:
@@ -101,103 +87,33 @@ class LowProbability:
 
     __name__ = "low_probability"
     declares = HookDeclaration(role="forward", independent=True)
-
-    def __init__(self, *, alpha: float = 0.2) -> None:
-        self.alpha = checked_number("low_probability: alpha", alpha, "a number from 0 to 1", lambda x: 0 <= x <= 1)
+    alpha: float = number(0.2, "a number from 0 to 1", lambda x: 0 <= x <= 1)
 
     def on_forward(self, advantages_B_T: torch.Tensor, forward: Forward) -> torch.Tensor:
-        """Return the new advantages `(B, T)`."""
         # Where TRL has no old policy, the one being trained is the one that generated.
         probabilities_B_T = forward.old_logps_B_T.to(compute_dtype(forward.old_logps_B_T.dtype)).exp()
         return (advantages_B_T * (self.alpha * probabilities_B_T + 1 - self.alpha)).to(advantages_B_T.dtype)
 
 
-class FutureKL:
-    """Credit tokens whose continuation the update makes likelier: `A'_t = A_t·f_t`.
-
-    With `d_s = log π - log π_old` of the sampled token,
-
-    - `F_t = Σ_{s≥t} γ^(s-t)·M_s·d_s` over live tokens, with `γ = 2^(-1/half_life)`, and `M_s` 0 where `π/π_old` is
-      above `ratio_cap` and else 1;
-    - `f_t = clip(exp(F_t), 1 - epsilon_low, 1 + epsilon_high)`, detached;
-    - where `A_t < 0` and `π/π_old` is above `safety_threshold`, `f_t` is at most 1.
-
-    In the first update after generation every `d` is 0 and nothing changes. So runs with one update per generation
-    batch are refused: raise `num_iterations`, or `steps_per_generation` above `gradient_accumulation_steps`.
-
-    Source: FIPO (2603.19835) and its authors' loss `future_kl`. The defaults are those of their 32B run, which clips to
-    [1, 1.2]; for smaller models they recommend [0.8, 1.2], which is `epsilon_low: 0.2`.
-
-    Departures: distances count live tokens instead of positions. The authors' code further leaves out completions with
-    more than one token beyond their dual clip, and keeps weights under the safety threshold from falling below 0.8.
-
-    Args:
-        half_life: Live tokens after which a token's share in the sum has halved; positive.
-        epsilon_low: How far below 1 a weight may be, in [0, 1].
-        epsilon_high: How far above 1 a weight may be; not negative.
-        ratio_cap: Tokens of a larger ratio are not in the sum; above 1.
-        safety_threshold: Tokens with a negative advantage and a larger ratio are not amplified; positive, or None.
-    """
-
-    __name__ = "future_kl"
-    declares = HookDeclaration(role="forward", needs=("several_updates",), independent=True)
-
-    def __init__(
-        self,
-        *,
-        half_life: float = 32.0,
-        epsilon_low: float = 0.0,
-        epsilon_high: float = 0.2,
-        ratio_cap: float = 10.0,
-        safety_threshold: float | None = 10.0,
-    ) -> None:
-        self.half_life = checked_number("future_kl: half_life", half_life, "a positive number", lambda x: x > 0)
-        self.epsilon_low = checked_number("future_kl: epsilon_low", epsilon_low, "from 0 to 1", lambda x: 0 <= x <= 1)
-        self.epsilon_high = checked_number("future_kl: epsilon_high", epsilon_high, "at least 0", lambda x: x >= 0)
-        if epsilon_low == epsilon_high == 0:
-            raise ConfigurationError("future_kl: epsilon_high must be positive where epsilon_low is 0, got 0 for both.")
-        self.ratio_cap = checked_number("future_kl: ratio_cap", ratio_cap, "a number above 1", lambda x: x > 1)
-        self.safety_threshold = safety_threshold
-        if safety_threshold is not None:
-            checked_number("future_kl: safety_threshold", safety_threshold, "a positive number", lambda x: x > 0)
-
-    def on_forward(self, advantages_B_T: torch.Tensor, forward: Forward) -> torch.Tensor:
-        """Return the new advantages `(B, T)`."""
-        dtype = compute_dtype(forward.logps_B_T.dtype)
-        moved_B_T = forward.logps_B_T.to(dtype) - forward.old_logps_B_T.to(dtype)
-        counted_B_T = torch.where(moved_B_T > math.log(self.ratio_cap), 0.0, moved_B_T)
-        future_B_T = discounted_returns(counted_B_T, forward.mask_B_T > 0, 2.0 ** (-1.0 / self.half_life))
-        weights_B_T = future_B_T.exp().clamp(min=1 - self.epsilon_low, max=1 + self.epsilon_high)
-        if self.safety_threshold is not None:
-            risky_B_T = (advantages_B_T < 0) & (moved_B_T > math.log(self.safety_threshold))
-            weights_B_T = torch.where(risky_B_T, weights_B_T.clamp(max=1.0), weights_B_T)
-        return (advantages_B_T * weights_B_T).to(advantages_B_T.dtype)
-
-
-class DivergenceMask:
+@dataclass(kw_only=True, eq=False)
+class DivergenceMask(Checked):
     """Drop tokens whose probability has moved too far the way the advantage pushes: `A'_t = 0` there, else `A_t`.
 
     With the probability π of the sampled token now and `μ` when it was generated, a token is dropped if `A_t > 0` and
-    `π - μ > high`, or `A_t < 0` and `π - μ < -low`. `|π - μ|` is the total variation between the two policies if all
-    other tokens are taken as one. PPO's clip bounds the ratio π/μ instead: of an improbable token it drops harmless
-    changes, and of a probable one it lets large ones pass. With `divergence="kl"` the distance is the KL divergence of
-    the same two outcomes, `μ·log(μ/π) + (1-μ)·log((1-μ)/(1-π))`, in nats, above `high` where π > μ and `A_t > 0`, and
-    above `low` where π < μ and `A_t < 0`.
+    `π - μ > high`, or `A_t < 0` and `π - μ < -low`. PPO's clip bounds the ratio π/μ instead: of an improbable token it
+    drops harmless changes, and of a probable one it lets large ones pass. With `divergence="kl"` the distance is
+    `μ·log(μ/π) + (1-μ)·log((1-μ)/(1-π))`, in nats.
 
-    It takes the place of the ratio clip, so let that not bind. `loss_type: cispo` with `epsilon_high: 20` has, token by
-    token, the gradient of the authors' code, `-A·min(π/μ, 20)·∇log π`. TRL's other clipped losses with `epsilon: 1` and
-    `epsilon_high: 1e6` have prime-rl's, `-A·π/μ·∇log π`. Like `future_kl` it needs several optimizer steps per
-    generation batch.
+    It takes the place of the ratio clip, so let that not bind: `loss_type: cispo` with `epsilon_high: 20` has the
+    gradient of the authors' code, TRL's other clipped losses with `epsilon: 1` and `epsilon_high: 1e6` have prime-rl's.
+    It needs several optimizer steps per generation batch.
 
-    Source: DPPO with the binary total variation, or the binary KL divergence, of Rethinking the Trust Region in LLM
-    Reinforcement Learning (2602.04879), as verl (`dppo_tv`, `dppo_kl`) and prime-rl (its default loss) have it, with
-    their thresholds.
-
-    Departures: μ is TRL's old policy, computed by the model that trains. The authors' μ is what the inference engine
-    said, so that its error counts too; TRL corrects for that with weights of its own (`vllm_importance_sampling_...`).
+    Source: DPPO with the binary total variation or KL divergence, Rethinking the Trust Region in LLM Reinforcement
+    Learning (2602.04879), as verl (`dppo_tv`, `dppo_kl`) and prime-rl (its default loss) have it.
+    Departures: μ is TRL's old policy, computed by the model that trains, where the authors' is the inference engine's.
 
     Args:
-        low: How far the probability may fall under a negative advantage, above 0; at most 1 unless in nats.
+        low: How far the probability may fall under a negative advantage, above 0.
         high: How far it may rise under a positive advantage, in the same unit.
         divergence: "tv" for the difference of the probabilities, "kl" for the divergence, for which 0.05 is usual.
     """
@@ -210,16 +126,11 @@ class DivergenceMask:
         last=True,
         conformance={"parameters": {"low": 0.01, "high": 0.01}},
     )
-
-    def __init__(self, *, low: float = 0.2, high: float = 0.2, divergence: str = "tv") -> None:
-        self.divergence = checked_choice("divergence_mask: divergence", divergence, ("tv", "kl"))
-        most = math.inf if divergence == "kl" else 1.0
-        wanted = "above 0" if divergence == "kl" else "above 0 and at most 1"
-        self.low = checked_number("divergence_mask: low", low, wanted, lambda x: 0 < x <= most)
-        self.high = checked_number("divergence_mask: high", high, wanted, lambda x: 0 < x <= most)
+    low: float = number(0.2, "above 0", lambda x: x > 0)
+    high: float = number(0.2, "above 0", lambda x: x > 0)
+    divergence: str = choice("tv", "kl")
 
     def on_forward(self, advantages_B_T: torch.Tensor, forward: Forward) -> torch.Tensor:
-        """Return the new advantages `(B, T)`."""
         dtype = compute_dtype(forward.logps_B_T.dtype)
         logps_B_T, old_logps_B_T = forward.logps_B_T.to(dtype), forward.old_logps_B_T.to(dtype)
         moved_B_T = logps_B_T.exp() - old_logps_B_T.exp()
@@ -229,7 +140,8 @@ class DivergenceMask:
         return torch.where(too_far_B_T, 0.0, advantages_B_T)
 
 
-class RatioBounds:
+@dataclass(kw_only=True, eq=False)
+class RatioBounds(Checked):
     """Bound what completions of an older policy weigh: `A'_t = A_t·f_t`, by the ratio `r = π/π_old`.
 
     | mode | r is | f |
@@ -244,7 +156,6 @@ class RatioBounds:
 
     Source: the modes of TRL's `vllm_importance_sampling_mode`, which apply to the sampler's rounding and not to age;
     truncation is that of V-trace (1802.01561, section 4.1).
-
     Departures: TRL takes the product over a completion, which leaves the bounds by length alone; this the mean.
 
     Args:
@@ -261,12 +172,9 @@ class RatioBounds:
         last=True,
         conformance={"parameters": {"high": 1.01, "low": 0.99}},
     )
-
-    def __init__(self, *, mode: str = "token_truncate", high: float = 2.0, low: float = 0.0) -> None:
-        modes = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
-        self.mode = checked_choice("ratio_bounds: mode", mode, modes)
-        self.high = checked_number("ratio_bounds: high", high, "a number above 1", lambda x: x > 1)
-        self.low = checked_number("ratio_bounds: low", low, "from 0 to below 1", lambda x: 0 <= x < 1)
+    mode: str = choice("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
+    high: float = number(2.0, "a number above 1", lambda x: x > 1)
+    low: float = number(0.0, "from 0 to below 1", lambda x: 0 <= x < 1)
 
     def on_forward(self, advantages_B_T: torch.Tensor, forward: Forward) -> torch.Tensor:
         """Return the new advantages `(B, T)`."""

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import warnings
+from dataclasses import dataclass, field
 
 import torch
 
 from ..credit.groups import gather_groups, group_apart, group_mean
-from ..guard.parameters import checked_choice, checked_flag
+from ..guard.parameters import Checked, choice, flag
 from ..types import HookDeclaration, PartTable, Rollout
 
 _EPSILON = 1e-4  # beside the standard deviation, as in TRL
-_NEARLY_ALL, _PATIENCE = 0.9, 10
 
 
-class PartCredit:
+@dataclass(kw_only=True, eq=False)
+class PartCredit(Checked):
     """Pay each part of a reward to the tokens that wrote that part, relative to the same part in the group.
 
     For the score `s_{i,m}` of part m of a function's `Parts` in completion i, its weight `w_{i,m}`, the function's
@@ -24,70 +24,45 @@ class PartCredit:
         A_{i,t} = Σ_k w_k Σ_m w_{i,m} · a_{i,m} · [t wrote part m]
 
     A sum of K independent scores, paid to all tokens, is as noisy for each part as all K together. Here each part is
-    compared with itself alone, so with K independent parts the gradient has about K times less noise. With one part, or
-    with parts that are right or wrong together, there is nothing to gain.
-
-    What is assumed: tokens of a part decide about that part, and about no other (see `reach` and `baseline`).
+    compared with itself alone, so with K independent parts the gradient has about K times less noise. It is assumed
+    that the tokens of a part decide about that part, and about no other (see `reach`). Weights are not divided by their
+    sum.
 
     - *All of the completion* (`WHOLE`) as a part's place pays all tokens, and so does a plain number of a function.
-      With one such part this is `centred`, or `normalised`.
-    - *A part that is missing*, that is, scored where it has no place: its score credits nobody and is in no mean.
-      Whether it is there is a part of its own, `completeness`. With `q_{i,m}` the mean of s_m over `H_m` for those that
-      have the part and `s_{i,m}` for those that do not, `q_{i,m} - mean q_m` is paid to "all" tokens, or to the
-      "structure", those in no part of the function. So a part's two payments sum to `s - mean s`, and nothing that the
-      reward says is lost. "none" pays only the parts that are there: many missing parts drown the others, since what
-      all tokens get is as noisy as a plain reward.
+    - *A part that is missing*, scored where it has no place, credits nobody and is in no mean. Whether it is there is a
+      part of its own, `completeness`: with `q_{i,m}` the mean of s_m over `H_m` for those that have the part and
+      `s_{i,m}` for the others, `q_{i,m} - mean q_m` is paid to "all" tokens, or to the "structure", those in no part.
+      So a part's two payments sum to `s - mean s`. "none" pays only the parts that are there.
     - *Tokens in several parts* get the sum of their credits.
-    - *Tokens in no part* get nothing; or (`outside`) the completion's "sum" of all credits, for a text before the
-      parts that decides about all of them; or its "value", the function's centred reward.
-    - *The end* (`END`) is a place as any other: the end-of-sequence token, or the last one before the limit.
+    - *Tokens in no part* get nothing; or (`outside`) the "sum" of all credits; or the "value", the function's centred
+      reward.
     - *Reach.* "own" tokens only: least noise, biased where they decide about other parts too. "before": also all tokens
-      before the part, so each token gets the parts to come. No token can change what stands before it, so that is
-      unbiased whatever the parts have to do with each other.
-    - *Baseline.* With "previous", part m is compared only with those of the group in which the part listed before it
-      has the same score, for parts that build on each other.
+      before the part, so each token gets the parts to come, which is unbiased.
 
-    Weights are not divided by their sum: a token of one part has a credit as large as with one part alone. The metrics
-    `advantage/part_credit/to_all` and `/missing` say which share of the absolute credit went to all tokens or to no
-    part's own, and which share of the scored parts was missing. If nearly all goes to all tokens, a warning says so.
+    The metrics `advantage/part_credit/to_all` and `/missing` say which share of the absolute credit went to all tokens
+    or to no part's own, and which share of the scored parts was missing. `to_all` near 1 says that parts change
+    nothing.
 
-    Source: none of its own for one advantage per part and its own deviation (per reward function GDPO, 2601.05242, has
-    them); `baseline: previous` is the outcome-conditioned baseline of Blockwise Advantage Estimation (2602.10231).
-
-    Departures: GDPO whitens the sum over the batch once more; this does not. In 2602.10231 an outcome is any function
-    of the block before; here it is the score of the part before.
+    Source: none of its own for one advantage per part; per reward function GDPO (2601.05242) has them.
+    Departures: GDPO whitens the sum over the batch once more; this does not.
 
     Args:
         normalise: Divide by the standard deviation (n - 1) over the same completions plus 1e-4.
         completeness: "all", "structure" or "none".
         outside: "nothing", "sum" or "value".
         reach: "own" or "before".
-        baseline: "group" or "previous".
     """
 
     __name__ = "part_credit"
     # Equal sums may hide parts that differ.
     declares = HookDeclaration(role="estimator", needs=("offsets",), independent=True, makes_signal=True)
-
-    def __init__(
-        self,
-        *,
-        normalise: bool = False,
-        completeness: str = "all",
-        outside: str = "nothing",
-        reach: str = "own",
-        baseline: str = "group",
-    ) -> None:
-        self.normalise = checked_flag("part_credit: normalise", normalise)
-        self.completeness = checked_choice("part_credit: completeness", completeness, ("all", "structure", "none"))
-        self.outside = checked_choice("part_credit: outside", outside, ("nothing", "sum", "value"))
-        self.reach = checked_choice("part_credit: reach", reach, ("own", "before"))
-        self.baseline = checked_choice("part_credit: baseline", baseline, ("group", "previous"))
-        self.metrics: dict[str, float] = {}
-        self._spread, self._warned = 0, False
+    normalise: bool = flag(False)
+    completeness: str = choice("all", "structure", "none")
+    outside: str = choice("nothing", "sum", "value")
+    reach: str = choice("own", "before")
+    metrics: dict[str, float] = field(init=False, default_factory=dict)
 
     def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
-        """Return the new advantages `(B, T)`."""
         precise = torch.promote_types(rollout.rewards_B_K.dtype, torch.float32)
         own_B_T = torch.zeros(advantages_B_T.shape, dtype=precise, device=advantages_B_T.device)
         all_B_T = torch.zeros_like(own_B_T)
@@ -123,7 +98,7 @@ class PartCredit:
         counts_B: tuple[torch.Tensor, torch.Tensor],
         rollout: Rollout,
     ) -> None:
-        """Keep how much was paid where, over all ranks, and warn once if places hardly matter."""
+        """Keep how much was paid where, over all ranks."""
         live_B_T = rollout.mask_B_T > 0
         sums = [torch.where(live_B_T, paid_B_T, 0.0).abs().sum(dim=1) for paid_B_T in (own_B_T, all_B_T)]
         own, everywhere, missing, scored = rollout.gather(torch.stack([*sums, *counts_B], dim=1)).sum(dim=0).tolist()
@@ -132,15 +107,6 @@ class PartCredit:
             self.metrics["to_all"] = everywhere / (own + everywhere)
         if scored > 0:
             self.metrics["missing"] = missing / scored
-        if rollout.training and "to_all" in self.metrics:
-            self._spread = self._spread + 1 if self.metrics["to_all"] > _NEARLY_ALL else 0
-            if self._spread == _PATIENCE and not self._warned and not rollout.local_rows.start:
-                self._warned = True
-                warnings.warn(
-                    f"part_credit: in {_PATIENCE} batches more than {_NEARLY_ALL:.0%} of the credit went to all tokens "
-                    "of a completion, as without parts. Return `Parts` whose parts have places, or use centred.",
-                    stacklevel=2,
-                )
 
 
 class _Paid:
@@ -162,10 +128,7 @@ class _Paid:
         own_N_M, presence_N_M = [], []
         for part in range(count):
             has_N = torch.where(there_N_M[:, part], scores_N_M[:, part], torch.nan)
-            within_N = groups_N
-            if hook.baseline == "previous" and part > 0:
-                within_N = _strata(groups_N, scores_N_M[:, part - 1])
-            own_N_M.append(hook._apart(has_N, within_N))
+            own_N_M.append(hook._apart(has_N, groups_N))
             if hook.completeness != "none":
                 means_N = group_mean(has_N, groups_N)
                 expected_N = torch.where(there_N_M[:, part], means_N, scores_N_M[:, part])
@@ -189,10 +152,3 @@ class _Paid:
                 pays_B_T = pays_B_T.flip(1).cumsum(dim=1).flip(1) > 0
             self.own_B_T += torch.where(pays_B_T, credit_B_M[:, part : part + 1], 0.0)
             self.reached_B_T |= pays_B_T
-
-
-def _strata(groups_N: torch.Tensor, scores_N: torch.Tensor) -> torch.Tensor:
-    """The groups, cut by a score that may be NaN, numbered from 0."""
-    parts = [groups_N.to(scores_N.dtype), scores_N.nan_to_num(nan=0.0), torch.isnan(scores_N).to(scores_N.dtype)]
-    strata_N: torch.Tensor = torch.unique(torch.stack(parts, dim=1), dim=0, return_inverse=True)[1]
-    return strata_N

@@ -2,44 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from ..credit.groups import compute_dtype
 from ..errors import ConfigurationError
-from ..guard.parameters import checked_choice, checked_number, checked_text
+from ..guard.parameters import Checked, choice, number, text
 from ..types import POLICY, REFERENCE, HookDeclaration, Rollout, teacher_name
 from .returns import discounted_returns, live_tokens_after, live_tokens_first
 
 
-class KLInReward:
+@dataclass(kw_only=True, eq=False)
+class KLInReward(Checked):
     """Subtract a KL penalty from the reward, per token, `A'_t = γ^(L-t)·A_t - β Σ_{s≥t} γ^(s-t) KL_s`, or as a sum.
 
-    - `form: return_to_go` is a transform, as above: each token pays for itself and what follows. Every completion pays,
-      with or without a reward.
-    - `form: completion` is a shaper, `r'_i = r_i - β Σ_t KL_t`: the whole penalty is a part of the completion's reward
-      before the group is compared, so what counts is how much more a completion pays than the others.
+    - `form: return_to_go` is a transform, as above: each token of every completion pays for itself and what follows.
+    - `form: completion` is a shaper, `r'_i = r_i - β Σ_t KL_t`: what counts is how much more a completion pays than the
+      others of its group.
 
     `L` is the completion's last live token; sums run over live tokens, and `L-t` and `s-t` count them. `KL_s` estimates
     how far the policy that generated is from the reference at token `s`, with `ℓ = log π_old` and `r = log π_ref`: k1
-    is `ℓ - r`, k2 `(ℓ - r)² / 2`, k3 `exp(r - ℓ) - (r - ℓ) - 1`.
+    is `ℓ - r`, k2 `(ℓ - r)² / 2`, k3 `exp(r - ℓ) - (r - ℓ) - 1`. As a reward with γ = 1, k1 has the gradient of the KL
+    divergence; k2 and k3 have not, nor has TRL's own penalty (`beta`), k3 in the loss. With `beta` above 0 the penalty
+    counts twice.
 
-    As a reward with γ = 1, k1 has the gradient of the KL divergence; k2 and k3 have not, nor has TRL's own penalty
-    (`beta`), k3 in the loss. With `beta` above 0 the penalty counts twice.
-
-    With a `target` the coefficient adapts. After each training batch of `N` completions,
-    `β ← β·(1 + clip(KL/target - 1, -0.2, 0.2)·N/horizon)`, where KL is the mean, over the completions of all ranks, of
-    the sum of k1 over a completion. β is saved in checkpoints.
+    With a `target` the coefficient adapts. After each training batch of `N` completions, `β ← β·(1 + clip(KL/target -
+    1, -0.2, 0.2)·N/horizon)`, where KL is the mean, over the completions of all ranks, of the sum of k1 over a
+    completion. β is saved in checkpoints.
 
     Source: Ziegler et al. (1909.08593) for the penalty in the reward and the adaptive coefficient; the estimators are
-    those of http://joschu.net/blog/kl-approx.html; A Comedy of Estimators (2512.21852) compares them in the reward and
-    in the loss.
-
+    those of http://joschu.net/blog/kl-approx.html; A Comedy of Estimators (2512.21852) compares them.
     Departures: there is no critic, so the penalty's return has no baseline but, in form "completion", that of the
-    estimator. Completions without a live token are not in the mean of the adaptive coefficient, and `N/horizon` counts
-    as 1 where it is larger, so that β stays positive.
+    estimator. Completions without a live token are not in the mean of the adaptive coefficient, and `N/horizon` is at
+    most 1, so that β stays positive.
 
     Args:
         reference: Id or path of a causal language model with the policy's tokenizer, or "reference" for the policy as
@@ -53,38 +51,24 @@ class KLInReward:
     """
 
     __name__ = "kl_in_reward"
-    on_rollout: Callable[[torch.Tensor, Rollout], torch.Tensor]
-    on_rewards: Callable[[Rollout], torch.Tensor]
+    reference: str = text(REFERENCE)
+    coefficient: float = number(0.05, "a positive number", lambda x: x > 0)
+    gamma: float = number(1.0, "above 0 and at most 1", lambda x: 0 < x <= 1)
+    estimator: str = choice("k1", "k2", "k3")
+    target: float | None = number(None, "a positive number", lambda x: x > 0)
+    horizon: float = number(10_000, "a positive number", lambda x: x > 0)
+    form: str = choice("return_to_go", "completion")
 
-    def __init__(
-        self,
-        *,
-        reference: str = "reference",
-        coefficient: float = 0.05,
-        gamma: float = 1.0,
-        estimator: str = "k1",
-        target: float | None = None,
-        horizon: float = 10_000,
-        form: str = "return_to_go",
-    ) -> None:
-        wanted = "a positive number"
-        self.reference = check_model("kl_in_reward: reference", reference)
-        self.coefficient = checked_number("kl_in_reward: coefficient", coefficient, wanted, lambda x: x > 0)
-        self.gamma = checked_number("kl_in_reward: gamma", gamma, "above 0 and at most 1", lambda x: 0 < x <= 1)
-        self.estimator = checked_choice("kl_in_reward: estimator", estimator, ("k1", "k2", "k3"))
-        self.target = target
-        if target is not None:
-            self.target = checked_number("kl_in_reward: target", target, wanted, lambda x: x > 0)
-        self.horizon = checked_number("kl_in_reward: horizon", horizon, wanted, lambda x: x > 0)
-        self.form = checked_choice("kl_in_reward: form", form, ("return_to_go", "completion"))
+    def __post_init__(self) -> None:
+        super().__post_init__()
         role = "shaper" if self.form == "completion" else "transform"
-        independent = target is None  # else the coefficient adapts to the batch
-        needs, teachers = needs_of(reference)
+        independent = self.target is None  # else the coefficient adapts to the batch
+        needs, teachers = needs_of(self.reference)
         self.declares = HookDeclaration(role=role, needs=needs, teachers=teachers, independent=independent)
         if role == "shaper":  # a hook has the methods of its role and no others
             self.on_rewards = self._on_rewards
             if self.gamma != 1:
-                raise ConfigurationError(f"kl_in_reward: gamma must be 1 where form is 'completion', got {gamma!r}.")
+                raise ConfigurationError(f"kl_in_reward: gamma must be 1 with form 'completion', got {self.gamma!r}.")
         else:
             self.on_rollout = self._on_rollout
 
@@ -104,8 +88,8 @@ class KLInReward:
     def _penalty_to_go(self, rollout: Rollout, dtype: torch.dtype) -> torch.Tensor:
         """β times the return-to-go of the KL estimates, `(B, T)`; β is adapted afterwards."""
         live_B_T = rollout.mask_B_T > 0
-        logps_B_T = require("kl_in_reward", "old_logps_B_T", rollout.old_logps_B_T).to(dtype)
-        ref_logps_B_T = logps_of("kl_in_reward", self.reference, rollout).to(dtype)
+        logps_B_T = provided("old_logps", rollout.old_logps_B_T).to(dtype)
+        ref_logps_B_T = logps_of(self.reference, rollout).to(dtype)
         kl_B_T = kl_estimate(logps_B_T, ref_logps_B_T, self.estimator)
         penalty_B_T = self.coefficient * discounted_returns(kl_B_T, live_B_T, self.gamma)
         if self.target is not None and rollout.training:
@@ -113,11 +97,9 @@ class KLInReward:
         return penalty_B_T
 
     def state_dict(self) -> dict[str, Any]:
-        """The current coefficient, if it adapts."""
         return {} if self.target is None else {"coefficient": self.coefficient}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the coefficient, unless it is now fixed."""
         if self.target is not None and "coefficient" in state:
             self.coefficient = float(state["coefficient"])
 
@@ -140,19 +122,17 @@ def kl_estimate(logps_B_T: torch.Tensor, ref_logps_B_T: torch.Tensor, estimator:
     return torch.expm1(-log_ratio_B_T) + log_ratio_B_T
 
 
-class TeacherLogRatio:
+@dataclass(kw_only=True, eq=False)
+class TeacherLogRatio(Checked):
     """Credit each token by how much likelier the teacher finds it: `A_t = c·(log π_teacher - log π_old)`.
 
     In expectation over the policy's own tokens this is the gradient of the reverse KL divergence from the policy to the
     teacher, token by token: distillation on the student's own completions. With `prompt`, the teacher sees the prompt
     in another column, such as one with feedback, a hint or a solution; with `teacher: policy` that is self-distillation
-    (SDPO): `A_t = log π(y_t | x, feedback) - log π(y_t | x)`. It needs no reward and no group. In mode
-    "replace" it is an estimator; in mode "add", a transform, it is added to the incoming advantages. Every completion
-    gets it, with or without a reward.
+    (SDPO). It needs no reward and no group. In mode "add", a transform, it is added to the incoming advantages.
 
     Source: MiniLLM (2306.08543) minimises the reverse KL on the student's own samples by policy gradient. SDPO
     (2601.20802) and self-distillation (2601.19897) for a teacher that is the policy after another prompt.
-
     Departures: each token is credited with its own log-ratio alone, where MiniLLM sums the ratios of the tokens that
     follow (`kl_in_reward` does, with the teacher as the reference), normalises by length and mixes the teacher into the
     sampling. Of SDPO, the sampled token's estimate is computed, not the divergence over the top K tokens; its teacher
@@ -167,19 +147,17 @@ class TeacherLogRatio:
     """
 
     __name__ = "teacher_log_ratio"
+    teacher: str = text(REFERENCE)
+    coefficient: float = number(1.0, "positive", lambda x: x > 0)
+    mode: str = choice("replace", "add")
+    prompt: str | None = text(None)
 
-    def __init__(
-        self,
-        *,
-        teacher: str = "reference",
-        coefficient: float = 1.0,
-        mode: str = "replace",
-        prompt: str | None = None,
-    ) -> None:
-        self.teacher = teacher_of("teacher_log_ratio", teacher, prompt)
-        self.coefficient = checked_number("teacher_log_ratio: coefficient", coefficient, "positive", lambda x: x > 0)
-        self.mode = checked_choice("teacher_log_ratio: mode", mode, ("replace", "add"))
-        needs, teachers = needs_of(self.teacher)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.prompt is None and self.teacher == POLICY:
+            raise ConfigurationError("teacher_log_ratio: teacher 'policy' needs prompt; after its own it is equal.")
+        self._sees = teacher_name(self.teacher, self.prompt)
+        needs, teachers = needs_of(self._sees)
         self.declares = HookDeclaration(
             role="estimator" if self.mode == "replace" else "transform",
             needs=needs,
@@ -190,9 +168,8 @@ class TeacherLogRatio:
         )
 
     def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
-        """Return the new advantages `(B, T)`."""
-        teacher_B_T = logps_of("teacher_log_ratio", self.teacher, rollout)
-        logps_B_T = require("teacher_log_ratio", "old_logps_B_T", rollout.old_logps_B_T)
+        teacher_B_T = logps_of(self._sees, rollout)
+        logps_B_T = provided("old_logps", rollout.old_logps_B_T)
         dtype = compute_dtype(advantages_B_T.dtype)
         new_B_T = self.coefficient * (teacher_B_T.to(dtype) - logps_B_T.to(dtype))
         if self.mode == "add":
@@ -200,7 +177,8 @@ class TeacherLogRatio:
         return new_B_T.to(advantages_B_T.dtype)
 
 
-class SelfDistilled:
+@dataclass(kw_only=True, eq=False)
+class SelfDistilled(Checked):
     """Weigh each token's advantage by how much a teacher that knows more agrees with it (RLSD).
 
     `A_t = A_t·[(1 - λ) + λ·clip(exp(sign(A_t)·d_t), 1 - ε, 1 + ε)]` with `d_t = log π(y_t | x, hint) - log π(y_t | x)`.
@@ -208,7 +186,6 @@ class SelfDistilled:
     prompt in the column `prompt`, decides its size within `1 ± λε`.
 
     Source: RLSD (2604.03128), equations of its token-level reweighting; ms-swift has it too.
-
     Departures: λ is constant, where a schedule may let it fall during a training.
 
     Args:
@@ -219,44 +196,24 @@ class SelfDistilled:
     """
 
     __name__ = "self_distilled"
+    prompt: str = text("teacher_prompt")
+    teacher: str = text(POLICY)
+    strength: float = number(1.0, "above 0 and at most 1", lambda x: 0 < x <= 1)
+    clip: float = number(0.2, "above 0 and at most 1", lambda x: 0 < x <= 1)
 
-    def __init__(
-        self, *, prompt: str = "teacher_prompt", teacher: str = POLICY, strength: float = 1.0, clip: float = 0.2
-    ) -> None:
-        wanted = "above 0 and at most 1"
-        self.teacher = teacher_of("self_distilled", teacher, checked_text("self_distilled: prompt", prompt))
-        needs, teachers = needs_of(self.teacher)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._sees = teacher_name(self.teacher, self.prompt)
+        needs, teachers = needs_of(self._sees)
         self.declares = HookDeclaration(role="transform", needs=needs, teachers=teachers, independent=True)
-        self.strength = checked_number("self_distilled: strength", strength, wanted, lambda x: 0 < x <= 1)
-        self.clip = checked_number("self_distilled: clip", clip, wanted, lambda x: 0 < x <= 1)
 
     def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
-        """Return the new advantages `(B, T)`."""
         dtype = compute_dtype(advantages_B_T.dtype)
-        teacher_B_T = logps_of("self_distilled", self.teacher, rollout).to(dtype)
-        logps_B_T = require("self_distilled", "old_logps_B_T", rollout.old_logps_B_T).to(dtype)
+        teacher_B_T = logps_of(self._sees, rollout).to(dtype)
+        logps_B_T = provided("old_logps", rollout.old_logps_B_T).to(dtype)
         agreement_B_T = (advantages_B_T.sign().to(dtype) * (teacher_B_T - logps_B_T)).exp()
         factors_B_T = 1 + self.strength * (agreement_B_T.clamp(1 - self.clip, 1 + self.clip) - 1)
         return (advantages_B_T.to(dtype) * factors_B_T).to(advantages_B_T.dtype)
-
-
-def teacher_of(label: str, teacher: object, prompt: str | None) -> str:
-    """The name in `teachers` of a hook's teacher with its prompts."""
-    name = check_model(f"{label}: teacher", teacher)
-    if prompt is None:
-        if name == POLICY:
-            raise ConfigurationError(
-                f"{label}: teacher {POLICY!r} needs prompt, a column: after its own prompts it is equal."
-            )
-        return name
-    return teacher_name(name, checked_text(f"{label}: prompt", prompt))
-
-
-def check_model(label: str, name: object) -> str:
-    """Return a parameter that names a model."""
-    if not isinstance(name, str) or not name.strip():
-        raise ConfigurationError(f"{label} must be a model's id or path, or {REFERENCE!r}, got {name!r}.")
-    return name
 
 
 def needs_of(name: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -266,14 +223,14 @@ def needs_of(name: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
     return ("old_logps",), (name,)
 
 
-def logps_of(label: str, name: str, rollout: Rollout) -> torch.Tensor:
-    """Log-probabilities `(B, T)` under this model."""
+def logps_of(name: str, rollout: Rollout) -> torch.Tensor:
+    """Log-probabilities `(B, T)` under this model, which is among the needs or teachers."""
     found = rollout.ref_logps_B_T if name == REFERENCE else rollout.teacher_logps_B_T.get(name)
-    return require(label, "ref_logps_B_T" if name == REFERENCE else f"teacher_logps_B_T[{name!r}]", found)
+    return provided(name, found)
 
 
-def require(label: str, field: str, tensor: torch.Tensor | None) -> torch.Tensor:
-    """Return a tensor that a hook lists in its `needs`. The trainer provides it; a rollout made by hand may lack it."""
+def provided(name: str, tensor: torch.Tensor | None) -> torch.Tensor:
+    """A tensor of a rollout that a hook declares in its needs; one made by hand may lack it."""
     if tensor is None:
-        raise ConfigurationError(f"{label}: rollout.{field} must be given, got None.")
+        raise ConfigurationError(f"The rollout has no log-probabilities of {name!r}, which the hook needs.")
     return tensor

@@ -2,47 +2,44 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
 from ..credit.groups import compute_dtype, groups_with_prefixes
-from ..guard.parameters import checked_choice
+from ..guard.parameters import Checked, choice
 from ..types import HookDeclaration, Rollout
 from .returns import live_tokens_after
 
 
-class PrefixTree:
+@dataclass(kw_only=True, eq=False)
+class PrefixTree(Checked):
     """Credit a token with the change that it makes to the mean reward of its prefix: `A_t = V(o_≤t) - V(o_<t)`.
 
-    `V` of a prefix is the mean reward of the group's completions that begin with it. So `V` of the empty prefix is the
-    group's mean reward `μ`, and after a completion's last token it is the completion's own reward `r`. Tokens where no
-    completion of the group branches off get 0, and every completion's advantages sum to `r - μ`.
-
-    Prefixes include all completion tokens, whoever wrote them, but only live tokens get credit: a change at a tool's
-    tokens is added to the next live token, or to the last one if none follows.
-
-    It suits groups that share beginnings: low temperatures, templates. Completions that branch at their first token put
-    all their credit there; mode "add" is safer then.
+    `V` of a prefix is the mean reward of the group's completions that begin with it, after a completion's last token
+    its own reward. Tokens where no completion of the group branches off get 0, and a completion's advantages sum to `r
+    - μ`. Prefixes include all completion tokens, whoever wrote them, but only live tokens get credit: a change at a
+    tool's tokens is added to the next live token, or to the last one. It suits groups that share beginnings: low
+    temperatures, templates.
 
     Source: TEMPO (2509.18314), which adds this temporal-difference term to GRPO's advantage (mode "add").
-
     Departures: in mode "replace" the term stands alone. As in the paper it is in units of the reward, while TRL's own
-    advantages are in standard deviations of the group; with `scale_rewards: none`, or `centred` in front, both are in
-    units of the reward. After the last token `V` is the completion's own reward, even if a longer completion continues
-    from there. Completions without a reward get 0 ("add": keep the incoming advantages) and are in no mean.
+    advantages are in standard deviations of the group. Completions without a reward get 0 ("add": keep the incoming
+    advantages) and are in no mean.
 
     Args:
         mode: "replace" the incoming advantages, or "add" to them.
     """
 
     __name__ = "prefix_tree"
+    mode: str = choice("replace", "add")
 
-    def __init__(self, *, mode: str = "replace") -> None:
-        self.mode = checked_choice("prefix_tree: mode", mode, ("replace", "add"))
+    def __post_init__(self) -> None:
+        super().__post_init__()
         role = "estimator" if self.mode == "replace" else "transform"
         self.declares = HookDeclaration(role=role, independent=True)
 
     def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
-        """Return the new advantages `(B, T)`."""
         rewards_N = rollout.gather(rollout.rewards_B)
         live_B_T = rollout.mask_B_T > 0
         new_B_T = torch.zeros(live_B_T.shape, dtype=compute_dtype(rewards_N.dtype), device=rewards_N.device)

@@ -4,37 +4,37 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
 from ..credit.groups import gather_groups, group_mean
 from ..errors import ConfigurationError
-from ..guard.parameters import checked_choice, checked_number, checked_text
+from ..guard.parameters import Checked, choice, number, text
 from ..types import HookDeclaration, PartTable, Rollout
 
 
-class ProcessRewards:
+@dataclass(kw_only=True, eq=False)
+class ProcessRewards(Checked):
     """Credit each token with the rewards of its step and all later steps, minus a baseline.
 
-    A reward function that returns `Parts` gives a completion's steps their rewards `r_j`: each part that has a score is
-    a step (in order of its last token), worth its score times its weight. A part without a place ends where the
-    completion ends, and a completion scored without parts is one step. A step's reward lies at its last token, together
-    with the special tokens after it, and with `s(t)` the first step that ends at token `t` or later:
+    A function that returns `Parts` gives a completion's steps their rewards `r_j`: each part that has a score is a step
+    (in order of its last token), worth its score times its weight. A part without a place ends where the completion
+    ends, and a completion scored without parts is one step. A step's reward lies at its last token, together with the
+    special tokens after it, and with `s(t)` the first step that ends at token `t` or later:
 
         G_t = Σ_{j ≥ s(t)} γ^(j - s(t)) · r_j            form "sum"
         G_t = Σ_{j ≥ s(t)} γ^(j - s(t)) · r*_j           form "min", r*_j = softmax(-r/T)_j · r_j over all steps
         A_t = coefficient · (G_t - b),   b = mean of G at the first token over the group's scored completions
 
-    In the minimum form a low temperature gives nearly all weight to the worst step. So tokens before it get its reward,
-    and tokens after it about nothing. "Low" is relative to the rewards: 0.1 suits those between -1 and 1.
+    In the minimum form a low temperature, relative to the rewards, gives nearly all weight to the worst step.
 
     Source: PURE (2504.15275) for the minimum form, its transformed rewards `r*`, and the temperature 0.1 of its
     authors' configuration, for rewards between -1 and 1; the plain sum of the rewards to go is that of process
     supervision in GRPO (2402.03300).
-
-    Departures: the papers' own baselines and normalisations are not taken over: here it is one number per group, the
-    mean return of whole completions. γ counts steps, not tokens. Tokens after the last step get 0, and so do
-    completions that the function did not score. The function's weight in the total reward is not used.
+    Departures: the baseline is one number per group, the mean return of whole completions. γ counts steps, not tokens.
+    Tokens after the last step get 0, and so do completions that the function did not score. The function's weight in
+    the total reward is not used.
 
     Args:
         reward: Name of the reward function. None means the only one that returns parts, or the only one.
@@ -47,34 +47,24 @@ class ProcessRewards:
     """
 
     __name__ = "process_rewards"
+    reward: str | None = text(None)
+    form: str = choice("min", "sum")
+    temperature: float = number(0.1, "positive", lambda v: v > 0)
+    gamma: float = number(1.0, "from 0 to 1", lambda v: 0 <= v <= 1)
+    baseline: str = choice("group", "none")
+    mode: str = choice("replace", "add")
+    coefficient: float = number(1.0, "a finite number")
 
-    def __init__(
-        self,
-        *,
-        reward: str | None = None,
-        form: str = "min",
-        temperature: float = 0.1,
-        gamma: float = 1.0,
-        baseline: str = "group",
-        mode: str = "replace",
-        coefficient: float = 1.0,
-    ) -> None:
-        self.reward = None if reward is None else checked_text("process_rewards: reward", reward)
-        self.form = checked_choice("process_rewards: form", form, ("min", "sum"))
-        self.baseline = checked_choice("process_rewards: baseline", baseline, ("group", "none"))
-        self.mode = checked_choice("process_rewards: mode", mode, ("replace", "add"))
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self.declares = HookDeclaration(
             role="estimator" if self.mode == "replace" else "transform",
             needs=("offsets",),
             makes_signal=True,
             uses_total_reward=False,
         )
-        self.temperature = checked_number("process_rewards: temperature", temperature, "positive", lambda v: v > 0)
-        self.gamma = checked_number("process_rewards: gamma", gamma, "from 0 to 1", lambda v: 0 <= v <= 1)
-        self.coefficient = checked_number("process_rewards: coefficient", coefficient, "a finite number")
 
     def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
-        """Return the new advantages `(B, T)`."""
         precise = torch.promote_types(rollout.rewards_B_K.dtype, torch.float32)
         column = self._column(rollout)
         steps = _steps(rollout.parts.get(rollout.reward_names[column]), rollout)

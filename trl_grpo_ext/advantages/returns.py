@@ -5,15 +5,18 @@ A live token is one on the loss mask. A tool's tokens are neither in the sums no
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
 from ..credit.groups import compute_dtype, gather_rewards, group_mean
 from ..errors import ConfigurationError
-from ..guard.parameters import checked_number
+from ..guard.parameters import Checked, number
 from ..types import HookDeclaration, Rollout
 
 
-class GroupMeanGAE:
+@dataclass(kw_only=True, eq=False)
+class GroupMeanGAE(Checked):
     """GAE without a critic: every live token's value is the mean reward `μ` of the completion's group.
 
     With the reward `R` at the completion's last live token `L` and the value 0 after it,
@@ -21,18 +24,13 @@ class GroupMeanGAE:
     - `δ_t = γ·μ - μ` for `t < L`, and `δ_L = R - μ`,
     - `A_t = Σ_{s≥t} (γλ)^(s-t) δ_s`,
 
-    where `s-t` counts live tokens. So the credit for the outcome fades with the distance to the end, as fast as λ says.
-    With γ = λ = 1 every token gets `R - μ`. In a group of equal rewards all get exactly 0 if γ is 1.
-
-    With one λ for all, the beginning of a long completion gets no credit: λ = 0.95 leaves 0.6 % of it after 100 tokens.
-    With `length_alpha` each completion has its own `λ = max(1 - 1/(α·l), 0)` for its `l` live tokens, so the credit
-    fades over the same share of any completion.
+    where `s-t` counts live tokens. So the credit for the outcome fades with the distance to the end, as fast as λ says:
+    λ = 0.95 leaves 0.6 % of it after 100 tokens. With `length_alpha` each completion has its own `λ = max(1 - 1/(α·l),
+    0)` for its `l` live tokens, so the credit fades over the same share of any completion.
 
     Source: Generalized Advantage Estimation (1506.02438); the λ by length is VAPO's (2504.05118), whose α is 0.05.
-
-    Departures: the value is the group's mean for every token instead of a learnt function of the prefix, where VAPO has
-    a critic. Its λ would be negative below 1/α tokens and is 0 there. A completion without a reward gets
-    advantage 0 and is not in the mean.
+    Departures: the value is the group's mean for every token instead of a learnt function of the prefix. VAPO's λ would
+    be negative below 1/α tokens and is 0 there. A completion without a reward gets 0 and is not in the mean.
 
     Args:
         gamma: γ, discount per token, in (0, 1].
@@ -42,20 +40,16 @@ class GroupMeanGAE:
 
     __name__ = "group_mean_gae"
     declares = HookDeclaration(role="estimator", independent=True)
+    gamma: float = number(1.0, "above 0 and at most 1", lambda x: 0 < x <= 1)
+    gae_lambda: float = number(0.95, "from 0 to 1", lambda x: 0 <= x <= 1)
+    length_alpha: float | None = number(None, "a positive number", lambda x: x > 0)
 
-    def __init__(self, *, gamma: float = 1.0, gae_lambda: float = 0.95, length_alpha: float | None = None) -> None:
-        self.gamma = checked_number("group_mean_gae: gamma", gamma, "above 0 and at most 1", lambda x: 0 < x <= 1)
-        self.gae_lambda = checked_number("group_mean_gae: gae_lambda", gae_lambda, "from 0 to 1", lambda x: 0 <= x <= 1)
-        self.length_alpha = length_alpha
-        if length_alpha is not None:
-            checked_number("group_mean_gae: length_alpha", length_alpha, "a positive number", lambda x: x > 0)
-            if gae_lambda != 0.95:
-                raise ConfigurationError(
-                    f"group_mean_gae: gae_lambda={gae_lambda!r} has no effect with length_alpha={length_alpha!r}."
-                )
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.length_alpha is not None and self.gae_lambda != 0.95:
+            raise ConfigurationError("group_mean_gae: gae_lambda has no effect with length_alpha; give one of them.")
 
     def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
-        """Return the new advantages `(B, T)`."""
         live_B_T = rollout.mask_B_T > 0
         rewards_N, groups_N = gather_rewards(rollout)
         rewards_B = rewards_N[rollout.local_rows]

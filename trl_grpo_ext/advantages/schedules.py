@@ -23,11 +23,7 @@ class RewardSchedule:
     form "step", that of the point before; outside of them that of the nearest. `w_k` is the run's own weight. A reward
     without a value adds nothing.
 
-    What a checkpoint keeps is the last step and its weights. A run that resumes with a schedule of other weights at
-    that step is refused; what comes after may change.
-
     Source: none of its own; asked for in TRL's issue 3036.
-
     Departures: none.
 
     Args:
@@ -48,7 +44,6 @@ class RewardSchedule:
             )
         self.points = {str(name): _checked_points(str(name), points) for name, points in weights.items()}
         self.form = checked_choice("reward_schedule: form", form, ("linear", "step"))
-        self._last: dict[str, Any] = {}
 
     def weight(self, name: str, step: int) -> float:
         """The weight of a reward after `step` optimizer steps."""
@@ -63,15 +58,11 @@ class RewardSchedule:
         return before + (after - before) * (step - before_step) / (after_step - before_step)
 
     def on_rewards(self, rollout: Rollout) -> torch.Tensor:
-        """Return what the change of the weights adds to the rewards, `(B,)`."""
         names = list(rollout.reward_names)
         if unknown := [name for name in self.points if name not in names]:
             raise ConfigurationError(
                 f"reward_schedule: the run has no reward {unknown[0]!r}. It has: {', '.join(names)}."
             )
-        if rollout.training:
-            weights = {name: self.weight(name, rollout.step) for name in self.points}
-            self._last = {"step": rollout.step, "weights": weights}
         dtype = compute_dtype(rollout.rewards_B.dtype)
         added_B = torch.zeros_like(rollout.rewards_B, dtype=dtype)
         for name in self.points:
@@ -79,26 +70,6 @@ class RewardSchedule:
             change = self.weight(name, rollout.step) - float(rollout.reward_weights_K[column])
             added_B += change * rollout.rewards_B_K[:, column].to(dtype).nan_to_num(nan=0.0)
         return added_B.to(rollout.rewards_B.dtype)
-
-    def state_dict(self) -> dict[str, Any]:
-        """The last step of training that it saw, and the weights there."""
-        return dict(self._last)
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from there.
-
-        Raises:
-            ConfigurationError: The schedule has other weights at that step than the run that was saved.
-        """
-        if state:
-            step, saved = int(state["step"]), dict(state["weights"])
-            now = {name: self.weight(name, step) for name in self.points}
-            if saved != now:
-                raise ConfigurationError(
-                    f"reward_schedule: the checkpoint had the weights {saved} at step {step}, this schedule has {now}. "
-                    "Change only what comes later, or start from the checkpoint's model instead of resuming."
-                )
-        self._last = dict(state)
 
 
 def _checked_points(name: str, points: Any) -> Points:

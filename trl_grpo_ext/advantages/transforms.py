@@ -2,33 +2,30 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
 from ..credit.groups import compute_dtype, gather_groups, group_extremes, without_rounding
-from ..errors import ConfigurationError
-from ..guard.parameters import checked_choice, checked_number, checked_whole
+from ..guard.parameters import Checked, choice, number
 from ..types import HookDeclaration, Rollout
-from .policies import require
 
 
-class Whiten:
+@dataclass(kw_only=True, eq=False)
+class Whiten(Checked):
     """Advantages in standard deviations from their mean over the batch: `A' = (A - mean) / (σ + 1e-8)`.
 
-    σ is the sample's (n - 1). Mean and σ are taken over the completions of all ranks, each with the mean of its
-    tokens' advantages, or over their live tokens, so that long completions count more. One mean and one divisor for
-    all prompts. Advantages that are all equal become exactly 0.
+    Mean and σ (n - 1) are taken over the completions of all ranks, each with the mean of its tokens' advantages, or
+    over their live tokens. Advantages that are all equal become exactly 0. If the incoming advantages do not average to
+    0, a group of equal rewards is pushed or pulled as part of the batch, and hooks for groups without signal do
+    nothing.
 
-    `[raw_reward, kl_in_reward, {name: whiten, over: tokens}]` is REINFORCE++, with `centred` instead of `raw_reward`
-    its variant with a baseline.
-
-    If the incoming advantages do not average to 0, zeros become non-zero, and a group of equal rewards is pushed or
-    pulled as part of the batch. Over tokens this is usual, so hooks for groups without signal then do nothing.
+    `[raw_reward, kl_in_reward, {name: whiten, over: tokens}]` is REINFORCE++, with `centred` its variant with a
+    baseline.
 
     Source: REINFORCE++ (2501.03262), whose implementations whiten over tokens: verl with n - 1, OpenRLHF with n.
-
-    Departures: the divisor is `σ + 1e-8`, where verl has `√(σ² + 1e-8)`, which is the same but for a σ below about
-    1e-4. A completion that has neither a reward nor an advantage from a hook stays at 0 and is left out of mean and σ,
-    and so is one without a live token.
+    Departures: the divisor is `σ + 1e-8`, where verl has `√(σ² + 1e-8)`. A completion that has neither a reward nor an
+    advantage stays at 0 and is left out of mean and σ, and so is one without a live token.
 
     Args:
         over: "completions" or "tokens".
@@ -36,12 +33,9 @@ class Whiten:
 
     __name__ = "whiten"
     declares = HookDeclaration(role="transform")
-
-    def __init__(self, *, over: str = "completions") -> None:
-        self.over = checked_choice("whiten: over", over, ("completions", "tokens"))
+    over: str = choice("completions", "tokens")
 
     def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
-        """Return the new advantages `(B, T)`."""
         live_B_T = rollout.mask_B_T > 0
         values_B_T = torch.where(live_B_T, advantages_B_T, 0.0).to(compute_dtype(advantages_B_T.dtype))
         counted_B = live_B_T.any(dim=1) & ~(torch.isnan(rollout.rewards_B) & ~values_B_T.any(dim=1))
@@ -66,43 +60,32 @@ class Whiten:
         return torch.where(counted_B.unsqueeze(1), whitened_B_T, advantages_B_T)
 
 
-class ClipAdvantages:
+@dataclass(kw_only=True, eq=False)
+class ClipAdvantages(Checked):
     """Bound the advantages: `A' = min(max(A, low), high)`, token by token.
 
-    Limits the weight of single tokens if a small divisor, a KL penalty or a teacher makes a few advantages huge. 0 lies
-    between the bounds, so no sign flips and zeros stay zero.
-
     Source: none of its own; `advantage_clip` of ROLL, whose recipes clip at 2, bounds both sides alike.
-
     Departures: each side has its own bound.
 
     Args:
         low: The least advantage, not positive.
-        high: The greatest, not negative; not 0 if `low` is.
+        high: The greatest, not negative.
     """
 
     __name__ = "clip_advantages"
     declares = HookDeclaration(
         role="transform", independent=True, conformance={"parameters": {"low": -0.2, "high": 0.2}}
     )
-
-    def __init__(self, *, low: float = -2.0, high: float = 2.0) -> None:
-        self.low = checked_number("clip_advantages: low", low, "a number that is not positive", lambda x: x <= 0)
-        self.high = checked_number("clip_advantages: high", high, "a number that is not negative", lambda x: x >= 0)
-        if low == high == 0:
-            raise ConfigurationError("clip_advantages: high must be above 0 where low is 0, or nothing is learnt.")
+    low: float = number(-2.0, "a number that is not positive", lambda x: x <= 0)
+    high: float = number(2.0, "a number that is not negative", lambda x: x >= 0)
 
     def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
-        """Return the new advantages `(B, T)`."""
         return advantages_B_T.clamp(min=self.low, max=self.high)
 
 
-class OutcomeFilter:
+@dataclass(kw_only=True, eq=False)
+class OutcomeFilter(Checked):
     """Learn from some outcomes only: the advantages of all other completions are 0.
-
-    - `keep: successes`: completions that succeed, so that nothing pushes away from failures;
-    - `keep: failures`: completions that fail;
-    - `keep: mixed_groups`: all completions of prompts with both a success and a failure.
 
     A completion succeeds if its reward, the weighted total before any shaper, is above `threshold`. The filter is a
     mask: its zeros stay 0 at the loss forward. The tokens of rejected completions still count in the denominators of
@@ -110,24 +93,20 @@ class OutcomeFilter:
 
     Source: A Minimalist Approach to LLM Reasoning (2504.11343). With `raw_reward` in front, `successes` is RAFT++ and
     `mixed_groups` is Reinforce-Rej.
-
     Departures: the authors' code keeps rewards above 0 in RAFT++, and in Reinforce-Rej the groups whose rewards differ:
     for rewards of two values it is the same. A completion without a reward is kept only with `mixed_groups`.
 
     Args:
-        keep: "successes", "failures" or "mixed_groups".
+        keep: "successes"; "failures"; or "mixed_groups", all completions of prompts with both.
         threshold: A completion succeeds where its reward is greater than this. 0.5 suits rewards of 0 and 1.
     """
 
     __name__ = "outcome_filter"
     declares = HookDeclaration(role="transform", independent=True, last=True)
-
-    def __init__(self, *, keep: str = "mixed_groups", threshold: float = 0.5) -> None:
-        self.keep = checked_choice("outcome_filter: keep", keep, ("successes", "failures", "mixed_groups"))
-        self.threshold = checked_number("outcome_filter: threshold", threshold, "a finite number")
+    keep: str = choice("mixed_groups", "successes", "failures")
+    threshold: float = number(0.5, "a finite number")
 
     def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
-        """Return the new advantages `(B, T)`."""
         rewards_N, groups_N = rollout.gather(rollout.raw_rewards_B), gather_groups(rollout)
         succeeds_N = torch.where(torch.isnan(rewards_N), torch.nan, (rewards_N > self.threshold).to(rewards_N.dtype))
         if self.keep == "mixed_groups":
@@ -147,7 +126,8 @@ def row_sums(values_B_T: torch.Tensor) -> torch.Tensor:
     return values_B_T.squeeze(1)
 
 
-class SignScaling:
+@dataclass(kw_only=True, eq=False)
+class SignScaling(Checked):
     """Multiply positive advantages by one factor and negative ones by another: `A' = λ⁺·max(A, 0) + λ⁻·min(A, 0)`.
 
     Pulling towards successes narrows the distribution, so a small λ⁺ preserves entropy, and pass@k for large k. λ⁺ = 0
@@ -155,40 +135,31 @@ class SignScaling:
 
     Source: The Surprising Effectiveness of Negative Reinforcement in LLM Reasoning (2506.01347), Weighted-REINFORCE,
     whose λ is 0.1.
-
     Departures: the paper scales rewards of 1 and -1, which is `raw_reward` in front of this hook, with such rewards.
 
     Args:
         positive: λ⁺, not negative.
-        negative: λ⁻, not negative; not 0 if `positive` is.
+        negative: λ⁻, not negative.
     """
 
     __name__ = "sign_scaling"
     declares = HookDeclaration(role="transform", independent=True)
-
-    def __init__(self, *, positive: float = 0.1, negative: float = 1.0) -> None:
-        wanted = "a finite number that is not negative"
-        self.positive = checked_number("sign_scaling: positive", positive, wanted, lambda x: x >= 0)
-        self.negative = checked_number("sign_scaling: negative", negative, wanted, lambda x: x >= 0)
-        if positive == negative == 0:
-            raise ConfigurationError("sign_scaling: negative must be above 0 where positive is, or nothing is learnt.")
+    positive: float = number(0.1, "a finite number that is not negative", lambda x: x >= 0)
+    negative: float = number(1.0, "a finite number that is not negative", lambda x: x >= 0)
 
     def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
-        """Return the new advantages `(B, T)`."""
         return self.positive * advantages_B_T.clamp(min=0) + self.negative * advantages_B_T.clamp(max=0)
 
 
-class TruncationMasking:
+@dataclass(kw_only=True, eq=False)
+class TruncationMasking(Checked):
     """Set the advantages of truncated completions to 0: `A'_t = 0` where the completion ended at the limit.
 
-    A completion cut off by the length limit was graded before it was done, so its reward says little about it. With
-    `keep="negative"` only credit is removed, `A'_t = min(A_t, 0)`: running into the limit may still be punished.
-
-    TRL's `mask_truncated_completions` removes the tokens from the loss mask, and so from all counts and the KL penalty.
-    Here they stay in both. It is a mask: its zeros stay 0 at the loss forward.
+    Such a completion was graded before it was done, so its reward says little about it. With `keep="negative"` only
+    credit is removed, `A'_t = min(A_t, 0)`. It is a mask: its zeros stay 0 at the loss forward. TRL's
+    `mask_truncated_completions` removes the tokens from all counts and the KL penalty; here they stay in both.
 
     Source: the overlong filtering of DAPO (2503.14476), which masks the loss of truncated samples.
-
     Departures: the denominators, as said; `keep="negative"` is not in the paper.
 
     Args:
@@ -197,102 +168,8 @@ class TruncationMasking:
 
     __name__ = "truncation_masking"
     declares = HookDeclaration(role="transform", independent=True, last=True)
-
-    def __init__(self, *, keep: str = "nothing") -> None:
-        self.keep = checked_choice("truncation_masking: keep", keep, ("nothing", "negative"))
+    keep: str = choice("nothing", "negative")
 
     def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
-        """Return the new advantages `(B, T)`."""
         kept_B_T = advantages_B_T.clamp(max=0.0) if self.keep == "negative" else torch.zeros_like(advantages_B_T)
         return torch.where(rollout.truncated_B.unsqueeze(1), kept_B_T, advantages_B_T)
-
-
-class SequenceRejection:
-    """Set the advantages of completions to 0 on which the trained model and the sampler disagree.
-
-    `A'_t = 0` where the geometric mean of the ratio, `exp(1/L · Σ_t (log π_old,t - log π_sampler,t))` over the `L` live
-    tokens of the completion, is below `low` or above `high`. The sampler (vLLM) and the model that trains compute other
-    probabilities for the same weights, and a completion that the model itself would hardly have sampled is no evidence
-    about it. It is a mask: its zeros stay 0 at the loss forward. TRL's own correction weighs by the ratio instead
-    (`vllm_importance_sampling_correction`); both may act.
-
-    Source: the sequence rejection of verl's rollout correction with the geometric mean; SkyRL, ROLL and NeMo RL have it
-    too.
-
-    Departures: there the tokens leave the loss mask; here they stay in its denominators.
-
-    Args:
-        low: Smallest mean ratio that is kept, not negative and below 1.
-        high: Largest, above 1.
-    """
-
-    __name__ = "sequence_rejection"
-    declares = HookDeclaration(
-        role="transform",
-        needs=("old_logps", "sampling_logps"),
-        independent=True,
-        last=True,
-        conformance={"parameters": {"low": 0.5, "high": 2.0}},
-    )
-
-    def __init__(self, *, low: float = 0.999, high: float = 1.001) -> None:
-        self.low = checked_number("sequence_rejection: low", low, "from 0 to below 1", lambda x: 0 <= x < 1)
-        self.high = checked_number("sequence_rejection: high", high, "above 1", lambda x: x > 1)
-
-    def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
-        """Return the new advantages `(B, T)`."""
-        dtype, live_B_T = compute_dtype(advantages_B_T.dtype), rollout.mask_B_T > 0
-        old_logps_B_T = require(self.__name__, "old_logps_B_T", rollout.old_logps_B_T)
-        sampling_logps_B_T = require(self.__name__, "sampling_logps_B_T", rollout.sampling_logps_B_T)
-        log_ratio_B_T = old_logps_B_T.to(dtype) - sampling_logps_B_T.to(dtype)
-        sums_B = row_sums(torch.where(live_B_T, log_ratio_B_T, 0.0))
-        ratio_B = (sums_B / live_B_T.sum(dim=1).clamp(min=1)).exp()
-        kept_B = (ratio_B >= self.low) & (ratio_B <= self.high)
-        return torch.where(kept_B.unsqueeze(1), advantages_B_T, torch.zeros_like(advantages_B_T))
-
-
-class RepetitionPenalty:
-    """Subtract a constant from every token that repeats: `A'_t = A_t - p` where `t` lies in an n-gram seen before.
-
-    "Seen before" means that the same n tokens begin earlier in the same completion; the two may overlap. The first
-    occurrence is not punished, and a token in several repeated n-grams is punished once. N-grams consist of all
-    completion tokens, including a tool's. Every completion is penalised, with or without a reward. The penalty is in
-    units of the advantage.
-
-    Source: the N-gram repetition penalty of Demystifying Long Chain-of-Thought Reasoning in LLMs (2502.03373), appendix
-    C.2.
-
-    Departures: there the penalty is a reward at the token, discounted into the returns of the tokens before it; here it
-    is only in the advantage of the token itself.
-
-    Args:
-        ngram: n, at least 1.
-        penalty: p, positive.
-    """
-
-    __name__ = "repetition_penalty"
-    declares = HookDeclaration(role="transform", independent=True, conformance={"parameters": {"ngram": 1}})
-
-    def __init__(self, *, ngram: int = 40, penalty: float = 0.05) -> None:
-        self.ngram = checked_whole("repetition_penalty: ngram", ngram, 1)
-        self.penalty = checked_number("repetition_penalty: penalty", penalty, "a positive number", lambda x: x > 0)
-
-    def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
-        """Return the new advantages `(B, T)`."""
-        repeated_B_T = repeated_tokens(rollout.completion_ids_B_T, rollout.completion_mask_B_T > 0, self.ngram)
-        return advantages_B_T - self.penalty * repeated_B_T.to(advantages_B_T.dtype)
-
-
-def repeated_tokens(ids_B_T: torch.Tensor, written_B_T: torch.Tensor, ngram: int) -> torch.Tensor:
-    """Which tokens lie in an n-gram that also occurs earlier in the same completion, `(B, T)`, bool."""
-    rows = []
-    for ids, count in zip(ids_B_T.tolist(), written_B_T.sum(dim=1).tolist(), strict=True):
-        repeated = [False] * len(ids)
-        seen: set[tuple[int, ...]] = set()
-        for start in range(count - ngram + 1):
-            words = tuple(ids[start : start + ngram])
-            if words in seen:
-                repeated[start : start + ngram] = [True] * ngram
-            seen.add(words)
-        rows.append(repeated)
-    return torch.tensor(rows, dtype=torch.bool, device=written_B_T.device).view_as(written_B_T)

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import struct
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -14,7 +11,7 @@ from ..credit.groups import gather_groups, gather_rewards, group_apart, number_o
 from ..credit.parts import no_such_turn
 from ..credit.turns import true_runs
 from ..errors import ConfigurationError
-from ..guard.parameters import checked_choice, checked_flag, checked_number, checked_text
+from ..guard.parameters import Checked, choice, flag, number
 from ..types import HookDeclaration, Rollout
 from .returns import discounted_returns
 
@@ -22,7 +19,8 @@ _EPSILON = 1e-4  # beside the standard deviation, as in TRL and in MT-GRPO's cod
 _GIGPO_EPSILON = 1e-6  # as in the authors' code
 
 
-class TurnRewards:
+@dataclass(kw_only=True, eq=False)
+class TurnRewards(Checked):
     """Credit a turn's tokens with the rewards of their own and later turns, relative to the group's same turn.
 
     A part whose place is a turn, or in one (`Place(turn=...)`), adds its score times its weight to that turn's reward.
@@ -38,15 +36,14 @@ class TurnRewards:
         A°_i = (o_i - mean o) / (std o + 1e-4),   A'_{i,k} = (r_{i,k} - mean r_k) / (std r_k + 1e-4)
 
     Means and deviations (n - 1) are over the group's scored completions that have a turn k, so a turn that no other
-    completion reached gets 0. All tokens of a turn get the same.
+    completion reached gets 0.
 
     Source: Multi-turn credit assignment with MT-GRPO (2505.11821), the turn plus outcome form, with λ = 1 in its
-    authors' code (`turn_advantage_coef`); rewards to go per turn against a group are those of process supervision in
-    GRPO (2402.03300), with turns for steps.
-
+    authors' code; rewards to go per turn against a group are those of process supervision in GRPO (2402.03300), with
+    turns for steps.
     Departures: MT-GRPO has two turns, and the first has its own reward; here any turn but the last has. If a completion
-    never got an answer from a tool, its authors take the advantage of the rewards' sum; here its only turn is its last
-    and gets the outcome's. γ is not in MT-GRPO.
+    never got an answer from a tool, its authors take the advantage of the rewards' sum; here its only turn gets the
+    outcome's. γ is not in MT-GRPO.
 
     Args:
         form: "returns" or "turn_plus_outcome".
@@ -57,25 +54,18 @@ class TurnRewards:
 
     __name__ = "turn_rewards"
     declares = HookDeclaration(role="estimator", independent=True, makes_signal=True)
+    form: str = choice("returns", "turn_plus_outcome")
+    gamma: float = number(1.0, "from 0 to 1", lambda x: 0 <= x <= 1)
+    turn_weight: float = number(1.0, "at least 0", lambda x: x >= 0)
+    normalise: bool = flag(True)
 
-    def __init__(
-        self,
-        *,
-        form: str = "returns",
-        gamma: float = 1.0,
-        turn_weight: float = 1.0,
-        normalise: bool = True,
-    ) -> None:
-        self.form = checked_choice("turn_rewards: form", form, ("returns", "turn_plus_outcome"))
-        self.gamma = checked_number("turn_rewards: gamma", gamma, "from 0 to 1", lambda x: 0 <= x <= 1)
-        self.turn_weight = checked_number("turn_rewards: turn_weight", turn_weight, "at least 0", lambda x: x >= 0)
-        self.normalise = checked_flag("turn_rewards: normalise", normalise)
-        name, value = ("turn_weight", turn_weight) if form == "returns" else ("gamma", gamma)
-        if value != 1:
-            raise ConfigurationError(f"turn_rewards: {name} must not be set with form {form!r}.")
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        unused = "turn_weight" if self.form == "returns" else "gamma"
+        if getattr(self, unused) != 1:
+            raise ConfigurationError(f"turn_rewards: {unused} must not be set with form {self.form!r}.")
 
     def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
-        """Return the new advantages `(B, T)`."""
         rewards = rewards_of_turns(rollout)
         groups_N = gather_groups(rollout)
         if self.form == "returns":
@@ -99,7 +89,8 @@ class TurnRewards:
         return apart_N_M[rollout.local_rows, : values_B_M.size(1)]
 
 
-class GiGPO:
+@dataclass(kw_only=True, eq=False)
+class GiGPO(Checked):
     """Add to a completion's advantage that of each turn among the group's turns that began in the same state.
 
         A_{i,k} = A^E_i + ω · A^S_{i,k}
@@ -109,41 +100,27 @@ class GiGPO:
     Turns of a group with the same anchor state s are compared with each other, including those of one completion; a
     turn with a unique state has `A^S = 0`. F is the standard deviation (n - 1) plus 1e-6 with `normalise`, else 1. The
     rewards of turns and of the outcome are as in `turn_rewards`. A turn's state is the answer of the tools or the
-    environment right before it, token by token (for first turns the prompt); or its entry in the column `states`, a
-    list with one state for each of the completion's turns, compared as JSON.
+    environment right before it, token by token (for first turns the prompt).
 
     Source: Group-in-Group Policy Optimization (2505.10978), equations 3 and 6 to 8, with its code's γ = 0.95 and ω = 1.
     F = 1 is the code's `mean_norm`, its default, and the other its `mean_std_norm`.
-
-    Departures: the code takes mean and deviation of the episodes over all steps, so that long episodes count more;
-    here each completion counts once, as in the paper. The code can take observations for the same that are only alike;
-    here they are equal. There, each step is a sample of its own; here a completion is a whole conversation.
+    Departures: the code takes mean and deviation of the episodes over all steps; here each completion counts once, as
+    in the paper. The code can take observations for the same that are only alike; here they are equal. There, each step
+    is a sample of its own; here a completion is a whole conversation.
 
     Args:
         step_weight: ω, not negative.
         gamma: γ, from 0 to 1, per turn.
         normalise: Divide by the standard deviation.
-        states: Name of a column with the states; None compares what came right before.
     """
 
     __name__ = "gigpo"
     declares = HookDeclaration(role="estimator", independent=True, makes_signal=True)
-
-    def __init__(
-        self,
-        *,
-        step_weight: float = 1.0,
-        gamma: float = 0.95,
-        normalise: bool = False,
-        states: str | None = None,
-    ) -> None:
-        self.step_weight = checked_number("gigpo: step_weight", step_weight, "at least 0", lambda x: x >= 0)
-        self.gamma = checked_number("gigpo: gamma", gamma, "from 0 to 1", lambda x: 0 <= x <= 1)
-        self.normalise = checked_flag("gigpo: normalise", normalise)
-        self.states = None if states is None else checked_text("gigpo: states", states)
+    step_weight: float = number(1.0, "at least 0", lambda x: x >= 0)
+    gamma: float = number(0.95, "from 0 to 1", lambda x: 0 <= x <= 1)
+    normalise: bool = flag(False)
 
     def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
-        """Return the new advantages `(B, T)`."""
         rewards = rewards_of_turns(rollout)
         totals_N, groups_N = gather_rewards(rollout)
         epsilon = _GIGPO_EPSILON if self.normalise else None
@@ -161,44 +138,27 @@ class GiGPO:
 
     def _states(self, rollout: Rollout, width: int) -> torch.Tensor:
         """A number for the state in which each turn began, `(B, M)`."""
-        given: Sequence[Any] = [None] * len(rollout.texts)
-        if self.states is not None:
-            if self.states not in rollout.columns:
-                known = ", ".join(rollout.columns) or "none"
-                raise ConfigurationError(f"gigpo: there is no column {self.states!r}; there are: {known}.")
-            given = rollout.columns[self.states]
         table = []
-        numbers_B, ids_B = rollout.turns_B_T.tolist(), rollout.completion_ids_B_T.tolist()
-        for row, (numbers, ids, states) in enumerate(zip(numbers_B, ids_B, given, strict=True)):
+        for numbers, ids in zip(rollout.turns_B_T.tolist(), rollout.completion_ids_B_T.tolist(), strict=True):
             runs = true_runs([number >= 0 for number in numbers])
-            if self.states is not None:
-                if not isinstance(states, list | tuple) or len(states) != len(runs):
-                    raise ConfigurationError(
-                        f"gigpo: the column {self.states!r} must have a list of {len(runs)} states at row {row}, one "
-                        f"for each turn of the completion, got {states!r:.100}."
-                    )
-                keys = [number_of(json.dumps(state, sort_keys=True, default=str).encode()) for state in states]
-            else:
-                begins = [0, *(end for _, end in runs)]
-                seen = [ids[begin:first] for begin, (first, _) in zip(begins, runs, strict=False)]
-                keys = [number_of(struct.pack(f"{len(part)}q", *part)) for part in seen]
+            begins = [0, *(end for _, end in runs)]
+            seen = [ids[begin:first] for begin, (first, _) in zip(begins, runs, strict=False)]
+            keys = [number_of(struct.pack(f"{len(part)}q", *part)) for part in seen]
             table.append([*keys, *[0] * (width - len(keys))])
         return torch.tensor(table, dtype=torch.int64).view(len(table), width)
 
 
-class ToolErrors:
+@dataclass(kw_only=True, eq=False)
+class ToolErrors(Checked):
     """Subtract a constant from the advantages of failed tool calls: `A'_t = A_t - c` for the tokens of such a call.
 
     A call fails if it cannot be parsed, or if the tool raised, got arguments that it does not take, or does not exist.
-    All other tokens keep their advantages. So a call is blamed for its own form, whatever the outcome was.
-
-    A call's tokens are found by the tokenizer's `response_template`, with which TRL parses. Without one they are those
-    of its whole turn, and calls that cannot be parsed go unnoticed. So do those that the template takes for plain text,
-    such as Llama's with a broken beginning.
+    So a call is blamed for its own form, whatever the outcome was. A call's tokens are found by the tokenizer's
+    `response_template`, with which TRL parses. Without one they are those of its whole turn, and calls that cannot be
+    parsed go unnoticed. So do those that the template takes for plain text.
 
     Source: none of its own; penalties for calls that fail are part of many agents' rewards (ToolRL, 2504.13958), where
     they fall on all tokens of the completion.
-
     Departures: none.
 
     Args:
@@ -208,13 +168,10 @@ class ToolErrors:
 
     __name__ = "tool_errors"
     declares = HookDeclaration(role="transform", needs=("offsets",), independent=True)
-
-    def __init__(self, *, penalty: float = 0.5, over: str = "call") -> None:
-        self.penalty = checked_number("tool_errors: penalty", penalty, "positive", lambda x: x > 0)
-        self.over = checked_choice("tool_errors: over", over, ("call", "turn"))
+    penalty: float = number(0.5, "positive", lambda x: x > 0)
+    over: str = choice("call", "turn")
 
     def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
-        """Return the new advantages `(B, T)`."""
         failed_B_T = torch.zeros(advantages_B_T.shape, dtype=torch.bool)
         for row, counts in enumerate((rollout.lengths_B > 0).tolist()):
             for turn in rollout.turns(row) if counts else ():
@@ -225,24 +182,16 @@ class ToolErrors:
         return torch.where(failed_B_T.to(advantages_B_T.device), advantages_B_T - self.penalty, advantages_B_T)
 
 
-_PICKS = ("first", "last", "calls", "answers", "failed", "sound")
-
-
-class MaskedTurns:
+@dataclass(kw_only=True, eq=False)
+class MaskedTurns(Checked):
     """Credit some turns only: the tokens of all others get 0, also at the loss forward.
 
-    A turn is picked by a property:
-
-    - `first` or `last` of its completion;
-    - `calls`: it makes a tool call, and `answers`: it makes none;
-    - `failed`: one of its calls failed (see `tool_errors`), and `sound`: none did.
-
-    So a model can learn from its calls alone, or from its last answers alone. Masked tokens stay in the denominators of
-    the loss and under a KL penalty.
+    A turn is picked as the `first` or `last` of its completion; since it makes a tool call (`calls`) or none
+    (`answers`); or since one of its calls failed (`failed`, see `tool_errors`) or none did (`sound`). Masked tokens
+    stay in the denominators of the loss and under a KL penalty.
 
     Source: none of its own; masking turns is common in training agents (Search-R1, 2503.09516, masks the search
     results, which have no advantage here anyway).
-
     Departures: none.
 
     Args:
@@ -250,14 +199,14 @@ class MaskedTurns:
     """
 
     __name__ = "masked_turns"
+    pick: str = choice("calls", "answers", "first", "last", "failed", "sound")
 
-    def __init__(self, *, pick: str = "calls") -> None:
-        self.pick = checked_choice("masked_turns: pick", pick, _PICKS)
-        needs = () if pick in ("first", "last") else ("offsets",)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        needs = () if self.pick in ("first", "last") else ("offsets",)
         self.declares = HookDeclaration(role="transform", needs=needs, independent=True, last=True)
 
     def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
-        """Return the new advantages `(B, T)`."""
         numbers_B_T = rollout.turns_B_T
         if self.pick in ("first", "last"):
             picked_B_1 = 0 if self.pick == "first" else numbers_B_T.amax(dim=1, keepdim=True)

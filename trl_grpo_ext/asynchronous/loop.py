@@ -132,7 +132,7 @@ class ExtRolloutLoop(async_rollout_worker._AsyncRolloutLoop):
         advantages_B_T, changes = chain.on_rollout(at_first_B, rollout)
         signs_B_T, silent_B = chain.allowed_signs(rollout), chain.uninformative(rollout)
         rollout = replace(rollout, advantages_B_T=advantages_B_T, uninformative_B=silent_B)
-        signal_B_C = signal_table(rollout, signs_B_T)
+        signal_B_C = signal_table(rollout)
         metrics |= {**chain.metrics(), "groups/zero_variance": share_without_signal(signal_B_C)}
         if not self._keeps(rollout, rows[0].group):
             return []

@@ -105,7 +105,7 @@ class AsyncGRPOExtMixin(_Next):
         if any(map(has_state, plugins.hooks)):
             self.add_callback(AdvantageHookStates.of(hooks=plugins.hooks))
         place = self.accelerator.process_index, self.accelerator.num_processes
-        agreement = Agreement(*place, self.accelerator.gather, self.accelerator.device)
+        agreement = Agreement(*place, self.accelerator.gather)
         ours.recorder = TokenRecorder(token_records, self.args.seed)
         ours.steps = Steps(self, plugins, agreement, ours.recorder, keywords.get("tools") or ())
         ours.records = PluginRecords(self.plugin_manifest, self.args, plugin_changes, agreement)

@@ -16,7 +16,7 @@ import torch
 from ..errors import PluginOutputError, PluginRunError, TRLGRPOExtError, reworded
 from ..guard.outcomes import exception_text
 from ..guard.unchanged import Fingerprints
-from ..types import Declaration, Forward, LossTerms, Rollout, Totals, implements, role_of
+from ..types import Forward, LossTerms, Rollout, Totals, implements, role_of
 from .groups import gather_groups, group_mean
 
 _REASON = 40  # characters of a group filter's reason, at most
@@ -57,7 +57,7 @@ def run_hook(hook: Any, method: str, advantages_B_T: torch.Tensor, context: Roll
     """Run one method of one hook, turn returned spans into advantages, and check the result against the contract."""
     label = f"advantage hook {plugin_label(hook)!r}: {method}"
     mask_B_T = context.mask_B_T
-    with torch.no_grad(), named(label, hook, context), unchanged(label, context, advantages_B_T=advantages_B_T):
+    with torch.no_grad(), named(label, hook), unchanged(label, context, advantages_B_T=advantages_B_T):
         result = getattr(hook, method)(advantages_B_T, context)
         if isinstance(context, Rollout) and isinstance(result, list | tuple):
             result = context.span_values(result).to(advantages_B_T.dtype)
@@ -71,7 +71,7 @@ def run_hook(hook: Any, method: str, advantages_B_T: torch.Tensor, context: Roll
 def run_shaper(hook: Any, rollout: Rollout) -> torch.Tensor:
     """What a shaper adds to each completion's reward, `(B,)` or `(B, T)`; 0 off the mask and for unscored ones."""
     label = f"advantage hook {plugin_label(hook)!r}: on_rewards"
-    with torch.no_grad(), named(label, hook, rollout), unchanged(label, rollout):
+    with torch.no_grad(), named(label, hook), unchanged(label, rollout):
         result = hook.on_rewards(rollout)
     scored_B, live_B_T = ~torch.isnan(rollout.rewards_B), rollout.mask_B_T > 0
     counts = scored_B.unsqueeze(1) & live_B_T
@@ -84,10 +84,7 @@ def run_shaper(hook: Any, rollout: Rollout) -> torch.Tensor:
 
 
 def shape_rewards(hook: Any, rollout: Rollout, name: str) -> Rollout:
-    """The rollout with what one shaper adds: a reward column of its own, with weight 1.
-
-    Gathers twice, for the groups' means.
-    """
+    """The rollout with what one shaper adds, a reward column of weight 1; gathers twice, for the means."""
     added, tokens_B_T = run_shaper(hook, rollout), rollout.token_rewards_B_T
     if added.dim() == 2:
         tokens_B_T = added if tokens_B_T is None else tokens_B_T + added
@@ -109,7 +106,7 @@ def shape_rewards(hook: Any, rollout: Rollout, name: str) -> Rollout:
 def token_weights(aggregation: Any, rollout: Rollout) -> torch.Tensor:
     """Get an aggregation's weights and check them against the contract."""
     label = f"loss aggregation {plugin_label(aggregation)!r}"
-    with torch.no_grad(), named(f"{label}: weights", aggregation, rollout), unchanged(label, rollout):
+    with torch.no_grad(), named(f"{label}: weights", aggregation), unchanged(label, rollout):
         result = aggregation.weights(rollout)
     weights_B_T = tensor_like(rollout.mask_B_T, result, f"{label}: weights").detach()
     refuse(~torch.isfinite(weights_B_T), weights_B_T, f"{label}: weights must be finite", "finite")
@@ -122,7 +119,7 @@ def token_weights(aggregation: Any, rollout: Rollout) -> torch.Tensor:
 def group_verdicts(group_filter: Any, rollout: Rollout) -> list[bool | str]:
     """A group filter's verdict on each of this rank's completions: True to keep its group, else False or the reason."""
     label, rows = f"group filter {plugin_label(group_filter)!r}: keep", len(rollout.texts)
-    with torch.no_grad(), named(label, group_filter, rollout), unchanged(label, rollout):
+    with torch.no_grad(), named(label, group_filter), unchanged(label, rollout):
         result = group_filter.keep(rollout)
     said = result.tolist() if isinstance(result, torch.Tensor) else result
     if isinstance(said, str) or not isinstance(said, Sequence) or len(said) != rows:
@@ -131,12 +128,9 @@ def group_verdicts(group_filter: Any, rollout: Rollout) -> list[bool | str]:
             f"{label} must return one value for each of the {rows} completions, got {got}.", "shape"
         )
     for verdict in said:
-        is_reason = isinstance(verdict, str) and verdict.strip() == verdict and verdict.isprintable()
-        if not isinstance(verdict, bool) and not (is_reason and 0 < len(verdict) <= _REASON):
+        if not isinstance(verdict, bool) and not (isinstance(verdict, str) and 0 < len(verdict) <= _REASON):
             raise PluginOutputError(
-                f"{label} must say True, False, or why a group is dropped, in at most {_REASON} characters and without "
-                f"numbers in it, since reasons are names of metrics; got {verdict!r:.100}.",
-                "shape",
+                f"{label} must say True, False, or why in at most {_REASON} characters; got {verdict!r:.100}.", "shape"
             )
     return list(said)
 
@@ -224,8 +218,8 @@ def importance_ratio(
 
 
 @contextmanager
-def named(label: str, plugin: object, context: Rollout | Forward | LossTerms | None = None) -> Iterator[None]:
-    """Name the plugin that raised, unless the error already does, and a tensor missing from its `needs`."""
+def named(label: str, plugin: object) -> Iterator[None]:
+    """Name the plugin that raised, unless the error already does."""
     try:
         yield
     except KeyboardInterrupt:
@@ -235,17 +229,7 @@ def named(label: str, plugin: object, context: Rollout | Forward | LossTerms | N
             raise
         raise reworded(error, f"{label}: {error}") from error
     except BaseException as error:  # SystemExit too
-        advice = _not_asked_for(plugin, context) if "None" in str(error) else ""
-        raise PluginRunError(f"{label} raised {type(error).__name__}: {exception_text(error)}{advice}") from error
-
-
-def _not_asked_for(plugin: object, context: Rollout | Forward | LossTerms | None) -> str:
-    """Advice if the plugin may have read a tensor that is None because its `needs` do not list it; else empty."""
-    if context is None:
-        return ""
-    declared = Declaration.of(plugin)
-    absent = [one for one in declared.NEEDS if one not in declared.needs and vars(context).get(f"{one}_B_T", 0) is None]
-    return f". What it does not declare in its `needs` is None; here {', '.join(absent)}" if absent else ""
+        raise PluginRunError(f"{label} raised {type(error).__name__}: {exception_text(error)}") from error
 
 
 @contextmanager
@@ -255,7 +239,7 @@ def unchanged(label: str, context: Rollout | Forward | LossTerms | None, **tenso
     for mapping in ("columns", "teacher_logps_B_T", "carried_B_T"):
         value = inputs.pop(mapping, None)
         inputs |= {f"{mapping}[{name!r}]": item for name, item in value.items()} if isinstance(value, dict) else {}
-    prints = Fingerprints({**inputs, **tensors}, whole=context is not None and context.step == 0)
+    prints = Fingerprints({**inputs, **tensors})
     yield
     if (name := prints.changed()) is not None:
         raise PluginOutputError(

@@ -67,8 +67,8 @@ def group_extremes(values_N: torch.Tensor, groups_N: torch.Tensor) -> tuple[torc
 def group_mean(values_N: torch.Tensor, groups_N: torch.Tensor, weights_N: torch.Tensor | None = None) -> torch.Tensor:
     """Each row's group's mean, or its weighted mean `Σ w·v / Σ w`; NaN where the group has no value of any weight.
 
-    The mean is computed from the distances to the group's lowest value. So the mean of equal values is exactly that
-    value, and a group with equal rewards has advantages of exactly zero, without rounding error.
+    From the distances to the group's lowest value, so that equal values have exactly that mean, and advantages of
+    exactly 0.
     """
     if weights_N is None:
         weights_N = torch.ones_like(values_N)
@@ -104,11 +104,7 @@ def number_of(data: bytes) -> int:
 
 
 def groups_with_prefixes(rollout: Rollout) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
-    """Each group with completions on this rank: its rows here `(B,)`, its rows of all ranks `(N,)`, and how many tokens
-    any two share `(b, G)`; all completion tokens count, whoever wrote them.
-
-    Gathers three times, including the token ids of all ranks.
-    """
+    """Each group's rows on this rank `(B,)` and on all `(N,)`, and how many tokens any two share `(b, G)`."""
     groups_N = rollout.gather(rollout.group_ids_B)
     ids_N_T = rollout.gather(rollout.completion_ids_B_T)
     written_N_T = rollout.gather(rollout.completion_mask_B_T) > 0

@@ -1,10 +1,7 @@
-"""The metrics of the flow: what each hook did to the advantages, and how an aggregation weighs tokens.
+"""The metrics of the flow: what hooks did to the advantages, and how an aggregation weighs tokens.
 
-Each comes from a table with one row per completion, gathered over all ranks; docs/metrics.md explains each one.
-`mass_moved` is the sum of the absolute changes relative to that of the absolute advantages before. `loss_weight/*` are
-mean weights per token relative to the mean over all live tokens: by quarters of the completions' lengths, and by the
-advantage's sign. An aggregation by weights is measured once per generation batch, one with `reduce` at every
-micro-batch, by the slope of its scalar in each token's loss.
+Each comes from a table with one row per completion, gathered over all ranks. An aggregation by weights is measured once
+per generation batch, one with `reduce` at every micro-batch, by the slope of its scalar in each token's loss.
 """
 
 import math
@@ -15,11 +12,7 @@ COLUMNS = 6
 
 
 def change_table(before_B_T: torch.Tensor, after_B_T: torch.Tensor, mask_B_T: torch.Tensor) -> torch.Tensor:
-    """Per-completion inputs of one hook's metrics, `(B, 6)`, to be gathered over all ranks.
-
-    Tokens, mean A, Σ (A - mean)², sign flips, Σ |change|, Σ |A before|. Deviations from the completion's own mean
-    rather than squares of A, so that equal advantages have a spread of exactly 0.
-    """
+    """Per completion, `(B, 6)`: tokens, mean A, Σ (A - mean)², sign flips, Σ |change|, Σ |A before|, to be gathered."""
     live_B_T = (mask_B_T > 0).float()
     before_B_T, after_B_T = before_B_T.float(), after_B_T.float()
     tokens_B = live_B_T.sum(dim=1)

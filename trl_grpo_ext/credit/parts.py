@@ -7,10 +7,10 @@ matched with its tokens.
 from __future__ import annotations
 
 import functools
-import itertools
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -46,55 +46,33 @@ def agreed_names(
     }
 
 
-@dataclass(frozen=True)
 class PartArrays:
-    """What a reward says of its parts, `(B, M)` each, without their places in the text."""
+    """What a reward says of its parts, `(B, M)` each, and their places in the text, by row and part."""
 
-    scores: Any
-    weights: Any
-    whole: Any
-    placed: Any  # how many places it gives
-    turns: Any
-    places: Sequence[tuple[int, int, Place]]  # row, part, place
-
-    @classmethod
-    def of(cls, rows: Rows, names: Sequence[str]) -> PartArrays:
-        """Read the parts of some completions."""
+    def __init__(self, rows: Rows, names: Sequence[str]) -> None:
+        shape = (len(rows), len(names))
+        self.scores = np.full(shape, np.nan)
+        self.weights = np.zeros(shape)
+        self.whole = np.zeros(shape, dtype=bool)
+        self.placed = np.zeros(shape, dtype=bool)
+        self.turns = np.full(shape, -1)
+        self.places: list[tuple[int, int, Place]] = []
         column_of = {name: column for column, name in enumerate(names)}
-        width = len(names)
-        said: list[tuple[int, float, float, int]] = []  # cell, score, weight, number of places
-        places: list[tuple[int, int, Place]] = []
-        special: list[tuple[int, Place]] = []  # cells whose place is all of the completion, or in a turn
         for row, parts in enumerate(rows):
-            for name, score, weight, found in parts:
+            for name, score, weight, places in parts:
                 if score is None:
                     continue
-                column = column_of[name]
-                cell = row * width + column
-                said.append((cell, score, weight, len(found)))
-                for place in found:
-                    if place[1] is None or place[2] is not None:
-                        special.append((cell, place))
-                        if place == WHOLE:
-                            continue
-                    places.append((row, column, place))
-        cells, scores, weights, counts = zip(*said, strict=True) if said else ((), (), (), ())
-
-        def table(start: Any, at: Any, values: Any, kind: Any) -> Any:
-            made = np.full(len(rows) * width, start, dtype=kind)
-            made[list(at)] = values
-            return made.reshape(len(rows), width)
-
-        whole = [cell for cell, place in special if place == WHOLE]
-        turns = [(cell, place.turn) for cell, place in special if place.turn is not None]
-        return cls(
-            scores=table(np.nan, cells, scores, np.float64),
-            weights=table(0.0, cells, weights, np.float64),
-            whole=table(False, whole, True, bool),
-            placed=table(0, cells, counts, np.int64),
-            turns=table(-1, [cell for cell, _ in turns], [turn for _, turn in turns], np.int64),
-            places=places,
-        )
+                cell = row, column_of[name]
+                self.scores[cell] = score
+                self.weights[cell] = weight
+                self.placed[cell] = bool(places)
+                for place in places:
+                    if place == WHOLE:
+                        self.whole[cell] = True
+                        continue
+                    self.places.append((*cell, place))
+                    if place.turn is not None:
+                        self.turns[cell] = place.turn
 
 
 def part_metrics(
@@ -103,17 +81,13 @@ def part_metrics(
     gather: Callable[[torch.Tensor], torch.Tensor],
     device: torch.device | str = "cpu",
 ) -> dict[str, float]:
-    """`parts/<reward>/<part>/mean` of the scores and `/present`, the share of completions that have the part.
-
-    Both are over the completions in which the part applies. The parts after the first 32 of a reward are one, `others`.
-    Gathers once if there are parts on any rank.
-    """
+    """`parts/<reward>/<part>/mean` and `/present`, of those to whom it applies; after 32 parts, `others`."""
     shown: list[str] = []
     counts: list[Any] = []
     for reward, of_reward in names.items():
-        arrays = PartArrays.of(rows.get(reward, ()), of_reward)
+        arrays = PartArrays(rows.get(reward, ()), of_reward)
         scored = ~np.isnan(arrays.scores)
-        each = np.stack([scored.sum(0), np.nan_to_num(arrays.scores).sum(0), (scored & (arrays.placed > 0)).sum(0)])
+        each = np.stack([scored.sum(0), np.nan_to_num(arrays.scores).sum(0), arrays.placed.sum(0)])
         if len(of_reward) > MOST_IN_METRICS:
             rest = each[:, MOST_IN_METRICS:].sum(1, keepdims=True)
             each = np.concatenate([each[:, :MOST_IN_METRICS], rest], axis=1)
@@ -136,38 +110,16 @@ def label(name: str) -> str:
     return "".join(letter if letter.isprintable() else "?" for letter in name[:60])
 
 
-class ByReward(Mapping[str, Any]):
-    """Values by reward function, made when they are read: if that fails, only a run whose hooks need them stops."""
-
-    def __init__(self, names: Iterable[str], read: Callable[[str], Any]) -> None:
-        self._names, self._read = tuple(names), functools.cache(read)
-
-    def __getitem__(self, name: str) -> Any:
-        if name not in self._names:
-            raise KeyError(name)
-        return self._read(name)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)
-
-
 def with_parts(
     rollout: Rollout, rows: Mapping[str, Sequence[Any]], names: Mapping[str, Sequence[str]] | None = None
 ) -> Rollout:
-    """The rollout with the parts of its completions, by reward function: `Parts`, their parts, a number or None.
-
-    `names` are those of all ranks; without them this rank has all.
-    """
+    """The rollout with its completions' `Parts`, by reward; `names` are those of all ranks, if they differ."""
     parts = {reward: [_parts_of(score) for score in of_reward] for reward, of_reward in rows.items()}
     known = {reward: names_of(of_reward) for reward, of_reward in parts.items()} if names is None else names
 
-    def read(reward: str) -> PartTable:
-        return _part_table(reward, known[reward], parts.get(reward, [()] * len(rollout.texts)), rollout)
-
-    return replace(rollout, parts=ByReward(known, read))
+    nothing: Rows = [()] * len(rollout.texts)
+    tables = {name: _part_table(name, known[name], parts.get(name, nothing), rollout) for name in known}
+    return replace(rollout, parts=tables)
 
 
 def _parts_of(score: Any) -> Sequence[Part]:
@@ -178,7 +130,8 @@ def _parts_of(score: Any) -> Sequence[Part]:
 
 def _part_table(reward: str, names: Sequence[str], rows: Rows, rollout: Rollout) -> PartTable:
     """The parts of one reward function, in the dtype and on the device of the mask."""
-    arrays, like = PartArrays.of(rows, names), rollout.mask_B_T
+    arrays = PartArrays(rows, names)
+    like = rollout.mask_B_T
 
     def numbers(values: Any) -> torch.Tensor:
         return torch.from_numpy(values).to(like.device)
@@ -187,7 +140,7 @@ def _part_table(reward: str, names: Sequence[str], rows: Rows, rollout: Rollout)
         names=tuple(names),
         scores_B_M=numbers(arrays.scores).to(like.dtype),
         weights_B_M=numbers(arrays.weights).to(like.dtype),
-        present_B_M=numbers(arrays.placed > 0),
+        present_B_M=numbers(arrays.placed),
         whole_B_M=numbers(arrays.whole),
         turns_B_M=numbers(arrays.turns),
         width=like.size(1),
@@ -197,54 +150,37 @@ def _part_table(reward: str, names: Sequence[str], rows: Rows, rollout: Rollout)
 
 def _ranges(reward: str, places: Sequence[tuple[int, int, Place]], rollout: Rollout) -> torch.Tensor:
     """The tokens of places, `(R, 4)`: row, part, first token, end."""
-    found: list[tuple[int, int, int, int]] = []
-    characters: list[tuple[int, int, int, int]] = []
     lengths = rollout.completion_mask_B_T.sum(dim=1).long().tolist()
     turns_B_T = rollout.turns_B_T.cpu().numpy()
-    plain = [_seen_whole(completion, text) for completion, text in zip(rollout.completions, rollout.texts, strict=True)]
-    sizes = [len(text) for text in rollout.texts]
+    written = functools.cache(lambda row: _Written(rollout.offsets(row)))
+    found: list[tuple[int, int, int, int]] = []
     for row, part, place in places:
-        start, end, turn, call = place
-        if end is not None:
-            if turn is not None or start is None or not plain[row] or end > sizes[row]:
-                start, end = _characters(rollout, reward, place, row)
-            characters.append((row, part, start, end))
-        elif start is None:
-            found.append((row, part, max(lengths[row] - 1, 0), lengths[row]))
-        elif call is None:
-            found.append((row, part, *_turn(turns_B_T[row], reward, turn, row)))
+        if place.end is not None:
+            first, end = written(row).tokens(*_characters(rollout, reward, place, row))
+        elif place.start is None:
+            first, end = max(lengths[row] - 1, 0), lengths[row]
+        elif place.call is None:
+            first, end = _turn(turns_B_T[row], reward, place.turn, row)
         else:
-            found.append((row, part, *_call(rollout, reward, place, row)))
-    both = [torch.tensor(found, dtype=torch.int64).view(-1, 4), _tokens(characters, rollout)]
-    ranges_R_4 = torch.cat(both)
-    return ranges_R_4[ranges_R_4[:, 3] > ranges_R_4[:, 2]]
+            first, end = _call(rollout, reward, place, row)
+        if end > first:
+            found.append((row, part, first, end))
+    return torch.tensor(found, dtype=torch.int64).view(-1, 4)
 
 
-def _tokens(characters: Sequence[tuple[int, int, int, int]], rollout: Rollout) -> torch.Tensor:
-    """The tokens that wrote characters of texts: for `(row, part, start, end)`, `(row, part, first token, end)`."""
-    if not characters:
-        return torch.zeros(0, 4, dtype=torch.int64)
-    asked_R_4 = np.array(characters, dtype=np.int64)
-    rows = sorted({row for row, *_ in characters})
-    offsets = [rollout.offsets(row) for row in rows]
-    pairs = itertools.chain.from_iterable(itertools.chain.from_iterable(offsets))
-    written = np.fromiter(pairs, dtype=np.int64).reshape(-1, 2)
-    counts = np.array([len(of_row) for of_row in offsets])
-    # One axis for the characters of all texts: a text's begin where those of the text before end.
-    sizes = np.array([len(rollout.texts[row]) + 1 for row in rows])
-    bases, firsts = np.cumsum(sizes) - sizes, np.cumsum(counts) - counts
-    shifted = written + np.repeat(bases, counts)[:, None]
-    with_text = np.flatnonzero(written[:, 1] > written[:, 0])
-    starts, ends = shifted[with_text, 0], shifted[with_text, 1]
-    place = np.searchsorted(rows, asked_R_4[:, 0])
-    start, end = asked_R_4[:, 2] + bases[place], asked_R_4[:, 3] + bases[place]
-    first = np.searchsorted(ends, start, side="right")  # those that end after the start
-    last = np.searchsorted(starts, end, side="left") - 1  # and begin before the end
-    wrote = (asked_R_4[:, 3] > asked_R_4[:, 2]) & (last >= first)
-    asked_R_4, first, last, place = asked_R_4[wrote], first[wrote], last[wrote], place[wrote]
-    asked_R_4[:, 2] = with_text[first] - firsts[place]
-    asked_R_4[:, 3] = with_text[last] - firsts[place] + 1
-    return torch.from_numpy(asked_R_4)
+class _Written:
+    """The tokens of a completion that wrote something, in order."""
+
+    def __init__(self, offsets: Sequence[tuple[int, int]]) -> None:
+        self._tokens = [token for token, (start, end) in enumerate(offsets) if end > start]
+        self._starts = [offsets[token][0] for token in self._tokens]
+        self._ends = [offsets[token][1] for token in self._tokens]
+
+    def tokens(self, start: int, end: int) -> tuple[int, int]:
+        """The tokens that wrote some characters, `(first, end)`."""
+        first = bisect_right(self._ends, start)  # those that end after the start
+        last = bisect_left(self._starts, end) - 1  # and begin before the end
+        return (self._tokens[first], self._tokens[last] + 1) if start < end and first <= last else (0, 0)
 
 
 def _characters(rollout: Rollout, reward: str, place: Place, row: int) -> tuple[int, int]:
@@ -309,10 +245,7 @@ def _call(rollout: Rollout, reward: str, place: Place, row: int) -> tuple[int, i
         raise no_such_turn(f"The reward {reward!r}", place.turn, row, len(turns))
     calls = turns[place.turn].calls
     if place.call >= len(calls):
-        raise AlignmentError(
-            f"The reward {reward!r} has a part at the tool call {place.call} of turn {place.turn} at row {row}, which "
-            f"makes {len(calls)} (counted from 0)."
-        )
+        raise AlignmentError(f"The reward {reward!r} has a part at {place} of row {row}; it makes {len(calls)} calls.")
     return calls[place.call].tokens
 
 

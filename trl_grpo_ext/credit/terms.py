@@ -83,13 +83,8 @@ def take_apart(
 ) -> TakenApart:
     """Take a scalar loss apart whose policy term is homogeneous of degree one in the advantages (Euler's identity).
 
-    Args:
-        loss: The scalar, with its graph from the advantages.
-        advantages_B_T: Its advantages, a leaf that requires a gradient.
-        weights_B_T: The weight that the loss's own reduction gave each token.
-        mask_B_T: Where tokens count.
-        kl_B_T: The KL penalty of each token, which does not depend on the advantages; None without one.
-        has_rest: Whether the loss has parts that are no sum over tokens. They are what remains.
+    `weights_B_T` is the weight that the loss's own reduction gave each token, `kl_B_T` the KL penalty, which does not
+    depend on the advantages, and `has_rest` says whether there are parts that are no sum over tokens.
     """
     live_B_T = mask_B_T > 0
     terms_B_T = flow.split_loss(loss, advantages_B_T)

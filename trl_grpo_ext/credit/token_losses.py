@@ -21,7 +21,7 @@ def run_token_loss(plugin: Any, terms: LossTerms) -> torch.Tensor:
     """Each token's loss, `(B, T)`, 0 off the mask, checked against the contract."""
     label = f"token loss {plugin_label(plugin)!r}: loss"
     terms = on_mask(terms)
-    with named(label, plugin, terms), unchanged(label, terms):
+    with named(label, plugin), unchanged(label, terms):
         result = plugin.loss(terms)
     loss_B_T = tensor_like(terms.mask_B_T, result, label).masked_fill(terms.mask_B_T == 0, 0.0)
     if terms.logps_B_T.requires_grad and not loss_B_T.requires_grad:
@@ -49,7 +49,7 @@ def carried_values(plugin: Any, rollout: Rollout) -> Mapping[str, torch.Tensor]:
     if not implements(plugin, "on_rollout"):
         return {}
     label = f"token loss {plugin_label(plugin)!r}: on_rollout"
-    with torch.no_grad(), named(label, plugin, rollout), unchanged(label, rollout):
+    with torch.no_grad(), named(label, plugin), unchanged(label, rollout):
         found = plugin.on_rollout(rollout)
     return _live_values(found, rollout.mask_B_T, label)
 
@@ -60,7 +60,7 @@ def measured(plugin: Any, terms: LossTerms) -> Mapping[str, torch.Tensor]:
         return {}
     label = f"token loss {plugin_label(plugin)!r}: measures"
     terms = on_mask(replace(terms, logps_B_T=terms.logps_B_T.detach()))
-    with torch.no_grad(), named(label, plugin, terms), unchanged(label, terms):
+    with torch.no_grad(), named(label, plugin), unchanged(label, terms):
         found = plugin.measures(terms)
     return _live_values(found, terms.mask_B_T, label)
 
@@ -83,16 +83,10 @@ def _live_values(found: Any, mask_B_T: torch.Tensor, label: str) -> dict[str, to
 
 
 def check_declarations(plugin: Any, terms: LossTerms, *, rows_apart: bool, vanishes: bool) -> None:
-    """Check on terms whose numbers are made up that a token loss is what it declares.
+    """Refuse a false declaration, tried on two rows or more of made-up numbers, with advantages of both signs.
 
-    Args:
-        plugin: The token loss.
-        terms: Two rows or more, with log-probabilities away from the old policy's and advantages of both signs.
-        rows_apart: Whether it declares that a row's losses depend on that row alone.
-        vanishes: Whether it declares that losses, and their gradient, are 0 in rows whose advantages are all 0.
-
-    Raises:
-        PluginOutputError: A declaration is false, or the values or the gradient are not finite.
+    `rows_apart`: a row's losses depend on that row alone. `vanishes`: they are 0, with their gradient, in rows without
+    advantages.
     """
     label = f"token loss {plugin_label(plugin)!r}"
     loss_B_T, slope_B_T = value_and_slope(plugin, terms)

@@ -1,9 +1,8 @@
 """The turns of a completion with tools or an environment: their tokens, tool calls and answers.
 
 TRL concatenates the tokens of a conversation and never renders it again. So a turn is a run of tokens that the model
-wrote, by the tool mask, even if a template would render the messages differently (some drop the thoughts of earlier
-turns). Messages are matched with these runs one by one, or not at all if their numbers differ. Within a turn, the
-tokenizer's `response_template`, with which TRL parses messages too, locates the content and the calls.
+wrote, by the tool mask. Messages are matched with these runs one by one, or not at all if their numbers differ. Within
+a turn, the tokenizer's `response_template`, with which TRL parses messages too, locates the content and the calls.
 """
 
 from __future__ import annotations
@@ -273,7 +272,7 @@ def _answered(
 ) -> list[ToolCall]:
     """The calls with their results, which are named and come in the order of the calls, asynchronous ones last."""
     if not answers:
-        return [replace(call, outcome="not_run") for call in calls]
+        return [replace(call, outcome="unanswered") for call in calls]
     waiting: dict[str, deque[Any]] = defaultdict(deque)
     for answer in answers:
         waiting[str(answer.get("name", ""))].append(answer.get("content"))

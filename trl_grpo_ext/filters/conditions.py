@@ -1,13 +1,12 @@
 """Group filters: by advantages, rewards and lengths, and combinations of filters.
 
-A filter decides on whole groups, whose members may be on several ranks: it gathers its data first, so every rank comes
-to the same answer.
+The members of a group may be on several ranks, so a filter gathers its data first.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -16,7 +15,7 @@ from ..credit.flow import group_verdicts
 from ..credit.groups import gather_groups, group_is_equal, group_mean
 from ..credit.signal import signal_of, signal_table
 from ..errors import ConfigurationError, PluginOutputError
-from ..guard.parameters import checked_flag, checked_number, checked_text
+from ..guard.parameters import Checked, flag, number, text
 from ..types import FilterDeclaration, Rollout, implements
 
 Verdicts = list[bool | str]
@@ -25,13 +24,11 @@ Verdicts = list[bool | str]
 class Signal:
     """Keep groups with different rewards and an advantage: dynamic sampling.
 
-    Groups are dropped for "equal rewards" if each function's rewards are equal before any shaper, so a KL penalty keeps
-    none of them; beside a hook that reads more than rewards (steps, turns, a teacher), only the advantages count.
-    Groups whose advantages are all 0 on the tokens that count, after the rollout stage of the hooks, are dropped for
-    "no advantage".
+    Groups are dropped for "equal rewards" if each function's rewards are equal before any shaper; beside a hook that
+    reads more than rewards (steps, turns, a teacher), only the advantages count. Groups whose advantages are all 0 on
+    the tokens that count, after the rollout stage of the hooks, are dropped for "no advantage".
 
     Source: DAPO (2503.14476), section 3.2.
-
     Departures: the paper asks for answers that are neither all right nor all wrong, this for different rewards.
     """
 
@@ -39,23 +36,22 @@ class Signal:
     declares = FilterDeclaration(needs=("advantages",))
 
     def keep(self, rollout: Rollout) -> Verdicts:
-        """Say of each completion whether its group has signal."""
         groups_N = gather_groups(rollout)
         signal_N = signal_of(rollout.gather(signal_table(rollout)))
         equal_N = group_is_equal(rollout.gather(rollout.raw_rewards_B), groups_N)
         return _verdicts(rollout, signal_N, lambda row: "equal rewards" if equal_N[row] else "no advantage")
 
 
-class AccuracyBetween:
+@dataclass(kw_only=True, eq=False)
+class AccuracyBetween(Checked):
     """Keep groups whose mean of one reward lies between two bounds.
 
     With the defaults and a reward of 0 and 1: groups that are neither all right nor all wrong. Closer bounds make a
-    curriculum: `low: 0.2, high: 0.8` leaves out prompts that are nearly solved or nearly hopeless. Groups are dropped
-    as "too hard" or "too easy", and for "no reward" if the function scored no completion.
+    curriculum. Groups are dropped as "too hard" or "too easy", and for "no reward" if the function scored no
+    completion.
 
     Source: dynamic sampling of DAPO (2503.14476), section 3.2; with closer bounds the online prompt filtering of PRIME
     (2502.01456).
-
     Departures: any reward and any bounds; DAPO looks at the number of right answers.
 
     Args:
@@ -66,21 +62,12 @@ class AccuracyBetween:
     """
 
     __name__ = "accuracy_between"
-
-    def __init__(
-        self, *, reward: str | None = None, low: float = 0.0, high: float = 1.0, inclusive: bool = False
-    ) -> None:
-        self.reward = None if reward is None else checked_text("accuracy_between: reward", reward)
-        self.low = checked_number("accuracy_between: low", low, "a finite number")
-        self.high = checked_number("accuracy_between: high", high, "a finite number")
-        self.inclusive = checked_flag("accuracy_between: inclusive", inclusive)
-        if self.low > self.high or (self.low == self.high and not self.inclusive):
-            raise ConfigurationError(
-                f"accuracy_between: nothing lies between low={low!r} and high={high!r}. Make low the smaller of them."
-            )
+    reward: str | None = text(None)
+    low: float = number(0.0, "a finite number")
+    high: float = number(1.0, "a finite number")
+    inclusive: bool = flag(False)
 
     def keep(self, rollout: Rollout) -> Verdicts:
-        """Say of each completion whether its group's mean is within the bounds."""
         rewards_B = rollout.raw_rewards_B
         if self.reward is not None:
             names = list(rollout.reward_names)
@@ -88,9 +75,11 @@ class AccuracyBetween:
                 raise PluginOutputError(f"accuracy_between: the run has no reward {self.reward!r}. It has: {names}.")
             rewards_B = rollout.rewards_B_K[:, names.index(self.reward)]
         means_N = group_mean(rollout.gather(rewards_B), gather_groups(rollout))
-        hard_N, easy_N = means_N < self.low, means_N > self.high
+        hard_N = means_N < self.low
+        easy_N = means_N > self.high
         if not self.inclusive:
-            hard_N, easy_N = means_N <= self.low, means_N >= self.high
+            hard_N = means_N <= self.low
+            easy_N = means_N >= self.high
         silent_N = means_N.isnan()
 
         def why(row: int) -> str:
@@ -99,13 +88,11 @@ class AccuracyBetween:
         return _verdicts(rollout, ~(hard_N | easy_N | silent_N), why)
 
 
-class NotAllTruncated:
-    """Drop groups if all their completions, or a large share, ended at the limit.
-
-    Such a group compares unfinished answers. Groups are dropped as "truncated".
+@dataclass(kw_only=True, eq=False)
+class NotAllTruncated(Checked):
+    """Drop groups as "truncated" if all their completions, or a large share, ended at the limit.
 
     Source: overlong filtering of DAPO (2503.14476), section 3.4, which masks single completions.
-
     Departures: this leaves out whole groups; `truncation_masking` masks completions.
 
     Args:
@@ -113,13 +100,9 @@ class NotAllTruncated:
     """
 
     __name__ = "not_all_truncated"
-
-    def __init__(self, *, below: float = 1.0) -> None:
-        wanted = "a share above 0 and at most 1 (1 drops groups that are truncated whole)"
-        self.below = checked_number("not_all_truncated: below", below, wanted, lambda x: 0 < x <= 1)
+    below: float = number(1.0, "a share above 0 and at most 1", lambda x: 0 < x <= 1)
 
     def keep(self, rollout: Rollout) -> Verdicts:
-        """Say of each completion whether few enough of its group are truncated."""
         shares_N = group_mean(rollout.gather(rollout.truncated_B.float()), gather_groups(rollout))
         return _verdicts(rollout, shares_N < self.below, lambda row: "truncated")
 
@@ -128,7 +111,6 @@ class AllOf:
     """Keep groups that all of several filters keep. The reason is that of the first filter that drops the group.
 
     Source: our own.
-
     Departures: none.
 
     Args:
@@ -153,7 +135,6 @@ class AllOf:
         )
 
     def keep(self, rollout: Rollout) -> Verdicts:
-        """Say of each completion whether all filters keep its group."""
         asked = [group_verdicts(one, rollout) for one in self.filters]  # each on every rank, since it may gather
         return [next((said for said in row if said is not True), True) for row in zip(*asked, strict=True)]
 

@@ -1,83 +1,66 @@
 """A plugin that fails on one rank stops all ranks with the same error; none hangs.
 
 Otherwise a rank that fails leaves the others waiting in their next collective until it times out. So plugins run inside
-`Agreement.section`, and whenever a rank there needs the others it first says why:
-
-    GATHER   the plugin called `rollout.gather`, and this is the tensor's shape
-    DONE     the section is finished
-    FAILED   it raised, and the message has this many bytes
-
-Only if all say GATHER, with shapes that fit, does the gather take place. If any says FAILED, its message goes to all.
-If some gather and others are done, that is an error too. One exchange costs one gather of eight integers.
+`Agreement.section`, and whenever a rank there needs the others it first tells them where it is: that it gathers a
+tensor of some shape, that its section is finished, or that it failed, and why. Only if all gather, shapes that fit,
+does the gather take place. If any failed, all raise its error. If some gather and others are done, that is an error
+too.
 
 Reward functions run inside TRL's own method, which ends in one gather of their scores. A rank that fails there first
-takes part in that gather, with a stand-in (`Agreement.stand_in`), and raises in the section that follows. The ways in
-which one rank could wait there for another, and what makes each of them a failure like any other:
-
-    a reward changes or empties its arguments   `reward_watch` refuses it; the stand-in's size is taken before the call
-    it raises, or returns a wrong count         `reward_watch` names it before TRL sees the result
-    a reward model raises                       in TRL's method, like any other error there
-    `sys.exit`, Ctrl-C                          not `Exception`s, so caught as `BaseException`; async code wraps them
-    `os._exit`                                  raises inside `exits_refused`
-    it never returns                            `RewardWatch.time_limit`
-    it logs what cannot be sent or summed       `reward_watch` refuses it, for TRL gathers that after the rewards
-    an interrupt arrives inside TRL's gather    the traceback shows it, and there is no stand-in
-    another rank was killed                     the collective fails, and `_lost` names that rank instead of a plugin
+takes part in that gather, with a stand-in (`Agreement.stand_in`), and raises in the section that follows.
+`reward_watch` makes what a reward does wrong an error before that gather: a reward that changes its arguments, returns
+a wrong count, logs what cannot be sent, or never returns. `sys.exit` and Ctrl-C are caught as `BaseException`.
 """
 
 from __future__ import annotations
 
-import functools
-import hashlib
-import os
-import platform
-import re
-import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from pathlib import Path
-from typing import Any, NoReturn
+from contextlib import contextmanager
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 
 from .. import errors
-from ..errors import EngineError, PluginOutputError, PluginRunError, TRLGRPOExtError
+from ..errors import PluginOutputError, PluginRunError, TRLGRPOExtError
 
-_GATHER, _DONE, _FAILED = range(3)
-_DTYPES = (
-    *(torch.float32, torch.float64, torch.bfloat16, torch.float16),
-    *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool),
-)
-_LONGEST_MESSAGE = 4000
-_DEATH_SECONDS = 2.0
-_PEER = re.compile("peer|connection|socket|remote process", re.IGNORECASE)
-"""What backends say when the process at the other end is gone."""
+
+class _Failure(NamedTuple):
+    """What a rank that failed tells the others."""
+
+    kind: str
+    message: str
+    breaks: str | None
+
+
+def _gather_objects(one: Any) -> list[Any]:
+    found: list[Any] = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(found, one)
+    return found
 
 
 class Agreement:
-    """Keeps the ranks of a run in step while plugins run.
-
-    `gather` concatenates equally shaped tensors on `device` over all ranks along the first axis, in rank order.
-    """
+    """Keeps the ranks of a run in step; `gather` and `exchange` return all ranks' values, in rank order."""
 
     def __init__(
-        self, rank: int, processes: int, gather: Callable[[torch.Tensor], torch.Tensor], device: torch.device
+        self,
+        rank: int,
+        processes: int,
+        gather: Callable[[torch.Tensor], torch.Tensor],
+        exchange: Callable[[Any], list[Any]] = _gather_objects,
     ) -> None:
-        self._rank, self._processes, self._gather, self._device = rank, processes, gather, device
+        self._rank = rank
+        self._processes = processes
+        self._gather = gather
+        self._exchange = exchange
         self._stopped_by: BaseException | None = None
-        self._places: list[tuple[int, int]] = []  # each rank's machine and process, since the first exchange
 
     @contextmanager
     def section(self) -> Iterator[None]:
-        """Run plugins inside; every rank must enter its sections in the same order.
-
-        The first failing rank's error is raised on all, with its number, and chained on the rank where it happened.
-        """
+        """Run plugins inside, in the same order on every rank; the first failing rank's error is raised on all."""
         self._stopped_by = None
         try:
-            with exits_refused():
-                yield
+            yield
         except BaseException as error:  # SystemExit and Ctrl-C too: they would leave the other ranks waiting
             if isinstance(error, KeyboardInterrupt) and self._processes == 1:
                 raise
@@ -85,7 +68,7 @@ class Agreement:
                 self._fail(error)
         else:
             if self._stopped_by is None and self._processes > 1:
-                self._meet(_DONE)
+                self._meet(None)
         if self._stopped_by is not None:  # also where a plugin caught it
             raise self._stopped_by
 
@@ -102,177 +85,69 @@ class Agreement:
         """Concatenate `(B,)` or `(B, T)` over all ranks; `T` is padded with zeros to the longest of any rank."""
         if self._stopped_by is not None:  # a plugin caught it and goes on, while the others have left
             raise self._stopped_by
-        if not isinstance(tensor, torch.Tensor):
-            raise PluginOutputError(f"rollout.gather takes a tensor (B,) or (B, T), got {type(tensor).__name__}.")
-        if tensor.dim() not in (1, 2) or tensor.dtype not in _DTYPES:
-            got = f"{tuple(tensor.shape)}, {tensor.dtype}"
-            raise PluginOutputError(f"rollout.gather takes a tensor (B,) or (B, T) of numbers, got shape {got}.")
+        if not isinstance(tensor, torch.Tensor) or tensor.dim() not in (1, 2):
+            got = tuple(tensor.shape) if isinstance(tensor, torch.Tensor) else type(tensor).__name__
+            raise PluginOutputError(f"rollout.gather takes a tensor (B,) or (B, T), got {got}.")
         if self._processes == 1:
             return tensor
-        rows = self._meet(_GATHER, tensor.dim(), tensor.size(0), tensor.size(-1), _DTYPES.index(tensor.dtype))
-        kinds = {(dimensions, count, dtype) for _, dimensions, count, _, dtype, _ in rows}
-        if len(kinds) > 1:
-            shapes = ", ".join(_shape(*row[1:5]) for row in rows)
+        seen = self._meet((tuple(tensor.shape), str(tensor.dtype)))
+        if len({(len(shape), shape[0], dtype) for shape, dtype in seen}) > 1:
+            shapes = ", ".join(f"{shape} {dtype}" for shape, dtype in seen)
             self._stop(PluginOutputError(f"rollout.gather got tensors that don't fit together, by rank: {shapes}."))
         if tensor.dim() == 2:
-            tensor = torch.nn.functional.pad(tensor, (0, max(row[3] for row in rows) - tensor.size(1)))
-        return self._collect(tensor.contiguous())
+            tensor = torch.nn.functional.pad(tensor, (0, max(shape[1] for shape, _ in seen) - tensor.size(1)))
+        return self._gather(tensor.contiguous())
 
-    def _meet(self, *words: int) -> list[list[int]]:
-        """Exchange where each rank is, and raise unless all are at the same place."""
-        rows = self._exchange(*words)
-        places = [row[0] for row in rows]
-        if _FAILED in places:
-            self._stop(self._shared_failure([row[5] for row in rows], b""))
-        if len(set(places)) > 1:
-            at = {place: [rank for rank, other in enumerate(places) if other == place] for place in set(places)}
+    def _meet(self, place: Any) -> list[Any]:
+        """Tell the others the shape that is gathered, or None at the end; raise unless all are at the same place."""
+        heard = self._exchange(place)
+        if any(isinstance(one, _Failure) for one in heard):
+            self._stop(_shared_error(heard))
+        gathers = [rank for rank, one in enumerate(heard) if one is not None]
+        if 0 < len(gathers) < len(heard):
+            others = [rank for rank in range(len(heard)) if rank not in gathers]
             self._stop(
                 PluginOutputError(
-                    f"rollout.gather was called on {_ranks(at[_GATHER])} but not on {_ranks(at[_DONE])}. A plugin must "
+                    f"rollout.gather was called on {_ranks(gathers)} but not on {_ranks(others)}. A plugin must "
                     "call it equally often on every rank, so never under a condition on its own rows."
                 )
             )
-        return rows
-
-    def _exchange(self, *words: int) -> list[list[int]]:
-        mine = torch.tensor([[*words, *([0] * (6 - len(words))), _machine(), os.getpid()]], device=self._device)
-        rows: list[list[int]] = self._collect(mine).tolist()
-        self._places = [(row[6], row[7]) for row in rows]
-        return [row[:6] for row in rows]
-
-    def _collect(self, tensor: torch.Tensor) -> torch.Tensor:
-        try:
-            return self._gather(tensor)
-        except RuntimeError as error:
-            if (lost := self._lost(error)) is not None:
-                self._stop(lost)
-            raise
-
-    def _lost(self, error: BaseException) -> EngineError | None:
-        """What to raise instead of an error that a collective raised because a rank has ended; None for other errors.
-
-        Ranks on this machine are looked up; of one on another machine nothing is known but what the collective says.
-        """
-        failed = _failure_of_collective(error)
-        if failed is None:
-            return None
-        until = time.monotonic() + _DEATH_SECONDS  # a connection closes a moment before its process has ended
-        while not (gone := self._ended_ranks()) and time.monotonic() < until:
-            time.sleep(0.05)
-        if not gone and not _PEER.search(str(failed)):
-            return None
-        who = " and ".join(f"rank {rank} (process {self._places[rank][1]})" for rank in gone) or "another rank"
-        lost = EngineError(
-            f"{who[0].upper()}{who[1:]} has ended, and rank {self._rank} cannot go on without it. Its own output may "
-            f"say why; if it was killed, for want of memory say, there is none. A collective met: {failed}"
-        )
-        lost.__cause__ = failed
-        return lost
-
-    def _ended_ranks(self) -> list[int]:
-        here = [rank for rank, (machine, _) in enumerate(self._places) if machine == _machine()]
-        return [rank for rank in here if _has_ended(self._places[rank][1])]
+        return heard
 
     def _fail(self, error: BaseException) -> None:
         """Tell the other ranks that this one failed, and keep the error that all raise."""
-        if self._processes > 1 and (lost := self._lost(error)) is not None:
-            self._stopped_by = lost
-            return
         kind, message = type(error), str(error)
         if isinstance(error, KeyboardInterrupt):
             message = "interrupted"
         elif not isinstance(error, TRLGRPOExtError):
             kind, message = PluginRunError, f"{type(error).__name__}: {error}"
-        breaks = getattr(error, "breaks", None) or ""
+        failure = _Failure(kind.__name__, message, getattr(error, "breaks", None))
         try:
-            if self._processes == 1:
-                self._stopped_by = _with_rank(kind.__name__, breaks, message, [0])
-            else:
-                text = f"{kind.__name__}\n{breaks}\n{message}".encode(errors="replace")[:_LONGEST_MESSAGE]
-                sizes = [row[5] for row in self._exchange(_FAILED, 0, 0, 0, 0, len(text))]
-                self._stopped_by = self._shared_failure(sizes, text)
+            self._stopped_by = _shared_error(self._exchange(failure) if self._processes > 1 else [failure])
         except Exception as gone:  # another rank has ended
-            self._stopped_by = _with_rank(kind.__name__, breaks, message, [self._rank])
+            self._stopped_by = _shared_error([None] * self._rank + [failure])
             self._stopped_by.add_note(f"The ranks could not agree on it: {gone}")
         self._stopped_by.__cause__ = error.__cause__ if kind is type(error) else error
-
-    def _shared_failure(self, sizes: Sequence[int], mine: bytes) -> BaseException:
-        """Exchange the messages and make the one error that every rank raises."""
-        padded = torch.zeros(1, max(sizes), dtype=torch.uint8, device=self._device)
-        padded[0, : len(mine)] = torch.tensor(list(mine), dtype=torch.uint8)
-        texts = self._collect(padded).tolist()
-        failed = [rank for rank, size in enumerate(sizes) if size > 0]
-        text = bytes(texts[failed[0]][: sizes[failed[0]]]).decode(errors="replace")
-        name, breaks, message = text.split("\n", 2)
-        return _with_rank(name, breaks, message, failed)
 
     def _stop(self, error: BaseException) -> NoReturn:
         self._stopped_by = error
         raise error
 
 
-def _failure_of_collective(error: BaseException | None) -> RuntimeError | None:
-    """The error that a collective raised, which this one is or was caused by."""
-    while error is not None:
-        modules = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)]
-        if isinstance(error, RuntimeError) and any(name.startswith("torch.distributed") for name in modules):
-            return error
-        error = error.__cause__
-    return None
-
-
-@functools.cache
-def _machine() -> int:
-    """A number for this machine or container, in which numbers of processes mean the same."""
-    name = platform.node()
-    with suppress(OSError):  # which only Linux has
-        name += str(Path("/proc/self/ns/pid").readlink())
-    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:7])
-
-
-def _has_ended(process: int) -> bool:
-    try:
-        state = Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
-    except OSError:
-        return Path("/proc/self/stat").exists()  # else this is no Linux, and nothing is known
-    return state in "ZX"  # ended, but its parent has not looked yet
-
-
-@contextmanager
-def exits_refused() -> Iterator[None]:
-    """Inside, `os._exit` raises `SystemExit`: a rank that left with status 0 would end the run as if it had succeeded.
-
-    Processes that are forked inside may still use it.
-    """
-    leave, owner = os._exit, os.getpid()
-
-    def refuse(status: int) -> NoReturn:
-        if os.getpid() != owner:
-            leave(status)
-        raise SystemExit(f"os._exit({status}) was called")
-
-    os._exit = refuse
-    try:
-        yield
-    finally:
-        os._exit = leave
-
-
-def _with_rank(name: str, breaks: str, message: str, ranks: Sequence[int]) -> BaseException:
-    also = f" ({_ranks(ranks[1:])} failed too.)" if len(ranks) > 1 else ""
-    text = f"On rank {ranks[0]}: {message}{also}"
-    if name == KeyboardInterrupt.__name__:
+def _shared_error(heard: Sequence[Any]) -> BaseException:
+    """The one error that every rank raises: the first failing rank's, with its number."""
+    failed = [rank for rank, one in enumerate(heard) if isinstance(one, _Failure)]
+    first: _Failure = heard[failed[0]]
+    also = f" ({_ranks(failed[1:])} failed too.)" if len(failed) > 1 else ""
+    text = f"On rank {failed[0]}: {first.message}{also}"
+    if first.kind == KeyboardInterrupt.__name__:
         return KeyboardInterrupt(text)
-    kind = getattr(errors, name, None)
+    kind = getattr(errors, first.kind, None)
     error = (kind if isinstance(kind, type) and issubclass(kind, TRLGRPOExtError) else PluginRunError)(text)
-    if breaks:
-        error.breaks = breaks  # type: ignore[attr-defined]
+    if first.breaks:
+        error.breaks = first.breaks  # type: ignore[attr-defined]
     return error
 
 
 def _ranks(ranks: Sequence[int]) -> str:
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
-
-
-def _shape(dimensions: int, rows: int, width: int, dtype: int) -> str:
-    return f"{(rows,) if dimensions == 1 else (rows, width)} {_DTYPES[dtype]}"

@@ -1,13 +1,9 @@
-"""Reward functions in any form: call them, name them and check what they return.
-
-A reward function is a function, a partial or a callable object, plain or async; or a model, which TRL calls itself.
-"""
+"""Reward functions in any form, plain or async: call them, name them and check what they return."""
 
 from __future__ import annotations
 
 import functools
 import inspect
-import math
 import os
 import sys
 import threading
@@ -38,10 +34,7 @@ def is_model(reward: Any) -> bool:
 
 
 def running_methods() -> Iterator[tuple[Any, Mapping[str, Any]]]:
-    """The methods that led to the caller, innermost first: each one's object and its arguments and variables.
-
-    The only way to learn who reads a config or a list of rewards: TRL passes the trainer to neither.
-    """
+    """The methods that led to the caller, innermost first, each one's object and variables."""
     frame = sys._getframe(2)
     while frame is not None:
         if "self" in frame.f_locals:
@@ -71,10 +64,7 @@ def reward_name(reward: Any) -> str:
 
 
 def call(function: Callable[..., Any], columns: Mapping[str, Any]) -> Any:
-    """Call a reward function and wait for its result, from any thread.
-
-    Async functions run on one loop per process, which stays alive because a function's sessions and locks belong to it.
-    """
+    """Call a reward function and wait for its result, from any thread; async ones run on one loop per process."""
     if not is_async(function):
         return function(**columns)
     import asyncio
@@ -111,10 +101,7 @@ def reward_loop() -> asyncio.AbstractEventLoop:
 
 
 def select_rows(columns: Mapping[str, Any], count: int, rows: Sequence[int]) -> dict[str, Any]:
-    """The same call for some of the `count` completions: select their entries in every list with one per completion.
-
-    `log_extra` and `log_metric` are left out, since they log whole batches.
-    """
+    """The same call for some of the `count` completions, without the loggers, which log whole batches."""
     return {
         name: [value[row] for row in rows]
         if isinstance(value, list | tuple) and len(value) == count and name != "trainer_state"
@@ -127,42 +114,24 @@ def select_rows(columns: Mapping[str, Any], count: int, rows: Sequence[int]) -> 
 def check_scores(returned: Any, count: int, reward: str) -> list[float | None]:
     """Refuse what a reward function returned unless it is a number or None for each of `count` completions.
 
-    A list, tuple, generator, array or tensor `(B,)` passes. Numbers keep their type (`Parts` their parts), except
-    an array's elements, which become floats. NaN passes, because TRL reads it as None; what is infinite in float32,
-    which TRL keeps it in, does not.
+    Numbers keep their type (`Parts` their parts), except an array's elements. NaN passes, because TRL reads it as None;
+    what is infinite in float32, which TRL keeps it in, does not.
     """
-    values = _listed(returned, count, reward)
-    if len(values) != count:
+    values = returned
+    if hasattr(returned, "tolist"):
+        values = returned.tolist()  # an array
+    elif isinstance(returned, Iterator):
+        values = list(returned)
+    if not isinstance(values, list | tuple) or len(values) != count or isinstance(values[0], list):
+        what = f"{type(returned).__name__}, {returned!r:.80}"
+        if isinstance(values, list | tuple):
+            what = f"{len(values)} values for {count} completions"
         raise PluginOutputError(
-            f"The reward {reward!r} returned {len(values)} values for {count} completions; it must return one for "
-            "each.",
+            f"The reward {reward!r} returned {what}; it must return a list with one number or None for each of the "
+            f"{count} completions.",
             "length",
         )
     return [_checked(value, row, reward) for row, value in enumerate(values)]
-
-
-def _listed(returned: Any, count: int, reward: str) -> Sequence[Any]:
-    if isinstance(returned, list | tuple):
-        return returned
-    shape = getattr(returned, "shape", None)
-    if shape is not None and hasattr(returned, "tolist"):
-        if len(shape) != 1:
-            raise PluginOutputError(
-                f"The reward {reward!r} returned {type(returned).__name__} of shape {tuple(shape)}; it must be "
-                f"({count},), one number per completion.",
-                "length",
-            )
-        listed: list[Any] = returned.tolist()
-        return listed
-    if isinstance(returned, str | bytes | Mapping | set | frozenset) or not hasattr(returned, "__iter__"):
-        what = "None" if returned is None else f"{type(returned).__name__}, {returned!r:.80}"
-        hint = " Did the function forget its return?" if returned is None else ""
-        raise PluginOutputError(
-            f"The reward {reward!r} returned {what}; it must return a list with one number or None for each of the "
-            f"{count} completions.{hint}",
-            "length",
-        )
-    return list(returned)
 
 
 def _checked(value: Any, row: int, reward: str) -> float | None:
@@ -170,20 +139,17 @@ def _checked(value: Any, row: int, reward: str) -> float | None:
         return None
     if getattr(value, "shape", None) == () and hasattr(value, "item"):
         value = value.item()  # a number of an array, or a tensor without axes
-    if not isinstance(value, int | float | Fraction | Decimal):
-        raise PluginOutputError(
-            f"The reward {reward!r} returned {type(value).__name__}, {value!r:.80}, at row {row}; it must be a number "
-            "or None.",
-            "types",
-        )
     try:
+        if not isinstance(value, int | float | Fraction | Decimal):
+            raise TypeError
         number = value if isinstance(value, float) else float(value)  # `Parts` stay `Parts`
-    except OverflowError:
-        number = math.inf
-    if abs(number) > _LARGEST:
+        if abs(number) > _LARGEST:
+            raise OverflowError
+    except (TypeError, OverflowError):
+        what = f"{type(value).__name__}, {value!r:.80}, at row {row}"
         raise PluginOutputError(
-            f"The reward {reward!r} returned {value!r:.80} at row {row}; it must be finite, also in float32.", "types"
-        )
+            f"The reward {reward!r} returned {what}; it must be None or a number, finite also in float32.", "types"
+        ) from None
     return number
 
 

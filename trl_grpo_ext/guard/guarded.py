@@ -1,8 +1,4 @@
-"""Any reward with a deadline, retries and a policy for its failures: `guarded(reward, timeout=5.0)`.
-
-A batch is cut into calls, each of some completions. A call runs in a worker process, in this process or on the event
-loop, and gives each of its completions a judgement; the policy turns that into a score.
-"""
+"""Any reward with a deadline, retries and a policy for its failures: `guarded(reward, timeout=5.0)`."""
 
 from __future__ import annotations
 
@@ -39,19 +35,15 @@ def guarded(
 ) -> Guarded:
     """Guard a reward: add a deadline, retries and a policy for failures.
 
-    Where the reward runs:
-
-    - A function or callable object with `timeout` or `workers`: in worker processes, where it may hang, crash or eat
-      memory. Cloudpickle sends it there once. `trainer_state`, `log_extra`, `log_metric` and `environments` are left
-      out, since they belong to this process. If a worker dies, its completion is tried once more.
-    - A function or callable object with neither: in this process.
-    - An async function or callable object: on the caller's event loop, all calls at once, or `workers` at a time. A
-      call is cancelled at its deadline; code that blocks the loop ignores that.
+    A function or callable object with `timeout` or `workers` runs in worker processes, where it may hang, crash or eat
+    memory. Cloudpickle sends it there once; `trainer_state`, `log_extra`, `log_metric` and `environments` stay here. If
+    a worker dies, its completion is tried once more. An async function or object runs on the caller's event loop and is
+    cancelled at its deadline; code that blocks the loop ignores that. All others run in this process.
 
     Args:
         reward: A reward function as TRL takes it, but no reward model (`torch.nn.Module`), which TRL calls itself.
         timeout: Seconds that one call may take, for `batch_size` completions. In worker processes this counts CPU time,
-            or sleep while the reward waits for something, so a busy machine costs no score. On the event loop it is
+            or sleep while the reward waits for something, so a busy machine costs no score; on the event loop
             wall-clock time.
         retries: How often to repeat a call that raised. Timeouts and deaths are not retried.
         on_error: The result for a completion whose call raised: a number, None, or "raise", which stops the run and
@@ -112,10 +104,7 @@ _Call = tuple[range, Mapping[str, Any]]
 
 
 class Guarded:
-    """A guarded reward; `guarded` makes it and describes the parameters.
-
-    Calling it returns scores; `judge(...)` returns the outcomes before the policy.
-    """
+    """A guarded reward, made by `guarded`; calling it returns scores, `judge(...)` the outcomes before the policy."""
 
     def __init__(
         self,
@@ -150,10 +139,7 @@ class Guarded:
             self._pool.close()
 
     def __call__(self, completions: Sequence[Any], **columns: Any) -> list[float | None]:
-        """`B` scores or Nones, by TRL's contract; `Parts` keep their parts.
-
-        A `RewardError` is an outcome's policy "raise", a `PluginOutputError` a result that breaks the contract.
-        """
+        """`B` scores or Nones, by TRL's contract; `Parts` keep their parts."""
         return self._scores(self._results(completions, columns), columns)
 
     def judge(self, completions: Sequence[Any], **columns: Any) -> list[Judgement]:

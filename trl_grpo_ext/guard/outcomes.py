@@ -153,11 +153,7 @@ class OutcomePolicy:
         log_metric: Callable[[str, float], None] | None = None,
         log_extra: Callable[[str, list[Any]], None] | None = None,
     ) -> None:
-        """Log outcomes through TRL's `log_metric` and `log_extra`, if it passed them.
-
-        The metrics are `outcomes/<reward>/<outcome>`, shares of the batch, zeros included; the column
-        `<reward>_outcome` of TRL's table of completions has each completion's outcome.
-        """
+        """Log shares `outcomes/<reward>/<outcome>`, zeros included, and the column `<reward>_outcome`, if TRL can."""
         counts = Counter(judgement.outcome for judgement in judgements)
         if log_metric is not None and judgements:
             for outcome in self.outcomes:

@@ -1,10 +1,20 @@
-"""Checks for plugins' parameters and rewards' columns, with uniform messages. A `label` is `<plugin>: <parameter>`."""
+"""Checks for plugins' parameters and rewards' columns, with uniform messages. A `label` is `<plugin>: <parameter>`.
+
+A plugin may declare its parameters as fields, which are then checked when it is made:
+
+    @dataclass(kw_only=True, eq=False)
+    class SignScaling(Checked):
+        __name__ = "sign_scaling"
+
+        positive: float = number(0.1, "at least 0", lambda v: v >= 0)
+"""
 
 from __future__ import annotations
 
 import importlib
 import sys
 from collections.abc import Callable, Mapping, Sequence, Sized
+from dataclasses import MISSING, dataclass, field, fields
 from types import ModuleType
 from typing import Any
 
@@ -48,6 +58,47 @@ def checked_text(label: str, value: object) -> str:
     if not isinstance(value, str) or not value:
         raise ConfigurationError(f"{label} must be a text that is not empty, got {value!r}.")
     return value
+
+
+@dataclass(kw_only=True, eq=False)
+class Checked:
+    """A plugin whose parameters are fields; None passes unchecked where it is the default."""
+
+    def __post_init__(self) -> None:
+        """Check the parameters, and keep numbers as floats."""
+        for one in fields(self):
+            value = getattr(self, one.name)
+            if "check" in one.metadata and not (value is None and one.default is None):
+                setattr(self, one.name, one.metadata["check"](f"{self.__name__}: {one.name}", value))  # type: ignore[attr-defined]
+
+
+def _parameter(check: Callable[[str, object], object], default: Any) -> Any:
+    return field(default=default, metadata={"check": check})
+
+
+def number(default: Any, wanted: str, accept: Callable[[float], bool] = lambda _: True) -> Any:
+    """A field for `checked_number`."""
+    return _parameter(lambda label, value: checked_number(label, value, wanted, accept), default)
+
+
+def whole(default: Any = MISSING, *, lowest: int) -> Any:
+    """A field for `checked_whole`."""
+    return _parameter(lambda label, value: checked_whole(label, value, lowest), default)
+
+
+def choice(default: str, *others: str) -> Any:
+    """A field for `checked_choice`: one of these words."""
+    return _parameter(lambda label, value: checked_choice(label, value, (default, *others)), default)
+
+
+def flag(default: bool) -> Any:
+    """A field for `checked_flag`."""
+    return _parameter(checked_flag, default)
+
+
+def text(default: Any = MISSING) -> Any:
+    """A field for `checked_text`."""
+    return _parameter(checked_text, default)
 
 
 def column(reward: str, name: str, columns: Mapping[str, Any], count: int, advice: str = "") -> Sequence[Any]:

@@ -1,43 +1,37 @@
 """Watch reward functions while they score one generation batch: check results, keep time, name the failing completion.
 
-TRL calls the functions and gathers their scores over all ranks. A function that raises or hangs on one rank would leave
-the others waiting in that gather. So every function is called through a `RewardWatch`: it checks the result, keeps the
-parts, turns an exception into one that names the row, and interrupts past a limit. The trainer then lets all ranks
-raise the same error (see `agreement`).
+TRL calls the functions and gathers their scores over all ranks. So every function is called through a `RewardWatch`: it
+checks the result, keeps the parts, turns an exception into one that names the row, and interrupts past a limit. The
+trainer then lets all ranks raise the same error (see `agreement`).
 """
 
 from __future__ import annotations
 
 import asyncio
-import faulthandler
 import logging
 import math
 import os
 import pickle
 import signal
-import sys
 import threading
 import time
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from ..errors import PluginOutputError, PluginRunError, RewardError, TRLGRPOExtError
 from ..types import Part, Parts
-from . import leftovers
-from .agreement import exits_refused
 from .calls import call, check_scores, is_async, is_model, select_rows, start_scoring
-from .messages import completion_text, joined_text
 from .outcomes import OUTCOME_SUFFIX, exception_text, shown
 from .unchanged import Fingerprints
 
 logger = logging.getLogger(__name__)
 
 _SEARCH_SECONDS = 10.0
-_GRACE_SECONDS = 30.0
 _FIRST_LINE_SECONDS = 60.0  # after which a reward is said to be still running, and again after twice as long
 _TICK_SECONDS = 1.0
 # Nobody else's: `SIGALRM` is what rewards themselves use (Math-Verify does).
@@ -48,31 +42,17 @@ class _Overrun(BaseException):
     """The limit has passed. Not an `Exception`, so that a function's own `except Exception` does not swallow it."""
 
 
+@dataclass(eq=False)
 class _Call:
-    """A call of a reward function that has not returned."""
+    """A call of a reward function that has not returned, and after how many seconds that is said."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self._began = time.monotonic()
-        self._tell_after = _FIRST_LINE_SECONDS
-
-    def tell(self, limit: float | None) -> None:
-        """Say how long it has been running, if it is time for that."""
-        seconds = time.monotonic() - self._began
-        if seconds < self._tell_after:
-            return
-        self._tell_after *= 2
-        rank = f" on rank {os.environ['RANK']}" if "RANK" in os.environ else ""
-        end = "reward_timeout is off" if limit is None else f"reward_timeout stops the run after {limit:g} s"
-        logger.warning("The reward %r has been running for %.0f s%s; %s.", self.name, seconds, rank, end)
+    name: str
+    began: float
+    tell_after: float
 
 
 class RewardWatch:
-    """Watches the reward functions of one scoring, which together may take `limit` seconds.
-
-    It keeps, by the function's name: each completion's score and its parts (none where it returned None or a plain
-    number), the outcomes that it logged, and how many NaNs it returned, which TRL reads as None.
-    """
+    """Watches the functions of one scoring, at most `limit` seconds, and keeps scores, parts, outcomes and NaNs."""
 
     def __init__(self, limit: float | None = None) -> None:
         self.scores: dict[str, list[float | None]] = {}
@@ -85,10 +65,7 @@ class RewardWatch:
     def start_scoring(
         self, functions: Sequence[Any], names: Sequence[str], inputs: Sequence[Mapping[str, Any]], **given: Any
     ) -> None:
-        """Let the functions that can begin early do so: one that asks a server waits for it while the others compute.
-
-        `inputs` are the rows of the data set; `given` is what TRL passes beside their columns.
-        """
+        """Let the functions that can begin early do so; `given` is what TRL passes beside the columns of the rows."""
         own = ("prompt", "completion", "completion_ids")
         columns = {name: [row[name] for row in inputs] for name in inputs[0] if name not in own}
         for function, name in zip(functions, names, strict=True):
@@ -108,57 +85,47 @@ class RewardWatch:
 
             async def watched_async(**columns: Any) -> Any:
                 with self._run(name):
-                    count, columns = len(columns["completions"]), self._listening(columns, name)
-                    prints = _fingerprints(columns)
+                    columns, check = self._listen(columns, name)
                     try:
-                        return self._seen(await self._awaited(function(**columns), name), count, prints, name)
+                        return check(await self._awaited(function(**columns), name))
                     except TRLGRPOExtError:
                         raise
-                    except Exception as error:
-                        raise await asyncio.to_thread(_explained, error, function, columns, count, name) from error
+                    except Exception as error:  # the search runs the function in this loop, so it needs a thread
+                        raise await asyncio.to_thread(_explained, error, function, columns, name) from error
 
             return watched_async
 
         def watched(**columns: Any) -> Any:
             with self._run(name):
-                count, columns = len(columns["completions"]), self._listening(columns, name)
-                prints = _fingerprints(columns)
+                columns, check = self._listen(columns, name)
                 try:
-                    return self._seen(function(**columns), count, prints, name)
+                    return check(function(**columns))
                 except TRLGRPOExtError:
                     raise
                 except (Exception, SystemExit) as error:
-                    raise _explained(error, function, columns, count, name) from error
+                    raise _explained(error, function, columns, name) from error
 
         return watched
 
     @contextmanager
     def time_limit(self) -> Iterator[None]:
-        """Interrupt the function that runs inside once the limit has passed, and name it; no function ends the process.
-
-        In the main thread a signal interrupts whatever Python code or system call is running. What cannot be
-        interrupted (compiled code that holds the interpreter lock, a training in another thread) ends the process after
-        half a minute more, or the limit again, if that is longer, with a traceback of where it hangs.
-        """
+        """Interrupt what runs inside at the limit, unless compiled code holds the interpreter, and name it."""
         is_main = threading.current_thread() is threading.main_thread()
         number = _SIGNAL if self._limit is not None and is_main else None
         over = threading.Event()
         clock = threading.Thread(target=self._keep_time, args=(over, number), daemon=True)
-        with exits_refused():
-            before = None if number is None else signal.signal(number, self._interrupt)
-            clock.start()
-            try:
-                yield
-            except _Overrun as overrun:
-                raise RewardError(str(overrun)) from overrun
-            finally:
-                over.set()
-                self._running.clear()  # the signal may be under way
-                _end_process_after(None)  # an async function that blocks its loop may run on
-                clock.join()
-                if number is not None:
-                    signal.signal(number, before)
-                leftovers.prepare()
+        before = None if number is None else signal.signal(number, self._interrupt)
+        clock.start()
+        try:
+            yield
+        except _Overrun as overrun:
+            raise RewardError(str(overrun)) from overrun
+        finally:
+            over.set()
+            self._running.clear()  # the signal may be under way
+            clock.join()
+            if number is not None:
+                signal.signal(number, before)
 
     def _keep_time(self, over: threading.Event, number: int | None) -> None:
         """Say what has been running for long, in ever longer intervals; interrupt the main thread at the limit."""
@@ -167,7 +134,17 @@ class RewardWatch:
                 signal.pthread_kill(threading.main_thread().ident or 0, number)
                 number = None
             for running in [*self._running]:
-                running.tell(self._limit)
+                seconds = time.monotonic() - running.began
+                if seconds >= running.tell_after:
+                    running.tell_after *= 2
+                    rank = os.environ.get("RANK", "0")
+                    logger.warning(
+                        "The reward %r has been running for %.0f s on rank %s; reward_timeout is %s.",
+                        running.name,
+                        seconds,
+                        rank,
+                        "off" if self._limit is None else f"{self._limit:g} s",
+                    )
 
     @staticmethod
     def check_finite(rewards_N_K: torch.Tensor, names: Sequence[str]) -> None:
@@ -196,18 +173,13 @@ class RewardWatch:
 
     @contextmanager
     def _run(self, name: str) -> Iterator[None]:
-        running = _Call(name)
+        running = _Call(name, time.monotonic(), _FIRST_LINE_SECONDS)
         self._running.append(running)
-        if self._limit is not None:
-            _end_process_after((self._left() or 0.0) + max(self._limit, _GRACE_SECONDS))
         try:
-            with leftovers.noted(name):
-                yield
+            yield
         finally:
             if running in self._running:
                 self._running.remove(running)
-            if self._limit is not None and not self._running:  # from now on this rank only waits for the others
-                _end_process_after(None)
 
     async def _awaited(self, coroutine: Any, name: str) -> Any:
         task = asyncio.ensure_future(_without_exit(coroutine, name))
@@ -232,17 +204,15 @@ class RewardWatch:
             "{name: ..., guard: {timeout: 5}}."
         )
 
-    def _listening(self, columns: dict[str, Any], reward: str) -> dict[str, Any]:
-        """The columns, with TRL's loggers checked: it sums and sends what they got when no rank can step back."""
-        count, wrapped = len(columns["completions"]), dict(columns)
+    def _listen(self, columns: dict[str, Any], name: str) -> tuple[dict[str, Any], Callable[[Any], Any]]:
+        """A call's columns, with loggers that refuse what TRL could not sum or send; and the check of its result."""
+        count = len(columns["completions"])
+        wrapped = dict(columns)
         if (log_extra := columns.get("log_extra")) is not None:
 
             def extra(column: str, values: Iterable[Any]) -> None:
                 values = list(values)
-                try:
-                    pickle.dumps((column, values))
-                except Exception as error:
-                    raise _cannot_log(reward, "log_extra", column, values) from error
+                pickle.dumps((column, values))
                 if column.endswith(OUTCOME_SUFFIX) and len(values) == count:
                     self.outcomes[column.removesuffix(OUTCOME_SUFFIX)] = values
                 log_extra(column, values)
@@ -251,13 +221,11 @@ class RewardWatch:
         if (log_metric := columns.get("log_metric")) is not None:
 
             def metric(name: str, value: Any) -> None:
-                try:
-                    log_metric(name, float(value))
-                except (TypeError, ValueError, OverflowError) as error:
-                    raise _cannot_log(reward, "log_metric", name, value) from error
+                log_metric(name, float(value))
 
             wrapped["log_metric"] = metric
-        return wrapped
+        prints = Fingerprints(wrapped)
+        return wrapped, lambda returned: self._seen(returned, count, prints, name)
 
     def _seen(self, returned: Any, count: int, prints: Fingerprints, name: str) -> list[float | None]:
         if (changed := prints.changed()) is not None:
@@ -273,11 +241,6 @@ class RewardWatch:
         return scores
 
 
-def _fingerprints(columns: Mapping[str, Any]) -> Fingerprints:
-    """Fingerprints of all rows in a run's first step, of a few rows later."""
-    return Fingerprints(columns, whole=getattr(columns.get("trainer_state"), "global_step", 1) == 0)
-
-
 async def _without_exit(coroutine: Any, name: str) -> Any:
     """Await; `sys.exit` or an interrupt would end the event loop, and whoever waits for it would wait for ever."""
     try:
@@ -286,27 +249,21 @@ async def _without_exit(coroutine: Any, name: str) -> Any:
         raise PluginRunError(_raised(name, error)) from error
 
 
-def _cannot_log(reward: str, logger: str, name: Any, value: Any) -> PluginOutputError:
-    wanted = "a number" if logger == "log_metric" else "values that can be pickled"
-    return PluginOutputError(f"The reward {reward!r} gave {logger} {shown(repr(value))} as {name!r}; give it {wanted}.")
-
-
 def _raised(name: str, error: BaseException) -> str:
     return f"The reward {name!r} raised {type(error).__name__}: {exception_text(error)}"
 
 
-def _explained(
-    error: Exception | SystemExit, function: Any, columns: Mapping[str, Any], count: int, name: str
-) -> PluginRunError:
+def _explained(error: Exception | SystemExit, function: Any, columns: Mapping[str, Any], name: str) -> PluginRunError:
     """The same error with the reward's name and the completion at fault."""
-    at = "" if isinstance(error, SystemExit) else _find_completion(error, function, columns, count)
+    at = "" if isinstance(error, SystemExit) else _find_completion(error, function, columns)
     return PluginRunError(_raised(name, error) + at)
 
 
-def _find_completion(error: Exception, function: Any, columns: Mapping[str, Any], count: int) -> str:
+def _find_completion(error: Exception, function: Any, columns: Mapping[str, Any]) -> str:
     """Call the function on one completion at a time until it raises that exception again, and describe where."""
     completions = columns["completions"]
-    if len(completions) != count:
+    count = len(completions)
+    if not count:  # the function has emptied them
         return ""
     until = time.monotonic() + _SEARCH_SECONDS
     failing, passed = None, False
@@ -321,28 +278,9 @@ def _find_completion(error: Exception, function: Any, columns: Mapping[str, Any]
         except Exception as again:
             if failing is None and type(again) is type(error):
                 failing = row
-    if failing is not None and not passed and (form := _wrong_form(function, select_rows(columns, count, [failing]))):
-        return form
     if failing is None or not (passed or count == 1):
         return f" (no single one of the {count} completions is at fault)"
     return f" (at row {failing} of {count}, whose completion is {shown(completions[failing])})"
-
-
-def _wrong_form(function: Any, columns: dict[str, Any]) -> str:
-    """What to say if the function fails on texts and works on messages, or the other way round; else nothing."""
-    [completion], prompts = columns["completions"], columns.get("prompts", ())
-    here, other = ("texts", "messages") if isinstance(completion, str) else ("messages", "texts")
-    if other == "messages":
-        completion = [{"role": "assistant", "content": completion}]
-        prompts = [[{"role": "user", "content": prompt}] for prompt in prompts]
-    else:
-        completion = completion_text(completion)
-        prompts = [joined_text(prompt) for prompt in prompts]
-    try:
-        call(function, {**columns, "completions": [completion], "prompts": prompts})
-    except Exception:  # it fails on both
-        return ""
-    return f" (completions are {here} here, because the prompts are; the reward works on {other})"
 
 
 def reward_limit(reward_timeout: float | None, ddp_timeout: float, processes: int) -> float | None:
@@ -350,15 +288,3 @@ def reward_limit(reward_timeout: float | None, ddp_timeout: float, processes: in
     if reward_timeout is None or processes == 1:
         return reward_timeout
     return min(reward_timeout, 0.8 * ddp_timeout)
-
-
-def _end_process_after(seconds: float | None) -> None:
-    if seconds is None:
-        faulthandler.cancel_dump_traceback_later()
-        return
-    if sys.__stderr__ is None:
-        return
-    try:
-        faulthandler.dump_traceback_later(seconds, exit=True, file=sys.__stderr__)
-    except (ValueError, OSError):  # stderr is no file: then without this last resort
-        return

@@ -1,4 +1,4 @@
-"""The process that forks workers: `python worker_server.py FD MEMORY`, started by `guard.worker_processes`.
+"""The process that forks workers: `python worker_server.py FD MEMORY`, started by `guard.workers`.
 
 It reads its parent's import path from stdin, loads the task, with its imports, once, and forks a worker within
 milliseconds whenever its parent asks for one. It never imports the parent's `__main__` and runs no job itself. When its
@@ -13,7 +13,6 @@ import contextlib
 import ctypes
 import gc
 import json
-import math
 import os
 import pickle
 import resource
@@ -22,7 +21,6 @@ import signal
 import socket
 import struct
 import sys
-import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -32,14 +30,13 @@ from typing import Any, NoReturn
 HEADER = struct.Struct("!QQ")
 """Before every job and every reply: a serial number, which the reply repeats, and the length of the body."""
 COMMAND = struct.Struct("!Q")
-"""What the parent sends to the server: `FORK`, `FORK_WARM` (after all chores), or the pid of a worker to kill."""
-FORK, FORK_WARM = 0, 1
+"""What the parent sends to the server: `FORK`, or the pid of a worker to kill."""
+FORK = 0
 
 LONGEST_REPLY = 16 * 2**20
-_SET_PDEATHSIG, _SET_CHILD_SUBREAPER = 1, 36  # of Linux' prctl
+_SET_PDEATHSIG = 1  # of Linux' prctl
+_SET_CHILD_SUBREAPER = 36
 _COLLECTING_LIMIT = 0.5
-_PAUSE = 50  # milliseconds without a command, before the next chore
-_COLD_LIFE = 3.0  # seconds after which a worker forked before the chores were done gives way to another
 _LONGEST_MESSAGE = 2000
 _LONGEST_TRACEBACK = 4000
 _OUT_OF_MEMORY = b'{"memory": true, "last": true}'  # made now: later there is no memory for it
@@ -72,9 +69,6 @@ def main(descriptor: int, memory: int) -> None:
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # else a killed worker's lines are lost
     control = socket.socket(fileno=descriptor)
     control.set_inheritable(False)
-    loaded = threading.Event()
-    watch = threading.Thread(target=_leave_without_parent, args=(parent, loaded), daemon=True)
-    watch.start()
     try:
         with open(0, "rb", closefd=False) as file:
             sys.path[:] = pickle.load(file)
@@ -82,12 +76,11 @@ def main(descriptor: int, memory: int) -> None:
         nothing = os.open(os.devnull, os.O_RDONLY)
         os.dup2(nothing, 0)
         os.close(nothing)
+        for chore in getattr(task, "chores", ()):  # they fill caches
+            chore()
     except BaseException as error:
         send(control, 0, json.dumps({"error": _describe(error)}).encode())
         return
-    finally:
-        loaded.set()
-        watch.join()  # a process forks safely only with a single thread
     gc.collect()
     gc.freeze()
     with contextlib.suppress(BrokenPipeError):  # the parent ended meanwhile, which `serve` sees too
@@ -95,22 +88,18 @@ def main(descriptor: int, memory: int) -> None:
     _Server(control, task, memory, parent).serve()
 
 
-def _leave_without_parent(parent: int, loaded: threading.Event) -> None:
-    while not loaded.wait(0.5):
-        if os.getppid() != parent:
-            os._exit(1)
-
-
 class _Server:
     def __init__(self, control: socket.socket, task: Callable[[Any], Any], memory: int, parent: int) -> None:
-        self._control, self._task, self._memory, self._parent = control, task, memory, parent
-        self._chores: list[Callable[[], Any]] = [*getattr(task, "chores", ())]  # for idle moments: they fill caches
+        self._control = control
+        self._task = task
+        self._memory = memory
+        self._parent = parent
         self._workers: set[int] = set()
         self._wake, self._woken_by = socket.socketpair()
         self._wake.setblocking(False)
         self._woken_by.setblocking(False)
-        self._prctl = getattr(ctypes.CDLL(None), "prctl", None)
-        self._call_prctl(_SET_CHILD_SUBREAPER, 1)  # what workers leave running is collected here, not by process 1
+        self._prctl = ctypes.CDLL(None).prctl
+        self._prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # what workers leave running is collected here, not by process 1
 
     def serve(self) -> None:
         signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -120,9 +109,7 @@ class _Server:
         poll.register(self._wake, select.POLLIN)
         try:
             while os.getppid() == self._parent:
-                ready = dict(poll.poll(_PAUSE if self._chores else 1000))
-                if not ready and self._chores:
-                    self._do_chore()
+                ready = dict(poll.poll(1000))
                 with contextlib.suppress(BlockingIOError):
                     self._wake.recv(4096)
                 self._reap()
@@ -143,21 +130,11 @@ class _Server:
         if data is None:
             return False
         (command,) = COMMAND.unpack(data)
-        if command in (FORK, FORK_WARM):
-            while command == FORK_WARM and self._chores:
-                self._do_chore()
+        if command == FORK:
             self._fork()
         elif command in self._workers:  # not reaped yet, so the number is still this worker's
             os.kill(command, signal.SIGKILL)
         return True
-
-    def _do_chore(self) -> None:
-        self._chores.pop(0)()
-        gc.freeze()
-
-    def _call_prctl(self, option: int, value: int) -> None:
-        if self._prctl is not None:  # Linux alone has it
-            self._prctl(option, value, 0, 0, 0)
 
     def _reap(self) -> bool:
         """Collect the dead, after killing what they started (their group's number is free then); are there others?"""
@@ -191,7 +168,7 @@ class _Server:
         with contextlib.suppress(OSError):  # the worker does so too: whoever comes first
             os.setpgid(pid, pid)
         with theirs, contextlib.suppress(BrokenPipeError):  # the parent has ended, which the next read will show
-            send(self._control, pid, json.dumps({"cold": bool(self._chores)}).encode(), theirs.fileno())
+            send(self._control, pid, b"{}", theirs.fileno())
 
     def _work(self, sock: socket.socket, server: int) -> NoReturn:
         """Be a worker. Never returns into the server's code."""
@@ -203,20 +180,21 @@ class _Server:
                 owned.close()
             with contextlib.suppress(OSError):
                 os.setpgid(0, 0)
-            self._call_prctl(_SET_PDEATHSIG, int(signal.SIGKILL))
+            self._prctl(_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
             if os.getppid() != server:
                 os._exit(0)
             resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-            _answer_jobs(sock, self._task, self._memory * 2**20, _COLD_LIFE if self._chores else math.inf)
+            _answer_jobs(sock, self._task, self._memory * 2**20)
         except BaseException:
             traceback.print_exc()
         finally:
             os._exit(1)
 
 
-def _answer_jobs(sock: socket.socket, task: Callable[[Any], Any], memory: int, life: float) -> None:
-    own, before, end = os.getpid(), _address_space(), time.monotonic() + life
-    if memory and before:
+def _answer_jobs(sock: socket.socket, task: Callable[[Any], Any], memory: int) -> None:
+    own = os.getpid()
+    before = _address_space()
+    if memory:
         hard = resource.getrlimit(resource.RLIMIT_AS)[1]
         limit = before + memory if hard == resource.RLIM_INFINITY else min(before + memory, hard)
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
@@ -229,7 +207,6 @@ def _answer_jobs(sock: socket.socket, task: Callable[[Any], Any], memory: int, l
                 return
             value = task(pickle.loads(job))
             is_last = bool(memory) and _address_space() - before > memory // 2  # would be the next job's trouble
-            is_last = is_last or time.monotonic() > end
             reply = json.dumps({"value": value, "last": is_last}).encode()
             if len(reply) > LONGEST_REPLY:
                 raise OverflowError(f"the reply has {len(reply)} bytes; at most {LONGEST_REPLY} can be sent")
@@ -251,19 +228,13 @@ def _describe(error: BaseException) -> tuple[str, str, str]:
         message = str(error)[:_LONGEST_MESSAGE]
     except Exception:
         message = "(its message cannot be read)"
-    try:
-        lines = "".join(traceback.format_exception(error))[-_LONGEST_TRACEBACK:]
-    except Exception:
-        lines = ""
-    return type(error).__name__, message, lines
+    lines = "".join(traceback.format_exception(error))
+    return type(error).__name__, message, lines[-_LONGEST_TRACEBACK:]
 
 
 def _address_space() -> int:
-    """This process's virtual memory in bytes, 0 if unknown."""
-    try:
-        return int(Path("/proc/self/statm").read_bytes().split()[0]) * resource.getpagesize()
-    except OSError:
-        return 0
+    """This process's virtual memory in bytes."""
+    return int(Path("/proc/self/statm").read_bytes().split()[0]) * resource.getpagesize()
 
 
 def _kill_group(pid: int) -> None:

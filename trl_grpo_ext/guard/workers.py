@@ -1,38 +1,56 @@
 """Processes that run one task on many jobs and can be killed at any time.
 
 A job's result depends on the job alone, not on its neighbours or on what else the machine does: its time is the CPU
-time of its process, and each job has the whole allowance. The wall clock is a backstop for jobs that sleep.
+time of its process, which Linux shows to any process of the same user. The wall clock is a backstop for jobs that
+sleep.
 
-Why not pebble: under spawn or forkserver it imports the user's `__main__` again in every worker that it starts or
-replaces (an unguarded training script would train again), and killing a worker from outside breaks the whole pool,
-whose workers share one pipe and its lock. Why not loky: it cannot kill a single task. Here a small server process
-(`guard.worker_server`) that never imports `__main__` loads the task once and forks workers within milliseconds; every
-worker has its own socket and shares no lock.
+Pebble imports the user's `__main__` again in every worker that it starts, and a worker killed from outside breaks its
+pool; loky cannot kill a single task. Here a small server process (`guard.worker_server`) that never imports `__main__`
+loads the task once and forks workers within milliseconds; every worker has its own socket and shares no lock. The
+server kills and collects them, so that a pid never refers to another process.
 
 This protects against code that hangs, crashes or eats memory. It is not a sandbox: a worker has all rights of its user.
 """
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
+import pickle
 import select
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
 import threading
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from ..errors import ConfigurationError, RewardError
+from . import worker_server
 from .parameters import checked_number, checked_whole
-from .worker_processes import LostError, Processes, Worker, pickle_by_value
+from .worker_server import COMMAND, FORK, HEADER, LONGEST_REPLY, receive
 
 __all__ = ["Done", "WorkerPool"]
 
 _MOST_WORKERS = 8
 _PATIENCE = 30.0
-_COLD_SLICE = 0.25  # CPU seconds, at most, for a job in a worker whose caches are empty
-_SHORTEST_SLEEP, _LONGEST_SLEEP = 0.002, 1.0  # how often the clocks of the workers are read
+_SHORTEST_SLEEP = 0.002  # how often the clocks of the workers are read
+_LONGEST_SLEEP = 1.0
+_LOADING_LIMIT = 300.0  # seconds that the task's imports and chores may take
+_FORK_LIMIT = 60.0
+_UNKNOWN_SLEEP = 10.0  # where the kernel does not say how long a process waited for a core, time off it counts a tenth
+
+
+class _LostError(Exception):
+    """The process at the other end has died, or sent something invalid; the message says which."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +83,7 @@ class WorkerPool:
     Args:
         task: Takes a job and returns a JSON value. Cloudpickle sends it, so a lambda or a function of `__main__` will
             do. It runs with an empty stdin, and its stdout goes to stderr. Functions in a list `chores` of its own are
-            called while the server is idle, to fill caches for later workers.
+            called once it is loaded, to fill caches that all workers share.
         workers: Number of processes; None means `default_workers()`: one per usable core, at most 8.
         memory_mb: Address space that a worker may add to what it started with, in MiB; None means no limit.
         name: For messages.
@@ -91,16 +109,14 @@ class WorkerPool:
         self._renew()
 
     def _renew(self) -> None:
-        """Start without processes, also after unpickling and in a forked child."""
+        """Start without processes, also in a forked child."""
         self._lock = threading.Lock()
-        self._processes = Processes(self.name, self._task, self._memory_mb)
-        self._end = weakref.finalize(self, self._processes.end)
-        _POOLS.add(self)
+        self._processes = _Processes(self.name, self._task, self._memory_mb)
+        weakref.finalize(self, self._processes.end)
 
-    def _after_fork(self) -> None:
-        self._end.detach()
-        self._processes.forget()
-        self._renew()
+    def _renew_if_forked(self) -> None:
+        if self._processes.owner != os.getpid():
+            self._renew()
 
     def __getstate__(self) -> dict[str, Any]:
         return {"task": self._task, "workers": self._workers, "memory_mb": self._memory_mb, "name": self.name}
@@ -118,6 +134,7 @@ class WorkerPool:
 
     def start(self) -> None:
         """Start the server in the background, so that the task's imports overlap with other work. Optional."""
+        self._renew_if_forked()
         with self._lock:
             self._processes.start()
 
@@ -129,13 +146,12 @@ class WorkerPool:
     def run(self, jobs: Sequence[Any], *, allowance: float, patience: float = _PATIENCE) -> list[Done]:
         """Run the task on every job; return each job's result, in the order of `jobs`.
 
-        A job whose worker dies is tried once more in a fresh one, with the time that it has left. Time that a job waits
+        A job whose worker dies is tried once more in a fresh one. Time that a job waits
         for a core on a busy machine does not count.
 
         Args:
             jobs: Anything that cloudpickle can send.
-            allowance: CPU seconds that one job may take. While the task's chores are not done, it has a slice of at
-                most 0.25 s before, so that ordinary jobs need not wait for them, and slow ones find their caches full.
+            allowance: CPU seconds that one job may take.
             patience: Seconds that one job may sleep: neither use a core nor wait for one.
 
         Raises:
@@ -144,6 +160,7 @@ class WorkerPool:
         """
         for name, seconds in (("allowance", allowance), ("patience", patience)):
             checked_number(f"{self.name}: {name}", seconds, "a positive number of seconds", lambda x: x > 0)
+        self._renew_if_forked()
         with self._lock:
             batch = _Batch(self, jobs, allowance, patience)
             try:
@@ -158,30 +175,28 @@ class _Batch:
     """The jobs of one batch: those that wait, the one that each worker has, and the results so far."""
 
     def __init__(self, pool: WorkerPool, jobs: Sequence[Any], allowance: float, patience: float) -> None:
-        self._name, self._workers, self._processes = pool.name, pool.workers, pool._processes
-        self._jobs, self._allowance, self._patience = jobs, allowance, patience
+        self._name = pool.name
+        self._workers = pool.workers
+        self._processes = pool._processes
+        self._jobs = jobs
+        self._allowance = allowance
+        self._patience = patience
         self._waiting = deque(range(len(jobs)))
-        self._slow = deque[int]()  # their slice in a cold worker is used up: they wait for a warm one
-        self._spent: dict[int, float] = {}  # by jobs whose worker died
-        self._given: dict[Worker, int] = {}
+        self._given: dict[_Worker, int] = {}
         self._deaths: dict[int, str] = {}
         self.done: dict[int, Done] = {}
 
     def hand_out(self) -> bool:
         """Give every free worker a job; False if none is at work."""
-        while len(self._given) < self._workers:
-            if self._waiting:
-                worker, job = self._processes.take(), self._waiting.popleft()
-            elif self._slow and (self._processes.is_warm or not self._given):
-                worker, job = self._processes.take(warm=True), self._slow.popleft()
-            else:
-                break
+        while self._waiting and len(self._given) < self._workers:
+            job = self._waiting.popleft()
             try:
-                payload = pickle_by_value(self._jobs[job])
+                payload = _pickle_by_value(self._jobs[job])
             except Exception as error:  # whatever an object's own pickling raises
                 raise RewardError(
                     f"{self._name}: job {job} cannot be sent to a worker: {type(error).__name__}: {error}"
                 ) from error
+            worker = self._processes.take()
             self._given[worker] = job
             worker.send(payload)
         return bool(self._given)
@@ -192,72 +207,326 @@ class _Batch:
         for worker in self._given:
             poll.register(*worker.watched())
         # CPU time passes no faster than the wall clock, so nothing is missed by sleeping for as long as one has left.
-        rest = min(self._patience, *(self._limit(worker) - worker.seconds for worker in self._given))
+        rest = min(self._patience, *(self._allowance - worker.seconds for worker in self._given))
         poll.poll(min(max(rest, _SHORTEST_SLEEP), _LONGEST_SLEEP) * 1000 + 1)
         for worker, job in [*self._given.items()]:
-            again = self._slow
             try:
                 done, is_last = self._result(worker)
-            except LostError as lost:
-                done, is_last, again = self._after_death(job, str(lost), worker), True, self._waiting
-            if done is None and not is_last:
-                continue
+                if done is None:
+                    continue
+            except _LostError as lost:
+                done = self._after_death(job, str(lost), worker)
+                is_last = True
             del self._given[worker]
             if is_last:
                 self._processes.drop(worker)
             else:
                 self._processes.give_back(worker)
             if done is None:
-                again.append(job)
+                self._waiting.append(job)
             else:
                 self.done[job] = done
 
-    def _result(self, worker: Worker) -> tuple[Done | None, bool]:
+    def _result(self, worker: _Worker) -> tuple[Done | None, bool]:
         """The result of a worker's job, None while there is none, and whether the worker can have no other job."""
-        if (reply := worker.advance()) is None:
+        reply = worker.advance()
+        if reply is None:
             late = self._late(worker)
-            is_over = bool(late) or worker.seconds >= self._limit(worker)
-            return Done("timeout", None, late, worker.seconds) if late else None, is_over
+            return Done("timeout", None, late, worker.seconds) if late else None, True
         if reply.get("memory"):
-            raise LostError("out of memory")
+            raise _LostError("out of memory")
         if "error" in reply:
             kind, message, lines = reply["error"]
             return Done("error", None, f"{kind}: {message}", worker.seconds, lines), False
         return Done("done", reply["value"], "", worker.seconds), bool(reply.get("last"))
 
-    def _limit(self, worker: Worker) -> float:
-        """CPU seconds for a worker's job: what is left of its allowance, or a slice while caches are cold."""
-        left = self._allowance - self._spent.get(self._given[worker], 0.0)
-        return min(left, self._allowance / 4, _COLD_SLICE) if worker.is_cold else left
-
-    def _late(self, worker: Worker) -> str:
-        if not worker.is_cold and worker.seconds >= self._limit(worker):
+    def _late(self, worker: _Worker) -> str:
+        if worker.seconds >= self._allowance:
             return f"no result within {self._allowance:g} s of CPU time"
         if worker.idle_seconds() >= self._patience:
             return f"no result within {self._patience:g} s of sleep and {worker.seconds:.2g} s of CPU time"
         return ""
 
-    def _after_death(self, job: int, why: str, worker: Worker) -> Done | None:
+    def _after_death(self, job: int, why: str, worker: _Worker) -> Done | None:
         """The result of a job whose worker died for the second time; None after the first, when it is tried again."""
-        if (first := self._deaths.pop(job, None)) is None:
-            self._deaths[job], self._spent[job] = why, worker.seconds_at_most()
+        first = self._deaths.pop(job, None)
+        if first is None:
+            self._deaths[job] = why
             return None
         return Done("died", None, f"{first}, twice" if first == why else f"{first}; then {why}", worker.seconds)
 
 
 def default_workers() -> int:
     """The number of usable cores, divided among this machine's ranks (`LOCAL_WORLD_SIZE`), at most 8."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    ranks = os.environ.get("LOCAL_WORLD_SIZE", "")
-    return min(_MOST_WORKERS, max(1, cores // max(1, int(ranks) if ranks.isdecimal() else 1)))
+    cores = len(os.sched_getaffinity(0))
+    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return min(_MOST_WORKERS, max(1, cores // ranks))
 
 
-_POOLS: weakref.WeakSet[WorkerPool] = weakref.WeakSet()
+class _Processes:
+    """The server, which loads the task, and the workers that it forks; a fork of this process has others."""
+
+    def __init__(self, name: str, task: Callable[[Any], Any], memory_mb: int | None) -> None:
+        self.owner = os.getpid()
+        self._name = name
+        self._task = task
+        self._memory_mb = memory_mb
+        self._server: subprocess.Popen[bytes] | None = None
+        self._sock: socket.socket  # to the server, while there is one
+        self._is_loaded = False
+        self._all: set[_Worker] = set()
+        self._idle: list[_Worker] = []
+
+    def start(self) -> None:
+        """Start the server if there is none, without waiting for it."""
+        if self._server is not None:
+            return
+        try:
+            data = _pickle_by_value(self._task)
+        except Exception as error:  # whatever an object's own pickling raises
+            raise RewardError(
+                f"{self._name}: {self._task!r:.80} cannot be sent to worker processes: {type(error).__name__}: {error}"
+            ) from error
+        self._sock, theirs = socket.socketpair()
+        self._is_loaded = False
+        # By file, because a large task does not fit into a pipe and the server does not read yet.
+        with theirs, tempfile.TemporaryFile() as file:
+            pickle.dump([str(folder) or str(Path.cwd()) for folder in sys.path], file)
+            file.write(data)
+            file.seek(0)
+            self._server = subprocess.Popen(
+                [sys.executable, "-P", worker_server.__file__, str(theirs.fileno()), str(self._memory_mb or 0)],
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+                stdin=file,
+                stdout=2,
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
+            )
+
+    def take(self) -> _Worker:
+        """An idle worker, or a fresh one."""
+        while self._idle:
+            worker = self._idle.pop()
+            if worker.is_quiet():
+                return worker
+            self.drop(worker)  # it died, or spoke without having been asked
+        why = ""
+        for _ in range(3):
+            self.start()
+            try:
+                worker = self._fork()
+            except _LostError as lost:
+                why = str(lost)
+                self._end_server()
+                continue
+            except BaseException:  # the task cannot be loaded, or an interrupt left half a message unread
+                self._end_server()
+                raise
+            self._all.add(worker)
+            return worker
+        raise RewardError(f"{self._name}: no worker process can be started; tried three times: {why}.")
+
+    def _fork(self) -> _Worker:
+        if not self._is_loaded:
+            reply, *_ = self._receive(_LOADING_LIMIT)
+            if "error" in reply:
+                kind, message, lines = reply["error"]
+                raise RewardError(
+                    f"{self._name}: the task cannot be loaded in the worker processes: {kind}: {message}\n{lines}"
+                )
+            self._is_loaded = True
+        self._command(FORK)
+        reply, pid, files = self._receive(_FORK_LIMIT)
+        if "error" in reply:
+            raise RewardError(f"{self._name}: no worker can be forked: {': '.join(reply['error'][:2])}")
+        return _Worker(pid, files[0])
+
+    def _command(self, command: int) -> None:
+        try:
+            self._sock.sendall(COMMAND.pack(command))
+        except OSError as error:
+            raise _LostError(f"the server of the worker processes has died ({error})") from error
+
+    def _receive(self, limit: float) -> tuple[dict[str, Any], int, list[int]]:
+        self._sock.settimeout(limit)
+        try:
+            data, files, *_ = socket.recv_fds(self._sock, HEADER.size, 1, socket.MSG_CMSG_CLOEXEC)
+            serial, size = HEADER.unpack(data)
+            return json.loads(receive(self._sock, size) or b""), serial, files
+        except TimeoutError as error:
+            raise _LostError(f"the server of the worker processes did not answer within {limit:g} s") from error
+        except (OSError, ValueError, struct.error) as error:
+            raise _LostError("the server of the worker processes has died") from error
+
+    def give_back(self, worker: _Worker) -> None:
+        """Keep a worker that has answered for the next job."""
+        self._idle.append(worker)
+
+    def drop(self, worker: _Worker) -> None:
+        """Kill a worker; if the server is gone, its workers are too."""
+        if worker in self._all and self._server is not None:
+            with contextlib.suppress(_LostError):
+                self._command(worker.pid)
+        worker.close()
+        self._all.discard(worker)
+
+    def drop_busy(self) -> None:
+        """Kill the workers that are not idle."""
+        for worker in self._all.difference(self._idle):
+            self.drop(worker)
+
+    def end(self) -> None:
+        """Kill everything, and wait for the server, so that no zombie stays; a fork leaves its parent's alone."""
+        if self.owner != os.getpid():
+            return
+        self._idle.clear()
+        self.drop_busy()
+        self._end_server()
+
+    def _end_server(self) -> None:
+        """Close the socket, so that the server kills its workers and ends; kill it if it does not."""
+        server = self._server
+        if server is None:
+            return
+        self._server = None
+        self._sock.close()
+        try:
+            server.wait(1.0)
+        except subprocess.TimeoutExpired:  # it is still importing
+            server.kill()
+            server.wait()
 
 
-def _forget_all() -> None:
-    for pool in [*_POOLS]:
-        pool._after_fork()
+class _Worker:
+    """One forked worker, with one job at a time and the clocks of that job."""
+
+    def __init__(self, pid: int, descriptor: int) -> None:
+        self.pid = pid
+        self._sock = socket.socket(fileno=descriptor)
+        self._sock.setblocking(False)
+        self._serial = 0
+        self._out = bytearray()
+        self._in = bytearray()
+        self._begun = 0.0  # on the wall clock; then the readings of both others
+        self._cpu_before = self._cpu = 0.0
+        self._queued_before = self._queued = 0.0
+
+    def send(self, job: bytes) -> None:
+        """Send a job, as much of it as goes without waiting; `advance` sends the rest."""
+        self._cpu = self._cpu_before = _cpu_seconds(self.pid) or self._cpu
+        self._queued = self._queued_before = queued_seconds(self.pid) or self._queued
+        self._begun = time.monotonic()
+        self._serial += 1
+        self._out += HEADER.pack(self._serial, len(job)) + job
+        self._write()
+
+    @property
+    def seconds(self) -> float:
+        """CPU seconds that the job has used so far."""
+        self._cpu = _cpu_seconds(self.pid) or self._cpu  # of a dead process: what was last seen
+        return self._cpu - self._cpu_before
+
+    def idle_seconds(self) -> float:
+        """Seconds in which the job neither ran nor waited for a core."""
+        off_core = time.monotonic() - self._begun - self.seconds
+        if not _HAS_QUEUE_CLOCK:
+            return off_core / _UNKNOWN_SLEEP
+        self._queued = queued_seconds(self.pid) or self._queued  # of a dead process: what was last seen
+        return off_core - (self._queued - self._queued_before)
+
+    def watched(self) -> tuple[int, int]:
+        """The file descriptor and the events to wait for."""
+        return self._sock.fileno(), select.POLLIN | (select.POLLOUT if self._out else 0)
+
+    def is_quiet(self) -> bool:
+        """Whether it is alive and has sent nothing."""
+        poll = select.poll()
+        poll.register(*self.watched())
+        return not poll.poll(0) and self.is_alive()
+
+    def is_alive(self) -> bool:
+        """False once the server has collected it, also where a process that it started still holds the socket open."""
+        return _cpu_seconds(self.pid) is not None
+
+    def advance(self) -> dict[str, Any] | None:
+        """Write and read what is possible without waiting; the reply once it is complete."""
+        alive = self.is_alive()  # asked before reading: what it wrote before it died counts
+        self._write()
+        try:
+            while (reply := self._reply()) is None:
+                if not (piece := self._sock.recv(2**20)):
+                    raise _LostError("its worker process died")
+                self._in += piece
+            return reply
+        except BlockingIOError:
+            if alive:
+                return None
+            raise _LostError("its worker process died") from None
+        except OSError as error:
+            raise _LostError("its worker process died") from error
+
+    def _write(self) -> None:
+        with contextlib.suppress(OSError):  # full; or it is gone, which reading shows
+            while self._out:
+                del self._out[: self._sock.send(memoryview(self._out)[: 2**20])]
+
+    def _reply(self) -> dict[str, Any] | None:
+        if len(self._in) < HEADER.size:
+            return None
+        serial, size = HEADER.unpack_from(self._in)
+        end = HEADER.size + size
+        if serial != self._serial or size > LONGEST_REPLY or len(self._in) > end:
+            raise _LostError("its worker process sent an invalid reply")
+        if len(self._in) < end:
+            return None
+        try:
+            reply = json.loads(self._in[HEADER.size : end])
+        except (ValueError, RecursionError):
+            reply = None
+        self._in.clear()
+        if not _is_reply(reply):
+            raise _LostError("its worker process sent an invalid reply")
+        return reply  # type: ignore[no-any-return]
+
+    def close(self) -> None:
+        """Close the socket."""
+        self._sock.close()
 
 
-os.register_at_fork(after_in_child=_forget_all)
+def _cpu_seconds(pid: int) -> float | None:
+    """CPU seconds of all threads of a process since it began; None if it is gone."""
+    try:
+        return time.clock_gettime((~pid << 3) | _SCHEDULED)
+    except OSError:
+        return None
+
+
+_SCHEDULED = 2  # CPUCLOCK_SCHED of Linux: `clock_getcpuclockid(3)`, which Python lacks, makes such numbers
+
+
+def queued_seconds(pid: int) -> float | None:
+    """Seconds that a process's main thread waited for a core; None if the kernel does not count them."""
+    try:
+        return int(Path(f"/proc/{pid}/schedstat").read_bytes().split()[1]) / 1e9
+    except (OSError, IndexError, ValueError):
+        return None
+
+
+_HAS_QUEUE_CLOCK = queued_seconds(os.getpid()) is not None
+
+
+def _pickle_by_value(value: Any) -> bytes:
+    """Pickle, including functions and classes that cannot be imported elsewhere."""
+    import cloudpickle
+
+    data: bytes = cloudpickle.dumps(value, pickle.HIGHEST_PROTOCOL)
+    return data
+
+
+def _is_reply(reply: Any) -> bool:
+    if not isinstance(reply, dict):
+        return False
+    if "error" in reply:
+        error = reply["error"]
+        return isinstance(error, list) and len(error) == 3 and all(isinstance(part, str) for part in error)
+    return "value" in reply or reply.get("memory") is True

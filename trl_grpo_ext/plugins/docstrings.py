@@ -20,10 +20,11 @@ _BLOCK = re.compile(
     r"^(?P<title>[A-Z][A-Za-z ]{2,20}):[ \t]*\n(?P<text>(?:[ \t]+\S.*(?:\n|\Z)|[ \t]*\n)+)", re.MULTILINE
 )
 _INLINE = re.compile(
-    r"^(?P<title>Sources?|References?|Papers?|Departures?)(?P<more> [^:\n]{1,80})?:[ \t]+(?P<text>\S.*(?:\n.*\S.*)*)",
+    r"^(?P<title>Sources?|References?|Papers?|Departures?)(?P<more> [^:\n]{1,80})?:[ \t]+"
+    r"(?P<text>\S.*(?:\n(?!Departures?\b).*\S.*)*)",
     re.MULTILINE,
 )
-"""A section that begins on the line of its title is one paragraph."""
+"""A section that begins on the line of its title is one paragraph; departures may follow the source at once."""
 _ITEM = re.compile(
     r"^(?P<names>\**\w+(?:, *\**\w+)*)(?: \([^\n]*?\))?:[ \t]*(?P<text>[^\n]*(?:\n[ \t]+[^\n]*)*)", re.MULTILINE
 )

@@ -159,7 +159,7 @@ def record_steps(factory: Callable[[], Any], reward: str = "reward", *, cumulati
         cumulative: Whether the attribute has the sum since `reset`.
     """
 
-    made: dict[type, type] = {}  # TRL tells environments apart by their class
+    made: dict[type, type] = {}  # TRL knows environments by their class
 
     def recording(kind: type) -> type:
         tools = {

@@ -77,7 +77,7 @@ class Extension:
         trl.reward_func_names = unique_names(trl.reward_func_names)
         rewards.set_weights(trl)
         facts = reading.facts_of(trl)
-        agreement = Agreement(facts.rank, facts.ranks, facts.gather, facts.device)
+        agreement = Agreement(facts.rank, facts.ranks, facts.gather)
         self._add_callbacks()
         reduction = reduction_of(
             plugins.aggregation,

@@ -26,7 +26,7 @@ SELECTIONS: dict[str, dict[str, Any]] = {
     },
     "length power": {"loss_aggregation": {"name": "length_power", "alpha": 0.75}},
     "sign balanced": {"loss_aggregation": "sign_balanced"},
-    "tail mean": {"loss_aggregation": "tail_mean"},
+    "local mean": {"loss_aggregation": "token_mean_local"},
 }
 """Ten, that differ by completion, by token, by sign and by loss."""
 ALL = 1_000_000
@@ -66,7 +66,7 @@ def slow_gradient(policy: Policy, group: Group, coefficients_n: torch.Tensor) ->
     return torch.cat([one.flatten() for one in gradients])
 
 
-DAILY = ("grpo", "chain", "tail mean")
+DAILY = ("grpo", "chain", "local mean")
 
 
 @pytest.mark.parametrize(

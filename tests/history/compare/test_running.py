@@ -15,10 +15,10 @@ CASES: dict[str, dict[str, Any]] = {
     "luspo, signs": {"loss_type": "luspo", "advantage_hooks": [{"name": "sign_scaling", "positive": 0.5}]},
     "cispo, tokens": {
         "loss_type": "cispo",
-        "advantage_hooks": ["prefix_tree", "repetition_penalty", "truncation_masking"],
+        "advantage_hooks": ["prefix_tree", "clip_advantages", "truncation_masking"],
     },
     "old policy": {"advantage_hooks": ["zero_variance_credit", "low_probability"], "loss_aggregation": "sign_balanced"},
-    "tail mean": {"loss_aggregation": "tail_mean"},
+    "local mean": {"loss_aggregation": "token_mean_local"},
     "shaped, each normalised": {
         "advantage_hooks": ["tests.trainer.test_shaping:ByTokens"],
         "multi_objective_aggregation": "normalize_then_sum",
@@ -52,7 +52,7 @@ def assert_as_recorded(compared: Comparison, name: str, folder: Path) -> None:
     assert live > 20
 
 
-QUICK = ("cispo, tokens", "tail mean")
+QUICK = ("cispo, tokens", "local mean")
 
 
 @pytest.mark.parametrize("case", [pytest.param(one, marks=[pytest.mark.slow] * (one not in QUICK)) for one in CASES])

@@ -210,7 +210,7 @@ class SafeCheckpoints:
     @contextmanager
     def _agree(self) -> Iterator[None]:
         ranks = self.accelerator
-        with Agreement(ranks.process_index, ranks.num_processes, ranks.gather, ranks.device).section():
+        with Agreement(ranks.process_index, ranks.num_processes, ranks.gather).section():
             yield
 
     def _newest_checkpoint(self, folder: Path) -> str:

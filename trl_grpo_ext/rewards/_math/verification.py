@@ -219,4 +219,4 @@ def _try(pair: str) -> None:
 
 
 _CHORES = [partial(_try, pair) for line in _FORMS.split("\n")[1:-1] for pair in line.split(" ¦ ")]
-check.chores = _CHORES  # type: ignore[attr-defined]  # for the server's idle moments
+check.chores = _CHORES  # type: ignore[attr-defined]  # of the server, before its first worker

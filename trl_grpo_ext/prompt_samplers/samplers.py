@@ -1,0 +1,378 @@
+"""Prompt samplers: in an order of their own, or by what came of the prompts."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from ..errors import ConfigurationError
+from ..guard.parameters import Checked, checked_number, checked_text, checked_whole, number, text, whole
+from ..types import PromptOutcome, PromptPool, SamplerDeclaration
+
+
+class _ByRound:
+    """A sampler whose draws depend on the round alone."""
+
+    declares = SamplerDeclaration()
+
+    def observe(self, outcomes: Sequence[PromptOutcome]) -> None:
+        """The order does not depend on outcomes."""
+
+    def state_dict(self) -> Mapping[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """There is nothing to restore."""
+
+
+class InOrder(_ByRound):
+    """The prompts in the order of TRL's own sampler; what runs without a prompt sampler, equal to TRL's own batches.
+
+    Source: TRL's `RepeatSampler`.
+    Departures: a round of `resample` takes further prompts, so that the data is passed faster.
+    """
+
+    __name__ = "in_order"
+
+    def start(self, pool: PromptPool) -> None:
+        self._pool = pool
+
+    def draw(self, count: int, round_number: int) -> Sequence[int] | None:
+        rounds = len(self._pool.rows) // count
+        done, place = divmod(round_number, rounds)
+        return self._pool.order(done)[place * count : (place + 1) * count]
+
+
+class Curriculum(_ByRound):
+    """Easy prompts first: drawn at random from a part of the data that grows, by a column of difficulties.
+
+    In round `n` the prompts come from the easiest share `min(1, sqrt(start² + (1 - start²) · n / rounds))` of the data,
+    and never from fewer than a draw needs. Prompts whose column is None count as the hardest. Until the whole pool is
+    open, the objective is another: hard prompts do not count.
+
+    Source: Competence-based Curriculum Learning (1903.09848), with its square-root competence.
+    Departures: difficulties are a column of the data, not lengths or rarities of words.
+
+    Args:
+        column: The column of numbers; smaller is easier.
+        rounds: Rounds after which all prompts are open.
+        start: Share of the data that is open at the beginning, above 0 and at most 1.
+    """
+
+    __name__ = "curriculum"
+    declares = SamplerDeclaration(
+        conformance={"parameters": {"column": "level", "rounds": 5}, "columns": {"level": [3, 1, 2]}}
+    )
+
+    def __init__(self, *, column: str, rounds: int, start: float = 0.1) -> None:
+        self.column = checked_text("curriculum: column", column)
+        self.rounds = checked_whole("curriculum: rounds", rounds, lowest=1)
+        self.start_share = checked_number("curriculum: start", start, "above 0 and at most 1", lambda v: 0 < v <= 1)
+
+    def start(self, pool: PromptPool) -> None:
+        values = _column(pool, self.column, "curriculum")
+        numbers: list[float] = []
+        for row, value in enumerate(values):
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or value != value):
+                raise ConfigurationError(
+                    f"curriculum: the column {self.column!r} must have numbers or None; row {row} has {value!r}."
+                )
+            numbers.append(float("inf") if value is None else float(value))
+        self._seed = pool.seed
+        self._order = sorted(range(len(numbers)), key=lambda row: (numbers[row], row))
+
+    def draw(self, count: int, round_number: int) -> Sequence[int]:
+        done = min(1.0, round_number / self.rounds)
+        self._open = (self.start_share**2 + (1.0 - self.start_share**2) * done) ** 0.5
+        easiest = self._order[: max(count, round(self._open * len(self._order)))]
+        return random.Random(f"{self._seed}/curriculum/{round_number}").sample(easiest, count)
+
+    def metrics(self) -> Mapping[str, float]:
+        return {"open": self._open}
+
+
+@dataclass(kw_only=True, eq=False)
+class Mixture(Checked, _ByRound):
+    """Prompts of several sources in given proportions, each source in TRL's order.
+
+    Of every draw each source gets its share; what rounding takes from it, it gets back in a later draw. A source with
+    fewer rows than its part of one draw gives all of them once, and the others fill in. The objective is another:
+    sources count by their weights, not by their sizes.
+
+    Source: none of its own.
+    Departures: none.
+
+    Args:
+        column: The column that names a row's source.
+        weights: Weight of each source, 0 or more, by its value in the column. Sources that are not listed are left out.
+    """
+
+    __name__ = "mixture"
+    declares = SamplerDeclaration(
+        conformance={
+            "parameters": {"column": "source", "weights": {"a": 2, "b": 1}},
+            "columns": {"source": ["a", "b", "a"]},
+        }
+    )
+    column: str = text()
+    weights: Mapping[str, float]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.weights, Mapping) or not self.weights:
+            raise ConfigurationError(f"mixture: weights must be a mapping of sources to numbers, got {self.weights!r}.")
+        checked = {
+            str(source): checked_number(f"mixture: weight of {source}", weight, "0 or more", lambda v: v >= 0)
+            for source, weight in self.weights.items()
+        }
+        total = sum(checked.values())
+        if not total:
+            raise ConfigurationError("mixture: all weights are 0. Give a source a weight above 0.")
+        self.shares = {source: weight / total for source, weight in checked.items() if weight}
+
+    def start(self, pool: PromptPool) -> None:
+        values = [str(value) for value in _column(pool, self.column, "mixture")]
+        self._orders = {
+            source: PassAfterPass(pool, (row for row, value in enumerate(values) if value == source))
+            for source in self.shares
+        }
+        if empty := [source for source, order in self._orders.items() if not order.rows]:
+            raise ConfigurationError(
+                f"mixture: no row has {empty[0]!r} in the column {self.column!r}. It has: "
+                f"{', '.join(sorted({*values})[:20])}."
+            )
+
+    def draw(self, count: int, round_number: int) -> Sequence[int] | None:
+        sizes = {source: len(order.rows) for source, order in self._orders.items()}
+        if sum(sizes.values()) < count:
+            return None
+        total = sum(order.drawn for order in self._orders.values()) + count
+        owed = {source: share * total - self._orders[source].drawn for source, share in self.shares.items()}
+        parts = dict.fromkeys(owed, 0)
+        for _ in range(count):  # one row at a time to the source to which most is owed
+            able = [source for source in owed if parts[source] < sizes[source]]
+            source = max(able, key=lambda one: (owed[one] - parts[one], one))
+            parts[source] += 1
+        return [row for source, part in parts.items() for row in self._orders[source].take(part)]
+
+    def metrics(self) -> Mapping[str, float]:
+        total = max(1, sum(order.drawn for order in self._orders.values()))
+        return {f"drawn/{source}": order.drawn / total for source, order in self._orders.items()}
+
+    def state_dict(self) -> Mapping[str, Any]:
+        return {"next": {source: order.drawn for source, order in self._orders.items()}}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        for source, drawn in state["next"].items():
+            self._orders[source].drawn = int(drawn)
+
+
+class PassAfterPass:
+    """Rows in the order of TRL's sampler, pass after pass; those that it leaves out, as they fill no batch, last."""
+
+    def __init__(self, pool: PromptPool, rows: Iterable[int]) -> None:
+        self.rows = {*rows}
+        self.drawn = 0
+        self._pool = pool
+        self._passes = -1
+        self._order: list[int] = []
+
+    def take(self, count: int, skip: Callable[[int], bool] = lambda row: False) -> list[int]:
+        """The next rows, different ones, without those to skip."""
+        taken: list[int] = []
+        while len(taken) < count:
+            row = self._at(self.drawn)
+            self.drawn += 1
+            if row not in taken and not skip(row):  # over the end of a pass a row may come again
+                taken.append(row)
+        return taken
+
+    def _at(self, number: int) -> int:
+        passes, place = divmod(number, len(self.rows))
+        if passes != self._passes:  # one pass is kept: places are asked for one after the other
+            order = [row for row in self._pool.order(passes) if row in self.rows]
+            self._passes = passes
+            self._order = [*order, *sorted(self.rows.difference(order))]
+        return self._order[place]
+
+
+def _column(pool: PromptPool, name: str, sampler: str) -> list[Any]:
+    values = pool.column(name)
+    if all(value is None for value in values):
+        raise ConfigurationError(
+            f"{sampler}: the data have no column {name!r}. They have: {', '.join(sorted(pool.rows[0]))}."
+        )
+    return values
+
+
+@dataclass(kw_only=True, eq=False)
+class _Tracked(Checked):
+    """What is known of each prompt: a running estimate of its success rate, and how often in a row it was solved.
+
+    The success of a group is its mean reward, mapped so that `fails_at` is 0 and `solved_at` is 1.
+    """
+
+    __name__: ClassVar[str]
+    declares = SamplerDeclaration()
+
+    new_share = 0.5  # of a round in the estimate
+    reward: str | None = text(None)
+    solved_at: float = number(1.0, "a finite number")
+    fails_at: float = number(0.0, "a finite number")
+    estimates: dict[int, float] = field(init=False, default_factory=dict)
+    solved_rounds: dict[int, int] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.solved_at <= self.fails_at:
+            raise ConfigurationError(
+                f"{self.__name__}: solved_at must be above fails_at = {self.fails_at}, got {self.solved_at}."
+            )
+
+    def start(self, pool: PromptPool) -> None:
+        self._pool = pool
+        self._size = len(pool.rows)
+        self.estimates = {}
+        self.solved_rounds = {}
+
+    def observe(self, outcomes: Sequence[PromptOutcome]) -> None:
+        """Update what is known; a prompt whose completions have no reward stays as it was."""
+        for outcome in outcomes:
+            mean = self._mean(outcome)
+            if math.isnan(mean):
+                continue
+            success = min(1.0, max(0.0, (mean - self.fails_at) / (self.solved_at - self.fails_at)))
+            before = self.estimates.get(outcome.row, success)
+            self.estimates[outcome.row] = before + self.new_share * (success - before)
+            solved = success >= 1.0
+            self.solved_rounds[outcome.row] = self.solved_rounds.get(outcome.row, 0) + 1 if solved else 0
+
+    def _mean(self, outcome: PromptOutcome) -> float:
+        if self.reward is None:
+            return outcome.reward
+        if self.reward not in outcome.means:
+            raise ConfigurationError(
+                f"{self.__name__}: the run has no reward {self.reward!r}. It has: {', '.join(outcome.means)}."
+            )
+        return outcome.means[self.reward]
+
+    def metrics(self) -> Mapping[str, float]:
+        """Shares of the pool: unseen, solved when last drawn, and hopeless, which is never with a success."""
+        size = max(1, self._size)
+        solved = sum(rounds > 0 for rounds in self.solved_rounds.values())
+        hopeless = sum(estimate == 0.0 for estimate in self.estimates.values())
+        return {
+            "unseen": 1.0 - len(self.estimates) / size,
+            "solved": solved / size,
+            "hopeless": hopeless / size,
+        }
+
+    def state_dict(self) -> Mapping[str, Any]:
+        return {
+            "estimates": {str(row): estimate for row, estimate in self.estimates.items()},
+            "solved_rounds": {str(row): rounds for row, rounds in self.solved_rounds.items()},
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.estimates = {int(row): float(estimate) for row, estimate in state["estimates"].items()}
+        self.solved_rounds = {int(row): int(rounds) for row, rounds in state["solved_rounds"].items()}
+
+    def _random(self, round_number: int) -> random.Random:
+        return random.Random(f"{self._pool.seed}/{self.__name__}/{round_number}")
+
+
+@dataclass(kw_only=True, eq=False)
+class RetireSolved(_Tracked):
+    """The prompts in TRL's order, without those that were solved `after` times in a row.
+
+    A group that the policy solves as a whole has no signal, and costs as much as any other. A share of each draw goes
+    to retired prompts: one that fails is no longer retired. When every prompt has retired, the training ends. The
+    objective is another: prompts that the policy solves count less than in the data.
+
+    Source: none of its own; prime-rl and open-instruct retire solved prompts in this way.
+    Departures: theirs never come back.
+
+    Args:
+        after: Rounds in a row in which all completions of a prompt must be right.
+        kept_back: Share of each draw for retired prompts, from 0 and below 1.
+        reward: The reward function that decides; None means the weighted sum.
+        solved_at: Mean reward from which a group is solved.
+        fails_at: Mean reward at which it has failed, for the metrics.
+    """
+
+    __name__ = "retire_solved"
+    after: int = whole(1, lowest=1)
+    kept_back: float = number(0.1, "in [0, 1)", lambda v: 0 <= v < 1)
+
+    def start(self, pool: PromptPool) -> None:
+        super().start(pool)
+        self._order = PassAfterPass(pool, range(len(pool.rows)))
+
+    def draw(self, count: int, round_number: int) -> Sequence[int] | None:
+        retired = sorted(row for row, rounds in self.solved_rounds.items() if rounds >= self.after)
+        left = self._size - len(retired)
+        if left == 0:
+            return None
+        fresh = min(count - int(self.kept_back * count) if retired else count, left)
+        drawn = self._order.take(fresh, skip=lambda row: self.solved_rounds.get(row, 0) >= self.after)
+        return [*drawn, *self._random(round_number).sample(retired, count - fresh)]
+
+    def state_dict(self) -> Mapping[str, Any]:
+        return {**super().state_dict(), "next": self._order.drawn}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
+        self._order.drawn = int(state["next"])
+
+
+@dataclass(kw_only=True, eq=False)
+class DifficultyPool(_Tracked):
+    """Prompts whose success rate is near a target, by a running estimate of each; unseen ones are explored.
+
+    A share of each draw are prompts that were never seen, as long as there are any. The others are drawn without
+    replacement with probabilities in proportion to
+
+        w = floor + (1 - floor) · (1 - |p - target| / max(target, 1 - target))^sharpness
+
+    for the estimate `p`, so that a prompt which looks solved or hopeless is tried again now and then. The objective is
+    another: prompts near the target count more than in the data.
+
+    Source: none of its own; prompts of middle difficulty are preferred by Online Difficulty Filtering (2504.03380) and
+    by the difficulty pools of prime-rl.
+    Departures: the paper filters what was sampled; this chooses before sampling.
+
+    Args:
+        target: The success rate that is preferred, from 0 to 1.
+        explore: Share of each draw for prompts that were never seen, from 0 to 1.
+        sharpness: How strongly the target is preferred, from 0 (not at all).
+        floor: Weight of a prompt as far from the target as possible, above 0 and at most 1.
+        new_share: Weight of a new round in the estimate, above 0 and at most 1.
+        reward: The reward function that decides; None means the weighted sum.
+        solved_at: Mean reward at which the success is 1.
+        fails_at: Mean reward at which it is 0.
+    """
+
+    __name__ = "difficulty_pool"
+    target: float = number(0.5, "from 0 to 1", lambda v: 0 <= v <= 1)
+    explore: float = number(0.25, "from 0 to 1", lambda v: 0 <= v <= 1)
+    sharpness: float = number(2.0, "0 or more", lambda v: v >= 0)
+    floor: float = number(0.05, "above 0 and at most 1", lambda v: 0 < v <= 1)
+    new_share: float = number(0.5, "above 0 and at most 1", lambda v: 0 < v <= 1)
+
+    def draw(self, count: int, round_number: int) -> Sequence[int]:
+        chance = self._random(round_number)
+        unseen = [row for row in range(self._size) if row not in self.estimates]
+        seen = sorted(self.estimates)
+        new = min(len(unseen), max(math.ceil(self.explore * count), count - len(seen)))
+        # Efraimidis and Spirakis (2006): the largest u^(1/w) are a sample without replacement by weight.
+        keys = {row: chance.random() ** (1.0 / self.weight(self.estimates[row])) for row in seen}
+        return [*chance.sample(unseen, new), *sorted(seen, key=lambda row: (-keys[row], row))[: count - new]]
+
+    def weight(self, success: float) -> float:
+        """The weight of a prompt with this success rate."""
+        far = abs(success - self.target) / max(self.target, 1.0 - self.target)
+        near: float = max(0.0, 1.0 - far) ** self.sharpness
+        return self.floor + (1.0 - self.floor) * near
