@@ -70,6 +70,47 @@ def fail(text: str) -> str:
     raise ValueError(text * 400)
 
 
+def tool_log(name: str, script: Any, folder: Path, reward: ToolUse) -> dict[str, float]:
+    """What is logged of four completions that say the same, and then `so.`, through TRL's own tool loop."""
+    family = FAMILIES[name]
+    tokenizer = tokenizer_of(family)
+    sizes = {**SIZES, "vocab_size": len(tokenizer), "max_position_embeddings": 8192}
+    settings = {"max_completion_length": 700, "max_steps": 1, "per_device_train_batch_size": 4}
+    trainer = Scripted(
+        LlamaForCausalLM(LlamaConfig(**sizes)),
+        [reward],
+        arguments(folder, **settings),
+        train_dataset=Dataset.from_dict({"prompt": [[{"role": "user", "content": "?"}]]}),
+        processing_class=tokenizer,
+        tools=[fail, echo],
+    )
+    own = [script if script == "broken" else (f"{row}:", script[1]) for row in range(4)]  # so that rows differ
+    trainer.scripts = [[written(family, tokenizer, said) for said in (first, ("so.", []))] for first in own]
+    trainer.train()
+    log: dict[str, float] = trainer.state.log_history[0]
+    return log
+
+
+CASES: dict[str, tuple[Any, tuple[int, int, int, int]]] = {
+    "returned": (("", [("echo", {"text": "z"})]), (1, 1, 0, 0)),
+    "error": (("", [("fail", {"text": "x"})]), (1, 0, 1, 0)),
+    "long result": (("", [("echo", {"text": "flood"})]), (1, 0, 0, 1)),
+    "broken": ("broken", (1, 0, 1, 0)),
+}
+MARKERS = {"qwen2_5": "<tool_call>", "llama3_1": '{"name"', "mistral": '[{"name"'}  # without special tokens
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("name", MARKERS)
+@pytest.mark.slow
+def test_tool_use_through_chat_templates(name: str, case: str, tmp_path: Path) -> None:
+    """A beginning of a call that cannot be parsed is found by the marker of the model's own form."""
+    script, expected = CASES[case]
+    log = tool_log(name, script, tmp_path, ToolUse(marker=MARKERS[name]))
+    names = ("calls", "returned", "failed", "unanswered")
+    assert tuple(log[f"tool_use/{what}"] for what in names) == expected
+
+
 @pytest.mark.parametrize(
     ("script", "metrics"),
     [
@@ -81,21 +122,7 @@ def fail(text: str) -> str:
 )
 def test_no_call_escapes_near_the_end_of_the_budget(script: Any, metrics: dict[str, int], tmp_path: Path) -> None:
     """Through TRL's own tool loop, which takes back what does not fit and forgets whether it was an error."""
-    tokenizer = tokenizer_of(FAMILIES["qwen3"])
-    sizes = {**SIZES, "vocab_size": len(tokenizer), "max_position_embeddings": 8192}
-    settings = {"max_completion_length": 700, "max_steps": 1, "per_device_train_batch_size": 4}
-    trainer = Scripted(
-        LlamaForCausalLM(LlamaConfig(**sizes)),
-        [ToolUse()],
-        arguments(tmp_path, **settings),
-        train_dataset=Dataset.from_dict({"prompt": [[{"role": "user", "content": "?"}]]}),
-        processing_class=tokenizer,
-        tools=[fail, echo],
-    )
-    own = [(f"{row}:", script[1]) for row in range(4)]  # tells the rows apart
-    trainer.scripts = [[written(FAMILIES["qwen3"], tokenizer, said) for said in (first, ("so.", []))] for first in own]
-    trainer.train()
-    log = trainer.state.log_history[0]
+    log = tool_log("qwen3", script, tmp_path, ToolUse())
     assert {name: log[f"tool_use/{name}"] for name in metrics} == metrics
     lost = metrics["failed"] + metrics["unanswered"]
     assert log["rewards/tool_use/mean"] == pytest.approx(-0.1 * lost)

@@ -2,7 +2,8 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from tests.support import Recorder, arguments, length_reward, prompts, save_tiny
 from tests.trainer.watch import Watch
 from trl_grpo_ext import GRPOExtTrainer, Rollout
 from trl_grpo_ext.errors import ConfigurationError
-from trl_grpo_ext.trainer.logps import completion_logps, tiled_logps
+from trl_grpo_ext.trainer.logps import LogpsForHooks, completion_logps, tiled_logps
 from trl_grpo_ext.trainer.upstream import releases
 
 
@@ -239,3 +240,11 @@ def test_a_teacher_with_another_vocabulary_is_refused(tiny_model: Path, tmp_path
 def test_what_is_not_there_is_said_at_construction(tiny_model: Path, tmp_path: Path, hook: Any, message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         train(tiny_model, tmp_path, hooks=[hook], scripted=False)
+
+
+def test_a_loaded_teacher_sees_no_images() -> None:
+    hooks = LogpsForHooks([], cast(Any, None), SimpleNamespace(pad_token_id=0))
+    hooks._loaded["a/teacher"] = object()
+    assert hooks.with_prompts({"prompt_ids": torch.ones(1, 2)}, []) == {}
+    with pytest.raises(ConfigurationError, match=r"'a/teacher' .*images"):
+        hooks.with_prompts({"pixel_values": torch.ones(1, 3, 2, 2)}, [])

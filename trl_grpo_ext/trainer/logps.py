@@ -75,6 +75,11 @@ class LogpsForHooks:
 
     def with_prompts(self, batch: dict[str, Any], inputs: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
         """The batch after the prompts of each column that a teacher sees, by column; it may raise on one rank alone."""
+        if self._loaded and batch.get("pixel_values") is not None:
+            raise ConfigurationError(
+                f"The teacher {next(iter(self._loaded))!r} would read these prompts without their images. A teacher "
+                'that sees them is the policy itself ("policy" or "reference"); or remove the hook.'
+            )
         columns = {column: hook for name, hook in self._teachers.items() if (column := split_teacher(name)[1])}
         return {column: self._after_prompts(batch, inputs, column, hook) for column, hook in columns.items()}
 
