@@ -1,7 +1,7 @@
 """A plugin that fails on one rank stops all ranks with the same error; none hangs.
 
 Otherwise a rank that fails leaves the others waiting in their next collective until it times out. So plugins run inside
-`Agreement.section`, and whenever a rank there needs the others it first says them where it is: that it gathers a
+`Agreement.section`, and whenever a rank there needs the others it first says where it is: that it gathers a
 tensor of some shape, that its section is finished, or that it failed, and why. Only if all gather, shapes that fit,
 does the gather take place. If any failed, all raise its error. If some gather and others are done, that is an error
 too.
@@ -26,7 +26,7 @@ from ..errors import PluginOutputError, PluginRunError, TRLGRPOExtError
 
 
 class _Failure(NamedTuple):
-    """What a rank that failed says the others."""
+    """What a rank that failed says to the others."""
 
     kind: str
     message: str
