@@ -298,14 +298,19 @@ def label(row: Mapping[str, Any]) -> str:
 
 
 def table(results: Sequence[Mapping[str, Any]]) -> str:
-    """The results in Markdown, with the releases of theirs below."""
+    """In Markdown: what is equal, by name; what differs and why, as a table; the releases of theirs below."""
+    equal: dict[str, list[str]] = {}
     lines = ["| Ours | Theirs | Values | Gradients | Why |", "| --- | --- | ---: | ---: | --- |"]
     for one in results:
+        theirs = f"{one['project']} `{one['theirs']}`"
+        if not one["why"]:
+            equal.setdefault(one["ours"], []).append(theirs)
+            continue
         gaps = [f"{one[what]:.2g}" if what in one else "" for what in ("values", "gradients")]
-        cells = [one["ours"], f"{one['project']} `{one['theirs']}`", *gaps, one["why"]]
-        lines.append(f"| {' | '.join(cells)} |")
+        lines.append(f"| {' | '.join([one['ours'], theirs, *gaps, one['why']])} |")
+    same = "; ".join(f"{ours} ({', '.join(theirs)})" for ours, theirs in equal.items())
     releases = dict.fromkeys(f"{one['project']} {one['release']}" for one in results)
-    return "\n".join([*lines, "", f"{', '.join(releases)}."])
+    return "\n".join([f"Equal up to 5e-8: {same}.", "", *lines, "", f"{', '.join(releases)}."])
 
 
 def main() -> None:
