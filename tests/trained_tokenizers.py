@@ -66,17 +66,21 @@ def unigram(scheme: str = "always") -> Any:
     return _wrapped(tokenizer)
 
 
-def characters() -> Any:
-    """One token for each character."""
+def characters(fuse: bool) -> Any:
+    """One token for each character; without a decoder, the tokens are joined by spaces."""
     alphabet = sorted(set("".join(CORPUS)))
     tokenizer = Tokenizer(models.WordLevel({c: i for i, c in enumerate([*alphabet, "<unk>"])}, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
-    tokenizer.decoder = decoders.Fuse()
+    if fuse:
+        tokenizer.decoder = decoders.Fuse()
     return _wrapped(tokenizer)
 
 
 BUILDERS = {
     "byte_level": byte_level,
+    "byte_level_cleaned": lambda: byte_level(
+        clean_up_tokenization_spaces=True, clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output=True
+    ),
     "byte_level_asked_to_clean": lambda: byte_level(clean_up_tokenization_spaces=True),
     "llama_2": sentencepiece_bpe,
     "gemma": lambda: sentencepiece_bpe(strip=False),
@@ -84,7 +88,8 @@ BUILDERS = {
     "unigram": unigram,
     "unigram_first": lambda: unigram("first"),
     "unigram_never": lambda: unigram("never"),
-    "characters": characters,
+    "characters": lambda: characters(fuse=True),
+    "characters_joined": lambda: characters(fuse=False),
 }
 
 

@@ -113,10 +113,21 @@ def test_sentencepiece_by_hand() -> None:
     assert wrote(tokenizer, ["<eos>", "▁", "▁", "<think>"]) == ["", "", " ", "<think>"]
 
 
-def test_metaspace_by_hand() -> None:
+def test_metaspace_and_joined_words_by_hand() -> None:
     assert wrote(trained("unigram"), ["▁", "e", "▁", "e"]) == ["", "e", " ", "e"]
     assert wrote(trained("unigram_never"), ["▁", "e", "▁", "e"]) == [" ", "e", " ", "e"]
+    assert wrote(trained("characters_joined"), ["a", "<eos>", "b", "."]) == ["a", "", " b", " ."]
     assert wrote(trained("characters"), ["a", "<eos>", "b", "."]) == ["a", "", "b", "."]
+
+
+def test_the_clean_up_of_transformers_by_hand() -> None:
+    cleaned = trained("byte_level_cleaned")
+    # "a ." is "a." and its space is nobody's; "a ' b" is "a'b"; "do n't" loses its space too.
+    assert wrote(cleaned, ["a", "Ġ", "."]) == ["a", "", "."]
+    assert wrote(cleaned, ["a", "Ġ", "'", "Ġ", "b"]) == ["a", "", "'", "", "b"]
+    assert wrote(cleaned, ["d", "o", "Ġ", "n", "'", "t"]) == ["d", "o", "", "n", "'", "t"]
+    asked = trained("byte_level_asked_to_clean")  # transformers does not do it to byte-level BPE
+    assert wrote(asked, ["a", "Ġ", "."]) == ["a", " ", "."]
 
 
 # ------------------------------------------------------------------------------------------------- any tokens

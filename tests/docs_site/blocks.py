@@ -83,6 +83,10 @@ RUN: dict[tuple[str, str], tuple[str, str]] = {
         "from trl import GRPOTrainer as Theirs",
         "Mine.__mro__.index(GRPOExtMixin) < Mine.__mro__.index(Theirs)",
     ),
+    ("docs/pipelines.md", "def counts("): (
+        "detect = range",  # two things in the picture 2
+        "counts([[{'content': '2'}], [{'content': '3'}]], [2, 2], None) == [1.0, 0.0]",
+    ),
     ("docs/pipelines.md", "class Geometric"): (
         "from trl_grpo_ext import GRPOExtMixin",
         "Geometric.__bases__ == (GRPOExtMixin, GMPOTrainer)",

@@ -16,8 +16,10 @@ from typing import Any
 import cloudpickle
 import pytest
 import torch
+from trl import GRPOTrainer
 from trl.trainer.utils import is_async_callable
 
+from tests.support import length_reward, train
 from trl_grpo_ext.errors import ConfigurationError, PluginOutputError, RewardError
 from trl_grpo_ext.guard.guarded import AsyncGuarded, Guarded, guarded
 from trl_grpo_ext.guard.outcomes import Outcome
@@ -110,11 +112,13 @@ def test_guarded_timeout_uses_worker_processes(closed: contextlib.ExitStack, tra
     assert reward(prompts=["?"] * 3, completions=["a", "bb", "none"], completion_ids=[[1]] * 3) == [1.0, 2.0, None]
     assert all(int(pid) != os.getpid() for pid, *_ in trace.lines)
     assert [calls for _, calls, _ in trace.lines] == ["1", "1", "1"]  # each completion by itself
-    # A timeout is not retried.
-    assert outcomes(made(closed, trace, timeout=1.0, workers=1, retries=3), ["sleep 60"]) == ["timeout"]
+    # Without a budget no call is made twice for being slow, and a timeout is not retried.
+    assert reward(completions=["sleep 0.6"]) == [9.0]
     assert len(trace.lines) == 4
+    assert outcomes(made(closed, trace, timeout=1.0, workers=1, retries=3), ["sleep 60"]) == ["timeout"]
+    assert len(trace.lines) == 5
     assert guarded(trace)(completions=["a", "a"]) == [1.0, 1.0]
-    assert [pid for pid, *_ in trace.lines[4:]] == [str(os.getpid())] * 2
+    assert [pid for pid, *_ in trace.lines[5:]] == [str(os.getpid())] * 2
 
 
 @pytest.mark.slow
@@ -168,7 +172,7 @@ def test_columns_are_cut_with_the_completions(closed: contextlib.ExitStack) -> N
         return [float(c + p == a and level == "easy") for c, p, a in zip(completions, prompts, answer, strict=True)]
 
     columns = {"prompts": ["1", "2", "3"], "answer": ["a1", "b2", "cX"], "level": "easy"}
-    for options in ({}, {"workers": 1, "batch_size": 2}):
+    for options in ({}, {"workers": 1}, {"batch_size": 2}, {"workers": 2, "batch_size": 2}):
         assert made(closed, check, **options)(completions=["a", "b", "c"], **columns) == [1.0, 1.0, 0.0]
 
 
@@ -280,6 +284,28 @@ def test_guarded_async_retries_and_timeouts() -> None:
         asyncio.run(reward(completions=["a"]))  # type: ignore[arg-type]
     assert tries == 3
     assert isinstance(info.value.__cause__, TimeoutError)
+
+
+@pytest.mark.slow
+def test_trl_trains_with_guarded_rewards_as_with_the_plain_ones(
+    tiny_model: Path, tmp_path: Path, closed: contextlib.ExitStack
+) -> None:
+    plain = train(tiny_model, tmp_path / "plain", GRPOTrainer, reward_funcs=[length_reward, behave_async])
+    ours = train(
+        tiny_model,
+        tmp_path / "guarded",
+        GRPOTrainer,
+        reward_funcs=[
+            made(closed, length_reward, timeout=60.0, workers=2),
+            made(closed, behave_async, timeout=30.0, batch_size=3),
+        ],
+    )
+    for theirs, mine in zip(plain.logs, ours.logs, strict=True):
+        shared = {name: value for name, value in mine.items() if not name.startswith("outcomes/")}
+        assert shared == theirs
+    assert ours.logs[0]["rewards/length_reward/mean"] == plain.logs[0]["rewards/length_reward/mean"]
+    assert ours.logs[0]["outcomes/length_reward/scored"] == 1.0
+    assert all(torch.equal(ours.weights[name], value) for name, value in plain.weights.items())
 
 
 # ---------------------------------------------------------------------------------------------- the object

@@ -18,6 +18,11 @@ from ..errors import AlignmentError
 
 _PROBE = "Hé, 1 234.5 + x_1!\n\n\t  naïve ﷽ 你好 שלום 👩‍👩‍👧 e\u0301 <think>don't</think> \\frac{1}{2} "
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_CLEAN_UP = (
+    *((" .", "."), (" ?", "?"), (" !", "!"), (" ,", ","), (" ' ", "'")),
+    *((" n't", "n't"), (" 'm", "'m"), (" 's", "'s"), (" 've", "'ve"), (" 're", "'re")),
+)
+"""What transformers replaces after decoding, if a tokenizer asks for it."""
 
 
 def token_offsets(tokenizer: Any, ids: Sequence[int], text: str) -> list[tuple[int, int]]:
@@ -96,14 +101,19 @@ def offsets_by_decoder(backend: Any, ids: list[int], text: str) -> list[tuple[in
     for step in steps:
         pieces = _STEPS[step["type"]](pieces, step)
     whole = _fused(pieces)
+    if whole.text != text:
+        for pattern, content in _CLEAN_UP:
+            whole = _replaced(whole, pattern, content)
     return _ranges(whole, with_text, len(ids)) if whole.text == text else None
 
 
 def _steps_of(backend: Any) -> list[dict[str, Any]] | None:
     """The decoder as a flat list of steps; None if it is not one of the library's own."""
+    if backend.decoder is None:
+        return [{"type": "Join"}]
     try:
         waiting = [json.loads(backend.decoder.__getstate__())]
-    except Exception:  # no decoder, or one written in Python
+    except Exception:  # a decoder written in Python
         return None
     steps = []
     while waiting:
@@ -160,6 +170,10 @@ def _replace(pieces: list[_Piece], step: _Step) -> list[_Piece]:
     if not pattern:  # a regular expression, in another dialect than Python's: the text will not come out
         return pieces
     return [_replaced(piece, pattern, step["content"]) for piece in pieces]
+
+
+def _join(pieces: list[_Piece], step: _Step) -> list[_Piece]:
+    return [*pieces[:1], *(_fused([_Piece(one.token, " ", [one.token], [one.token]), one]) for one in pieces[1:])]
 
 
 def _strip(pieces: list[_Piece], step: _Step) -> list[_Piece]:
@@ -239,6 +253,7 @@ _STEPS: dict[str, Callable[[list[_Piece], _Step], list[_Piece]]] = {
     "ByteFallback": _byte_fallback,
     "ByteLevel": _byte_level,
     "Fuse": lambda pieces, step: [_fused(pieces)],
+    "Join": _join,
     "Strip": _strip,
     "Metaspace": _metaspace,
 }
