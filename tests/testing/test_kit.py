@@ -154,9 +154,9 @@ def test_a_rule_that_cannot_be_checked_says_why(rule: str, options: dict[str, An
     [
         (lambda count: (0.5 for _ in range(count)), None, ""),
         (lambda count: [float("nan")] * count, "reward.types", "is NaN; return None"),
-        (lambda count: [1e39] * count, "reward.types", "it must be finite, also in float32"),
-        (lambda count: None, "reward.length", "Did the function forget its return?"),
-        (lambda count: torch.zeros(count, 2), "reward.length", "one number per completion"),
+        (lambda count: [1e39] * count, "reward.types", "finite also in float32"),
+        (lambda count: None, "reward.length", "NoneType, None"),
+        (lambda count: torch.zeros(count, 2), "reward.length", "one number or None for each"),
     ],
 )
 def test_what_a_reward_may_return(returned: Any, rule: str | None, message: str) -> None:

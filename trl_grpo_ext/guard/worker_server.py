@@ -233,8 +233,11 @@ def _describe(error: BaseException) -> tuple[str, str, str]:
 
 
 def _address_space() -> int:
-    """This process's virtual memory in bytes."""
-    return int(Path("/proc/self/statm").read_bytes().split()[0]) * resource.getpagesize()
+    """This process's virtual memory in bytes; 0 if a task has given up the right to read it."""
+    try:
+        return int(Path("/proc/self/statm").read_bytes().split()[0]) * resource.getpagesize()
+    except OSError:
+        return 0
 
 
 def _kill_group(pid: int) -> None:
