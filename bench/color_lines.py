@@ -74,7 +74,7 @@ def sampled(model: Any, tokenizer: Any, rows: Sequence[Row], each: int = 1) -> l
             "top_p": 1.0,
             "num_return_sequences": each,
         }
-        ids = model.generate(**batch, **options, max_new_tokens=longest(len(rows[0]["lines"])))
+        ids = type(model).generate(model, **batch, **options, max_new_tokens=longest(len(rows[0]["lines"])))
         texts += tokenizer.batch_decode(ids[:, batch["input_ids"].shape[1] :], skip_special_tokens=True)
     return texts
 

@@ -409,7 +409,7 @@ def completions_table(lines: Sequence[Mapping[str, Any]]) -> str:
             base, pairs, differences = by_arm.get("shared", {}), [], []
             for seed in sorted({*of_arm} & {*base}):
                 pairs.append((steps_to(TARGET, base[seed]["right"]), needed[seed]))
-                differences.append(last[seed] - base[seed]["right"])
+                differences.append(last[seed] - base[seed]["heldout"])
             is_base = arm == "shared"
             cells += ["" if is_base else ratio_text(pairs), f"{statistics.fmean(last.values()):.3f}"]
             rows.append([*cells, "" if is_base else interval(differences)])
