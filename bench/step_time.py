@@ -35,8 +35,8 @@ ARMS: dict[str, dict[str, Any]] = {
     PLAIN: {},
     "ours, nothing selected": {},
     "ours, `token_mean`": {"loss_aggregation": "token_mean"},
-    "ours, `token_mean_local` (a `reduce`)": {"loss_aggregation": "token_mean_local"},
-    "ours, `token_mean` and `topr`": {"loss_aggregation": "token_mean", "token_losses": ["topr"]},
+    "ours, `tail_mean` (a `reduce`)": {"loss_aggregation": "tail_mean"},
+    "ours, `token_mean` and `smooth_clip`": {"loss_aggregation": "token_mean", "token_losses": ["smooth_clip"]},
 }
 WARM_UP = 5
 

@@ -109,7 +109,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "shared prompts": {"compact_updates": "exact", "share_prompts": True},
     "a token loss": {"token_losses": [{"name": "kl_cov", "share": 0.2}], "num_iterations": 2},
     "a reduction, cispo, parts": {
-        "loss_aggregation": "token_mean_local",
+        "loss_aggregation": "tail_mean",
         "loss_type": "cispo",
         "reward_funcs": [first_letter],
         "advantage_hooks": ["part_credit"],

@@ -74,5 +74,6 @@ EXAMPLES: dict[str, Worked] = {
         ("length_power", {"name": "length_power", "alpha": 0.75}, _ONE_PROMPT),
         ("sign_balanced", "sign_balanced", _ONE_PROMPT),
         ("prefix_share", "prefix_share", f"{_ONE_PROMPT} The first two begin with the same token."),
+        ("tail_mean", {"name": "tail_mean", "fraction": 0.5}, f"{_ONE_PROMPT} {_SLOPE}"),
     )
 }

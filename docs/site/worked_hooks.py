@@ -10,7 +10,7 @@ from trl_grpo_ext.credit import flow
 from trl_grpo_ext.testing.builders import make_forward, make_rollout, mask_of, turns_between
 from trl_grpo_ext.types import Part, Parts, Place
 
-from .worked import Worked, completions
+from .worked import Worked, completions, tokens
 
 
 def _rows(ragged: Sequence[Sequence[float]]) -> torch.Tensor:
@@ -86,6 +86,13 @@ def _with_reference(incoming: float) -> Any:
     return run
 
 
+def _rejection(selection: Any) -> Mapping[str, Any]:
+    sampler = torch.tensor([[-1.05], [-0.5], [-1.8]], dtype=torch.float64)
+    old = torch.tensor(LOGPS, dtype=torch.float64).unsqueeze(1)
+    rows = _after_rollout(selection, [1, 1, 1], [1.0, 1.0, 1.0], old_logps_B_T=old, sampling_logps_B_T=sampler)
+    return {"advantage after": [row[0] for row in rows]}
+
+
 def _gae(selection: Any) -> Mapping[str, Any]:
     return {"advantages": _after_rollout(selection, [3, 2], [9.0, 9.0], [1.0, 0.0])}
 
@@ -134,6 +141,10 @@ def _ids(words: Sequence[str]) -> torch.Tensor:
 def _tree(selection: Any) -> Mapping[str, Any]:
     rows = _after_rollout(selection, [3, 3, 3], [9.0] * 3, TREE_REWARDS, completion_ids_B_T=_ids(TREE))
     return {"advantages": rows}
+
+
+def _repetition(selection: Any) -> Mapping[str, Any]:
+    return {"advantage after": _after_rollout(selection, [8], [1.0], completion_ids_B_T=_ids(["abcxabcy"]))[0]}
 
 
 def _truncation(selection: Any) -> Mapping[str, Any]:
@@ -191,6 +202,15 @@ def _zero_variance(selection: Any) -> Mapping[str, Any]:
     return {"after, all right": right, "after, all wrong": wrong}
 
 
+MOVED = (0.1, 0.0, 0.1)
+
+
+def _future(selection: Any) -> Mapping[str, Any]:
+    moved = _rows([MOVED])
+    zeros = torch.zeros_like(moved)
+    return {"advantage after": _after_forward(selection, [1.0], moved, zeros, old_logps_B_T=zeros)[0]}
+
+
 GENERATED, NOW = (0.6, 0.45, 0.01, 0.7), (0.9, 0.5, 0.05, 0.3)
 
 
@@ -201,6 +221,16 @@ def _divergence(selection: Any) -> Mapping[str, Any]:
 
 
 _FOUR = (1.0, 0.0, 0.0, 3.0)
+
+
+def _running(selection: Any) -> Mapping[str, Any]:
+    (hook,) = load_advantage_hooks([selection])
+    given, ones = torch.zeros(4, dtype=torch.float64), [1] * 4
+    batches = ([1.0, 0.0, 1.0, 0.0], [1.0, 0.0, 1.0, 1.0])
+    first, second = (flow.apply_hooks(given, [hook], make_rollout(ones, rewards)) for rewards in batches)
+    return {"advantage at first": first[:, 0].tolist(), "then": second[:, 0].tolist()}
+
+
 _EIGHT = (1.0, 1.0, *[0.0] * 6)
 
 _TWO_REWARDS = ((1.0, 0.0, 1.0, 1.0), (0.0, 2.0, 1.0, 3.0))
@@ -233,6 +263,13 @@ EXAMPLES: dict[str, Worked] = {
         _decoupled,
         "The second reward has weight 0.5. Of two completions, one is 1/√2 above and one below; the sums are ±0.5/√2, "
         "and their standard deviation is √(1/6).",
+    ),
+    "running_baseline": Worked(
+        {"name": "running_baseline", "decay": 0.5},
+        completions(4),
+        {"reward in the first batch": (1.0, 0.0, 1.0, 0.0), "in the second": (1.0, 0.0, 1.0, 1.0)},
+        _running,
+        "The baseline is 0, then (1 - 0.5⁴)·0.5.",
     ),
     "optimal_baseline": _estimator("optimal_baseline", (1.0, 0.0), (2, 6), note="The baseline is 2/8."),
     "mean_relative": _estimator("mean_relative", _EIGHT, note="Two successes of eight."),
@@ -344,6 +381,12 @@ EXAMPLES: dict[str, Worked] = {
         _turns(1, turns=lambda row: turns_between((1, 0, 1), "caa")),
         "The first turn is a call, the second answers.",
     ),
+    "repetition_penalty": Worked(
+        {"name": "repetition_penalty", "ngram": 3, "penalty": 0.25},
+        tokens("abcxabcy"),
+        {"advantage before": (1.0,) * 8},
+        _repetition,
+    ),
     "truncation_masking": Worked(
         {"name": "truncation_masking", "keep": "negative"},
         completions(3),
@@ -381,6 +424,20 @@ EXAMPLES: dict[str, Worked] = {
         {"entropy": (1.0, 3.0, 2.0)},
         _zero_variance,
         "Of a group whose completions all got 1, and of one whose completions all got 0.",
+    ),
+    "future_kl": Worked(
+        {"name": "future_kl", "half_life": 1.0, "epsilon_low": 0.0, "epsilon_high": 0.5},
+        _THREE,
+        {"log π − log π_old": MOVED, "advantage before": (1.0,) * 3},
+        _future,
+        "A half-life of one token: F is 0.125, 0.05 and 0.1.",
+    ),
+    "sequence_rejection": Worked(
+        {"name": "sequence_rejection", "low": 0.9, "high": 1.1},
+        completions(3),
+        {"log π_old": LOGPS, "log π of the sampler": (-1.05, -0.5, -1.8)},
+        _rejection,
+        "Of completions of one token, whose ratios are 1.05, 1 and 0.82.",
     ),
     "divergence_mask": Worked(
         {"name": "divergence_mask", "low": 0.2, "high": 0.2},

@@ -37,6 +37,7 @@ EXAMPLES: dict[str, Worked] = {
     "kl_cov": _example(
         {"name": "kl_cov", "share": 0.25}, "A quarter of the tokens: the one with the largest covariance."
     ),
+    "smooth_clip": _example({"name": "smooth_clip", "epsilon": 0.2}),
     "clip_cov": _example(
         {"name": "clip_cov", "share": 0.25, "low": 0.8, "high": 5.0}, "One token's covariance lies between the bounds."
     ),

@@ -224,3 +224,26 @@ def test_decoupled_normalisation_by_hand() -> None:
     spread = (sum(x * x for x in sums) / 4) ** 0.5  # of five, two of which are 0, about a mean of 0
     assert advantages == pytest.approx([*(x / spread for x in sums), 0, 0, 0])
     assert advantages[3:] == [0, 0, 0]
+
+
+def test_running_baseline_by_hand() -> None:
+    (rae,) = load_advantage_hooks([{"name": "rae", "decay": 0.5, "column": "player"}])
+    players, given = ["white", "black", "white", "black"], torch.zeros(4, 1, dtype=torch.float64)
+
+    def batch(*rewards: float, training: bool = True) -> list[float]:
+        rollout = make_rollout([1] * 4, rewards, columns={"player": players}, training=training)
+        advantages_B_T: torch.Tensor = rae.on_rollout(given, rollout)
+        return advantages_B_T.squeeze(1).tolist()
+
+    assert batch(1, -1, 0, 0, training=False) == [1, -1, 0, 0]  # which moves nothing
+    assert batch(1, -1, 0, 0) == [1, -1, 0, 0]
+    # Two rewards of mean 0.5 each way: three quarters of the way to them.
+    assert batch(1, -1, 1, math.nan) == [0.625, -0.625, 0.625, 0]
+    # white: 0.25·0.375 + 0.75·1; black, with one reward: 0.5·(-0.375) + 0.5·(-1)
+    state = json.loads(json.dumps(rae.state_dict()))
+    assert sorted(state.values()) == [-0.6875, 0.84375]
+    (rae,) = load_advantage_hooks([{"name": "running_baseline", "decay": 0.5, "column": "player"}])
+    rae.load_state_dict(state)
+    assert batch(0, 0, 0, 0) == [-0.84375, 0.6875, -0.84375, 0.6875]
+    with pytest.raises(PluginOutputError, match="'player'"):
+        rae.on_rollout(given, make_rollout([1] * 4))

@@ -52,6 +52,36 @@ def test_low_probability_has_the_old_policys_weight() -> None:
         assert after_forward(forward, [1.0], "low_probability")[0] == pytest.approx([0.98, 0.9, 0.82])
 
 
+class TestFutureKL:
+    WIDE: dict[str, Any] = {"half_life": 1.0, "epsilon_low": 1.0, "epsilon_high": 1e9}  # noqa: RUF012
+
+    def rows(self, moved: list[list[float]], advantages: Any, mask: Any = None, **parameters: Any) -> Rows:
+        """`moved` is log π - log π_old."""
+        old = torch.full((len(moved), len(moved[0])), -1.0, dtype=torch.float64)
+        logps = old + padded(moved)
+        forward = make_forward(logps, torch.zeros_like(logps), mask, old_logps_B_T=old)
+        return after_forward(forward, advantages, "future_kl", **parameters)
+
+    def test_by_hand(self) -> None:
+        # γ = 1/2: .4; -.2 + .2 = 0; .1 + 0 = .1.
+        (row,) = self.rows([[0.1, -0.2, 0.4]], [2.0], **self.WIDE)
+        assert row == pytest.approx([2 * math.exp(0.1), 2, 2 * math.exp(0.4)])
+
+    def test_weights_are_clipped(self) -> None:
+        moved = [[0.5], [0.1], [-0.1], [-0.5]]
+        by_default = self.rows(moved, [1.0, -1.0, 1.0, -1.0])
+        assert by_default == [[pytest.approx(1.2)], [pytest.approx(-math.exp(0.1))], [1], [-1]]
+        both = self.rows(moved, [1.0] * 4, epsilon_low=0.2, epsilon_high=0.2)
+        assert [value for (value,) in both] == pytest.approx([1.2, math.exp(0.1), math.exp(-0.1), 0.8])
+
+    def test_tools_and_extremes(self) -> None:
+        mask = torch.tensor([[1.0, 0.0, 1.0]], dtype=torch.float64)
+        (row,) = self.rows([[0.1, math.nan, 0.4]], [1.0], mask, **self.WIDE)
+        assert row == pytest.approx([math.exp(0.3), 0, math.exp(0.4)])
+        (row,) = self.rows([[2.0] * 900], [1.0], half_life=1e6)  # exp overflows
+        assert row == pytest.approx([1.2] * 900)
+
+
 def test_divergence_mask_by_hand() -> None:
     # π - μ is 0.3, 0.05, 0.04 (of which the ratio is 5) and -0.4.
     now, old = padded([[0.9, 0.5, 0.05, 0.3]]).log(), padded([[0.6, 0.45, 0.01, 0.7]]).log()

@@ -93,6 +93,15 @@ def test_stopping_can_be_paid() -> None:
     assert credit(rollout_of([3, 2], {"r": rows})).tolist() == [[0, 0, 0.5], [0, -0.5, 0]]
 
 
+def test_a_baseline_given_the_part_before() -> None:
+    # b is right only where a is. Given a: 1, 0 among those whose a is 1, and 0 alone.
+    pairs = [(1.0, 1.0), (1.0, 0.0), (0.0, 0.0), (None, 1.0)]
+    rows = [Parts([Part("a", a, places=(0, 1)), Part("b", b, places=(1, 2))]) for a, b in pairs]
+    rollout = rollout_of([2] * 4, {"r": rows})
+    assert credit(rollout, baseline="previous")[:, 1].tolist() == [0.5, -0.5, 0, 0]
+    assert credit(rollout)[:, 1].tolist() == [0.5, -0.5, -0.5, 0.5]
+
+
 def test_plain_numbers_and_whole_parts_pay_all_tokens() -> None:
     rows = [Parts({"a": (1.0, (0, 1)), "tone": 4.0}, 3.0), Parts({"a": (0.0, (0, 1)), "tone": 0.0}, 1.0), 8.0, None]
     rollout = rollout_of([2] * 4, {"r": rows, "plain": [1.0, 0.0, None, None]})
@@ -210,7 +219,8 @@ def slowly(rollout: Rollout, returned: dict[str, list[Any]], options: dict[str, 
         rest = [0.0] * len(lengths)
         everywhere = [0.0] * len(lengths)
         scored_at_all = {row for of_part in parts.values() for row in of_part}
-        for of_part in parts.values():
+        before: dict[int, Part] = {}
+        for number, of_part in enumerate(parts.values()):
 
             def tokens(row: int, part: Part) -> set[int]:
                 found: set[int] = set()
@@ -221,7 +231,9 @@ def slowly(rollout: Rollout, returned: dict[str, list[Any]], options: dict[str, 
 
             whole = {row for row, part in of_part.items() if Place() in part.places}  # type: ignore[operator]
             here = {row: part.score for row, part in of_part.items() if row in whole or tokens(row, part)}
-            paid = apart(here, lambda row: groups[row])  # type: ignore[arg-type]
+            known = before if options["baseline"] == "previous" and number else {}
+            strata = {row: (groups[row], known[row].score if row in known else "none") for row in here}
+            paid = apart(here, strata.__getitem__)  # type: ignore[arg-type]
             expected = {}
             for row, part in of_part.items():
                 having = [s for other, s in here.items() if groups[other] == groups[row]]
@@ -243,6 +255,7 @@ def slowly(rollout: Rollout, returned: dict[str, list[Any]], options: dict[str, 
                     everywhere[row] += part.weight * presence[row]
                 elif options["completeness"] == "structure":
                     rest[row] += part.weight * presence[row]
+            before = of_part
         for row, length in enumerate(lengths):
             plain = row not in scored_at_all
             for token in range(length):
@@ -272,11 +285,12 @@ def drawn(draw: random.Random, lengths: list[int], names: str) -> list[Any]:
 
 
 OPTIONS = [
-    {"normalise": normalise, "completeness": completeness, "outside": outside, "reach": reach}
+    {"normalise": normalise, "completeness": completeness, "outside": outside, "reach": reach, "baseline": baseline}
     for normalise in (False, True)
     for completeness in ("all", "structure", "none")
     for outside in ("nothing", "sum", "value")
     for reach in ("own", "before")
+    for baseline in ("group", "previous")
 ]
 
 

@@ -19,6 +19,42 @@ def test_sign_scaling_of_tokens_by_hand() -> None:
     assert flow.apply_hooks(incoming, hooks, rollout).tolist() == expected
 
 
+def punished(text: str, ngram: int) -> str:
+    """The letters that get the penalty, dots for the others."""
+    ids = torch.tensor([[ord(letter) for letter in text]])
+    rollout = make_rollout([len(text)], completion_ids_B_T=ids)
+    (row,) = after_rollout(rollout, [1.0], "repetition_penalty", ngram=ngram, penalty=0.25)
+    assert set(row) <= {1.0, 0.75}
+    return "".join(letter if value == 0.75 else "." for letter, value in zip(text, row, strict=True))
+
+
+class TestRepetition:
+    @pytest.mark.parametrize(
+        ("text", "ngram", "expected"),
+        [
+            ("abcxabcy", 3, "....abc."),  # the first occurrence is not punished
+            ("abcxabcy", 2, "....abc."),  # ab and bc
+            ("abcabcabc", 3, "...abcabc"),  # bca, cab too
+            ("aaaa", 3, ".aaa"),  # occurrences may overlap
+            ("abab", 1, "..ab"),
+            ("abxab", 2, "...ab"),  # at the very end
+            ("ab", 3, ".."),  # shorter than an n-gram
+        ],
+    )
+    def test_by_hand(self, text: str, ngram: int, expected: str) -> None:
+        assert punished(text, ngram) == expected
+
+    def test_large_vocabularies_and_long_batches_do_not_collide(self) -> None:
+        generator = torch.Generator().manual_seed(0)
+        ids = torch.randint(0, 260_000, (16, 4000), generator=generator)
+        ids[3, 3000:3040] = ids[3, 100:140]
+        result = flow.apply_hooks(
+            torch.ones(16), [hook("repetition_penalty")], make_rollout([4000] * 16, completion_ids_B_T=ids)
+        )
+        changed = (result != 1).nonzero().tolist()
+        assert changed == [[3, place] for place in range(3000, 3040)]
+
+
 def test_truncation_masking_by_hand() -> None:
     rollout = make_rollout([2] * 4, truncated_B=torch.tensor([True, True, False, False]))
     for keep, truncated in (("nothing", [[0, 0], [0, 0]]), ("negative", [[0, 0], [-1, -1]])):
@@ -27,6 +63,23 @@ def test_truncation_masking_by_hand() -> None:
 
 
 # ---------------------------------------------------------------------------------------------- whiten
+
+
+def test_sequence_rejection_by_hand() -> None:
+    # Mean log-ratios over live tokens: 0.1, -0.2 and (0.3 - 0.3)/2; the tool's token and the padding are in no mean.
+    old = padded([[-1.0, -1.0, -1.0]] * 3)
+    apart = padded([[0.1, 9.0, 0.1], [-0.2, math.nan, math.nan], [0.3, 9.0, -0.3]])
+    mask = torch.tensor([[1.0, 0.0, 1.0], [1.0, 0.0, 0.0], [1.0, 0.0, 1.0]], dtype=torch.float64)
+    rollout = make_rollout([3, 1, 3], old_logps_B_T=old, sampling_logps_B_T=old - apart, mask_B_T=mask)
+
+    def kept(low: float, high: float) -> list[bool]:
+        rows = after_rollout(rollout, [1.0, -1.0, 2.0], "sequence_rejection", low=low, high=high)
+        return [any(row) for row in rows]
+
+    assert kept(math.exp(-0.21), math.exp(0.11)) == [True, True, True]
+    assert kept(math.exp(-0.19), math.exp(0.11)) == [True, False, True]
+    assert kept(0.0, math.exp(0.09)) == [False, True, True]
+    assert kept(0.999, 1.001) == [False, False, True]
 
 
 class TestWhiten:

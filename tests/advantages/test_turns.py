@@ -11,7 +11,7 @@ import torch
 from trl_grpo_ext.advantages.turns import GiGPO, MaskedTurns, ToolErrors, TurnRewards, rewards_of_turns
 from trl_grpo_ext.credit.flow import apply_hooks
 from trl_grpo_ext.credit.parts import with_parts
-from trl_grpo_ext.errors import AlignmentError
+from trl_grpo_ext.errors import AlignmentError, ConfigurationError
 from trl_grpo_ext.testing.builders import make_rollout, padded, turns_between
 from trl_grpo_ext.types import Part, Parts, Place, Rollout
 
@@ -111,6 +111,10 @@ def test_gigpo_by_hand() -> None:
     deviation = statistics.stdev([1, 0, 0, 3]) + 1e-6
     first = statistics.stdev([0.5, 0, 0, 1.5]) + 1e-6
     assert both[3] == pytest.approx([2 / deviation + 1.0 / first, 2 / deviation + 1.0 / (math.sqrt(2) + 1e-6)])
+    # By a column, as it says.
+    states = [["a", {"at": 1, "on": 2}], ["b", {"on": 2, "at": 1}], ["c"], ["d", 5]]
+    values = advantages(GiGPO(gamma=0.5, states="s"), replace(rollout, columns={"s": states}))
+    assert values == [pytest.approx([0.0, 0.5]), pytest.approx([-1.0, -1.5]), [-1.0], [2.0, 2.0]]
     # Turns of one completion that saw the same are compared, too: states in which it was twice.
     again = rollout_of([[1, 0, 1, 0, 1]], [[0.0, 1.0, 0.0]], [0.0], ids=[[1, 7, 1, 7, 1]])
     assert advantages(GiGPO(gamma=1.0), again) == [[0.0, 0.5, -0.5]]
@@ -205,3 +209,14 @@ def test_tool_errors_by_hand() -> None:
 def test_masked_turns_by_hand(parameters: dict[str, Any], kept: tuple[list[int], list[int]]) -> None:
     signs = (1, -1)
     assert credited(MaskedTurns(**parameters)) == [[s * k for k in row] for s, row in zip(signs, kept, strict=True)]
+
+
+def test_a_column_of_states_must_fit() -> None:
+    rollout = rollout_of([[1, 0, 1], [1]], [None] * 2, [1.0, 0.0])
+    hook = GiGPO(states="s")
+    with pytest.raises(ConfigurationError, match=r"there is no column 's'; there are: none"):
+        hook.on_rollout(rollout.mask_B_T, rollout)
+    for states in (["a"], "ab", None):
+        columns = {"s": [states, ["a"]]}
+        with pytest.raises(ConfigurationError, match="must have a list of 2 states at row 0"):
+            hook.on_rollout(rollout.mask_B_T, replace(rollout, columns=columns))

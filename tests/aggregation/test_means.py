@@ -40,6 +40,8 @@ BY_HAND: dict[str, tuple[Any, float]] = {
     "sign_balanced": ("sign_balanced", 2 / 3 * 10 / 3 + 1 / 3 * 2),  # 2.88889
     # The common first token counts 1/2 in each: (1/2 + 3) + (2/2 + 2 + 0 + 4) + 6 = 16.5.
     "prefix_share": ("prefix_share", 16.5 / 7),
+    # k = 1.5 of the means 2, 2, 6: all of the 6, and half a completion between the two that tie.
+    "tail_mean": ("tail_mean", (6 + 1 / 4 * 2 + 1 / 4 * 2) / 1.5),
 }
 
 
@@ -87,6 +89,7 @@ REFUSED: dict[str, dict[str, tuple[Any, ...]]] = {
     "constant_length": {"length": (0, 2.5, True)},
     "length_power": {"alpha": (-0.1, float("nan")), "normalize": (0,)},
     "sign_balanced": {"over": ("prompt", ["group"])},
+    "tail_mean": {"fraction": (0, 1.01)},
 }
 
 
@@ -149,3 +152,8 @@ def test_prefix_share_beside_a_tools_tokens() -> None:
     batch[1] = replace(batch[1], live=[True, False, True])
     expected = [[1 / 3, 0, 1 / 2], [1 / 3, 0, 1], [1 / 3, 1, 1 / 2]]
     assert weights_of("prefix_share", batch) == [pytest.approx([w / 7 for w in row]) for row in expected]
+
+
+@pytest.mark.parametrize(("fraction", "expected"), [(1.0, 10 / 3), (2 / 3, 4), (0.5, 14 / 3), (1 / 3, 6), (0.1, 6)])
+def test_tail_mean_from_all_to_the_worst(fraction: float, expected: float) -> None:
+    assert loss_and_gradient({"name": "tail_mean", "fraction": fraction}, BATCH)[0] == pytest.approx(expected)

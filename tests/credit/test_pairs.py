@@ -34,11 +34,14 @@ PARAMETERS: Mapping[str, Mapping[str, Any]] = {
     "clip_advantages": {"low": -0.3, "high": 0.3},
     "decoupled_normalisation": {"epsilon": 0.3},  # or with one reward it is TRL's own, up to a factor
     "divergence_mask": {"low": 0.01, "high": 0.01},
+    "sequence_rejection": {"low": 0.9, "high": 1.04},
+    "future_kl": {"epsilon_low": 0.2},
     "kl_in_reward": {"coefficient": 1.0},
     "outcome_filter": {"keep": "failures", "threshold": 0.95},  # the best of one group is one
     "pass_at_k": {"k": 2},
     "process_rewards": {"coefficient": 5.0},
     "ratio_bounds": {"high": 1.01},
+    "repetition_penalty": {"ngram": 1, "penalty": 0.05},
     "turn_rewards": {"gamma": 0.5},  # or the first turns would have what the whole completion has
 }
 """What lets a hook act on this batch, where its defaults do not."""

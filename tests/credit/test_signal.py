@@ -105,7 +105,9 @@ EVERYWHERE: list[list[Any]] = [
     ["kl_in_reward"],
     [{"name": "kl_in_reward", "form": "completion"}],
     [{"name": "teacher_log_ratio", "mode": "add"}],
+    ["running_baseline"],
     ["raw_reward"],
+    [{"name": "repetition_penalty", "ngram": 1}],
     ["sign_scaling", "whiten"],
 ]
 
@@ -239,8 +241,8 @@ def test_it_is_an_option_of_the_selection_and_not_of_the_plugin() -> None:
     plain = load_loss_aggregation({"name": "token_mean", "skip_zero_variance": False})
     assert not isinstance(plain, SkipZeroVariance)
     with pytest.raises(
-        ConfigurationError, match=r"token_mean_local.*has `reduce`, and skip_zero_variance works with `weights`"
+        ConfigurationError, match=r"tail_mean.*has `reduce`, and skip_zero_variance works with `weights`"
     ):
-        load_loss_aggregation({"name": "token_mean_local", "skip_zero_variance": True})
+        load_loss_aggregation({"name": "tail_mean", "skip_zero_variance": True})
     with pytest.raises(ConfigurationError, match="'token_mean' is 'yes'"):
         load_loss_aggregation({"name": "token_mean", "skip_zero_variance": "yes"})

@@ -47,6 +47,7 @@ TOKEN_LOSSES = {
     # ln(1.2)² = .033241, ln(.5)² = .480453 and ln(1.1)² = .009084, times .05
     "squared_log_ratio": [0.00166, 0.00166, 0.02402, 0.00045],
     "kl_cov": [0, 0, 0, 0.00454],  # the covariances are .631, -.062, -.408 and .978; half of the square of ln 1.1
+    "smooth_clip": [-1.15232, -1.15232, 0.80268, 1.09242],  # tanh of 1, 1, -2.5 and .5
     "clip_cov": [-1.2, -1.2, 0.8, 0],  # the last is left out; the clip holds .5 at .8
     "topr": [0.51083, 1.20397, -0.88519, -1.214],  # -ln .6, -ln .3, .55·ln .2, .55·ln .11
 }

@@ -13,7 +13,17 @@ from tests.token_losses.made_up import batch_of, difference_gap, random_batch, t
 from trl_grpo_ext.credit.token_losses import carried_values, value_and_slope
 from trl_grpo_ext.errors import ConfigurationError
 from trl_grpo_ext.testing import make_terms
-from trl_grpo_ext.token_losses.losses import TOPR, ClipCov, KLCov, SquaredLogRatio, clipped
+from trl_grpo_ext.token_losses.losses import TOPR, ClipCov, KLCov, SmoothClip, SquaredLogRatio, clipped
+
+
+def test_smooth_clip_by_hand() -> None:
+    # r = 1, 1.2, 0.5: -(1 + .2·tanh((r - 1)/.2)), with tanh(1) = .76159 and tanh(2.5) = .98661.
+    ratios = padded([[1.0, 1.2, 0.5]])
+    terms = make_terms(ratios.log(), torch.zeros(1, 3, dtype=torch.float64), padded([[1.0, 1.0, -2.0]]))
+    loss_B_T, slope_B_T = value_and_slope(SmoothClip(epsilon=0.2), terms)
+    assert loss_B_T[0].tolist() == pytest.approx([-1.0, -1.15232, 1.60536], abs=1e-5)
+    # -A·r·(1 - tanh²)
+    assert slope_B_T[0].tolist() == pytest.approx([-1.0, -1.2 * (1 - 0.58002), 1.0 * (1 - 0.97340)], abs=1e-4)
 
 
 def test_topr_by_hand() -> None:
@@ -194,6 +204,7 @@ def test_kl_cov_holds_the_same_tokens_on_several_ranks(sizes: list[int]) -> None
         (SquaredLogRatio, "coefficient", (0, -1.0, math.nan)),
         (KLCov, "share", (0, 1.1)),
         (KLCov, "coefficient", (0, math.inf)),
+        (SmoothClip, "epsilon", (0, math.nan)),
         (ClipCov, "share", (0, 1.1)),
         (ClipCov, "low", (math.inf,)),
         (ClipCov, "high", (math.nan,)),

@@ -49,7 +49,7 @@ def test_every_hook_and_aggregation_trains_as_on_the_cpu(
     settings: dict[str, Any] = {
         "beta": 0.04,
         "max_steps": 1,
-        "num_iterations": 2,  # `divergence_mask` is refused where the policy never moves
+        "num_iterations": 2,  # `future_kl` is refused where the policy never moves
         "reward_funcs": [length_reward, vowels],
         **plugin,
     }

@@ -86,7 +86,7 @@ def used_at(trainer: Any, step: int) -> dict[tuple[int, ...], dict[str, Any]]:
     [
         {"num_iterations": 2},
         {"gradient_accumulation_steps": 2, "prompt_count": 8, "beta": 0.04, "loss_aggregation": "prompt_mean"},
-        {"loss_aggregation": "token_mean_local"},
+        {"loss_aggregation": "tail_mean"},
     ],
     ids=["two iterations", "accumulation", "reduced"],
 )

@@ -77,7 +77,7 @@ def test_trls_own_loss_under_an_aggregation(tiny_model: Path, tmp_path: Path, ag
 CATALOGUE: list[Any] = [
     [{"name": "squared_log_ratio", "coefficient": 2.0}],
     [{"name": "kl_cov", "share": 0.2}],
-    ["topr", {"name": "squared_log_ratio", "coefficient": 1.0}],
+    ["smooth_clip", {"name": "squared_log_ratio", "coefficient": 1.0}],
     [{"name": "clip_cov", "share": 0.3, "low": 0.05}],  # at 0 rounding would decide about flat groups
     ["topr"],
 ]
@@ -108,7 +108,7 @@ def test_a_token_loss_is_the_same_under_every_cut(
 @pytest.mark.slow
 def test_a_loss_that_counts_rows_is_the_same_when_rows_are_left_out(tiny_model: Path, tmp_path: Path) -> None:
     settings = {**CUT, "loss_type": "grpo", "reward_funcs": flat("a"), "max_steps": 2}
-    losses: list[Any] = ["topr", {"name": "squared_log_ratio", "coefficient": 2.0}]
+    losses: list[Any] = ["smooth_clip", {"name": "squared_log_ratio", "coefficient": 2.0}]
     whole = trained(tiny_model, tmp_path / "whole", losses, **settings)
     compact = trained(tiny_model, tmp_path / "compact", losses, compact_updates="exact", **settings)
     assert max(gaps(compact, whole)) < ROUNDING
@@ -242,9 +242,9 @@ def test_a_need_that_cannot_be_met_is_refused(tiny_model: Path, tmp_path: Path, 
 @pytest.mark.parametrize(
     ("losses", "settings", "said"),
     [
-        (["clip_cov", "topr"], {}, "both replace"),
-        (["topr"], {"delta": 2.0}, "delta"),
-        (["topr"], {"top_entropy_quantile": 0.5}, "top_entropy_quantile"),
+        (["smooth_clip", "topr"], {}, "both replace"),
+        (["smooth_clip"], {"delta": 2.0}, "delta"),
+        (["smooth_clip"], {"top_entropy_quantile": 0.5}, "top_entropy_quantile"),
         (["topr"], {"importance_sampling_level": "sequence"}, "importance_sampling_level"),
         (["topr"], {"off_policy_mask_threshold": 0.5}, "off_policy_mask_threshold"),
     ],
@@ -263,7 +263,7 @@ def test_a_loss_of_the_users_own_below_is_refused(tiny_model: Path, tmp_path: Pa
             return 2.0 * super()._compute_loss(model, inputs)
 
     with pytest.raises(ConfigurationError, match="Own"):
-        trained(tiny_model, tmp_path, ["topr"], mixed(Own))
+        trained(tiny_model, tmp_path, ["smooth_clip"], mixed(Own))
 
 
 def test_a_config_selects_token_losses(tiny_model: Path, tmp_path: Path) -> None:

@@ -25,8 +25,8 @@ class PartCredit(Checked):
 
     A sum of K independent scores, paid to all tokens, is as noisy for each part as all K together. Here each part is
     compared with itself alone, so with K independent parts the gradient has about K times less noise. It is assumed
-    that the tokens of a part decide about that part, and about no other (see `reach`). Weights are not divided by their
-    sum.
+    that the tokens of a part decide about that part, and about no other (see `reach` and `baseline`). Weights are not
+    divided by their sum.
 
     - *All of the completion* (`WHOLE`) as a part's place pays all tokens, and so does a plain number of a function.
     - *A part that is missing*, scored where it has no place, credits nobody and is in no mean. Whether it is there is a
@@ -38,19 +38,24 @@ class PartCredit(Checked):
       reward.
     - *Reach.* "own" tokens only: least noise, biased where they decide about other parts too. "before": also all tokens
       before the part, so each token gets the parts to come, which is unbiased.
+    - *Baseline.* With "previous", part m is compared only with those of the group in which the part listed before it
+      has the same score, for parts that build on each other.
 
     The metrics `advantage/part_credit/to_all` and `/missing` say which share of the absolute credit went to all tokens
     or to no part's own, and which share of the scored parts was missing. `to_all` near 1 says that parts change
     nothing.
 
-    Source: none of its own for one advantage per part; per reward function GDPO (2601.05242) has them.
-    Departures: GDPO whitens the sum over the batch once more; this does not.
+    Source: none of its own for one advantage per part; per reward function GDPO (2601.05242) has them. `baseline:
+    previous` is the outcome-conditioned baseline of Blockwise Advantage Estimation (2602.10231).
+    Departures: GDPO whitens the sum over the batch once more; this does not. In 2602.10231 an outcome is any function
+    of the block before; here it is the score of the part before.
 
     Args:
         normalise: Divide by the standard deviation (n - 1) over the same completions plus 1e-4.
         completeness: "all", "structure" or "none".
         outside: "nothing", "sum" or "value".
         reach: "own" or "before".
+        baseline: "group" or "previous".
     """
 
     __name__ = "part_credit"
@@ -60,6 +65,7 @@ class PartCredit(Checked):
     completeness: str = choice("all", "structure", "none")
     outside: str = choice("nothing", "sum", "value")
     reach: str = choice("own", "before")
+    baseline: str = choice("group", "previous")
     metrics: dict[str, float] = field(init=False, default_factory=dict)
 
     def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
@@ -128,7 +134,10 @@ class _Paid:
         own_N_M, presence_N_M = [], []
         for part in range(count):
             has_N = torch.where(there_N_M[:, part], scores_N_M[:, part], torch.nan)
-            own_N_M.append(hook._apart(has_N, groups_N))
+            within_N = groups_N
+            if hook.baseline == "previous" and part > 0:
+                within_N = _strata(groups_N, scores_N_M[:, part - 1])
+            own_N_M.append(hook._apart(has_N, within_N))
             if hook.completeness != "none":
                 means_N = group_mean(has_N, groups_N)
                 expected_N = torch.where(there_N_M[:, part], means_N, scores_N_M[:, part])
@@ -152,3 +161,10 @@ class _Paid:
                 pays_B_T = pays_B_T.flip(1).cumsum(dim=1).flip(1) > 0
             self.own_B_T += torch.where(pays_B_T, credit_B_M[:, part : part + 1], 0.0)
             self.reached_B_T |= pays_B_T
+
+
+def _strata(groups_N: torch.Tensor, scores_N: torch.Tensor) -> torch.Tensor:
+    """The groups, cut by a score that may be NaN, numbered from 0."""
+    parts = [groups_N.to(scores_N.dtype), scores_N.nan_to_num(nan=0.0), torch.isnan(scores_N).to(scores_N.dtype)]
+    strata_N: torch.Tensor = torch.unique(torch.stack(parts, dim=1), dim=0, return_inverse=True)[1]
+    return strata_N

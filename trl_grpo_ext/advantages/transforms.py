@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from ..credit.groups import compute_dtype, gather_groups, group_extremes, without_rounding
-from ..guard.parameters import Checked, choice, number
+from ..guard.parameters import Checked, choice, number, whole
 from ..types import HookDeclaration, Rollout
 
 
@@ -173,3 +173,88 @@ class TruncationMasking(Checked):
     def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
         kept_B_T = advantages_B_T.clamp(max=0.0) if self.keep == "negative" else torch.zeros_like(advantages_B_T)
         return torch.where(rollout.truncated_B.unsqueeze(1), kept_B_T, advantages_B_T)
+
+
+@dataclass(kw_only=True, eq=False)
+class SequenceRejection(Checked):
+    """Set the advantages of completions to 0 on which the trained model and the sampler disagree.
+
+    `A'_t = 0` where the geometric mean of the ratio, `exp(1/L · Σ_t (log π_old,t - log π_sampler,t))` over the `L` live
+    tokens of the completion, is below `low` or above `high`. The sampler (vLLM) and the model that trains compute other
+    probabilities for the same weights, and a completion that the model itself would hardly have sampled is no evidence
+    about it. It is a mask: its zeros stay 0 at the loss forward. TRL's own correction weighs by the ratio instead
+    (`vllm_importance_sampling_correction`); both may act.
+
+    Source: the sequence rejection of verl's rollout correction with the geometric mean; SkyRL, ROLL and NeMo RL have it
+    too.
+    Departures: there the tokens leave the loss mask; here they stay in its denominators.
+
+    Args:
+        low: Smallest mean ratio that is kept, not negative and below 1.
+        high: Largest, above 1.
+    """
+
+    __name__ = "sequence_rejection"
+    declares = HookDeclaration(
+        role="transform",
+        needs=("old_logps", "sampling_logps"),
+        independent=True,
+        last=True,
+        conformance={"parameters": {"low": 0.5, "high": 2.0}},
+    )
+    low: float = number(0.999, "from 0 to below 1", lambda x: 0 <= x < 1)
+    high: float = number(1.001, "above 1", lambda x: x > 1)
+
+    def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
+        assert rollout.old_logps_B_T is not None  # both are among the needs
+        assert rollout.sampling_logps_B_T is not None
+        dtype, live_B_T = compute_dtype(advantages_B_T.dtype), rollout.mask_B_T > 0
+        log_ratio_B_T = rollout.old_logps_B_T.to(dtype) - rollout.sampling_logps_B_T.to(dtype)
+        sums_B = row_sums(torch.where(live_B_T, log_ratio_B_T, 0.0))
+        ratio_B = (sums_B / live_B_T.sum(dim=1).clamp(min=1)).exp()
+        kept_B = (ratio_B >= self.low) & (ratio_B <= self.high)
+        return torch.where(kept_B.unsqueeze(1), advantages_B_T, torch.zeros_like(advantages_B_T))
+
+
+@dataclass(kw_only=True, eq=False)
+class RepetitionPenalty(Checked):
+    """Subtract a constant from every token that repeats: `A'_t = A_t - p` where `t` lies in an n-gram seen before.
+
+    "Seen before" means that the same n tokens begin earlier in the same completion; the two may overlap. The first
+    occurrence is not punished, and a token in several repeated n-grams is punished once. N-grams consist of all
+    completion tokens, including a tool's. Every completion is penalised, with or without a reward. The penalty is in
+    units of the advantage.
+
+    Source: the N-gram repetition penalty of Demystifying Long Chain-of-Thought Reasoning in LLMs (2502.03373), appendix
+    C.2.
+    Departures: there the penalty is a reward at the token, discounted into the returns of the tokens before it; here it
+    is only in the advantage of the token itself.
+
+    Args:
+        ngram: n, at least 1.
+        penalty: p, positive.
+    """
+
+    __name__ = "repetition_penalty"
+    declares = HookDeclaration(role="transform", independent=True, conformance={"parameters": {"ngram": 1}})
+    ngram: int = whole(40, lowest=1)
+    penalty: float = number(0.05, "a positive number", lambda x: x > 0)
+
+    def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
+        repeated_B_T = repeated_tokens(rollout.completion_ids_B_T, rollout.completion_mask_B_T > 0, self.ngram)
+        return advantages_B_T - self.penalty * repeated_B_T.to(advantages_B_T.dtype)
+
+
+def repeated_tokens(ids_B_T: torch.Tensor, written_B_T: torch.Tensor, ngram: int) -> torch.Tensor:
+    """Which tokens lie in an n-gram that also occurs earlier in the same completion, `(B, T)`, bool."""
+    rows = []
+    for ids, count in zip(ids_B_T.tolist(), written_B_T.sum(dim=1).tolist(), strict=True):
+        repeated = [False] * len(ids)
+        seen: set[tuple[int, ...]] = set()
+        for start in range(count - ngram + 1):
+            words = tuple(ids[start : start + ngram])
+            if words in seen:
+                repeated[start : start + ngram] = [True] * ngram
+            seen.add(words)
+        rows.append(repeated)
+    return torch.tensor(rows, dtype=torch.bool, device=written_B_T.device).view_as(written_B_T)

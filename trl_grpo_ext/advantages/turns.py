@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -11,7 +14,7 @@ from ..credit.groups import gather_groups, gather_rewards, group_apart, number_o
 from ..credit.parts import no_such_turn
 from ..credit.turns import true_runs
 from ..errors import ConfigurationError
-from ..guard.parameters import Checked, choice, flag, number
+from ..guard.parameters import Checked, choice, flag, number, text
 from ..types import HookDeclaration, Rollout
 from .returns import discounted_returns
 
@@ -100,7 +103,8 @@ class GiGPO(Checked):
     Turns of a group with the same anchor state s are compared with each other, including those of one completion; a
     turn with a unique state has `A^S = 0`. F is the standard deviation (n - 1) plus 1e-6 with `normalise`, else 1. The
     rewards of turns and of the outcome are as in `turn_rewards`. A turn's state is the answer of the tools or the
-    environment right before it, token by token (for first turns the prompt).
+    environment right before it, token by token (for first turns the prompt); or its entry in the column `states`, a
+    list with one state for each of the completion's turns, compared as JSON.
 
     Source: Group-in-Group Policy Optimization (2505.10978), equations 3 and 6 to 8, with its code's γ = 0.95 and ω = 1.
     F = 1 is the code's `mean_norm`, its default, and the other its `mean_std_norm`.
@@ -112,6 +116,7 @@ class GiGPO(Checked):
         step_weight: ω, not negative.
         gamma: γ, from 0 to 1, per turn.
         normalise: Divide by the standard deviation.
+        states: Name of a column with the states; None compares what came right before.
     """
 
     __name__ = "gigpo"
@@ -119,6 +124,7 @@ class GiGPO(Checked):
     step_weight: float = number(1.0, "at least 0", lambda x: x >= 0)
     gamma: float = number(0.95, "from 0 to 1", lambda x: 0 <= x <= 1)
     normalise: bool = flag(False)
+    states: str | None = text(None)
 
     def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
         rewards = rewards_of_turns(rollout)
@@ -138,12 +144,27 @@ class GiGPO(Checked):
 
     def _states(self, rollout: Rollout, width: int) -> torch.Tensor:
         """A number for the state in which each turn began, `(B, M)`."""
+        given: Sequence[Any] = [None] * len(rollout.texts)
+        if self.states is not None:
+            if self.states not in rollout.columns:
+                known = ", ".join(rollout.columns) or "none"
+                raise ConfigurationError(f"gigpo: there is no column {self.states!r}; there are: {known}.")
+            given = rollout.columns[self.states]
         table = []
-        for numbers, ids in zip(rollout.turns_B_T.tolist(), rollout.completion_ids_B_T.tolist(), strict=True):
+        numbers_B, ids_B = rollout.turns_B_T.tolist(), rollout.completion_ids_B_T.tolist()
+        for row, (numbers, ids, states) in enumerate(zip(numbers_B, ids_B, given, strict=True)):
             runs = true_runs([number >= 0 for number in numbers])
-            begins = [0, *(end for _, end in runs)]
-            seen = [ids[begin:first] for begin, (first, _) in zip(begins, runs, strict=False)]
-            keys = [number_of(struct.pack(f"{len(part)}q", *part)) for part in seen]
+            if self.states is not None:
+                if not isinstance(states, list | tuple) or len(states) != len(runs):
+                    raise ConfigurationError(
+                        f"gigpo: the column {self.states!r} must have a list of {len(runs)} states at row {row}, one "
+                        f"for each turn of the completion, got {states!r:.100}."
+                    )
+                keys = [number_of(json.dumps(state, sort_keys=True, default=str).encode()) for state in states]
+            else:
+                begins = [0, *(end for _, end in runs)]
+                seen = [ids[begin:first] for begin, (first, _) in zip(begins, runs, strict=False)]
+                keys = [number_of(struct.pack(f"{len(part)}q", *part)) for part in seen]
             table.append([*keys, *[0] * (width - len(keys))])
         return torch.tensor(table, dtype=torch.int64).view(len(table), width)
 

@@ -251,3 +251,35 @@ class PrefixShare:
             counted_b_G_T = (place_T < shared_b_G.unsqueeze(2)) & live_N_T[members_N, :width]
             sharers_B_T[rows_B] = counted_b_G_T.sum(dim=1).clamp(min=1).to(sharers_B_T.dtype)
         return rollout.mask_B_T / sharers_B_T / max(rollout.totals.tokens, 1)
+
+
+@dataclass(kw_only=True, eq=False)
+class TailMean(Checked):
+    """The mean of the largest sequence losses, each the mean over its completion's tokens.
+
+    Of `n` completions the worst `k = fraction · n` count 1/k each, the rest nothing. Ties share the remaining weight; a
+    fractional `k` takes a part of the last one. In a policy gradient this emphasises unlearning failures. With
+    accumulation or several ranks it is the mean of the micro-batches' tails.
+
+    Source: conditional value at risk, Rockafellar & Uryasev, "Optimization of conditional value-at-risk" (2000), with
+    the completions of a micro-batch as equally likely outcomes and `fraction = 1 - β` of the paper.
+    Departures: completions without a live token are left out; a micro-batch without any others gives 0.
+
+    Args:
+        fraction: Share of the completions that count, greater than 0 and at most 1; 1 is the mean over all.
+    """
+
+    __name__ = "tail_mean"
+    fraction: float = number(0.5, "greater than 0 and at most 1", lambda x: 0 < x <= 1)
+
+    def reduce(self, loss_B_T: torch.Tensor, mask_B_T: torch.Tensor, totals: Totals) -> torch.Tensor:
+        """Return the mean of the micro-batch's worst sequence losses; 0 where it has no live token."""
+        lengths_B = mask_B_T.sum(dim=1)
+        sums_B = (torch.where(mask_B_T > 0, loss_B_T, 0.0) * mask_B_T).sum(dim=1)
+        losses_n = sums_B[lengths_B > 0] / lengths_B[lengths_B > 0]
+        values_n = losses_n.detach()
+        worst = self.fraction * len(values_n)
+        worse_n = (values_n.unsqueeze(0) > values_n.unsqueeze(1)).sum(dim=1).to(values_n.dtype)
+        equal_n = (values_n.unsqueeze(0) == values_n.unsqueeze(1)).sum(dim=1).to(values_n.dtype)
+        parts_n = ((worst - worse_n) / equal_n).clamp(min=0.0, max=1.0)
+        return (parts_n / worst * losses_n).sum()

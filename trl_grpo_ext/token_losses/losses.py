@@ -100,6 +100,28 @@ def own_rows(values_N_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
 
 
 @dataclass(kw_only=True, eq=False)
+class SmoothClip(Checked):
+    """A clip without a corner: `-A · (1 + ε · tanh((r - 1) / ε))` for the importance ratio `r = π/π_old`.
+
+    Where PPO's gradient falls from `A · r` to 0 at once, this one fades: `A · r · (1 - tanh²((r - 1) / ε))`.
+
+    Source: none of its own; a hyperbolic tangent in place of PPO's clip (1707.06347, equation 7).
+    Departures: PPO bounds one side only; here both sides fade.
+
+    Args:
+        epsilon: Half the width of the range in which the ratio acts, above 0.
+    """
+
+    __name__ = "smooth_clip"
+    declares = TokenLossDeclaration(replaces=True, independent=True, needs_advantage=True)
+    epsilon: float = number(0.2, "positive", lambda v: v > 0)
+
+    def loss(self, terms: LossTerms) -> torch.Tensor:
+        bounded_B_T = 1.0 + self.epsilon * torch.tanh((terms.ratio_B_T - 1.0) / self.epsilon)
+        return -terms.advantages_B_T * bounded_B_T
+
+
+@dataclass(kw_only=True, eq=False)
 class ClipCov(Checked):
     """PPO's clipped loss without some of the tokens whose log-probability goes with the advantage.
 

@@ -26,7 +26,7 @@ SELECTIONS: dict[str, dict[str, Any]] = {
     },
     "length power": {"loss_aggregation": {"name": "length_power", "alpha": 0.75}},
     "sign balanced": {"loss_aggregation": "sign_balanced"},
-    "local mean": {"loss_aggregation": "token_mean_local"},
+    "tail mean": {"loss_aggregation": "tail_mean"},
 }
 """Ten, that differ by completion, by token, by sign and by loss."""
 ALL = 1_000_000

@@ -18,7 +18,7 @@ CASES: dict[str, dict[str, Any]] = {
         "advantage_hooks": ["prefix_tree", "clip_advantages", "truncation_masking"],
     },
     "old policy": {"advantage_hooks": ["zero_variance_credit", "low_probability"], "loss_aggregation": "sign_balanced"},
-    "local mean": {"loss_aggregation": "token_mean_local"},
+    "tail mean": {"loss_aggregation": "tail_mean"},
     "shaped, each normalised": {
         "advantage_hooks": ["tests.trainer.test_shaping:ByTokens"],
         "multi_objective_aggregation": "normalize_then_sum",
