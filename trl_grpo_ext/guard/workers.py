@@ -208,8 +208,8 @@ class _Batch:
         poll = select.poll()
         for worker in self._given:
             poll.register(*worker.watched())
-        # CPU time passes no faster than the wall clock, so nothing is missed by sleeping for as long as one has left.
-        rest = min(self._patience, *(self._left(worker) for worker in self._given))
+        # No time passes faster than the wall clock, so nothing is missed by sleeping for as long as one has left.
+        rest = min(min(self._left(worker), self._sleep_left(worker)) for worker in self._given)
         poll.poll(min(max(rest, _SHORTEST_SLEEP), _LONGEST_SLEEP) * 1000 + 1)
         for worker, job in [*self._given.items()]:
             try:
@@ -246,10 +246,14 @@ class _Batch:
         """CPU seconds that a worker's job has left of its allowance."""
         return self._allowance - self._spent.get(self._given[worker], 0.0) - worker.seconds
 
+    def _sleep_left(self, worker: _Worker) -> float:
+        """Seconds that a worker's job may still sleep."""
+        return self._patience - self._slept.get(self._given[worker], 0.0) - worker.idle_seconds()
+
     def _late(self, worker: _Worker) -> str:
         if self._left(worker) <= 0:
             return f"no result within {self._allowance:g} s of CPU time"
-        if worker.idle_seconds() + self._slept.get(self._given[worker], 0.0) >= self._patience:
+        if self._sleep_left(worker) <= 0:
             return f"no result within {self._patience:g} s of sleep and {worker.seconds:.2g} s of CPU time"
         return ""
 
