@@ -1,5 +1,9 @@
 """The protocol by which ranks agree that a plugin failed, with ranks as threads: quick, and a hang is a failure."""
 
+import os
+import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -9,6 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.forking import free_port
 from trl_grpo_ext.errors import ConfigurationError, PluginOutputError, PluginRunError, TRLGRPOExtError
 from trl_grpo_ext.guard.agreement import Agreement
 
@@ -144,8 +149,8 @@ def test_ctrl_c_and_an_exit_on_one_rank_end_all(hostile: int) -> None:
     assert {str(result) for result in results} == {f"On rank {hostile}: interrupted"}
 
     alone = Agreement(0, 1, lambda tensor: tensor)
-    with pytest.raises(PluginRunError, match=r"SystemExit: 0"), alone.section():
-        raise SystemExit(0)
+    with pytest.raises(PluginRunError, match=r"SystemExit: os._exit\(0\)"), alone.section():
+        os._exit(0)
     with pytest.raises(KeyboardInterrupt), alone.section():
         raise KeyboardInterrupt
 
@@ -161,6 +166,81 @@ def test_a_rank_whose_peer_is_gone_raises_its_own_error() -> None:
         raise failure
     assert caught.value.breaks == "length"
     assert "Connection closed by peer" in caught.value.__notes__[0]
+
+
+RANK = """
+import os, signal, sys, torch
+import torch.distributed as dist
+from trl_grpo_ext.errors import PluginRunError, TRLGRPOExtError
+from trl_grpo_ext.guard.agreement import Agreement
+
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+
+def gather(tensor):
+    gathered = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
+    dist.all_gather(gathered, tensor)
+    return torch.cat(gathered)
+
+def hook():
+    if rank == 1 and "{place}" == "in a plugin":
+        os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        agreement.gather(torch.ones(2))
+    except BaseException as error:
+        raise PluginRunError(f"a hook raised {error}") from error
+
+agreement = Agreement(rank, dist.get_world_size(), gather)
+with agreement.section():
+    pass
+if rank == 1 and "{place}" == "before TRL gathers":
+    os.kill(os.getpid(), signal.SIGKILL)
+try:
+    if "{place}" == "before TRL gathers":
+        failure = None
+        try:
+            gather(torch.ones(2))
+        except BaseException as error:
+            failure = error
+            agreement.stand_in(error, gather, torch.ones(2))
+        with agreement.section():
+            raise failure
+    with agreement.section():
+        if rank == 1 and "{place}" == "before the section ends":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if "{place}" == "in a plugin":
+            hook()
+except TRLGRPOExtError as error:
+    print(type(error).__name__, error, type(error.__cause__).__name__, sep="|")
+    os._exit(0)
+"""
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        "in a plugin",
+        *(pytest.param(p, marks=pytest.mark.slow) for p in ("before TRL gathers", "before the section ends")),
+    ],
+)
+def test_a_rank_that_was_killed_is_named_and_no_plugin_is_blamed(place: str) -> None:
+    common = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", RANK.replace("{place}", place)],
+            env={**common, "RANK": str(rank), "OMP_NUM_THREADS": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in (0, 1)
+    ]
+    (out, err), _ = [rank.communicate(timeout=60) for rank in ranks]
+    assert ranks[1].returncode == -signal.SIGKILL
+    kind, message, cause = out.strip().split("|")
+    assert (kind, cause) == ("EngineError", "RuntimeError"), out + err
+    assert message.startswith(f"Rank 1 (process {ranks[1].pid}) has ended")
+    assert "hook" not in message
 
 
 def test_there_is_no_stand_in_for_a_gather_that_was_interrupted() -> None:

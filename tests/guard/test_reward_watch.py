@@ -1,6 +1,7 @@
-"""`RewardWatch` without a trainer: what it says of a reward that fails, runs for long, or cannot start."""
+"""`RewardWatch` without a trainer: what it says of a reward that fails everywhere, runs for long, or cannot start."""
 
 import logging
+import re
 import time
 from collections.abc import Callable
 from typing import Any
@@ -11,27 +12,54 @@ from trl_grpo_ext.errors import PluginRunError
 from trl_grpo_ext.guard import reward_watch
 from trl_grpo_ext.guard.reward_watch import RewardWatch
 
+MESSAGES = {
+    "prompts": [[{"role": "user", "content": "2 + 2?"}]] * 4,
+    "completions": [[{"role": "assistant", "content": text}] for text in ("4", "5", "", "four")],
+}
+TEXTS = {"prompts": ["2 + 2?"] * 4, "completions": ["4", "5", "", "four"]}
+
+
+def for_texts(prompts: list[Any], completions: list[Any], **columns: Any) -> list[float]:
+    pairs = zip(prompts, completions, strict=True)
+    return [float(prompt.startswith("2") and bool(re.search("4", text))) for prompt, text in pairs]
+
+
+def for_messages(prompts: list[Any], completions: list[Any], **columns: Any) -> list[float]:
+    pairs = zip(prompts, completions, strict=True)
+    return [float(prompt[0]["content"] == completion[0]["content"]) for prompt, completion in pairs]
+
+
+async def for_messages_async(**columns: Any) -> list[float]:
+    return for_messages(**columns)
+
 
 def fails(**columns: Any) -> list[float]:
     raise KeyError("difficulty")
 
 
-async def fails_at_five(completions: list[str], **columns: Any) -> list[float]:
-    return [1.0 / (completion != "5") for completion in completions]
+HERE = "completions are {} here, because the prompts are; the reward works on {}"
 
 
+@pytest.mark.parametrize("rows", [1, 4])
 @pytest.mark.parametrize(
-    ("function", "rows", "said"),
+    ("function", "columns", "said"),
     [
-        (fails, 4, "no single one of the 4 completions is at fault"),
-        (fails, 1, "at row 0 of 1"),
-        (fails_at_five, 4, "at row 1 of 4, whose completion is '5'"),
+        (for_texts, MESSAGES, HERE.format("messages", "texts")),
+        (for_messages, TEXTS, HERE.format("texts", "messages")),
+        (for_messages_async, TEXTS, HERE.format("texts", "messages")),
+        (fails, TEXTS, None),
+        (fails, MESSAGES, None),
     ],
 )
-def test_the_completion_at_fault_is_named(function: Callable[..., Any], rows: int, said: str) -> None:
+def test_a_reward_for_the_other_form_is_told_so(
+    function: Callable[..., Any], columns: dict[str, Any], said: str | None, rows: int
+) -> None:
     watched = RewardWatch().wrap(function, "mine")
-    with pytest.raises(PluginRunError, match=f"'mine' raised .*{said}"):
-        reward_watch.call(watched, {"completions": ["4", "5", "", "four"][:rows]})
+    with pytest.raises(PluginRunError, match="'mine' raised") as caught:
+        reward_watch.call(watched, {name: values[:rows] for name, values in columns.items()})
+    if said is None:
+        said = "no single one of the 4 completions is at fault" if rows == 4 else "at row 0 of 1"
+    assert said in str(caught.value)
 
 
 def test_what_runs_for_long_is_named_in_ever_longer_intervals(
@@ -54,7 +82,7 @@ def test_what_runs_for_long_is_named_in_ever_longer_intervals(
         watch.wrap(slow, "slow")(completions=["a"])
     lines = [record.getMessage() for record in caplog.records]
     assert len(lines) == 3  # after 0.2, 0.4 and 0.8 seconds
-    assert all("The reward 'slow' has been running for" in line and "is 30 s" in line for line in lines)
+    assert all("The reward 'slow' has been running for" in line and "after 30 s" in line for line in lines)
 
 
 def test_a_reward_that_cannot_start_is_named() -> None:

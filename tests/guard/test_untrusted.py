@@ -8,20 +8,24 @@ import pytest
 import torch
 
 from trl_grpo_ext.errors import ConfigurationError
-from trl_grpo_ext.guard.untrusted import as_json, one_line, parse_yaml, printable, read_settings
+from trl_grpo_ext.guard.untrusted import MOST_BYTES, as_json, one_line, parse_yaml, printable, read_settings
 
 
 @pytest.mark.parametrize(
     ("content", "words"),
     [
         (b"\x00\x01\xff\xfe", "no text file"),
-        (b"[" * 200_000, "is not YAML"),
+        (b"a: " + b"x" * MOST_BYTES, "too many for settings"),
+        (b"[" * 200_000, "nested too deeply"),
+        (b"{a: " * 200_000, "nested too deeply"),
         (b"- 1\n- 2\n", "not settings"),
         (b"", "holds None, not settings"),
         (b"a: !!python/object/apply:os.system ['touch hacked']", "is not YAML"),
         (b"a: [", "is not YAML"),
         (b"? [1, 2]\n: 3\n", "is not YAML"),
         (b"a: 2020-99-99\n", "is not YAML"),
+        (b"0: &a0 [x]\n" + b"".join(b"%d: &a%d [*a%d, *a%d]\n" % (n, n, n - 1, n - 1) for n in range(1, 40)), "more"),
+        (b"a: &a [*a]", "more than 10,000 values, aliases expanded"),
         (b"beta: 0.1\nlearning_rate: 1\nbeta: 0.0\n", r"the key 'beta' twice \(line 3\): keep one"),
         (b"rewards: [{name: a, weight: 1, weight: 2}]", "the key 'weight' twice"),
     ],
@@ -36,11 +40,11 @@ def test_a_hostile_or_wrong_file_is_one_sentence(tmp_path: Path, content: bytes,
     assert not (tmp_path / "hacked").exists()
 
 
-@pytest.mark.parametrize("content", ["[" * 100_000, "{"])
+@pytest.mark.parametrize("content", ["[" * 100_000, '{"a": 1, "a": 2}', "{"])
 def test_json_is_held_to_the_same(tmp_path: Path, content: str) -> None:
     file = tmp_path / "ds.json"
     file.write_text(content)
-    with pytest.raises(ConfigurationError, match=r"ds\.json cannot be read"):
+    with pytest.raises(ConfigurationError, match=r"ds\.json .*(nested|'a' twice|cannot be read)"):
         read_settings(file)
 
 

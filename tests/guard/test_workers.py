@@ -285,6 +285,29 @@ def test_pool_does_chores_before_the_first_job() -> None:
         assert one(pool, None).value == [1, 2]
 
 
+def test_a_job_whose_worker_dies_has_the_rest_of_its_time(pool: WorkerPool, tmp_path: Path) -> None:
+    def dies_late() -> None:
+        end = time.process_time() + 0.5
+        while time.process_time() < end:
+            pass
+        os._exit(3)
+
+    done = pool.run([dies_late], allowance=0.8)
+    assert done[0].status == "timeout"
+    assert done[0].detail == "no result within 0.8 s of CPU time"
+    assert done[0].seconds < 0.5
+
+
+def test_a_job_whose_worker_dies_has_the_rest_of_its_sleep(pool: WorkerPool) -> None:
+    def dies_late() -> None:
+        time.sleep(0.5)
+        os._exit(3)
+
+    done = pool.run([dies_late], allowance=5.0, patience=0.8)
+    assert done[0].status == "timeout"
+    assert done[0].detail.startswith("no result within 0.8 s of sleep")
+
+
 def test_an_idle_worker_or_server_that_was_killed_costs_no_try(pool: WorkerPool, tmp_path: Path) -> None:
     worker = one(pool, os.getpid).value
     os.kill(worker, signal.SIGKILL)

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -266,12 +267,12 @@ REWARDS: dict[str, tuple[Callable[..., Any], Expected]] = {
         lambda **columns: columns["difficulty"],
         (RUN, "raised KeyError: 'difficulty' (no single one of the 4 completions is at"),
     ),
-    "leaves": (raising(SystemExit(0)), (RUN, "raised SystemExit: 0")),
+    "ends_the_process": (lambda **columns: os._exit(0), (RUN, "raised SystemExit: os._exit(0) was called")),
     "is_interrupted": (raising(KeyboardInterrupt()), ("KeyboardInterrupt", "interrupted")),
     "empties": (empties, (OUTPUT, "changed 'prompts'")),
     "empties_and_raises": (empties_and_raises, (RUN, "raised KeyError: 'gone'")),
-    "logs_a_lock": (logs_a_lock, (RUN, "raised TypeError: cannot pickle")),
-    "logs_words": (logs_words, (RUN, "raised ValueError: could not convert")),
+    "logs_a_lock": (logs_a_lock, (OUTPUT, "gave log_extra '[<unlocked")),
+    "logs_words": (logs_words, (OUTPUT, "gave log_metric")),
     "too_few": (lambda completions, **c: [1.0] * (len(completions) - 1), (OUTPUT, "3 values for 4 completions")),
     "forgot_the_return": (lambda **columns: None, (OUTPUT, "returned NoneType, None")),
     "infinite": (lambda completions, **c: [0.0, 0.0, -torch.inf, 0.0], (OUTPUT, "-inf, at row 2; it must be")),
@@ -285,8 +286,10 @@ REWARDS: dict[str, tuple[Callable[..., Any], Expected]] = {
     "model_out_of_memory": (HostileModel, (RUN, "RuntimeError: out of memory")),
     "infinite_model": (HostileModel, (OUTPUT, "The reward 'infinite_model' returned inf at row")),
 }
-for _name in ("leaves", "is_interrupted", "empties", "empties_and_raises", "too_few", "raises_async"):
+for _name in ("ends_the_process", "is_interrupted", "empties", "empties_and_raises", "too_few", "raises_async"):
     REWARDS[_name + ON_FIRST] = REWARDS[_name]
+KILLED = "is_killed"
+REWARDS[KILLED] = (lambda **columns: os.kill(os.getpid(), signal.SIGKILL), ("EngineError", "Rank 1 (process "))
 
 
 def hostile_settings(name: str, model: Path) -> dict[str, Any]:

@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.trainer.hostile import ON_FIRST, ON_ONE_ALONE, PLUGINS, REWARDS, SAMPLERS, Expected
-from tests.trainer.launch import Results, launch
-from tests.trainer.process_worker import Job, run_job
+from tests.trainer.hostile import KILLED, ON_FIRST, ON_ONE_ALONE, PLUGINS, REWARDS, SAMPLERS, Expected
+from tests.trainer.launch import Ranks, Results, launch
+from tests.trainer.process_worker import Job, run_job, run_jobs
 
 SETTINGS: Job = {"max_steps": 1, "per_device_train_batch_size": 4}
 GOOD: Job = {**SETTINGS, "loss_aggregation": "prompt_mean", "reward_timeout": 60.0}
 EXPECTED: dict[str, Expected] = {name: expected for name, (*_, expected) in (PLUGINS | REWARDS).items()} | SAMPLERS  # type: ignore[operator]
+del EXPECTED[KILLED]
 FOLLOWED = (
     "raises",
     "infinite_slope",
@@ -77,6 +78,18 @@ def test_the_ranks_still_work_together_afterwards(ranks: list[Results]) -> None:
     assert len(runs) == 2 * len(FOLLOWED)
     for run in runs:
         assert run["logs"] == runs[0]["logs"]
+
+
+@pytest.mark.slow
+def test_a_rank_that_is_killed_is_named(tiny_model: Path, tmp_path: Path) -> None:
+    ranks = Ranks(2)
+    jobs = {"killed": {**SETTINGS, "hostile": KILLED}}
+    [result] = ranks.call(run_jobs, jobs, tiny_model, tmp_path, timeout=120, survivors=[0])
+    kind, message = REWARDS[KILLED][1]
+    assert result["killed"]["error"] == kind
+    assert result["killed"]["message"].startswith(f"{message}{ranks.processes[1].pid}) has ended, and rank 0 cannot")
+    assert "RuntimeError" in result["killed"]["cause"]
+    ranks.end()
 
 
 ALONE = (

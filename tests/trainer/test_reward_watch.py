@@ -2,6 +2,9 @@
 
 import asyncio
 import functools
+import subprocess
+import sys
+import textwrap
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -103,6 +106,28 @@ def test_the_limit_leaves_those_alone_that_are_in_time() -> None:
         time.sleep(0.6)  # the limit passes while no reward runs: this rank waits for another
     with pytest.raises(RewardError, match="reward slow"), watch.time_limit():
         watch.wrap(sleeps, "slow")(completions=["a"])
+
+
+@pytest.mark.slow
+def test_reward_watch_ends_a_held_interpreter(tmp_path: Path) -> None:
+    script = textwrap.dedent(
+        """
+        import trl_grpo_ext.guard.reward_watch as reward_watch
+
+        reward_watch._GRACE_SECONDS = 1.0
+
+        def tower(**columns):
+            return [float(9 ** 9 ** 9)]
+
+        watch = reward_watch.RewardWatch(limit=0.5)
+        with watch.time_limit():
+            watch.wrap(tower, "tower")(completions=["a"])
+        """
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert "Timeout" in done.stderr
+    assert "in tower" in done.stderr
 
 
 def test_reward_limit_bounds(tmp_path: Path) -> None:

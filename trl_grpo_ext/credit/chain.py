@@ -18,7 +18,7 @@ from ..types import Forward, HookDeclaration, Rollout, acting_order, implements,
 from .flow import apply_hooks, expand_advantages, plugin_label, run_hook, shape_rewards
 from .groups import gather_groups
 from .metrics import COLUMNS, change_metrics, change_table
-from .signal import SkipZeroVariance, rewards_are_equal
+from .signal import SkipZeroVariance, overruled, rewards_are_equal
 
 PATIENCE = 10
 """Steps in which a hook may change nothing before a warning says so."""
@@ -43,6 +43,7 @@ class HookChain:
         self._masks = [one for one in self.hooks if role_of(one) == "transform" and HookDeclaration.of(one).last]
         self._idle_steps: dict[str, set[int]] = {}  # of the hooks that have changed nothing yet
         self._effective: set[str] = set()
+        self._said_overruled = False
 
     def acts(self, method: str) -> bool:
         """Whether any of the hooks has this method."""
@@ -109,6 +110,17 @@ class HookChain:
             changes.append(Change(f"{name}/forward" if again else name, before_B_T, advantages_B_T))
         return advantages_B_T, changes
 
+    def overruled(self, signal_N_C: torch.Tensor) -> Iterator[str]:
+        """Say once if a forward hook for groups of equal rewards has none left: others pushed or masked them."""
+        makers = [plugin_label(hook) for hook in _makers(self.hooks)]
+        if makers and not self._said_overruled and overruled(signal_N_C):
+            self._said_overruled = True
+            yield (
+                f"The advantage hook {makers[0]!r} is for groups of equal rewards, and in this batch the other hooks "
+                "gave each of them an advantage, or masked it, so it did nothing. Remove it, or the hook before it "
+                "that does so."
+            )
+
     def without_effect(self, changes: Sequence[Change], tables_N_C: torch.Tensor, step: int) -> Iterator[str]:
         """Say once of each hook that it has changed nothing in its first steps of training."""
         for number, change in enumerate(changes):
@@ -129,7 +141,7 @@ class HookChain:
 def refuse_discarded(hooks: Sequence[Any], aggregation: Any = None) -> None:
     """Refuse hooks, or an aggregation beside them, if one would discard another's work; the message names both."""
     estimators, shapers = ([hook for hook in hooks if role_of(hook) == role] for role in ("estimator", "shaper"))
-    makers = [hook for hook in hooks if HookDeclaration.of(hook).makes_signal and role_of(hook) == "forward"]
+    makers = _makers(hooks)
     blind = [hook for hook in estimators if not HookDeclaration.of(hook).uses_total_reward]
     skips = [aggregation] if isinstance(aggregation, SkipZeroVariance) else []
     gives = "The advantage hook {} gives groups of equal rewards an advantage"
@@ -143,6 +155,11 @@ def refuse_discarded(hooks: Sequence[Any], aggregation: Any = None) -> None:
         if first and second:
             names = (repr(plugin_label(plugin)) for plugin in (first[0], second[0]))
             raise ConfigurationError(f"{what.format(*names)} Keep one of them.")
+
+
+def _makers(hooks: Sequence[Any]) -> list[Any]:
+    """The forward hooks that are for groups of equal rewards."""
+    return [hook for hook in hooks if HookDeclaration.of(hook).makes_signal and role_of(hook) == "forward"]
 
 
 def change_tables(changes: Sequence[Change], mask_B_T: torch.Tensor) -> torch.Tensor:

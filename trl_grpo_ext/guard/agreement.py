@@ -9,20 +9,32 @@ too.
 Reward functions run inside TRL's own method, which ends in one gather of their scores. A rank that fails there first
 takes part in that gather, with a stand-in (`Agreement.stand_in`), and raises in the section that follows.
 `reward_watch` makes what a reward does wrong an error before that gather: a reward that changes its arguments, returns
-a wrong count, logs what cannot be sent, or never returns. `sys.exit` and Ctrl-C are caught as `BaseException`.
+a wrong count, logs what cannot be sent, or never returns. `sys.exit` and Ctrl-C are caught as `BaseException`, and
+`os._exit` raises inside `exits_refused`. If another rank was killed, the collective fails, and `_lost` names that rank
+instead of a plugin.
 """
 
 from __future__ import annotations
 
+import functools
+import os
+import platform
+import re
+import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 import torch
 
 from .. import errors
-from ..errors import PluginOutputError, PluginRunError, TRLGRPOExtError
+from ..errors import EngineError, PluginOutputError, PluginRunError, TRLGRPOExtError
+
+_DEATH_SECONDS = 2.0
+_PEER = re.compile("peer|connection|socket|remote process", re.IGNORECASE)
+"""What backends say when the process at the other end is gone."""
 
 
 class _Failure(NamedTuple):
@@ -39,6 +51,13 @@ def _gather_objects(one: Any) -> list[Any]:
     return found
 
 
+class _Place(NamedTuple):
+    """The machine on which a rank runs, and its process there."""
+
+    machine: str
+    process: int
+
+
 class Agreement:
     """Keeps the ranks of a run in step; `gather` and `exchange` return all ranks' values, in rank order."""
 
@@ -52,15 +71,17 @@ class Agreement:
         self._rank = rank
         self._processes = processes
         self._gather = gather
-        self._exchange = exchange
+        self._send_and_hear = exchange
         self._stopped_by: BaseException | None = None
+        self._places: list[_Place] = []  # of each rank, since the first exchange
 
     @contextmanager
     def section(self) -> Iterator[None]:
         """Run plugins inside, in the same order on every rank; the first failing rank's error is raised on all."""
         self._stopped_by = None
         try:
-            yield
+            with exits_refused():
+                yield
         except BaseException as error:  # SystemExit and Ctrl-C too: they would leave the other ranks waiting
             if isinstance(error, KeyboardInterrupt) and self._processes == 1:
                 raise
@@ -96,7 +117,8 @@ class Agreement:
             self._stop(PluginOutputError(f"rollout.gather got tensors that don't fit together, by rank: {shapes}."))
         if tensor.dim() == 2:
             tensor = torch.nn.functional.pad(tensor, (0, max(shape[1] for shape, _ in seen) - tensor.size(1)))
-        return self._gather(tensor.contiguous())
+        gathered: torch.Tensor = self._collect(self._gather, tensor.contiguous())
+        return gathered
 
     def _meet(self, place: Any) -> list[Any]:
         """Tell the others the shape that is gathered, or None at the end; raise unless all are at the same place."""
@@ -114,8 +136,50 @@ class Agreement:
             )
         return heard
 
+    def _exchange(self, said: Any) -> list[Any]:
+        """What every rank said; where they run is exchanged as well."""
+        heard = self._collect(self._send_and_hear, (said, _Place(_machine(), os.getpid())))
+        self._places = [place for _, place in heard]
+        return [one for one, _ in heard]
+
+    def _collect(self, collective: Callable[[Any], Any], given: Any) -> Any:
+        try:
+            return collective(given)
+        except RuntimeError as error:
+            if (lost := self._lost(error)) is not None:
+                self._stop(lost)
+            raise
+
+    def _lost(self, error: BaseException) -> EngineError | None:
+        """What to raise instead of an error that a collective raised because a rank has ended; None for other errors.
+
+        Ranks on this machine are looked up; of one on another machine nothing is known but what the collective says.
+        """
+        failed = _failure_of_collective(error)
+        if failed is None:
+            return None
+        until = time.monotonic() + _DEATH_SECONDS  # a connection closes a moment before its process has ended
+        while not (gone := self._ended_ranks()) and time.monotonic() < until:
+            time.sleep(0.05)
+        if not gone and not _PEER.search(str(failed)):
+            return None
+        who = " and ".join(f"rank {rank} (process {self._places[rank].process})" for rank in gone) or "another rank"
+        lost = EngineError(
+            f"{who[0].upper()}{who[1:]} has ended, and rank {self._rank} cannot go on without it. Its own output may "
+            f"say why; if it was killed, for want of memory say, there is none. A collective met: {failed}"
+        )
+        lost.__cause__ = failed
+        return lost
+
+    def _ended_ranks(self) -> list[int]:
+        here = [rank for rank, place in enumerate(self._places) if place.machine == _machine()]
+        return [rank for rank in here if _has_ended(self._places[rank].process)]
+
     def _fail(self, error: BaseException) -> None:
         """Tell the other ranks that this one failed, and keep the error that all raise."""
+        if self._processes > 1 and (lost := self._lost(error)) is not None:
+            self._stopped_by = lost
+            return
         kind, message = type(error), str(error)
         if isinstance(error, KeyboardInterrupt):
             message = "interrupted"
@@ -132,6 +196,54 @@ class Agreement:
     def _stop(self, error: BaseException) -> NoReturn:
         self._stopped_by = error
         raise error
+
+
+def _failure_of_collective(error: BaseException | None) -> RuntimeError | None:
+    """The error that a collective raised, which this one is or was caused by."""
+    while error is not None:
+        modules = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)]
+        if isinstance(error, RuntimeError) and any(name.startswith("torch.distributed") for name in modules):
+            return error
+        error = error.__cause__
+    return None
+
+
+@functools.cache
+def _machine() -> str:
+    """A name for this machine or container, in which numbers of processes mean the same."""
+    name = platform.node()
+    with suppress(OSError):  # which only Linux has
+        name += str(Path("/proc/self/ns/pid").readlink())
+    return name
+
+
+def _has_ended(process: int) -> bool:
+    try:
+        state = Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
+    except OSError:
+        return Path("/proc/self/stat").exists()  # else this is no Linux, and nothing is known
+    return state in "ZX"  # ended, but its parent has not looked yet
+
+
+@contextmanager
+def exits_refused() -> Iterator[None]:
+    """Inside, `os._exit` raises `SystemExit`: a rank that left with status 0 would end the run as if it had succeeded.
+
+    Processes that are forked inside may still use it.
+    """
+    leave = os._exit
+    owner = os.getpid()
+
+    def refuse(status: int) -> NoReturn:
+        if os.getpid() != owner:
+            leave(status)
+        raise SystemExit(f"os._exit({status}) was called")
+
+    os._exit = refuse
+    try:
+        yield
+    finally:
+        os._exit = leave
 
 
 def _shared_error(heard: Sequence[Any]) -> BaseException:

@@ -8,24 +8,28 @@ trainer then lets all ranks raise the same error (see `agreement`).
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import logging
 import math
 import os
 import pickle
 import signal
+import sys
 import threading
 import time
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from ..errors import PluginOutputError, PluginRunError, RewardError, TRLGRPOExtError
 from ..types import Part, Parts
+from . import leftovers
+from .agreement import exits_refused
 from .calls import call, check_scores, is_async, is_model, select_rows, start_scoring
+from .messages import completion_text, joined_text
 from .outcomes import OUTCOME_SUFFIX, exception_text, shown
 from .unchanged import Fingerprints
 
@@ -34,6 +38,7 @@ logger = logging.getLogger(__name__)
 _SEARCH_SECONDS = 10.0
 _FIRST_LINE_SECONDS = 60.0  # after which a reward is said to be still running, and again after twice as long
 _TICK_SECONDS = 1.0
+_GRACE_SECONDS = 30.0
 # Nobody else's: `SIGALRM` is what rewards themselves use (Math-Verify does).
 _SIGNAL = signal.SIGRTMIN + 7 if hasattr(signal, "SIGRTMIN") else None
 
@@ -42,13 +47,23 @@ class _Overrun(BaseException):
     """The limit has passed. Not an `Exception`, so that a function's own `except Exception` does not swallow it."""
 
 
-@dataclass(eq=False)
 class _Call:
-    """A call of a reward function that has not returned, and after how many seconds that is said."""
+    """A call of a reward function that has not returned."""
 
-    name: str
-    began: float
-    tell_after: float
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._began = time.monotonic()
+        self._tell_after = _FIRST_LINE_SECONDS
+
+    def tell(self, limit: float | None) -> None:
+        """Say how long it has been running, if it is time for that."""
+        seconds = time.monotonic() - self._began
+        if seconds < self._tell_after:
+            return
+        self._tell_after *= 2
+        rank = f" on rank {os.environ['RANK']}" if "RANK" in os.environ else ""
+        end = "reward_timeout is off" if limit is None else f"reward_timeout stops the run after {limit:g} s"
+        logger.warning("The reward %r has been running for %.0f s%s; %s.", self.name, seconds, rank, end)
 
 
 class RewardWatch:
@@ -109,23 +124,30 @@ class RewardWatch:
 
     @contextmanager
     def time_limit(self) -> Iterator[None]:
-        """Interrupt what runs inside at the limit, unless compiled code holds the interpreter, and name it."""
+        """Interrupt what runs inside at the limit, and name it; no function ends the process.
+
+        What cannot be interrupted (compiled code that holds the interpreter lock, a training in another thread) ends
+        the process after half a minute more, or the limit again, if that is longer, with a traceback of where it hangs.
+        """
         is_main = threading.current_thread() is threading.main_thread()
         number = _SIGNAL if self._limit is not None and is_main else None
         over = threading.Event()
         clock = threading.Thread(target=self._keep_time, args=(over, number), daemon=True)
-        before = None if number is None else signal.signal(number, self._interrupt)
-        clock.start()
-        try:
-            yield
-        except _Overrun as overrun:
-            raise RewardError(str(overrun)) from overrun
-        finally:
-            over.set()
-            self._running.clear()  # the signal may be under way
-            clock.join()
-            if number is not None:
-                signal.signal(number, before)
+        with exits_refused():
+            before = None if number is None else signal.signal(number, self._interrupt)
+            clock.start()
+            try:
+                yield
+            except _Overrun as overrun:
+                raise RewardError(str(overrun)) from overrun
+            finally:
+                over.set()
+                self._running.clear()  # the signal may be under way
+                _end_process_after(None)  # an async function that blocks its loop may run on
+                clock.join()
+                if number is not None:
+                    signal.signal(number, before)
+                leftovers.prepare()
 
     def _keep_time(self, over: threading.Event, number: int | None) -> None:
         """Say what has been running for long, in ever longer intervals; interrupt the main thread at the limit."""
@@ -134,17 +156,7 @@ class RewardWatch:
                 signal.pthread_kill(threading.main_thread().ident or 0, number)
                 number = None
             for running in [*self._running]:
-                seconds = time.monotonic() - running.began
-                if seconds >= running.tell_after:
-                    running.tell_after *= 2
-                    rank = os.environ.get("RANK", "0")
-                    logger.warning(
-                        "The reward %r has been running for %.0f s on rank %s; reward_timeout is %s.",
-                        running.name,
-                        seconds,
-                        rank,
-                        "off" if self._limit is None else f"{self._limit:g} s",
-                    )
+                running.tell(self._limit)
 
     @staticmethod
     def check_finite(rewards_N_K: torch.Tensor, names: Sequence[str]) -> None:
@@ -173,13 +185,18 @@ class RewardWatch:
 
     @contextmanager
     def _run(self, name: str) -> Iterator[None]:
-        running = _Call(name, time.monotonic(), _FIRST_LINE_SECONDS)
+        running = _Call(name)
         self._running.append(running)
+        if self._limit is not None:
+            _end_process_after((self._left() or 0.0) + max(self._limit, _GRACE_SECONDS))
         try:
-            yield
+            with leftovers.noted(name):
+                yield
         finally:
             if running in self._running:
                 self._running.remove(running)
+            if self._limit is not None and not self._running:  # from now on this rank only waits for the others
+                _end_process_after(None)
 
     async def _awaited(self, coroutine: Any, name: str) -> Any:
         task = asyncio.ensure_future(_without_exit(coroutine, name))
@@ -204,7 +221,7 @@ class RewardWatch:
             "{name: ..., guard: {timeout: 5}}."
         )
 
-    def _listen(self, columns: dict[str, Any], name: str) -> tuple[dict[str, Any], Callable[[Any], Any]]:
+    def _listen(self, columns: dict[str, Any], reward: str) -> tuple[dict[str, Any], Callable[[Any], Any]]:
         """A call's columns, with loggers that refuse what TRL could not sum or send; and the check of its result."""
         count = len(columns["completions"])
         wrapped = dict(columns)
@@ -212,7 +229,10 @@ class RewardWatch:
 
             def extra(column: str, values: Iterable[Any]) -> None:
                 values = list(values)
-                pickle.dumps((column, values))
+                try:
+                    pickle.dumps((column, values))
+                except Exception as error:
+                    raise _cannot_log(reward, "log_extra", column, values) from error
                 if column.endswith(OUTCOME_SUFFIX) and len(values) == count:
                     self.outcomes[column.removesuffix(OUTCOME_SUFFIX)] = values
                 log_extra(column, values)
@@ -221,11 +241,14 @@ class RewardWatch:
         if (log_metric := columns.get("log_metric")) is not None:
 
             def metric(name: str, value: Any) -> None:
-                log_metric(name, float(value))
+                try:
+                    log_metric(name, float(value))
+                except (TypeError, ValueError, OverflowError) as error:
+                    raise _cannot_log(reward, "log_metric", name, value) from error
 
             wrapped["log_metric"] = metric
         prints = Fingerprints(wrapped)
-        return wrapped, lambda returned: self._seen(returned, count, prints, name)
+        return wrapped, lambda returned: self._seen(returned, count, prints, reward)
 
     def _seen(self, returned: Any, count: int, prints: Fingerprints, name: str) -> list[float | None]:
         if (changed := prints.changed()) is not None:
@@ -247,6 +270,11 @@ async def _without_exit(coroutine: Any, name: str) -> Any:
         return await coroutine
     except (SystemExit, KeyboardInterrupt) as error:
         raise PluginRunError(_raised(name, error)) from error
+
+
+def _cannot_log(reward: str, logger: str, name: Any, value: Any) -> PluginOutputError:
+    wanted = "a number" if logger == "log_metric" else "values that can be pickled"
+    return PluginOutputError(f"The reward {reward!r} gave {logger} {shown(repr(value))} as {name!r}; give it {wanted}.")
 
 
 def _raised(name: str, error: BaseException) -> str:
@@ -278,9 +306,28 @@ def _find_completion(error: Exception, function: Any, columns: Mapping[str, Any]
         except Exception as again:
             if failing is None and type(again) is type(error):
                 failing = row
+    if failing is not None and not passed and (form := _wrong_form(function, select_rows(columns, count, [failing]))):
+        return form
     if failing is None or not (passed or count == 1):
         return f" (no single one of the {count} completions is at fault)"
     return f" (at row {failing} of {count}, whose completion is {shown(completions[failing])})"
+
+
+def _wrong_form(function: Any, columns: dict[str, Any]) -> str:
+    """What to say if the function fails on texts and works on messages, or the other way round; else nothing."""
+    [completion], prompts = columns["completions"], columns.get("prompts", ())
+    here, other = ("texts", "messages") if isinstance(completion, str) else ("messages", "texts")
+    if other == "messages":
+        completion = [{"role": "assistant", "content": completion}]
+        prompts = [[{"role": "user", "content": prompt}] for prompt in prompts]
+    else:
+        completion = completion_text(completion)
+        prompts = [joined_text(prompt) for prompt in prompts]
+    try:
+        call(function, {**columns, "completions": [completion], "prompts": prompts})
+    except Exception:  # it fails on both
+        return ""
+    return f" (completions are {here} here, because the prompts are; the reward works on {other})"
 
 
 def reward_limit(reward_timeout: float | None, ddp_timeout: float, processes: int) -> float | None:
@@ -288,3 +335,16 @@ def reward_limit(reward_timeout: float | None, ddp_timeout: float, processes: in
     if reward_timeout is None or processes == 1:
         return reward_timeout
     return min(reward_timeout, 0.8 * ddp_timeout)
+
+
+def _end_process_after(seconds: float | None) -> None:
+    """Let the process end after so many seconds, with a traceback, or no longer, for None."""
+    if seconds is None:
+        faulthandler.cancel_dump_traceback_later()
+        return
+    if sys.__stderr__ is None:
+        return
+    try:
+        faulthandler.dump_traceback_later(seconds, exit=True, file=sys.__stderr__)
+    except (ValueError, OSError):  # stderr is no file: then without this last resort
+        return

@@ -12,6 +12,9 @@ from typing import Any
 
 from ..errors import ConfigurationError
 
+MOST_BYTES = 1_000_000
+"""Settings are a page or two; a longer file is the wrong one."""
+_MOST_VALUES = 10_000
 EXPONENT_WITHOUT_POINT = re.compile(r"[-+]?[0-9]+(?:\.[0-9]*)?[eE][-+]?[0-9]+")
 """A float to YAML 1.2 and to everybody's eyes, but a string to YAML 1.1, which PyYAML reads."""
 
@@ -76,16 +79,31 @@ def read_values(path: str | Path) -> Any:
     try:
         if not Path(path).is_file():
             raise ConfigurationError(f"There is no file {name}.")
+        if (size := Path(path).stat().st_size) > MOST_BYTES:
+            raise ConfigurationError(f"{name} has {size:,} bytes, too many for settings: is it the right file?")
         text = Path(path).read_bytes().decode("utf-8")
     except UnicodeDecodeError as error:
         raise ConfigurationError(f"{name} is no text file: byte {error.start} is not UTF-8.") from error
     except (OSError, ValueError) as error:  # ValueError: a null byte in the path
         raise ConfigurationError(f"{name} cannot be read: {one_line(error, 300)}") from error
-    if Path(path).suffix != ".json":
-        return parse_yaml(text, name)
+    return parse_json(text, name) if Path(path).suffix == ".json" else parse_yaml(text, name)
+
+
+def parse_json(text: str, name: str) -> Any:
+    """Read JSON in which no key stands twice; a `ConfigurationError` says why that cannot be."""
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        if len(found := dict(pairs)) < len(pairs):
+            keys = [key for key, _ in pairs]
+            twice = next(key for key in keys if keys.count(key) > 1)
+            raise ConfigurationError(f"{name} has the key {one_line(twice, 60)!r} twice: keep one.")
+        return found
+
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
+        return json.loads(text, object_pairs_hook=unique)
+    except RecursionError as error:
+        raise ConfigurationError(f"{name} is nested too deeply for settings: is it the right file?") from error
+    except ValueError as error:
         raise ConfigurationError(f"{name} cannot be read: {one_line(error, 300)}") from error
 
 
@@ -97,8 +115,10 @@ def parse_yaml(text: str, name: str, exponents: bool = False) -> Any:
         return yaml.load(text, _loader(exponents))
     except ConfigurationError as error:
         raise ConfigurationError(f"{name} has {error}") from error
+    except RecursionError as error:
+        raise ConfigurationError(f"{name} is nested too deeply for settings: is it the right file?") from error
     # PyYAML leaks ValueError, TypeError and others on odd scalars and keys.
-    except (yaml.YAMLError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+    except (yaml.YAMLError, ValueError, TypeError, KeyError, AttributeError) as error:
         problem = one_line(error, 300).replace('in "<unicode string>", ', "at ")
         raise ConfigurationError(f"{name} is not YAML: {problem}") from error
 
@@ -107,8 +127,20 @@ def parse_yaml(text: str, name: str, exponents: bool = False) -> Any:
 def _loader(exponents: bool) -> Any:
     import yaml
 
+    def size(node: Any, known: dict[Any, float]) -> float:
+        if node not in known:
+            known[node] = math.inf  # while it is counted, as it may contain itself
+            parts = [part for each in node.value for part in (each if isinstance(each, tuple) else (each,))]
+            known[node] = 1 + sum(size(part, known) for part in parts if not isinstance(part, str))
+        return known[node]
+
     class Loader(yaml.SafeLoader):
         """PyYAML's safe loader; the one in C has no limit to its recursion."""
+
+        def get_single_node(self) -> Any:
+            if (node := super().get_single_node()) is not None and size(node, {}) > _MOST_VALUES:
+                raise ConfigurationError(f"more than {_MOST_VALUES:,} values, aliases expanded: is it the right file?")
+            return node
 
         def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
             keys = set()

@@ -146,13 +146,13 @@ class WorkerPool:
     def run(self, jobs: Sequence[Any], *, allowance: float, patience: float = _PATIENCE) -> list[Done]:
         """Run the task on every job; return each job's result, in the order of `jobs`.
 
-        A job whose worker dies is tried once more in a fresh one. Time that a job waits
+        A job whose worker dies is tried once more in a fresh one, with the time that it has left. Time that a job waits
         for a core on a busy machine does not count.
 
         Args:
             jobs: Anything that cloudpickle can send.
-            allowance: CPU seconds that one job may take.
-            patience: Seconds that one job may sleep: neither use a core nor wait for one.
+            allowance: CPU seconds that one job may take, in both tries together.
+            patience: Seconds that one job may sleep, in both tries together: neither use a core nor wait for one.
 
         Raises:
             ConfigurationError: `allowance` or `patience` is not a positive number.
@@ -184,6 +184,8 @@ class _Batch:
         self._waiting = deque(range(len(jobs)))
         self._given: dict[_Worker, int] = {}
         self._deaths: dict[int, str] = {}
+        self._spent: dict[int, float] = {}  # by jobs whose worker died: CPU seconds, and seconds of sleep
+        self._slept: dict[int, float] = {}
         self.done: dict[int, Done] = {}
 
     def hand_out(self) -> bool:
@@ -206,8 +208,8 @@ class _Batch:
         poll = select.poll()
         for worker in self._given:
             poll.register(*worker.watched())
-        # CPU time passes no faster than the wall clock, so nothing is missed by sleeping for as long as one has left.
-        rest = min(self._patience, *(self._allowance - worker.seconds for worker in self._given))
+        # No time passes faster than the wall clock, so nothing is missed by sleeping for as long as one has left.
+        rest = min(min(self._left(worker), self._sleep_left(worker)) for worker in self._given)
         poll.poll(min(max(rest, _SHORTEST_SLEEP), _LONGEST_SLEEP) * 1000 + 1)
         for worker, job in [*self._given.items()]:
             try:
@@ -240,10 +242,18 @@ class _Batch:
             return Done("error", None, f"{kind}: {message}", worker.seconds, lines), False
         return Done("done", reply["value"], "", worker.seconds), bool(reply.get("last"))
 
+    def _left(self, worker: _Worker) -> float:
+        """CPU seconds that a worker's job has left of its allowance."""
+        return self._allowance - self._spent.get(self._given[worker], 0.0) - worker.seconds
+
+    def _sleep_left(self, worker: _Worker) -> float:
+        """Seconds that a worker's job may still sleep."""
+        return self._patience - self._slept.get(self._given[worker], 0.0) - worker.idle_seconds()
+
     def _late(self, worker: _Worker) -> str:
-        if worker.seconds >= self._allowance:
+        if self._left(worker) <= 0:
             return f"no result within {self._allowance:g} s of CPU time"
-        if worker.idle_seconds() >= self._patience:
+        if self._sleep_left(worker) <= 0:
             return f"no result within {self._patience:g} s of sleep and {worker.seconds:.2g} s of CPU time"
         return ""
 
@@ -252,6 +262,8 @@ class _Batch:
         first = self._deaths.pop(job, None)
         if first is None:
             self._deaths[job] = why
+            self._spent[job] = worker.seconds_at_most()
+            self._slept[job] = worker.idle_seconds()
             return None
         return Done("died", None, f"{first}, twice" if first == why else f"{first}; then {why}", worker.seconds)
 
@@ -408,6 +420,7 @@ class _Worker:
         self._out = bytearray()
         self._in = bytearray()
         self._begun = 0.0  # on the wall clock; then the readings of both others
+        self._seen = 0.0  # when the clock of CPU time was last read
         self._cpu_before = self._cpu = 0.0
         self._queued_before = self._queued = 0.0
 
@@ -415,7 +428,7 @@ class _Worker:
         """Send a job, as much of it as goes without waiting; `advance` sends the rest."""
         self._cpu = self._cpu_before = _cpu_seconds(self.pid) or self._cpu
         self._queued = self._queued_before = queued_seconds(self.pid) or self._queued
-        self._begun = time.monotonic()
+        self._begun = self._seen = time.monotonic()
         self._serial += 1
         self._out += HEADER.pack(self._serial, len(job)) + job
         self._write()
@@ -423,8 +436,14 @@ class _Worker:
     @property
     def seconds(self) -> float:
         """CPU seconds that the job has used so far."""
-        self._cpu = _cpu_seconds(self.pid) or self._cpu  # of a dead process: what was last seen
-        return self._cpu - self._cpu_before
+        if (cpu := _cpu_seconds(self.pid)) is not None:
+            self._cpu = cpu
+            self._seen = time.monotonic()
+        return self._cpu - self._cpu_before  # of a dead process: what was last seen
+
+    def seconds_at_most(self) -> float:
+        """CPU seconds that the job of a dead process can have used: all that passed since its clock was last read."""
+        return self.seconds + time.monotonic() - self._seen
 
     def idle_seconds(self) -> float:
         """Seconds in which the job neither ran nor waited for a core."""

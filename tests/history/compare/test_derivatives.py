@@ -66,7 +66,7 @@ def slow_gradient(policy: Policy, group: Group, coefficients_n: torch.Tensor) ->
     return torch.cat([one.flatten() for one in gradients])
 
 
-DAILY = ("grpo", "chain", "local mean")
+DAILY = ("grpo", "chain", "tail mean")
 
 
 @pytest.mark.parametrize(

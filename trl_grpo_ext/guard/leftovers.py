@@ -1,0 +1,127 @@
+"""Threads and child processes that a reward leaves running: named when the run is over, and not waited for.
+
+Before a process ends, Python waits for each thread that is no daemon, for the jobs of thread pools and for the children
+that `multiprocessing` started. One of them that never ends would keep a finished run alive without a word. What began
+while a reward ran is known here as that reward's. Once the script is over and nothing else is waited for, it is named,
+the wait for its threads is interrupted as Ctrl-C would, and its children are ended. So the process keeps its exit
+status, and what others have registered with `atexit` still runs.
+"""
+
+from __future__ import annotations
+
+import atexit
+import concurrent.futures.thread
+import logging
+import multiprocessing
+import signal
+import sys
+import threading
+import time
+import types
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+logger = logging.getLogger(__name__)
+
+_PATIENCE = 5.0
+"""Seconds that a thread has to end by itself, once the main thread is done."""
+_TICK = 0.5
+_SIGNAL = signal.SIGRTMIN + 8 if hasattr(signal, "SIGRTMIN") else None
+
+_BEGUN: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+"""Threads and processes, and the reward that ran when they began."""
+_IS_READY = threading.Event()
+_WAITED = threading.Event()
+"""Python has waited for the threads, or was interrupted."""
+
+
+class _NoLongerError(BaseException):
+    """Interrupts the wait for threads."""
+
+
+@contextmanager
+def noted(reward: str) -> Iterator[None]:
+    """Note that what begins inside, thread or child process, is this reward's."""
+    before = {*_running()}
+    try:
+        yield
+    finally:
+        for one in _running():
+            if one not in before:
+                _BEGUN.setdefault(one, reward)
+
+
+def _running() -> list[Any]:
+    return [*threading.enumerate(), *multiprocessing.active_children()]
+
+
+def prepare() -> None:
+    """Get ready for the end of this process if something was left running; only the main thread can."""
+    if _BEGUN and not _IS_READY.is_set() and threading.current_thread() is threading.main_thread():
+        _IS_READY.set()
+        atexit.register(_end_children)
+        if _SIGNAL is not None:
+            signal.signal(_SIGNAL, _interrupt)
+            threading.Thread(target=_end_wait, name="trl-grpo-ext-leftovers", daemon=True).start()
+
+
+def _end_wait() -> None:
+    """Once nothing but threads that rewards left keeps the process alive, name them and interrupt the wait for them."""
+    main = threading.main_thread()
+    while not _is_waited_for(main):
+        time.sleep(_TICK)
+    while not _WAITED.wait(_PATIENCE):
+        alive = [one for one in threading.enumerate() if one is not main and (not one.daemon or _has_job(one))]
+        if alive and all(one in _BEGUN for one in alive) and main.ident is not None:
+            _name("thread", alive)
+            _ignore_interrupt()
+            signal.pthread_kill(main.ident, _SIGNAL)  # type: ignore[arg-type]
+            return
+
+
+def _is_waited_for(main: threading.Thread) -> bool:
+    """Whether the script is over, and the main thread waits for the others: its first call is in `threading`."""
+    frame = sys._current_frames().get(main.ident or 0)
+    while frame is not None and frame.f_back is not None:
+        frame = frame.f_back
+    return frame is not None and frame.f_code.co_filename == threading.__file__
+
+
+def _has_job(thread: threading.Thread) -> bool:
+    """Whether this is a thread of a pool: Python waits for these even if they are daemons."""
+    return thread in getattr(concurrent.futures.thread, "_threads_queues", ())
+
+
+def _end_children() -> None:
+    """Runs when the threads have ended, and before `multiprocessing` waits for its children."""
+    _WAITED.set()
+    children = [one for one in multiprocessing.active_children() if one in _BEGUN and not one.daemon]
+    _name("process", children)
+    for child in children:
+        child.terminate()
+        child.join(1.0)
+        child.kill()
+
+
+def _name(kind: str, left: Sequence[Any]) -> None:
+    for one in left:
+        logger.warning(
+            "The run is over, but the %s %r, which began while the reward %r ran, has not ended. It is not waited for: "
+            "let the reward end it.",
+            kind,
+            one.name,
+            _BEGUN[one],
+        )
+
+
+def _interrupt(number: int, frame: types.FrameType | None) -> None:
+    if not _WAITED.is_set():
+        raise _NoLongerError
+
+
+def _ignore_interrupt() -> None:
+    """Keep Python from printing the interrupt, as it does with Ctrl-C."""
+    shown = sys.unraisablehook
+    sys.unraisablehook = lambda raised: None if raised.exc_type is _NoLongerError else shown(raised)
