@@ -178,7 +178,8 @@ def scan() -> Installed:
             if entry.group in _KIND_OF_ALIASES
         )
         if entry_points:
-            name, version = provenance(distribution)
+            name = distribution.name  # as its author writes it; few distributions have plugins, so reading it is cheap
+            version = distribution.version
         for entry in entry_points:
             kind = _KIND_OF_GROUP[entry.group]
             called_too = tuple(alias for of, value, alias in aliases if (of, value) == (kind, entry.name))
