@@ -364,7 +364,7 @@ def report(lines: Sequence[Mapping[str, Any]], page: Path | None) -> None:
     for name, table in blocks.items():
         print(f"{table}\n")
         if page is not None:
-            write_block(page, f"evidence: {name}", f"{table}\n\n{said}")
+            write_block(page, f"evidence: {name}", f"{table}\n\n{said}" if name == "gate" else table)
     if page is not None:
         plot(lines, page.parent / "images" / "evidence.png")
 
