@@ -310,7 +310,9 @@ def table(results: Sequence[Mapping[str, Any]]) -> str:
         lines.append(f"| {' | '.join([one['ours'], theirs, *gaps, one['why']])} |")
     same = "; ".join(equal)
     releases = dict.fromkeys(f"{one['project']} {one['release']}" for one in results)
-    return "\n".join([f"Equal up to 5e-8 beside one of them or more: {same}.", "", *lines, "", f"{', '.join(releases)}."])
+    return "\n".join(
+        [f"Equal up to 5e-8 beside one of them or more: {same}.", "", *lines, "", f"{', '.join(releases)}."]
+    )
 
 
 def main() -> None:
