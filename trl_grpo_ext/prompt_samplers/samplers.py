@@ -83,6 +83,7 @@ class Curriculum(_ByRound):
             numbers.append(float("inf") if value is None else float(value))
         self._seed = pool.seed
         self._order = sorted(range(len(numbers)), key=lambda row: (numbers[row], row))
+        self._open = self.start_share
 
     def draw(self, count: int, round_number: int) -> Sequence[int]:
         done = min(1.0, round_number / self.rounds)

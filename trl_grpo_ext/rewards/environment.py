@@ -10,6 +10,7 @@ import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from ..credit.turns import Exchange, exchanges, is_tool_error, tool_calls
@@ -21,10 +22,11 @@ Step = tuple[str | None, float | None]
 """The tool that was called, if it is known, and what the environment paid."""
 
 
+@dataclass(frozen=True)
 class _Idle:
     """An environment in which nothing was done."""
 
-    step_rewards = ()
+    step_rewards: tuple[float, ...] = ()
 
 
 _NOT_TOOLS = frozenset({"reset", "get_reward"})
