@@ -178,8 +178,9 @@ def scan() -> Installed:
             if entry.group in _KIND_OF_ALIASES
         )
         if entry_points:
-            name = distribution.name  # as its author writes it; few distributions have plugins, so reading it is cheap
-            version = distribution.version
+            # As the author writes it, which a folder's name is not. Each of the properties `name` and `version` reads it anew.
+            metadata = distribution.metadata
+            name, version = metadata["Name"], metadata["Version"]
         for entry in entry_points:
             kind = _KIND_OF_GROUP[entry.group]
             called_too = tuple(alias for of, value, alias in aliases if (of, value) == (kind, entry.name))
