@@ -60,6 +60,6 @@ def run_missing(
             except Exception:
                 print(f"{what}: failed\n{traceback.format_exc()}", file=sys.stderr, flush=True)
                 continue
-            print(f"{what}: {shown} {line[shown]:.3f}, {line['seconds']:.1f} s", flush=True)
+            print(f"{what}: {shown} {line[shown]:.3f}, {line.get('used', line.get('seconds')):.1f} s", flush=True)
     if failed := results.missing(runs):
         raise SystemExit(f"error: {len(failed)} of {len(runs)} trainings failed; the same command tries them again.")

@@ -220,7 +220,7 @@ class TokenBudget(TrainerCallback):
 def train_once(
     task: Task,
     rows: Sequence[Mapping[str, Any]],
-    model: Path,
+    model: Any,
     seed: int,
     chosen: Mapping[str, Any],
     *,
@@ -228,7 +228,7 @@ def train_once(
     watching: Sequence[Any] = (),
     plain: bool = False,
 ) -> Any:
-    """Train once, deterministic in the arguments alone, and return the trainer."""
+    """Train a model, or the one in a folder, deterministic in the arguments alone; return the trainer."""
     random.seed(seed)
     torch.manual_seed(seed)
     chosen = dict(chosen)
@@ -258,7 +258,7 @@ def train_once(
             "disable_tqdm": True,
         }
         trainer = (GRPOTrainer if plain else GRPOExtTrainer)(
-            str(model),
+            str(model) if isinstance(model, Path) else model,
             task.reward,
             (GRPOConfig if plain else GRPOExtConfig)(**{**settings, **chosen}),
             train_dataset=Dataset.from_list([dict(row) for row in rows]),
