@@ -55,6 +55,7 @@ STEPS = {"tuning": 14, "evaluation": 30, "time": 4}
 RATES = (5e-5, 1e-4, 3e-4)
 TUNING_SEEDS, SEEDS = (101,), (1, 2, 3, 4, 5)
 PARTS = (4, 8, 12)
+TUNED_PARTS = 8  # other numbers of parts have its rates where they have none
 
 CREDIT = {"advantage_hooks": [{"name": "part_credit", "normalise": True}]}
 COMPACT = {"compact_updates": "exact"}
@@ -530,7 +531,7 @@ def main(words: list[str] | None = None) -> None:
             line["stage"] == "gate" and line["parts"] == count for line in results.lines
         ):
             results.add(gate(count, options.groups, start))
-        rates = tuned_rates(results.lines, count)
+        rates = tuned_rates(results.lines, count) or tuned_rates(results.lines, TUNED_PARTS)
         runs = {
             "tune": lambda: tuning_runs(count),  # noqa: B023 (called here)
             "train": lambda: evaluation_runs(count, rates, options.arms, options.seeds),  # noqa: B023
