@@ -3,8 +3,8 @@
     python -m bench.samplers [--tasks tiny real] [--seeds 1 2 3 4 5]    # runs what is missing, then prints the table
     python -m bench.samplers --docs docs/evidence.md                    # also writes it there
 
-Both tasks have a small pool of prompts, of which half carry no signal at the start, as in a run of several epochs.
-`tiny`: the recipes' word problems and their model; problems that it always solves or never, and as many others. `real`:
+Both tasks have a small pool of prompts, of which about half carry no signal at the start, as in a later epoch.
+`tiny`: the recipes' word problems, and their model after a training on others, which solves most of them. `real`:
 SmolLM2-135M after the supervised start of `bench.evidence` is asked for one of 1, 2, or of 8 to 24 facts. Rewards are
 1 and 0. Held out is the chance of a right answer on new problems: sampled for `tiny`, the probability for `real`.
 
@@ -14,7 +14,6 @@ and updates; measurements are not counted), and is one line of `bench/runs/sampl
 
 import argparse
 import contextlib
-import json
 import os
 import random
 import statistics
@@ -30,7 +29,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from bench import color_lines, evidence
 from bench.resampling import RATES, interval
 from bench.runner import Results, run_missing
-from bench.study import EMBEDDED_MODEL, TASKS, Task, measure, problems, train_once
+from bench.study import EMBEDDED_MODEL, TASKS, Task, TokenBudget, measure, problems, train_once
 from bench.tables import machine, markdown, versions, write_block
 
 SAMPLERS = ("in_order", "retire_solved", "difficulty_pool")
@@ -67,30 +66,23 @@ class Setting:
 
 WORDS = replace(TASKS["word problems"], batch_size=32)
 POOL = {"tiny": 64, "real": 32}
+START_TOKENS = 50_000
 
 
 def word_problems() -> list[Row]:
-    """As many problems that the start always or never solves in 32 tries as others."""
-    file = OUTPUT / "pool.json"
-    if not file.exists():
-        tokenizer = AutoTokenizer.from_pretrained(EMBEDDED_MODEL, padding_side="left")
-        model = AutoModelForCausalLM.from_pretrained(EMBEDDED_MODEL).eval()
-        found: dict[bool, list[Row]] = {True: [], False: []}
-        torch.manual_seed(0)
-        for row in problems("word problems", "train", 2048, 0):
-            batch = tokenizer([row["prompt"]], return_tensors="pt", return_token_type_ids=False)
-            ids = type(model).generate(
-                model, **batch, max_new_tokens=WORDS.max_completion_length, do_sample=True, num_return_sequences=32
-            )
-            texts = tokenizer.batch_decode(ids[:, batch["input_ids"].shape[1] :], skip_special_tokens=True)
-            right = sum(map(float, WORDS.accuracy(completions=texts, answer=[row["answer"]] * 32)))
-            found[0 < right < 32].append(row)
-            if all(len(rows) >= POOL["tiny"] // 2 for rows in found.values()):
-                break
-        OUTPUT.mkdir(parents=True, exist_ok=True)
-        half = POOL["tiny"] // 2
-        file.write_text(json.dumps([*found[True][:half], *found[False][:half]]))
-    return list(json.loads(file.read_text()))
+    """The recipes' problems, few."""
+    return problems("word problems", "train", POOL["tiny"], 0)
+
+
+def trained() -> Path:
+    """The recipes' model after a training on other problems, which solves so many that half of the groups are equal."""
+    folder = OUTPUT / "start"
+    if not (folder / "config.json").is_file():
+        budget = TokenBudget(START_TOKENS, WORDS.batch_size)
+        rows = problems("word problems", "train", 4096, 77)
+        chosen = {"learning_rate": RATES["word problems"], "compact_updates": "exact"}
+        train_once(WORDS, rows, EMBEDDED_MODEL, 77, chosen, callbacks=[budget]).save_model(str(folder))
+    return folder
 
 
 def colors() -> list[Row]:
@@ -103,16 +95,14 @@ def colors() -> list[Row]:
 def first_line(completions: Sequence[Any], lines: Sequence[Sequence[str]], **columns: Any) -> list[float]:
     """1.0 where the first line is right."""
     texts = [completion[0]["content"] for completion in completions]
-    return [
-        float(color_lines.said(text)[:1] == [right[0]]) for text, right in zip(texts, lines, strict=True)
-    ]
+    return [float(color_lines.said(text)[:1] == [right[0]]) for text, right in zip(texts, lines, strict=True)]
 
 
 @torch.no_grad()
 def chance(model: Any, tokenizer: Any) -> float:
     """The mean probability of the right answer on problems of the pool's harder kind, at the training's temperature."""
     rng = random.Random("heldout")
-    rows = [color_lines.problem(rng, 1, size) for size in (8, 12, 16, 24) * 16]
+    rows = [color_lines.problem(rng, 1, size) for size in (8, 12, 16, 24) * 8]
     found = []
     for row, prompt in zip(rows, color_lines.asked(tokenizer, rows), strict=True):
         before = tokenizer(prompt, add_special_tokens=False).input_ids
@@ -139,7 +129,7 @@ SETTINGS = {
         tokens=30_000,
         seconds=25.0,
         pool=word_problems,
-        start=lambda: EMBEDDED_MODEL,
+        start=trained,
         held_out=solved,
     ),
     "real": Setting(
@@ -150,8 +140,8 @@ SETTINGS = {
             "cache_implementation": "static",
             "share_prompts": True,
         },
-        tokens=4_000,
-        seconds=130.0,
+        tokens=2_400,
+        seconds=90.0,
         pool=colors,
         start=lambda: evidence.policy_of(evidence.start_of(), "float32"),
         held_out=chance,
@@ -255,19 +245,20 @@ def main(words: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tasks", nargs="+", choices=tuple(SETTINGS), default=tuple(SETTINGS))
     parser.add_argument("--seeds", nargs="+", type=int, default=(1, 2, 3, 4, 5))
+    parser.add_argument("--resample", nargs="+", type=int, choices=(0, 1), default=(0, 1), help="without, with")
     parser.add_argument("--jobs", type=int, default=1, help="trainings at a time, one thread each")
     parser.add_argument("--docs", type=Path, help="the page whose table is replaced")
     options = parser.parse_args(words)
     results = Results(RUNS)
     runs = [
-        Run(task, name, resample, seed)
+        Run(task, name, bool(resample), seed)
         for task in options.tasks
         for seed in options.seeds
-        for resample in (False, True)
+        for resample in options.resample
         for name in SAMPLERS
     ]
     if "tiny" in options.tasks:
-        word_problems()
+        trained()
     if "real" in options.tasks:
         evidence.start_of()
     run_missing(runs, results, options.jobs, work, "accuracy")
