@@ -1,4 +1,4 @@
-"""Does it pay to choose the prompts? Three prompt samplers, with and without `resample`, at equal tokens and equal time.
+"""Does it pay to choose the prompts? Three samplers, with and without `resample`, at equal tokens and equal time.
 
     python -m bench.samplers [--tasks tiny real] [--seeds 1 2 3 4 5]    # runs what is missing, then prints the table
     python -m bench.samplers --docs docs/evidence.md                    # also writes it there
@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
+from transformers import TrainerCallback
 
 from bench import color_lines, evidence
 from bench.resampling import RATES, interval
