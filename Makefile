@@ -9,7 +9,7 @@
 # make gpu      on a CUDA device: the tests for one, and what only one can show, into docs/evidence.md (about eight minutes)
 # make release  build what a tag would publish, try the wheel outside the clone, and show it; publishes nothing
 # make directory  check the plugins that others published (docs/directory.toml) against this tree
-# make evidence repeat the measurements of docs/evidence.md on parts (hours; started again it goes on)
+# make evidence repeat the measurements of docs/evidence.md on parts and samplers (hours; started again it goes on)
 # make browser  install chromium, without which the browser tests are skipped (Debian, as root)
 #
 # Everything lives in $(VENV) and .venv-vllm; nothing else on the machine is touched, except by `make browser`.
@@ -72,6 +72,7 @@ evidence: $(READY)
 	$(EVIDENCE) gate
 	$(EVIDENCE) tune --parts 8 && $(EVIDENCE) train --parts 8 && $(EVIDENCE) time --parts 8
 	$(EVIDENCE) train --parts 8 --seeds 1 2 --arms "places shuffled" "no places"
+	$(BIN)/python -m bench.samplers --docs docs/evidence.md
 	$(EVIDENCE) report --docs docs/evidence.md
 
 directory: $(READY)
