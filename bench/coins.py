@@ -1,10 +1,10 @@
 """Credit by step in an environment of several turns against its outcome: the table of docs/recipes.md.
 
-    python -m bench.coins [--docs docs/recipes.md]        # about ten minutes of one core; goes on where it was stopped
+    python -m bench.coins [--docs docs/recipes.md]        # minutes of one core; goes on where it was stopped
 
 The task is that of `recipes/coins_grpo.py`. All arms train on what the environment paid for each step; they differ in
-the advantage hook alone. Each has the best of three learning rates on another seed, and counts completions up to a
-score on held-out games. The control pays each turn for the step after it. Raw runs are `bench/runs/coins.jsonl`.
+the advantage hook alone. Each trains on the same number of completions, at the better of two learning rates on another
+seed, and plays held-out games. The control pays each turn for the step after it. Raw runs are `bench/runs/coins.jsonl`.
 """
 
 import argparse
@@ -25,8 +25,8 @@ import torch
 from datasets import Dataset
 from transformers import PrinterCallback, TrainerCallback
 
-from bench.parts import completions_to, ratio_text
 from bench.runner import Results, run_missing
+from bench.study_report import estimate
 from bench.tables import machine, show, versions
 from trl_grpo_ext import GRPOExtConfig, GRPOExtTrainer
 from trl_grpo_ext.rewards.environment import EnvironmentSteps, record_steps
@@ -37,15 +37,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "recipes"))
 from coins import task
 
 RUNS = Path(__file__).parent / "runs" / "coins.jsonl"
-GROUP, COMPLETIONS, STEPS, EVERY = 4, 16, 40, 4
-TARGET = 0.5
-RATES = (3e-4, 1e-3, 3e-3)
+GROUP, COMPLETIONS, STEPS, EVERY = 4, 16, 24, 6
+RATES = (1e-3, 3e-3)
 TUNING_SEEDS = (101,)
-OUTCOME, SHUFFLED = "outcome", "turns, steps shuffled"
+HELDOUT = 192
+OUTCOME, TURNS, SHUFFLED = "outcome", "turns", "turns, steps shuffled"
 HOOKS: dict[str, list[dict[str, Any]] | None] = {
     OUTCOME: None,
-    "turns, γ 1": [{"name": "turn_rewards"}],
-    "turns, γ 0.5": [{"name": "turn_rewards", "gamma": 0.5}],
+    TURNS: [{"name": "turn_rewards", "gamma": 0.5}],
     SHUFFLED: [{"name": "turn_rewards", "gamma": 0.5}],
 }
 
@@ -75,7 +74,7 @@ def shifted(score: Parts) -> Parts:
 
 @torch.no_grad()
 def played(model: Any, tokenizer: Any, rows: Sequence[Sequence[int]]) -> float:
-    """The score of a game on each row: 0 is what chance takes, 1 what the best play does; a broken call ends a game."""
+    """What one game on each row takes in all, at temperature 1; a broken call ends a game."""
     games = [task.Coins() for _ in rows]
     for game, coins in zip(games, rows, strict=True):
         game.reset(coins)
@@ -93,16 +92,16 @@ def played(model: Any, tokenizer: Any, rows: Sequence[Sequence[int]]) -> float:
             texts[row] += f" {side} <eos> {answer} {task.ROW_END}"
             if going[row]:
                 taken[row] = games[row].taken
-    chance = sum(task.value_of(coins, fmean) for coins in rows)
-    best = sum(task.value_of(coins, max) for coins in rows)
-    return (sum(taken) - chance) / (best - chance)
+    return sum(taken)
 
 
 class Held(TrainerCallback):
-    """The score on held-out games every few steps; a training that meets the target ends."""
+    """The score on held-out games every few steps: 0 is what chance takes, 1 what the best play does."""
 
     def __init__(self) -> None:
-        self.rows = task.draw_rows("heldout", 192, random.Random("heldout"))
+        self.rows = task.draw_rows("heldout", HELDOUT, random.Random("heldout"))
+        self.chance = sum(task.value_of(coins, fmean) for coins in self.rows)
+        self.best = sum(task.value_of(coins, max) for coins in self.rows)
         self.curve: list[tuple[int, float]] = []
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **keywords: Any) -> None:
@@ -110,15 +109,15 @@ class Held(TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **keywords: Any) -> None:
         if state.global_step % EVERY == 0:
-            control.should_training_stop = self._measure(state.global_step, keywords) >= TARGET
+            self._measure(state.global_step, keywords)
 
-    def _measure(self, step: int, keywords: Any) -> float:
+    def _measure(self, step: int, keywords: Any) -> None:
         model = keywords["model"].eval()
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(7)
-            self.curve.append((step, round(played(model, keywords["processing_class"], self.rows), 4)))
+            taken = played(model, keywords["processing_class"], self.rows)
+        self.curve.append((step, round((taken - self.chance) / (self.best - self.chance), 4)))
         model.train()
-        return self.curve[-1][1]
 
 
 def work(run: Run, start: Path) -> dict[str, Any]:
@@ -162,49 +161,43 @@ def work(run: Run, start: Path) -> dict[str, Any]:
     return {**asdict(run), "heldout": held.curve, "last": held.curve[-1][1], "seconds": spent}
 
 
-def needed(line: Mapping[str, Any]) -> float:
-    """Completions up to the target; a training that does not get there counts the more the farther it is from it."""
-    return completions_to(TARGET, line["heldout"], COMPLETIONS) or STEPS * COMPLETIONS * (1.5 + TARGET - line["last"])
-
-
 def tuned(lines: Sequence[Mapping[str, Any]], arm: str) -> float:
-    """The rate with the fewest completions on the tuning seeds. The control has that of what it controls."""
-    arm = "turns, γ 0.5" if arm == SHUFFLED else arm
+    """The rate with the best score on the tuning seeds. The control has that of what it controls."""
+    arm = TURNS if arm == SHUFFLED else arm
     found = [line for line in lines if line["stage"] == "tuning" and line["arm"] == arm]
-    return min(RATES, key=lambda rate: fmean(needed(line) for line in found if line["rate"] == rate))
+    return max(RATES, key=lambda rate: fmean(line["last"] for line in found if line["rate"] == rate))
 
 
 def table(lines: Sequence[Mapping[str, Any]], page: Path | None) -> None:
-    """Completions to the target of each arm, and how many times fewer than with the outcome, paired by seed."""
+    """The score of each arm at the end, and how it differs from the outcome's, paired by seed."""
     found = {
         arm: {line["seed"]: line for line in lines if line["stage"] == "evaluation" and line["arm"] == arm}
         for arm in HOOKS
     }
     rows = []
     for arm, by_seed in found.items():
-        took = {seed: completions_to(TARGET, line["heldout"], COMPLETIONS) for seed, line in by_seed.items()}
-        met = [count for count in took.values() if count is not None]
-        plain = [completions_to(TARGET, found[OUTCOME][seed]["heldout"], COMPLETIONS) for seed in took]
+        scores = [line["last"] for line in by_seed.values()]
+        apart = [line["last"] - found[OUTCOME][seed]["last"] for seed, line in by_seed.items()]
+        difference = estimate(apart)
         rows.append(
             [
                 arm,
                 f"{tuned(lines, arm):g}",
-                f"{len(met)} of {len(took)}",
-                f"{fmean(met):,.0f}" if met else "-",
-                "" if arm == OUTCOME else ratio_text([*zip(plain, took.values(), strict=True)], STEPS * COMPLETIONS),
-                f"{fmean(line['last'] for line in by_seed.values()):.2f}",
+                str(len(scores)),
+                f"{fmean(scores):.3f} ({min(scores):.3f} to {max(scores):.3f})",
+                "" if arm == OUTCOME else f"{difference.mean:+.3f} ± {difference.half_width:.3f}",
             ]
         )
-    seconds = sum(line["seconds"] for line in lines)
+    start = fmean(line["heldout"][0][1] for line in lines)
     show(
         "coins: credit by step",
-        ["credit", "rate", "met", "completions to the target", "times fewer", "score at the end"],
+        ["credit", "rate", "seeds", "score", "difference to the outcome"],
         rows,
-        f"{COMPLETIONS} completions a step in groups of {GROUP}, at most {STEPS} steps, up to a score of {TARGET:g} on "
-        f"192 held-out games (0: chance, 1: the best play). Rates from {', '.join(f'{rate:g}' for rate in RATES)}. "
-        f"Times fewer: the geometric mean over paired seeds and its 95 % interval by Student's t; a seed that does not "
-        f"get there counts with all its completions, marked by >. {seconds / 60:.0f} minutes of one core; "
-        f"{versions('trl', 'torch')}; {machine()}.",
+        f"After {STEPS * COMPLETIONS} completions, {COMPLETIONS} a step in groups of {GROUP}, on {HELDOUT} held-out "
+        f"games; 0 is what chance takes, 1 what the best play does, and the start model has {start:.3f}. Each arm has "
+        f"the better of the rates {' and '.join(f'{rate:g}' for rate in RATES)} on another seed. Mean (lowest to "
+        f"highest); ± is half of a 95 % interval by Student's t, paired by seed. "
+        f"{sum(line['seconds'] for line in lines) / 60:.0f} minutes of one core; {versions('trl', 'torch')}; {machine()}.",
         page,
     )
 

@@ -418,8 +418,9 @@ def factors(options: argparse.Namespace, lines: Sequence[dict[str, Any]], arms: 
     )
 
 
-def ratio_text(pairs: Sequence[tuple[float | None, float | None]], most: float = float(STEPS * COMPLETIONS)) -> str:
-    """The geometric mean of the ratios with its interval; `most` stands for what was not met."""
+def ratio_text(pairs: Sequence[tuple[float | None, float | None]]) -> str:
+    """The geometric mean of the ratios with its interval."""
+    most = float(STEPS * COMPLETIONS)
     if not pairs or any(parts is None for _, parts in pairs):
         return "-"
     logs = [math.log((plain or most) / parts) for plain, parts in pairs if parts]

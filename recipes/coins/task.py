@@ -31,7 +31,8 @@ ROW_END = "?"
 
 CHAT_TEMPLATE = (
     "{% for m in messages %}{% if m.role == 'assistant' %}{{ m.content }}"
-    "{% for c in m.tool_calls or [] %}{{ c.function.name }} {% endfor %}<eos> "
+    "{% for c in m.tool_calls or [] %}{{ c.function.name }} "
+    "{% for key, value in c.function.arguments.items() %}{{ key }}={{ value }} {% endfor %}{% endfor %}<eos> "
     "{% else %}{{ m.content }} ? {% endif %}{% endfor %}"
 )
 RESPONSE_TEMPLATE: dict[str, Any] = {
