@@ -3,7 +3,7 @@
     python -m bench.coins [--docs docs/recipes.md]        # minutes of one core; goes on where it was stopped
 
 The task is that of `recipes/coins_grpo.py`. All arms train on what the environment paid for each step; they differ in
-the advantage hook alone. Each trains on the same number of completions, at the better of two learning rates on another
+the advantage hook alone. Each trains on the same number of completions, at the best of three learning rates on another
 seed, and plays held-out games. The control pays each turn for the step after it. Raw runs are `bench/runs/coins.jsonl`.
 """
 
@@ -38,7 +38,7 @@ from coins import task
 
 RUNS = Path(__file__).parent / "runs" / "coins.jsonl"
 GROUP, COMPLETIONS, STEPS, EVERY = 4, 16, 24, 6
-RATES = (1e-3, 3e-3)
+RATES = (3e-4, 1e-3, 3e-3)
 TUNING_SEEDS = (101,)
 HELDOUT = 192
 OUTCOME, TURNS, SHUFFLED = "outcome", "turns", "turns, steps shuffled"
@@ -189,15 +189,16 @@ def table(lines: Sequence[Mapping[str, Any]], page: Path | None) -> None:
             ]
         )
     start = fmean(line["heldout"][0][1] for line in lines)
+    minutes = sum(line["seconds"] for line in lines) / 60
     show(
         "coins: credit by step",
         ["credit", "rate", "seeds", "score", "difference to the outcome"],
         rows,
         f"After {STEPS * COMPLETIONS} completions, {COMPLETIONS} a step in groups of {GROUP}, on {HELDOUT} held-out "
         f"games; 0 is what chance takes, 1 what the best play does, and the start model has {start:.3f}. Each arm has "
-        f"the better of the rates {' and '.join(f'{rate:g}' for rate in RATES)} on another seed. Mean (lowest to "
+        f"the best of the rates {', '.join(f'{rate:g}' for rate in RATES)} on another seed. Mean (lowest to "
         f"highest); ± is half of a 95 % interval by Student's t, paired by seed. "
-        f"{sum(line['seconds'] for line in lines) / 60:.0f} minutes of one core; {versions('trl', 'torch')}; {machine()}.",
+        f"{minutes:.0f} minutes of one core; {versions('trl', 'torch')}; {machine()}.",
         page,
     )
 
