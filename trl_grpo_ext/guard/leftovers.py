@@ -1,10 +1,9 @@
 """Threads and child processes that a reward leaves running: named when the run is over, and not waited for.
 
 Before a process ends, Python waits for each thread that is no daemon, for the jobs of thread pools and for the children
-that `multiprocessing` started. One of them that never ends would keep a finished run alive without a word. What began
-while a reward ran is known here as that reward's. Once the script is over and nothing else is waited for, it is named,
-the wait for its threads is interrupted as Ctrl-C would, and its children are ended. So the process keeps its exit
-status, and what others have registered with `atexit` still runs.
+that `multiprocessing` started. What began while a reward ran is known here as that reward's. Once nothing else is
+waited for, it is named, the wait for its threads is interrupted as Ctrl-C would, and its children are ended. So the
+process keeps its exit status, and what others have registered with `atexit` still runs.
 """
 
 from __future__ import annotations

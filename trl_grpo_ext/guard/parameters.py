@@ -86,6 +86,16 @@ def whole(default: Any = MISSING, *, lowest: int) -> Any:
     return _parameter(lambda label, value: checked_whole(label, value, lowest), default)
 
 
+def seconds(default: float | None) -> Any:
+    """A field for a positive number of seconds."""
+    return number(default, "a positive number of seconds", lambda value: value > 0)
+
+
+def amount(default: float) -> Any:
+    """A field for a number that is 0 or more."""
+    return number(default, "0 or more", lambda value: value >= 0)
+
+
 def choice(default: str, *others: str) -> Any:
     """A field for `checked_choice`: one of these words."""
     return _parameter(lambda label, value: checked_choice(label, value, (default, *others)), default)

@@ -1,8 +1,7 @@
 """Watch reward functions while they score one generation batch: check results, keep time, name the failing completion.
 
-TRL calls the functions and gathers their scores over all ranks. So every function is called through a `RewardWatch`: it
-checks the result, keeps the parts, turns an exception into one that names the row, and interrupts past a limit. The
-trainer then lets all ranks raise the same error (see `agreement`).
+TRL calls the functions and gathers their scores over all ranks; the trainer lets all ranks raise the same error
+(`agreement`).
 """
 
 from __future__ import annotations

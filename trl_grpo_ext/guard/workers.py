@@ -466,7 +466,7 @@ class _Worker:
         self._in.clear()
         if not _is_reply(reply):
             raise _LostError("its worker process sent an invalid reply")
-        return reply  # type: ignore[no-any-return]
+        return reply
 
 
 def _is_reply(reply: Any) -> bool:

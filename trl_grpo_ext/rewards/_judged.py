@@ -2,18 +2,35 @@
 
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
-from ..guard.outcomes import Judgement, Outcome, OutcomePolicy
+from ..guard.outcomes import Consequence, Judgement, Outcome, OutcomePolicy
+from ..guard.parameters import Checked
+
+ABOUT_A_REFERENCE = (Outcome.RIGHT, Outcome.WRONG, Outcome.NO_ANSWER, Outcome.UNPARSEABLE)
+IN_A_WORKER = (Outcome.REFUSED, Outcome.TIMEOUT, Outcome.DIED, Outcome.ERROR)
 
 
-class Judged:
+@dataclass(kw_only=True, eq=False)
+class Judged(Checked):
     """A reward whose scores are what its `policy` makes of the outcomes that `judge` finds."""
 
-    __name__: str
-    policy: OutcomePolicy
-    reads = "the reference"
+    __name__ = "judged"
+    can: ClassVar[Sequence[Outcome]]
+    """The outcomes that it can have."""
+    reads: ClassVar[str] = "the reference"
     """What `unparseable_reference` is about, for the warning."""
+    outcomes: Mapping[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        """Check the parameters."""
+        super().__post_init__()
+        self.policy = OutcomePolicy(self.__name__, self.can, self.outcomes, self.usual())
+
+    def usual(self) -> Mapping[Outcome, Consequence]:
+        """This reward's own values of outcomes, if they differ from the usual ones."""
+        return {}
 
     def judge(self, completions: Sequence[Any], **columns: Any) -> list[Judgement]:
         """The outcomes of `B` completions."""
@@ -35,3 +52,8 @@ class Judged:
             )
         self.policy.log(judgements, columns.get("log_metric"), columns.get("log_extra"))
         return self.policy.scores(judgements)
+
+
+def too_long(size: int, most: int) -> str:
+    """What to say of a completion that is refused for its length."""
+    return f"{size} characters, more than max_characters, {most}"

@@ -1,8 +1,4 @@
-"""Rewards by the form of a completion: `think_format` and `tag_format`.
-
-They take completions as strings or lists of messages and read no other column. No completion raises, and the time is
-linear in its length. The scores are `Parts`, whose places are the tags.
-"""
+"""Rewards by the form of a completion: `think_format` and `tag_format`. Their places are the tags."""
 
 from __future__ import annotations
 
@@ -46,13 +42,10 @@ def _thoughts_scored(text: str) -> Parts:
 def tag_format(completions: Sequence[Any], **columns: Any) -> list[float | None]:
     """Score 0.1 for each of `<think>`, `</think>`, `<answer>`, `</answer>` in order, 0.1 for a number in the answer.
 
-    A dense companion of `think_format` for models that don't know the format yet. The tags are taken in the order
-    above. A tag earns its 0.1 if it occurs exactly once, so repeating tags never pays, and stands after every tag that
-    has earned before it: `<answer>18</answer>` alone scores 0.3, `</think><think>` 0.1 (for `<think>`), and
-    `<answer>18</answer><think></think>` 0.2 (for the thoughts).
-
-    The last 0.1 is for a number (as `gsm8k_accuracy` reads it) between `<answer>` and `</answer>`,
-    if both have earned. The maximum is 0.5. Other text before, between and after the tags does not matter.
+    A dense companion of `think_format` for models that don't know the format yet. A tag earns its 0.1 if it occurs
+    exactly once, so repeating tags never pays, and stands after every tag before it in the list that has earned:
+    `<answer>18</answer>` alone scores 0.3, and `</think><think>` 0.1. The last 0.1 is for a number (as `gsm8k_accuracy`
+    reads it) between the answer's tags, if both have earned. Other text does not matter.
 
     Returns:
         `B` scores from 0.0 to 0.5, with a part for each tag and one for the number, 1.0 where it has earned its 0.1.

@@ -1,6 +1,6 @@
 """Read the forms of Python tests in data sets, and prepare them for the process that runs them.
 
-This finds out without running the tests which names are the solution's, which definitions are meant to run, and whether
+This finds out without running them which names are the solution's, which definitions are meant to run, and whether
 there is any assert. It rewrites asserts so that those that ran are counted, and those skipped because of the solution's
 result are noticed (`checks.Side`).
 """

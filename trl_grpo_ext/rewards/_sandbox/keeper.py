@@ -1,10 +1,9 @@
 """The server, started by `jobs`, that forks the processes that run and judge code, and watches over them.
 
 It has imported what they need, without this package and the parent's `__main__`, so a job costs only a fork. For each
-job of its parent it forks a keeper, which forks the solution's process (`hostile`) and, for a module, the tests'
-process (`tests_process`); each gives up its rights (`layers`). The keeper runs none of their code: it counts their
-processor time, storage and threads, ends them, and answers the parent. When the parent closes the connection, the job
-ends.
+job it forks a keeper, which forks the solution's process (`hostile`) and, for a module, the tests' process
+(`tests_process`). The keeper runs none of their code: it counts their processor time, storage and threads, ends them,
+and answers the parent. When the parent closes the connection, the job ends.
 """
 
 # What runs between forks is as plain as can be, and pathlib gives nothing here.
