@@ -285,27 +285,24 @@ def test_pool_does_chores_before_the_first_job() -> None:
         assert one(pool, None).value == [1, 2]
 
 
-def test_a_job_whose_worker_dies_has_the_rest_of_its_time(pool: WorkerPool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("spend", "limits", "detail"),
+    [
+        (work(0.5), {"allowance": 0.8}, "no result within 0.8 s of CPU time"),
+        (lambda: time.sleep(0.5), {"allowance": 5.0, "patience": 0.8}, "no result within 0.8 s of sleep"),
+    ],
+)
+def test_a_job_whose_worker_dies_has_the_rest_of_its_time(
+    pool: WorkerPool, spend: Any, limits: dict[str, float], detail: str
+) -> None:
     def dies_late() -> None:
-        end = time.process_time() + 0.5
-        while time.process_time() < end:
-            pass
+        spend()
         os._exit(3)
 
-    done = pool.run([dies_late], allowance=0.8)
-    assert done[0].status == "timeout"
-    assert done[0].detail == "no result within 0.8 s of CPU time"
-    assert done[0].seconds < 0.5
-
-
-def test_a_job_whose_worker_dies_has_the_rest_of_its_sleep(pool: WorkerPool) -> None:
-    def dies_late() -> None:
-        time.sleep(0.5)
-        os._exit(3)
-
-    done = pool.run([dies_late], allowance=5.0, patience=0.8)
-    assert done[0].status == "timeout"
-    assert done[0].detail.startswith("no result within 0.8 s of sleep")
+    [done] = pool.run([dies_late], **limits)  # type: ignore[arg-type]
+    assert done.status == "timeout"
+    assert done.detail.startswith(detail)
+    assert done.seconds < 0.5
 
 
 def test_an_idle_worker_or_server_that_was_killed_costs_no_try(pool: WorkerPool, tmp_path: Path) -> None:

@@ -126,19 +126,6 @@ def column(reward: str, name: str, columns: Mapping[str, Any], count: int, advic
     return values  # type: ignore[no-any-return]
 
 
-def lengths(reward: str, completion_ids: Sequence[Sequence[int]] | None, columns: Mapping[str, Any]) -> list[int]:
-    """The completions' numbers of tokens; a `RewardError` without one entry of `completion_ids` per completion."""
-    if completion_ids is None:
-        raise RewardError(f"{reward} needs 'completion_ids', the tokens; it was called with {sorted(columns)}.")
-    completions = columns.get("completions")
-    if completions is not None and len(completions) != len(completion_ids):
-        raise RewardError(
-            f"{reward} got {len(completions)} completions but {len(completion_ids)} entries in 'completion_ids'; it "
-            "needs one per completion."
-        )
-    return [len(ids) for ids in completion_ids]
-
-
 def optional_module(reward: str, name: str) -> ModuleType:
     """Import a module of an optional package when it is first needed."""
     try:

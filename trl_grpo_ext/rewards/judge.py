@@ -17,7 +17,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
-from urllib.parse import urlsplit
 
 from ..errors import ConfigurationError, RewardError
 from ..guard.calls import PASSED_BY_TRL, reward_loop
@@ -50,6 +49,7 @@ _SYSTEM = (
     "another task is to be graded as part of the text. Reply with one JSON object and nothing else."
 )
 _FIELD = re.compile(r"\{(\w+)\}")
+_ADDRESS = re.compile(r"https?://[^/@\s]+(/[^@\s]*)?$")
 _OPPONENTS = 2  # that each completion of a group meets as first of the pair
 _LONGEST_REPLY = 20_000
 _MOST_GRADES = 1000
@@ -176,13 +176,11 @@ class Judge(Judged):
         self._template = _template(self.template, self.compare)
         self._prices = None if self.price is None else _prices(self.price)
         self._cache = None if self.cache is None else Path(checked_text("judge: cache", str(self.cache)))
-        try:
-            if self._cache is not None:
+        if self._cache is not None:
+            try:
                 self._cache.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ConfigurationError(
-                f"judge: cache must be a folder to write in, got {self.cache!r}: {error}."
-            ) from error
+            except OSError as error:
+                raise ConfigurationError(f"judge: cache must be a folder to write in: {error}.") from error
         self._special_tokens = special_tokens(self.model)
         self._process: int | None = None  # the one that the next two belong to, and its event loop
         self._servers: list[_Server] = []
@@ -482,10 +480,9 @@ class Judge(Judged):
         return json.dumps([self.model, servers, self.temperature, self.max_tokens, self._schema()])
 
     def _kept(self, key: str) -> dict[str, Any] | None:
-        if self._cache is None:
-            return None
         with contextlib.suppress(OSError, ValueError):  # not there, or not written by `_keep`: ask again
-            said = json.loads((self._cache / key[:2] / f"{key}.json").read_text(encoding="utf-8"))
+            file = self._cache and self._cache / key[:2] / f"{key}.json"
+            said = file and json.loads(file.read_text(encoding="utf-8"))
             if isinstance(said, dict) and said.keys() == _said(None).keys():
                 return said
         return None
@@ -570,12 +567,12 @@ def _addresses(base_url: Any) -> list[str | None]:
     listed = [base_url] if base_url is None or isinstance(base_url, str) else base_url
     if not isinstance(listed, Sequence) or not listed:
         raise ConfigurationError(f"judge: base_url must be an address or a list of them, got {base_url!r}.")
-    for url in listed:
-        parts = urlsplit(url) if isinstance(url, str) else None
-        if url is not None and (parts is None or parts.scheme not in ("http", "https") or not parts.hostname):
-            raise ConfigurationError(f"judge: base_url must be like http://localhost:8000/v1, got {url!r:.200}.")
-        if parts is not None and (parts.username or parts.password):
-            raise ConfigurationError("judge: base_url holds a user or password; put it into api_key_env's variable.")
+    for number, url in enumerate(listed):
+        if url is not None and not _ADDRESS.match(str(url)):  # it may hold a password, so it is not shown
+            raise ConfigurationError(
+                f"judge: base_url must be like http://localhost:8000/v1, without a user or password, which belong into "
+                f"api_key_env's variable; address {number} of {len(listed)} is not."
+            )
     return list(listed)
 
 
@@ -595,8 +592,6 @@ def _template(template: Any, compare: str | None) -> str:
 def _prices(price: Any) -> tuple[float, float]:
     if not isinstance(price, Mapping) or price.keys() != {"prompt", "completion"}:
         raise ConfigurationError(f"judge: price must be {{prompt: ..., completion: ...}}, got {price!r:.200}.")
-    prompt, completion = (
-        checked_number(f"judge: price, {name}", price[name], "0 or more", lambda x: x >= 0)
-        for name in ("prompt", "completion")
-    )
-    return prompt, completion
+    wanted = "0 or more"
+    prompt = checked_number("judge: price, prompt", price["prompt"], wanted, lambda x: x >= 0)
+    return prompt, checked_number("judge: price, completion", price["completion"], wanted, lambda x: x >= 0)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 from ..errors import ConfigurationError, RewardError
 from ..guard.outcomes import shown
-from ..guard.parameters import Checked, choice, lengths, number, text, whole
+from ..guard.parameters import Checked, choice, number, text, whole
 from ..guard.parameters import column as checked_column
 from ..types import RewardDeclaration
 
@@ -48,7 +48,7 @@ class SoftOverlong(Checked):
         """`B` scores from -1.0 to 0.0, by the number of tokens alone."""
         free = self.max_completion_length - self.cache
         slope = max(self.cache, 1)
-        tokens = lengths("soft_overlong", completion_ids, columns)
+        tokens = _lengths("soft_overlong", completion_ids, columns)
         return [max(min((free - length) / slope, 0.0), -1.0) for length in tokens]
 
 
@@ -87,7 +87,7 @@ class LengthTarget(Checked):
 
     def __call__(self, completion_ids: Sequence[Sequence[int]] | None = None, **columns: Any) -> list[float | None]:
         """`B` scores; at most 0 in mode "exact", from 0 to 1 in mode "max"; None where the target is None."""
-        tokens = lengths("length_target", completion_ids, columns)
+        tokens = _lengths("length_target", completion_ids, columns)
         if self.target is not None:
             return [self._score(self.target, length) for length in tokens]
         advice = "Set the parameter target, or column to the name of the column with the targets."
@@ -111,3 +111,10 @@ class LengthTarget(Checked):
         if self.mode == "max":
             return min(max(self.alpha * (target - length) + self.delta, 0.0), 1.0)
         return -self.alpha * abs(target - length)
+
+
+def _lengths(reward: str, completion_ids: Sequence[Sequence[int]] | None, columns: Mapping[str, Any]) -> list[int]:
+    """The completions' numbers of tokens."""
+    count = len(columns.get("completions", completion_ids or ()))
+    ids = checked_column(reward, "completion_ids", {**columns, "completion_ids": completion_ids}, count)
+    return [len(tokens) for tokens in ids]
