@@ -23,6 +23,7 @@ from ._sandbox.jobs import LAYERS, Run, isolation, run_all, run_python
 from ._text.fences import fences
 
 _PYTHON = ("python", "python3", "py")
+_ENDED = "the process ended before its tests did"
 
 
 @dataclass(kw_only=True, eq=False)
@@ -95,8 +96,8 @@ class PythonTests(Judged):
         points: Sequence[Any] = [None] * count
         if kwargs.get("entry_point") is not None:
             points = checked_column(self.__name__, "entry_point", kwargs, count)
-        judged: list[Judgement | None] = [None] * count
-        jobs: list[tuple[int, str, Plan | Examples]] = []
+        judged: dict[int, Judgement] = {}
+        jobs: dict[int, tuple[str, Plan | Examples]] = {}
         for row, completion in enumerate(completions):
             text = completion_text(completion)
             try:
@@ -107,15 +108,14 @@ class PythonTests(Judged):
             if len(text) > self.max_characters:
                 judged[row] = self._in_parts(Judgement(Outcome.REFUSED, f"{len(text)} characters"), set(), read, "")
             elif fenced_code(text).strip():
-                jobs.append((row, text, read))
+                jobs[row] = text, read
             else:
                 judged[row] = self._in_parts(Judgement(Outcome.NO_ANSWER, "no code"), set(), read, "")
-
-        tasks = [functools.partial(self._judged, fenced_code(text), read) for _, text, read in jobs]
+        tasks = [functools.partial(self._judged, fenced_code(text), read) for text, read in jobs.values()]
         results = run_all(tasks, self.workers or default_workers())
-        for (row, text, read), (judgement, passed) in zip(jobs, results, strict=True):
+        for (row, (text, read)), (judgement, passed) in zip(jobs.items(), results, strict=True):
             judged[row] = self._in_parts(judgement, passed, read, text)
-        return [judgement for judgement in judged if judgement is not None]
+        return [judged[row] for row in range(count)]
 
     def _in_parts(self, judgement: Judgement, passed: set[int], tests: Plan | Examples, text: str) -> Judgement:
         """With `partial`, the judgement with a part for each test; those of an empty text stand nowhere."""
@@ -157,18 +157,16 @@ class PythonTests(Judged):
         if failure is not None and failure.outcome in (Outcome.TIMEOUT, Outcome.NO_ANSWER, Outcome.UNPARSEABLE):
             return failure
         reports = [message for message in run.messages if message.get("status", "setup") != "setup"]
-        for message in reports:
-            if message["test"] in passed:
-                message["status"] = "pass"
-        verdicts = [message["status"] == "pass" for message in reports]
-        wrong = next((message for message in reports if message["status"] == "fail"), None)
-        unjudged = next((message for message in reports if message["status"] == "unjudged"), None)
+        verdicts = [message["status"] == "pass" or message["test"] in passed for message in reports]
+        open_ones = [message for message in reports if message["test"] not in passed]
+        wrong = next((message for message in open_ones if message["status"] == "fail"), None)
+        unjudged = next((message for message in open_ones if message["status"] == "unjudged"), None)
         if failure is None and wrong is not None:
             failure = Judgement(Outcome.WRONG, f"test {wrong['test']} failed: {shown(wrong['detail'])}")
         elif failure is None and unjudged is not None:
             failure = Judgement(Outcome.UNPARSEABLE, f"test {unjudged['test']}: {unjudged['detail']}")
         elif failure is None and not any("end" in message for message in run.messages):
-            failure = Judgement(Outcome.WRONG, "the process ended before its tests did")
+            failure = Judgement(Outcome.WRONG, _ENDED)
         if failure is None:
             return Judgement(Outcome.RIGHT) if any(verdicts) else Judgement(Outcome.UNPARSEABLE, "no assert ran")
         count = sum(not test["empty"] for test in plan["tests"])
@@ -277,7 +275,7 @@ def _failure(run: Run) -> Judgement | None:
         return Judgement(Outcome.DIED, "out of memory: what the code returned is too much for its tests")
     for message in run.messages:
         if message.get("gone") == "closed":
-            return Judgement(Outcome.WRONG, "the process ended before its tests did")
+            return Judgement(Outcome.WRONG, _ENDED)
         if message.get("gone"):
             return Judgement(Outcome.WRONG, f"it answered with no valid value ({shown(message['gone'])})")
         if "failed" in message:
