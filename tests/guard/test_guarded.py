@@ -83,9 +83,6 @@ def outcomes(reward: Guarded, completions: list[Any], **columns: Any) -> list[st
     return [judgement.outcome.value for judgement in reward.judge(completions, **columns)]
 
 
-# ---------------------------------------------------------------------------------------------- in worker processes
-
-
 @pytest.mark.slow
 def test_guarded_timeout_uses_worker_processes(closed: contextlib.ExitStack, trace: Trace) -> None:
     reward = made(closed, trace, timeout=10.0, workers=2)
@@ -199,9 +196,6 @@ def test_a_broken_contract_is_no_outcome(closed: contextlib.ExitStack, options: 
         made(closed, lambda **_: [], on_error=0.0, **options)(completions=["a"])
 
 
-# ---------------------------------------------------------------------------------------------- retries
-
-
 @pytest.mark.parametrize("options", [{"workers": 1}, {}])
 def test_a_call_that_raises_is_made_again_as_often_as_asked(
     closed: contextlib.ExitStack, tmp_path: Path, options: dict[str, Any]
@@ -236,9 +230,6 @@ def test_trl_trains_with_guarded_rewards_as_with_the_plain_ones(
     assert ours.logs[0]["rewards/length_reward/mean"] == plain.logs[0]["rewards/length_reward/mean"]
     assert ours.logs[0]["outcomes/length_reward/scored"] == 1.0
     assert all(torch.equal(ours.weights[name], value) for name, value in plain.weights.items())
-
-
-# ---------------------------------------------------------------------------------------------- the object
 
 
 def test_it_pickles_with_its_settings_and_without_its_processes(closed: contextlib.ExitStack, trace: Trace) -> None:

@@ -131,9 +131,6 @@ def pids_in(file: Path) -> list[list[int]]:
     return [[int(word) for word in line.split()] for line in file.read_text().splitlines()] if file.exists() else []
 
 
-# ---------------------------------------------------------------------------------------------- results
-
-
 def test_any_json_comes_back_as_it_went() -> None:
     values = st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.text()
     with contextlib.closing(WorkerPool(lambda job: job, workers=2)) as pool:
@@ -199,9 +196,6 @@ def test_pool_task_has_the_parents_path(monkeypatch: pytest.MonkeyPatch) -> None
         assert (seen, threads) == (original, "1")
 
 
-# ---------------------------------------------------------------------------------------------- trouble
-
-
 def test_a_job_that_ends_its_worker_is_tried_twice(pool: WorkerPool, tmp_path: Path) -> None:
     ends: list[Callable[[], Any]] = [
         lambda: os._exit(3),
@@ -252,9 +246,6 @@ def test_a_job_takes_no_longer_for_a_busy_machine(pool: WorkerPool) -> None:
         done = pool.run([work(0.4)] * 4, allowance=1.0, patience=0.5)
     assert [result.status for result in done] == ["done"] * 4
     assert all(result.seconds < 1.0 for result in done)
-
-
-# ---------------------------------------------------------------------------------------------- from outside
 
 
 def in_background(pool: WorkerPool, jobs: list[Any], **options: Any) -> tuple[threading.Thread, list[Done]]:
@@ -336,9 +327,6 @@ def test_an_interrupt_leaves_the_pool_usable(pool: WorkerPool, tmp_path: Path) -
     assert one(pool, lambda: 2).value == 2
 
 
-# ---------------------------------------------------------------------------------------------- threads and forks
-
-
 def test_it_may_be_used_from_several_threads_at_once(pool: WorkerPool) -> None:
     answers: dict[int, list[Any]] = {}
 
@@ -383,8 +371,6 @@ def test_processes_end_with_the_pool_and_after_close() -> None:
     gc.collect()
     wait_until(lambda: not is_running(second))
 
-
-# ---------------------------------------------------------------------------------------------- whole programs
 
 PROGRAM = """
     import os, signal, sys, threading, time, warnings
@@ -462,9 +448,6 @@ def test_no_process_outlives_the_parent_however_it_ends(tmp_path: Path, end: str
     process.wait(45)  # the jobs take 60 seconds
     all_gone(trace)
     process.communicate(timeout=60)
-
-
-# ---------------------------------------------------------------------------------------------- what is refused
 
 
 def test_a_task_that_cannot_be_loaded_is_an_error_with_its_text(tmp_path: Path) -> None:

@@ -40,9 +40,6 @@ def outcome(code: str, tests: Any, reward: PythonTests | None = None, **columns:
     return judgement.outcome
 
 
-# --- verdicts --------------------------------------------------------------------------------------------------------
-
-
 VERDICTS: list[tuple[str, Any, Outcome]] = [
     (RIGHT, ADD, Outcome.RIGHT),
     ("def add(a, b): return a - b", ADD, Outcome.WRONG),
@@ -163,9 +160,6 @@ def test_large_and_deep_completions_end() -> None:
     assert {one.outcome for one in judged[1:]} <= {Outcome.NO_ANSWER, Outcome.DIED, Outcome.WRONG}
 
 
-# --- honest and forged -----------------------------------------------------------------------------------------------
-
-
 def judged(codes: Sequence[str], pairs: Sequence[Pair], reward: PythonTests) -> list[Judgement]:
     columns = {"tests": [pair.tests for pair in pairs], "entry_point": [pair.entry_point for pair in pairs]}
     return reward.judge(completions=[f"```python\n{code}\n```" for code in codes], **columns)
@@ -268,9 +262,6 @@ def test_set_up_among_statements_is_no_test_of_its_own() -> None:
     assert outcome("def f(n): return 3", ["g(1)", *tests[1:3]]) is Outcome.WRONG, "set-up that fails fails"
 
 
-# --- reading ---------------------------------------------------------------------------------------------------------
-
-
 def test_the_code_of_a_completion() -> None:
     codes = {
         "x = 1": "x = 1",
@@ -285,9 +276,6 @@ def test_the_code_of_a_completion() -> None:
         "```python\n```": "",
     }
     assert {text: fenced_code(text) for text in codes} == codes
-
-
-# --- the reward ------------------------------------------------------------------------------------------------------
 
 
 def test_python_tests_unreadable() -> None:

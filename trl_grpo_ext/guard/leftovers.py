@@ -43,17 +43,12 @@ class _NoLongerError(BaseException):
 @contextmanager
 def noted(reward: str) -> Iterator[None]:
     """Note that what begins inside, thread or child process, is this reward's."""
-    before = {*_running()}
+    before = {*threading.enumerate(), *multiprocessing.active_children()}
     try:
         yield
     finally:
-        for one in _running():
-            if one not in before:
-                _BEGUN.setdefault(one, reward)
-
-
-def _running() -> list[Any]:
-    return [*threading.enumerate(), *multiprocessing.active_children()]
+        for one in {*threading.enumerate(), *multiprocessing.active_children()} - before:
+            _BEGUN.setdefault(one, reward)
 
 
 def prepare() -> None:
@@ -72,7 +67,9 @@ def _end_wait() -> None:
     while not _is_waited_for(main):
         time.sleep(_TICK)
     while not _WAITED.wait(_PATIENCE):
-        alive = [one for one in threading.enumerate() if one is not main and (not one.daemon or _has_job(one))]
+        # Python waits for the threads of a pool even if they are daemons.
+        of_pools = getattr(concurrent.futures.thread, "_threads_queues", ())
+        alive = [one for one in threading.enumerate() if one is not main and (not one.daemon or one in of_pools)]
         if alive and all(one in _BEGUN for one in alive) and main.ident is not None:
             _name("thread", alive)
             _ignore_interrupt()
@@ -86,11 +83,6 @@ def _is_waited_for(main: threading.Thread) -> bool:
     while frame is not None and frame.f_back is not None:
         frame = frame.f_back
     return frame is not None and frame.f_code.co_filename == threading.__file__
-
-
-def _has_job(thread: threading.Thread) -> bool:
-    """Whether this is a thread of a pool: Python waits for these even if they are daemons."""
-    return thread in getattr(concurrent.futures.thread, "_threads_queues", ())
 
 
 def _end_children() -> None:

@@ -75,7 +75,6 @@ class Classifier(Checked):
     trust_remote_code: bool = flag(False)
 
     def __post_init__(self) -> None:
-        """Check the parameters."""
         super().__post_init__()
         self.model = checked_text("classifier: model", str(self.model) if isinstance(self.model, Path) else self.model)
         if isinstance(self.label, bool) or not isinstance(self.label, str | int | None):
@@ -95,13 +94,11 @@ class Classifier(Checked):
             prompts = column("classifier", "prompts", columns, len(completions))
         with _LOADING:
             loaded = _load(*self._source)
-        texts = _texts(completions, prompts, loaded.tokenizer)
-        return self._scores(loaded, [self._shortened(text) for text in texts])
-
-    def _shortened(self, text: str) -> str:
-        text = text.encode("utf-8", "replace").decode()  # a tokenizer takes no lone surrogates
         most = _CHARACTERS_PER_TOKEN * self.max_length
-        return text[:most] if self.text == "completion" else text[-most:]
+        cut = slice(most) if self.text == "completion" else slice(-most, None)
+        texts = _texts(completions, prompts, loaded.tokenizer)
+        # A tokenizer takes no lone surrogates.
+        return self._scores(loaded, [text.encode("utf-8", "replace").decode()[cut] for text in texts])
 
     def _scores(self, loaded: _Loaded, texts: Sequence[str]) -> list[float | None]:
         torch = importlib.import_module("torch")

@@ -29,14 +29,13 @@ def think_format(completions: Sequence[Any], **columns: Any) -> list[float | Non
     Departures from TRL's `think_format_reward`: an answer is required after the thoughts; completions may also be
     strings; of several messages the last assistant message with text counts, not the first message.
     """
-    return [_thoughts_scored(completion_text(completion)) for completion in completions]
-
-
-def _thoughts_scored(text: str) -> Parts:
-    _, closed, answer = text.partition(_CLOSE)
-    opened = text.startswith(_OPEN) and text.count(_OPEN) == 1
-    value = float(opened and bool(closed) and bool(answer.replace(_CLOSE, "").strip()))
-    return Parts({"thoughts": (value, [match.span() for match in _TAG.finditer(text)])})
+    scores: list[float | None] = []
+    for text in map(completion_text, completions):
+        _, closed, answer = text.partition(_CLOSE)
+        opened = text.startswith(_OPEN) and text.count(_OPEN) == 1
+        value = float(opened and bool(closed) and bool(answer.replace(_CLOSE, "").strip()))
+        scores.append(Parts({"thoughts": (value, [match.span() for match in _TAG.finditer(text)])}))
+    return scores
 
 
 def tag_format(completions: Sequence[Any], **columns: Any) -> list[float | None]:
@@ -51,13 +50,11 @@ def tag_format(completions: Sequence[Any], **columns: Any) -> list[float | None]
         `B` scores from 0.0 to 0.5, with a part for each tag and one for the number, 1.0 where it has earned its 0.1.
         Their places are what earned: the tags, and the inside of the answer.
     """
-    return [_tags_scored(completion_text(completion)) for completion in completions]
-
-
-def _tags_scored(text: str) -> Parts:
-    earned = _earning(text)
-    parts = [Part(name, float(name in earned), 0.1, earned.get(name)) for name in (*_TAGS, _NUMBER)]
-    return Parts(parts, len(earned) / 10)
+    scores: list[float | None] = []
+    for earned in (_earning(completion_text(completion)) for completion in completions):
+        parts = [Part(name, float(name in earned), 0.1, earned.get(name)) for name in (*_TAGS, _NUMBER)]
+        scores.append(Parts(parts, len(earned) / 10))
+    return scores
 
 
 def _earning(text: str) -> dict[str, Place]:

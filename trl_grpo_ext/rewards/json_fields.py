@@ -14,8 +14,8 @@ from ..guard.outcomes import Judgement, Outcome, shown
 from ..guard.parameters import amount, choice, text, whole
 from ..guard.parameters import column as checked_column
 from ..types import Part, Parts, RewardDeclaration
+from ._judged import Comparing
 from ._text.json_text import EXTRACTS, AmbiguousError, Located, RefusedError, find_short_json, read_located
-from ._text.sameness import Comparing
 
 _LONGEST_REFERENCE = 1_000_000
 _DEEPEST = 200
@@ -74,7 +74,6 @@ class JSONFields(Comparing):
     max_depth: int = whole(50, lowest=1)
 
     def __post_init__(self) -> None:
-        """Check the parameters."""
         super().__post_init__()
         if self.max_depth > _DEEPEST:
             raise ConfigurationError(f"json_fields: max_depth must be at most {_DEEPEST}, got {self.max_depth!r}.")

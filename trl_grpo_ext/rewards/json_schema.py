@@ -73,7 +73,6 @@ class JSONSchema(Judged):
     timeout: float = seconds(2.0)
 
     def __post_init__(self) -> None:
-        """Check the parameters."""
         self.schema = None if self.schema is None else _checked_schema(self.schema)
         optional_module("json_schema", "jsonschema")
         super().__post_init__()

@@ -165,7 +165,6 @@ class Judge(Judged):
     max_characters: int = whole(20_000, lowest=1)
 
     def __post_init__(self) -> None:
-        """Check the parameters."""
         optional_module("judge", "openai")
         super().__post_init__()
         checked_text("judge: model", self.model)
@@ -218,8 +217,6 @@ class Judge(Judged):
         """The outcomes of `B` completions; parameters and errors as in a call, except the policy's."""
         return (await self._judged(completions, columns))[0]
 
-    # ---------------------------------------------------------------------------------------------- what is asked
-
     def _rows(self, completions: Sequence[Any], columns: Mapping[str, Any]) -> list[list[_Messages]]:
         """Each completion's requests, in comparisons first and second in turn; none where it is refused or alone."""
         texts = [completion_text(completion) for completion in completions]
@@ -271,8 +268,6 @@ class Judge(Judged):
         keys: dict[str, Any] = {"reason": {"type": "string", "maxLength": 300}}
         keys |= {criterion.name: criterion.schema for criterion in self._criteria}
         return {"type": "object", "properties": keys, "required": [*keys], "additionalProperties": False}
-
-    # ------------------------------------------------------------------------------------------------ how it is asked
 
     async def _judged(
         self, completions: Sequence[Any], columns: Mapping[str, Any]
@@ -417,8 +412,6 @@ class Judge(Judged):
         server.structured = False  # without the schema it works
         return answer
 
-    # ---------------------------------------------------------------------------------------------- what is answered
-
     def _read(self, said: Mapping[str, Any], cached: bool = False) -> _Reply:
         text = str(said["text"])[:_LONGEST_REPLY]
         tokens = int(said["prompt_tokens"]), int(said["completion_tokens"])
@@ -470,8 +463,6 @@ class Judge(Judged):
         if self._prices is not None:
             metrics["cost"] = (self._prices[0] * prompt + self._prices[1] * completion) / 1e6
         return metrics
-
-    # ------------------------------------------------------------------------------------------------------ the cache
 
     @property
     def _identity(self) -> str:

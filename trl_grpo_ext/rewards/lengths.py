@@ -36,7 +36,6 @@ class SoftOverlong(Checked):
     cache: int = whole(lowest=0)
 
     def __post_init__(self) -> None:
-        """Check the parameters."""
         super().__post_init__()
         if self.cache > self.max_completion_length:
             most = self.max_completion_length

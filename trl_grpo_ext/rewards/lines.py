@@ -13,8 +13,7 @@ from ..guard.outcomes import Judgement, Outcome, shown
 from ..guard.parameters import amount, choice, text, whole
 from ..guard.parameters import column as checked_column
 from ..types import END, Part, Parts, RewardDeclaration
-from ._judged import too_long
-from ._text.sameness import Comparing
+from ._judged import Comparing, too_long
 
 _NUMBER = re.compile(r"(\d{1,6})[.):]\s*+", re.ASCII)
 

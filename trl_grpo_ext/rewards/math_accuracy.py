@@ -99,7 +99,6 @@ class MathAccuracy(Judged):
     reasoning_delimiters: Sequence[str] | None = None
 
     def __post_init__(self) -> None:
-        """Check the parameters."""
         super().__post_init__()
         given = self.reasoning_delimiters
         listed = given is None or (isinstance(given, list | tuple) and len(given) > 0)

@@ -84,7 +84,6 @@ class PythonTests(Judged):
     require: Sequence[str] = LAYERS
 
     def __post_init__(self) -> None:
-        """Check the parameters."""
         super().__post_init__()
         self.require = _checked_layers(self.__name__, self.require, self.memory_mb)
 

@@ -72,7 +72,6 @@ class ReasoningGym(Judged):
     max_characters: int = whole(20_000, lowest=1)
 
     def __post_init__(self) -> None:
-        """Check the parameters."""
         optional_module("reasoning_gym", "reasoning_gym")
         super().__post_init__()
         self._pool = WorkerPool(score, memory_mb=_MEMORY_MB, name="reasoning_gym")
@@ -151,9 +150,6 @@ def _problem(row: int, task: Any, seed: Any, index: Any, config: Any) -> list[An
             f"reasoning_gym: row {row} names no problem: task {task!r:.80}, seed {seed!r:.80}, index {index!r:.80}."
         )
     return [task, seed, index, settings]
-
-
-# ------------------------------------------------------------------------------------------------- in a worker process
 
 
 def score(job: Sequence[Any]) -> float | str | None:

@@ -60,7 +60,6 @@ class RegexMatch(Judged):
     timeout: float = seconds(0.25)
 
     def __post_init__(self) -> None:
-        """Check the parameters."""
         super().__post_init__()
         if not isinstance(self.flags, str) or not set(self.flags) <= _FLAGS.keys():
             raise ConfigurationError(f"regex_match: flags must be letters out of 'aimsx', got {self.flags!r}.")

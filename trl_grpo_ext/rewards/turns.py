@@ -54,7 +54,6 @@ class ToolUse(Checked):
     marker: str | None = "<tool_call>"
 
     def __post_init__(self) -> None:
-        """Check the parameters."""
         super().__post_init__()
         if self.marker is not None:
             checked_text("tool_use: marker", self.marker)

@@ -190,9 +190,6 @@ def _planned(tree: ast.Module, number: int, free: set[str], entry: str | None) -
     return planned
 
 
-# --- what tests consist of -------------------------------------------------------------------------------------------
-
-
 def _parsed(source: str) -> ast.Module | None:
     with contextlib.suppress(*_TOO_BAD):
         return ast.parse(source)
@@ -350,9 +347,6 @@ def _imported_from_solution(nodes: Sequence[ast.AST]) -> set[str]:
         for alias in node.names
         if (node.module if isinstance(node, ast.ImportFrom) else alias.name) in SOLUTION_MODULES
     }
-
-
-# --- what the solution decides ---------------------------------------------------------------------------------------
 
 
 def _tainted(tree: ast.Module, free: set[str]) -> set[str]:

@@ -359,9 +359,6 @@ def made_exception(kind: Any, parts: list[Any]) -> Any:
     return value
 
 
-# --- the conversation ------------------------------------------------------------------------------------------------
-
-
 class Conversation(Codec):
     """One side of the conversation: it asks the other to do something, and does meanwhile what that one asks for."""
 
