@@ -22,7 +22,7 @@ from trl_grpo_ext import GRPOExtTrainer as GRPOTrainer
 SETTINGS = {
     "per_device_train_batch_size": 8,
     "num_generations": 4,
-    "max_steps": 3,
+    "max_steps": 2,
     "learning_rate": 0.01,
     "logging_steps": 1,
     "use_cpu": True,
