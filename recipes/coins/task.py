@@ -19,15 +19,15 @@ from common.supervised import Conversation, train_supervised
 
 import torch
 from embedded.make_model import make_untrained_model
-from sorting.task import SPECIAL_TOKENS
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from sorting.task import make_tokenizer
+from transformers import AutoTokenizer
 
 COINS, TURNS, LARGEST = 8, 6, 9
 HELDOUT_SHARE = 0.2
 GREEDY_PHASE = 0.6  # of the supervised steps: the larger end
 SIDES = ("left", "right")
 ROW_END = "?"
+WORDS = (ROW_END, *SIDES)
 
 CHAT_TEMPLATE = (
     "{% for m in messages %}{% if m.role == 'assistant' %}{{ m.content }}"
@@ -117,16 +117,6 @@ def draw_rows(split: str, size: int, rng: random.Random) -> list[list[int]]:
     return found
 
 
-def make_tokenizer() -> PreTrainedTokenizerFast:
-    """A token for each coin and each side."""
-    words = (*SPECIAL_TOKENS.values(), ROW_END, *SIDES, *map(str, range(LARGEST + 1)))
-    backend = Tokenizer(models.WordLevel({word: number for number, word in enumerate(words)}, unk_token="<unk>"))
-    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return PreTrainedTokenizerFast(
-        tokenizer_object=backend, padding_side="left", clean_up_tokenization_spaces=False, **SPECIAL_TOKENS
-    )
-
-
 def load_tokenizer(model: str | Path) -> Any:
     """A model's tokenizer with the chat template and the response template."""
     tokenizer = AutoTokenizer.from_pretrained(model)
@@ -148,7 +138,7 @@ def game(coins: list[int], rng: random.Random, greedy: bool) -> Conversation:
 
 def supervised_start(folder: Path, *, steps: int = 400, batch_size: int = 32, seed: int = 0, **shape: int) -> None:
     """Train a model that knows the game and plays at random, and save it with its tokenizer."""
-    tokenizer = make_tokenizer()
+    tokenizer = make_tokenizer(LARGEST, WORDS)
     tokenizer.chat_template = CHAT_TEMPLATE
     rng = random.Random(seed)
     torch.manual_seed(seed)

@@ -57,7 +57,7 @@ def test_splits_share_no_row_in_either_direction() -> None:
 
 
 def test_what_is_learned_is_what_trls_template_makes_of_it(tmp_path: Path) -> None:
-    task.make_tokenizer().save_pretrained(tmp_path)
+    task.make_tokenizer(task.LARGEST, task.WORDS).save_pretrained(tmp_path)
     tokenizer = task.load_tokenizer(tmp_path)
     prompt, said = task.game([4, 7, 2, 9, 1, 8, 0, 3], random.Random(0), greedy=True)
     messages = list(prompt)
