@@ -112,8 +112,13 @@ class _Server:
                 with contextlib.suppress(BlockingIOError):
                     self._wake.recv(4096)
                 self._reap()
-                if self._control.fileno() in ready and not self._obey():
-                    return
+                if self._control.fileno() in ready:
+                    data = receive(self._control, COMMAND.size)
+                    if data is None:
+                        return
+                    self._obey(*COMMAND.unpack(data))
+        except ConnectionError:  # the parent is gone
+            return
         finally:
             for pid in self._workers:
                 _kill_group(pid)
@@ -121,19 +126,11 @@ class _Server:
             while self._reap() and time.monotonic() < end:
                 time.sleep(0.001)
 
-    def _obey(self) -> bool:
-        try:
-            data = receive(self._control, COMMAND.size)
-        except ConnectionError:
-            data = None
-        if data is None:
-            return False
-        (command,) = COMMAND.unpack(data)
+    def _obey(self, command: int) -> None:
         if command == FORK:
             self._fork()
         elif command in self._workers:  # not reaped yet, so the number is still this worker's
             os.kill(command, signal.SIGKILL)
-        return True
 
     def _reap(self) -> bool:
         """Collect the dead, after killing what they started (their group's number is free then); are there others?"""
