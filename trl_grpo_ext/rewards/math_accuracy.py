@@ -138,11 +138,11 @@ class MathAccuracy(Judged):
         asked = [text for text in dict.fromkeys(references) if isinstance(text, str) and plain_reference(text) is None]
         within = [text for text in asked if excess_of_reference(text, self.max_characters) is None]
         found = {text: (one.gold, one.left) for text, one in zip(within, self._verifier.read(within), strict=True)}
-        plain = (plain_reference(text) if isinstance(text, str) else None for text in references)
-        return [
-            found.get(text, ("", str(text))) if number is None else (number.text, "")
-            for text, number in zip(references, plain, strict=True)
-        ]
+        read = []
+        for text in references:
+            number = plain_reference(text) if isinstance(text, str) else None
+            read.append(found.get(text, ("", str(text))) if number is None else (number.text, ""))
+        return read
 
     def start_workers(self) -> None:
         """Start the worker processes' imports in the background, as `load_rewards` does; else the first call does."""
@@ -151,14 +151,6 @@ class MathAccuracy(Judged):
     def close(self) -> None:
         """End the worker processes. The next call starts new ones."""
         self._verifier.pool.close()
-
-    def _answer_text(self, text: str) -> str | None:
-        """The part of a completion that counts; None where it has none."""
-        for delimiter in self.reasoning_delimiters or ():
-            _, found, answer = text.rpartition(delimiter)
-            if found:
-                return answer
-        return None if self.reasoning_delimiters else text
 
     def _read(self, completions: Sequence[Any], solution: Any, columns: Mapping[str, Any]) -> list[Reading]:
         references = column(self.__name__, "solution", {**columns, "solution": solution}, len(completions), _ADVICE)
@@ -180,9 +172,10 @@ class MathAccuracy(Judged):
 
     def _decided(self, text: str, reference: Any) -> Reading | _Question:
         """The verdict if no worker is needed, else the question to the workers."""
-        answer = self._answer_text(text)
-        if answer is None:
+        ends = [delimiter for delimiter in self.reasoning_delimiters or () if delimiter in text]
+        if self.reasoning_delimiters and not ends:
             return Reading(Judgement(Outcome.NO_ANSWER, "the reasoning does not end"))
+        answer = text.rpartition(ends[0])[2] if ends else text
         if not isinstance(reference, str):
             return Reading(Judgement(Outcome.UNPARSEABLE, f"a {type(reference).__name__}, not a string"))
         gold = plain_reference(reference)
