@@ -77,10 +77,8 @@ def _parameter(check: Callable[[str, object], object], default: Any = MISSING) -
     return field(default=default, metadata={"check": check})
 
 
-flag = functools.partial(_parameter, checked_flag)
-"""A field for `checked_flag`."""
-text = functools.partial(_parameter, checked_text)
-"""A field for `checked_text`."""
+flag = functools.partial(_parameter, checked_flag)  # a field for `checked_flag`
+text = functools.partial(_parameter, checked_text)  # a field for `checked_text`
 
 
 def number(default: Any, wanted: str, accept: Callable[[float], bool] = lambda _: True) -> Any:

@@ -28,8 +28,7 @@ from typing import Any, NoReturn
 
 HEADER = struct.Struct("!QQ")
 """Before every job and every reply: a serial number, which the reply repeats, and the length of the body."""
-COMMAND = struct.Struct("!Q")
-"""What the parent sends to the server: `FORK`, or the pid of a worker to kill."""
+COMMAND = struct.Struct("!Q")  # what the parent sends to the server: `FORK`, or the pid of a worker to kill
 FORK = 0
 
 LONGEST_REPLY = 16 * 2**20

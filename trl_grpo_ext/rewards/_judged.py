@@ -19,10 +19,8 @@ class Judged(Checked):
     """A reward whose scores are what its `policy` makes of the outcomes that `judge` finds."""
 
     __name__ = "judged"
-    can: ClassVar[Sequence[Outcome]]
-    """The outcomes that it can have."""
-    reads: ClassVar[str] = "the reference"
-    """What `unparseable_reference` is about, for the warning."""
+    can: ClassVar[Sequence[Outcome]]  # the outcomes that it can have
+    reads: ClassVar[str] = "the reference"  # what `unparseable_reference` is about, for the warning
     outcomes: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
@@ -64,8 +62,7 @@ def too_long(size: int, most: int) -> str:
 class Comparing(Judged):
     """A reward that compares with a column's expected values: a tolerance for numbers, and normalisation for texts."""
 
-    advice: ClassVar[str]
-    """What to do if there is no such column."""
+    advice: ClassVar[str]  # what to do if there is no such column
     column: str
     absolute: float = amount(0.0)
     relative: float = amount(0.0)

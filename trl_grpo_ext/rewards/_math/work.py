@@ -23,8 +23,7 @@ MOST_FUNCTIONS = 3
 _EXACT_BITS = 1_000
 """Smaller numbers, all of which a float can hold, are worked out; of larger ones only the size is kept."""
 
-Size = Fraction | float | None
-"""An exact value, the bits of one, or None where no exact value is made."""
+Size = Fraction | float | None  # an exact value, the bits of one, or None where no exact value is made
 
 
 class _TooMuchError(Exception):

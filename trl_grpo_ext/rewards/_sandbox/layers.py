@@ -17,8 +17,7 @@ import sysconfig
 from collections.abc import Sequence
 from typing import Any
 
-MAX_FILE = 16 * 2**20
-"""Bytes of one file that it may write."""
+MAX_FILE = 16 * 2**20  # bytes of one file that it may write
 _MAX_DESCRIPTORS = 64
 _EXTRA_CPU_SECONDS = 5
 
