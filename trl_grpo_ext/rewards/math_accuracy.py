@@ -12,15 +12,7 @@ from ..guard.outcomes import Judgement, Outcome, shown
 from ..guard.parameters import column, seconds, whole
 from ..types import RewardDeclaration
 from ._judged import ABOUT_A_REFERENCE, IN_A_WORKER, Judged
-from ._math.plain_answers import (
-    answer_alone,
-    excess_of_completion,
-    excess_of_reference,
-    has_no_answer,
-    plain_answer,
-    plain_reference,
-    verdict,
-)
+from ._math import plain_answers
 from ._math.verifier_pool import Pair, Reading, Verifier
 
 _ADVICE = "Rename the column that holds the reference answers to 'solution'."
@@ -135,14 +127,13 @@ class MathAccuracy(Judged):
 
     def read_references(self, references: Sequence[Any]) -> list[tuple[str, str]]:
         """What each reference is read as ("" where it cannot be), and what of its text that leaves over."""
-        asked = [text for text in dict.fromkeys(references) if isinstance(text, str) and plain_reference(text) is None]
-        within = [text for text in asked if excess_of_reference(text, self.max_characters) is None]
-        found = {text: (one.gold, one.left) for text, one in zip(within, self._verifier.read(within), strict=True)}
-        read = []
-        for text in references:
-            number = plain_reference(text) if isinstance(text, str) else None
-            read.append(found.get(text, ("", str(text))) if number is None else (number.text, ""))
-        return read
+        texts = [reference for reference in dict.fromkeys(references) if isinstance(reference, str)]
+        plain = {text: plain_answers.plain_reference(text) for text in texts}
+        read = {text: (number.text, "") for text, number in plain.items() if number is not None}
+        rest = [text for text in texts if text not in read]
+        asked = [text for text in rest if plain_answers.excess_of_reference(text, self.max_characters) is None]
+        read |= {text: (one.gold, one.left) for text, one in zip(asked, self._verifier.read(asked), strict=True)}
+        return [read.get(reference, ("", str(reference))) for reference in references]
 
     def start_workers(self) -> None:
         """Start the worker processes' imports in the background, as `load_rewards` does; else the first call does."""
@@ -178,20 +169,20 @@ class MathAccuracy(Judged):
         answer = text.rpartition(ends[0])[2] if ends else text
         if not isinstance(reference, str):
             return Reading(Judgement(Outcome.UNPARSEABLE, f"a {type(reference).__name__}, not a string"))
-        gold = plain_reference(reference)
+        gold = plain_answers.plain_reference(reference)
         if gold is not None and len(answer) <= self.max_characters:
-            found = plain_answer(answer)
-            outcome = verdict(gold, found) if found is not None else None
+            found = plain_answers.plain_answer(answer)
+            outcome = plain_answers.verdict(gold, found) if found is not None else None
             if found is not None and outcome is not None:
                 return Reading(Judgement(outcome), gold.text, found.text)
-            if has_no_answer(answer):
+            if plain_answers.has_no_answer(answer):
                 return Reading(Judgement(Outcome.NO_ANSWER), gold.text)
-        excess = None if gold is not None else excess_of_reference(reference, self.max_characters)
+        excess = None if gold is not None else plain_answers.excess_of_reference(reference, self.max_characters)
         if excess is not None:
             return Reading(Judgement(Outcome.UNPARSEABLE, excess))
-        excess = excess_of_completion(answer, self.max_characters)
+        excess = plain_answers.excess_of_completion(answer, self.max_characters)
         if excess is None:
-            return _Question((reference, answer_alone(answer)))
+            return _Question((reference, plain_answers.answer_alone(answer)))
         if gold is None:
             return _Question((reference, None), refused=excess)
         return Reading(Judgement(Outcome.REFUSED, excess), gold.text)
