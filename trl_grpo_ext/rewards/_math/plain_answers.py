@@ -81,11 +81,11 @@ class PlainNumber:
 
 def plain_reference(reference: str) -> PlainNumber | None:
     r"""Read a reference that is nothing but a number: `18`, `1,234.5`, `3/4`, `#### 18`, `$18$`, `\boxed{18}`."""
-    return _plain_reference(reference) if len(reference) <= _LONGEST_REFERENCE else None
+    return _read_reference(reference) if len(reference) <= _LONGEST_REFERENCE else None
 
 
 @lru_cache(maxsize=4096)
-def _plain_reference(reference: str) -> PlainNumber | None:
+def _read_reference(reference: str) -> PlainNumber | None:
     match = _REFERENCE.fullmatch(reference.strip(" \n"))
     return None if match is None else _number(match[match.lastindex or 0])
 
