@@ -334,7 +334,8 @@ class Judge(Judged):
         tasks: dict[str, asyncio.Task[_Reply]] = {}
         for ask in asks:
             if (key := json.dumps(ask)) not in tasks:
-                tasks[key] = self._started.pop(key, None) or asyncio.create_task(self._reply(ask))
+                started = self._started.pop(key, None)
+                tasks[key] = started or asyncio.create_task(self._reply(ask))
         return tasks
 
     async def _ask_all(self, asks: Sequence[_Messages]) -> list[_Reply]:
