@@ -48,38 +48,25 @@ _USER_IN_URL = re.compile(r"(?<=://)[^/@\s]+(?=@)")
 
 @dataclass(frozen=True)
 class PluginRecord:
-    """One plugin as a run used it.
+    """One plugin as a run used it."""
 
-    Attributes:
-        kind: One of `KINDS`.
-        name: The entry point's name, or, for an object given in Python, the name that TRL or messages use.
-        distribution: Its distribution; None for the user's own module.
-        version: That distribution's version; None if it has none.
-        target: `module:attribute` that was loaded; for an object given in Python its function or class.
-        parameters: The selected parameters, as JSON; for an object given in Python its constructor's arguments, if it
-            keeps them under the same names; None if they are unknown.
-        weight: Weight of a reward that the trainer calls or that another reward lists; None for other plugins.
-        switches: What the selection says beyond parameters: `guard`, `skip_zero_variance`.
-        source_hash: SHA-256 of its module, or of its own text in a script; None if it has none to read.
-        source: What the hash covers, or why there is none.
-        inside: For a reward inside another reward's parameters, that reward and parameter; else None.
-        selected: Whether it was selected by name or path, rather than given in Python.
-        role: Role of an advantage hook; None for other plugins.
-    """
-
-    kind: Kind
-    name: str
-    distribution: str | None = None
-    version: str | None = None
-    target: str = ""
+    kind: Kind  # one of `KINDS`
+    name: str  # the entry point's name, or, for an object given in Python, the name that TRL or messages use
+    distribution: str | None = None  # its distribution; None for the user's own module
+    version: str | None = None  # that distribution's version; None if it has none
+    target: str = ""  # `module:attribute` that was loaded; for an object given in Python its function or class
+    # the selected parameters, as JSON; for an object given in Python its constructor's arguments, if it keeps them
+    # under the same names; None if they are unknown
     parameters: dict[str, Any] | None = None
+    # weight of a reward that the trainer calls or that another reward lists; None for other plugins
     weight: float | None = None
+    # what the selection says beyond parameters: `guard`, `skip_zero_variance`
     switches: dict[str, Any] = field(default_factory=dict)
-    source_hash: str | None = None
-    source: str = ""
-    inside: str | None = None
-    selected: bool = True
-    role: str | None = None
+    source_hash: str | None = None  # SHA-256 of its module, or of its own text in a script; None if it has none to read
+    source: str = ""  # what the hash covers, or why there is none
+    inside: str | None = None  # for a reward inside another reward's parameters, that reward and parameter; else None
+    selected: bool = True  # whether it was selected by name or path, rather than given in Python
+    role: str | None = None  # role of an advantage hook; None for other plugins
 
     @property
     def origin(self) -> str:
@@ -91,17 +78,13 @@ class PluginRecord:
 
 @dataclass(frozen=True)
 class Manifest:
-    """The plugins of a run.
+    """The plugins of a run."""
 
-    Attributes:
-        plugins: In calling order: rewards, advantage hooks, the loss aggregation. Rewards inside a reward follow it.
-        versions: Of this package and the libraries under it, by distribution.
-        contract_version: `trl_grpo_ext.types.CONTRACT_VERSION` of the run.
-    """
-
+    # In calling order: rewards, advantage hooks, the loss aggregation. Rewards inside a reward follow it.
     plugins: tuple[PluginRecord, ...] = ()
+    # of this package and the libraries under it, by distribution
     versions: dict[str, str | None] = field(default_factory=dict)
-    contract_version: int = CONTRACT_VERSION
+    contract_version: int = CONTRACT_VERSION  # `trl_grpo_ext.types.CONTRACT_VERSION` of the run
 
     @classmethod
     def of(cls, trainer: Any, known: Mapping[Kind, Loaded] | None = None) -> Manifest:
