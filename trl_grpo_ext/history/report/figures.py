@@ -198,46 +198,6 @@ PLOTS: tuple[Plot, ...] = (
         ),
     ),
     Plot(
-        "resampled",
-        "Credit",
-        "Resampled groups",
-        "The generation rounds it took to fill batches with groups that the filter keeps, and how full they got. If "
-        "rounds rise and batches are no longer full, the prompts are used up.",
-        _of_metrics(
-            Panel("share of the batch that the filter kept", ["groups/kept"], share=True),
-            Panel("rounds for a batch", ["groups/rounds"]),
-            Panel(
-                "groups sampled, and kept beyond the batch",
-                [Series("groups/prompts_used", "sampled"), Series("groups/surplus", "surplus")],
-            ),
-        ),
-    ),
-    Plot(
-        "loss_weights",
-        "Credit",
-        "Weights by length and sign",
-        "A token's weight in the loss, 1 being the mean; look for a preference for short or long completions.",
-        _of_metrics(
-            Panel(
-                "mean weight of a token by its completion's length",
-                [
-                    Series("loss_weight/length_q1", "shortest quarter"),
-                    Series("loss_weight/length_q2", "second"),
-                    Series("loss_weight/length_q3", "third"),
-                    Series("loss_weight/length_q4", "longest quarter"),
-                ],
-            ),
-            Panel(
-                "mean weight of a token by its advantage's sign",
-                [
-                    Series("loss_weight/positive_advantage", "advantage above 0"),
-                    Series("loss_weight/negative_advantage", "advantage below 0"),
-                ],
-            ),
-            reason="No loss aggregation is selected, so TRL's own weights apply.",
-        ),
-    ),
-    Plot(
         "hooks",
         "Credit",
         "What each hook changed",
