@@ -16,7 +16,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
@@ -175,21 +175,21 @@ class Manifest:
 
 
 _TYPES: dict[str, Any] = {
-    **dict.fromkeys(("kind", "name", "target", "source"), str),
-    **dict.fromkeys(("distribution", "version", "source_hash", "inside", "role"), (str, type(None))),
     "parameters": (dict, type(None)),
     "weight": (int, float, type(None)),
     "switches": dict,
     "selected": bool,
+    **dict.fromkeys(("distribution", "version", "source_hash", "inside", "role"), (str, type(None))),
 }
 
 
 def _record(value: Any, place: str) -> PluginRecord:
     entry = _of_type(value, dict, place)
-    if unknown := entry.keys() ^ _TYPES.keys():
+    names = [one.name for one in fields(PluginRecord)]
+    if unknown := entry.keys() ^ {*names}:
         raise ManifestError(f"{place} lacks, or should not have, {min(unknown)!r:.40}")
-    for name, types in _TYPES.items():
-        _of_type(entry[name], types, f"{place}.{name}")
+    for name in names:
+        _of_type(entry[name], _TYPES.get(name, str), f"{place}.{name}")
     if entry["kind"] not in KINDS:
         raise ManifestError(f"{place}.kind is {entry['kind']!r:.40}, not one of {', '.join(KINDS)}")
     return PluginRecord(**entry)
@@ -364,11 +364,10 @@ def differences(old: Manifest, new: Manifest) -> list[str]:
             where = "here and not in the checkpoint" if key in here else "in the checkpoint and not here"
             texts.append(f"{name} ({_text(record.origin)}) is {where}")
     for kind in KINDS:
-        order, order_here = (
-            [key for key in of if key[0] == kind and key in before and key in here] for of in (before, here)
-        )
-        if order != order_here:
-            names, names_here = (", ".join(_text(key[2]) for key in of) for of in (order, order_here))
+        in_both = [key for key in before if key[0] == kind and key in here]
+        in_both_here = [key for key in here if key[0] == kind and key in before]
+        if in_both != in_both_here:
+            names, names_here = (", ".join(_text(key[2]) for key in of) for of in (in_both, in_both_here))
             texts.append(f"{PLURALS[kind]}: the order is {names} in the checkpoint, {names_here} here")
     return texts
 
@@ -376,10 +375,10 @@ def differences(old: Manifest, new: Manifest) -> list[str]:
 def version_notes(old: Manifest, new: Manifest) -> list[str]:
     """List the libraries with different versions; these alone don't count as a change of plugins."""
     before, here = ({**one.versions, "plugin contract": str(one.contract_version)} for one in (old, new))
+    changed = [name for name in sorted({**before, **here}) if before.get(name) != here.get(name)]
     return [
         f"{_text(name)} {_text(before.get(name) or 'none')} in the checkpoint, {_text(here.get(name) or 'none')} here"
-        for name in sorted({**before, **here})
-        if before.get(name) != here.get(name)
+        for name in changed
     ]
 
 

@@ -1,13 +1,5 @@
 """Compare selections of plugins on the same completions, without training.
 
-    from trl_grpo_ext.history.compare import compare
-
-    found = compare("outputs/run", ["a.yaml", "b.yaml"])
-    found.pairs[0].moved                    # share of the gradient mass that moves to other completions
-    found = compare("outputs/run", ["a.yaml", "b.yaml"], model="outputs/run/checkpoint-100")
-    found.gradients.selections[2].worth     # how many times more completions plain TRL needs for the same signal
-    found.plain()                           # everything, for JSON
-
 Without a model: what moves. `saved` reads the completions, `selections` loads the plugins, `running` runs
 them in the trainer's order, `comparison` has the numbers. With one also signal, noise and direction: `sampling` makes
 completions if there are none, `derivatives` the gradients, `gradients` and `statistics` what they say.
@@ -16,7 +8,6 @@ completions if there are none, `derivatives` the gradients, `gradients` and `sta
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -113,19 +104,17 @@ def compare(
     notes: list[str] = []
     given = named_selections(selections)
     policy = None
-    if isinstance(model, str | Path):
-        policy = Policy(load_policy(str(model)), name=str(model), temperature=temperature, rows=rows)
-    elif model is not None:
-        policy = Policy(model, temperature=temperature, rows=rows)
-    if policy is not None:
+    if model is not None:
+        name = str(model) if isinstance(model, str | Path) else ""
+        policy = Policy(load_policy(name) if name else model, name=name, temperature=temperature, rows=rows)
         tokenizer = policy.name if tokenizer is None else tokenizer
     if isinstance(tokenizer, str | Path):
         tokenizer = load_tokenizer(str(tokenizer))
     everything = given if policy is None else with_references(given)
     chosen = [load_selection(name, one) for name, one in everything.items()]
     asked = [one for one in chosen if one.name in given]
-    in_a_group = [num_generations, *(one.settings["num_generations"] for one in asked)]
-    num_generations = next(filter(None, in_a_group), None)
+    in_a_group = (one.settings["num_generations"] for one in asked)
+    num_generations = num_generations or next(filter(None, in_a_group), None)
     source = str(completions)
     if sample_to is not None:
         if policy is None:
@@ -165,7 +154,10 @@ def compare(
         known: dict[str, Any] = {}
         for one in chosen:
             results[one.name].append(run_selection(one, batch, known, tokenizer))
-    moves = what_moves(
+    gradients = None
+    if policy is not None:
+        gradients = measured(policy, tokenizer, batches, results, dimensions, progress, notes.append)
+    return what_moves(
         asked,
         batches,
         {one.name: results[one.name] for one in asked},
@@ -173,12 +165,9 @@ def compare(
         show=show,
         source=source,
         tokens_are=tokens_are,
-        notes=(),
+        gradients=gradients,
+        notes=tuple(dict.fromkeys(notes)),
     )
-    gradients = None
-    if policy is not None:
-        gradients = measured(policy, tokenizer, batches, results, dimensions, progress, notes.append)
-    return replace(moves, gradients=gradients, notes=tuple(dict.fromkeys(notes)))
 
 
 def _explain(chosen: Sequence[LoadedSelection], batches: Sequence[SavedBatch], tokens_are: str, note: Say) -> None:
