@@ -1,7 +1,6 @@
 """The plugins of a run: recorded beside it and in every checkpoint, and compared when the run resumes.
 
-The manifest is `trl_grpo_ext_plugins.json`: in the output folder, in every checkpoint and wherever a model is saved. It
-has one record per plugin, in order, and the versions of the libraries.
+`trl_grpo_ext_plugins.json` lies in the output folder, in every checkpoint and wherever a model is saved.
 """
 
 from __future__ import annotations

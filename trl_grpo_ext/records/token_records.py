@@ -1,9 +1,8 @@
 """What the loss used, token by token: sampled completions, in one parquet file per logging step.
 
-The setting `token_records: n` turns it on. It samples at least `n` completions of every generation batch, in whole
-groups. Each row of `token_records/step_00010.parquet` is one completion; `COLUMNS` lists its columns. Rewards and the
-advantages after each rollout hook are those at scoring, the rest is of the row's last loss forward before the file was
-written.
+`token_records: n` samples at least `n` completions of every generation batch, in whole groups, one in each row of
+`token_records/step_00010.parquet`. Rewards and the advantages after each rollout hook are those at scoring, the rest is
+of the row's last loss forward before the file was written.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Run one selection on one saved batch, in the trainer's order but without a model.
 
-Rewards are saved ones or come from functions, each called once for all selections. A loss forward here has the whole
-batch in one micro-batch of one optimizer step; the saved log-probabilities stand for the old and the current
-policy. So the policy ratio is 1, where the gradient of each of TRL's loss types is the same up to a constant (`cispo`
-bounds the ratio): a token's score, which is the gradient of its log-probability, times its weight, times its advantage.
+A loss forward here has the whole batch in one micro-batch of one optimizer step, and the saved log-probabilities stand
+for the old and the current policy. At a policy ratio of 1 the gradient of each of TRL's loss types is the same up to a
+constant: a token's score times its weight times its advantage.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """How figures are drawn: metrics as lines, parts of a whole stacked, all in one style.
 
-The palette is that of Okabe and Ito (2008), without its black and yellow, which vanish on a dark or a light background.
-Text, axes and grid are drawn in `INK`, which `svg_of` makes `currentColor`, so that they are legible on both. Runs and
-series also differ by dashes and markers, and stacked parts by hatching, for readers who see no colours. Names of
-rewards and runs are untrusted: `label` escapes what is not printable, and `text.parse_math` is off, so that a dollar
-sign stays one.
+The palette is that of Okabe and Ito (2008), without its black and yellow, which vanish on a dark or a light background;
+`svg_of` makes `INK` the `currentColor`. Runs and series also differ by dashes and markers, and stacked parts by
+hatching, for readers who see no colours. Names of rewards and runs are untrusted (`label`).
 """
 
 from __future__ import annotations
