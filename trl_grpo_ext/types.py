@@ -20,10 +20,8 @@ What a run must know of a plugin beforehand stands in one object, `declares`:
 Where parameters decide, `__init__` sets `self.declares`.
 
 Dimensions: `B` completions on this rank, `N` completions of the generation batch on all ranks, `G` completions of one
-prompt (a group), `Q` prompts, `K` reward functions, `P` prompt tokens, `T` completion tokens (padded on the right).
-
-All tensors are detached, live on the training device, and must not be written to; a plugin returns new ones.
-Importing this module does not import torch.
+prompt (a group), `Q` prompts, `K` reward functions, `P` prompt tokens, `T` completion tokens (padded on the right). All
+tensors are detached, live on the training device, and must not be written to; a plugin returns new ones.
 """
 
 from __future__ import annotations
@@ -103,7 +101,6 @@ class Reward(Protocol):
 
     def __call__(self, **columns: Any) -> Sequence[float | None]:
         """Return `B` numbers; None where the reward does not apply."""
-        ...
 
 
 class AdvantageHook(Protocol):
@@ -130,7 +127,6 @@ class AdvantageHook(Protocol):
 
         Runs once per generation batch, with `rollout.advantages_B_T` None.
         """
-        ...
 
     def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor | Sequence[Any]:
         """Return the new advantages `(B, T)`, whose values off the mask are ignored, or spans; once per batch.
@@ -138,11 +134,9 @@ class AdvantageHook(Protocol):
         Spans are for each completion a list of `(start, end, value)`, or None. Their values are added to the incoming
         advantages of the tokens that wrote those characters (an estimator starts from 0).
         """
-        ...
 
     def on_forward(self, advantages_B_T: torch.Tensor, forward: Forward) -> torch.Tensor:
         """Return the new advantages `(B, T)` at a loss forward; values off the mask are ignored."""
-        ...
 
 
 class LossAggregation(Protocol):
@@ -155,7 +149,6 @@ class LossAggregation(Protocol):
         the batch feeds several optimizer steps, each step's part is scaled up to the size of the whole, unless it
         declares `per_step`: then `Σ w·l` over a step's tokens is that step's loss, as for a sum without a divisor.
         """
-        ...
 
     def reduce(self, loss_B_T: torch.Tensor, mask_B_T: torch.Tensor, totals: Totals) -> torch.Tensor:
         """Return a scalar of one micro-batch that keeps the graph of `loss_B_T`; for what needs the losses themselves.
@@ -164,7 +157,6 @@ class LossAggregation(Protocol):
         unless it divides by `totals.step`, as `token_mean_step` does. `totals.step` exists only if each optimizer step
         lies within one generation batch; other runs refuse an object that needs "step_totals" at construction.
         """
-        ...
 
 
 class GroupFilter(Protocol):
@@ -175,7 +167,6 @@ class GroupFilter(Protocol):
 
         True keeps a group, False drops it, and a few words drop it and say why (`groups/dropped/<words>`).
         """
-        ...
 
 
 class TokenLoss(Protocol):
@@ -192,7 +183,6 @@ class TokenLoss(Protocol):
 
     def loss(self, terms: LossTerms) -> torch.Tensor:
         """Return each token's loss `(B, T)`, computed from `terms.logps_B_T`; values off the mask are ignored."""
-        ...
 
 
 class PromptSampler(Protocol):
@@ -204,26 +194,21 @@ class PromptSampler(Protocol):
 
     def start(self, pool: PromptPool) -> None:
         """Take the prompts, once at the beginning of a training."""
-        ...
 
     def draw(self, count: int, round_number: int) -> Sequence[int] | None:
         """Return `count` different row numbers of a pool that has at least so many; None ends the training.
 
         `round_number` counts the draws of the run from 0, also over a resumption.
         """
-        ...
 
     def observe(self, outcomes: Sequence[PromptOutcome]) -> None:
         """Learn what came of the prompts of the last draw."""
-        ...
 
     def state_dict(self) -> Mapping[str, Any]:
         """Return what must survive a checkpoint, as a mapping of JSON values."""
-        ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a state; `start` has been called."""
-        ...
 
 
 # ------------------------------------------------------------------------------------------------- what a plugin sees
@@ -578,8 +563,7 @@ class RewardDeclaration(Declaration):
 class HookDeclaration(Declaration):
     """What an advantage hook may declare; most need a role alone.
 
-    The trainer is not constructed if one of the `needs` is unavailable; log-probabilities that TRL does not compute
-    cost an extra pass.
+    Without one of the `needs` the trainer is not constructed; log-probabilities that TRL does not compute cost a pass.
     """
 
     NEEDS = NEEDS
@@ -589,23 +573,19 @@ class HookDeclaration(Declaration):
     # "shaper", "estimator", "transform" or "forward", see `AdvantageHook`. Required with `on_rollout`, since an
     # estimator and a transform look alike; otherwise it follows from the method.
     role: str | None = None
-    # A group's rewards or advantages do not depend on other groups, and no state is kept; in `on_forward`, a
-    # completion's do not depend on other completions. `resample` requires it of shapers, and of all hooks if its
-    # filter reads advantages; compact updates then move rows. A promise, since no trial covers all batches and a
-    # wrong guess would train on other numbers in silence; the conformance kit tries it.
+    # A promise, which the conformance kit tries: a group's rewards or advantages do not depend on other groups, and no
+    # state is kept; in `on_forward`, a completion's do not depend on other completions. `resample` requires it of
+    # shapers, and of all hooks if its filter reads advantages; compact updates then move rows.
     independent: bool = False
     # Makes a transform a mask. It acts after the other transforms, and tokens that it sets to 0 stay 0 after the
     # forward stage. To find them it also runs on advantages of 1 and of -1, so it may look at the sign of an
     # advantage but not at its size. A forward hook with it acts after the other forward hooks.
     last: bool = False
     # What it gives groups of equal rewards is meant, since it reads more than rewards (steps, turns, a teacher,
-    # entropies). Such groups then have signal where they have an advantage. A forward hook gets them as
-    # `Forward.zero_variance_B`. Otherwise what they have is taken for a side effect, such as a KL penalty's, which
-    # only the author can tell apart.
+    # entropies), and no side effect, such as a KL penalty's. Such groups then have signal where they have an
+    # advantage. A forward hook gets them as `Forward.zero_variance_B`.
     makes_signal: bool = False
-    # False for an estimator that does not read `rollout.rewards_B`, so that shapers would do nothing. Not tried out,
-    # since one that looks for a reward or a column by name refuses made-up numbers.
-    uses_total_reward: bool = True
+    uses_total_reward: bool = True  # False for an estimator that does not read `rollout.rewards_B`: shapers are refused
     # names of models whose log-probabilities it reads from `rollout.teacher_logps_B_T`: an id or path, or
     # `teacher_name(model, column)`, the same, "policy" or "reference" after the prompts of another column
     teachers: tuple[str, ...] = ()
@@ -617,9 +597,7 @@ class AggregationDeclaration(Declaration):
 
     NEEDS = ("step_totals",)
 
-    # `Σ w·l` over an optimizer step's tokens is that step's loss as it stands, see `LossAggregation`. Both readings
-    # of the same weights are sound, so only the author knows.
-    per_step: bool = False
+    per_step: bool = False  # `Σ w·l` over an optimizer step's tokens is that step's loss as it stands
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -739,8 +717,6 @@ class Part(NamedTuple):
 
 class Parts(float):
     """A completion's reward, and the parts that it consists of. Plain TRL sees an ordinary float.
-
-    A reward function needs no more than
 
         found = {name: re.search(pattern, text) for name, pattern in patterns.items()}
         return Parts({name: (float(bool(match)), match and match.span()) for name, match in found.items()})
@@ -973,8 +949,7 @@ def implements(plugin: object, method: str) -> bool:
 def role_of(hook: Any, subject: str | None = None) -> str:
     """The role of an advantage hook: the one that it declares, or the only one that fits its methods.
 
-    A hook whose role is missing or not that of its methods is a `PluginContractError`, which says what to write;
-    `subject` is what it calls the hook.
+    A role that is missing or not that of its methods is a `PluginContractError`; `subject` is what it calls the hook.
     """
     declared = HookDeclaration.of(hook)
     has = [method for method in HOOK_METHODS if implements(hook, method)]

@@ -1,8 +1,8 @@
 """Compare selections of plugins on the same completions, without training.
 
 Without a model: what moves. `saved` reads the completions, `selections` loads the plugins, `running` runs
-them in the trainer's order, `comparison` has the numbers. With one also signal, noise and direction: `sampling` makes
-completions if there are none, `derivatives` the gradients, `gradients` and `statistics` what they say.
+them in the trainer's order, `comparison` has the numbers. With one also signal, noise and direction: `derivatives`
+makes gradients, and completions if there are none; `gradients` and `statistics` say what they show.
 """
 
 from __future__ import annotations
@@ -25,10 +25,9 @@ from .comparison import (
     SelectionNumbers,
     what_moves,
 )
-from .derivatives import DIMENSIONS, ROWS, Policy, load_policy
+from .derivatives import DIMENSIONS, NUM_GENERATIONS, ROWS, Policy, load_policy, sample
 from .gradients import Progress, measured, with_references
 from .running import BatchResult, run_selection
-from .sampling import NUM_GENERATIONS, sample
 from .saved import SavedBatch, join_columns, load_tokenizer, read_saved
 from .selections import LoadedSelection, Selections, load_selection, named_selections, reads_log_probabilities
 from .statistics import Estimate

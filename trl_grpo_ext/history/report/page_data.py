@@ -276,8 +276,10 @@ def utf16_spans(text: str, starts: Numbers, ends: Numbers) -> Numbers:
 
 def _of_records(run: Run, path: Path) -> list[Row]:
     columns = run.columns_of(path, list(COLUMNS))
+    if columns is None:
+        return []
     rows = []
-    for index in range(len(columns["prompt"]) if columns else 0):
+    for index in range(len(columns["prompt"])):
         at = {name: values[index] for name, values in columns.items() if values[index] is not None}
         size = len(at["tokens"])
         completion = str(at["completion"])
@@ -355,7 +357,7 @@ def live_credit(row: Row) -> Numbers:
 
 def _of_table(run: Run, path: Path) -> list[Row]:
     columns = run.columns_of(path)
-    if not columns:
+    if columns is None:
         return []
     metrics = run.keys()
     logged = {key.split("/")[1] for key in metrics if key.startswith("rewards/") and key.count("/") == 2}

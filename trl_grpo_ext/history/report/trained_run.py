@@ -66,13 +66,13 @@ class Run:
         if sentence not in self.missing:
             self.missing.append(sentence)
 
-    def columns_of(self, path: Path, columns: Sequence[str] | None = None) -> files.Columns:
-        """Columns of one of `records` or `completions`, one entry per row; none if its data is damaged."""
+    def columns_of(self, path: Path, columns: Sequence[str] | None = None) -> files.Columns | None:
+        """Columns of one of `records` or `completions`, one entry per row; None if its data is damaged."""
         try:
             return files.read_columns(path, columns)
         except files.UnreadableError as error:
             self.note(f"{error} It was left out; if training is still running, make the report again.")
-            return {}
+            return None
 
 
 def load_run(folder: str | Path) -> Run:
