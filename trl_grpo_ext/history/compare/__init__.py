@@ -71,21 +71,20 @@ def compare(
     Args:
         completions: A run's output_dir, a folder or a file with token records, TRL's tables of completions, or JSON
             Lines with `prompt` and `completion`; with `sample_to`, a `.jsonl` or `.parquet` file of prompts.
-        selections: Paths of YAML files, or what such files hold; the first is the base. They may hold all of a run's
-            settings; those that matter here are read. A mapping gives them names.
+        selections: Paths of YAML files, of a whole run if you like, or what such files hold; the first is the base. A
+            mapping gives them names.
         model: The policy that sampled the completions: a path or hub id of a model or an adapter, or what `load_policy`
             returned. With it the gradients are measured, also those of plain TRL and of the policy gradient with the
-            rewards of the first selection. None compares what needs no model.
-        sample_to: A folder without completions, for new ones of the model: `num_generations` (or the first selection's,
-            or TRL's) for each prompt, at most `limit` in all, as token records.
-        tokenizer: A tokenizer, its path or hub id; None is the model's. Without both, texts are split into words where
-            the files have no tokens.
-        dataset: A `.jsonl` or `.parquet` file with the columns that rewards need, joined by the prompt. None is the
+            rewards of the first selection.
+        sample_to: A folder without completions, for new ones of the model: `num_generations` for each prompt, at most
+            `limit` in all, as token records.
+        tokenizer: A tokenizer, its path or hub id; None is the model's. Without both, texts are split into words.
+        dataset: A `.jsonl` or `.parquet` file with the columns that rewards need, joined by the prompt; by default the
             file of prompts, if there is one.
         right_at: The least value of the base's first reward that counts as right.
         steps: First and last step; None means no bound.
         limit: Most completions, in whole groups.
-        num_generations: Completions per prompt, for files that don't say; None is a selection's, or all in a row.
+        num_generations: Completions per prompt, for files that don't say; by default a selection's, or all in a row.
         show: How many completions to list for each pair.
         temperature: Of the sampling; the model's logits are divided by it.
         dimensions: Of the sketch. With no fewer than the model has trained parameters everything is exact.

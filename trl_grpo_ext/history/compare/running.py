@@ -213,7 +213,7 @@ def _called(source: RewardSource, selection: str, batch: SavedBatch) -> OneRewar
             f"{selection}: the reward {source.name!r} is a model, which a comparison does not run."
         )
     watch = RewardWatch()
-    columns = batch.columns_and_rewards
+    columns = {**batch.columns, **batch.rewards}  # in anybody's file a column of numbers may be either
     try:
         returned = call(
             watch.wrap(source.function, source.name),

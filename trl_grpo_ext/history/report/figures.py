@@ -1,7 +1,6 @@
 """The figures of some runs, as SVG for the page.
 
-`PLOTS` lists them with their stable names. Each draws a list of runs or says why it cannot. A figure added there
-appears everywhere.
+`PLOTS` lists them with their stable names. Each draws a list of runs or says why it cannot.
 """
 
 from __future__ import annotations

@@ -199,13 +199,7 @@ def compress(text: str) -> str:
 
 @dataclass
 class Row:
-    """One completion as the page shows it; what the file does not say is None.
-
-    `credit` is what the update does to it, by its sign: the sum over live tokens of advantage times weight; the mean of
-    the last advantages over live tokens where it has not been trained on; TRL's advantage in its tables. `spans` are
-    `(start, end)` of each token in UTF-16 units, as browsers count. `stages` and `values` have one number per token.
-    `parts` are the parts of its rewards with their scores, `token_part` the number of each token's part there, or -1.
-    """
+    """One completion as the page shows it; what the file does not say is None."""
 
     group: int
     member: int
@@ -214,17 +208,19 @@ class Row:
     truncated: bool | None
     rewards: dict[str, float | None]
     reward: float | None
+    # What the update does to it, by its sign: the sum over live tokens of advantage times weight; the mean of the last
+    # advantages over live tokens where it has not been trained on; TRL's advantage in its tables.
     credit: float | None = None
     outcomes: dict[str, str] = field(default_factory=dict)
     extras: dict[str, str] = field(default_factory=dict)
     pictures: list[str] = field(default_factory=list)
     tokens: list[str] | None = None
-    spans: Numbers | None = None
+    spans: Numbers | None = None  # `(start, end)` of each token in UTF-16 units, as browsers count
     live: Numbers | None = None
     turns: Numbers | None = None
     failed_turns: list[int] = field(default_factory=list)
-    parts: list[tuple[str, float | None]] = field(default_factory=list)
-    token_part: Numbers | None = None
+    parts: list[tuple[str, float | None]] = field(default_factory=list)  # of its rewards, with their scores
+    token_part: Numbers | None = None  # the number of each token's part there, or -1
     stages: list[tuple[str, Numbers]] = field(default_factory=list)
     values: dict[str, Numbers] = field(default_factory=dict)
 
