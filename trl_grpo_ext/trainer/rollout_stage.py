@@ -5,8 +5,8 @@ prompts ──TRL generates──▶ completions ──rewards, shapers──▶
 """
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -52,12 +52,17 @@ class RolloutStage:
         resampling: Resampling | None,
         token_losses: TokenLosses,
         trls_advantages: bool,
+        sharing: Callable[[], AbstractContextManager[None]],
     ) -> None:
         self._trainer, self._facts, self._agreement, self._records = trainer, facts, agreement, records
         self._chain, self._aggregation, self._settings = plugins.chain, plugins.aggregation, plugins.settings
         self._hook_logps, self._resampling, self._token_losses = hook_logps, resampling, token_losses
-        self.prompts = prompts
+        self.prompts, self._sharing = prompts, sharing
         self._shapes = self._chain.acts("on_rewards")
+        has_images = reading.has_images(trainer.train_dataset)  # what tools return is seen in the batch alone
+        hook_logps.check_images(has_images)
+        if self._shapes:
+            refuse_images(has_images, hook_logps.missing(reading.logps_of_batches(trainer)))
         self._reads_rollouts, self._weighs = plugins.read_rollouts, implements(plugins.aggregation, "weights")
         self._zeroes_rounding = trls_advantages and (
             plugins.change_advantages or plugins.compact or plugins.reduces or resampling is not None
@@ -88,7 +93,8 @@ class RolloutStage:
 
     def generate(self, inherited: Inherited, prompts: Any) -> Any:
         """What TRL generates, which shapers and the rollout need."""
-        generated = inherited(prompts)
+        with self._sharing():
+            generated = inherited(prompts)
         self._sampling.saw_generated(generated)
         return generated
 
@@ -189,7 +195,7 @@ class RolloutStage:
         """The rewards of all ranks, with a column for what each shaper adds."""
         sampling, progress = self._sampling, reading.progress_of(self._trainer)
         batch = batch_before_trls(self._facts, sampling, has_reference=self._trainer.beta != 0.0)
-        refuse_images(sampling, self._hook_logps.missing(batch))
+        refuse_images(sampling.has_images, self._hook_logps.missing(batch))
         logps = self._compute_logps(batch, sampling.scored[-1].rows, progress)
         scored = sampling.scored[-1]
         with self._agreement.section():
