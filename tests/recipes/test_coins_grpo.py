@@ -1,6 +1,7 @@
 """`recipes/coins_grpo.py`: its environment and task, what `bench.coins` makes of them, and a short run."""
 
 import itertools
+import json
 import random
 import sys
 from pathlib import Path
@@ -98,6 +99,17 @@ def test_the_control_pays_each_turn_for_the_next() -> None:
         Place(turn=1): 3,
         Place(turn=2): 4,
     }
+
+
+def test_the_page_says_what_the_raw_runs_say() -> None:
+    page = (RECIPES.parent / "docs" / "recipes.md").read_text(encoding="utf-8")
+    lines = [json.loads(line) for line in bench.RUNS.read_text(encoding="utf-8").splitlines()]
+    for arm in bench.HOOKS:
+        scores = {line["seed"]: line["last"] for line in lines if (line["stage"], line["arm"]) == ("evaluation", arm)}
+        assert len(scores) == 5
+        assert not {*bench.TUNING_SEEDS} & {*scores}
+        mean = f"{fmean(scores.values()):.3f} ({min(scores.values()):.3f} to {max(scores.values()):.3f})"
+        assert f"| {arm} | {bench.tuned(lines, arm):g} | 5 | {mean} |" in page
 
 
 @pytest.mark.slow
