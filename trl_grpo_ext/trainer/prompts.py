@@ -18,10 +18,11 @@ from ..credit.draws import checked_draw
 from ..credit.flow import named, plugin_label
 from ..credit.groups import weighted_rewards
 from ..errors import ConfigurationError
-from ..guard.agreement import Agreement
+from ..plugins.loading import load_prompt_sampler
 from ..types import PromptOutcome, PromptPool, Rollout, implements
 from .facts import RunFacts
 from .hook_states import KeptState
+from .selected import SelectedPlugins
 from .upstream import reading
 
 
@@ -60,12 +61,14 @@ class DrawnPrompts:
         trainer: Any,
         facts: RunFacts,
         sampler: Any,
-        agreement: Agreement,
         drawing: str,
         log: Callable[[Mapping[str, float]], None],
     ) -> None:
-        self._trainer, self._facts, self._sampler, self._agreement = trainer, facts, sampler, agreement
-        self._drawing, self._log = drawing, log
+        self._trainer = trainer
+        self._facts = facts
+        self._sampler = sampler
+        self._drawing = drawing
+        self._log = log
         self._label = f"prompt sampler {plugin_label(sampler)!r}"
         self._started = False
         self._drawn = 0
@@ -112,7 +115,7 @@ class DrawnPrompts:
     @contextmanager
     def _plugin_code(self) -> Iterator[None]:
         """What the sampler raises on rank 0 in this block, all ranks raise, with its name."""
-        with self._agreement.section(), named(self._label, self._sampler):
+        with self._facts.agreement.section(), named(self._label, self._sampler):
             yield
 
     def _start(self) -> None:
@@ -175,6 +178,24 @@ class DrawnPrompts:
                 if implements(self._sampler, "metrics"):
                     metrics |= self._sampler.metrics()
                 self._log({f"prompts/{name}": float(value) for name, value in metrics.items()})
+
+
+def prompts_of(
+    trainer: Any, facts: RunFacts, plugins: SelectedPlugins, log: Callable[[Mapping[str, float]], None]
+) -> DealtPrompts | DrawnPrompts:
+    """Where the prompts of a run come from."""
+    if plugins.resample is None and plugins.prompt_sampler is None:
+        return DealtPrompts()
+    drawing = "prompt_sampler" if plugins.resample is None else "resample"
+    reading.refuse_stream(trainer.train_dataset, drawing)
+    if (inside := reading.saves_inside_batches(trainer)) is not None:
+        raise ConfigurationError(
+            f"{drawing}: {inside}: a checkpoint inside a generation batch could not be resumed from."
+        )
+    sampler = plugins.prompt_sampler or load_prompt_sampler("trl-grpo-ext:in_order")
+    prompts = DrawnPrompts(trainer, facts, sampler, drawing, log)
+    trainer.add_callback(PromptsState.of(prompts=prompts))
+    return prompts
 
 
 def outcomes_of(

@@ -13,7 +13,6 @@ from accelerate.utils import gather_object
 from ..credit import flow
 from ..credit.chain import Change, change_tables, metrics_of
 from ..credit.metrics import row_table, weight_metrics
-from ..guard.agreement import Agreement
 from ..records.manifest import Manifest
 from ..records.settings import write_settings
 from ..records.token_records import TokenRecorder
@@ -32,16 +31,14 @@ from .upstream import acting, reading
 class RecordStage:
     """Metrics, warnings, TRL's table of completions, token records, pass@k, times of phases, and the manifest."""
 
-    def __init__(
-        self, trainer: Any, facts: RunFacts, plugins: SelectedPlugins, agreement: Agreement, *, evaluates: bool
-    ) -> None:
+    def __init__(self, trainer: Any, facts: RunFacts, plugins: SelectedPlugins, *, evaluates: bool) -> None:
         self._trainer, self._facts, self._chain = trainer, facts, plugins.chain
         settings, args = plugins.settings, trainer.args
         self._pass_at_k: PassAtK = pass_at_k_of(settings, facts, evaluates=evaluates)
         self._recorder = TokenRecorder(settings.token_records, args.seed)
         self._phases = PhaseClock(facts.device)
         self.manifest = Manifest.of(trainer, plugins.loaded)
-        self._plugin_records = PluginRecords(self.manifest, args, settings.plugin_changes, agreement)
+        self._plugin_records = PluginRecords(self.manifest, args, settings.plugin_changes, facts.agreement)
         rewards = any(record.selected or record.distribution == "trl-grpo-ext" for record in self.manifest.plugins)
         # A run without any plugin logs what TRL logs.
         self._logs_more = rewards or plugins.read_rollouts or plugins.compact or bool(settings.pass_at_k)

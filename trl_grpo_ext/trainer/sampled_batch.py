@@ -33,10 +33,6 @@ class SampledBatch:
     rollout: Rollout
 
 
-def _show_nothing(names: Sequence[str]) -> None:
-    """Without shapers there are no further columns."""
-
-
 @dataclass
 class Sampling:
     """A generation batch while TRL samples and scores it: each override adds what it sees."""
@@ -47,8 +43,7 @@ class Sampling:
     scored: list[ScoredRows] = field(default_factory=list)  # what `_calculate_rewards` saw; the last one counts
     shaped: list[tuple[dict[str, Any], Rollout]] = field(default_factory=list)  # the batch as shapers saw it, and after
     row_numbers: Sequence[int] | None = None  # of this rank's completions in the training data, if they are known
-    # Shows TRL the columns of rewards that shapers add.
-    show_columns: Callable[[Sequence[str]], None] = _show_nothing
+    show_columns: Callable[[Sequence[str]], None] = lambda names: None  # shows TRL the columns that shapers add
 
     def saw_generated(self, returned: Sequence[Any]) -> None:
         """TRL has generated; the passes before that belong to nothing."""
@@ -56,8 +51,8 @@ class Sampling:
         self.passes = []
 
     def saw_pass(self, logps_B_T: torch.Tensor) -> None:
-        """TRL ran a model over the batch."""
-        if not self.scored:  # else the batch is already known
+        """TRL ran a model, over the batch if there is one that is not known yet."""
+        if self.generated.completion_ids and not self.scored:
             self.passes.append(logps_B_T)
 
     def saw_rewards(self, scored: ScoredRows) -> None:
@@ -76,19 +71,6 @@ class Sampling:
         return self.generated.images is not None or any(row.get(key) for key in ("image", "images"))
 
 
-class NotSampling(Sampling):
-    """Stands where no generation batch is in the making, or nobody needs to know of it: nothing is kept."""
-
-    def saw_generated(self, returned: Sequence[Any]) -> None:
-        """Keep nothing."""
-
-    def saw_pass(self, logps_B_T: torch.Tensor) -> None:
-        """Keep nothing."""
-
-    def saw_rewards(self, scored: ScoredRows) -> None:
-        """Keep nothing."""
-
-
 def read_rollout(
     facts: RunFacts,
     progress: Progress,
@@ -96,7 +78,6 @@ def read_rollout(
     scored: ScoredRows,
     logps: HookLogps,
     reward_weights_K: torch.Tensor,
-    gather: Callable[[torch.Tensor], torch.Tensor],
     row_numbers: Sequence[int] | None = None,
 ) -> Rollout:
     """The context of one generation batch, from TRL's batch and, in `logps`, what hooks need beyond it."""
@@ -139,7 +120,7 @@ def read_rollout(
         tensors,
         made_with,
         totals,
-        gather,
+        facts.agreement.gather,
         row_numbers=row_numbers,
         step=progress.step,
         training=progress.training,

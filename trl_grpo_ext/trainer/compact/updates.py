@@ -26,11 +26,13 @@ import numpy as np
 import torch
 
 from ...credit.terms import Term
+from ...errors import ConfigurationError
 from ..batch import BatchKeys, counting_mask, join_batches, whole_rows
-from ..facts import RunFacts
-from ..upstream import acting, contract, images, reading, releases
+from ..facts import LossSettings, RunFacts
+from ..selected import SelectedPlugins
+from ..upstream import acting, contract, images, reading
 from ..upstream.images import Images
-from .packed import Lengths, Packing, image_token_of, in_completions
+from .packed import Lengths, Packing, image_token_of, in_completions, packing_of
 from .plan import Plan, plan_block
 from .rows import logps_by_length, make_micro_steps, row_lengths, row_lengths_and_kinds
 from .trials import NOTHING, Policy, Rows, Span, Trials
@@ -204,14 +206,12 @@ class CompactUpdates:
             return method(model, *arguments, **keywords)
         bound = inspect.signature(method).bind(model, *arguments, **keywords).arguments
         named = {**bound, **bound.pop("kwargs", {})}
-        named |= dict(
-            zip(releases.LOGPS_ARGUMENTS, named.pop("args", ()), strict=False)
-        )  # TRL 1.14 names fewer of them
+        named |= zip(contract.LOGPS_ARGUMENTS, named.pop("args", ()), strict=False)  # a user's class may not name them
         given = {name: value for name, value in named.items() if value is not None and value is not False}
         if (
             not {"input_ids", "attention_mask", "logits_to_keep"}
             <= given.keys()
-            <= {"model", *releases.LOGPS_ARGUMENTS, *contract.MULTIMODAL_KEYS}
+            <= {"model", *contract.LOGPS_ARGUMENTS, *contract.MULTIMODAL_KEYS}
         ):
             if packing is not None:
                 packing.say_once(f"a forward pass takes {', '.join(given)}")
@@ -243,6 +243,37 @@ def _span(lengths: Lengths, width: int) -> Span:
 
 
 Updates = PlainUpdates | CompactUpdates
+
+
+def updates_of(
+    trainer: Any,
+    facts: RunFacts,
+    plugins: SelectedPlugins,
+    loss: LossSettings,
+    terms: Sequence[Term],
+    divides_by: str,
+    policy_logps: Callable[..., Any],
+    log: Callable[[dict[str, float]], None],
+    *,
+    own_passes: bool,
+) -> Updates:
+    """The updates of a run; `own_passes` says whether a class of the user's runs the models in its own way."""
+    if not plugins.compact:
+        return PlainUpdates()
+    if trainer.args.use_liger_kernel:
+        raise ConfigurationError(
+            "compact_updates: exact does not work with use_liger_kernel, whose loss counts the rows of each "
+            "micro-batch. Turn one of them off."
+        )
+    share, compiled = plugins.settings.share_prompts, trainer.args.torch_compile
+    return CompactUpdates(
+        freedom_of(terms, divides_by, loss.loss_type),
+        facts,
+        loss_type=loss.loss_type if plugins.aggregation is None else None,
+        packing=packing_of(trainer.model, loss, share=share, compiled=compiled, overridden=own_passes),
+        policy=lambda: (policy_logps, trainer.model),
+        log=log,
+    )
 
 
 def row_factor(loss_type: str | None, before: dict[str, Any], part: dict[str, Any]) -> float | None:
