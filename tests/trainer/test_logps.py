@@ -49,17 +49,13 @@ def assert_equal_on_the_mask(logps_B_T: torch.Tensor | None, rows: list[list[flo
         torch.testing.assert_close(live.double(), torch.tensor(expected, dtype=torch.float64), rtol=0, atol=2e-5)
 
 
-# ---------------------------------------------------------------------------------------------- computed once more
-
-
-@pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_the_old_policys_where_trl_has_none(tiny_model: Path, tmp_path: Path, temperature: float) -> None:
-    assert rollout_of(Watch(), tiny_model, tmp_path / "no").old_logps_B_T is None
-    rollout = rollout_of(Watch("old_logps"), tiny_model, tmp_path / "yes", temperature=temperature)
+def test_the_old_policys_where_trl_has_none(tiny_model: Path, tmp_path: Path) -> None:
+    rollout = rollout_of(Watch("old_logps"), tiny_model, tmp_path, temperature=0.7)
     model = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
-    assert_equal_on_the_mask(rollout.old_logps_B_T, slowly(model, rollout, temperature), rollout)
+    assert_equal_on_the_mask(rollout.old_logps_B_T, slowly(model, rollout, 0.7), rollout)
 
 
+@pytest.mark.slow
 def test_trls_own_are_used_where_it_has_them(tiny_model: Path, tmp_path: Path) -> None:
     class Counts(GRPOExtTrainer):
         calls = 0
@@ -135,20 +131,17 @@ def test_the_old_policys_entropies(tiny_model: Path, tmp_path: Path) -> None:
         assert_equal_on_the_mask(rollout.old_entropies_B_T, slowly(model, rollout, entropies=True), rollout)
 
 
-# ---------------------------------------------------------------------------------------------- teachers
-
-
 @pytest.fixture(scope="module")
 def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny_model(tmp_path_factory.mktemp("teacher"), seed=7)
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_a_teachers_log_probabilities(tiny_model: Path, tmp_path: Path, teacher: Path, temperature: float) -> None:
+def test_a_teachers_log_probabilities(tiny_model: Path, tmp_path: Path, teacher: Path) -> None:
     hook = Watch(teachers=(str(teacher),))
-    rollout = rollout_of(hook, tiny_model, tmp_path, temperature=temperature)
+    rollout = rollout_of(hook, tiny_model, tmp_path, temperature=0.7)
+    assert rollout.old_logps_B_T is None  # which no hook has asked for
     model = AutoModelForCausalLM.from_pretrained(teacher, dtype=torch.float32)
-    rows = slowly(model, rollout, temperature)
+    rows = slowly(model, rollout, 0.7)
     assert_equal_on_the_mask(rollout.teacher_logps_B_T[str(teacher)], rows, rollout)
 
 
@@ -214,9 +207,6 @@ def test_a_teacher_with_another_vocabulary_is_refused(tiny_model: Path, tmp_path
     differs = r"'Watch' has a different vocabulary: 2 of the policy's .*'a' with .* 3 "
     with pytest.raises(ConfigurationError, match=differs):
         train(tiny_model, tmp_path, hooks=[Watch(teachers=(str(tmp_path),))])
-
-
-# ---------------------------------------------------------------------------------------------- refused
 
 
 @pytest.mark.parametrize(

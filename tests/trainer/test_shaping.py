@@ -111,6 +111,7 @@ def test_trls_estimator_takes_the_shaped_rewards(tiny_model: Path, tmp_path: Pat
     assert len(ours.trainer.reward_funcs) == len(ours.trainer.reward_weights) == 1
 
 
+@pytest.mark.slow
 def test_completions_that_no_function_scored_stay_so(tiny_model: Path, tmp_path: Path) -> None:
     settings = {"multi_objective_aggregation": "normalize_then_sum"}
     theirs = train(

@@ -10,8 +10,7 @@ import torch
 from ..credit.chain import Change
 from ..errors import UpstreamError
 
-Inherited = Callable[..., Any]
-"""The method that an override replaces: TRL's, or that of a user's class in between."""
+Inherited = Callable[..., Any]  # the method that an override replaces: TRL's, or that of a user's class in between
 
 
 @dataclass(frozen=True)

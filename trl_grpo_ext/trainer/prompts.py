@@ -76,8 +76,6 @@ class DrawnPrompts:
         self._last: list[int] = []  # the round before it
         self._rows: Any = ()
 
-    # ------------------------------------------------------------------ a run, and its state
-
     def begin(self) -> None:
         """A training begins. The data are read at its first draw: callers may change them after construction."""
         self._started, self._drawn, self._ahead = False, 0, []
@@ -128,8 +126,6 @@ class DrawnPrompts:
             pool = PromptPool(rows=self._rows, seed=int(self._trainer.args.seed), order=orders.of)
             self._sampler.start(pool)
 
-    # ------------------------------------------------------------------ a round
-
     def next_round(self, inputs: list[Any]) -> Drawn:
         """The next round's prompts. What TRL's loader dealt is not used.
 
@@ -148,9 +144,13 @@ class DrawnPrompts:
         """Draw the next round unless it is drawn; False if the prompts are exhausted. All ranks call it."""
         if self._ahead:
             return True
+        found: list[Any] = [None]
         with self._plugin_code():
             self._start()
-            found: list[Any] = [self._draw() if self._facts.rank == 0 else None]
+            if self._facts.rank == 0:
+                count = int(self._trainer.args.generation_batch_size) // self._facts.num_generations
+                drawn = self._sampler.draw(count, self._drawn)
+                found = [checked_draw(drawn, count, len(self._rows), self._label)]
         if self._facts.ranks > 1:
             broadcast_object_list(found, from_process=0)
         if found[0] is None:
@@ -159,20 +159,14 @@ class DrawnPrompts:
         self._ahead.append(found[0])
         return True
 
-    def _draw(self) -> list[int] | None:
-        count = int(self._trainer.args.generation_batch_size) // self._facts.num_generations
-        return checked_draw(self._sampler.draw(count, self._drawn), count, len(self._rows), self._label)
-
     def observe(self, drawn: Drawn, rollout: Rollout, verdicts: Mapping[int, bool | str]) -> None:
         """Tell the sampler what came of a round; `verdicts` are a filter's, by place in the round. Gathers."""
         rewards_N_K = rollout.gather(rollout.rewards_B_K)[:, : len(self._facts.reward_names)]
         lengths_N = rollout.gather(rollout.completion_mask_B_T.sum(dim=1))
         with self._plugin_code():
             if self._facts.rank == 0:
-                weights_K = rollout.reward_weights_K[: rewards_N_K.size(1)]
-                outcomes = outcomes_of(
-                    drawn.prompts, rewards_N_K, weights_K, lengths_N, self._facts.reward_names, verdicts
-                )
+                names, weights_K = self._facts.reward_names, rollout.reward_weights_K[: rewards_N_K.size(1)]
+                outcomes = outcomes_of(drawn.prompts, rewards_N_K, weights_K, lengths_N, names, verdicts)
                 self._sampler.observe(outcomes)
                 metrics = {"drawn": self._drawn * len(drawn.prompts) / len(self._rows)}
                 if implements(self._sampler, "metrics"):

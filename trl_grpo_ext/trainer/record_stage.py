@@ -47,8 +47,6 @@ class RecordStage:
         replaced = any(TokenLossDeclaration.of(loss).replaces for loss in plugins.losses_by_name.values())
         self._may_average = not replaced  # TRL's loss, and it was not said yet
 
-    # ------------------------------------------------------------------ once per run
-
     def begin(self, resume_from_checkpoint: str | bool | None) -> None:
         """Compare the plugins with those of the checkpoint, and write this run's."""
         self._plugin_records.begin(resume_from_checkpoint, functools.partial(write_settings, self._trainer))
@@ -67,8 +65,6 @@ class RecordStage:
         output.metrics.update({f"{prefix}_{name}": value for name, value in metrics.items()})
         return output
 
-    # ------------------------------------------------------------------ once per generation batch
-
     def number_rows(self, rollout: Rollout) -> torch.Tensor:
         """The running numbers of this rank's completions, `(B,)`, which are those of TRL's table."""
         numbers_N = torch.arange(rollout.totals.sequences, device=rollout.mask_B_T.device)
@@ -82,11 +78,7 @@ class RecordStage:
         self.add_metrics(metrics)
 
     def saw_batch(
-        self,
-        rollout: Rollout,
-        batch: Mapping[str, Any],
-        changes: Sequence[Change],
-        outcomes: Mapping[str, Sequence[Any]],
+        self, rollout: Rollout, batch: Mapping[str, Any], changes: Sequence[Change], outcomes: Mapping[str, Any]
     ) -> None:
         """A generation batch is finished: record it with TRL's advantages and those after each hook."""
         if self.records_tokens and rollout.training:
@@ -95,8 +87,6 @@ class RecordStage:
             self._recorder.start(rollout, batch[BatchKeys.row_id], stages, outcomes)
         self.saw_changes(changes, batch[BatchKeys.row_id], rollout.mask_B_T)
         self.add_metrics(self._chain.metrics())
-
-    # ------------------------------------------------------------------ at every loss forward
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -166,8 +156,6 @@ class RecordStage:
         used |= {name: values_B_T.detach() for name, values_B_T in seen.items() if values_B_T is not None}
         stages = [(change.name, change.after_B_T) for change in policy.changes]
         self._recorder.add_trained(row_ids_B, stages, used)
-
-    # ------------------------------------------------------------------ whenever
 
     def before_log(self) -> None:
         """Write the token records, and take out metrics without a value."""

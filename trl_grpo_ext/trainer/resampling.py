@@ -1,8 +1,8 @@
 """`resample`: replace groups that a filter drops, until the batch is full or the rounds are used up.
 
 One round is one call of TRL's own `_generate_and_score_completions`, for as many prompts as a generation batch has. So
-generation (vLLM, tools, environments, `rollout_func`), rewards, shapers, TRL's metrics and its table of completions see
-each completion once, when it is sampled. What is trained on is put together afterwards:
+generation, rewards, shapers, TRL's metrics and its table see each completion once, when it is sampled. What is trained
+on is put together afterwards:
 
     round ──filter──▶ kept groups ──▶ the batch ──▶ hooks, aggregation, records, update
                  └──▶ dropped, counted by reason
@@ -77,8 +77,6 @@ class Resampling:
         self._loss_counts_rows = loss_counts_rows
         self._reasons: set[str] = set()
 
-    # ------------------------------------------------------------------ once per generation batch
-
     def fill(
         self,
         sample: Callable[[Drawn], tuple[SampledBatch, Rollout]],
@@ -136,8 +134,6 @@ class Resampling:
         by_group = verdicts_by_group(self.filter, verdicts, [row // size for row in range(len(rows))])
         groups = [rows[start : start + size] for start in range(0, len(rows), size)]
         return list(zip(groups, by_group.values(), strict=True))
-
-    # ------------------------------------------------------------------ rows put together
 
     def _column(self, rows: Sequence[Row], source: str, name: str) -> torch.Tensor:
         like = "prompt_ids" if name in PROMPT_KEYS else "completion_ids"
@@ -217,9 +213,6 @@ class Resampling:
             outcomes=beside_scores("outcomes", None),
             tool_masks=None if any(mask is None for mask in masks) else masks,
         )
-
-
-# ---------------------------------------------------------------------- rows cut out
 
 
 def _by_row(value: Any) -> bool:

@@ -4,12 +4,12 @@ Nothing here uses our trainer where TRL's own can be asked.
 """
 
 import ast
+import functools
 import importlib
 import inspect
 import re
 import textwrap
 import warnings
-from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
@@ -196,10 +196,10 @@ def test_every_loss_type_of_the_installed_trl_is_known() -> None:
 # ---------------------------------------------------------------------------------------------- the list is complete
 
 
-def trees(room: str = "") -> Iterator[tuple[str, ast.Module]]:
-    """The package's files, or those of one room, with their source."""
-    for file in sorted((PACKAGE / room).rglob("*.py")):
-        yield file.relative_to(PACKAGE).as_posix(), ast.parse(file.read_text())
+@functools.cache
+def trees() -> list[tuple[str, ast.Module]]:
+    """The package's files."""
+    return [(file.relative_to(PACKAGE).as_posix(), ast.parse(file.read_text())) for file in PACKAGE.rglob("*.py")]
 
 
 def mentioned(tree: ast.Module) -> set[str]:
@@ -249,7 +249,8 @@ def test_every_private_name_of_trl_in_use_is_listed(trained: Any) -> None:
 def test_every_public_name_of_trls_trainer_in_use_is_listed(trained: Any) -> None:
     on_the_trainer = {
         node.attr
-        for _, tree in trees("trainer")
+        for file, tree in trees()
+        if file.startswith("trainer/")
         for node in ast.walk(tree)
         if isinstance(node, ast.Attribute)
         and (

@@ -34,12 +34,8 @@ logger = logging.getLogger(__name__)
 
 Integers = npt.NDArray[np.int64]
 
-Lengths = Integers
-"""`(rows, 2)`: tokens of each row's prompt and of its completion, without padding."""
-
-Groups = Integers
-"""A number for each row, the same for rows that share a prompt."""
-
+Lengths = Integers  # `(rows, 2)`: tokens of each row's prompt and of its completion, without padding
+Groups = Integers  # a number for each row, the same for rows that share a prompt
 PAIRS = 2**16
 """Pairs of tokens that padding may take in one block of attention on a CPU, where more blocks then cost less."""
 

@@ -31,34 +31,21 @@ from .packed import Groups, Lengths, PackedRows, Packing, backbone_of
 
 logger = logging.getLogger(__name__)
 
-ROWS = 6
-"""Rows of each rank that a trial runs."""
-
+ROWS = 6  # rows of each rank that a trial runs
 PADDED = 3
 """Those of them that also run elsewhere and by themselves: the longest, the shortest, that with the shortest prompt."""
 
-SHOWN = 64
-"""Tokens of a prompt's end and of a completion's beginning that a trial of the gradient runs."""
-
-TIMES = 10.0
-"""A difference that is larger than so many times that of one more rounding is one."""
-
-FLOOR = 1e-5
-"""A difference of log-probabilities, root mean square, that is none."""
-
+SHOWN = 64  # tokens of a prompt's end and of a completion's beginning that a trial of the gradient runs
+TIMES = 10.0  # a difference above so many times that of one more rounding counts
+FLOOR = 1e-5  # differences of log-probabilities up to this, root mean square, count for nothing
 MARGIN = 3
 """Tokens by which a length lies beyond a number in the config, if it is surely beyond what the model makes of it."""
 
-LARGE = 2**24
-"""Numbers of a buffer that no model changes in a pass; quantised weights may be buffers."""
-
+LARGE = 2**24  # numbers of a buffer that no model changes in a pass; quantised weights may be buffers
 Result = TypeVar("Result")
 
-Policy = Callable[[], tuple[Callable[..., Any], Any]]
-"""TRL's method for log-probabilities, and the policy."""
-
-Span = tuple[int, int]
-"""Of one rank's batch: tokens of its shortest row, and the width at which TRL runs all."""
+Policy = Callable[[], tuple[Callable[..., Any], Any]]  # TRL's method for log-probabilities, and the policy
+Span = tuple[int, int]  # of one rank's batch: tokens of its shortest row, and the width at which TRL runs all
 
 
 @dataclass(frozen=True)

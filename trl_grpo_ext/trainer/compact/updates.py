@@ -116,8 +116,6 @@ class CompactUpdates:
         """A context in which TRL's head makes the logits of few tokens at a time on a CPU."""
         return acting.small_head_tiles(self._facts.device)
 
-    # ------------------------------------------------------------------ once per generation batch
-
     def plan(self, micro_batches: list[dict[str, Any]], precision: torch.dtype) -> list[dict[str, Any]]:
         """Rearrange TRL's buffered micro-batches; those of an earlier call come back unchanged."""
         if micro_batches is self._planned:
@@ -196,8 +194,6 @@ class CompactUpdates:
         if packing is not None and packing.share and (distinct := sum(plan.distinct for plan in plans)):
             self._log({"compact/distinct_tokens": float(distinct), "compact/computed_to_distinct": computed / distinct})
         return planned
-
-    # ------------------------------------------------------------------ at every forward pass
 
     def logps(self, method: Callable[..., Any], model: Any, *arguments: Any, **keywords: Any) -> Any:
         """TRL's log-probabilities of packed rows; rows are sorted by length in passes without a gradient."""

@@ -17,8 +17,7 @@ from ..batch import whole_rows
 from ..facts import RunFacts
 from . import contract, reading
 
-HEAD_TOKENS = 240
-"""Tokens of which TRL's head makes the logits at a time on a CPU."""
+HEAD_TOKENS = 240  # tokens of which TRL's head makes the logits at a time on a CPU
 
 
 @contextmanager
