@@ -21,8 +21,7 @@ from trl_grpo_ext import Rollout
 from trl_grpo_ext.credit.flow import shape_rewards
 from trl_grpo_ext.credit.rollouts import ScoredRows
 from trl_grpo_ext.errors import ConfigurationError, PluginOutputError, UpstreamError
-from trl_grpo_ext.trainer.sampled_batch import Sampling
-from trl_grpo_ext.trainer.shaping import refuse_images
+from trl_grpo_ext.trainer.sampled_batch import Sampling, refuse_images
 from trl_grpo_ext.trainer.upstream.reading import Generated
 from trl_grpo_ext.types import HookDeclaration
 

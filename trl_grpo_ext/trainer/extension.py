@@ -19,7 +19,7 @@ from .config import our_settings
 from .hook_states import AdvantageHookStates, has_state
 from .live import use_console_summary
 from .logps import needs_reference
-from .loss_forward import Inherited, PassRouter
+from .loss_forward import Inherited
 from .loss_stage import LossStage
 from .own_loss import OwnLoss
 from .record_stage import RecordStage
@@ -76,9 +76,9 @@ class Extension:
         self.rollouts = RolloutStage(
             trl, facts, plugins, self.records, token_losses, reduction.divides_by, own_scoring=own_scoring
         )
-        passes = PassRouter(default=self.rollouts.pass_outside_losses)
+        outside = self.rollouts.pass_outside_losses
         self.losses = LossStage(
-            trl, facts, plugins, self.records, token_losses, passes, self._own_loss, reduction, updates
+            trl, facts, plugins, self.records, token_losses, outside, self._own_loss, reduction, updates
         )
 
     def begin(self, resume_from_checkpoint: str | bool | None) -> None:

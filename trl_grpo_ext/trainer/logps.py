@@ -100,17 +100,16 @@ class LogpsForHooks:
         self, batch: dict[str, Any], inputs: Sequence[Mapping[str, Any]], column: str, hook: str
     ) -> dict[str, Any]:
         """The batch's completions after other prompts: those of a column."""
-        prompts = [row.get(column) for row in inputs]
+        prompts: list[Any] = [row.get(column) for row in inputs]
         if not all(prompts):
             row = [*map(bool, prompts)].index(False)
             raise ConfigurationError(
                 f"The advantage hook {hook!r} shows its teacher the column {column!r}, which row {row} "
                 f"lacks; the columns are {sorted(inputs[0])}. Write a prompt into each row, a text or messages."
             )
-        messages = [message for prompt in prompts if not isinstance(prompt, str) for message in prompt or ()]
-        blocks = [block for message in messages for block in message["content"] or () if not isinstance(block, str)]
-        images = any(block.get("type") == "image" for block in blocks)
-        if images or batch.get("pixel_values") is not None:
+        contents = [m["content"] for prompt in prompts if not isinstance(prompt, str) for m in prompt]
+        blocks = [block for content in contents if not isinstance(content, str) for block in content or ()]
+        if batch.get("pixel_values") is not None or any(block.get("type") == "image" for block in blocks):
             raise ConfigurationError(
                 f"The advantage hook {hook!r} shows its teacher other prompts, but not with images."
             )

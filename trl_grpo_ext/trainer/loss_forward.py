@@ -1,7 +1,6 @@
-"""One call of TRL's `_compute_loss`, and where the models' forward passes go meanwhile."""
+"""One call of TRL's `_compute_loss`."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -40,28 +39,3 @@ class LossForward:
                 "terms are unknown. Remove the override of _compute_loss, or the plugins that act on the loss."
             )
         return self.passes[-1]
-
-
-class PassRouter:
-    """The models' forward passes: each goes to whoever asked for it, and to `default` outside of losses."""
-
-    def __init__(self, default: Inherited) -> None:
-        self._handlers = [default]
-
-    @property
-    def inside_a_loss(self) -> bool:
-        """Whether a loss, or a trial of one, is under way."""
-        return len(self._handlers) > 1
-
-    @contextmanager
-    def handled_by(self, handler: Inherited) -> Iterator[None]:
-        """Inside, `handler` gets the inherited method and its arguments."""
-        self._handlers.append(handler)
-        try:
-            yield
-        finally:
-            self._handlers.pop()
-
-    def run(self, inherited: Inherited, model: Any, *arguments: Any, **keywords: Any) -> Any:
-        """One pass."""
-        return self._handlers[-1](inherited, model, *arguments, **keywords)

@@ -4,8 +4,8 @@ micro-batches ──compact──▶ micro-steps ──TRL's loss, forward hooks
 """
 
 import functools
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +18,7 @@ from ..types import Forward, StepTotals, Totals
 from .batch import BatchKeys, counting_mask, scaled_for_masked_groups
 from .compact.updates import CompactUpdates, Updates
 from .facts import Progress, RunFacts
-from .loss_forward import Inherited, LossForward, PassRouter, PolicyPass
+from .loss_forward import Inherited, LossForward, PolicyPass
 from .own_loss import ForwardPass, LossOf, OwnLoss
 from .record_stage import RecordStage
 from .reductions import Computed, Reduction, self_check
@@ -37,7 +37,7 @@ class LossStage:
         plugins: SelectedPlugins,
         records: RecordStage,
         token_losses: TokenLosses,
-        passes: PassRouter,
+        pass_outside_losses: Inherited,
         own_loss: OwnLoss,
         reduction: Reduction,
         updates: Updates,
@@ -46,7 +46,8 @@ class LossStage:
         self._facts = facts
         self._agreement = facts.agreement
         self._records = records
-        self._passes = passes
+        # Where the models' forward passes go: to whoever asked for them last, outside of losses to the first.
+        self._handlers = [pass_outside_losses]
         self._own_loss = own_loss
         self.reduction = reduction
         self.updates = updates
@@ -111,7 +112,7 @@ class LossStage:
 
     def policy_loss(self, inherited: Inherited, model: Any, inputs: Any) -> Any:
         """TRL's `_compute_loss`, with the selected reduction in place of its own."""
-        if self._passes.inside_a_loss or not self._needed:  # a trial of this loss, or nothing acts on it
+        if len(self._handlers) > 1 or not self._needed:  # a trial of this loss, or nothing acts on it
             self._reached += 1
             return scaled_for_masked_groups(inherited(model, inputs), inputs)
         progress, settings = reading.progress_of(self._trainer), reading.loss_settings_of(self._trainer)
@@ -121,7 +122,7 @@ class LossStage:
         forward = LossForward(dict(inputs), mask_B_T, torch.is_grad_enabled())
         replaced = acting.without_policy_metrics(self._trainer) if self._token_losses.replaced_by else nullcontext()
         with torch.set_grad_enabled(forward.keep_graph or self.reduction.takes_apart):  # in evaluation too
-            with replaced, self._passes.handled_by(functools.partial(self._policy_pass, forward)):
+            with replaced, self._handled_by(functools.partial(self._policy_pass, forward)):
                 trl_loss = inherited(model, forward.inputs)  # which the policy's pass inside it completes
             values, metrics = self._token_losses.values(forward, progress)
             self._records.add_metrics(metrics)
@@ -135,7 +136,16 @@ class LossStage:
 
     def forward_pass(self, inherited: Inherited, model: Any, *arguments: Any, **keywords: Any) -> Any:
         """A pass of the policy or the reference: for a loss, for a trial of one, or at generation."""
-        return self._passes.run(functools.partial(self.updates.logps, inherited), model, *arguments, **keywords)
+        return self._handlers[-1](functools.partial(self.updates.logps, inherited), model, *arguments, **keywords)
+
+    @contextmanager
+    def _handled_by(self, handler: Inherited) -> Iterator[None]:
+        """Inside, `handler` gets the inherited method of a pass and its arguments."""
+        self._handlers.append(handler)
+        try:
+            yield
+        finally:
+            self._handlers.pop()
 
     def _policy_pass(
         self, forward: LossForward, inherited: Inherited, model: Any, *arguments: Any, **keywords: Any
@@ -196,7 +206,7 @@ class LossStage:
         """A loss that takes a replacement for the policy's forward pass."""
 
         def of(batch: dict[str, Any], forward_pass: ForwardPass) -> torch.Tensor:
-            with self._passes.handled_by(lambda *_, **__: forward_pass()):
+            with self._handled_by(lambda *_, **__: forward_pass()):
                 tried: torch.Tensor = loss(self._trainer.model, batch)
                 return tried
 

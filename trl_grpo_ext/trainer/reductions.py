@@ -212,14 +212,9 @@ def self_check(
 ) -> None:
     """At the first training step: do our terms of TRL's loss add up to TRL's loss?
 
-    It runs TRL's own `_compute_loss` on shapes and masks of the real first batch, with invented numbers. Compared are
-
-    1. the weight that TRL's reduction gives each token, read off the slope of the loss in the advantages where every
-       importance ratio is 1, with `reading.reduction_weights`, which we divide out;
-    2. TRL's loss and its gradient in the log-probabilities, away from ratio 1 and with advantages of both signs, with
-       the loss put together again from the terms under those same weights. A loss that is not homogeneous in the
-       advantages, a KL penalty that differs from ours, or a foreign term makes the two differ.
-
+    TRL's own `_compute_loss` runs on shapes and masks of the real first batch, with invented numbers. Compared are the
+    weight that its reduction gives each token, read off the slope in the advantages at importance ratio 1; then, away
+    from ratio 1, its loss and the gradient in the log-probabilities, with those of the terms under these weights.
     Entropy bonus and auxiliary loss are off, since training keeps them as TRL has them. With forward hooks alone only
     the slope matters. If no token of the micro-batch counts, all are made to count.
     """

@@ -7,16 +7,12 @@ on is put together afterwards:
     round ──filter──▶ kept groups ──▶ the batch ──▶ hooks, aggregation, records, update
                  └──▶ dropped, counted by reason
 
-- A batch takes what it needs; groups kept beyond it are dropped and counted as surplus.
-- TRL's batches have a fixed size. A batch that is not full after `max_rounds` is filled up with dropped groups of its
-  rounds, whose tokens are masked: they are in no loss and no denominator.
-- Prompts come from the prompt sampler, by default in TRL's order, in as many whole rounds as a pass has; no batch has
-  two groups of one prompt. An epoch is as many updates as without `resample`, and the data is passed faster.
+- Groups kept beyond what a batch needs are dropped and counted as surplus. A batch that is not full after `max_rounds`
+  is filled up with dropped groups of its rounds, whose tokens are masked: they are in no loss and no denominator.
+- Prompts come from the prompt sampler, by default in TRL's order; no batch has two groups of one prompt. An epoch is as
+  many updates as without `resample`, and the data is passed faster.
 - Hooks run on the batch that is trained on. Where the filter reads advantages they run in each round too, which gives
-  the same only if each of them looks at every group by itself (`independent`). Shapers always run in the round. What
-  cannot be exact is refused when the trainer is constructed.
-- A checkpoint has the rounds drawn and the sampler's state. One inside a generation batch lacks that batch, which TRL
-  would sample again from other weights: it cannot be resumed from, and `save_steps` that would write one are refused.
+  the same only if each of them looks at every group by itself (`independent`). Shapers always run in the round.
 """
 
 import warnings

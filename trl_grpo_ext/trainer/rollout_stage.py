@@ -29,9 +29,16 @@ from .prompts import Drawn, prompts_of
 from .record_stage import RecordStage
 from .reductions import DividesBy
 from .resampling import resampling_of
-from .sampled_batch import HookLogps, SampledBatch, Sampling, read_rollout
+from .sampled_batch import (
+    HookLogps,
+    SampledBatch,
+    Sampling,
+    batch_before_trls,
+    read_rollout,
+    refuse_images,
+    rollout_of_shapers,
+)
 from .selected import SelectedPlugins
-from .shaping import batch_before_trls, refuse_images, rollout_of_shapers
 from .token_losses import TokenLosses
 from .upstream import acting, contract, reading
 

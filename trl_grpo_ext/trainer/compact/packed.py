@@ -2,13 +2,11 @@
 
 The tokens of a pass run as one row `[prompt][completion 1][completion 2]...[next prompt]...`, at the positions that
 they have in rows of their own. Attention is the only place where tokens meet: in place of a mask the model passes on a
-`PackedMask`, on which `scaled_dot_product_attention` dispatches, as it does on torch's own `CausalBias`. Attention then
-runs block by block: rows without padding between them, and completions that see the keys and values of their prompt.
-No pair of tokens is computed that separate rows would not compute, so packing never costs more than padding.
+`PackedMask`, on which `scaled_dot_product_attention` dispatches, as it does on torch's own `CausalBias`. It then runs
+block by block, and no pair of tokens is computed that separate rows would not compute.
 
 TRL's own method is called with the tokens that are scored and no others. Two hooks on the model's backbone replace
-these by the packed row, and what it returns by the hidden states that predict the scored tokens. So the head makes no
-logits of prompts and padding, and later code sees `(B, T)` as usual.
+these by the packed row, and what it returns by the hidden states that predict the scored tokens.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
 """Find out, on rows of the run's own batches, what may change about them without changing what the policy computes.
 
 TRL's own pass of a few rows is the reference. Beside it the same rows run at other places, by themselves without
-padding, and packed; then gradients of a random projection are compared, with respect to what is trained. What counts as
-equal is measured too: the change that one more rounding of every module's output makes, in the precision of the run.
-
-Some models change with the length of a pass, but only beyond one that their config names. So the trial is made again as
-soon as a row and the width at which TRL runs it lie on two sides of a number in the config.
+padding, and packed; then gradients of a random projection are compared. What counts as equal is measured too: the
+change that one more rounding of every module's output makes, in the precision of the run. Some models change only
+beyond a length in their config, so the trial is made again as soon as a row and the width at which TRL runs it lie on
+two sides of a number in the config.
 """
 
 from __future__ import annotations

@@ -1,16 +1,11 @@
 """Cheaper updates with the same gradient: rows in order of length, trimmed, and without those that have no signal.
 
-TRL pads a whole generation batch to its longest completion and deals shuffled rows to the micro-batches. So one long
-completion slows all of them, and rows with zero advantages run forward and backward for nothing. The loss of an
-optimizer step is a sum over its tokens with weights that are fixed beforehand. So its rows may run in any order and in
-batches of any size, and rows that contribute nothing can be left out. `Freedom` says how much of that is exact in a
-run.
-
-| TRL calls | `CompactUpdates` adds |
-| --- | --- |
-| `_prepare_inputs` | the buffered micro-batches, rearranged (`plan`, `rows`) |
-| `_get_per_token_logps_and_entropies` | the old policy's and the reference's forward passes, in order of length too |
-| the same | rows without padding and, with `share_prompts`, each prompt once, in all three passes (`packed`) |
+TRL pads a whole generation batch to its longest completion and deals shuffled rows to the micro-batches, and rows with
+zero advantages run for nothing. The loss of an optimizer step is a sum over its tokens with weights that are fixed
+beforehand. So its rows may run in any order and in batches of any size, and rows that contribute nothing can be left
+out. `Freedom` says how much of that is exact in a run. The buffered micro-batches are rearranged (`plan`, `rows`), and
+all forward passes are run in order of length, without padding and, with `share_prompts`, with each prompt once
+(`packed`).
 """
 
 import functools
