@@ -64,9 +64,6 @@ def run(model: Path, folder: Path, letters: str = "a", **settings: Any) -> Any:
     return train(model, folder, settings.pop("trainer_class", Seen), reward_funcs=flat(letters), **settings)
 
 
-# ---------------------------------------------------------------------------------------------- rounds
-
-
 def test_rounds_kept_groups_and_metrics(tiny_model: Path, tmp_path: Path) -> None:
     # a is flat. 1: ab -> b, cd -> bc, d is left over. 2: ef. 3: gh. 4: ab -> b, cd -> bc.
     done = run(tiny_model, tmp_path)
@@ -132,9 +129,6 @@ def test_no_batch_has_two_groups_of_one_prompt(tiny_model: Path, tmp_path: Path)
     # Of abc, def only b has a signal. A batch draws it twice in its four rounds and takes it once.
     assert all(log["kept"] == pytest.approx(1 / 3) for log in groups_logged(some))
     assert all(log["dropped/prompt_already_in_batch"] == 1 for log in groups_logged(some))
-
-
-# ---------------------------------------------------------------------------------------------- gradients
 
 
 def by_hand(model: Path, folder: Path, letters: str, **settings: Any) -> Any:
@@ -220,9 +214,6 @@ def test_resample_hooks_and_table(tiny_model: Path, tmp_path: Path) -> None:
         assert found >= 4
 
 
-# ---------------------------------------------------------------------------------------------- several ranks
-
-
 @pytest.mark.slow
 def test_two_ranks_do_what_one_does(tiny_model: Path, tmp_path: Path) -> None:
     common = {
@@ -256,9 +247,6 @@ def test_two_ranks_do_what_one_does(tiny_model: Path, tmp_path: Path) -> None:
     logs = [log for name in jobs for log in ranks[0][name]["logs"]]
     assert any(log.get("groups/surplus") for log in logs)
     assert any(log.get("groups/kept", 1) < 1 for log in ranks[0]["not full"]["logs"])
-
-
-# ---------------------------------------------------------------------------------------------- checkpoints
 
 
 def resumed(model: Path, folder: Path, checkpoint: int, **settings: Any) -> Any:
@@ -320,9 +308,6 @@ def test_a_checkpoint_without_a_state_goes_on_where_the_data_is(tiny_model: Path
     with pytest.warns(UserWarning, match="plugins"):
         again = resumed(tiny_model, tmp_path, 2, max_steps=3, plugin_changes="warn")
     assert trained_on(again.trainer, 0) == "ef"
-
-
-# ---------------------------------------------------------------------------------------------- bad input
 
 
 class Answers:

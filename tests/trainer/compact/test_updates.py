@@ -195,9 +195,6 @@ def test_aggregations_by_weights_with_token_advantages(tiny_model: Path, tmp_pat
     assert dropped == [0.0 if beta else 0.5] * len(measured)
 
 
-# ------------------------------------------------------------------------------------------- what is logged
-
-
 def test_the_metrics_by_hand(tiny_model: Path, tmp_path: Path) -> None:
     ours, theirs = pair(tiny_model, tmp_path, Seen, max_steps=3)
     for step, metrics in enumerate(compact_logs(ours)):
@@ -286,9 +283,6 @@ def test_recorded_weights_and_advantages_are_the_loss(
     assert trained == {"exact": 8, "off": 16}
     for completion, total in totals["exact"].items():
         assert total == pytest.approx(totals["off"][completion], abs=1e-6)
-
-
-# ------------------------------------------------------------------------------------------------------ models
 
 
 def saved(config: Any, tiny_model: Path, folder: Path) -> Path:
@@ -382,9 +376,6 @@ def test_updates_of_the_old_policy_and_reference(tiny_model: Path, tmp_path: Pat
     tokens = {name: sum(rows * width for rows, width in found[8:]) for name, found in shapes.items()}
     assert tokens["exact"] < 0.8 * tokens["off"]
     assert max(gaps(ours, theirs)) < EXACT["float64"]
-
-
-# ------------------------------------------------------------------------------------------- what is refused
 
 
 def test_a_liger_loss_is_refused() -> None:
