@@ -68,11 +68,11 @@ class Extension:
         terms = terms_of(loss, plugins.forward_hooks, token_losses.terms())
         self.records = RecordStage(trl, facts, plugins, evaluates=evaluates)
         add_metrics = self.records.add_metrics
-        own_passes = contract.overrides(self._between, "_get_per_token_logps_and_entropies")
+        own_passes = contract.has_own_passes(self._between)
         updates = updates_of(
             trl, facts, plugins, loss, terms, reduction.divides_by, policy_logps, add_metrics, own_passes=own_passes
         )
-        own_scoring = contract.overrides(self._between, "_generate_and_score_completions")
+        own_scoring = contract.has_own_scoring(self._between)
         self.rollouts = RolloutStage(
             trl, facts, plugins, self.records, token_losses, reduction.divides_by, own_scoring=own_scoring
         )

@@ -37,7 +37,7 @@ ADAPTER = ("trainer/mixin.py", UPSTREAM, "asynchronous/trainer.py")
 OF_TRANSFORMERS = "launch/checkpoints/"
 """The files that touch transformers' trainer."""
 
-LISTED = {*contract.METHODS, *contract.SAVING, *contract.WHERE_THERE, *contract.ATTRIBUTES}
+LISTED = {*contract.METHODS, *contract.SAVING, "_run_epoch", *contract.ATTRIBUTES}
 MAPPED_BY_TRANSFORMERS = {
     "accelerator",
     "add_callback",

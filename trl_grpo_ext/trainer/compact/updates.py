@@ -209,18 +209,17 @@ class CompactUpdates:
             return method(model, *arguments, **keywords)
         ids, mask, keep = given["input_ids"], given["attention_mask"], given["logits_to_keep"]
         rows, start, exact = ids.size(0), ids.size(1) - keep, self._trials.exact
-        chunk, packed = given.get("batch_size") or rows, None
+        chunk = given.get("batch_size") or rows
+        packing = packing if exact.packed else None
         if inferring:  # of rows that no update has tried yet, or of another model
             widths = row_lengths(mask[:, :start], mask[:, start:]).cpu().numpy()
             if exact == NOTHING or not (self._trials.takes(model) and self._trials.covers(_span(widths, ids.size(1)))):
                 return method(model, *arguments, **keywords)
-            packing = packing if exact.packed else None
             if rows > chunk:
-                for column, (trimmed, width) in enumerate(((exact.left, start), (exact.right, keep))):
-                    if not trimmed:
-                        widths[:, column] = width
+                widths = np.where([exact.left, exact.right], widths, [start, keep])
                 return logps_by_length(method, given, chunk, widths, packing)
-        if packing is not None and exact.packed and rows <= chunk:
+        packed = None
+        if packing is not None and rows <= chunk:
             packed = packing.pack(ids, mask, keep, Images.of(given))
         if packing is None or packed is None:
             return method(model, *arguments, **keywords)
