@@ -301,7 +301,7 @@ def test_the_routers_auxiliary_loss_stays_with_its_micro_batches(
     overrides: dict[str, Any] = {"dtype": "float32", "max_steps": 1, "router_aux_loss_coef": 0.5}
     ours, theirs = pair(tiny_moe, tmp_path, GRPOExtTrainer, **overrides)
     assert max(gaps(ours, theirs)) < EXACT["float32"]
-    monkeypatch.setattr("trl_grpo_ext.trainer.compact.updates.freedom_of", lambda *_: SORTED)
+    monkeypatch.setattr("trl_grpo_ext.trainer.extension.freedom_of", lambda *_: SORTED)
     lifted, _ = pair(tiny_moe, tmp_path, GRPOExtTrainer, **overrides)
     assert relative_gap(lifted.gradients[0], theirs.gradients[0]) > DIFFERENT
 
@@ -380,7 +380,7 @@ def test_updates_of_the_old_policy_and_reference(tiny_model: Path, tmp_path: Pat
 
 def test_a_liger_loss_is_refused() -> None:
     trainer, plugins = SimpleNamespace(args=SimpleNamespace(use_liger_kernel=True)), SimpleNamespace(compact=True)
-    given: Any = (trainer, None, plugins, None, (), "rows", None, None)
+    given: Any = (trainer, None, plugins, None, None, None)
     with pytest.raises(ConfigurationError, match="use_liger_kernel"):
         updates_of(*given, own_passes=False)
 

@@ -23,7 +23,7 @@ import torch
 from ...credit.terms import Term
 from ...errors import ConfigurationError
 from ..batch import BatchKeys, counting_mask, join_batches, whole_rows
-from ..facts import LossSettings, RunFacts
+from ..facts import RunFacts
 from ..selected import SelectedPlugins
 from ..upstream import acting, contract, images, reading
 from ..upstream.images import Images
@@ -239,9 +239,7 @@ def updates_of(
     trainer: Any,
     facts: RunFacts,
     plugins: SelectedPlugins,
-    loss: LossSettings,
-    terms: Sequence[Term],
-    divides_by: str,
+    freedom: Freedom,
     policy_logps: Callable[..., Any],
     log: Callable[[dict[str, float]], None],
     *,
@@ -255,9 +253,10 @@ def updates_of(
             "compact_updates: exact does not work with use_liger_kernel, whose loss counts the rows of each "
             "micro-batch. Turn one of them off."
         )
+    loss = reading.loss_settings_of(trainer)
     share, compiled = plugins.settings.share_prompts, trainer.args.torch_compile
     return CompactUpdates(
-        freedom_of(terms, divides_by, loss.loss_type),
+        freedom,
         facts,
         loss_type=loss.loss_type if plugins.aggregation is None else None,
         packing=packing_of(trainer.model, loss, share=share, compiled=compiled, overridden=own_passes),
