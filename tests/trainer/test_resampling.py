@@ -184,30 +184,20 @@ def test_resample_hooks_and_table(tiny_model: Path, tmp_path: Path) -> None:
             self.rows += [f"{prompt[0]}{text}" for prompt, text in zip(rollout.prompts, rollout.texts, strict=True)]
             return 2 * advantages_B_T
 
-    for resample, rows in (
-        ("signal", "abcdefghabcd"),
-        ({"name": "accuracy_between", "low": -9.0, "high": 9.0}, "abcdef"),
-    ):
-        hook, folder = Counting(), tmp_path / str(rows)
-        done = run(
-            tiny_model,
-            folder,
-            resample={"filter": resample},
-            hooks=[hook],
-            token_records=8,
-            max_steps=4 if resample == "signal" else 3,
-            log_completions=True,
-        )
-        # With `signal` the hook runs on what is sampled too: ab, cd, then on what is trained on: bc, ...
-        seen = [row[0] for row in hook.rows[::4]]
-        assert seen == [*("abcdbcefefghghabcdbc" if resample == "signal" else rows)]
+    sampled = {"signal": "abcdefghabcd", "accuracy_between": "abcdef"}
+    # With `signal` the hook runs on what is sampled too: ab, cd, then on what is trained on: bc, ...
+    expected = {**sampled, "signal": "abcdbcefefghghabcdbc"}
+    for name, chosen in (("signal", {}), ("accuracy_between", {"low": -9.0, "high": 9.0})):
+        hook, settings = Counting(), {"resample": {"filter": {"name": name, **chosen}}, "token_records": 8}
+        settings |= {"max_steps": 4 if name == "signal" else 3, "log_completions": True}
+        done = run(tiny_model, tmp_path / name, hooks=[hook], **settings)
+        assert "".join(row[0] for row in hook.rows[::4]) == expected[name]
         table = list(done.trainer._logs["prompt"])  # as many rows as a generation batch has: the newest
-        sampled = rows if resample == "signal" else "abcdef"
-        assert [prompt[0] for prompt in table[::4]] == [*sampled[-2:]]
+        assert "".join(prompt[0] for prompt in table[::4]) == sampled[name][-2:]
         # It shows what the loss got, at the rows that are still there.
         last, found = done.trainer.seen[-1], 0
         for place, values in zip(last[BatchKeys.row_id].tolist(), last["advantages"], strict=True):
-            if (row := place - 4 * len(sampled) + len(table)) >= 0:
+            if (row := place - 4 * len(sampled[name]) + len(table)) >= 0:
                 live = values[values != 0]
                 shown, found = done.trainer._logs["advantages"][row], found + 1
                 assert shown == pytest.approx(float(live[0]) if len(live) else 0.0, rel=1e-5)
