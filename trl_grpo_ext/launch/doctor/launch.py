@@ -74,23 +74,13 @@ class Launch:
         """FSDP within each machine, whose machines are replicas."""
         return self.environment.get("PARALLELISM_CONFIG_DP_REPLICATE_SIZE", "1") != "1"
 
-    def deepspeed(self) -> dict[str, Any]:
-        """DeepSpeed's own settings, from its JSON file or the launcher's variables."""
-        path = self.environment.get("ACCELERATE_DEEPSPEED_CONFIG_FILE", "none")
-        if path != "none":
-            return read_settings(path)
-        get = self.environment.get
-        zero = {
-            f"offload_{what}": {"device": get(f"ACCELERATE_DEEPSPEED_OFFLOAD_{what.upper()}_DEVICE")}
-            for what in ("optimizer", "param")
-        }
-        accumulation = get("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "auto")
-        return {"zero_optimization": zero, "gradient_accumulation_steps": accumulation}
-
     def offloads(self, what: str) -> bool:
         """Whether DeepSpeed keeps the `optimizer` or the `param` on the CPU or a disk."""
-        place = self.deepspeed().get("zero_optimization", {}).get(f"offload_{what}", {}).get("device")
-        return str(place) in ("cpu", "nvme")
+        place = self.environment.get(f"ACCELERATE_DEEPSPEED_OFFLOAD_{what.upper()}_DEVICE")
+        path = self.environment.get("ACCELERATE_DEEPSPEED_CONFIG_FILE", "none")
+        if path != "none":
+            place = read_settings(path).get("zero_optimization", {}).get(f"offload_{what}", {}).get("device")
+        return place in ("cpu", "nvme")
 
 
 def read_command(words: Sequence[str]) -> Launch:

@@ -245,7 +245,8 @@ class Probe:
         self._say_what_is_old()
         seen = None if self._settings_alone else trainer
         case, unknown = case_of(self.launch, self.machine, seen, given)
-        self.problems += [*unknown, *problems_of(case)]
+        self.problems += [unknown] if unknown else []
+        self.problems += problems_of(case)
         memory = estimate(case, self._prompt_length)
         if memory is not None:
             self.problems += memory_problems(case, memory)
