@@ -174,7 +174,6 @@ def test_what_a_reward_may_return(returned: Any, rule: str | None, message: str)
         ({"rules": ["reward.speed"]}, r"no rule 'reward\.speed'.*reward\.length"),
         ({"columns": [1]}, "columns must map names to values"),
         ({"columns": {"a": []}}, "column 'a' has no values"),
-        ({"completions": []}, "at least one entry"),
         ({"formats": ["html"]}, "formats must be some of text, messages"),
     ],
 )

@@ -217,9 +217,6 @@ class RemembersForAll(RemembersOnItself):
     def __init__(self) -> None:
         self.seen = SEEN
 
-    def __deepcopy__(self, memo: Any) -> RemembersForAll:
-        return RemembersForAll()
-
 
 class WarmsUp(Simple):
     """Another reward after some calls."""

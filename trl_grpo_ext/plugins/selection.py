@@ -86,22 +86,20 @@ def parse_selection(kind: Kind, value: str | Mapping[str, Any] | Selection) -> S
         mapping = {"name": value}
     if not isinstance(mapping, Mapping) or "name" not in mapping:
         raise ConfigurationError(f"{value!r} does not select {with_article(kind)}. {_how(kind)}")
-    odd = [key for key in mapping if not isinstance(key, str)]
-    if odd:
-        raise ConfigurationError(
-            f"The parameter name {odd[0]!r} in {value!r} is not a string. YAML reads on, off, yes, no and "
-            f"numbers as something else: put such a name in quotes."
-        )
+    for key in mapping:
+        if not isinstance(key, str):
+            raise ConfigurationError(
+                f"The parameter name {key!r} in {value!r} is not a string. YAML reads on, off, yes, no and "
+                f"numbers as something else: put such a name in quotes."
+            )
     parameters = dict(mapping)
     distribution, name = _split(kind, parameters.pop("name"), value)
     if kind != "reward" and "weight" in parameters:
         raise ConfigurationError(
             f"Only rewards have a weight, {with_article(kind)} has none: take `weight` out of {value!r}."
         )
-    weight: float | None = None
+    weight = _weight(parameters.pop("weight"), name) if "weight" in parameters else None
     guard: Any = None
-    if "weight" in parameters:
-        weight = _weight(parameters.pop("weight"), name)
     if kind == "reward" and "guard" in parameters:
         guard = parameters.pop("guard")
         if not isinstance(guard, Mapping):
@@ -121,7 +119,9 @@ def parse_selection(kind: Kind, value: str | Mapping[str, Any] | Selection) -> S
 def _split(kind: Kind, text: object, value: object) -> tuple[str | None, str]:
     """Split `x:y` at its colon; a bare name has no `x`."""
     parts = [part.strip() for part in text.split(":")] if isinstance(text, str) else []
-    if len(parts) not in (1, 2) or not all(parts):
+    if len(parts) > 2:
+        raise ConfigurationError(f"{text!r} has {len(parts) - 1} colons, where there is one at most. {_how(kind)}")
+    if not parts or not all(parts):
         raise ConfigurationError(f"{value!r} does not select {with_article(kind)}. {_how(kind)}")
     return (None, parts[0]) if len(parts) == 1 else (parts[0], parts[1])
 
@@ -153,6 +153,6 @@ def _plain(value: Any) -> Any:
 def _how(kind: Kind) -> str:
     weight = ", weight: 0.2" if kind == "reward" else ""
     return (
-        f"Write a name, `distribution:name`, a dotted path `package.module:attribute`, or a mapping such as "
+        "Write a name, `distribution:name`, a dotted path `package.module:attribute`, or a mapping such as "
         f"{{name: some_name{weight}, some_parameter: 1}}."
     )

@@ -1,6 +1,7 @@
 """A command line read by the launcher that it names: what it would start, and in which environment.
 
-`python -m trl_grpo_ext.launch.doctor.launch REQUEST` calls that launcher itself, up to where it would start processes.
+`python -m trl_grpo_ext.launch.doctor.launch REQUEST ANSWER` calls that launcher itself, up to where it would start
+processes.
 """
 
 import contextlib
@@ -9,8 +10,8 @@ import difflib
 import importlib
 import importlib.metadata
 import io
-import json
 import os
+import pickle
 import re
 import shutil
 import sys
@@ -22,7 +23,7 @@ from typing import Any, NoReturn
 
 from ...errors import ConfigurationError
 from ...guard.untrusted import one_line, read_settings
-from . import Machine, Problem
+from . import Problem
 from .renamed import RENAMED, what_to_write
 
 LAUNCHERS = ("accelerate", "accelerate-launch", "torchrun", "trl")
@@ -228,22 +229,13 @@ def unknown_keys(path: str) -> list[Problem]:
 
 
 def main() -> None:
-    """Read the request's launch, and write what was read in its place."""
-    path = Path(sys.argv[1])
-    request = json.loads(path.read_text())
-    machine = Machine(**request["machine"])
+    """Read the request's launch, and answer with what it was read as."""
+    launch, machine, _ = pickle.loads(Path(sys.argv[1]).read_bytes())
     if machine.gpus is not None:
         from . import pretend
 
         pretend.gpus(importlib.import_module("torch"), machine.gpus, machine.gpu_bytes)
-    launch = read_launcher(from_json(request["launch"]))
-    path.write_text(json.dumps({**request, "launch": dataclasses.asdict(launch)}))
-
-
-def from_json(values: dict[str, Any]) -> Launch:
-    """A launch that `dataclasses.asdict` wrote."""
-    problems = tuple(Problem(**problem) for problem in values["problems"])
-    return Launch(**{**values, "words": tuple(values["words"]), "problems": problems})
+    Path(sys.argv[2]).write_bytes(pickle.dumps(read_launcher(launch)))
 
 
 if __name__ == "__main__":
