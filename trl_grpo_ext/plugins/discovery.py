@@ -38,27 +38,16 @@ _KIND_OF_ALIASES = {f"{group}.aliases": kind for kind, group in GROUPS.items()}
 
 @dataclass(frozen=True)
 class PluginInfo:
-    """Where a plugin comes from.
-
-    Attributes:
-        kind: One of `KINDS`.
-        name: The entry point's name; for a dotted path its attribute.
-        distribution: The distribution that declares it; None for a module that belongs to none.
-        version: That distribution's version; None if its metadata does not say.
-        target: What is imported, `module:attribute`.
-        builtin: Whether it comes with this package.
-        dotted: Whether it was selected by a dotted path rather than an entry point.
-        aliases: Other names that select it, in alphabetical order.
-    """
+    """Where a plugin comes from."""
 
     kind: Kind
-    name: str
-    distribution: str | None
-    version: str | None
-    target: str
-    builtin: bool = False
-    dotted: bool = False
-    aliases: tuple[str, ...] = ()
+    name: str  # the entry point's; for a dotted path its attribute
+    distribution: str | None  # the one that declares it; None for a module that belongs to none
+    version: str | None  # that distribution's; None if its metadata does not say
+    target: str  # what is imported, `module:attribute`
+    builtin: bool = False  # whether it comes with this package
+    dotted: bool = False  # whether it was selected by a dotted path rather than an entry point
+    aliases: tuple[str, ...] = ()  # other names that select it, in alphabetical order
 
     def answers_to(self, name: str) -> bool:
         """Whether this is its name or one of its aliases."""

@@ -23,23 +23,14 @@ from .kinds import FACTS, Kind, check_kind, with_article
 
 @dataclass(frozen=True)
 class Selection:
-    """One selected plugin.
+    """One selected plugin."""
 
-    Attributes:
-        name: The plugin's name, or the attribute of a dotted path.
-        distribution: The part before the colon: a distribution, or a dotted path's module. None for a bare name.
-        parameters: Keyword parameters to build the plugin with.
-        weight: A reward's weight; None if not given.
-        switches: Which of the `switches` of its kind are on.
-        guard: A reward's guard, parameters of `trl_grpo_ext.guard.guarded.guarded`; None without a guard.
-    """
-
-    name: str
-    distribution: str | None = None
-    parameters: dict[str, Any] = field(default_factory=dict)
-    weight: float | None = None
-    switches: frozenset[str] = frozenset()
-    guard: dict[str, Any] | None = None
+    name: str  # the plugin's, or the attribute of a dotted path
+    distribution: str | None = None  # what is before the colon, or a dotted path's module; None for a bare name
+    parameters: dict[str, Any] = field(default_factory=dict)  # to build the plugin with
+    weight: float | None = None  # a reward's, if given
+    switches: frozenset[str] = frozenset()  # those of its kind's that are on
+    guard: dict[str, Any] | None = None  # a reward's, as parameters of `trl_grpo_ext.guard.guarded.guarded`
 
     def __str__(self) -> str:
         return self.name if self.distribution is None else f"{self.distribution}:{self.name}"

@@ -82,14 +82,13 @@ class SmallBatch:
         """`T`, with minimal padding."""
         return max(1, *(len(row.live) for row in self.rows))
 
-    def pieces(self, row: Row) -> list[str]:
+    def pieces(self, row: Row) -> Sequence[str]:
         """What each of a row's tokens wrote."""
-        if self.setting.texts:
-            text = self.setting.texts[row.number % len(self.setting.texts)]
-            size = max(1, -(-len(text) // max(len(row.live), 1)))
-            return [text[i * size : (i + 1) * size] for i in range(len(row.live))]
-        chosen = random.Random(f"pieces/{row.number}")
-        return [PIECES[0] if i == 0 else chosen.choice(PIECES) for i in range(len(row.live))]
+        if not self.setting.texts:
+            return _written(row.number, len(row.live))
+        text = self.setting.texts[row.number % len(self.setting.texts)]
+        size = max(1, -(-len(text) // max(len(row.live), 1)))
+        return [text[i * size : (i + 1) * size] for i in range(len(row.live))]
 
     def table(self, what: str, low: float, high: float, width: int | None = None, **how: Any) -> torch.Tensor:
         """A number for each token of each row, `(B, T)`; `how` may have the `padding` and the `dtype`."""
@@ -251,6 +250,12 @@ class SmallBatch:
 def _drawn(name: str, low: float, high: float, count: int) -> tuple[float, ...]:
     drawn = random.Random(name)
     return tuple(drawn.uniform(low, high) for _ in range(count))
+
+
+@functools.cache
+def _written(number: int, count: int) -> tuple[str, ...]:
+    chosen = random.Random(f"pieces/{number}")
+    return tuple(PIECES[0] if place == 0 else chosen.choice(PIECES) for place in range(count))
 
 
 def _parts_of_turns(row: Row) -> Parts | None:

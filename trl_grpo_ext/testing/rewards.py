@@ -71,7 +71,10 @@ class RewardChecks(Checks):
             self._ask_for_columns(self._missing())
         elif not self._tried and not self._untried:
             self._tried = True
-            self._call_first()
+            try:
+                self._call_first()
+            except Broken as took_too_long:
+                return took_too_long.with_traceback(None)
         return NotChecked(self._untried) if self._untried else super().check(rule)
 
     def _call_first(self) -> None:

@@ -29,19 +29,14 @@ T = TypeVar("T")
 class Rule:
     """One thing that a plugin of a kind must do.
 
-    Attributes:
-        name: `reward.length` and the like; stable.
-        kind: One of `KINDS`.
-        summary: What it requires, in one line.
-        why: What goes wrong in training if a plugin breaks it.
-        rests_on: Short names of earlier rules on which its comparisons depend: if one of those is broken, a difference
-            would say nothing, and this rule is not checked.
+    `rests_on` has the short names of earlier rules on which its comparisons depend: if one of those is broken, a
+    difference would say nothing, and this rule is not checked.
     """
 
-    name: str
+    name: str  # `reward.length` and the like; stable
     kind: Kind
-    summary: str
-    why: str
+    summary: str  # what it requires, in one line
+    why: str  # what goes wrong in training if a plugin breaks it
     rests_on: tuple[str, ...] = ()
 
     @property
