@@ -10,7 +10,7 @@ import torch
 from ..credit.flow import reduced_loss, reduced_weights, token_weights
 from ..types import AggregationDeclaration, Rollout, Totals, implements
 from .batches import Row, Setting, SmallBatch, long_batches
-from .rules import Broken, NotChecked, plugin_code
+from .rules import Broken, only_if, plugin_code
 from .tensor_checks import PADDING, Results, TensorChecks, compare, compare_numbers
 
 _DEAD = 90
@@ -25,6 +25,7 @@ class AggregationChecks(TensorChecks):
     """
 
     prefix = "aggregation"
+    stray = 1e-3
 
     def __init__(self, plugin: Any, setting: Setting) -> None:
         super().__init__(plugin, setting)
@@ -55,18 +56,15 @@ class AggregationChecks(TensorChecks):
         return token_weights(self._copy(), rollout)
 
     def _weights_only(self, reason: str) -> None:
-        if not self.by_weights:
-            raise NotChecked(f"it has reduce: {reason}")
+        only_if(self.by_weights, f"it has reduce: {reason}")
 
     def _reduce_only(self) -> None:
-        if self.by_weights:
-            raise NotChecked("it has weights; this is about reduce")
+        only_if(not self.by_weights, "it has weights; this is about reduce")
 
     def _parts_agree(self, parts: str) -> None:
         """The mean of `reduce` over the `micro_batches` or `processes` of a step equals its value for the whole."""
         self._comparable_only()
-        if not self.needs_step:
-            raise NotChecked("its reduce sees one micro-batch at a time and does not need step_totals")
+        only_if(self.needs_step, "its reduce sees one micro-batch at a time and does not need step_totals")
 
         def judge(batch: SmallBatch) -> None:
             loss_B_T = batch.losses()
@@ -88,11 +86,8 @@ class AggregationChecks(TensorChecks):
             raise Broken(f"it has {'both weights and reduce' if has else 'neither weights nor reduce'}")
         self._contract("loss_aggregation", self.plugin)
 
-    def finite(self) -> None:
-        self._finite()
-
     def long(self) -> None:
-        self._long(1e-3)
+        super().long()
         for what, batch in long_batches(self.setting).items():
             self._over([batch], self._some_weight, what)
 
@@ -173,8 +168,7 @@ class AggregationChecks(TensorChecks):
 
     def step_totals(self) -> None:
         self._reduce_only()
-        if self.needs_step:
-            raise NotChecked("it needs step_totals")
+        only_if(not self.needs_step, "it needs step_totals")
 
         def judge(batch: SmallBatch) -> None:
             with plugin_code(batch, before="where totals.step is None "):

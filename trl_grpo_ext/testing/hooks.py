@@ -12,7 +12,7 @@ from ..credit.flow import run_hook, run_shaper
 from ..errors import PluginRunError, TRLGRPOExtError
 from ..types import HOOK_METHODS, Forward, HookDeclaration, Rollout, implements, role_of
 from .batches import Setting, SmallBatch, equal_rewards, negative_batch
-from .rules import Broken, NotChecked, plugin_code, through_json
+from .rules import Broken, NotChecked, only_if, plugin_code, through_json
 from .tensor_checks import Results, TensorChecks, compare, number
 
 _NOTHING = 1e-9
@@ -72,8 +72,7 @@ class HookChecks(TensorChecks):
         return advantages_B_T
 
     def _rollout_only(self) -> None:
-        if self.at_rollout is None:
-            raise NotChecked("it acts at the loss forward alone")
+        only_if(self.at_rollout is not None, "it acts at the loss forward alone")
 
     # ------------------------------------------------------------------------------------------ its rules
 
@@ -156,16 +155,12 @@ class HookChecks(TensorChecks):
                         returned = f"{result.dtype} on {result.device}"
                         raise Broken(f"{stage} was given a tensor of {given} and returned one of {returned}", batch)
 
-        if self.at_rollout == "on_rewards":
-            raise NotChecked("it is a shaper: it takes no advantages")
+        only_if(self.at_rollout != "on_rewards", "it is a shaper: it takes no advantages")
         self._over(self.ordinary, judge)
         super().dtype()
 
-    def long(self) -> None:
-        self._long(1e-2)
-
     def finite(self) -> None:
-        self._finite()
+        super().finite()
 
         def judge(batch: SmallBatch) -> None:
             try:
@@ -197,10 +192,8 @@ class HookChecks(TensorChecks):
 
     def micro_batches(self) -> None:
         self._comparable_only()
-        if "on_forward" not in self.stages:
-            raise NotChecked("it has no on_forward")
-        if not self.declared.independent:
-            raise NotChecked("it does not declare independent=True")
+        only_if("on_forward" in self.stages, "it has no on_forward")
+        only_if(self.declared.independent, "it does not declare independent=True")
 
         def judge(batch: SmallBatch) -> None:
             incoming_B_T = batch.incoming()
@@ -218,8 +211,7 @@ class HookChecks(TensorChecks):
 
     def state(self) -> None:
         has = [name for name in ("state_dict", "load_state_dict") if implements(self.plugin, name)]
-        if not has:
-            raise NotChecked("it has no state_dict: it remembers nothing")
+        only_if(has, "it has no state_dict: it remembers nothing")
         if len(has) == 1:
             raise Broken(f"it has {has[0]} and not the other of state_dict and load_state_dict")
         self._comparable_only()

@@ -25,7 +25,17 @@ from ..guard.messages import completion_text, content_text
 from ..guard.outcomes import shown
 from ..types import Parts, RewardDeclaration
 from .reward_calls import EMPTY, HOSTILE, Form, RewardCall
-from .rules import Broken, Checks, Finding, NotChecked, Rule, describe_exception, pickle_round_trip, plugin_code
+from .rules import (
+    Broken,
+    Checks,
+    Finding,
+    NotChecked,
+    Rule,
+    describe_exception,
+    only_if,
+    pickle_round_trip,
+    plugin_code,
+)
 
 RELATIVE = 1e-4
 ABSOLUTE = 1e-5
@@ -228,8 +238,7 @@ class RewardChecks(Checks):
         if not declares:  # somebody's function: as the columns that came with it are
             empty = [name for name in names if any(item.columns.get(name) is None for item in self.ordinary.items)]
             names = [name for name in empty if name in self._given_columns]
-        if not names:
-            raise NotChecked("no column may be None" if declares else "no column with a None in it was given")
+        only_if(names, "no column may be None" if declares else "no column with a None in it was given")
         self._deterministic_only()
         for name in names:
 
@@ -278,8 +287,7 @@ class RewardChecks(Checks):
                 self._agree(in_texts, in_messages, "as a string and as a message", messages)
 
         strings = [item for item in self.ordinary.items if isinstance(item.completion, str)]
-        if not strings:
-            raise NotChecked("the completions that were given are messages")
+        only_if(strings, "the completions that were given are messages")
         self._over([self.ordinary.with_items(strings)], judge)
 
     def determinism(self) -> None:
@@ -301,8 +309,7 @@ class RewardChecks(Checks):
 
     def neighbours(self) -> None:
         self._deterministic_only()
-        if not self.per_completion:
-            raise NotChecked("it declares per_completion=False")
+        only_if(self.per_completion, "it declares per_completion=False")
         items = self.ordinary.items
 
         def alone(batch: RewardCall) -> None:
@@ -322,8 +329,7 @@ class RewardChecks(Checks):
         if column is None:
             raise NotChecked("it has no reference_column, so it compares with nothing")
         self._deterministic_only()
-        if column not in self.ordinary.columns:
-            raise NotChecked(f"there is no column {column!r}; give one in columns")
+        only_if(column in self.ordinary.columns, f"there is no column {column!r}; give one in columns")
         items = self.ordinary.items
         scored = [(s, item) for s, item in zip(self._scores(self.ordinary), items, strict=True) if s is not None]
         wrong = min((score for score, _ in scored), default=0.0)
@@ -356,8 +362,7 @@ class RewardChecks(Checks):
 
         items = self.ordinary.items
         self._over([self.ordinary], judge)
-        if not with_parts:
-            raise NotChecked("it returns no Parts")
+        only_if(with_parts, "it returns no Parts")
         if with_parts > 1 and names and max(names.values()) == 1:
             listed = ", ".join(map(shown, list(names)[:3]))
             raise Broken(f"each of its parts has a name of its own ({listed}, ...)", self.ordinary)

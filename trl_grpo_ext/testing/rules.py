@@ -274,6 +274,12 @@ class NotChecked(Exception):  # noqa: N818
     """A rule does not apply to this plugin; the message is the reason."""
 
 
+def only_if(applies: object, reason: str) -> None:
+    """Leave a rule out, for this reason, unless it applies."""
+    if not applies:
+        raise NotChecked(reason)
+
+
 Finding = Broken | NotChecked | None
 """What came of checking one rule; None if the plugin keeps it."""
 
@@ -338,8 +344,7 @@ class Checks:
         return None
 
     def _deterministic_only(self) -> None:
-        if not self.deterministic:
-            raise NotChecked("it declares deterministic=False")
+        only_if(self.deterministic, "it declares deterministic=False")
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from ..credit.draws import checked_draw
 from ..errors import PluginOutputError
 from ..plugins.kinds import FACTS
 from ..types import PromptOutcome, PromptPool, implements
-from .rules import Broken, Checks, NotChecked, fresh_copy, pickle_round_trip, through_json
+from .rules import Broken, Checks, NotChecked, fresh_copy, only_if, pickle_round_trip, through_json
 
 ROUNDS = 8
 METHODS = ("start", "draw", "observe", "state_dict", "load_state_dict")
@@ -189,8 +189,7 @@ class SamplerChecks(Checks):
         self._over(self.varied, judge)
 
     def metrics(self) -> None:
-        if not implements(self.plugin, "metrics"):
-            raise NotChecked("it has no metrics")
+        only_if(implements(self.plugin, "metrics"), "it has no metrics")
 
         def judge(trial: Trial) -> None:
             sampler = self._started(trial)

@@ -43,6 +43,9 @@ class TensorChecks(Checks, ABC):
     garbage: tuple[float, ...] = (1e4, float("nan"))
     """Values to put off the mask."""
 
+    stray = 1e-2
+    """How far sums of thousands of tokens in float32 may be off, relatively."""
+
     def __init__(self, plugin: Any, setting: Setting) -> None:
         self.plugin = plugin
         self.setting = setting
@@ -99,7 +102,7 @@ class TensorChecks(Checks, ABC):
     def inputs(self) -> None:
         self._over(self.varied, self._results, breaks="inputs")
 
-    def _finite(self) -> None:
+    def finite(self) -> None:
         self._over(self.ordinary, self._results, breaks="finite")
         for what, batch in odd_batches(self.setting).items():
             self._over([batch], self._results, what, "finite")
@@ -157,9 +160,7 @@ class TensorChecks(Checks, ABC):
     def gathers(self) -> None:
         self._over(self.varied, lambda batch: list(self._on_ranks(batch)), breaks="gathers")
 
-    def _long(self, stray: float) -> None:
-        """Long completions: sums of thousands of tokens in float32 may be off by so much, relatively."""
-
+    def long(self) -> None:
         def judge(batch: SmallBatch) -> None:
             exact = self._results(batch)
             rounded = self._results(batch, dtype=torch.float32)
@@ -168,7 +169,7 @@ class TensorChecks(Checks, ABC):
             for (method, exact_B_T), (_, rounded_B_T) in zip(exact, rounded, strict=True):
                 error_B_T = (exact_B_T - rounded_B_T.double()).abs()
                 size = float(exact_B_T.abs().max())
-                if bool((error_B_T > stray * size + ABSOLUTE).any()):
+                if bool((error_B_T > self.stray * size + ABSOLUTE).any()):
                     place = (error_B_T == error_B_T.max()).nonzero()[0].tolist()
                     raise Broken(f"{method}, in float64 and in float32: {_both(exact_B_T, rounded_B_T, place)}", batch)
                 if size and not bool(rounded_B_T.any()):

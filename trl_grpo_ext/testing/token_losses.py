@@ -10,7 +10,7 @@ import torch
 from ..credit.token_losses import carried_values, check_declarations, measured, rows_of, value_and_slope
 from ..types import NEEDS, LossTerms, Rollout, TokenLossDeclaration, implements
 from .batches import Setting, SmallBatch
-from .rules import Broken, NotChecked, plugin_code
+from .rules import Broken, NotChecked, only_if, plugin_code
 from .tensor_checks import Results, TensorChecks
 
 
@@ -85,20 +85,15 @@ class TokenLossChecks(TensorChecks):
             terms = self._terms(batch, plugin)
             value_and_slope(plugin, replace(terms, logps_B_T=terms.old_logps_B_T))
 
-        self._finite()
+        super().finite()
         self._over(self.ordinary, unmoved, "where the policy is the one that sampled", "finite")
 
-    def long(self) -> None:
-        self._long(1e-2)
-
     def independent(self) -> None:
-        if not self.declared.independent:
-            raise NotChecked("it does not declare independent=True")
+        only_if(self.declared.independent, "it does not declare independent=True")
         self._declaration("rows")
 
     def needs_advantage(self) -> None:
-        if not self.declared.needs_advantage:
-            raise NotChecked("it does not declare needs_advantage=True")
+        only_if(self.declared.needs_advantage, "it does not declare needs_advantage=True")
         self._declaration("silent")
 
     def _declaration(self, part: str) -> None:
@@ -123,8 +118,7 @@ class TokenLossChecks(TensorChecks):
         super().gathers()
 
     def _carrying_only(self) -> None:
-        if not implements(self.plugin, "on_rollout"):
-            raise NotChecked("it has no on_rollout")
+        only_if(implements(self.plugin, "on_rollout"), "it has no on_rollout")
 
     def no_effect(self) -> str:
         """Whether its gradient, where it acts, is 0 in all batches."""

@@ -54,8 +54,6 @@ PAIRS: dict[str, Pair] = {
         lambda: case(NODES, machine=Machine(machines=1)), lambda: case(NODES, machine=Machine(machines=2))),
     "several_gpus_for_one_process": Pair("warning", "spreads the model over them",
         lambda: case(devices=(A100, A100), sizes=qwen()), lambda: case(DDP, sizes=qwen())),
-    "package_that_is_missing": Pair("error", "asks for vllm liger-kernel, not installed",
-        lambda: case(ZERO2, use_vllm=True, use_liger_kernel=True), lambda: case(DDP)),
     "other_engine": Pair("error", "on the CPU Accelerate runs DDP in its place",
         lambda: case(FSDP2, distributed_state=state("MULTI_CPU", 2)),
         lambda: case(FSDP2, distributed_state=state("MULTI_GPU", 2))),

@@ -5,7 +5,6 @@ of changed weights were measured on a model of 88,000 parameters.
 """
 
 import difflib
-import importlib.util
 import math
 import os
 import re
@@ -18,7 +17,7 @@ from ...guard.untrusted import one_line
 from ...trainer.upstream import contract
 from ..engine import check_launch
 from ..ranges import quantised_with_vllm, vllm_without_cuda, wrong_values
-from . import Problem, Severity
+from . import Problem
 from .case import Case
 
 HARDLY_MOVES_BELOW = 1e-5
@@ -59,18 +58,6 @@ def _of_launch(case: Case) -> Iterator[Problem]:
             "time.",
             "Set CUDA_VISIBLE_DEVICES=0, or launch a process for each GPU.",
         )
-    asked = {
-        "deepspeed": case.is_zero,
-        "vllm": case["use_vllm"],
-        "liger_kernel": case["use_liger_kernel"],
-        "flash_attn": case.model_settings.get("attn_implementation") == "flash_attention_2",
-    }
-    missing = [name for name, needed in asked.items() if needed and importlib.util.find_spec(name) is None]
-    if missing:
-        severity: Severity = "warning" if case.machine.elsewhere or case.machine.assumed else "error"
-        names = " ".join(missing).replace("_", "-")
-        what = f"The launch or the run asks for {names}, not installed here."
-        yield Problem(severity, "packages", what, f"pip install {names}")
     if (state := getattr(case.args, "distributed_state", None)) is not None:  # the real one of this rank
         try:
             check_launch(state, environment={**os.environ, **launch.environment}, args=case.args)
