@@ -9,6 +9,7 @@
 Each owns its state. They get the trainer; their collaborators get `RunFacts`, a `Progress`, or the function they need.
 """
 
+import contextlib
 import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -21,6 +22,7 @@ from ..guard.calls import unique_names
 from ..plugins.loading import load_prompt_sampler
 from ..records.log import LiveLog
 from .compact.packed import packing_of
+from .compact.sampling import sharing_of
 from .compact.updates import CompactUpdates, PlainUpdates, Updates, freedom_of
 from .config import our_settings
 from .facts import RunFacts
@@ -102,6 +104,7 @@ class Extension:
             resampling=self._make_resampling(facts, agreement, reduction),
             token_losses=token_losses,
             trls_advantages=not contract.has_own_scoring(self._between),
+            sharing=sharing_of(trl) if plugins.settings.share_prompts else contextlib.nullcontext,
         )
         self.losses = LossStage(
             trl,

@@ -5,8 +5,8 @@ prompts ──TRL generates──▶ completions ──rewards, shapers──▶
 """
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -52,11 +52,12 @@ class RolloutStage:
         resampling: Resampling | None,
         token_losses: TokenLosses,
         trls_advantages: bool,
+        sharing: Callable[[], AbstractContextManager[None]],
     ) -> None:
         self._trainer, self._facts, self._agreement, self._records = trainer, facts, agreement, records
         self._chain, self._aggregation, self._settings = plugins.chain, plugins.aggregation, plugins.settings
         self._hook_logps, self._resampling, self._token_losses = hook_logps, resampling, token_losses
-        self.prompts = prompts
+        self.prompts, self._sharing = prompts, sharing
         self._shapes = self._chain.acts("on_rewards")
         self._reads_rollouts, self._weighs = plugins.read_rollouts, implements(plugins.aggregation, "weights")
         self._zeroes_rounding = trls_advantages and (
@@ -88,7 +89,8 @@ class RolloutStage:
 
     def generate(self, inherited: Inherited, prompts: Any) -> Any:
         """What TRL generates, which shapers and the rollout need."""
-        generated = inherited(prompts)
+        with self._sharing():
+            generated = inherited(prompts)
         self._sampling.saw_generated(generated)
         return generated
 
