@@ -72,17 +72,11 @@ def run(made: Environment, *words: str | Path, folder: Path | None = None) -> su
     return subprocess.run(command, cwd=folder, env=environment(folder), **HOW)
 
 
-# ----------------------------------------------------------------------------------------------- found, checked, tested
-
-
 @pytest.mark.parametrize("name", OFFERS)
 def test_their_own_tests_pass(installed: Environment, sources: Path, name: str) -> None:
     shown = finished(run(installed, "-m", "pytest", "-q", "-p", "no:cacheprovider", folder=sources / name))
     assert re.search(r"[1-9]\d* passed", shown)
     assert "skipped" not in shown
-
-
-# --------------------------------------------------------------------------------------------------- GSM8K, all of them
 
 
 @pytest.fixture(scope="module")
@@ -154,9 +148,6 @@ def test_the_rewards_are_those_of_the_completions(steps: Any) -> None:
 
 def mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
-
-
-# ------------------------------------------------------------------------------------------------------------------ SQL
 
 
 @pytest.fixture(scope="module")

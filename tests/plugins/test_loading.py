@@ -41,8 +41,6 @@ from trl_grpo_ext.types import CONTRACT_VERSION, AdvantageHook, Reward, RewardDe
 
 KINDS = ("reward", "advantage_hook", "loss_aggregation", "group_filter")
 
-# --- selections ------------------------------------------------------------------------------------------------------
-
 
 @pytest.mark.parametrize(
     ("value", "expected"),
@@ -124,9 +122,6 @@ def test_reading_raises_nothing_but_this_package_s_errors(kind: Any, value: Any)
     assert parse_selection(kind, selection) == selection or selection.parameters != selection.parameters  # nan
 
 
-# --- finding ---------------------------------------------------------------------------------------------------------
-
-
 def test_resolve_qualifies_bare_names() -> None:
     info = find("reward", "think_format")
     assert info == find("reward", "trl-grpo-ext:think_format") == find("reward", "TRL_GRPO.ext:think_format")
@@ -158,8 +153,6 @@ def test_built_ins_are_never_blocked(monkeypatch: pytest.MonkeyPatch, value: str
     assert find("reward", "think_format").builtin
     assert find("reward", "trl_grpo_ext.rewards:anything").builtin
 
-
-# --- dotted paths ----------------------------------------------------------------------------------------------------
 
 SOURCE = """
 import functools
@@ -393,9 +386,6 @@ def test_ctrl_c_at_import_passes(write_module: Callable[..., None]) -> None:
         resolve("reward", "own_interrupted:x")
 
 
-# --- building --------------------------------------------------------------------------------------------------------
-
-
 def _with(name: str, **parameters: Any) -> dict[str, Any]:
     return {"name": f"own_plugins:{name}", **parameters}
 
@@ -456,9 +446,6 @@ def test_constructor_that_breaks(own: ModuleType, error: str) -> None:
     with pytest.raises(BrokenPluginError, match=f"raised {error}") as caught:
         resolve("reward", _with("Refuses", error=error))
     assert type(caught.value.__cause__).__name__ == error
-
-
-# --- kinds -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -527,9 +514,6 @@ def test_plugins_carry_the_name_by_which_they_were_selected(
     held = load_advantage_hooks(["own_plugins:shared", own.shared])
     assert held == [own.shared, own.shared]
     assert not hasattr(own.shared, "__name__")  # others hold it too
-
-
-# --- loaders ---------------------------------------------------------------------------------------------------------
 
 
 def test_reward_list_has_weights_and_the_names_that_trl_gives(own: ModuleType) -> None:
@@ -604,9 +588,6 @@ def test_load_numbers_objects_without_changing_them(own: ModuleType) -> None:
     frozen = load_rewards(["own_plugins:Slots", "own_plugins:Slots", _with("Frozen"), _with("Frozen", alpha=2.0)])
     assert frozen.names == ["Slots", "Slots_2", "Frozen", "Frozen_2"]  # the trainer's metrics, not the objects
     assert frozen[3].alpha == 2.0
-
-
-# ---------------------------------------------------------------------------------------------- aliases
 
 
 def test_every_alias_selects_its_plugin_and_is_listed() -> None:

@@ -182,9 +182,6 @@ def test_options_that_mean_nothing_are_refused(options: dict[str, Any], message:
         check("reward", wrong_rewards.Simple(), **options)
 
 
-# ---------------------------------------------------------------------------------------------- examples
-
-
 def test_texts_and_columns_of_the_caller_are_in_the_batch() -> None:
     SEEN.clear()
     report = check("advantage_hook", Looks(), completions=["a = 1; b = 2"], columns={"level": [3]})
@@ -192,9 +189,6 @@ def test_texts_and_columns_of_the_caller_are_in_the_batch() -> None:
     text, level, offsets = SEEN[0]
     assert (text, level) == ("a = 1; b = 2", 3)
     assert [text[start:end] for start, end in offsets] == ["a = ", "1; b", " = 2"]
-
-
-# ---------------------------------------------------------------------------------------------- what went wrong
 
 
 class Uncopyable:
@@ -264,9 +258,6 @@ def test_ranks_gather_in_their_order_and_one_that_gathers_too_seldom_is_not_wait
         ranks.run(lambda rollout: rollout.gather(rollout.lengths_B) if rollout.local_rows.start else None)
     with pytest.raises(ZeroDivisionError):  # what a rank raises is said first
         ranks.run(lambda rollout: rollout.gather(rollout.lengths_B) if rollout.local_rows.start else 1 / 0)
-
-
-# ---------------------------------------------------------------------------------------------- imports
 
 
 def test_importing_the_kit_imports_no_torch() -> None:

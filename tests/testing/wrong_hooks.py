@@ -38,9 +38,6 @@ def column(values_B: torch.Tensor) -> torch.Tensor:
     return values_B.nan_to_num().unsqueeze(1)
 
 
-# ---------------------------------------------------------------------------------------------- right ones
-
-
 class Right:
     """Both stages, with a state, a need and a gather."""
 
@@ -127,8 +124,6 @@ SOUND = [
     *(Right(), Spans(), NoNegativeRewards(), Estimates(), Masks(), Shapes()),
     LikelihoodRatio(),
 ]
-
-# ---------------------------------------------------------------------------------------------- wrong ones
 
 
 class By(Transform):

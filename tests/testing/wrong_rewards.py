@@ -74,9 +74,6 @@ class Declared(Simple):
         return [score + int.from_bytes(os.urandom(2)) / 2**16 for score in found(texts)]
 
 
-# ---------------------------------------------------------------------------------------------- odd, but legal
-
-
 async def right_async(completions: list[Any], **columns: Any) -> list[float]:
     return found([text_of(c) for c in completions])
 
@@ -143,8 +140,6 @@ SOUND: list[Any] = [
     *(Slotted("rhubarb"), functools.partial(only_keywords, unused=True)),
 ]
 
-# ---------------------------------------------------------------------------------------------- what it is given
-
 
 def names_its_columns(completions: list[Any], answer: list[str]) -> list[float]:
     return [0.0] * len(completions)
@@ -185,9 +180,6 @@ class OneNoneSpoilsAll(Right):
 class NoReferenceIsWrong(Right):
     def score(self, text: str, answer: Any) -> float | None:
         return super().score(text, answer) or 0.0
-
-
-# ---------------------------------------------------------------------------------------------- what it does
 
 
 def last_number(texts: list[str], columns: Any) -> list[float]:

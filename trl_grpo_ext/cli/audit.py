@@ -331,9 +331,6 @@ def _renderings(reference: str) -> list[str]:
     return [rendering.format(reference) for rendering in RENDERINGS] + answers[-1:]
 
 
-# ---------------------------------------------------------------------------------------------- the command
-
-
 def audit_command(
     data: Annotated[
         str,

@@ -122,9 +122,6 @@ def step_range(text: str | None) -> tuple[int | None, int | None]:
     return int(first) if first else None, int(last) if last else None
 
 
-# ------------------------------------------------------------------ printing
-
-
 def _print(found: Comparison, console: Console) -> None:
     unit = "words" if found.tokens_are == "words" else "tokens"
     what = f"{found.completions:,} completions in {found.groups:,} groups, {found.tokens:,} {unit}"

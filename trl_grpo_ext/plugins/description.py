@@ -35,9 +35,6 @@ PLACEHOLDER = "REPLACE_ME"
 _METHODS = (*(m for facts in FACTS.values() for m in facts.methods if m != "__call__"), "state_dict")
 
 
-# ------------------------------------------------------------------------------------------------------- a line each
-
-
 @dataclass(frozen=True)
 class Entry:
     """A plugin in the list: its state, why, the first sentence of its docs, and an advantage hook's role.
@@ -114,8 +111,6 @@ def find_named(name: str, kind: Kind | None, installed: Installed) -> list[Plugi
     return [find(kind or "reward", asked)]
 
 
-# ------------------------------------------------------------------------------- from `module:attribute` to its text
-
 Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 _CHARACTERS = 500_000
 
@@ -143,9 +138,6 @@ def _definitions(module: str, attribute: str) -> list[Definition]:
             found.append(known[name])
             names += [base.id for base in getattr(known[name], "bases", ()) if isinstance(base, ast.Name)]
     return found
-
-
-# ------------------------------------------------------------------------------------------------------ all about one
 
 
 @dataclass(frozen=True)

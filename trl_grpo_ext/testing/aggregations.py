@@ -78,8 +78,6 @@ class AggregationChecks(TensorChecks):
 
         self._over(self.varied, judge)
 
-    # ------------------------------------------------------------------------------------------ its rules
-
     def form(self) -> None:
         has = [name for name in ("weights", "reduce") if implements(self.plugin, name)]
         if len(has) != 1:

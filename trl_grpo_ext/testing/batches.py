@@ -267,9 +267,6 @@ def _parts_of_turns(row: Row) -> Parts | None:
     return Parts({f"turn {k}": (value, Place(turn=k)) for k, value in enumerate(values)}, row.rewards[1])
 
 
-# ---------------------------------------------------------------------------------------------- which there are
-
-
 def _batch(setting: Setting, groups: int, lives: Sequence[Sequence[int]], rewards: Sequence[float]) -> SmallBatch:
     size = len(lives) // groups
     rows = [

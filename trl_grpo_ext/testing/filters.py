@@ -31,8 +31,6 @@ class FilterChecks(TensorChecks):
     def _result_on_rank(self, batch: SmallBatch, rollout: Rollout) -> torch.Tensor:
         return _numbers(self._copy(), rollout)
 
-    # ------------------------------------------------------------------------------------------ its rules
-
     def form(self) -> None:
         if not implements(self.plugin, "keep"):
             raise Broken("it has no method keep")

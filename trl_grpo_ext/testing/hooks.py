@@ -30,8 +30,6 @@ class HookChecks(TensorChecks):
         self.stages = [stage for stage in HOOK_METHODS if implements(plugin, stage)]
         self.at_rollout = next((stage for stage in self.stages if stage != "on_forward"), None)
 
-    # ------------------------------------------------------------------------------------------ running it
-
     def _rollout(self, batch: SmallBatch, **settings: Any) -> Rollout:
         return batch.rollout(**settings)
 
@@ -73,8 +71,6 @@ class HookChecks(TensorChecks):
 
     def _rollout_only(self) -> None:
         only_if(self.at_rollout is not None, "it acts at the loss forward alone")
-
-    # ------------------------------------------------------------------------------------------ its rules
 
     def form(self) -> None:
         if not self.stages:

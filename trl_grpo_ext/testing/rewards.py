@@ -73,8 +73,6 @@ class RewardChecks(Checks):
         self._untried = ""  # why nothing can be tried: it reads columns that nobody gave
         self._given: set[float | None] = set()
 
-    # ------------------------------------------------------------------------------------------ calling it
-
     def check(self, rule: Rule) -> Finding:
         """Check one rule, after a first call, whose scores are kept for comparison."""
         if rule.short == "call":
@@ -194,8 +192,6 @@ class RewardChecks(Checks):
             return ""
         (score,) = self._given
         return f"it gave every text of the kit {_said(score)}; give it completions and columns whose scores differ"
-
-    # ------------------------------------------------------------------------------------------ what it returns
 
     def call(self) -> None:
         if not callable(self.reward):
@@ -368,8 +364,6 @@ class RewardChecks(Checks):
             raise Broken(f"each of its parts has a name of its own ({listed}, ...)", self.ordinary)
         hostile = [replace(items[row % len(items)], completion=text) for row, text in enumerate(HOSTILE)]
         self._over([self.ordinary.with_items(hostile)], judge, "hostile text")
-
-    # ------------------------------------------------------------------------------------------ what else it does
 
     def inputs(self) -> None:
         def judge(batch: RewardCall) -> None:

@@ -258,9 +258,6 @@ def rules_of(kind: Kind, names: Iterable[str] | None = None) -> tuple[Rule, ...]
     return tuple(rule for name, rule in of_kind.items() if name in wanted)
 
 
-# ---------------------------------------------------------------------------------------------- checking
-
-
 class Broken(BaseException):
     """A rule is broken: what was wrong, with the values, and the input. No plugin's `except Exception` gets it."""
 

@@ -105,8 +105,6 @@ class SamplerChecks(Checks):
         """A wrong draw is for the rule `shape` to report, and an exception for any."""
         return None if breaks or not isinstance(error, PluginOutputError) else ""
 
-    # ------------------------------------------------------------------------------------------ its rules
-
     def form(self) -> None:
         if missing := [method for method in METHODS if not implements(self.plugin, method)]:
             raise Broken(f"it has no method {missing[0]}; it must be {FACTS['prompt_sampler'].required}")

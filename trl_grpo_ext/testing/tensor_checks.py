@@ -90,8 +90,6 @@ class TensorChecks(Checks, ABC):
         if not self._copyable:  # each trial changes it for the next
             raise NotChecked(f"{self.prefix}.pickle is broken: it cannot be copied, so its results are not compared")
 
-    # ------------------------------------------------------------------------------------------ rules of all kinds
-
     def run(self) -> None:
         self._over(self.ordinary, self._results)
 

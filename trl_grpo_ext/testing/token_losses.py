@@ -58,8 +58,6 @@ class TokenLossChecks(TensorChecks):
         plugin = self._copy()
         return value_and_slope(plugin, self._of_rollout(batch, plugin, rollout))[0]
 
-    # ------------------------------------------------------------------------------------------ its rules
-
     def form(self) -> None:
         if not implements(self.plugin, "loss"):
             raise Broken("it has no method loss")

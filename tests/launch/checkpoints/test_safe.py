@@ -60,9 +60,6 @@ def test_after_a_kill_the_run_goes_on_to_the_same_end(sweeps: dict[str, Rows]) -
     assert all(after == {"status": 0, "equal": True, "rubbish": []} for _, after in resumed)
 
 
-# ------------------------------------------------------------------ what is whole
-
-
 @pytest.fixture(scope="module")
 def plain(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two checkpoints of a run."""

@@ -117,9 +117,6 @@ def requirement() -> str:
     return f"trl-grpo-ext>={major}.{minor},<{int(major) + 1}"
 
 
-# ------------------------------------------------------------------------------------------------------------- words
-
-
 def _check_name(name: str) -> None:
     if not _NAME.fullmatch(name):
         hint = re.sub(r"[^a-z0-9]+", "_", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()).strip("_")

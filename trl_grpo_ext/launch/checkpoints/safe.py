@@ -150,8 +150,6 @@ class SafeCheckpoints:
         if lacking and (checkpoint / STATE).is_file():
             logger.warning("%s has no %s: the resumed run differs from one that went on.", checkpoint, lacking)
 
-    # ------------------------------------------------------------------ one save
-
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         name = f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
         staging = Staging(Path(self._get_output_dir(trial)), name, leader=self.args.should_save)
@@ -199,8 +197,6 @@ class SafeCheckpoints:
             if self.args.should_save:
                 state.save_to_json(str(staging.checkpoint / STATE))
 
-    # ------------------------------------------------------------------ what ranks agree on
-
     @contextmanager
     def _agree(self) -> Iterator[None]:
         ranks = self.accelerator
@@ -238,9 +234,6 @@ class _SayFinished(TrainerCallback):
                 state.global_step,
                 state.max_steps,
             )
-
-
-# ------------------------------------------------------------------------------------------- one save, on the disk
 
 
 class Staging:

@@ -71,8 +71,6 @@ class Probe:
         self._deprecated: list[str] = []
         self._settings_alone = self.launch.settings_alone  # the trainer is not the script's
 
-    # ------------------------------------------------------------------------------------------ what is changed
-
     def actions(self) -> dict[str, Callable[[ModuleType], None]]:
         """By module: what is done once it is imported."""
         return {
@@ -154,8 +152,6 @@ class Probe:
             return object.__new__(cls)
 
         module.Trainer.__new__ = new
-
-    # ------------------------------------------------------------------------------------------ how it ends
 
     def run(self) -> None:
         """Run the script; every way in which it can end writes an answer."""
