@@ -163,7 +163,7 @@ def scan() -> Installed:
         of_names = [entry for entry in declared if entry.group in _KIND_OF_ALIASES]
         aliases = sorted((_KIND_OF_ALIASES[entry.group], entry.value, entry.name) for entry in of_names)
         if entry_points:
-            # The name as its author writes it, which a folder's is not. The properties would each read the file anew.
+            # The name as its author writes it, which a folder's is not. The properties would each read the file again.
             metadata = distribution.metadata
             name, version = metadata["Name"], metadata["Version"]
         for entry in entry_points:
