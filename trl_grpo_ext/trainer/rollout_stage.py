@@ -59,6 +59,10 @@ class RolloutStage:
         self._hook_logps, self._resampling, self._token_losses = hook_logps, resampling, token_losses
         self.prompts, self._sharing = prompts, sharing
         self._shapes = self._chain.acts("on_rewards")
+        has_images = reading.has_images(trainer.train_dataset)  # what tools return is seen in the batch alone
+        hook_logps.check_images(has_images)
+        if self._shapes:
+            refuse_images(has_images, hook_logps.missing(reading.logps_of_batches(trainer)))
         self._reads_rollouts, self._weighs = plugins.read_rollouts, implements(plugins.aggregation, "weights")
         self._zeroes_rounding = trls_advantages and (
             plugins.change_advantages or plugins.compact or plugins.reduces or resampling is not None
@@ -191,7 +195,7 @@ class RolloutStage:
         """The rewards of all ranks, with a column for what each shaper adds."""
         sampling, progress = self._sampling, reading.progress_of(self._trainer)
         batch = batch_before_trls(self._facts, sampling, has_reference=self._trainer.beta != 0.0)
-        refuse_images(sampling, self._hook_logps.missing(batch))
+        refuse_images(sampling.has_images, self._hook_logps.missing(batch))
         logps = self._compute_logps(batch, sampling.scored[-1].rows, progress)
         scored = sampling.scored[-1]
         with self._agreement.section():
