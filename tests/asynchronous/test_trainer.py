@@ -335,10 +335,8 @@ def test_parts_pay_the_tokens_that_wrote_them(tiny_model: Path, tmp_path: Path) 
 REFUSED = {
     "batch_whitening.*beyond a group": {"advantage_hooks": ["batch_whitening"]},
     "kl_in_reward.*has a state": {"advantage_hooks": ["kl_in_reward"]},
-    "self_distilled.*needs old_logps, the teacher": {
-        "advantage_hooks": [{"name": "self_distilled", "prompt": "answer"}]
-    },
-    "all replace": {"token_losses": [Replacing(), Replacing()]},
+    "self_distilled.*needs the teacher": {"advantage_hooks": [{"name": "self_distilled", "prompt": "answer"}]},
+    "both replace": {"token_losses": [Replacing(), Replacing()]},
 }
 
 
