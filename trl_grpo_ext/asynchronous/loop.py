@@ -173,11 +173,10 @@ class ExtRolloutLoop(async_rollout_worker._AsyncRolloutLoop):
         return samples
 
     async def _weigh(self, group: Any, samples: list[Any], rewards_B: torch.Tensor) -> None:
-        """Give the samples TRL's advantages of these rewards, those of environments included."""
-        before, self._env_reward_types = self._env_reward_types, []
-        with self._scoring_with([partial(_return, rewards_B.tolist())], ["reward"]):
-            weighed = await super()._score_group(group)
-        self._env_reward_types = before
+        """Give the samples TRL's advantages of these rewards, which include those of environments."""
+        of_environments = self.reward_func_names[len(self.reward_funcs) :]
+        with self._scoring_with([partial(_return, rewards_B.tolist())], ["reward", *of_environments]):
+            weighed = await super()._score_group(replace(group, env_rewards=[None] * len(rewards_B)))
         for sample, other in zip(samples, weighed, strict=True):
             sample.advantage = other.advantage
             sample.metrics |= {name: other.metrics[name] for name in ("reward", "reward_std")}

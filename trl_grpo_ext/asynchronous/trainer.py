@@ -233,7 +233,7 @@ class Steps:
         """All ranks' rows, of which each may have another number."""
         counts = self._agreement.gather(torch.tensor([len(values)], device=values.device)).tolist()
         missing = values.new_zeros(max(counts) - len(values), *values.shape[1:])
-        both = self._agreement.gather(torch.cat([values, missing])).split(max(counts))
+        both = torch.split(self._agreement.gather(torch.cat([values, missing])), max(counts))
         return torch.cat([rows[:count] for rows, count in zip(both, counts, strict=True)])
 
     # ------------------------------------------------------------------ once per optimizer step
