@@ -295,7 +295,8 @@ REWARDS[KILLED] = (lambda **columns: os.kill(os.getpid(), signal.SIGKILL), ("Eng
 def hostile_settings(name: str, model: Path) -> dict[str, Any]:
     """Arguments of `tests.support.train` that select it."""
     if name in FILTERS:
-        return {"trainer_arguments": {"resample": {"filter": HostileFilter(name, FILTERS[name])}}}
+        resample = {"filter": HostileFilter(name, FILTERS[name])}
+        return {"trainer_arguments": {"resample": resample}, "prompt_count": 8}
     if name in SAMPLERS:
         return {"trainer_arguments": {"prompt_sampler": HostileSampler(name)}, "max_steps": 3, "prompt_count": 8}
     if name in PLUGINS:

@@ -26,8 +26,8 @@ from trl_grpo_ext.trainer.mixin import GRPOExtMixin
 TOLERANCE = 1e-6
 """Relative, of gradient and loss. Many cells are equal to the bit; in the others sums are taken in another order.
 
-The policy's weights are float64 in the grid, so that the second step starts from the same weights. TRL 1.14 then has
-float64 losses and gaps of 1e-16; TRL 1.16 computes log-probabilities, and with them losses, in float32 all the same.
+The policy's weights are float64 in the grid, so that the second step starts from the same weights. TRL
+computes log-probabilities, and with them losses, in float32 all the same.
 """
 
 SETTINGS: dict[str, Any] = {"prompt_count": 8, "dtype": "float64", "max_steps": 2, "entropy_target": 5.0}

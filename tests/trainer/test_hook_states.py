@@ -43,6 +43,7 @@ def test_resuming_is_exact(tiny_model: Path, tmp_path: Path, selection: Any, res
     assert relative_gap(weights, whole.weights) < 1e-6
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_other_hooks_is_refused(tiny_model: Path, tmp_path: Path) -> None:
     train(tiny_model, tmp_path, hooks=[ADAPTIVE], **SETTINGS)
     trainer = GRPOExtTrainer(
@@ -60,6 +61,7 @@ def test_a_checkpoint_of_other_hooks_is_refused(tiny_model: Path, tmp_path: Path
         trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
 
 
+@pytest.mark.slow
 def test_hook_states_missing_in_a_checkpoint(tiny_model: Path, tmp_path: Path) -> None:
     train(tiny_model, tmp_path, hooks=["centred"], **{**SETTINGS, "max_steps": 3})
     hooks = {"hooks": [ADAPTIVE], "plugin_changes": "warn"}

@@ -49,6 +49,7 @@ def test_a_term_adds_its_gradient_to_ours(tiny_model: Path, tmp_path: Path, make
     assert relative_gap(ours, expected) > 0.01
 
 
+@pytest.mark.slow
 def test_own_term_in_the_inner_loss(tiny_model: Path, tmp_path: Path) -> None:
     settings: dict[str, Any] = {"max_steps": 1, "loss_type": "grpo"}
     hooks = [page.Falling(), page.FallingForward()]

@@ -28,7 +28,7 @@ BY_STRENGTH = {strength: parity_grid.covering(CELLS, strength) for strength in (
 
 def marked(number: int, cell: Cell) -> Any:
     tested = cell in BY_STRENGTH[2]
-    quick = tested and BY_STRENGTH[2].index(cell) < 5
+    quick = tested and BY_STRENGTH[2].index(cell) < 2
     marks = [] if quick else [pytest.mark.slow] if tested else [pytest.mark.nightly]
     return pytest.param(cell, id=f"{cell.loss_type}-{number % 32:02}-{cell.ours}", marks=marks)
 
@@ -94,7 +94,13 @@ UNSELECTED: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("settings", UNSELECTED.values(), ids=UNSELECTED.keys())
+@pytest.mark.parametrize(
+    "settings",
+    [
+        pytest.param(settings, id=name, marks=[pytest.mark.slow] * ("iterations" not in name))
+        for name, settings in UNSELECTED.items()
+    ],
+)
 def test_three_steps_are_trls_to_the_bit(tiny_model: Path, tmp_path: Path, settings: dict[str, Any]) -> None:
     # Nothing is scripted: the completions are sampled, so even the random numbers drawn have to be the same.
     common: dict[str, Any] = {"scripted": False, "max_steps": 3, "prompt_count": 8, **settings}
@@ -174,6 +180,7 @@ def test_the_auxiliary_loss_of_a_mixture_of_experts_stays_trls(tiny_moe: Path, t
     assert theirs.logs[0]["aux_loss"] == ours.logs[0]["aux_loss"] > 0
 
 
+@pytest.mark.slow
 def test_an_adapter_with_the_disabled_adapter_as_its_reference(tiny_model: Path, tmp_path: Path) -> None:
     adapter = LoraConfig(r=4, target_modules=["q_proj", "v_proj", "up_proj"])
     settings = {"beta": 0.04, "learning_rate": 0.5, "peft_config": adapter}

@@ -125,6 +125,7 @@ def test_a_string_of_yaml_and_one_number_are_settings_too(tmp_path: Path) -> Non
     assert GRPOExtConfig(str(tmp_path), use_cpu=True, bf16=False, num_generations_eval=16, pass_at_k=[16]).pass_at_k
 
 
+@pytest.mark.slow
 def test_the_trainer_asks_which_reward_is_meant(tiny_model: Path, tmp_path: Path) -> None:
     def other(completions: list[str], **columns: Any) -> list[float]:
         return [0.0] * len(completions)

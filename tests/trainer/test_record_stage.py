@@ -36,23 +36,17 @@ class Trained(GRPOExtTrainer):
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
         self.used: list[dict[str, Any]] = []
         super().__init__(*arguments, **keywords)
-        self.run_loss, self._trl_grpo_ext.losses.run = self._trl_grpo_ext.losses.run, self.keeping
+        records = self._trl_grpo_ext.records
+        self.saw_loss, records.saw_loss = records.saw_loss, self.keeping
 
-    def keeping(self, inherited: Any, model: Any, forward: LossForward) -> torch.Tensor:
-        loss: torch.Tensor = self.run_loss(inherited, model, forward)
-        if self.model.training:
-            advantages_B_T = flow.expand_advantages(forward.inputs["advantages"], forward.mask_B_T).detach()
-            for row, mask in enumerate(forward.mask_B_T):
-                ids = forward.inputs["completion_ids"][row][mask > 0].tolist()
-                self.used.append(
-                    {
-                        "step": self.state.global_step,
-                        "ids": ids,
-                        "advantage": advantages_B_T[row][mask > 0].tolist(),
-                        "logp": forward.policy.logps_B_T[row][mask > 0].tolist(),
-                    }
-                )
-        return loss
+    def keeping(self, forward: LossForward, reduced: Any) -> None:
+        self.saw_loss(forward, reduced)
+        advantages_B_T = flow.expand_advantages(forward.inputs["advantages"], forward.mask_B_T).detach()
+        for row, mask in enumerate(forward.mask_B_T):
+            ids = forward.inputs["completion_ids"][row][mask > 0].tolist()
+            advantage = advantages_B_T[row][mask > 0].tolist()
+            logp = forward.policy.logps_B_T[row][mask > 0].tolist()
+            self.used.append({"step": self.state.global_step, "ids": ids, "advantage": advantage, "logp": logp})
 
 
 def run(model: Path, folder: Path, **settings: Any) -> Any:
@@ -158,6 +152,7 @@ def test_every_stage_by_hand(tiny_model: Path, tmp_path: Path) -> None:
             assert low == pytest.approx([a * f for a, f in zip(shaped, factors, strict=True)], abs=1e-5)
 
 
+@pytest.mark.slow
 def test_records_have_the_logged_outcome(tiny_model: Path, tmp_path: Path) -> None:
     def outcome(text: str) -> str | None:
         return None if len(text) < 6 else f"{text[:3]!r}"
@@ -218,6 +213,7 @@ def test_log_names_plugins_without_empty_metrics(
 # -------------------------------------------------------------------------------------- advantages that TRL averages
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("hook", "level", "loss_type", "said"),
     [

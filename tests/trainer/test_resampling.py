@@ -24,7 +24,6 @@ from tests.support import (
     scripted_rollout,
     train,
 )
-from tests.trainer.hostile import FILTERS
 from tests.trainer.launch import launch
 from tests.trainer.process_worker import Float64ExtTrainer, run_job
 from trl_grpo_ext import GRPOExtTrainer, Rollout
@@ -114,6 +113,7 @@ def test_resample_with_nothing_kept(tiny_model: Path, tmp_path: Path, loss_type:
     assert all(not gradient.any() for step in done.gradients for gradient in step.values())
 
 
+@pytest.mark.slow
 def test_a_filter_that_keeps_everything_changes_nothing(tiny_model: Path, tmp_path: Path) -> None:
     for shuffle in (False, True):  # over several passes, so that the order is TRL's in each of them
         keeps_all = {"name": "accuracy_between", "low": -100.0, "high": 100.0}
@@ -258,16 +258,6 @@ def test_two_ranks_do_what_one_does(tiny_model: Path, tmp_path: Path) -> None:
     assert any(log.get("groups/kept", 1) < 1 for log in ranks[0]["not full"]["logs"])
 
 
-@pytest.mark.slow
-def test_a_filter_that_raises_on_one_rank_stops_all(tiny_model: Path, tmp_path: Path) -> None:
-    job = {"float64": True, "prompt_count": 8, "per_device_train_batch_size": 4}
-    results = launch({name: {**job, "hostile": name} for name in FILTERS}, tiny_model, tmp_path)
-    for name in FILTERS:
-        (message,) = {rank[name]["message"] for rank in results}
-        assert message.startswith(f"On rank 1: group filter {name!r}")
-        assert "no such thing" in message
-
-
 # ---------------------------------------------------------------------------------------------- checkpoints
 
 
@@ -362,6 +352,7 @@ def test_answers_that_break_the_contract(tiny_model: Path, tmp_path: Path) -> No
             train(tiny_model, tmp_path, max_steps=1, trainer_arguments={"resample": {"filter": Answers(answer)}})
 
 
+@pytest.mark.slow
 def test_what_a_filter_sees_and_raises(tiny_model: Path, tmp_path: Path) -> None:
     seen: list[Rollout] = []
 
@@ -399,6 +390,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
+@pytest.mark.slow
 def test_what_cannot_be_exact_is_refused(tiny_model: Path, tmp_path: Path) -> None:
     for settings, message in REFUSED.values():
         with pytest.raises(ConfigurationError, match=message):

@@ -65,6 +65,7 @@ def test_texts_prompts_and_tokens(tiny_model: Path, tmp_path: Path) -> None:
 # ---------------------------------------------------------------------------------------------- rewards and groups
 
 
+@pytest.mark.slow
 def test_rewards_groups_counts_and_log_probabilities(tiny_model: Path, tmp_path: Path) -> None:
     def sometimes(completion_ids: list[list[int]], **columns: Any) -> list[float | None]:
         return [None if len(ids) % 2 else float(len(ids)) for ids in completion_ids]
@@ -95,6 +96,7 @@ def alike(prompts: list[str], **columns: Any) -> list[float | None]:
     return [{"a": 0.7, "b": None}.get(prompt[0], float(row)) for row, prompt in enumerate(prompts)]
 
 
+@pytest.mark.slow
 def test_a_row_keeps_what_is_known_of_it_when_it_is_shuffled(tiny_model: Path, tmp_path: Path) -> None:
     watch = watched(tiny_model, tmp_path, reward_funcs=alike, gradient_accumulation_steps=2, prompt_count=4)
     (rollout,) = watch.rollouts
@@ -169,6 +171,7 @@ def test_parts_that_cannot_be_placed_stop_only_who_reads_them(tiny_model: Path, 
 # ---------------------------------------------------------------------------------------------- what is trained
 
 
+@pytest.mark.slow
 def test_what_a_forward_hook_sees(tiny_model: Path, tmp_path: Path) -> None:
     watch = watched(tiny_model, tmp_path, max_steps=2, num_iterations=2)
     assert len(watch.forwards) == 2

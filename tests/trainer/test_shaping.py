@@ -21,8 +21,7 @@ from trl_grpo_ext import Rollout
 from trl_grpo_ext.credit.flow import shape_rewards
 from trl_grpo_ext.credit.rollouts import ScoredRows
 from trl_grpo_ext.errors import ConfigurationError, PluginOutputError, UpstreamError
-from trl_grpo_ext.trainer.sampled_batch import Sampling
-from trl_grpo_ext.trainer.shaping import refuse_images
+from trl_grpo_ext.trainer.sampled_batch import Sampling, refuse_images
 from trl_grpo_ext.trainer.upstream.reading import Generated
 from trl_grpo_ext.types import HookDeclaration
 
@@ -111,6 +110,7 @@ def test_trls_estimator_takes_the_shaped_rewards(tiny_model: Path, tmp_path: Pat
     assert len(ours.trainer.reward_funcs) == len(ours.trainer.reward_weights) == 1
 
 
+@pytest.mark.slow
 def test_completions_that_no_function_scored_stay_so(tiny_model: Path, tmp_path: Path) -> None:
     settings = {"multi_objective_aggregation": "normalize_then_sum"}
     theirs = train(

@@ -161,6 +161,7 @@ def test_config_is_asked_by_transformers() -> None:
     assert "args.get_process_log_level()" in inspect.getsource(Trainer.__init__)
 
 
+@pytest.mark.slow
 def test_weights_that_a_trainer_ignores_stop(tiny_model: Path, tmp_path: Path) -> None:
     rewards = load_rewards(SELECTIONS)
     for trainer_class, config_class in ((GRPOTrainer, GRPOConfig), (Subclass, GRPOConfig), (RLOOTrainer, RLOOConfig)):

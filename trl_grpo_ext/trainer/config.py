@@ -4,6 +4,7 @@
 
 import inspect
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +17,6 @@ from ..guard.calls import has_plugins, running_methods
 from ..guard.parameters import checked_choice, checked_number, checked_text, checked_whole
 from ..guard.untrusted import parse_yaml
 from ..plugins.loading import Kind, find, parse_selection
-from .resampling import read_resample
 
 _HOW = "Each is a name, `distribution:name`, `pkg.module:attribute`, or a mapping `{name: ..., parameter: value}`."
 
@@ -159,6 +159,30 @@ def our_settings(args: Any) -> SimpleNamespace:
     """The settings that this package adds, of any config; of a plain `GRPOConfig`, or none, their defaults."""
     ours = [one for one in fields(GRPOExtConfig) if one.name not in GRPOConfig.__dataclass_fields__]
     return SimpleNamespace(**{one.name: getattr(args, one.name, one.default) for one in ours})
+
+
+@dataclass(frozen=True)
+class ResampleSettings:
+    """The mapping `resample`, read."""
+
+    filter: Any  # A selection of a group filter, or one
+    max_rounds: int = 4  # most generations for one batch
+
+
+def read_resample(value: Any) -> ResampleSettings | None:
+    """Read the setting: None, a filter's name, or a mapping of `filter` and `max_rounds`."""
+    if value is None:
+        return None
+    if isinstance(value, str):
+        value = {"filter": value}
+    how = "Write a filter's name, or {filter: signal, max_rounds: 4}."
+    if not isinstance(value, Mapping) or value.get("filter") is None:
+        raise ConfigurationError(f"resample: {value!r} does not say which groups to keep. {how}")
+    if unknown := [key for key in value if key not in ResampleSettings.__dataclass_fields__]:
+        raise ConfigurationError(f"resample has no {unknown[0]!r}. {how}")
+    settings = ResampleSettings(**value)
+    checked_whole("resample: max_rounds", settings.max_rounds, lowest=1)
+    return settings
 
 
 def _resample(value: Any) -> dict[str, Any] | None:

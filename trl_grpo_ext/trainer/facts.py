@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from ..credit.turns import Parsing
+from ..guard.agreement import Agreement
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,7 @@ class RunFacts:
     rows_per_pass_eval: int
     rank: int
     ranks: int
+    agreement: Agreement
     gather: Callable[[torch.Tensor], torch.Tensor]
     sum_over_ranks: Callable[[torch.Tensor], torch.Tensor]
     device: torch.device

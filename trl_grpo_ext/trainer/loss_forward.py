@@ -1,7 +1,6 @@
-"""One call of TRL's `_compute_loss`, and where the models' forward passes go meanwhile."""
+"""One call of TRL's `_compute_loss`."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,8 +12,7 @@ from ..types import Forward
 from .batch import BatchKeys
 from .facts import Progress
 
-Inherited = Callable[..., Any]
-"""The method that an override replaces: TRL's, or that of a user's class in between."""
+Inherited = Callable[..., Any]  # the method that an override replaces: TRL's, or that of a user's class in between
 
 
 @dataclass(frozen=True)
@@ -69,28 +67,3 @@ class LossForward:
             training=progress.training,
             gather=gather,
         )
-
-
-class PassRouter:
-    """The models' forward passes: each goes to whoever asked for it, and to `default` outside of losses."""
-
-    def __init__(self, default: Inherited) -> None:
-        self._handlers = [default]
-
-    @property
-    def inside_a_loss(self) -> bool:
-        """Whether a loss, or a trial of one, is under way."""
-        return len(self._handlers) > 1
-
-    @contextmanager
-    def handled_by(self, handler: Inherited) -> Iterator[None]:
-        """Inside, `handler` gets the inherited method and its arguments."""
-        self._handlers.append(handler)
-        try:
-            yield
-        finally:
-            self._handlers.pop()
-
-    def run(self, inherited: Inherited, model: Any, *arguments: Any, **keywords: Any) -> Any:
-        """One pass."""
-        return self._handlers[-1](inherited, model, *arguments, **keywords)

@@ -21,10 +21,7 @@ class TokenLosses:
     """The token losses of a run, by name; in `section` one that fails on a rank stops all."""
 
     def __init__(
-        self,
-        losses: Mapping[str, Any],
-        facts: RunFacts,
-        section: Callable[[], AbstractContextManager[None]],
+        self, losses: Mapping[str, Any], facts: RunFacts, section: Callable[[], AbstractContextManager[None]]
     ) -> None:
         self._losses, self._facts, self._section = losses, facts, section
         declared = {name: TokenLossDeclaration.of(loss) for name, loss in losses.items()}
@@ -44,8 +41,6 @@ class TokenLosses:
             found.append(Term(name=name, mixes_rows=mixes, acts_without_advantage=acts))
         return found
 
-    # ------------------------------------------------------------------ once per generation batch
-
     def carry(self, batch: dict[str, Any], rollout: Rollout) -> None:
         """Let the rows take along what the losses want to find again, and what they need that TRL did not compute."""
         if self._need_reference and rollout.ref_logps_B_T is not None:
@@ -55,10 +50,10 @@ class TokenLosses:
                 values = carried_values(loss, rollout)
             batch.update({_key(number, name): values_B_T for name, values_B_T in values.items()})
 
-    # ------------------------------------------------------------------ at every loss forward
-
     def values(self, forward: LossForward, progress: Progress) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
         """Each loss's value of every token, `(B, T)`, and what is logged of them."""
+        if not self._losses:
+            return {}, {}
         factor_B = forward.inputs.get(BatchKeys.part_factor)
         # Compact updates multiplied the advantages by it, to make up for another denominator: of TRL's loss alone.
         factor_B_1 = 1.0 if factor_B is None else factor_B.unsqueeze(1)

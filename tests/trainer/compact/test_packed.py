@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from peft import LoraConfig, PrefixTuningConfig, get_peft_model
 from transformers import (
@@ -126,8 +126,17 @@ CONFIGS: dict[str, tuple[Any, torch.dtype]] = {
 }
 
 
-@pytest.mark.parametrize("share", [False, True])
-@pytest.mark.parametrize("name", CONFIGS)
+QUICK = [("llama", True), ("qwen2", False), ("experts", True)]
+
+
+@pytest.mark.parametrize(
+    ("name", "share"),
+    [
+        pytest.param(name, share, marks=[pytest.mark.slow] * ((name, share) not in QUICK))
+        for name in CONFIGS
+        for share in (False, True)
+    ],
+)
 def test_packed_rows_are_as_rows_alone(name: str, share: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     config, dtype = CONFIGS[name]
     if share:
@@ -164,6 +173,7 @@ def packed_dtype(model: Any) -> torch.dtype:
 # -------------------------------------------------------------------------------------------------- what it costs
 
 
+@settings(max_examples=40)
 @given(
     rows=st.lists(st.tuples(st.integers(0, 3), st.integers(1, 40)), min_size=1, max_size=12),
     prompt=st.integers(1, 60),

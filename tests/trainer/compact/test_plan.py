@@ -125,7 +125,7 @@ def test_plan_with_few_rows_has_placeholders() -> None:
 
 
 @given(ranks_of_rows, st.integers(1, 5), st.randoms(use_true_random=False))
-@settings(max_examples=300)
+@settings(max_examples=60)
 def test_of_any_plan(ranks: list[Rank], micro_steps: int, random: Any) -> None:
     plans = plans_of(ranks, micro_steps)
     # No cut computes fewer tokens.
@@ -153,6 +153,7 @@ def test_of_any_plan(ranks: list[Rank], micro_steps: int, random: Any) -> None:
 
 
 @given(st.integers(1, 4), st.integers(1, 4), st.integers(1, 3), st.data())
+@settings(max_examples=30)
 def test_parts_of_a_fixed_size_hold_every_row(rows: int, micro_steps: int, count: int, data: st.DataObject) -> None:
     total = rows * micro_steps
     ranks = [all_run(*data.draw(st.lists(lengths, min_size=total, max_size=total), label="rows")) for _ in range(count)]

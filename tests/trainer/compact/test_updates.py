@@ -30,8 +30,7 @@ from tests.trainer.test_processes import BY_WEIGHTS
 from trl_grpo_ext import GRPOExtConfig, GRPOExtTrainer
 from trl_grpo_ext.errors import ConfigurationError
 from trl_grpo_ext.trainer.compact import trials
-from trl_grpo_ext.trainer.compact.updates import Freedom
-from trl_grpo_ext.trainer.extension import Extension
+from trl_grpo_ext.trainer.compact.updates import Freedom, updates_of
 from trl_grpo_ext.types import HookDeclaration
 
 pytestmark = pytest.mark.slow
@@ -308,7 +307,7 @@ def test_the_routers_auxiliary_loss_stays_with_its_micro_batches(
     overrides: dict[str, Any] = {"dtype": "float32", "max_steps": 1, "router_aux_loss_coef": 0.5}
     ours, theirs = pair(tiny_moe, tmp_path, GRPOExtTrainer, **overrides)
     assert max(gaps(ours, theirs)) < EXACT["float32"]
-    monkeypatch.setattr("trl_grpo_ext.trainer.extension.freedom_of", lambda *_: SORTED)
+    monkeypatch.setattr("trl_grpo_ext.trainer.compact.updates.freedom_of", lambda *_: SORTED)
     lifted, _ = pair(tiny_moe, tmp_path, GRPOExtTrainer, **overrides)
     assert relative_gap(lifted.gradients[0], theirs.gradients[0]) > DIFFERENT
 
@@ -385,18 +384,14 @@ def test_updates_of_the_old_policy_and_reference(tiny_model: Path, tmp_path: Pat
     assert max(gaps(ours, theirs)) < EXACT["float64"]
 
 
-# ------------------------------------------------------------------------------------------------------ freedom
-
-
 # ------------------------------------------------------------------------------------------- what is refused
 
 
 def test_a_liger_loss_is_refused() -> None:
-    stand_in = SimpleNamespace(
-        _trainer=SimpleNamespace(args=SimpleNamespace(use_liger_kernel=True)), plugins=SimpleNamespace(compact=True)
-    )
+    trainer, plugins = SimpleNamespace(args=SimpleNamespace(use_liger_kernel=True)), SimpleNamespace(compact=True)
+    given: Any = (trainer, None, plugins, None, (), "rows", None, None)
     with pytest.raises(ConfigurationError, match="use_liger_kernel"):
-        Extension._make_updates(stand_in, None, None, None, ())  # type: ignore[arg-type]
+        updates_of(*given, own_passes=False)
 
 
 @pytest.mark.parametrize(

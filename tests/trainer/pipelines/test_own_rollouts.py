@@ -46,6 +46,7 @@ def test_hooks_act_on_what_the_subclass_made(tiny_model: Path, tmp_path: Path, c
     )
 
 
+@pytest.mark.slow
 def test_own_advantages_before_an_estimator(tiny_model: Path, tmp_path: Path) -> None:
     hooks: dict[str, Any] = {"hooks": ["centred"], "max_steps": 1}
     ours = train(tiny_model, tmp_path / "mixed", page.mixed(page.theirs("Curriculum")), **hooks)
@@ -77,6 +78,7 @@ def test_a_bonus_on_the_rewards(tiny_model: Path, tmp_path: Path, make: Any) -> 
 # ---------------------------------------------------------------------------------------------- rows
 
 
+@pytest.mark.slow
 def test_rows_that_are_reordered_below_are_refused(tiny_model: Path, tmp_path: Path) -> None:
     class Reversed(GRPOTrainer):
         def _generate_and_score_completions(self, inputs: Any) -> Any:

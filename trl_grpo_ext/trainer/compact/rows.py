@@ -38,9 +38,6 @@ def _width(mask_B_T: torch.Tensor) -> torch.Tensor:
     return (columns * (mask_B_T != 0)).amax(dim=1)
 
 
-# ------------------------------------------------------------------------------------------------ parts made of rows
-
-
 def make_micro_steps(
     micro_batches: Sequence[dict[str, Any]],
     plan: Plan,
@@ -106,9 +103,6 @@ def _trimmed(part: dict[str, Any], left: int, right: int) -> dict[str, Any]:
         elif value.size(1) == width:
             made[key] = value[:, :right]
     return made
-
-
-# ------------------------------------------------------------------------------- log-probabilities without a gradient
 
 
 def logps_by_length(

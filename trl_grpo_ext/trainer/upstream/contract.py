@@ -12,8 +12,11 @@ from trl import GRPOTrainer
 from ...credit.flow import TRL_REDUCTIONS
 from ...errors import ConfigurationError, UpstreamError
 
-OLDEST_TESTED = "1.14"
+OLDEST_TESTED = "1.16"
 NEWEST_TESTED = "1.16"
+
+LOGPS_ARGUMENTS = ("input_ids", "attention_mask", "logits_to_keep", "batch_size", "compute_entropy")
+"""The arguments after `model` of `_get_per_token_logps_and_entropies`."""
 
 METHODS: dict[str, tuple[str, ...]] = {
     "_generate": ("self", "prompts"),
@@ -21,8 +24,7 @@ METHODS: dict[str, tuple[str, ...]] = {
     "_tokenize_prompts": ("self", "prompts"),
     "_prepare_inputs": ("self", "generation_batch"),
     "_calculate_rewards": ("self", "inputs", "prompts", "completions", "completion_ids_list"),
-    # Called with positional arguments by some releases and passed through untouched, so only `self, model` matter.
-    "_get_per_token_logps_and_entropies": ("self", "model"),
+    "_get_per_token_logps_and_entropies": ("self", "model", *LOGPS_ARGUMENTS),
     "_compute_loss": ("self", "model", "inputs"),
     "compute_loss": ("self", "model", "inputs"),
     "evaluation_loop": ("self", "dataloader"),
@@ -38,9 +40,6 @@ METHODS: dict[str, tuple[str, ...]] = {
 
 LOSS_METHODS = frozenset({"_compute_loss", "compute_loss"})
 """Methods that make the loss; a class that overrides one has its own loss."""
-
-ENTROPY_ARGUMENT = 4
-"""Place of `compute_entropy` after `model` among the arguments of `_get_per_token_logps_and_entropies`."""
 
 SAVING: dict[str, tuple[str, ...]] = {
     "_get_output_dir": ("self", "trial"),
@@ -67,6 +66,7 @@ ATTRIBUTES: tuple[str, ...] = (
     "beta",
     "data_collator",
     "entropy_coef",
+    "eos_token_ids",
     "epsilon_high",
     "importance_sampling_level",
     "loss_type",
@@ -136,8 +136,6 @@ GLOBAL_TOKEN_MEAN = frozenset(name for name in LOSS_TYPES if TRL_REDUCTIONS[name
 LOCAL_TOKEN_MEAN = frozenset(name for name in LOSS_TYPES if TRL_REDUCTIONS[name] == "token_mean_local")
 """All others divide by the rows of a micro-batch, masked ones included."""
 
-"""TRL's own trainers below `GRPOTrainer` whose loss has no per-token terms, and why."""
-
 
 def check_version(installed: str | None = None) -> None:
     """Refuse a TRL that cannot work and warn about an untested one."""
@@ -197,14 +195,9 @@ def classes_between(trainer_class: type, mixin: type) -> Sequence[type]:
     return order[order.index(mixin) + 1 : order.index(GRPOTrainer)]
 
 
-def has_own_scoring(between: Sequence[type]) -> bool:
-    """Whether a class of the user's makes generation batches in its own way, with advantages of its own perhaps."""
-    return any("_generate_and_score_completions" in vars(owner) for owner in between)
-
-
-def has_own_passes(between: Sequence[type]) -> bool:
-    """Whether a class of the user's runs the models in its own way."""
-    return any("_get_per_token_logps_and_entropies" in vars(owner) for owner in between)
+def overrides(between: Sequence[type], method: str) -> bool:
+    """Whether a class of the user's has this method."""
+    return any(method in vars(owner) for owner in between)
 
 
 def check_batch(batch: dict[str, Any]) -> None:

@@ -16,6 +16,7 @@ from trl.trainer.utils import use_adapter
 
 from ...credit.flow import TRL_REDUCTIONS
 from ...errors import ConfigurationError
+from ...guard.agreement import Agreement
 from ..facts import LossSettings, Progress, RunFacts
 from . import contract, releases
 
@@ -23,10 +24,11 @@ from . import contract, releases
 def facts_of(trainer: Any) -> RunFacts:
     """What stays the same for the run of a constructed trainer."""
     args, accelerator, tokenizer = trainer.args, trainer.accelerator, trainer._tokenizer
+    rank, ranks = accelerator.process_index, accelerator.num_processes
     return RunFacts(
         trainer=type(trainer).__qualname__,
         tokenizer=tokenizer,
-        end_ids=frozenset({*releases.end_ids_of(trainer), tokenizer.pad_token_id}),
+        end_ids=frozenset({*trainer.eos_token_ids, tokenizer.pad_token_id}),
         pad_id=tokenizer.pad_token_id,
         pad_to_multiple_of=trainer.pad_to_multiple_of,
         masks_truncated=bool(trainer.mask_truncated_completions),
@@ -38,8 +40,9 @@ def facts_of(trainer: Any) -> RunFacts:
         steps_per_generation=int(args.steps_per_generation),
         rows_per_pass=int(args.per_device_train_batch_size),
         rows_per_pass_eval=int(args.per_device_eval_batch_size),
-        rank=accelerator.process_index,
-        ranks=accelerator.num_processes,
+        rank=rank,
+        ranks=ranks,
+        agreement=Agreement(rank, ranks, accelerator.gather),
         gather=accelerator.gather,
         sum_over_ranks=partial(accelerator.reduce, reduction="sum"),
         device=accelerator.device,
@@ -194,9 +197,8 @@ class Generated:
 
     @classmethod
     def of(cls, returned: Sequence[Any]) -> Generated:
-        """Read TRL's tuple; its seventh entry came later than the others."""
-        prompt_ids, completion_ids, tool_masks, _, sampling_logps, *more = returned
-        images = more[1] if len(more) > 1 else None
+        """Read TRL's tuple."""
+        prompt_ids, completion_ids, tool_masks, _, sampling_logps, _, images, *_ = returned
         return cls(prompt_ids, completion_ids, tool_masks, sampling_logps, images)
 
 
