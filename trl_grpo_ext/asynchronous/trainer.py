@@ -16,7 +16,6 @@ bit.
 import functools
 import itertools
 import pickle
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
@@ -24,29 +23,23 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from accelerate.utils import gather_object
 from trl.experimental.async_grpo import AsyncGRPOTrainer
 
 from ..credit import flow
-from ..credit.chain import Change, change_tables, metrics_of
-from ..credit.metrics import row_table, weight_metrics
+from ..credit.chain import Change
 from ..credit.terms import FurtherTerms
 from ..errors import ConfigurationError
 from ..guard.agreement import Agreement
 from ..guard.calls import unique_names
 from ..records.log import LiveLog
-from ..records.manifest import Manifest
-from ..records.settings import write_settings
-from ..records.token_records import TokenRecorder
 from ..trainer.batch import BatchKeys
 from ..trainer.facts import LossSettings, Progress
 from ..trainer.hook_states import AdvantageHookStates, has_state
 from ..trainer.loss_forward import LossForward, PolicyPass
-from ..trainer.plugin_records import PluginRecords
+from ..trainer.record_stage import RecordStage
 from ..trainer.reductions import Computed, reduction_of
 from ..trainer.selected import SelectedPlugins, SelectedRewards
 from ..trainer.token_losses import TokenLosses, losses_that_replace
-from ..trainer.upstream import acting
 from ..trainer.upstream import asynchronous as upstream
 from ..types import Declaration, HookDeclaration, Rollout, StepTotals, Totals, implements, role_of
 from .loop import ExtRolloutLoop, Row, padded, rollout_of
@@ -93,7 +86,12 @@ class AsyncGRPOExtMixin(_Next):
     ) -> None:
         upstream.check(AsyncGRPOTrainer)
         given = {name: keywords.pop(name, None) for name in ("advantage_hooks", "loss_aggregation", "token_losses")}
-        settings = SimpleNamespace(token_records=token_records, reward_timeout=reward_timeout, loss_type=LOSS_TYPE)
+        settings = SimpleNamespace(
+            token_records=token_records,
+            reward_timeout=reward_timeout,
+            plugin_changes=plugin_changes,
+            loss_type=LOSS_TYPE,
+        )
         resample = None if group_filter is None else {"filter": group_filter}
         plugins = SelectedPlugins(settings, {**given, "resample": resample, "prompt_sampler": None})
         refuse(plugins)
@@ -113,17 +111,15 @@ class AsyncGRPOExtMixin(_Next):
         self.loss_aggregation = plugins.aggregation
         self.group_filter = plugins.group_filter
         self.token_losses = plugins.token_losses
-        self.plugin_manifest = Manifest.of(self, plugins.loaded)
         self.add_callback(LiveLog())
         if any(map(has_state, plugins.hooks)):
             self.add_callback(AdvantageHookStates.of(hooks=plugins.hooks))
-        agreement = Agreement(self.accelerator.process_index, self.accelerator.num_processes, self.accelerator.gather)
-        ours.steps = Steps(self, plugins, agreement)
-        ours.records = PluginRecords(self.plugin_manifest, self.args, plugin_changes, agreement)
+        ours.steps = Steps(self, plugins)
+        self.plugin_manifest = ours.steps.records.manifest
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *arguments: Any, **keywords: Any) -> Any:
         """Train as TRL does, after comparing the plugins with those of the checkpoint to resume from."""
-        self._trl_grpo_ext.records.begin(resume_from_checkpoint, functools.partial(write_settings, self))
+        self._trl_grpo_ext.steps.records.begin(resume_from_checkpoint)
         return super().train(resume_from_checkpoint, *arguments, **keywords)
 
     def get_train_dataloader(self) -> Any:
@@ -147,12 +143,12 @@ class AsyncGRPOExtMixin(_Next):
 
     def log(self, logs: dict[str, float], *arguments: Any, **keywords: Any) -> None:
         """Log as TRL does, and write the token records beside it."""
-        self._trl_grpo_ext.steps.write_records()
+        self._trl_grpo_ext.steps.records.before_log()
         super().log(logs, *arguments, **keywords)
 
     def _save(self, output_dir: str | None = None, *arguments: Any, **keywords: Any) -> None:
         super()._save(output_dir, *arguments, **keywords)
-        self._trl_grpo_ext.records.write_beside_weights(output_dir)
+        self._trl_grpo_ext.steps.records.write_beside_weights(output_dir)
 
 
 class AsyncGRPOExtTrainer(AsyncGRPOExtMixin, AsyncGRPOTrainer):
@@ -210,24 +206,33 @@ def pack_rows(packed: Sequence[Any], batch: dict[str, Any]) -> None:
     batch[ROWS] = padded([np.frombuffer(bytearray(pickle.dumps(of_rank)), dtype=np.uint8) for of_rank in rows])
 
 
+class Records(RecordStage):
+    """What is recorded and logged of a run. TRL has no table of completions here."""
+
+    def _saw_advantages(self, row_ids_N: Sequence[int], table_N_2: torch.Tensor) -> None: ...
+
+
 class Steps:
     """Everything of ours that acts in the training process."""
 
-    def __init__(self, trainer: Any, plugins: SelectedPlugins, agreement: Agreement) -> None:
-        self._trainer, self._plugins, self._agreement = trainer, plugins, agreement
-        facts: Any = SimpleNamespace(
-            ranks=trainer.accelerator.num_processes,
-            sum_over_ranks=functools.partial(trainer.accelerator.reduce, reduction="sum"),
+    def __init__(self, trainer: Any, plugins: SelectedPlugins) -> None:
+        self._trainer, self._plugins = trainer, plugins
+        accelerator = trainer.accelerator
+        facts: Any = SimpleNamespace(  # those of `RunFacts` that are read here
+            rank=accelerator.process_index,
+            ranks=accelerator.num_processes,
+            device=accelerator.device,
+            gather=self.gather,
+            sum_over_ranks=functools.partial(accelerator.reduce, reduction="sum"),
+            agreement=Agreement(accelerator.process_index, accelerator.num_processes, accelerator.gather),
             accumulation=1,
             steps_per_generation=1,
         )
-        losses = plugins.losses_by_name
-        terms = {"knows_weights": True, "has_token_losses": bool(losses)}
-        self._reduction = reduction_of(plugins.aggregation, facts, LOSS_TYPE, agreement.section, **terms)
-        self._token_losses = TokenLosses(losses, facts, agreement.section)
+        self._facts, self._agreement = facts, facts.agreement
+        self._reduction = reduction_of(plugins, facts, LOSS_TYPE, knows_weights=True)
+        self._token_losses = TokenLosses(plugins.losses_by_name, facts, facts.agreement.section)
         self._settings = LossSettings(LOSS_TYPE, auxiliary_loss=trainer.aux_loss_enabled)
-        self._recorder = TokenRecorder(plugins.settings.token_records, trainer.args.seed)
-        self._records = plugins.settings.token_records > 0
+        self.records = Records(trainer, facts, plugins, evaluates=False)
 
     def gather(self, values: torch.Tensor) -> torch.Tensor:
         """All ranks' rows, of which each may have another number."""
@@ -251,19 +256,17 @@ class Steps:
             rollout = self._rollout(rows, len(micro_batches))
             entries = self._entries(rows, rollout)
         self._token_losses.carry(entries, rollout)
+        stages = {name: padded([row.stages[name] for row in rows], self._facts.device) for name in rows[0].stages}
+        changes = [Change(name, stages[before], stages[name]) for before, name in itertools.pairwise(stages)]
+        outcomes = {name: [row.outcomes.get(name) for row in rows] for row in rows for name in row.outcomes}
+        self.records.saw_batch(rollout, {**entries, "advantages": stages["trl"]}, changes, outcomes)
         for inputs, place in zip(micro_batches, own, strict=True):
             inputs[ROWS] |= {name: values[place] for name, values in entries.items()}
             inputs[ROWS][BatchKeys.totals] = rollout.totals
-        stages = {name: padded([row.stages[name] for row in rows]).to(rollout.mask_B_T) for name in rows[0].stages}
-        changes = [Change(name, stages[before], stages[name]) for before, name in itertools.pairwise(stages)]
-        self._saw_changes(changes, rollout.mask_B_T)
-        if self._records:
-            outcomes = {name: [row.outcomes.get(name) for row in rows] for row in rows for name in row.outcomes}
-            self._recorder.start(rollout, entries[BatchKeys.row_id], list(stages.items()), outcomes)
 
     def _rollout(self, rows: Sequence[Row], micro_batches: int) -> Rollout:
         """The context of a step: its rows of this rank, with the counts and groups of all."""
-        trl, rank, device = self._trainer, self._trainer.accelerator.process_index, self._trainer.accelerator.device
+        trl, rank, device = self._trainer, self._facts.rank, self._facts.device
         facts_N_C = self.gather(torch.tensor([[row.group, int(row.mask.sum()), rank] for row in rows], device=device))
         _, groups_N = torch.unique(facts_N_C[:, 0], return_inverse=True)
         tokens, sequences = int(facts_N_C[:, 1].sum()), len(groups_N)
@@ -272,7 +275,7 @@ class Steps:
             sequences=sequences,
             prompts=int(groups_N.max()) + 1,
             max_completion_length=trl.args.max_completion_length,
-            processes=trl.accelerator.num_processes,
+            processes=self._facts.ranks,
             micro_batches=micro_batches,
             step=StepTotals(tokens=tokens, sequences=sequences, micro_batches=micro_batches),
         )
@@ -307,25 +310,15 @@ class Steps:
             entries[BatchKeys.allowed_signs] = padded([row.allowed_signs for row in rows], mask_B_T.device)
         if implements(aggregation, "weights"):
             weights_B_T = entries[BatchKeys.weights] = flow.token_weights(aggregation, rollout)
-            table_N_C = self.gather(row_table(weights_B_T, entries["advantages"], mask_B_T))
-            acting.add_metrics(self._trainer, weight_metrics(table_N_C))
+            self.records.saw_weights(weights_B_T, entries["advantages"], mask_B_T)
         return entries
-
-    def _saw_changes(self, changes: Sequence[Change], mask_B_T: torch.Tensor) -> None:
-        if not changes:
-            return
-        tables_N_C = self.gather(change_tables(changes, mask_B_T))
-        acting.add_metrics(self._trainer, metrics_of(changes, tables_N_C))
-        said = self._plugins.chain.without_effect(changes, tables_N_C, self._trainer.state.global_step)
-        for sentence in said if self._trainer.accelerator.is_main_process else ():
-            warnings.warn(sentence, stacklevel=2)
 
     # ------------------------------------------------------------------ at every loss forward
 
     def compute_loss(self, inherited: Callable[..., Any], model: Any, inputs: dict[str, Any], *arguments: Any) -> Any:
         """The loss of a micro-batch: TRL's, with the forward hooks' advantages and the selected terms and weights."""
         trl, plugins = self._trainer, self._plugins
-        if ROWS not in inputs or not (plugins.reduces or plugins.forward_hooks or self._records):
+        if ROWS not in inputs or not (plugins.reduces or plugins.forward_hooks or self.records.records_tokens):
             return inherited(model, inputs, *arguments)
         forward = LossForward(dict(inputs[ROWS]), inputs[ROWS]["completion_mask"])
         accumulation = int(trl.current_gradient_accumulation_steps)
@@ -354,15 +347,10 @@ class Steps:
         forward.inputs["advantages"] = leaf_B_T
         weights_B_T = spread(upstream.reduction_weights(trl, inherited, inputs)[selected])
         values, metrics = self._token_losses.values(forward, progress)
-        acting.add_metrics(trl, metrics)
+        self.records.add_metrics(metrics)
         further = FurtherTerms(values, bool(self._token_losses.replaced_by))
         reduced = self._reduction.reduce(Computed(trl_loss, forward, self._settings, progress, further, weights_B_T))
-        if self._records:
-            used = {"advantage": leaf_B_T, "weight": reduced.weights_B_T}
-            used |= {"logp": forward.policy.logps_B_T, "entropy": forward.policy.entropies_B_T}
-            stages = [(change.name, change.after_B_T) for change in forward.policy.changes]
-            seen = {name: values_B_T.detach() for name, values_B_T in used.items() if values_B_T is not None}
-            self._recorder.add_trained(forward.inputs[BatchKeys.row_id], stages, seen)
+        self.records.saw_loss(forward, reduced)
         return reduced.loss
 
     def _apply_hooks(
@@ -373,12 +361,5 @@ class Steps:
             context = forward.context(logps_B_T, entropies_B_T, progress, self.gather)
             signs_B_T = inputs.get(BatchKeys.allowed_signs)
             inputs["advantages"], changes = self._plugins.chain.on_forward(inputs["advantages"], context, signs_B_T)
-            self._saw_changes(changes, forward.mask_B_T)
+        self.records.saw_changes(changes, inputs[BatchKeys.row_id], forward.mask_B_T)
         return changes
-
-    def write_records(self) -> None:
-        """Write the token records of all ranks."""
-        if self._records:
-            records = gather_object(self._recorder.records())
-            if self._trainer.accelerator.is_main_process:
-                self._recorder.write(records, self._trainer.args.output_dir, self._trainer.state.global_step)
