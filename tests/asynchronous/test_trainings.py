@@ -65,8 +65,8 @@ def test_a_mixture_of_experts(tiny_moe: Path, tmp_path: Path) -> None:  # noqa: 
 
 TOOL_TEMPLATE = (
     "{% for m in messages %}{% if m.role == 'assistant' %}# {{ m.content }}{% for c in m.tool_calls or [] %}"
-    "b{{ c.function.arguments.text | replace(' ', '') }}{% endfor %}<eos>{% else %}{{ m.content }}{% endif %}{% endfor %}"
-    "{% if add_generation_prompt %}# {% endif %}"
+    "b{{ c.function.arguments.text | replace(' ', '') }}{% endfor %}<eos>{% else %}{{ m.content }}{% endif %}"
+    "{% endfor %}{% if add_generation_prompt %}# {% endif %}"
 )
 """It says again to the letter what the model wrote, between whose tokens this tokenizer puts spaces."""
 
