@@ -175,7 +175,8 @@ def test_the_pages_example(tiny_model: Path, tmp_path: Path, server: Server, mon
     assert len(logs) == 2
     assert 0.1 < logs[0]["rewards/gsm8k_accuracy"] < 0.7
     assert logs[0]["reward"] == pytest.approx(logs[0]["rewards/gsm8k_accuracy"] + 0.2 * logs[0]["rewards/think_format"])
-    assert all(log["advantage/entropy_shaping/mass_moved"] > 0 for log in logs)
+    for hook in ("leave_one_out", "entropy_shaping"):
+        assert all(log[f"advantage/{hook}/mass_moved"] > 0 for log in logs)
     # The report shows the run.
     assert invoke("report", tmp_path / "out").status == 0
     page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
