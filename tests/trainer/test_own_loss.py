@@ -26,9 +26,6 @@ class DecayedInside(GRPOTrainer):
         return super()._compute_loss(model, inputs) + 0.01 * sum(w.pow(2).sum() for w in model.parameters())
 
 
-# ---------------------------------------------------------------------------------------------- a term beside TRL's
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("make", "base"),
@@ -86,9 +83,6 @@ def test_an_override_that_only_looks_on_takes_everything(tiny_model: Path, tmp_p
         assert {k: v for k, v in our_log.items() if "seconds" not in k} == pytest.approx(
             {k: v for k, v in plain_log.items() if "seconds" not in k}
         )
-
-
-# ---------------------------------------------------------------------------------------------- in TRL's place
 
 
 @pytest.mark.slow

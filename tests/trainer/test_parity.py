@@ -33,9 +33,6 @@ def marked(number: int, cell: Cell) -> Any:
     return pytest.param(cell, id=f"{cell.loss_type}-{number % 32:02}-{cell.ours}", marks=marks)
 
 
-# ---------------------------------------------------------------------------------------------------- the grid
-
-
 @pytest.mark.parametrize(
     "cell", [marked(*one) for one in enumerate(CELLS) if one[1] in BY_STRENGTH[3] + BY_STRENGTH[2]]
 )
@@ -55,18 +52,15 @@ def test_the_same_with_trls_own_forward_pass(tiny_model: Path, tmp_path: Path, l
 
 
 def test_any_two_or_three_of_loss_type_settings_and_ours_meet() -> None:
-    names = [factor.name for factor in FACTORS]
     for strength, cells in BY_STRENGTH.items():
         assert {found for cell in cells for found in parity_grid.interactions(cell, strength)} == {
             found for cell in CELLS for found in parity_grid.interactions(cell, strength)
         }
-        for chosen in combinations(names, strength):
+        for chosen in combinations(FACTORS, strength):
             assert len({tuple(name in cell.on for name in chosen) for cell in cells}) == 2**strength
         assert {(cell.loss_type, cell.ours) for cell in cells} == {(a, b) for a in OWN_AGGREGATION for b in OURS}
         assert {cell.correction_mode for cell in cells if CORRECTION in cell.on} == set(CORRECTION_MODES)
 
-
-# -------------------------------------------------------------------------------- each setting changes what TRL does
 
 # With these on every setting has something to act on: a KL penalty, and ratios off 1 at the second step.
 BASE = frozenset({"beta", "num_iterations"})
@@ -77,14 +71,12 @@ def test_parity_settings_change_the_gradient(tiny_model: Path, tmp_path: Path) -
     base = parity_grid.train_trl(tiny_model, tmp_path, Cell("grpo", BASE))
     first, second, *_ = base.logs
     assert first["clip_ratio/region_mean"] == 0 < 0.1 < second["clip_ratio/region_mean"] < 0.9
-    for name in (factor.name for factor in FACTORS):
+    for name in FACTORS:
         flipped = parity_grid.train_trl(tiny_model, tmp_path, Cell("grpo", BASE ^ {name}))
         assert relative_gap(flipped.gradients[1], base.gradients[1]) > 1e-3, name
     ours = parity_grid.train_ours(tiny_model, tmp_path, Cell("grpo", BASE), "token_mean")
     assert min(parity_grid.gradient_gap(ours, base), parity_grid.loss_gap(ours, base)) > 1e-3
 
-
-# ------------------------------------------------------------------------------------------------ nothing selected
 
 UNSELECTED: dict[str, dict[str, Any]] = {
     "defaults": {},
@@ -116,9 +108,6 @@ def test_three_steps_are_trls_to_the_bit(tiny_model: Path, tmp_path: Path, setti
         assert any(bool(gradient.any()) for gradient in their_step.values())
         assert all(torch.equal(our_step[name], their_step[name]) for name in their_step)
     assert all(torch.equal(ours.weights[name], theirs.weights[name]) for name in theirs.weights)
-
-
-# ------------------------------------------------------------------------------------------------ beyond the grid
 
 
 def both(model: Path, folder: Path, loss_type: str, aggregation: str, **settings: Any) -> tuple[Run, Run]:
@@ -191,7 +180,6 @@ def test_an_adapter_with_the_disabled_adapter_as_its_reference(tiny_model: Path,
     assert_same(ours, theirs)
 
 
-# ------------------------------------------------------------------------------------------------------ precision
 # In float32 and bfloat16 a sum depends on its order. How far two ways to a gradient may differ is measured: TRL's
 # own gradient in float32 is as far from TRL's in bfloat16 as rounding takes it. An aggregation and what is not selected
 # change nothing, to the bit; compact updates cut the rows differently and are as far from float32 as TRL is.

@@ -46,9 +46,7 @@ def test_pass_at_k_over_batches_and_at_the_threshold() -> None:
         "pass@1": pytest.approx((1 / 4 + 2 / 4 + 0) / 3),
         "pass@2": pytest.approx((1 / 2 + 5 / 6 + 0) / 3),
     }
-
-
-def test_what_fills_up_the_last_batch_does_not_count() -> None:
+    # What fills up the last batch does not count.
     alone = collected([[1, 1, 1, 1, 0, 0, 0, 0]])
     assert collected([[1, 1, 1, 1, 0, 0, 0, 0], [1, 1, 1, 1]], problems=2) == alone
     assert collected([[1, 1, 1, 1, 0, 0, 0, 0], [1, 1, 1, 1]]) != alone

@@ -71,9 +71,6 @@ def used_at(trainer: Any, step: int) -> dict[tuple[int, ...], dict[str, Any]]:
     return {tuple(row["ids"]): row for row in trainer.used if row["step"] == step}
 
 
-# ---------------------------------------------------------------------------------------------- TRL's table
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
@@ -127,9 +124,6 @@ def test_an_evaluation_in_between_does_not_mix_up_the_rows(tiny_model: Path, tmp
         for _, group in rows.groupby("prompt"):
             centred = group["length_reward"] - group["length_reward"].mean()
             assert group["advantage"].tolist() == pytest.approx((2 * centred).tolist(), abs=1e-5)
-
-
-# ---------------------------------------------------------------------------------------------- the token records
 
 
 def test_every_stage_by_hand(tiny_model: Path, tmp_path: Path) -> None:
@@ -208,9 +202,6 @@ def test_log_names_plugins_without_empty_metrics(
     logs = [json.loads(text) for text in (tmp_path / "trl_grpo_ext_log.jsonl").read_text().splitlines()]
     assert any("rewards/length_reward/mean" in entry for entry in logs)
     assert all(value is not None for entry in logs for value in entry.values())
-
-
-# -------------------------------------------------------------------------------------- advantages that TRL averages
 
 
 @pytest.mark.slow

@@ -64,9 +64,6 @@ def run(model: Path, folder: Path, letters: str = "a", **settings: Any) -> Any:
     return train(model, folder, settings.pop("trainer_class", Seen), reward_funcs=flat(letters), **settings)
 
 
-# ---------------------------------------------------------------------------------------------- rounds
-
-
 def test_rounds_kept_groups_and_metrics(tiny_model: Path, tmp_path: Path) -> None:
     # a is flat. 1: ab -> b, cd -> bc, d is left over. 2: ef. 3: gh. 4: ab -> b, cd -> bc.
     done = run(tiny_model, tmp_path)
@@ -134,9 +131,6 @@ def test_no_batch_has_two_groups_of_one_prompt(tiny_model: Path, tmp_path: Path)
     assert all(log["dropped/prompt_already_in_batch"] == 1 for log in groups_logged(some))
 
 
-# ---------------------------------------------------------------------------------------------- gradients
-
-
 def by_hand(model: Path, folder: Path, letters: str, **settings: Any) -> Any:
     """One step on these prompts, sampled at once."""
     rows = {"train_dataset": prompts(8).select(["abcdefgh".index(letter) for letter in letters])}
@@ -190,37 +184,24 @@ def test_resample_hooks_and_table(tiny_model: Path, tmp_path: Path) -> None:
             self.rows += [f"{prompt[0]}{text}" for prompt, text in zip(rollout.prompts, rollout.texts, strict=True)]
             return 2 * advantages_B_T
 
-    for resample, rows in (
-        ("signal", "abcdefghabcd"),
-        ({"name": "accuracy_between", "low": -9.0, "high": 9.0}, "abcdef"),
-    ):
-        hook, folder = Counting(), tmp_path / str(rows)
-        done = run(
-            tiny_model,
-            folder,
-            resample={"filter": resample},
-            hooks=[hook],
-            token_records=8,
-            max_steps=4 if resample == "signal" else 3,
-            log_completions=True,
-        )
-        # With `signal` the hook runs on what is sampled too: ab, cd, then on what is trained on: bc, ...
-        seen = [row[0] for row in hook.rows[::4]]
-        assert seen == [*("abcdbcefefghghabcdbc" if resample == "signal" else rows)]
+    sampled = {"signal": "abcdefghabcd", "accuracy_between": "abcdef"}
+    # With `signal` the hook runs on what is sampled too: ab, cd, then on what is trained on: bc, ...
+    expected = {**sampled, "signal": "abcdbcefefghghabcdbc"}
+    for name, chosen in (("signal", {}), ("accuracy_between", {"low": -9.0, "high": 9.0})):
+        hook, settings = Counting(), {"resample": {"filter": {"name": name, **chosen}}, "token_records": 8}
+        settings |= {"max_steps": 4 if name == "signal" else 3, "log_completions": True}
+        done = run(tiny_model, tmp_path / name, hooks=[hook], **settings)
+        assert "".join(row[0] for row in hook.rows[::4]) == expected[name]
         table = list(done.trainer._logs["prompt"])  # as many rows as a generation batch has: the newest
-        sampled = rows if resample == "signal" else "abcdef"
-        assert [prompt[0] for prompt in table[::4]] == [*sampled[-2:]]
+        assert "".join(prompt[0] for prompt in table[::4]) == sampled[name][-2:]
         # It shows what the loss got, at the rows that are still there.
         last, found = done.trainer.seen[-1], 0
         for place, values in zip(last[BatchKeys.row_id].tolist(), last["advantages"], strict=True):
-            if (row := place - 4 * len(sampled) + len(table)) >= 0:
+            if (row := place - 4 * len(sampled[name]) + len(table)) >= 0:
                 live = values[values != 0]
                 shown, found = done.trainer._logs["advantages"][row], found + 1
                 assert shown == pytest.approx(float(live[0]) if len(live) else 0.0, rel=1e-5)
         assert found >= 4
-
-
-# ---------------------------------------------------------------------------------------------- several ranks
 
 
 @pytest.mark.slow
@@ -256,9 +237,6 @@ def test_two_ranks_do_what_one_does(tiny_model: Path, tmp_path: Path) -> None:
     logs = [log for name in jobs for log in ranks[0][name]["logs"]]
     assert any(log.get("groups/surplus") for log in logs)
     assert any(log.get("groups/kept", 1) < 1 for log in ranks[0]["not full"]["logs"])
-
-
-# ---------------------------------------------------------------------------------------------- checkpoints
 
 
 def resumed(model: Path, folder: Path, checkpoint: int, **settings: Any) -> Any:
@@ -320,9 +298,6 @@ def test_a_checkpoint_without_a_state_goes_on_where_the_data_is(tiny_model: Path
     with pytest.warns(UserWarning, match="plugins"):
         again = resumed(tiny_model, tmp_path, 2, max_steps=3, plugin_changes="warn")
     assert trained_on(again.trainer, 0) == "ef"
-
-
-# ---------------------------------------------------------------------------------------------- bad input
 
 
 class Answers:

@@ -30,9 +30,6 @@ def ids_of(prompt: str, member: int) -> list[int]:
     return scripted_completion(prompt, member, 10)
 
 
-# ---------------------------------------------------------------------------------------------- the contract
-
-
 @pytest.mark.parametrize("context", [Rollout, Forward, Totals, StepTotals])
 def test_contexts_are_frozen_and_every_field_is_documented(context: Any) -> None:
     assert context.__dataclass_params__.frozen
@@ -40,9 +37,6 @@ def test_contexts_are_frozen_and_every_field_is_documented(context: Any) -> None
     attributes = re.findall(r"^ {4,8}(\w+): ", (context.__doc__ or "").split("Attributes:")[1], re.MULTILINE)
     names = [field.name for field in dataclasses.fields(context)]
     assert set(names) <= {*documented, *attributes}, set(names) - {*documented, *attributes}
-
-
-# ---------------------------------------------------------------------------------------------- texts and tokens
 
 
 def test_texts_prompts_and_tokens(tiny_model: Path, tmp_path: Path) -> None:
@@ -60,9 +54,6 @@ def test_texts_prompts_and_tokens(tiny_model: Path, tmp_path: Path) -> None:
     assert bool(rollout.truncated_B.any())
     assert not bool(rollout.truncated_B.all())
     assert rollout.tool_mask_B_T is None
-
-
-# ---------------------------------------------------------------------------------------------- rewards and groups
 
 
 @pytest.mark.slow
@@ -118,9 +109,6 @@ def test_a_row_keeps_what_is_known_of_it_when_it_is_shuffled(tiny_model: Path, t
     assert order != sorted(order)  # they have been shuffled
 
 
-# ---------------------------------------------------------------------------------------------- spans of rewards
-
-
 def first_two(completions: list[Any], **columns: Any) -> list[Any]:
     texts = [c if isinstance(c, str) else c[-1]["content"] for c in completions]
     return [Parts({"two": (0.25, (0, min(2, len(text))))}) if text else None for text in texts]
@@ -166,9 +154,6 @@ def test_parts_that_cannot_be_placed_stop_only_who_reads_them(tiny_model: Path, 
     assert train(tiny_model, tmp_path, OtherTexts, hooks=hooks, **settings).gradients
     with pytest.raises(AlignmentError, match=r"'part_credit': on_rollout: The parts of 'first_two' at row 0 cannot"):
         train(tiny_model, tmp_path, OtherTexts, hooks=["part_credit"], **settings)
-
-
-# ---------------------------------------------------------------------------------------------- what is trained
 
 
 @pytest.mark.slow

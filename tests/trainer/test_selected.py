@@ -36,8 +36,6 @@ def parsed(folder: Path, *words: str, yaml: str | None = None) -> GRPOExtConfig:
     return args  # type: ignore[no-any-return]
 
 
-# ---------------------------------------------------------------------------------------------- three ways in
-
 EVERYTHING: Selected = (
     ["gsm8k_accuracy", {"name": "think_format", "weight": 0.2}, "trl-grpo-ext:tag_format"],
     ["leave_one_out", {"name": "entropy_shaping", "alpha": 0.1, "kappa": 3.0}],

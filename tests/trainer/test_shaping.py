@@ -199,9 +199,6 @@ def test_shaper_before_group_and_batch(tiny_model: Path, tmp_path: Path) -> None
     assert run.logs[1]["reward"] == pytest.approx(sum(rewards) / 8, abs=1e-5)
 
 
-# ---------------------------------------------------------------------------------------------- what is refused
-
-
 @pytest.mark.parametrize(
     ("returned", "message"),
     [

@@ -98,9 +98,6 @@ def test_rewards_on_trls_command_line(tiny_model: Path, tmp_path: Path) -> None:
     assert 0.0 <= log["rewards/gsm8k_accuracy/mean"] <= 1.0
 
 
-# ------------------------------------------------------------------------------------- what TRL alone would ignore
-
-
 class Subclass(GRPOTrainer):
     def __init__(self, *positional: Any, **named: Any) -> None:
         super().__init__(*positional, **named)

@@ -14,7 +14,7 @@ from typing import Any
 
 from ..guard.calls import unique_names
 from ..records.log import LiveLog
-from .compact.updates import updates_of
+from .compact.updates import freedom_of, updates_of
 from .config import our_settings
 from .hook_states import AdvantageHookStates, has_state
 from .live import use_console_summary
@@ -64,15 +64,14 @@ class Extension:
         reduction = reduction_of(plugins, facts, trl.loss_type, knows_weights=not owners)
         refuse_token_losses(plugins.losses_by_name, trl, owners)
         token_losses = TokenLosses(plugins.losses_by_name, facts, facts.agreement.section)
-        loss = reading.loss_settings_of(trl)
-        terms = terms_of(loss, plugins.forward_hooks, token_losses.terms())
+        terms = terms_of(reading.loss_settings_of(trl), plugins.forward_hooks, token_losses.terms())
+        freedom = freedom_of(terms, reduction.divides_by, trl.loss_type)
         self.records = RecordStage(trl, facts, plugins, evaluates=evaluates)
-        add_metrics = self.records.add_metrics
-        own_passes = contract.overrides(self._between, "_get_per_token_logps_and_entropies")
+        own_passes = contract.has_own_passes(self._between)
         updates = updates_of(
-            trl, facts, plugins, loss, terms, reduction.divides_by, policy_logps, add_metrics, own_passes=own_passes
+            trl, facts, plugins, freedom, policy_logps, self.records.add_metrics, own_passes=own_passes
         )
-        own_scoring = contract.overrides(self._between, "_generate_and_score_completions")
+        own_scoring = contract.has_own_scoring(self._between)
         self.rollouts = RolloutStage(
             trl, facts, plugins, self.records, token_losses, reduction.divides_by, own_scoring=own_scoring
         )

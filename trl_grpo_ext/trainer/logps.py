@@ -184,14 +184,12 @@ def _check(hook: Any, trainer: Any, tokenizer: Any) -> None:
     if "entropies" in needs and not implements(hook, "on_forward"):
         raise ConfigurationError(
             f"{label} needs entropies but has only on_rollout. They come with the policy's loss forward: give it "
-            "on_forward(advantages_B_T, forward), where forward.entropies_B_T has them, or list old_entropies, those "
-            "of the policy that generated, which rollout.old_entropies_B_T has."
+            "on_forward, or list old_entropies, those of the policy that generated."
         )
     if "several_updates" in needs and (one_update := reading.one_update_of(trainer)) is not None:
         raise ConfigurationError(
-            f"{label} acts on how far the policy has moved since it generated, and in this run it never has: each "
-            f"generation batch feeds one optimizer step ({one_update}). Set num_iterations to 2 or more, or "
-            "steps_per_generation above gradient_accumulation_steps, or take it out."
+            f"{label} acts on how far the policy has moved since it generated, but each generation batch feeds one "
+            f"optimizer step ({one_update}). Raise num_iterations or steps_per_generation, or take it out."
         )
     if "sampling_logps" in needs and not trainer.use_vllm and trainer.rollout_func is None:
         raise ConfigurationError(
@@ -200,9 +198,8 @@ def _check(hook: Any, trainer: Any, tokenizer: Any) -> None:
         )
     if needs_reference(hook) and reading.reference_of(trainer) is None:
         raise ConfigurationError(
-            f"{label} needs a reference policy, but beta is 0.0 and the model has no adapter that could be switched "
-            f"off. Set beta above 0, train an adapter (use_peft: true), or name a model where a hook "
-            "takes one (`reference`, `teacher`)."
+            f"{label} needs a reference policy, but beta is 0.0 and the model has no adapter. Set beta above 0, train "
+            "an adapter (use_peft: true), or name a model where a hook takes one (`reference`, `teacher`)."
         )
     if "offsets" in needs:
         check_alignment(tokenizer)
@@ -221,8 +218,7 @@ def _load_teacher(name: str, hook: str, tokenizer: Any, trust_remote_code: bool)
         example = different[0]
         raise ConfigurationError(
             f"{label} has a different vocabulary: {len(different)} of the policy's {len(own)} tokens differ, such as "
-            f"{example!r} with the number {own[example]} here and {teachers.get(example, 'none')} there. Its "
-            "log-probabilities would be those of other texts."
+            f"{example!r} with the number {own[example]} here and {teachers.get(example, 'none')} there."
         )
     with _unless_loaded(label):
         model = AutoModelForCausalLM.from_pretrained(name, dtype="auto", **options)

@@ -70,24 +70,21 @@ class LossStage:
         """
         with self._records.phase("generation"):
             inputs = inherited(generation_batch)
-            return self._prepare(inputs, compute_loss, totals)
-
-    def _prepare(self, inputs: Any, compute_loss: Inherited, totals: Mapping[int, Totals]) -> Any:
-        progress = reading.progress_of(self._trainer)
-        if progress.training and isinstance(self.updates, CompactUpdates):
-            rearrange = functools.partial(self.updates.plan, precision=progress.precision)
-            inputs = acting.rearrange_micro_batches(self._trainer, rearrange)
-        if BatchKeys.batch_number in inputs and BatchKeys.totals not in inputs:
-            self._deal_totals(acting.micro_batches_of(self._trainer, inputs, progress.training), progress, totals)
-        if self._own_loss.untried:
-            trls_loss = functools.partial(acting.trls_policy_loss, self._trainer)
-            with acting.restore_after_trial(self._trainer):
-                self._own_loss.try_out(inputs, self._on_trial(compute_loss), self._on_trial(trls_loss))
-        if not self._own_loss.per_token:
-            with self._agreement.section():
-                mask_B_T = counting_mask(inputs).to(progress.precision)
-                inputs["advantages"] = self._own_loss.advantages(inputs["advantages"], mask_B_T)
-        return inputs
+            progress = reading.progress_of(self._trainer)
+            if progress.training and isinstance(self.updates, CompactUpdates):
+                rearrange = functools.partial(self.updates.plan, precision=progress.precision)
+                inputs = acting.rearrange_micro_batches(self._trainer, rearrange)
+            if BatchKeys.batch_number in inputs and BatchKeys.totals not in inputs:
+                self._deal_totals(acting.micro_batches_of(self._trainer, inputs, progress.training), progress, totals)
+            if self._own_loss.untried:
+                trls_loss = functools.partial(acting.trls_policy_loss, self._trainer)
+                with acting.restore_after_trial(self._trainer):
+                    self._own_loss.try_out(inputs, self._on_trial(compute_loss), self._on_trial(trls_loss))
+            if not self._own_loss.per_token:
+                with self._agreement.section():
+                    mask_B_T = counting_mask(inputs).to(progress.precision)
+                    inputs["advantages"] = self._own_loss.advantages(inputs["advantages"], mask_B_T)
+            return inputs
 
     def training_step(self, inherited: Inherited, *arguments: Any, **keywords: Any) -> Any:
         """A micro-step, timed."""
@@ -105,8 +102,7 @@ class LossStage:
         if self._must_be_reached and self._reached == before:
             raise UpstreamError(
                 f"compute_loss of {self._facts.trainer} (or code that patches TRL, such as Unsloth) bypasses TRL's "
-                "_compute_loss, so the selected aggregation, token losses and advantage hooks would be ignored. Put "
-                "GRPOExtMixin in front of that override, or remove it, or the plugins."
+                "_compute_loss, and with it the plugins. Put GRPOExtMixin in front of that override, or remove either."
             )
         return loss
 
@@ -205,9 +201,8 @@ class LossStage:
         numbers = {int(number) for batch in micro_batches for number in batch[BatchKeys.batch_number].unique()}
         if not numbers <= known.keys():
             raise ConfigurationError(
-                f"_generate_and_score_completions of {self._facts.trainer} makes one batch out of several, but the "
-                "loss aggregation has weighted each by itself. Let it call super() once, or put GRPOExtMixin in "
-                "front of it."
+                f"_generate_and_score_completions of {self._facts.trainer} makes one batch out of several, each "
+                "weighted by the loss aggregation. Let it call super() once, or put GRPOExtMixin in front of it."
             )
         (totals,) = (known[number] for number in numbers)
         for micro_batch in micro_batches:

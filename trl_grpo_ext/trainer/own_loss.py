@@ -103,10 +103,9 @@ class OwnLoss:
         if bool(differ_B.any()):
             row = int(differ_B.nonzero()[0, 0])
             raise ConfigurationError(
-                f"The loss of {self._names} takes one advantage for each completion, but the selected advantage hooks "
-                f"gave the tokens of the completion at row {row} advantages from {low_B[row].item():.6g} to "
-                f"{high_B[row].item():.6g}. Select hooks that give a completion one number, or train with TRL's own "
-                "loss."
+                f"The loss of {self._names} takes one advantage for each completion, but the advantage hooks gave the "
+                f"tokens at row {row} {low_B[row].item():.6g} to {high_B[row].item():.6g}. Select hooks that give a "
+                "completion one number, or train with TRL's own loss."
             )
         return high_B
 
@@ -130,8 +129,7 @@ class OwnLoss:
         if not kind.per_token and aggregation is not None:
             raise ConfigurationError(
                 f"The loss aggregation {plugin_label(aggregation)!r} cannot be exact with {self._names}, whose loss "
-                f"takes one advantage for each completion and not (completions, tokens){kind.said}, so there are no "
-                "per-token losses. Remove the aggregation, or let the loss take both."
+                f"does not take advantages (completions, tokens){kind.said}. Remove it, or let the loss take them."
             )
         if not kind.per_token and not kind.late and plugins.forward_hooks:
             raise SelfCheckError(

@@ -6,6 +6,7 @@ The sampler lives on rank 0. What it draws goes to all ranks, and a round is dra
 observed, so that an exhausted sampler ends the training before a batch begins.
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -106,7 +107,9 @@ class DrawnPrompts:
             if saved is not None and self._facts.rank == 0:
                 self._sampler.load_state_dict(saved["sampler"])
         if saved is None:
-            self._drawn = reading.batches_done(self._trainer, step)
+            args = self._trainer.args  # one generation batch feeds so many micro-steps
+            block = int(args.num_iterations) * int(args.steps_per_generation)
+            self._drawn = -(-step * int(args.gradient_accumulation_steps) // block)
         else:
             self._drawn, self._ahead = saved["rounds_drawn"], [list(prompts) for prompts in saved["ahead"]]
 
@@ -181,10 +184,17 @@ def prompts_of(
     if plugins.resample is None and plugins.prompt_sampler is None:
         return DealtPrompts()
     drawing = "prompt_sampler" if plugins.resample is None else "resample"
-    reading.refuse_stream(trainer.train_dataset, drawing)
-    if (inside := reading.saves_inside_batches(trainer)) is not None:
+    dataset, args = trainer.train_dataset, trainer.args
+    if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
         raise ConfigurationError(
-            f"{drawing}: {inside}: a checkpoint inside a generation batch could not be resumed from."
+            f"{drawing} draws prompts from train_dataset, but {type(dataset).__name__} has no rows to choose from (a "
+            f"stream). Load it as a Dataset, or remove {drawing}."
+        )
+    block, per_step = int(args.steps_per_generation * args.num_iterations), int(args.gradient_accumulation_steps)
+    if args.save_strategy == "steps" and args.save_steps >= 1 and args.save_steps * per_step % block:
+        raise ConfigurationError(
+            f"{drawing}: save_steps={args.save_steps} has to be a multiple of {math.lcm(block, per_step) // per_step} "
+            "here: a checkpoint inside a generation batch could not be resumed from."
         )
     sampler = plugins.prompt_sampler or load_prompt_sampler("trl-grpo-ext:in_order")
     prompts = DrawnPrompts(trainer, facts, sampler, drawing, log)

@@ -114,7 +114,7 @@ class Reducing:
             raise ConfigurationError(
                 f"The loss aggregation {flow.plugin_label(aggregation)!r} needs the counts of each optimizer step, but "
                 f"steps_per_generation={facts.steps_per_generation} is no multiple of gradient_accumulation_steps="
-                f"{facts.accumulation}. Change one of the two, or select another aggregation."
+                f"{facts.accumulation}. Change one of the two."
             )
 
     def reduce(self, computed: Computed) -> Reduced:
@@ -240,10 +240,9 @@ def self_check(
         if not float(gap.max()) <= RELATIVE_TOLERANCE * largest:  # `not <=`, so that NaN is caught
             worst = int(gap.nan_to_num(nan=torch.inf).argmax())
             raise SelfCheckError(
-                f"The loss of {facts.trainer} (loss_type={settings.loss_type!r}) does not consist of the pieces that "
-                f"trl-grpo-ext knows: its {what} is {in_trl.flatten()[worst].item():.6g}, the pieces' is "
-                f"{expected.flatten()[worst].item():.6g}. Remove loss_aggregation and token_losses, move a term of "
-                "your own from _compute_loss to compute_loss, or install a TRL that was tested."
+                f"The loss of {facts.trainer} (loss_type={settings.loss_type!r}) has other pieces than are known: its "
+                f"{what} is {in_trl.flatten()[worst].item():.6g}, the pieces' is {expected.flatten()[worst]:.6g}. "
+                "Remove loss_aggregation and token_losses, or move your own term from _compute_loss to compute_loss."
             )
 
     with torch.enable_grad():
@@ -258,9 +257,8 @@ def self_check(
             (slope_B_T,) = torch.autograd.grad(computed_at_one.trl_loss, leaf_B_T, allow_unused=True)
         if slope_B_T is None:
             raise SelfCheckError(
-                f"The loss of {facts.trainer} does not depend on the advantages that trl-grpo-ext passes to it, so "
-                "neither a forward hook nor an aggregation can act on it: it reads them before the policy's forward "
-                "pass, or from a copy. Remove these plugins, or the override of _compute_loss."
+                f"The loss of {facts.trainer} does not depend on the advantages that it is given: it reads them before "
+                "the policy's forward pass, or from a copy. Remove the plugins, or the override of _compute_loss."
             )
         if not takes_apart:
             return

@@ -105,8 +105,7 @@ class Resampling:
             why = ", ".join(f"{reason} ({number})" for reason, number in dropped.most_common())
             warnings.warn(
                 f"resample: the filter {plugin_label(self.filter)!r} kept none of {rounds * wanted} groups in {rounds} "
-                f"rounds: {why}. If this persists, look at the completions (log_completions), or change the data, "
-                "num_generations, the temperature or the filter.",
+                f"rounds: {why}. Look at the completions (log_completions), or change the data or the filter.",
                 stacklevel=2,
             )
         chosen = [*kept.values(), *(group for prompt, group in others.items() if prompt not in kept)][:wanted]
@@ -238,30 +237,22 @@ def _rows_of_batch(sampled: SampledBatch) -> list[Row]:
             values = values[values.numel() - prompts[row] :] if key[1] in PROMPT_KEYS else values[: written[row]]
         return values.clone()
 
-    def scored_at(row: int) -> dict[str, Any]:
-        return {
-            "row": dict(scored.rows[row]),
-            "row_number": (rollout.row_numbers or [])[row],
-            "prompt": scored.prompts[row],
-            "completion": scored.completions[row],
-            "rewards": rewards_B_K[row].clone(),
-            "parts": {name: parts[row] for name, parts in scored.parts.items()},
-            "outcomes": {name: outcomes[row] for name, outcomes in scored.outcomes.items()},
-            "tool_mask": None if masks is None else masks[row],
-        }
-
-    return [
-        {
-            **{key: cut(key, row) for key in columns},
-            **{("scored", name): value for name, value in scored_at(row).items()},
-            **{("images", name): _on_cpu(parts[row]) for name, parts in parts_of_images.items()},
-        }
-        for row in range(len(written))
-    ]
-
-
-def _on_cpu(part: Any) -> Any:
-    return part.detach().cpu() if isinstance(part, torch.Tensor) else part
+    rows = []
+    for row in range(len(written)):
+        found: Row = {key: cut(key, row) for key in columns}
+        for name, parts in parts_of_images.items():
+            part = parts[row]
+            found["images", name] = part.detach().cpu() if isinstance(part, torch.Tensor) else part
+        found["scored", "row"] = dict(scored.rows[row])
+        found["scored", "row_number"] = (rollout.row_numbers or [])[row]
+        found["scored", "prompt"] = scored.prompts[row]
+        found["scored", "completion"] = scored.completions[row]
+        found["scored", "rewards"] = rewards_B_K[row].clone()
+        found["scored", "parts"] = {name: parts[row] for name, parts in scored.parts.items()}
+        found["scored", "outcomes"] = {name: outcomes[row] for name, outcomes in scored.outcomes.items()}
+        found["scored", "tool_mask"] = None if masks is None else masks[row]
+        rows.append(found)
+    return rows
 
 
 def resampling_of(
@@ -288,13 +279,11 @@ def _refuse_inexact(group_filter: Any, hooks: Sequence[Any], trls_batch_statisti
             )
         if implements(hook, "on_rollout") and "advantages" in FilterDeclaration.of(group_filter).needs:
             raise ConfigurationError(
-                f"resample: the filter {label!r} reads advantages, so the hooks run in each round, and "
-                f"{plugin_label(hook)!r} may look at the whole batch, which is incomplete then. {say}; otherwise "
-                f"select a filter that does not read advantages, such as accuracy_between."
+                f"resample: the filter {label!r} reads advantages, so hooks run in each round, and "
+                f"{plugin_label(hook)!r} may look at the whole batch. {say}; otherwise select another filter."
             )
     if trls_batch_statistics is not None and not any(role_of(hook) == "estimator" for hook in hooks):
         raise ConfigurationError(
-            f"resample: with {trls_batch_statistics} TRL's advantages depend on everything sampled in a round, which "
-            f"is not the batch that is trained on. Set scale_rewards to group or none, or select an estimator "
-            "(batch_whitening divides by the standard deviation of the batch that is trained on)."
+            f"resample: with {trls_batch_statistics} TRL's advantages depend on a whole round, which is not the batch "
+            "that is trained on. Set scale_rewards to group or none, or select an estimator (batch_whitening)."
         )

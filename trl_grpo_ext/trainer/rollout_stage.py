@@ -168,8 +168,7 @@ class RolloutStage:
         if not sampling.scored:
             raise UpstreamError(
                 f"The rewards of this generation batch were never seen: a base class of {self._facts.trainer} "
-                "overrides _generate_and_score_completions without calling _calculate_rewards. Advantage hooks and "
-                "loss aggregations need it."
+                "overrides _generate_and_score_completions without calling _calculate_rewards, which the plugins need."
             )
         scored = sampling.scored[-1]
         logps: HookLogps = {}

@@ -142,9 +142,8 @@ def _check_rows(facts: RunFacts, batch: Mapping[str, Any], scored: ScoredRows) -
     what = f"row {same.index(False)} is another" if False in same else f"{len(rows)} of {len(scored.completion_ids)}"
     raise ConfigurationError(
         f"_generate_and_score_completions of a base class of {facts.trainer} returned other rows than were scored "
-        f"({what}), so advantage hooks and loss aggregations would see wrong rewards and groups. Let it keep all "
-        f"rows in order and set unwanted advantages to zero, or derive that class from GRPOExtTrainer, so that it "
-        f"runs after the hooks."
+        f"({what}). Let it keep all rows in order and set unwanted advantages to zero, or derive that class from "
+        "GRPOExtTrainer, so that it runs after the hooks."
     )
 
 
@@ -167,9 +166,8 @@ def batch_before_trls(facts: RunFacts, sampling: Sampling, has_reference: bool) 
     generated = sampling.generated
     if not generated.completion_ids:
         raise UpstreamError(
-            f"Rewards of {facts.trainer} were computed for completions that were never seen: a base class "
-            "calls _calculate_rewards outside of _generate_and_score_completions, or does not generate with "
-            "_generate. Hooks that shape rewards need to see both."
+            f"A base class of {facts.trainer} calls _calculate_rewards outside of _generate_and_score_completions, or "
+            "does not generate with _generate. Hooks that shape rewards need to see both."
         )
 
     padded = functools.partial(pad_rows, facts)
@@ -201,9 +199,8 @@ def refuse_images(sampling: Sampling, missing: Sequence[str]) -> None:
     """Refuse log-probabilities, `missing` in TRL's batch, that need a pass with images."""
     if missing and sampling.has_images:
         raise ConfigurationError(
-            f"A hook that shapes rewards needs {' and '.join(missing)} of a batch with images, which TRL alone can "
-            "compute there, where num_iterations is above 1 (old policy) or beta above 0 (reference). Set these, or "
-            "remove the hook."
+            f"A hook that shapes rewards needs {' and '.join(missing)} of a batch with images, which TRL computes "
+            "where num_iterations is above 1 (old policy) or beta above 0 (reference). Set these, or remove the hook."
         )
 
 

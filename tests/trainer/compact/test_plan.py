@@ -82,9 +82,6 @@ ranks_of_rows = st.integers(1, 3).flatmap(
 )
 
 
-# ----------------------------------------------------------------------------------------------------- by hand
-
-
 def test_one_long_row_is_left_alone_and_the_short_ones_meet() -> None:
     # In parts of 3 and 3: 3 * 10 + 3 * 2 = 36 tokens, in parts of 1 and 5: 10 + 5 * 2 = 20. Without a plan 3 * 10 may
     # run at a time, so that five short ones may.
@@ -119,9 +116,6 @@ def test_plan_with_few_rows_has_placeholders() -> None:
     (plan,) = plans_of([rank], 4)
     assert plan.steps == ((2,), (0,), (-1,), (-1,))
     assert (plan.computed, plan.idle) == (5 + 5, 2)
-
-
-# ----------------------------------------------------------------------------------------------- of any plan
 
 
 @given(ranks_of_rows, st.integers(1, 5), st.randoms(use_true_random=False))

@@ -195,9 +195,6 @@ def test_aggregations_by_weights_with_token_advantages(tiny_model: Path, tmp_pat
     assert dropped == [0.0 if beta else 0.5] * len(measured)
 
 
-# ------------------------------------------------------------------------------------------- what is logged
-
-
 def test_the_metrics_by_hand(tiny_model: Path, tmp_path: Path) -> None:
     ours, theirs = pair(tiny_model, tmp_path, Seen, max_steps=3)
     for step, metrics in enumerate(compact_logs(ours)):
@@ -288,9 +285,6 @@ def test_recorded_weights_and_advantages_are_the_loss(
         assert total == pytest.approx(totals["off"][completion], abs=1e-6)
 
 
-# ------------------------------------------------------------------------------------------------------ models
-
-
 def saved(config: Any, tiny_model: Path, folder: Path) -> Path:
     """A model with the tiny model's tokenizer."""
     tokenizer = AutoTokenizer.from_pretrained(tiny_model)
@@ -307,7 +301,7 @@ def test_the_routers_auxiliary_loss_stays_with_its_micro_batches(
     overrides: dict[str, Any] = {"dtype": "float32", "max_steps": 1, "router_aux_loss_coef": 0.5}
     ours, theirs = pair(tiny_moe, tmp_path, GRPOExtTrainer, **overrides)
     assert max(gaps(ours, theirs)) < EXACT["float32"]
-    monkeypatch.setattr("trl_grpo_ext.trainer.compact.updates.freedom_of", lambda *_: SORTED)
+    monkeypatch.setattr("trl_grpo_ext.trainer.extension.freedom_of", lambda *_: SORTED)
     lifted, _ = pair(tiny_moe, tmp_path, GRPOExtTrainer, **overrides)
     assert relative_gap(lifted.gradients[0], theirs.gradients[0]) > DIFFERENT
 
@@ -384,12 +378,9 @@ def test_updates_of_the_old_policy_and_reference(tiny_model: Path, tmp_path: Pat
     assert max(gaps(ours, theirs)) < EXACT["float64"]
 
 
-# ------------------------------------------------------------------------------------------- what is refused
-
-
 def test_a_liger_loss_is_refused() -> None:
     trainer, plugins = SimpleNamespace(args=SimpleNamespace(use_liger_kernel=True)), SimpleNamespace(compact=True)
-    given: Any = (trainer, None, plugins, None, (), "rows", None, None)
+    given: Any = (trainer, None, plugins, None, None, None)
     with pytest.raises(ConfigurationError, match="use_liger_kernel"):
         updates_of(*given, own_passes=False)
 

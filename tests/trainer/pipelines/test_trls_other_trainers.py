@@ -30,17 +30,11 @@ PLUGINS: dict[str, dict[str, Any]] = {
 }
 
 
-# ---------------------------------------------------------------------------------------------- which there are
-
-
 def test_gmpo_is_the_only_trainer_of_trl_below_grpo() -> None:
     # A new one in a later release has to be tried, and gets a line in the table.
     sources = [file.read_text(encoding="utf-8") for file in Path(trl.__file__).parent.rglob("*.py")]
     below = {name for text in sources for name in re.findall(r"^class ([A-Z]\w*)\([^)]*\bGRPOTrainer\b", text, re.M)}
     assert below - {"MiniLLMTrainer"} == {"GMPOTrainer"}
-
-
-# ---------------------------------------------------------------------------------------------- the table
 
 
 TRAINERS: dict[str, tuple[type, Any, dict[str, Any]]] = {
@@ -119,9 +113,6 @@ def test_a_cell_of_the_table(tiny_model: Path, tmp_path: Path, trainer: str, plu
         assert table()[trainer][plugin] == "refused"
         with pytest.raises(ConfigurationError, match=trainer):  # a refusal names the class
             attempt()
-
-
-# ---------------------------------------------------------------------------------------------- GMPO by numbers
 
 
 @pytest.mark.slow

@@ -37,7 +37,7 @@ ADAPTER = ("trainer/mixin.py", UPSTREAM, "asynchronous/trainer.py")
 OF_TRANSFORMERS = "launch/checkpoints/"
 """The files that touch transformers' trainer."""
 
-LISTED = {*contract.METHODS, *contract.SAVING, *contract.WHERE_THERE, *contract.ATTRIBUTES}
+LISTED = {*contract.METHODS, *contract.SAVING, "_run_epoch", *contract.ATTRIBUTES}
 MAPPED_BY_TRANSFORMERS = {
     "accelerator",
     "add_callback",
@@ -82,9 +82,6 @@ def trained(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
     return trainer
 
 
-# ---------------------------------------------------------------------------------------------- all of it is there
-
-
 def test_installed_trl_is_accepted() -> None:
     with warnings.catch_warnings():
         if Version(version("trl")).release[:2] <= Version(contract.NEWEST_TESTED).release[:2]:
@@ -98,9 +95,6 @@ def test_everything_listed_is_there(trained: Any) -> None:
     assert len(trained.kept_batches) == 2  # in training and in evaluation
     for batch in trained.kept_batches:
         contract.check_batch(batch)
-
-
-# ---------------------------------------------------------------------------------------------- what is gone is named
 
 
 def test_a_method_that_is_gone_or_changed_is_named() -> None:
@@ -146,9 +140,6 @@ def test_the_trainer_asks_before_it_loads_a_model(tmp_path: Path, monkeypatch: p
         GRPOExtTrainer(str(tmp_path / "no model"), length_reward, arguments(tmp_path), train_dataset=prompts())
 
 
-# ---------------------------------------------------------------------------------------------- versions
-
-
 def test_versions_that_are_refused_warned_of_and_silent() -> None:
     for installed in ("1.15.2", "1.16.0rc1", "2.0.0.dev0", "3.0"):
         with pytest.raises(UpstreamError, match=rf"trl {installed} .*trl>=1.16,<2"):
@@ -160,9 +151,6 @@ def test_versions_that_are_refused_warned_of_and_silent() -> None:
         warnings.simplefilter("error")
         for installed in ("1.16", "1.16.1.dev0"):
             contract.check_version(installed)
-
-
-# ---------------------------------------------------------------------------------------------- how TRL behaves
 
 
 def test_scoring_makes_one_gather_and_it_is_of_the_scores() -> None:
@@ -191,9 +179,6 @@ def test_every_loss_type_of_the_installed_trl_is_known() -> None:
         if isinstance(node, ast.Compare) and ast.unparse(node.left) == "self.loss_type":
             known_to_trl |= {str(n.value) for n in ast.walk(node) if isinstance(n, ast.Constant)}
     assert known_to_trl == contract.LOSS_TYPES
-
-
-# ---------------------------------------------------------------------------------------------- the list is complete
 
 
 @functools.cache

@@ -8,7 +8,7 @@ import torch
 
 from ...credit.signal import has_signal
 from ..batch import PROMPT_KEYS, BatchKeys, counting_mask, join_batches
-from ..upstream import images
+from ..upstream import contract, images
 from .packed import Lengths, Packing
 from .plan import Plan, plan_block
 
@@ -113,8 +113,9 @@ def logps_by_length(
     `widths` are how much of each prompt and completion runs, if the rows are not packed.
     """
     ids, mask, keep = given["input_ids"], given["attention_mask"], given["logits_to_keep"]
-    start, entropies = ids.size(1) - keep, given.get("compute_entropy", False)
+    start = ids.size(1) - keep
     seen = images.Images.of(given)
+    without_images = {name: value for name, value in given.items() if name not in contract.MULTIMODAL_KEYS}
     found = None if packing is None else packing.measured(ids, mask, keep, seen)
     lengths, groups = (widths, None) if found is None else (found[0], [found[1]])
     (plan,) = plan_block([(lengths, np.ones(len(ids), dtype=bool))], -(-len(ids) // chunk), groups=groups)
@@ -125,24 +126,10 @@ def logps_by_length(
         left, width = (max(1, int(longest)) for longest in lengths[rows.cpu().numpy()].max(axis=0))
         columns = slice(start - left, start + width)
         own = seen.at(rows.tolist()).between(columns)
-        pictures = own.entries(ids.device)
-        some = {
-            **given,
-            **pictures,
-            "input_ids": ids[rows, columns],
-            "attention_mask": mask[rows, columns],
-            "logits_to_keep": width,
-        }
+        some = {**without_images, **own.entries(ids.device), "batch_size": len(rows)}
+        some |= {"input_ids": ids[rows, columns], "attention_mask": mask[rows, columns], "logits_to_keep": width}
         packed = None if packing is None else packing.pack(some["input_ids"], some["attention_mask"], width, own)
-        if packing is not None and packed is not None:
-            output = packing.logps(method, some, packed)
-        else:
-            output = method(
-                *(some[name] for name in ("model", "input_ids", "attention_mask", "logits_to_keep")),
-                batch_size=len(rows),
-                compute_entropy=entropies,
-                **pictures,
-            )
+        output = method(**some) if packing is None or packed is None else packing.logps(method, some, packed)
         for number, values in enumerate(output[:2]):
             if values is not None:
                 results.setdefault(number, values.new_zeros((len(ids), keep)))[rows, :width] = values

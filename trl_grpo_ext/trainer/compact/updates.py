@@ -23,7 +23,7 @@ import torch
 from ...credit.terms import Term
 from ...errors import ConfigurationError
 from ..batch import BatchKeys, counting_mask, join_batches, whole_rows
-from ..facts import LossSettings, RunFacts
+from ..facts import RunFacts
 from ..selected import SelectedPlugins
 from ..upstream import acting, contract, images, reading
 from ..upstream.images import Images
@@ -209,18 +209,17 @@ class CompactUpdates:
             return method(model, *arguments, **keywords)
         ids, mask, keep = given["input_ids"], given["attention_mask"], given["logits_to_keep"]
         rows, start, exact = ids.size(0), ids.size(1) - keep, self._trials.exact
-        chunk, packed = given.get("batch_size") or rows, None
+        chunk = given.get("batch_size") or rows
+        packing = packing if exact.packed else None
         if inferring:  # of rows that no update has tried yet, or of another model
             widths = row_lengths(mask[:, :start], mask[:, start:]).cpu().numpy()
             if exact == NOTHING or not (self._trials.takes(model) and self._trials.covers(_span(widths, ids.size(1)))):
                 return method(model, *arguments, **keywords)
-            packing = packing if exact.packed else None
             if rows > chunk:
-                for column, (trimmed, width) in enumerate(((exact.left, start), (exact.right, keep))):
-                    if not trimmed:
-                        widths[:, column] = width
+                widths = np.where([exact.left, exact.right], widths, [start, keep])
                 return logps_by_length(method, given, chunk, widths, packing)
-        if packing is not None and exact.packed and rows <= chunk:
+        packed = None
+        if packing is not None and rows <= chunk:
             packed = packing.pack(ids, mask, keep, Images.of(given))
         if packing is None or packed is None:
             return method(model, *arguments, **keywords)
@@ -240,9 +239,7 @@ def updates_of(
     trainer: Any,
     facts: RunFacts,
     plugins: SelectedPlugins,
-    loss: LossSettings,
-    terms: Sequence[Term],
-    divides_by: str,
+    freedom: Freedom,
     policy_logps: Callable[..., Any],
     log: Callable[[dict[str, float]], None],
     *,
@@ -256,9 +253,10 @@ def updates_of(
             "compact_updates: exact does not work with use_liger_kernel, whose loss counts the rows of each "
             "micro-batch. Turn one of them off."
         )
+    loss = reading.loss_settings_of(trainer)
     share, compiled = plugins.settings.share_prompts, trainer.args.torch_compile
     return CompactUpdates(
-        freedom_of(terms, divides_by, loss.loss_type),
+        freedom,
         facts,
         loss_type=loss.loss_type if plugins.aggregation is None else None,
         packing=packing_of(trainer.model, loss, share=share, compiled=compiled, overridden=own_passes),

@@ -50,9 +50,6 @@ SAVING: dict[str, tuple[str, ...]] = {
 }
 """Methods of transformers' `Trainer` that `SafeCheckpoints` wraps."""
 
-WHERE_THERE: dict[str, tuple[str, ...]] = {"_run_epoch": ("self",)}
-"""Methods that are wrapped if this release of transformers has them."""
-
 ATTRIBUTES: tuple[str, ...] = (
     "_buffered_inputs",
     "_entropy_bonus_enabled",
@@ -195,9 +192,14 @@ def classes_between(trainer_class: type, mixin: type) -> Sequence[type]:
     return order[order.index(mixin) + 1 : order.index(GRPOTrainer)]
 
 
-def overrides(between: Sequence[type], method: str) -> bool:
-    """Whether a class of the user's has this method."""
-    return any(method in vars(owner) for owner in between)
+def has_own_scoring(between: Sequence[type]) -> bool:
+    """Whether a class of the user's makes generation batches in its own way, with advantages of its own perhaps."""
+    return any("_generate_and_score_completions" in vars(owner) for owner in between)
+
+
+def has_own_passes(between: Sequence[type]) -> bool:
+    """Whether a class of the user's runs the models in its own way."""
+    return any("_get_per_token_logps_and_entropies" in vars(owner) for owner in between)
 
 
 def check_batch(batch: dict[str, Any]) -> None:
