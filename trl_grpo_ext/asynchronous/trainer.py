@@ -245,6 +245,7 @@ class Steps:
 
     def prepare(self, micro_batches: Sequence[dict[str, Any]]) -> None:
         """Weigh and record an optimizer step, whose micro-batches are all here."""
+        self._trainer.model.train()  # as for each step; before the first, metrics would be those of an evaluation
         rows: list[Row] = []
         own: list[slice] = []
         for inputs in micro_batches:
