@@ -166,9 +166,7 @@ def test_whatever_is_logged_no_error_and_no_control_character(logs: list[dict[st
     assert out.count("\n") >= len(logs)
 
 
-def test_summary_steps_replaces_trls_lines(
-    tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_summary_replaces_lines(tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = train(tiny_model, tmp_path / "ours", summary_steps=2, max_steps=4)
     out = capsys.readouterr().out
     kinds = [type(callback) for callback in run.trainer.callback_handler.callbacks]

@@ -77,9 +77,7 @@ def adapter() -> LoraConfig:
 
 
 @pytest.mark.slow
-def test_the_reference_of_an_adapter_is_the_model_without_it(
-    tiny_model: Path, tmp_path: Path, adapter: LoraConfig
-) -> None:
+def test_reference_of_an_adapter(tiny_model: Path, tmp_path: Path, adapter: LoraConfig) -> None:
     hook = Watch("old_logps", "ref_logps")
     rollout = rollout_of(hook, tiny_model, tmp_path, peft_config=adapter, beta=0.0)
     base = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
@@ -91,9 +89,7 @@ def test_the_reference_of_an_adapter_is_the_model_without_it(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("beta", [0.0, 1e-9])
-def test_reference_of_an_adapter_trained_further(
-    tiny_model: Path, tmp_path: Path, adapter: LoraConfig, beta: float
-) -> None:
+def test_reference_trained_further(tiny_model: Path, tmp_path: Path, adapter: LoraConfig, beta: float) -> None:
     hook, recorder = Watch("old_logps", "ref_logps"), Recorder()
     torch.manual_seed(3)  # the adapter's numbers are drawn
     GRPOExtTrainer(

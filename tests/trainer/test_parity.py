@@ -140,7 +140,7 @@ def test_parity_of_aggregations_with_loss_types(tiny_model: Path, tmp_path: Path
     ("trained_with", "aggregation", "evaluated_with"),
     [("dapo", "token_mean", "dapo"), ("bnpo", "token_mean_local", "bnpo"), ("dapo", "seq_mean_token_sum", "luspo")],
 )
-def test_evaluation_reports_the_loss_that_is_trained(
+def test_evaluated_loss(
     tiny_model: Path, tmp_path: Path, trained_with: str, aggregation: str, evaluated_with: str
 ) -> None:
     settings: dict[str, Any] = {"eval_strategy": "steps", "eval_steps": 1, "beta": 0.04, "entropy_coef": 0.05}

@@ -14,9 +14,7 @@ from tests.support import length_reward, prompts, scripted_rollout, train
 NAMES = ("time/generation", "time/rewards", "time/update")
 
 
-def test_each_phase_gets_its_own_time_and_they_add_up(
-    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_phases_add_up(tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
 

@@ -118,7 +118,7 @@ CHANGED: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize(("given", "sentence"), CHANGED.values(), ids=CHANGED.keys())
-def test_a_change_stops_before_anything_is_loaded(
+def test_change_stops_resuming(
     tiny_model: Path, run: Path, tmp_path: Path, given: dict[str, Any], sentence: str
 ) -> None:
     with pytest.raises(ManifestError, match=sentence) as stopped:

@@ -150,7 +150,7 @@ def gaps(ours: dict[str, Any], theirs: dict[str, Any]) -> list[float]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("cut", [pytest.param(cut, marks=[pytest.mark.nightly] * (cut == "4x1")) for cut in CUTS])
-def test_one_gradient_however_the_batch_is_cut(
+def test_gradient_however_cut(
     request: pytest.FixtureRequest, one: One, tiny_model: Path, tmp_path: Path, cut: str
 ) -> None:
     processes, chosen = CUTS[cut]

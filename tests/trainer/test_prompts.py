@@ -126,9 +126,7 @@ def test_rewards_see_the_rows_that_were_drawn(tiny_model: Path, tmp_path: Path) 
         {"prompt_sampler": "difficulty_pool", "steps_per_generation": 2, "per_device_train_batch_size": 4},
     ],
 )
-def test_built_in_samplers_resume_to_the_bit_wherever_a_batch_ends(
-    tiny_model: Path, tmp_path: Path, settings: dict[str, Any]
-) -> None:
+def test_built_in_samplers_resume(tiny_model: Path, tmp_path: Path, settings: dict[str, Any]) -> None:
     every = settings.get("steps_per_generation", 1)
     settings = {**STEPS, "max_steps": 6, "save_strategy": "steps", "save_steps": every, **settings}
     whole = train(tiny_model, tmp_path, **settings)

@@ -81,9 +81,7 @@ def used_at(trainer: Any, step: int) -> dict[tuple[int, ...], dict[str, Any]]:
     ],
     ids=["two iterations", "accumulation", "reduced"],
 )
-def test_trls_table_and_the_records_have_what_the_loss_used(
-    tiny_model: Path, tmp_path: Path, settings: dict[str, Any]
-) -> None:
+def test_records_have_what_was_used(tiny_model: Path, tmp_path: Path, settings: dict[str, Any]) -> None:
     trainer = run(tiny_model, tmp_path, token_records=16, **settings)
     for step in (1, 2):
         used, shown, recorded = used_at(trainer, step - 1), table(tmp_path, step), records(tmp_path, step)
@@ -185,9 +183,7 @@ def silent(completions: list[Any], **columns: Any) -> list[None]:
 
 
 @pytest.mark.slow
-def test_log_names_plugins_without_empty_metrics(
-    tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_log_names_plugins(tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     train(
         tiny_model,
         tmp_path,

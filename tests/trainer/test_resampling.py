@@ -148,9 +148,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS.keys())
-def test_the_gradient_is_that_of_a_batch_made_by_hand(
-    tiny_model: Path, tmp_path: Path, settings: dict[str, Any]
-) -> None:
+def test_gradient_of_a_batch_by_hand(tiny_model: Path, tmp_path: Path, settings: dict[str, Any]) -> None:
     filled = run(tiny_model, tmp_path / "filled", max_steps=1, **settings)
     wanted = by_hand(tiny_model, tmp_path / "hand", "bc", **settings)
     assert relative_gap(filled.weights, wanted.weights) < 1e-13

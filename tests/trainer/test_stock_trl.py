@@ -51,9 +51,7 @@ def sums() -> Dataset:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("trainer_class", "config_class"), [(GRPOTrainer, GRPOConfig), (RLOOTrainer, RLOOConfig)])
-def test_rewards_in_trls_own_trainers(
-    tiny_model: Path, tmp_path: Path, trainer_class: type, config_class: type
-) -> None:
+def test_rewards_in_trls_trainers(tiny_model: Path, tmp_path: Path, trainer_class: type, config_class: type) -> None:
     rewards = load_rewards(SELECTIONS)
     trainer = trainer_class(
         model=str(tiny_model),

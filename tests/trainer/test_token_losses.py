@@ -86,7 +86,7 @@ CATALOGUE: list[Any] = [
 @pytest.mark.slow
 @pytest.mark.parametrize("losses", CATALOGUE, ids=lambda losses: str(losses[0]))
 @pytest.mark.parametrize("aggregation", [None, "seq_mean_token_mean"])
-def test_a_token_loss_is_the_same_under_every_cut(
+def test_token_loss_under_every_cut(
     tiny_model: Path, tmp_path: Path, losses: list[Any], aggregation: str | None
 ) -> None:
     settings = {"loss_aggregation": aggregation, "reward_funcs": flat("a"), "max_steps": 2}
@@ -156,9 +156,7 @@ class Lies:
     ],
     ids=lambda value: value.what if isinstance(value, Lies) else value,
 )
-def test_a_false_declaration_is_found_before_the_first_step(
-    tiny_model: Path, tmp_path: Path, loss: Lies, breaks: str
-) -> None:
+def test_false_declaration_is_found(tiny_model: Path, tmp_path: Path, loss: Lies, breaks: str) -> None:
     with pytest.raises(PluginOutputError) as raised:
         trained(tiny_model, tmp_path, [loss])
     assert raised.value.breaks == breaks
@@ -236,7 +234,7 @@ def test_a_need_that_cannot_be_met_is_refused(tiny_model: Path, tmp_path: Path, 
         (["topr"], {"off_policy_mask_threshold": 0.5}, "off_policy_mask_threshold"),
     ],
 )
-def test_what_would_be_lost_in_silence_is_refused(
+def test_losses_refused(
     tiny_model: Path, tmp_path: Path, losses: list[Any], settings: dict[str, Any], said: str
 ) -> None:
     with pytest.raises(ConfigurationError, match=said):

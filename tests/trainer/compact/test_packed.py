@@ -302,9 +302,7 @@ def reads_the_mask(model: Any) -> None:
         (reads_the_mask, "the model calls __and__ on the mask"),
     ],
 )
-def test_a_model_in_which_it_would_not_be_exact_is_noticed(
-    change: Callable[[Any], None], reason: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_inexact_model_is_noticed(change: Callable[[Any], None], reason: str, caplog: pytest.LogCaptureFixture) -> None:
     model = model_of(*CONFIGS["llama"])
     assert exact_in(model, Packing(share=True)).packed
     change(model)

@@ -153,9 +153,7 @@ def marked(number: int, name: str, share: bool) -> Any:
 @pytest.mark.parametrize(
     ("overrides", "share"), [marked(n, name, share) for n, name in enumerate(TRAININGS) for share in (False, True)]
 )
-def test_three_optimizer_steps_give_the_same_weights(
-    tiny_model: Path, tmp_path: Path, overrides: dict[str, Any], share: bool
-) -> None:
+def test_updates_of_three_steps(tiny_model: Path, tmp_path: Path, overrides: dict[str, Any], share: bool) -> None:
     ours, theirs = pair(tiny_model, tmp_path, Seen, **{"max_steps": 3, "share_prompts": share, **overrides})
     assert len(ours.gradients) == len(theirs.gradients) >= 3
     assert max(gaps(ours, theirs)) < EXACT["float64"]
@@ -262,9 +260,7 @@ def test_updates_drop_masked_sequences(tiny_model: Path, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("aggregation", [None, "seq_mean_token_mean"])
 @pytest.mark.parametrize("loss_type", ["dapo", "grpo"])
-def test_recorded_weights_and_advantages_are_the_loss(
-    tiny_model: Path, tmp_path: Path, loss_type: str, aggregation: str | None
-) -> None:
+def test_records_are_the_loss(tiny_model: Path, tmp_path: Path, loss_type: str, aggregation: str | None) -> None:
     overrides: dict[str, Any] = {"token_records": 99, "max_steps": 1, "loss_aggregation": aggregation}
     ours, theirs = pair(tiny_model, tmp_path, loss_type=loss_type, **overrides)
     totals, trained = {}, {}
@@ -294,9 +290,7 @@ def saved(config: Any, tiny_model: Path, folder: Path) -> Path:
     return folder
 
 
-def test_the_routers_auxiliary_loss_stays_with_its_micro_batches(
-    tiny_moe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_updates_with_auxiliary_loss(tiny_moe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # float32: torch has no grouped product of doubles.
     overrides: dict[str, Any] = {"dtype": "float32", "max_steps": 1, "router_aux_loss_coef": 0.5}
     ours, theirs = pair(tiny_moe, tmp_path, GRPOExtTrainer, **overrides)
