@@ -94,7 +94,7 @@ def by_prefix(sample: Any, sent: list[Any]) -> list[float]:
     rewards = [other.metrics["reward"] for other in group]
 
     def value(prefix: list[int]) -> float:
-        below = [r for r, text in zip(rewards, texts, strict=True) if text[: len(prefix)] == prefix]
+        below: list[float] = [r for r, text in zip(rewards, texts, strict=True) if text[: len(prefix)] == prefix]
         return sum(below) / len(below)
 
     text = sample["input_ids"][first(sample) :].tolist()

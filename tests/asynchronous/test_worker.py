@@ -125,7 +125,7 @@ def test_a_training(tiny_model: Path, tmp_path: Path, server: Server) -> None:
         "group_filter": "signal",
         "token_records": 8,
     }
-    settings = {"max_steps": 3, "save_strategy": "steps", "save_steps": 3}
+    settings = {"max_steps": 3, "save_strategy": "steps", "save_steps": 3, "learning_rate": 0.02}
     found = run(tiny_model, tmp_path, server, reward_funcs=rewards, given=given, **settings)
     logs = [log for log in found.logs if "loss" in log]
     assert len(logs) == 3
