@@ -20,7 +20,7 @@ from typing import Any
 from bench.resampling import RATES, Measures, interval
 from bench.runner import Results, run_missing
 from bench.study import EMBEDDED_MODEL, TASKS, problems, train_once
-from bench.tables import machine, markdown, write_block
+from bench.tables import machine, markdown
 
 TASK = "word problems"
 PROMPTS = 32
@@ -83,15 +83,12 @@ def main(words: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", nargs="+", type=int, default=(1, 2, 3))
     parser.add_argument("--jobs", type=int, default=1, help="trainings at a time, one thread each")
-    parser.add_argument("--docs", type=Path, help="write the table into plugins.md in this folder")
     options = parser.parse_args(words)
     results = Results(RUNS)
     runs = [Run(name, resample, seed) for seed in options.seeds for resample in (False, True) for name in SAMPLERS]
     run_missing(runs, results, options.jobs, work, "accuracy")
     print(f"\n{table(results.lines)}\n")
     print(f"{sum(line['seconds'] for line in results.lines):.0f} s of one core, {machine()}")
-    if options.docs is not None:
-        write_block(options.docs / "plugins.md", "samplers", table(results.lines))
 
 
 if __name__ == "__main__":

@@ -124,8 +124,6 @@ def test_load_rewards_starts_the_workers_imports() -> None:
     reward.close()
 
 
-# Only what follows the reasoning -----------------------------------------------------------------------------------
-
 AFTER_REASONING: list[tuple[Any, Any, Outcome]] = [
     ("18", "<think>9*2</think> \\boxed{18}", Outcome.RIGHT),
     ("18", "<think>\\boxed{18}</think> \\boxed{17}", Outcome.WRONG),

@@ -86,6 +86,16 @@ def whole(default: Any = MISSING, *, lowest: int) -> Any:
     return _parameter(lambda label, value: checked_whole(label, value, lowest), default)
 
 
+def seconds(default: float | None) -> Any:
+    """A field for a positive number of seconds."""
+    return number(default, "a positive number of seconds", lambda value: value > 0)
+
+
+def amount(default: float) -> Any:
+    """A field for a number that is 0 or more."""
+    return number(default, "0 or more", lambda value: value >= 0)
+
+
 def choice(default: str, *others: str) -> Any:
     """A field for `checked_choice`: one of these words."""
     return _parameter(lambda label, value: checked_choice(label, value, (default, *others)), default)
@@ -114,19 +124,6 @@ def column(reward: str, name: str, columns: Mapping[str, Any], count: int, advic
             f"{reward} got {count} completions but {entries} entries in {name!r}; it needs one per completion."
         )
     return values  # type: ignore[no-any-return]
-
-
-def lengths(reward: str, completion_ids: Sequence[Sequence[int]] | None, columns: Mapping[str, Any]) -> list[int]:
-    """The completions' numbers of tokens; a `RewardError` without one entry of `completion_ids` per completion."""
-    if completion_ids is None:
-        raise RewardError(f"{reward} needs 'completion_ids', the tokens; it was called with {sorted(columns)}.")
-    completions = columns.get("completions")
-    if completions is not None and len(completions) != len(completion_ids):
-        raise RewardError(
-            f"{reward} got {len(completions)} completions but {len(completion_ids)} entries in 'completion_ids'; it "
-            "needs one per completion."
-        )
-    return [len(ids) for ids in completion_ids]
 
 
 def optional_module(reward: str, name: str) -> ModuleType:

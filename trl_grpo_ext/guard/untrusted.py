@@ -19,9 +19,6 @@ EXPONENT_WITHOUT_POINT = re.compile(r"[-+]?[0-9]+(?:\.[0-9]*)?[eE][-+]?[0-9]+")
 """A float to YAML 1.2 and to everybody's eyes, but a string to YAML 1.1, which PyYAML reads."""
 
 
-# ------------------------------------------------------------------------------------------------------------- text
-
-
 def escape(text: str, keep: str = "") -> str:
     """Escape invisible characters, line breaks, terminal control codes and changes of text direction, except `keep`."""
     return "".join(c if c.isprintable() or c in keep else c.encode("unicode_escape").decode("ascii") for c in text)
@@ -43,9 +40,6 @@ def printable_name(name: object) -> str:
     return one_line(name, 40)
 
 
-# ------------------------------------------------------------------------------------------------------------- JSON
-
-
 def as_json(value: Any) -> Any:
     """A value as JSON: mappings, sequences, numbers as floats (null if not finite), else its `repr`."""
     if value is None or isinstance(value, str | bool | int):
@@ -59,9 +53,6 @@ def as_json(value: Any) -> Any:
     except (TypeError, ValueError, OverflowError, RuntimeError):
         return repr(value)
     return number if math.isfinite(number) else None
-
-
-# --------------------------------------------------------------------------------------------------------- settings
 
 
 def read_settings(path: str | Path) -> dict[str, Any]:

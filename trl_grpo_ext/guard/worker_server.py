@@ -2,9 +2,8 @@
 
 It reads its parent's import path from stdin, loads the task, with its imports, once, and forks a worker within
 milliseconds whenever its parent asks for one. It never imports the parent's `__main__` and runs no job itself. When its
-parent closes the socket or is gone, it kills its workers with everything that they started, and ends.
-
-The parent sends trusted pickles. Workers send JSON back, so that a compromised worker cannot make the parent run code.
+parent closes the socket or is gone, it kills its workers with everything that they started, and ends. Workers send JSON
+back, so that a compromised worker cannot make the parent run code.
 """
 
 from __future__ import annotations

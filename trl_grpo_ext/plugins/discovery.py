@@ -178,7 +178,7 @@ def scan() -> Installed:
             if entry.group in _KIND_OF_ALIASES
         )
         if entry_points:
-            # As the author writes it, which a folder's name is not. Each of the properties `name` and `version` reads it anew.
+            # The name as its author writes it, which a folder's is not. The properties would each read the file anew.
             metadata = distribution.metadata
             name, version = metadata["Name"], metadata["Version"]
         for entry in entry_points:

@@ -1,7 +1,4 @@
-"""What an environment pays for each step, by turn: `environment_steps`, and `record_steps` for TRL's factories.
-
-A step is a call of one of the environment's tools. TRL asks for rewards once a completion has ended.
-"""
+"""What an environment pays for each step, by turn: `environment_steps`, and `record_steps` for TRL's factories."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ from typing import Any
 
 from ..credit.turns import Exchange, exchanges, is_tool_error, tool_calls
 from ..errors import PluginOutputError, RewardError
-from ..guard.parameters import checked_choice
+from ..guard.parameters import Checked, choice
 from ..types import Parts, Place, RewardDeclaration
 
 Step = tuple[str | None, float | None]
@@ -32,19 +29,19 @@ class _Idle:
 _NOT_TOOLS = frozenset({"reset", "get_reward"})
 
 
-class EnvironmentSteps:
+@dataclass(kw_only=True, eq=False)
+class EnvironmentSteps(Checked):
     """Score each turn by what the environment paid for the steps that the turn took.
 
         r_k = Σ rewards of the steps of turn k
 
-    The rewards are, of each completion's own environment, the first that it has of
-
-    - `step_rewards`, a list, which `record_steps` keeps for any environment,
-    - `compute_step_rewards()`, of the environment or of its `rubric`, as OpenEnv's trajectory rubrics have it.
+    The rewards are, of each completion's own environment, the first that it has of `step_rewards`, a list, which
+    `record_steps` keeps for any environment, and `compute_step_rewards()`, of the environment or of its `rubric`, as
+    OpenEnv's trajectory rubrics have it.
 
     A step is the call of a tool. Recorded steps are found by the tools' names. Where only numbers are known, there must
-    be as many as the completion has calls (all of them, those that ran, or those that returned), or turns with calls.
-    A turn without steps has no part. A step that paid None, or NaN, adds nothing.
+    be as many as the completion has calls (all of them, those that ran, or those that returned), or turns with calls. A
+    turn without steps has no part. A step that paid None, or NaN, adds nothing.
 
     Source: none of its own; OpenEnv's RFC 004 has rewards by step, and TRL trains on one number for each completion.
 
@@ -54,9 +51,7 @@ class EnvironmentSteps:
 
     __name__ = "environment_steps"
     declares = RewardDeclaration(conformance={"columns": {"environments": [_Idle()]}})
-
-    def __init__(self, *, score: str = "sum") -> None:
-        self.score = checked_choice("environment_steps: score", score, ("sum", "mean", "last"))
+    score: str = choice("sum", "mean", "last")
 
     def __call__(self, completions: Sequence[Any], **columns: Any) -> list[Parts | None]:
         """`B` scores; None where the environment paid nothing, not even 0.

@@ -56,7 +56,8 @@ class GRPOExtConfig(GRPOConfig):
         compact_updates: `off`, or `exact`: the update computes no padding and leaves out rows without signal, with the
             same gradient (see `trl_grpo_ext.trainer.compact.updates`).
         share_prompts: With `compact_updates: exact`, compute each prompt once for all its completions where that is
-            exact (see `trl_grpo_ext.trainer.compact.packed`).
+            exact: in updates (see `trl_grpo_ext.trainer.compact.packed`), and in sampling where one process samples
+            with transformers (see `trl_grpo_ext.trainer.compact.sampling`).
         token_records: Completions of each generation batch to record token by token, in whole groups. Writes one
             parquet file per logging step to `output_dir/token_records`. 0 records nothing.
         plugin_changes: What to do when a run resumes from a checkpoint with different plugins: `stop` with an error

@@ -58,12 +58,7 @@ class DrawnPrompts:
     """A prompt sampler draws them."""
 
     def __init__(
-        self,
-        trainer: Any,
-        facts: RunFacts,
-        sampler: Any,
-        drawing: str,
-        log: Callable[[Mapping[str, float]], None],
+        self, trainer: Any, facts: RunFacts, sampler: Any, drawing: str, log: Callable[[Mapping[str, float]], None]
     ) -> None:
         self._trainer = trainer
         self._facts = facts

@@ -60,13 +60,7 @@ Group = list[Row]
 class Resampling:
     """Fills generation batches with groups that a filter keeps."""
 
-    def __init__(
-        self,
-        settings: ResampleSettings,
-        group_filter: Any,
-        facts: RunFacts,
-        loss_counts_rows: bool,
-    ) -> None:
+    def __init__(self, settings: ResampleSettings, group_filter: Any, facts: RunFacts, loss_counts_rows: bool) -> None:
         self.settings, self.filter = settings, group_filter
         self.reads_advantages = "advantages" in FilterDeclaration.of(group_filter).needs
         self._facts = facts

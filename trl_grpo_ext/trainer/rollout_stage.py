@@ -6,7 +6,7 @@ prompts ──TRL generates──▶ completions ──rewards, shapers──▶
 
 import functools
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -22,6 +22,7 @@ from ..errors import UpstreamError
 from ..guard.reward_watch import RewardWatch, reward_limit
 from ..types import Rollout, Totals, implements
 from .batch import BatchKeys
+from .compact.sampling import sharing_of
 from .facts import Progress, RunFacts
 from .logps import LogpsForHooks
 from .loss_forward import Inherited
@@ -68,6 +69,7 @@ class RolloutStage:
         self._token_losses = token_losses
         self.prompts = prompts_of(trainer, facts, plugins, records.add_metrics)
         self._resampling = resampling_of(trainer, facts, plugins, loss_counts_rows=divides_by == "rows")
+        self._sharing = sharing_of(trainer) if plugins.settings.share_prompts else nullcontext
         self._shapes = self._chain.acts("on_rewards")
         self._reads_rollouts = plugins.read_rollouts
         used = plugins.change_advantages or plugins.compact or plugins.reduces or self._resampling is not None
@@ -100,7 +102,8 @@ class RolloutStage:
 
     def generate(self, inherited: Inherited, prompts: Any) -> Any:
         """What TRL generates, which shapers and the rollout need."""
-        generated = inherited(prompts)
+        with self._sharing():
+            generated = inherited(prompts)
         self._sampling.saw_generated(generated)
         return generated
 

@@ -81,9 +81,6 @@ def test_tests_in_which_nothing_can_fail_are_unreadable(tests: str) -> None:
         read_tests(tests)
 
 
-# --- values that cross -----------------------------------------------------------------------------------------------
-
-
 class Other(Codec):
     """A side that makes nothing of what is no data."""
 

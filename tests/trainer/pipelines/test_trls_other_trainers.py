@@ -79,8 +79,10 @@ def try_beside_grpo(base: type, args: Any, plugin: dict[str, Any], model: Path) 
 def table() -> dict[str, dict[str, str]]:
     lines = [re.split(r"\s*\|\s*", line.strip("| ")) for line in PAGE.splitlines() if line.startswith("|")]
     (head,) = [line for line in lines if line[0] == "trainer"]
-    rows = [line for line in lines if line[0].strip("`") in TRAINERS]
-    return {row[0].strip("`"): dict(zip(head[1:], row[1:], strict=True)) for row in rows}
+    rows = [(re.findall(r"`(\w+)`", line[0]), line[1:]) for line in lines]
+    return {
+        name: dict(zip(head[1:], cells, strict=True)) for names, cells in rows for name in names if name in TRAINERS
+    }
 
 
 def test_the_table_names_every_trainer_and_plugin() -> None:

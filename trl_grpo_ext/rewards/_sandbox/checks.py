@@ -1,7 +1,5 @@
 """The tests' side: its conversation with the solution, and `__judge__`, which rewritten tests call (`forms_of_tests`).
 
-It knows which asserts ran, and what they compared.
-
 What a test expects must not depend on what the solution does to its arguments. First the tests run with copies of their
 own (`own_copies`): a change that the solution makes never reaches them. Where they fail so, and it has changed
 something, they run once more with the changes, as functions that work in place need it; there a comparison counts only
