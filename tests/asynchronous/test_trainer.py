@@ -302,7 +302,7 @@ def gradients_on_ranks(model: str, folder: str, aggregations: Sequence[str]) -> 
 
 @pytest.mark.slow
 def test_gradients_do_not_depend_on_the_ranks(tiny_model: Path, tmp_path: Path) -> None:
-    ranks = on_two_ranks(gradients_on_ranks, tiny_model, tmp_path, EXACT)
+    ranks = on_two_ranks(gradients_on_ranks, tiny_model, tmp_path, EXACT, timeout=800)
     one = gradients_of_cut(tiny_model, tmp_path, EXACT, 8, 2)
     for of_rank in ranks:
         assert max(map(relative_gap, of_rank, one)) < 1e-5
