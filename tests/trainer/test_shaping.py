@@ -233,7 +233,7 @@ def test_rewards_outside_of_a_generation_are_refused(tiny_model: Path, tmp_path:
 def test_shaper_refuses_logps_of_images() -> None:
     def check(row: dict[str, Any], of_tool: Any, missing: list[str]) -> None:
         scored = ScoredRows([{"prompt": "a", **row}], ["a"], ["b"], [[3]], torch.zeros(0))
-        refuse_images(Sampling(Generated(images=of_tool), scored=[scored]), missing)
+        refuse_images(Sampling(Generated(images=of_tool), scored=[scored]).has_images, missing)
 
     check({"image": None}, None, ["old_logps"])
     check({"image": "a picture"}, None, [])

@@ -5,7 +5,7 @@ weights load.
 """
 
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -49,20 +49,24 @@ class LogpsForHooks:
                     self._loaded[model] = acting.prepare_like_policy(trainer, teacher).eval()
                 self._teachers.setdefault(name, plugin_label(hook))
 
-    def missing(self, batch: dict[str, Any]) -> list[str]:
-        """What `compute` would compute for a batch: names from `needs`, and names of teachers."""
+    def missing(self, batch: Collection[str]) -> list[str]:
+        """What `compute` would compute for a batch with these entries: names from `needs`, and names of teachers."""
         keys = {"old_logps": "old_per_token_logps", "old_entropies": None, "ref_logps": "ref_per_token_logps"}
         return [need for need, key in keys.items() if need in self.needs and key not in batch] + [*self._teachers]
 
     def with_prompts(self, batch: dict[str, Any], inputs: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
         """The batch after the prompts of each column that a teacher sees, by column; it may raise on one rank alone."""
-        if self._loaded and batch.get("pixel_values") is not None:
+        self.check_images(batch.get("pixel_values") is not None)
+        columns = {column: hook for name, hook in self._teachers.items() if (column := split_teacher(name)[1])}
+        return {column: self._after_prompts(batch, inputs, column, hook) for column, hook in columns.items()}
+
+    def check_images(self, has_images: bool) -> None:
+        """Refuse images that a loaded teacher would not see."""
+        if self._loaded and has_images:
             raise ConfigurationError(
                 f"The teacher {next(iter(self._loaded))!r} would read these prompts without their images. A teacher "
                 'that sees them is the policy itself ("policy" or "reference"); or remove the hook.'
             )
-        columns = {column: hook for name, hook in self._teachers.items() if (column := split_teacher(name)[1])}
-        return {column: self._after_prompts(batch, inputs, column, hook) for column, hook in columns.items()}
 
     def compute(self, batch: dict[str, Any], prompted: Mapping[str, dict[str, Any]], rows_at_once: int) -> HookLogps:
         """Compute them for one generation batch. All ranks call it, since sharded models need all of them."""

@@ -71,6 +71,10 @@ class RolloutStage:
         self._resampling = resampling_of(trainer, facts, plugins, loss_counts_rows=divides_by == "rows")
         self._sharing = sharing_of(trainer) if plugins.settings.share_prompts else nullcontext
         self._shapes = self._chain.acts("on_rewards")
+        has_images = reading.has_images(trainer.train_dataset)  # what tools return is seen in the batch alone
+        self._hook_logps.check_images(has_images)
+        if self._shapes:
+            refuse_images(has_images, self._hook_logps.missing(reading.logps_of_batches(trainer)))
         self._reads_rollouts = plugins.read_rollouts
         used = plugins.change_advantages or plugins.compact or plugins.reduces or self._resampling is not None
         self._zeroes_rounding = used and not own_scoring
@@ -192,7 +196,7 @@ class RolloutStage:
         """The rewards of all ranks, with a column for what each shaper adds."""
         sampling, progress = self._sampling, reading.progress_of(self._trainer)
         batch = batch_before_trls(self._facts, sampling, has_reference=self._trainer.beta != 0.0)
-        refuse_images(sampling, self._hook_logps.missing(batch))
+        refuse_images(sampling.has_images, self._hook_logps.missing(batch))
         logps = self._compute_logps(batch, sampling.scored[-1].rows, progress)
         scored = sampling.scored[-1]
         with self._agreement.section():

@@ -195,9 +195,9 @@ def batch_before_trls(facts: RunFacts, sampling: Sampling, has_reference: bool) 
     return made
 
 
-def refuse_images(sampling: Sampling, missing: Sequence[str]) -> None:
+def refuse_images(has_images: bool, missing: Sequence[str]) -> None:
     """Refuse log-probabilities, `missing` in TRL's batch, that need a pass with images."""
-    if missing and sampling.has_images:
+    if missing and has_images:
         raise ConfigurationError(
             f"A hook that shapes rewards needs {' and '.join(missing)} of a batch with images, which TRL computes "
             "where num_iterations is above 1 (old policy) or beta above 0 (reference). Set these, or remove the hook."

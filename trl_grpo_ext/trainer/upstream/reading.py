@@ -116,6 +116,18 @@ def one_update_of(trainer: Any) -> str | None:
     return ", ".join(f"{name}={value}" for name, value in zip(names, values, strict=True))
 
 
+def logps_of_batches(trainer: Any) -> set[str]:
+    """The log-probabilities in TRL's batches: those of its own passes."""
+    corrected = trainer.use_vllm and trainer.args.vllm_importance_sampling_correction
+    kept = {"old_per_token_logps"} if corrected or one_update_of(trainer) is None else set()
+    return kept | ({"ref_per_token_logps"} if trainer.beta != 0.0 else set())
+
+
+def has_images(dataset: Any) -> bool:
+    """Whether data has one of TRL's columns of images; False of a stream that does not name its columns."""
+    return bool({"image", "images"} & {*(getattr(dataset, "column_names", None) or ())})
+
+
 def reference_of(trainer: Any) -> Callable[[], AbstractContextManager[Any]] | None:
     """A context in which the policy's pass is the reference's: adapter off, or TRL's `ref` on; None without one."""
     model = trainer.accelerator.unwrap_model(trainer.model)
