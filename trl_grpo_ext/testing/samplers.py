@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ..credit.draws import checked_draw
+from ..credit.flow import checked_draw
 from ..errors import PluginOutputError
 from ..plugins.kinds import FACTS
 from ..types import PromptOutcome, PromptPool, implements

@@ -15,8 +15,7 @@ from typing import Any, ClassVar
 import torch
 from accelerate.utils import broadcast_object_list
 
-from ..credit.draws import checked_draw
-from ..credit.flow import named, plugin_label
+from ..credit.flow import checked_draw, named, plugin_label
 from ..credit.groups import weighted_rewards
 from ..errors import ConfigurationError
 from ..plugins.loading import load_prompt_sampler

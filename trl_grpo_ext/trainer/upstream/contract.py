@@ -83,6 +83,7 @@ ATTRIBUTES: tuple[str, ...] = (
     "tools",
     "top_entropy_quantile",
     "train_dataset",
+    "use_transformers_continuous_batching",
     "use_vllm",
 )
 """Attributes that a constructed `GRPOTrainer` has and that we read (or set aside for a trial and restore)."""
