@@ -24,16 +24,14 @@ from typing import Any
 
 logger = logging.getLogger(__name__)
 
-_PATIENCE = 5.0
-"""Seconds that a thread has to end by itself, once the main thread is done."""
+_PATIENCE = 5.0  # seconds that a thread has to end by itself, once the main thread is done
 _TICK = 0.5
 _SIGNAL = signal.SIGRTMIN + 8 if hasattr(signal, "SIGRTMIN") else None
 
 _BEGUN: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 """Threads and processes, and the reward that ran when they began."""
 _IS_READY = threading.Event()
-_WAITED = threading.Event()
-"""Python has waited for the threads, or was interrupted."""
+_WAITED = threading.Event()  # Python has waited for the threads, or was interrupted
 
 
 class _NoLongerError(BaseException):

@@ -11,6 +11,7 @@ A plugin may declare its parameters as fields, which are then checked when it is
 
 from __future__ import annotations
 
+import functools
 import importlib
 import sys
 from collections.abc import Callable, Mapping, Sequence, Sized
@@ -72,8 +73,12 @@ class Checked:
                 setattr(self, one.name, one.metadata["check"](f"{self.__name__}: {one.name}", value))  # type: ignore[attr-defined]
 
 
-def _parameter(check: Callable[[str, object], object], default: Any) -> Any:
+def _parameter(check: Callable[[str, object], object], default: Any = MISSING) -> Any:
     return field(default=default, metadata={"check": check})
+
+
+flag = functools.partial(_parameter, checked_flag)  # a field for `checked_flag`
+text = functools.partial(_parameter, checked_text)  # a field for `checked_text`
 
 
 def number(default: Any, wanted: str, accept: Callable[[float], bool] = lambda _: True) -> Any:
@@ -99,16 +104,6 @@ def amount(default: float) -> Any:
 def choice(default: str, *others: str) -> Any:
     """A field for `checked_choice`: one of these words."""
     return _parameter(lambda label, value: checked_choice(label, value, (default, *others)), default)
-
-
-def flag(default: bool) -> Any:
-    """A field for `checked_flag`."""
-    return _parameter(checked_flag, default)
-
-
-def text(default: Any = MISSING) -> Any:
-    """A field for `checked_text`."""
-    return _parameter(checked_text, default)
 
 
 def column(reward: str, name: str, columns: Mapping[str, Any], count: int, advice: str = "") -> Sequence[Any]:

@@ -12,8 +12,7 @@ from typing import Any
 
 from ..errors import ConfigurationError
 
-MOST_BYTES = 1_000_000
-"""Settings are a page or two; a longer file is the wrong one."""
+MOST_BYTES = 1_000_000  # settings are a page or two; a longer file is the wrong one
 _MOST_VALUES = 10_000
 EXPONENT_WITHOUT_POINT = re.compile(r"[-+]?[0-9]+(?:\.[0-9]*)?[eE][-+]?[0-9]+")
 """A float to YAML 1.2 and to everybody's eyes, but a string to YAML 1.1, which PyYAML reads."""

@@ -118,24 +118,21 @@ class WorkerPool:
         self._task, self._workers, self._memory_mb, self.name = task, workers, memory_mb, name
         self._renew()
 
+    def _renew_if_forked(self) -> None:
+        if self._processes.owner != os.getpid():
+            self._renew()
+
     def _renew(self) -> None:
         """Start without processes, also in a forked child."""
         self._lock = threading.Lock()
         self._processes = _Processes(self.name, self._task, self._memory_mb)
         weakref.finalize(self, self._processes.end)
 
-    def _renew_if_forked(self) -> None:
-        if self._processes.owner != os.getpid():
-            self._renew()
-
     def __getstate__(self) -> dict[str, Any]:
         return {"task": self._task, "workers": self._workers, "memory_mb": self._memory_mb, "name": self.name}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         WorkerPool.__init__(self, **state)
-
-    def __repr__(self) -> str:
-        return f"WorkerPool({self.name!r}, workers={self.workers}, memory_mb={self._memory_mb})"
 
     @property
     def workers(self) -> int:

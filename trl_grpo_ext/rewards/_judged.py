@@ -5,8 +5,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from ..guard.messages import completion_text
 from ..guard.outcomes import Consequence, Judgement, Outcome, OutcomePolicy
-from ..guard.parameters import Checked, amount, flag
+from ..guard.parameters import Checked, amount, column, flag
 from ._text.json_text import Located, is_near, read_number, read_plain_number
 
 ABOUT_A_REFERENCE = (Outcome.RIGHT, Outcome.WRONG, Outcome.NO_ANSWER, Outcome.UNPARSEABLE)
@@ -18,10 +19,8 @@ class Judged(Checked):
     """A reward whose scores are what its `policy` makes of the outcomes that `judge` finds."""
 
     __name__ = "judged"
-    can: ClassVar[Sequence[Outcome]]
-    """The outcomes that it can have."""
-    reads: ClassVar[str] = "the reference"
-    """What `unparseable_reference` is about, for the warning."""
+    can: ClassVar[Sequence[Outcome]]  # the outcomes that it can have
+    reads: ClassVar[str] = "the reference"  # what `unparseable_reference` is about, for the warning
     outcomes: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
@@ -61,12 +60,22 @@ def too_long(size: int, most: int) -> str:
 
 @dataclass(kw_only=True, eq=False)
 class Comparing(Judged):
-    """A reward that compares with expected values: a tolerance for numbers, and normalisation for texts."""
+    """A reward that compares with a column's expected values: a tolerance for numbers, and normalisation for texts."""
 
+    advice: ClassVar[str]  # what to do if there is no such column
+    column: str
     absolute: float = amount(0.0)
     relative: float = amount(0.0)
     ignore_case: bool = flag(False)
     ignore_space: bool = flag(False)
+
+    def judge(self, completions: Sequence[Any], **columns: Any) -> list[Judgement]:
+        """The outcomes of `B` completions; a `RewardError` where there is no column of expected values."""
+        expected = column(self.__name__, self.column, columns, len(completions), self.advice)
+        return [self._judged(completion_text(said), right) for said, right in zip(completions, expected, strict=True)]
+
+    def _judged(self, text: str, expected: Any) -> Judgement:
+        raise NotImplementedError
 
     def same_values(self, said: Located, right: Located) -> bool:
         """Whether two JSON values are the same: of one type, and equal. Objects and arrays must be empty."""

@@ -139,9 +139,9 @@ def _label_index(model: str, label: str | int | None, config: Any) -> int:
     found = [index for index, name in names.items() if name == label]
     if len(found) == 1:
         return found[0]
-    listed = ", ".join(f"{index}: {name!r}" for index, name in sorted(names.items()))
-    problem = "needs a label" if label is None else f"has no label {label!r}" if not found else f"has {label!r} twice"
-    raise ConfigurationError(f"classifier: the model {model!r} {problem}; its labels are {{{listed}}}.")
+    raise ConfigurationError(
+        f"classifier: the model {model!r} has no label {label!r}, or has it twice; its labels are {names}."
+    )
 
 
 def _texts(completions: Sequence[Any], prompts: Sequence[Any] | None, tokenizer: Any) -> list[str]:

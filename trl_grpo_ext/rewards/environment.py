@@ -15,8 +15,7 @@ from ..errors import PluginOutputError, RewardError
 from ..guard.parameters import Checked, choice
 from ..types import Parts, Place, RewardDeclaration
 
-Step = tuple[str | None, float | None]
-"""The tool that was called, if it is known, and what the environment paid."""
+Step = tuple[str | None, float | None]  # the tool that was called, if it is known, and what the environment paid
 
 
 @dataclass(frozen=True)

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from ..errors import ConfigurationError
-from ..guard.messages import completion_text
 from ..guard.outcomes import Judgement, Outcome, shown
 from ..guard.parameters import amount, choice, text, whole
-from ..guard.parameters import column as checked_column
 from ..types import Part, Parts, RewardDeclaration
 from ._judged import Comparing
 from ._text.json_text import EXTRACTS, AmbiguousError, Located, RefusedError, find_short_json, read_located
@@ -54,6 +52,7 @@ class JSONFields(Comparing):
     __name__ = "json_fields"
     can = (Outcome.RIGHT, Outcome.SCORED, Outcome.NO_ANSWER, Outcome.UNPARSEABLE, Outcome.REFUSED)
     reads = "the expected fields"
+    advice = "It has the expected values as JSON text; `column` names another."
     declares = RewardDeclaration(
         reference_column="fields",
         conformance={
@@ -77,12 +76,6 @@ class JSONFields(Comparing):
         super().__post_init__()
         if self.max_depth > _DEEPEST:
             raise ConfigurationError(f"json_fields: max_depth must be at most {_DEEPEST}, got {self.max_depth!r}.")
-
-    def judge(self, completions: Sequence[Any], **columns: Any) -> list[Judgement]:
-        """The outcomes of `B` completions; a `RewardError` where there is no column of expected values."""
-        advice = "It has the expected values as JSON text; `column` names another."
-        expected = checked_column("json_fields", self.column, columns, len(completions), advice)
-        return [self._judged(completion_text(said), right) for said, right in zip(completions, expected, strict=True)]
 
     def _judged(self, text: str, expected: Any) -> Judgement:
         try:

@@ -202,14 +202,12 @@ class Judge(Judged):
     ) -> list[float | None]:
         """`B` scores from 0 to 1, or None; a `RewardError` where the server answers no request of the batch."""
         judgements, replies = await self._judged(completions, columns)
-        log_metric, log_extra = columns.get("log_metric"), columns.get("log_extra")
-        self.policy.log(judgements, log_metric, log_extra)
-        if log_metric is not None and replies:
+        if (log_metric := columns.get("log_metric")) is not None and replies:
             for name, value in self._metrics([reply for row in replies for reply in row]).items():
                 log_metric(f"judge/{self.__name__}/{name}", value)
-        if log_extra is not None:
+        if (log_extra := columns.get("log_extra")) is not None:
             log_extra(f"{self.__name__}_verdict", ["\n".join(reply.text for reply in row) for row in replies])
-        return self.policy.scores(judgements)
+        return self._scored(judgements, columns)
 
     async def judge(  # type: ignore[override]
         self, completions: Sequence[Any], **columns: Any
@@ -336,7 +334,7 @@ class Judge(Judged):
         tasks: dict[str, asyncio.Task[_Reply]] = {}
         for ask in asks:
             if (key := json.dumps(ask)) not in tasks:
-                started = self._started.pop(key) if key in self._started else None
+                started = self._started.pop(key, None)
                 tasks[key] = started or asyncio.create_task(self._reply(ask))
         return tasks
 
@@ -346,9 +344,8 @@ class Judge(Judged):
         if not tasks:
             return []
         try:
-            done, late = await asyncio.wait(
-                tasks.values(), timeout=self.batch_timeout, return_when=asyncio.FIRST_EXCEPTION
-            )
+            first = asyncio.FIRST_EXCEPTION
+            done, late = await asyncio.wait(tasks.values(), timeout=self.batch_timeout, return_when=first)
             for task in done:
                 task.result()
         finally:
@@ -396,19 +393,14 @@ class Judge(Judged):
 
     async def _complete(self, server: _Server, ask: _Messages) -> Any:
         openai = optional_module("judge", "openai")
-        asked: dict[str, Any] = {
-            "model": self.model,
-            "messages": ask,
-            "temperature": self.temperature,
-            "max_tokens": self.max_tokens,
-        }
+        asked: Any = {"model": self.model, "messages": ask}
+        asked |= {"temperature": self.temperature, "max_tokens": self.max_tokens}
+        create = server.client.chat.completions.create
         if server.structured:
             schema = {"name": "verdict", "strict": True, "schema": self._schema()}
             with contextlib.suppress(openai.BadRequestError, openai.UnprocessableEntityError):
-                return await server.client.chat.completions.create(
-                    **asked, response_format={"type": "json_schema", "json_schema": schema}
-                )
-        answer = await server.client.chat.completions.create(**asked)
+                return await create(**asked, response_format={"type": "json_schema", "json_schema": schema})
+        answer = await create(**asked)
         server.structured = False  # without the schema it works
         return answer
 

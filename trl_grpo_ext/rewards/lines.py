@@ -8,10 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..guard.messages import completion_text
 from ..guard.outcomes import Judgement, Outcome, shown
 from ..guard.parameters import amount, choice, text, whole
-from ..guard.parameters import column as checked_column
 from ..types import END, Part, Parts, RewardDeclaration
 from ._judged import Comparing, too_long
 
@@ -47,6 +45,7 @@ class Lines(Comparing):
     __name__ = "lines"
     can = (Outcome.RIGHT, Outcome.SCORED, Outcome.NO_ANSWER, Outcome.UNPARSEABLE, Outcome.REFUSED)
     reads = "the expected lines"
+    advice = "It has a list of answers for each row; `column` names another."
     declares = RewardDeclaration(
         reference_column="lines",
         conformance={
@@ -59,12 +58,6 @@ class Lines(Comparing):
     form: str = choice("plain", "numbered")
     stop: float = amount(0.0)
     max_characters: int = whole(100_000, lowest=1)
-
-    def judge(self, completions: Sequence[Any], **columns: Any) -> list[Judgement]:
-        """The outcomes of `B` completions; a `RewardError` where there is no column of expected lines."""
-        advice = "It has a list of answers for each row; `column` names another."
-        expected = checked_column("lines", self.column, columns, len(completions), advice)
-        return [self._judged(completion_text(said), right) for said, right in zip(completions, expected, strict=True)]
 
     def _judged(self, text: str, expected: Any) -> Judgement:
         right = _answers(expected)

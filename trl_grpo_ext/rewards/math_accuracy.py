@@ -12,15 +12,7 @@ from ..guard.outcomes import Judgement, Outcome, shown
 from ..guard.parameters import column, seconds, whole
 from ..types import RewardDeclaration
 from ._judged import ABOUT_A_REFERENCE, IN_A_WORKER, Judged
-from ._math.plain_answers import (
-    answer_alone,
-    excess_of_completion,
-    excess_of_reference,
-    has_no_answer,
-    plain_answer,
-    plain_reference,
-    verdict,
-)
+from ._math import plain_answers
 from ._math.verifier_pool import Pair, Reading, Verifier
 
 _ADVICE = "Rename the column that holds the reference answers to 'solution'."
@@ -80,8 +72,8 @@ class MathAccuracy(Judged):
       cannot parse: 0 for `3x-y+13=0`. What its grammar does not know is right as the same text, and unparseable
       otherwise.
     - Notation that it misreads is rewritten (`_math.notation`): `1\,000`, `1e3`, `1 1/2`, `\frac12`, `0.\overline{3}`,
-      `\frac{1 \pm \sqrt{5}}{2}`, `\langle 1,2\rangle`, `30^\circ 15'`, `y''`. The `t` of `5t` and the text of `k \text{
-      is even}` are no units, `1010_2` is not `1010_3`, 5 is no answer to `x + y = 5`, and `i^2` is -1.
+      `\frac{1 \pm \sqrt{5}}{2}`, `\langle 1,2\rangle`, `30^\circ 15'`, `y''`. The `t` of `5t` and the text of
+      `k \text{ is even}` are no units, `1010_2` is not `1010_3`, 5 is no answer to `x + y = 5`, and `i^2` is -1.
     - "gold_parsed" and "answer_parsed" are the LaTeX that was read, not sympy's spelling of it.
 
     Math-Verify's rules for decimals and percent are kept: numbers are rounded to 6 places if one is a decimal
@@ -135,14 +127,13 @@ class MathAccuracy(Judged):
 
     def read_references(self, references: Sequence[Any]) -> list[tuple[str, str]]:
         """What each reference is read as ("" where it cannot be), and what of its text that leaves over."""
-        asked = [text for text in dict.fromkeys(references) if isinstance(text, str) and plain_reference(text) is None]
-        within = [text for text in asked if excess_of_reference(text, self.max_characters) is None]
-        found = {text: (one.gold, one.left) for text, one in zip(within, self._verifier.read(within), strict=True)}
-        plain = (plain_reference(text) if isinstance(text, str) else None for text in references)
-        return [
-            found.get(text, ("", str(text))) if number is None else (number.text, "")
-            for text, number in zip(references, plain, strict=True)
-        ]
+        texts = [reference for reference in dict.fromkeys(references) if isinstance(reference, str)]
+        plain = {text: plain_answers.plain_reference(text) for text in texts}
+        read = {text: (number.text, "") for text, number in plain.items() if number is not None}
+        rest = [text for text in texts if text not in read]
+        asked = [text for text in rest if plain_answers.excess_of_reference(text, self.max_characters) is None]
+        read |= {text: (one.gold, one.left) for text, one in zip(asked, self._verifier.read(asked), strict=True)}
+        return [read.get(reference, ("", str(reference))) for reference in references]
 
     def start_workers(self) -> None:
         """Start the worker processes' imports in the background, as `load_rewards` does; else the first call does."""
@@ -151,14 +142,6 @@ class MathAccuracy(Judged):
     def close(self) -> None:
         """End the worker processes. The next call starts new ones."""
         self._verifier.pool.close()
-
-    def _answer_text(self, text: str) -> str | None:
-        """The part of a completion that counts; None where it has none."""
-        for delimiter in self.reasoning_delimiters or ():
-            _, found, answer = text.rpartition(delimiter)
-            if found:
-                return answer
-        return None if self.reasoning_delimiters else text
 
     def _read(self, completions: Sequence[Any], solution: Any, columns: Mapping[str, Any]) -> list[Reading]:
         references = column(self.__name__, "solution", {**columns, "solution": solution}, len(completions), _ADVICE)
@@ -180,25 +163,26 @@ class MathAccuracy(Judged):
 
     def _decided(self, text: str, reference: Any) -> Reading | _Question:
         """The verdict if no worker is needed, else the question to the workers."""
-        answer = self._answer_text(text)
-        if answer is None:
+        ends = [delimiter for delimiter in self.reasoning_delimiters or () if delimiter in text]
+        if self.reasoning_delimiters and not ends:
             return Reading(Judgement(Outcome.NO_ANSWER, "the reasoning does not end"))
+        answer = text.rpartition(ends[0])[2] if ends else text
         if not isinstance(reference, str):
             return Reading(Judgement(Outcome.UNPARSEABLE, f"a {type(reference).__name__}, not a string"))
-        gold = plain_reference(reference)
+        gold = plain_answers.plain_reference(reference)
         if gold is not None and len(answer) <= self.max_characters:
-            found = plain_answer(answer)
-            outcome = verdict(gold, found) if found is not None else None
+            found = plain_answers.plain_answer(answer)
+            outcome = plain_answers.verdict(gold, found) if found is not None else None
             if found is not None and outcome is not None:
                 return Reading(Judgement(outcome), gold.text, found.text)
-            if has_no_answer(answer):
+            if plain_answers.has_no_answer(answer):
                 return Reading(Judgement(Outcome.NO_ANSWER), gold.text)
-        excess = None if gold is not None else excess_of_reference(reference, self.max_characters)
+        excess = None if gold is not None else plain_answers.excess_of_reference(reference, self.max_characters)
         if excess is not None:
             return Reading(Judgement(Outcome.UNPARSEABLE, excess))
-        excess = excess_of_completion(answer, self.max_characters)
+        excess = plain_answers.excess_of_completion(answer, self.max_characters)
         if excess is None:
-            return _Question((reference, answer_alone(answer)))
+            return _Question((reference, plain_answers.answer_alone(answer)))
         if gold is None:
             return _Question((reference, None), refused=excess)
         return Reading(Judgement(Outcome.REFUSED, excess), gold.text)

@@ -27,8 +27,7 @@ from ._sandbox.layers import isolate
 
 _TAG = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 _MEMORY_MB = 2048
-_DATASETS = 64
-"""Tasks with their settings that a worker keeps."""
+_DATASETS = 64  # tasks with their settings that a worker keeps
 # In an expression: no attribute, string, subscript or lambda, and of Python's functions only those that compute.
 _NO_EXPRESSION = re.compile(r"\.\s*[^\W\d]|__|[\"'\[\]{}:;=\\@`]|\blambda\b")
 _COMPUTE = {"abs", "divmod", "float", "int", "max", "min", "pow", "round", "sum"}

@@ -19,8 +19,8 @@ class ToolUse(Checked):
 
         made · calls + returned · calls that returned + failed · calls that failed + unanswered · calls without answer
 
-    A turn is an assistant message with the tool messages that answer it. A call fails if TRL answers `{'error':
-    '...'}`: the tool raised, does not exist or does not take the arguments. A message whose text contains `marker` but
+    A turn is an assistant message with the tool messages that answer it. A call fails if TRL answers with an `error`:
+    the tool raised, does not exist or does not take the arguments. A message whose text contains `marker` but
     which has no calls is a call that could not be parsed, and failed. A call has no answer if it never ran, or if its
     result, which may be an error, did not fit into `max_completion_length`: TRL then takes it back. So it counts as
     failed by default; else a policy that calls near its budget would escape.

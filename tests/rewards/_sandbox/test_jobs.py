@@ -364,7 +364,7 @@ def test_time_is_the_code_s_own_however_busy_the_machine() -> None:
     ],
 )
 def test_who_took_the_time(code: str, test: str, ended: str) -> None:
-    assert module(code, test, seconds=0.3).ended == ended
+    assert module(code, test, seconds=0.15).ended == ended
 
 
 def test_an_interrupt_ends_all_runs() -> None:

@@ -52,11 +52,9 @@ _MARGIN = Fraction(2, 10**6)
 DEEPEST = 40
 """Brackets within brackets. math-verify's parser needs a dozen Python frames for each, and a second for a hundred."""
 
-MOST_POWERS = 8
-"""Exponents within exponents, in which its parser's time is exponential."""
+MOST_POWERS = 8  # exponents within exponents, in which its parser's time is exponential
 
-MOST_DIGITS = 2_000
-"""Digits in a row. Python itself refuses to read an integer of more than 4300."""
+MOST_DIGITS = 2_000  # digits in a row. Python itself refuses to read an integer of more than 4300
 
 LONGEST_ANSWER = 3_000
 """Characters in a box. Its parser takes up to a millisecond for each; answers of people have a hundred at most."""
@@ -83,11 +81,11 @@ class PlainNumber:
 
 def plain_reference(reference: str) -> PlainNumber | None:
     r"""Read a reference that is nothing but a number: `18`, `1,234.5`, `3/4`, `#### 18`, `$18$`, `\boxed{18}`."""
-    return _plain_reference(reference) if len(reference) <= _LONGEST_REFERENCE else None
+    return _read_reference(reference) if len(reference) <= _LONGEST_REFERENCE else None
 
 
 @lru_cache(maxsize=4096)
-def _plain_reference(reference: str) -> PlainNumber | None:
+def _read_reference(reference: str) -> PlainNumber | None:
     match = _REFERENCE.fullmatch(reference.strip(" \n"))
     return None if match is None else _number(match[match.lastindex or 0])
 

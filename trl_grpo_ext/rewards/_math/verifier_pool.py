@@ -85,8 +85,8 @@ class Verifier:
 def _keep(cache: dict[Any, Any], key: Any, value: Any, most: int) -> None:
     """Put the latest entry into a cache, and drop the oldest ones beyond its size."""
     cache[key] = value
-    for oldest in list(cache)[: len(cache) - most]:
-        cache.pop(oldest, None)
+    while len(cache) > most:
+        cache.pop(next(iter(cache)), None)
 
 
 class _MathVerify:

@@ -19,8 +19,7 @@ from typing import Any
 from ...guard.outcomes import shown
 from .wire import SOLUTION_MODULES
 
-JUDGE = "__judge__"
-"""The name by which rewritten tests reach `checks.Side`."""
+JUDGE = "__judge__"  # the name by which rewritten tests reach `checks.Side`
 
 _TOO_BAD = (SyntaxError, ValueError, TypeError, RecursionError, MemoryError)
 _BUILT_IN = frozenset(dir(builtins)) | {"__file__", "__name__", "__doc__", "__builtins__"}
@@ -31,10 +30,8 @@ class UnreadableTestsError(Exception):
     """The tests of a row are in none of the forms, or cannot fail; the message says why."""
 
 
-Plan = dict[str, Any]
-"""Tests that call the solution: what `tests_process` runs, as JSON has it."""
-Examples = list[tuple[str, str]]
-"""What a program reads and what it must print."""
+Plan = dict[str, Any]  # tests that call the solution: what `tests_process` runs, as JSON has it
+Examples = list[tuple[str, str]]  # what a program reads and what it must print
 
 
 def read_tests(tests: Any, entry_point: Any = None) -> Plan | Examples:

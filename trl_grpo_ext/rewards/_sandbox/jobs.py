@@ -38,8 +38,7 @@ from typing import Any, TypeVar
 
 from ...errors import RewardError
 
-LAYERS = ("files", "network", "processes", "memory")
-"""The layers that a machine may support."""
+LAYERS = ("files", "network", "processes", "memory")  # the layers that a machine may support
 
 _SERVE = """
 import sys

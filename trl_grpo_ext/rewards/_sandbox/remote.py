@@ -41,8 +41,7 @@ _APPARENT_CLASSES: dict[str, Any] = {
         *(types.AsyncGeneratorType, list, dict, set, bytearray),
     )
 }
-SIDE: Any = None
-"""The conversation of this process (`checks.Side`)."""
+SIDE: Any = None  # the conversation of this process (`checks.Side`)
 
 
 class UnjudgedError(BaseException):

@@ -25,8 +25,7 @@ SOLUTION_MODULES = frozenset(
     "solution_module my_module your_module module task implementation".split()
 )
 """Module names from which tests import the solution."""
-MAX_MESSAGE = 16 * 2**20
-"""Bytes of one message."""
+MAX_MESSAGE = 16 * 2**20  # bytes of one message
 _SMALL = 2**53
 _NUMPY_KINDS = "biufcUSMm"
 _NO_EXCEPTIONS_OF = ("unittest", "doctest", "bdb")  # those that a runner of tests takes for its own
@@ -182,8 +181,7 @@ class Codec:
 
     own_copies = False
     """Whether this side's containers stay as they are when the other side changes them: it then has new ones."""
-    forgets = False
-    """Whether it lets go of twins, and says so with each message."""
+    forgets = False  # whether it lets go of twins, and says so with each message
 
     def __init__(self, first: int) -> None:
         self._parity = self._next = first
@@ -362,8 +360,7 @@ def made_exception(kind: Any, parts: list[Any]) -> Any:
 class Conversation(Codec):
     """One side of the conversation: it asks the other to do something, and does meanwhile what that one asks for."""
 
-    fatal: tuple[type[BaseException], ...] = (ClosedError,)
-    """What ends the conversation instead of being an answer."""
+    fatal: tuple[type[BaseException], ...] = (ClosedError,)  # what ends the conversation instead of being an answer
 
     def __init__(self, first: int, incoming: int, outgoing: int) -> None:
         super().__init__(first)

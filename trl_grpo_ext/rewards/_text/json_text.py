@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 from .fences import fences
 
 MOST_DIGITS = 1000
-EXTRACTS = ("fence", "whole", "last")
-"""Where a completion's JSON may be, see `find_json`."""
+EXTRACTS = ("fence", "whole", "last")  # where a completion's JSON may be, see `find_json`
 
 # A string always matches, closed or not, and possessively: there is nothing to go back to.
 _STRUCTURE = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[\[\]{}]', re.DOTALL)

@@ -10,8 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 
-MAX_DIGITS = 600
-"""Longest number that is evaluated, in significant digits; also the bound on powers of ten."""
+MAX_DIGITS = 600  # longest number that is evaluated, in significant digits; also the bound on powers of ten
 
 _FOLDED = {
     **{code: chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5F)},  # full-width ASCII
