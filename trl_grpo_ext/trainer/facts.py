@@ -65,9 +65,9 @@ class LossSettings:
     """What decides about TRL's loss, read at each loss because callbacks may change it."""
 
     loss_type: str
-    beta: float
-    importance_sampling_level: str
-    bias_correction_kl: bool
-    entropy_bonus: bool
-    auxiliary_loss: bool
-    top_entropy_quantile: float
+    beta: float = 0.0
+    importance_sampling_level: str = "token"
+    bias_correction_kl: bool = False
+    entropy_bonus: bool = False
+    auxiliary_loss: bool = False
+    top_entropy_quantile: float = 1.0

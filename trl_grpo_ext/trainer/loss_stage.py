@@ -14,7 +14,7 @@ import torch
 from ..credit import flow
 from ..credit.terms import FurtherTerms
 from ..errors import ConfigurationError, UpstreamError
-from ..types import Forward, StepTotals, Totals
+from ..types import StepTotals, Totals
 from .batch import BatchKeys, counting_mask, scaled_for_masked_groups
 from .compact.updates import CompactUpdates, Updates
 from .facts import Progress, RunFacts
@@ -168,21 +168,7 @@ class LossStage:
     ) -> Sequence[Any]:
         inputs, progress = forward.inputs, reading.progress_of(self._trainer)
         with self._agreement.section():
-            context = Forward(
-                logps_B_T=logps_B_T.detach(),
-                entropies_B_T=entropies_B_T.detach(),
-                old_logps_B_T=inputs.get("old_per_token_logps", logps_B_T.detach()),
-                mask_B_T=forward.mask_B_T,
-                ref_logps_B_T=inputs.get("ref_per_token_logps"),
-                completion_ids_B_T=inputs["completion_ids"],
-                rewards_B=inputs[BatchKeys.reward],
-                raw_rewards_B=inputs[BatchKeys.raw_reward],
-                group_baselines_B=inputs[BatchKeys.baseline],
-                zero_variance_B=inputs[BatchKeys.zero_variance],
-                step=progress.step,
-                training=progress.training,
-                gather=self._agreement.gather,
-            )
+            context = forward.context(logps_B_T, entropies_B_T, progress, self._agreement.gather)
             allowed_signs_B_T = inputs.get(BatchKeys.allowed_signs)
             changed, changes = self._chain.on_forward(inputs["advantages"], context, allowed_signs_B_T)
             inputs["advantages"] = self._own_loss.advantages(changed, forward.mask_B_T)

@@ -81,7 +81,7 @@ class PassAtK:
 def pass_at_k_of(settings: Any, facts: RunFacts, *, evaluates: bool) -> PassAtK:
     """The collector that the settings ask for, maybe of nothing; without thresholds 1.0 passes for the only reward."""
     if not settings.pass_at_k:
-        return PassAtK((), {}, facts.group_size(training=False))
+        return PassAtK((), {}, group_size=1)
     if not evaluates:
         warnings.warn(
             "pass_at_k is reported by evaluations, and this run has no eval_dataset: without one it has no effect.",

@@ -114,12 +114,15 @@ class RecordStage:
         own_B_2 = torch.stack([means_B.float(), differs_by_token(after_B_T, mask_B_T).float()], dim=1)
         rows_N_C = self._facts.gather(torch.cat([own_B_2, change_tables(changes, mask_B_T)], dim=1))
         self.add_metrics(metrics_of(changes, rows_N_C[:, 2:]))
-        progress = reading.progress_of(self._trainer)
-        if progress.training:
-            self.warn(self._chain.without_effect(changes, rows_N_C[:, 2:], progress.step))
-            if bool(rows_N_C[:, 1].any()):
-                self.warn(self._averaged())
-        acting.show_mean_advantages(self._trainer, row_ids_N, rows_N_C[:, 0].tolist(), self._row_count)
+        if self._trainer.model.training:
+            self.warn(self._chain.without_effect(changes, rows_N_C[:, 2:], self._trainer.state.global_step))
+        self._saw_advantages(row_ids_N, rows_N_C[:, :2])
+
+    def _saw_advantages(self, row_ids_N: Sequence[int], table_N_2: torch.Tensor) -> None:
+        """Show each completion's mean advantage; warn if its tokens differ, and TRL averages them."""
+        if self._trainer.model.training and bool(table_N_2[:, 1].any()):
+            self.warn(self._averaged())
+        acting.show_mean_advantages(self._trainer, row_ids_N, table_N_2[:, 0].tolist(), self._row_count)
 
     def _averaged(self) -> Iterator[str]:
         """Say once if TRL's loss averages the advantages of a completion's tokens."""

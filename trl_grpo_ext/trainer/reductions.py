@@ -44,6 +44,7 @@ class Computed:
     settings: LossSettings
     progress: Progress
     further: FurtherTerms = NO_FURTHER
+    trl_weights_B_T: torch.Tensor | None = None  # if they were measured
 
 
 class TRLsReduction:
@@ -191,6 +192,8 @@ def kl_penalty(forward: LossForward, settings: LossSettings) -> torch.Tensor:
 
 def trl_weights(computed: Computed, facts: RunFacts) -> torch.Tensor:
     """The weight that TRL's own reduction gives every token, `(B, T)`."""
+    if computed.trl_weights_B_T is not None:
+        return computed.trl_weights_B_T
     forward, loss_type = computed.forward, computed.settings.loss_type
     tokens = forward.inputs["num_items_in_batch"]
     return reading.reduction_weights(loss_type, forward.mask_B_T, tokens, facts, computed.progress)

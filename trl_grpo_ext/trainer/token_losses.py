@@ -120,6 +120,16 @@ def _key(number: int, name: str) -> str:
     return f"{BatchKeys.carried}_{number}_{name}"
 
 
+def losses_that_replace(losses: Mapping[str, Any]) -> list[str]:
+    """The name of the token loss that takes the place of TRL's, if there is one; two are refused."""
+    replacing = [name for name, loss in losses.items() if TokenLossDeclaration.of(loss).replaces]
+    if len(replacing) > 1:
+        raise ConfigurationError(
+            f"The token losses {replacing[0]!r} and {replacing[1]!r} both replace TRL's policy loss. Keep one of them."
+        )
+    return replacing
+
+
 def refuse_token_losses(losses: Mapping[str, Any], trainer: Any, owners: Sequence[type]) -> None:
     """Refuse token losses where they cannot act, or would take away in silence what TRL does inside its own loss."""
     if not losses:
@@ -135,11 +145,7 @@ def refuse_token_losses(losses: Mapping[str, Any], trainer: Any, owners: Sequenc
             f"The token loss {first!r} cannot be added to the loss of {owners[0].__qualname__}, whose terms are not "
             "known. Remove one of them, or make that loss a token loss that replaces TRL's."
         )
-    replacing = [name for name, loss in losses.items() if TokenLossDeclaration.of(loss).replaces]
-    if len(replacing) > 1:
-        raise ConfigurationError(
-            f"The token losses {replacing[0]!r} and {replacing[1]!r} both replace TRL's policy loss. Keep one of them."
-        )
+    replacing = losses_that_replace(losses)
     is_on = (  # in the order of INSIDE_TRLS
         trainer.importance_sampling_level != "token",
         trainer.top_entropy_quantile < 1.0,

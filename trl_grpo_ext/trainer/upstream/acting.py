@@ -119,8 +119,9 @@ def without_policy_metrics(trainer: Any) -> Iterator[None]:
 def drop_undefined_metrics(trainer: Any) -> None:
     """Remove metrics without a value from what TRL is about to log, since its loggers would print None."""
     for kept in trainer._metrics.values():
-        for name in [name for name, values in kept.items() if values and all(map(math.isnan, values))]:
-            del kept[name]
+        for name, values in list(kept.items()):
+            if values and all(isinstance(value, float) and math.isnan(value) for value in values):
+                del kept[name]
 
 
 def add_metrics(trainer: Any, metrics: Mapping[str, float]) -> None:
