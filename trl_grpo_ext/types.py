@@ -957,8 +957,8 @@ def role_of(hook: Any, subject: str | None = None) -> str:
     role = declared.role
     if role is None and len(has) == 1:
         role = {"on_rewards": "shaper", "on_forward": "forward"}.get(has[0])
-    methods = {"shaper": ("on_rewards",), "forward": ("on_forward",)}
-    problem = None
+    own = {"shaper": ("on_rewards",), "forward": ("on_forward",)}.get(str(role), ("on_rollout", "on_forward"))
+    others = [method for method in has if method not in own]
     if role is None:
         problem = (
             f'has {listed} and no role. Write declares = HookDeclaration(role="estimator") in its class if it computes '
@@ -966,17 +966,17 @@ def role_of(hook: Any, subject: str | None = None) -> str:
         )
     elif ROLES[role] not in has:
         problem = f"has the role {role!r} but not that role's method, {ROLES[role]}; it has {listed}"
-    elif others := [method for method in has if method not in methods.get(role, ("on_rollout", "on_forward"))]:
+    elif others:
         fits = " or ".join(repr(name) for name, method in ROLES.items() if method == others[0])
         problem = (
             f"has the role {role!r} and {others[0]} as well, which would never run. Remove it, or make the role {fits}"
         )
     elif declared.last and role not in ("transform", "forward"):
         problem = f"declares last and the role {role!r}: `last` is for transforms and forward hooks"
-    if problem:
-        name = getattr(hook, "__name__", type(hook).__name__)
-        raise PluginContractError(f"{subject or f'The advantage hook {name!r}'} {problem}.")
-    return str(role)
+    else:
+        return role
+    name = getattr(hook, "__name__", type(hook).__name__)
+    raise PluginContractError(f"{subject or f'The advantage hook {name!r}'} {problem}.")
 
 
 def acting_order(hook: Any) -> tuple[int, bool]:

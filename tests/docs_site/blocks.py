@@ -59,8 +59,6 @@ def all_blocks() -> list[Block]:
     return [block for page in pages() for block in blocks_of(page) if block.language not in OUTPUT]
 
 
-# ----------------------------------------------------------------------------------------------------- claims
-
 _ELSEWHERE = {
     ("README.md", "tests.test_docs"): ("GRPOExtConfig(", "# shouting.py"),
     ("docs/writing_plugins.md", "tests.test_docs"): (

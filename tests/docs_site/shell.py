@@ -19,7 +19,6 @@ PLACEHOLDERS = (
 )
 """Files that the reader is supposed to have."""
 READERS_SCRIPTS = ("train.py",)
-RECIPES = ("gsm8k_grpo", "sort_grpo", "detox_grpo")
 _ON_THIS_MACHINE = ("--output_dir", "unused", "--use_cpu", "true", "--bf16", "false")
 _OTHERS = frozenset({"python", "python3", "jq", "export", "cd", "source", "ls", "cat", "mkdir", "open", "pytest"})
 """Commands that are nobody's here."""
@@ -34,7 +33,7 @@ NOT_RUN_HERE = {
     r"\btrl-grpo-ext report ": "tests/history/report/test_report_command.py, on runs of its own",
     r"^trl-grpo-ext compare ": "tests/cli/test_compare.py and tests/history/compare, on runs of their own",
     r"^trl-grpo-ext audit openai/": "needs the hub; tests/cli/test_audit.py reads files",
-    r"recipes/(?:gsm8k|sort|detox|tools|reasoning_gym)_grpo\.py": "tests/recipes trains with each, for fewer steps",
+    r"recipes/\w+_grpo\.py": "tests/recipes trains with each, for fewer steps",
     r"^python recipes/sorting/compare\.py": "takes an hour; tests/recipes/test_sorting_choices.py trains each choice",
     r"^accelerate launch train\.py": "tests/docs_site/test_own_script.py runs that script with that file",
     r"^sbatch ": "needs Slurm; tests/recipes/test_nodes.py launches several machines as processes",
@@ -141,7 +140,7 @@ def _launch(words: list[str]) -> None:
 
 def _script(script: str, words: list[str]) -> None:
     _need(script in READERS_SCRIPTS or (ROOT / script).is_file(), f"{script} is not there")
-    if Path(script).stem in RECIPES and Path(script).parent.name == "recipes":
+    if re.fullmatch(r"recipes/\w+_grpo\.py", script):
         _recipe(Path(script).stem, words)
 
 

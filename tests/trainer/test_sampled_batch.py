@@ -30,9 +30,6 @@ def ids_of(prompt: str, member: int) -> list[int]:
     return scripted_completion(prompt, member, 10)
 
 
-# ---------------------------------------------------------------------------------------------- the contract
-
-
 @pytest.mark.parametrize("context", [Rollout, Forward, Totals, StepTotals])
 def test_contexts_are_frozen_and_every_field_is_documented(context: Any) -> None:
     assert context.__dataclass_params__.frozen
@@ -41,9 +38,6 @@ def test_contexts_are_frozen_and_every_field_is_documented(context: Any) -> None
         (place,) = [number for number, line in enumerate(lines) if line.startswith(f"    {field.name}: ")]
         beside = lines[place].removesuffix("# type: ignore[assignment]").partition("  # ")[2]
         assert beside or lines[place - 1].startswith("    # "), field.name
-
-
-# ---------------------------------------------------------------------------------------------- texts and tokens
 
 
 def test_texts_prompts_and_tokens(tiny_model: Path, tmp_path: Path) -> None:
@@ -63,9 +57,7 @@ def test_texts_prompts_and_tokens(tiny_model: Path, tmp_path: Path) -> None:
     assert rollout.tool_mask_B_T is None
 
 
-# ---------------------------------------------------------------------------------------------- rewards and groups
-
-
+@pytest.mark.slow
 def test_rewards_groups_counts_and_log_probabilities(tiny_model: Path, tmp_path: Path) -> None:
     def sometimes(completion_ids: list[list[int]], **columns: Any) -> list[float | None]:
         return [None if len(ids) % 2 else float(len(ids)) for ids in completion_ids]
@@ -96,6 +88,7 @@ def alike(prompts: list[str], **columns: Any) -> list[float | None]:
     return [{"a": 0.7, "b": None}.get(prompt[0], float(row)) for row, prompt in enumerate(prompts)]
 
 
+@pytest.mark.slow
 def test_a_row_keeps_what_is_known_of_it_when_it_is_shuffled(tiny_model: Path, tmp_path: Path) -> None:
     watch = watched(tiny_model, tmp_path, reward_funcs=alike, gradient_accumulation_steps=2, prompt_count=4)
     (rollout,) = watch.rollouts
@@ -115,9 +108,6 @@ def test_a_row_keeps_what_is_known_of_it_when_it_is_shuffled(tiny_model: Path, t
             assert forward.zero_variance_B[row].item() == (prompt in "ab")
             assert math.isnan(reward) == (prompt == "b")
     assert order != sorted(order)  # they have been shuffled
-
-
-# ---------------------------------------------------------------------------------------------- spans of rewards
 
 
 def first_two(completions: list[Any], **columns: Any) -> list[Any]:
@@ -167,9 +157,7 @@ def test_parts_that_cannot_be_placed_stop_only_who_reads_them(tiny_model: Path, 
         train(tiny_model, tmp_path, OtherTexts, hooks=["part_credit"], **settings)
 
 
-# ---------------------------------------------------------------------------------------------- what is trained
-
-
+@pytest.mark.slow
 def test_what_a_forward_hook_sees(tiny_model: Path, tmp_path: Path) -> None:
     watch = watched(tiny_model, tmp_path, max_steps=2, num_iterations=2)
     assert len(watch.forwards) == 2

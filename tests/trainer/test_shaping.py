@@ -21,8 +21,7 @@ from trl_grpo_ext import Rollout
 from trl_grpo_ext.credit.flow import shape_rewards
 from trl_grpo_ext.credit.rollouts import ScoredRows
 from trl_grpo_ext.errors import ConfigurationError, PluginOutputError, UpstreamError
-from trl_grpo_ext.trainer.sampled_batch import Sampling
-from trl_grpo_ext.trainer.shaping import refuse_images
+from trl_grpo_ext.trainer.sampled_batch import Sampling, refuse_images
 from trl_grpo_ext.trainer.upstream.reading import Generated
 from trl_grpo_ext.types import HookDeclaration
 
@@ -111,6 +110,7 @@ def test_trls_estimator_takes_the_shaped_rewards(tiny_model: Path, tmp_path: Pat
     assert len(ours.trainer.reward_funcs) == len(ours.trainer.reward_weights) == 1
 
 
+@pytest.mark.slow
 def test_completions_that_no_function_scored_stay_so(tiny_model: Path, tmp_path: Path) -> None:
     settings = {"multi_objective_aggregation": "normalize_then_sum"}
     theirs = train(
@@ -197,9 +197,6 @@ def test_shaper_before_group_and_batch(tiny_model: Path, tmp_path: Path) -> None
     assert advantages_B_T[:, 0].tolist() == pytest.approx([(a - mean) / (sigma + 1e-8) for a in compared], abs=1e-4)
     assert run.logs[1]["raw_reward"] == pytest.approx(sum(raw) / 8, abs=1e-5)
     assert run.logs[1]["reward"] == pytest.approx(sum(rewards) / 8, abs=1e-5)
-
-
-# ---------------------------------------------------------------------------------------------- what is refused
 
 
 @pytest.mark.parametrize(

@@ -70,6 +70,7 @@ def test_tools(tool_model: Path, tmp_path: Path) -> None:
     assert [type(hook).__name__ for hook in names["trainer"].advantage_hooks] == ["TurnRewards", "Watch", "ToolErrors"]
 
 
+@pytest.mark.slow
 def test_an_environment(tool_model: Path, tmp_path: Path) -> None:
     scripts = {
         ASKED: [call("increment", by=2), call("increment", by=9)],
@@ -97,6 +98,7 @@ def test_an_environment(tool_model: Path, tmp_path: Path) -> None:
     assert not bool(table.outcome_B.any())
 
 
+@pytest.mark.slow
 def test_rewards_and_hooks_of_ones_own(tool_model: Path, tmp_path: Path) -> None:
     names: dict[str, Any] = {}
     exec(block("def polite_turns"), names)

@@ -51,7 +51,7 @@ def copies_exactly(model: Any) -> bool:
 def shared_prompts(model: Any) -> Iterator[None]:
     """A context in which `model.generate` computes each prompt once."""
     before = vars(model).get("generate")
-    model.generate = functools.partial(_generate, model, model.generate)
+    model.generate = functools.partial(_generate_once, model, model.generate)
     try:
         yield
     finally:
@@ -60,7 +60,7 @@ def shared_prompts(model: Any) -> Iterator[None]:
             model.generate = before
 
 
-def _generate(model: Any, generate: Callable[..., Any], **given: Any) -> Any:
+def _generate_once(model: Any, generate: Callable[..., Any], **given: Any) -> Any:
     """`generate`'s result; calls with more than texts, as with images, are left alone."""
     ids, mask, config = given.get("input_ids"), given.get("attention_mask"), given.get("generation_config")
     if ids is None or mask is None or config is None or {"inputs_embeds", "past_key_values"} & given.keys():
