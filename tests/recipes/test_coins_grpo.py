@@ -123,13 +123,6 @@ def test_a_short_run_leaves_what_its_siblings_leave(tmp_path: Path) -> None:
     assert "turn_rewards" in (tmp_path / "output" / FILE).read_text()
 
 
-@pytest.mark.nightly
-def test_it_learns_to_play(tmp_path: Path) -> None:
-    metrics = trained(SCRIPT, tmp_path, *options(token_records=0)).metrics
-    assert metrics["before"]["of_best"] < 0.88
-    assert metrics["after"]["of_best"] > metrics["before"]["of_best"] + 0.05
-
-
 @pytest.mark.parametrize(("credit", "hooks"), [("turns", [{"name": "turn_rewards", "gamma": 0.5}]), ("outcome", None)])
 def test_the_credit_is_a_selection(credit: str, hooks: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.syspath_prepend(str(RECIPES))
