@@ -162,7 +162,11 @@ class Playing(HereWorker):
 @pytest.mark.parametrize("hooks", [[], ["centred"]])
 def test_environments_have_a_weight_of_one(hooks: list[str], tiny_model: Path, tmp_path: Path) -> None:
     rewards = load_rewards([{"name": "tests.asynchronous.support:letters", "weight": 3.0}])
-    playing = {"worker_class": Playing, "worker": {"environment_factory": Game}, "reward_funcs": rewards}
+    playing: dict[str, Any] = {
+        "worker_class": Playing,
+        "worker": {"environment_factory": Game},
+        "reward_funcs": rewards,
+    }
     found = train(tiny_model, tmp_path, given={"advantage_hooks": hooks}, **playing)
     groups = [found.trainer.rollout_worker.sent[first : first + 4] for first in (0, 4)]
     for group in groups:
