@@ -17,12 +17,14 @@ from tests.asynchronous.test_trainer import (
     MicroBatches,
     by_prefix,
     gradient,
+    normalised,
     packed,  # noqa: F401  (a fixture)
     plain_model,
     seq_mean_token_mean,
 )
 from tests.support import Recorder, relative_gap
 from tests.trainer.conftest import tiny_moe  # noqa: F401  (a fixture)
+from trl_grpo_ext import load_rewards
 from trl_grpo_ext.errors import ManifestError
 from trl_grpo_ext.types import Forward, HookDeclaration, LossTerms
 
@@ -139,6 +141,41 @@ def test_tools(tiny_model: Path, tmp_path: Path, packed: MicroBatches) -> None: 
         assert row["turns"] == [0] * 6 + [-1] * answer + [1] * 4
         assert row["live"] == [True] * 6 + [False] * answer + [True] * 4
         assert row["failed_turns"] == []
+
+
+class Game:
+    """An environment with a reward of its own."""
+
+    def reset(self, **row: Any) -> None: ...
+
+    def get_reward(self) -> float:
+        return 0.0
+
+
+class Playing(HereWorker):
+    """Each member has won more than the last."""
+
+    def env_rewards(self, members: int) -> list[tuple[type, float]]:
+        return [(Game, place / 2.0) for place in range(members)]
+
+
+@pytest.mark.parametrize("hooks", [[], ["centred"]])
+def test_environments_have_a_weight_of_one(hooks: list[str], tiny_model: Path, tmp_path: Path) -> None:
+    rewards = load_rewards([{"name": "tests.asynchronous.support:letters", "weight": 3.0}])
+    playing: dict[str, Any] = {
+        "worker_class": Playing,
+        "worker": {"environment_factory": Game},
+        "reward_funcs": rewards,
+    }
+    found = train(tiny_model, tmp_path, given={"advantage_hooks": hooks}, **playing)
+    groups = [found.trainer.rollout_worker.sent[first : first + 4] for first in (0, 4)]
+    for group in groups:
+        sums = [3.0 * one.metrics["rewards/letters"] + one.metrics["rewards/Game"] for one in group]
+        assert [one.metrics["rewards/Game"] for one in group] == [0.0, 0.5, 1.0, 1.5]
+        assert [one.metrics["reward"] for one in group] == pytest.approx(sums)
+        mean = sum(sums) / 4
+        expected = [reward - mean for reward in sums] if hooks else normalised(sums)
+        assert [float(one.advantage) for one in group] == pytest.approx(expected, abs=1e-5)
 
 
 class Counting:
