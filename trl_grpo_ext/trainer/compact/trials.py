@@ -37,6 +37,10 @@ PADDED = 3
 SHOWN = 64  # tokens of a prompt's end and of a completion's beginning that a trial of the gradient runs
 TIMES = 10.0  # a difference above so many times that of one more rounding counts
 FLOOR = 1e-5  # differences of log-probabilities up to this, root mean square, count for nothing
+GRADIENT_FLOOR = 1e-4
+"""Nor do those of a parameter's gradient, relative to it. Where few tokens are scored, one more rounding may change it by
+less than a tenth of what another place in the row does. Models that see their place change it by far more: the least
+that was found is 2e-3."""
 MARGIN = 3
 """Tokens by which a length lies beyond a number in the config, if it is surely beyond what the model makes of it."""
 
@@ -350,6 +354,7 @@ def _worst(found: torch.Tensor, expected: torch.Tensor, rounded: torch.Tensor) -
     sizes = [tensor.square().mean(dim=1).sqrt() for tensor in (expected, found - expected, rounded - expected)]
     size, gap, noise = sizes
     limit = TIMES * torch.maximum(noise, torch.finfo(torch.float32).eps * (size + size.square().mean().sqrt()))
+    limit = torch.maximum(limit, GRADIENT_FLOOR * size)
     worst = int((gap - limit).argmax())
     scale = float(size[worst]) or float(size.max()) or 1.0
     return Difference(float(not bool((gap <= limit).all())), float(gap[worst]) / scale, float(noise[worst]) / scale)
