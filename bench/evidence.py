@@ -37,7 +37,6 @@ from bench.runner import Results, run_missing
 from bench.study_report import estimate
 from bench.tables import machine, markdown, versions, write_block
 from recipes.common.models import cache_folder, make
-from recipes.common.trainer import share_prefill
 from trl_grpo_ext import GRPOExtConfig, GRPOExtMixin, load_rewards
 from trl_grpo_ext.history.compare import compare
 from trl_grpo_ext.history.compare.gradients import PLAIN
@@ -224,8 +223,6 @@ def trainer_of(run: Run, start: Path, folder: str, **more: Any) -> Any:
         train_dataset=Dataset.from_list(task.problems("train", run.steps * PROMPTS + 8, run.parts, run.seed)),
         processing_class=AutoTokenizer.from_pretrained(start, padding_side="left"),
     )
-    if ARMS[run.arm].get("share_prompts"):
-        share_prefill(trainer)
     trainer.answers = answers
     trainer.remove_callback(PrinterCallback)
     return trainer

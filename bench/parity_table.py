@@ -1,13 +1,10 @@
 """Run the grid of parity and write its table into `docs/how_it_works.md`: `python -m bench.parity_table`.
 
-It takes some four minutes on one core. The grid is run with the installed TRL and, in a directory of its own that pip
-fills, with the oldest that we support; each in a process of its own.
+It takes some two minutes on one core.
 """
 
 import gc
-import json
-import sys
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -15,10 +12,8 @@ from tempfile import TemporaryDirectory
 from bench.tables import markdown, write_block
 from tests.support import OWN_AGGREGATION, save_tiny_model
 from tests.trainer import parity_grid
-from tests.trainer.upstream import test_other_trl as other_trl
-from trl_grpo_ext.trainer.upstream import contract
 
-PAGE = other_trl.ROOT / "docs" / "how_it_works.md"
+PAGE = Path(__file__).parents[1] / "docs" / "how_it_works.md"
 
 
 @dataclass(frozen=True)
@@ -36,10 +31,6 @@ class Measured:
     versions: dict[str, str]
     gaps: dict[str, Gap]
 
-    @property
-    def release(self) -> str:
-        return self.versions["trl"]
-
 
 def measure() -> Measured:
     """Run every cell with the TRL of this process."""
@@ -54,37 +45,15 @@ def measure() -> Measured:
     return Measured({name: version(name) for name in ("trl", "transformers", "torch")}, gaps)
 
 
-def block(runs: list[Measured]) -> str:
-    """The table and the versions, oldest TRL first."""
-    columns = [f"{what}, TRL {run.release}" for run in runs for what in ("gradient", "loss")]
+def block(run: Measured) -> str:
+    """The table and the versions."""
     rows = []
     for loss_type, aggregation in OWN_AGGREGATION.items():
-        gaps = [_number(gap) for run in runs for gap in (run.gaps[loss_type].gradient, run.gaps[loss_type].loss)]
-        rows.append([f"`{loss_type}`", f"`{aggregation}`", str(len(parity_grid.cells_of(loss_type))), *gaps])
-    table = markdown(["Loss type", "Aggregation", "Cells", *columns], rows)
-    return "\n\n".join([table, *(f"TRL {run.release}: {_versions(run)}, CPU." for run in runs)])
-
-
-def main() -> None:
-    with TemporaryDirectory() as folder:
-        site = Path(folder) / "site"
-        if problem := other_trl.install(contract.OLDEST_TESTED, site):
-            sys.exit(problem)
-        runs = [_in_a_process(site, Path(folder) / "oldest.json"), _in_a_process(None, Path(folder) / "newest.json")]
-    write_block(PAGE, "gaps to TRL", block(runs))
-
-
-def read(text: str) -> Measured:
-    """A run, as `main` hands it from process to process."""
-    run = json.loads(text)
-    return Measured(run["versions"], {loss_type: Gap(**gap) for loss_type, gap in run["gaps"].items()})
-
-
-def _in_a_process(pythonpath: Path | None, answer: Path) -> Measured:
-    done = other_trl.run("-m", "bench.parity_table", "--answer", answer, pythonpath=pythonpath)
-    if done.returncode != 0:
-        sys.exit(done.stderr)
-    return read(answer.read_text(encoding="utf-8"))
+        gap = run.gaps[loss_type]
+        cells = str(len(parity_grid.cells_of(loss_type)))
+        rows.append([f"`{loss_type}`", f"`{aggregation}`", cells, _number(gap.gradient), _number(gap.loss)])
+    table = markdown(["Loss type", "Aggregation", "Cells", "gradient", "loss"], rows)
+    return "\n\n".join([table, f"TRL {run.versions['trl']}: {_versions(run)}, CPU."])
 
 
 def _number(gap: float) -> str:
@@ -96,7 +65,4 @@ def _versions(run: Measured) -> str:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--answer"]:
-        Path(sys.argv[2]).write_text(json.dumps(asdict(measure())), encoding="utf-8")
-    else:
-        main()
+    write_block(PAGE, "gaps to TRL", block(measure()))

@@ -10,21 +10,19 @@ and against calls that fail. Held-out accuracy and the share of failed calls are
 Defaults are in `recipes/configs/tools.yaml`.
 """
 
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from common.errors import exit_with_message, loading_errors
+from common.errors import exit_with_message
 from common.flow import train_and_report
 from common.progress import SUMMARY, quiet_libraries
 from common.results import held_out, save_curve
-from common.settings import RecipeParser, asked_for, check_setup, read_yaml
+from common.supervised import parse_with_credit, start_from
 from common.trainer import RecipeTrainer
 
-from accelerate import PartialState
 from calculator.task import calc, draw_problems, load_tokenizer, supervised_start
 from trl import ModelConfig
 
@@ -64,14 +62,8 @@ def main() -> None:
     """Start supervised, train between two evaluations, save."""
     quiet_libraries()
     recipe, args, model_args = parse()
-    state, asked = PartialState(), asked_for(model_args, None, None)
-    supervised = Path(args.output_dir) / "supervised"
-    named, model = model_args.model_name_or_path, model_args.model_name_or_path or str(supervised)
-    check_setup(args, model_args, state, asked)
-    with loading_errors(model), state.main_process_first():
-        if named is None and state.is_main_process:
-            supervised_start(supervised, steps=recipe.supervised_steps, seed=args.seed)
-    model_args.model_name_or_path = model
+    make = partial(supervised_start, steps=recipe.supervised_steps, seed=args.seed)
+    asked = start_from(args, model_args, make)
     sizes = {"train": recipe.train_problems, "heldout": recipe.eval_problems}
     train, held = ([one.row() for one in draw_problems(split, size, args.seed)] for split, size in sizes.items())
     train_and_report(
@@ -96,14 +88,8 @@ def table_metrics(metrics: Mapping[str, Any]) -> dict[str, float]:
 
 
 def parse() -> tuple[RecipeArguments, GRPOExtConfig, ModelConfig]:
-    """Command line over `--config` over `configs/tools.yaml`, and the hooks of the chosen credit."""
-    recipe: RecipeArguments
-    args: GRPOExtConfig
-    parser = RecipeParser([RecipeArguments, GRPOExtConfig, ModelConfig])
-    recipe, args, model_args = parser.parse(sys.argv[1:], {**SCRIPT_DEFAULTS, **read_yaml(DEFAULTS)})
-    if CREDIT[recipe.credit] is not None and args.advantage_hooks is None:
-        args.advantage_hooks = CREDIT[recipe.credit]
-    return recipe, args, model_args
+    """The settings, and the hooks of the chosen credit."""
+    return parse_with_credit(RecipeArguments, DEFAULTS, SCRIPT_DEFAULTS, CREDIT)
 
 
 if __name__ == "__main__":

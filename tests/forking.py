@@ -132,9 +132,6 @@ def _parent() -> subprocess.Popen[str]:
     return parent
 
 
-# ----------------------------------------------------------------------------------------- in the parent of forks
-
-
 def serve() -> None:
     """Fork for each line of the input; between this process and each fork is one that waits for its end."""
     for name in IMPORTS:

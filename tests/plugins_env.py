@@ -107,11 +107,3 @@ def plugin_environment(tmp_path_factory: pytest.TempPathFactory, plugin_wheels: 
     environment = make_environment(tmp_path_factory.mktemp("plugin_environment") / "venv")
     environment.pip("install", "-q", "--no-deps", "--no-index", *plugin_wheels.values())
     return environment
-
-
-@pytest.fixture
-def good_copy(tmp_path: Path, plugin_environment: Environment) -> Path:
-    """A directory with `tge-good` in it as pip installed it, for a test to damage."""
-    for name in ("tge_good", "tge_good-0.1.0.dist-info"):
-        shutil.copytree(plugin_environment.site_packages / name, tmp_path / "copy" / name)
-    return tmp_path / "copy"

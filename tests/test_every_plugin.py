@@ -12,6 +12,7 @@ import pytest
 import torch
 import yaml
 
+from docs.site.catalogue import documented_yaml
 from docs.site.worked import WITHOUT, all_worked
 from tests.contexts import make_rollout
 from tests.judge_server import judge_server
@@ -33,7 +34,6 @@ FOLDERS: dict[Kind, str] = {
 }
 BUILT_IN = [info for info in available() if info.builtin]
 WORKED = {*all_worked(), *WITHOUT}
-PAGE = (ROOT / "docs" / "plugins.md").read_text(encoding="utf-8")
 TESTS = {
     kind: "".join(file.read_text(encoding="utf-8") for file in (ROOT / "tests" / folder).glob("test_*.py"))
     for kind, folder in FOLDERS.items()
@@ -50,11 +50,7 @@ OPTIONS: dict[str, Any] = {
 
 def documented_example(info: PluginInfo) -> Any:
     """The selection in a plugin's entry in the docs."""
-    section = re.search(rf"^### `{info.name}`\n(.*?)(?=^#|\Z)", PAGE, re.MULTILINE | re.DOTALL)
-    assert section, f"docs/plugins.md has no entry '### `{info.name}`'"
-    block = re.search(r"```yaml\n(.*?)```", section.group(1), re.DOTALL)
-    assert block, f"the entry of {info.name} has no yaml example"
-    selection = yaml.safe_load(block.group(1))
+    selection = yaml.safe_load(documented_yaml(info))
     for key in FACTS[info.kind].setting:
         selection = selection[key]
     return selection

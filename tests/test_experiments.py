@@ -67,9 +67,6 @@ def test_each_command_runs_with_one_seed(name: str, tmp_path: Path) -> None:
     assert (docs / "images" / f"experiment_{name}.svg").stat().st_size > 10_000
 
 
-# ------------------------------------------------------------------------------------------- what is measured there
-
-
 @pytest.fixture(scope="module")
 def lecture_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shape = {"hidden_size": 16, "num_hidden_layers": 1}

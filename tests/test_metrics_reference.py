@@ -23,7 +23,7 @@ def documented() -> dict[str, list[str]]:
     chapters: dict[str, list[str]] = {}
     for chapter in re.split(r"^## ", PAGE, flags=re.MULTILINE)[1:]:
         rows = [line.split("|")[1:-1] for line in chapter.splitlines() if line.startswith("|")]
-        names = [found[1] for row in rows if (found := re.fullmatch(r" `(.+)` ", row[0]))]
+        names = [name for row in rows for name in re.findall(r"`([^`]+)`", row[0])]
         assert all(1 < len(row) < 5 for row in rows), chapter[:30]
         if names:
             chapters[chapter.split("\n")[0]] = names

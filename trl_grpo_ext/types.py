@@ -20,10 +20,8 @@ What a run must know of a plugin beforehand stands in one object, `declares`:
 Where parameters decide, `__init__` sets `self.declares`.
 
 Dimensions: `B` completions on this rank, `N` completions of the generation batch on all ranks, `G` completions of one
-prompt (a group), `Q` prompts, `K` reward functions, `P` prompt tokens, `T` completion tokens (padded on the right).
-
-All tensors are detached, live on the training device, and must not be written to; a plugin returns new ones.
-Importing this module does not import torch.
+prompt (a group), `Q` prompts, `K` reward functions, `P` prompt tokens, `T` completion tokens (padded on the right). All
+tensors are detached, live on the training device, and must not be written to; a plugin returns new ones.
 """
 
 from __future__ import annotations
@@ -33,7 +31,7 @@ import functools
 import math
 import operator
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, Self, runtime_checkable
 
@@ -93,19 +91,16 @@ class Reward(Protocol):
 
     Called once per generation batch with keyword arguments only: `prompts`, `completions`, `completion_ids` and every
     other dataset column, plus TRL's `trainer_state`, `log_extra` and `log_metric`. Take the rest as `**kwargs`.
-    Returns one number per completion, or None where the reward does not apply.
 
     Optional methods:
 
     - `start_scoring(**columns)`: begin to score a batch without waiting, for instance by sending requests. It gets the
-      batch's columns before any reward is called with them, without `trainer_state` and the loggers. TRL's own trainer
-      does not call it.
+      batch's columns, without `trainer_state` and the loggers, before any reward is called. Plain TRL does not call it.
     - `start_workers()`: start processes that the reward works in. `load_rewards` calls it once.
     """
 
     def __call__(self, **columns: Any) -> Sequence[float | None]:
-        """Return `B` rewards."""
-        ...
+        """Return `B` numbers; None where the reward does not apply."""
 
 
 class AdvantageHook(Protocol):
@@ -122,69 +117,56 @@ class AdvantageHook(Protocol):
     stand, made from the shaped rewards if there is a shaper. A hook with only `on_rewards` is a shaper and one with
     only `on_forward` a forward hook; these need not declare it. Estimators and transforms may have `on_forward` too.
 
-    `on_rewards` and `on_rollout` run once per generation batch, `on_forward` at each loss forward.
-
-    `on_rewards` returns what it adds to each completion's reward: `(B,)`, or `(B, T)`, summed over the tokens that
-    count. It sees `rollout.advantages_B_T` as None. The others take and return advantages `(B, T)`; values off the mask
-    are ignored. `on_rollout` may also return spans: for each completion a list of `(start, end, value)`, or None. Their
-    values are added to the incoming advantages of the tokens that wrote those characters (an estimator starts from 0).
-
     `state_dict()` and `load_state_dict(state)`, if it has them, are what must survive a checkpoint, as a mapping of
     JSON values. `metrics`, if it has it, are numbers on its last batch by name, the same on all ranks; they are logged
     as `advantage/<hook>/<name>`.
     """
 
     def on_rewards(self, rollout: Rollout) -> torch.Tensor:
-        """Return what is added to the rewards, `(B,)` or `(B, T)`."""
-        ...
+        """Return what is added to the rewards, `(B,)`, or `(B, T)`, summed over the tokens that count.
+
+        Runs once per generation batch, with `rollout.advantages_B_T` None.
+        """
 
     def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor | Sequence[Any]:
-        """Return the new advantages `(B, T)`, or spans to add to them."""
-        ...
+        """Return the new advantages `(B, T)`, whose values off the mask are ignored, or spans; once per batch.
+
+        Spans are for each completion a list of `(start, end, value)`, or None. Their values are added to the incoming
+        advantages of the tokens that wrote those characters (an estimator starts from 0).
+        """
 
     def on_forward(self, advantages_B_T: torch.Tensor, forward: Forward) -> torch.Tensor:
-        """Return the new advantages `(B, T)`."""
-        ...
+        """Return the new advantages `(B, T)` at a loss forward; values off the mask are ignored."""
 
 
 class LossAggregation(Protocol):
-    """How much does each token's loss count? An object with exactly one of these two methods.
-
-    `weights` is the common form. It runs once per generation batch and returns non-negative weights, zero off the
-    mask. The batch's loss is `Σ w·l` over all ranks and micro-batches, so it does not depend on how the batch is cut.
-    If the batch feeds several optimizer steps, each step's part is scaled up to the size of the whole, unless it
-    declares `per_step`: then `Σ w·l` over a step's tokens is that step's loss, as for a sum without a divisor.
-
-    `reduce` is for aggregations that need the losses themselves. It runs at each loss forward on one micro-batch and
-    returns a scalar; the trainer takes the mean over the step's micro-batches and ranks. So it depends on how the batch
-    is cut, unless it divides by `totals.step`, as `token_mean_step` does. `totals.step` exists only if each optimizer
-    step lies within one generation batch; other runs refuse an object that needs "step_totals" at construction.
-    """
+    """How much does each token's loss count? An object with exactly one of these two methods."""
 
     def weights(self, rollout: Rollout) -> torch.Tensor:
-        """Return weights `(B, T)`."""
-        ...
+        """Return non-negative weights `(B, T)`, zero off the mask; once per generation batch. The common form.
+
+        The batch's loss is `Σ w·l` over all ranks and micro-batches, so it does not depend on how the batch is cut. If
+        the batch feeds several optimizer steps, each step's part is scaled up to the size of the whole, unless it
+        declares `per_step`: then `Σ w·l` over a step's tokens is that step's loss, as for a sum without a divisor.
+        """
 
     def reduce(self, loss_B_T: torch.Tensor, mask_B_T: torch.Tensor, totals: Totals) -> torch.Tensor:
-        """Return a scalar that keeps the graph of `loss_B_T`."""
-        ...
+        """Return a scalar of one micro-batch that keeps the graph of `loss_B_T`; for what needs the losses themselves.
+
+        The trainer takes the mean over the step's micro-batches and ranks, so this depends on how the batch is cut,
+        unless it divides by `totals.step`, as `token_mean_step` does. `totals.step` exists only if each optimizer step
+        lies within one generation batch; other runs refuse an object that needs "step_totals" at construction.
+        """
 
 
 class GroupFilter(Protocol):
-    """Which groups are worth training on? An object with `keep`, for `resample`.
-
-    It sees what was sampled in one round and decides for each group whether to train on it. Further prompts are sampled
-    in place of dropped groups.
-    """
+    """Which groups are worth training on? For `resample`, which samples further prompts in place of dropped groups."""
 
     def keep(self, rollout: Rollout) -> torch.Tensor | Sequence[bool | str]:
-        """Decide for each completion whether to keep its group.
+        """Decide for each completion of one round whether to keep its group: `(B,)`, bool, or a list of `B` values.
 
-        Returns:
-            `(B,)`, bool; or a list of `B` values: True to keep, False to drop, or a few words to drop and say why,
-            counted under `groups/dropped/<words>`.
+        True keeps a group, False drops it, and a few words drop it and say why (`groups/dropped/<words>`).
         """
-        ...
 
 
 class TokenLoss(Protocol):
@@ -201,7 +183,6 @@ class TokenLoss(Protocol):
 
     def loss(self, terms: LossTerms) -> torch.Tensor:
         """Return each token's loss `(B, T)`, computed from `terms.logps_B_T`; values off the mask are ignored."""
-        ...
 
 
 class PromptSampler(Protocol):
@@ -213,27 +194,21 @@ class PromptSampler(Protocol):
 
     def start(self, pool: PromptPool) -> None:
         """Take the prompts, once at the beginning of a training."""
-        ...
 
     def draw(self, count: int, round_number: int) -> Sequence[int] | None:
-        """Return `count` different row numbers, or None if the prompts are exhausted: then the training ends.
+        """Return `count` different row numbers of a pool that has at least so many; None ends the training.
 
-        The pool has at least `count` rows: the trainer refuses smaller data.
         `round_number` counts the draws of the run from 0, also over a resumption.
         """
-        ...
 
     def observe(self, outcomes: Sequence[PromptOutcome]) -> None:
         """Learn what came of the prompts of the last draw."""
-        ...
 
     def state_dict(self) -> Mapping[str, Any]:
         """Return what must survive a checkpoint, as a mapping of JSON values."""
-        ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a state; `start` has been called."""
-        ...
 
 
 # ------------------------------------------------------------------------------------------------- what a plugin sees
@@ -253,104 +228,78 @@ def _no_turns(row: int) -> Sequence[Turn]:
 
 @dataclass(frozen=True, kw_only=True)
 class Rollout:
-    """One generation batch as this rank sees it: the context of `on_rollout` and of `weights`.
+    """One generation batch as this rank sees it: the context of `on_rollout` and of `weights`."""
 
-    Attributes:
-        prompts: The `B` prompts as the dataset gives them (strings or lists of messages).
-        completions: The `B` completions as reward functions get them (strings or lists of messages).
-        columns: The dataset's other columns, each a list of `B` values.
-        row_numbers: Each prompt's row in the training data; None where TRL's own loader dealt the prompts.
-        texts: The completions' texts, `B` strings: the completion itself or, for a list of messages, their contents
-            joined. Spans count its characters.
-        prompt_ids_B_P: Prompt tokens, padded on the left.
-        prompt_mask_B_P: 1.0 where there is a prompt token.
-        completion_ids_B_T: Completion tokens, padded on the right.
-        mask_B_T: Loss mask as a float tensor: 1.0 where a token counts (part of the completion, not written by a tool,
-            not removed by `mask_truncated_completions`), else 0.0.
-        completion_mask_B_T: 1.0 at every completion token, whoever wrote it, in the loss or not.
-        tool_mask_B_T: 1.0 where the model wrote the token and 0.0 where a tool or an environment did; None without
-            tools.
-        turns_B_T: The number of a token's turn, from 0; -1 where the model did not write the token. Integer. Answers of
-            a tool or an environment separate turns; without them the whole completion is turn 0.
-        turns: Returns a row's turns. Raises if the completion's messages cannot be matched with its tokens.
-        truncated_B: Whether a completion ended at the limit, without an end-of-sequence token.
-        rewards_B_K: Each function's reward; NaN where the function returned None. After them, a column per shaper with
-            what it added; NaN where no function gave a value.
-        reward_names: The `K` names.
-        reward_weights_K: The `K` weights; 1 for shapers.
-        rewards_B: The reward after the shapers: the weighted sum over the columns that have a value; NaN where no
-            function gave one. A shaper sees the reward after the shapers before it.
-        raw_rewards_B: `rewards_B` before any shaper: the weighted sum of the reward functions alone.
-        token_rewards_B_T: What shapers added to each token, zero off the mask; its sums over tokens are part of
-            `rewards_B`. None if no shaper rewards single tokens.
-        parts: The parts of the completions, by the name of the reward function that returned them as `Parts` (on any
-            rank). A completion for which it returned a plain number or None has no parts.
-        group_ids_B: Which group a row belongs to; the same number on every rank for the same group.
-        group_baselines_B: Mean of `rewards_B` over the completion's group, across ranks; NaN where no member has a
-            reward. The mean of equal rewards is exactly that number.
-        uninformative_B: Whether the rewards of the completion's group are equal before any shaper, each function's by
-            itself. Such groups have no signal. None for hooks, and if a hook `makes_signal` before the forward
-            stage.
-        num_generations: `G`.
-        totals: Counts over all ranks.
-        old_logps_B_T: Log-probabilities under the policy that generated; None unless TRL computes them or a hook lists
-            "old_logps" in its `needs`.
-        old_entropies_B_T: Entropies of that policy's next-token distributions, in nats; None unless a hook lists
-            "old_entropies" in its `needs`.
-        ref_logps_B_T: Log-probabilities under the reference policy; None unless TRL computes them or a hook lists
-            "ref_logps" in its `needs`.
-        sampling_logps_B_T: Log-probabilities reported by the sampler (vLLM, a rollout function).
-        teacher_logps_B_T: Log-probabilities under each of the hooks' `teachers`, by its name there.
-        advantages_B_T: For an aggregation, the advantages after the rollout stage of the hooks, zero off the mask. None
-            for a hook, which gets them as its argument.
-        step: Optimizer steps done so far.
-        training: False in evaluation.
-        tokenizer: The tokenizer of the policy.
-        gather: Concatenates a tensor `(B,)` or `(B, T)` over all ranks to `(N,)` or `(N, T')`, in rank order, padded
-            with zeros to the largest `T`, `T'`. Every rank must call it equally often; otherwise the run stops.
-        local_rows: This rank's rows in a gathered tensor.
-        offsets: Returns, for a row, the characters `(start, end)` of `texts[row]` that each completion token wrote:
-            none for a special token, and a character split over several tokens for all of them. Raises if the tokens
-            cannot be matched with the text.
-    """
-
-    prompts: Sequence[Any]
-    completions: Sequence[Any]
+    prompts: Sequence[Any]  # the `B` prompts as the dataset gives them (strings or lists of messages)
+    completions: Sequence[Any]  # the `B` completions as reward functions get them (strings or lists of messages)
+    # the dataset's other columns, each a list of `B` values
     columns: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    # each prompt's row in the training data; None where TRL's own loader dealt the prompts
     row_numbers: Sequence[int] | None = None
+    # The completions as `B` strings, of messages their contents joined. Spans count its characters.
     texts: Sequence[str]
-    prompt_ids_B_P: torch.Tensor
-    prompt_mask_B_P: torch.Tensor
-    completion_ids_B_T: torch.Tensor
+    prompt_ids_B_P: torch.Tensor  # prompt tokens, padded on the left
+    prompt_mask_B_P: torch.Tensor  # 1.0 where there is a prompt token
+    completion_ids_B_T: torch.Tensor  # completion tokens, padded on the right
+    # loss mask as a float tensor: 1.0 where a token counts (part of the completion, not written by a tool, not
+    # removed by `mask_truncated_completions`), else 0.0
     mask_B_T: torch.Tensor
-    completion_mask_B_T: torch.Tensor
+    completion_mask_B_T: torch.Tensor  # 1.0 at every completion token, whoever wrote it, in the loss or not
+    # 0.0 where a tool or an environment wrote the token, else 1.0; None without tools
     tool_mask_B_T: torch.Tensor | None = None
+    # The number of a token's turn, from 0; -1 where the model did not write the token. Integer. Answers of a tool or
+    # an environment separate turns; without them the whole completion is turn 0.
     turns_B_T: torch.Tensor = None  # type: ignore[assignment]
+    # Returns a row's turns. Raises if the completion's messages cannot be matched with its tokens.
     turns: Callable[[int], Sequence[Turn]] = _no_turns
-    truncated_B: torch.Tensor
+    truncated_B: torch.Tensor  # whether a completion ended at the limit, without an end-of-sequence token
+    # Each function's reward; NaN where the function returned None. After them, a column per shaper with what it
+    # added; NaN where no function gave a value.
     rewards_B_K: torch.Tensor
-    reward_names: Sequence[str]
-    reward_weights_K: torch.Tensor
+    reward_names: Sequence[str]  # the `K` names
+    reward_weights_K: torch.Tensor  # the `K` weights; 1 for shapers
+    # The reward after the shapers: the weighted sum over the columns that have a value; NaN where no function gave
+    # one. A shaper sees the reward after the shapers before it.
     rewards_B: torch.Tensor
+    # `rewards_B` before any shaper: the weighted sum of the reward functions alone
     raw_rewards_B: torch.Tensor = None  # type: ignore[assignment]
+    # what shapers added to each token, zero off the mask, part of `rewards_B`; None if none did
     token_rewards_B_T: torch.Tensor | None = None
+    # The completions' parts, by the reward function that returned `Parts` on any rank. A completion for which it
+    # returned a plain number or None has none.
     parts: Mapping[str, PartTable] = field(default_factory=dict)
-    group_ids_B: torch.Tensor
+    group_ids_B: torch.Tensor  # which group a row belongs to; the same number on every rank for the same group
+    # Mean of `rewards_B` over the completion's group, across ranks; NaN where no member has a reward. The mean of
+    # equal rewards is exactly that number.
     group_baselines_B: torch.Tensor
+    # Whether each function's rewards in the completion's group are equal before any shaper, so that it has no signal.
+    # None for hooks, and if a hook `makes_signal` before the forward stage.
     uninformative_B: torch.Tensor | None = None
-    num_generations: int
-    totals: Totals
+    num_generations: int  # `G`
+    totals: Totals  # counts over all ranks
+    # log-probabilities under the policy that generated; None unless TRL computes them or a hook needs "old_logps"
     old_logps_B_T: torch.Tensor | None = None
+    # entropies of that policy's next-token distributions, in nats; None unless a hook needs them
     old_entropies_B_T: torch.Tensor | None = None
+    # log-probabilities under the reference policy; None unless TRL computes them or a hook needs them
     ref_logps_B_T: torch.Tensor | None = None
+    # log-probabilities reported by the sampler (vLLM, a rollout function)
     sampling_logps_B_T: torch.Tensor | None = None
+    # log-probabilities under each of the hooks' `teachers`, by its name there
     teacher_logps_B_T: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    # The advantages after the rollout stage of the hooks, zero off the mask. None for a hook, which gets them as its
+    # argument.
     advantages_B_T: torch.Tensor | None = None
-    step: int = 0
-    training: bool = True
-    tokenizer: Any = None
+    step: int = 0  # optimizer steps done so far
+    training: bool = True  # False in evaluation
+    tokenizer: Any = None  # the tokenizer of the policy
+    # Concatenates a tensor `(B,)` or `(B, T)` over all ranks to `(N,)` or `(N, T')`, in rank order, padded with zeros
+    # to the largest `T`, `T'`. Every rank must call it equally often; otherwise the run stops.
     gather: Callable[[torch.Tensor], torch.Tensor] = _identity
-    local_rows: slice = field(default_factory=lambda: slice(None))
+    local_rows: slice = field(default_factory=lambda: slice(None))  # this rank's rows in a gathered tensor
+    # Returns, for a row, the characters `(start, end)` of `texts[row]` that each completion token wrote: none for a
+    # special token, and a character split over several tokens for all of them. Raises if the tokens cannot be matched
+    # with the text.
     offsets: Callable[[int], Sequence[tuple[int, int]]] = _no_offsets
 
     def __post_init__(self) -> None:
@@ -380,14 +329,16 @@ class Rollout:
         for row, row_spans in enumerate(spans):
             if not row_spans:
                 continue
-            offsets = enumerate(self.offsets(row))
-            with_text = [(token, start, end) for token, (start, end) in offsets if end > start]
-            starts, ends = [start for _, start, _ in with_text], [end for *_, end in with_text]
+            size = len(self.texts[row])
+            written = WrittenTokens(self.offsets(row))
             values = [0.0] * values_B_T.size(1)  # set in one go: token by token would be slow on a GPU
-            check_spans(row_spans, self.texts[row], row)
             for start, end, value in row_spans:
-                first, last = bisect_right(ends, start), bisect_left(starts, end)
-                for token, *_ in with_text[first:last] if end > start else ():
+                if not 0 <= start <= end <= size or not math.isfinite(value):
+                    raise PluginOutputError(
+                        f"the span {(start, end, value)} at row {row} must lie within the completion's {size} "
+                        "characters and have a finite value."
+                    )
+                for token in written.of(start, end):
                     values[token] += value
             values_B_T[row] = values_B_T.new_tensor(values)
         return values_B_T
@@ -399,38 +350,26 @@ class Forward:
 
     TRL shuffles the generation batch after the rollout stage, so row `i` here is not row `i` of the `Rollout`, and a
     group's rows may be in different micro-batches. The fields carry what is known of each row from the rollout.
-
-    Attributes:
-        logps_B_T: Log-probabilities under the policy being trained.
-        entropies_B_T: Entropy of the policy's next-token distribution, in nats.
-        old_logps_B_T: Log-probabilities under the policy that generated; `logps_B_T` itself when TRL has none, because
-            the two policies are the same.
-        ref_logps_B_T: Log-probabilities under the reference policy, if there is one.
-        mask_B_T: Loss mask as a float tensor.
-        completion_ids_B_T: Completion tokens, padded on the right.
-        rewards_B: As in `Rollout`.
-        raw_rewards_B: As in `Rollout`.
-        group_baselines_B: As in `Rollout`.
-        zero_variance_B: Whether all scored rewards of the completion's group are equal before any shaper, and all its
-            advantages were exactly 0 after the rollout stage of the hooks.
-        step: Optimizer steps done so far.
-        training: False in evaluation.
-        gather: As in `Rollout`, over this micro-batch of every rank.
     """
 
-    logps_B_T: torch.Tensor
-    entropies_B_T: torch.Tensor
+    logps_B_T: torch.Tensor  # log-probabilities under the policy being trained
+    entropies_B_T: torch.Tensor  # entropy of the policy's next-token distribution, in nats
+    # log-probabilities under the policy that generated; `logps_B_T` itself when TRL has none, because the two
+    # policies are the same
     old_logps_B_T: torch.Tensor
-    mask_B_T: torch.Tensor
-    ref_logps_B_T: torch.Tensor | None = None
-    completion_ids_B_T: torch.Tensor
-    rewards_B: torch.Tensor
+    mask_B_T: torch.Tensor  # loss mask as a float tensor
+    ref_logps_B_T: torch.Tensor | None = None  # log-probabilities under the reference policy, if there is one
+    completion_ids_B_T: torch.Tensor  # completion tokens, padded on the right
+    rewards_B: torch.Tensor  # as in `Rollout`
+    # as in `Rollout`
     raw_rewards_B: torch.Tensor = None  # type: ignore[assignment]
-    group_baselines_B: torch.Tensor
+    group_baselines_B: torch.Tensor  # as in `Rollout`
+    # whether all scored rewards of the completion's group are equal before any shaper, and all its advantages were
+    # exactly 0 after the rollout stage of the hooks
     zero_variance_B: torch.Tensor
-    step: int = 0
-    training: bool = True
-    gather: Callable[[torch.Tensor], torch.Tensor] = _identity
+    step: int = 0  # optimizer steps done so far
+    training: bool = True  # False in evaluation
+    gather: Callable[[torch.Tensor], torch.Tensor] = _identity  # as in `Rollout`, over this micro-batch of every rank
 
     def __post_init__(self) -> None:
         """By default no shaper has acted."""
@@ -440,16 +379,11 @@ class Forward:
 
 @dataclass(frozen=True, kw_only=True)
 class PromptPool:
-    """The training prompts, as a prompt sampler gets them at the beginning.
+    """The training prompts, as a prompt sampler gets them at the beginning."""
 
-    Attributes:
-        rows: The rows of the training data, by number.
-        seed: The run's seed.
-        order: Returns the row numbers of a pass over the data, counted from 0, in the order of TRL's own sampler.
-    """
-
-    rows: Sequence[Mapping[str, Any]]
-    seed: int
+    rows: Sequence[Mapping[str, Any]]  # the rows of the training data, by number
+    seed: int  # the run's seed
+    # returns the row numbers of a pass over the data, counted from 0, in the order of TRL's own sampler
     order: Callable[[int], Sequence[int]]
 
     def column(self, name: str) -> list[Any]:
@@ -462,24 +396,16 @@ class PromptPool:
 
 @dataclass(frozen=True, kw_only=True)
 class PromptOutcome:
-    """What came of one prompt in one round.
+    """What came of one prompt in one round."""
 
-    Attributes:
-        row: Its number in the training data.
-        means: Mean reward of its completions, by reward function; NaN where the function gave none a value.
-        deviations: Standard deviation of these rewards (n - 1); 0 for a single value, NaN for none.
-        reward: Mean of the weighted rewards; NaN where no function gave a value.
-        deviation: Standard deviation of the weighted rewards.
-        length: Mean number of tokens of its completions.
-        verdict: What the filter of `resample` said of it: True, False or a reason; None without a filter.
-    """
-
-    row: int
+    row: int  # its number in the training data
+    # mean reward of its completions, by reward function; NaN where the function gave none a value
     means: Mapping[str, float]
-    deviations: Mapping[str, float]
-    reward: float
-    deviation: float
-    length: float
+    deviations: Mapping[str, float]  # standard deviation of these rewards (n - 1); 0 for a single value, NaN for none
+    reward: float  # mean of the weighted rewards; NaN where no function gave a value
+    deviation: float  # standard deviation of the weighted rewards
+    length: float  # mean number of tokens of its completions
+    # what the filter of `resample` said of it: True, False or a reason; None without a filter
     verdict: bool | str | None = None
 
 
@@ -488,34 +414,23 @@ class LossTerms:
     """One micro-batch at its loss forward: the context of a token loss. All tensors but `logps_B_T` are detached.
 
     Rows are shuffled, as in `Forward`. Off the mask every number `(B, T)` is 0, and no gradient arrives there.
-
-    Attributes:
-        logps_B_T: Log-probabilities under the policy being trained, with their graph.
-        old_logps_B_T: Those under the policy that generated; the same numbers where the two policies are the same.
-        advantages_B_T: The advantages that are trained on, after all hooks.
-        mask_B_T: Loss mask as a float tensor.
-        entropies_B_T: Entropy of the policy's next-token distribution, in nats.
-        ref_logps_B_T: Log-probabilities under the reference policy, if there is one.
-        sampling_logps_B_T: Those reported by the sampler (vLLM, a rollout function), if it reports any.
-        completion_ids_B_T: Completion tokens, padded on the right.
-        rewards_B: As in `Rollout`.
-        carried_B_T: What the token loss's own `on_rollout` returned, for the rows of this micro-batch.
-        step: Optimizer steps done so far.
-        training: False in evaluation.
     """
 
-    logps_B_T: torch.Tensor
+    logps_B_T: torch.Tensor  # log-probabilities under the policy being trained, with their graph
+    # those under the policy that generated; the same numbers where the two policies are the same
     old_logps_B_T: torch.Tensor
-    advantages_B_T: torch.Tensor
-    mask_B_T: torch.Tensor
-    entropies_B_T: torch.Tensor
-    ref_logps_B_T: torch.Tensor | None = None
+    advantages_B_T: torch.Tensor  # the advantages that are trained on, after all hooks
+    mask_B_T: torch.Tensor  # loss mask as a float tensor
+    entropies_B_T: torch.Tensor  # entropy of the policy's next-token distribution, in nats
+    ref_logps_B_T: torch.Tensor | None = None  # log-probabilities under the reference policy, if there is one
+    # those reported by the sampler (vLLM, a rollout function), if it reports any
     sampling_logps_B_T: torch.Tensor | None = None
-    completion_ids_B_T: torch.Tensor
-    rewards_B: torch.Tensor
+    completion_ids_B_T: torch.Tensor  # completion tokens, padded on the right
+    rewards_B: torch.Tensor  # as in `Rollout`
+    # what the token loss's own `on_rollout` returned, for the rows of this micro-batch
     carried_B_T: Mapping[str, torch.Tensor] = field(default_factory=dict)
-    step: int = 0
-    training: bool = True
+    step: int = 0  # optimizer steps done so far
+    training: bool = True  # False in evaluation
 
     @property
     def ratio_B_T(self) -> torch.Tensor:
@@ -525,44 +440,28 @@ class LossTerms:
 
 @dataclass(frozen=True, kw_only=True)
 class Totals:
-    """Counts over one generation batch on all ranks: denominators that do not depend on how the batch is cut.
+    """Counts over one generation batch on all ranks: denominators that do not depend on how the batch is cut."""
 
-    Attributes:
-        tokens: Completion tokens that count in the loss (on the loss mask), over all ranks.
-        sequences: Completions over all ranks, `N`, including those with an empty mask, as in TRL.
-        prompts: Groups over all ranks, `Q = N / G`.
-        max_completion_length: The generation limit, in tokens.
-        processes: Number of ranks.
-        micro_batches: Loss forwards of one rank in this generation batch.
-        optimizer_steps: Optimizer steps in one pass over this generation batch,
-            `steps_per_generation / gradient_accumulation_steps`: one half if a step spans two generation batches.
-        step: Counts of the current optimizer step, for `reduce`. None for `weights`, which runs before TRL shuffles the
-            batch and distributes its rows over the steps.
-    """
-
-    tokens: int
-    sequences: int
-    prompts: int
-    max_completion_length: int
-    processes: int = 1
-    micro_batches: int = 1
+    tokens: int  # completion tokens that count in the loss (on the loss mask), over all ranks
+    sequences: int  # completions over all ranks, `N`, including those with an empty mask, as in TRL
+    prompts: int  # groups over all ranks, `Q = N / G`
+    max_completion_length: int  # the generation limit, in tokens
+    processes: int = 1  # number of ranks
+    micro_batches: int = 1  # loss forwards of one rank in this generation batch
+    # optimizer steps in one pass over this generation batch; one half if a step spans two batches
     optimizer_steps: float = 1.0
+    # Counts of the current optimizer step, for `reduce`. None for `weights`, which runs before TRL shuffles the batch
+    # and distributes its rows over the steps.
     step: StepTotals | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepTotals:
-    """Counts over one optimizer step: its part of the generation batch, over all ranks and micro-batches.
+    """Counts over one optimizer step: its part of the generation batch, over all ranks and micro-batches."""
 
-    Attributes:
-        tokens: Completion tokens that count in the loss.
-        sequences: Completions, including those with an empty mask.
-        micro_batches: Loss forwards of one rank in this step.
-    """
-
-    tokens: int
-    sequences: int
-    micro_batches: int = 1
+    tokens: int  # completion tokens that count in the loss
+    sequences: int  # completions, including those with an empty mask
+    micro_batches: int = 1  # loss forwards of one rank in this step
 
 
 # ------------------------------------------------------------------------------------------- what a plugin may declare
@@ -588,24 +487,21 @@ class Declaration:
     """What a plugin of any kind may declare: `declares`, an attribute of its class or of the object.
 
     A name that it does not have, or a value that it does not take, is a `PluginContractError`.
-
-    Attributes:
-        needs: What the run must provide, by the names in `NEEDS` of the declaration's class.
-        takes: The constructor's parameters that select other plugins of this kind; the plugin gets these loaded.
-        deterministic: False if it draws random numbers on purpose.
-        conformance: What the conformance kit is to try it with (docs/writing_plugins.md).
-        contract_version: The `CONTRACT_VERSION` that it was written for; None fits any.
     """
 
     NEEDS: ClassVar[Sequence[str]] = ()
+    KNOWN: ClassVar[Mapping[str, Collection[str]]] = {}
+    """The names that other fields take."""
     GUESSES: ClassVar[Mapping[str, str]] = {}
     """Further names that authors may take for a declaration, and what to write instead."""
 
-    needs: tuple[str, ...] = ()
+    needs: tuple[str, ...] = ()  # what the run must provide, by the names in `NEEDS` of the declaration's class
+    # the constructor's parameters that select other plugins of this kind; the plugin gets these loaded
     takes: tuple[str, ...] = ()
-    deterministic: bool = True
+    deterministic: bool = True  # False if it draws random numbers on purpose
+    # what the conformance kit is to try it with (docs/writing_plugins.md)
     conformance: Mapping[str, Any] = field(default_factory=dict)
-    contract_version: int | None = None
+    contract_version: int | None = None  # the `CONTRACT_VERSION` that it was written for; None fits any
 
     def __new__(cls, **given: Any) -> Self:
         """Refuse names that it does not have."""
@@ -626,13 +522,12 @@ class Declaration:
                 raise PluginContractError(f"{type(self).__name__}: {one.name} must be {what}, got {value!r:.200}.")
             if isinstance(value, list):
                 object.__setattr__(self, one.name, tuple(value))
-        for need in self.needs:
-            self._check_name("needs", need, self.NEEDS)
-
-    def _check_name(self, attribute: str, name: str, known: Iterable[str]) -> None:
-        if name not in known:
-            hint = _near(name, known) or f"it may be {', '.join(map(repr, known)) or 'nothing'}"
-            raise PluginContractError(f"{type(self).__name__}: {attribute} has no {name!r}: {hint}.")
+        for attribute, known in {"needs": self.NEEDS, **self.KNOWN}.items():
+            given = vars(self)[attribute] or ()
+            for name in (given,) if isinstance(given, str) else given:
+                if name not in known:
+                    hint = _near(name, known) or f"it may be {', '.join(map(repr, known)) or 'nothing'}"
+                    raise PluginContractError(f"{type(self).__name__}: {attribute} has no {name!r}: {hint}.")
 
     @classmethod
     def of(cls, plugin: object) -> Self:
@@ -657,102 +552,70 @@ class Declaration:
 
 @dataclass(frozen=True, kw_only=True)
 class RewardDeclaration(Declaration):
-    """What a reward may declare.
+    """What a reward may declare."""
 
-    Attributes:
-        reference_column: The column with the right answers, for `trl-grpo-ext audit` and the conformance kit.
-        per_completion: False if it compares completions on purpose.
-    """
-
+    # the column with the right answers, for `trl-grpo-ext audit` and the conformance kit
     reference_column: str | None = None
-    per_completion: bool = True
+    per_completion: bool = True  # False if it compares completions on purpose
 
 
 @dataclass(frozen=True, kw_only=True)
 class HookDeclaration(Declaration):
     """What an advantage hook may declare; most need a role alone.
 
-    Attributes:
-        role: "shaper", "estimator", "transform" or "forward", see `AdvantageHook`. Required with `on_rollout`, since an
-            estimator and a transform look alike; otherwise it follows from the method.
-        needs: Of `NEEDS`. The trainer is not constructed if one is unavailable; log-probabilities that TRL does not
-            compute cost an extra pass, which is why they are not simply there.
-        independent: A group's rewards or advantages do not depend on other groups, and no state is kept; in
-            `on_forward`, a completion's do not depend on other completions. `resample` requires it of shapers, and of
-            all hooks if its filter reads advantages; compact updates then move rows. A promise, since no trial covers
-            all batches and a wrong guess would train on other numbers in silence; the conformance kit tries it.
-        last: Makes a transform a mask. It acts after the other transforms, and tokens that it sets to 0 stay 0 after
-            the forward stage. To find them it also runs on advantages of 1 and of -1, so it may look at the sign of an
-            advantage but not at its size. A forward hook with it acts after the other forward hooks.
-        makes_signal: What it gives groups of equal rewards is meant, since it reads more than rewards (steps, turns, a
-            teacher, entropies). Such groups then have signal where they have an advantage. A forward hook gets them as
-            `Forward.zero_variance_B`. Otherwise what they have is taken for a side effect, such as a KL penalty's,
-            which only the author can tell apart.
-        uses_total_reward: False for an estimator that does not read `rollout.rewards_B`, so that shapers would do
-            nothing. Not tried out, since one that looks for a reward or a column by name refuses made-up numbers.
-        teachers: Names of models whose log-probabilities it reads from `rollout.teacher_logps_B_T`: an id or path, or
-            `teacher_name(model, column)`, the same, "policy" or "reference" after the prompts of another column.
+    Without one of the `needs` the trainer is not constructed; log-probabilities that TRL does not compute cost a pass.
     """
 
     NEEDS = NEEDS
+    KNOWN: ClassVar[Mapping[str, Collection[str]]] = {"role": ROLES}
     GUESSES = dict.fromkeys(("per_group", "per_completion"), "write independent = True")
 
+    # "shaper", "estimator", "transform" or "forward", see `AdvantageHook`. Required with `on_rollout`, since an
+    # estimator and a transform look alike; otherwise it follows from the method.
     role: str | None = None
+    # A promise, which the conformance kit tries: a group's rewards or advantages do not depend on other groups, and no
+    # state is kept; in `on_forward`, a completion's do not depend on other completions. `resample` requires it of
+    # shapers, and of all hooks if its filter reads advantages; compact updates then move rows.
     independent: bool = False
+    # Makes a transform a mask. It acts after the other transforms, and tokens that it sets to 0 stay 0 after the
+    # forward stage. To find them it also runs on advantages of 1 and of -1, so it may look at the sign of an
+    # advantage but not at its size. A forward hook with it acts after the other forward hooks.
     last: bool = False
+    # What it gives groups of equal rewards is meant, since it reads more than rewards (steps, turns, a teacher,
+    # entropies), and no side effect, such as a KL penalty's. Such groups then have signal where they have an
+    # advantage. A forward hook gets them as `Forward.zero_variance_B`.
     makes_signal: bool = False
-    uses_total_reward: bool = True
+    uses_total_reward: bool = True  # False for an estimator that does not read `rollout.rewards_B`: shapers are refused
+    # names of models whose log-probabilities it reads from `rollout.teacher_logps_B_T`: an id or path, or
+    # `teacher_name(model, column)`, the same, "policy" or "reference" after the prompts of another column
     teachers: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        """Check the role too."""
-        super().__post_init__()
-        if self.role is not None:
-            self._check_name("role", self.role, ROLES)
 
 
 @dataclass(frozen=True, kw_only=True)
 class AggregationDeclaration(Declaration):
-    """What a loss aggregation may declare.
-
-    Attributes:
-        needs: "step_totals" if `reduce` cannot do without `totals.step`; runs without it are then not constructed.
-        per_step: `Σ w·l` over an optimizer step's tokens is that step's loss as it stands, see `LossAggregation`. Both
-            readings of the same weights are sound, so only the author knows.
-    """
+    """What a loss aggregation may declare; it needs "step_totals" if `reduce` cannot do without `totals.step`."""
 
     NEEDS = ("step_totals",)
 
-    per_step: bool = False
+    per_step: bool = False  # `Σ w·l` over an optimizer step's tokens is that step's loss as it stands
 
 
 @dataclass(frozen=True, kw_only=True)
 class FilterDeclaration(Declaration):
     """What a group filter may declare.
 
-    Attributes:
-        needs: As for a hook; and "advantages" if it reads `rollout.advantages_B_T`, those after the rollout stage of
-            the hooks. Others see None there, since the hooks would have to run in each round, all of them independent.
-        teachers: As for a hook.
+    It needs "advantages" if it reads `rollout.advantages_B_T`, those after the rollout stage of the hooks, which then
+    have to run in each round, all of them independent. Others see None there.
     """
 
     NEEDS = (*NEEDS, "advantages")
 
-    teachers: tuple[str, ...] = ()
+    teachers: tuple[str, ...] = ()  # as for a hook
 
 
 @dataclass(frozen=True, kw_only=True)
 class TokenLossDeclaration(Declaration):
-    """What a token loss may declare. What is not declared holds for any loss, and costs speed alone.
-
-    Attributes:
-        replaces: It takes the place of TRL's policy loss; otherwise it is added. At most one may.
-        independent: A row's losses depend on that row alone, so compact updates may put other rows next to it.
-        needs_advantage: They are 0, with their gradient, in rows whose advantages are all 0, so compact updates may
-            leave these out. Both promises are tried on made-up numbers before the first step.
-        does_own: For one that replaces: settings of TRL which it applies itself (`terms` has what is needed), so that
-            they need not be refused beside it: of `INSIDE_TRLS`.
-    """
+    """What a token loss may declare. What is not declared holds for any loss, and costs speed alone."""
 
     NEEDS = ("old_logps", "ref_logps", "sampling_logps", "several_updates")
     GUESSES: ClassVar[Mapping[str, str]] = {"mode": "write replaces=True for a loss in place of TRL's"}
@@ -764,17 +627,17 @@ class TokenLossDeclaration(Declaration):
         "vllm_importance_sampling_correction",
     )
     """Settings that TRL applies inside its policy loss, and which go with it."""
+    KNOWN: ClassVar[Mapping[str, Collection[str]]] = {"does_own": INSIDE_TRLS}
 
-    replaces: bool = False
+    replaces: bool = False  # it takes the place of TRL's policy loss; otherwise it is added. At most one may.
+    # A row's losses depend on that row alone, so compact updates may put other rows next to it
     independent: bool = False
+    # They are 0, with their gradient, in rows whose advantages are all 0, so compact updates may leave these out.
+    # Both promises are tried on made-up numbers before the first step.
     needs_advantage: bool = False
+    # for one that replaces: settings of TRL which it applies itself (`terms` has what is needed), so that they need
+    # not be refused beside it: of `INSIDE_TRLS`
     does_own: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        """Check the settings too."""
-        super().__post_init__()
-        for name in self.does_own:
-            self._check_name("does_own", name, self.INSIDE_TRLS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -842,26 +705,18 @@ WHOLE, END = Place(), Place(None)
 
 
 class Part(NamedTuple):
-    """One thing that a completion is judged by.
+    """One thing that a completion is judged by."""
 
-    Attributes:
-        name: The same for the same thing in all completions: parts of one name are compared.
-        score: Its score; None if it does not apply here.
-        weight: Its weight among the parts, not negative.
-        places: Where it stands: a `Place` or a pair `(start, end)` of characters, or several of them. Empty or None if
-            it stands nowhere, that is, the completion lacks it. In `Parts` it is a tuple of `Place`s.
-    """
-
-    name: str
-    score: float | None
-    weight: float = 1.0
+    name: str  # the same for the same thing in all completions: parts of one name are compared
+    score: float | None  # its score; None if it does not apply here
+    weight: float = 1.0  # its weight among the parts, not negative
+    # Where it stands: a `Place` or a pair `(start, end)` of characters, or several of them. Empty or None if it
+    # stands nowhere, that is, the completion lacks it. In `Parts` it is a tuple of `Place`s.
     places: Any = WHOLE
 
 
 class Parts(float):
     """A completion's reward, and the parts that it consists of. Plain TRL sees an ordinary float.
-
-    A reward function needs no more than
 
         found = {name: re.search(pattern, text) for name, pattern in patterns.items()}
         return Parts({name: (float(bool(match)), match and match.span()) for name, match in found.items()})
@@ -959,27 +814,17 @@ def _renamed(parts: Sequence[Part]) -> list[Part]:
 
 @dataclass(frozen=True, kw_only=True)
 class PartTable:
-    """The parts of one reward function in the completions of this rank; `M` names, the same on all ranks.
+    """The parts of one reward function in the completions of this rank; `M` names, the same on all ranks."""
 
-    Attributes:
-        names: The `M` names, in the order in which they were first seen.
-        scores_B_M: Their scores; NaN where a part does not apply.
-        weights_B_M: Their weights; 0 where a part does not apply.
-        present_B_M: Which have a place.
-        whole_B_M: Which have the whole completion as their place.
-        turns_B_M: The turn that a part's place was given by (the last of several); -1 for others. Integer.
-        width: `T`.
-        read_ranges: Finds the tokens of all places that are not the whole completion, `(R, 4)`, integer: row, part,
-            first token, end. Raises if a text cannot be matched with its tokens, so it is called only by who needs it.
-    """
-
-    names: tuple[str, ...]
-    scores_B_M: torch.Tensor
-    weights_B_M: torch.Tensor
-    present_B_M: torch.Tensor
-    whole_B_M: torch.Tensor
-    turns_B_M: torch.Tensor
-    width: int
+    names: tuple[str, ...]  # the `M` names, in the order in which they were first seen
+    scores_B_M: torch.Tensor  # their scores; NaN where a part does not apply
+    weights_B_M: torch.Tensor  # their weights; 0 where a part does not apply
+    present_B_M: torch.Tensor  # which have a place
+    whole_B_M: torch.Tensor  # which have the whole completion as their place
+    turns_B_M: torch.Tensor  # the turn that a part's place was given by (the last of several); -1 for others. Integer.
+    width: int  # `T`
+    # Finds the tokens of all places that are not the whole completion, `(R, 4)`, integer: row, part, first token,
+    # end. Raises if a text cannot be matched with its tokens, so it is called only by who needs it.
     read_ranges: Callable[[], torch.Tensor]
 
     @functools.cached_property
@@ -1012,23 +857,17 @@ class PartTable:
 
 @dataclass(frozen=True, kw_only=True)
 class ToolCall:
-    """One tool call of a turn.
+    """One tool call of a turn."""
 
-    Attributes:
-        name: The tool's name; empty if it cannot be read.
-        arguments: The parsed arguments; None if they cannot be parsed.
-        outcome: "returned", "raised" (or no tool has that name), "unparsed" (it cannot be read as a call), "not_run"
-            (another call of the turn could not be read), "unanswered" (no more calls were allowed, or TRL took its
-            result back, which did not fit), or "unknown" (some of several calls of one asynchronous tool raised).
-        result: The tool's answer as text; None if there is none or it is not known.
-        tokens: `(first, end)`, the completion's tokens that make up the call, markers included; the whole turn if the
-            tokenizer has no `response_template`.
-    """
-
-    name: str
-    arguments: Any = None
+    name: str  # the tool's name; empty if it cannot be read
+    arguments: Any = None  # the parsed arguments; None if they cannot be parsed
+    # "returned", "raised" (or no tool has that name), "unparsed" (it cannot be read as a call), "not_run" (another
+    # call of the turn could not be read), "unanswered" (no more calls were allowed, or TRL took its result back,
+    # which did not fit), or "unknown" (some of several calls of one asynchronous tool raised)
     outcome: str = "returned"
-    result: str | None = None
+    result: str | None = None  # the tool's answer as text; None if there is none or it is not known
+    # `(first, end)`, the completion's tokens that make up the call, markers included; the whole turn if the tokenizer
+    # has no `response_template`
     tokens: tuple[int, int] = (0, 0)
 
     @property
@@ -1039,25 +878,16 @@ class ToolCall:
 
 @dataclass(frozen=True, kw_only=True)
 class Turn:
-    """What the model wrote between two answers of a tool, an environment or the user.
+    """What the model wrote between two answers of a tool, an environment or the user."""
 
-    Attributes:
-        number: The turn's number, from 0, as in `Rollout.turns_B_T`.
-        tokens: `(first, end)` in the completion; `end` is not part of the turn.
-        text: Their text, without special tokens.
-        characters: `(start, end)` of that text in the completion's text.
-        content: `(start, end)` of the message's content in the completion's text; None if it cannot be located there.
-        calls: The turn's tool calls.
-        observation: The text between this turn and the next, without special tokens; empty if there is none.
-    """
-
-    number: int
-    tokens: tuple[int, int]
-    text: str
-    characters: tuple[int, int]
+    number: int  # the turn's number, from 0, as in `Rollout.turns_B_T`
+    tokens: tuple[int, int]  # `(first, end)` in the completion; `end` is not part of the turn
+    text: str  # their text, without special tokens
+    characters: tuple[int, int]  # `(start, end)` of that text in the completion's text
+    # `(start, end)` of the message's content in the completion's text; None if it cannot be located there
     content: tuple[int, int] | None = None
-    calls: Sequence[ToolCall] = ()
-    observation: str = ""
+    calls: Sequence[ToolCall] = ()  # the turn's tool calls
+    observation: str = ""  # the text between this turn and the next, without special tokens; empty if there is none
 
     @property
     def failed(self) -> bool:
@@ -1065,14 +895,18 @@ class Turn:
         return any(call.failed for call in self.calls)
 
 
-def check_spans(spans: Sequence[Span], text: str, row: int) -> None:
-    """Refuse spans outside a completion's text, and values that are not finite."""
-    for start, end, value in spans:
-        if not 0 <= start <= end <= len(text) or not math.isfinite(value):
-            raise PluginOutputError(
-                f"the span {(start, end, value)} at row {row} must lie within the completion's {len(text)} characters "
-                "and have a finite value."
-            )
+class WrittenTokens:
+    """The tokens of a completion that wrote something, in order, to be found by what they wrote."""
+
+    def __init__(self, offsets: Sequence[tuple[int, int]]) -> None:
+        self._tokens = [token for token, (start, end) in enumerate(offsets) if end > start]
+        self._starts = [offsets[token][0] for token in self._tokens]
+        self._ends = [offsets[token][1] for token in self._tokens]
+
+    def of(self, start: int, end: int) -> Sequence[int]:
+        """The tokens that wrote some of the characters `start` to `end`: they end after the one, and begin before the
+        other."""
+        return self._tokens[bisect_right(self._ends, start) : bisect_left(self._starts, end)] if end > start else ()
 
 
 def turn_numbers(by_model_B_T: torch.Tensor) -> torch.Tensor:
@@ -1115,16 +949,16 @@ def implements(plugin: object, method: str) -> bool:
 def role_of(hook: Any, subject: str | None = None) -> str:
     """The role of an advantage hook: the one that it declares, or the only one that fits its methods.
 
-    A hook whose role is missing or not that of its methods is a `PluginContractError`, which says what to write;
-    `subject` is what it calls the hook.
+    A role that is missing or not that of its methods is a `PluginContractError`; `subject` is what it calls the hook.
     """
     declared = HookDeclaration.of(hook)
     has = [method for method in HOOK_METHODS if implements(hook, method)]
-    listed, role = " and ".join(has) or "no hook method", declared.role
+    listed = " and ".join(has) or "no hook method"
+    role = declared.role
     if role is None and len(has) == 1:
         role = {"on_rewards": "shaper", "on_forward": "forward"}.get(has[0])
-    methods = {"shaper": ("on_rewards",), "forward": ("on_forward",)}
-    problem = None
+    own = {"shaper": ("on_rewards",), "forward": ("on_forward",)}.get(str(role), ("on_rollout", "on_forward"))
+    others = [method for method in has if method not in own]
     if role is None:
         problem = (
             f'has {listed} and no role. Write declares = HookDeclaration(role="estimator") in its class if it computes '
@@ -1132,17 +966,17 @@ def role_of(hook: Any, subject: str | None = None) -> str:
         )
     elif ROLES[role] not in has:
         problem = f"has the role {role!r} but not that role's method, {ROLES[role]}; it has {listed}"
-    elif others := [method for method in has if method not in methods.get(role, ("on_rollout", "on_forward"))]:
+    elif others:
         fits = " or ".join(repr(name) for name, method in ROLES.items() if method == others[0])
         problem = (
             f"has the role {role!r} and {others[0]} as well, which would never run. Remove it, or make the role {fits}"
         )
     elif declared.last and role not in ("transform", "forward"):
         problem = f"declares last and the role {role!r}: `last` is for transforms and forward hooks"
-    if problem:
-        name = getattr(hook, "__name__", type(hook).__name__)
-        raise PluginContractError(f"{subject or f'The advantage hook {name!r}'} {problem}.")
-    return str(role)
+    else:
+        return role
+    name = getattr(hook, "__name__", type(hook).__name__)
+    raise PluginContractError(f"{subject or f'The advantage hook {name!r}'} {problem}.")
 
 
 def acting_order(hook: Any) -> tuple[int, bool]:

@@ -122,7 +122,7 @@ def plugin_page(docs: PluginDocs, worked: Worked | None) -> str:
     """The page of one plugin, in Markdown."""
     info = docs.info
     parts = [f"# `{info.name}`", _facts(docs), prose(docs, docs.doc.description)]
-    parts += ["## Select it", f"```yaml\n{documented_yaml(info.name)}```"]
+    parts += ["## Select it", f"```yaml\n{documented_yaml(info)}```"]
     if docs.parameters:
         rows = [
             [
@@ -167,16 +167,23 @@ def _needs(declared: Any) -> str:
     return ", ".join(f"`{need}`" for need in declared) if isinstance(declared, list | tuple) else declared or ""
 
 
-def documented_yaml(name: str) -> str:
-    """The first YAML block of a plugin's entry in `docs/plugins.md`, which the tests load."""
+def documented_yaml(info: PluginInfo) -> str:
+    """A plugin's selection: the YAML of its entry in `docs/plugins.md`, or, where that has none, its bare name."""
     page = (DOCS / "plugins.md").read_text(encoding="utf-8")
-    section = re.search(rf"^### `{name}`\n(.*?)(?=^##|\Z)", page, re.MULTILINE | re.DOTALL)
-    block = section and re.search(r"```yaml\n(.*?)```", section[1], re.DOTALL)
-    if not block:
-        raise LookupError(
-            f"docs/plugins.md has no YAML example under '### `{name}`'; the catalogue takes it from there."
-        )
-    return block[1]
+    section = re.search(rf"^### `{info.name}`\n(.*?)(?=^##|\Z)", page, re.MULTILINE | re.DOTALL)
+    if not section:
+        raise LookupError(f"docs/plugins.md has no entry '### `{info.name}`'.")
+    block = re.search(r"```yaml\n(.*?)```", section[1], re.DOTALL)
+    return block[1] if block else _yaml(info.kind, info.name)
+
+
+def _yaml(kind: Kind, selection: Any) -> str:
+    """A selection as the setting of a run."""
+    facts = FACTS[kind]
+    selected = [selection] if facts.several else selection
+    for key in reversed(facts.setting):
+        selected = {key: selected}
+    return yaml.safe_dump(selected, default_flow_style=None, sort_keys=False, width=1_000)
 
 
 def _worked(info: PluginInfo, worked: Worked | None) -> str:
@@ -185,12 +192,7 @@ def _worked(info: PluginInfo, worked: Worked | None) -> str:
     result = worked.result()
     columns = {**worked.given, **{head: values for head, values in result.items() if head != "total"}}
     rows = [[label, *(shown(values[row]) for values in columns.values())] for row, label in enumerate(worked.rows)]
-    facts = FACTS[info.kind]
-    selected = [worked.selection] if facts.several else worked.selection
-    for key in reversed(facts.setting[1:]):
-        selected = {key: selected}
-    selection = yaml.safe_dump({facts.setting[0]: selected}, default_flow_style=None, sort_keys=False, width=1_000)
-    parts = [f"```yaml\n{selection}```", worked.note, table(["", *columns], rows)]
+    parts = [f"```yaml\n{_yaml(info.kind, worked.selection)}```", worked.note, table(["", *columns], rows)]
     if "total" in result:
         parts.append(f"Together, `Σ w·l` is **{shown(result['total'])}**.")
     return "\n\n".join(filter(None, parts))

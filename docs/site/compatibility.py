@@ -54,7 +54,6 @@ def assigned(file: str, name: str) -> object:
 
 def tables(tested_python: str) -> str:
     """The part of the page between its markers."""
-    oldest = assigned("trl_grpo_ext/trainer/upstream/contract.py", "OLDEST_TESTED")
     may, have = ranges(), pinned()
     lines = [
         "| what | may be installed | tested |",
@@ -62,10 +61,7 @@ def tables(tested_python: str) -> str:
         f"| Python | {project()['requires-python']} | {tested_python} |",
     ]
     for name in PACKAGES:
-        tested = have[name]
-        if name == "trl":
-            tested = f"{oldest}.0, {tested}"
-        lines.append(f"| {name} | {may[name]} | {tested} |")
+        lines.append(f"| {name} | {may[name]} | {have[name]} |")
     return "\n".join(lines)
 
 

@@ -12,11 +12,11 @@ number, a tool that does not exist, a call that never closes. The others guess t
 import hashlib
 import random
 import re
-import time
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from common.supervised import Conversation, Said, train_supervised
 
 import torch
 from transformers import AutoTokenizer, LlamaForCausalLM
@@ -25,7 +25,6 @@ EMBEDDED = Path(__file__).resolve().parents[1] / "embedded" / "model"
 HELDOUT_SHARE = 0.2
 RIGHT_PHASE = 0.6  # of the steps: every answer by right calls
 CALLING, BROKEN = 0.25, 0.5  # of the answers of the second phase that call, and of the calls that are broken
-IGNORE = -100
 _SUM = re.compile(r"\d{1,6}(?:[+*-]\d{1,6}){1,4}")
 
 CHAT_TEMPLATE = (
@@ -118,10 +117,6 @@ def load_tokenizer(model: str | Path) -> Any:
     return tokenizer
 
 
-Said = Sequence[tuple[str, bool]]
-"""The texts of a conversation, and whether the model wrote each."""
-
-
 def right_calls(problem: Problem) -> Said:
     """Both sums by the calculator, and the answer."""
     said: list[tuple[str, bool]] = []
@@ -153,46 +148,12 @@ def supervised_start(
     model = LlamaForCausalLM.from_pretrained(EMBEDDED)
     rng = random.Random(seed)
     torch.manual_seed(seed)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, betas=(0.9, 0.98), weight_decay=0.0)
-    scheduler = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda done: min(1.0, (done + 1) / 20, (steps - done) / (0.5 * steps))
-    )
-    began = time.perf_counter()
-    for step in range(1, steps + 1):
+
+    def draw(step: int) -> list[Conversation]:
         problems = [draw_problem("train", rng) for _ in range(batch_size)]
         right = step <= RIGHT_PHASE * steps
-        batch = encode(tokenizer, [(p, right_calls(p) if right else some_answer(p, rng)) for p in problems])
-        loss = model(**batch).loss
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        scheduler.step()
-        optimizer.zero_grad()
-        if step % 20 == 0:
-            print(
-                f"supervised step {step:4d}  loss {loss.item():.3f}  {time.perf_counter() - began:4.0f} s", flush=True
-            )
+        return [(one.row()["prompt"], right_calls(one) if right else some_answer(one, rng)) for one in problems]
+
+    train_supervised(model, tokenizer, draw, steps=steps, learning_rate=learning_rate)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-
-
-def encode(tokenizer: Any, said: Sequence[tuple[Problem, Said]]) -> Mapping[str, torch.Tensor]:
-    """A batch with labels only on what the model writes."""
-    rows, labels = [], []
-    for problem, parts in said:
-        (prompt,) = tokenizer.apply_chat_template([problem.row()["prompt"]], return_dict=False)
-        ids, label = list(prompt), [IGNORE] * len(prompt)
-        for text, is_ours in parts:
-            new = tokenizer(text, add_special_tokens=False)["input_ids"]
-            ids += new
-            label += new if is_ours else [IGNORE] * len(new)
-        rows.append(torch.tensor(ids))
-        labels.append(torch.tensor(label))
-    pad = torch.nn.utils.rnn.pad_sequence
-    lengths = torch.tensor([len(row) for row in rows])
-    ids_B_T = pad(rows, batch_first=True, padding_value=tokenizer.pad_token_id)
-    return {
-        "input_ids": ids_B_T,
-        "attention_mask": torch.arange(ids_B_T.size(1)) < lengths.unsqueeze(1),
-        "labels": pad(labels, batch_first=True, padding_value=IGNORE),
-    }

@@ -4,12 +4,8 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from copy import copy
 from dataclasses import dataclass
 from typing import Any
-
-import torch
-from transformers import Cache, DynamicCache, GenerationConfig, StaticCache
 
 from trl_grpo_ext import GRPOExtTrainer
 from trl_grpo_ext.launch.checkpoints import SafeCheckpoints, exit_status
@@ -21,23 +17,10 @@ from .results import first_evaluation
 
 
 class RecipeTrainer(SafeCheckpoints, GRPOExtTrainer):
-    """`GRPOExtTrainer` with complete checkpoints or none, which saves and stops on SIGTERM.
-
-    With `share_prompts` one process samples as it trains: each prompt is computed once for its completions.
-    """
+    """`GRPOExtTrainer` with complete checkpoints or none, which saves and stops on SIGTERM."""
 
     eval_temperature: float | None = None
     adapters_in_float32 = True  # see `train_and_score`; `doctor` asks
-
-    def __init__(self, *arguments: Any, **settings: Any) -> None:
-        super().__init__(*arguments, **settings)
-        # Several processes may hold parts of the weights, and then all must run the model equally often.
-        if (
-            self.args.share_prompts
-            and self.accelerator.num_processes == 1
-            and not (self.use_vllm or self.is_fsdp_enabled)
-        ):
-            share_prefill(self)
 
     def evaluate(self, *arguments: Any, **keywords: Any) -> Any:
         """Evaluate as usual, at the temperature of evaluations."""
@@ -64,44 +47,6 @@ def _set_temperature(trainer: Any, holder: Any, temperature: float) -> None:
     holder.temperature = temperature
     if not trainer.use_vllm:
         trainer.generation_kwargs["temperature"] = temperature  # TRL lays them over the model's own
-
-
-def share_prefill(trainer: Any) -> None:
-    """Compute each prompt once for all its completions when sampling with transformers.
-
-    TRL gives `generate` each prompt as often as it is to be answered; on a CPU, reading prompts is much of the work.
-    With `cache_implementation: static` the cache has its full size at once, else it is copied for every token.
-    """
-    model = trainer.accelerator.unwrap_model(trainer.model)
-    generate = model.generate
-
-    def generate_from_shared(
-        *, input_ids: torch.Tensor, attention_mask: torch.Tensor, generation_config: GenerationConfig, **settings: Any
-    ) -> Any:
-        numbers: dict[tuple[int, ...], int] = {}
-        rows = torch.cat([input_ids, attention_mask], dim=1).tolist()
-        which = [numbers.setdefault(tuple(row), len(numbers)) for row in rows]
-        if len(numbers) < len(rows):
-            firsts = [which.index(number) for number in range(len(numbers))]
-            ids, mask = input_ids[firsts, :-1], attention_mask[firsts, :-1]  # `generate` reads the last token itself
-            places = (mask.cumsum(dim=1) - 1).clamp(min=0)
-            cache: Cache = DynamicCache(config=model.config)
-            if generation_config.cache_implementation == "static":
-                most = input_ids.size(1) + generation_config.max_new_tokens
-                cache = StaticCache(config=model.config, max_cache_len=most)
-                generation_config = copy(generation_config)
-                generation_config.cache_implementation = None  # `generate` takes either a cache or its name
-            settings["past_key_values"] = cache
-            with torch.no_grad():
-                model.get_decoder()(
-                    input_ids=ids, attention_mask=mask, position_ids=places, past_key_values=cache, use_cache=True
-                )
-            cache.reorder_cache(torch.tensor(which, device=input_ids.device))
-        return generate(
-            input_ids=input_ids, attention_mask=attention_mask, generation_config=generation_config, **settings
-        )
-
-    model.generate = generate_from_shared
 
 
 @dataclass(frozen=True)

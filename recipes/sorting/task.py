@@ -62,10 +62,10 @@ def exactly_sorted(completions: Sequence[Any], **columns: Any) -> list[float | N
     return [None if score is None else float(math.isclose(score, 1.0)) for score in scores]
 
 
-def make_tokenizer(largest: int) -> PreTrainedTokenizerFast:
-    """One token per number from 0 to `largest`, and one for the equals sign. Anything else becomes `<unk>`."""
-    words = (*SPECIAL_TOKENS.values(), EQUALS, *map(str, range(largest + 1)))
-    backend = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
+def make_tokenizer(largest: int, words: Sequence[str] = (EQUALS,)) -> PreTrainedTokenizerFast:
+    """One token per number from 0 to `largest`, and one for each of the words. Anything else becomes `<unk>`."""
+    known = (*SPECIAL_TOKENS.values(), *words, *map(str, range(largest + 1)))
+    backend = Tokenizer(models.WordLevel({word: i for i, word in enumerate(known)}, unk_token="<unk>"))
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()  # without a decoder, tokens are joined by spaces
     return PreTrainedTokenizerFast(
         tokenizer_object=backend, padding_side="left", clean_up_tokenization_spaces=False, **SPECIAL_TOKENS

@@ -74,7 +74,14 @@ BY_HAND: list[tuple[Any, list[float], list[int] | None, list[float]]] = [
 
 @pytest.mark.parametrize(("selection", "rewards", "groups", "expected"), BY_HAND)
 def test_by_hand(selection: Any, rewards: list[float], groups: list[int] | None, expected: list[float]) -> None:
+    """The hook, and the function of arrays, with one more completion that nobody scored."""
     assert advantages(selection, rewards, groups) == pytest.approx(expected, rel=1e-9, abs=1e-12)
+    parameters = dict(selection) if isinstance(selection, dict) else {"name": selection}
+    estimate = getattr(estimators, parameters.pop("name"))
+    rewards_N = torch.tensor([*rewards, NAN], dtype=torch.float64)
+    groups_N = torch.tensor([*(groups or [0] * len(rewards)), 0])
+    given = (rewards_N,) if estimate is estimators.raw_reward else (rewards_N, groups_N)
+    assert estimate(*given, **parameters).tolist() == pytest.approx([*expected, 0.0], rel=1e-9, abs=1e-12)
 
 
 def test_optimal_baseline_by_hand() -> None:
@@ -90,18 +97,6 @@ def test_optimal_baseline_by_hand() -> None:
 
 
 # ---------------------------------------------------------------------------------------------- functions of arrays
-
-
-@pytest.mark.parametrize(("selection", "rewards", "groups", "expected"), BY_HAND)
-def test_functions_by_hand(
-    selection: Any, rewards: list[float], groups: list[int] | None, expected: list[float]
-) -> None:
-    parameters = dict(selection) if isinstance(selection, dict) else {"name": selection}
-    estimate = getattr(estimators, parameters.pop("name"))
-    rewards_N = torch.tensor([*rewards, NAN], dtype=torch.float64)  # one that nobody scored
-    groups_N = torch.tensor([*(groups or [0] * len(rewards)), 0])
-    given = (rewards_N,) if estimate is estimators.raw_reward else (rewards_N, groups_N)
-    assert estimate(*given, **parameters).tolist() == pytest.approx([*expected, 0.0], rel=1e-9, abs=1e-12)
 
 
 def test_functions_of_more_than_rewards_by_hand() -> None:

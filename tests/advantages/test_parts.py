@@ -138,46 +138,6 @@ def test_one_part_of_the_whole_completion_is_the_plain_estimator(normalise: bool
         torch.testing.assert_close(credit(rollout, normalise=normalise), expected, rtol=0, atol=1e-12)
 
 
-def one_per_function(rollout: Rollout, normalise: bool) -> torch.Tensor:
-    """The estimator that this one took the place of: one advantage per function, paid to the characters it points at.
-
-    For functions that point at characters in all completions.
-    """
-    new_B_T = torch.zeros_like(rollout.mask_B_T)
-    for k, name in enumerate(rollout.reward_names):
-        for group in set(rollout.group_ids_B.tolist()):
-            rows = [row for row in range(len(rollout.texts)) if rollout.group_ids_B[row] == group]
-            scores = [rollout.rewards_B_K[row, k].item() for row in rows]
-            scale = statistics.stdev(scores) + 1e-4 if normalise else 1.0
-            for row, score in zip(rows, scores, strict=True):
-                apart = float(rollout.reward_weights_K[k]) * (score - statistics.mean(scores)) / scale
-                spans: list[Any] = [None] * len(rollout.texts)
-                spans[row] = [(*place[:2], 1.0) for place in RETURNED[rollout.texts[row]][name].parts[0].places]
-                new_B_T += apart * (rollout.span_values(spans) > 0)
-    return new_B_T * rollout.mask_B_T
-
-
-RETURNED: dict[str, dict[str, Any]] = {}
-
-
-@pytest.mark.parametrize("normalise", [False, True])
-@pytest.mark.parametrize("completeness", ["all", "structure", "none"])
-def test_one_part_per_function_is_credit_by_spans(normalise: bool, completeness: str) -> None:
-    draw = random.Random(2)
-    texts = ["".join(draw.choices("abcdefghijklmnopqrstuvwxyz", k=draw.randrange(3, 9))) for _ in range(8)]
-    returned: dict[str, list[Any]] = {f"r{k}": [] for k in range(3)}
-    for text in texts:
-        for name, scores in returned.items():
-            starts = [draw.randrange(len(text)) for _ in range(2)]
-            places = [(start, draw.randrange(start + 1, len(text) + 1)) for start in starts]
-            scores.append(Parts([Part("only", draw.random(), places=places)]))
-            RETURNED.setdefault(text, {})[name] = scores[-1]
-    given: dict[str, Any] = {"groups": [0, 0, 0, 0, 1, 1, 1, 1], "texts": texts, "completions": texts}
-    rollout = rollout_of([len(text) for text in texts], returned, [1.0, 0.5, -2.0], **given)
-    found = credit(rollout, normalise=normalise, completeness=completeness)
-    torch.testing.assert_close(found, one_per_function(rollout, normalise), rtol=0, atol=1e-6)
-
-
 def test_credit_and_completeness_sum_to_the_centred_score() -> None:
     rows = [Parts({"a": (s, (0, 1) if placed else MISSING)}, s) for s, placed in [(1, 1), (0, 1), (0, 0), (0.5, 0)]]
     first = credit(rollout_of([1] * 4, {"r": rows})).squeeze(1)

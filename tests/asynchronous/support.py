@@ -6,6 +6,7 @@ on a GPU nothing would be. The weights go nowhere, since this worker samples fro
 
 import multiprocessing
 import queue
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,23 @@ CONTENT = {
     "defaults": {"role": "assistant"},
     "start_anchor": "# ",
     "fields": {"content": {"close": "<eos>", "content": "text"}},
+}
+SETTINGS: dict[str, Any] = {
+    "bf16": False,
+    "disable_tqdm": True,
+    "gradient_accumulation_steps": 2,
+    "gradient_checkpointing": False,
+    "learning_rate": 1.0,
+    "max_completion_length": 10,
+    "max_grad_norm": 0.0,
+    "max_steps": 1,
+    "num_generations": 4,
+    "optim": "sgd",
+    "per_device_train_batch_size": 8,
+    "report_to": "none",
+    "save_strategy": "no",
+    "token_budget": 0,
+    "use_cpu": True,
 }
 TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}{% if add_generation_prompt %}# {% endif %}"
 
@@ -67,6 +85,10 @@ class NoTransfer:
 class OnDemand(queue.Queue[Any]):
     """A queue that is filled when it is read and empty."""
 
+    def __init__(self, fill: Callable[[], None]) -> None:
+        super().__init__()
+        self.fill = fill
+
     def get(self, block: bool = True, timeout: float | None = None) -> Any:
         while self.empty():
             self.fill()
@@ -81,10 +103,12 @@ class HereWorker(AsyncRolloutWorker):
 
     def __init__(self, *, off_policy: float = 0.3, **loop_kwargs: Any) -> None:
         super().__init__(**loop_kwargs)
-        self.rollout_buffer, self.metrics_queue = OnDemand(), queue.Queue()
-        self.rollout_buffer.fill = self.fill
+        self.rollout_buffer = OnDemand(self.fill)
+        self.metrics_queue = queue.Queue[Any]()
         self.off_policy, self.generator = off_policy, torch.Generator().manual_seed(0)
-        self.groups, self.sent, self.model = 0, [], None
+        self.asked: list[Any] = []
+        self.sent: list[Any] = []
+        self.model: Any = None
 
     def start(self) -> None:
         self.loop = self._loop_cls(
@@ -96,6 +120,7 @@ class HereWorker(AsyncRolloutWorker):
             exception_info_queue=self._exception_info_queue,
             metrics_queue=self.metrics_queue,
         )
+        self.rows = self.loop._repeat_iterator()
 
     def stop(self) -> None: ...
     def check_health(self, stale_after_s: float) -> None: ...
@@ -104,38 +129,46 @@ class HereWorker(AsyncRolloutWorker):
     def fill(self) -> None:
         """Sample and score a group."""
         loop = self.loop
-        row = loop.dataset[self.groups % len(loop.dataset)]
-        prompt = loop.tokenizer.apply_chat_template(row["prompt"], add_generation_prompt=True, return_dict=False)
-        ids, logps = self.sampled(torch.tensor([prompt] * loop.num_generations))
-        completions, sequences = [], []
-        for member, new in enumerate(ids[:, len(prompt) :].tolist()):
-            completions.append(new[: new.index(1) + 1] if 1 in new else new)
-            sequences.append(self.sequences(prompt, completions[-1], logps[member].tolist()))
+        *_, (group_id, row) = [next(self.rows) for _ in range(loop.num_generations)]
+        self.asked.append(row)
+        members = self.generated(row["prompt"])
+        completions, completions_ids, sequences, calls, failures, rewards = map(list, zip(*members, strict=True))
         group = RolloutGroup(
-            prompts=[row["prompt"]] * loop.num_generations,
-            reward_kwargs={name: [value] * loop.num_generations for name, value in row.items() if name != "prompt"},
-            completions=[
-                [{"role": "assistant", "content": loop.tokenizer.decode(c, skip_special_tokens=True)}]
-                for c in completions
-            ],
-            completions_ids=completions,
+            prompts=[row["prompt"]] * len(members),
+            reward_kwargs={name: [value] * len(members) for name, value in row.items() if name != "prompt"},
+            completions=completions,
+            completions_ids=completions_ids,
             completions_sequences=sequences,
-            tool_call_counts=[0] * loop.num_generations,
-            tool_failure_counts=[0] * loop.num_generations,
+            tool_call_counts=calls,
+            tool_failure_counts=failures,
             model_version=self.model_version,
-            group_id=self.groups,
-            env_rewards=[],
-            rollout_rewards=[None] * loop.num_generations,
+            group_id=group_id,
+            env_rewards=self.env_rewards(len(members)),
+            rollout_rewards=rewards,
         )
-        self.groups += 1
         for sample in loop._loop.run_until_complete(loop._score_group(group)):
             self.sent.append(sample)
             self.rollout_buffer.put(sample)
 
+    def generated(self, prompt: list[Any]) -> list[tuple[Any, ...]]:
+        """What TRL's `_generate_one` returns of each member of a group."""
+        loop, members = self.loop, []
+        ids = loop.tokenizer.apply_chat_template(prompt, add_generation_prompt=True, return_dict=False)
+        rows, logps = self.sampled(torch.tensor([ids] * loop.num_generations))
+        for member, new in enumerate(rows[:, len(ids) :].tolist()):
+            new = new[: new.index(1) + 1] if 1 in new else new
+            said = [{"role": "assistant", "content": loop.tokenizer.decode(new, skip_special_tokens=True)}]
+            members.append((said, new, self.sequences(ids, new, logps[member].tolist()), 0, 0, None))
+        return members
+
+    def env_rewards(self, members: int) -> list[tuple[type, float]]:
+        """What environments said, of each member."""
+        return []
+
     def sequences(self, prompt: list[int], new: list[int], logps: list[float]) -> list[TrainingSequence]:
         """A conversation's training rows: one."""
         mask = [0] * len(prompt) + [1] * len(new)
-        return [TrainingSequence(prompt + new, mask, [0.0] * len(prompt) + logps[: len(new)], str(self.groups))]
+        return [TrainingSequence(prompt + new, mask, [0.0] * len(prompt) + logps[: len(new)], "")]
 
     def sampled(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Completions by plain sampling, and their log-probabilities."""
@@ -148,8 +181,11 @@ class HereWorker(AsyncRolloutWorker):
             logps.append(logits.log_softmax(-1).gather(1, new))
             ids = torch.cat([ids, new], dim=1)
         model.train().config._attn_implementation = packing.TREE_ATTENTION
-        found = torch.cat(logps, dim=1)
-        return ids, found + self.off_policy * torch.randn(found.shape, generator=self.generator)
+        return ids, self.noisy(torch.cat(logps, dim=1))
+
+    def noisy(self, logps: torch.Tensor) -> torch.Tensor:
+        """As if another policy had sampled."""
+        return logps + self.off_policy * torch.randn(logps.shape, generator=self.generator)
 
 
 def tokenizer_of(model: Path) -> Any:
@@ -175,42 +211,27 @@ def made(
     *,
     reward_funcs: Any = letters,
     worker: dict[str, Any] | None = None,
-    with_worker: bool = True,
+    worker_class: type[HereWorker] | None = HereWorker,
     weight_transfer: Any = None,
     given: dict[str, Any] | None = None,
     data: Dataset | None = None,
+    tokenizer: Any = None,
     **settings: Any,
 ) -> Any:
     """A trainer that has not trained; `given` are arguments of ours, `settings` those of TRL's config."""
-    tokenizer, data = tokenizer_of(model), messages(8) if data is None else data
-    args = AsyncGRPOConfig(
-        **{
-            **dict.fromkeys(("bf16", "gradient_checkpointing"), False),
-            **dict.fromkeys(("disable_tqdm", "use_cpu"), True),
-            "report_to": "none",
-            "save_strategy": "no",
-            "output_dir": str(folder),
-            "max_steps": 1,
-            "per_device_train_batch_size": 8,
-            "gradient_accumulation_steps": 2,
-            "num_generations": 4,
-            "token_budget": 0,
-            "learning_rate": 1.0,
-            "optim": "sgd",
-            "max_grad_norm": 0.0,
-            "max_completion_length": 10,
-            **settings,
-        }
-    )
+    tokenizer = tokenizer_of(model) if tokenizer is None else tokenizer
+    data = messages(8) if data is None else data
+    args = AsyncGRPOConfig(str(folder), **{**SETTINGS, **settings})
     functions = reward_funcs if isinstance(reward_funcs, list) else [reward_funcs]
     more: dict[str, Any] = {}
-    if with_worker and multiprocessing.parent_process() is None and args.process_index == 0:
-        more["rollout_worker"] = HereWorker(
+    if worker_class and multiprocessing.parent_process() is None and args.process_index == 0:
+        more["rollout_worker"] = worker_class(
             model_name="tiny",
             dataset=data,
             reward_funcs=list(functions),
             processing_class=tokenizer,
             eos_token_ids=[1],
+            tools=(given or {}).get("tools"),
             num_generations=args.num_generations,
             max_tokens=args.max_completion_length,
             **(worker or {}),

@@ -1,6 +1,7 @@
 """What `upstream.asynchronous` lists of TRL's asynchronous trainer is there, and is all that is used."""
 
 import ast
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -9,6 +10,7 @@ from trl.experimental.async_grpo import AsyncGRPOTrainer, async_rollout_worker
 
 import trl_grpo_ext
 from tests.asynchronous.support import made, without_cuda
+from tests.test_docs import ROOT
 from trl_grpo_ext.errors import UpstreamError
 from trl_grpo_ext.trainer.upstream import asynchronous as upstream
 
@@ -23,6 +25,31 @@ def test_other_releases_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(upstream, "version", lambda name, installed=installed: installed)
         with pytest.raises(UpstreamError, match=rf"trl {installed} .* 1.16.x alone.*trl==1.16"):
             upstream.check(AsyncGRPOTrainer)
+
+
+LINES = {
+    ("async_rollout_worker.py", "1057"): "np.nansum",
+    ("async_rollout_worker.py", "1060 to 1069"): "scored_mask = ",
+    ("async_grpo_trainer.py", "400"): "yield {",
+    ("async_grpo_trainer.py", "1459"): "DataCollatorForRollout",
+    ("packing.py", "137"): 'sample["advantage"]',
+    ("async_grpo_trainer.py", "1505"): 'inputs["advantages"]',
+    ("async_grpo_trainer.py", "1537 to 1544"): "per_token_loss.sum()",
+    ("async_grpo_trainer.py", "1367"): "AsyncRolloutWorker(",
+    ("async_rollout_worker.py", "1257, 1274"): "def check_health",
+    ("async_grpo_trainer.py", "1866"): "first_untrained",
+    ("async_grpo_trainer.py", "610"): "groups_trained.update",
+}
+"""What stands in TRL's source where the page says so."""
+
+
+def test_the_pages_lines_are_those_of_trl() -> None:
+    page = (ROOT / "docs" / "async.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(\w+\.py)` ([^|]+) \|", page, re.MULTILINE)
+    assert {*rows} == {*LINES}
+    for (file, lines), expected in LINES.items():
+        source = (Path(async_rollout_worker.__file__).parent / file).read_text(encoding="utf-8").splitlines()
+        assert expected in source[int(re.findall(r"\d+", lines)[0]) - 1]
 
 
 def test_what_is_gone_is_named(tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,11 +76,12 @@ def test_every_private_name_of_trl_in_use_is_listed(
     trainer.rollout_worker.start()
     worker, loop = trainer.rollout_worker, async_rollout_worker._AsyncRolloutLoop
     names = {*dir(AsyncGRPOTrainer), *vars(trainer), *dir(loop), *dir(async_rollout_worker.AsyncRolloutWorker)}
-    names |= {*vars(worker), *vars(worker.loop)} - {"_plugins", "_weights", "_updates", "_dropped", "_dropped_in_a_row"}
+    own = {"_plugins", "_weights", "_weighs", "_updates", "_dropped", "_dropped_in_a_row"}
+    names |= {*vars(worker), *vars(worker.loop)} - own
     private = {name for name in names if name.startswith("_") and not name.startswith("__")}
     nodes = [node for file in FILES for node in ast.walk(ast.parse(file.read_text()))]
     used = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
     used |= {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
-    ours = {"_trl_grpo_ext", "_agreement", "_trainer", "_queue"}
+    ours = {"_trl_grpo_ext", "_agreement", "_trainer"}
     assert (used & private) - LISTED - ours == set()
     assert {name for name in LISTED if name.startswith("_")} <= used | {"__init__"}

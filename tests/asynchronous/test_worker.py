@@ -1,5 +1,6 @@
 """TRL's real worker process with our loop, against an HTTP server that stands for vLLM; and what may go wrong there."""
 
+import functools
 import json
 import os
 import signal
@@ -14,9 +15,13 @@ import pyarrow.parquet
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
+from trl.experimental import async_grpo
 
-from tests.asynchronous.support import NoTransfer, letters, messages, train, without_cuda
+from tests.asynchronous.support import SETTINGS, NoTransfer, letters, messages, tokenizer_of, train, without_cuda
+from tests.cli.terminal import invoke
+from tests.test_docs import ROOT, blocks
 from trl_grpo_ext import load_rewards
+from trl_grpo_ext.asynchronous import trainer as ours
 
 pytest.importorskip("aiohttp", reason="TRL's rollout worker needs aiohttp")
 pytestmark = pytest.mark.slow
@@ -28,6 +33,7 @@ class Server:
     def __init__(self, model: Path) -> None:
         self.model = AutoModelForCausalLM.from_pretrained(model, attn_implementation="sdpa").eval()
         self.lock, self.requests, self.last = threading.Lock(), 0, 10**9
+        self.answers: list[list[int]] = []
         server = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -53,14 +59,16 @@ class Server:
 
     @torch.no_grad()
     def sample(self, asked: dict[str, Any]) -> dict[str, Any]:
+        """What the model says, or one of `answers`."""
         self.requests += 1
         if self.requests == self.last:
             threading.Thread(target=self.close).start()
         generator, ids = torch.Generator().manual_seed(asked["seed"] % 2**63), asked["prompt"]
+        said = self.answers[asked["seed"] % len(self.answers)] if self.answers else None
         out, logps = list[int](), list[float]()
         while len(out) < asked["max_tokens"] and out[-1:] != [1]:
             logp = self.model(input_ids=torch.tensor([ids + out])).logits[0, -1].log_softmax(-1)
-            out.append(int(torch.multinomial(logp.exp(), 1, generator=generator)))
+            out.append(said[len(out)] if said else int(torch.multinomial(logp.exp(), 1, generator=generator)))
             logps.append(float(logp[out[-1]]))
         return {"token_ids": out, "logprobs": {"token_logprobs": logps}}
 
@@ -93,7 +101,7 @@ def server(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server
 
 def run(model: Path, folder: Path, server: Server, **settings: Any) -> Any:
     small = {"max_completion_length": 8, "learning_rate": 0.05, "max_inflight_tasks": 8, "vllm_server_timeout": 2.0}
-    own = {"with_worker": False, "weight_transfer": ToServer(server), "vllm_server_base_url": server.url}
+    own = {"worker_class": None, "weight_transfer": ToServer(server), "vllm_server_base_url": server.url}
     return train(model, folder, **{**small, **own, **settings})
 
 
@@ -117,7 +125,7 @@ def test_a_training(tiny_model: Path, tmp_path: Path, server: Server) -> None:
         "group_filter": "signal",
         "token_records": 8,
     }
-    settings = {"max_steps": 3, "save_strategy": "steps", "save_steps": 3}
+    settings = {"max_steps": 3, "save_strategy": "steps", "save_steps": 3, "learning_rate": 0.02}
     found = run(tiny_model, tmp_path, server, reward_funcs=rewards, given=given, **settings)
     logs = [log for log in found.logs if "loss" in log]
     assert len(logs) == 3
@@ -147,6 +155,33 @@ def test_a_training(tiny_model: Path, tmp_path: Path, server: Server) -> None:
         assert sum(row["weight"]) == pytest.approx(1 / 16)
         assert max(row["logp"]) <= 0.0 < min(row["entropy"])
         assert row["parts"] == ["regex_match/match"]
+
+
+def test_the_pages_example(tiny_model: Path, tmp_path: Path, server: Server, monkeypatch: Any) -> None:
+    # Of the page's code only the model is another; the settings that it leaves at their defaults are small ones.
+    (code,) = blocks((ROOT / "docs" / "async.md").read_text(encoding="utf-8"), "python")
+    assert 'model="Qwen/Qwen2.5-0.5B-Instruct"' in code
+    code = code.replace("Qwen/Qwen2.5-0.5B-Instruct", str(tiny_model))
+    tokenizer = tokenizer_of(tiny_model)
+    server.answers = [[*tokenizer.convert_tokens_to_ids([*text]), 1] for text in ("#### 4", "#### 5", "4 or 5.")]
+    small = {**SETTINGS, "max_steps": 2, "logging_steps": 1, "vllm_server_base_url": server.url}
+    monkeypatch.setattr(async_grpo, "AsyncGRPOConfig", functools.partial(async_grpo.AsyncGRPOConfig, **small))
+    own = {"weight_transfer": ToServer(server), "processing_class": tokenizer}
+    monkeypatch.setattr(ours, "AsyncGRPOExtTrainer", functools.partial(ours.AsyncGRPOExtTrainer, **own))
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {"dataset": messages(8).map(lambda row: {"answer": "#### 4"})}
+    exec(code, names)
+    logs = [log for log in names["trainer"].state.log_history if "loss" in log]
+    assert len(logs) == 2
+    assert 0.1 < logs[0]["rewards/gsm8k_accuracy"] < 0.7
+    assert logs[0]["reward"] == pytest.approx(logs[0]["rewards/gsm8k_accuracy"] + 0.2 * logs[0]["rewards/think_format"])
+    for hook in ("leave_one_out", "entropy_shaping"):
+        assert all(log[f"advantage/{hook}/mass_moved"] > 0 for log in logs)
+    # The report shows the run.
+    assert invoke("report", tmp_path / "out").status == 0
+    page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+    for shown in ("gsm8k_accuracy", "leave_one_out", "entropy_shaping", "token_mean"):
+        assert shown in page
 
 
 def kills(completions: list[Any], answer: list[int], **columns: Any) -> list[float]:

@@ -140,8 +140,6 @@ def test_what_cannot_be_audited_is_said(
         audit(load_rewards([reward])[0], rows, **options)
 
 
-# ---------------------------------------------------------------------------------------------- the command
-
 HOSTILE = "no number [red]x[/red] \x1b[31m\u202e \ud83d\ude00 " + "y" * 120
 
 

@@ -101,7 +101,7 @@ def test_a_broken_rule_is_shown_with_its_example_and_its_reason_and_ends_with_1(
     [
         ("exits", 1, ["broken reward.run", "it raised SystemExit: 0 (ch_rewards.py, line "]),
         ("hangs", 1, ["broken reward.run", "it did not return within 0.5 s"]),
-        ("remembers", 1, ["broken reward.determinism", "in its first call and later: 1.0 and 0.0"]),
+        ("remembers", 1, ["broken reward.determinism", "once and again: 1.0 and 0.0"]),
         ("constant", 3, ["not shown to work: it gave every text of the kit 0.5", "it printed: "]),
         ("fine", 0, ["12 rules kept, 0 broken"]),
     ],

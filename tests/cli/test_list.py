@@ -47,19 +47,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_distribution(folder, "st-twice", twice, {"st_twice.py": f"{MARKED}def one(): ...\ndef other(): ...\n"})
     gone = {"aggregation": {"gone": "st_gone.nowhere:X", "outside": "../../etc/passwd:X"}}
     write_distribution(folder, "st-gone", gone, {"st_gone/__init__.py": MARKED})
-    unparsable = {
-        "syntax": "st_syntax:X",
-        "null": "st_null:X",
-        "encoding": "st_encoding:X",
-        "deep": "st_deep:X",
-    }
-    broken = {
-        "st_syntax.py": f"{MARKED}def X(:\n",
-        "st_null.py": b"def X(): ...\n\0",
-        "st_encoding.py": b"# coding: no-such\n",
-        "st_deep.py": "X = " + "(" * 500 + ")" * 500,
-    }
-    write_distribution(folder, "st-unparsable", {"reward": unparsable}, broken)
     makes = {"st_made.py": f"{MARKED}globals()['M' + 'ade'] = print\n"}
     write_distribution(folder, "st-lacking", {"reward": {"made": "st_made:Made"}}, makes)
     return folder
@@ -107,7 +94,6 @@ def test_list_has_every_builtin_ready(
         *((one, "twin", "ambiguous", "Say which one you mean: st-a:twin or st-b:twin.") for one in ("st-a", "st-b")),
         ("st-gone", "gone", "no module", "there is no module for its target 'st_gone.nowhere:X'"),
         ("st-gone", "outside", "no module", "there is no module for its target '../../etc/passwd:X'"),
-        *(("st-unparsable", name, "ready", "") for name in ("syntax", "null", "encoding", "deep")),
         ("st-lacking", "made", "ready", ""),  # what runs at import may make it
         ("st-twice", "double", "twice", "declares the reward 'double' twice, as 'st_twice:one' and 'st_twice:other'"),
     ],

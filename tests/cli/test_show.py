@@ -141,7 +141,7 @@ def test_a_dotted_path_needs_no_entry_point(folder: Path) -> None:
         ("entrpy_shapng", "Did you mean 'entropy_shaping'"),
         ("trl-grpo-ext:thinkformat", "'trl-grpo-ext' offers no reward 'thinkformat'"),
         ("no.such:thing", "there is no module 'no' on sys.path"),
-        ("a:b:c", "'a:b:c'} does not select a reward"),
+        ("a:b:c", "'a:b:c' has 2 colons, where there is one at most. Write a name"),
         ("x\x1b[31my", "plugin 'x\\x1b[31my'"),
     ],
 )

@@ -34,7 +34,7 @@ class Block:
 def pages() -> list[Path]:
     """All pages that are written by hand."""
     top = [ROOT / f"{name}.md" for name in ("README", "CHANGELOG", "CONTRIBUTING", "SECURITY", "CODE_OF_CONDUCT")]
-    return [*top, *sorted((ROOT / "docs").glob("*.md")), ROOT / "docs" / "examples" / "README.md"]
+    return [*top, *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs" / "examples").glob("**/README.md"))]
 
 
 def blocks_of(page: Path) -> list[Block]:
@@ -47,12 +47,17 @@ def blocks_of(page: Path) -> list[Block]:
     ]
 
 
+def output_after(block: Block) -> str:
+    """What the page says that a block prints: the next block, if it is one of text."""
+    of_page = blocks_of(ROOT / block.page)
+    following = of_page[of_page.index(block) + 1 :]
+    return following[0].text if following and following[0].language == "text" else ""
+
+
 def all_blocks() -> list[Block]:
     """The blocks of all pages that hold something to execute."""
     return [block for page in pages() for block in blocks_of(page) if block.language not in OUTPUT]
 
-
-# ----------------------------------------------------------------------------------------------------- claims
 
 _ELSEWHERE = {
     ("README.md", "tests.test_docs"): ("GRPOExtConfig(", "# shouting.py"),
@@ -66,7 +71,7 @@ _ELSEWHERE = {
     ),
     ("docs/start.md", "tests.docs_site.test_own_script"): ("# train.py",),
     ("docs/pipelines.md", "tests.trainer.pipelines.page"): (
-        *("class Curriculum", "class DropsSolved", "class Decayed", "class PerCompletion", "class PerToken"),
+        *("class Curriculum", "class DropsSolved", "class Decayed", "class PerCompletion"),
     ),
 }
 ELSEWHERE = {(page, part): module for (page, module), parts in _ELSEWHERE.items() for part in parts}
@@ -116,6 +121,8 @@ RUN: dict[tuple[str, str], tuple[str, str]] = {
 COMPILED: dict[tuple[str, str], str] = {
     ("docs/writing_plugins.md", "assert_conforms("): "tests of a reader's package; tests/testing runs the same calls",
     ("docs/launching.md", "check_launch("): "needs a launch; tests/recipes/engines runs the same calls in one",
+    ("docs/async.md", "AsyncGRPOExtTrainer("): "needs a GPU and vLLM; tests/asynchronous trains without",
+    ("docs/examples/grpo-sql-rewards/README.md", "SQLExecution("): "tests/examples installs it and runs its own tests",
     (
         "docs/launching.md",
         "stopped_by_signal",
@@ -148,10 +155,12 @@ CLAIMS: dict[str, Callable[[Block], bool]] = {
     "elsewhere": _marked(ELSEWHERE),
     "run": _marked(RUN),
     "compiled": _marked(COMPILED),
-    "settings": lambda block: block.language == "yaml",
+    "settings": lambda block: block.language == "yaml" and not block.page.startswith("docs/examples/grpo-"),
+    "settings of an example": lambda block: block.language == "yaml" and block.page.startswith("docs/examples/grpo-"),
     "toml": lambda block: block.language == "toml",
     "commands": lambda block: block.language == "sh",
     "first plugin": lambda block: block.language == "diff" and block.page == "docs/writing_plugins.md",
+    "own loss": lambda block: block.language == "diff" and block.page == "docs/pipelines.md",
 }
 """By the name of a way to execute it, whether a block is executed in this way. `test_blocks.py` has the ways."""
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import doctest
+import json
 import re
 import subprocess
 import sys
@@ -69,7 +70,7 @@ def test_a_block_that_stands_by_itself_runs(block: Block, tmp_path: Path, monkey
 def test_a_block_that_needs_more_compiles_and_imports(block: Block) -> None:
     whole = re.sub(r", \.\.\.\)", ")", block.text)  # "and your other arguments"
     compile(whole, block.id, "exec")
-    imports = [line for line in whole.split("\n") if re.match(r"(?:from|import) (?!politeness)", line)]
+    imports = [line for line in whole.split("\n") if re.match(r"(?:from|import) (?!politeness|grpo_)", line)]
     exec("\n".join(imports), {})
 
 
@@ -85,6 +86,15 @@ def test_yaml_is_settings_of_a_run(block: Block, tmp_path: Path) -> None:
         assert getattr(config, name) == settings[name]
 
 
+@of("settings of an example")
+def test_yaml_of_an_example_selects_what_it_offers(block: Block) -> None:
+    """`tests/examples` installs the distributions and trains with such selections."""
+    project = tomllib.loads((blocks.ROOT / block.page).with_name("pyproject.toml").read_text("utf-8"))["project"]
+    offered = {name for group in project["entry-points"].values() for name in group}
+    selected = json.dumps(yaml.safe_load(block.text))
+    assert {name for name in offered if f'"{name}"' in selected}
+
+
 @of("toml")
 def test_toml_parses_and_names_groups_that_exist(block: Block) -> None:
     table = tomllib.loads(block.text)
@@ -92,33 +102,59 @@ def test_toml_parses_and_names_groups_that_exist(block: Block) -> None:
         assert group in GROUPS.values() or group in {f"{name}.aliases" for name in GROUPS.values()}
 
 
-@of("commands")
-def test_commands_can_be_typed(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A reader's clone and the files that pages suppose in it, as the working directory."""
+    row = {"prompt": "9 * 2?", "question": "9 * 2?", "answer": "#### 18", "solution": "\\boxed{18}"}
+    task = {"prompt": "Square x.", "tests": ["assert f(3) == 9"], "code": "def f(x):\n    return x * x"}
     for name in shell.PLACEHOLDERS:
-        (tmp_path / name).write_text("{}", encoding="utf-8")
+        content = {"train.jsonl": row, "mbpp.jsonl": task}.get(name, {})
+        (tmp_path / name).write_text(json.dumps(content) + "\n", encoding="utf-8")
     for name in ("recipes", "docs", "tests"):
         (tmp_path / name).symlink_to(blocks.ROOT / name)
     monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@of("commands")
+def test_commands_can_be_typed(block: Block, clone: Path) -> None:
     typed = list(shell.commands(block.text))
     assert typed or block.text.strip().startswith("#")
     for words in typed:
         shell.check(words)
 
 
-MADE_UP = re.compile(r"my[-_]|polite|no[-_]guess|OUTPUT_DIR")  # names that a reader has and this clone has not
-READ_ONLY = {"list", "show", "check", "doctor"}
+@of("commands")
+def test_commands_run_here_or_it_is_said_where(block: Block) -> None:
+    for words in shell.commands(block.text):
+        line = " ".join(words)
+        said = [who for pattern, who in shell.NOT_RUN_HERE.items() if re.search(pattern, line)]
+        assert shell.runs_here(words) or said, (
+            f"{line}: no test runs it; say in shell.NOT_RUN_HERE who does, or why not"
+        )
+        files = [path for who in said for path in re.findall(r"tests/[\w/.]+", who)]
+        assert all((blocks.ROOT / path).exists() for path in files), files
 
 
 @pytest.mark.slow
 @of("commands")
-def test_commands_that_need_only_the_clone_run_as_written(block: Block) -> None:
-    """`test_first_plugin` and others run those about a reader's own plugins."""
-    for words in shell.commands(block.text):
-        program, subcommand, *rest = [*words, ""]
-        if program == "trl-grpo-ext" and subcommand in READ_ONLY and not MADE_UP.search(" ".join(rest)):
-            command = [str(Path(sys.executable).with_name(program)), subcommand, *rest[:-1]]
-            ended = subprocess.run(command, cwd=blocks.ROOT, capture_output=True, text=True, timeout=300, check=False)
-            assert ended.returncode == 0, f"{words}\n{ended.stdout}{ended.stderr}"
+def test_commands_that_need_only_the_clone_run_as_written(block: Block, clone: Path) -> None:
+    typed = list(shell.commands(block.text))
+    printed = ""
+    for program, *words in filter(shell.runs_here, typed):
+        command = [str(Path(sys.executable).with_name(program)), *words]
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+        assert ended.returncode == 0, f"{words}\n{ended.stdout}{ended.stderr}"
+        printed += ended.stdout + ended.stderr
+    if all(map(shell.runs_here, typed)):
+        assert " ".join(blocks.output_after(block).split()) in " ".join(printed.split())
+
+
+@pytest.mark.parametrize("page", blocks.pages(), ids=lambda page: page.parent.name + "/" + page.name)
+def test_output_holds_no_code_that_could_be_executed(page: Path) -> None:
+    code = re.compile(r"(?:trl-grpo-ext|accelerate|pip|python|make|from|import) ", re.MULTILINE)
+    hidden = [block.id for block in blocks.blocks_of(page) if block.language in blocks.OUTPUT if code.match(block.text)]
+    assert hidden == []
 
 
 @pytest.mark.parametrize(

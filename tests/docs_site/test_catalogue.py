@@ -69,9 +69,6 @@ def test_rewards_of_parts_by_hand(name: str, scores: list[float]) -> None:
     assert WORKED["reward", name].result()["reward"] == pytest.approx(scores)
 
 
-# ------------------------------------------------------------------------------------------------------ pages
-
-
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("catalogue")

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -28,35 +29,26 @@ class Ranks:
         self.barrier = threading.Barrier(processes, timeout=5)
         self.slots: list[Any] = [None] * processes
 
-    def gather_of(self, rank: int) -> Callable[[torch.Tensor], torch.Tensor]:
-        def gather(tensor: torch.Tensor) -> torch.Tensor:
-            self.slots[rank] = tensor
-            self.barrier.wait()
-            slots = list(self.slots)
-            self.barrier.wait()
-            assert all(isinstance(slot, torch.Tensor) for slot in slots), "another collective"
-            assert len({(slot.shape, slot.dtype) for slot in slots}) == 1, "a collective of unequal tensors"
-            return torch.cat(slots)
+    def meet(self, rank: int, one: Any) -> list[Any]:
+        """What every rank brought."""
+        self.slots[rank] = one
+        self.barrier.wait()
+        slots = list(self.slots)
+        self.barrier.wait()
+        assert len({isinstance(slot, torch.Tensor) for slot in slots}) == 1, "another collective"
+        return slots
 
-        return gather
-
-    def exchange_of(self, rank: int) -> Callable[[Any], list[Any]]:
-        def exchange(one: Any) -> list[Any]:
-            self.slots[rank] = one
-            self.barrier.wait()
-            slots = list(self.slots)
-            self.barrier.wait()
-            assert not any(isinstance(slot, torch.Tensor) for slot in slots), "another collective"
-            return slots
-
-        return exchange
+    def gather(self, rank: int, tensor: torch.Tensor) -> torch.Tensor:
+        slots = self.meet(rank, tensor)
+        assert len({(slot.shape, slot.dtype) for slot in slots}) == 1, "a collective of unequal tensors"
+        return torch.cat(slots)
 
     def run(self, body: Body) -> list[Any]:
         """What `body` returned or raised on each rank."""
         results: list[Any] = [None] * self.processes
 
         def one(rank: int) -> None:
-            agreement = Agreement(rank, self.processes, self.gather_of(rank), self.exchange_of(rank))
+            agreement = Agreement(rank, self.processes, partial(self.gather, rank), partial(self.meet, rank))
             try:
                 results[rank] = body(agreement, rank)
             except (TRLGRPOExtError, KeyboardInterrupt, AssertionError, threading.BrokenBarrierError) as error:
@@ -109,16 +101,6 @@ def test_section_chains_foreign_exceptions() -> None:
     assert_all_raise([first, second], PluginRunError, "On rank 0: ValueError: no such column")
     assert isinstance(first.__cause__, ValueError)
     assert second.__cause__ is None
-
-
-def test_a_message_of_any_length_and_alphabet() -> None:
-    def body(agreement: Agreement, rank: int) -> None:
-        if rank == 1:
-            raise PluginOutputError("λ¶" * 5000)
-
-    first, second = Ranks(2).run(in_section(body))
-    assert str(first) == str(second)
-    assert str(first) == "On rank 1: " + "λ¶" * 5000
 
 
 def test_gathered_shapes_that_do_not_fit() -> None:

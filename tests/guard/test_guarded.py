@@ -1,9 +1,6 @@
-"""`guarded`: each knob by what it changes, around functions, objects and async rewards, and in TRL."""
+"""`guarded`: each knob by what it changes, in worker processes and without, and in TRL."""
 
-import asyncio
 import contextlib
-import functools
-import inspect
 import os
 import pickle
 import sys
@@ -17,12 +14,10 @@ import cloudpickle
 import pytest
 import torch
 from trl import GRPOTrainer
-from trl.trainer.utils import is_async_callable
 
 from tests.support import length_reward, train
 from trl_grpo_ext.errors import ConfigurationError, PluginOutputError, RewardError
-from trl_grpo_ext.guard.guarded import AsyncGuarded, Guarded, guarded
-from trl_grpo_ext.guard.outcomes import Outcome
+from trl_grpo_ext.guard.guarded import Guarded, guarded
 from trl_grpo_ext.types import END, Part, Parts, Place
 
 
@@ -41,21 +36,6 @@ def behave(completions: list[Any], **columns: Any) -> list[Any]:
             bytearray(int(rest) * 2**20)
         scores.append({"none": None, "nan": float("nan"), "word": "word", "huge": 1e39}.get(word, len(text)))
     return scores
-
-
-async def behave_async(completions: list[Any], **columns: Any) -> list[Any]:
-    for text in completions:
-        word, _, rest = text.partition(" ")
-        if word == "sleep":
-            await asyncio.sleep(float(rest))
-    return behave([text for text in completions if not text.startswith("sleep")] or ["", *completions[1:]])
-
-
-class BehaveAsync:
-    __name__ = "an_object"
-
-    async def __call__(self, completions: list[Any], **columns: Any) -> list[Any]:
-        return await behave_async(completions, **columns)
 
 
 class Trace:
@@ -101,9 +81,6 @@ def made(stack: contextlib.ExitStack, reward: Any, **options: Any) -> Guarded:
 
 def outcomes(reward: Guarded, completions: list[Any], **columns: Any) -> list[str]:
     return [judgement.outcome.value for judgement in reward.judge(completions, **columns)]
-
-
-# ---------------------------------------------------------------------------------------------- in worker processes
 
 
 @pytest.mark.slow
@@ -219,9 +196,6 @@ def test_a_broken_contract_is_no_outcome(closed: contextlib.ExitStack, options: 
         made(closed, lambda **_: [], on_error=0.0, **options)(completions=["a"])
 
 
-# ---------------------------------------------------------------------------------------------- retries
-
-
 @pytest.mark.parametrize("options", [{"workers": 1}, {}])
 def test_a_call_that_raises_is_made_again_as_often_as_asked(
     closed: contextlib.ExitStack, tmp_path: Path, options: dict[str, Any]
@@ -239,66 +213,16 @@ def test_a_call_that_raises_is_made_again_as_often_as_asked(
     assert (tmp_path / "b").stat().st_size == 2
 
 
-# ---------------------------------------------------------------------------------------------- async
-
-
-@pytest.mark.parametrize("reward", [behave_async, BehaveAsync(), functools.partial(behave_async, level=1)])
-def test_async_rewards_stay_async_to_trl(reward: Any) -> None:
-    wrapped = guarded(reward, timeout=0.5, on_error=-1.0)
-    assert isinstance(wrapped, AsyncGuarded)
-    assert is_async_callable(wrapped)
-    assert inspect.iscoroutinefunction(type(wrapped).__call__)
-    completions = ["abc", "sleep 60", "raise x", "none"]
-    assert asyncio.run(wrapped(completions=completions)) == [3.0, None, -1.0, None]
-    judged = asyncio.run(wrapped.judge(completions=completions))
-    assert [one.outcome for one in judged] == [Outcome.SCORED, Outcome.TIMEOUT, Outcome.ERROR, Outcome.NONE]
-
-
-def test_async_calls_wait_together_or_so_many_at_a_time() -> None:
-    running, most = 0, 0
-
-    async def count(completions: list[str], **_: Any) -> list[float]:
-        nonlocal running, most
-        running += 1
-        most = max(most, running)
-        await asyncio.sleep(0.02)
-        running -= 1
-        return [1.0] * len(completions)
-
-    for options, expected in (({}, 6), ({"workers": 2}, 2), ({"workers": 2, "batch_size": 6}, 1)):
-        most = 0
-        assert asyncio.run(guarded(count, **options)(completions=["a"] * 6)) == [1.0] * 6  # type: ignore[arg-type, misc]
-        assert most == expected
-
-
-def test_guarded_async_retries_and_timeouts() -> None:
-    tries = 0
-
-    async def own_timeout(completions: list[str], **_: Any) -> list[float]:
-        nonlocal tries
-        tries += 1
-        raise TimeoutError("the server's")
-
-    reward = guarded(own_timeout, timeout=5.0, retries=2, on_error="raise")
-    with pytest.raises(RewardError, match=r"row 0 is 'error' \(TimeoutError: the server's\)") as info:
-        asyncio.run(reward(completions=["a"]))  # type: ignore[arg-type]
-    assert tries == 3
-    assert isinstance(info.value.__cause__, TimeoutError)
-
-
 @pytest.mark.slow
 def test_trl_trains_with_guarded_rewards_as_with_the_plain_ones(
     tiny_model: Path, tmp_path: Path, closed: contextlib.ExitStack
 ) -> None:
-    plain = train(tiny_model, tmp_path / "plain", GRPOTrainer, reward_funcs=[length_reward, behave_async])
+    plain = train(tiny_model, tmp_path / "plain", GRPOTrainer, reward_funcs=[length_reward])
     ours = train(
         tiny_model,
         tmp_path / "guarded",
         GRPOTrainer,
-        reward_funcs=[
-            made(closed, length_reward, timeout=60.0, workers=2),
-            made(closed, behave_async, timeout=30.0, batch_size=3),
-        ],
+        reward_funcs=[made(closed, length_reward, timeout=60.0, workers=2)],
     )
     for theirs, mine in zip(plain.logs, ours.logs, strict=True):
         shared = {name: value for name, value in mine.items() if not name.startswith("outcomes/")}
@@ -308,17 +232,12 @@ def test_trl_trains_with_guarded_rewards_as_with_the_plain_ones(
     assert all(torch.equal(ours.weights[name], value) for name, value in plain.weights.items())
 
 
-# ---------------------------------------------------------------------------------------------- the object
-
-
 def test_it_pickles_with_its_settings_and_without_its_processes(closed: contextlib.ExitStack, trace: Trace) -> None:
     reward = made(closed, trace, timeout=1.0, workers=1, outcomes={"timeout": -3.0}, name="mine")
     assert reward(completions=["a"]) == [1.0]
     copy = closed.enter_context(contextlib.closing(pickle.loads(pickle.dumps(reward))))
     assert copy(completions=["a", "sleep 60"]) == [1.0, -3.0]
     assert copy.__name__ == "mine"
-    loaded = pickle.loads(pickle.dumps(guarded(behave_async, timeout=5.0)))
-    assert asyncio.run(loaded(completions=["abc"])) == [3.0]
 
 
 @pytest.mark.parametrize(
@@ -337,7 +256,10 @@ def test_settings_that_cannot_work_are_refused(options: dict[str, Any], message:
         guarded(behave, **options)
 
 
-def test_what_is_no_reward_function_is_refused() -> None:
-    for what in (5, torch.nn.Linear(1, 1)):
+def test_what_is_no_plain_reward_function_is_refused() -> None:
+    async def waits(**columns: Any) -> list[float]:
+        return [1.0]
+
+    for what in (5, torch.nn.Linear(1, 1), waits):
         with pytest.raises(ConfigurationError, match="callable"):
             guarded(what)

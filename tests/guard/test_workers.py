@@ -131,9 +131,6 @@ def pids_in(file: Path) -> list[list[int]]:
     return [[int(word) for word in line.split()] for line in file.read_text().splitlines()] if file.exists() else []
 
 
-# ---------------------------------------------------------------------------------------------- results
-
-
 def test_any_json_comes_back_as_it_went() -> None:
     values = st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.text()
     with contextlib.closing(WorkerPool(lambda job: job, workers=2)) as pool:
@@ -199,9 +196,6 @@ def test_pool_task_has_the_parents_path(monkeypatch: pytest.MonkeyPatch) -> None
         assert (seen, threads) == (original, "1")
 
 
-# ---------------------------------------------------------------------------------------------- trouble
-
-
 def test_a_job_that_ends_its_worker_is_tried_twice(pool: WorkerPool, tmp_path: Path) -> None:
     ends: list[Callable[[], Any]] = [
         lambda: os._exit(3),
@@ -254,9 +248,6 @@ def test_a_job_takes_no_longer_for_a_busy_machine(pool: WorkerPool) -> None:
     assert all(result.seconds < 1.0 for result in done)
 
 
-# ---------------------------------------------------------------------------------------------- from outside
-
-
 def in_background(pool: WorkerPool, jobs: list[Any], **options: Any) -> tuple[threading.Thread, list[Done]]:
     results: list[Done] = []
     thread = threading.Thread(target=lambda: results.extend(pool.run(jobs, **{"allowance": 30.0, **options})))
@@ -285,27 +276,24 @@ def test_pool_does_chores_before_the_first_job() -> None:
         assert one(pool, None).value == [1, 2]
 
 
-def test_a_job_whose_worker_dies_has_the_rest_of_its_time(pool: WorkerPool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("spend", "limits", "detail"),
+    [
+        (work(0.5), {"allowance": 0.8}, "no result within 0.8 s of CPU time"),
+        (lambda: time.sleep(0.5), {"allowance": 5.0, "patience": 0.8}, "no result within 0.8 s of sleep"),
+    ],
+)
+def test_a_job_whose_worker_dies_has_the_rest_of_its_time(
+    pool: WorkerPool, spend: Any, limits: dict[str, float], detail: str
+) -> None:
     def dies_late() -> None:
-        end = time.process_time() + 0.5
-        while time.process_time() < end:
-            pass
+        spend()
         os._exit(3)
 
-    done = pool.run([dies_late], allowance=0.8)
-    assert done[0].status == "timeout"
-    assert done[0].detail == "no result within 0.8 s of CPU time"
-    assert done[0].seconds < 0.5
-
-
-def test_a_job_whose_worker_dies_has_the_rest_of_its_sleep(pool: WorkerPool) -> None:
-    def dies_late() -> None:
-        time.sleep(0.5)
-        os._exit(3)
-
-    done = pool.run([dies_late], allowance=5.0, patience=0.8)
-    assert done[0].status == "timeout"
-    assert done[0].detail.startswith("no result within 0.8 s of sleep")
+    [done] = pool.run([dies_late], **limits)  # type: ignore[arg-type]
+    assert done.status == "timeout"
+    assert done.detail.startswith(detail)
+    assert done.seconds < 0.5
 
 
 def test_an_idle_worker_or_server_that_was_killed_costs_no_try(pool: WorkerPool, tmp_path: Path) -> None:
@@ -337,9 +325,6 @@ def test_an_interrupt_leaves_the_pool_usable(pool: WorkerPool, tmp_path: Path) -
     for worker, _ in pids_in(trace):
         wait_until(lambda pid=worker: not is_running(pid))  # type: ignore[misc]
     assert one(pool, lambda: 2).value == 2
-
-
-# ---------------------------------------------------------------------------------------------- threads and forks
 
 
 def test_it_may_be_used_from_several_threads_at_once(pool: WorkerPool) -> None:
@@ -386,8 +371,6 @@ def test_processes_end_with_the_pool_and_after_close() -> None:
     gc.collect()
     wait_until(lambda: not is_running(second))
 
-
-# ---------------------------------------------------------------------------------------------- whole programs
 
 PROGRAM = """
     import os, signal, sys, threading, time, warnings
@@ -465,9 +448,6 @@ def test_no_process_outlives_the_parent_however_it_ends(tmp_path: Path, end: str
     process.wait(45)  # the jobs take 60 seconds
     all_gone(trace)
     process.communicate(timeout=60)
-
-
-# ---------------------------------------------------------------------------------------------- what is refused
 
 
 def test_a_task_that_cannot_be_loaded_is_an_error_with_its_text(tmp_path: Path) -> None:

@@ -30,9 +30,6 @@ def commands(jobs: dict[str, Any]) -> list[str]:
     return [step["run"] for job in jobs.values() for step in job["steps"] if "run" in step]
 
 
-# ------------------------------------------------------------------------------------------------------ what is built
-
-
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return release.build(tmp_path_factory.mktemp("dist"))
@@ -78,9 +75,6 @@ def test_address_of_the_repository_stands_in_one_place() -> None:
         if file.suffix in suffixes and address in file.read_text("utf-8")
     ]
     assert found == ["pyproject.toml"]
-
-
-# ----------------------------------------------------------------------------------------------------- what CI runs
 
 
 def test_pythons_of_ci_begin_where_the_range_does() -> None:
@@ -140,9 +134,6 @@ def test_pre_commit_runs_what_make_lint_runs() -> None:
     (local,) = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8"))["repos"]
     assert local["repo"] == "local"
     assert [hook["entry"] for hook in local["hooks"]] == linted
-
-
-# ---------------------------------------------------------------------------------------- the directory of plugins
 
 
 def entry(**changes: str) -> str:

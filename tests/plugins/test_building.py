@@ -63,9 +63,6 @@ def keeps(**parameters: Any) -> Any:
     return reward
 
 
-# --- what a parameter becomes ----------------------------------------------------------------------------------------
-
-
 def test_one_selection_becomes_the_reward(own: ModuleType) -> None:
     for selection in ("own_combinators:length", "{name: own_combinators:length}", {"name": "own_combinators:length"}):
         assert keeps(inner=selection).inner is own.length
@@ -104,16 +101,6 @@ def test_it_works_at_any_depth_and_pickles(own: ModuleType) -> None:
     assert reward is own.length
 
 
-def test_the_command_line_and_yaml_select_the_same(own: ModuleType) -> None:
-    text = "{name: own_combinators:Keeps, inner: [think_format, {name: tag_format, weight: 0.1}]}"
-    for selection in (text, text.replace("0.1", "1e-1"), yaml.safe_load(text)):
-        [reward] = load_rewards(selection)
-        assert (reward.inner.names, reward.inner.weights) == (["think_format", "tag_format"], [1.0, 0.1])
-
-
-# --- errors ----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("inner", "error", "says"),
     [
@@ -145,9 +132,6 @@ def test_a_combinator_that_refuses(own: ModuleType) -> None:
         load_rewards({"name": "own_combinators:Refuses", "inner": ["think_format"]})
 
 
-# --- saving ----------------------------------------------------------------------------------------------------------
-
-
 _leaves = st.sampled_from(["a", "d:a", {"name": "b", "weight": 0.5}, Selection("c", guard={"timeout": 2})])
 _selections = st.recursive(
     _leaves,
@@ -167,9 +151,6 @@ def test_plain_reads_as_the_same_selection_and_is_plain(selection: Any) -> None:
     assert yaml.safe_load(yaml.safe_dump(plain)) == plain
 
 
-# --- guard -----------------------------------------------------------------------------------------------------------
-
-
 def test_every_way_to_write_a_guard() -> None:
     plain = {"name": "a", "guard": {"timeout": 5, "on_error": None}, "x": 1}
     built = Selection("a", parameters={"x": 1}, guard={"timeout": 5, "on_error": None})
@@ -181,10 +162,6 @@ def test_every_way_to_write_a_guard() -> None:
 def test_a_guard_is_a_mapping() -> None:
     with pytest.raises(ConfigurationError, match="The guard of the reward 'a' is True; it must be a mapping"):
         parse_selection("reward", {"name": "a", "guard": True})
-
-
-def test_only_a_reward_s_guard_is_a_guard() -> None:
-    assert parse_selection("advantage_hook", {"name": "a", "guard": True}).parameters == {"guard": True}
 
 
 def test_guard_of_a_selection(own: ModuleType) -> None:

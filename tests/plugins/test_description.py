@@ -42,8 +42,6 @@ def test_builtins_are_documented_with_examples() -> None:
             resolve(info.kind, asked)
 
 
-# ------------------------------------------------------------------------------------ what the text says, unimported
-
 FILES = {
     "so_alone.py": "from so_other import Elsewhere\nclass Base:\n    declares = HookDeclaration(role='estimator')\n"
     'class Mine(Base, Elsewhere):\n    "Mine."\nmade = Mine()\n'
@@ -97,8 +95,6 @@ def test_a_line_of_a_plugin_without_importing_it(path: Path, target: str, state:
     assert entry.summary == summary
     assert not any(name.startswith("so_") for name in sys.modules), "reading imports nothing"
 
-
-# --------------------------------------------------------------------------------------------- what an import shows
 
 HOOK = """
 from trl_grpo_ext.types import HookDeclaration

@@ -1,17 +1,15 @@
 """Discovery and loading against distributions that pip really installed, probed in interpreters of their own."""
 
-import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.cli.distributions import write_distribution
-from tests.plugins_env import BROKEN, Environment, good_copy, make_environment, plugin_environment, plugin_wheels
+from tests.plugins_env import BROKEN, Environment, plugin_environment, plugin_wheels
 
 pytestmark = pytest.mark.slow
 
-__all__ = ["good_copy", "plugin_environment", "plugin_wheels"]  # fixtures
+__all__ = ["plugin_environment", "plugin_wheels"]  # fixtures
 
 GOOD = {
     ("reward", "target_length"),
@@ -146,12 +144,6 @@ def test_both_readings_of_a_colon_are_explained(seen: dict[str, Any]) -> None:
     assert "there is no module 'tge_good.nothing'" in missing["message"]
 
 
-@pytest.fixture(scope="module")
-def bare(tmp_path_factory: pytest.TempPathFactory) -> Environment:
-    """An environment without any of the test's distributions."""
-    return make_environment(tmp_path_factory.mktemp("bare") / "venv")
-
-
 def test_variable_none_leaves_only_the_built_ins(plugin_environment: Environment) -> None:
     answer = plugin_environment.probe(
         """
@@ -202,52 +194,3 @@ answer |= {"warnings": [str(item.message) for item in caught], "imported": impor
     assert answer["own"] == [3.0], "a file of the user's own belongs to no distribution"
     assert {*answer["warnings"]} == {"TRL_GRPO_EXT_PLUGINS lists 'tge-absent', which is not installed."}
     assert answer["imported"] == ["tge_good", "tge_good.rewards", "tge_twin_a"]
-
-
-def test_metadata_without_its_package(good_copy: Path, bare: Environment) -> None:
-    shutil.rmtree(good_copy / "tge_good")
-    answer = bare.probe(
-        """
-answer = {"listed": len([i for i in plugins.available() if i.distribution == "tge-good"]),
-          "load": attempt(plugins.resolve, "reward", "has_digit"),
-          "others": attempt(plugins.find, "reward", "think_format")}
-""",
-        path=(good_copy,),
-    )
-    assert answer["listed"] == len(GOOD)
-    assert answer["load"]["type"] == "BrokenPluginError"
-    assert answer["load"]["cause"] == "ModuleNotFoundError"
-    for text in ("tge-good 0.1.0", "No module named 'tge_good'"):
-        assert text in answer["load"]["message"]
-    assert "value" in answer["others"]
-
-
-def test_one_distribution_that_declares_a_name_twice(good_copy: Path, bare: Environment) -> None:
-    (good_copy / "tge_good-0.1.0.dist-info" / "entry_points.txt").write_text(
-        "[trl_grpo_ext.rewards]\ntwice = tge_good.rewards:has_digit\ntwice = tge_good.rewards:count_word\n"
-        "same = tge_good.rewards:has_digit\nsame = tge_good.rewards:has_digit\n"
-    )
-    answer = bare.probe(
-        """
-answer = {"twice": attempt(plugins.resolve, "reward", "twice"),
-          "qualified": attempt(plugins.resolve, "reward", "tge-good:twice"),
-          "same": plugins.load_rewards("same").names}
-""",
-        path=(good_copy,),
-    )
-    for way in ("twice", "qualified"):
-        assert answer[way]["type"] == "BrokenPluginError"
-        assert "tge-good 0.1.0 declares the reward 'twice' twice" in answer[way]["message"]
-        assert "'tge_good.rewards:count_word' and 'tge_good.rewards:has_digit'" in answer[way]["message"]
-    assert answer["same"] == ["has_digit"]
-
-
-ASK = "answer = {info.name: [info.target, info.distribution, info.builtin] for info in plugins.available()}"
-
-
-def test_the_same_distribution_in_two_folders_is_none(tmp_path: Path, bare: Environment) -> None:
-    for folder in ("one", "two"):
-        write_distribution(tmp_path / folder, "dup-one", {"reward": {f"of_{folder}": "dup:reward"}})
-    found = bare.probe(ASK, path=(tmp_path / "one", tmp_path / "two"))
-    assert "of_one" in found
-    assert "of_two" not in found

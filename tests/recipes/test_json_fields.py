@@ -4,13 +4,11 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 
-from tests.recipes.launching import MODEL, RECIPES, trained
+from tests.recipes.launching import RECIPES, trained
 from trl_grpo_ext import load_rewards
 from trl_grpo_ext.records.manifest import FILE
 from trl_grpo_ext.rewards.json_schema import JSONSchema
@@ -66,28 +64,6 @@ def test_each_field_is_right_or_wrong_at_its_place(task: Any) -> None:
         assert score == sum(scores) / 4, said
         assert [part.score for part in score.parts] == scores
         assert [part.name for part in score.parts] == list(json.loads(wanted))
-
-
-@pytest.mark.parametrize("cache", [None, "static"])
-def test_prompts_that_are_read_once_are_answered_as_before(task: Any, cache: str | None) -> None:
-    from common.trainer import share_prefill
-
-    from transformers import AutoModelForCausalLM, GenerationConfig
-
-    model = AutoModelForCausalLM.from_pretrained(MODEL).eval()
-    ids = torch.tensor([[0, 0, 5, 9, 8], [3, 4, 5, 6, 7], [0, 0, 5, 9, 8]])
-    config = GenerationConfig(max_new_tokens=6, do_sample=False, cache_implementation=cache)
-    given = {"input_ids": ids, "attention_mask": (ids > 0).long(), "generation_config": config}
-    kept = {"output_logits": True, "return_dict_in_generate": True}
-    once = model.generate(**given, **kept)
-    computed: list[int] = []
-    hook = model.model.register_forward_hook(lambda *called: computed.append(called[-1][0].size(0)))
-    share_prefill(SimpleNamespace(accelerator=SimpleNamespace(unwrap_model=lambda it: it), model=model))
-    shared = model.generate(**given, **kept)
-    hook.remove()
-    assert computed[:2] == [2, 3]
-    assert torch.equal(shared.sequences, once.sequences)
-    torch.testing.assert_close(torch.stack(shared.logits), torch.stack(once.logits))
 
 
 @pytest.mark.real

@@ -41,6 +41,8 @@ def test_problems_are_right_and_the_held_out_ones_are_others(task: Any) -> None:
 
 
 def test_what_is_written_is_what_trls_template_makes_of_it(task: Any) -> None:
+    from common import supervised
+
     tokenizer = task.load_tokenizer(task.EMBEDDED)
     problem = task.draw_problem("train", random.Random(0))
     messages = list(problem.row()["prompt"])
@@ -54,8 +56,8 @@ def test_what_is_written_is_what_trls_template_makes_of_it(task: Any) -> None:
     rendered = tokenizer.apply_chat_template(messages, tokenize=False)
     prompt = tokenizer.apply_chat_template(messages[:1], tokenize=False)
     assert rendered == prompt + "".join(text for text, _ in task.right_calls(problem))
-    batch = task.encode(tokenizer, [(problem, task.right_calls(problem))])
-    learnt = batch["input_ids"][batch["labels"] != task.IGNORE]
+    batch = supervised.encode(tokenizer, [(problem.row()["prompt"], task.right_calls(problem))])
+    learnt = batch["input_ids"][batch["labels"] != supervised.IGNORE]
     ours = "".join(text for text, is_ours in task.right_calls(problem) if is_ours)
     assert tokenizer.decode(learnt) == ours
 

@@ -311,8 +311,3 @@ def test_an_aggregation_is_known_only_while_it_is_the_one() -> None:
     other = resolve("loss_aggregation", "token_mean").object
     replaced = Manifest.of(bare([], (), other), {"loss_aggregation": loaded}).plugins[0]
     assert (replaced.name, replaced.selected) == ("token_mean", False)
-
-
-def test_a_hooks_role_is_recorded() -> None:
-    record = PluginRecord("advantage_hook", "h", role="estimator")
-    assert Manifest.from_plain(Manifest((record,)).plain()).plugins == (record,)

@@ -1,6 +1,5 @@
 """What the tests of the rewards share: worker processes with math-verify, which take seconds to start."""
 
-import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -18,7 +17,6 @@ def with_math_workers() -> Iterator[Callable[..., Any]]:
     def make(**parameters: Any) -> MathAccuracy:
         reward = MathAccuracy(**parameters)
         reward._verifier.pool = owner._verifier.pool
-        reward._verifier._loaded_in = os.getpid()
         return reward
 
     yield make

@@ -54,9 +54,6 @@ _scores = st.none() | st.floats(-100, 100)
 _columns = st.lists(st.tuples(_scores, _scores, st.sampled_from(["a", "b", "c"])), max_size=8)
 
 
-# --- weighted --------------------------------------------------------------------------------------------------------
-
-
 def test_weighted_is_the_sum_over_those_that_said_something() -> None:
     reward = Weighted([first, second], weights=[2.0, -0.5])
     nan = math.nan
@@ -80,9 +77,6 @@ def test_weighted_has_the_parts_of_its_rewards_and_what_has_none_as_parts() -> N
     assert not isinstance(scored(Weighted([first]), [1.0])[0], Parts)
 
 
-# --- gated -----------------------------------------------------------------------------------------------------------
-
-
 def test_gated_counts_only_where_the_gate_holds() -> None:
     reward = Gated(first, second, threshold=0.5, otherwise=-1.0)
     assert scored(reward, [7.0, 7.0, 7.0, None, None], [0.5, 0.4, None, 1.0, 0.0]) == [7.0, -1.0, None, None, -1.0]
@@ -90,9 +84,6 @@ def test_gated_counts_only_where_the_gate_holds() -> None:
     [inside, outside] = scored(Gated(spanned, second), [2.0, 2.0], [1.0, 0.0])
     assert inside.parts[0] == Part("a", 2.0, 0.5, (HERE,))
     assert (type(outside), outside) == (float, 0.0)
-
-
-# --- product ---------------------------------------------------------------------------------------------------------
 
 
 def test_product_is_none_where_any_is_none_even_beside_a_zero() -> None:
@@ -107,9 +98,6 @@ def test_product_scales_the_parts_by_the_other_rewards_and_takes_weights_as_fact
         (Part("spanned/a", 20.0, 0.5, (HERE,)), Part("spanned/b", None, 1.0, (WHOLE,))),
     )
     assert scored(Product(RewardList([first, second], [0.5, 4.0])), [3.0], [5.0]) == [30.0]
-
-
-# --- per_column ------------------------------------------------------------------------------------------------------
 
 
 @given(_columns)
@@ -171,9 +159,6 @@ def test_per_column_keeps_logs_and_parts_in_rows() -> None:
     assert score.parts[0] == Part("a", 2.0, 0.5, (HERE,))
 
 
-# --- early starts and metrics -----------------------------------------------------------------------------------------
-
-
 class Early:
     """Notes what it was started with."""
 
@@ -228,6 +213,3 @@ def test_combinators_count_outcomes_apart() -> None:
         "per_column.math.regex_match_outcome": ["scored", None, "scored", None],
         "per_column.code.gated.regex_match_outcome": [None, "scored", None, "scored"],
     }
-
-
-# --- all of them -----------------------------------------------------------------------------------------------------

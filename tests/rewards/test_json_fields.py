@@ -33,9 +33,6 @@ def said(score: Any, text: str) -> dict[str, tuple[float | None, list[str]]]:
     return {part.name: (part.score, [text[place.start : place.end] for place in part.places]) for part in score.parts}
 
 
-# ----------------------------------------------------------------------------------------------- values and places
-
-
 def test_json_fields_are_parts_by_path() -> None:
     text = f"Sure:\n```json\n{ORDER.replace('4}', '5}').replace('true', '1')}\n```"
     score = scored(text, extract="fence")
@@ -114,9 +111,6 @@ def test_a_mapping_is_read_without_what_it_has_of_other_rows() -> None:
     assert said(score, text) == {"a.b": (1.0, ["1.5"])}
 
 
-# --------------------------------------------------------------------------------------------------- extra, repeated
-
-
 def test_extra_and_repeated_keys_take_off_what_is_asked() -> None:
     wanted = '{"a": 1, "l": [1, 2]}'
     text = '{"a": 1, "l": [1, 2, 3], "b": {"c": 0}}'
@@ -146,9 +140,6 @@ def test_extra_and_repeated_keys_take_off_what_is_asked() -> None:
 def test_fields_of_a_repeated_object_are_wrong() -> None:
     text = '{"a": {"b": 1}, "a": {"c": 2}}'
     assert said(scored(text, '{"a": {"b": 1, "c": 2}}'), text) == {"a.b": (0.0, ["1"]), "a.c": (0.0, ["2"])}
-
-
-# ----------------------------------------------------------------------------------------------------------- outcomes
 
 
 @pytest.mark.parametrize(
@@ -191,9 +182,6 @@ def test_expected_values_that_cannot_be_read_give_none(expected: Any) -> None:
     with pytest.warns(UserWarning, match="cannot read the expected fields at row 1"):
         scores = reward(completions=['{"a": 1}'] * 2, fields=['{"a": 1}', expected])
     assert scores == [1.0, None]
-
-
-# ------------------------------------------------------------------------------------------------- against json itself
 
 
 def plain(value: Located) -> Any:

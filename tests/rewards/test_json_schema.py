@@ -30,9 +30,6 @@ def outcomes(schema: Any, completions: list[Any], extract: str = "whole", **para
     return [judgement.outcome.value for judgement in judged]
 
 
-# ------------------------------------------------------------------------------------------------------ where it is
-
-
 def inside_of(text: str, extract: str) -> str | None:
     where = find_json(text, extract)
     return where and text[slice(*where)]
@@ -74,9 +71,6 @@ def test_depth_counts_brackets_outside_of_strings(value: Any) -> None:
         return 0 if inside is None else 1 + max(map(depth, inside), default=0)
 
     assert depth_of(json.dumps(value)) == depth(value)
-
-
-# ---------------------------------------------------------------------------------------------------- what is valid
 
 
 def test_json_schema_scores() -> None:
@@ -164,9 +158,6 @@ def test_each_row_may_have_its_own_schema() -> None:
     assert JSONSchema(True, extract="whole")(["1"], schema=["not looked at"]) == [1.0]
 
 
-# ------------------------------------------------------------------------------------------------------ hostile JSON
-
-
 HOSTILE: dict[str, list[Any]] = {
     "refused": [
         *("[" * 100_000, "[" * 45_000 + "]" * 45_000, '{"a":' * 10_000 + "1" + "}" * 10_000, "[" * 51 + "]" * 51),
@@ -193,9 +184,6 @@ def test_json_schema_that_never_ends() -> None:
     assert outcomes({"uniqueItems": True}, ["[" + "{}," * 30_000 + "1]"], timeout=20) == ["wrong"]
 
 
-# ------------------------------------------------------------------------------- whose fault it is: answer or schema
-
-
 def said(schema: Any, instance: Any) -> str:
     """The verdict, without a worker."""
     return verdict("whole", 10**6, 50, False, (json.dumps(schema), json.dumps(instance)))[0]
@@ -205,9 +193,6 @@ def test_json_schema_refuses_huge_numbers() -> None:
     huge = "1" * 401
     assert outcomes({"type": "number", "multipleOf": 0.01}, [huge, "12.34", "0.001"]) == ["refused", "right", "wrong"]
     assert outcomes(True, ["[" * 30_000 + "]" * 30_000], max_depth=10**6) == ["refused"]
-
-
-# -------------------------------------------------------------------------------------------------------- parameters
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from trl_grpo_ext.guard.outcomes import Outcome
 from trl_grpo_ext.plugins.loading import load_rewards
+from trl_grpo_ext.rewards._math import verifier_pool
 from trl_grpo_ext.rewards.math_accuracy import MathAccuracy
 
 pytestmark = pytest.mark.filterwarnings("ignore:math_accuracy cannot read the reference")
@@ -101,6 +102,13 @@ def test_math_accuracy_caches_verdicts(with_math_workers: Any, monkeypatch: pyte
         assert asked == [1] * times
 
 
+def test_a_cache_holds_as_many_as_it_may() -> None:
+    cache: dict[int, int] = {}
+    for number in range(6):
+        verifier_pool._keep(cache, number, number, 4)
+        assert [*cache] == [*range(number + 1)][-4:]
+
+
 @pytest.mark.slow
 def test_math_accuracy_of_plain_numbers_without_sympy() -> None:
     script = (
@@ -123,8 +131,6 @@ def test_load_rewards_starts_the_workers_imports() -> None:
     assert reward._verifier.pool._processes._server is not None
     reward.close()
 
-
-# Only what follows the reasoning -----------------------------------------------------------------------------------
 
 AFTER_REASONING: list[tuple[Any, Any, Outcome]] = [
     ("18", "<think>9*2</think> \\boxed{18}", Outcome.RIGHT),

@@ -58,9 +58,6 @@ def test_every_pair_of_the_corpus_has_trls_verdict(reward: MathAccuracy) -> None
     assert min(theirs.count(1.0), theirs.count(0.0), theirs.count(None)) >= 5
 
 
-# What differs from TRL's `accuracy_reward` on purpose ------------------------------------------------------------
-
-
 def test_departure_the_last_message_counts(reward: MathAccuracy) -> None:
     messages = [
         {"role": "assistant", "content": "Let me think: \\boxed{17}"},

@@ -40,9 +40,6 @@ def outcome(code: str, tests: Any, reward: PythonTests | None = None, **columns:
     return judgement.outcome
 
 
-# --- verdicts --------------------------------------------------------------------------------------------------------
-
-
 VERDICTS: list[tuple[str, Any, Outcome]] = [
     (RIGHT, ADD, Outcome.RIGHT),
     ("def add(a, b): return a - b", ADD, Outcome.WRONG),
@@ -85,11 +82,11 @@ VERDICTS: list[tuple[str, Any, Outcome]] = [
 ]
 
 
-def test_verdicts() -> None:
-    reward = PythonTests(timeout=1.0)
-    judged = reward.judge(completions=[fence(code) for code, *_ in VERDICTS], tests=[tests for _, tests, _ in VERDICTS])
-    found = [(code, tests, one.outcome) for (code, tests, _), one in zip(VERDICTS, judged, strict=True)]
-    assert found == VERDICTS
+@pytest.mark.parametrize("rows", [VERDICTS[::5], pytest.param(VERDICTS, marks=pytest.mark.slow)], ids=["some", "all"])
+def test_verdicts(rows: list[tuple[str, Any, Outcome]]) -> None:
+    judged = PythonTests(timeout=1.0).judge([fence(code) for code, *_ in rows], tests=[tests for _, tests, _ in rows])
+    found = [(code, tests, one.outcome) for (code, tests, _), one in zip(rows, judged, strict=True)]
+    assert found == rows
 
 
 def test_human_eval_calls_check_with_the_entry_point() -> None:
@@ -163,9 +160,6 @@ def test_large_and_deep_completions_end() -> None:
     assert {one.outcome for one in judged[1:]} <= {Outcome.NO_ANSWER, Outcome.DIED, Outcome.WRONG}
 
 
-# --- honest and forged -----------------------------------------------------------------------------------------------
-
-
 def judged(codes: Sequence[str], pairs: Sequence[Pair], reward: PythonTests) -> list[Judgement]:
     columns = {"tests": [pair.tests for pair in pairs], "entry_point": [pair.entry_point for pair in pairs]}
     return reward.judge(completions=[f"```python\n{code}\n```" for code in codes], **columns)
@@ -212,16 +206,12 @@ def test_the_task_of_the_forgeries_can_be_solved(shape: str) -> None:
     assert one.outcome is (Outcome.UNPARSEABLE if shape == "definitions" else Outcome.RIGHT), one
 
 
-SLOW_SHAPES = ("isclose", "methods", "unittest", "pytest", "fixture", "numpy of an argument", "programs")
+SLOW_SHAPES = ("literals", "isclose", "methods", "unittest", "pytest", "fixture", "numpy of an argument", "programs")
 
 
 @pytest.mark.parametrize(
     "shape",
-    [
-        pytest.param(shape, marks=() if shape == "literals" else getattr(pytest.mark, kind))
-        for shape in SHAPES
-        for kind in ["slow" if shape in SLOW_SHAPES else "nightly"]
-    ],
+    [pytest.param(shape, marks=pytest.mark.slow if shape in SLOW_SHAPES else pytest.mark.nightly) for shape in SHAPES],
 )
 def test_no_forgery_is_worth_anything(shape: str) -> None:
     codes = {name: code for name, code in FORGERIES.items() if name != "hangs" or shape == "literals"}
@@ -272,9 +262,6 @@ def test_set_up_among_statements_is_no_test_of_its_own() -> None:
     assert outcome("def f(n): return 3", ["g(1)", *tests[1:3]]) is Outcome.WRONG, "set-up that fails fails"
 
 
-# --- reading ---------------------------------------------------------------------------------------------------------
-
-
 def test_the_code_of_a_completion() -> None:
     codes = {
         "x = 1": "x = 1",
@@ -289,9 +276,6 @@ def test_the_code_of_a_completion() -> None:
         "```python\n```": "",
     }
     assert {text: fenced_code(text) for text in codes} == codes
-
-
-# --- the reward ------------------------------------------------------------------------------------------------------
 
 
 def test_python_tests_unreadable() -> None:

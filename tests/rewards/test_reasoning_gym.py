@@ -19,6 +19,13 @@ PARSED = ["simple_integration", "intermediate_integration", "polynomial_multipli
 """By SymPy."""
 
 
+def made(**parameters: Any) -> ReasoningGym:
+    """A reward that uses the workers of another one: to start some takes ten seconds."""
+    reward = ReasoningGym(**parameters)
+    reward._pool = WHOLE._pool
+    return reward
+
+
 def rows_of(tasks: list[str], size: int) -> list[dict[str, Any]]:
     return [row for task in tasks for row in reasoning_gym_rows(task, 7, size)]
 
@@ -71,7 +78,7 @@ def test_the_package_s_own_answers_score_one(tasks: list[str]) -> None:
 
 def test_reasoning_gym_problem_made_differently() -> None:
     rows = reasoning_gym_rows("basic_arithmetic", 7, 2)
-    reward = ReasoningGym()
+    reward = made()
     columns = {name: [row[name] for row in rows] for name in ("task", "seed", "index", "config")}
     answers = [f"<answer>{row['answer']}</answer>" for row in rows]
     outcomes = reward.judge(answers, **columns, answer=[rows[0]["answer"], "another"])
@@ -84,7 +91,7 @@ def test_what_is_no_answer_and_what_a_verifier_raises() -> None:
     columns = {name: [row[name]] * 4 for name in ("task", "seed", "index", "config")}
     right = f"<answer>x</answer> <answer>{row['answer']}</answer>"
     completions = ["no tag", "<answer>I do not know</answer>", right, ""]
-    reward = ReasoningGym(max_characters=1000)
+    reward = made(max_characters=1000)
     outcomes = [judgement.outcome.value for judgement in reward.judge(completions, **columns)]
     assert outcomes == ["no_answer", "error", "scored", "no_answer"]
     assert reward(completions, **columns) == [0.0, None, 1.0, 0.0]
@@ -93,7 +100,7 @@ def test_what_is_no_answer_and_what_a_verifier_raises() -> None:
 
 
 def test_rows_that_name_no_problem_are_refused() -> None:
-    reward = ReasoningGym()
+    reward = made()
     with pytest.raises(RewardError, match="'task'"):
         reward(["<answer>1</answer>"])
     fields: list[dict[str, list[Any]]] = [{"seed": [-1]}, {"index": ["0"]}, {"task": [5]}, {"config": ["{"]}]

@@ -57,7 +57,7 @@ def test_several_matches_earn_their_share() -> None:
 
 
 def test_regex_match_that_never_ends() -> None:
-    reward = RegexMatch(FOREVER, timeout=0.5)
+    reward = RegexMatch(FOREVER, timeout=0.2)
     judgements = reward.judge(["a" * 60, "aab", "a" * 5000, "b", "x" * 50 + "ab"])
     assert [judgement.outcome for judgement in judgements] == [
         *(Outcome.TIMEOUT, Outcome.SCORED, Outcome.TIMEOUT, Outcome.SCORED, Outcome.SCORED)

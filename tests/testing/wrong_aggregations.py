@@ -141,7 +141,6 @@ detaches = Reduces(lambda total, totals: total.detach())
 BREAKS: list[tuple[str, Any]] = [
     ("aggregation.form", Both),
     ("aggregation.run", Counts(lambda rollout: rollout.columns["difficulty"])),
-    ("aggregation.run", Counts(lambda rollout: exit())),
     ("aggregation.shape", Counts(lambda rollout: rollout.lengths_B.unsqueeze(1))),
     ("aggregation.shape", Reduces(lambda total, totals: float(total))),
     ("aggregation.non_negative", advantage),

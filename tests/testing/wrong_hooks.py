@@ -1,6 +1,5 @@
 """Hooks of which each breaks one rule, and some that keep them all."""
 
-import os
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -8,6 +7,7 @@ from typing import Any
 
 import torch
 
+from tests.testing.wrong_aggregations import noise
 from trl_grpo_ext.errors import PluginOutputError
 from trl_grpo_ext.types import HookDeclaration
 
@@ -36,9 +36,6 @@ class AtForward:
 
 def column(values_B: torch.Tensor) -> torch.Tensor:
     return values_B.nan_to_num().unsqueeze(1)
-
-
-# ---------------------------------------------------------------------------------------------- right ones
 
 
 class Right:
@@ -128,8 +125,6 @@ SOUND = [
     LikelihoodRatio(),
 ]
 
-# ---------------------------------------------------------------------------------------------- wrong ones
-
 
 class By(Transform):
     """A transform by a function of the advantages and the rollout, with other declarations."""
@@ -152,19 +147,8 @@ class AtForwardBy(AtForward):
         return self.function(forward).to(forward.mask_B_T.dtype)
 
 
-class NoRole(Transform):
-    declares = HookDeclaration()
-
-
 class Misspelt(Transform):
     make_signal = True
-
-
-class TakesNoRollout:
-    declares = HookDeclaration(role="transform")
-
-    def on_rollout(self, advantages_B_T: torch.Tensor) -> torch.Tensor:
-        return advantages_B_T * 2.0
 
 
 class RoundsTheMean:
@@ -260,19 +244,9 @@ def ratio_over_the_width(forward: Any) -> torch.Tensor:
     return ratio_B_T.mean(dim=1, keepdim=True).exp()
 
 
-def noise() -> float:
-    """Too little for the rules that compare up to the last digits."""
-    return 1e-9 * int.from_bytes(os.urandom(2)) / 2**16
-
-
-divides_by_the_spread = By(spread)
-mean_of_this_rank = By(lambda a_B_T, rollout: a_B_T - rollout.rewards_B.nan_to_num().mean())
-centres_columns = AtForwardBy(centred_columns)
-
 BREAKS: list[tuple[str, Any]] = [
-    *(("hook.form", plugin) for plugin in (object, NoRole, Misspelt, TakesNoRollout)),
+    *(("hook.form", plugin) for plugin in (object, Misspelt)),
     ("hook.run", By(lambda a_B_T, rollout: rollout.columns["difficulty"])),
-    ("hook.run", By(lambda a_B_T, rollout: exit())),
     ("hook.needs", By(lambda a_B_T, rollout: a_B_T - torch.where(a_B_T != 0, rollout.ref_logps_B_T, 0.0))),
     ("hook.shape", By(lambda a_B_T, rollout: a_B_T.sum(dim=1))),
     ("hook.role", By(lambda a_B_T, rollout: a_B_T * 2.0, role="estimator")),
@@ -281,14 +255,14 @@ BREAKS: list[tuple[str, Any]] = [
     ("hook.equal_rewards", RoundsTheMean),
     ("hook.dtype", AtForwardBy(lambda forward: torch.from_numpy(forward.entropies_B_T.numpy() > 0.5))),  # no bfloat16
     ("hook.dtype", By(lambda a_B_T, rollout: 2.0 * a_B_T.double())),
-    ("hook.padding", centres_columns),
-    *(("hook.finite", plugin) for plugin in (divides_by_the_spread, By(no_negative))),
+    ("hook.padding", AtForwardBy(centred_columns)),
+    *(("hook.finite", plugin) for plugin in (By(spread), By(no_negative))),
     ("hook.long", By(unbounded_ratio, needs=("ref_logps",))),
     ("hook.inputs", AtForwardBy(lambda forward: forward.entropies_B_T.clamp_(max=10.0))),
     ("hook.order", By(first_of_a_group)),
     ("hook.order", By(lambda a_B_T, rollout: a_B_T * column(1.0 + rollout.group_ids_B).to(a_B_T.dtype))),
     ("hook.padding", AtForwardBy(ratio_over_the_width)),
-    ("hook.split", mean_of_this_rank),
+    ("hook.split", By(lambda a_B_T, rollout: a_B_T - rollout.rewards_B.nan_to_num().mean())),
     ("hook.gathers", By(gather_sometimes)),
     ("hook.micro_batches", SaysIndependent),
     ("hook.determinism", By(lambda a_B_T, rollout: a_B_T * (2.0 + noise()))),

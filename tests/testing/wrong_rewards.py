@@ -74,9 +74,6 @@ class Declared(Simple):
         return [score + int.from_bytes(os.urandom(2)) / 2**16 for score in found(texts)]
 
 
-# ---------------------------------------------------------------------------------------------- odd, but legal
-
-
 async def right_async(completions: list[Any], **columns: Any) -> list[float]:
     return found([text_of(c) for c in completions])
 
@@ -143,8 +140,6 @@ SOUND: list[Any] = [
     *(Slotted("rhubarb"), functools.partial(only_keywords, unused=True)),
 ]
 
-# ---------------------------------------------------------------------------------------------- what it is given
-
 
 def names_its_columns(completions: list[Any], answer: list[str]) -> list[float]:
     return [0.0] * len(completions)
@@ -187,9 +182,6 @@ class NoReferenceIsWrong(Right):
         return super().score(text, answer) or 0.0
 
 
-# ---------------------------------------------------------------------------------------------- what it does
-
-
 def last_number(texts: list[str], columns: Any) -> list[float]:
     """int() refuses more than 4,300 digits."""
     numbers = [re.findall(r"[0-9]+", text) for text in texts]
@@ -216,9 +208,6 @@ class RemembersForAll(RemembersOnItself):
 
     def __init__(self) -> None:
         self.seen = SEEN
-
-    def __deepcopy__(self, memo: Any) -> RemembersForAll:
-        return RemembersForAll()
 
 
 class WarmsUp(Simple):

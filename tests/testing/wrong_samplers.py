@@ -47,58 +47,12 @@ class ByTheRound(Right):
         return random.Random(f"{self.seed}/{round_number}").sample(range(self.size), count)
 
 
-class WithoutObserve(Right):
-    observe = None  # type: ignore[assignment]
-
-
-class Raises(Right):
-    def draw(self, count: int, round_number: int) -> Any:
-        raise KeyError("level")
-
-
-class TooMany(Right):
-    def draw(self, count: int, round_number: int) -> Any:
-        return super().draw(count + 1, round_number)
-
-
-class Texts(Right):
-    def draw(self, count: int, round_number: int) -> Any:
-        return [str(row) for row in range(count)]
-
-
-class Twice(Right):
-    def draw(self, count: int, round_number: int) -> Any:
-        return [0] * count
-
-
-class OneBeyond(Right):
-    def draw(self, count: int, round_number: int) -> Any:
-        return range(self.size - count + 1, self.size + 1)
-
-
-class GlobalRandom(Right):
-    def draw(self, count: int, round_number: int) -> Any:
-        return random.sample(range(self.size), count)
-
-
-class NothingAtFirst(Right):
-    def draw(self, count: int, round_number: int) -> Any:
-        return super().draw(count, round_number) if round_number else None
-
-
-class NoneNowAndThen(Right):
-    def draw(self, count: int, round_number: int) -> Any:
-        return range(count) if round_number % 4 != 3 else None
-
-
-class WantsTwiceAsMany(Right):
-    def draw(self, count: int, round_number: int) -> Any:
-        return random.Random(round_number).sample(range(self.size), 2 * count)[:count]
+def changed(**methods: Any) -> type[Right]:
+    """The right one with other methods."""
+    return type("Changed", (Right,), methods)
 
 
 class RunningMean(Right):
-    mean = 0.0
-
     def start(self, pool: Any) -> None:
         super().start(pool)
         self.mean = 0.0
@@ -117,16 +71,6 @@ class NumbersOnly(Right):
         self.levels = [float(level) for level in self.levels]
 
 
-class Forgets(Right):
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        pass
-
-
-class SavesASet(Right):
-    def state_dict(self) -> Any:
-        return {**super().state_dict(), "solved": self.solved}
-
-
 class GoesOn(Right):
     started = False
 
@@ -136,38 +80,35 @@ class GoesOn(Right):
             self.started = True
 
 
-class DividesByDraws(Right):
-    def metrics(self) -> Mapping[str, float]:
-        return {"solved": len(self.solved) / len(self.times)}
-
-
-class NotFinite(Right):
-    def metrics(self) -> Mapping[str, float]:
-        return {"solved": float("nan")}
-
-
 class Lambda(Right):
     def __init__(self) -> None:
         self.key = lambda row: row
+
+
+def draw_of_twice_as_many(self: Right, count: int, round_number: int) -> Any:
+    return random.Random(round_number).sample(range(self.size), 2 * count)[:count]
 
 
 SOUND = [Right(), ByTheRound()]
 
 BREAKS: list[tuple[str, Any]] = [
     ("sampler.form", object),
-    ("sampler.form", WithoutObserve),
-    ("sampler.run", Raises),
-    *(("sampler.shape", wrong) for wrong in (TooMany, Texts, Twice, OneBeyond)),
-    ("sampler.determinism", GlobalRandom),
-    ("sampler.exhausted", NothingAtFirst),
-    ("sampler.exhausted", NoneNowAndThen),
-    ("sampler.odd_pools", WantsTwiceAsMany),
+    ("sampler.form", changed(observe=None)),
+    ("sampler.run", changed(draw=lambda self, count, number: {}["level"])),
+    ("sampler.shape", changed(draw=lambda self, count, number: Right.draw(self, count + 1, number))),
+    ("sampler.shape", changed(draw=lambda self, count, number: [str(row) for row in range(count)])),
+    ("sampler.shape", changed(draw=lambda self, count, number: [0] * count)),
+    ("sampler.shape", changed(draw=lambda self, count, number: range(self.size - count + 1, self.size + 1))),
+    ("sampler.determinism", changed(draw=lambda self, count, number: random.sample(range(self.size), count))),
+    ("sampler.exhausted", changed(draw=lambda self, count, n: Right.draw(self, count, n) if n else None)),
+    ("sampler.exhausted", changed(draw=lambda self, count, number: range(count) if number % 4 != 3 else None)),
+    ("sampler.odd_pools", changed(draw=draw_of_twice_as_many)),
     ("sampler.odd_pools", RunningMean),
     ("sampler.odd_pools", NumbersOnly),
-    ("sampler.state", Forgets),
-    ("sampler.state", SavesASet),
+    ("sampler.state", changed(load_state_dict=lambda self, state: None)),
+    ("sampler.state", changed(state_dict=lambda self: {**Right.state_dict(self), "solved": self.solved})),
     ("sampler.start", GoesOn),
-    ("sampler.metrics", DividesByDraws),
-    ("sampler.metrics", NotFinite),
+    ("sampler.metrics", changed(metrics=lambda self: {"solved": len(self.solved) / len(self.times)})),
+    ("sampler.metrics", changed(metrics=lambda self: {"solved": float("nan")})),
     ("sampler.pickle", Lambda),
 ]

@@ -33,8 +33,6 @@ def raising(error: BaseException) -> Callable[..., Any]:
     return bad
 
 
-# ---------------------------------------------------------------------------------------------- hooks, aggregations
-
 GOOD: dict[str, Callable[..., Any]] = {
     "on_rollout": lambda advantages_B_T, rollout: advantages_B_T,
     "on_forward": lambda advantages_B_T, forward: advantages_B_T,
@@ -141,8 +139,6 @@ class HostileFilter:
 
 
 FILTERS = {"a filter that raises in the first round": 1, "a filter that raises in the second round": 2}
-
-# ---------------------------------------------------------------------------------------------- rewards
 
 ON_FIRST = " on rank 0"
 """At the end of a name: the first rank is the hostile one."""
@@ -295,7 +291,8 @@ REWARDS[KILLED] = (lambda **columns: os.kill(os.getpid(), signal.SIGKILL), ("Eng
 def hostile_settings(name: str, model: Path) -> dict[str, Any]:
     """Arguments of `tests.support.train` that select it."""
     if name in FILTERS:
-        return {"trainer_arguments": {"resample": {"filter": HostileFilter(name, FILTERS[name])}}}
+        resample = {"filter": HostileFilter(name, FILTERS[name])}
+        return {"trainer_arguments": {"resample": resample}, "prompt_count": 8}
     if name in SAMPLERS:
         return {"trainer_arguments": {"prompt_sampler": HostileSampler(name)}, "max_steps": 3, "prompt_count": 8}
     if name in PLUGINS:

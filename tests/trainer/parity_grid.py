@@ -12,7 +12,7 @@ combination of two, or of three, among loss type, settings and ours.
 import random
 import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -26,76 +26,50 @@ from trl_grpo_ext.trainer.mixin import GRPOExtMixin
 TOLERANCE = 1e-6
 """Relative, of gradient and loss. Many cells are equal to the bit; in the others sums are taken in another order.
 
-The policy's weights are float64 in the grid, so that the second step starts from the same weights. TRL 1.14 then has
-float64 losses and gaps of 1e-16; TRL 1.16 computes log-probabilities, and with them losses, in float32 all the same.
+The policy's weights are float64 in the grid, so that the second step starts from the same weights. TRL
+computes log-probabilities, and with them losses, in float32 all the same.
 """
 
 SETTINGS: dict[str, Any] = {"prompt_count": 8, "dtype": "float64", "max_steps": 2, "entropy_target": 5.0}
 """Of every cell. The entropy of 40 tokens is below 5 nats, so the adaptive coefficient grows after the first step."""
 
 SETTINGS_OF_LOSS_TYPE: dict[str, dict[str, Any]] = {"cispo": {"epsilon_high": 1.5}}
-"""What a loss type needs for the grid to act on it; see `EXCEPTIONS`."""
+"""What a loss type needs for the grid to act on it: TRL's default would cut nearly every ratio of `cispo` to 0.2."""
 
 
-@dataclass(frozen=True)
-class Factor:
-    """A setting with two levels, in words. What no argument of TRL's can switch, `_train` looks up by its name."""
+TOOL_MASK = "tool mask"  # zeros inside completions, `env_mask` of a `rollout_func`
+CORRECTION = "sampler correction"  # vLLM's, each of its modes in as many cells
+TOKEN_ADVANTAGES = "token advantages"  # `(B, T)`, with changes of sign inside a completion
 
-    name: str
-    off: str
-    on: str
-    settings_off: dict[str, Any] = field(default_factory=dict)
-    settings_on: dict[str, Any] = field(default_factory=dict)
-
-
-def _argument(name: str, off: Any, on: Any, **more_on: Any) -> Factor:
-    words = ", ".join([f"`{on!r}`", *(f"`{key}={value!r}`" for key, value in more_on.items())])
-    return Factor(name, f"`{off!r}`", words, {name: off}, {name: on, **more_on})
-
-
-TOOL_MASK = "tool mask"
-CORRECTION = "sampler correction"
-TOKEN_ADVANTAGES = "token advantages"
-
-FACTORS = (
-    _argument("beta", 0.0, 0.04),
-    _argument("importance_sampling_level", "token", "sequence"),
-    _argument("delta", None, 1.5),
-    _argument("top_entropy_quantile", 1.0, 0.5),
-    _argument("entropy_coef", 0.0, 0.05),
-    _argument("use_adaptive_entropy", False, True, entropy_coef_delta=0.05),
-    Factor(TOOL_MASK, "every token is the model's", "zeros inside completions (`env_mask` of a `rollout_func`)"),
-    _argument("off_policy_mask_threshold", None, 0.01),
-    _argument("use_bias_correction_kl", False, True),
-    Factor(
-        CORRECTION,
-        "no importance ratio to the sampler",
-        "vLLM's, each of its modes in as many cells",
-        settings_on={"vllm_importance_sampling_clip_max": 1.5},
+FACTORS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "beta": ({"beta": 0.0}, {"beta": 0.04}),
+    "importance_sampling_level": ({"importance_sampling_level": "token"}, {"importance_sampling_level": "sequence"}),
+    "delta": ({"delta": None}, {"delta": 1.5}),
+    "top_entropy_quantile": ({"top_entropy_quantile": 1.0}, {"top_entropy_quantile": 0.5}),
+    "entropy_coef": ({"entropy_coef": 0.0}, {"entropy_coef": 0.05}),
+    "use_adaptive_entropy": (
+        {"use_adaptive_entropy": False},
+        {"use_adaptive_entropy": True, "entropy_coef_delta": 0.05},
     ),
-    _argument("num_iterations", 1, 2),
-    Factor(TOKEN_ADVANTAGES, "TRL's advantages are `(B,)`", "`(B, T)`, with changes of sign inside a completion"),
-    Factor(
-        "steps_per_generation",
-        "8 completions, one micro-batch, one optimizer step",
-        "16 completions, 4 micro-batches, 2 optimizer steps of 2",
+    TOOL_MASK: ({}, {}),
+    "off_policy_mask_threshold": ({"off_policy_mask_threshold": None}, {"off_policy_mask_threshold": 0.01}),
+    "use_bias_correction_kl": ({"use_bias_correction_kl": False}, {"use_bias_correction_kl": True}),
+    CORRECTION: ({}, {"vllm_importance_sampling_clip_max": 1.5}),
+    "num_iterations": ({"num_iterations": 1}, {"num_iterations": 2}),
+    TOKEN_ADVANTAGES: ({}, {}),
+    "steps_per_generation": (  # one micro-batch and one optimizer step, or four and two
         {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 1, "steps_per_generation": 1},
         {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "steps_per_generation": 4},
     ),
-    _argument("mask_truncated_completions", False, True),
-    _argument("scale_rewards", "group", "none"),
-)
+    "mask_truncated_completions": ({"mask_truncated_completions": False}, {"mask_truncated_completions": True}),
+    "scale_rewards": ({"scale_rewards": "group"}, {"scale_rewards": "none"}),
+}
+"""By name the settings of the two levels, off and on. What no argument of TRL's can switch, `_train` looks up.
+
+`delta` is read by the clipped losses alone: `cispo`, `sapo` and `vespo` are run with it and do not change.
+"""
 
 CORRECTION_MODES = ("token_truncate", "sequence_truncate", "token_mask", "sequence_mask")
-
-EXCEPTIONS = (
-    "`vespo` takes the token modes of the correction alone: TRL refuses the sequence modes.",
-    "`cispo` has `epsilon_high=1.5`, its bound on the ratio itself: TRL's default would cut nearly every ratio to 0.2.",
-    "`delta` is read by the clipped losses alone: `cispo`, `sapo` and `vespo` are run with it and do not change.",
-)
-"""Where a loss type does not take a level as the others do, in words for the table. The code of the first is
-`correction_modes`, of the second `SETTINGS_OF_LOSS_TYPE`; the third is TRL's."""
-
 
 OURS: dict[str, dict[str, Any]] = {
     "aggregation": {},
@@ -122,8 +96,8 @@ class Cell:
     @property
     def settings(self) -> dict[str, Any]:
         settings = {**SETTINGS, "loss_type": self.loss_type, "vllm_importance_sampling_mode": self.correction_mode}
-        for factor in FACTORS:
-            settings |= factor.settings_on if factor.name in self.on else factor.settings_off
+        for name, (off, on) in FACTORS.items():
+            settings |= on if name in self.on else off
         if {"num_iterations", "steps_per_generation"} <= self.on:
             settings["max_steps"] = 3  # the first pass over the generation batch takes two
         return settings | SETTINGS_OF_LOSS_TYPE.get(self.loss_type, {})
@@ -148,7 +122,7 @@ def cells_of(loss_type: str) -> list[Cell]:
     random.Random(loss_type).shuffle(dealt)  # in turns, a mode would be tied to the level of another setting
     cells = []
     for levels in orthogonal_array():
-        on = frozenset(factor.name for factor, level in zip(FACTORS, levels, strict=True) if level)
+        on = frozenset(name for name, level in zip(FACTORS, levels, strict=True) if level)
         cells.append(Cell(loss_type, on, dealt.pop() if CORRECTION in on else modes[0]))
     return cells
 
@@ -168,7 +142,7 @@ def interactions(cell: Cell, strength: int) -> Iterator[tuple[tuple[str, object]
     levels = [
         ("loss type", cell.loss_type),
         ("ours", cell.ours),
-        *((factor.name, factor.name in cell.on) for factor in FACTORS),
+        *((name, name in cell.on) for name in FACTORS),
     ]
     yield from combinations(levels, strength)
     if CORRECTION in cell.on:

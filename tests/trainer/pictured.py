@@ -66,7 +66,8 @@ def pictured(name: str, where: Path | str, trainer: type = GRPOExtTrainer, **set
         "rollout_func": scripted,
         **settings,
     }
-    settings["reward_funcs"] = REWARDS.get(settings.get("reward_funcs", "by_length"), settings.get("reward_funcs"))
+    reward = settings.get("reward_funcs", "by_length")
+    settings["reward_funcs"] = REWARDS[reward] if isinstance(reward, str) else reward
     hooks = settings.pop("advantage_hooks", None)
     if hooks is not None:
         settings["hooks"] = hooks

@@ -116,9 +116,7 @@ def test_every_rank_knows_the_parts_of_all(two: list[Results]) -> None:
     assert all(score != score for (score,) in nans)
 
 
-def test_the_token_records_are_those_of_all_ranks(
-    two: list[Results], folder_of_two: Path, tiny_model: Path, tmp_path: Path
-) -> None:
+def test_token_records_of_all_ranks(two: list[Results], folder_of_two: Path, tiny_model: Path, tmp_path: Path) -> None:
     run_job(tiny_model, tmp_path, {**job(CHAIN, 12), "token_records": 99})
     number = list(two[0]).index("records")
     for step in (1, 2):

@@ -133,9 +133,7 @@ def test_an_evaluation_has_a_line_of_its_own(monkeypatch: pytest.MonkeyPatch) ->
     assert screen.getvalue() == ""
 
 
-def test_summary_to_a_poor_or_closed_terminal(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_summary_to_a_poor_or_closed_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     class Ascii(Screen):
         encoding = "ascii"  # type: ignore[assignment]
 
@@ -159,7 +157,7 @@ NAMES = st.one_of(
 )
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(logs=st.lists(st.dictionaries(NAMES, VALUES, max_size=12), max_size=4))
 def test_whatever_is_logged_no_error_and_no_control_character(logs: list[dict[str, Any]]) -> None:
     with pytest.MonkeyPatch.context() as patch:
@@ -168,9 +166,7 @@ def test_whatever_is_logged_no_error_and_no_control_character(logs: list[dict[st
     assert out.count("\n") >= len(logs)
 
 
-def test_summary_steps_replaces_trls_lines(
-    tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_summary_replaces_lines(tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = train(tiny_model, tmp_path / "ours", summary_steps=2, max_steps=4)
     out = capsys.readouterr().out
     kinds = [type(callback) for callback in run.trainer.callback_handler.callbacks]
@@ -182,8 +178,6 @@ def test_summary_steps_replaces_trls_lines(
     means = [f"{(rewards[first] + rewards[first + 1]) / 2:.3f}" for first in (0, 2)]
     assert [row["reward"] for row in rows] == means
     assert "'loss'" not in out
-    train(tiny_model, tmp_path / "theirs", max_steps=1)
-    assert "'loss'" in capsys.readouterr().out  # 0, the default: transformers' own
     for every in (0, True, "2"):
         with pytest.raises(ConfigurationError, match=r"every .*whole number"):
             ConsoleSummary(every)  # type: ignore[arg-type]

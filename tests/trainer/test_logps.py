@@ -10,13 +10,13 @@ import torch
 from peft import LoraConfig, get_peft_model
 from tokenizers import Tokenizer, models
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
+from trl.trainer.utils import add_fused_lm_head
 
 from tests.support import Recorder, arguments, length_reward, prompts, save_tiny_model, scripted_rollout, train
 from tests.trainer.watch import Watch
 from trl_grpo_ext import GRPOExtTrainer, Rollout
 from trl_grpo_ext.errors import ConfigurationError
-from trl_grpo_ext.trainer.logps import LogpsForHooks, completion_logps, tiled_logps
-from trl_grpo_ext.trainer.upstream import releases
+from trl_grpo_ext.trainer.logps import LogpsForHooks, tiled_logps
 
 
 def rollout_of(hook: Watch, model: Path, folder: Path, **settings: Any) -> Rollout:
@@ -49,17 +49,13 @@ def assert_equal_on_the_mask(logps_B_T: torch.Tensor | None, rows: list[list[flo
         torch.testing.assert_close(live.double(), torch.tensor(expected, dtype=torch.float64), rtol=0, atol=2e-5)
 
 
-# ---------------------------------------------------------------------------------------------- computed once more
-
-
-@pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_the_old_policys_where_trl_has_none(tiny_model: Path, tmp_path: Path, temperature: float) -> None:
-    assert rollout_of(Watch(), tiny_model, tmp_path / "no").old_logps_B_T is None
-    rollout = rollout_of(Watch("old_logps"), tiny_model, tmp_path / "yes", temperature=temperature)
+def test_the_old_policys_where_trl_has_none(tiny_model: Path, tmp_path: Path) -> None:
+    rollout = rollout_of(Watch("old_logps"), tiny_model, tmp_path, temperature=0.7)
     model = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
-    assert_equal_on_the_mask(rollout.old_logps_B_T, slowly(model, rollout, temperature), rollout)
+    assert_equal_on_the_mask(rollout.old_logps_B_T, slowly(model, rollout, 0.7), rollout)
 
 
+@pytest.mark.slow
 def test_trls_own_are_used_where_it_has_them(tiny_model: Path, tmp_path: Path) -> None:
     class Counts(GRPOExtTrainer):
         calls = 0
@@ -81,9 +77,7 @@ def adapter() -> LoraConfig:
 
 
 @pytest.mark.slow
-def test_the_reference_of_an_adapter_is_the_model_without_it(
-    tiny_model: Path, tmp_path: Path, adapter: LoraConfig
-) -> None:
+def test_reference_of_an_adapter(tiny_model: Path, tmp_path: Path, adapter: LoraConfig) -> None:
     hook = Watch("old_logps", "ref_logps")
     rollout = rollout_of(hook, tiny_model, tmp_path, peft_config=adapter, beta=0.0)
     base = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
@@ -95,9 +89,7 @@ def test_the_reference_of_an_adapter_is_the_model_without_it(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("beta", [0.0, 1e-9])
-def test_reference_of_an_adapter_trained_further(
-    tiny_model: Path, tmp_path: Path, adapter: LoraConfig, beta: float
-) -> None:
+def test_reference_trained_further(tiny_model: Path, tmp_path: Path, adapter: LoraConfig, beta: float) -> None:
     hook, recorder = Watch("old_logps", "ref_logps"), Recorder()
     torch.manual_seed(3)  # the adapter's numbers are drawn
     GRPOExtTrainer(
@@ -135,20 +127,17 @@ def test_the_old_policys_entropies(tiny_model: Path, tmp_path: Path) -> None:
         assert_equal_on_the_mask(rollout.old_entropies_B_T, slowly(model, rollout, entropies=True), rollout)
 
 
-# ---------------------------------------------------------------------------------------------- teachers
-
-
 @pytest.fixture(scope="module")
 def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny_model(tmp_path_factory.mktemp("teacher"), seed=7)
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_a_teachers_log_probabilities(tiny_model: Path, tmp_path: Path, teacher: Path, temperature: float) -> None:
+def test_a_teachers_log_probabilities(tiny_model: Path, tmp_path: Path, teacher: Path) -> None:
     hook = Watch(teachers=(str(teacher),))
-    rollout = rollout_of(hook, tiny_model, tmp_path, temperature=temperature)
+    rollout = rollout_of(hook, tiny_model, tmp_path, temperature=0.7)
+    assert rollout.old_logps_B_T is None  # which no hook has asked for
     model = AutoModelForCausalLM.from_pretrained(teacher, dtype=torch.float32)
-    rows = slowly(model, rollout, temperature)
+    rows = slowly(model, rollout, 0.7)
     assert_equal_on_the_mask(rollout.teacher_logps_B_T[str(teacher)], rows, rollout)
 
 
@@ -174,32 +163,25 @@ def test_a_column_of_prompts_that_a_row_lacks_is_named(tiny_model: Path, tmp_pat
 
 
 @pytest.mark.parametrize("absolute", [False, True])
-@pytest.mark.parametrize("tiled", [False, True])
-def test_positions_do_not_count_the_padding(teacher: Path, absolute: bool, tiled: bool) -> None:
-    if tiled and releases.add_fused_lm_head is None:
-        pytest.skip("this TRL gives no other model its head")
+def test_positions_do_not_count_the_padding(teacher: Path, absolute: bool) -> None:
     if absolute:
         torch.manual_seed(0)
         shape = {"vocab_size": 16, "n_positions": 16, "n_embd": 8, "n_layer": 1, "n_head": 2, "initializer_range": 0.5}
         model: Any = GPT2LMHeadModel(GPT2Config(**shape)).eval()
     else:
         model = AutoModelForCausalLM.from_pretrained(teacher, dtype=torch.float32)
-    logps: Any = completion_logps
-    if tiled:
-        releases.add_fused_lm_head(model)
-        logps = tiled_logps
+    plain = model(input_ids=torch.tensor([[5, 6, 7, 8]])).logits[0].detach()
+    add_fused_lm_head(model)
     ids, mask = torch.tensor([[5, 6, 7, 8]]), torch.ones(1, 4, dtype=torch.long)
     padded_ids, padded_mask = torch.tensor([[0, 0, 5, 6, 7, 8]]), torch.tensor([[0, 0, 1, 1, 1, 1]])
     with torch.no_grad():
-        expected = model(input_ids=ids).logits[0].log_softmax(-1)[[1, 2], [7, 8]]
-        for found in (logps(model, ids, mask, 2), logps(model, padded_ids, padded_mask, 2)):
+        expected = plain.log_softmax(-1)[[1, 2], [7, 8]]
+        for found in (tiled_logps(model, ids, mask, 2), tiled_logps(model, padded_ids, padded_mask, 2)):
             torch.testing.assert_close(found[0], expected)
 
 
 @pytest.mark.slow
 def test_a_teacher_never_makes_all_logits(tiny_model: Path, tmp_path: Path, teacher: Path) -> None:
-    if releases.add_fused_lm_head is None:
-        pytest.skip("this TRL gives no other model its head")
     projected: list[int] = []
 
     class Counts(GRPOExtTrainer):
@@ -221,9 +203,6 @@ def test_a_teacher_with_another_vocabulary_is_refused(tiny_model: Path, tmp_path
     differs = r"'Watch' has a different vocabulary: 2 of the policy's .*'a' with .* 3 "
     with pytest.raises(ConfigurationError, match=differs):
         train(tiny_model, tmp_path, hooks=[Watch(teachers=(str(tmp_path),))])
-
-
-# ---------------------------------------------------------------------------------------------- refused
 
 
 @pytest.mark.parametrize(

@@ -26,9 +26,6 @@ class DecayedInside(GRPOTrainer):
         return super()._compute_loss(model, inputs) + 0.01 * sum(w.pow(2).sum() for w in model.parameters())
 
 
-# ---------------------------------------------------------------------------------------------- a term beside TRL's
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("make", "base"),
@@ -49,6 +46,7 @@ def test_a_term_adds_its_gradient_to_ours(tiny_model: Path, tmp_path: Path, make
     assert relative_gap(ours, expected) > 0.01
 
 
+@pytest.mark.slow
 def test_own_term_in_the_inner_loss(tiny_model: Path, tmp_path: Path) -> None:
     settings: dict[str, Any] = {"max_steps": 1, "loss_type": "grpo"}
     hooks = [page.Falling(), page.FallingForward()]
@@ -85,9 +83,6 @@ def test_an_override_that_only_looks_on_takes_everything(tiny_model: Path, tmp_p
         assert {k: v for k, v in our_log.items() if "seconds" not in k} == pytest.approx(
             {k: v for k, v in plain_log.items() if "seconds" not in k}
         )
-
-
-# ---------------------------------------------------------------------------------------------- in TRL's place
 
 
 @pytest.mark.slow

@@ -28,12 +28,9 @@ BY_STRENGTH = {strength: parity_grid.covering(CELLS, strength) for strength in (
 
 def marked(number: int, cell: Cell) -> Any:
     tested = cell in BY_STRENGTH[2]
-    quick = tested and BY_STRENGTH[2].index(cell) < 5
+    quick = tested and BY_STRENGTH[2].index(cell) < 2
     marks = [] if quick else [pytest.mark.slow] if tested else [pytest.mark.nightly]
     return pytest.param(cell, id=f"{cell.loss_type}-{number % 32:02}-{cell.ours}", marks=marks)
-
-
-# ---------------------------------------------------------------------------------------------------- the grid
 
 
 @pytest.mark.parametrize(
@@ -55,18 +52,15 @@ def test_the_same_with_trls_own_forward_pass(tiny_model: Path, tmp_path: Path, l
 
 
 def test_any_two_or_three_of_loss_type_settings_and_ours_meet() -> None:
-    names = [factor.name for factor in FACTORS]
     for strength, cells in BY_STRENGTH.items():
         assert {found for cell in cells for found in parity_grid.interactions(cell, strength)} == {
             found for cell in CELLS for found in parity_grid.interactions(cell, strength)
         }
-        for chosen in combinations(names, strength):
+        for chosen in combinations(FACTORS, strength):
             assert len({tuple(name in cell.on for name in chosen) for cell in cells}) == 2**strength
         assert {(cell.loss_type, cell.ours) for cell in cells} == {(a, b) for a in OWN_AGGREGATION for b in OURS}
         assert {cell.correction_mode for cell in cells if CORRECTION in cell.on} == set(CORRECTION_MODES)
 
-
-# -------------------------------------------------------------------------------- each setting changes what TRL does
 
 # With these on every setting has something to act on: a KL penalty, and ratios off 1 at the second step.
 BASE = frozenset({"beta", "num_iterations"})
@@ -77,14 +71,12 @@ def test_parity_settings_change_the_gradient(tiny_model: Path, tmp_path: Path) -
     base = parity_grid.train_trl(tiny_model, tmp_path, Cell("grpo", BASE))
     first, second, *_ = base.logs
     assert first["clip_ratio/region_mean"] == 0 < 0.1 < second["clip_ratio/region_mean"] < 0.9
-    for name in (factor.name for factor in FACTORS):
+    for name in FACTORS:
         flipped = parity_grid.train_trl(tiny_model, tmp_path, Cell("grpo", BASE ^ {name}))
         assert relative_gap(flipped.gradients[1], base.gradients[1]) > 1e-3, name
     ours = parity_grid.train_ours(tiny_model, tmp_path, Cell("grpo", BASE), "token_mean")
     assert min(parity_grid.gradient_gap(ours, base), parity_grid.loss_gap(ours, base)) > 1e-3
 
-
-# ------------------------------------------------------------------------------------------------ nothing selected
 
 UNSELECTED: dict[str, dict[str, Any]] = {
     "defaults": {},
@@ -94,7 +86,13 @@ UNSELECTED: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("settings", UNSELECTED.values(), ids=UNSELECTED.keys())
+@pytest.mark.parametrize(
+    "settings",
+    [
+        pytest.param(settings, id=name, marks=[pytest.mark.slow] * ("iterations" not in name))
+        for name, settings in UNSELECTED.items()
+    ],
+)
 def test_three_steps_are_trls_to_the_bit(tiny_model: Path, tmp_path: Path, settings: dict[str, Any]) -> None:
     # Nothing is scripted: the completions are sampled, so even the random numbers drawn have to be the same.
     common: dict[str, Any] = {"scripted": False, "max_steps": 3, "prompt_count": 8, **settings}
@@ -110,9 +108,6 @@ def test_three_steps_are_trls_to_the_bit(tiny_model: Path, tmp_path: Path, setti
         assert any(bool(gradient.any()) for gradient in their_step.values())
         assert all(torch.equal(our_step[name], their_step[name]) for name in their_step)
     assert all(torch.equal(ours.weights[name], theirs.weights[name]) for name in theirs.weights)
-
-
-# ------------------------------------------------------------------------------------------------ beyond the grid
 
 
 def both(model: Path, folder: Path, loss_type: str, aggregation: str, **settings: Any) -> tuple[Run, Run]:
@@ -145,7 +140,7 @@ def test_parity_of_aggregations_with_loss_types(tiny_model: Path, tmp_path: Path
     ("trained_with", "aggregation", "evaluated_with"),
     [("dapo", "token_mean", "dapo"), ("bnpo", "token_mean_local", "bnpo"), ("dapo", "seq_mean_token_sum", "luspo")],
 )
-def test_evaluation_reports_the_loss_that_is_trained(
+def test_evaluated_loss(
     tiny_model: Path, tmp_path: Path, trained_with: str, aggregation: str, evaluated_with: str
 ) -> None:
     settings: dict[str, Any] = {"eval_strategy": "steps", "eval_steps": 1, "beta": 0.04, "entropy_coef": 0.05}
@@ -174,6 +169,7 @@ def test_the_auxiliary_loss_of_a_mixture_of_experts_stays_trls(tiny_moe: Path, t
     assert theirs.logs[0]["aux_loss"] == ours.logs[0]["aux_loss"] > 0
 
 
+@pytest.mark.slow
 def test_an_adapter_with_the_disabled_adapter_as_its_reference(tiny_model: Path, tmp_path: Path) -> None:
     adapter = LoraConfig(r=4, target_modules=["q_proj", "v_proj", "up_proj"])
     settings = {"beta": 0.04, "learning_rate": 0.5, "peft_config": adapter}
@@ -184,7 +180,6 @@ def test_an_adapter_with_the_disabled_adapter_as_its_reference(tiny_model: Path,
     assert_same(ours, theirs)
 
 
-# ------------------------------------------------------------------------------------------------------ precision
 # In float32 and bfloat16 a sum depends on its order. How far two ways to a gradient may differ is measured: TRL's
 # own gradient in float32 is as far from TRL's in bfloat16 as rounding takes it. An aggregation and what is not selected
 # change nothing, to the bit; compact updates cut the rows differently and are as far from float32 as TRL is.

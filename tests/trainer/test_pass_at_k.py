@@ -46,9 +46,7 @@ def test_pass_at_k_over_batches_and_at_the_threshold() -> None:
         "pass@1": pytest.approx((1 / 4 + 2 / 4 + 0) / 3),
         "pass@2": pytest.approx((1 / 2 + 5 / 6 + 0) / 3),
     }
-
-
-def test_what_fills_up_the_last_batch_does_not_count() -> None:
+    # What fills up the last batch does not count.
     alone = collected([[1, 1, 1, 1, 0, 0, 0, 0]])
     assert collected([[1, 1, 1, 1, 0, 0, 0, 0], [1, 1, 1, 1]], problems=2) == alone
     assert collected([[1, 1, 1, 1, 0, 0, 0, 0], [1, 1, 1, 1]]) != alone
@@ -125,6 +123,7 @@ def test_a_string_of_yaml_and_one_number_are_settings_too(tmp_path: Path) -> Non
     assert GRPOExtConfig(str(tmp_path), use_cpu=True, bf16=False, num_generations_eval=16, pass_at_k=[16]).pass_at_k
 
 
+@pytest.mark.slow
 def test_the_trainer_asks_which_reward_is_meant(tiny_model: Path, tmp_path: Path) -> None:
     def other(completions: list[str], **columns: Any) -> list[float]:
         return [0.0] * len(completions)

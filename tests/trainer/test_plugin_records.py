@@ -60,9 +60,6 @@ def resume(tiny_model: Path, run: Path, folder: Path, checkpoint: str = "checkpo
     return trainer
 
 
-# ---------------------------------------------------------------------------------------------- where it is written
-
-
 def names(path: Path) -> list[str]:
     return [record.name for record in Manifest.read(path / FILE).plugins]
 
@@ -98,9 +95,6 @@ def test_plugin_records_in_an_unwritable_folder(tiny_model: Path, tmp_path: Path
     assert trainer.state.global_step == 0
 
 
-# ---------------------------------------------------------------------------------------------- resuming
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("checkpoint", ["checkpoint-1", True])
 def test_the_same_plugins_go_on(tiny_model: Path, run: Path, tmp_path: Path, checkpoint: Any) -> None:
@@ -124,7 +118,7 @@ CHANGED: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize(("given", "sentence"), CHANGED.values(), ids=CHANGED.keys())
-def test_a_change_stops_before_anything_is_loaded(
+def test_change_stops_resuming(
     tiny_model: Path, run: Path, tmp_path: Path, given: dict[str, Any], sentence: str
 ) -> None:
     with pytest.raises(ManifestError, match=sentence) as stopped:
@@ -185,9 +179,6 @@ def test_a_damaged_training_state_is_not_resumed_in_silence(tiny_model: Path, ru
     for folder, says in ((damaged, "optimizer.pt is"), (lacking, "no scheduler.pt and no rng_state.pth")):
         with pytest.raises(CheckpointError, match=f"Cannot resume from .*{says}"):
             resume(tiny_model, folder.parent, tmp_path / "out")
-
-
-# ---------------------------------------------------------------------------------------------- several processes
 
 
 def attempt(model: Path, output_dir: str, resume: Any = None, safe: bool = False, **settings: Any) -> dict[str, Any]:

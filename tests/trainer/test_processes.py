@@ -65,8 +65,6 @@ def jobs_of(cut: Job) -> dict[str, Job]:
     }
 
 
-# ----------------------------------------------------------------------------------- trainings of two processes
-
 ROWS: Job = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "prompt_count": 8}
 # Groups of 4 in rows 0-3, 4-7, 8-11; with 6 rows per process the second one is cut in the middle.
 SPLIT: Job = {**ROWS, "per_device_train_batch_size": 6, "gradient_accumulation_steps": 1, "hooks": HOOKS}
@@ -150,12 +148,9 @@ def gaps(ours: dict[str, Any], theirs: dict[str, Any]) -> list[float]:
     return [relative_gap(*pair) for pair in zip(ours["gradients"], theirs["gradients"], strict=True)]
 
 
-# ------------------------------------------------------------------------------------------- one gradient for any cut
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("cut", [pytest.param(cut, marks=[pytest.mark.nightly] * (cut == "4x1")) for cut in CUTS])
-def test_one_gradient_however_the_batch_is_cut(
+def test_gradient_however_cut(
     request: pytest.FixtureRequest, one: One, tiny_model: Path, tmp_path: Path, cut: str
 ) -> None:
     processes, chosen = CUTS[cut]
@@ -223,9 +218,6 @@ def test_token_losses_that_look_at_all_ranks(two: Results, one: One) -> None:
     assert all(0.0 < log["token_loss/kl_cov/held"] <= 0.2 for log in logged)
 
 
-# ------------------------------------------------------------------------------------------- as TRL with two processes
-
-
 @pytest.mark.slow
 def test_own_aggregation_and_nothing_selected_are_trl(two: Results) -> None:
     for name in TYPES:
@@ -237,9 +229,6 @@ def test_own_aggregation_and_nothing_selected_are_trl(two: Results) -> None:
     assert all(any(bool(gradient.any()) for gradient in step.values()) for step in theirs["gradients"])
     assert gaps(ours, theirs) == [0.0] * 3
     assert all(torch.equal(ours["weights"][name], theirs["weights"][name]) for name in theirs["weights"])
-
-
-# ----------------------------------------------------------------------------------------------------- compact updates
 
 
 @pytest.mark.slow

@@ -69,7 +69,7 @@ def metrics_of(run: Run) -> list[dict[str, float]]:
     return [metrics for metrics in found if metrics]
 
 
-@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize("shuffle", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_in_order_is_trls_order_to_the_bit(tiny_model: Path, tmp_path: Path, shuffle: bool) -> None:
     settings = {**STEPS, "shuffle_dataset": shuffle}  # two passes over the data
     theirs = train(tiny_model, tmp_path / "plain", GRPOTrainer, **settings)
@@ -126,9 +126,7 @@ def test_rewards_see_the_rows_that_were_drawn(tiny_model: Path, tmp_path: Path) 
         {"prompt_sampler": "difficulty_pool", "steps_per_generation": 2, "per_device_train_batch_size": 4},
     ],
 )
-def test_built_in_samplers_resume_to_the_bit_wherever_a_batch_ends(
-    tiny_model: Path, tmp_path: Path, settings: dict[str, Any]
-) -> None:
+def test_built_in_samplers_resume(tiny_model: Path, tmp_path: Path, settings: dict[str, Any]) -> None:
     every = settings.get("steps_per_generation", 1)
     settings = {**STEPS, "max_steps": 6, "save_strategy": "steps", "save_steps": every, **settings}
     whole = train(tiny_model, tmp_path, **settings)
@@ -151,6 +149,7 @@ def test_a_resumed_run_is_the_uninterrupted_one(tiny_model: Path, tmp_path: Path
     assert whole_sampler.drawn[-len(resumed_sampler.drawn) :] == resumed_sampler.drawn
 
 
+@pytest.mark.slow
 def test_exhausted_prompts_end_the_training(tiny_model: Path, tmp_path: Path) -> None:
     sampler = Recorded(rounds=1)
     run = sampled(tiny_model, tmp_path, sampler, max_steps=50)
@@ -198,13 +197,11 @@ def test_what_cannot_be_drawn_is_refused(tiny_model: Path, tmp_path: Path) -> No
     stream = prompts(8).to_iterable_dataset()
     with pytest.raises(ConfigurationError, match="prompt_sampler"):
         sampled(tiny_model, tmp_path, Recorded(), train_dataset=stream)
-
-
-def test_data_smaller_than_a_batch_are_refused(tiny_model: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="batch has 2 prompts, but train_dataset has fewer"):
         sampled(tiny_model, tmp_path, "difficulty_pool", prompt_count=1)
 
 
+@pytest.mark.slow
 def test_prompts_without_any_reward_stay_unseen(tiny_model: Path, tmp_path: Path) -> None:
     def silent(completion_ids: list[Any], **columns: Any) -> list[None]:
         return [None] * len(completion_ids)

@@ -36,23 +36,17 @@ class Trained(GRPOExtTrainer):
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
         self.used: list[dict[str, Any]] = []
         super().__init__(*arguments, **keywords)
-        self.run_loss, self._trl_grpo_ext.losses.run = self._trl_grpo_ext.losses.run, self.keeping
+        records = self._trl_grpo_ext.records
+        self.saw_loss, records.saw_loss = records.saw_loss, self.keeping
 
-    def keeping(self, inherited: Any, model: Any, forward: LossForward) -> torch.Tensor:
-        loss: torch.Tensor = self.run_loss(inherited, model, forward)
-        if self.model.training:
-            advantages_B_T = flow.expand_advantages(forward.inputs["advantages"], forward.mask_B_T).detach()
-            for row, mask in enumerate(forward.mask_B_T):
-                ids = forward.inputs["completion_ids"][row][mask > 0].tolist()
-                self.used.append(
-                    {
-                        "step": self.state.global_step,
-                        "ids": ids,
-                        "advantage": advantages_B_T[row][mask > 0].tolist(),
-                        "logp": forward.policy.logps_B_T[row][mask > 0].tolist(),
-                    }
-                )
-        return loss
+    def keeping(self, forward: LossForward, reduced: Any) -> None:
+        self.saw_loss(forward, reduced)
+        advantages_B_T = flow.expand_advantages(forward.inputs["advantages"], forward.mask_B_T).detach()
+        for row, mask in enumerate(forward.mask_B_T):
+            ids = forward.inputs["completion_ids"][row][mask > 0].tolist()
+            advantage = advantages_B_T[row][mask > 0].tolist()
+            logp = forward.policy.logps_B_T[row][mask > 0].tolist()
+            self.used.append({"step": self.state.global_step, "ids": ids, "advantage": advantage, "logp": logp})
 
 
 def run(model: Path, folder: Path, **settings: Any) -> Any:
@@ -77,9 +71,6 @@ def used_at(trainer: Any, step: int) -> dict[tuple[int, ...], dict[str, Any]]:
     return {tuple(row["ids"]): row for row in trainer.used if row["step"] == step}
 
 
-# ---------------------------------------------------------------------------------------------- TRL's table
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
@@ -90,9 +81,7 @@ def used_at(trainer: Any, step: int) -> dict[tuple[int, ...], dict[str, Any]]:
     ],
     ids=["two iterations", "accumulation", "reduced"],
 )
-def test_trls_table_and_the_records_have_what_the_loss_used(
-    tiny_model: Path, tmp_path: Path, settings: dict[str, Any]
-) -> None:
+def test_records_have_what_was_used(tiny_model: Path, tmp_path: Path, settings: dict[str, Any]) -> None:
     trainer = run(tiny_model, tmp_path, token_records=16, **settings)
     for step in (1, 2):
         used, shown, recorded = used_at(trainer, step - 1), table(tmp_path, step), records(tmp_path, step)
@@ -135,9 +124,6 @@ def test_an_evaluation_in_between_does_not_mix_up_the_rows(tiny_model: Path, tmp
             assert group["advantage"].tolist() == pytest.approx((2 * centred).tolist(), abs=1e-5)
 
 
-# ---------------------------------------------------------------------------------------------- the token records
-
-
 def test_every_stage_by_hand(tiny_model: Path, tmp_path: Path) -> None:
     run(tiny_model, tmp_path, token_records=8)
     rows = records(tmp_path, 1)
@@ -158,6 +144,7 @@ def test_every_stage_by_hand(tiny_model: Path, tmp_path: Path) -> None:
             assert low == pytest.approx([a * f for a, f in zip(shaped, factors, strict=True)], abs=1e-5)
 
 
+@pytest.mark.slow
 def test_records_have_the_logged_outcome(tiny_model: Path, tmp_path: Path) -> None:
     def outcome(text: str) -> str | None:
         return None if len(text) < 6 else f"{text[:3]!r}"
@@ -196,9 +183,7 @@ def silent(completions: list[Any], **columns: Any) -> list[None]:
 
 
 @pytest.mark.slow
-def test_log_names_plugins_without_empty_metrics(
-    tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_log_names_plugins(tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     train(
         tiny_model,
         tmp_path,
@@ -215,9 +200,7 @@ def test_log_names_plugins_without_empty_metrics(
     assert all(value is not None for entry in logs for value in entry.values())
 
 
-# -------------------------------------------------------------------------------------- advantages that TRL averages
-
-
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("hook", "level", "loss_type", "said"),
     [

@@ -24,9 +24,6 @@ AGGREGATION: dict[str, Any] = {"loss_aggregation": "token_mean", "max_steps": 1}
 FORWARD_HOOK: dict[str, Any] = {"advantage_hooks": ["entropy_shaping"], "max_steps": 1}
 
 
-# ---------------------------------------------------------------------------------------------- somebody's loss
-
-
 class Bypasses(GRPOTrainer):
     def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, **keywords: Any) -> Any:
         ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
@@ -67,16 +64,20 @@ class NoRewards(GRPOTrainer):
         return dict.fromkeys(names, ids) | {"advantages": torch.ones(len(inputs)), "num_items_in_batch": ids.sum()}
 
 
+def slowly(*given: Any) -> Any:
+    return pytest.param(*given, marks=pytest.mark.slow)
+
+
 @pytest.mark.parametrize(
     ("base", "settings", "error", "message"),
     [
         (Bypasses, AGGREGATION, UpstreamError, "bypasses TRL's _compute_loss"),
         (WithRegulariser, AGGREGATION, SelfCheckError, r"its loss is .* the pieces' is"),
-        (Squared, AGGREGATION, SelfCheckError, "loss"),
-        (Copies, AGGREGATION, SelfCheckError, "does not depend on the advantages"),
-        (Copies, FORWARD_HOOK, SelfCheckError, "does not depend on the advantages"),
-        (OtherKL, {**AGGREGATION, "beta": 0.04}, SelfCheckError, "gradient"),
-        (NoRewards, AGGREGATION, UpstreamError, "rewards of this generation batch were never seen"),
+        slowly(Squared, AGGREGATION, SelfCheckError, "loss"),
+        slowly(Copies, AGGREGATION, SelfCheckError, "does not depend on the advantages"),
+        slowly(Copies, FORWARD_HOOK, SelfCheckError, "does not depend on the advantages"),
+        slowly(OtherKL, {**AGGREGATION, "beta": 0.04}, SelfCheckError, "gradient"),
+        slowly(NoRewards, AGGREGATION, UpstreamError, "rewards of this generation batch were never seen"),
     ],
     ids=["bypassed", "another term", "not homogeneous", "a copy", "a copy, hook", "another kl", "no rewards"],
 )
@@ -87,6 +88,7 @@ def test_a_loss_or_batch_of_which_the_plugins_are_no_part(
         train(tiny_model, tmp_path, mixed(base), **settings)
 
 
+@pytest.mark.slow
 def test_without_plugins_a_loss_is_its_own_affair(tiny_model: Path, tmp_path: Path) -> None:
     assert train(tiny_model, tmp_path, mixed(Bypasses), max_steps=1).gradients
 
@@ -113,6 +115,7 @@ def test_self_check_waits_for_a_live_token(tiny_model: Path, tmp_path: Path, plu
     train(tiny_model, tmp_path / "right", **settings)
 
 
+@pytest.mark.slow
 def test_the_self_check_leaves_no_trace_in_the_metrics(tiny_model: Path, tmp_path: Path) -> None:
     theirs = train(tiny_model, tmp_path / "trl", GRPOTrainer, max_steps=1, use_adaptive_entropy=True)
     ours = train(tiny_model, tmp_path / "ext", use_adaptive_entropy=True, **AGGREGATION)
@@ -131,9 +134,6 @@ def test_out_of_memory_says_nothing_about_a_loss() -> None:
         try_out({"completion_mask": torch.ones(2, 3), "advantages": torch.ones(2)}, full, full)
     assert is_out_of_memory(RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory"))
     assert not is_out_of_memory(RuntimeError("The size of tensor a (3) must match the size of tensor b (2)"))
-
-
-# ---------------------------------------------------------------------------------------------- plugins and settings
 
 
 class Writes:
@@ -173,6 +173,7 @@ def test_a_hook_is_stopped_where_it_happens_and_named(
         train(tiny_model, tmp_path, hooks=[Writes(what)], max_steps=1)
 
 
+@pytest.mark.slow
 def test_a_reward_that_changes_the_completions_is_stopped(tiny_model: Path, tmp_path: Path) -> None:
     def pops(completions: list[Any], **columns: Any) -> list[float]:
         scores = [float(len(text)) for text in completions]

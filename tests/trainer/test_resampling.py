@@ -24,7 +24,6 @@ from tests.support import (
     scripted_rollout,
     train,
 )
-from tests.trainer.hostile import FILTERS
 from tests.trainer.launch import launch
 from tests.trainer.process_worker import Float64ExtTrainer, run_job
 from trl_grpo_ext import GRPOExtTrainer, Rollout
@@ -63,9 +62,6 @@ def groups_logged(run: Any) -> list[dict[str, float]]:
 def run(model: Path, folder: Path, letters: str = "a", **settings: Any) -> Any:
     settings = {"prompt_count": 8, "max_steps": 4, "resample": SIGNAL, "dtype": "float64", **settings}
     return train(model, folder, settings.pop("trainer_class", Seen), reward_funcs=flat(letters), **settings)
-
-
-# ---------------------------------------------------------------------------------------------- rounds
 
 
 def test_rounds_kept_groups_and_metrics(tiny_model: Path, tmp_path: Path) -> None:
@@ -114,6 +110,7 @@ def test_resample_with_nothing_kept(tiny_model: Path, tmp_path: Path, loss_type:
     assert all(not gradient.any() for step in done.gradients for gradient in step.values())
 
 
+@pytest.mark.slow
 def test_a_filter_that_keeps_everything_changes_nothing(tiny_model: Path, tmp_path: Path) -> None:
     for shuffle in (False, True):  # over several passes, so that the order is TRL's in each of them
         keeps_all = {"name": "accuracy_between", "low": -100.0, "high": 100.0}
@@ -134,9 +131,6 @@ def test_no_batch_has_two_groups_of_one_prompt(tiny_model: Path, tmp_path: Path)
     assert all(log["dropped/prompt_already_in_batch"] == 1 for log in groups_logged(some))
 
 
-# ---------------------------------------------------------------------------------------------- gradients
-
-
 def by_hand(model: Path, folder: Path, letters: str, **settings: Any) -> Any:
     """One step on these prompts, sampled at once."""
     rows = {"train_dataset": prompts(8).select(["abcdefgh".index(letter) for letter in letters])}
@@ -154,9 +148,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS.keys())
-def test_the_gradient_is_that_of_a_batch_made_by_hand(
-    tiny_model: Path, tmp_path: Path, settings: dict[str, Any]
-) -> None:
+def test_gradient_of_a_batch_by_hand(tiny_model: Path, tmp_path: Path, settings: dict[str, Any]) -> None:
     filled = run(tiny_model, tmp_path / "filled", max_steps=1, **settings)
     wanted = by_hand(tiny_model, tmp_path / "hand", "bc", **settings)
     assert relative_gap(filled.weights, wanted.weights) < 1e-13
@@ -190,37 +182,24 @@ def test_resample_hooks_and_table(tiny_model: Path, tmp_path: Path) -> None:
             self.rows += [f"{prompt[0]}{text}" for prompt, text in zip(rollout.prompts, rollout.texts, strict=True)]
             return 2 * advantages_B_T
 
-    for resample, rows in (
-        ("signal", "abcdefghabcd"),
-        ({"name": "accuracy_between", "low": -9.0, "high": 9.0}, "abcdef"),
-    ):
-        hook, folder = Counting(), tmp_path / str(rows)
-        done = run(
-            tiny_model,
-            folder,
-            resample={"filter": resample},
-            hooks=[hook],
-            token_records=8,
-            max_steps=4 if resample == "signal" else 3,
-            log_completions=True,
-        )
-        # With `signal` the hook runs on what is sampled too: ab, cd, then on what is trained on: bc, ...
-        seen = [row[0] for row in hook.rows[::4]]
-        assert seen == [*("abcdbcefefghghabcdbc" if resample == "signal" else rows)]
+    sampled = {"signal": "abcdefghabcd", "accuracy_between": "abcdef"}
+    # With `signal` the hook runs on what is sampled too: ab, cd, then on what is trained on: bc, ...
+    expected = {**sampled, "signal": "abcdbcefefghghabcdbc"}
+    for name, chosen in (("signal", {}), ("accuracy_between", {"low": -9.0, "high": 9.0})):
+        hook, settings = Counting(), {"resample": {"filter": {"name": name, **chosen}}, "token_records": 8}
+        settings |= {"max_steps": 4 if name == "signal" else 3, "log_completions": True}
+        done = run(tiny_model, tmp_path / name, hooks=[hook], **settings)
+        assert "".join(row[0] for row in hook.rows[::4]) == expected[name]
         table = list(done.trainer._logs["prompt"])  # as many rows as a generation batch has: the newest
-        sampled = rows if resample == "signal" else "abcdef"
-        assert [prompt[0] for prompt in table[::4]] == [*sampled[-2:]]
+        assert "".join(prompt[0] for prompt in table[::4]) == sampled[name][-2:]
         # It shows what the loss got, at the rows that are still there.
         last, found = done.trainer.seen[-1], 0
         for place, values in zip(last[BatchKeys.row_id].tolist(), last["advantages"], strict=True):
-            if (row := place - 4 * len(sampled) + len(table)) >= 0:
+            if (row := place - 4 * len(sampled[name]) + len(table)) >= 0:
                 live = values[values != 0]
                 shown, found = done.trainer._logs["advantages"][row], found + 1
                 assert shown == pytest.approx(float(live[0]) if len(live) else 0.0, rel=1e-5)
         assert found >= 4
-
-
-# ---------------------------------------------------------------------------------------------- several ranks
 
 
 @pytest.mark.slow
@@ -256,19 +235,6 @@ def test_two_ranks_do_what_one_does(tiny_model: Path, tmp_path: Path) -> None:
     logs = [log for name in jobs for log in ranks[0][name]["logs"]]
     assert any(log.get("groups/surplus") for log in logs)
     assert any(log.get("groups/kept", 1) < 1 for log in ranks[0]["not full"]["logs"])
-
-
-@pytest.mark.slow
-def test_a_filter_that_raises_on_one_rank_stops_all(tiny_model: Path, tmp_path: Path) -> None:
-    job = {"float64": True, "prompt_count": 8, "per_device_train_batch_size": 4}
-    results = launch({name: {**job, "hostile": name} for name in FILTERS}, tiny_model, tmp_path)
-    for name in FILTERS:
-        (message,) = {rank[name]["message"] for rank in results}
-        assert message.startswith(f"On rank 1: group filter {name!r}")
-        assert "no such thing" in message
-
-
-# ---------------------------------------------------------------------------------------------- checkpoints
 
 
 def resumed(model: Path, folder: Path, checkpoint: int, **settings: Any) -> Any:
@@ -332,9 +298,6 @@ def test_a_checkpoint_without_a_state_goes_on_where_the_data_is(tiny_model: Path
     assert trained_on(again.trainer, 0) == "ef"
 
 
-# ---------------------------------------------------------------------------------------------- bad input
-
-
 class Answers:
     def __init__(self, answer: Callable[[Rollout], Any], **declared: Any) -> None:
         self.answer, self.__name__ = answer, "answers"
@@ -362,6 +325,7 @@ def test_answers_that_break_the_contract(tiny_model: Path, tmp_path: Path) -> No
             train(tiny_model, tmp_path, max_steps=1, trainer_arguments={"resample": {"filter": Answers(answer)}})
 
 
+@pytest.mark.slow
 def test_what_a_filter_sees_and_raises(tiny_model: Path, tmp_path: Path) -> None:
     seen: list[Rollout] = []
 
@@ -399,6 +363,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
+@pytest.mark.slow
 def test_what_cannot_be_exact_is_refused(tiny_model: Path, tmp_path: Path) -> None:
     for settings, message in REFUSED.values():
         with pytest.raises(ConfigurationError, match=message):

@@ -54,6 +54,7 @@ def half_nan(completion_ids: list[list[int]], **columns: Any) -> list[float | No
     return [None] * (half // 2) + [float("nan")] * (half - half // 2) + [1.0] * (len(completion_ids) - half)
 
 
+@pytest.mark.slow
 def test_reward_watch_counts_none_and_nan(tiny_model: Path, tmp_path: Path) -> None:
     run = train(tiny_model, tmp_path, max_steps=1, reward_funcs=[length_reward, half_nan])
     assert run.logs[0]["rewards/half_nan/none"] == pytest.approx(2 / 8)

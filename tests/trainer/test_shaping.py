@@ -21,8 +21,7 @@ from trl_grpo_ext import Rollout
 from trl_grpo_ext.credit.flow import shape_rewards
 from trl_grpo_ext.credit.rollouts import ScoredRows
 from trl_grpo_ext.errors import ConfigurationError, PluginOutputError, UpstreamError
-from trl_grpo_ext.trainer.sampled_batch import Sampling
-from trl_grpo_ext.trainer.shaping import refuse_images
+from trl_grpo_ext.trainer.sampled_batch import Sampling, refuse_images
 from trl_grpo_ext.trainer.upstream.reading import Generated
 from trl_grpo_ext.types import HookDeclaration
 
@@ -111,6 +110,7 @@ def test_trls_estimator_takes_the_shaped_rewards(tiny_model: Path, tmp_path: Pat
     assert len(ours.trainer.reward_funcs) == len(ours.trainer.reward_weights) == 1
 
 
+@pytest.mark.slow
 def test_completions_that_no_function_scored_stay_so(tiny_model: Path, tmp_path: Path) -> None:
     settings = {"multi_objective_aggregation": "normalize_then_sum"}
     theirs = train(
@@ -199,9 +199,6 @@ def test_shaper_before_group_and_batch(tiny_model: Path, tmp_path: Path) -> None
     assert run.logs[1]["reward"] == pytest.approx(sum(rewards) / 8, abs=1e-5)
 
 
-# ---------------------------------------------------------------------------------------------- what is refused
-
-
 @pytest.mark.parametrize(
     ("returned", "message"),
     [
@@ -236,7 +233,7 @@ def test_rewards_outside_of_a_generation_are_refused(tiny_model: Path, tmp_path:
 def test_shaper_refuses_logps_of_images() -> None:
     def check(row: dict[str, Any], of_tool: Any, missing: list[str]) -> None:
         scored = ScoredRows([{"prompt": "a", **row}], ["a"], ["b"], [[3]], torch.zeros(0))
-        refuse_images(Sampling(Generated(images=of_tool), scored=[scored]), missing)
+        refuse_images(Sampling(Generated(images=of_tool), scored=[scored]).has_images, missing)
 
     check({"image": None}, None, ["old_logps"])
     check({"image": "a picture"}, None, [])

@@ -57,6 +57,7 @@ def uneven(completion_ids: list[list[int]], **columns: Any) -> list[float]:
     return [float(i % 4 == 0) for i in range(len(completion_ids))]
 
 
+@pytest.mark.slow
 def test_signal_of_equal_totals(tiny_model: Path, tmp_path: Path) -> None:
     # 0.5 · 1 + 0 for one completion of four, 0.5 · 0 + 0.5 for the others: equal totals of which the z-scores do not
     # cancel, since the second function counts twice as much.
@@ -82,6 +83,7 @@ def test_signal_of_equal_totals(tiny_model: Path, tmp_path: Path) -> None:
     assert logged(summed) != logged(plain)  # where totals are what is compared, it has
 
 
+@pytest.mark.slow
 def test_skipping_equal_rewards(tiny_model: Path, tmp_path: Path) -> None:
     skipping = {"name": "token_mean", "skip_zero_variance": True}
     settings: dict[str, Any] = {"reward_funcs": always(100.0)}

@@ -34,6 +34,7 @@ class Recording:
         return (loss_B_T * mask_B_T).sum()
 
 
+@pytest.mark.slow
 def test_the_mean_over_a_step_is_exact_for_each_step(tiny_model: Path, tmp_path: Path) -> None:
     # Weights don't move, so each step of the one trainer can be compared with the other's on the same rows.
     settings = {**TWO_STEPS, "learning_rate": 0.0, "dtype": "float64"}

@@ -51,9 +51,7 @@ def sums() -> Dataset:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("trainer_class", "config_class"), [(GRPOTrainer, GRPOConfig), (RLOOTrainer, RLOOConfig)])
-def test_rewards_in_trls_own_trainers(
-    tiny_model: Path, tmp_path: Path, trainer_class: type, config_class: type
-) -> None:
+def test_rewards_in_trls_trainers(tiny_model: Path, tmp_path: Path, trainer_class: type, config_class: type) -> None:
     rewards = load_rewards(SELECTIONS)
     trainer = trainer_class(
         model=str(tiny_model),
@@ -96,9 +94,6 @@ def test_rewards_on_trls_command_line(tiny_model: Path, tmp_path: Path) -> None:
     (log,) = [log for log in state["log_history"] if "reward" in log]
     assert {"rewards/gsm8k_accuracy/mean", "rewards/think_format/mean"} <= log.keys()
     assert 0.0 <= log["rewards/gsm8k_accuracy/mean"] <= 1.0
-
-
-# ------------------------------------------------------------------------------------- what TRL alone would ignore
 
 
 class Subclass(GRPOTrainer):
@@ -161,6 +156,7 @@ def test_config_is_asked_by_transformers() -> None:
     assert "args.get_process_log_level()" in inspect.getsource(Trainer.__init__)
 
 
+@pytest.mark.slow
 def test_weights_that_a_trainer_ignores_stop(tiny_model: Path, tmp_path: Path) -> None:
     rewards = load_rewards(SELECTIONS)
     for trainer_class, config_class in ((GRPOTrainer, GRPOConfig), (Subclass, GRPOConfig), (RLOOTrainer, RLOOConfig)):

@@ -86,7 +86,7 @@ CATALOGUE: list[Any] = [
 @pytest.mark.slow
 @pytest.mark.parametrize("losses", CATALOGUE, ids=lambda losses: str(losses[0]))
 @pytest.mark.parametrize("aggregation", [None, "seq_mean_token_mean"])
-def test_a_token_loss_is_the_same_under_every_cut(
+def test_token_loss_under_every_cut(
     tiny_model: Path, tmp_path: Path, losses: list[Any], aggregation: str | None
 ) -> None:
     settings = {"loss_aggregation": aggregation, "reward_funcs": flat("a"), "max_steps": 2}
@@ -124,9 +124,6 @@ def test_metrics_of_a_loss_that_is_not_trained_are_not_logged(tiny_model: Path, 
     assert "entropy" in replaced.logs[0]
 
 
-# ---------------------------------------------------------------------------------------------- false declarations
-
-
 class Lies:
     """Declares what it is not."""
 
@@ -159,19 +156,13 @@ class Lies:
     ],
     ids=lambda value: value.what if isinstance(value, Lies) else value,
 )
-def test_a_false_declaration_is_found_before_the_first_step(
-    tiny_model: Path, tmp_path: Path, loss: Lies, breaks: str
-) -> None:
+def test_false_declaration_is_found(tiny_model: Path, tmp_path: Path, loss: Lies, breaks: str) -> None:
     with pytest.raises(PluginOutputError) as raised:
         trained(tiny_model, tmp_path, [loss])
     assert raised.value.breaks == breaks
     assert "lies" in str(raised.value)
-
-
-@pytest.mark.slow
-def test_an_honest_declaration_of_the_same_loss_trains(tiny_model: Path, tmp_path: Path) -> None:
-    assert trained(tiny_model, tmp_path / "mixes", [Lies("mixes")], max_steps=1).gradients
-    assert trained(tiny_model, tmp_path / "always", [Lies("always", independent=True)], max_steps=1).gradients
+    if breaks in ("rows", "silent"):  # the same loss trains if it declares what it is
+        assert trained(tiny_model, tmp_path, [Lies(loss.what)], max_steps=1).gradients
 
 
 class Carries:
@@ -191,7 +182,7 @@ class Carries:
         return 0.0 * terms.logps_B_T
 
 
-@pytest.mark.parametrize("compact", ["off", "exact"])
+@pytest.mark.parametrize("compact", [pytest.param("off", marks=pytest.mark.slow), "exact"])
 def test_carried_values_stay_with_their_rows(tiny_model: Path, tmp_path: Path, compact: str) -> None:
     Carries.seen.clear()
     trained(tiny_model, tmp_path, [Carries()], compact_updates=compact, **CUT)
@@ -214,11 +205,8 @@ class TowardsReference:
 @pytest.mark.slow
 @pytest.mark.parametrize("compact", ["off", "exact"])
 def test_what_a_token_loss_needs_is_computed(tiny_model: Path, tmp_path: Path, compact: str) -> None:
-    once: dict[str, Any] = {
-        "num_iterations": 1,
-        "max_steps": 2,
-        "compact_updates": compact,
-    }  # TRL has no old policy then
+    # With one iteration TRL has no old policy.
+    once: dict[str, Any] = {"num_iterations": 1, "max_steps": 2, "compact_updates": compact}
     assert trained(tiny_model, tmp_path / "old", ["clip_cov"], **once).gradients
     adapter = LoraConfig(r=4, target_modules=["q_proj"], task_type="CAUSAL_LM", init_lora_weights=False)
     run = trained(tiny_model, tmp_path / "ref", [TowardsReference()], peft_config=adapter, **once)
@@ -235,9 +223,6 @@ def test_a_need_that_cannot_be_met_is_refused(tiny_model: Path, tmp_path: Path, 
         trained(tiny_model, tmp_path, [loss], num_iterations=1)
 
 
-# ---------------------------------------------------------------------------------------------- what is refused
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("losses", "settings", "said"),
@@ -249,7 +234,7 @@ def test_a_need_that_cannot_be_met_is_refused(tiny_model: Path, tmp_path: Path, 
         (["topr"], {"off_policy_mask_threshold": 0.5}, "off_policy_mask_threshold"),
     ],
 )
-def test_what_would_be_lost_in_silence_is_refused(
+def test_losses_refused(
     tiny_model: Path, tmp_path: Path, losses: list[Any], settings: dict[str, Any], said: str
 ) -> None:
     with pytest.raises(ConfigurationError, match=said):
@@ -266,6 +251,7 @@ def test_a_loss_of_the_users_own_below_is_refused(tiny_model: Path, tmp_path: Pa
         trained(tiny_model, tmp_path, ["smooth_clip"], mixed(Own))
 
 
+@pytest.mark.slow
 def test_a_config_selects_token_losses(tiny_model: Path, tmp_path: Path) -> None:
     selected = {"name": "squared_log_ratio", "coefficient": 2.0}
     by_config = train(tiny_model, tmp_path / "config", Float64ExtTrainer, token_losses=[selected], **COMMON)

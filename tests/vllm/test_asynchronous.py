@@ -47,7 +47,7 @@ def test_a_training(model: Path, tmp_path: Path, server: Server, monkeypatch: py
     without_cuda(monkeypatch)
     transfer = ThroughAFile(server.url, model, tmp_path / "weights")
     plugins = {"advantage_hooks": ["prefix_tree"], "loss_aggregation": "seq_mean_token_mean", "group_filter": "signal"}
-    of_server = {"with_worker": False, "weight_transfer": transfer, "vllm_server_base_url": server.url}
+    of_server = {"worker_class": None, "weight_transfer": transfer, "vllm_server_base_url": server.url}
     small = {"max_steps": 4, "learning_rate": 0.1, "max_inflight_tasks": 8, "max_staleness": 1}
     found = train(model, tmp_path, given=plugins, **of_server, **small)
     logs = [log for log in found.logs if "loss" in log]

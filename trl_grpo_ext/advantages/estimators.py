@@ -176,8 +176,7 @@ class RawReward(_Estimator):
 class Centred(_Estimator):
     """A completion's reward minus the mean reward of its group: `A_i = r_i - μ`.
 
-    There is no division by the group's standard deviation, which would make prompts that are nearly always or nearly
-    never solved count more than the others.
+    A division by the group's standard deviation would make prompts that are nearly always or never solved count more.
 
     Source: Dr. GRPO (2503.20783), its advantage. The other half of the method is the aggregation `constant_length`.
     Departures: none.
@@ -192,11 +191,10 @@ class Normalised(Checked, _Estimator):
     """A completion's reward in standard deviations from the mean of its group: `A_i = (r_i - μ) / (max(σ, floor) + ε)`.
 
     Without a floor these are TRL's own advantages under `scale_rewards="group"`. With graded rewards a group of nearly
-    equal completions has a tiny σ, and dividing by it blows up negligible differences: the floor bounds that factor.
+    equal completions has a tiny σ, which blows up negligible differences; the floor bounds that.
 
     Source: GRPO (2402.03300), outcome supervision.
-    Departures: the paper has no ε and does not say which σ; as in TRL, σ is the sample's (n - 1) and ε is 1e-4. With
-    the population's (n) advantages are √(n/(n-1)) times as large. The floor is ours.
+    Departures: the paper has no ε and does not say which σ; as in TRL, σ has n - 1 and ε is 1e-4. The floor is ours.
 
     Args:
         epsilon: ε, in units of the reward; positive.
@@ -214,8 +212,7 @@ class Normalised(Checked, _Estimator):
 class MaxOnly(_Estimator):
     """Credit only the best of a group, each with its reward: `A_i = r_i` where `r_i = max_j r_j`, else 0.
 
-    Nothing pushes away from failures. Use it with non-negative rewards: a highest reward below 0 would push away from
-    the best completion.
+    Nothing pushes away from failures. With negative rewards it would push away from the best completion.
 
     Source: one of the four "deltas" of Stanford CS336 (2025), lecture 17.
     Departures: none.
@@ -242,12 +239,12 @@ class LeaveOneOut(_Estimator):
 class BatchWhitening(Checked, _Estimator):
     """Subtract a baseline, then divide by one standard deviation for all: `A_i = (r_i - b_i) / max(σ, floor)`.
 
-    σ is the sample's, of `r - b` over the scored completions of all prompts and ranks. One divisor keeps the prompts'
-    proportions. Where nearly all rewards agree σ tends to 0; the floor bounds the advantages of the few that differ.
+    σ (n - 1) is of `r - b` over the scored completions of all prompts and ranks. Where nearly all rewards agree it
+    tends to 0; the floor bounds the advantages of the few that differ.
 
     Source: REINFORCE++ (2501.03262): with the group's mean as baseline its variant REINFORCE++-baseline.
-    Departures: the floor is ours. σ is over completions; implementations of the paper (OpenRLHF, verl) take it, and a
-    mean that they subtract, over tokens: that is `centred` (or `raw_reward`), then `whiten`.
+    Departures: the floor is ours. OpenRLHF and verl take σ, and a mean that they subtract, over tokens: that is
+    `centred` (or `raw_reward`), then `whiten`.
 
     Args:
         baseline: What b is: "group", the mean reward of the completion's group, or "batch", the mean over all.
@@ -266,12 +263,11 @@ class DecoupledNormalisation(Checked, _Estimator):
     """Normalise each reward function in its group by itself, then sum: `A_i = s_i / (σ + ε)`.
 
     With `s_i = Σ_k w_k·(r_ik - μ_k)/(σ_k + ε)`: μ_k and σ_k are of function k over the group, and σ is of the sums over
-    the scored completions of all ranks. So each function has a say of its weight, whatever its spread. A shaper is one
-    more function. Without shapers these are TRL's advantages under `multi_objective_aggregation="normalize_then_sum"`.
+    the scored completions of all ranks. A shaper is one more function. Without shapers these are TRL's advantages under
+    `multi_objective_aggregation="normalize_then_sum"`.
 
     Source: GDPO (2601.05242).
-    Departures: σ is over completions, as in TRL; verl takes it over tokens, which is this and then `whiten`. The mean
-    of the sums is not subtracted: it is 0. σ is the sample's (n - 1) and ε is 1e-4, as in TRL.
+    Departures: σ (n - 1) is over completions, as in TRL; verl takes it over tokens, which is this and then `whiten`.
 
     Args:
         epsilon: ε, positive.
@@ -290,14 +286,12 @@ class DecoupledNormalisation(Checked, _Estimator):
 class RunningBaseline(Checked, _Estimator):
     """A completion's reward minus a running mean of rewards of its role: `A_i = r_i - b_c`.
 
-    After each reward, `b_c ← γ·b_c + (1 - γ)·r`. The baseline needs no group, so the completions of a prompt need not
-    be comparable, as in self-play. A column of the data set may name roles (a game and a player, say); each value `c`
-    of it then has a baseline of its own. A batch with n completions of a role moves its baseline by `γ^n` to the mean
-    of theirs, as n steps would if they were equal. Baselines start at 0 and are saved in checkpoints.
+    After each reward, `b_c ← γ·b_c + (1 - γ)·r`; a batch with n completions of a role moves its baseline by `γ^n` to
+    the mean of theirs. It needs no group, so the completions of a prompt need not be comparable, as in self-play. Each
+    value `c` of a column (a game and a player, say) has a baseline of its own. They start at 0 and are saved.
 
     Source: role-conditioned advantage estimation (RAE) of SPIRAL (2506.24119), whose γ is 0.95.
-    Departures: the authors move a baseline game by game; here all of a batch are compared with what earlier batches
-    left, so their order does not matter and the gradient is unbiased.
+    Departures: the authors move a baseline game by game; here a batch is compared with what earlier ones left.
 
     Args:
         decay: γ, from 0 (the last batch alone) to below 1.
@@ -311,11 +305,9 @@ class RunningBaseline(Checked, _Estimator):
     baselines: dict[int, float] = field(init=False, default_factory=dict)
 
     def state_dict(self) -> dict[str, float]:
-        """The baselines, by a checksum of the role."""
         return {str(role): baseline for role, baseline in self.baselines.items()}
 
     def load_state_dict(self, state: Mapping[str, float]) -> None:
-        """Take over saved baselines."""
         self.baselines = {int(role): float(baseline) for role, baseline in state.items()}
 
     def _advantages(self, rewards_N: torch.Tensor, groups_N: torch.Tensor, rollout: Rollout) -> torch.Tensor:
@@ -343,9 +335,8 @@ class RunningBaseline(Checked, _Estimator):
 class OptimalBaseline(_Estimator):
     """A completion's reward minus the length-weighted mean reward of its group: `A_i = r_i - Σ_j L_j r_j / Σ_j L_j`.
 
-    Of the constant baselines this one gives the policy gradient the least variance, if the squared norm of a
-    completion's gradient grows with its length `L`, which counts the tokens in the loss. With equal lengths it is
-    `centred`.
+    Of the constant baselines this gives the least variance, if the squared norm of a completion's gradient grows with
+    its length `L`, which counts the tokens in the loss. With equal lengths it is `centred`.
 
     Source: On-Policy RL with Optimal Reward Baseline (2505.23585).
     Departures: in a group whose scored completions have no token that counts, the baseline is the mean.
@@ -361,8 +352,8 @@ class OptimalBaseline(_Estimator):
 class MeanRelative(_Estimator):
     """How much better than its group a completion is, as a share of the group's mean: `A_i = (r_i - μ) / μ`.
 
-    With rewards of 0 and 1 this is the gradient of the logarithm of the success rate, in expectation up to terms that
-    vanish as groups grow. Hard prompts weigh more: one success among G completions gets `G - 1`, every failure -1.
+    With rewards of 0 and 1 this is the gradient of the logarithm of the success rate, up to terms that vanish as groups
+    grow. One success among G completions gets `G - 1`, every failure -1.
 
     Source: Maximum Likelihood Reinforcement Learning (2602.02710).
     Departures: the paper has rewards of 0 and 1; this takes any non-negative ones. A group without a success gets 0.
@@ -376,15 +367,10 @@ class MeanRelative(_Estimator):
 class PassAtK(Checked, _Estimator):
     """Credit a completion by what it adds to sets of k: whether any of a prompt's k completions succeeds.
 
-    All `C(n, k)` sets of k out of a group's n completions are worth 1 if they hold a success and 0 if not; their worth
-    is normalised by its mean `R̄ = 1 - C(n-c, k) / C(n, k)`, where c completions succeed, and by its standard deviation
-    `σ = √(R̄ (1 - R̄))`; a completion gets the mean over the sets that it is in:
-
-    - a success: `(1 - R̄) / σ`;
-    - a failure: `(1 - R̄ - C(n-c-1, k-1) / C(n-1, k-1)) / σ`.
-
-    All are 0 if no completion succeeds, or if so many do that every set holds a success: prompts that are solved well
-    enough are left alone. k = 1 is `normalised` with the population's standard deviation and no ε.
+    All `C(n, k)` sets of k out of a group's n completions are worth 1 if they hold one of the c successes and 0 if not,
+    normalised by the mean `R̄ = 1 - C(n-c, k) / C(n, k)` and `σ = √(R̄ (1 - R̄))`. A completion gets the mean over its
+    sets: a success `(1 - R̄) / σ`, a failure `(1 - R̄ - C(n-c-1, k-1) / C(n-1, k-1)) / σ`. All are 0 if no completion
+    succeeds, or if every set holds a success. k = 1 is `normalised` with `std: population` and no ε.
 
     Source: Pass@k Training for Adaptively Balancing Exploration and Exploitation (2508.10751), the analytical solution.
     Departures: a group that has fewer than k scored completions gets 0: there is no set of k to judge.

@@ -6,7 +6,7 @@ Log-probabilities and entropies are the current policy's, detached, in nats.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -44,10 +44,9 @@ class EntropyShaping(Checked):
 class ZeroVarianceCredit(Checked):
     """Learn from prompts that are always or never solved, with advantages from the tokens' entropy `H_t`.
 
-    In groups without signal, where every advantage is exactly 0 because all rewards are equal, right completions get
-    `A_t = α·H_t`, wrong ones `A_t = -α·(max_s H_s - H_t)` with the maximum over the completion's live tokens. So
-    decisions are rewarded more than routine, and mistakes are punished where the policy was sure. A completion is right
-    if its reward, before any shaper, is above `correct_above`. Refused beside `skip_zero_variance`.
+    In groups without signal, whose advantages are all 0 because all rewards are equal, right completions get
+    `A_t = α·H_t`, wrong ones `A_t = -α·(max_s H_s - H_t)` with the maximum over the completion's live tokens. A
+    completion is right if its reward, before any shaper, is above `correct_above`. Refused beside `skip_zero_variance`.
 
     Source: RL-ZVP (2509.21880).
     Departures: "right" is a threshold on the weighted total of the rewards; the paper has rewards of 0 and 1.
@@ -76,8 +75,8 @@ class ZeroVarianceCredit(Checked):
 class LowProbability(Checked):
     """Scale each token's advantage with its probability: `A'_t = A_t·(α·π_t + 1 - α)`.
 
-    `π_t` is the probability of the sampled token under the policy that generated. Less probable tokens have larger
-    gradients, so a few of them drown the others; this evens them out.
+    `π_t` is the sampled token's probability when it was generated. Less probable tokens have larger gradients, so a few
+    of them drown the others.
 
     Source: the advantage reweighting of Do Not Let Low-Probability Tokens Over-Dominate in RL for LLMs (2505.12929) and
     its authors' code, which weighs by the old policy, once per batch, with α = 0.2.
@@ -142,14 +141,17 @@ class FutureKL(Checked):
         return (advantages_B_T * weights_B_T).to(advantages_B_T.dtype)
 
 
+_MASK_BY_RATIO = HookDeclaration(role="forward", needs=("several_updates",), independent=True, last=True)
+
+
 @dataclass(kw_only=True, eq=False)
 class DivergenceMask(Checked):
     """Drop tokens whose probability has moved too far the way the advantage pushes: `A'_t = 0` there, else `A_t`.
 
     With the probability π of the sampled token now and `μ` when it was generated, a token is dropped if `A_t > 0` and
-    `π - μ > high`, or `A_t < 0` and `π - μ < -low`. PPO's clip bounds the ratio π/μ instead: of an improbable token it
-    drops harmless changes, and of a probable one it lets large ones pass. With `divergence="kl"` the distance is
-    `μ·log(μ/π) + (1-μ)·log((1-μ)/(1-π))`, in nats.
+    `π - μ > high`, or `A_t < 0` and `π - μ < -low`; with `divergence="kl"` the distance is
+    `μ·log(μ/π) + (1-μ)·log((1-μ)/(1-π))`, in nats. PPO's clip bounds the ratio π/μ instead, which of an improbable
+    token drops harmless changes, and of a probable one lets large ones pass.
 
     It takes the place of the ratio clip, so let that not bind: `loss_type: cispo` with `epsilon_high: 20` has the
     gradient of the authors' code, TRL's other clipped losses with `epsilon: 1` and `epsilon_high: 1e6` have prime-rl's.
@@ -166,13 +168,7 @@ class DivergenceMask(Checked):
     """
 
     __name__ = "divergence_mask"
-    declares = HookDeclaration(
-        role="forward",
-        needs=("several_updates",),
-        independent=True,
-        last=True,
-        conformance={"parameters": {"low": 0.01, "high": 0.01}},
-    )
+    declares = replace(_MASK_BY_RATIO, conformance={"parameters": {"low": 0.01, "high": 0.01}})
     low: float = number(0.2, "above 0", lambda x: x > 0)
     high: float = number(0.2, "above 0", lambda x: x > 0)
     divergence: str = choice("tv", "kl")
@@ -198,8 +194,8 @@ class RatioBounds(Checked):
     | `sequence_truncate` | the geometric mean over the completion's live tokens | `min(1, high/r)` |
     | `sequence_mask` | the same | 1 from `low` to `high`, else 0 |
 
-    PPO's clip bounds the ratio of a token with a positive advantage alone; with a negative one the loss grows with the
-    ratio. It is for samples several updates old, as TRL's asynchronous trainer has them.
+    PPO's clip does not bound the ratio of a token with a negative advantage. This is for samples several updates old,
+    as TRL's asynchronous trainer has them.
 
     Source: the modes of TRL's `vllm_importance_sampling_mode`, which apply to the sampler's rounding and not to age;
     truncation is that of V-trace (1802.01561, section 4.1).
@@ -212,19 +208,12 @@ class RatioBounds(Checked):
     """
 
     __name__ = "ratio_bounds"
-    declares = HookDeclaration(
-        role="forward",
-        needs=("several_updates",),
-        independent=True,
-        last=True,
-        conformance={"parameters": {"high": 1.01, "low": 0.99}},
-    )
+    declares = replace(_MASK_BY_RATIO, conformance={"parameters": {"high": 1.01, "low": 0.99}})
     mode: str = choice("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
     high: float = number(2.0, "a number above 1", lambda x: x > 1)
     low: float = number(0.0, "from 0 to below 1", lambda x: 0 <= x < 1)
 
     def on_forward(self, advantages_B_T: torch.Tensor, forward: Forward) -> torch.Tensor:
-        """Return the new advantages `(B, T)`."""
         dtype, live_B_T = compute_dtype(forward.logps_B_T.dtype), forward.mask_B_T > 0
         moved_B_T = torch.where(live_B_T, forward.logps_B_T.to(dtype) - forward.old_logps_B_T.to(dtype), 0.0)
         if self.mode.startswith("sequence"):

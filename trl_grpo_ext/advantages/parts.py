@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from ..credit.groups import gather_groups, group_apart, group_mean
+from ..credit.groups import compute_dtype, gather_groups, group_apart, group_mean
 from ..guard.parameters import Checked, choice, flag
 from ..types import HookDeclaration, PartTable, Rollout
 
@@ -23,10 +23,9 @@ class PartCredit(Checked):
         a_{i,m} = s_{i,m} - mean of s_m over H_m
         A_{i,t} = Σ_k w_k Σ_m w_{i,m} · a_{i,m} · [t wrote part m]
 
-    A sum of K independent scores, paid to all tokens, is as noisy for each part as all K together. Here each part is
-    compared with itself alone, so with K independent parts the gradient has about K times less noise. It is assumed
-    that the tokens of a part decide about that part, and about no other (see `reach` and `baseline`). Weights are not
-    divided by their sum.
+    Each part is compared with itself alone, so with K independent parts the gradient has about K times less noise than
+    their sum's, paid to all tokens. It is assumed that the tokens of a part decide about that part, and about no other
+    (see `reach` and `baseline`). Weights are not divided by their sum.
 
     - *All of the completion* (`WHOLE`) as a part's place pays all tokens, and so does a plain number of a function.
     - *A part that is missing*, scored where it has no place, credits nobody and is in no mean. Whether it is there is a
@@ -42,13 +41,12 @@ class PartCredit(Checked):
       has the same score, for parts that build on each other.
 
     The metrics `advantage/part_credit/to_all` and `/missing` say which share of the absolute credit went to all tokens
-    or to no part's own, and which share of the scored parts was missing. `to_all` near 1 says that parts change
-    nothing.
+    or to no part's own (near 1: parts change nothing), and which share of the scored parts was missing.
 
     Source: none of its own for one advantage per part; per reward function GDPO (2601.05242) has them. `baseline:
     previous` is the outcome-conditioned baseline of Blockwise Advantage Estimation (2602.10231).
-    Departures: GDPO whitens the sum over the batch once more; this does not. In 2602.10231 an outcome is any function
-    of the block before; here it is the score of the part before.
+    Departures: GDPO whitens the sum over the batch once more. In 2602.10231 an outcome is any function of the block
+    before; here it is the score of the part before.
 
     Args:
         normalise: Divide by the standard deviation (n - 1) over the same completions plus 1e-4.
@@ -69,7 +67,7 @@ class PartCredit(Checked):
     metrics: dict[str, float] = field(init=False, default_factory=dict)
 
     def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
-        precise = torch.promote_types(rollout.rewards_B_K.dtype, torch.float32)
+        precise = compute_dtype(rollout.rewards_B_K.dtype)
         own_B_T = torch.zeros(advantages_B_T.shape, dtype=precise, device=advantages_B_T.device)
         all_B_T = torch.zeros_like(own_B_T)
         groups_N, local = gather_groups(rollout), rollout.local_rows

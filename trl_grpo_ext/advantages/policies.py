@@ -23,21 +23,18 @@ class KLInReward(Checked):
     - `form: completion` is a shaper, `r'_i = r_i - β Σ_t KL_t`: what counts is how much more a completion pays than the
       others of its group.
 
-    `L` is the completion's last live token; sums run over live tokens, and `L-t` and `s-t` count them. `KL_s` estimates
-    how far the policy that generated is from the reference at token `s`, with `ℓ = log π_old` and `r = log π_ref`: k1
-    is `ℓ - r`, k2 `(ℓ - r)² / 2`, k3 `exp(r - ℓ) - (r - ℓ) - 1`. As a reward with γ = 1, k1 has the gradient of the KL
-    divergence; k2 and k3 have not, nor has TRL's own penalty (`beta`), k3 in the loss. With `beta` above 0 the penalty
-    counts twice.
+    `L` is the completion's last live token; sums run over live tokens, and `L-t` and `s-t` count them. With
+    `ℓ = log π_old` and `r = log π_ref`, k1 is `ℓ - r`, k2 `(ℓ - r)² / 2`, k3 `exp(r - ℓ) - (r - ℓ) - 1`. As a reward
+    with γ = 1, k1 has the gradient of the KL divergence; k2 and k3 have not, nor has TRL's own penalty (`beta`), k3 in
+    the loss. With `beta` above 0 the penalty counts twice.
 
-    With a `target` the coefficient adapts. After each training batch of `N` completions, `β ← β·(1 + clip(KL/target -
-    1, -0.2, 0.2)·N/horizon)`, where KL is the mean, over the completions of all ranks, of the sum of k1 over a
-    completion. β is saved in checkpoints.
+    With a `target`, `β ← β·(1 + clip(KL/target - 1, -0.2, 0.2)·N/horizon)` after each training batch of `N`
+    completions, where KL is the mean over them of the sum of k1. β is saved in checkpoints.
 
     Source: Ziegler et al. (1909.08593) for the penalty in the reward and the adaptive coefficient; the estimators are
     those of http://joschu.net/blog/kl-approx.html; A Comedy of Estimators (2512.21852) compares them.
     Departures: there is no critic, so the penalty's return has no baseline but, in form "completion", that of the
-    estimator. Completions without a live token are not in the mean of the adaptive coefficient, and `N/horizon` is at
-    most 1, so that β stays positive.
+    estimator. `N/horizon` is at most 1, so that β stays positive.
 
     Args:
         reference: Id or path of a causal language model with the policy's tokenizer, or "reference" for the policy as
@@ -73,20 +70,18 @@ class KLInReward(Checked):
             self.on_rollout = self._on_rollout
 
     def _on_rewards(self, rollout: Rollout) -> torch.Tensor:
-        """Return what is added to the rewards, `(B,)`; with a target, adapt the coefficient for the next batch."""
         returns_B_T = self._penalty_to_go(rollout, compute_dtype(rollout.rewards_B.dtype))
         # At the first live token it is the completion's.
         first_B_1 = live_tokens_first(rollout.mask_B_T > 0)[:, :1]
         return -returns_B_T.gather(1, first_B_1).squeeze(1).to(rollout.rewards_B.dtype)
 
     def _on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
-        """Return the new advantages `(B, T)`; with a target, adapt the coefficient for the next batch."""
         dtype = compute_dtype(advantages_B_T.dtype)
         discounts_B_T = self.gamma ** live_tokens_after(rollout.mask_B_T > 0).to(dtype)
         return (discounts_B_T * advantages_B_T - self._penalty_to_go(rollout, dtype)).to(advantages_B_T.dtype)
 
     def _penalty_to_go(self, rollout: Rollout, dtype: torch.dtype) -> torch.Tensor:
-        """β times the return-to-go of the KL estimates, `(B, T)`; β is adapted afterwards."""
+        """β times the return-to-go of the KL estimates, `(B, T)`; with a target, adapt β for the next batch."""
         live_B_T = rollout.mask_B_T > 0
         logps_B_T = provided("old_logps", rollout.old_logps_B_T).to(dtype)
         ref_logps_B_T = logps_of(self.reference, rollout).to(dtype)
@@ -135,8 +130,7 @@ class TeacherLogRatio(Checked):
     (2601.20802) and self-distillation (2601.19897) for a teacher that is the policy after another prompt.
     Departures: each token is credited with its own log-ratio alone, where MiniLLM sums the ratios of the tokens that
     follow (`kl_in_reward` does, with the teacher as the reference), normalises by length and mixes the teacher into the
-    sampling. Of SDPO, the sampled token's estimate is computed, not the divergence over the top K tokens; its teacher
-    is an exponential average of the policy, ours the policy that generated.
+    sampling. SDPO has the divergence over the top K tokens, and an exponential average of the policy as its teacher.
 
     Args:
         teacher: Id or path of a causal language model with the policy's tokenizer; "reference" for the policy that TRL

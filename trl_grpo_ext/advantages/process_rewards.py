@@ -18,10 +18,9 @@ from ..types import HookDeclaration, PartTable, Rollout
 class ProcessRewards(Checked):
     """Credit each token with the rewards of its step and all later steps, minus a baseline.
 
-    A function that returns `Parts` gives a completion's steps their rewards `r_j`: each part that has a score is a step
-    (in order of its last token), worth its score times its weight. A part without a place ends where the completion
-    ends, and a completion scored without parts is one step. A step's reward lies at its last token, together with the
-    special tokens after it, and with `s(t)` the first step that ends at token `t` or later:
+    Each scored part of a function's `Parts` is a step (in order of its last token) whose reward `r_j` is its score
+    times its weight. A part without a place ends where the completion ends, and a completion scored without parts is
+    one step. With `s(t)` the first step that ends at token `t` or later (the special tokens after it included):
 
         G_t = Σ_{j ≥ s(t)} γ^(j - s(t)) · r_j            form "sum"
         G_t = Σ_{j ≥ s(t)} γ^(j - s(t)) · r*_j           form "min", r*_j = softmax(-r/T)_j · r_j over all steps
@@ -29,12 +28,10 @@ class ProcessRewards(Checked):
 
     In the minimum form a low temperature, relative to the rewards, gives nearly all weight to the worst step.
 
-    Source: PURE (2504.15275) for the minimum form, its transformed rewards `r*`, and the temperature 0.1 of its
-    authors' configuration, for rewards between -1 and 1; the plain sum of the rewards to go is that of process
-    supervision in GRPO (2402.03300).
+    Source: PURE (2504.15275) for the minimum form, with its authors' temperature of 0.1 for rewards between -1 and 1;
+    the plain sum is process supervision in GRPO (2402.03300).
     Departures: the baseline is one number per group, the mean return of whole completions. γ counts steps, not tokens.
-    Tokens after the last step get 0, and so do completions that the function did not score. The function's weight in
-    the total reward is not used.
+    Tokens after the last step, and completions that the function did not score, get 0. Its weight is not used.
 
     Args:
         reward: Name of the reward function. None means the only one that returns parts, or the only one.

@@ -16,9 +16,8 @@ class Whiten(Checked):
     """Advantages in standard deviations from their mean over the batch: `A' = (A - mean) / (σ + 1e-8)`.
 
     Mean and σ (n - 1) are taken over the completions of all ranks, each with the mean of its tokens' advantages, or
-    over their live tokens. Advantages that are all equal become exactly 0. If the incoming advantages do not average to
-    0, a group of equal rewards is pushed or pulled as part of the batch, and hooks for groups without signal do
-    nothing.
+    over their live tokens. Advantages that are all equal become exactly 0. If the incoming ones do not average to 0, a
+    group of equal rewards gets an advantage, and hooks for groups without signal do nothing.
 
     `[raw_reward, kl_in_reward, {name: whiten, over: tokens}]` is REINFORCE++, with `centred` its variant with a
     baseline.
@@ -87,9 +86,8 @@ class ClipAdvantages(Checked):
 class OutcomeFilter(Checked):
     """Learn from some outcomes only: the advantages of all other completions are 0.
 
-    A completion succeeds if its reward, the weighted total before any shaper, is above `threshold`. The filter is a
-    mask: its zeros stay 0 at the loss forward. The tokens of rejected completions still count in the denominators of
-    the loss and under a KL penalty; `skip_zero_variance` leaves out groups that are rejected whole.
+    The filter is a mask: its zeros stay 0 at the loss forward. The tokens of rejected completions still count in the
+    denominators of the loss and under a KL penalty; `skip_zero_variance` leaves out groups that are rejected whole.
 
     Source: A Minimalist Approach to LLM Reasoning (2504.11343). With `raw_reward` in front, `successes` is RAFT++ and
     `mixed_groups` is Reinforce-Rej.
@@ -98,7 +96,7 @@ class OutcomeFilter(Checked):
 
     Args:
         keep: "successes"; "failures"; or "mixed_groups", all completions of prompts with both.
-        threshold: A completion succeeds where its reward is greater than this. 0.5 suits rewards of 0 and 1.
+        threshold: A completion succeeds where its reward, before any shaper, is greater than this.
     """
 
     __name__ = "outcome_filter"
@@ -155,9 +153,9 @@ class SignScaling(Checked):
 class TruncationMasking(Checked):
     """Set the advantages of truncated completions to 0: `A'_t = 0` where the completion ended at the limit.
 
-    Such a completion was graded before it was done, so its reward says little about it. With `keep="negative"` only
-    credit is removed, `A'_t = min(A_t, 0)`. It is a mask: its zeros stay 0 at the loss forward. TRL's
-    `mask_truncated_completions` removes the tokens from all counts and the KL penalty; here they stay in both.
+    Such a completion was graded before it was done. With `keep="negative"` only credit is removed,
+    `A'_t = min(A_t, 0)`. It is a mask: its zeros stay 0 at the loss forward. TRL's `mask_truncated_completions` removes
+    the tokens from all counts and the KL penalty; here they stay in both.
 
     Source: the overlong filtering of DAPO (2503.14476), which masks the loss of truncated samples.
     Departures: the denominators, as said; `keep="negative"` is not in the paper.
@@ -180,10 +178,9 @@ class SequenceRejection(Checked):
     """Set the advantages of completions to 0 on which the trained model and the sampler disagree.
 
     `A'_t = 0` where the geometric mean of the ratio, `exp(1/L · Σ_t (log π_old,t - log π_sampler,t))` over the `L` live
-    tokens of the completion, is below `low` or above `high`. The sampler (vLLM) and the model that trains compute other
-    probabilities for the same weights, and a completion that the model itself would hardly have sampled is no evidence
-    about it. It is a mask: its zeros stay 0 at the loss forward. TRL's own correction weighs by the ratio instead
-    (`vllm_importance_sampling_correction`); both may act.
+    tokens of the completion, is below `low` or above `high`: a completion that the model would hardly have sampled is
+    no evidence about it. It is a mask: its zeros stay 0 at the loss forward. TRL's own correction
+    (`vllm_importance_sampling_correction`) weighs by the ratio instead; both may act.
 
     Source: the sequence rejection of verl's rollout correction with the geometric mean; SkyRL, ROLL and NeMo RL have it
     too.
@@ -220,10 +217,8 @@ class SequenceRejection(Checked):
 class RepetitionPenalty(Checked):
     """Subtract a constant from every token that repeats: `A'_t = A_t - p` where `t` lies in an n-gram seen before.
 
-    "Seen before" means that the same n tokens begin earlier in the same completion; the two may overlap. The first
-    occurrence is not punished, and a token in several repeated n-grams is punished once. N-grams consist of all
-    completion tokens, including a tool's. Every completion is penalised, with or without a reward. The penalty is in
-    units of the advantage.
+    "Seen before" means that the same n tokens, a tool's included, begin earlier in the same completion; the two may
+    overlap. A token in several repeated n-grams is punished once. The penalty is in units of the advantage.
 
     Source: the N-gram repetition penalty of Demystifying Long Chain-of-Thought Reasoning in LLMs (2502.03373), appendix
     C.2.

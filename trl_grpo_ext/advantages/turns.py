@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from ..credit.groups import gather_groups, gather_rewards, group_apart, number_of
+from ..credit.groups import compute_dtype, gather_groups, gather_rewards, group_apart, number_of
 from ..credit.parts import no_such_turn
 from ..credit.turns import true_runs
 from ..errors import ConfigurationError
 from ..guard.parameters import Checked, choice, flag, number, text
-from ..types import HookDeclaration, Rollout
+from ..types import HookDeclaration, Rollout, Turn
 from .returns import discounted_returns
 
 _EPSILON = 1e-4  # beside the standard deviation, as in TRL and in MT-GRPO's code
@@ -26,11 +26,10 @@ _GIGPO_EPSILON = 1e-6  # as in the authors' code
 class TurnRewards(Checked):
     """Credit a turn's tokens with the rewards of their own and later turns, relative to the group's same turn.
 
-    A part whose place is a turn, or in one (`Place(turn=...)`), adds its score times its weight to that turn's reward.
-    Of a completion with such parts the function's other parts and its value do not count. All other rewards, including
-    shapers', form the outcome, which belongs to the completion's last turn (a shaper's rewards for single tokens belong
-    to their turns). With `r_{i,k}` the weighted rewards of turn k of completion i, `K_i` its turns and `o_i` its
-    outcome:
+    A part whose place is a turn, or in one (`Place(turn=...)`), adds its score times its weight to that turn's reward;
+    the function's other parts and its value then do not count. All other rewards form the outcome, which belongs to the
+    last turn (a shaper's rewards for single tokens belong to their turns). With `r_{i,k}` the weighted rewards of turn
+    k of completion i, `K_i` its turns and `o_i` its outcome:
 
         G_{i,k} = Σ_{j≥k} γ^(j-k) · (r_{i,j} + [j = K_i] · o_i)                  form "returns"
         A_{i,k} = (G_{i,k} - mean G_k) / (std G_k + 1e-4)
@@ -42,11 +41,9 @@ class TurnRewards(Checked):
     completion reached gets 0.
 
     Source: Multi-turn credit assignment with MT-GRPO (2505.11821), the turn plus outcome form, with λ = 1 in its
-    authors' code; rewards to go per turn against a group are those of process supervision in GRPO (2402.03300), with
-    turns for steps.
-    Departures: MT-GRPO has two turns, and the first has its own reward; here any turn but the last has. If a completion
-    never got an answer from a tool, its authors take the advantage of the rewards' sum; here its only turn gets the
-    outcome's. γ is not in MT-GRPO.
+    authors' code; rewards to go per turn are process supervision in GRPO (2402.03300), with turns for steps.
+    Departures: MT-GRPO has two turns and no γ. If a completion never got an answer from a tool, its authors take the
+    advantage of the rewards' sum; here its only turn gets the outcome's.
 
     Args:
         form: "returns" or "turn_plus_outcome".
@@ -100,23 +97,21 @@ class GiGPO(Checked):
         A^E_i = (R_i - mean R) / F(R)
         A^S_{i,k} = (G_{i,k} - mean G_s) / F(G_s),   G_{i,k} = Σ_{j≥k} γ^(j-k) · r_{i,j}
 
-    Turns of a group with the same anchor state s are compared with each other, including those of one completion; a
-    turn with a unique state has `A^S = 0`. F is the standard deviation (n - 1) plus 1e-6 with `normalise`, else 1. The
-    rewards of turns and of the outcome are as in `turn_rewards`. A turn's state is the answer of the tools or the
-    environment right before it, token by token (for first turns the prompt); or its entry in the column `states`, a
-    list with one state for each of the completion's turns, compared as JSON.
+    Turns of a group with the same anchor state s are compared with each other; a turn with a unique state has
+    `A^S = 0`. F is the standard deviation (n - 1) plus 1e-6 with `normalise`, else 1. The rewards of turns and of the
+    outcome are as in `turn_rewards`. A turn's state is the answer of the tools or the environment right before it,
+    token by token (for first turns the prompt), or its entry in the column `states`, compared as JSON.
 
     Source: Group-in-Group Policy Optimization (2505.10978), equations 3 and 6 to 8, with its code's γ = 0.95 and ω = 1.
     F = 1 is the code's `mean_norm`, its default, and the other its `mean_std_norm`.
-    Departures: the code takes mean and deviation of the episodes over all steps; here each completion counts once, as
-    in the paper. The code can take observations for the same that are only alike; here they are equal. There, each step
-    is a sample of its own; here a completion is a whole conversation.
+    Departures: each completion, a whole conversation, counts once in the statistics of episodes, as in the paper; in
+    the code each step does. The code can take observations for the same that are only alike.
 
     Args:
         step_weight: ω, not negative.
         gamma: γ, from 0 to 1, per turn.
         normalise: Divide by the standard deviation.
-        states: Name of a column with the states; None compares what came right before.
+        states: A column with a list of states, one for each turn; None compares what came right before.
     """
 
     __name__ = "gigpo"
@@ -174,9 +169,8 @@ class ToolErrors(Checked):
     """Subtract a constant from the advantages of failed tool calls: `A'_t = A_t - c` for the tokens of such a call.
 
     A call fails if it cannot be parsed, or if the tool raised, got arguments that it does not take, or does not exist.
-    So a call is blamed for its own form, whatever the outcome was. A call's tokens are found by the tokenizer's
-    `response_template`, with which TRL parses. Without one they are those of its whole turn, and calls that cannot be
-    parsed go unnoticed. So do those that the template takes for plain text.
+    Its tokens are found by the tokenizer's `response_template`, with which TRL parses. Without one they are those of
+    its whole turn, and calls that cannot be parsed go unnoticed, as do those that the template takes for plain text.
 
     Source: none of its own; penalties for calls that fail are part of many agents' rewards (ToolRL, 2504.13958), where
     they fall on all tokens of the completion.
@@ -193,14 +187,12 @@ class ToolErrors(Checked):
     over: str = choice("call", "turn")
 
     def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
-        failed_B_T = torch.zeros(advantages_B_T.shape, dtype=torch.bool)
-        for row, counts in enumerate((rollout.lengths_B > 0).tolist()):
-            for turn in rollout.turns(row) if counts else ():
-                for call in turn.calls:
-                    if call.failed:
-                        first, end = turn.tokens if self.over == "turn" else call.tokens
-                        failed_B_T[row, first:end] = True
-        return torch.where(failed_B_T.to(advantages_B_T.device), advantages_B_T - self.penalty, advantages_B_T)
+        failed_B_T = torch.zeros_like(advantages_B_T, dtype=torch.bool)
+        for row, turn in _turns(rollout):
+            for call in turn.calls:
+                if call.failed:
+                    failed_B_T[row, slice(*(turn.tokens if self.over == "turn" else call.tokens))] = True
+        return torch.where(failed_B_T, advantages_B_T - self.penalty, advantages_B_T)
 
 
 @dataclass(kw_only=True, eq=False)
@@ -232,26 +224,29 @@ class MaskedTurns(Checked):
         if self.pick in ("first", "last"):
             picked_B_1 = 0 if self.pick == "first" else numbers_B_T.amax(dim=1, keepdim=True)
             return torch.where(numbers_B_T == picked_B_1, advantages_B_T, 0.0)
-        kept_B_T = torch.zeros(advantages_B_T.shape, dtype=torch.bool)
-        for row, counts in enumerate((rollout.lengths_B > 0).tolist()):
-            for turn in rollout.turns(row) if counts else ():
-                has = turn.calls if self.pick in ("calls", "answers") else turn.failed
-                if bool(has) == (self.pick in ("calls", "failed")):
-                    kept_B_T[row, slice(*turn.tokens)] = True
-        return torch.where(kept_B_T.to(advantages_B_T.device), advantages_B_T, 0.0)
+        kept_B_T = torch.zeros_like(advantages_B_T, dtype=torch.bool)
+        for row, turn in _turns(rollout):
+            has = turn.calls if self.pick in ("calls", "answers") else turn.failed
+            if bool(has) == (self.pick in ("calls", "failed")):
+                kept_B_T[row, slice(*turn.tokens)] = True
+        return torch.where(kept_B_T, advantages_B_T, 0.0)
+
+
+def _turns(rollout: Rollout) -> Iterator[tuple[int, Turn]]:
+    """The turns of the completions with tokens that count, each with its row."""
+    for row, counts in enumerate((rollout.lengths_B > 0).tolist()):
+        for turn in rollout.turns(row) if counts else ():
+            yield row, turn
 
 
 @dataclass(frozen=True)
 class RewardsOfTurns:
-    """The weighted rewards of one rank's completions, by turn, and those of no turn.
-
-    `scored_B_M`: whether the completion is scored and has the turn; `last_B_M`: whether it is the completion's last.
-    """
+    """The weighted rewards of one rank's completions."""
 
     turns_B_M: torch.Tensor
-    outcome_B: torch.Tensor
-    scored_B_M: torch.Tensor
-    last_B_M: torch.Tensor
+    outcome_B: torch.Tensor  # of no turn
+    scored_B_M: torch.Tensor  # whether the completion is scored and has the turn
+    last_B_M: torch.Tensor  # whether it is the completion's last turn
 
     def with_outcome(self) -> torch.Tensor:
         """The rewards of each turn, the outcome added to the last, `(B, M)`."""
@@ -259,9 +254,8 @@ class RewardsOfTurns:
 
 
 def rewards_of_turns(rollout: Rollout) -> RewardsOfTurns:
-    """Distribute the rewards: parts in turns to these, shapers' token rewards to the tokens' turns, the rest to the
-    end."""
-    rewards_B_K = rollout.rewards_B_K.to(torch.promote_types(rollout.rewards_B_K.dtype, torch.float32))
+    """Distribute the rewards: parts in turns and shapers' token rewards to these, the rest to the outcome."""
+    rewards_B_K = rollout.rewards_B_K.to(compute_dtype(rollout.rewards_B_K.dtype))
     device, numbers_B_T = rewards_B_K.device, rollout.turns_B_T
     counts_B = numbers_B_T.amax(dim=1) + 1
     width = max(1, int(counts_B.max())) if len(counts_B) else 1

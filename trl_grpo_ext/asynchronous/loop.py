@@ -1,29 +1,130 @@
-"""The scoring process: rewards with weights and guard, shapers, rollout hooks and the filter, one group at a time."""
+"""The scoring process: rewards with weights and guard, shapers, rollout hooks and the filter, one group at a time.
+
+What is known of a completion is a `Row`. TRL's queue carries six fields of a sample; one of them, the advantage, is a
+number of ours that holds the row and pickles with it.
+"""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
+from torch.nn.utils.rnn import pad_sequence
 from trl.experimental.async_grpo import async_rollout_worker
 
 from ..credit import flow
+from ..credit.groups import weighted_rewards
 from ..credit.parts import agreed_names, part_metrics
+from ..credit.rollouts import RolloutFacts, RowTensors, ScoredRows, build_rollout
 from ..credit.signal import rewards_are_equal, share_without_signal, signal_table, zero_variance_of
 from ..errors import ConfigurationError, PluginRunError
 from ..guard.calls import unique_names
 from ..guard.reward_watch import RewardWatch
 from ..trainer.selected import SelectedPlugins
-from ..types import FilterDeclaration, Rollout, Totals
-from .rows import CarriedAdvantage, Row, rollout_of
+from ..trainer.upstream.releases import parsing_of
+from ..types import FilterDeclaration, Part, Rollout, Totals
 
 MOST_DROPPED = 1000
 """Groups that a filter may drop in a row: a run of which nothing is left would wait for ever."""
+
+
+@dataclass(kw_only=True)
+class Row:
+    """One scored completion. Arrays have an entry for each of its tokens, those of tools included."""
+
+    columns: Mapping[str, Any]  # of the data set
+    prompt: Any
+    completion: Any
+    prompt_ids: Sequence[int]
+    completion_ids: Sequence[int]
+    mask: np.ndarray  # 1 where a token counts in the loss
+    sampling_logps: np.ndarray
+    parts: Mapping[str, Sequence[Part]]
+    outcomes: Mapping[str, Any]
+    group: int
+    rewards: Mapping[str, float]  # each function's, then what each shaper added; NaN for none
+    reward_weights: Sequence[float]
+    # Known once the rollout hooks have run:
+    of_group: Mapping[str, Any] = field(default_factory=dict)  # fields of the rollout that need the whole group
+    zero_variance: bool = False
+    stages: Mapping[str, np.ndarray] = field(default_factory=dict)  # the advantages: TRL's, then after each hook
+    allowed_signs: np.ndarray | None = None
+
+    @property
+    def advantages(self) -> np.ndarray:
+        """The advantage of each token after the last rollout hook."""
+        return list(self.stages.values())[-1]
+
+
+class CarriedAdvantage(float):
+    """A completion's mean advantage, with its `row`, and the groups that the filter dropped since the last one."""
+
+    row: Row
+    dropped: Mapping[int, str]
+
+    def __new__(cls, row: Row, dropped: Mapping[int, str]) -> CarriedAdvantage:
+        """The number comes from the row."""
+        made = super().__new__(cls, row.advantages[row.mask > 0].mean())
+        made.row, made.dropped = row, dropped
+        return made
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle with the row."""
+        return CarriedAdvantage, (self.row, self.dropped)
+
+
+def padded(arrays: Sequence[Any], device: Any = "cpu") -> torch.Tensor:
+    """Arrays `(T,)` of different lengths as `(B, T)`, with zeros on the right."""
+    return pad_sequence([torch.as_tensor(array) for array in arrays], batch_first=True).to(device)
+
+
+def rollout_of(
+    rows: Sequence[Row],
+    totals: Totals,
+    gather: Callable[[torch.Tensor], torch.Tensor],
+    *,
+    tokenizer: Any,
+    end_ids: Sequence[int],
+    step: int,
+    device: Any = "cpu",
+) -> Rollout:
+    """The context of these rows, as if they were one group and all ranks had them; `of_group` says what is known."""
+    parts = {name: [row.parts.get(name, ()) for row in rows] for row in rows for name in row.parts}
+    scored = ScoredRows(
+        rows=[row.columns for row in rows],
+        prompts=[row.prompt for row in rows],
+        completions=[row.completion for row in rows],
+        completion_ids=[row.completion_ids for row in rows],
+        rewards_N_K=torch.tensor([list(row.rewards.values()) for row in rows], device=device),
+        parts=parts,
+        part_names=agreed_names(parts, gather, device),
+        tool_masks=[row.mask.tolist() for row in rows] if any(row.mask.min() == 0 for row in rows) else None,
+    )
+    logps_B_T = padded([row.sampling_logps for row in rows], device)
+    tensors = RowTensors.of(
+        [row.prompt_ids for row in rows], scored.completion_ids, tokenizer.pad_token_id, scored.tool_masks
+    )
+    moved = {name: value.to(device) for name, value in vars(tensors).items() if isinstance(value, torch.Tensor)}
+    # The sampler is the old policy: TRL has no other.
+    tensors = replace(tensors, **moved, logps_B_T={"sampling_logps": logps_B_T, "old_logps": logps_B_T})
+    facts = RolloutFacts(
+        tokenizer=tokenizer,
+        end_ids={*end_ids, tokenizer.pad_token_id},
+        reward_names=list(rows[0].rewards),
+        reward_weights_K=torch.tensor(rows[0].reward_weights),
+        group_size=len(rows),
+        parsing=parsing_of(tokenizer),
+    )
+    of_group: dict[str, Any] = {
+        name: torch.tensor([row.of_group[name] for row in rows], device=device) for name in rows[0].of_group
+    }
+    return replace(build_rollout(scored, tensors, facts, totals, gather, step=step), **of_group)
 
 
 class ExtRolloutLoop(async_rollout_worker._AsyncRolloutLoop):
@@ -38,12 +139,15 @@ class ExtRolloutLoop(async_rollout_worker._AsyncRolloutLoop):
         super().__init__(**keywords)
         self.reward_func_names = unique_names(self.reward_func_names)
         of_environments = [1.0] * (len(self.reward_func_names) - len(self.reward_funcs))
-        self._plugins, self._weights, self._updates = plugins, [*reward_weights, *of_environments], updates
-        self._dropped: dict[int, str] = {}  # since the last group that was kept
+        self._plugins = plugins
+        self._weights = [*reward_weights, *of_environments]
+        self._weighs = {*self._weights} != {1.0}
+        self._updates = updates  # optimizer steps of a model version
+        self._dropped: dict[int, str] = {}  # groups since the last one that was kept, and why
         self._dropped_in_a_row = 0
 
     async def _score_group(self, group: Any) -> list[Any]:
-        inherited, names, functions = super()._score_group, self.reward_func_names, self.reward_funcs
+        functions, names = self.reward_funcs, self.reward_func_names
         columns = [{key: of[row] for key, of in group.reward_kwargs.items()} for row in range(len(group.prompts))]
         given = {"prompts": group.prompts, "completions": group.completions, "completion_ids": group.completions_ids}
         watch, metrics = RewardWatch(self._plugins.settings.reward_timeout), dict[str, float]()
@@ -51,36 +155,36 @@ class ExtRolloutLoop(async_rollout_worker._AsyncRolloutLoop):
         watched = [partial(watch.wrap(f, n), **_taken(f, loggers)) for f, n in zip(functions, names, strict=False)]
         with watch.time_limit(), self._scoring_with(watched, names):
             watch.start_scoring(functions, names[: len(functions)], columns, **given)
-            samples = await inherited(group)
+            samples: list[Any] = await super()._score_group(group)
         rewards_N_K = torch.tensor([[sample.metrics[f"rewards/{name}"] for name in names] for sample in samples])
         watch.check_finite(rewards_N_K, names)
         metrics |= watch.counts(rewards_N_K, names, _alone)
         metrics |= part_metrics(watch.parts, agreed_names(watch.parts, _alone), _alone)
-        rollout, added = None, dict[str, Sequence[float]]()
         if self._plugins.read_rollouts:
             rows = self._rows(group, samples, columns, watch)
             rollout = self._plugins.chain.on_rewards(self._rollout(rows))
-            added = dict(zip(rollout.reward_names, rollout.rewards_B_K.T.tolist(), strict=True))
-            added = {name: values for name, values in added.items() if name not in names}
-        if added or any(weight != 1.0 for weight in self._weights):  # TRL's arithmetic on what the rewards are worth
-            scores = dict(zip(names, self._weights, strict=True))
-            scored = [
-                [None if s is None else w * s for s in watch.scores[n]] for n, w in scores.items() if n in watch.scores
-            ]
-            worth = [partial(_return, values) for values in [*scored, *added.values()]]
-            with self._scoring_with(worth, [*names[: len(scored)], *added, *names[len(scored) :]]):
-                first, samples = samples, await inherited(group)
-            for sample, one in zip(samples, first, strict=True):
-                sample.metrics |= {name: value for name, value in one.metrics.items() if name.startswith("rewards/")}
-        if rollout is not None:
+            if len(rollout.reward_names) > len(names) or self._weighs:
+                await self._weigh(group, samples, rollout.rewards_B)
             samples = self._with_credit(samples, rows, rollout, metrics)
+        elif self._weighs:
+            starts = np.cumsum([0, *(len(sequences) for sequences in group.completions_sequences[:-1])])
+            await self._weigh(group, samples, weighted_rewards(rewards_N_K[starts], torch.tensor(self._weights)))
         self._push_metrics(metrics)
-        return list(samples)
+        return samples
+
+    async def _weigh(self, group: Any, samples: list[Any], rewards_B: torch.Tensor) -> None:
+        """Give the samples TRL's advantages of these rewards, which include those of environments."""
+        of_environments = self.reward_func_names[len(self.reward_funcs) :]
+        with self._scoring_with([partial(_return, rewards_B.tolist())], ["reward", *of_environments]):
+            weighed = await super()._score_group(replace(group, env_rewards=[None] * len(rewards_B)))
+        for sample, other in zip(samples, weighed, strict=True):
+            sample.advantage = other.advantage
+            sample.metrics |= {name: other.metrics[name] for name in ("reward", "reward_std")}
 
     @contextmanager
-    def _scoring_with(self, functions: Sequence[Any], names: Sequence[str]) -> Iterator[None]:
+    def _scoring_with(self, functions: list[Any], names: list[str]) -> Iterator[None]:
         before = self.reward_funcs, self.reward_func_names
-        self.reward_funcs, self.reward_func_names = list(functions), list(names)
+        self.reward_funcs, self.reward_func_names = functions, names
         try:
             yield
         finally:
@@ -105,14 +209,11 @@ class ExtRolloutLoop(async_rollout_worker._AsyncRolloutLoop):
                 completion_ids=sample.input_ids[first:].tolist(),
                 mask=sample.completion_mask[first:],
                 sampling_logps=sample.old_log_probs[first:],
-                rewards={name: sample.metrics[f"rewards/{name}"] for name in self.reward_func_names},
-                reward_weights=self._weights,
                 parts={name: parts[place] for name, parts in watch.parts.items()},
                 outcomes={name: values[place] for name, values in watch.outcomes.items()},
                 group=group.group_id,
-                of_group={},
-                stages=(),
-                allowed_signs=None,
+                rewards={name: sample.metrics[f"rewards/{name}"] for name in self.reward_func_names},
+                reward_weights=self._weights,
             )
             for place, (sample, first) in enumerate(zip(samples, firsts, strict=True))
         ]
@@ -120,11 +221,10 @@ class ExtRolloutLoop(async_rollout_worker._AsyncRolloutLoop):
     def _rollout(self, rows: Sequence[Row]) -> Rollout:
         tokens = int(sum(row.mask.sum() for row in rows))
         totals = Totals(tokens=tokens, sequences=len(rows), prompts=1, max_completion_length=self.max_tokens)
-        of_run = {"tokenizer": self.tokenizer, "end_ids": self.eos_token_ids, "tools": self.tools}
         step = max(self.model_version - 1, 0) * self._updates  # the first version is the model at the start
-        return rollout_of(rows, totals, _alone, step=step, **of_run)
+        return rollout_of(rows, totals, _alone, tokenizer=self.tokenizer, end_ids=self.eos_token_ids, step=step)
 
-    def _with_credit(self, samples: Any, rows: Any, rollout: Rollout, metrics: dict[str, float]) -> list[Any]:
+    def _with_credit(self, samples: list[Any], rows: list[Row], rollout: Rollout, metrics: dict[str, Any]) -> list[Any]:
         """The samples with the advantages that the hooks make, or none if the filter drops the group."""
         chain, weights_K = self._plugins.chain, rollout.reward_weights_K
         equal_B = rewards_are_equal(rollout.rewards_B_K, weights_K, rollout.group_ids_B, "sum_then_normalize")
@@ -136,27 +236,21 @@ class ExtRolloutLoop(async_rollout_worker._AsyncRolloutLoop):
         metrics |= {**chain.metrics(), "groups/zero_variance": share_without_signal(signal_B_C)}
         if not self._keeps(rollout, rows[0].group):
             return []
-        stages = [
-            ("trl", flow.expand_advantages(at_first_B, rollout.mask_B_T)),
-            *((c.name, c.after_B_T) for c in changes),
-        ]
-        of_group = {name: vars(rollout)[name] for name in ("rewards_B", "raw_rewards_B", "group_baselines_B")}
-        of_group |= {"zero_variance": zero_variance_of(signal_B_C)}
-        of_group |= {} if silent_B is None else {"uninformative_B": silent_B}
-        shaped = [dict(zip(rollout.reward_names, of, strict=True)) for of in rollout.rewards_B_K.tolist()]
+        stages = {"trl": flow.expand_advantages(at_first_B, rollout.mask_B_T)}
+        stages |= {change.name: change.after_B_T for change in changes}
+        names = ["rewards_B", "raw_rewards_B", "group_baselines_B", *["uninformative_B"] * (silent_B is not None)]
         dropped, self._dropped = self._dropped, {}
         for place, (sample, row) in enumerate(zip(samples, rows, strict=True)):
             size = len(row.completion_ids)
-            whole = replace(
-                row,
-                rewards=shaped[place],
-                reward_weights=weights_K.tolist(),
-                of_group={name: values_B[place].item() for name, values_B in of_group.items()},
-                stages=[(name, values_B_T[place, :size].numpy()) for name, values_B_T in stages],
-                allowed_signs=None if signs_B_T is None else signs_B_T[place, :size].numpy(),
-            )
-            sample.advantage = CarriedAdvantage(whole, dropped)
-        return list(samples)
+            row.rewards = dict(zip(rollout.reward_names, rollout.rewards_B_K[place].tolist(), strict=True))
+            sample.metrics |= {f"rewards/{name}": reward for name, reward in row.rewards.items()}
+            row.reward_weights = weights_K.tolist()
+            row.of_group = {name: getattr(rollout, name)[place].item() for name in names}
+            row.zero_variance = bool(zero_variance_of(signal_B_C)[place])
+            row.stages = {name: values_B_T[place, :size].numpy() for name, values_B_T in stages.items()}
+            row.allowed_signs = None if signs_B_T is None else signs_B_T[place, :size].numpy()
+            sample.advantage = CarriedAdvantage(row, dropped)
+        return samples
 
     def _keeps(self, rollout: Rollout, group: int) -> bool:
         """Whether the filter keeps the group; what it drops is counted."""
@@ -189,7 +283,7 @@ def _return(values: Sequence[float | None], **columns: Any) -> Sequence[float | 
     return values
 
 
-def _taken(function: Any, loggers: Mapping[str, Callable[..., None]]) -> dict[str, Callable[..., None]]:
+def _taken(function: Any, loggers: Mapping[str, Any]) -> dict[str, Any]:
     """Of the loggers that TRL's synchronous trainer passes to rewards those that this one takes."""
     parameters = inspect.signature(function).parameters
     takes_all = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values())

@@ -62,19 +62,12 @@ _PROBLEMS = {
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that is wrong with one row.
-
-    Attributes:
-        row: Its number in the data set.
-        problem: "does not parse", "wrong against itself", "fails" or "accepts a wrong answer".
-        reference: The reference, quoted.
-        detail: What exactly.
-    """
+    """One thing that is wrong with one row of the data set; the problem is one of `Audit.counts`."""
 
     row: int
     problem: str
-    reference: str
-    detail: str = ""
+    reference: str  # quoted
+    detail: str = ""  # what exactly
 
 
 @dataclass(frozen=True)
@@ -89,15 +82,9 @@ class Read:
 
 @dataclass(frozen=True)
 class Audit:
-    """What was found.
+    """What was found: the reward's and the column's names, rows and distinct references, and what is wrong by row.
 
-    Attributes:
-        reward: The reward's name.
-        column: The column that holds the references.
-        rows: Rows audited.
-        references: Distinct references among them.
-        findings: What is wrong, by row.
-        read: What the different references were read as, if the reward has `read_references`.
+    `read` is what the different references were read as, if the reward has `read_references`.
     """
 
     reward: str
@@ -159,8 +146,8 @@ def audit(
     findings: list[Finding] = []
     read: list[Read] = []
     known: set[str] = set()
-    starts = range(0, len(rows), _AT_ONCE)
-    for batch in progress([range(s, min(s + _AT_ONCE, len(rows))) for s in starts], len(starts)):
+    batches = [range(len(rows))[start : start + _AT_ONCE] for start in range(0, len(rows), _AT_ONCE)]
+    for batch in progress(batches, len(batches)):
         findings += _against_themselves(judge, [(row, rows[row]) for row in batch], column, completions)
         if completions is None and hasattr(reward, "read_references"):
             fresh = {repr(rows[row][column]): row for row in reversed(batch) if repr(rows[row][column]) not in known}
@@ -200,12 +187,13 @@ def _judged(reward: Any, column: str, right_at: float, asked: Sequence[_Asked]) 
         else:
             scores = check_scores(call(reward, columns), len(completions), reward_name(reward))
             judgements = [Judgement(Outcome.NONE if s is None else Outcome.SCORED, score=s) for s in scores]
-    return [
-        one
-        if one.outcome is not Outcome.SCORED or one.score is None
-        else Judgement(Outcome.RIGHT if one.score >= right_at else Outcome.WRONG, f"score {one.score:g}", one.score)
-        for one in judgements
-    ]
+    return [_by_score(one, right_at) for one in judgements]
+
+
+def _by_score(one: Judgement, right_at: float) -> Judgement:
+    if one.outcome is not Outcome.SCORED or one.score is None:
+        return one
+    return Judgement(Outcome.RIGHT if one.score >= right_at else Outcome.WRONG, f"score {one.score:g}", one.score)
 
 
 def _reference_column(reward: Any, row: Mapping[str, Any], asked: str | None) -> str | None:
@@ -343,9 +331,6 @@ def _renderings(reference: str) -> list[str]:
     return [rendering.format(reference) for rendering in RENDERINGS] + answers[-1:]
 
 
-# ---------------------------------------------------------------------------------------------- the command
-
-
 def audit_command(
     data: Annotated[
         str,
@@ -421,31 +406,28 @@ def _print_audit(found: Audit) -> None:
     console = results()
     counted = f" on {found.rows:,} rows, {found.references:,} different references in column "
     console.print(Text.assemble((one_line(found.reward), "bold"), counted, (one_line(found.column), "bold")))
-    table = Table("row", "problem")
-    for title in ("reference", "what"):
-        table.add_column(title, overflow="fold")
+    shown_rows = []
     for problem, count in found.counts().items():
         console.print(f"{problem}: {count:,} ({count / found.rows:.2%})", style="bold red" if count else None)
-        for finding in [finding for finding in found.findings if finding.problem == problem][:_SHOWN]:
-            cells = (Text(printable(text)) for text in (finding.reference, finding.detail))
-            table.add_row(str(finding.row), problem, *cells)
+        of_kind = [finding for finding in found.findings if finding.problem == problem]
+        shown_rows += [(one.row, problem, one.reference, one.detail) for one in of_kind[:_SHOWN]]
     if found.read:
         left = sum(bool(read.left_over) for read in found.read)
         console.print(f"read with text left over: {left:,} of {len(found.read):,} different references")
-        _print_read(found.read)
-    if found.findings:
-        console.print(table)
-    if len(found.findings) > table.row_count:
-        console.print(f"... and {len(found.findings) - table.row_count:,} more (--json for all)")
+        read = sorted(found.read, key=lambda one: not one.left_over)[:_SHOWN]
+        lines = [(one.row, one.reference, one.read_as, one.left_over) for one in read]
+        _print_table(("row", "reference", "read as", "left over"), lines, len(found.read))
+    _print_table(("row", "problem", "reference", "what"), shown_rows, len(found.findings))
 
 
-def _print_read(read: Sequence[Read]) -> None:
-    """Some of what was read; references with text left over first."""
-    table = Table("row")
-    for title in ("reference", "read as", "left over"):
+def _print_table(titles: Sequence[str], lines: Sequence[tuple[Any, ...]], of: int) -> None:
+    """Print lines of untrusted text, and how many there are more."""
+    table = Table()
+    for title in titles:
         table.add_column(title, overflow="fold")
-    for one in sorted(read, key=lambda one: not one.left_over)[:_SHOWN]:
-        table.add_row(str(one.row), *(Text(printable(text)) for text in (one.reference, one.read_as, one.left_over)))
-    results().print(table)
-    if len(read) > _SHOWN:
-        results().print(f"... and {len(read) - _SHOWN:,} more (--json for all)")
+    for line in lines:
+        table.add_row(*(Text(printable(str(cell))) for cell in line))
+    if lines:
+        results().print(table)
+    if of > len(lines):
+        results().print(f"... and {of - len(lines):,} more (--json for all)")

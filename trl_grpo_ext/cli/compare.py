@@ -78,8 +78,6 @@ def compare_command(
         int, typer.Option(min=2, help="Dimensions of the gradient sketch; it is exact with one per trained parameter.")
     ] = 4096,
     rows: Annotated[int, typer.Option(min=1, help="Completions per micro-batch of the model.")] = 8,
-    dtype: Annotated[str, typer.Option(help="Data type of the model's weights, such as bfloat16.")] = "auto",
-    device: Annotated[str | None, typer.Option(help="Device of the model. Default: the GPU, if there is one.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:
     """Compare selections of plugins on the same completions, without training.
@@ -93,7 +91,7 @@ def compare_command(
     found = compare(
         completions,
         with_,
-        model=None if model is None else load_policy(model, dtype=dtype, device=device),
+        model=None if model is None else load_policy(model),
         sample_to=sample,
         tokenizer=tokenizer or model,
         dataset=dataset,
@@ -122,9 +120,6 @@ def step_range(text: str | None) -> tuple[int | None, int | None]:
         raise ConfigurationError(f"--step is {text!r}; write one step, such as 10, or first and last, such as 10..20.")
     first, last = (match[3], match[3]) if match[3] else (match[1], match[2])
     return int(first) if first else None, int(last) if last else None
-
-
-# ------------------------------------------------------------------ printing
 
 
 def _print(found: Comparison, console: Console) -> None:

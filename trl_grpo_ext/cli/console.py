@@ -40,9 +40,6 @@ def paragraph(console: Console, text: Text, indent: int = 0) -> None:
         console.print(line, soft_wrap=True)
 
 
-# ---------------------------------------------------------------------------------------------- kinds and names
-
-
 def kind_of(word: str | None) -> Kind | None:
     """Read a kind: `reward`, `hook`, `advantage-hooks`, `loss_aggregation`, ... None stays None."""
     if word is None:

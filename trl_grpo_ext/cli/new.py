@@ -19,15 +19,14 @@ def new_command(
         str,
         typer.Argument(help="The name by which people select the plugin, such as answer_length.", show_default=False),
     ],
-    directory: Annotated[
-        str | None,
-        typer.Option(help="The folder to make, new or empty. Default: the distribution's name.", show_default=False),
-    ] = None,
     distribution: Annotated[
         str, typer.Option(help="The distribution's name. Default: grpo- and the plugin's name.", show_default=False)
     ] = "",
 ) -> None:
-    """Make a small distribution with a plugin that works as it is: a module, tests, types, a licence, CI."""
+    """Make a small distribution with a plugin that works as it is: a module, tests, types, a licence, CI.
+
+    It is in a new folder with the distribution's name.
+    """
     from ..plugins.discovery import available
     from ..plugins.kinds import with_article
     from .scaffold.distribution import NewDistribution
@@ -38,9 +37,7 @@ def new_command(
             taken = f"There is {with_article(info.kind)} {info.name!r} already, from {info.source}{which}."
             raise ConfigurationError(f"{taken} Choose another name.")
     new = NewDistribution(kind=kind, name=name, distribution=distribution)
-    folder = str(Path(new.distribution if directory is None else directory))
-    if not folder.startswith(("/", "./", "../")) and folder not in (".", ".."):
-        folder = f"./{folder}"  # which pip and a shell take for neither an option nor a package name
+    folder = f"./{new.distribution}"  # which pip does not take for a package's name
     files = new.write(Path(folder))
     console = results()
     paragraph(console, Text(printable(f"{new.distribution}, with the {new.kind} {new.name}, is in {folder}")))

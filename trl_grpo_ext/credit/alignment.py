@@ -1,8 +1,7 @@
 """Which characters of a completion's text did each token write?
 
-A tokenizer decodes all tokens at once, and encoding the text again need not give the tokens that the model sampled. So
-nothing is encoded here. Instead, the steps of the tokenizer's own decoder run again on the sampled tokens, and every
-character remembers the tokens it came from; the result must equal the tokenizer's text exactly.
+Encoding the text again need not give the tokens that the model sampled. So the steps of the tokenizer's own decoder run
+again on these, and every character remembers the tokens it came from; the result must be the tokenizer's text.
 """
 
 from __future__ import annotations

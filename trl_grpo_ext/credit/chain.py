@@ -2,8 +2,8 @@
 
     shapers ──▶ TRL's advantages, or the estimator's ──▶ transforms ──▶ masks ║ forward hooks, masks held
 
-Roles decide the order; within a role hooks act as listed. A selection in which one hook would discard another's work is
-refused when the chain is made; what only the data show is said once, in a warning.
+Within a role hooks act as listed. A selection in which one hook would discard another's work is refused; what only the
+data show is said once, in a warning.
 """
 
 from collections.abc import Iterator, Sequence

@@ -6,6 +6,7 @@
 Dimensions are those of `types`: `B` completions on this rank, `T` completion tokens.
 """
 
+import operator
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -149,6 +150,23 @@ def verdicts_by_group(
                 "groups",
             )
     return known
+
+
+def checked_draw(drawn: Any, count: int, rows: int, label: str) -> list[int] | None:
+    """The `count` different numbers that `draw` returned of a pool of `rows`, or None; others are refused."""
+    if drawn is None:
+        return None
+    try:
+        numbers = [operator.index(number) for number in drawn]
+    except TypeError:
+        numbers = []
+    if len(numbers) != count or len({*numbers}) != count or not all(0 <= number < rows for number in numbers):
+        raise PluginOutputError(
+            f"{label}: draw must return {count} different numbers of rows from 0 to {rows - 1}, or None if there are "
+            f"no more; got {drawn!r:.200}.",
+            "shape",
+        )
+    return numbers
 
 
 def reduced_loss(aggregation: Any, loss_B_T: torch.Tensor, mask_B_T: torch.Tensor, totals: Totals) -> torch.Tensor:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import json
-from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -18,7 +17,7 @@ import torch
 
 from ..errors import AlignmentError, PluginOutputError
 from ..guard.messages import content_text
-from ..types import WHOLE, Part, Parts, PartTable, Place, Rollout
+from ..types import WHOLE, Part, Parts, PartTable, Place, Rollout, WrittenTokens
 from .turns import exchanges, only_place
 
 MOST_IN_METRICS = 32
@@ -152,11 +151,12 @@ def _ranges(reward: str, places: Sequence[tuple[int, int, Place]], rollout: Roll
     """The tokens of places, `(R, 4)`: row, part, first token, end."""
     lengths = rollout.completion_mask_B_T.sum(dim=1).long().tolist()
     turns_B_T = rollout.turns_B_T.cpu().numpy()
-    written = functools.cache(lambda row: _Written(rollout.offsets(row)))
+    written = functools.cache(lambda row: WrittenTokens(rollout.offsets(row)))
     found: list[tuple[int, int, int, int]] = []
     for row, part, place in places:
         if place.end is not None:
-            first, end = written(row).tokens(*_characters(rollout, reward, place, row))
+            tokens = written(row).of(*_characters(rollout, reward, place, row))
+            first, end = (tokens[0], tokens[-1] + 1) if tokens else (0, 0)
         elif place.start is None:
             first, end = max(lengths[row] - 1, 0), lengths[row]
         elif place.call is None:
@@ -166,21 +166,6 @@ def _ranges(reward: str, places: Sequence[tuple[int, int, Place]], rollout: Roll
         if end > first:
             found.append((row, part, first, end))
     return torch.tensor(found, dtype=torch.int64).view(-1, 4)
-
-
-class _Written:
-    """The tokens of a completion that wrote something, in order."""
-
-    def __init__(self, offsets: Sequence[tuple[int, int]]) -> None:
-        self._tokens = [token for token, (start, end) in enumerate(offsets) if end > start]
-        self._starts = [offsets[token][0] for token in self._tokens]
-        self._ends = [offsets[token][1] for token in self._tokens]
-
-    def tokens(self, start: int, end: int) -> tuple[int, int]:
-        """The tokens that wrote some characters, `(first, end)`."""
-        first = bisect_right(self._ends, start)  # those that end after the start
-        last = bisect_left(self._starts, end) - 1  # and begin before the end
-        return (self._tokens[first], self._tokens[last] + 1) if start < end and first <= last else (0, 0)
 
 
 def _characters(rollout: Rollout, reward: str, place: Place, row: int) -> tuple[int, int]:

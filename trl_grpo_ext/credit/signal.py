@@ -6,10 +6,9 @@
 | `Forward.zero_variance_B` | all scored rewards of the group are equal before any shaper, and all its advantages are 0 |
 | compact updates | a row has signal if a token that counts has an advantage |
 
-Hooks before the forward stage that `makes_signal`, since they read more than rewards, leave the first line to the
-advantages, which are those after the rollout stage of the hooks. There is no threshold: the mean of equal numbers is exactly that number
-(`groups.group_mean`). TRL's own advantages have rounding errors there; with hooks, an aggregation or compact updates
-they are set to 0 (`rewards_are_equal`).
+With hooks before the forward stage that `makes_signal`, only the advantages after the rollout stage decide the first
+line. There is no threshold: the mean of equal numbers is exactly that number (`groups.group_mean`). TRL's own
+advantages have rounding errors there, which are set to 0 (`rewards_are_equal`).
 """  # noqa: E501
 
 from dataclasses import replace

@@ -15,18 +15,14 @@ from . import flow
 
 @dataclass(frozen=True, kw_only=True)
 class Term:
-    """What one term of the loss declares. A text says why something may not be done; empty means that it may.
+    """What one term of the loss declares. A text says why something may not be done; empty means that it may."""
 
-    Attributes:
-        name: What it is called in messages.
-        mixes_rows: Why a row's values depend on the other rows of its micro-batch, which then have to stay together.
-        acts_without_advantage: Why it is not 0 on rows whose advantages are all 0, which then have to run.
-        unscaled: Why it does not scale with the advantages, so that these cannot make up for another denominator.
-    """
-
-    name: str
+    name: str  # what it is called in messages
+    # why a row's values depend on the other rows of its micro-batch, which then have to stay together
     mixes_rows: Sequence[str] = ()
+    # why it is not 0 on rows whose advantages are all 0, which then have to run
     acts_without_advantage: Sequence[str] = ()
+    # why it does not scale with the advantages, so that these cannot make up for another denominator
     unscaled: Sequence[str] = ()
 
 

@@ -1,7 +1,6 @@
 """Run token losses, and check on made-up numbers what they declare.
 
-A wrong declaration would be a silent error: compact updates leave out rows that a loss is said to give nothing, and put
-other rows beside them.
+A wrong declaration would be a silent error: compact updates leave out rows, and put others beside them.
 """
 
 from collections.abc import Mapping, Sequence

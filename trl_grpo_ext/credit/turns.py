@@ -1,8 +1,7 @@
 """The turns of a completion with tools or an environment: their tokens, tool calls and answers.
 
-TRL concatenates the tokens of a conversation and never renders it again. So a turn is a run of tokens that the model
-wrote, by the tool mask. Messages are matched with these runs one by one, or not at all if their numbers differ. Within
-a turn, the tokenizer's `response_template`, with which TRL parses messages too, locates the content and the calls.
+A turn is a run of tokens that the model wrote, by the tool mask. Messages are matched with these runs one by one, or
+not at all if their numbers differ. Within a turn, the tokenizer's `response_template` locates content and calls.
 """
 
 from __future__ import annotations

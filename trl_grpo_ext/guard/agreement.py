@@ -1,17 +1,13 @@
 """A plugin that fails on one rank stops all ranks with the same error; none hangs.
 
 Otherwise a rank that fails leaves the others waiting in their next collective until it times out. So plugins run inside
-`Agreement.section`, and whenever a rank there needs the others it first says where it is: that it gathers a
-tensor of some shape, that its section is finished, or that it failed, and why. Only if all gather, shapes that fit,
-does the gather take place. If any failed, all raise its error. If some gather and others are done, that is an error
-too.
+`Agreement.section`, and whenever a rank there needs the others it first says where it is: that it gathers a tensor of
+some shape, that its section is finished, or that it failed, and why. The gather takes place only if all gather shapes
+that fit; else all raise the same error.
 
 Reward functions run inside TRL's own method, which ends in one gather of their scores. A rank that fails there first
-takes part in that gather, with a stand-in (`Agreement.stand_in`), and raises in the section that follows.
-`reward_watch` makes what a reward does wrong an error before that gather: a reward that changes its arguments, returns
-a wrong count, logs what cannot be sent, or never returns. `sys.exit` and Ctrl-C are caught as `BaseException`, and
-`os._exit` raises inside `exits_refused`. If another rank was killed, the collective fails, and `_lost` names that rank
-instead of a plugin.
+takes part in that gather, with a stand-in (`Agreement.stand_in`), and raises in the section that follows. If another
+rank was killed, the collective fails, and `_lost` names that rank instead of a plugin.
 """
 
 from __future__ import annotations
@@ -51,13 +47,6 @@ def _gather_objects(one: Any) -> list[Any]:
     return found
 
 
-class _Place(NamedTuple):
-    """The machine on which a rank runs, and its process there."""
-
-    machine: str
-    process: int
-
-
 class Agreement:
     """Keeps the ranks of a run in step; `gather` and `exchange` return all ranks' values, in rank order."""
 
@@ -73,7 +62,7 @@ class Agreement:
         self._gather = gather
         self._send_and_hear = exchange
         self._stopped_by: BaseException | None = None
-        self._places: list[_Place] = []  # of each rank, since the first exchange
+        self._places: list[tuple[str, int]] = []  # each rank's machine and process, since the first exchange
 
     @contextmanager
     def section(self) -> Iterator[None]:
@@ -126,19 +115,18 @@ class Agreement:
         if any(isinstance(one, _Failure) for one in heard):
             self._stop(_shared_error(heard))
         gathers = [rank for rank, one in enumerate(heard) if one is not None]
-        if 0 < len(gathers) < len(heard):
-            others = [rank for rank in range(len(heard)) if rank not in gathers]
-            self._stop(
-                PluginOutputError(
-                    f"rollout.gather was called on {_ranks(gathers)} but not on {_ranks(others)}. A plugin must "
-                    "call it equally often on every rank, so never under a condition on its own rows."
-                )
+        others = [rank for rank, one in enumerate(heard) if one is None]
+        if gathers and others:
+            message = (
+                f"rollout.gather was called on {_ranks(gathers)} but not on {_ranks(others)}. A plugin must call it "
+                "equally often on every rank, so never under a condition on its own rows."
             )
+            self._stop(PluginOutputError(message))
         return heard
 
     def _exchange(self, said: Any) -> list[Any]:
         """What every rank said; where they run is exchanged as well."""
-        heard = self._collect(self._send_and_hear, (said, _Place(_machine(), os.getpid())))
+        heard = self._collect(self._send_and_hear, (said, (_machine(), os.getpid())))
         self._places = [place for _, place in heard]
         return [one for one, _ in heard]
 
@@ -159,21 +147,18 @@ class Agreement:
         if failed is None:
             return None
         until = time.monotonic() + _DEATH_SECONDS  # a connection closes a moment before its process has ended
-        while not (gone := self._ended_ranks()) and time.monotonic() < until:
+        here = [(rank, process) for rank, (machine, process) in enumerate(self._places) if machine == _machine()]
+        while not (gone := [one for one in here if _has_ended(one[1])]) and time.monotonic() < until:
             time.sleep(0.05)
         if not gone and not _PEER.search(str(failed)):
             return None
-        who = " and ".join(f"rank {rank} (process {self._places[rank].process})" for rank in gone) or "another rank"
+        who = " and ".join(f"rank {rank} (process {process})" for rank, process in gone) or "another rank"
         lost = EngineError(
             f"{who[0].upper()}{who[1:]} has ended, and rank {self._rank} cannot go on without it. Its own output may "
             f"say why; if it was killed, for want of memory say, there is none. A collective met: {failed}"
         )
         lost.__cause__ = failed
         return lost
-
-    def _ended_ranks(self) -> list[int]:
-        here = [rank for rank, place in enumerate(self._places) if place.machine == _machine()]
-        return [rank for rank in here if _has_ended(self._places[rank].process)]
 
     def _fail(self, error: BaseException) -> None:
         """Tell the other ranks that this one failed, and keep the error that all raise."""

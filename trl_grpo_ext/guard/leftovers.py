@@ -1,10 +1,9 @@
 """Threads and child processes that a reward leaves running: named when the run is over, and not waited for.
 
 Before a process ends, Python waits for each thread that is no daemon, for the jobs of thread pools and for the children
-that `multiprocessing` started. One of them that never ends would keep a finished run alive without a word. What began
-while a reward ran is known here as that reward's. Once the script is over and nothing else is waited for, it is named,
-the wait for its threads is interrupted as Ctrl-C would, and its children are ended. So the process keeps its exit
-status, and what others have registered with `atexit` still runs.
+that `multiprocessing` started. What began while a reward ran is known here as that reward's. Once nothing else is
+waited for, it is named, the wait for its threads is interrupted as Ctrl-C would, and its children are ended. So the
+process keeps its exit status, and what others have registered with `atexit` still runs.
 """
 
 from __future__ import annotations
@@ -25,16 +24,14 @@ from typing import Any
 
 logger = logging.getLogger(__name__)
 
-_PATIENCE = 5.0
-"""Seconds that a thread has to end by itself, once the main thread is done."""
+_PATIENCE = 5.0  # seconds that a thread has to end by itself, once the main thread is done
 _TICK = 0.5
 _SIGNAL = signal.SIGRTMIN + 8 if hasattr(signal, "SIGRTMIN") else None
 
 _BEGUN: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 """Threads and processes, and the reward that ran when they began."""
 _IS_READY = threading.Event()
-_WAITED = threading.Event()
-"""Python has waited for the threads, or was interrupted."""
+_WAITED = threading.Event()  # Python has waited for the threads, or was interrupted
 
 
 class _NoLongerError(BaseException):
@@ -44,17 +41,12 @@ class _NoLongerError(BaseException):
 @contextmanager
 def noted(reward: str) -> Iterator[None]:
     """Note that what begins inside, thread or child process, is this reward's."""
-    before = {*_running()}
+    before = {*threading.enumerate(), *multiprocessing.active_children()}
     try:
         yield
     finally:
-        for one in _running():
-            if one not in before:
-                _BEGUN.setdefault(one, reward)
-
-
-def _running() -> list[Any]:
-    return [*threading.enumerate(), *multiprocessing.active_children()]
+        for one in {*threading.enumerate(), *multiprocessing.active_children()} - before:
+            _BEGUN.setdefault(one, reward)
 
 
 def prepare() -> None:
@@ -73,7 +65,9 @@ def _end_wait() -> None:
     while not _is_waited_for(main):
         time.sleep(_TICK)
     while not _WAITED.wait(_PATIENCE):
-        alive = [one for one in threading.enumerate() if one is not main and (not one.daemon or _has_job(one))]
+        # Python waits for the threads of a pool even if they are daemons.
+        of_pools = getattr(concurrent.futures.thread, "_threads_queues", ())
+        alive = [one for one in threading.enumerate() if one is not main and (not one.daemon or one in of_pools)]
         if alive and all(one in _BEGUN for one in alive) and main.ident is not None:
             _name("thread", alive)
             _ignore_interrupt()
@@ -87,11 +81,6 @@ def _is_waited_for(main: threading.Thread) -> bool:
     while frame is not None and frame.f_back is not None:
         frame = frame.f_back
     return frame is not None and frame.f_code.co_filename == threading.__file__
-
-
-def _has_job(thread: threading.Thread) -> bool:
-    """Whether this is a thread of a pool: Python waits for these even if they are daemons."""
-    return thread in getattr(concurrent.futures.thread, "_threads_queues", ())
 
 
 def _end_children() -> None:

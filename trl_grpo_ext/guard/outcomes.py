@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from types import MappingProxyType
 from typing import Any, Literal
 
 from ..errors import ConfigurationError, RewardError
@@ -109,9 +110,7 @@ class OutcomePolicy:
         known = {**DEFAULTS, **(defaults or {})}
         self._becomes: dict[Outcome, Consequence] = {o: known[o] for o in self.outcomes if o in known}
         if not isinstance(changed, Mapping | None):
-            raise ConfigurationError(
-                f"{reward}: outcomes must be a mapping such as {{timeout: null}}, got {changed!r}."
-            )
+            raise ConfigurationError(f"{reward}: outcomes must be a mapping such as {{timeout: null}}, got {changed!r}")
         for name, value in (changed or {}).items():
             if name not in self._becomes:
                 can = ", ".join(self._becomes)
@@ -119,33 +118,33 @@ class OutcomePolicy:
             self._becomes[Outcome(name)] = _consequence(reward, name, value)
         self.changed = {outcome.value: it for outcome, it in self._becomes.items() if it != known[outcome]}
 
-    def __getitem__(self, outcome: Outcome) -> Consequence:
-        return self._becomes[outcome]
+    def scores(
+        self, judgements: Sequence[Judgement], causes: Mapping[int, BaseException] = MappingProxyType({})
+    ) -> list[float | None]:
+        """Turn a batch's outcomes into scores.
 
-    def scores(self, judgements: Sequence[Judgement]) -> list[float | None]:
-        """Turn the outcomes of a batch into scores; one whose policy is "raise" is a `RewardError` with its row."""
-        return [self._score(row, judgement) for row, judgement in enumerate(judgements)]
-
-    def raises(self, judgement: Judgement) -> bool:
-        """Whether this outcome stops the run."""
-        return self._becomes.get(judgement.outcome) == RAISE
-
-    def _score(self, row: int, judgement: Judgement) -> float | None:
-        if judgement.outcome in (Outcome.SCORED, Outcome.NONE):
-            return judgement.score
-        becomes = self._becomes[judgement.outcome]
-        if isinstance(becomes, str):
-            raise RewardError(
-                f"{self.reward}: the outcome at row {row} is {judgement.outcome.value!r}"
-                f"{f' ({judgement.detail})' if judgement.detail else ''}, which raises. Set "
-                f"outcomes: {{{judgement.outcome.value}: null}} (or a number) to go on."
-            )
-        if not isinstance(judgement.score, Parts) or becomes is None:
-            return becomes
-        parts = judgement.score.parts
-        if judgement.outcome not in (Outcome.RIGHT, Outcome.WRONG):
-            parts = tuple(part._replace(score=None if part.score is None else becomes) for part in parts)
-        return Parts(parts, becomes)
+        One whose policy is "raise" is a `RewardError` with its row, from that row's cause, if there is one.
+        """
+        scores: list[float | None] = []
+        for row, judgement in enumerate(judgements):
+            if judgement.outcome in (Outcome.SCORED, Outcome.NONE):
+                scores.append(judgement.score)
+                continue
+            becomes = self._becomes[judgement.outcome]
+            if isinstance(becomes, str):
+                detail = f" ({judgement.detail})" if judgement.detail else ""
+                raise RewardError(
+                    f"{self.reward}: the outcome at row {row} is {judgement.outcome.value!r}{detail}, which raises. "
+                    f"Set outcomes: {{{judgement.outcome.value}: null}} (or a number) to go on."
+                ) from causes.get(row)
+            if isinstance(judgement.score, Parts) and becomes is not None:
+                parts = judgement.score.parts
+                if judgement.outcome not in (Outcome.RIGHT, Outcome.WRONG):
+                    parts = tuple(part._replace(score=None if part.score is None else becomes) for part in parts)
+                scores.append(Parts(parts, becomes))
+            else:
+                scores.append(becomes)
+        return scores
 
     def log(
         self,

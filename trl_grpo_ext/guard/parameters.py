@@ -11,6 +11,7 @@ A plugin may declare its parameters as fields, which are then checked when it is
 
 from __future__ import annotations
 
+import functools
 import importlib
 import sys
 from collections.abc import Callable, Mapping, Sequence, Sized
@@ -72,8 +73,12 @@ class Checked:
                 setattr(self, one.name, one.metadata["check"](f"{self.__name__}: {one.name}", value))  # type: ignore[attr-defined]
 
 
-def _parameter(check: Callable[[str, object], object], default: Any) -> Any:
+def _parameter(check: Callable[[str, object], object], default: Any = MISSING) -> Any:
     return field(default=default, metadata={"check": check})
+
+
+flag = functools.partial(_parameter, checked_flag)  # a field for `checked_flag`
+text = functools.partial(_parameter, checked_text)  # a field for `checked_text`
 
 
 def number(default: Any, wanted: str, accept: Callable[[float], bool] = lambda _: True) -> Any:
@@ -86,19 +91,19 @@ def whole(default: Any = MISSING, *, lowest: int) -> Any:
     return _parameter(lambda label, value: checked_whole(label, value, lowest), default)
 
 
+def seconds(default: float | None) -> Any:
+    """A field for a positive number of seconds."""
+    return number(default, "a positive number of seconds", lambda value: value > 0)
+
+
+def amount(default: float) -> Any:
+    """A field for a number that is 0 or more."""
+    return number(default, "0 or more", lambda value: value >= 0)
+
+
 def choice(default: str, *others: str) -> Any:
     """A field for `checked_choice`: one of these words."""
     return _parameter(lambda label, value: checked_choice(label, value, (default, *others)), default)
-
-
-def flag(default: bool) -> Any:
-    """A field for `checked_flag`."""
-    return _parameter(checked_flag, default)
-
-
-def text(default: Any = MISSING) -> Any:
-    """A field for `checked_text`."""
-    return _parameter(checked_text, default)
 
 
 def column(reward: str, name: str, columns: Mapping[str, Any], count: int, advice: str = "") -> Sequence[Any]:
@@ -114,19 +119,6 @@ def column(reward: str, name: str, columns: Mapping[str, Any], count: int, advic
             f"{reward} got {count} completions but {entries} entries in {name!r}; it needs one per completion."
         )
     return values  # type: ignore[no-any-return]
-
-
-def lengths(reward: str, completion_ids: Sequence[Sequence[int]] | None, columns: Mapping[str, Any]) -> list[int]:
-    """The completions' numbers of tokens; a `RewardError` without one entry of `completion_ids` per completion."""
-    if completion_ids is None:
-        raise RewardError(f"{reward} needs 'completion_ids', the tokens; it was called with {sorted(columns)}.")
-    completions = columns.get("completions")
-    if completions is not None and len(completions) != len(completion_ids):
-        raise RewardError(
-            f"{reward} got {len(completions)} completions but {len(completion_ids)} entries in 'completion_ids'; it "
-            "needs one per completion."
-        )
-    return [len(ids) for ids in completion_ids]
 
 
 def optional_module(reward: str, name: str) -> ModuleType:

@@ -1,8 +1,7 @@
 """Watch reward functions while they score one generation batch: check results, keep time, name the failing completion.
 
-TRL calls the functions and gathers their scores over all ranks. So every function is called through a `RewardWatch`: it
-checks the result, keeps the parts, turns an exception into one that names the row, and interrupts past a limit. The
-trainer then lets all ranks raise the same error (see `agreement`).
+TRL calls the functions and gathers their scores over all ranks; the trainer lets all ranks raise the same error
+(`agreement`).
 """
 
 from __future__ import annotations
@@ -19,7 +18,8 @@ import threading
 import time
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -47,23 +47,13 @@ class _Overrun(BaseException):
     """The limit has passed. Not an `Exception`, so that a function's own `except Exception` does not swallow it."""
 
 
+@dataclass(eq=False)
 class _Call:
-    """A call of a reward function that has not returned."""
+    """A call of a reward function that has not returned: when it began, and after how long it is said to be running."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self._began = time.monotonic()
-        self._tell_after = _FIRST_LINE_SECONDS
-
-    def tell(self, limit: float | None) -> None:
-        """Say how long it has been running, if it is time for that."""
-        seconds = time.monotonic() - self._began
-        if seconds < self._tell_after:
-            return
-        self._tell_after *= 2
-        rank = f" on rank {os.environ['RANK']}" if "RANK" in os.environ else ""
-        end = "reward_timeout is off" if limit is None else f"reward_timeout stops the run after {limit:g} s"
-        logger.warning("The reward %r has been running for %.0f s%s; %s.", self.name, seconds, rank, end)
+    name: str
+    began: float
+    tell_after: float
 
 
 class RewardWatch:
@@ -156,7 +146,17 @@ class RewardWatch:
                 signal.pthread_kill(threading.main_thread().ident or 0, number)
                 number = None
             for running in [*self._running]:
-                running.tell(self._limit)
+                seconds = time.monotonic() - running.began
+                if seconds >= running.tell_after:
+                    running.tell_after *= 2
+                    self._tell(running.name, seconds)
+
+    def _tell(self, name: str, seconds: float) -> None:
+        rank = f" on rank {os.environ['RANK']}" if "RANK" in os.environ else ""
+        end = (
+            "reward_timeout is off" if self._limit is None else f"reward_timeout stops the run after {self._limit:g} s"
+        )
+        logger.warning("The reward %r has been running for %.0f s%s; %s.", name, seconds, rank, end)
 
     @staticmethod
     def check_finite(rewards_N_K: torch.Tensor, names: Sequence[str]) -> None:
@@ -185,7 +185,7 @@ class RewardWatch:
 
     @contextmanager
     def _run(self, name: str) -> Iterator[None]:
-        running = _Call(name)
+        running = _Call(name, time.monotonic(), _FIRST_LINE_SECONDS)
         self._running.append(running)
         if self._limit is not None:
             _end_process_after((self._left() or 0.0) + max(self._limit, _GRACE_SECONDS))
@@ -199,7 +199,13 @@ class RewardWatch:
                 _end_process_after(None)
 
     async def _awaited(self, coroutine: Any, name: str) -> Any:
-        task = asyncio.ensure_future(_without_exit(coroutine, name))
+        async def without_exit() -> Any:
+            try:
+                return await coroutine
+            except (SystemExit, KeyboardInterrupt) as error:  # it would end the loop, and whoever waits for the loop
+                raise PluginRunError(_raised(name, error)) from error  # would wait for ever
+
+        task = asyncio.ensure_future(without_exit())
         done, _ = await asyncio.wait([task], timeout=self._left())
         if not done:
             task.cancel()
@@ -264,14 +270,6 @@ class RewardWatch:
         return scores
 
 
-async def _without_exit(coroutine: Any, name: str) -> Any:
-    """Await; `sys.exit` or an interrupt would end the event loop, and whoever waits for it would wait for ever."""
-    try:
-        return await coroutine
-    except (SystemExit, KeyboardInterrupt) as error:
-        raise PluginRunError(_raised(name, error)) from error
-
-
 def _cannot_log(reward: str, logger: str, name: Any, value: Any) -> PluginOutputError:
     wanted = "a number" if logger == "log_metric" else "values that can be pickled"
     return PluginOutputError(f"The reward {reward!r} gave {logger} {shown(repr(value))} as {name!r}; give it {wanted}.")
@@ -283,15 +281,14 @@ def _raised(name: str, error: BaseException) -> str:
 
 def _explained(error: Exception | SystemExit, function: Any, columns: Mapping[str, Any], name: str) -> PluginRunError:
     """The same error with the reward's name and the completion at fault."""
-    at = "" if isinstance(error, SystemExit) else _find_completion(error, function, columns)
-    return PluginRunError(_raised(name, error) + at)
+    return PluginRunError(_raised(name, error) + _find_completion(error, function, columns))
 
 
-def _find_completion(error: Exception, function: Any, columns: Mapping[str, Any]) -> str:
+def _find_completion(error: Exception | SystemExit, function: Any, columns: Mapping[str, Any]) -> str:
     """Call the function on one completion at a time until it raises that exception again, and describe where."""
     completions = columns["completions"]
     count = len(completions)
-    if not count:  # the function has emptied them
+    if isinstance(error, SystemExit) or not count:  # the function has emptied them
         return ""
     until = time.monotonic() + _SEARCH_SECONDS
     failing, passed = None, False
@@ -341,10 +338,6 @@ def _end_process_after(seconds: float | None) -> None:
     """Let the process end after so many seconds, with a traceback, or no longer, for None."""
     if seconds is None:
         faulthandler.cancel_dump_traceback_later()
-        return
-    if sys.__stderr__ is None:
-        return
-    try:
-        faulthandler.dump_traceback_later(seconds, exit=True, file=sys.__stderr__)
-    except (ValueError, OSError):  # stderr is no file: then without this last resort
-        return
+    elif sys.__stderr__ is not None:
+        with suppress(ValueError, OSError):  # stderr is no file: then without this last resort
+            faulthandler.dump_traceback_later(seconds, exit=True, file=sys.__stderr__)

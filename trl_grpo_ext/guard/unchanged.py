@@ -1,8 +1,4 @@
-"""Detect plugins that write to their inputs, by fingerprints before and after the call.
-
-A tensor counts its in-place writes, so comparing the counts costs nothing. Lists and dictionaries are taken apart, down
-to a message's content.
-"""
+"""Detect plugins that write to their inputs, by fingerprints before and after the call."""
 
 from __future__ import annotations
 

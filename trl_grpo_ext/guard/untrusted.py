@@ -12,14 +12,10 @@ from typing import Any
 
 from ..errors import ConfigurationError
 
-MOST_BYTES = 1_000_000
-"""Settings are a page or two; a longer file is the wrong one."""
+MOST_BYTES = 1_000_000  # settings are a page or two; a longer file is the wrong one
 _MOST_VALUES = 10_000
 EXPONENT_WITHOUT_POINT = re.compile(r"[-+]?[0-9]+(?:\.[0-9]*)?[eE][-+]?[0-9]+")
 """A float to YAML 1.2 and to everybody's eyes, but a string to YAML 1.1, which PyYAML reads."""
-
-
-# ------------------------------------------------------------------------------------------------------------- text
 
 
 def escape(text: str, keep: str = "") -> str:
@@ -43,9 +39,6 @@ def printable_name(name: object) -> str:
     return one_line(name, 40)
 
 
-# ------------------------------------------------------------------------------------------------------------- JSON
-
-
 def as_json(value: Any) -> Any:
     """A value as JSON: mappings, sequences, numbers as floats (null if not finite), else its `repr`."""
     if value is None or isinstance(value, str | bool | int):
@@ -59,9 +52,6 @@ def as_json(value: Any) -> Any:
     except (TypeError, ValueError, OverflowError, RuntimeError):
         return repr(value)
     return number if math.isfinite(number) else None
-
-
-# --------------------------------------------------------------------------------------------------------- settings
 
 
 def read_settings(path: str | Path) -> dict[str, Any]:

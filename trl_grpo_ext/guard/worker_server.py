@@ -2,9 +2,8 @@
 
 It reads its parent's import path from stdin, loads the task, with its imports, once, and forks a worker within
 milliseconds whenever its parent asks for one. It never imports the parent's `__main__` and runs no job itself. When its
-parent closes the socket or is gone, it kills its workers with everything that they started, and ends.
-
-The parent sends trusted pickles. Workers send JSON back, so that a compromised worker cannot make the parent run code.
+parent closes the socket or is gone, it kills its workers with everything that they started, and ends. Workers send JSON
+back, so that a compromised worker cannot make the parent run code.
 """
 
 from __future__ import annotations
@@ -29,8 +28,7 @@ from typing import Any, NoReturn
 
 HEADER = struct.Struct("!QQ")
 """Before every job and every reply: a serial number, which the reply repeats, and the length of the body."""
-COMMAND = struct.Struct("!Q")
-"""What the parent sends to the server: `FORK`, or the pid of a worker to kill."""
+COMMAND = struct.Struct("!Q")  # what the parent sends to the server: `FORK`, or the pid of a worker to kill
 FORK = 0
 
 LONGEST_REPLY = 16 * 2**20
@@ -113,8 +111,13 @@ class _Server:
                 with contextlib.suppress(BlockingIOError):
                     self._wake.recv(4096)
                 self._reap()
-                if self._control.fileno() in ready and not self._obey():
-                    return
+                if self._control.fileno() in ready:
+                    data = receive(self._control, COMMAND.size)
+                    if data is None:
+                        return
+                    self._obey(*COMMAND.unpack(data))
+        except ConnectionError:  # the parent is gone
+            return
         finally:
             for pid in self._workers:
                 _kill_group(pid)
@@ -122,19 +125,11 @@ class _Server:
             while self._reap() and time.monotonic() < end:
                 time.sleep(0.001)
 
-    def _obey(self) -> bool:
-        try:
-            data = receive(self._control, COMMAND.size)
-        except ConnectionError:
-            data = None
-        if data is None:
-            return False
-        (command,) = COMMAND.unpack(data)
+    def _obey(self, command: int) -> None:
         if command == FORK:
             self._fork()
         elif command in self._workers:  # not reaped yet, so the number is still this worker's
             os.kill(command, signal.SIGKILL)
-        return True
 
     def _reap(self) -> bool:
         """Collect the dead, after killing what they started (their group's number is free then); are there others?"""

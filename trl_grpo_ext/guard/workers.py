@@ -73,6 +73,16 @@ class Done:
     traceback: str = ""
 
 
+@dataclass
+class _Job:
+    """One job of a batch: what it has left of its time, and why its first worker died, if it did."""
+
+    number: int
+    allowance: float
+    patience: float
+    death: str = ""
+
+
 class WorkerPool:
     """Processes that run one task on many jobs and can be killed at any time.
 
@@ -84,7 +94,7 @@ class WorkerPool:
         task: Takes a job and returns a JSON value. Cloudpickle sends it, so a lambda or a function of `__main__` will
             do. It runs with an empty stdin, and its stdout goes to stderr. Functions in a list `chores` of its own are
             called once it is loaded, to fill caches that all workers share.
-        workers: Number of processes; None means `default_workers()`: one per usable core, at most 8.
+        workers: Number of processes; None means one per usable core, divided among this machine's ranks, at most 8.
         memory_mb: Address space that a worker may add to what it started with, in MiB; None means no limit.
         name: For messages.
 
@@ -108,24 +118,21 @@ class WorkerPool:
         self._task, self._workers, self._memory_mb, self.name = task, workers, memory_mb, name
         self._renew()
 
+    def _renew_if_forked(self) -> None:
+        if self._processes.owner != os.getpid():
+            self._renew()
+
     def _renew(self) -> None:
         """Start without processes, also in a forked child."""
         self._lock = threading.Lock()
         self._processes = _Processes(self.name, self._task, self._memory_mb)
         weakref.finalize(self, self._processes.end)
 
-    def _renew_if_forked(self) -> None:
-        if self._processes.owner != os.getpid():
-            self._renew()
-
     def __getstate__(self) -> dict[str, Any]:
         return {"task": self._task, "workers": self._workers, "memory_mb": self._memory_mb, "name": self.name}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         WorkerPool.__init__(self, **state)
-
-    def __repr__(self) -> str:
-        return f"WorkerPool({self.name!r}, workers={self.workers}, memory_mb={self._memory_mb})"
 
     @property
     def workers(self) -> int:
@@ -161,111 +168,36 @@ class WorkerPool:
         for name, seconds in (("allowance", allowance), ("patience", patience)):
             checked_number(f"{self.name}: {name}", seconds, "a positive number of seconds", lambda x: x > 0)
         self._renew_if_forked()
+        done: dict[int, Done] = {}
+        waiting = deque(_Job(number, allowance, patience) for number in range(len(jobs)))
+        at_work: dict[_Worker, _Job] = {}
         with self._lock:
-            batch = _Batch(self, jobs, allowance, patience)
             try:
-                while batch.hand_out():
-                    batch.wait()
+                while waiting or at_work:
+                    while waiting and len(at_work) < self.workers:
+                        job = waiting.popleft()
+                        payload = _pickle_by_value(jobs[job.number], f"{self.name}: job {job.number}")
+                        worker = self._processes.take()
+                        at_work[worker] = job
+                        worker.send(payload)
+                    _wait(at_work)
+                    for worker, job in [*at_work.items()]:
+                        result = _result(worker, job, allowance, patience)
+                        if result is None:
+                            continue
+                        found, is_last = result
+                        del at_work[worker]
+                        if is_last:
+                            self._processes.drop(worker)
+                        else:
+                            self._processes.idle.append(worker)
+                        if found is None:
+                            waiting.append(job)
+                        else:
+                            done[job.number] = found
             finally:
                 self._processes.drop_busy()  # there are some only after an error or an interrupt
-        return [batch.done[job] for job in range(len(jobs))]
-
-
-class _Batch:
-    """The jobs of one batch: those that wait, the one that each worker has, and the results so far."""
-
-    def __init__(self, pool: WorkerPool, jobs: Sequence[Any], allowance: float, patience: float) -> None:
-        self._name = pool.name
-        self._workers = pool.workers
-        self._processes = pool._processes
-        self._jobs = jobs
-        self._allowance = allowance
-        self._patience = patience
-        self._waiting = deque(range(len(jobs)))
-        self._given: dict[_Worker, int] = {}
-        self._deaths: dict[int, str] = {}
-        self._spent: dict[int, float] = {}  # by jobs whose worker died: CPU seconds, and seconds of sleep
-        self._slept: dict[int, float] = {}
-        self.done: dict[int, Done] = {}
-
-    def hand_out(self) -> bool:
-        """Give every free worker a job; False if none is at work."""
-        while self._waiting and len(self._given) < self._workers:
-            job = self._waiting.popleft()
-            try:
-                payload = _pickle_by_value(self._jobs[job])
-            except Exception as error:  # whatever an object's own pickling raises
-                raise RewardError(
-                    f"{self._name}: job {job} cannot be sent to a worker: {type(error).__name__}: {error}"
-                ) from error
-            worker = self._processes.take()
-            self._given[worker] = job
-            worker.send(payload)
-        return bool(self._given)
-
-    def wait(self) -> None:
-        """Sleep until a worker has sent something or may have used up its time, then settle what has ended."""
-        poll = select.poll()
-        for worker in self._given:
-            poll.register(*worker.watched())
-        # No time passes faster than the wall clock, so nothing is missed by sleeping for as long as one has left.
-        rest = min(min(self._left(worker), self._sleep_left(worker)) for worker in self._given)
-        poll.poll(min(max(rest, _SHORTEST_SLEEP), _LONGEST_SLEEP) * 1000 + 1)
-        for worker, job in [*self._given.items()]:
-            try:
-                done, is_last = self._result(worker)
-                if done is None:
-                    continue
-            except _LostError as lost:
-                done = self._after_death(job, str(lost), worker)
-                is_last = True
-            del self._given[worker]
-            if is_last:
-                self._processes.drop(worker)
-            else:
-                self._processes.give_back(worker)
-            if done is None:
-                self._waiting.append(job)
-            else:
-                self.done[job] = done
-
-    def _result(self, worker: _Worker) -> tuple[Done | None, bool]:
-        """The result of a worker's job, None while there is none, and whether the worker can have no other job."""
-        reply = worker.advance()
-        if reply is None:
-            late = self._late(worker)
-            return Done("timeout", None, late, worker.seconds) if late else None, True
-        if reply.get("memory"):
-            raise _LostError("out of memory")
-        if "error" in reply:
-            kind, message, lines = reply["error"]
-            return Done("error", None, f"{kind}: {message}", worker.seconds, lines), False
-        return Done("done", reply["value"], "", worker.seconds), bool(reply.get("last"))
-
-    def _left(self, worker: _Worker) -> float:
-        """CPU seconds that a worker's job has left of its allowance."""
-        return self._allowance - self._spent.get(self._given[worker], 0.0) - worker.seconds
-
-    def _sleep_left(self, worker: _Worker) -> float:
-        """Seconds that a worker's job may still sleep."""
-        return self._patience - self._slept.get(self._given[worker], 0.0) - worker.idle_seconds()
-
-    def _late(self, worker: _Worker) -> str:
-        if self._left(worker) <= 0:
-            return f"no result within {self._allowance:g} s of CPU time"
-        if self._sleep_left(worker) <= 0:
-            return f"no result within {self._patience:g} s of sleep and {worker.seconds:.2g} s of CPU time"
-        return ""
-
-    def _after_death(self, job: int, why: str, worker: _Worker) -> Done | None:
-        """The result of a job whose worker died for the second time; None after the first, when it is tried again."""
-        first = self._deaths.pop(job, None)
-        if first is None:
-            self._deaths[job] = why
-            self._spent[job] = worker.seconds_at_most()
-            self._slept[job] = worker.idle_seconds()
-            return None
-        return Done("died", None, f"{first}, twice" if first == why else f"{first}; then {why}", worker.seconds)
+        return [done[number] for number in range(len(jobs))]
 
 
 def default_workers() -> int:
@@ -275,11 +207,49 @@ def default_workers() -> int:
     return min(_MOST_WORKERS, max(1, cores // ranks))
 
 
+def _wait(at_work: dict[_Worker, _Job]) -> None:
+    """Sleep until a worker has sent something or may have used up its time."""
+    poll = select.poll()
+    for worker in at_work:
+        poll.register(*worker.watched())
+    # No time passes faster than the wall clock, so nothing is missed by sleeping for as long as one has left.
+    rest = min(min(job.allowance - worker.seconds, job.patience - worker.slept) for worker, job in at_work.items())
+    poll.poll(min(max(rest, _SHORTEST_SLEEP), _LONGEST_SLEEP) * 1000 + 1)
+
+
+def _result(worker: _Worker, job: _Job, allowance: float, patience: float) -> tuple[Done | None, bool] | None:
+    """A job's result, None if it is to be tried again, and whether its worker can have no other; None at work."""
+    try:
+        if (result := worker.advance()) is not None:
+            return result
+    except _LostError as lost:
+        return _after_death(worker, job, str(lost)), True
+    if worker.seconds >= job.allowance:
+        late = f"no result within {allowance:g} s of CPU time"
+    elif worker.slept >= job.patience:
+        late = f"no result within {patience:g} s of sleep and {worker.seconds:.2g} s of CPU time"
+    else:
+        return None
+    return Done("timeout", None, late, worker.seconds), True
+
+
+def _after_death(worker: _Worker, job: _Job, why: str) -> Done | None:
+    """The result of a job whose worker died for the second time; None after the first, when it is tried again."""
+    if job.death:
+        detail = f"{why}, twice" if job.death == why else f"{job.death}; then {why}"
+        return Done("died", None, detail, worker.seconds)
+    job.death = why
+    job.allowance -= worker.seconds_at_most()
+    job.patience -= worker.slept
+    return None
+
+
 class _Processes:
     """The server, which loads the task, and the workers that it forks; a fork of this process has others."""
 
     def __init__(self, name: str, task: Callable[[Any], Any], memory_mb: int | None) -> None:
         self.owner = os.getpid()
+        self.idle: list[_Worker] = []
         self._name = name
         self._task = task
         self._memory_mb = memory_mb
@@ -287,18 +257,12 @@ class _Processes:
         self._sock: socket.socket  # to the server, while there is one
         self._is_loaded = False
         self._all: set[_Worker] = set()
-        self._idle: list[_Worker] = []
 
     def start(self) -> None:
         """Start the server if there is none, without waiting for it."""
         if self._server is not None:
             return
-        try:
-            data = _pickle_by_value(self._task)
-        except Exception as error:  # whatever an object's own pickling raises
-            raise RewardError(
-                f"{self._name}: {self._task!r:.80} cannot be sent to worker processes: {type(error).__name__}: {error}"
-            ) from error
+        data = _pickle_by_value(self._task, f"{self._name}: {self._task!r:.80}")
         self._sock, theirs = socket.socketpair()
         self._is_loaded = False
         # By file, because a large task does not fit into a pipe and the server does not read yet.
@@ -317,8 +281,8 @@ class _Processes:
 
     def take(self) -> _Worker:
         """An idle worker, or a fresh one."""
-        while self._idle:
-            worker = self._idle.pop()
+        while self.idle:
+            worker = self.idle.pop()
             if worker.is_quiet():
                 return worker
             self.drop(worker)  # it died, or spoke without having been asked
@@ -340,17 +304,10 @@ class _Processes:
 
     def _fork(self) -> _Worker:
         if not self._is_loaded:
-            reply, *_ = self._receive(_LOADING_LIMIT)
-            if "error" in reply:
-                kind, message, lines = reply["error"]
-                raise RewardError(
-                    f"{self._name}: the task cannot be loaded in the worker processes: {kind}: {message}\n{lines}"
-                )
+            self._receive("the task cannot be loaded in the worker processes", _LOADING_LIMIT)
             self._is_loaded = True
         self._command(FORK)
-        reply, pid, files = self._receive(_FORK_LIMIT)
-        if "error" in reply:
-            raise RewardError(f"{self._name}: no worker can be forked: {': '.join(reply['error'][:2])}")
+        pid, files = self._receive("no worker can be forked", _FORK_LIMIT)
         return _Worker(pid, files[0])
 
     def _command(self, command: int) -> None:
@@ -359,41 +316,41 @@ class _Processes:
         except OSError as error:
             raise _LostError(f"the server of the worker processes has died ({error})") from error
 
-    def _receive(self, limit: float) -> tuple[dict[str, Any], int, list[int]]:
+    def _receive(self, problem: str, limit: float) -> tuple[int, list[int]]:
+        """The number and the files that the server sends; a `RewardError` if it says that there is a problem."""
         self._sock.settimeout(limit)
         try:
             data, files, *_ = socket.recv_fds(self._sock, HEADER.size, 1, socket.MSG_CMSG_CLOEXEC)
-            serial, size = HEADER.unpack(data)
-            return json.loads(receive(self._sock, size) or b""), serial, files
+            number, size = HEADER.unpack(data)
+            reply = json.loads(receive(self._sock, size) or b"")
         except TimeoutError as error:
             raise _LostError(f"the server of the worker processes did not answer within {limit:g} s") from error
         except (OSError, ValueError, struct.error) as error:
             raise _LostError("the server of the worker processes has died") from error
-
-    def give_back(self, worker: _Worker) -> None:
-        """Keep a worker that has answered for the next job."""
-        self._idle.append(worker)
+        if "error" in reply:
+            kind, message, lines = reply["error"]
+            raise RewardError(f"{self._name}: {problem}: {kind}: {message}\n{lines}")
+        return number, files
 
     def drop(self, worker: _Worker) -> None:
         """Kill a worker; if the server is gone, its workers are too."""
         if worker in self._all and self._server is not None:
             with contextlib.suppress(_LostError):
                 self._command(worker.pid)
-        worker.close()
+        worker.sock.close()
         self._all.discard(worker)
 
     def drop_busy(self) -> None:
         """Kill the workers that are not idle."""
-        for worker in self._all.difference(self._idle):
+        for worker in self._all.difference(self.idle):
             self.drop(worker)
 
     def end(self) -> None:
         """Kill everything, and wait for the server, so that no zombie stays; a fork leaves its parent's alone."""
-        if self.owner != os.getpid():
-            return
-        self._idle.clear()
-        self.drop_busy()
-        self._end_server()
+        if self.owner == os.getpid():
+            self.idle.clear()
+            self.drop_busy()
+            self._end_server()
 
     def _end_server(self) -> None:
         """Close the socket, so that the server kills its workers and ends; kill it if it does not."""
@@ -414,8 +371,8 @@ class _Worker:
 
     def __init__(self, pid: int, descriptor: int) -> None:
         self.pid = pid
-        self._sock = socket.socket(fileno=descriptor)
-        self._sock.setblocking(False)
+        self.sock = socket.socket(fileno=descriptor)
+        self.sock.setblocking(False)
         self._serial = 0
         self._out = bytearray()
         self._in = bytearray()
@@ -427,7 +384,7 @@ class _Worker:
     def send(self, job: bytes) -> None:
         """Send a job, as much of it as goes without waiting; `advance` sends the rest."""
         self._cpu = self._cpu_before = _cpu_seconds(self.pid) or self._cpu
-        self._queued = self._queued_before = queued_seconds(self.pid) or self._queued
+        self._queued = self._queued_before = _queued_seconds(self.pid) or self._queued
         self._begun = self._seen = time.monotonic()
         self._serial += 1
         self._out += HEADER.pack(self._serial, len(job)) + job
@@ -445,71 +402,80 @@ class _Worker:
         """CPU seconds that the job of a dead process can have used: all that passed since its clock was last read."""
         return self.seconds + time.monotonic() - self._seen
 
-    def idle_seconds(self) -> float:
+    @property
+    def slept(self) -> float:
         """Seconds in which the job neither ran nor waited for a core."""
         off_core = time.monotonic() - self._begun - self.seconds
         if not _HAS_QUEUE_CLOCK:
             return off_core / _UNKNOWN_SLEEP
-        self._queued = queued_seconds(self.pid) or self._queued  # of a dead process: what was last seen
+        self._queued = _queued_seconds(self.pid) or self._queued  # of a dead process: what was last seen
         return off_core - (self._queued - self._queued_before)
 
     def watched(self) -> tuple[int, int]:
         """The file descriptor and the events to wait for."""
-        return self._sock.fileno(), select.POLLIN | (select.POLLOUT if self._out else 0)
+        return self.sock.fileno(), select.POLLIN | (select.POLLOUT if self._out else 0)
 
     def is_quiet(self) -> bool:
         """Whether it is alive and has sent nothing."""
         poll = select.poll()
         poll.register(*self.watched())
-        return not poll.poll(0) and self.is_alive()
+        return not poll.poll(0) and _cpu_seconds(self.pid) is not None
 
-    def is_alive(self) -> bool:
-        """False once the server has collected it, also where a process that it started still holds the socket open."""
-        return _cpu_seconds(self.pid) is not None
-
-    def advance(self) -> dict[str, Any] | None:
-        """Write and read what is possible without waiting; the reply once it is complete."""
-        alive = self.is_alive()  # asked before reading: what it wrote before it died counts
+    def advance(self) -> tuple[Done, bool] | None:
+        """Write and read what is possible without waiting; the result once it is there, and whether it is the last."""
+        # Not alive once the server has collected it, also where a process that it started holds the socket open. Asked
+        # before reading: what it wrote before it died counts.
+        alive = _cpu_seconds(self.pid) is not None
         self._write()
         try:
             while (reply := self._reply()) is None:
-                if not (piece := self._sock.recv(2**20)):
+                if not (piece := self.sock.recv(2**20)):
                     raise _LostError("its worker process died")
                 self._in += piece
-            return reply
-        except BlockingIOError:
-            if alive:
-                return None
-            raise _LostError("its worker process died") from None
         except OSError as error:
+            if alive and isinstance(error, BlockingIOError):
+                return None
             raise _LostError("its worker process died") from error
+        if reply.get("memory"):
+            raise _LostError("out of memory")
+        if "error" in reply:
+            kind, message, lines = reply["error"]
+            return Done("error", None, f"{kind}: {message}", self.seconds, lines), False
+        return Done("done", reply["value"], "", self.seconds), bool(reply.get("last"))
 
     def _write(self) -> None:
         with contextlib.suppress(OSError):  # full; or it is gone, which reading shows
             while self._out:
-                del self._out[: self._sock.send(memoryview(self._out)[: 2**20])]
+                del self._out[: self.sock.send(memoryview(self._out)[: 2**20])]
 
     def _reply(self) -> dict[str, Any] | None:
+        """The reply once it is complete; what is none is a lost worker."""
         if len(self._in) < HEADER.size:
             return None
         serial, size = HEADER.unpack_from(self._in)
         end = HEADER.size + size
-        if serial != self._serial or size > LONGEST_REPLY or len(self._in) > end:
-            raise _LostError("its worker process sent an invalid reply")
-        if len(self._in) < end:
-            return None
-        try:
-            reply = json.loads(self._in[HEADER.size : end])
-        except (ValueError, RecursionError):
-            reply = None
+        reply = None
+        if serial == self._serial and size <= LONGEST_REPLY and len(self._in) <= end:
+            if len(self._in) < end:
+                return None
+            with contextlib.suppress(ValueError, RecursionError):
+                reply = json.loads(self._in[HEADER.size : end])
         self._in.clear()
         if not _is_reply(reply):
             raise _LostError("its worker process sent an invalid reply")
-        return reply  # type: ignore[no-any-return]
+        return reply
 
-    def close(self) -> None:
-        """Close the socket."""
-        self._sock.close()
+
+def _is_reply(reply: Any) -> bool:
+    if not isinstance(reply, dict):
+        return False
+    if "error" in reply:
+        error = reply["error"]
+        return isinstance(error, list) and len(error) == 3 and all(isinstance(part, str) for part in error)
+    return "value" in reply or reply.get("memory") is True
+
+
+_SCHEDULED = 2  # CPUCLOCK_SCHED of Linux: `clock_getcpuclockid(3)`, which Python lacks, makes such numbers
 
 
 def _cpu_seconds(pid: int) -> float | None:
@@ -520,10 +486,7 @@ def _cpu_seconds(pid: int) -> float | None:
         return None
 
 
-_SCHEDULED = 2  # CPUCLOCK_SCHED of Linux: `clock_getcpuclockid(3)`, which Python lacks, makes such numbers
-
-
-def queued_seconds(pid: int) -> float | None:
+def _queued_seconds(pid: int) -> float | None:
     """Seconds that a process's main thread waited for a core; None if the kernel does not count them."""
     try:
         return int(Path(f"/proc/{pid}/schedstat").read_bytes().split()[1]) / 1e9
@@ -531,21 +494,15 @@ def queued_seconds(pid: int) -> float | None:
         return None
 
 
-_HAS_QUEUE_CLOCK = queued_seconds(os.getpid()) is not None
+_HAS_QUEUE_CLOCK = _queued_seconds(os.getpid()) is not None
 
 
-def _pickle_by_value(value: Any) -> bytes:
+def _pickle_by_value(value: Any, what: str) -> bytes:
     """Pickle, including functions and classes that cannot be imported elsewhere."""
     import cloudpickle
 
-    data: bytes = cloudpickle.dumps(value, pickle.HIGHEST_PROTOCOL)
+    try:
+        data: bytes = cloudpickle.dumps(value, pickle.HIGHEST_PROTOCOL)
+    except Exception as error:  # whatever an object's own pickling raises
+        raise RewardError(f"{what} cannot be sent to worker processes: {type(error).__name__}: {error}") from error
     return data
-
-
-def _is_reply(reply: Any) -> bool:
-    if not isinstance(reply, dict):
-        return False
-    if "error" in reply:
-        error = reply["error"]
-        return isinstance(error, list) and len(error) == 3 and all(isinstance(part, str) for part in error)
-    return "value" in reply or reply.get("memory") is True

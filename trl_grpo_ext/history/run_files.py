@@ -1,8 +1,7 @@
 """The one reader of a run's folder, for the report, the comparison and whatever resumes from them.
 
-Any file may be cut off, still being written, from another program, or malicious: what cannot be read raises
-`UnreadableError`, one printable sentence. A table is a mapping from column names to lists with one entry per row. Lists
-of numbers inside parquet come as numpy arrays: there may be millions of them.
+Any file may be cut off, still being written, foreign or malicious: what cannot be read raises `UnreadableError`, one
+printable sentence. Lists of numbers inside parquet come as numpy arrays: there may be millions of them.
 """
 
 import json

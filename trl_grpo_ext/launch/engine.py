@@ -31,19 +31,12 @@ _SHARDED = ("zero3", "fsdp1", "fsdp2")
 
 @dataclass(frozen=True)
 class ExpectedRun:
-    """What a run is meant to be; None leaves a question open.
+    """What a run is meant to be; None leaves a question open."""
 
-    Attributes:
-        engine: One of `ENGINES`.
-        processes: Of the whole job, all nodes together.
-        dtype: Of the loaded floating-point weights, such as `bfloat16`.
-        bits: 4 or 8 if bitsandbytes should quantise the base model's linear layers, else 0.
-    """
-
-    engine: str | None = None
-    processes: int | None = None
-    dtype: str | None = None
-    bits: int | None = None
+    engine: str | None = None  # one of `ENGINES`
+    processes: int | None = None  # of the whole job, all nodes together
+    dtype: str | None = None  # of the loaded floating-point weights, such as `bfloat16`
+    bits: int | None = None  # 4 or 8 if bitsandbytes should quantise the base model's linear layers, else 0
 
 
 @dataclass(frozen=True)
@@ -88,11 +81,8 @@ def check_launch(
 ) -> None:
     """Stop if Accelerate made something else of the launch than was requested.
 
-    Args:
-        state: Accelerate's, after the training arguments were constructed (they may choose the CPU).
-        expected: What the run configuration asks for, if anything.
-        environment: As for `launched_engine`.
-        args: As for `launched_engine`.
+    `state` is Accelerate's, after the training arguments were constructed (they may choose the CPU); `expected` is what
+    the run configuration asks for, if anything; the others are as for `launched_engine`.
 
     Raises:
         EngineError: One sentence for each difference, and what to do.
@@ -151,10 +141,7 @@ def _engine_problems(state: PartialState, env: Mapping[str, str], engine: str | 
 
 
 def differences(expected: ExpectedRun, run: Running, kept_whole: list[str] | None = None) -> list[str]:
-    """A sentence for each difference between a run and the request.
-
-    `kept_whole` names parameters that are not sharded, the largest first, for the message.
-    """
+    """A sentence for each difference between a run and the request; `kept_whole` are unsharded parameters' names."""
     found = []
     if expected.engine not in (None, run.engine) and run.engine in (*ENGINES, "apart"):
         what = f"{run.processes} processes that train apart" if run.engine == "apart" else run.engine
@@ -189,12 +176,8 @@ class EngineCheck(TrainerCallback):
     The ranks exchange their findings, so all stop if one must. After the first backward pass it also checks that
     something has a gradient.
 
-    Args:
-        trainer: Not yet training; the type of its weights is read here.
-        expected: What the run configuration says.
-
-    Attributes:
-        facts: What runs, set when training begins; a mapping for `metrics.json`.
+    The trainer is not yet training; the type of its weights is read here. `expected` is what the run should be.
+    When training begins, `facts` is what runs, a mapping for `metrics.json`.
 
     Raises:
         EngineError: At once, if nothing is trained. In `trainer.train`: one sentence per difference.

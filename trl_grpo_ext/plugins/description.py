@@ -35,9 +35,6 @@ PLACEHOLDER = "REPLACE_ME"
 _METHODS = (*(m for facts in FACTS.values() for m in facts.methods if m != "__call__"), "state_dict")
 
 
-# ------------------------------------------------------------------------------------------------------- a line each
-
-
 @dataclass(frozen=True)
 class Entry:
     """A plugin in the list: its state, why, the first sentence of its docs, and an advantage hook's role.
@@ -69,11 +66,9 @@ def _look(info: PluginInfo, allowed: Sequence[PluginInfo]) -> tuple[Entry, list[
 
 
 def _state(info: PluginInfo, allowed: Sequence[PluginInfo]) -> tuple[str, str]:
-    if not is_allowed(info):
-        return clash(info.name, [info], [])
     same_name = [one for one in allowed if one.kind == info.kind and one.answers_to(info.name)]
-    if len(same_name) > 1 and not info.dotted:
-        return clash(info.name, same_name, same_name)
+    if not is_allowed(info) or (len(same_name) > 1 and not info.dotted):
+        return clash(info.name, [info], same_name if is_allowed(info) else [])
     if module_spec(split_target(info.target)[0]) is None:
         return "no module", f"there is no module for its target {info.target!r}"
     return "ready", ""
@@ -82,14 +77,10 @@ def _state(info: PluginInfo, allowed: Sequence[PluginInfo]) -> tuple[str, str]:
 def _role(classes: Sequence[Definition]) -> str:
     """The role of a hook: the declared one, several that its parameters decide between, or the only one that fits."""
     for one in classes:
-        if (given := _declaration_in(one).get("role")) is None:
-            continue
-        if isinstance(given, ast.Name):  # look for what it was given
-            assigned = [node.value for node in ast.walk(one) if isinstance(node, ast.Assign) and _assigns(node, given)]
-        else:
-            assigned = [given]
-        texts = {node.value for value in assigned for node in ast.walk(value) if isinstance(node, ast.Constant)}
-        return " or ".join(role for role in ROLES if role in texts)
+        if given := _declaration_in(one).get("role"):
+            places = one if isinstance(given, ast.Name) else given  # a variable's values are somewhere in the class
+            texts = {node.value for node in ast.walk(places) if isinstance(node, ast.Constant)}
+            return " or ".join(role for role in ROLES if role in texts)
     has = {node.name for one in classes for node in one.body if isinstance(node, ast.FunctionDef)} & set(HOOK_METHODS)
     only = [role for role, method in ROLES.items() if has == {method}]
     return only[0] if len(only) == 1 else ""
@@ -103,13 +94,9 @@ def _declaration_in(one: Definition) -> dict[str, ast.expr]:
     return {}
 
 
-def _assigns(node: ast.Assign, name: ast.Name) -> bool:
-    return any(isinstance(target, ast.Name) and target.id == name.id for target in node.targets)
-
-
 def find_named(name: str, kind: Kind | None, installed: Installed) -> list[PluginInfo]:
     """The plugins that a name, an alias, `distribution:name` or a dotted path refers to, by default of any kind."""
-    asked = parse_selection(kind or "reward", {"name": name})
+    asked = parse_selection(kind or "reward", name)
     offered = [info for info in installed.plugins if kind in (None, info.kind) and info.answers_to(asked.name)]
     if asked.distribution is None:
         if not offered:
@@ -123,8 +110,6 @@ def find_named(name: str, kind: Kind | None, installed: Installed) -> list[Plugi
         kind = next((kind for kind, facts in FACTS.items() if methods.intersection(facts.methods)), None)
     return [find(kind or "reward", asked)]
 
-
-# ------------------------------------------------------------------------------- from `module:attribute` to its text
 
 Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 _CHARACTERS = 500_000
@@ -153,9 +138,6 @@ def _definitions(module: str, attribute: str) -> list[Definition]:
             found.append(known[name])
             names += [base.id for base in getattr(known[name], "bases", ()) if isinstance(base, ast.Name)]
     return found
-
-
-# ------------------------------------------------------------------------------------------------------ all about one
 
 
 @dataclass(frozen=True)
@@ -215,7 +197,7 @@ class PluginDocs:
         """Everything, as JSON values."""
         of_info = ("kind", "name", "distribution", "version", "builtin", "aliases", "target")
         parameters = [
-            {**{key: getattr(one, key) for key in ("name", "type", "required", "default")}}
+            {key: getattr(one, key) for key in ("name", "type", "required", "default")}
             | {"doc": self.doc.parameters.get(one.name, "")}
             for one in self.parameters
         ]
@@ -268,9 +250,7 @@ def _of_object(docs: PluginDocs, exported: Any, found: Sequence[Definition], rol
     if is_function and kind == "reward":
         ours = [one for one in ours if not one.required and one.name not in PASSED_BY_TRL]
     subject = type(exported) if form == "instance" else exported.func if isinstance(exported, partial) else exported
-    declares = _declared(exported, found)
-    if role and kind == "advantage_hook":
-        declares["role"] = role
+    declares = _declared(exported, found) | ({"role": role} if role else {})
     file, line = None, None
     with contextlib.suppress(TypeError, OSError):
         file, line = Path(inspect.getfile(subject)), inspect.getsourcelines(subject)[1]
@@ -292,15 +272,13 @@ def _declared(exported: Any, found: Sequence[Definition]) -> dict[str, Any]:
     declared = getattr(exported, "declares", None)
     if isinstance(declared, Declaration):
         return declared.shown()
-    keywords = next(filter(None, map(_declaration_in, found)), {})
-    return {name: _literal(value) for name, value in keywords.items()}
-
-
-def _literal(value: ast.expr) -> Any:
-    try:
-        return ast.literal_eval(value)
-    except ValueError:
-        return BY_PARAMETERS
+    shown: dict[str, Any] = {}
+    for name, value in next(filter(None, map(_declaration_in, found)), {}).items():
+        try:
+            shown[name] = ast.literal_eval(value)
+        except ValueError:
+            shown[name] = BY_PARAMETERS
+    return shown
 
 
 def _parameters(called: Any) -> list[Parameter] | None:
@@ -312,16 +290,12 @@ def _parameters(called: Any) -> list[Parameter] | None:
     return [
         Parameter(
             one.name,
-            None if one.annotation is one.empty else _text(one.annotation),
+            None if one.annotation is one.empty else inspect.formatannotation(one.annotation).strip("'"),
             None if one.default is one.empty else repr(one.default),
             one.kind,
         )
         for one in found
     ]
-
-
-def _text(annotation: Any) -> str:
-    return annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
 
 
 def example(kind: Kind, name: str, parameters: Sequence[Parameter]) -> str:

@@ -10,7 +10,6 @@ as `alias = "name"`.
 from __future__ import annotations
 
 import difflib
-import importlib.util
 import os
 import sys
 import warnings
@@ -28,7 +27,7 @@ from ..errors import (
     UnknownPluginError,
 )
 from .kinds import GROUPS, KINDS, LABELS, Kind, check_kind, with_article
-from .metadata import OURS, installed_distributions, normalise, owner_of, provenance
+from .metadata import OURS, installed_distributions, module_spec, normalise, owner_of, provenance
 from .selection import Selection, parse_selection
 
 ENVIRONMENT_VARIABLE = "TRL_GRPO_EXT_PLUGINS"
@@ -39,27 +38,16 @@ _KIND_OF_ALIASES = {f"{group}.aliases": kind for kind, group in GROUPS.items()}
 
 @dataclass(frozen=True)
 class PluginInfo:
-    """Where a plugin comes from.
-
-    Attributes:
-        kind: One of `KINDS`.
-        name: The entry point's name; for a dotted path its attribute.
-        distribution: The distribution that declares it; None for a module that belongs to none.
-        version: That distribution's version; None if its metadata does not say.
-        target: What is imported, `module:attribute`.
-        builtin: Whether it comes with this package.
-        dotted: Whether it was selected by a dotted path rather than an entry point.
-        aliases: Other names that select it, in alphabetical order.
-    """
+    """Where a plugin comes from."""
 
     kind: Kind
-    name: str
-    distribution: str | None
-    version: str | None
-    target: str
-    builtin: bool = False
-    dotted: bool = False
-    aliases: tuple[str, ...] = ()
+    name: str  # the entry point's; for a dotted path its attribute
+    distribution: str | None  # the one that declares it; None for a module that belongs to none
+    version: str | None  # that distribution's; None if its metadata does not say
+    target: str  # what is imported, `module:attribute`
+    builtin: bool = False  # whether it comes with this package
+    dotted: bool = False  # whether it was selected by a dotted path rather than an entry point
+    aliases: tuple[str, ...] = ()  # other names that select it, in alphabetical order
 
     def answers_to(self, name: str) -> bool:
         """Whether this is its name or one of its aliases."""
@@ -172,13 +160,10 @@ def scan() -> Installed:
     for key, distribution in by_name.items():
         declared = list(distribution.entry_points)
         entry_points = [entry for entry in declared if entry.group in _KIND_OF_GROUP]
-        aliases = sorted(
-            (_KIND_OF_ALIASES[entry.group], entry.value, entry.name)
-            for entry in declared
-            if entry.group in _KIND_OF_ALIASES
-        )
+        of_names = [entry for entry in declared if entry.group in _KIND_OF_ALIASES]
+        aliases = sorted((_KIND_OF_ALIASES[entry.group], entry.value, entry.name) for entry in of_names)
         if entry_points:
-            # As the author writes it, which a folder's name is not. Each of the properties `name` and `version` reads it anew.
+            # The name as its author writes it, which a folder's is not. The properties would each read the file again.
             metadata = distribution.metadata
             name, version = metadata["Name"], metadata["Version"]
         for entry in entry_points:
@@ -212,8 +197,7 @@ def _find_dotted(kind: Kind, asked: Selection, installed: Installed) -> PluginIn
         problem = f"{asked.name!r} is not an attribute's name"
     if problem is not None:
         raise UnknownPluginError(explain_neither(info, problem, installed))
-    owner = owner_of(module)
-    if owner is not None:
+    if (owner := owner_of(module)) is not None:
         name, version = provenance(owner)
         info = replace(info, distribution=name, version=version, builtin=name == OURS)
     if not is_allowed(info):
@@ -226,11 +210,8 @@ def _why_no_module(module: str) -> str | None:
     if not all(part.isidentifier() for part in module.split(".")):
         return f"{module!r} is not a module's name, which has dots and neither slashes nor `.py`"
     top = module.partition(".")[0]
-    try:
-        if top in sys.modules or importlib.util.find_spec(top) is not None:
-            return None
-    except (ImportError, ValueError):
-        pass
+    if top in sys.modules or module_spec(top) is not None:
+        return None
     here = Path(f"{top}.py").exists() or Path(top).is_dir()
     hint = " (it is in the current directory, which is not on the path: set PYTHONPATH=.)" if here else ""
     return f"there is no module {top!r} on sys.path{hint}"

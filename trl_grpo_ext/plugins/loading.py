@@ -66,11 +66,6 @@ class LoadedList(list[Any]):
 
     _sources: Sequence[Loaded] = ()
 
-    @property
-    def loaded(self) -> list[Loaded]:
-        """Each plugin's origin; empty for plugins that were added to the list by hand."""
-        return [self.source(item) or Loaded(item) for item in self]
-
     def source(self, item: Any) -> Loaded | None:
         """A plugin's origin, if known."""
         return next((loaded for loaded in self._sources if loaded.object is item), None)
@@ -80,9 +75,8 @@ class LoadedList(list[Any]):
         return {name: value for name, value in vars(self).items() if name != "_sources"}
 
     @classmethod
-    def from_loaded(cls, loaded: Iterable[Loaded]) -> LoadedList:
+    def from_loaded(cls, sources: Sequence[Loaded]) -> LoadedList:
         """The list of these plugins' objects, in order."""
-        sources = list(loaded)
         made = LoadedList(item.object for item in sources)
         made._sources = sources
         return made
@@ -90,12 +84,13 @@ class LoadedList(list[Any]):
     @classmethod
     def join(cls, *lists: list[Any]) -> LoadedList:
         """Concatenate lists."""
-        return cls.from_loaded(item for plugins in lists for item in with_origin(plugins))
+        return cls.from_loaded([item for plugins in lists for item in with_origin(plugins)])
 
 
 def with_origin(plugins: Iterable[Any]) -> list[Loaded]:
     """Plugins with their origin, as far as it is known."""
-    return plugins.loaded if isinstance(plugins, LoadedList) else [Loaded(plugin) for plugin in plugins]
+    source = plugins.source if isinstance(plugins, LoadedList) else lambda plugin: None
+    return [source(plugin) or Loaded(plugin) for plugin in plugins]
 
 
 class RewardList(LoadedList):
@@ -222,10 +217,9 @@ def load_rewards(selections: Any) -> RewardList:
 
 def _reward_list(selections: Any, loaded: Sequence[Loaded]) -> RewardList:
     given = [item.selection.weight if item.selection else None for item in loaded]
-    if isinstance(selections, RewardList):
-        given = list(selections.weights)
-    rewards = [item.object for item in loaded]
-    made = RewardList(rewards, (1.0 if weight is None else weight for weight in given))
+    weights = [1.0 if weight is None else weight for weight in given]
+    own = selections.weights if isinstance(selections, RewardList) else weights
+    made = RewardList([item.object for item in loaded], own)
     made.names = _unique(loaded)
     made._sources = loaded
     return made
@@ -247,14 +241,9 @@ def _unique(loaded: Sequence[Loaded]) -> list[str]:
 
 
 def load_advantage_hooks(selections: Any) -> list[Any]:
-    """Load advantage hooks, in the order in which they act: by role, then as selected.
+    """Load advantage hooks, one selection or object or a list of them, in the order in which they act.
 
-    Args:
-        selections: One selection or object, or a list of them.
-
-    Raises:
-        PluginContractError: A hook has no role, or another slip in its declaration or signatures.
-        PluginError, ConfigurationError: As for `resolve`.
+    That is by role, then as selected. The errors are those of `resolve`.
     """
     loaded = sorted(_resolve_several("advantage_hook", selections), key=lambda item: acting_order(item.object))
     _unique(loaded)
@@ -262,53 +251,32 @@ def load_advantage_hooks(selections: Any) -> list[Any]:
 
 
 def load_loss_aggregation(selection: Any) -> Any:
-    """Load the loss aggregation; a run has only one.
-
-    Raises:
-        PluginError, ConfigurationError: As for `resolve`.
-    """
+    """Load the loss aggregation; a run has only one. The errors are those of `resolve`."""
     return resolve("loss_aggregation", selection).object
 
 
 def load_group_filter(selection: Any) -> Any:
-    """Load the group filter for `resample`; combine several by `all_of`.
-
-    Raises:
-        PluginError, ConfigurationError: As for `resolve`.
-    """
+    """Load the group filter for `resample`; combine several by `all_of`. The errors are those of `resolve`."""
     return resolve("group_filter", selection).object
 
 
 def load_prompt_sampler(selection: Any) -> Any:
-    """Load the prompt sampler; a run has only one.
-
-    Raises:
-        PluginError, ConfigurationError: As for `resolve`.
-    """
+    """Load the prompt sampler; a run has only one. The errors are those of `resolve`."""
     return resolve("prompt_sampler", selection).object
 
 
 def load_token_losses(selections: Any) -> list[Any]:
-    """Load token losses, in the order selected.
-
-    Args:
-        selections: One selection or object, or a list of them.
-
-    Raises:
-        PluginError, ConfigurationError: As for `resolve`.
-    """
+    """Load token losses, one selection or a list of them, in this order. The errors are those of `resolve`."""
     return LoadedList.from_loaded(_resolve_several("token_loss", selections))
 
 
 def _resolve_several(kind: Kind, selections: Any) -> list[Loaded]:
     """Resolve one selection or a list of them; plugins of a `LoadedList` are already loaded and shared."""
-    several = selections if isinstance(selections, list | tuple) else [selections]
-    source = selections.source if isinstance(selections, LoadedList) else lambda item: None
-    known = [source(item) for item in several]
-    return [
-        resolve(kind, item) if loaded is None else replace(loaded, own=False)
-        for item, loaded in zip(several, known, strict=True)
-    ]
+    found = []
+    for item in selections if isinstance(selections, list | tuple) else [selections]:
+        known = selections.source(item) if isinstance(selections, LoadedList) else None
+        found.append(resolve(kind, item) if known is None else replace(known, own=False))
+    return found
 
 
 def _with_selected(
@@ -353,10 +321,9 @@ def _with_selected(
 
 def _is_built(kind: Kind, value: Any) -> bool:
     """Whether a value is already a plugin object of this kind, not a selection."""
-    methods = FACTS[kind].methods
-    return not isinstance(value, type) and (
-        callable(value) if kind == "reward" else any(implements(value, one) for one in methods)
-    )
+    if isinstance(value, type) or kind == "reward":
+        return callable(value) and not isinstance(value, type)
+    return any(implements(value, method) for method in FACTS[kind].methods)
 
 
 def _check_kind(kind: Kind, plugin: Any, subject: str) -> None:
@@ -375,11 +342,11 @@ def _check_kind(kind: Kind, plugin: Any, subject: str) -> None:
     what = f"{subject} is {describe(plugin)}, not {with_article(kind)}"
     if has:
         what += f": it has both {' and '.join(has)}"
-    others = [
-        f"It has {method}, so it looks like {with_article(other)}: offer it in {GROUPS[other]}."
-        for other in KINDS
-        if other != kind
-        for method in FACTS[other].methods
-        if other != "reward" and implements(plugin, method)
-    ]
-    raise PluginTypeError(" ".join([f"{what}. Required: {FACTS[kind].required}.", *others[:1]]))
+    what += f". Required: {FACTS[kind].required}."
+    for other in KINDS:
+        methods = () if other in (kind, "reward") else FACTS[other].methods
+        for method in methods:
+            if implements(plugin, method):
+                hint = f"It has {method}, so it looks like {with_article(other)}: offer it in {GROUPS[other]}."
+                raise PluginTypeError(f"{what} {hint}")
+    raise PluginTypeError(what)

@@ -23,23 +23,14 @@ from .kinds import FACTS, Kind, check_kind, with_article
 
 @dataclass(frozen=True)
 class Selection:
-    """One selected plugin.
+    """One selected plugin."""
 
-    Attributes:
-        name: The plugin's name, or the attribute of a dotted path.
-        distribution: The part before the colon: a distribution, or a dotted path's module. None for a bare name.
-        parameters: Keyword parameters to build the plugin with.
-        weight: A reward's weight; None if not given.
-        switches: Which of the `switches` of its kind are on.
-        guard: A reward's guard, parameters of `trl_grpo_ext.guard.guarded.guarded`; None without a guard.
-    """
-
-    name: str
-    distribution: str | None = None
-    parameters: dict[str, Any] = field(default_factory=dict)
-    weight: float | None = None
-    switches: frozenset[str] = frozenset()
-    guard: dict[str, Any] | None = None
+    name: str  # the plugin's, or the attribute of a dotted path
+    distribution: str | None = None  # what is before the colon, or a dotted path's module; None for a bare name
+    parameters: dict[str, Any] = field(default_factory=dict)  # to build the plugin with
+    weight: float | None = None  # a reward's, if given
+    switches: frozenset[str] = frozenset()  # those of its kind's that are on
+    guard: dict[str, Any] | None = None  # a reward's, as parameters of `trl_grpo_ext.guard.guarded.guarded`
 
     def __str__(self) -> str:
         return self.name if self.distribution is None else f"{self.distribution}:{self.name}"
@@ -86,22 +77,20 @@ def parse_selection(kind: Kind, value: str | Mapping[str, Any] | Selection) -> S
         mapping = {"name": value}
     if not isinstance(mapping, Mapping) or "name" not in mapping:
         raise ConfigurationError(f"{value!r} does not select {with_article(kind)}. {_how(kind)}")
-    odd = [key for key in mapping if not isinstance(key, str)]
-    if odd:
-        raise ConfigurationError(
-            f"The parameter name {odd[0]!r} in {value!r} is not a string. YAML reads on, off, yes, no and "
-            f"numbers as something else: put such a name in quotes."
-        )
+    for key in mapping:
+        if not isinstance(key, str):
+            raise ConfigurationError(
+                f"The parameter name {key!r} in {value!r} is not a string. YAML reads on, off, yes, no and "
+                f"numbers as something else: put such a name in quotes."
+            )
     parameters = dict(mapping)
     distribution, name = _split(kind, parameters.pop("name"), value)
     if kind != "reward" and "weight" in parameters:
         raise ConfigurationError(
             f"Only rewards have a weight, {with_article(kind)} has none: take `weight` out of {value!r}."
         )
-    weight: float | None = None
+    weight = _weight(parameters.pop("weight"), name) if "weight" in parameters else None
     guard: Any = None
-    if "weight" in parameters:
-        weight = _weight(parameters.pop("weight"), name)
     if kind == "reward" and "guard" in parameters:
         guard = parameters.pop("guard")
         if not isinstance(guard, Mapping):
@@ -121,7 +110,9 @@ def parse_selection(kind: Kind, value: str | Mapping[str, Any] | Selection) -> S
 def _split(kind: Kind, text: object, value: object) -> tuple[str | None, str]:
     """Split `x:y` at its colon; a bare name has no `x`."""
     parts = [part.strip() for part in text.split(":")] if isinstance(text, str) else []
-    if len(parts) not in (1, 2) or not all(parts):
+    if len(parts) > 2:
+        raise ConfigurationError(f"{text!r} has {len(parts) - 1} colons, where there is one at most. {_how(kind)}")
+    if not parts or not all(parts):
         raise ConfigurationError(f"{value!r} does not select {with_article(kind)}. {_how(kind)}")
     return (None, parts[0]) if len(parts) == 1 else (parts[0], parts[1])
 
@@ -153,6 +144,6 @@ def _plain(value: Any) -> Any:
 def _how(kind: Kind) -> str:
     weight = ", weight: 0.2" if kind == "reward" else ""
     return (
-        f"Write a name, `distribution:name`, a dotted path `package.module:attribute`, or a mapping such as "
+        "Write a name, `distribution:name`, a dotted path `package.module:attribute`, or a mapping such as "
         f"{{name: some_name{weight}, some_parameter: 1}}."
     )

@@ -333,8 +333,9 @@ class RetireSolved(_Tracked):
 class DifficultyPool(_Tracked):
     """Prompts whose success rate is near a target, by a running estimate of each; unseen ones are explored.
 
-    A share of each draw are prompts that were never seen, as long as there are any. The others are drawn without
-    replacement with probabilities in proportion to
+    A share of each draw are prompts that were never seen, as long as there are any; at first, when hardly a prompt was
+    seen, nearly all of it, so that no few prompts come again and again. The others are drawn without replacement with
+    probabilities in proportion to
 
         w = floor + (1 - floor) · (1 - |p - target| / max(target, 1 - target))^sharpness
 
@@ -347,7 +348,8 @@ class DifficultyPool(_Tracked):
 
     Args:
         target: The success rate that is preferred, from 0 to 1.
-        explore: Share of each draw for prompts that were never seen, from 0 to 1.
+        explore: Least share of each draw for prompts that were never seen, from 0 to 1; it is at least their share in
+            the pool.
         sharpness: How strongly the target is preferred, from 0 (not at all).
         floor: Weight of a prompt as far from the target as possible, above 0 and at most 1.
         new_share: Weight of a new round in the estimate, above 0 and at most 1.
@@ -367,7 +369,8 @@ class DifficultyPool(_Tracked):
         chance = self._random(round_number)
         unseen = [row for row in range(self._size) if row not in self.estimates]
         seen = sorted(self.estimates)
-        new = min(len(unseen), max(math.ceil(self.explore * count), count - len(seen)))
+        new = min(len(unseen), math.ceil(count * max(self.explore, len(unseen) / self._size)))
+        new = max(new, count - len(seen))
         # Efraimidis and Spirakis (2006): the largest u^(1/w) are a sample without replacement by weight.
         keys = {row: chance.random() ** (1.0 / self.weight(self.estimates[row])) for row in seen}
         return [*chance.sample(unseen, new), *sorted(seen, key=lambda row: (-keys[row], row))[: count - new]]

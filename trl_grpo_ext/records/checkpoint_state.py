@@ -1,9 +1,8 @@
 """Tell complete checkpoints from broken ones: `last_complete_checkpoint` skips what a killed save left.
 
-Read are names, sizes, headers, `trainer_state.json`, and the checksums of what `torch.save` wrote (optimizer,
-scheduler, random states; of files above `MOST_BYTES` only where a run resumes from them). The weights themselves are
-not read, so a changed byte in them is not found, nor the end of a file in PyTorch's format from before 1.6, which
-DeepSpeed still writes.
+Read are names, sizes, headers, `trainer_state.json`, and the checksums of what `torch.save` wrote (of files above
+`MOST_BYTES` only where a run resumes from them). The weights are not read, so a changed byte in them is not found, nor
+the end of a file in PyTorch's format from before 1.6, which DeepSpeed still writes.
 """
 
 from __future__ import annotations

@@ -48,19 +48,12 @@ _PART = re.compile(r"parts/(.+)/(mean|present)", re.DOTALL)
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that went wrong.
+    """One thing that went wrong."""
 
-    Attributes:
-        name: Which finding; stable.
-        since: The optimizer step from which on it is seen.
-        until: The last step at which it is seen.
-        sentence: What happened, with the numbers.
-    """
-
-    name: str
-    since: int
-    until: int
-    sentence: str
+    name: str  # which finding; stable
+    since: int  # the optimizer step from which on it is seen
+    until: int  # the last step at which it is seen
+    sentence: str  # what happened, with the numbers
 
     def __str__(self) -> str:
         """One line."""
@@ -132,18 +125,14 @@ class Curve:
 
 @dataclass(frozen=True)
 class PartFacts:
-    """What paying each part by itself could be worth, from saved scores alone.
+    """What paying each part by itself could be worth, from saved scores alone."""
 
-    Attributes:
-        count: How many parts of a completion vary: `(Σ v)² / Σ v²` of the variances `v` of the parts in their groups.
-        dependence: The variance of the parts' sum over the sum of their variances: 1 if they are independent, `count`
-            if they are right or wrong together.
-        missing: The share of the parts that have no place in their completion.
-    """
-
+    # how many parts of a completion vary: `(Σ v)² / Σ v²` of the variances `v` of the parts in their groups
     count: float
+    # the variance of the parts' sum over the sum of their variances: 1 if they are independent, `count` if they are
+    # right or wrong together
     dependence: float
-    missing: float
+    missing: float  # the share of the parts that have no place in their completion
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,8 @@
 """A training log that is always up to date: `OUTPUT_DIR/trl_grpo_ext_log.jsonl`.
 
-The trainer writes its log history, `trainer_state.json`, only with a checkpoint. This file has the same entries, one
-JSON object per line, each written when it is logged. When training begins, the file is rewritten with the trainer's
-history so far: empty, or the checkpoint's if the run resumes. NaN and infinity become null. When training ends, what
-went wrong is printed (`findings`).
+It has the entries of `trainer_state.json`, which TRL writes only with a checkpoint: one JSON object per line, NaN and
+infinity as null. When training begins, it is rewritten with the history so far, the checkpoint's if the run resumes.
+When training ends, what went wrong is printed (`findings`).
 """
 
 from __future__ import annotations

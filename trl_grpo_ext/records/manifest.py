@@ -1,7 +1,6 @@
 """The plugins of a run: recorded beside it and in every checkpoint, and compared when the run resumes.
 
-The manifest is `trl_grpo_ext_plugins.json`: in the output folder, in every checkpoint and wherever a model is saved. It
-has one record per plugin, in order, and the versions of the libraries.
+`trl_grpo_ext_plugins.json` lies in the output folder, in every checkpoint and wherever a model is saved.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
@@ -48,38 +47,25 @@ _USER_IN_URL = re.compile(r"(?<=://)[^/@\s]+(?=@)")
 
 @dataclass(frozen=True)
 class PluginRecord:
-    """One plugin as a run used it.
+    """One plugin as a run used it."""
 
-    Attributes:
-        kind: One of `KINDS`.
-        name: The entry point's name, or, for an object given in Python, the name that TRL or messages use.
-        distribution: Its distribution; None for the user's own module.
-        version: That distribution's version; None if it has none.
-        target: `module:attribute` that was loaded; for an object given in Python its function or class.
-        parameters: The selected parameters, as JSON; for an object given in Python its constructor's arguments, if it
-            keeps them under the same names; None if they are unknown.
-        weight: Weight of a reward that the trainer calls or that another reward lists; None for other plugins.
-        switches: What the selection says beyond parameters: `guard`, `skip_zero_variance`.
-        source_hash: SHA-256 of its module, or of its own text in a script; None if it has none to read.
-        source: What the hash covers, or why there is none.
-        inside: For a reward inside another reward's parameters, that reward and parameter; else None.
-        selected: Whether it was selected by name or path, rather than given in Python.
-        role: Role of an advantage hook; None for other plugins.
-    """
-
-    kind: Kind
-    name: str
-    distribution: str | None = None
-    version: str | None = None
-    target: str = ""
+    kind: Kind  # one of `KINDS`
+    name: str  # the entry point's name, or, for an object given in Python, the name that TRL or messages use
+    distribution: str | None = None  # its distribution; None for the user's own module
+    version: str | None = None  # that distribution's version; None if it has none
+    target: str = ""  # `module:attribute` that was loaded; for an object given in Python its function or class
+    # the selected parameters, as JSON; for an object given in Python its constructor's arguments, if it keeps them
+    # under the same names; None if they are unknown
     parameters: dict[str, Any] | None = None
+    # weight of a reward that the trainer calls or that another reward lists; None for other plugins
     weight: float | None = None
+    # what the selection says beyond parameters: `guard`, `skip_zero_variance`
     switches: dict[str, Any] = field(default_factory=dict)
-    source_hash: str | None = None
-    source: str = ""
-    inside: str | None = None
-    selected: bool = True
-    role: str | None = None
+    source_hash: str | None = None  # SHA-256 of its module, or of its own text in a script; None if it has none to read
+    source: str = ""  # what the hash covers, or why there is none
+    inside: str | None = None  # for a reward inside another reward's parameters, that reward and parameter; else None
+    selected: bool = True  # whether it was selected by name or path, rather than given in Python
+    role: str | None = None  # role of an advantage hook; None for other plugins
 
     @property
     def origin(self) -> str:
@@ -91,17 +77,13 @@ class PluginRecord:
 
 @dataclass(frozen=True)
 class Manifest:
-    """The plugins of a run.
+    """The plugins of a run."""
 
-    Attributes:
-        plugins: In calling order: rewards, advantage hooks, the loss aggregation. Rewards inside a reward follow it.
-        versions: Of this package and the libraries under it, by distribution.
-        contract_version: `trl_grpo_ext.types.CONTRACT_VERSION` of the run.
-    """
-
+    # In calling order: rewards, advantage hooks, the loss aggregation. Rewards inside a reward follow it.
     plugins: tuple[PluginRecord, ...] = ()
+    # of this package and the libraries under it, by distribution
     versions: dict[str, str | None] = field(default_factory=dict)
-    contract_version: int = CONTRACT_VERSION
+    contract_version: int = CONTRACT_VERSION  # `trl_grpo_ext.types.CONTRACT_VERSION` of the run
 
     @classmethod
     def of(cls, trainer: Any, known: Mapping[Kind, Loaded] | None = None) -> Manifest:
@@ -192,21 +174,21 @@ class Manifest:
 
 
 _TYPES: dict[str, Any] = {
-    **dict.fromkeys(("kind", "name", "target", "source"), str),
-    **dict.fromkeys(("distribution", "version", "source_hash", "inside", "role"), (str, type(None))),
     "parameters": (dict, type(None)),
     "weight": (int, float, type(None)),
     "switches": dict,
     "selected": bool,
+    **dict.fromkeys(("distribution", "version", "source_hash", "inside", "role"), (str, type(None))),
 }
 
 
 def _record(value: Any, place: str) -> PluginRecord:
     entry = _of_type(value, dict, place)
-    if unknown := entry.keys() ^ _TYPES.keys():
+    names = [one.name for one in fields(PluginRecord)]
+    if unknown := entry.keys() ^ {*names}:
         raise ManifestError(f"{place} lacks, or should not have, {min(unknown)!r:.40}")
-    for name, types in _TYPES.items():
-        _of_type(entry[name], types, f"{place}.{name}")
+    for name in names:
+        _of_type(entry[name], _TYPES.get(name, str), f"{place}.{name}")
     if entry["kind"] not in KINDS:
         raise ManifestError(f"{place}.kind is {entry['kind']!r:.40}, not one of {', '.join(KINDS)}")
     return PluginRecord(**entry)
@@ -381,11 +363,10 @@ def differences(old: Manifest, new: Manifest) -> list[str]:
             where = "here and not in the checkpoint" if key in here else "in the checkpoint and not here"
             texts.append(f"{name} ({_text(record.origin)}) is {where}")
     for kind in KINDS:
-        order, order_here = (
-            [key for key in of if key[0] == kind and key in before and key in here] for of in (before, here)
-        )
-        if order != order_here:
-            names, names_here = (", ".join(_text(key[2]) for key in of) for of in (order, order_here))
+        in_both = [key for key in before if key[0] == kind and key in here]
+        in_both_here = [key for key in here if key[0] == kind and key in before]
+        if in_both != in_both_here:
+            names, names_here = (", ".join(_text(key[2]) for key in of) for of in (in_both, in_both_here))
             texts.append(f"{PLURALS[kind]}: the order is {names} in the checkpoint, {names_here} here")
     return texts
 
@@ -393,10 +374,10 @@ def differences(old: Manifest, new: Manifest) -> list[str]:
 def version_notes(old: Manifest, new: Manifest) -> list[str]:
     """List the libraries with different versions; these alone don't count as a change of plugins."""
     before, here = ({**one.versions, "plugin contract": str(one.contract_version)} for one in (old, new))
+    changed = [name for name in sorted({**before, **here}) if before.get(name) != here.get(name)]
     return [
         f"{_text(name)} {_text(before.get(name) or 'none')} in the checkpoint, {_text(here.get(name) or 'none')} here"
-        for name in sorted({**before, **here})
-        if before.get(name) != here.get(name)
+        for name in changed
     ]
 
 

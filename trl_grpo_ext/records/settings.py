@@ -1,8 +1,7 @@
 """The hyper-parameters of a run, recorded beside its manifest: `output_dir/trl_grpo_ext_settings.json`.
 
-TRL keeps them in a pickle, which is unsafe to open in a folder that you don't trust. The record has the settings that
-differ from the defaults, those in `ALWAYS`, the model, the number of processes and the adapter; it leaves out `NEVER`
-and secrets.
+TRL keeps them in a pickle, which is unsafe to open. The record has the settings that differ from the defaults, those in
+`ALWAYS`, the model, the number of processes and the adapter; it leaves out `NEVER` and secrets.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """What the loss used, token by token: sampled completions, in one parquet file per logging step.
 
-The setting `token_records: n` turns it on. It samples at least `n` completions of every generation batch, in whole
-groups. Each row of `token_records/step_00010.parquet` is one completion; `COLUMNS` lists its columns. Rewards and the
-advantages after each rollout hook are those at scoring, the rest is of the row's last loss forward before the file was
-written.
+`token_records: n` samples at least `n` completions of every generation batch, in whole groups, one in each row of
+`token_records/step_00010.parquet`. Rewards and the advantages after each rollout hook are those at scoring, the rest is
+of the row's last loss forward before the file was written.
 """
 
 from __future__ import annotations
@@ -84,14 +83,16 @@ class TokenRecorder:
         for row, group in enumerate(rollout.group_ids_B.tolist()):
             if group in chosen:
                 record = _record(rollout, row)
-                given = {name: values[row] for name, values in (outcomes or {}).items()}
-                record["outcomes"] = [(name, str(value)) for name, value in given.items() if value is not None]
-                record |= {"group": group, "member": (first + row) % rollout.num_generations}
                 size = len(record["token_ids"])
-                record["stages"] = [name for name, _ in stages]
-                record["advantages"] = [values_B_T[row, :size].tolist() for _, values_B_T in stages]
-                record["at_rollout"] = len(stages)
-                self._records[int(row_ids_B[row])] = record
+                given = {name: values[row] for name, values in (outcomes or {}).items()}
+                self._records[int(row_ids_B[row])] = record | {
+                    "outcomes": [(name, str(value)) for name, value in given.items() if value is not None],
+                    "group": group,
+                    "member": (first + row) % rollout.num_generations,
+                    "stages": [name for name, _ in stages],
+                    "advantages": [values_B_T[row, :size].tolist() for _, values_B_T in stages],
+                    "at_rollout": len(stages),
+                }
 
     def wants(self, row_ids_B: torch.Tensor) -> bool:
         """Whether any of these rows is recorded."""
@@ -151,32 +152,35 @@ def write_records(records: Sequence[dict[str, Any]], output_dir: str, step: int)
 def _schema() -> Any:
     import pyarrow as pa
 
-    numbers, integers, strings = pa.list_(pa.float32()), pa.list_(pa.int64()), pa.list_(pa.string())
+    numbers = pa.list_(pa.float32())
+    flags = pa.list_(pa.bool_())
+    strings = pa.list_(pa.string())
     types: dict[str, Any] = {
         **dict.fromkeys(("step", "group", "member"), pa.int64()),
         **dict.fromkeys(("prompt", "completion"), pa.string()),
-        **dict.fromkeys(("prompt_ids", "token_ids", "starts", "ends", "turns", "failed_turns", "token_part"), integers),
-        "parts": strings,
-        "part_scores": numbers,
-        "part_present": pa.list_(pa.bool_()),
-        **dict.fromkeys(("tokens", "stages"), strings),
-        **dict.fromkeys(("advantage", "weight", "logp", "entropy"), numbers),
+        **dict.fromkeys(("parts", "tokens", "stages"), strings),
+        **dict.fromkeys(("part_scores", "advantage", "weight", "logp", "entropy"), numbers),
+        **dict.fromkeys(("part_present", "live"), flags),
         "images": pa.list_(pa.binary()),
         "truncated": pa.bool_(),
         "rewards": pa.map_(pa.string(), pa.float64()),
         "reward": pa.float64(),
         "outcomes": pa.map_(pa.string(), pa.string()),
-        "live": pa.list_(pa.bool_()),
         "advantages": pa.list_(numbers),
     }
-    return pa.schema([(name, types[name]) for name in COLUMNS])
+    return pa.schema([(name, types.get(name, pa.list_(pa.int64()))) for name in COLUMNS])
 
 
 def _record(rollout: Rollout, row: int) -> dict[str, Any]:
     ids = rollout.completion_ids_B_T[row][rollout.completion_mask_B_T[row] > 0].tolist()
     rewards = zip(rollout.reward_names, rollout.rewards_B_K[row].tolist(), strict=True)
-    has_template = getattr(rollout.tokenizer, "response_template", None) is not None
     turns = rollout.turns_B_T[row, : len(ids)].tolist()
+    failed: list[int] | None = []
+    if -1 in turns or getattr(rollout.tokenizer, "response_template", None) is not None:
+        try:
+            failed = [turn.number for turn in rollout.turns(row) if turn.failed]
+        except (AlignmentError, PluginOutputError):
+            failed = None
     return {
         **texts_of(rollout.prompts[row], rollout.texts[row], ids, rollout.tokenizer, lambda: rollout.offsets(row)),
         "prompt_ids": rollout.prompt_ids_B_P[row][rollout.prompt_mask_B_P[row] > 0].tolist(),
@@ -187,7 +191,7 @@ def _record(rollout: Rollout, row: int) -> dict[str, Any]:
         **_parts(rollout, row, len(ids)),
         "live": (rollout.mask_B_T[row, : len(ids)] > 0).tolist(),
         "turns": turns,
-        "failed_turns": _failed_turns(rollout, row) if -1 in turns or has_template else [],
+        "failed_turns": failed,
     }
 
 
@@ -214,7 +218,7 @@ def _parts(rollout: Rollout, row: int, size: int) -> dict[str, Any]:
     names: list[str] = []
     scores: list[float] = []
     present: list[bool] = []
-    wrote, aligned = [-1] * size, True
+    wrote: list[int] | None = [-1] * size
     for reward, table in rollout.parts.items():
         applies = [part for part, score in enumerate(table.scores_B_M[row].tolist()) if score == score]
         number_of = {part: len(names) + place for place, part in enumerate(applies)}
@@ -222,20 +226,11 @@ def _parts(rollout: Rollout, row: int, size: int) -> dict[str, Any]:
         scores += table.scores_B_M[row, applies].tolist()
         present += table.present_B_M[row, applies].tolist()
         try:
-            ranges = table.ranges_R_4[table.ranges_R_4[:, 0] == row].tolist()
+            for _, part, first, end in table.ranges_R_4[table.ranges_R_4[:, 0] == row].tolist() if wrote else ():
+                wrote[first:end] = [number_of[part]] * (end - first)  # type: ignore[index]
         except (AlignmentError, PluginOutputError):
-            ranges, aligned = [], False
-        for _, part, first, end in ranges:
-            wrote[first:end] = [number_of[part]] * (end - first)
-    found = wrote if aligned else None
-    return {"parts": names, "part_scores": scores, "part_present": present, "token_part": found}
-
-
-def _failed_turns(rollout: Rollout, row: int) -> list[int] | None:
-    try:
-        return [turn.number for turn in rollout.turns(row) if turn.failed]
-    except (AlignmentError, PluginOutputError):
-        return None
+            wrote = None
+    return {"parts": names, "part_scores": scores, "part_present": present, "token_part": wrote}
 
 
 def _number(value: float) -> float | None:

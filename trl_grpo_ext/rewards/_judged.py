@@ -2,18 +2,34 @@
 
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
-from ..guard.outcomes import Judgement, Outcome, OutcomePolicy
+from ..guard.messages import completion_text
+from ..guard.outcomes import Consequence, Judgement, Outcome, OutcomePolicy
+from ..guard.parameters import Checked, amount, column, flag
+from ._text.json_text import Located, is_near, read_number, read_plain_number
+
+ABOUT_A_REFERENCE = (Outcome.RIGHT, Outcome.WRONG, Outcome.NO_ANSWER, Outcome.UNPARSEABLE)
+IN_A_WORKER = (Outcome.REFUSED, Outcome.TIMEOUT, Outcome.DIED, Outcome.ERROR)
 
 
-class Judged:
+@dataclass(kw_only=True, eq=False)
+class Judged(Checked):
     """A reward whose scores are what its `policy` makes of the outcomes that `judge` finds."""
 
-    __name__: str
-    policy: OutcomePolicy
-    reads = "the reference"
-    """What `unparseable_reference` is about, for the warning."""
+    __name__ = "judged"
+    can: ClassVar[Sequence[Outcome]]  # the outcomes that it can have
+    reads: ClassVar[str] = "the reference"  # what `unparseable_reference` is about, for the warning
+    outcomes: Mapping[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.policy = OutcomePolicy(self.__name__, self.can, self.outcomes, self.usual())
+
+    def usual(self) -> Mapping[Outcome, Consequence]:
+        """This reward's own values of outcomes, if they differ from the usual ones."""
+        return {}
 
     def judge(self, completions: Sequence[Any], **columns: Any) -> list[Judgement]:
         """The outcomes of `B` completions."""
@@ -35,3 +51,51 @@ class Judged:
             )
         self.policy.log(judgements, columns.get("log_metric"), columns.get("log_extra"))
         return self.policy.scores(judgements)
+
+
+def too_long(size: int, most: int) -> str:
+    """What to say of a completion that is refused for its length."""
+    return f"{size} characters, more than max_characters, {most}"
+
+
+@dataclass(kw_only=True, eq=False)
+class Comparing(Judged):
+    """A reward that compares with a column's expected values: a tolerance for numbers, and normalisation for texts."""
+
+    advice: ClassVar[str]  # what to do if there is no such column
+    column: str
+    absolute: float = amount(0.0)
+    relative: float = amount(0.0)
+    ignore_case: bool = flag(False)
+    ignore_space: bool = flag(False)
+
+    def judge(self, completions: Sequence[Any], **columns: Any) -> list[Judgement]:
+        """The outcomes of `B` completions; a `RewardError` where there is no column of expected values."""
+        expected = column(self.__name__, self.column, columns, len(completions), self.advice)
+        return [self._judged(completion_text(said), right) for said, right in zip(completions, expected, strict=True)]
+
+    def _judged(self, text: str, expected: Any) -> Judgement:
+        raise NotImplementedError
+
+    def same_values(self, said: Located, right: Located) -> bool:
+        """Whether two JSON values are the same: of one type, and equal. Objects and arrays must be empty."""
+        if said.kind != right.kind or said.members or right.members:
+            return False
+        if right.kind == "number":
+            return is_near(said.value, right.value, self.absolute, self.relative)
+        if right.kind == "string":
+            return self.same_texts(said.value, right.value)
+        return bool(said.value == right.value)
+
+    def same_texts(self, said: str, right: str) -> bool:
+        """Whether two texts are the same."""
+        return self._normalised(said) == self._normalised(right)
+
+    def same_numbers(self, said: str, right: float) -> bool:
+        """Whether a text is a number and the right one."""
+        number = read_plain_number(said)
+        return number is not None and is_near(number, read_number(repr(right)), self.absolute, self.relative)
+
+    def _normalised(self, text: str) -> str:
+        text = " ".join(text.split()) if self.ignore_space else text
+        return text.casefold() if self.ignore_case else text

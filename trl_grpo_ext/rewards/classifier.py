@@ -9,12 +9,14 @@ import math
 import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..errors import ConfigurationError, RewardError
 from ..guard.messages import completion_text, content_text
-from ..guard.parameters import checked_choice, checked_flag, checked_number, checked_text, checked_whole, column
+from ..guard.parameters import Checked, checked_text, choice, column, flag, number, whole
+from ..guard.parameters import text as text_field
 
 _CHARACTERS_PER_TOKEN = 32  # text beyond it is cut before it is tokenised, which would take long for a megabyte
 
@@ -27,12 +29,13 @@ class _Loaded(NamedTuple):
     device: Any
 
 
-class Classifier:
-    r"""Score `sign` times a label's probability under a Hugging Face sequence classifier.
+@dataclass(eq=False)
+class Classifier(Checked):
+    """Score `sign` times a label's probability under a Hugging Face sequence classifier.
 
     For detoxification: `{name: classifier, model: unitary/toxic-bert, label: toxic, sign: -1.0}`. The model is loaded
     at the first call, once per process for all rewards that use it, and runs in evaluation mode without gradients. A
-    model without a trained classification head is refused, since it would score at random.
+    model without a trained classification head is refused.
 
     The probability is a sigmoid if the model's configuration says `multi_label_classification`, else a softmax over the
     labels. A model with one output (a regression, a reward model) has no labels: its score is the output itself.
@@ -58,37 +61,26 @@ class Classifier:
 
     __name__ = "classifier"
 
-    def __init__(
-        self,
-        model: str | Path,
-        *,
-        label: str | int | None = None,
-        score: str = "probability",
-        sign: float = 1.0,
-        batch_size: int = 32,
-        device: str | None = None,
-        max_length: int = 512,
-        text: str = "completion",
-        revision: str | None = None,
-        local_files_only: bool = False,
-        trust_remote_code: bool = False,
-    ) -> None:
-        given = {"model": str(model) if isinstance(model, Path) else model, "device": device, "revision": revision}
-        for name, value in given.items():
-            if value is not None or name == "model":
-                checked_text(f"classifier: {name}", value)
-        if isinstance(label, bool) or not isinstance(label, str | int | None):
-            raise ConfigurationError(f"classifier: label must be a label's name or index, got {label!r}.")
-        self.model, self.label = str(model), label
-        self.score = checked_choice("classifier: score", score, ("probability", "logit"))
-        self.sign = checked_number("classifier: sign", sign, "a finite number")
-        self.batch_size = checked_whole("classifier: batch_size", batch_size, 1)
-        self.max_length = checked_whole("classifier: max_length", max_length, 1)
-        self.text = checked_choice("classifier: text", text, ("completion", "prompt_and_completion"))
-        checked_flag("classifier: local_files_only", local_files_only)
-        checked_flag("classifier: trust_remote_code", trust_remote_code)
-        side = "right" if text == "completion" else "left"
-        self._source = (self.model, revision, device, side, local_files_only, trust_remote_code)
+    model: str | Path
+    _: KW_ONLY
+    label: str | int | None = None
+    score: str = choice("probability", "logit")
+    sign: float = number(1.0, "a finite number")
+    batch_size: int = whole(32, lowest=1)
+    device: str | None = text_field(None)
+    max_length: int = whole(512, lowest=1)
+    text: str = choice("completion", "prompt_and_completion")
+    revision: str | None = text_field(None)
+    local_files_only: bool = flag(False)
+    trust_remote_code: bool = flag(False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.model = checked_text("classifier: model", str(self.model) if isinstance(self.model, Path) else self.model)
+        if isinstance(self.label, bool) or not isinstance(self.label, str | int | None):
+            raise ConfigurationError(f"classifier: label must be a label's name or index, got {self.label!r}.")
+        side = "right" if self.text == "completion" else "left"
+        self._source = (self.model, self.revision, self.device, side, self.local_files_only, self.trust_remote_code)
 
     def __call__(self, completions: Sequence[Any], **columns: Any) -> list[float | None]:
         """`B` scores; None where the tokenizer gives no tokens (some do for an empty text).
@@ -102,19 +94,17 @@ class Classifier:
             prompts = column("classifier", "prompts", columns, len(completions))
         with _LOADING:
             loaded = _load(*self._source)
-        texts = _texts(completions, prompts, loaded.tokenizer)
-        return self._scores(loaded, [self._shortened(text) for text in texts])
-
-    def _shortened(self, text: str) -> str:
-        text = text.encode("utf-8", "replace").decode()  # a tokenizer takes no lone surrogates
         most = _CHARACTERS_PER_TOKEN * self.max_length
-        return text[:most] if self.text == "completion" else text[-most:]
+        cut = slice(most) if self.text == "completion" else slice(-most, None)
+        texts = _texts(completions, prompts, loaded.tokenizer)
+        # A tokenizer takes no lone surrogates.
+        return self._scores(loaded, [text.encode("utf-8", "replace").decode()[cut] for text in texts])
 
     def _scores(self, loaded: _Loaded, texts: Sequence[str]) -> list[float | None]:
         torch = importlib.import_module("torch")
         config = loaded.model.config
         tokenizer = loaded.tokenizer
-        label = _label_index(self.model, self.label, config)
+        label = _label_index(str(self.model), self.label, config)
         limits = (self.max_length, tokenizer.model_max_length, getattr(config, "max_position_embeddings", None))
         longest = min(limit for limit in limits if limit is not None)
         encoded = tokenizer(list(texts), truncation=True, max_length=longest, padding=False)
@@ -149,9 +139,9 @@ def _label_index(model: str, label: str | int | None, config: Any) -> int:
     found = [index for index, name in names.items() if name == label]
     if len(found) == 1:
         return found[0]
-    listed = ", ".join(f"{index}: {name!r}" for index, name in sorted(names.items()))
-    problem = "needs a label" if label is None else f"has no label {label!r}" if not found else f"has {label!r} twice"
-    raise ConfigurationError(f"classifier: the model {model!r} {problem}; its labels are {{{listed}}}.")
+    raise ConfigurationError(
+        f"classifier: the model {model!r} has no label {label!r}, or has it twice; its labels are {names}."
+    )
 
 
 def _texts(completions: Sequence[Any], prompts: Sequence[Any] | None, tokenizer: Any) -> list[str]:

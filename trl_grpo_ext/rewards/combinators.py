@@ -1,12 +1,12 @@
 """Rewards made of other rewards: `weighted`, `gated`, `product` and `per_column`.
 
-Their children are reward functions of any form, including async. A child is checked as by the trainer: it returns one
-finite number per completion, or None or NaN; anything else is a `PluginOutputError` that names it, and its exceptions
-pass through. In a selection the children are selections themselves (`takes`).
+Their children are reward functions of any form, including async, and are checked as by the trainer. In a selection they
+are selections themselves (`takes`).
 """
 
 from __future__ import annotations
 
+import functools
 import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -23,7 +23,7 @@ _CONFORMANCE = {"parameters": {"rewards": ["gsm8k_accuracy", "think_format"]}}
 
 
 class _Combined:
-    """What rewards made of rewards share: those inside begin early where they can."""
+    """What rewards made of rewards share: those inside begin early where they can, and are called and checked."""
 
     __name__: str
     _children: Sequence[Callable[..., Any]]
@@ -38,6 +38,21 @@ class _Combined:
         for child in self._children:
             start_scoring(child, {"completions": completions, **columns})
 
+    def _checked(self, parameter: str, child: Any) -> Callable[..., Any]:
+        """A parameter that must be a reward."""
+        if callable(child) and not isinstance(child, type):
+            return child  # type: ignore[no-any-return]
+        raise ConfigurationError(
+            f"{self.__name__}: {parameter} must be a reward function, got {child!r}. `load_rewards` also takes its "
+            "name; in Python pass the function or the object."
+        )
+
+    def _scores(self, child: Callable[..., Any], columns: Mapping[str, Any], owner: str = "") -> list[float | None]:
+        """The scores of a reward inside, which logs under the owner's name and its own."""
+        apart = _logging_apart(owner or self.__name__, child, columns)
+        scores = check_scores(call(child, apart), len(columns["completions"]), reward_name(child))
+        return [None if score is None or math.isnan(score) else score for score in scores]
+
 
 class _OfList(_Combined):
     """What `weighted` and `product` share."""
@@ -46,14 +61,13 @@ class _OfList(_Combined):
         name = self.__name__
         if not isinstance(rewards, list | tuple) or not rewards:
             raise ConfigurationError(f"{name}: rewards must be a list of at least one reward, got {rewards!r}")
-        self.rewards = [_checked_child(name, f"rewards[{index}]", child) for index, child in enumerate(rewards)]
+        self.rewards = [self._checked(f"rewards[{index}]", child) for index, child in enumerate(rewards)]
         self._children = self.rewards
         self._names = unique_names([reward_name(reward) for reward in self.rewards])
 
     def __call__(self, completions: Sequence[Any], **kwargs: Any) -> list[float | None]:
         """`B` scores. All rewards get all columns."""
-        columns = {"completions": completions, **kwargs}
-        said = [_child_scores(self.__name__, child, columns, len(completions)) for child in self.rewards]
+        said = [self._scores(child, {"completions": completions, **kwargs}) for child in self.rewards]
         return [self._combined(scores) for scores in zip(*said, strict=True)]
 
     def _combined(self, scores: Sequence[float | None]) -> float | None:
@@ -62,11 +76,11 @@ class _OfList(_Combined):
 
 
 class Weighted(_OfList):
-    """Score the weighted sum of rewards, without those that give None.
+    """Score the weighted sum of rewards, without those that give None; None where all do.
 
-    None where all give None. For use inside another reward, such as `gated`. At the top level, TRL's own sum gives the
-    same, with a metric for each. If a reward gives `Parts`, so does this: its parts under its name (`<reward>/<part>`),
-    their weights times its weight, and the other rewards as parts of the whole completion.
+    For use inside another reward, such as `gated`: at the top level, TRL's own sum gives the same. If a reward gives
+    `Parts`, so does this: its parts under its name (`<reward>/<part>`), their weights times its weight, and the other
+    rewards as parts of the whole completion.
 
     Args:
         rewards: The rewards. In a selection, selections, whose `weight` counts here.
@@ -113,10 +127,9 @@ class Weighted(_OfList):
 
 
 class Product(_OfList):
-    """Score the product of rewards: each scales the others, and one zero makes it zero.
+    """Score the product of rewards: each scales the others, and one zero makes it zero; None where any gives None.
 
-    None where any of them gives None, even if another gives 0. The parts of a reward are kept under its name
-    (`<reward>/<part>`), their scores times the other rewards.
+    The parts of a reward are kept under its name (`<reward>/<part>`), their scores times the other rewards.
 
     Args:
         rewards: The rewards. In a selection, selections; a `weight` is a factor.
@@ -148,9 +161,8 @@ class Product(_OfList):
 class Gated(_Combined):
     """Score `reward` where `gate` is at least `threshold`, and `otherwise` where it is not.
 
-    For instance, correctness that counts only if the format is right. Where the gate gives None the score is None.
-    Where it is open the score is the reward's own, including None and parts. Both get the whole batch, so rewards that
-    compare completions, and their logs, see all of it.
+    For instance, correctness that counts only if the format is right. Where the gate gives None the score is None;
+    where it is open, the score is the reward's own, including None and parts. Both get the whole batch.
 
     Args:
         reward: The reward to gate. In a selection, a selection.
@@ -172,8 +184,8 @@ class Gated(_Combined):
         threshold: float = 1.0,
         otherwise: float | None = 0.0,
     ) -> None:
-        self.reward = _checked_child("gated", "reward", reward)
-        self.gate = _checked_child("gated", "gate", gate)
+        self.reward = self._checked("reward", reward)
+        self.gate = self._checked("gate", gate)
         self.threshold = checked_number("gated: threshold", threshold, "a finite number")
         self.otherwise = None if otherwise is None else checked_number("gated: otherwise", otherwise, "a finite number")
         self._children = [self.gate, self.reward]
@@ -181,26 +193,25 @@ class Gated(_Combined):
     def __call__(self, completions: Sequence[Any], **kwargs: Any) -> list[float | None]:
         """`B` scores. Both rewards get all columns."""
         columns = {"completions": completions, **kwargs}
-        gates = _child_scores(self.__name__, self.gate, columns, len(completions))
-        scores = _child_scores(self.__name__, self.reward, columns, len(completions))
-        return [self._held(gate, score) for gate, score in zip(gates, scores, strict=True)]
-
-    def _held(self, gate: float | None, score: float | None) -> float | None:
-        if gate is None:
-            return None
-        return score if gate >= self.threshold else self.otherwise
+        scores: list[float | None] = []
+        for gate, score in zip(self._scores(self.gate, columns), self._scores(self.reward, columns), strict=True):
+            if gate is None:
+                scores.append(None)
+            else:
+                scores.append(score if gate >= self.threshold else self.otherwise)
+        return scores
 
 
 class PerColumn(_Combined):
     """Score each completion with the reward for its row's value in a column.
 
-    For instance, mathematics and code in one dataset, distinguished by a column `task`. Each reward is called once per
-    batch with its own rows in order, or not at all if it has none. Scores pass through, including None and parts. What
-    it logs is of its own rows; a column that it logs has None in the others.
+    For instance, mathematics and code in one dataset. Each reward is called once per batch with its own rows in order,
+    or not at all if it has none. Scores pass through, including None and parts. A column that it logs has None in other
+    rows.
 
-    Values are compared as text, `str(value)`, because YAML converts keys: the key 1 matches the values 1 and "1", and
-    the key `true` the values True and "True". The metric `per_column/<column>/unrouted` is the share of rows without a
-    matching key; without a default, a warning lists their values.
+    Values are compared as text, `str(value)`, because YAML converts keys: the key `true` matches the values True and
+    "True". The metric `per_column/<column>/unrouted` is the share of rows without a matching key; without a default, a
+    warning lists their values.
 
     Args:
         column: The column's name.
@@ -227,9 +238,9 @@ class PerColumn(_Combined):
         for value, reward in rewards.items():
             if str(value) in self.rewards:
                 raise ConfigurationError(f"per_column: two of the keys {list(rewards)!r} are the value {str(value)!r}")
-            self.rewards[str(value)] = _checked_child("per_column", f"rewards[{value!r}]", reward)
-        self.default = None if default is None else _checked_child("per_column", "default", default)
-        self._children = [*self.rewards.values(), *([] if self.default is None else [self.default])]
+            self.rewards[str(value)] = self._checked(f"rewards[{value!r}]", reward)
+        self.default = None if default is None else self._checked("default", default)
+        self._children = [reward for reward in (*self.rewards.values(), self.default) if reward is not None]
 
     def _routes(self, columns: Mapping[str, Any], count: int) -> dict[str | None, list[int]]:
         """The values that have a reward, None for all others, each with its rows."""
@@ -267,9 +278,9 @@ class PerColumn(_Combined):
             cut = select_rows(columns, count, rows)
             cut |= {name: kwargs[name] for name in ("log_metric", "log_extra") if name in kwargs}
             if cut.get("log_extra") is not None:
-                cut["log_extra"] = _logging_rows(logged, rows, count)
+                cut["log_extra"] = functools.partial(_log_rows, logged, rows, count)
             owner = f"{self.__name__}.{(route or 'default').replace('/', '_')}"
-            for row, score in zip(rows, _child_scores(owner, reward, cut, len(rows)), strict=True):
+            for row, score in zip(rows, self._scores(reward, cut, owner), strict=True):
                 scores[row] = score
         for column, values in logged.items():
             kwargs["log_extra"](column, values)
@@ -278,31 +289,13 @@ class PerColumn(_Combined):
         return scores
 
 
-def _logging_rows(
-    logged: dict[str, list[Any]], rows: Sequence[int], count: int
-) -> Callable[[str, Iterable[Any]], None]:
-    """A `log_extra` for some rows of a batch, which keeps the whole columns in `logged`."""
-
-    def log_extra(column: str, values: Iterable[Any]) -> None:
-        whole = logged.setdefault(column, [None] * count)
-        for row, value in zip(rows, values, strict=True):
-            whole[row] = value
-
-    return log_extra
-
-
-def _checked_child(owner: str, parameter: str, child: Any) -> Callable[..., Any]:
-    if callable(child) and not isinstance(child, type):
-        return child  # type: ignore[no-any-return]
-    raise ConfigurationError(
-        f"{owner}: {parameter} must be a reward function, got {child!r}. `load_rewards` also takes its name; in Python "
-        "pass the function or the object."
-    )
-
-
-def _child_scores(owner: str, child: Callable[..., Any], columns: Mapping[str, Any], count: int) -> list[float | None]:
-    scores = check_scores(call(child, _logging_apart(owner, child, columns)), count, reward_name(child))
-    return [None if score is None or math.isnan(score) else score for score in scores]
+def _log_rows(
+    logged: dict[str, list[Any]], rows: Sequence[int], count: int, column: str, values: Iterable[Any]
+) -> None:
+    """Keep a column that is logged for some rows of a batch as one for all of them."""
+    whole = logged.setdefault(column, [None] * count)
+    for row, value in zip(rows, values, strict=True):
+        whole[row] = value
 
 
 def _logging_apart(owner: str, child: Callable[..., Any], columns: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,7 +1,4 @@
-"""What an environment pays for each step, by turn: `environment_steps`, and `record_steps` for TRL's factories.
-
-A step is a call of one of the environment's tools. TRL asks for rewards once a completion has ended.
-"""
+"""What an environment pays for each step, by turn: `environment_steps`, and `record_steps` for TRL's factories."""
 
 from __future__ import annotations
 
@@ -15,11 +12,10 @@ from typing import Any
 
 from ..credit.turns import Exchange, exchanges, is_tool_error, tool_calls
 from ..errors import PluginOutputError, RewardError
-from ..guard.parameters import checked_choice
+from ..guard.parameters import Checked, choice
 from ..types import Parts, Place, RewardDeclaration
 
-Step = tuple[str | None, float | None]
-"""The tool that was called, if it is known, and what the environment paid."""
+Step = tuple[str | None, float | None]  # the tool that was called, if it is known, and what the environment paid
 
 
 @dataclass(frozen=True)
@@ -32,19 +28,19 @@ class _Idle:
 _NOT_TOOLS = frozenset({"reset", "get_reward"})
 
 
-class EnvironmentSteps:
+@dataclass(kw_only=True, eq=False)
+class EnvironmentSteps(Checked):
     """Score each turn by what the environment paid for the steps that the turn took.
 
         r_k = Σ rewards of the steps of turn k
 
-    The rewards are, of each completion's own environment, the first that it has of
-
-    - `step_rewards`, a list, which `record_steps` keeps for any environment,
-    - `compute_step_rewards()`, of the environment or of its `rubric`, as OpenEnv's trajectory rubrics have it.
+    The rewards are, of each completion's own environment, the first that it has of `step_rewards`, a list, which
+    `record_steps` keeps for any environment, and `compute_step_rewards()`, of the environment or of its `rubric`, as
+    OpenEnv's trajectory rubrics have it.
 
     A step is the call of a tool. Recorded steps are found by the tools' names. Where only numbers are known, there must
-    be as many as the completion has calls (all of them, those that ran, or those that returned), or turns with calls.
-    A turn without steps has no part. A step that paid None, or NaN, adds nothing.
+    be as many as the completion has calls (all of them, those that ran, or those that returned), or turns with calls. A
+    turn without steps has no part. A step that paid None, or NaN, adds nothing.
 
     Source: none of its own; OpenEnv's RFC 004 has rewards by step, and TRL trains on one number for each completion.
 
@@ -54,9 +50,7 @@ class EnvironmentSteps:
 
     __name__ = "environment_steps"
     declares = RewardDeclaration(conformance={"columns": {"environments": [_Idle()]}})
-
-    def __init__(self, *, score: str = "sum") -> None:
-        self.score = checked_choice("environment_steps: score", score, ("sum", "mean", "last"))
+    score: str = choice("sum", "mean", "last")
 
     def __call__(self, completions: Sequence[Any], **columns: Any) -> list[Parts | None]:
         """`B` scores; None where the environment paid nothing, not even 0.
@@ -71,11 +65,8 @@ class EnvironmentSteps:
                 "environment_steps scores what an environment paid, but there is none. Give the trainer an "
                 "environment_factory, or remove this reward."
             )
-        rows = enumerate(zip(completions, environments, strict=True))
-        return [
-            None if environment is None else self._scored(row, completion, environment)
-            for row, (completion, environment) in rows
-        ]
+        pairs = zip(completions, environments, strict=True)
+        return [None if paying is None else self._scored(row, said, paying) for row, (said, paying) in enumerate(pairs)]
 
     def _scored(self, row: int, completion: Any, environment: Any) -> Parts | None:
         steps = steps_of(environment)
@@ -126,30 +117,21 @@ def steps_of(environment: Any) -> list[Step]:
 
 def _turns_of(steps: Sequence[Step], turns: Sequence[Exchange]) -> list[int] | None:
     """The turn of each step; None if they cannot be found."""
-    calls = [
-        (turn, str(call.get("name")), place < len(answers), place < len(answers) and _failed(answers[place]))
-        for turn, (message, answers) in enumerate(turns)
-        for place, call in enumerate(tool_calls(message))
-    ]
+    calls = [(turn, str(call.get("name"))) for turn, (message, _) in enumerate(turns) for call in tool_calls(message)]
     if all(name is not None for name, _ in steps):
-        found = []
-        left = list(calls)
-        for name, _ in steps:
-            place = next((place for place, call in enumerate(left) if call[1] == name), None)
-            if place is None:
-                return None
-            found.append(left[place][0])
-            del left[: place + 1]
-        return found
-    everything = [turn for turn, *_ in calls]
-    ran = [turn for turn, _, _, failed in calls if not failed]
-    returned = [turn for turn, _, answered, failed in calls if answered and not failed]
+        left = iter(calls)
+        found = [next((turn for turn, called in left if called == name), None) for name, _ in steps]
+        return None if None in found else [turn for turn in found if turn is not None]
+    failed: list[bool | None] = []  # None where no answer came
+    for message, answers in turns:
+        results: list[bool | None] = [is_tool_error(answer.get("content")) for answer in answers]
+        called = len(tool_calls(message))
+        failed += (results + [None] * called)[:called]
+    everything = [turn for turn, _ in calls]
+    ran = [turn for turn, error in zip(everything, failed, strict=True) if not error]
+    returned = [turn for turn, error in zip(everything, failed, strict=True) if error is False]
     candidates = (everything, ran, returned, sorted(set(everything)))
-    return next((turns_ for turns_ in candidates if len(turns_) == len(steps)), None)
-
-
-def _failed(answer: Mapping[str, Any]) -> bool:
-    return is_tool_error(answer.get("content"))
+    return next((of_steps for of_steps in candidates if len(of_steps) == len(steps)), None)
 
 
 def record_steps(factory: Callable[[], Any], reward: str = "reward", *, cumulative: bool = False) -> Callable[[], Any]:
@@ -161,35 +143,28 @@ def record_steps(factory: Callable[[], Any], reward: str = "reward", *, cumulati
         cumulative: Whether the attribute has the sum since `reset`.
     """
 
-    made: dict[type, type] = {}  # TRL knows environments by their class
+    @functools.cache  # TRL knows environments by their class
+    def recording(kind: Any) -> Any:
+        @functools.wraps(kind.reset)
+        def reset(self: Any, *arguments: Any, **keywords: Any) -> Any:
+            self.step_rewards = []
+            return kind.reset(self, *arguments, **keywords)
 
-    def recording(kind: type) -> type:
         tools = {
             name: _recorded(method, reward, cumulative)
             for name, method in inspect.getmembers(kind, inspect.isfunction)
             if not name.startswith("_") and name not in _NOT_TOOLS
         }
-        return type(kind.__name__, (kind,), {**tools, "reset": _restarting(kind), "__module__": kind.__module__})
+        return type(kind.__name__, (kind,), {**tools, "reset": reset, "__module__": kind.__module__})
 
     def make() -> Any:
         environment = factory()
-        kind = type(environment)
-        if kind not in made:
-            made[kind] = recording(kind)
-        environment.__class__ = made[kind]
+        kind: Any = type(environment)
+        environment.__class__ = recording(kind)
         environment.step_rewards = []
         return environment
 
     return make
-
-
-def _restarting(kind: Any) -> Callable[..., Any]:
-    @functools.wraps(kind.reset)
-    def reset(self: Any, *arguments: Any, **keywords: Any) -> Any:
-        self.step_rewards = []
-        return kind.reset(self, *arguments, **keywords)
-
-    return reset
 
 
 def _recorded(method: Callable[..., Any], reward: str, cumulative: bool) -> Callable[..., Any]:

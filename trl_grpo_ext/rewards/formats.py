@@ -1,8 +1,4 @@
-"""Rewards by the form of a completion: `think_format` and `tag_format`.
-
-They take completions as strings or lists of messages and read no other column. No completion raises, and the time is
-linear in its length. The scores are `Parts`, whose places are the tags.
-"""
+"""Rewards by the form of a completion: `think_format` and `tag_format`. Their places are the tags."""
 
 from __future__ import annotations
 
@@ -33,38 +29,32 @@ def think_format(completions: Sequence[Any], **columns: Any) -> list[float | Non
     Departures from TRL's `think_format_reward`: an answer is required after the thoughts; completions may also be
     strings; of several messages the last assistant message with text counts, not the first message.
     """
-    return [_thoughts_scored(completion_text(completion)) for completion in completions]
-
-
-def _thoughts_scored(text: str) -> Parts:
-    _, closed, answer = text.partition(_CLOSE)
-    opened = text.startswith(_OPEN) and text.count(_OPEN) == 1
-    value = float(opened and bool(closed) and bool(answer.replace(_CLOSE, "").strip()))
-    return Parts({"thoughts": (value, [match.span() for match in _TAG.finditer(text)])})
+    scores: list[float | None] = []
+    for text in map(completion_text, completions):
+        _, closed, answer = text.partition(_CLOSE)
+        opened = text.startswith(_OPEN) and text.count(_OPEN) == 1
+        value = float(opened and bool(closed) and bool(answer.replace(_CLOSE, "").strip()))
+        scores.append(Parts({"thoughts": (value, [match.span() for match in _TAG.finditer(text)])}))
+    return scores
 
 
 def tag_format(completions: Sequence[Any], **columns: Any) -> list[float | None]:
     """Score 0.1 for each of `<think>`, `</think>`, `<answer>`, `</answer>` in order, 0.1 for a number in the answer.
 
-    A dense companion of `think_format` for models that don't know the format yet. The tags are taken in the order
-    above. A tag earns its 0.1 if it occurs exactly once, so repeating tags never pays, and stands after every tag that
-    has earned before it: `<answer>18</answer>` alone scores 0.3, `</think><think>` 0.1 (for `<think>`), and
-    `<answer>18</answer><think></think>` 0.2 (for the thoughts).
-
-    The last 0.1 is for a number (as `gsm8k_accuracy` reads it) between `<answer>` and `</answer>`,
-    if both have earned. The maximum is 0.5. Other text before, between and after the tags does not matter.
+    A dense companion of `think_format` for models that don't know the format yet. A tag earns its 0.1 if it occurs
+    exactly once, so repeating tags never pays, and stands after every tag before it in the list that has earned:
+    `<answer>18</answer>` alone scores 0.3, and `</think><think>` 0.1. The last 0.1 is for a number (as `gsm8k_accuracy`
+    reads it) between the answer's tags, if both have earned. Other text does not matter.
 
     Returns:
         `B` scores from 0.0 to 0.5, with a part for each tag and one for the number, 1.0 where it has earned its 0.1.
         Their places are what earned: the tags, and the inside of the answer.
     """
-    return [_tags_scored(completion_text(completion)) for completion in completions]
-
-
-def _tags_scored(text: str) -> Parts:
-    earned = _earning(text)
-    parts = [Part(name, float(name in earned), 0.1, earned.get(name)) for name in (*_TAGS, _NUMBER)]
-    return Parts(parts, len(earned) / 10)
+    scores: list[float | None] = []
+    for earned in (_earning(completion_text(completion)) for completion in completions):
+        parts = [Part(name, float(name in earned), 0.1, earned.get(name)) for name in (*_TAGS, _NUMBER)]
+        scores.append(Parts(parts, len(earned) / 10))
+    return scores
 
 
 def _earning(text: str) -> dict[str, Place]:

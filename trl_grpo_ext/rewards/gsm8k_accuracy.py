@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
 from ..guard.messages import completion_text
-from ..guard.outcomes import Judgement, Outcome, OutcomePolicy, shown
+from ..guard.outcomes import Judgement, Outcome, shown
 from ..guard.parameters import column
 from ..types import RewardDeclaration
-from ._judged import Judged
+from ._judged import ABOUT_A_REFERENCE, Judged
 from ._text.final_answer import final_number, parse_reference, read_reference
 
 _ROUNDING = Fraction(1, 10**9)
@@ -18,6 +19,7 @@ _UNREAD = "the reference is not one number"
 _ADVICE = "Rename the column that holds the reference answers to 'answer'."
 
 
+@dataclass(kw_only=True, eq=False)
 class GSM8KAccuracy(Judged):
     r"""Score 1.0 where the completion's final number equals the reference, 0.0 where it does not or is missing.
 
@@ -38,11 +40,8 @@ class GSM8KAccuracy(Judged):
     """
 
     __name__ = "gsm8k_accuracy"
+    can = ABOUT_A_REFERENCE
     declares = RewardDeclaration(reference_column="answer")
-
-    def __init__(self, *, outcomes: Mapping[str, Any] | None = None) -> None:
-        can = (Outcome.RIGHT, Outcome.WRONG, Outcome.NO_ANSWER, Outcome.UNPARSEABLE)
-        self.policy = OutcomePolicy(self.__name__, can, outcomes)
 
     def __call__(self, completions: Sequence[Any], answer: Any = None, **columns: Any) -> list[float | None]:
         """`B` scores; the time is linear in a completion's length."""
@@ -55,12 +54,9 @@ class GSM8KAccuracy(Judged):
 
     def read_references(self, references: Sequence[Any]) -> list[tuple[str, str]]:
         """What each reference is read as ("" where it cannot be), and what of its text that leaves over."""
-        read = []
-        for reference in references:
-            value = parse_reference(reference)
-            left = read_reference(reference)[1] if isinstance(reference, str) else ""
-            read.append(("" if value is None else str(value), left))
-        return read
+        values = [parse_reference(reference) for reference in references]
+        left = [read_reference(reference)[1] if isinstance(reference, str) else "" for reference in references]
+        return [("" if value is None else str(value), rest) for value, rest in zip(values, left, strict=True)]
 
 
 def _judged(completion: Any, answer: Any) -> Judgement:

@@ -4,25 +4,23 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from ..errors import ConfigurationError
-from ..guard.messages import completion_text
-from ..guard.outcomes import Judgement, Outcome, OutcomePolicy, shown
-from ..guard.parameters import checked_choice, checked_number, checked_text, checked_whole
-from ..guard.parameters import column as checked_column
+from ..guard.outcomes import Judgement, Outcome, shown
+from ..guard.parameters import amount, choice, text, whole
 from ..types import Part, Parts, RewardDeclaration
-from ._judged import Judged
+from ._judged import Comparing
 from ._text.json_text import EXTRACTS, AmbiguousError, Located, RefusedError, find_short_json, read_located
-from ._text.sameness import Sameness
 
-_OUTCOMES = (Outcome.RIGHT, Outcome.SCORED, Outcome.NO_ANSWER, Outcome.UNPARSEABLE, Outcome.REFUSED)
 _LONGEST_REFERENCE = 1_000_000
 _DEEPEST = 200
 
 
-class JSONFields(Judged):
+@dataclass(kw_only=True, eq=False)
+class JSONFields(Comparing):
     """Score the share of expected fields that hold the right value, each field a part.
 
     The fields are the values of the expected JSON that are not objects or arrays themselves (or are empty ones). Their
@@ -52,7 +50,9 @@ class JSONFields(Judged):
     """
 
     __name__ = "json_fields"
+    can = (Outcome.RIGHT, Outcome.SCORED, Outcome.NO_ANSWER, Outcome.UNPARSEABLE, Outcome.REFUSED)
     reads = "the expected fields"
+    advice = "It has the expected values as JSON text; `column` names another."
     declares = RewardDeclaration(
         reference_column="fields",
         conformance={
@@ -66,35 +66,16 @@ class JSONFields(Judged):
         },
     )
 
-    def __init__(
-        self,
-        *,
-        column: str = "fields",
-        extract: str = "fence",
-        absolute: float = 0.0,
-        relative: float = 0.0,
-        ignore_case: bool = False,
-        ignore_space: bool = False,
-        extra: float = 0.0,
-        max_characters: int = 100_000,
-        max_depth: int = 50,
-        outcomes: Mapping[str, Any] | None = None,
-    ) -> None:
-        self.column = checked_text("json_fields: column", column)
-        self.extract = checked_choice("json_fields: extract", extract, EXTRACTS)
-        self.same = Sameness("json_fields", absolute, relative, ignore_case, ignore_space)
-        self.extra = checked_number("json_fields: extra", extra, "0 or more", lambda x: x >= 0)
-        self.max_characters = checked_whole("json_fields: max_characters", max_characters, 1)
-        self.max_depth = checked_whole("json_fields: max_depth", max_depth, 1)
-        if self.max_depth > _DEEPEST:
-            raise ConfigurationError(f"json_fields: max_depth must be at most {_DEEPEST}, got {max_depth!r}.")
-        self.policy = OutcomePolicy("json_fields", _OUTCOMES, outcomes)
+    column: str = text("fields")
+    extract: str = choice(*EXTRACTS)
+    extra: float = amount(0.0)
+    max_characters: int = whole(100_000, lowest=1)
+    max_depth: int = whole(50, lowest=1)
 
-    def judge(self, completions: Sequence[Any], **columns: Any) -> list[Judgement]:
-        """The outcomes of `B` completions; a `RewardError` where there is no column of expected values."""
-        advice = "It has the expected values as JSON text; `column` names another."
-        expected = checked_column("json_fields", self.column, columns, len(completions), advice)
-        return [self._judged(completion_text(said), right) for said, right in zip(completions, expected, strict=True)]
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.max_depth > _DEEPEST:
+            raise ConfigurationError(f"json_fields: max_depth must be at most {_DEEPEST}, got {self.max_depth!r}.")
 
     def _judged(self, text: str, expected: Any) -> Judgement:
         try:
@@ -119,7 +100,7 @@ class JSONFields(Judged):
         strays: list[tuple[int, int]] = []
         parts = []
         for path, wanted, found, once in _fields(right, [] if said is None else [said], strays):
-            is_right = once and len(found) == 1 and self.same.values(found[0], wanted)
+            is_right = once and len(found) == 1 and self.same_values(found[0], wanted)
             parts.append(Part(path, float(is_right), 1.0, [(one.start, one.end) for one in found]))
         count = len(parts)
         total = sum(part.score or 0.0 for part in parts)

@@ -5,33 +5,32 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigurationError
 from ..guard.messages import completion_text
-from ..guard.outcomes import Judgement, Outcome, OutcomePolicy, shown
-from ..guard.parameters import checked_choice, checked_number, checked_text, checked_whole, optional_module
+from ..guard.outcomes import Consequence, Judgement, Outcome, shown
+from ..guard.parameters import choice, number, optional_module, seconds, text, whole
 from ..guard.parameters import column as checked_column
 from ..guard.workers import Done, WorkerPool
 from ..types import Part, Parts, RewardDeclaration
-from ._judged import Judged
+from ._judged import ABOUT_A_REFERENCE, IN_A_WORKER, Judged
 from ._text.json_text import EXTRACTS, AmbiguousError, RefusedError, depth_of, find_short_json, read_json, read_located
 
 _DEEPEST = 50  # to which jsonschema can follow any schema that does not apply itself without end
-_VERDICTS = (Outcome.RIGHT, Outcome.WRONG, Outcome.NO_ANSWER, Outcome.UNPARSEABLE)
-_OUTCOMES = (*_VERDICTS, Outcome.REFUSED, Outcome.TIMEOUT, Outcome.DIED, Outcome.ERROR)
 
 
+@dataclass(eq=False)
 class JSONSchema(Judged):
     """Score 1.0 where the completion's JSON is valid under a schema, `partial` where it only parses, 0.0 elsewhere.
 
     Parsing and validation run in worker processes that are killed after `timeout` seconds of CPU time: a schema's
     patterns, its `uniqueItems` and its references to itself can take more than linear time on a model's text. JSON is
-    read strictly: `NaN` is invalid, and so is an object with a repeated key, since parsers disagree on its meaning.
-
-    The package jsonschema validates, by the draft that `$schema` names, else 2020-12. `format` is an annotation, as in
-    the draft. References are never fetched: the target of `$ref` must be in the schema.
+    read strictly: `NaN` is invalid, and so is an object with a repeated key. The package jsonschema validates, by the
+    draft that `$schema` names, else 2020-12. `format` is an annotation. The target of `$ref` must be in the schema:
+    nothing is fetched.
 
     Args:
         schema: The schema, or the path of its file. Without it, each row has its own in the column `column`.
@@ -45,9 +44,9 @@ class JSONSchema(Judged):
         max_characters: Longer JSON is refused, and so is a completion more than ten times as long.
         max_depth: JSON with deeper nesting is refused.
         timeout: CPU seconds that one completion may take.
-        outcomes: Values of the outcomes `right`, `wrong`, `no_answer` (no JSON), `unparseable_reference` (a row's
-            schema is none, or a schema refers to what it does not hold, or applies itself without end), `refused` (also
-            for numbers that are too large for the schema's arithmetic), `timeout`, `died` and `error`.
+        outcomes: Values of the outcomes `right`, `wrong`, `no_answer` (no JSON), `unparseable_reference` (the schema is
+            none, refers to what it does not hold, or applies itself without end), `refused` (also for numbers that are
+            too large for the schema's arithmetic), `timeout`, `died` and `error`.
 
     Raises:
         ConfigurationError: The schema cannot be read or is invalid; a parameter is of the wrong kind; or jsonschema is
@@ -55,6 +54,7 @@ class JSONSchema(Judged):
     """
 
     __name__ = "json_schema"
+    can = (*ABOUT_A_REFERENCE, *IN_A_WORKER)
     reads = "the schema"
     declares = RewardDeclaration(
         conformance={
@@ -63,29 +63,25 @@ class JSONSchema(Judged):
         }
     )
 
-    def __init__(
-        self,
-        schema: Mapping[str, Any] | bool | str | Path | None = None,
-        *,
-        column: str = "schema",
-        extract: str = "fence",
-        partial: float = 0.0,
-        max_characters: int = 100_000,
-        max_depth: int = 50,
-        timeout: float = 2.0,
-        outcomes: Mapping[str, Any] | None = None,
-    ) -> None:
-        self.schema = None if schema is None else _checked_schema(schema)
+    schema: Mapping[str, Any] | bool | str | Path | None = None
+    _: KW_ONLY
+    column: str = text("schema")
+    extract: str = choice(*EXTRACTS)
+    partial: float = number(0.0, "a finite number")
+    max_characters: int = whole(100_000, lowest=1)
+    max_depth: int = whole(50, lowest=1)
+    timeout: float = seconds(2.0)
+
+    def __post_init__(self) -> None:
+        self.schema = None if self.schema is None else _checked_schema(self.schema)
         optional_module("json_schema", "jsonschema")
-        self.column = checked_text("json_schema: column", column)
-        self.extract = checked_choice("json_schema: extract", extract, EXTRACTS)
-        self.partial = checked_number("json_schema: partial", partial, "a finite number")
-        self.max_characters = checked_whole("json_schema: max_characters", max_characters, 1)
-        self.max_depth = checked_whole("json_schema: max_depth", max_depth, 1)
-        self.timeout = checked_number("json_schema: timeout", timeout, "a positive number", lambda x: x > 0)
-        self.policy = OutcomePolicy("json_schema", _OUTCOMES, outcomes, {Outcome.WRONG: self.partial})
+        super().__post_init__()
         task = functools.partial(verdict, self.extract, self.max_characters, self.max_depth, self.partial != 0)
         self._pool = WorkerPool(task, name="json_schema")
+
+    def usual(self) -> Mapping[Outcome, Consequence]:
+        """JSON that only parses is worth `partial`."""
+        return {Outcome.WRONG: self.partial}
 
     def judge(self, completions: Sequence[Any], **columns: Any) -> list[Judgement]:
         """The outcomes of `B` completions; a `RewardError` where there is no schema."""

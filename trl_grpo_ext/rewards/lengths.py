@@ -1,22 +1,21 @@
-"""Rewards by the completion's number of tokens: `soft_overlong` and `length_target`.
-
-Both read `completion_ids`, `B` lists of token ids without padding, and raise `RewardError` if it is missing or does not
-have one entry per completion.
-"""
+"""Rewards by the completion's number of tokens, read from `completion_ids`: `soft_overlong` and `length_target`."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 from ..errors import ConfigurationError, RewardError
 from ..guard.outcomes import shown
-from ..guard.parameters import checked_choice, checked_number, checked_text, checked_whole, column, lengths
+from ..guard.parameters import Checked, choice, number, text, whole
+from ..guard.parameters import column as checked_column
 from ..types import RewardDeclaration
 
 
-class SoftOverlong:
+@dataclass(eq=False)
+class SoftOverlong(Checked):
     r"""Score 0 for completions well below the length limit, falling to -1 at the limit and beyond.
 
     Equation (13) of DAPO (arXiv:2503.14476), as TRL's `get_soft_overlong_punishment`; `L` is the length in tokens:
@@ -33,23 +32,27 @@ class SoftOverlong:
     __name__ = "soft_overlong"
     declares = RewardDeclaration(conformance={"parameters": {"max_completion_length": 16, "cache": 8}})
 
-    def __init__(self, max_completion_length: int, cache: int) -> None:
-        self.max_completion_length = checked_whole("soft_overlong: max_completion_length", max_completion_length, 1)
-        self.cache = checked_whole("soft_overlong: cache", cache, 0)
-        if cache > max_completion_length:
+    max_completion_length: int = whole(lowest=1)
+    cache: int = whole(lowest=0)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.cache > self.max_completion_length:
+            most = self.max_completion_length
             raise ConfigurationError(
-                f"soft_overlong: cache must be from 0 to max_completion_length ({max_completion_length}), got {cache}"
+                f"soft_overlong: cache must be from 0 to max_completion_length ({most}), got {self.cache}"
             )
 
     def __call__(self, completion_ids: Sequence[Sequence[int]] | None = None, **columns: Any) -> list[float | None]:
         """`B` scores from -1.0 to 0.0, by the number of tokens alone."""
         free = self.max_completion_length - self.cache
         slope = max(self.cache, 1)
-        tokens = lengths("soft_overlong", completion_ids, columns)
+        tokens = _lengths("soft_overlong", completion_ids, columns)
         return [max(min((free - length) / slope, 0.0), -1.0) for length in tokens]
 
 
-class LengthTarget:
+@dataclass(eq=False)
+class LengthTarget(Checked):
     r"""Score a completion by its length `n` in tokens against a target `t`.
 
         exact   -alpha · |t - n|
@@ -74,28 +77,20 @@ class LengthTarget:
     __name__ = "length_target"
     declares = RewardDeclaration(conformance={"parameters": {"target": 8}})
 
-    def __init__(
-        self,
-        target: int | None = None,
-        *,
-        column: str = "target_length",
-        mode: str = "exact",
-        alpha: float = 0.0003,
-        delta: float = 0.5,
-    ) -> None:
-        self.target = None if target is None else checked_whole("length_target: target", target, 0)
-        self.column = checked_text("length_target: column", column)
-        self.mode = checked_choice("length_target: mode", mode, ("exact", "max"))
-        self.alpha = checked_number("length_target: alpha", alpha, "a positive number", lambda x: x > 0)
-        self.delta = checked_number("length_target: delta", delta, "a number from 0 to 1", lambda x: 0 <= x <= 1)
+    target: int | None = whole(None, lowest=0)
+    _: KW_ONLY
+    column: str = text("target_length")
+    mode: str = choice("exact", "max")
+    alpha: float = number(0.0003, "a positive number", lambda value: value > 0)
+    delta: float = number(0.5, "a number from 0 to 1", lambda value: 0 <= value <= 1)
 
     def __call__(self, completion_ids: Sequence[Sequence[int]] | None = None, **columns: Any) -> list[float | None]:
         """`B` scores; at most 0 in mode "exact", from 0 to 1 in mode "max"; None where the target is None."""
-        tokens = lengths("length_target", completion_ids, columns)
+        tokens = _lengths("length_target", completion_ids, columns)
         if self.target is not None:
             return [self._score(self.target, length) for length in tokens]
         advice = "Set the parameter target, or column to the name of the column with the targets."
-        targets = column("length_target", self.column, columns, len(tokens), advice)
+        targets = checked_column("length_target", self.column, columns, len(tokens), advice)
         return [self._score(self._target(row, t), n) for row, (t, n) in enumerate(zip(targets, tokens, strict=True))]
 
     def _target(self, row: int, entry: object) -> int | None:
@@ -115,3 +110,10 @@ class LengthTarget:
         if self.mode == "max":
             return min(max(self.alpha * (target - length) + self.delta, 0.0), 1.0)
         return -self.alpha * abs(target - length)
+
+
+def _lengths(reward: str, completion_ids: Sequence[Sequence[int]] | None, columns: Mapping[str, Any]) -> list[int]:
+    """The completions' numbers of tokens."""
+    count = len(columns.get("completions", completion_ids or ()))
+    ids = checked_column(reward, "completion_ids", {**columns, "completion_ids": completion_ids}, count)
+    return [len(tokens) for tokens in ids]

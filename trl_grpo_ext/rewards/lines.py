@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from ..guard.messages import completion_text
-from ..guard.outcomes import Judgement, Outcome, OutcomePolicy, shown
-from ..guard.parameters import checked_choice, checked_number, checked_text, checked_whole
-from ..guard.parameters import column as checked_column
+from ..guard.outcomes import Judgement, Outcome, shown
+from ..guard.parameters import amount, choice, text, whole
 from ..types import END, Part, Parts, RewardDeclaration
-from ._judged import Judged
-from ._text.sameness import Sameness
+from ._judged import Comparing, too_long
 
-_OUTCOMES = (Outcome.RIGHT, Outcome.SCORED, Outcome.NO_ANSWER, Outcome.UNPARSEABLE, Outcome.REFUSED)
 _NUMBER = re.compile(r"(\d{1,6})[.):]\s*+", re.ASCII)
 
 
-class Lines(Judged):
+@dataclass(kw_only=True, eq=False)
+class Lines(Comparing):
     """Score the share of expected answers that stand in their lines, one answer a line, each a part.
 
     The k-th expected answer belongs to the k-th line that is not blank, or to the item with the number k. Its part is
@@ -45,7 +43,9 @@ class Lines(Judged):
     """
 
     __name__ = "lines"
+    can = (Outcome.RIGHT, Outcome.SCORED, Outcome.NO_ANSWER, Outcome.UNPARSEABLE, Outcome.REFUSED)
     reads = "the expected lines"
+    advice = "It has a list of answers for each row; `column` names another."
     declares = RewardDeclaration(
         reference_column="lines",
         conformance={
@@ -54,38 +54,17 @@ class Lines(Judged):
         },
     )
 
-    def __init__(
-        self,
-        *,
-        column: str = "lines",
-        form: str = "plain",
-        absolute: float = 0.0,
-        relative: float = 0.0,
-        ignore_case: bool = False,
-        ignore_space: bool = False,
-        stop: float = 0.0,
-        max_characters: int = 100_000,
-        outcomes: Mapping[str, Any] | None = None,
-    ) -> None:
-        self.column = checked_text("lines: column", column)
-        self.form = checked_choice("lines: form", form, ("plain", "numbered"))
-        self.same = Sameness("lines", absolute, relative, ignore_case, ignore_space)
-        self.stop = checked_number("lines: stop", stop, "0 or more", lambda x: x >= 0)
-        self.max_characters = checked_whole("lines: max_characters", max_characters, 1)
-        self.policy = OutcomePolicy("lines", _OUTCOMES, outcomes)
-
-    def judge(self, completions: Sequence[Any], **columns: Any) -> list[Judgement]:
-        """The outcomes of `B` completions; a `RewardError` where there is no column of expected lines."""
-        advice = "It has a list of answers for each row; `column` names another."
-        expected = checked_column("lines", self.column, columns, len(completions), advice)
-        return [self._judged(completion_text(said), right) for said, right in zip(completions, expected, strict=True)]
+    column: str = text("lines")
+    form: str = choice("plain", "numbered")
+    stop: float = amount(0.0)
+    max_characters: int = whole(100_000, lowest=1)
 
     def _judged(self, text: str, expected: Any) -> Judgement:
         right = _answers(expected)
         if right is None:
             return Judgement(Outcome.UNPARSEABLE, shown(expected)[:200])
         if len(text) > self.max_characters:
-            detail = f"{len(text)} characters, more than max_characters, {self.max_characters}"
+            detail = too_long(len(text), self.max_characters)
             return Judgement(Outcome.REFUSED, detail, self._parts(text, right, []))
         found = _found(text, self.form)
         parts = self._parts(text, right, found)
@@ -110,7 +89,7 @@ class Lines(Judged):
         return Parts(parts)
 
     def _same(self, said: str, wanted: Any) -> bool:
-        return self.same.texts(said, wanted) if isinstance(wanted, str) else self.same.numbers(said, wanted)
+        return self.same_texts(said, wanted) if isinstance(wanted, str) else self.same_numbers(said, wanted)
 
 
 def _found(text: str, form: str) -> list[tuple[int, int, int]]:

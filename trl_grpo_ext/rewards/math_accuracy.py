@@ -1,8 +1,4 @@
-r"""Is the answer mathematically equal to the reference? math-verify's verdict, without hanging.
-
-Each step judges what the one before has left: limits and pairs of plain numbers (`_math.plain_answers`), cached
-verdicts, and math-verify in worker processes that are killed when they take too long (`_math.verifier_pool`).
-"""
+"""Is the answer mathematically equal to the reference? math-verify's verdict, without hanging."""
 
 from __future__ import annotations
 
@@ -12,25 +8,13 @@ from typing import Any
 
 from ..errors import ConfigurationError
 from ..guard.messages import completion_text
-from ..guard.outcomes import Judgement, Outcome, OutcomePolicy, shown
-from ..guard.parameters import checked_number, checked_whole, column
+from ..guard.outcomes import Judgement, Outcome, shown
+from ..guard.parameters import column, seconds, whole
 from ..types import RewardDeclaration
-from ._judged import Judged
-from ._math.plain_answers import (
-    answer_alone,
-    excess_of_completion,
-    excess_of_reference,
-    has_no_answer,
-    plain_answer,
-    plain_reference,
-    verdict,
-)
+from ._judged import ABOUT_A_REFERENCE, IN_A_WORKER, Judged
+from ._math import plain_answers
 from ._math.verifier_pool import Pair, Reading, Verifier
 
-_OUTCOMES = (
-    *(Outcome.RIGHT, Outcome.WRONG, Outcome.NO_ANSWER, Outcome.UNPARSEABLE),
-    *(Outcome.TIMEOUT, Outcome.DIED, Outcome.REFUSED, Outcome.ERROR),
-)
 _ADVICE = "Rename the column that holds the reference answers to 'solution'."
 _LONGEST_SHOWN = 500
 
@@ -43,16 +27,17 @@ class _Question:
     refused: str = ""
 
 
+@dataclass(kw_only=True, eq=False)
 class MathAccuracy(Judged):
     r"""Score 1.0 where the completion's answer equals the reference in the column `solution`, 0.0 where it does not.
 
     The verdict is math-verify's, with the settings of TRL's `accuracy_reward`: the reference is LaTeX or a number, and
     all of it is read (`_math.references`); the completion's answer must be LaTeX, in `\boxed{}` or in an environment
     after the word "answer". But math-verify's timeouts are signals: they only work in the main thread, don't bound
-    memory, and cannot interrupt one long operation, so that a completion such as `\boxed{9^{9^{9^9}}}` costs five
-    seconds or hangs a training. Here it runs in worker processes, and most answers never get that far: pairs of plain
-    numbers need no worker where its verdict can be proved (`_math.plain_answers`), equal texts are not parsed,
-    completions with the same answer are judged once, and what asks for too much work is not evaluated (`_math.work`).
+    memory, and cannot interrupt one long operation, so `\boxed{9^{9^{9^9}}}` costs five seconds or hangs a training.
+    Here it runs in worker processes, and most answers never get that far: pairs of plain numbers whose verdict can be
+    proved (`_math.plain_answers`), equal texts, and what asks for too much work (`_math.work`). Each answer is judged
+    once.
 
     The outcomes and their default values: `right` 1.0; `wrong`, `no_answer` 0.0; `unparseable_reference` None (the
     reference parses to nothing, asks for too much, or cannot be compared even with a plain number in time); `timeout`,
@@ -63,14 +48,13 @@ class MathAccuracy(Judged):
     the batch nor on what else the machine does.
 
     Args:
-        timeout: CPU seconds for one completion, parsing and comparing, once. An ordinary pair takes 1 to 20
-            milliseconds, an integral about a second. Before, it may have a slice of 0.25 s in a worker that has just
-            started.
+        timeout: CPU seconds for one completion. An ordinary pair takes 1 to 20 milliseconds, an integral about a
+            second.
         workers: Number of processes; None means the number of cores divided among this machine's ranks, at most 8. They
             start with `load_rewards` or `start_workers`, else with the first completion that needs one.
         memory_mb: Memory that a worker may add to what it starts with, in MiB; None means no limit.
-        max_characters: Longer completions are `refused`, longer references unparseable. The other limits
-            ("refused" in docs/rewards.md) are fixed.
+        max_characters: Longer completions are `refused`, longer references unparseable. The other limits ("refused" in
+            docs/rewards.md) are fixed.
         outcomes: Values of outcomes, by name: a number, None, or "raise".
         cache: Number of verdicts kept over batches; timeouts and deaths are not kept.
         reasoning_delimiters: What ends the reasoning, such as `["</think>"]`; None means that all of the completion
@@ -79,47 +63,44 @@ class MathAccuracy(Judged):
 
     Departures from TRL's `accuracy_reward`:
 
-    - Of several messages the last assistant message with text counts, not the first message, and completions may also
-      be strings.
-    - A pair that takes more than `timeout` CPU seconds is 0.0. Math-Verify has 5 seconds on the wall clock for each of
-      parsing the reference, parsing the answer and every comparison, and so may say 1.0 after that time.
-    - A reference that never finishes gives None, not 0.0.
+    - Of several messages the last assistant message with text counts, and completions may also be strings.
+    - Math-Verify has 5 seconds on the wall clock for each of parsing the reference, parsing the answer and comparing,
+      so it may say 1.0 after `timeout`; and a reference that never finishes is 0.0 to TRL, None here.
     - Different exact fractions are not equal. To math-verify they are if the difference vanishes in floating point:
-      `\frac{1}{2004!}` for `\frac{1}{2006!}`, `10^{-31}` for `10^{-30}`.
+      `\frac{1}{2004!}` for `\frac{1}{2006!}`.
     - A reference is read as a whole, and unparseable if that cannot be. Math-Verify takes the last number of what it
-      cannot parse: 0 for `3x-y+13=0` and for `$\forall x>0, f(x)=0$`. What its grammar does not know is right as the
-      same text, and unparseable otherwise.
+      cannot parse: 0 for `3x-y+13=0`. What its grammar does not know is right as the same text, and unparseable
+      otherwise.
     - Notation that it misreads is rewritten (`_math.notation`): `1\,000`, `1e3`, `1 1/2`, `\frac12`, `0.\overline{3}`,
       `\frac{1 \pm \sqrt{5}}{2}`, `\langle 1,2\rangle`, `30^\circ 15'`, `y''`. The `t` of `5t` and the text of
       `k \text{ is even}` are no units, `1010_2` is not `1010_3`, 5 is no answer to `x + y = 5`, and `i^2` is -1.
     - "gold_parsed" and "answer_parsed" are the LaTeX that was read, not sympy's spelling of it.
 
-    Math-Verify's rules for decimals and percent are kept, because others would make a different reward: numbers are
-    rounded to 6 places if one is a decimal (`\boxed{0.0000001}` is right for the reference `0.0`), and a percent sign
-    is ignored if both are integers (`\boxed{50\%}` is right for `50`).
+    Math-Verify's rules for decimals and percent are kept: numbers are rounded to 6 places if one is a decimal
+    (`\boxed{0.0000001}` is right for `0.0`), and a percent sign is ignored if both are integers.
     """
 
     __name__ = "math_accuracy"
+    can = (*ABOUT_A_REFERENCE, *IN_A_WORKER)
     declares = RewardDeclaration(reference_column="solution")
+    timeout: float = seconds(4.0)
+    workers: int | None = None
+    memory_mb: int | None = 512
+    max_characters: int = whole(200_000, lowest=1)
+    cache: int = whole(10_000, lowest=0)
+    reasoning_delimiters: Sequence[str] | None = None
 
-    def __init__(
-        self,
-        *,
-        timeout: float = 4.0,
-        workers: int | None = None,
-        memory_mb: int | None = 512,
-        max_characters: int = 200_000,
-        outcomes: Mapping[str, Any] | None = None,
-        cache: int = 10_000,
-        reasoning_delimiters: Sequence[str] | None = None,
-    ) -> None:
-        name = self.__name__
-        self.reasoning_delimiters = _checked_delimiters(name, reasoning_delimiters)
-        checked_number(f"{name}: timeout", timeout, "a positive number of seconds", lambda seconds: seconds > 0)
-        self.timeout, self.max_characters = timeout, checked_whole(f"{name}: max_characters", max_characters, 1)
-        checked_whole(f"{name}: cache", cache, 0)
-        self.policy = OutcomePolicy(name, _OUTCOMES, outcomes)
-        self._verifier = Verifier(name, timeout=timeout, workers=workers, memory_mb=memory_mb, cache=cache)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        given = self.reasoning_delimiters
+        listed = given is None or (isinstance(given, list | tuple) and len(given) > 0)
+        if not listed or not all(isinstance(delimiter, str) and delimiter for delimiter in given or ()):
+            raise ConfigurationError(
+                f"math_accuracy: reasoning_delimiters must be a list of texts, none empty, got {given!r}."
+            )
+        self._verifier = Verifier(
+            self.__name__, timeout=self.timeout, workers=self.workers, memory_mb=self.memory_mb, cache=self.cache
+        )
 
     def __call__(
         self,
@@ -146,14 +127,13 @@ class MathAccuracy(Judged):
 
     def read_references(self, references: Sequence[Any]) -> list[tuple[str, str]]:
         """What each reference is read as ("" where it cannot be), and what of its text that leaves over."""
-        asked = [text for text in dict.fromkeys(references) if isinstance(text, str) and plain_reference(text) is None]
-        within = [text for text in asked if excess_of_reference(text, self.max_characters) is None]
-        found = {text: (one.gold, one.left) for text, one in zip(within, self._verifier.read(within), strict=True)}
-        plain = (plain_reference(text) if isinstance(text, str) else None for text in references)
-        return [
-            found.get(text, ("", str(text))) if number is None else (number.text, "")
-            for text, number in zip(references, plain, strict=True)
-        ]
+        texts = [reference for reference in dict.fromkeys(references) if isinstance(reference, str)]
+        plain = {text: plain_answers.plain_reference(text) for text in texts}
+        read = {text: (number.text, "") for text, number in plain.items() if number is not None}
+        rest = [text for text in texts if text not in read]
+        asked = [text for text in rest if plain_answers.excess_of_reference(text, self.max_characters) is None]
+        read |= {text: (one.gold, one.left) for text, one in zip(asked, self._verifier.read(asked), strict=True)}
+        return [read.get(reference, ("", str(reference))) for reference in references]
 
     def start_workers(self) -> None:
         """Start the worker processes' imports in the background, as `load_rewards` does; else the first call does."""
@@ -162,14 +142,6 @@ class MathAccuracy(Judged):
     def close(self) -> None:
         """End the worker processes. The next call starts new ones."""
         self._verifier.pool.close()
-
-    def _answer_text(self, text: str) -> str | None:
-        """The part of a completion that counts; None where it has none."""
-        for delimiter in self.reasoning_delimiters:
-            _, found, answer = text.rpartition(delimiter)
-            if found:
-                return answer
-        return None if self.reasoning_delimiters else text
 
     def _read(self, completions: Sequence[Any], solution: Any, columns: Mapping[str, Any]) -> list[Reading]:
         references = column(self.__name__, "solution", {**columns, "solution": solution}, len(completions), _ADVICE)
@@ -191,37 +163,29 @@ class MathAccuracy(Judged):
 
     def _decided(self, text: str, reference: Any) -> Reading | _Question:
         """The verdict if no worker is needed, else the question to the workers."""
-        answer = self._answer_text(text)
-        if answer is None:
+        ends = [delimiter for delimiter in self.reasoning_delimiters or () if delimiter in text]
+        if self.reasoning_delimiters and not ends:
             return Reading(Judgement(Outcome.NO_ANSWER, "the reasoning does not end"))
+        answer = text.rpartition(ends[0])[2] if ends else text
         if not isinstance(reference, str):
             return Reading(Judgement(Outcome.UNPARSEABLE, f"a {type(reference).__name__}, not a string"))
-        gold = plain_reference(reference)
+        gold = plain_answers.plain_reference(reference)
         if gold is not None and len(answer) <= self.max_characters:
-            found = plain_answer(answer)
-            outcome = verdict(gold, found) if found is not None else None
+            found = plain_answers.plain_answer(answer)
+            outcome = plain_answers.verdict(gold, found) if found is not None else None
             if found is not None and outcome is not None:
                 return Reading(Judgement(outcome), gold.text, found.text)
-            if has_no_answer(answer):
+            if plain_answers.has_no_answer(answer):
                 return Reading(Judgement(Outcome.NO_ANSWER), gold.text)
-        excess = None if gold is not None else excess_of_reference(reference, self.max_characters)
+        excess = None if gold is not None else plain_answers.excess_of_reference(reference, self.max_characters)
         if excess is not None:
             return Reading(Judgement(Outcome.UNPARSEABLE, excess))
-        excess = excess_of_completion(answer, self.max_characters)
+        excess = plain_answers.excess_of_completion(answer, self.max_characters)
         if excess is None:
-            return _Question((reference, answer_alone(answer)))
+            return _Question((reference, plain_answers.answer_alone(answer)))
         if gold is None:
             return _Question((reference, None), refused=excess)
         return Reading(Judgement(Outcome.REFUSED, excess), gold.text)
-
-
-def _checked_delimiters(name: str, given: Any) -> tuple[str, ...]:
-    if given is None:
-        return ()
-    listed = isinstance(given, list | tuple) and len(given) > 0
-    if not listed or not all(isinstance(delimiter, str) and delimiter for delimiter in given):
-        raise ConfigurationError(f"{name}: reasoning_delimiters must be a list of texts, none empty, got {given!r}.")
-    return tuple(given)
 
 
 math_accuracy = MathAccuracy()

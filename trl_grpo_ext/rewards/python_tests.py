@@ -6,52 +6,47 @@ import functools
 import re
 import signal
 import threading
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..errors import ConfigurationError
 from ..guard.messages import completion_text
-from ..guard.outcomes import Judgement, Outcome, OutcomePolicy, shown
-from ..guard.parameters import checked_flag, checked_number, checked_whole
+from ..guard.outcomes import Judgement, Outcome, shown
 from ..guard.parameters import column as checked_column
+from ..guard.parameters import flag, seconds, whole
 from ..guard.workers import default_workers
 from ..types import Part, Parts, RewardDeclaration
-from ._judged import Judged
+from ._judged import ABOUT_A_REFERENCE, Judged
 from ._sandbox.forms_of_tests import Examples, Plan, UnreadableTestsError, read_tests, same_output
 from ._sandbox.jobs import LAYERS, Run, isolation, run_all, run_python
 from ._text.fences import fences
 
-_OUTCOMES = (
-    *(Outcome.RIGHT, Outcome.WRONG, Outcome.SCORED, Outcome.NO_ANSWER, Outcome.UNPARSEABLE),
-    *(Outcome.TIMEOUT, Outcome.DIED, Outcome.REFUSED),
-)
 _PYTHON = ("python", "python3", "py")
+_ENDED = "the process ended before its tests did"
 
 
+@dataclass(kw_only=True, eq=False)
 class PythonTests(Judged):
     """Score 1.0 where the completion's code passes all its tests, 0.0 where it does not.
 
-    The dataset's column `tests` has, for each row, one of
+    The code is the completion's last fence marked python, else its last fence, else its whole text. The dataset's
+    column `tests` has, for each row, one of
 
     - a list of statements, `["assert add(1, 2) == 3", ...]` (MBPP): each is a test;
-    - one source text (HumanEval, pytest, unittest): one test, for which `check(candidate)` is called with
-      the row's value in the column `entry_point`;
+    - one source text (HumanEval, pytest, unittest): one test, for which `check(candidate)` is called with the row's
+      value in the column `entry_point`;
     - a list of `{"input": ..., "output": ...}` (LiveCodeBench), or `{"inputs": [...], "outputs": [...]}` (APPS, TACO):
       the code is a program that reads and prints, or a function that is called (`testtype: functional`, `fn_name`).
 
-    The code is the completion's last fence marked python, else its last fence, else its whole text.
-
     A program runs once per test, in its own process. Otherwise one process holds the code, and another runs the tests,
-    in order and in one namespace; it asks the first for calls and attributes and gets values as data. With the layers
-    that are required by default, the code reaches no files but its own, no network and no other process. The table in
-    docs/rewards.md ("Code and its tests") says what is allowed, and the outcome of each.
+    in order and in one namespace; it asks the first for calls and attributes and gets values as data. What the code may
+    do, and the outcome of each, is in docs/rewards.md ("Code and its tests").
 
     The outcomes: `no_answer`, there is no code or it does not compile; `wrong`, a test failed, the code raised, or it
     ended the process before the tests were done; `died`, it crashed the interpreter, ran out of memory or stored too
-    much; `timeout`, it took more processor time than `timeout` for all tests of the completion; `refused`, the
-    completion is too long, or failed and had tried to start a process; `scored`, with `partial`, some tests pass;
-    `unparseable_reference`, the tests are in none of the forms, or cannot judge this code.
+    much; `timeout`; `refused`, the completion is too long, or failed and had tried to start a process; `scored`, with
+    `partial`, some tests pass; `unparseable_reference`, the tests are in none of the forms, or cannot judge this code.
 
     Args:
         partial: Score the share of tests that pass. Each test is a part, `test_0` and so on; its place is the function
@@ -71,6 +66,7 @@ class PythonTests(Judged):
     """
 
     __name__ = "python_tests"
+    can = (*ABOUT_A_REFERENCE, Outcome.SCORED, Outcome.TIMEOUT, Outcome.DIED, Outcome.REFUSED)
     reads = "the tests"
     declares = RewardDeclaration(
         conformance={
@@ -80,25 +76,16 @@ class PythonTests(Judged):
         }
     )
 
-    def __init__(
-        self,
-        *,
-        partial: bool = False,
-        timeout: float = 5.0,
-        memory_mb: int = 512,
-        workers: int | None = None,
-        max_characters: int = 100_000,
-        require: Sequence[str] = LAYERS,
-        outcomes: Mapping[str, Any] | None = None,
-    ) -> None:
-        name = self.__name__
-        self.partial = checked_flag(f"{name}: partial", partial)
-        self.timeout = checked_number(f"{name}: timeout", timeout, "a positive number of seconds", lambda n: n > 0)
-        self.memory_mb = checked_whole(f"{name}: memory_mb", memory_mb, 1)
-        self.workers = None if workers is None else checked_whole(f"{name}: workers", workers, 1)
-        self.max_characters = checked_whole(f"{name}: max_characters", max_characters, 1)
-        self.require = _checked_layers(name, require, self.memory_mb)
-        self.policy = OutcomePolicy(name, _OUTCOMES, outcomes)
+    partial: bool = flag(False)
+    timeout: float = seconds(5.0)
+    memory_mb: int = whole(512, lowest=1)
+    workers: int | None = whole(None, lowest=1)
+    max_characters: int = whole(100_000, lowest=1)
+    require: Sequence[str] = LAYERS
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require = _checked_layers(self.__name__, self.require, self.memory_mb)
 
     def judge(self, completions: Sequence[Any], **kwargs: Any) -> list[Judgement]:
         """The outcomes of `B` completions, by the columns `tests` and, if tests need it, `entry_point`."""
@@ -108,8 +95,8 @@ class PythonTests(Judged):
         points: Sequence[Any] = [None] * count
         if kwargs.get("entry_point") is not None:
             points = checked_column(self.__name__, "entry_point", kwargs, count)
-        judged: list[Judgement | None] = [None] * count
-        jobs: list[tuple[int, str, Plan | Examples]] = []
+        judged: dict[int, Judgement] = {}
+        jobs: dict[int, tuple[str, Plan | Examples]] = {}
         for row, completion in enumerate(completions):
             text = completion_text(completion)
             try:
@@ -120,15 +107,14 @@ class PythonTests(Judged):
             if len(text) > self.max_characters:
                 judged[row] = self._in_parts(Judgement(Outcome.REFUSED, f"{len(text)} characters"), set(), read, "")
             elif fenced_code(text).strip():
-                jobs.append((row, text, read))
+                jobs[row] = text, read
             else:
                 judged[row] = self._in_parts(Judgement(Outcome.NO_ANSWER, "no code"), set(), read, "")
-
-        tasks = [functools.partial(self._judged, fenced_code(text), read) for _, text, read in jobs]
+        tasks = [functools.partial(self._judged, fenced_code(text), read) for text, read in jobs.values()]
         results = run_all(tasks, self.workers or default_workers())
-        for (row, text, read), (judgement, passed) in zip(jobs, results, strict=True):
+        for (row, (text, read)), (judgement, passed) in zip(jobs.items(), results, strict=True):
             judged[row] = self._in_parts(judgement, passed, read, text)
-        return [judgement for judgement in judged if judgement is not None]
+        return [judged[row] for row in range(count)]
 
     def _in_parts(self, judgement: Judgement, passed: set[int], tests: Plan | Examples, text: str) -> Judgement:
         """With `partial`, the judgement with a part for each test; those of an empty text stand nowhere."""
@@ -170,18 +156,16 @@ class PythonTests(Judged):
         if failure is not None and failure.outcome in (Outcome.TIMEOUT, Outcome.NO_ANSWER, Outcome.UNPARSEABLE):
             return failure
         reports = [message for message in run.messages if message.get("status", "setup") != "setup"]
-        for message in reports:
-            if message["test"] in passed:
-                message["status"] = "pass"
-        verdicts = [message["status"] == "pass" for message in reports]
-        wrong = next((message for message in reports if message["status"] == "fail"), None)
-        unjudged = next((message for message in reports if message["status"] == "unjudged"), None)
+        verdicts = [message["status"] == "pass" or message["test"] in passed for message in reports]
+        open_ones = [message for message in reports if message["test"] not in passed]
+        wrong = next((message for message in open_ones if message["status"] == "fail"), None)
+        unjudged = next((message for message in open_ones if message["status"] == "unjudged"), None)
         if failure is None and wrong is not None:
             failure = Judgement(Outcome.WRONG, f"test {wrong['test']} failed: {shown(wrong['detail'])}")
         elif failure is None and unjudged is not None:
             failure = Judgement(Outcome.UNPARSEABLE, f"test {unjudged['test']}: {unjudged['detail']}")
         elif failure is None and not any("end" in message for message in run.messages):
-            failure = Judgement(Outcome.WRONG, "the process ended before its tests did")
+            failure = Judgement(Outcome.WRONG, _ENDED)
         if failure is None:
             return Judgement(Outcome.RIGHT) if any(verdicts) else Judgement(Outcome.UNPARSEABLE, "no assert ran")
         count = sum(not test["empty"] for test in plan["tests"])
@@ -290,7 +274,7 @@ def _failure(run: Run) -> Judgement | None:
         return Judgement(Outcome.DIED, "out of memory: what the code returned is too much for its tests")
     for message in run.messages:
         if message.get("gone") == "closed":
-            return Judgement(Outcome.WRONG, "the process ended before its tests did")
+            return Judgement(Outcome.WRONG, _ENDED)
         if message.get("gone"):
             return Judgement(Outcome.WRONG, f"it answered with no valid value ({shown(message['gone'])})")
         if "failed" in message:

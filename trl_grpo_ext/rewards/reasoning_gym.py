@@ -13,29 +13,28 @@ import re
 import sys
 import sysconfig
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ..errors import ConfigurationError, RewardError
 from ..guard.messages import completion_text
-from ..guard.outcomes import Judgement, Outcome, OutcomePolicy
-from ..guard.parameters import checked_choice, checked_number, checked_whole, column, optional_module
+from ..guard.outcomes import Consequence, Judgement, Outcome
+from ..guard.parameters import choice, column, optional_module, seconds, whole
 from ..guard.workers import WorkerPool
 from ..types import RewardDeclaration
-from ._judged import Judged
+from ._judged import IN_A_WORKER, Judged, too_long
 from ._sandbox.layers import isolate
 
-_VERDICTS = (Outcome.SCORED, Outcome.NONE, Outcome.NO_ANSWER, Outcome.UNPARSEABLE, Outcome.REFUSED)
-_OUTCOMES = (*_VERDICTS, Outcome.TIMEOUT, Outcome.DIED, Outcome.ERROR)
 _TAG = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 _MEMORY_MB = 2048
-_DATASETS = 64
-"""Tasks with their settings that a worker keeps."""
+_DATASETS = 64  # tasks with their settings that a worker keeps
 # In an expression: no attribute, string, subscript or lambda, and of Python's functions only those that compute.
 _NO_EXPRESSION = re.compile(r"\.\s*[^\W\d]|__|[\"'\[\]{}:;=\\@`]|\blambda\b")
 _COMPUTE = {"abs", "divmod", "float", "int", "max", "min", "pow", "round", "sum"}
 _CODE = frozenset(name for name in vars(builtins) if name not in _COMPUTE)
 
 
+@dataclass(kw_only=True, eq=False)
 class ReasoningGym(Judged):
     """Score a completion by the verifier of the `reasoning-gym` task that its prompt came from.
 
@@ -45,9 +44,8 @@ class ReasoningGym(Judged):
     reference: `polynomial_multiplication` depends on the order of a set, so set PYTHONHASHSEED=0.
 
     Several verifiers evaluate the answer as Python. Here they read only literals and plain expressions, and each worker
-    has given up its rights to files, network and processes before the first answer.
-
-    Scores are the verifier's own, partial credit included: many give 0.01 to any answer.
+    has given up its rights to files, network and processes before the first answer. Scores are the verifier's own,
+    partial credit included: many give 0.01 to any answer.
 
     Args:
         extract: "answer": inside the last `<answer>` tag, as the package does it; "whole": the whole completion.
@@ -60,6 +58,7 @@ class ReasoningGym(Judged):
     """
 
     __name__ = "reasoning_gym"
+    can = (Outcome.SCORED, Outcome.NONE, Outcome.NO_ANSWER, Outcome.UNPARSEABLE, *IN_A_WORKER)
     declares = RewardDeclaration(
         conformance={
             "completions": ["<answer>7</answer>", "<answer>1</answer>", "It is 7.", ""],
@@ -67,20 +66,18 @@ class ReasoningGym(Judged):
         }
     )
 
-    def __init__(
-        self,
-        *,
-        extract: str = "answer",
-        timeout: float = 5.0,
-        max_characters: int = 20_000,
-        outcomes: Mapping[str, Any] | None = None,
-    ) -> None:
+    extract: str = choice("answer", "whole")
+    timeout: float = seconds(5.0)
+    max_characters: int = whole(20_000, lowest=1)
+
+    def __post_init__(self) -> None:
         optional_module("reasoning_gym", "reasoning_gym")
-        self.extract = checked_choice("reasoning_gym: extract", extract, ("answer", "whole"))
-        self.timeout = checked_number("reasoning_gym: timeout", timeout, "a positive number", lambda x: x > 0)
-        self.max_characters = checked_whole("reasoning_gym: max_characters", max_characters, 1)
-        self.policy = OutcomePolicy("reasoning_gym", _OUTCOMES, outcomes, {Outcome.ERROR: None})
+        super().__post_init__()
         self._pool = WorkerPool(score, memory_mb=_MEMORY_MB, name="reasoning_gym")
+
+    def usual(self) -> Mapping[Outcome, Consequence]:
+        """An answer on which the verifier raises has no score."""
+        return {Outcome.ERROR: None}
 
     def judge(self, completions: Sequence[Any], **columns: Any) -> list[Judgement]:
         """The outcomes of `B` completions; "none" where `task`, `seed` or `index` is None, so data sets can be mixed.
@@ -102,8 +99,7 @@ class ReasoningGym(Judged):
             elif answer is None:
                 found[row] = Judgement(Outcome.NO_ANSWER)
             elif len(answer) > self.max_characters:
-                size = f"{len(answer)} characters, more than max_characters, {self.max_characters}"
-                found[row] = Judgement(Outcome.REFUSED, f"an answer of {size}")
+                found[row] = Judgement(Outcome.REFUSED, f"an answer of {too_long(len(answer), self.max_characters)}")
             else:
                 problem = _problem(row, tasks[row], seeds[row], indices[row], configs[row])
                 jobs[row] = [problem, references[row], answer]
@@ -153,9 +149,6 @@ def _problem(row: int, task: Any, seed: Any, index: Any, config: Any) -> list[An
             f"reasoning_gym: row {row} names no problem: task {task!r:.80}, seed {seed!r:.80}, index {index!r:.80}."
         )
     return [task, seed, index, settings]
-
-
-# ------------------------------------------------------------------------------------------------- in a worker process
 
 
 def score(job: Sequence[Any]) -> float | str | None:

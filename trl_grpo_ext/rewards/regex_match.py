@@ -5,21 +5,22 @@ from __future__ import annotations
 import functools
 import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 from ..errors import ConfigurationError
 from ..guard.messages import completion_text
-from ..guard.outcomes import Judgement, Outcome, OutcomePolicy
-from ..guard.parameters import checked_flag, checked_number, checked_whole
+from ..guard.outcomes import Judgement, Outcome
+from ..guard.parameters import flag, number, seconds, text, whole
 from ..guard.workers import Done, WorkerPool
 from ..types import Parts, RewardDeclaration
-from ._judged import Judged
+from ._judged import IN_A_WORKER, Judged, too_long
 
 _FLAGS = {"a": re.ASCII, "i": re.IGNORECASE, "m": re.MULTILINE, "s": re.DOTALL, "x": re.VERBOSE}
-_OUTCOMES = (Outcome.SCORED, Outcome.REFUSED, Outcome.TIMEOUT, Outcome.DIED, Outcome.ERROR)
 
 
+@dataclass(eq=False)
 class RegexMatch(Judged):
     r"""Score `value` where the completion matches, `otherwise` where it does not.
 
@@ -47,50 +48,40 @@ class RegexMatch(Judged):
     __name__ = "regex_match"
     declares = RewardDeclaration(conformance={"parameters": {"pattern": r"<answer>.*?</answer>"}})
 
-    def __init__(
-        self,
-        pattern: str,
-        *,
-        full: bool = False,
-        flags: str = "",
-        value: float = 1.0,
-        otherwise: float = 0.0,
-        count: int = 1,
-        max_characters: int = 100_000,
-        timeout: float = 0.25,
-        outcomes: Mapping[str, Any] | None = None,
-    ) -> None:
-        if not isinstance(pattern, str):
-            raise ConfigurationError(f"regex_match: pattern must be a string, got {pattern!r}.")
-        if not isinstance(flags, str) or not set(flags) <= _FLAGS.keys():
-            raise ConfigurationError(f"regex_match: flags must be letters out of 'aimsx', got {flags!r}.")
-        self.pattern = pattern
-        self.flags = flags
-        bits = functools.reduce(lambda bits, letter: bits | _FLAGS[letter], flags, 0)
+    can = (Outcome.SCORED, *IN_A_WORKER)
+    pattern: str = text()
+    _: KW_ONLY
+    full: bool = flag(False)
+    flags: str = ""
+    value: float = number(1.0, "a finite number")
+    otherwise: float = number(0.0, "a finite number")
+    count: int = whole(1, lowest=1)
+    max_characters: int = whole(100_000, lowest=1)
+    timeout: float = seconds(0.25)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.flags, str) or not set(self.flags) <= _FLAGS.keys():
+            raise ConfigurationError(f"regex_match: flags must be letters out of 'aimsx', got {self.flags!r}.")
+        bits = functools.reduce(lambda bits, letter: bits | _FLAGS[letter], self.flags, 0)
         try:
-            self.parts = list(re.compile(pattern, bits).groupindex) or ["match"]
+            self.parts = list(re.compile(self.pattern, bits).groupindex) or ["match"]
         except (re.error, ValueError, OverflowError, RecursionError) as error:
             raise ConfigurationError(
-                f"regex_match: pattern must be a regular expression, got {pattern!r}: {error}."
+                f"regex_match: pattern must be a regular expression, got {self.pattern!r}: {error}."
             ) from error
-        self.full = checked_flag("regex_match: full", full)
-        self.value = checked_number("regex_match: value", value, "a finite number")
-        self.otherwise = checked_number("regex_match: otherwise", otherwise, "a finite number")
-        self.count = checked_whole("regex_match: count", count, 1)
-        if full and count > 1:
-            raise ConfigurationError(f"regex_match: count must be 1 with full, got {count!r}.")
-        self.max_characters = checked_whole("regex_match: max_characters", max_characters, 1)
-        self.timeout = checked_number("regex_match: timeout", timeout, "a positive number", lambda x: x > 0)
-        self.policy = OutcomePolicy("regex_match", _OUTCOMES, outcomes)
-        self._pool = WorkerPool(functools.partial(find_matches, pattern, bits, full, self.count), name="regex_match")
+        if self.full and self.count > 1:
+            raise ConfigurationError(f"regex_match: count must be 1 with full, got {self.count!r}.")
+        task = functools.partial(find_matches, self.pattern, bits, self.full, self.count)
+        self._pool = WorkerPool(task, name="regex_match")
 
     def judge(self, completions: Sequence[Any], **columns: Any) -> list[Judgement]:
         """The outcomes of `B` completions."""
         texts = [completion_text(completion) for completion in completions]
         short = [text for text in dict.fromkeys(texts) if len(text) <= self.max_characters]
         judged = dict(zip(short, map(self._judged, self._pool.run(short, allowance=self.timeout)), strict=True))
-        limit = f"more than max_characters, {self.max_characters}"
-        return [judged.get(text) or Judgement(Outcome.REFUSED, f"{len(text)} characters, {limit}") for text in texts]
+        most = self.max_characters
+        return [judged.get(text) or Judgement(Outcome.REFUSED, too_long(len(text), most)) for text in texts]
 
     def _judged(self, done: Done) -> Judgement:
         if done.status != "done":

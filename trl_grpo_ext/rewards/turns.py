@@ -1,35 +1,32 @@
-"""A reward by turn, for completions with tools: `tool_use`.
-
-A turn is an assistant message with the tool messages that answer it. A completion that is a string, or one message, is
-one turn without calls.
-"""
+"""A reward by turn, for completions with tools: `tool_use`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ..credit.turns import Exchange, exchanges, is_tool_error, tool_calls
 from ..errors import ConfigurationError
 from ..guard.messages import completion_text
-from ..guard.parameters import checked_number, checked_text, checked_whole
+from ..guard.parameters import Checked, checked_text, number, whole
 from ..types import Parts, Place, RewardDeclaration
 
 
-class ToolUse:
+@dataclass(kw_only=True, eq=False)
+class ToolUse(Checked):
     """Score each turn by its tool calls: made, returned, failed and unanswered.
 
         made · calls + returned · calls that returned + failed · calls that failed + unanswered · calls without answer
 
-    A call fails if the tool raised, does not exist or does not take the arguments: TRL then answers
-    `{'error': '...'}`. A message whose text contains `marker` but which has no calls is a call that could not be parsed
-    (it was cut off, say), and failed. A call has no answer if it never ran, or if its result, which may be an error,
-    did not fit into `max_completion_length`: TRL then takes it back. So it counts as failed by default; else a policy
-    that calls near its budget would escape.
+    A turn is an assistant message with the tool messages that answer it. A call fails if TRL answers with an `error`:
+    the tool raised, does not exist or does not take the arguments. A message whose text contains `marker` but
+    which has no calls is a call that could not be parsed, and failed. A call has no answer if it never ran, or if its
+    result, which may be an error, did not fit into `max_completion_length`: TRL then takes it back. So it counts as
+    failed by default; else a policy that calls near its budget would escape.
 
-    The score is the sum over the turns, with a part for each turn. Only the first `at_most` calls of a
-    completion earn anything, so that a policy does not call tools for the reward's sake; failures still cost after
-    that.
+    The score is the sum over the turns, with a part for each. Only the first `at_most` calls of a completion earn
+    anything, so that a policy does not call tools for the reward's sake; failures still cost after that.
 
     Source: none of its own; ToolRL (arXiv:2504.13958) compares calls with a reference, which this does not.
 
@@ -49,24 +46,17 @@ class ToolUse:
         }
     )
 
-    def __init__(
-        self,
-        *,
-        returned: float = 0.1,
-        failed: float = -0.1,
-        made: float = 0.0,
-        unanswered: float | None = None,
-        at_most: int | None = None,
-        marker: str | None = "<tool_call>",
-    ) -> None:
-        self.returned = checked_number("tool_use: returned", returned, "a number")
-        self.failed = checked_number("tool_use: failed", failed, "a number")
-        self.made = checked_number("tool_use: made", made, "a number")
-        self.unanswered = (
-            self.failed if unanswered is None else checked_number("tool_use: unanswered", unanswered, "a number")
-        )
-        self.at_most = None if at_most is None else checked_whole("tool_use: at_most", at_most, 0)
-        self.marker = None if marker is None else checked_text("tool_use: marker", marker)
+    returned: float = number(0.1, "a number")
+    failed: float = number(-0.1, "a number")
+    made: float = number(0.0, "a number")
+    unanswered: float | None = number(None, "a number")
+    at_most: int | None = whole(None, lowest=0)
+    marker: str | None = "<tool_call>"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.marker is not None:
+            checked_text("tool_use: marker", self.marker)
         if not (self.returned or self.failed or self.made or self.unanswered):
             raise ConfigurationError("tool_use: returned, failed or made must not be 0, got 0 for all three.")
 
@@ -93,7 +83,8 @@ class ToolUse:
 
     def _scored(self, turns: Sequence[tuple[int, int, int, int]]) -> Parts:
         left = float("inf") if self.at_most is None else self.at_most
-        worth = (self.made, self.returned, self.failed, self.unanswered)
+        unanswered = self.failed if self.unanswered is None else self.unanswered
+        worth = (self.made, self.returned, self.failed, unanswered)
         values = []
         for counts in turns:
             earning = min(counts[0], left)

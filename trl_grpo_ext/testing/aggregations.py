@@ -9,8 +9,8 @@ import torch
 
 from ..credit.flow import reduced_loss, reduced_weights, token_weights
 from ..types import AggregationDeclaration, Rollout, Totals, implements
-from .batches import Row, Setting, SmallBatch, long_batches, odd_batches
-from .rules import Broken, NotChecked, plugin_code
+from .batches import Row, Setting, SmallBatch, long_batches
+from .rules import Broken, only_if, plugin_code
 from .tensor_checks import PADDING, Results, TensorChecks, compare, compare_numbers
 
 _DEAD = 90
@@ -25,16 +25,14 @@ class AggregationChecks(TensorChecks):
     """
 
     prefix = "aggregation"
+    stray = 1e-3
 
-    def __init__(self, plugin: Any, setting: Setting, deterministic: bool = True) -> None:
-        super().__init__(plugin, setting, deterministic)
+    def __init__(self, plugin: Any, setting: Setting) -> None:
+        super().__init__(plugin, setting)
         self.by_weights = implements(plugin, "weights")
         self.needs_step = "step_totals" in AggregationDeclaration.of(plugin).needs
         if not self.by_weights:
             self.garbage = (1e4, -1e4)  # losses off the mask are numbers
-
-    def _rollout(self, batch: SmallBatch, **settings: Any) -> Rollout:
-        return batch.rollout(aggregation=True, **settings)
 
     def _results(self, batch: SmallBatch, *, plugin: Any = None, **how: Any) -> Results:
         aggregation = self._copy(plugin)
@@ -48,8 +46,8 @@ class AggregationChecks(TensorChecks):
         loss = reduced_loss(aggregation, loss_B_T, mask_B_T, batch.step_totals())
         return [("reduce", reduced_weights(aggregation, loss, loss_B_T, mask_B_T))]
 
-    def _weights(self, batch: SmallBatch, totals: Totals | None = None) -> torch.Tensor:
-        return token_weights(self._copy(), self._rollout(batch, totals=totals or batch.totals()))
+    def _weights(self, batch: SmallBatch, totals: Totals) -> torch.Tensor:
+        return token_weights(self._copy(), self._rollout(batch, totals=totals))
 
     def _reduced(self, loss_B_T: torch.Tensor, mask_B_T: torch.Tensor, totals: Totals) -> float:
         return float(reduced_loss(self._copy(), loss_B_T, mask_B_T, totals))
@@ -58,34 +56,27 @@ class AggregationChecks(TensorChecks):
         return token_weights(self._copy(), rollout)
 
     def _weights_only(self, reason: str) -> None:
-        if not self.by_weights:
-            raise NotChecked(f"it has reduce: {reason}")
+        only_if(self.by_weights, f"it has reduce: {reason}")
 
     def _reduce_only(self) -> None:
-        if self.by_weights:
-            raise NotChecked("it has weights; this is about reduce")
+        only_if(not self.by_weights, "it has weights; this is about reduce")
 
     def _parts_agree(self, parts: str) -> None:
         """The mean of `reduce` over the `micro_batches` or `processes` of a step equals its value for the whole."""
-        if not self.needs_step:
-            raise NotChecked("its reduce sees one micro-batch at a time and does not need step_totals")
+        self._comparable_only()
+        only_if(self.needs_step, "its reduce sees one micro-batch at a time and does not need step_totals")
 
         def judge(batch: SmallBatch) -> None:
             loss_B_T = batch.losses()
             mask_B_T = batch.mask()
             whole = self._reduced(loss_B_T, mask_B_T, batch.step_totals())
-            for count in (2, 3):
-                size, rest = divmod(len(batch.rows), count)
-                if rest:
-                    continue
+            for count in [count for count in (2, 3) if len(batch.rows) % count == 0]:
                 totals = batch.step_totals(**{parts: count})
-                cuts = [slice(start * size, (start + 1) * size) for start in range(count)]
-                mean = sum(self._reduced(loss_B_T[rows], mask_B_T[rows], totals) for rows in cuts) / count
+                cuts = zip(loss_B_T.chunk(count), mask_B_T.chunk(count), strict=True)
+                mean = sum(self._reduced(*part, totals) for part in cuts) / count
                 compare_numbers(mean, whole, f"the mean over {count} {parts} and the whole step", batch)
 
         self._over(self.varied, judge)
-
-    # ------------------------------------------------------------------------------------------ its rules
 
     def form(self) -> None:
         has = [name for name in ("weights", "reduce") if implements(self.plugin, name)]
@@ -93,41 +84,31 @@ class AggregationChecks(TensorChecks):
             raise Broken(f"it has {'both weights and reduce' if has else 'neither weights nor reduce'}")
         self._contract("loss_aggregation", self.plugin)
 
-    def finite(self) -> None:
-        self._over(self.ordinary, self._results, breaks=("finite", None))
-        for what, batch in odd_batches(self.setting).items():
-            self._over([batch], self._results, what, breaks=("finite", None))
-
     def long(self) -> None:
-        self._long(1e-3)
+        super().long()
         for what, batch in long_batches(self.setting).items():
             self._over([batch], self._some_weight, what)
 
-    def dtype(self) -> None:
-        self._in_half()
-
     def non_negative(self) -> None:
         self._weights_only("the slopes of a reduce may have either sign")
-        self._over(self.varied, self._results, breaks=("non_negative", None))
+        self._over(self.varied, self._results, breaks="non_negative")
 
     def mask(self) -> None:
-        self._over(
-            self.ordinary, lambda batch: self._results(batch, width=batch.width + PADDING), breaks=("mask", None)
-        )
+        self._over(self.ordinary, lambda batch: self._results(batch, width=batch.width + PADDING), breaks="mask")
 
     def live(self) -> None:
         self._over(self.ordinary, self._some_weight)
 
     def _some_weight(self, batch: SmallBatch) -> None:
         ((_, weights_B_T),) = self._results(batch)
-        if not bool(weights_B_T.any()) and any(any(row.live) for row in batch.rows):
+        if not bool(weights_B_T.any()):
             raise Broken("all weights are zero, though tokens are live", batch)
 
     def micro_batches(self) -> None:
-        self._comparable_only()
         if not self.by_weights:
             self._parts_agree("micro_batches")
             return
+        self._comparable_only()
 
         def judge(batch: SmallBatch) -> None:
             one_B_T, four_B_T = (self._weights(batch, replace(batch.totals(), micro_batches=count)) for count in (1, 4))
@@ -139,7 +120,6 @@ class AggregationChecks(TensorChecks):
         if self.by_weights:
             self._on_one_rank_and_on_several()
         else:
-            self._comparable_only()
             self._parts_agree("processes")
 
     def gathers(self) -> None:
@@ -156,7 +136,7 @@ class AggregationChecks(TensorChecks):
             more = replace(batch, rows=(*batch.rows, *dead))
             more_B_T = self._weights(more, batch.totals())[: len(batch.rows), : batch.width]
             what = f"without and with a masked group of {size} rows that is in none of the totals"
-            compare(self._weights(batch), more_B_T, what, batch, batch.mask())
+            compare(self._weights(batch, batch.totals()), more_B_T, what, batch, batch.mask())
 
         self._over(self.varied, judge)
 
@@ -182,15 +162,14 @@ class AggregationChecks(TensorChecks):
 
     def gradient(self) -> None:
         self._reduce_only()
-        self._over(self.ordinary, self._results, breaks=("gradient", "finite", None))
+        self._over(self.ordinary, self._results, breaks="gradient")
 
     def step_totals(self) -> None:
         self._reduce_only()
-        if self.needs_step:
-            raise NotChecked("it needs step_totals")
+        only_if(not self.needs_step, "it needs step_totals")
 
         def judge(batch: SmallBatch) -> None:
             with plugin_code(batch, before="where totals.step is None "):
                 self._reduced(batch.losses(), batch.mask(), batch.totals())
 
-        self.over(self.ordinary, judge)
+        self._over(self.ordinary, judge)

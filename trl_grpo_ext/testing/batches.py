@@ -19,13 +19,14 @@ from ..credit.groups import group_is_equal, group_mean
 from ..credit.parts import with_parts
 from ..credit.turns import true_runs
 from ..guard.outcomes import shown
-from ..types import NEEDS, Forward, Parts, Place, Rollout, StepTotals, Totals
+from ..types import NEEDS, Forward, Parts, Place, Rollout, StepTotals, Totals, Turn
 from .builders import character_offsets, padded, turns_between
 
 PIECES = ("<think>", "2", "+", "2", "=", "4", "</think>", "<answer>", "4", "</answer>", " so", ".", "\n\n", "sorry ")
 REWARD_NAMES = ("right", "form")
 REWARD_WEIGHTS = (1.0, 0.5)
 LIMIT = 8
+_LOGPS = (-3.0, -0.01)
 
 
 @dataclass(frozen=True)
@@ -69,41 +70,31 @@ class SmallBatch:
     """What comes in: one advantage per "row", or another one for each "token"."""
 
     def __str__(self) -> str:
-        parts = [f"lengths={[len(row.live) for row in self.rows]}", f"groups={[row.group for row in self.rows]}"]
-        parts.append(f"rewards={[round(row.reward, 6) for row in self.rows]}")
-        if any(0 in row.live for row in self.rows):
-            parts.append(f"live tokens={[list(row.live) for row in self.rows]}")
-        parts.append(f"texts=[{', '.join(shown(''.join(self.pieces(row))) for row in self.rows)}]")
-        return ", ".join(parts)
+        masked = f"live tokens={[list(row.live) for row in self.rows]}, " if any(0 in r.live for r in self.rows) else ""
+        return (
+            f"lengths={[len(row.live) for row in self.rows]}, groups={[row.group for row in self.rows]}, "
+            f"rewards={[round(row.reward, 6) for row in self.rows]}, {masked}"
+            f"texts=[{', '.join(shown(''.join(self.pieces(row))) for row in self.rows)}]"
+        )
 
     @property
     def width(self) -> int:
         """`T`, with minimal padding."""
         return max(1, *(len(row.live) for row in self.rows))
 
-    def pieces(self, row: Row) -> list[str]:
+    def pieces(self, row: Row) -> Sequence[str]:
         """What each of a row's tokens wrote."""
-        if self.setting.texts:
-            text = self.setting.texts[row.number % len(self.setting.texts)]
-            size = max(1, -(-len(text) // max(len(row.live), 1)))
-            return [text[i * size : (i + 1) * size] for i in range(len(row.live))]
-        chosen = random.Random(f"pieces/{row.number}")
-        return [PIECES[0] if i == 0 else chosen.choice(PIECES) for i in range(len(row.live))]
+        if not self.setting.texts:
+            return _written(row.number, len(row.live))
+        text = self.setting.texts[row.number % len(self.setting.texts)]
+        size = max(1, -(-len(text) // max(len(row.live), 1)))
+        return [text[i * size : (i + 1) * size] for i in range(len(row.live))]
 
-    def table(
-        self,
-        what: str,
-        low: float,
-        high: float,
-        width: int | None = None,
-        *,
-        padding: float = 0.0,
-        dtype: torch.dtype = torch.float64,
-    ) -> torch.Tensor:
-        """A number for each token of each row, `(B, T)`."""
+    def table(self, what: str, low: float, high: float, width: int | None = None, **how: Any) -> torch.Tensor:
+        """A number for each token of each row, `(B, T)`; `how` may have the `padding` and the `dtype`."""
         drawn = [_drawn(f"{what}/{row.number}", low, high, max(len(row.live), 2 * LIMIT)) for row in self.rows]
         cut = [numbers[: len(row.live)] for numbers, row in zip(drawn, self.rows, strict=True)]
-        return padded(cut, width or self.width, padding, dtype)
+        return padded(cut, width or self.width, how.get("padding", 0.0), how.get("dtype", torch.float64))
 
     def rewards(self, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Each row's reward, its group's number from 0, and its group's mean reward; `(B,)`."""
@@ -167,20 +158,15 @@ class SmallBatch:
         rewards_B, groups_B, means_B = self.rewards(dtype)
         texts = ["".join(self.pieces(row)) for row in rows]
         prompts = setting.prompts or ("What is 2 + 2?",)
-        options: Any = {"width": width, "padding": padding, "dtype": logps_dtype or dtype}
-
-        def logps(what: str, low: float = -3.0, high: float = -0.01) -> torch.Tensor:
-            return self.table(what, low, high, **options)
-
+        table = functools.partial(self.table, width=width, padding=padding, dtype=logps_dtype or dtype)
+        columns = {name: [each[row.group % len(each)] for row in rows] for name, each in setting.columns.items()}
         mask_B_T = self.mask(width, dtype)
         completion_mask_B_T = padded([[1.0] * len(row.live) for row in rows], width, 0.0, dtype)
         by_tools = any(0 in row.live and any(row.live) for row in rows)
         settings: dict[str, Any] = {
             "prompts": [prompts[row.group % len(prompts)] for row in rows],
             "completions": texts,
-            "columns": {
-                key: [values[row.group % len(values)] for row in rows] for key, values in setting.columns.items()
-            },
+            "columns": columns,
             "texts": texts,
             "prompt_ids_B_P": torch.ones(len(rows), 2, dtype=torch.long),
             "prompt_mask_B_P": torch.ones(len(rows), 2, dtype=dtype),
@@ -197,21 +183,18 @@ class SmallBatch:
             "group_baselines_B": means_B,
             "num_generations": len(rows) // self.totals().prompts,
             "totals": self.totals(),
-            "sampling_logps_B_T": logps("sampling") if "sampling_logps" in needs else None,
-            "old_logps_B_T": logps("old") if "old_logps" in needs else None,
-            "old_entropies_B_T": logps("old_entropies", 0.01, 3.0) if "old_entropies" in needs else None,
-            "ref_logps_B_T": logps("ref") if "ref_logps" in needs else None,
-            "teacher_logps_B_T": {name: logps(f"teacher {name}") for name in setting.teachers},
+            "sampling_logps_B_T": table("sampling", *_LOGPS) if "sampling_logps" in needs else None,
+            "old_logps_B_T": table("old", *_LOGPS) if "old_logps" in needs else None,
+            "old_entropies_B_T": table("old_entropies", 0.01, 3.0) if "old_entropies" in needs else None,
+            "ref_logps_B_T": table("ref", *_LOGPS) if "ref_logps" in needs else None,
+            "teacher_logps_B_T": {name: table(f"teacher {name}", *_LOGPS) for name in setting.teachers},
             "advantages_B_T": self.incoming(width, dtype) if aggregation else None,
             "step": 3,
             "tokenizer": setting.tokenizer,
         }
         if "offsets" in needs:
-            of_rows = [self.pieces(row) for row in rows]
-            settings["offsets"] = lambda row: character_offsets(of_rows[row])
-            settings["turns"] = lambda row: turns_between(
-                rows[row].live, of_rows[row], [0] if rows[row].number % 2 else []
-            )
+            settings["offsets"] = lambda place: character_offsets(self.pieces(rows[place]))
+            settings["turns"] = lambda place: self._turns(rows[place])
         parts = {
             REWARD_NAMES[0]: [self._parts(row) for row in rows],
             REWARD_NAMES[1]: [_parts_of_turns(row) for row in rows],
@@ -229,19 +212,15 @@ class SmallBatch:
         **overrides: Any,
     ) -> Forward:
         """The context of `on_forward`, with all rows in one micro-batch. The policy has moved since it generated."""
-        options: Any = {"width": width, "padding": padding, "dtype": logps_dtype or dtype}
-
-        def table(what: str, low: float, high: float) -> torch.Tensor:
-            return self.table(what, low, high, **options)
-
-        old_B_T = table("old", -3.0, -0.01)
+        table = functools.partial(self.table, width=width, padding=padding, dtype=logps_dtype or dtype)
+        old_B_T = table("old", *_LOGPS)
         rewards_B, groups_B, means_B = self.rewards(dtype)
         settings: dict[str, Any] = {
             "logps_B_T": old_B_T + table("moved", -0.1, 0.1),
             "entropies_B_T": table("entropies", 0.0, 3.0),
             "old_logps_B_T": old_B_T,
             "mask_B_T": self.mask(width, dtype),
-            "ref_logps_B_T": table("ref", -3.0, -0.01) if ref else None,
+            "ref_logps_B_T": table("ref", *_LOGPS) if ref else None,
             "completion_ids_B_T": self._ids(width or self.width, padding),
             "rewards_B": rewards_B,
             "group_baselines_B": means_B,
@@ -251,12 +230,11 @@ class SmallBatch:
         return Forward(**{**settings, **overrides})
 
     def _ids(self, width: int, padding: float) -> torch.Tensor:
-        return padded(
-            [[1 + sum(map(ord, piece)) % 997 for piece in self.pieces(row)] for row in self.rows],
-            width,
-            7 if padding else 0,
-            torch.long,
-        )
+        ids = [[1 + sum(map(ord, piece)) % 997 for piece in self.pieces(row)] for row in self.rows]
+        return padded(ids, width, 7 if padding else 0, torch.long)
+
+    def _turns(self, row: Row) -> list[Turn]:
+        return turns_between(row.live, self.pieces(row), [0] if row.number % 2 else [])
 
     def _parts(self, row: Row) -> Parts | None:
         """What the first function says: the first token is a part, the second one in completions that have it."""
@@ -274,6 +252,12 @@ def _drawn(name: str, low: float, high: float, count: int) -> tuple[float, ...]:
     return tuple(drawn.uniform(low, high) for _ in range(count))
 
 
+@functools.cache
+def _written(number: int, count: int) -> tuple[str, ...]:
+    chosen = random.Random(f"pieces/{number}")
+    return tuple(PIECES[0] if place == 0 else chosen.choice(PIECES) for place in range(count))
+
+
 def _parts_of_turns(row: Row) -> Parts | None:
     """The second function's reward for each turn: a tenth, and the rest for the last."""
     count = len(true_runs([bool(one) for one in row.live]))
@@ -281,9 +265,6 @@ def _parts_of_turns(row: Row) -> Parts | None:
         return None
     values = [*[0.1] * (count - 1), row.rewards[1] - 0.1 * (count - 1)]
     return Parts({f"turn {k}": (value, Place(turn=k)) for k, value in enumerate(values)}, row.rewards[1])
-
-
-# ---------------------------------------------------------------------------------------------- which there are
 
 
 def _batch(setting: Setting, groups: int, lives: Sequence[Sequence[int]], rewards: Sequence[float]) -> SmallBatch:
@@ -297,10 +278,9 @@ def _batch(setting: Setting, groups: int, lives: Sequence[Sequence[int]], reward
 
 def _rewarded(batch: SmallBatch, places: Collection[int], first: float | None, second: float) -> SmallBatch:
     """The same with these rewards in some rows; None keeps the first function's."""
-    rows = [
-        replace(row, rewards=(row.rewards[0] if first is None else first, second)) if place in places else row
-        for place, row in enumerate(batch.rows)
-    ]
+    rows = list(batch.rows)
+    for place in places:
+        rows[place] = replace(rows[place], rewards=(rows[place].rewards[0] if first is None else first, second))
     return replace(batch, rows=tuple(rows))
 
 

@@ -21,7 +21,7 @@ class FilterChecks(TensorChecks):
     prefix = "filter"
 
     def _rollout(self, batch: SmallBatch, **settings: Any) -> Rollout:
-        rollout = batch.rollout(aggregation=True, **settings)
+        rollout = super()._rollout(batch, **settings)
         reads = "advantages" in FilterDeclaration.of(self.plugin).needs
         return rollout if reads else replace(rollout, advantages_B_T=None)
 
@@ -31,19 +31,17 @@ class FilterChecks(TensorChecks):
     def _result_on_rank(self, batch: SmallBatch, rollout: Rollout) -> torch.Tensor:
         return _numbers(self._copy(), rollout)
 
-    # ------------------------------------------------------------------------------------------ its rules
-
     def form(self) -> None:
         if not implements(self.plugin, "keep"):
             raise Broken("it has no method keep")
         self._contract("group_filter", self.plugin)
 
     def shape(self) -> None:
-        self._over(self.ordinary, self._results, breaks=("shape", None))
+        self._over(self.ordinary, self._results, breaks="shape")
 
     def odd_batches(self) -> None:
         for what, batch in odd_batches(self.setting).items():
-            self._over([batch], self._results, what, breaks=("shape", None))
+            self._over([batch], self._results, what, "shape")
 
     def groups(self) -> None:
         def judge(batch: SmallBatch) -> None:
@@ -51,7 +49,7 @@ class FilterChecks(TensorChecks):
             plugin = self._copy()
             verdicts_by_group(plugin, group_verdicts(plugin, rollout), rollout.group_ids_B.tolist())
 
-        self._over(self.varied, judge, breaks=("groups", None))
+        self._over(self.varied, judge, breaks="groups")
 
     def ranks(self) -> None:
         self._on_one_rank_and_on_several()

@@ -11,8 +11,8 @@ import torch
 from ..credit.flow import run_hook, run_shaper
 from ..errors import PluginRunError, TRLGRPOExtError
 from ..types import HOOK_METHODS, Forward, HookDeclaration, Rollout, implements, role_of
-from .batches import Setting, SmallBatch, equal_rewards, negative_batch, odd_batches
-from .rules import Broken, NotChecked, plugin_code, through_json
+from .batches import Setting, SmallBatch, equal_rewards, negative_batch
+from .rules import Broken, NotChecked, only_if, plugin_code, through_json
 from .tensor_checks import Results, TensorChecks, compare, number
 
 _NOTHING = 1e-9
@@ -24,13 +24,14 @@ class HookChecks(TensorChecks):
 
     prefix = "hook"
 
-    def __init__(self, plugin: Any, setting: Setting, deterministic: bool = True) -> None:
+    def __init__(self, plugin: Any, setting: Setting) -> None:
         self.declared = HookDeclaration.of(plugin)
-        super().__init__(plugin, replace(setting, teachers=self.declared.teachers), deterministic)
+        super().__init__(plugin, replace(setting, teachers=self.declared.teachers))
         self.stages = [stage for stage in HOOK_METHODS if implements(plugin, stage)]
         self.at_rollout = next((stage for stage in self.stages if stage != "on_forward"), None)
 
-    # ------------------------------------------------------------------------------------------ running it
+    def _rollout(self, batch: SmallBatch, **settings: Any) -> Rollout:
+        return batch.rollout(**settings)
 
     def _context(self, batch: SmallBatch, stage: str, **settings: Any) -> Rollout | Forward:
         return batch.forward(**settings) if stage == "on_forward" else batch.rollout(**settings)
@@ -69,10 +70,7 @@ class HookChecks(TensorChecks):
         return advantages_B_T
 
     def _rollout_only(self) -> None:
-        if self.at_rollout is None:
-            raise NotChecked("it acts at the loss forward alone")
-
-    # ------------------------------------------------------------------------------------------ its rules
+        only_if(self.at_rollout is not None, "it acts at the loss forward alone")
 
     def form(self) -> None:
         if not self.stages:
@@ -139,34 +137,26 @@ class HookChecks(TensorChecks):
                 if "on_forward" in self.stages:
                     self._raw("on_forward", batch.incoming(), batch.forward(ref="ref_logps" in needs))
 
-        self.over(self.ordinary, judge)
+        self._over(self.ordinary, judge)
 
     def dtype(self) -> None:
-        if self.at_rollout == "on_rewards":
-            raise NotChecked("it is a shaper: it takes no advantages")
-
         def judge(batch: SmallBatch) -> None:
             for dtype in (torch.float32, torch.float64):
                 for stage in self.stages:
                     given_B_T = batch.incoming(dtype=dtype)
                     result = self._raw(stage, given_B_T, self._context(batch, stage, dtype=dtype))
-                    if not isinstance(result, torch.Tensor):
-                        continue
-                    for one, other in ((given_B_T.dtype, result.dtype), (given_B_T.device, result.device)):
-                        if one != other:
-                            raise Broken(f"{stage} was given a tensor of {one} and returned one of {other}", batch)
+                    of_result = (result.dtype, result.device) if isinstance(result, torch.Tensor) else None
+                    if of_result not in (None, (given_B_T.dtype, given_B_T.device)):
+                        given = f"{given_B_T.dtype} on {given_B_T.device}"
+                        returned = f"{result.dtype} on {result.device}"
+                        raise Broken(f"{stage} was given a tensor of {given} and returned one of {returned}", batch)
 
+        only_if(self.at_rollout != "on_rewards", "it is a shaper: it takes no advantages")
         self._over(self.ordinary, judge)
-        self._in_half()
-
-    def long(self) -> None:
-        self._long(1e-2)
+        super().dtype()
 
     def finite(self) -> None:
-        named = {f"an ordinary batch ({n})": batch for n, batch in enumerate(self.ordinary)}
-        named |= odd_batches(self.setting)
-        for what, batch in named.items():
-            self._over([batch], self._results, what, breaks=("finite", None))
+        super().finite()
 
         def judge(batch: SmallBatch) -> None:
             try:
@@ -176,16 +166,17 @@ class HookChecks(TensorChecks):
                     raise
                 # Any other is a refusal in words, which is no NaN.
 
-        self._over([negative_batch(self.setting)], judge, "negative rewards", breaks=("finite", None))
+        self._over([negative_batch(self.setting)], judge, "negative rewards", "finite")
 
     def order(self) -> None:
-        for what, forward, backward in (("a group's completions", 1, -1), ("the groups", -1, 1)):
+        def within_groups(batch: SmallBatch) -> list[int]:
+            return sorted(range(len(batch.rows)), key=lambda place: (batch.rows[place].group, -place))
 
-            def order(batch: SmallBatch, forward: int = forward, backward: int = backward) -> list[int]:
-                groups = [row.group for row in batch.rows]
-                return sorted(range(len(groups)), key=lambda n: (forward * groups.index(groups[n]), backward * n))
+        def across_groups(batch: SmallBatch) -> list[int]:
+            return sorted(range(len(batch.rows)), key=lambda place: (-batch.rows[place].group, place))
 
-            self._permuted(order, f"{what} in order and the other way round")
+        self._permuted(within_groups, "a group's completions in order and the other way round")
+        self._permuted(across_groups, "the groups in order and the other way round")
 
     def split(self) -> None:
         self._rollout_only()
@@ -197,10 +188,8 @@ class HookChecks(TensorChecks):
 
     def micro_batches(self) -> None:
         self._comparable_only()
-        if "on_forward" not in self.stages:
-            raise NotChecked("it has no on_forward")
-        if not self.declared.independent:
-            raise NotChecked("it does not declare independent=True")
+        only_if("on_forward" in self.stages, "it has no on_forward")
+        only_if(self.declared.independent, "it does not declare independent=True")
 
         def judge(batch: SmallBatch) -> None:
             incoming_B_T = batch.incoming()
@@ -218,8 +207,7 @@ class HookChecks(TensorChecks):
 
     def state(self) -> None:
         has = [name for name in ("state_dict", "load_state_dict") if implements(self.plugin, name)]
-        if not has:
-            raise NotChecked("it has no state_dict: it remembers nothing")
+        only_if(has, "it has no state_dict: it remembers nothing")
         if len(has) == 1:
             raise Broken(f"it has {has[0]} and not the other of state_dict and load_state_dict")
         self._comparable_only()

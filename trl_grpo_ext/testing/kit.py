@@ -22,7 +22,7 @@ from ..plugins.kinds import FACTS, Kind, check_kind
 from ..plugins.loading import resolve
 from ..plugins.selection import Selection, parse_selection
 from .reports import ConformanceError, Report, Violation
-from .rules import GATES, Broken, Checks, Finding, NotChecked, Rule, fresh_copy, rules_of
+from .rules import GATES, Broken, Checks, Finding, NotChecked, Rule, rules_of
 
 TIMEOUT = 60.0
 """Seconds for each rule, unless the caller or the plugin sets another limit."""
@@ -68,45 +68,6 @@ def check(kind: Kind, plugin_or_selection: Any, **options: Any) -> Report:
     )
 
 
-def _findings(rules: Sequence[Rule], checks: Checks, timeout: float) -> dict[Rule, Finding]:
-    """What comes of each rule; those that rest on a broken one are not checked."""
-    found: dict[Rule, Finding] = {}
-    root_of: dict[str, str] = {}  # of each rule that is broken, or not checked for that: the broken one
-    for rule in rules:
-        root = next((root_of[short] for short in (*GATES, *rule.rests_on) if short in root_of), None)
-        if root is not None:
-            found[rule] = NotChecked(f"{root} is broken")
-        else:
-            with _time_limit(timeout, checks) as late:
-                found[rule] = checks.check(rule)
-            if late and not isinstance(found[rule], Broken):  # the plugin catches everything, the interrupt too
-                found[rule] = late[0]
-        if root is not None or isinstance(found[rule], Broken):
-            root_of[rule.short] = root or rule.name
-    return found
-
-
-@contextlib.contextmanager
-def _time_limit(seconds: float, checks: Checks) -> Iterator[list[Broken]]:
-    """Interrupt what takes longer, again and again, with a `Broken` that is also listed; in the main thread alone."""
-    late: list[Broken] = []
-    if threading.current_thread() is not threading.main_thread():
-        yield late
-        return
-
-    def interrupt(*_: Any) -> None:
-        late.append(Broken(f"it did not return within {seconds:g} s", checks.example))
-        raise late[-1]
-
-    before = signal.signal(signal.SIGALRM, interrupt)
-    signal.setitimer(signal.ITIMER_REAL, seconds, seconds)
-    try:
-        yield late
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-
-
 def assert_conforms(kind: Kind, plugin_or_selection: Any, **options: Any) -> None:
     """Check a plugin like `check`, and raise if it breaks a rule: for tests.
 
@@ -120,10 +81,46 @@ def assert_conforms(kind: Kind, plugin_or_selection: Any, **options: Any) -> Non
         raise ConformanceError(str(report))
 
 
+def _findings(rules: Sequence[Rule], checks: Checks, timeout: float) -> dict[Rule, Finding]:
+    """What comes of each rule; those that rest on a broken one are not checked."""
+    found: dict[Rule, Finding] = {}
+    root_of: dict[str, str] = {}  # of each rule that is broken, or not checked for that: the broken one
+    for rule in rules:
+        root = next((root_of[short] for short in (*GATES, *rule.rests_on) if short in root_of), None)
+        if root is None:
+            with _time_limit(timeout, checks):
+                found[rule] = checks.check(rule)
+        else:
+            found[rule] = NotChecked(f"{root} is broken")
+        if root is not None or isinstance(found[rule], Broken):
+            root_of[rule.short] = root or rule.name
+    return found
+
+
+@contextlib.contextmanager
+def _time_limit(seconds: float, checks: Checks) -> Iterator[None]:
+    """Raise `Broken` in what takes longer, again and again until it ends; in the main thread alone."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(*_: Any) -> None:
+        raise Broken(f"it did not return within {seconds:g} s", checks.example)
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, seconds, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
 def _checks(kind: Kind, plugin_or_selection: Any, given: Mapping[str, Any]) -> Checks:
     """The checks of a plugin. The modules of its kind are imported here, since most import torch."""
-    plugin, name, options, again = _subject(kind, plugin_or_selection, given)
-    texts, prompts = (as_texts(what, options.get(what)) for what in ("completions", "prompts"))
+    plugin, name, options = _subject(kind, plugin_or_selection, given)
+    texts = as_texts("completions", options.get("completions"))
+    prompts = as_texts("prompts", options.get("prompts"))
     columns = as_columns(options.get("columns"))
     checks: Checks
     if kind == "reward":
@@ -134,11 +131,11 @@ def _checks(kind: Kind, plugin_or_selection: Any, given: Mapping[str, Any]) -> C
         forms = (formats,) if isinstance(formats, str) else tuple(formats)
         if not forms or not set(forms) <= {*FORMATS}:
             raise ConfigurationError(f"{name}: formats must be some of {', '.join(FORMATS)}, got {formats!r}.")
-        checks = RewardChecks(plugin, ordinary_call(plugin, texts, prompts, columns, forms[0]), forms, options, again)
+        checks = RewardChecks(plugin, ordinary_call(plugin, texts, prompts, columns, forms[0]), forms, options)
     elif kind == "prompt_sampler":
         from .samplers import SamplerChecks
 
-        checks = SamplerChecks(plugin, columns, bool(options.get("deterministic", True)), again)
+        checks = SamplerChecks(plugin, columns)
     else:
         from .aggregations import AggregationChecks
         from .batches import Setting
@@ -146,39 +143,35 @@ def _checks(kind: Kind, plugin_or_selection: Any, given: Mapping[str, Any]) -> C
         from .hooks import HookChecks
         from .token_losses import TokenLossChecks
 
-        setting = Setting(texts, prompts, columns, options.get("tokenizer"))
         of_kind: dict[Kind, Callable[..., Checks]] = {
             "advantage_hook": HookChecks,
             "loss_aggregation": AggregationChecks,
             "group_filter": FilterChecks,
             "token_loss": TokenLossChecks,
         }
-        checks = of_kind[kind](plugin, setting, bool(options.get("deterministic", True)))
+        checks = of_kind[kind](plugin, Setting(texts, prompts, columns, options.get("tokenizer")))
     checks.name = name
     checks.timeout = options.get("timeout")
+    checks.deterministic = bool(options.get("deterministic", True))
     return checks
 
 
-def _subject(
-    kind: Kind, plugin_or_selection: Any, given: Mapping[str, Any]
-) -> tuple[Any, str, dict[str, Any], Callable[[], Any] | None]:
-    """A plugin, loaded unless it already is; its name; its options; what builds another one (None if nothing can).
+def _subject(kind: Kind, asked: Any, given: Mapping[str, Any]) -> tuple[Any, str, dict[str, Any]]:
+    """A plugin, loaded unless it already is; its name; its options.
 
     A selection without parameters gets those that the plugin declares for its checks.
     """
-    if isinstance(plugin_or_selection, str | Mapping | Selection):
-        asked = parse_selection(kind, plugin_or_selection)
-        options = {**_declared(kind, import_plugin(find(kind, asked)), asked.name), **given}
-        if not asked.parameters:
-            asked = replace(asked, parameters=dict(options.get("parameters", {})))
-        plugin = resolve(kind, asked).object
-        options = {**options, **_declared(kind, plugin, asked.name), **given}
-        return plugin, asked.name, options, lambda: resolve(kind, asked).object
-    plugin = resolve(kind, plugin_or_selection).object if isinstance(plugin_or_selection, type) else plugin_or_selection
+    if isinstance(asked, str | Mapping | Selection):
+        selection = parse_selection(kind, asked)
+        name = selection.name
+        options = {**_declared(kind, import_plugin(find(kind, selection)), name), **given}
+        if not selection.parameters:
+            selection = replace(selection, parameters=dict(options.get("parameters", {})))
+        plugin = resolve(kind, selection).object
+        return plugin, name, {**options, **_declared(kind, plugin, name), **given}
+    plugin = resolve(kind, asked).object if isinstance(asked, type) else asked
     name = reward_name(plugin)
-    options = {**_declared(kind, plugin, name), **given}
-    unused = fresh_copy(plugin)
-    return plugin, name, options, None if unused is None else lambda: fresh_copy(unused)
+    return plugin, name, {**_declared(kind, plugin, name), **given}
 
 
 def _declared(kind: Kind, exported: Any, name: str) -> dict[str, Any]:
@@ -189,32 +182,29 @@ def _declared(kind: Kind, exported: Any, name: str) -> dict[str, Any]:
     return {**{key: value for key, value in declared.shown().items() if key in switches}, **declared.conformance}
 
 
+def _check_keys(kind: Kind, options: Mapping[str, Any], place: str, more: Sequence[str] = ()) -> None:
+    known = [*OPTIONS, *(OF_REWARDS if kind == "reward" else more)]
+    for key in options:
+        if key not in known:
+            raise ConfigurationError(f"{place} has no option {key!r}; there are {', '.join(known)}.")
+
+
 def as_columns(columns: Any) -> dict[str, list[Any]]:
     """Columns as lists of values: a list is one already, anything else is one value for every row."""
-    if columns is None:
-        return {}
-    if not isinstance(columns, Mapping) or not all(isinstance(name, str) for name in columns):
+    if not isinstance(columns, Mapping | None):
         raise ConfigurationError(f"columns must map names to values, as in {{answer: [18, 7]}}, got {columns!r:.200}.")
-    lists = {name: list(value) if isinstance(value, list | tuple) else [value] for name, value in columns.items()}
-    empty = [name for name, values in lists.items() if not values]
-    if empty:
-        raise ConfigurationError(f"the column {empty[0]!r} has no values; give one, or leave it out.")
+    lists = {}
+    for name, value in (columns or {}).items():
+        lists[name] = list(value) if isinstance(value, list | tuple) else [value]
+        if not lists[name]:
+            raise ConfigurationError(f"the column {name!r} has no values; give one, or leave it out.")
     return lists
 
 
 def as_texts(what: str, texts: Any) -> tuple[Any, ...] | None:
     """Prompts or completions; a single string is one of them."""
-    if texts is None:
-        return None
-    if isinstance(texts, str):
-        return (texts,)
+    if texts is None or isinstance(texts, str):
+        return None if texts is None else (texts,)
     if not isinstance(texts, Sequence) or not texts:
         raise ConfigurationError(f"{what} must be a list with at least one entry, got {texts!r:.200}.")
     return tuple(texts)
-
-
-def _check_keys(kind: Kind, options: Mapping[str, Any], place: str, more: Sequence[str] = ()) -> None:
-    known = [*OPTIONS, *(OF_REWARDS if kind == "reward" else more)]
-    unknown = [key for key in options if key not in known]
-    if unknown:
-        raise ConfigurationError(f"{place} has no option {unknown[0]!r}; there are {', '.join(known)}.")

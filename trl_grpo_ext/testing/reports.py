@@ -23,31 +23,24 @@ class ConformanceError(AssertionError, TRLGRPOExtError):
 
 @dataclass(frozen=True)
 class Violation:
-    """A rule that a plugin breaks.
-
-    Attributes:
-        rule: The rule.
-        message: What was wrong, with the values.
-        example: An input on which it breaks the rule, as printable text.
-    """
+    """A rule that a plugin breaks."""
 
     rule: Rule
-    message: str
-    example: str
+    message: str  # what was wrong, with the values
+    example: str  # an input on which it breaks the rule, as printable text
+
+    def plain(self) -> dict[str, str]:
+        """Everything, as JSON values."""
+        of_rule = {"rule": self.rule.name, "summary": self.rule.summary, "why": self.rule.why}
+        return {**of_rule, "message": self.message, "example": self.example}
 
 
 @dataclass(frozen=True)
 class Report:
-    """The kit's report on one plugin.
+    """The kit's report on one plugin: the rules that it keeps, breaks, and that were not checked, with the reason.
 
-    Attributes:
-        subject: The plugin's name.
-        kind: Its kind.
-        passed: The rules that it keeps.
-        violations: The rules that it breaks, in the order of the rules.
-        skipped: The rules that were not checked, with the reason.
-        no_effect: Why the checks do not show that the plugin does anything (all texts got one score, say); else empty.
-        printed: The first lines that the plugin printed (untrusted text).
+    `no_effect` says why the checks do not show that the plugin does anything (all texts got one score, say), else it is
+    empty; `printed` has the lines that the plugin printed (untrusted text).
     """
 
     subject: str
@@ -70,16 +63,7 @@ class Report:
             "kind": self.kind,
             "ok": self.ok,
             "passed": [rule.name for rule in self.passed],
-            "violations": [
-                {
-                    "rule": broken.rule.name,
-                    "summary": broken.rule.summary,
-                    "message": broken.message,
-                    "example": broken.example,
-                    "why": broken.rule.why,
-                }
-                for broken in self.violations
-            ],
+            "violations": [broken.plain() for broken in self.violations],
             "skipped": [{"rule": rule.name, "reason": reason} for rule, reason in self.skipped],
             "no_effect": self.no_effect or None,
             "printed": list(self.printed),

@@ -13,10 +13,11 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ..errors import PluginOutputError
 from ..guard.calls import PASSED_BY_TRL, call, check_scores, reward_name
@@ -24,7 +25,17 @@ from ..guard.messages import completion_text, content_text
 from ..guard.outcomes import shown
 from ..types import Parts, RewardDeclaration
 from .reward_calls import EMPTY, HOSTILE, Form, RewardCall
-from .rules import Broken, Checks, Finding, NotChecked, Rule, describe_exception, pickle_round_trip, plugin_code
+from .rules import (
+    Broken,
+    Checks,
+    Finding,
+    NotChecked,
+    Rule,
+    describe_exception,
+    only_if,
+    pickle_round_trip,
+    plugin_code,
+)
 
 RELATIVE = 1e-4
 ABSOLUTE = 1e-5
@@ -38,70 +49,77 @@ _QUICK = 0.05
 """Seconds; what takes longer is not called by two threads over and over."""
 
 Scores = list[float | None]
+T = TypeVar("T")
 
 
 class RewardChecks(Checks):
     """The checks of one reward. Each public method checks the rule of its name."""
 
-    def __init__(
-        self, reward: Any, ordinary: RewardCall, forms: Sequence[Form], options: Mapping[str, Any], again: Any = None
-    ) -> None:
+    def __init__(self, reward: Any, ordinary: RewardCall, forms: Sequence[Form], options: Mapping[str, Any]) -> None:
         self.reward = reward
         self.ordinary = ordinary
-        self._forms = tuple(forms)
-        self._again = again
-        self.deterministic = options.get("deterministic", True)
         self.per_completion = options.get("per_completion", True)
         self.required = options.get("required", ())
         self.unreadable = options.get("unreadable", ())
-        self.name = reward_name(reward)
-        self.seconds: list[float] = []
+        self.seconds = 0.0  # the least that a completion took
         self.slow = False
-        self._first: Any = None
+        self._forms = tuple(forms)
+        self._given_columns = frozenset(options.get("columns") or ())
+        self._tried = False
+        self._first: Any = None  # what the first call returned
         self._changed_first: list[str] = []
-        self._refused = ""
+        self._refused = ""  # what it says to the first form
         self._of_texts_alone = ""  # what it says to messages
         self._untried = ""  # why nothing can be tried: it reads columns that nobody gave
-        self._given_columns = frozenset(options.get("columns") or ())
         self._given: set[float | None] = set()
-
-    # ------------------------------------------------------------------------------------------ calling it
 
     def check(self, rule: Rule) -> Finding:
         """Check one rule, after a first call, whose scores are kept for comparison."""
         if rule.short == "call":
-            self._ask_for_columns(self._required())
-        elif not self.seconds and not self._refused and not self._untried:
-            self._call_first()
-        if self._untried:
-            return NotChecked(self._untried)
-        return super().check(rule)
+            self._ask_for_columns(self._missing())
+        elif not self._tried and not self._untried:
+            self._tried = True
+            try:
+                self._call_first()
+            except Broken as took_too_long:
+                return took_too_long.with_traceback(None)
+        return NotChecked(self._untried) if self._untried else super().check(rule)
 
     def _call_first(self) -> None:
         """Call it with strings or, if it takes both forms by its declaration but refuses these, with messages."""
-        made_up: list[str] = []
+        read: list[str] = []
         for form in dict.fromkeys((self._forms[0], "messages")) if "messages" in self._forms else self._forms:
             ordinary = replace(self.ordinary, form=form)
             before = process_state()
+            began = time.perf_counter()
             self.example = str(ordinary)
             try:
-                self._first = self._timed(ordinary)
-            except KeyboardInterrupt:
+                self._first = self._raw(ordinary)
+            except (Broken, KeyboardInterrupt):
                 raise
             except BaseException as error:  # the reward's own, whatever it is; the rule `run` reports it
                 self._refused = self._refused or describe_exception(error)
-                made_up = made_up or self._made_up(error)
+                read = read or self._columns_read(error)
                 continue
+            self.seconds = (time.perf_counter() - began) / len(ordinary.items)
+            self.slow = self.seconds > _SLOW
             self._changed_first = _differences(before, process_state())
             self._forms = (form,) if self._refused else self._forms
-            self.ordinary = ordinary
+            self.ordinary = ordinary.with_items(ordinary.items[:_FEW]) if self.slow else ordinary
             if form == "text" and "messages" in self._forms:
                 self._try_messages()
-            self.slow = self.seconds[0] > _SLOW
-            if self.slow:
-                self.ordinary = ordinary.with_items(ordinary.items[:_FEW])
             return
-        self._ask_for_columns(made_up)
+        self._ask_for_columns(read)
+
+    def _try_messages(self) -> None:
+        """A reward that raises for messages is one for texts: it stops a run of conversations, and harms no other."""
+        try:
+            self._raw(replace(self.ordinary, form="messages"))
+        except (Broken, KeyboardInterrupt):
+            raise
+        except BaseException as error:  # the reward's own, whatever it is
+            self._of_texts_alone = describe_exception(error)
+            self._forms = ("text",)
 
     def _ask_for_columns(self, names: Sequence[str]) -> None:
         """Without these columns nothing can be tried."""
@@ -111,62 +129,36 @@ class RewardChecks(Checks):
             why = f" ({self._refused})" if self._refused else ""
             self._untried = f"it reads {listed}, of which no values were given{why}: --columns '{example}'"
 
-    def _required(self) -> list[str]:
+    def _missing(self) -> list[str]:
         """The parameters that no column of the call fills, if that is all that is wrong with the signature."""
         try:
             signature = inspect.signature(self.reward)
             arguments = self.ordinary.arguments()
-        except (TypeError, ValueError):
-            return []
-        missing = [
-            name
-            for name, one in signature.parameters.items()
-            if one.default is one.empty
-            and one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)
-            and name not in arguments
-        ]
-        try:
+            kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+            needed = [
+                one.name for one in signature.parameters.values() if one.kind in kinds and one.default is one.empty
+            ]
+            missing = [name for name in needed if name not in arguments]
             signature.bind(**arguments, **dict.fromkeys(missing))
-        except TypeError:  # it does not take what TRL passes, whatever the columns
+        except (TypeError, ValueError):  # it does not take what TRL passes, whatever the columns
             return []
         return missing
 
-    def _try_messages(self) -> None:
-        """A reward that raises for messages is one for texts: it stops a run of conversations, and harms no other."""
-        try:
-            self._raw(replace(self.ordinary, form="messages"))
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:  # the reward's own, whatever it is
-            self._of_texts_alone = describe_exception(error)
-            self._forms = ("text",)
-
-    def _made_up(self, error: BaseException) -> list[str]:
+    def _columns_read(self, error: BaseException) -> list[str]:
         """The columns that it reads and nobody gave; they may be why it failed, and then nothing can be said."""
+        source = ""
+        with suppress(OSError, TypeError):
+            source = inspect.getsource(self.reward if inspect.isroutine(self.reward) else type(self.reward))
         try:
             parameters = inspect.signature(self.reward).parameters.values()
-            inspect.signature(self.reward).bind(**self.ordinary.arguments())
         except (TypeError, ValueError):
-            return self._required()
+            return []
         named = [one.name for one in parameters if one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL)]
-        rest = [one.name for one in parameters if one.kind is one.VAR_KEYWORD]
-        function = self.reward if inspect.isroutine(self.reward) else type(self.reward)
-        try:
-            source = inspect.getsource(function)
-        except (OSError, TypeError):
-            source = ""
-        for name in rest:
-            named += re.findall(rf"\b{name}(?:\.get\(|\.pop\(|\[)\s*['\"](\w+)['\"]", source)
-        if isinstance(error, KeyError) and rest and error.args and isinstance(error.args[0], str):
-            named.append(error.args[0])
+        for rest in (one.name for one in parameters if one.kind is one.VAR_KEYWORD):
+            named += re.findall(rf"\b{rest}(?:\.get\(|\.pop\(|\[)\s*['\"](\w+)['\"]", source)
+            named += [str(error.args[0])] if isinstance(error, KeyError) and error.args else []
         passed = {*PASSED_BY_TRL, "trainer_state", "log_extra", "log_metric", "self", *self._given_columns}
         return [name for name in dict.fromkeys(named) if name not in passed]
-
-    def _timed(self, batch: RewardCall) -> Any:
-        began = time.perf_counter()
-        returned = self._raw(batch)
-        self.seconds.append((time.perf_counter() - began) / max(len(batch.items), 1))
-        return returned
 
     def _raw(self, batch: RewardCall, reward: Any = None) -> Any:
         """What the reward returns; a generator is read once."""
@@ -178,35 +170,14 @@ class RewardChecks(Checks):
         return self._read(self._raw(batch, reward), batch)
 
     def _read(self, returned: Any, batch: RewardCall) -> Scores:
-        values = check_scores(returned, len(batch.items), self.name)
+        values = check_scores(returned, len(batch.items), reward_name(self.reward))
         scores = [None if value is None or math.isnan(value) else float(value) for value in values]
         self._given.update(scores)
         return scores
 
-    def _checked(self, returned: Any, batch: RewardCall, part: str) -> Scores:
-        """The result as a run reads it; breaking this part of the contract is `Broken`."""
-        try:
-            return check_scores(returned, len(batch.items), self.name)
-        except PluginOutputError as error:
-            if error.breaks != part:
-                return []
-            raise Broken(str(error), batch) from error
-
-    def _over(self, batches: Iterable[RewardCall], judge: Callable[[RewardCall], Any], where: str = "") -> None:
-        """Judge calls; the reward's exceptions are `Broken` too."""
-
-        def guarded(batch: RewardCall) -> None:
-            try:
-                judge(batch)
-            except (Broken, NotChecked, KeyboardInterrupt):
-                raise
-            except BaseException as error:  # the reward's own, whatever it is; SystemExit too
-                message = f"{describe_exception(error)}{f' ({where})' if where else ''}"
-                if isinstance(error, KeyError) and batch.items and error.args and error.args[0] not in batch.columns:
-                    message += f". The batch has the columns {', '.join(batch.columns)}; give others in `columns`"
-                raise Broken(message, batch) from error
-
-        self.over(batches, guarded)
+    def _reported_by(self, error: BaseException, tried: Any, breaks: str) -> str | None:
+        """A result that breaks another part of the contract is that part's rule's to report."""
+        return "" if breaks and isinstance(error, PluginOutputError) and error.breaks != breaks else None
 
     def _agree(self, ours: Scores, theirs: Scores, what: str, batch: RewardCall) -> None:
         """Compare scores that should be equal; `what` names the two."""
@@ -214,19 +185,13 @@ class RewardChecks(Checks):
             if not _same(one, other):
                 raise Broken(f"{what}: {_said(one)} and {_said(other)} at row {row}", batch)
 
-    def _deterministic_only(self) -> None:
-        if not self.deterministic:
-            raise NotChecked("it declares deterministic=False")
-
     def no_effect(self) -> str:
         if self._untried:
             return "none of its rules could be tried"
-        if len(self._given) != 1 or not self.seconds:
+        if len(self._given) != 1:
             return ""
         (score,) = self._given
         return f"it gave every text of the kit {_said(score)}; give it completions and columns whose scores differ"
-
-    # ------------------------------------------------------------------------------------------ what it returns
 
     def call(self) -> None:
         if not callable(self.reward):
@@ -236,45 +201,40 @@ class RewardChecks(Checks):
             signature = inspect.signature(self.reward)
         except (TypeError, ValueError):  # some compiled function, of which nobody knows
             return
-        arguments = self.ordinary.arguments()
         try:
-            signature.bind(**arguments)
+            signature.bind(**self.ordinary.arguments())
         except TypeError as error:
             parameters = signature.parameters.values()
             names = {one.name for one in parameters if one.kind is not inspect.Parameter.VAR_KEYWORD}
+            advice = "TRL passes every column and more by keyword: end the signature with **columns"
             if len(names) == len(parameters) and names.isdisjoint(PASSED_BY_TRL):
                 advice = "it takes nothing that TRL passes; if it makes a reward, call it, and pass what it returns"
-            elif "missing" in str(error):
-                advice = f"the batch has the columns {', '.join(self.ordinary.columns)}; give others in `columns`"
-            else:
-                advice = "TRL passes every column and more by keyword: end the signature with **columns"
             raise Broken(f"its signature is {signature}: {error}; {advice}") from error
 
     def run(self) -> None:
         if self._first is None:
-            self._over([self.ordinary], self._timed)
+            self._over([self.ordinary], self._raw)
 
     def length(self) -> None:
-        calls = [self.ordinary.with_items(self.ordinary.items[:1]), self.ordinary]
-        self._over(calls, lambda batch: self._checked(self._timed(batch), batch, "length"))
+        self._over([self.ordinary.with_items(self.ordinary.items[:1]), self.ordinary], self._scores, breaks="length")
 
     def types(self) -> None:
         def judge(batch: RewardCall) -> None:
             returned = self._raw(batch)
-            values = self._checked(returned, batch, "types")
+            values = check_scores(returned, len(batch.items), reward_name(self.reward))
             for row, value in enumerate(returned if isinstance(returned, list | tuple) else values):
                 _check_value(value, row, batch)
 
-        self._over([self.ordinary], judge)
+        self._over([self.ordinary], judge, breaks="types")
 
     def none(self) -> None:
         batch = self.ordinary.with_items(self.ordinary.items[:3])
         declares = hasattr(self.reward, "declares")
         names = [name for name in batch.columns if name not in self.required]
         if not declares:  # somebody's function: as the columns that came with it are
-            names = [name for name in names if name in self._given_columns and self._has_none(name)]
-        if not names:
-            raise NotChecked("no column may be None" if declares else "no column with a None in it was given")
+            empty = [name for name in names if any(item.columns.get(name) is None for item in self.ordinary.items)]
+            names = [name for name in empty if name in self._given_columns]
+        only_if(names, "no column may be None" if declares else "no column with a None in it was given")
         self._deterministic_only()
         for name in names:
 
@@ -287,14 +247,25 @@ class RewardChecks(Checks):
 
             self._over([batch.with_items(batch.items[:1]), batch], judge, f"{name!r} is None in row 0")
 
-    def _has_none(self, name: str) -> bool:
-        return any(item.columns.get(name) is None for item in self.ordinary.items)
-
     def hostile_text(self) -> None:
         self._keeps_contract(HOSTILE, "hostile text")
         for what, completion in EMPTY:
             if ("text" if isinstance(completion, str) else "messages") in self._forms:
                 self._keeps_contract([completion], what)
+
+    def _keeps_contract(self, completions: Sequence[Any], where: str) -> None:
+        """No exception, and values that keep the contract, in all forms that it takes."""
+        items = self.ordinary.items
+
+        def judge(batch: RewardCall) -> None:
+            for row, value in enumerate(check_scores(self._raw(batch), len(batch.items), reward_name(self.reward))):
+                _check_value(value, row, batch)
+
+        rows = [replace(items[row % len(items)], completion=text) for row, text in enumerate(completions)]
+        texts = any(isinstance(text, str) for text in completions)
+        forms = self._forms if texts and not self.slow else self._forms[:1]
+        together = [rows] if self.slow else [*([row] for row in rows), rows]
+        self._over([RewardCall(tuple(some), form) for form in forms for some in together], judge, where)
 
     def formats(self) -> None:
         if self._refused and self._first is not None:
@@ -312,72 +283,41 @@ class RewardChecks(Checks):
                 self._agree(in_texts, in_messages, "as a string and as a message", messages)
 
         strings = [item for item in self.ordinary.items if isinstance(item.completion, str)]
-        if not strings:
-            raise NotChecked("the completions that were given are messages")
+        only_if(strings, "the completions that were given are messages")
         self._over([self.ordinary.with_items(strings)], judge)
 
     def determinism(self) -> None:
-        """To the bit: as in the first call, again, with texts that it has not seen, and of fresh builds."""
+        """To the bit: as in the first call, and again and again."""
         self._deterministic_only()
-        ordinary, items, first = self.ordinary, self.ordinary.items, self._first
-        mark = f"{time.time_ns():x}"
-        texts = [item for item in items if isinstance(item.completion, str)]
-        unseen = ordinary.with_items(
-            replace(item, completion=f"{item.completion} {mark}{row}") for row, item in enumerate(texts)
-        )
-        half = len(items) // 2
-        halves = (ordinary.with_items(items[:half]), ordinary.with_items(items[half:]))
+        rounds = _ROUNDS if self.seconds < _SLOW / _ROUNDS else 2
 
-        def once() -> Scores:
-            return self._scores(ordinary)
-
-        def in_order(*order: int) -> Scores:
-            if self._again is None:
-                raise NotChecked("reward.pickle is broken: it cannot be copied, so fresh builds are not compared")
-            fresh = self._again()
-            scores = {place: self._scores(halves[place], fresh) for place in order}
-            return scores[0] + scores[1]
-
-        if first is not None and len(items) == len(first):
-            self._identical(ordinary, "in its first call and later", lambda: self._read(first, ordinary), once)
-        quick = min(self.seconds, default=1.0) < _SLOW / _ROUNDS
-        self._identical(ordinary, "once and again", *[once] * (_ROUNDS if quick else 2))
-        if texts:
-            self._identical(unseen, "with texts new to it, once and again", *[lambda: self._scores(unseen)] * 2)
-        if half:
-            what = "of two fresh builds that got two batches in either order"
-            self._identical(ordinary, what, lambda: in_order(0, 1), lambda: in_order(1, 0))
-
-    def _identical(self, batch: RewardCall, what: str, *runs: Callable[[], Scores]) -> None:
-        """Runs that score the same batch do so to the bit."""
-
-        def judge(tried: RewardCall) -> None:
-            first, *others = (run() for run in runs)
-            for other in others:
-                for row, (one, two) in enumerate(zip(first, other, strict=True)):
+        def judge(batch: RewardCall) -> None:
+            runs = [self._scores(batch) for _ in range(rounds)]
+            if self._first is not None and len(self._first) == len(batch.items):
+                runs.insert(0, self._read(self._first, batch))
+            for other in runs[1:]:
+                for row, (one, two) in enumerate(zip(runs[0], other, strict=True)):
                     if one != two:
-                        raise Broken(f"{what}: {one!r} and {two!r} at row {row}", tried.with_items([tried.items[row]]))
+                        here = batch.with_items([batch.items[row]])
+                        raise Broken(f"once and again: {one!r} and {two!r} at row {row}", here)
 
-        self._over([batch], judge)
+        self._over([self.ordinary], judge)
 
     def neighbours(self) -> None:
         self._deterministic_only()
-        if not self.per_completion:
-            raise NotChecked("it declares per_completion=False")
-
-        def judge(batch: RewardCall) -> None:
-            alone = batch.with_items(batch.items[:1])
-            what = f"row 0 alone and beside {len(batch.items) - 1} others"
-            self._agree(self._scores(alone), self._scores(batch)[:1], what, batch)
-
+        only_if(self.per_completion, "it declares per_completion=False")
         items = self.ordinary.items
-        first_rows = range(0, len(items), len(items) if self.slow else 3)
-        self._over([self.ordinary.with_items(items[row:] + items[:row]) for row in first_rows], judge)
+
+        def alone(batch: RewardCall) -> None:
+            one = self._scores(batch.with_items(batch.items[:1]))
+            self._agree(one, self._scores(batch)[:1], f"row 0 alone and beside {len(items) - 1} others", batch)
 
         def backwards(batch: RewardCall) -> None:
             scores = self._scores(batch.with_items(items[::-1]))
             self._agree(self._scores(batch), scores[::-1], "in order and the other way round", batch)
 
+        first_rows = range(0, len(items), len(items) if self.slow else 3)
+        self._over([self.ordinary.with_items(items[row:] + items[:row]) for row in first_rows], alone)
         self._over([self.ordinary], backwards)
 
     def outcomes(self) -> None:
@@ -385,11 +325,11 @@ class RewardChecks(Checks):
         if column is None:
             raise NotChecked("it has no reference_column, so it compares with nothing")
         self._deterministic_only()
-        if column not in self.ordinary.columns:
-            raise NotChecked(f"there is no column {column!r}; give one in columns")
+        only_if(column in self.ordinary.columns, f"there is no column {column!r}; give one in columns")
         items = self.ordinary.items
         scored = [(s, item) for s, item in zip(self._scores(self.ordinary), items, strict=True) if s is not None]
-        wrong, right = (choose((s for s, _ in scored), default=0.0) for choose in (min, max))
+        wrong = min((score for score, _ in scored), default=0.0)
+        right = max((score for score, _ in scored), default=0.0)
         if _same(right, wrong):
             raise NotChecked("none of the completions scores better than the others; give a right one in completions")
         batch = self.ordinary.with_items([next(item for score, item in scored if score == right)])
@@ -410,7 +350,7 @@ class RewardChecks(Checks):
 
         def judge(batch: RewardCall) -> None:
             nonlocal with_parts
-            for row, score in enumerate(check_scores(self._raw(batch), len(batch.items), self.name)):
+            for row, score in enumerate(check_scores(self._raw(batch), len(batch.items), reward_name(self.reward))):
                 if isinstance(score, Parts):
                     with_parts += 1
                     names.update(part.name for part in score.parts)
@@ -418,35 +358,18 @@ class RewardChecks(Checks):
 
         items = self.ordinary.items
         self._over([self.ordinary], judge)
-        if not with_parts:
-            raise NotChecked("it returns no Parts")
+        only_if(with_parts, "it returns no Parts")
         if with_parts > 1 and names and max(names.values()) == 1:
             listed = ", ".join(map(shown, list(names)[:3]))
             raise Broken(f"each of its parts has a name of its own ({listed}, ...)", self.ordinary)
         hostile = [replace(items[row % len(items)], completion=text) for row, text in enumerate(HOSTILE)]
         self._over([self.ordinary.with_items(hostile)], judge, "hostile text")
 
-    def _keeps_contract(self, completions: Sequence[Any], where: str) -> None:
-        """No exception, and values that keep the contract, in all forms that it takes."""
-        items = self.ordinary.items
-
-        def judge(batch: RewardCall) -> None:
-            for row, value in enumerate(check_scores(self._raw(batch), len(batch.items), self.name)):
-                _check_value(value, row, batch)
-
-        rows = [replace(items[row % len(items)], completion=text) for row, text in enumerate(completions)]
-        texts = any(isinstance(text, str) for text in completions)
-        forms = self._forms if texts and not self.slow else self._forms[:1]
-        together = [rows] if self.slow else [*([row] for row in rows), rows]
-        self._over([RewardCall(tuple(some), form) for form in forms for some in together], judge, where)
-
-    # ------------------------------------------------------------------------------------------ what else it does
-
     def inputs(self) -> None:
         def judge(batch: RewardCall) -> None:
-            arguments, untouched = batch.arguments(), batch.arguments()
+            arguments = batch.arguments()
             call(self.reward, arguments)
-            for name, value in untouched.items():
+            for name, value in batch.arguments().items():
                 if isinstance(value, list) and arguments[name] != value:
                     raise Broken(f"it changed {name!r}", batch)
 
@@ -467,25 +390,23 @@ class RewardChecks(Checks):
 
     def threads(self) -> None:
         batch = self.ordinary
-        backwards = self.ordinary.with_items(self.ordinary.items[::-1])
+        backwards = batch.with_items(batch.items[::-1])
         expected = (self._scores(batch), self._scores(backwards))
-        rounds = _ROUNDS if min(self.seconds, default=0.0) * len(batch.items) < _QUICK else 1
-        both: dict[int, list[Scores]] = {}
-
-        def score(place: int, which: RewardCall) -> None:
-            with plugin_code(batch, before="called by two other threads at once "):
-                both[place] = [self._scores(which) for _ in range(rounds)]
-
+        rounds = _ROUNDS if self.seconds * len(batch.items) < _QUICK else 1
         interval = sys.getswitchinterval()
         sys.setswitchinterval(1e-5)  # threads take turns often, so that what they share is met half done
         try:
-            run_together(score, (batch, backwards))
+            with plugin_code(batch, before="called by two other threads at once "):
+                found = run_together(
+                    lambda: [self._scores(batch) for _ in range(rounds)],
+                    lambda: [self._scores(backwards) for _ in range(rounds)],
+                )
         finally:
             sys.setswitchinterval(interval)
         if not self.deterministic:
             return
-        for which, wanted, found in zip((batch, backwards), expected, (both[0], both[1]), strict=True):
-            for scores in found:
+        for which, wanted, theirs in zip((batch, backwards), expected, found, strict=True):
+            for scores in theirs:
                 self._agree(wanted, scores, "called by the main thread and by two others at once", which)
 
     def global_state(self) -> None:
@@ -501,23 +422,25 @@ class RewardChecks(Checks):
         self._over([self.ordinary], judge)
 
 
-def run_together(work: Callable[[int, Any], None], items: Sequence[Any]) -> None:
-    """Work on each item in a thread of its own, which nobody waits for if this one is interrupted."""
+def run_together(*works: Callable[[], T]) -> list[T]:
+    """Run each in a thread of its own, which nobody waits for if this one is interrupted."""
+    results: dict[int, T] = {}
     errors: list[BaseException] = []
 
-    def guarded(place: int, item: Any) -> None:
+    def run(place: int) -> None:
         try:
-            work(place, item)
+            results[place] = works[place]()
         except BaseException as error:  # raised below
             errors.append(error)
 
-    threads = [threading.Thread(target=guarded, args=pair, daemon=True) for pair in enumerate(items)]
+    threads = [threading.Thread(target=run, args=(place,), daemon=True) for place in range(len(works))]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     if errors:
         raise errors[0]
+    return [results[place] for place in range(len(works))]
 
 
 def _same(one: float | None, other: float | None) -> bool:
@@ -541,13 +464,28 @@ def _check_value(value: Any, row: int, batch: RewardCall) -> None:
         raise Broken(f"the value at row {row} is NaN; return None where the reward does not apply", batch)
 
 
+def _check_places(score: Parts, completion: Any, row: int, batch: RewardCall) -> None:
+    """Places of characters must be in the text that counts, or in that of the turn that they name."""
+    said = [completion]
+    if not isinstance(completion, str):
+        theirs = [message for message in completion if message.get("role", "assistant") == "assistant"]
+        said = [content_text(message.get("content")) for message in theirs]
+    for part in score.parts:
+        for _, end, turn, _ in part.places or ():
+            if turn is not None and turn >= len(said):
+                raise Broken(f"the part {shown(part.name)} at row {row} is in turn {turn} of {len(said)}", batch)
+            text = completion_text(completion) if turn is None else said[turn]
+            if end is not None and end > len(text):
+                where = f"the characters up to {end} of a text of {len(text)}"
+                raise Broken(f"the part {shown(part.name)} at row {row} has {where}", batch)
+
+
 def process_state() -> dict[str, Any]:
     """The global state of the process that others rely on, by name."""
     state: dict[str, Any] = {
         "the state of `random`": random.getstate(),
         "the working directory": Path.cwd(),
         "the limit on digits of int": sys.get_int_max_str_digits(),
-        "standard output": id(sys.stdout),
         "the handler of SIGALRM": signal.getsignal(signal.SIGALRM),
     }
     torch = sys.modules.get("torch")
@@ -567,25 +505,3 @@ def _differences(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
     # A library that was imported meanwhile has not changed its generator, and torch names its compiler's cache.
     imports = ("numpy", "torch", "the environment variable TORCHINDUCTOR_")
     return [name for name in names if not (name.startswith(imports) and name not in before)]
-
-
-def _check_places(score: Parts, completion: Any, row: int, batch: RewardCall) -> None:
-    """Places of characters must be in the text that counts, or in that of the turn that they name."""
-    said = (
-        [completion]
-        if isinstance(completion, str)
-        else [
-            content_text(message.get("content"))
-            for message in completion
-            if message.get("role", "assistant") == "assistant"
-        ]
-    )
-    for part in score.parts:
-        for place in part.places or ():
-            _, end, turn, _ = place
-            if turn is not None and turn >= len(said):
-                raise Broken(f"the part {shown(part.name)} at row {row} is in turn {turn} of {len(said)}", batch)
-            text = completion_text(completion) if turn is None else said[turn]
-            if end is not None and end > len(text):
-                where = f"the characters up to {end} of a text of {len(text)}"
-                raise Broken(f"the part {shown(part.name)} at row {row} has {where}", batch)

@@ -7,19 +7,18 @@ from __future__ import annotations
 
 import copy
 import json
-import linecache
 import pickle
 import re
 import traceback
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 from ..errors import ConfigurationError, PluginContractError, PluginOutputError, TRLGRPOExtError
-from ..guard.outcomes import exception_text, shown
+from ..guard.outcomes import exception_text
 from ..plugins.checking import check_contract
 from ..plugins.kinds import FACTS, Kind
 
@@ -30,19 +29,14 @@ T = TypeVar("T")
 class Rule:
     """One thing that a plugin of a kind must do.
 
-    Attributes:
-        name: `reward.length` and the like; stable.
-        kind: One of `KINDS`.
-        summary: What it requires, in one line.
-        why: What goes wrong in training if a plugin breaks it.
-        rests_on: Short names of earlier rules on which its comparisons depend: if one of those is broken, a difference
-            would say nothing, and this rule is not checked.
+    `rests_on` has the short names of earlier rules on which its comparisons depend: if one of those is broken, a
+    difference would say nothing, and this rule is not checked.
     """
 
-    name: str
+    name: str  # `reward.length` and the like; stable
     kind: Kind
-    summary: str
-    why: str
+    summary: str  # what it requires, in one line
+    why: str  # what goes wrong in training if a plugin breaks it
     rests_on: tuple[str, ...] = ()
 
     @property
@@ -74,9 +68,8 @@ length: returns one value per completion, for one completion and for many. Why: 
   rewards is not the number of completions.
 types: each value is a finite number that fits float32, or None. Why: TRL makes a float32 tensor of the values. NaN
   silently means None there, infinity spoils the advantages of the whole group, and a string stops the run.
-determinism: the same call gives the same scores, also of a fresh build and after other calls, unless it declares
-  `deterministic=False`. Why: A reward that remembers texts scores by the order of sampling, and undeclared randomness
-  is noise in every advantage that hides in the randomness of sampling.
+determinism: the same call gives the same scores, also after other calls, unless it declares `deterministic=False`. Why:
+  A reward that remembers texts scores by the order of sampling, and undeclared randomness is noise in every advantage.
 neighbours: a completion's score does not depend on the others in the batch or their columns, nor on its place among
   them, unless it declares `per_completion=False`. Why: Which completions meet in a call depends on batch size and
   ranks, and one that reads the first row's reference compares every prompt's completions with one answer.
@@ -147,7 +140,8 @@ shape: weights returns a floating point tensor (B, T), reduce a scalar tensor. W
   broadcast, or not, with the batch that happens to come.
 determinism: the same batch gives the same weights, unless it declares `deterministic=False`. Why: Each rank would
   draw its own, and runs cannot be repeated.
-finite: gives finite numbers, also where completions have no live token or the whole batch has none. Why: Truncated
+finite: gives finite numbers, and reduce a finite gradient, also where completions have no live token or the whole batch
+  has none. Why: Truncated
   completions are masked whole. Dividing by their length of zero gives NaN, which spoils every weight of the model.
 non_negative: no weight is negative. Why: A negative weight flips the token's advantage: the policy unlearns what was
   right.
@@ -168,8 +162,7 @@ ranks (rests on order): the loss is the same on one rank as on two and three, al
 totals (rests on ranks, order): counts by rollout.totals: completions that are in no total change nothing. Why:
   `skip_zero_variance: true` takes groups without signal out of the mask and out of the totals. Counting rows in any
   other way brings them back.
-gradient: reduce keeps the graph of the losses, and its gradient is finite. Why: A detached loss trains nothing, and one
-  NaN in the gradient ends the run.
+gradient: reduce keeps the graph of the losses. Why: A detached loss trains nothing, and nothing says so.
 step_totals: reduce works where totals.step is None, or it declares that it needs them. Why: In runs whose
   optimizer steps don't lie within one generation batch these counts don't exist.
 """
@@ -265,11 +258,8 @@ def rules_of(kind: Kind, names: Iterable[str] | None = None) -> tuple[Rule, ...]
     return tuple(rule for name, rule in of_kind.items() if name in wanted)
 
 
-# ---------------------------------------------------------------------------------------------- checking
-
-
-class Broken(Exception):  # noqa: N818
-    """A rule is broken: what was wrong, with the values, and the input, as text."""
+class Broken(BaseException):
+    """A rule is broken: what was wrong, with the values, and the input. No plugin's `except Exception` gets it."""
 
     def __init__(self, message: str, example: object = "") -> None:
         super().__init__(message)
@@ -281,6 +271,12 @@ class NotChecked(Exception):  # noqa: N818
     """A rule does not apply to this plugin; the message is the reason."""
 
 
+def only_if(applies: object, reason: str) -> None:
+    """Leave a rule out, for this reason, unless it applies."""
+    if not applies:
+        raise NotChecked(reason)
+
+
 Finding = Broken | NotChecked | None
 """What came of checking one rule; None if the plugin keeps it."""
 
@@ -290,8 +286,8 @@ class Checks:
 
     name = ""  # of the plugin, in reports
     timeout: float | None = None  # seconds per rule, if the plugin declares them
-
     example = ""  # the input that the plugin is being tried on, as text
+    deterministic = True
 
     def no_effect(self) -> str:
         """Why the checks do not show that the plugin does anything; empty if they do."""
@@ -314,11 +310,38 @@ class Checks:
         except PluginContractError as error:
             raise Broken(str(error)) from error
 
-    def over(self, items: Iterable[T], judge: Callable[[T], Any]) -> None:
-        """Judge inputs one after the other."""
-        for item in items:
-            self.example = str(item)
-            judge(item)
+    def _over(self, inputs: Sequence[T], judge: Callable[[T], Any], where: str = "", breaks: str = "") -> None:
+        """Judge inputs one after the other; what the plugin raises is `Broken`, if this rule reports it.
+
+        `where` says in which of the rule's trials that was; `breaks` is the part of the contract that the rule is for.
+        """
+        left_out: list[str] = []
+        for tried in inputs:
+            self.example = str(tried)
+            try:
+                judge(tried)
+            except (Broken, NotChecked, KeyboardInterrupt):
+                raise
+            except BaseException as error:  # the plugin's own, whatever it is; SystemExit too
+                if isinstance(error.__cause__, Broken):  # the time limit, as the flow passes it on
+                    raise error.__cause__ from None
+                other = self._reported_by(error, tried, breaks)
+                if other is None:
+                    after = f" ({where})" if where else ""
+                    raise Broken(f"{describe_exception(error)}{after}", tried) from error
+                left_out.append(other)
+        if left_out and all(left_out) and len(left_out) == len(inputs):  # nothing was checked
+            raise NotChecked(f"{left_out[0]} is broken")
+
+    def _reported_by(self, error: BaseException, tried: Any, breaks: str) -> str | None:
+        """None if the rule that is being checked reports this error; else the rule that does, empty if it kept its own.
+
+        Here every rule reports all.
+        """
+        return None
+
+    def _deterministic_only(self) -> None:
+        only_if(self.deterministic, "it declares deterministic=False")
 
 
 @contextmanager
@@ -337,7 +360,7 @@ def describe_exception(error: BaseException) -> str:
     text = exception_text(error)
     if not isinstance(error, TRLGRPOExtError):
         text = f"it raised {type(error).__name__}{f': {text}' if text else ''}"
-    return f"{text}{_source_line(error)}"
+    return text if isinstance(error, PluginOutputError) else f"{text}{_source_line(error)}"
 
 
 _OURS = Path(__file__).parents[1]
@@ -347,19 +370,15 @@ _INSTALLED = ("site-packages", "dist-packages", str(Path(traceback.__file__).par
 
 def _source_line(error: BaseException) -> str:
     """The deepest line of the plugin's own code."""
-    if isinstance(error, PluginOutputError):
-        return ""
     origin = error.__cause__ if isinstance(error, TRLGRPOExtError) and error.__cause__ is not None else error
-    frames = traceback.extract_tb(origin.__traceback__)
-    own = [frame for frame in frames if not frame.filename.startswith(_ROOMS)]
-    theirs = [frame for frame in own if not any(part in frame.filename for part in _INSTALLED)]
+    own = [one for one in traceback.extract_tb(origin.__traceback__) if not one.filename.startswith(_ROOMS)]
+    theirs = [one for one in own if not any(part in one.filename for part in _INSTALLED)]
     if not own:
         return ""
     frame = (theirs or own)[-1]
-    line = (frame.line or linecache.getline(frame.filename, frame.lineno or 0)).strip()
-    name = Path(frame.filename).name
-    text = f" ({name}, line {frame.lineno}{f': {line}' if line else ''})"
-    return text if text.isprintable() and len(text) < 200 else f" ({shown(name)}, line {frame.lineno})"
+    place = f"{Path(frame.filename).name}, line {frame.lineno}"
+    line = frame.line or ""
+    return f" ({place}: {line})" if 0 < len(line) < 160 and line.isprintable() else f" ({place})"
 
 
 def pickle_round_trip(plugin: Any) -> Any:
@@ -372,11 +391,9 @@ def pickle_round_trip(plugin: Any) -> Any:
 
 
 def fresh_copy(plugin: Any) -> Any | None:
-    """A copy with the plugin's state; None if it can be copied in no way."""
+    """A copy with the plugin's state; None if it cannot be copied."""
     with suppress(Exception):  # whatever a plugin's own methods raise
         return copy.deepcopy(plugin)
-    with suppress(Exception):
-        return pickle.loads(pickle.dumps(plugin))
     return None
 
 

@@ -1,4 +1,4 @@
-"""What the checks of hooks, aggregations and filters share: how they are tried on small generation batches, and judged.
+"""What the checks of hooks, aggregations, filters and token losses share; they are tried on small batches.
 
 The flow itself (`credit.flow`) checks what a run enforces: its errors name a part of the contract, and that part's rule
 reports them. Other rules skip batches on which the flow refuses the result.
@@ -7,7 +7,7 @@ reports them. Other rules skip batches on which the flow refuses the result.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +15,7 @@ import torch
 
 from ..errors import PluginOutputError
 from ..types import Rollout
-from .batches import Setting, SmallBatch, long_batches, odd_beside_ordinary, ordinary_batches
+from .batches import Setting, SmallBatch, long_batches, odd_batches, odd_beside_ordinary, ordinary_batches
 from .builders import Ranks, cut
 from .rules import Broken, Checks, NotChecked, describe_exception, fresh_copy, pickle_round_trip
 
@@ -26,9 +26,9 @@ RELATIVE = 1e-5
 ABSOLUTE = 1e-6
 """Tolerances for numbers that should be equal, since a plugin may compute in float32."""
 
-_ORDER = ("gathers", "inputs", "shape", "gradient", "finite", "non_negative", "mask", "groups", "rows", "silent")
+_ORDER = ("", "gathers", "inputs", "shape", "gradient", "finite", "non_negative", "mask", "groups", "rows", "silent")
 """The parts of the contract in the order in which the flow looks at them: a refusal for one says that those before it
-are kept."""
+are kept. The first stands for an exception of the plugin's own."""
 
 Results = list[tuple[str, torch.Tensor]]
 """What the flow makes of each method's answer, `(B, T)` and zero off the mask, with the method's name."""
@@ -43,10 +43,12 @@ class TensorChecks(Checks, ABC):
     garbage: tuple[float, ...] = (1e4, float("nan"))
     """Values to put off the mask."""
 
-    def __init__(self, plugin: Any, setting: Setting, deterministic: bool = True) -> None:
+    stray = 1e-2
+    """How far sums of thousands of tokens in float32 may be off, relatively."""
+
+    def __init__(self, plugin: Any, setting: Setting) -> None:
         self.plugin = plugin
         self.setting = setting
-        self.deterministic = deterministic
         self.ordinary = ordinary_batches(setting)
         self.odd = odd_beside_ordinary(setting)
         self.varied = [*self.ordinary, *self.odd]
@@ -58,7 +60,7 @@ class TensorChecks(Checks, ABC):
 
     def _rollout(self, batch: SmallBatch, **settings: Any) -> Rollout:
         """The context of a method that sees the whole generation batch."""
-        return batch.rollout(**settings)
+        return batch.rollout(aggregation=True, **settings)
 
     @abstractmethod
     def _result_on_rank(self, batch: SmallBatch, rollout: Rollout) -> torch.Tensor:
@@ -69,39 +71,13 @@ class TensorChecks(Checks, ABC):
         plugin = self.plugin if plugin is None else plugin
         return fresh_copy(plugin) if self._copyable else plugin
 
-    # ------------------------------------------------------------------------------------------ judging
-
-    def _over(
-        self,
-        batches: Sequence[SmallBatch],
-        judge: Callable[[SmallBatch], Any],
-        where: str = "",
-        breaks: Sequence[str | None] = (None,),
-    ) -> None:
-        """Judge batches, the plugin's exceptions too; those on odd batches are for the rules about these to report.
-
-        `breaks` has the parts of the contract that this rule reports, in the order of `_ORDER`; None stands for an
-        exception of another kind.
-        """
-        refused: list[str] = []
-
-        def guarded(batch: SmallBatch) -> None:
-            try:
-                judge(batch)
-            except (Broken, NotChecked, KeyboardInterrupt):
-                raise
-            except BaseException as error:  # the plugin's own, whatever it is; SystemExit too
-                part = error.breaks if isinstance(error, PluginOutputError) else None
-                reported_elsewhere = part is None and batches is self.varied and any(batch is o for o in self.odd)
-                if part in breaks and not reported_elsewhere:
-                    message = f"{describe_exception(error)}{f' ({where})' if where else ''}"
-                    raise Broken(message, batch) from error
-                if part is not None and (breaks[0] is None or _ORDER.index(part) < _ORDER.index(breaks[0])):
-                    refused.append(part)
-
-        self.over(batches, guarded)
-        if len(refused) == len(batches):  # nothing was checked, and another rule says why
-            raise NotChecked(f"{self.prefix}.{refused[0]} is broken")
+    def _reported_by(self, error: BaseException, tried: Any, breaks: str) -> str | None:
+        """A refusal by the flow is for the rule of its part, and the plugin's own exception for all but odd batches."""
+        part = (error.breaks or "") if isinstance(error, PluginOutputError) else ""
+        if part in (breaks, "") and (part or not any(tried is odd for odd in self.odd)):
+            return None
+        kept = not part or (breaks and _ORDER.index(part) > _ORDER.index(breaks))
+        return "" if kept else f"{self.prefix}.{part}"
 
     def _agree(self, ours: Results, theirs: Results, what: str, at: SmallBatch, exactly: bool = False) -> None:
         for (method, one_B_T), (_, other_B_T) in zip(ours, theirs, strict=True):
@@ -110,19 +86,24 @@ class TensorChecks(Checks, ABC):
 
     def _comparable_only(self) -> None:
         """Leave a rule out that compares two results, where they may differ for another reason."""
-        if not self.deterministic:
-            raise NotChecked("it declares deterministic=False")
+        self._deterministic_only()
         if not self._copyable:  # each trial changes it for the next
             raise NotChecked(f"{self.prefix}.pickle is broken: it cannot be copied, so its results are not compared")
-
-    # ------------------------------------------------------------------------------------------ rules of all kinds
 
     def run(self) -> None:
         self._over(self.ordinary, self._results)
 
     def shape(self) -> None:
         single = [replace(batch, rows=batch.rows[:2]) for batch in self.ordinary]
-        self._over([*self.ordinary, *single], self._results, breaks=("shape", None))
+        self._over([*self.ordinary, *single], self._results, breaks="shape")
+
+    def inputs(self) -> None:
+        self._over(self.varied, self._results, breaks="inputs")
+
+    def finite(self) -> None:
+        self._over(self.ordinary, self._results, breaks="finite")
+        for what, batch in odd_batches(self.setting).items():
+            self._over([batch], self._results, what, "finite")
 
     def padding(self) -> None:
         self._comparable_only()
@@ -175,39 +156,32 @@ class TensorChecks(Checks, ABC):
             yield count, torch.cat(ranks.run(lambda rollout: self._result_on_rank(batch, rollout)))
 
     def gathers(self) -> None:
-        self._over(self.varied, lambda batch: list(self._on_ranks(batch)), breaks=("gathers", None))
+        self._over(self.varied, lambda batch: list(self._on_ranks(batch)), breaks="gathers")
 
-    def _long(self, stray: float) -> None:
-        """Long completions: sums of thousands of tokens in float32 may be off by so much, relatively."""
+    def long(self) -> None:
+        def judge(batch: SmallBatch) -> None:
+            exact = self._results(batch)
+            rounded = self._results(batch, dtype=torch.float32)
+            if not self.deterministic or not self._copyable:
+                return
+            for (method, exact_B_T), (_, rounded_B_T) in zip(exact, rounded, strict=True):
+                error_B_T = (exact_B_T - rounded_B_T.double()).abs()
+                size = float(exact_B_T.abs().max())
+                if bool((error_B_T > self.stray * size + ABSOLUTE).any()):
+                    place = (error_B_T == error_B_T.max()).nonzero()[0].tolist()
+                    raise Broken(f"{method}, in float64 and in float32: {_both(exact_B_T, rounded_B_T, place)}", batch)
+                if size and not bool(rounded_B_T.any()):
+                    raise Broken(f"{method}: in float32 nothing is left of {number(size)}", batch)
+
         for what, long in long_batches(self.setting).items():
+            self._over([long], judge, what, "finite")
 
-            def judge(batch: SmallBatch) -> None:
-                exact = self._results(batch)
-                rounded = self._results(batch, dtype=torch.float32)
-                if not self.deterministic or not self._copyable:
-                    return
-                for (method, exact_B_T), (_, rounded_B_T) in zip(exact, rounded, strict=True):
-                    error_B_T = (exact_B_T - rounded_B_T.double()).abs()
-                    size = float(exact_B_T.abs().max())
-                    if bool((error_B_T > stray * size + ABSOLUTE).any()):
-                        row, token = (int(i) for i in (error_B_T == error_B_T.max()).nonzero()[0])
-                        values = " and ".join(number(table[row, token]) for table in (exact_B_T, rounded_B_T))
-                        where = f"at row {row}, token {token}"
-                        raise Broken(f"{method}, in float64 and in float32: {values} {where}", batch)
-                    if size and not bool(rounded_B_T.any()):
-                        raise Broken(f"{method}: in float32 nothing is left of {number(size)}", batch)
-
-            self._over([long], judge, what, breaks=("finite", None))
-
-    def _in_half(self) -> None:
+    def dtype(self) -> None:
         def judge(batch: SmallBatch) -> None:
             for dtype in (torch.bfloat16, torch.float16):
                 self._results(batch, dtype=torch.float32, logps_dtype=dtype)
 
-        self._over(self.ordinary, judge, "with log-probabilities in bfloat16 and float16", breaks=("shape", None))
-
-    def inputs(self) -> None:
-        self._over(self.varied, self._results, breaks=("inputs", None))
+        self._over(self.ordinary, judge, "with log-probabilities in bfloat16 and float16", "shape")
 
     def determinism(self) -> None:
         self._comparable_only()
@@ -219,29 +193,31 @@ class TensorChecks(Checks, ABC):
 
     def pickle(self) -> None:
         again = pickle_round_trip(self.plugin)
-        if not self.deterministic:
-            return
 
         def judge(batch: SmallBatch) -> None:
             theirs = self._results(batch, plugin=again)
             self._agree(self._results(batch), theirs, "before and after pickling", batch)
 
-        self._over(self.ordinary, judge)
-
-
-# ---------------------------------------------------------------------------------------------- comparing
+        if self.deterministic:
+            self._over(self.ordinary, judge)
 
 
 def compare(
     ours: torch.Tensor, theirs: torch.Tensor, what: str, example: object, live: torch.Tensor, *, exactly: bool = False
 ) -> None:
     """Compare two tensors `(B, T)` where `live` is not zero; `what` names the two, as in "with padding and without"."""
-    relative, absolute = (0.0, 0.0) if exactly else (RELATIVE, ABSOLUTE)
+    relative = 0.0 if exactly else RELATIVE
+    absolute = 0.0 if exactly else ABSOLUTE
     close = torch.isclose(ours, theirs, rtol=relative, atol=absolute, equal_nan=True) | (live == 0)
     if not bool(close.all()):
-        row, token = (int(i) for i in (~close).nonzero()[0])
-        one, other = (number(tensor[row, token], 17 if exactly else 6) for tensor in (ours, theirs))
-        raise Broken(f"{what}: {one} and {other} at row {row}, token {token}", example)
+        place = (~close).nonzero()[0].tolist()
+        raise Broken(f"{what}: {_both(ours, theirs, place, 17 if exactly else 6)}", example)
+
+
+def _both(ours: torch.Tensor, theirs: torch.Tensor, place: list[int], digits: int = 6) -> str:
+    row, token = place
+    values = [number(table[row, token], digits) for table in (ours, theirs)]
+    return f"{' and '.join(values)} at row {row}, token {token}"
 
 
 def compare_numbers(ours: float, theirs: float, what: str, example: object) -> None:

@@ -9,8 +9,8 @@ import torch
 
 from ..credit.token_losses import carried_values, check_declarations, measured, rows_of, value_and_slope
 from ..types import NEEDS, LossTerms, Rollout, TokenLossDeclaration, implements
-from .batches import Setting, SmallBatch, odd_batches
-from .rules import Broken, NotChecked, plugin_code
+from .batches import Setting, SmallBatch
+from .rules import Broken, NotChecked, only_if, plugin_code
 from .tensor_checks import Results, TensorChecks
 
 
@@ -19,21 +19,18 @@ class TokenLossChecks(TensorChecks):
 
     prefix = "token-loss"
 
-    def __init__(self, plugin: Any, setting: Setting, deterministic: bool = True) -> None:
-        super().__init__(plugin, setting, deterministic)
+    def __init__(self, plugin: Any, setting: Setting) -> None:
+        super().__init__(plugin, setting)
         self.declared = TokenLossDeclaration.of(plugin)
-
-    def _rollout(self, batch: SmallBatch, **settings: Any) -> Rollout:
-        return batch.rollout(aggregation=True, **settings)
 
     def _terms(self, batch: SmallBatch, plugin: Any, needs: Any = NEEDS, **how: Any) -> LossTerms:
         """All rows of a batch as one micro-batch, with what the loss carries there."""
         rollout = self._rollout(batch, needs=needs, **how)
-        return self._of_rollout(batch, plugin, rollout, "ref_logps" in needs, **how)
+        return self._of_rollout(batch, plugin, rollout, ref="ref_logps" in needs, **how)
 
     @staticmethod
-    def _of_rollout(batch: SmallBatch, plugin: Any, rollout: Rollout, reference: bool = True, **how: Any) -> LossTerms:
-        forward = batch.forward(ref=reference, **how)
+    def _of_rollout(batch: SmallBatch, plugin: Any, rollout: Rollout, **how: Any) -> LossTerms:
+        forward = batch.forward(**how)
         rows = rollout.local_rows
         assert rollout.advantages_B_T is not None  # the rollout is one of an aggregation
         return LossTerms(
@@ -61,8 +58,6 @@ class TokenLossChecks(TensorChecks):
         plugin = self._copy()
         return value_and_slope(plugin, self._of_rollout(batch, plugin, rollout))[0]
 
-    # ------------------------------------------------------------------------------------------ its rules
-
     def form(self) -> None:
         if not implements(self.plugin, "loss"):
             raise Broken("it has no method loss")
@@ -77,10 +72,10 @@ class TokenLossChecks(TensorChecks):
                 plugin = self._copy()
                 value_and_slope(plugin, self._terms(batch, plugin, needs))
 
-        self.over(self.ordinary, judge)
+        self._over(self.ordinary, judge)
 
     def gradient(self) -> None:
-        self._over(self.ordinary, self._results, breaks=("gradient", None))
+        self._over(self.ordinary, self._results, breaks="gradient")
 
     def finite(self) -> None:
         def unmoved(batch: SmallBatch) -> None:
@@ -88,25 +83,15 @@ class TokenLossChecks(TensorChecks):
             terms = self._terms(batch, plugin)
             value_and_slope(plugin, replace(terms, logps_B_T=terms.old_logps_B_T))
 
-        self._over(self.ordinary, self._results, breaks=("finite", None))
-        self._over(self.ordinary, unmoved, "where the policy is the one that sampled", breaks=("finite", None))
-        for what, batch in odd_batches(self.setting).items():
-            self._over([batch], self._results, what, breaks=("finite", None))
-
-    def long(self) -> None:
-        self._long(1e-2)
-
-    def dtype(self) -> None:
-        self._in_half()
+        super().finite()
+        self._over(self.ordinary, unmoved, "where the policy is the one that sampled", "finite")
 
     def independent(self) -> None:
-        if not self.declared.independent:
-            raise NotChecked("it does not declare independent=True")
+        only_if(self.declared.independent, "it does not declare independent=True")
         self._declaration("rows")
 
     def needs_advantage(self) -> None:
-        if not self.declared.needs_advantage:
-            raise NotChecked("it does not declare needs_advantage=True")
+        only_if(self.declared.needs_advantage, "it does not declare needs_advantage=True")
         self._declaration("silent")
 
     def _declaration(self, part: str) -> None:
@@ -118,7 +103,7 @@ class TokenLossChecks(TensorChecks):
             for order in ([*range(len(batch.rows))], [*range(len(batch.rows))][::-1]):
                 check_declarations(plugin, rows_of(terms, order), rows_apart=part == "rows", vanishes=part == "silent")
 
-        self._over(self.varied, judge, breaks=(part,))
+        self._over(self.varied, judge, breaks=part)
 
     def split(self) -> None:
         self._carrying_only()
@@ -131,8 +116,7 @@ class TokenLossChecks(TensorChecks):
         super().gathers()
 
     def _carrying_only(self) -> None:
-        if not implements(self.plugin, "on_rollout"):
-            raise NotChecked("it has no on_rollout")
+        only_if(implements(self.plugin, "on_rollout"), "it has no on_rollout")
 
     def no_effect(self) -> str:
         """Whether its gradient, where it acts, is 0 in all batches."""

@@ -4,6 +4,7 @@
 
 import inspect
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +17,6 @@ from ..guard.calls import has_plugins, running_methods
 from ..guard.parameters import checked_choice, checked_number, checked_text, checked_whole
 from ..guard.untrusted import parse_yaml
 from ..plugins.loading import Kind, find, parse_selection
-from .resampling import read_resample
 
 _HOW = "Each is a name, `distribution:name`, `pkg.module:attribute`, or a mapping `{name: ..., parameter: value}`."
 
@@ -56,7 +56,8 @@ class GRPOExtConfig(GRPOConfig):
         compact_updates: `off`, or `exact`: the update computes no padding and leaves out rows without signal, with the
             same gradient (see `trl_grpo_ext.trainer.compact.updates`).
         share_prompts: With `compact_updates: exact`, compute each prompt once for all its completions where that is
-            exact (see `trl_grpo_ext.trainer.compact.packed`).
+            exact: in updates (see `trl_grpo_ext.trainer.compact.packed`), and in sampling where one process samples
+            with transformers (see `trl_grpo_ext.trainer.compact.sampling`).
         token_records: Completions of each generation batch to record token by token, in whole groups. Writes one
             parquet file per logging step to `output_dir/token_records`. 0 records nothing.
         plugin_changes: What to do when a run resumes from a checkpoint with different plugins: `stop` with an error
@@ -94,10 +95,15 @@ class GRPOExtConfig(GRPOConfig):
         """Check the selections against the installed plugins' metadata, after TRL's own checks."""
         self.rewards = _selected("rewards", "reward", self.rewards)
         self.advantage_hooks = _selected("advantage_hooks", "advantage_hook", self.advantage_hooks)
-        self.loss_aggregation = _selected_one("loss_aggregation", "loss_aggregation", self.loss_aggregation)
-        self.prompt_sampler = _selected_one("prompt_sampler", "prompt_sampler", self.prompt_sampler)
+        kinds: dict[str, Kind] = {"loss_aggregation": "loss_aggregation", "prompt_sampler": "prompt_sampler"}
+        for name, kind in kinds.items():
+            value = getattr(self, name)
+            setattr(self, name, None if _is_unset(value) else _plain(kind, value))
         self.token_losses = _selected("token_losses", "token_loss", self.token_losses)
-        self.resample = _resample(self.resample)
+        if (resample := read_resample(self.resample)) is not None:
+            self.resample = {**vars(resample), "filter": _plain("group_filter", resample.filter)}
+        else:
+            self.resample = None
         self.compact_updates = {"False": "off"}.get(str(self.compact_updates), self.compact_updates)  # YAML's `off`
         checked_choice("plugin_changes", self.plugin_changes, ("stop", "warn"))
         checked_choice("compact_updates", self.compact_updates, ("off", "exact"))
@@ -161,18 +167,33 @@ def our_settings(args: Any) -> SimpleNamespace:
     return SimpleNamespace(**{one.name: getattr(args, one.name, one.default) for one in ours})
 
 
-def _resample(value: Any) -> dict[str, Any] | None:
-    """The setting as a plain mapping, with the filter looked up; a selection alone names the filter."""
-    if isinstance(value, str) and value.lower() in ("none", "null"):  # TRL's command line for "not set"
+@dataclass(frozen=True)
+class ResampleSettings:
+    """The mapping `resample`, read."""
+
+    filter: Any  # A selection of a group filter, or one
+    max_rounds: int = 4  # most generations for one batch
+
+
+def read_resample(value: Any) -> ResampleSettings | None:
+    """Read the setting: None, a filter's name, or a mapping of `filter` and `max_rounds`, maybe in YAML."""
+    if _is_unset(value):
         return None
-    if isinstance(value, str) and value.lstrip().startswith("{"):
-        value = parse_yaml(value, "resample")
-    settings = read_resample(value)
-    if settings is None:
-        return None
-    selection = parse_selection("group_filter", settings.filter)
-    find("group_filter", selection)
-    return {**vars(settings), "filter": selection.plain()}
+    if isinstance(value, str):
+        value = parse_yaml(value, "resample") if value.lstrip().startswith("{") else {"filter": value}
+    how = "Write a filter's name, or {filter: signal, max_rounds: 4}."
+    if not isinstance(value, Mapping) or value.get("filter") is None:
+        raise ConfigurationError(f"resample: {value!r} does not say which groups to keep. {how}")
+    if unknown := [key for key in value if key not in ResampleSettings.__dataclass_fields__]:
+        raise ConfigurationError(f"resample has no {unknown[0]!r}. {how}")
+    settings = ResampleSettings(**value)
+    checked_whole("resample: max_rounds", settings.max_rounds, lowest=1)
+    return settings
+
+
+def _is_unset(value: Any) -> bool:
+    """Whether a setting is None; TRL's command line spells that as a word, to override what a YAML file selects."""
+    return value is None or str(value).lower() in ("none", "null")
 
 
 def _thresholds(value: Any) -> dict[str, float] | None:
@@ -188,26 +209,18 @@ def _thresholds(value: Any) -> dict[str, float] | None:
     }
 
 
-def _selected_one(field_name: str, kind: Kind, value: Any) -> Any:
-    """A selection of a kind of which a run has one at most, as `_selected` returns it."""
-    selected = None if value is None else _selected(field_name, kind, [value])
-    return None if selected is None else selected[0]
-
-
 def _selected(field_name: str, kind: Kind, values: Any) -> Any:
     """Return selections as plain strings and mappings (they are saved with the arguments), each looked up once."""
-    if isinstance(values, (str, dict)):
-        values = [values]
-    # How TRL's command line spells "not set", to override what a YAML file selects.
-    if values is None or (
-        isinstance(values, list) and [str(value).lower() for value in values] in (["none"], ["null"])
-    ):
-        return None
-    if not isinstance(values, (list, tuple)):
+    if values is not None and not isinstance(values, (str, dict, list, tuple)):
         raise ConfigurationError(f"{field_name} must be a list of selections, got {values!r}. {_HOW}")
-    plain = []
-    for value in values:
-        selection = parse_selection(kind, value)
-        find(kind, selection)
-        plain.append(selection.plain())
-    return plain
+    listed = [values] if isinstance(values, (str, dict)) else list(values or [])
+    if values is None or (len(listed) == 1 and _is_unset(listed[0])):
+        return None
+    return [_plain(kind, value) for value in listed]
+
+
+def _plain(kind: Kind, value: Any) -> Any:
+    """A selection as a plain string or mapping, after its name was looked up."""
+    selection = parse_selection(kind, value)
+    find(kind, selection)
+    return selection.plain()

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from ..credit.turns import Parsing
+from ..guard.agreement import Agreement
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,7 @@ class RunFacts:
     rows_per_pass_eval: int
     rank: int
     ranks: int
+    agreement: Agreement
     gather: Callable[[torch.Tensor], torch.Tensor]
     sum_over_ranks: Callable[[torch.Tensor], torch.Tensor]
     device: torch.device
@@ -63,9 +65,9 @@ class LossSettings:
     """What decides about TRL's loss, read at each loss because callbacks may change it."""
 
     loss_type: str
-    beta: float
-    importance_sampling_level: str
-    bias_correction_kl: bool
-    entropy_bonus: bool
-    auxiliary_loss: bool
-    top_entropy_quantile: float
+    beta: float = 0.0
+    importance_sampling_level: str = "token"
+    bias_correction_kl: bool = False
+    entropy_bonus: bool = False
+    auxiliary_loss: bool = False
+    top_entropy_quantile: float = 1.0

@@ -42,17 +42,17 @@ class ConsoleSummary(TrainerCallback):
         self._widths: dict[str, int] = {}
         self._header: tuple[str, ...] = ()
         self._rows = 0
-        self._begin(None)
-
-    def _begin(self, state: Any) -> None:
         self._waiting: list[Mapping[str, Any]] = []
-        self._last_step = self._first_step = 0 if state is None else int(state.global_step)
-        self._tokens = math.nan if state is None else float(state.num_input_tokens_seen or 0)
+        self._last_step = self._first_step = 0
+        self._tokens = math.nan
         self._counted = self._started = time.monotonic()
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Start the clocks; a resumed run starts them at its checkpoint."""
-        self._begin(state)
+        self._waiting = []
+        self._last_step = self._first_step = int(state.global_step)
+        self._tokens = float(state.num_input_tokens_seen or 0)
+        self._counted = self._started = time.monotonic()
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Restart the clock: time before the first step, such as an evaluation, does not count."""
@@ -120,20 +120,17 @@ class Bars(ProgressCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Start the bar of the training."""
         super().on_train_begin(args, state, control, **kwargs)
-        _name_bar(self.training_bar, "training")
+        if self.training_bar is not None:
+            self.training_bar.set_description("training")
 
     def on_prediction_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Move the bar of an evaluation."""
         super().on_prediction_step(args, state, control, **kwargs)
-        _name_bar(self.prediction_bar, "evaluation")
+        if self.prediction_bar is not None and not self.prediction_bar.desc:
+            self.prediction_bar.set_description("evaluation")
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         """Leave the lines to `ConsoleSummary`."""
-
-
-def _name_bar(bar: Any, name: str) -> None:
-    if bar is not None and not bar.desc:
-        bar.set_description(name)
 
 
 def use_console_summary(trainer: Trainer, every: int = 1) -> ConsoleSummary:
@@ -155,20 +152,15 @@ def use_console_summary(trainer: Trainer, every: int = 1) -> ConsoleSummary:
     return summary
 
 
-# ---------------------------------------------------------------------------------------------- what is shown
-
-
 def average(logs: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """The mean of every metric over several log entries, without NaN; counters keep their last value."""
-    values: dict[str, list[float]] = {}
-    for log in logs:
-        for name, value in log.items():
-            values.setdefault(name, []).append(number(value))
     means = {}
-    for name, found in values.items():
-        known = [value for value in found if not math.isnan(value)]
-        last = name in ("num_tokens", "epoch", "step")
-        means[name] = math.nan if not known else known[-1] if last else math.fsum(known) / len(known)
+    for name in dict.fromkeys(name for log in logs for name in log):
+        values = [number(log[name]) for log in logs if name in log]
+        known = [value for value in values if not math.isnan(value)]
+        if name in ("num_tokens", "epoch", "step"):
+            known = known[-1:]
+        means[name] = math.fsum(known) / len(known) if known else math.nan
     return means
 
 

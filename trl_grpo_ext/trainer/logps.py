@@ -5,10 +5,8 @@ weights load.
 """
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -28,35 +26,17 @@ from ..types import (
 )
 from .batch import whole_rows
 from .sampled_batch import HookLogps
-
-
-@dataclass(frozen=True)
-class Models:
-    """What is needed of a run's models."""
-
-    # TRL's own pass of the policy over a batch, so many rows at a time, with entropies or without.
-    policy_pass: Callable[[dict[str, Any], int, bool], tuple[torch.Tensor, torch.Tensor | None]]
-    # TRL's own tokens of prompts, strings or messages, with its chat template.
-    prompt_tokens: Callable[[list[Any]], list[list[int]]]
-    # A context in which the policy's pass is the reference's. None if there is no reference policy.
-    as_reference: Callable[[], AbstractContextManager[Any]] | None
-    prepared: Callable[[Any], Any]  # puts a teacher on the policy's device, sharded like it
-    in_tiles: bool  # whether TRL gives a model a head that projects logits in tiles, as it does to the policy
-    autocast: Callable[[], AbstractContextManager[Any]]
-    samples_with_logps: bool
-    one_update: str | None  # the settings by which a generation batch feeds only one optimizer step; else None
-    temperature: float
-    trust_remote_code: bool
+from .upstream import acting, reading
 
 
 class LogpsForHooks:
-    """Computes the log-probabilities and entropies that the selected hooks need."""
+    """Computes the log-probabilities and entropies that the selected hooks need, with the models of a trainer."""
 
-    def __init__(self, hooks: Sequence[Any], models: Models, tokenizer: Any) -> None:
-        self._models = models
+    def __init__(self, hooks: Sequence[Any], trainer: Any, tokenizer: Any) -> None:
+        self._trainer = trainer
         self.needs = {need for hook in hooks for need in Declaration.of(hook).needs}
         for hook in hooks:
-            _check(hook, models, tokenizer)
+            _check(hook, trainer, tokenizer)
         self._pad = tokenizer.pad_token_id
         self._loaded: dict[str, Any] = {}
         self._teachers: dict[str, str] = {}  # by name, a hook that asks for it
@@ -64,31 +44,36 @@ class LogpsForHooks:
             for name in _teachers(hook):
                 model, _ = split_teacher(name)
                 if model not in (POLICY, REFERENCE) and model not in self._loaded:
-                    teacher = _load_teacher(model, plugin_label(hook), tokenizer, models.trust_remote_code)
-                    self._loaded[model] = models.prepared(teacher).eval()
+                    remote_code = bool(trainer.args.trust_remote_code)
+                    teacher = _load_teacher(model, plugin_label(hook), tokenizer, remote_code)
+                    self._loaded[model] = acting.prepare_like_policy(trainer, teacher).eval()
                 self._teachers.setdefault(name, plugin_label(hook))
 
-    def missing(self, batch: dict[str, Any]) -> list[str]:
-        """What `compute` would compute for a batch: names from `needs`, and names of teachers."""
+    def missing(self, batch: Collection[str]) -> list[str]:
+        """What `compute` would compute for a batch with these entries: names from `needs`, and names of teachers."""
         keys = {"old_logps": "old_per_token_logps", "old_entropies": None, "ref_logps": "ref_per_token_logps"}
         return [need for need, key in keys.items() if need in self.needs and key not in batch] + [*self._teachers]
 
     def with_prompts(self, batch: dict[str, Any], inputs: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
         """The batch after the prompts of each column that a teacher sees, by column; it may raise on one rank alone."""
-        if self._loaded and batch.get("pixel_values") is not None:
+        self.check_images(batch.get("pixel_values") is not None)
+        columns = {column: hook for name, hook in self._teachers.items() if (column := split_teacher(name)[1])}
+        return {column: self._after_prompts(batch, inputs, column, hook) for column, hook in columns.items()}
+
+    def check_images(self, has_images: bool) -> None:
+        """Refuse images that a loaded teacher would not see."""
+        if self._loaded and has_images:
             raise ConfigurationError(
                 f"The teacher {next(iter(self._loaded))!r} would read these prompts without their images. A teacher "
                 'that sees them is the policy itself ("policy" or "reference"); or remove the hook.'
             )
-        columns = {column: hook for name, hook in self._teachers.items() if (column := split_teacher(name)[1])}
-        return {column: self._after_prompts(batch, inputs, column, hook) for column, hook in columns.items()}
 
     def compute(self, batch: dict[str, Any], prompted: Mapping[str, dict[str, Any]], rows_at_once: int) -> HookLogps:
         """Compute them for one generation batch. All ranks call it, since sharded models need all of them."""
         missing, found = self.missing(batch), dict[str, torch.Tensor]()
         with_entropies = "old_entropies" in missing
         if with_entropies or "old_logps" in missing:
-            found["old_logps"], entropies_B_T = self._models.policy_pass(batch, rows_at_once, with_entropies)
+            found["old_logps"], entropies_B_T = acting.policy_pass(self._trainer, batch, rows_at_once, with_entropies)
             if entropies_B_T is not None:
                 found["old_entropies"] = entropies_B_T
         if "ref_logps" in missing:
@@ -101,50 +86,44 @@ class LogpsForHooks:
         teacher, column = split_teacher(name)
         batch = prompted.get(column, batch)
         if teacher == POLICY:
-            return self._models.policy_pass(batch, rows_at_once, False)[0]
+            return acting.policy_pass(self._trainer, batch, rows_at_once, False)[0]
         if teacher == REFERENCE:
-            assert self._models.as_reference is not None  # checked at construction
-            with self._models.as_reference():
-                return self._models.policy_pass(batch, rows_at_once, False)[0]
-        model = self._loaded[teacher]
+            as_reference = reading.reference_of(self._trainer)
+            assert as_reference is not None  # checked at construction
+            with as_reference():
+                return acting.policy_pass(self._trainer, batch, rows_at_once, False)[0]
         ids, mask = whole_rows(batch)
-        length, temperature = batch["completion_ids"].size(1), float(self._models.temperature)
-        logps = tiled_logps if self._models.in_tiles else partial(completion_logps, temperature=temperature)
         parts = []
         for first in range(0, ids.size(0), rows_at_once):
             rows = slice(first, first + rows_at_once)
-            with torch.no_grad(), self._models.autocast():
-                parts.append(logps(model, ids[rows], mask[rows], length))
+            with torch.no_grad(), self._trainer.accelerator.autocast():
+                parts.append(tiled_logps(self._loaded[teacher], ids[rows], mask[rows], batch["completion_ids"].size(1)))
         return torch.cat(parts)
 
     def _after_prompts(
         self, batch: dict[str, Any], inputs: Sequence[Mapping[str, Any]], column: str, hook: str
     ) -> dict[str, Any]:
         """The batch's completions after other prompts: those of a column."""
-        prompts = [row.get(column) for row in inputs]
+        prompts: list[Any] = [row.get(column) for row in inputs]
         if not all(prompts):
             row = [*map(bool, prompts)].index(False)
             raise ConfigurationError(
                 f"The advantage hook {hook!r} shows its teacher the column {column!r}, which row {row} "
                 f"lacks; the columns are {sorted(inputs[0])}. Write a prompt into each row, a text or messages."
             )
-        messages = [message for prompt in prompts if not isinstance(prompt, str) for message in prompt or ()]
-        blocks = [block for message in messages for block in message["content"] or () if not isinstance(block, str)]
-        images = any(block.get("type") == "image" for block in blocks)
-        if images or batch.get("pixel_values") is not None:
+        contents = [m["content"] for prompt in prompts if not isinstance(prompt, str) for m in prompt]
+        blocks = [block for content in contents if not isinstance(content, str) for block in content or ()]
+        if batch.get("pixel_values") is not None or any(block.get("type") == "image" for block in blocks):
             raise ConfigurationError(
                 f"The advantage hook {hook!r} shows its teacher other prompts, but not with images."
             )
-        tokens = self._models.prompt_tokens(prompts)
-        width, like = max(map(len, tokens)), batch["prompt_ids"]
-        ids = like.new_tensor([[self._pad] * (width - len(row)) + list(row) for row in tokens])
-        mask = batch["prompt_mask"].new_tensor([[0] * (width - len(row)) + [1] * len(row) for row in tokens])
-        return {
-            "prompt_ids": ids,
-            "prompt_mask": mask,
-            "completion_ids": batch["completion_ids"],
-            "completion_mask": batch["completion_mask"],
-        }
+        tokens = acting.prompt_tokens(self._trainer, prompts)
+        width = max(map(len, tokens))
+        ids = [[self._pad] * (width - len(row)) + list(row) for row in tokens]
+        mask = [[0] * (width - len(row)) + [1] * len(row) for row in tokens]
+        completions = {key: batch[key] for key in ("completion_ids", "completion_mask")}
+        like_ids, like_mask = batch["prompt_ids"], batch["prompt_mask"]
+        return {"prompt_ids": like_ids.new_tensor(ids), "prompt_mask": like_mask.new_tensor(mask), **completions}
 
 
 def tiled_logps(model: Any, ids: torch.Tensor, attention_mask: torch.Tensor, length: int) -> torch.Tensor:
@@ -160,19 +139,9 @@ def tiled_logps(model: Any, ids: torch.Tensor, attention_mask: torch.Tensor, len
     return logps_B_T
 
 
-def completion_logps(
-    model: Any, ids: torch.Tensor, attention_mask: torch.Tensor, length: int, temperature: float = 1.0
-) -> torch.Tensor:
-    """Log-probabilities of the last `length` tokens under a causal language model, from its logits.
-
-    Shapes are those of `tiled_logps`. As TRL does for the policy, the logits are divided by the temperature.
-    """
-    return logps_of(completion_logits(model, ids, attention_mask, length), ids[:, -length:], temperature)
-
-
 def completion_logits(model: Any, ids: torch.Tensor, attention_mask: torch.Tensor, length: int) -> torch.Tensor:
     """The logits that predict the last `length` tokens, `(B, length, V)`; `ids` has at least one more token."""
-    extra: dict[str, Any] = {**_positions(model, attention_mask)}
+    extra: dict[str, Any] = _positions(model, attention_mask)
     if "logits_to_keep" in _takes(model):
         extra["logits_to_keep"] = length + 1
     logits = model(input_ids=ids, attention_mask=attention_mask, use_cache=False, **extra).logits
@@ -190,7 +159,7 @@ def logps_of(logits_B_T_V: torch.Tensor, ids_B_T: torch.Tensor, temperature: flo
     return torch.stack(rows)
 
 
-def _positions(model: Any, attention_mask: torch.Tensor) -> dict[str, torch.Tensor]:
+def _positions(model: Any, attention_mask: torch.Tensor) -> dict[str, Any]:
     """Positions without padding, if the model takes them."""
     if "position_ids" not in _takes(model):
         return {}
@@ -199,9 +168,6 @@ def _positions(model: Any, attention_mask: torch.Tensor) -> dict[str, torch.Tens
 
 def _takes(model: Any) -> Mapping[str, inspect.Parameter]:
     return inspect.signature(getattr(model, "module", model).forward).parameters
-
-
-# ------------------------------------------------------------------ at construction
 
 
 def _teachers(plugin: Any) -> tuple[str, ...]:
@@ -215,32 +181,29 @@ def needs_reference(plugin: Any) -> bool:
     return of_teachers or "ref_logps" in Declaration.of(plugin).needs
 
 
-def _check(hook: Any, models: Models, tokenizer: Any) -> None:
+def _check(hook: Any, trainer: Any, tokenizer: Any) -> None:
     declared = Declaration.of(hook)
     kinds = {FilterDeclaration: "group filter", TokenLossDeclaration: "token loss"}
     needs, label = declared.needs, f"The {kinds.get(type(declared), 'advantage hook')} {plugin_label(hook)!r}"
     if "entropies" in needs and not implements(hook, "on_forward"):
         raise ConfigurationError(
             f"{label} needs entropies but has only on_rollout. They come with the policy's loss forward: give it "
-            "on_forward(advantages_B_T, forward), where forward.entropies_B_T has them, or list old_entropies, those "
-            "of the policy that generated, which rollout.old_entropies_B_T has."
+            "on_forward, or list old_entropies, those of the policy that generated."
         )
-    if "several_updates" in needs and models.one_update is not None:
+    if "several_updates" in needs and (one_update := reading.one_update_of(trainer)) is not None:
         raise ConfigurationError(
-            f"{label} acts on how far the policy has moved since it generated, and in this run it never has: each "
-            f"generation batch feeds one optimizer step ({models.one_update}). Set num_iterations to 2 or more, or "
-            "steps_per_generation above gradient_accumulation_steps, or take it out."
+            f"{label} acts on how far the policy has moved since it generated, but each generation batch feeds one "
+            f"optimizer step ({one_update}). Raise num_iterations or steps_per_generation, or take it out."
         )
-    if "sampling_logps" in needs and not models.samples_with_logps:
+    if "sampling_logps" in needs and not trainer.use_vllm and trainer.rollout_func is None:
         raise ConfigurationError(
             f"{label} needs the sampler's log-probabilities, which only vLLM and a rollout_func provide. Set "
             "use_vllm: true, or use one that takes old_logps."
         )
-    if needs_reference(hook) and models.as_reference is None:
+    if needs_reference(hook) and reading.reference_of(trainer) is None:
         raise ConfigurationError(
-            f"{label} needs a reference policy, but beta is 0.0 and the model has no adapter that could be switched "
-            f"off. Set beta above 0, train an adapter (use_peft: true), or name a model where a hook "
-            "takes one (`reference`, `teacher`)."
+            f"{label} needs a reference policy, but beta is 0.0 and the model has no adapter. Set beta above 0, train "
+            "an adapter (use_peft: true), or name a model where a hook takes one (`reference`, `teacher`)."
         )
     if "offsets" in needs:
         check_alignment(tokenizer)
@@ -259,8 +222,7 @@ def _load_teacher(name: str, hook: str, tokenizer: Any, trust_remote_code: bool)
         example = different[0]
         raise ConfigurationError(
             f"{label} has a different vocabulary: {len(different)} of the policy's {len(own)} tokens differ, such as "
-            f"{example!r} with the number {own[example]} here and {teachers.get(example, 'none')} there. Its "
-            "log-probabilities would be those of other texts."
+            f"{example!r} with the number {own[example]} here and {teachers.get(example, 'none')} there."
         )
     with _unless_loaded(label):
         model = AutoModelForCausalLM.from_pretrained(name, dtype="auto", **options)

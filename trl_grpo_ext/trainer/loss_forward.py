@@ -1,7 +1,6 @@
-"""One call of TRL's `_compute_loss`, and where the models' forward passes go meanwhile."""
+"""One call of TRL's `_compute_loss`."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,9 +8,11 @@ import torch
 
 from ..credit.chain import Change
 from ..errors import UpstreamError
+from ..types import Forward
+from .batch import BatchKeys
+from .facts import Progress
 
-Inherited = Callable[..., Any]
-"""The method that an override replaces: TRL's, or that of a user's class in between."""
+Inherited = Callable[..., Any]  # the method that an override replaces: TRL's, or that of a user's class in between
 
 
 @dataclass(frozen=True)
@@ -42,27 +43,27 @@ class LossForward:
             )
         return self.passes[-1]
 
-
-class PassRouter:
-    """The models' forward passes: each goes to whoever asked for it, and to `default` outside of losses."""
-
-    def __init__(self, default: Inherited) -> None:
-        self._handlers = [default]
-
-    @property
-    def inside_a_loss(self) -> bool:
-        """Whether a loss, or a trial of one, is under way."""
-        return len(self._handlers) > 1
-
-    @contextmanager
-    def handled_by(self, handler: Inherited) -> Iterator[None]:
-        """Inside, `handler` gets the inherited method and its arguments."""
-        self._handlers.append(handler)
-        try:
-            yield
-        finally:
-            self._handlers.pop()
-
-    def run(self, inherited: Inherited, model: Any, *arguments: Any, **keywords: Any) -> Any:
-        """One pass."""
-        return self._handlers[-1](inherited, model, *arguments, **keywords)
+    def context(
+        self,
+        logps_B_T: torch.Tensor,
+        entropies_B_T: torch.Tensor,
+        progress: Progress,
+        gather: Callable[[torch.Tensor], torch.Tensor],
+    ) -> Forward:
+        """What forward hooks see after the policy's pass."""
+        inputs = self.inputs
+        return Forward(
+            logps_B_T=logps_B_T.detach(),
+            entropies_B_T=entropies_B_T.detach(),
+            old_logps_B_T=inputs.get("old_per_token_logps", logps_B_T.detach()),
+            mask_B_T=self.mask_B_T,
+            ref_logps_B_T=inputs.get("ref_per_token_logps"),
+            completion_ids_B_T=inputs["completion_ids"],
+            rewards_B=inputs[BatchKeys.reward],
+            raw_rewards_B=inputs[BatchKeys.raw_reward],
+            group_baselines_B=inputs[BatchKeys.baseline],
+            zero_variance_B=inputs[BatchKeys.zero_variance],
+            step=progress.step,
+            training=progress.training,
+            gather=gather,
+        )

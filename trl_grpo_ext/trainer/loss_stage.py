@@ -4,22 +4,21 @@ micro-batches ──compact──▶ micro-steps ──TRL's loss, forward hooks
 """
 
 import functools
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
 import torch
 
 from ..credit import flow
-from ..credit.terms import NO_FURTHER, FurtherTerms
+from ..credit.terms import FurtherTerms
 from ..errors import ConfigurationError, UpstreamError
-from ..guard.agreement import Agreement
-from ..types import Forward, StepTotals, Totals
+from ..types import StepTotals, Totals
 from .batch import BatchKeys, counting_mask, scaled_for_masked_groups
 from .compact.updates import CompactUpdates, Updates
 from .facts import Progress, RunFacts
-from .loss_forward import Inherited, LossForward, PassRouter, PolicyPass
+from .loss_forward import Inherited, LossForward, PolicyPass
 from .own_loss import ForwardPass, LossOf, OwnLoss
 from .record_stage import RecordStage
 from .reductions import Computed, Reduction, self_check
@@ -36,19 +35,24 @@ class LossStage:
         trainer: Any,
         facts: RunFacts,
         plugins: SelectedPlugins,
-        agreement: Agreement,
         records: RecordStage,
-        *,
-        passes: PassRouter,
+        token_losses: TokenLosses,
+        pass_outside_losses: Inherited,
         own_loss: OwnLoss,
         reduction: Reduction,
-        token_losses: TokenLosses,
         updates: Updates,
     ) -> None:
-        self._trainer, self._facts, self._agreement, self._records = trainer, facts, agreement, records
-        self._passes, self._own_loss, self.reduction, self.updates = passes, own_loss, reduction, updates
-        self._chain, self._token_losses = plugins.chain, token_losses
-        self._wants_entropies = bool(plugins.forward_hooks) or bool(token_losses)
+        self._trainer = trainer
+        self._facts = facts
+        self._agreement = facts.agreement
+        self._records = records
+        # Where the models' forward passes go: to whoever asked for them last, outside of losses to the first.
+        self._handlers = [pass_outside_losses]
+        self._own_loss = own_loss
+        self.reduction = reduction
+        self.updates = updates
+        self._chain = plugins.chain
+        self._token_losses = token_losses
         self._hooks_act = bool(plugins.forward_hooks)
         self._acts = reduction.takes_apart or self._hooks_act
         self._needed = self._acts or records.records_tokens
@@ -57,14 +61,8 @@ class LossStage:
         self._reached = 0  # losses that went through here
         self._self_checked = False
 
-    # ------------------------------------------------------------------ what TRL's overrides call
-
     def prepare_inputs(
-        self,
-        inherited: Inherited,
-        compute_loss: Inherited,
-        generation_batch: Any,
-        totals: Mapping[int, Totals],
+        self, inherited: Inherited, compute_loss: Inherited, generation_batch: Any, totals: Mapping[int, Totals]
     ) -> Any:
         """The micro-batch to train on.
 
@@ -72,24 +70,21 @@ class LossStage:
         """
         with self._records.phase("generation"):
             inputs = inherited(generation_batch)
-            return self._prepare(inputs, compute_loss, totals)
-
-    def _prepare(self, inputs: Any, compute_loss: Inherited, totals: Mapping[int, Totals]) -> Any:
-        progress = reading.progress_of(self._trainer)
-        if progress.training and isinstance(self.updates, CompactUpdates):
-            rearrange = functools.partial(self.updates.plan, precision=progress.precision)
-            inputs = acting.rearrange_micro_batches(self._trainer, rearrange)
-        if BatchKeys.batch_number in inputs and BatchKeys.totals not in inputs:
-            self._deal_totals(acting.micro_batches_of(self._trainer, inputs, progress.training), progress, totals)
-        if self._own_loss.untried:
-            trls_loss = functools.partial(acting.trls_policy_loss, self._trainer)
-            with acting.restore_after_trial(self._trainer):
-                self._own_loss.try_out(inputs, self._on_trial(compute_loss), self._on_trial(trls_loss))
-        if not self._own_loss.per_token:
-            with self._agreement.section():
-                mask_B_T = counting_mask(inputs).to(progress.precision)
-                inputs["advantages"] = self._own_loss.advantages(inputs["advantages"], mask_B_T)
-        return inputs
+            progress = reading.progress_of(self._trainer)
+            if progress.training and isinstance(self.updates, CompactUpdates):
+                rearrange = functools.partial(self.updates.plan, precision=progress.precision)
+                inputs = acting.rearrange_micro_batches(self._trainer, rearrange)
+            if BatchKeys.batch_number in inputs and BatchKeys.totals not in inputs:
+                self._deal_totals(acting.micro_batches_of(self._trainer, inputs, progress.training), progress, totals)
+            if self._own_loss.untried:
+                trls_loss = functools.partial(acting.trls_policy_loss, self._trainer)
+                with acting.restore_after_trial(self._trainer):
+                    self._own_loss.try_out(inputs, self._on_trial(compute_loss), self._on_trial(trls_loss))
+            if not self._own_loss.per_token:
+                with self._agreement.section():
+                    mask_B_T = counting_mask(inputs).to(progress.precision)
+                    inputs["advantages"] = self._own_loss.advantages(inputs["advantages"], mask_B_T)
+            return inputs
 
     def training_step(self, inherited: Inherited, *arguments: Any, **keywords: Any) -> Any:
         """A micro-step, timed."""
@@ -107,14 +102,13 @@ class LossStage:
         if self._must_be_reached and self._reached == before:
             raise UpstreamError(
                 f"compute_loss of {self._facts.trainer} (or code that patches TRL, such as Unsloth) bypasses TRL's "
-                "_compute_loss, so the selected aggregation, token losses and advantage hooks would be ignored. Put "
-                "GRPOExtMixin in front of that override, or remove it, or the plugins."
+                "_compute_loss, and with it the plugins. Put GRPOExtMixin in front of that override, or remove either."
             )
         return loss
 
     def policy_loss(self, inherited: Inherited, model: Any, inputs: Any) -> Any:
         """TRL's `_compute_loss`, with the selected reduction in place of its own."""
-        if self._passes.inside_a_loss or not self._needed:  # a trial of this loss, or nothing acts on it
+        if len(self._handlers) > 1 or not self._needed:  # a trial of this loss, or nothing acts on it
             self._reached += 1
             return scaled_for_masked_groups(inherited(model, inputs), inputs)
         progress, settings = reading.progress_of(self._trainer), reading.loss_settings_of(self._trainer)
@@ -122,9 +116,13 @@ class LossStage:
         if progress.training and self._acts and self._own_loss.per_token and not self._self_checked:
             self._check_terms(inherited, inputs, mask_B_T, progress)
         forward = LossForward(dict(inputs), mask_B_T, torch.is_grad_enabled())
+        replaced = acting.without_policy_metrics(self._trainer) if self._token_losses.replaced_by else nullcontext()
         with torch.set_grad_enabled(forward.keep_graph or self.reduction.takes_apart):  # in evaluation too
-            trl_loss = self.run(inherited, model, forward)
-            further = self._run_token_losses(forward, progress)
+            with replaced, self._handled_by(functools.partial(self._policy_pass, forward)):
+                trl_loss = inherited(model, forward.inputs)  # which the policy's pass inside it completes
+            values, metrics = self._token_losses.values(forward, progress)
+            self._records.add_metrics(metrics)
+            further = FurtherTerms(values, bool(self._token_losses.replaced_by))
             reduced = self.reduction.reduce(Computed(trl_loss, forward, settings, progress, further))
         if self.reduction.divides_by == "losses" and reduced.weights_B_T is not None:
             self._records.saw_weights(reduced.weights_B_T, forward.inputs["advantages"], mask_B_T)
@@ -134,29 +132,23 @@ class LossStage:
 
     def forward_pass(self, inherited: Inherited, model: Any, *arguments: Any, **keywords: Any) -> Any:
         """A pass of the policy or the reference: for a loss, for a trial of one, or at generation."""
-        return self._passes.run(functools.partial(self.updates.logps, inherited), model, *arguments, **keywords)
+        return self._handlers[-1](functools.partial(self.updates.logps, inherited), model, *arguments, **keywords)
 
-    # ------------------------------------------------------------------ one loss
-
-    def run(self, inherited: Inherited, model: Any, forward: LossForward) -> Any:
-        """TRL's loss on `forward.inputs`, which the policy's forward pass inside it completes."""
-        replaced = acting.without_policy_metrics(self._trainer) if self._token_losses.replaced_by else nullcontext()
-        with replaced, self._passes.handled_by(functools.partial(self._policy_pass, forward)):
-            return inherited(model, forward.inputs)
-
-    def _run_token_losses(self, forward: LossForward, progress: Progress) -> FurtherTerms:
-        """The values of the token losses, and whether one takes the place of TRL's policy loss."""
-        if not self._token_losses:
-            return NO_FURTHER
-        values, metrics = self._token_losses.values(forward, progress)
-        self._records.add_metrics(metrics)
-        return FurtherTerms(values, bool(self._token_losses.replaced_by))
+    @contextmanager
+    def _handled_by(self, handler: Inherited) -> Iterator[None]:
+        """Inside, `handler` gets the inherited method of a pass and its arguments."""
+        self._handlers.append(handler)
+        try:
+            yield
+        finally:
+            self._handlers.pop()
 
     def _policy_pass(
         self, forward: LossForward, inherited: Inherited, model: Any, *arguments: Any, **keywords: Any
     ) -> Any:
         """The policy's forward pass inside a loss. TRL reads the advantages after it, so they can still change here."""
-        if self._wants_entropies and len(arguments) <= contract.ENTROPY_ARGUMENT:
+        by_place = contract.LOGPS_ARGUMENTS[: len(arguments)]
+        if (self._hooks_act or self._token_losses) and "compute_entropy" not in by_place:
             keywords["compute_entropy"] = True  # which a subclass's loss may not have asked for
         with torch.set_grad_enabled(forward.keep_graph):
             result = inherited(model, *arguments, **keywords)
@@ -176,28 +168,12 @@ class LossStage:
     ) -> Sequence[Any]:
         inputs, progress = forward.inputs, reading.progress_of(self._trainer)
         with self._agreement.section():
-            context = Forward(
-                logps_B_T=logps_B_T.detach(),
-                entropies_B_T=entropies_B_T.detach(),
-                old_logps_B_T=inputs.get("old_per_token_logps", logps_B_T.detach()),
-                mask_B_T=forward.mask_B_T,
-                ref_logps_B_T=inputs.get("ref_per_token_logps"),
-                completion_ids_B_T=inputs["completion_ids"],
-                rewards_B=inputs[BatchKeys.reward],
-                raw_rewards_B=inputs[BatchKeys.raw_reward],
-                group_baselines_B=inputs[BatchKeys.baseline],
-                zero_variance_B=inputs[BatchKeys.zero_variance],
-                step=progress.step,
-                training=progress.training,
-                gather=self._agreement.gather,
-            )
+            context = forward.context(logps_B_T, entropies_B_T, progress, self._agreement.gather)
             allowed_signs_B_T = inputs.get(BatchKeys.allowed_signs)
             changed, changes = self._chain.on_forward(inputs["advantages"], context, allowed_signs_B_T)
             inputs["advantages"] = self._own_loss.advantages(changed, forward.mask_B_T)
         self._records.saw_changes(changes, inputs[BatchKeys.row_id], forward.mask_B_T)
         return changes
-
-    # ------------------------------------------------------------------ before the first loss
 
     def _check_terms(self, inherited: Inherited, inputs: Any, mask_B_T: torch.Tensor, progress: Progress) -> None:
         """Compare the terms that we know with TRL's loss, once."""
@@ -212,7 +188,7 @@ class LossStage:
         """A loss that takes a replacement for the policy's forward pass."""
 
         def of(batch: dict[str, Any], forward_pass: ForwardPass) -> torch.Tensor:
-            with self._passes.handled_by(lambda *_, **__: forward_pass()):
+            with self._handled_by(lambda *_, **__: forward_pass()):
                 tried: torch.Tensor = loss(self._trainer.model, batch)
                 return tried
 
@@ -225,9 +201,8 @@ class LossStage:
         numbers = {int(number) for batch in micro_batches for number in batch[BatchKeys.batch_number].unique()}
         if not numbers <= known.keys():
             raise ConfigurationError(
-                f"_generate_and_score_completions of {self._facts.trainer} makes one batch out of several, but the "
-                "loss aggregation has weighted each by itself. Let it call super() once, or put GRPOExtMixin in "
-                "front of it."
+                f"_generate_and_score_completions of {self._facts.trainer} makes one batch out of several, each "
+                "weighted by the loss aggregation. Let it call super() once, or put GRPOExtMixin in front of it."
             )
         (totals,) = (known[number] for number in numbers)
         for micro_batch in micro_batches:

@@ -28,7 +28,6 @@ from trl import GRPOTrainer
 
 from ..errors import ConfigurationError
 from .extension import Extension
-from .own_loss import constructor_arguments
 from .selected import SelectedRewards
 from .upstream import contract
 
@@ -110,19 +109,28 @@ class GRPOExtMixin(_Next):
         contract.check_version()
         contract.check_class(GRPOTrainer)
         between = contract.classes_between(type(self), GRPOExtMixin)
-        given = {
+        plugins = {
             "advantage_hooks": advantage_hooks,
             "loss_aggregation": loss_aggregation,
             "token_losses": token_losses,
             "resample": resample,
             "prompt_sampler": prompt_sampler,
         }
-        ours = self._trl_grpo_ext = Extension(self, between, args, given)
+        ours = self._trl_grpo_ext = Extension(self, between, args, plugins)
         ours.keep_reference(model, args, keywords.get("peft_config"))
         rewards = SelectedRewards(reward_funcs, ours.plugins.settings.rewards, reward_processing_classes)
-        sources = (train_dataset, eval_dataset, processing_class, rewards.processing_classes)
-        positional, named = constructor_arguments((model, rewards.functions, args), sources, arguments, keywords)
-        super().__init__(*positional, **named)
+        given = {"model": model, "reward_funcs": rewards.functions, "args": args}
+        sources = {
+            "train_dataset": train_dataset,
+            "eval_dataset": eval_dataset,
+            "processing_class": processing_class,
+            "reward_processing_classes": rewards.processing_classes,
+        }
+        if arguments:
+            super().__init__(*given.values(), *sources.values(), *arguments, **keywords)
+        else:  # by name, because a subclass may take fewer, or only keywords
+            present = {name: source for name, source in sources.items() if source is not None}
+            super().__init__(**given, **present, **keywords)
         ours.attach(rewards, super()._get_per_token_logps_and_entropies, evaluates=eval_dataset is not None)
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *arguments: Any, **keywords: Any) -> Any:

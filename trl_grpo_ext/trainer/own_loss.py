@@ -13,12 +13,13 @@ from typing import Any
 
 import torch
 
+from ..credit.flow import plugin_label
 from ..errors import ConfigurationError, SelfCheckError, is_out_of_memory
 from .batch import join_batches
+from .selected import SelectedPlugins
 from .upstream import contract
 
 RELATIVE_TOLERANCE = 1e-5
-_SOURCES = ("train_dataset", "eval_dataset", "processing_class", "reward_processing_classes")
 
 ForwardPass = Callable[[], tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
 """Returns what TRL's `_get_per_token_logps_and_entropies` returns."""
@@ -72,13 +73,11 @@ class LossKind:
 class OwnLoss:
     """The loss of a user's classes between our mixin and TRL's trainer."""
 
-    def __init__(
-        self, between: Sequence[type], *, hooks: bool, forward_hooks: bool, aggregation: str | None, compact: bool
-    ) -> None:
+    def __init__(self, between: Sequence[type], plugins: SelectedPlugins) -> None:
+        self._plugins = plugins
         self.owners = [owner for owner in between if not contract.LOSS_METHODS.isdisjoint(vars(owner))]
+        self._names = " and ".join(owner.__qualname__ for owner in self.owners)
         self._kind = None if self.owners else LossKind()
-        self._is_used = hooks or compact or aggregation is not None
-        self._forward_hooks, self._aggregation, self._compact = forward_hooks, aggregation, compact
 
     @property
     def per_token(self) -> bool:
@@ -88,28 +87,25 @@ class OwnLoss:
     @property
     def untried(self) -> bool:
         """Whether the loss has not been tried out yet."""
-        return self._kind is None and self._is_used
-
-    @property
-    def _names(self) -> str:
-        return " and ".join(owner.__qualname__ for owner in self.owners)
+        plugins = self._plugins
+        acts = plugins.change_advantages or plugins.compact or plugins.aggregation is not None
+        return self._kind is None and acts
 
     def advantages(self, advantages: torch.Tensor, mask_B_T: torch.Tensor) -> torch.Tensor:
         """The advantages as the loss takes them: `(B, T)`, or `(B,)`, which the tokens of a row must share."""
         if self.per_token or advantages.dim() == 1:
             return advantages
-        live_B_T = mask_B_T > 0
-        high_B = advantages.masked_fill(~live_B_T, -torch.inf).amax(1)
-        low_B = advantages.masked_fill(~live_B_T, torch.inf).amin(1)
-        high_B, low_B = (torch.where(live_B_T.any(1), values_B, 0.0) for values_B in (high_B, low_B))
+        dead_B_T = mask_B_T == 0
+        empty_B = dead_B_T.all(1)
+        high_B = advantages.masked_fill(dead_B_T, -torch.inf).amax(1).masked_fill(empty_B, 0.0)
+        low_B = advantages.masked_fill(dead_B_T, torch.inf).amin(1).masked_fill(empty_B, 0.0)
         differ_B = high_B - low_B > 1e-6 * torch.maximum(high_B.abs(), low_B.abs())
         if bool(differ_B.any()):
             row = int(differ_B.nonzero()[0, 0])
             raise ConfigurationError(
-                f"The loss of {self._names} takes one advantage for each completion, but the selected advantage hooks "
-                f"gave the tokens of the completion at row {row} advantages from {low_B[row].item():.6g} to "
-                f"{high_B[row].item():.6g}. Select hooks that give a completion one number, or train with TRL's own "
-                "loss."
+                f"The loss of {self._names} takes one advantage for each completion, but the advantage hooks gave the "
+                f"tokens at row {row} {low_B[row].item():.6g} to {high_B[row].item():.6g}. Select hooks that give a "
+                "completion one number, or train with TRL's own loss."
             )
         return high_B
 
@@ -119,54 +115,27 @@ class OwnLoss:
         if batch["completion_ids"].size(0) == 1:  # with one row there is nothing to mix up
             batch = join_batches([batch, batch])
         kind = self._kind = try_out(batch, loss_of, trls_loss_of)
-        if self._compact and not kind.as_trl:
+        plugins, aggregation = self._plugins, self._plugins.aggregation
+        if plugins.compact and not kind.as_trl:
             raise ConfigurationError(
                 f"compact_updates: exact cannot be exact with {self._names}, whose loss is not TRL's and "
                 "may count the rows of a micro-batch. Turn compact_updates off, or remove the override."
             )
-        if not kind.acts and not self._forward_hooks and self._aggregation is None:
+        if not kind.acts and not plugins.forward_hooks and aggregation is None:
             raise SelfCheckError(
                 f"The loss of {self._names} does not depend on the advantages of the batch, so the selected advantage "
                 f"hooks would have no effect. Remove them, or the override."
             )
-        if not kind.per_token and self._aggregation is not None:
+        if not kind.per_token and aggregation is not None:
             raise ConfigurationError(
-                f"The loss aggregation {self._aggregation!r} cannot be exact with {self._names}, whose loss takes one "
-                f"advantage for each completion and not (completions, tokens){kind.said}, so there are no per-token "
-                "losses. Remove the aggregation, or let the loss take both."
+                f"The loss aggregation {plugin_label(aggregation)!r} cannot be exact with {self._names}, whose loss "
+                f"does not take advantages (completions, tokens){kind.said}. Remove it, or let the loss take them."
             )
-        if not kind.per_token and not kind.late and self._forward_hooks:
+        if not kind.per_token and not kind.late and plugins.forward_hooks:
             raise SelfCheckError(
                 f"The loss of {self._names} reads the advantages before the policy's forward pass, so forward hooks "
                 f"would have no effect. Remove them, or let it read inputs['advantages'] after that pass."
             )
-
-
-def constructor_arguments(
-    given: Sequence[Any], sources: Sequence[Any], more: Sequence[Any], keywords: Mapping[str, Any]
-) -> tuple[Sequence[Any], dict[str, Any]]:
-    """The arguments of the trainer below ours: by name, because a subclass may take fewer, or only keywords."""
-    if more:
-        return [*given, *sources, *more], dict(keywords)
-    present = {name: value for name, value in zip(_SOURCES, sources, strict=True) if value is not None}
-    return [], {**dict(zip(("model", "reward_funcs", "args"), given, strict=True)), **present, **keywords}
-
-
-def reward_positions(given: Sequence[Any], functions: Sequence[Any], weights: Sequence[float]) -> list[int]:
-    """The positions of the given reward functions in the trainer: a subclass may put its own before them."""
-    free, places = list(range(len(functions))), list[int]()
-    for function, weight in zip(given, weights, strict=True):
-        same = [place for place in free if functions[place] is function]
-        if not same and places == list(range(len(places))):  # TRL made a model of an id, or a subclass wrapped it
-            same = [place for place in free if place == len(places)]
-        if not same:
-            raise ConfigurationError(
-                f"The reward function {function!r} of weight {weight} is not among the trainer's, {list(functions)!r}: "
-                "a base class has replaced it. Give all of them their weights as reward_weights."
-            )
-        places.append(same[0])
-        free.remove(same[0])
-    return places
 
 
 def try_out(inputs: Mapping[str, Any], loss_of: LossOf, trls_loss_of: LossOf) -> LossKind:

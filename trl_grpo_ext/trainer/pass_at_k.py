@@ -81,19 +81,19 @@ class PassAtK:
 def pass_at_k_of(settings: Any, facts: RunFacts, *, evaluates: bool) -> PassAtK:
     """The collector that the settings ask for, maybe of nothing; without thresholds 1.0 passes for the only reward."""
     if not settings.pass_at_k:
-        return PassAtK((), {}, facts.group_size(training=False))
+        return PassAtK((), {}, group_size=1)
     if not evaluates:
         warnings.warn(
             "pass_at_k is reported by evaluations, and this run has no eval_dataset: without one it has no effect.",
             stacklevel=3,
         )
-    names, thresholds = facts.reward_names, settings.pass_thresholds
-    if thresholds is None and len(names) != 1:
+    names = facts.reward_names
+    if settings.pass_thresholds is None and len(names) != 1:
         raise ConfigurationError(
             f"pass_at_k needs to know which reward decides: the run has {', '.join(names)}. Name it, with the least "
             f"value that passes: pass_thresholds: {{{names[0]}: 1.0}}."
         )
-    thresholds = {names[0]: 1.0} if thresholds is None else thresholds
+    thresholds = settings.pass_thresholds or {names[0]: 1.0}
     if unknown := [name for name in thresholds if name not in names]:
         raise ConfigurationError(
             f"pass_thresholds has {unknown[0]!r}, which is no reward of this run. It has: {', '.join(names)}."

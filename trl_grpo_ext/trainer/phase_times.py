@@ -8,8 +8,7 @@
 
 A GPU works asynchronously, so the clock waits for the device twice in an optimizer step: before the first phase, when
 the optimizer's own step may still run (it counts as none of the three), and after the last. On the CPU the three add up
-to TRL's `step_time`; on a GPU to more, since TRL does not wait. In a step that trains on completions of an earlier one,
-the first two are close to 0.
+to TRL's `step_time`; on a GPU to more, since TRL does not wait.
 """
 
 import time

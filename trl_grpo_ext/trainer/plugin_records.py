@@ -37,15 +37,14 @@ class PluginRecords:
             self._compare(resume_from_checkpoint)
         with self._agreement.section():
             if self._main_process:
-                folder, file, what = Path(self._args.output_dir), FILE, "plugins"
+                folder = Path(self._args.output_dir)
                 try:
                     self._manifest.write(folder / FILE)
-                    file, what = SETTINGS, "hyper-parameters"
                     write_settings(folder / SETTINGS)
                 except OSError as error:
                     raise ManifestError(
-                        f"{file}, the record of the {what}, cannot be written to {folder}: {type(error).__name__}: "
-                        f"{error}. Make room there, or choose another output_dir."
+                        f"The records of this run, {FILE} and {SETTINGS}, cannot be written to {folder}: "
+                        f"{type(error).__name__}: {error}. Make room there, or choose another output_dir."
                     ) from error
         if self._main_process and (line := self._manifest.line()):
             print(f"trl-grpo-ext: {line}", file=sys.stderr, flush=True)
@@ -56,7 +55,6 @@ class PluginRecords:
             self._manifest.write(Path(output_dir or self._args.output_dir) / FILE)
 
     def _compare(self, resume_from_checkpoint: str | bool) -> None:
-        """Compare on all ranks with the record that the main process reads; one difference stops all."""
         found: dict[str, Any] | None = None
         place = ""
         with self._agreement.section():

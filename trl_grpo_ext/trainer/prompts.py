@@ -6,6 +6,7 @@ The sampler lives on rank 0. What it draws goes to all ranks, and a round is dra
 observed, so that an exhausted sampler ends the training before a batch begins.
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,14 +15,14 @@ from typing import Any, ClassVar
 import torch
 from accelerate.utils import broadcast_object_list
 
-from ..credit.draws import checked_draw
-from ..credit.flow import named, plugin_label
+from ..credit.flow import checked_draw, named, plugin_label
 from ..credit.groups import weighted_rewards
 from ..errors import ConfigurationError
-from ..guard.agreement import Agreement
+from ..plugins.loading import load_prompt_sampler
 from ..types import PromptOutcome, PromptPool, Rollout, implements
 from .facts import RunFacts
 from .hook_states import KeptState
+from .selected import SelectedPlugins
 from .upstream import reading
 
 
@@ -56,24 +57,19 @@ class DrawnPrompts:
     """A prompt sampler draws them."""
 
     def __init__(
-        self,
-        trainer: Any,
-        facts: RunFacts,
-        sampler: Any,
-        agreement: Agreement,
-        drawing: str,
-        log: Callable[[Mapping[str, float]], None],
+        self, trainer: Any, facts: RunFacts, sampler: Any, drawing: str, log: Callable[[Mapping[str, float]], None]
     ) -> None:
-        self._trainer, self._facts, self._sampler, self._agreement = trainer, facts, sampler, agreement
-        self._drawing, self._log = drawing, log
+        self._trainer = trainer
+        self._facts = facts
+        self._sampler = sampler
+        self._drawing = drawing
+        self._log = log
         self._label = f"prompt sampler {plugin_label(sampler)!r}"
         self._started = False
         self._drawn = 0
         self._ahead: list[list[int]] = []  # the next round, drawn ahead
         self._last: list[int] = []  # the round before it
         self._rows: Any = ()
-
-    # ------------------------------------------------------------------ a run, and its state
 
     def begin(self) -> None:
         """A training begins. The data are read at its first draw: callers may change them after construction."""
@@ -105,14 +101,16 @@ class DrawnPrompts:
             if saved is not None and self._facts.rank == 0:
                 self._sampler.load_state_dict(saved["sampler"])
         if saved is None:
-            self._drawn = reading.batches_done(self._trainer, step)
+            args = self._trainer.args  # one generation batch feeds so many micro-steps
+            block = int(args.num_iterations) * int(args.steps_per_generation)
+            self._drawn = -(-step * int(args.gradient_accumulation_steps) // block)
         else:
             self._drawn, self._ahead = saved["rounds_drawn"], [list(prompts) for prompts in saved["ahead"]]
 
     @contextmanager
     def _plugin_code(self) -> Iterator[None]:
         """What the sampler raises on rank 0 in this block, all ranks raise, with its name."""
-        with self._agreement.section(), named(self._label, self._sampler):
+        with self._facts.agreement.section(), named(self._label, self._sampler):
             yield
 
     def _start(self) -> None:
@@ -124,8 +122,6 @@ class DrawnPrompts:
             orders = _Orders(make_sampler)
             pool = PromptPool(rows=self._rows, seed=int(self._trainer.args.seed), order=orders.of)
             self._sampler.start(pool)
-
-    # ------------------------------------------------------------------ a round
 
     def next_round(self, inputs: list[Any]) -> Drawn:
         """The next round's prompts. What TRL's loader dealt is not used.
@@ -145,9 +141,13 @@ class DrawnPrompts:
         """Draw the next round unless it is drawn; False if the prompts are exhausted. All ranks call it."""
         if self._ahead:
             return True
+        found: list[Any] = [None]
         with self._plugin_code():
             self._start()
-            found: list[Any] = [self._draw() if self._facts.rank == 0 else None]
+            if self._facts.rank == 0:
+                count = int(self._trainer.args.generation_batch_size) // self._facts.num_generations
+                drawn = self._sampler.draw(count, self._drawn)
+                found = [checked_draw(drawn, count, len(self._rows), self._label)]
         if self._facts.ranks > 1:
             broadcast_object_list(found, from_process=0)
         if found[0] is None:
@@ -156,25 +156,44 @@ class DrawnPrompts:
         self._ahead.append(found[0])
         return True
 
-    def _draw(self) -> list[int] | None:
-        count = int(self._trainer.args.generation_batch_size) // self._facts.num_generations
-        return checked_draw(self._sampler.draw(count, self._drawn), count, len(self._rows), self._label)
-
     def observe(self, drawn: Drawn, rollout: Rollout, verdicts: Mapping[int, bool | str]) -> None:
         """Tell the sampler what came of a round; `verdicts` are a filter's, by place in the round. Gathers."""
         rewards_N_K = rollout.gather(rollout.rewards_B_K)[:, : len(self._facts.reward_names)]
         lengths_N = rollout.gather(rollout.completion_mask_B_T.sum(dim=1))
         with self._plugin_code():
             if self._facts.rank == 0:
-                weights_K = rollout.reward_weights_K[: rewards_N_K.size(1)]
-                outcomes = outcomes_of(
-                    drawn.prompts, rewards_N_K, weights_K, lengths_N, self._facts.reward_names, verdicts
-                )
+                names, weights_K = self._facts.reward_names, rollout.reward_weights_K[: rewards_N_K.size(1)]
+                outcomes = outcomes_of(drawn.prompts, rewards_N_K, weights_K, lengths_N, names, verdicts)
                 self._sampler.observe(outcomes)
                 metrics = {"drawn": self._drawn * len(drawn.prompts) / len(self._rows)}
                 if implements(self._sampler, "metrics"):
                     metrics |= self._sampler.metrics()
                 self._log({f"prompts/{name}": float(value) for name, value in metrics.items()})
+
+
+def prompts_of(
+    trainer: Any, facts: RunFacts, plugins: SelectedPlugins, log: Callable[[Mapping[str, float]], None]
+) -> DealtPrompts | DrawnPrompts:
+    """Where the prompts of a run come from."""
+    if plugins.resample is None and plugins.prompt_sampler is None:
+        return DealtPrompts()
+    drawing = "prompt_sampler" if plugins.resample is None else "resample"
+    dataset, args = trainer.train_dataset, trainer.args
+    if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
+        raise ConfigurationError(
+            f"{drawing} draws prompts from train_dataset, but {type(dataset).__name__} has no rows to choose from (a "
+            f"stream). Load it as a Dataset, or remove {drawing}."
+        )
+    block, per_step = int(args.steps_per_generation * args.num_iterations), int(args.gradient_accumulation_steps)
+    if args.save_strategy == "steps" and args.save_steps >= 1 and args.save_steps * per_step % block:
+        raise ConfigurationError(
+            f"{drawing}: save_steps={args.save_steps} has to be a multiple of {math.lcm(block, per_step) // per_step} "
+            "here: a checkpoint inside a generation batch could not be resumed from."
+        )
+    sampler = plugins.prompt_sampler or load_prompt_sampler("trl-grpo-ext:in_order")
+    prompts = DrawnPrompts(trainer, facts, sampler, drawing, log)
+    trainer.add_callback(PromptsState.of(prompts=prompts))
+    return prompts
 
 
 def outcomes_of(

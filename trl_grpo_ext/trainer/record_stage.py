@@ -13,7 +13,6 @@ from accelerate.utils import gather_object
 from ..credit import flow
 from ..credit.chain import Change, change_tables, metrics_of
 from ..credit.metrics import row_table, weight_metrics
-from ..guard.agreement import Agreement
 from ..records.manifest import Manifest
 from ..records.settings import write_settings
 from ..records.token_records import TokenRecorder
@@ -32,16 +31,14 @@ from .upstream import acting, reading
 class RecordStage:
     """Metrics, warnings, TRL's table of completions, token records, pass@k, times of phases, and the manifest."""
 
-    def __init__(
-        self, trainer: Any, facts: RunFacts, plugins: SelectedPlugins, agreement: Agreement, *, evaluates: bool
-    ) -> None:
+    def __init__(self, trainer: Any, facts: RunFacts, plugins: SelectedPlugins, *, evaluates: bool) -> None:
         self._trainer, self._facts, self._chain = trainer, facts, plugins.chain
         settings, args = plugins.settings, trainer.args
         self._pass_at_k: PassAtK = pass_at_k_of(settings, facts, evaluates=evaluates)
         self._recorder = TokenRecorder(settings.token_records, args.seed)
         self._phases = PhaseClock(facts.device)
         self.manifest = Manifest.of(trainer, plugins.loaded)
-        self._plugin_records = PluginRecords(self.manifest, args, settings.plugin_changes, agreement)
+        self._plugin_records = PluginRecords(self.manifest, args, settings.plugin_changes, facts.agreement)
         rewards = any(record.selected or record.distribution == "trl-grpo-ext" for record in self.manifest.plugins)
         # A run without any plugin logs what TRL logs.
         self._logs_more = rewards or plugins.read_rollouts or plugins.compact or bool(settings.pass_at_k)
@@ -49,8 +46,6 @@ class RecordStage:
         self._row_count = 0
         replaced = any(TokenLossDeclaration.of(loss).replaces for loss in plugins.losses_by_name.values())
         self._may_average = not replaced  # TRL's loss, and it was not said yet
-
-    # ------------------------------------------------------------------ once per run
 
     def begin(self, resume_from_checkpoint: str | bool | None) -> None:
         """Compare the plugins with those of the checkpoint, and write this run's."""
@@ -70,8 +65,6 @@ class RecordStage:
         output.metrics.update({f"{prefix}_{name}": value for name, value in metrics.items()})
         return output
 
-    # ------------------------------------------------------------------ once per generation batch
-
     def number_rows(self, rollout: Rollout) -> torch.Tensor:
         """The running numbers of this rank's completions, `(B,)`, which are those of TRL's table."""
         numbers_N = torch.arange(rollout.totals.sequences, device=rollout.mask_B_T.device)
@@ -85,11 +78,7 @@ class RecordStage:
         self.add_metrics(metrics)
 
     def saw_batch(
-        self,
-        rollout: Rollout,
-        batch: Mapping[str, Any],
-        changes: Sequence[Change],
-        outcomes: Mapping[str, Sequence[Any]],
+        self, rollout: Rollout, batch: Mapping[str, Any], changes: Sequence[Change], outcomes: Mapping[str, Any]
     ) -> None:
         """A generation batch is finished: record it with TRL's advantages and those after each hook."""
         if self.records_tokens and rollout.training:
@@ -98,8 +87,6 @@ class RecordStage:
             self._recorder.start(rollout, batch[BatchKeys.row_id], stages, outcomes)
         self.saw_changes(changes, batch[BatchKeys.row_id], rollout.mask_B_T)
         self.add_metrics(self._chain.metrics())
-
-    # ------------------------------------------------------------------ at every loss forward
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -127,12 +114,15 @@ class RecordStage:
         own_B_2 = torch.stack([means_B.float(), differs_by_token(after_B_T, mask_B_T).float()], dim=1)
         rows_N_C = self._facts.gather(torch.cat([own_B_2, change_tables(changes, mask_B_T)], dim=1))
         self.add_metrics(metrics_of(changes, rows_N_C[:, 2:]))
-        progress = reading.progress_of(self._trainer)
-        if progress.training:
-            self.warn(self._chain.without_effect(changes, rows_N_C[:, 2:], progress.step))
-            if bool(rows_N_C[:, 1].any()):
-                self.warn(self._averaged())
-        acting.show_mean_advantages(self._trainer, row_ids_N, rows_N_C[:, 0].tolist(), self._row_count)
+        if self._trainer.model.training:
+            self.warn(self._chain.without_effect(changes, rows_N_C[:, 2:], self._trainer.state.global_step))
+        self._saw_advantages(row_ids_N, rows_N_C[:, :2])
+
+    def _saw_advantages(self, row_ids_N: Sequence[int], table_N_2: torch.Tensor) -> None:
+        """Show each completion's mean advantage; warn if its tokens differ, and TRL averages them."""
+        if self._trainer.model.training and bool(table_N_2[:, 1].any()):
+            self.warn(self._averaged())
+        acting.show_mean_advantages(self._trainer, row_ids_N, table_N_2[:, 0].tolist(), self._row_count)
 
     def _averaged(self) -> Iterator[str]:
         """Say once if TRL's loss averages the advantages of a completion's tokens."""
@@ -169,8 +159,6 @@ class RecordStage:
         used |= {name: values_B_T.detach() for name, values_B_T in seen.items() if values_B_T is not None}
         stages = [(change.name, change.after_B_T) for change in policy.changes]
         self._recorder.add_trained(row_ids_B, stages, used)
-
-    # ------------------------------------------------------------------ whenever
 
     def before_log(self) -> None:
         """Write the token records, and take out metrics without a value."""

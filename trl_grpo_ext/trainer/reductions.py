@@ -4,8 +4,7 @@ Without an aggregation the reduction is TRL's own: its scalar stays as it is, or
 losses are among them. `self_check` compares the terms with TRL's loss, once.
 """
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -19,6 +18,7 @@ from .batch import BatchKeys
 from .facts import LossSettings, Progress, RunFacts
 from .loss_forward import LossForward, PolicyPass
 from .own_loss import LossOf, LossTrial
+from .selected import SelectedPlugins
 from .upstream import contract, reading
 
 DividesBy = Literal["nothing", "rows", "tokens", "losses"]
@@ -44,6 +44,7 @@ class Computed:
     settings: LossSettings
     progress: Progress
     further: FurtherTerms = NO_FURTHER
+    trl_weights_B_T: torch.Tensor | None = None  # if they were measured
 
 
 class TRLsReduction:
@@ -88,73 +89,62 @@ class Weighted:
     def reduce(self, computed: Computed) -> Reduced:
         """The same terms under these weights."""
         pieces = pieces_of(computed, self._facts)
-        forward = computed.forward
         progress = computed.progress
         # The weights' sum spans the generation batch. Ranks are averaged by DDP, ZeRO and FSDP; and each optimizer
         # step takes `accumulation` of the batch's `steps_per_generation` micro-batches. Weights that are those of a
         # step already stay as they are: the last step of an epoch may be short, and a sum is not to grow by that.
         per_step = AggregationDeclaration.of(self.aggregation).per_step
         share = 1.0 if per_step else progress.steps_per_generation / progress.accumulation
-        weights_B_T: torch.Tensor = forward.inputs[BatchKeys.weights]
+        weights_B_T: torch.Tensor = computed.forward.inputs[BatchKeys.weights]
         loss = (weights_B_T * pieces.loss_B_T).sum() * (self._facts.ranks * share) + pieces.rest
         return Reduced(loss, weights_B_T * share)
 
 
 class Reducing:
-    """An aggregation that reduces the losses of each micro-batch; in `section` one that fails on a rank stops all."""
+    """An aggregation that reduces the losses of each micro-batch."""
 
     takes_apart = True
     by_weights = False
     divides_by: DividesBy = "losses"
 
-    def __init__(self, aggregation: Any, facts: RunFacts, section: Callable[[], AbstractContextManager[None]]) -> None:
-        self.aggregation, self._facts, self._section = aggregation, facts, section
+    def __init__(self, aggregation: Any, facts: RunFacts) -> None:
+        self.aggregation, self._facts = aggregation, facts
         needs = AggregationDeclaration.of(aggregation).needs
         if "step_totals" in needs and facts.steps_per_generation % facts.accumulation:
             raise ConfigurationError(
                 f"The loss aggregation {flow.plugin_label(aggregation)!r} needs the counts of each optimizer step, but "
                 f"steps_per_generation={facts.steps_per_generation} is no multiple of gradient_accumulation_steps="
-                f"{facts.accumulation}. Change one of the two, or select another aggregation."
+                f"{facts.accumulation}. Change one of the two."
             )
 
     def reduce(self, computed: Computed) -> Reduced:
         """The same terms, reduced by the aggregation; its slope is each token's weight."""
         pieces = pieces_of(computed, self._facts)
         forward = computed.forward
-        progress = computed.progress
+        accumulation = computed.progress.accumulation
         loss_B_T = pieces.loss_B_T
         if not loss_B_T.requires_grad:  # in evaluation, where the loss is linear in the advantages
             loss_B_T = loss_B_T.detach().requires_grad_()
-        with self._section():
+        with self._facts.agreement.section():
             totals = forward.inputs[BatchKeys.totals]
             reduced = flow.reduced_loss(self.aggregation, loss_B_T, forward.mask_B_T, totals)
             slope_B_T = flow.reduced_weights(self.aggregation, reduced, loss_B_T, forward.mask_B_T)
-        weights_B_T = slope_B_T / (progress.accumulation * self._facts.ranks)
-        return Reduced(reduced / progress.accumulation + pieces.rest, weights_B_T)
+        weights_B_T = slope_B_T / (accumulation * self._facts.ranks)
+        return Reduced(reduced / accumulation + pieces.rest, weights_B_T)
 
 
 Reduction = TRLsReduction | Weighted | Reducing
 
 
-def reduction_of(
-    aggregation: Any,
-    facts: RunFacts,
-    loss_type: str,
-    section: Callable[[], AbstractContextManager[None]],
-    *,
-    knows_weights: bool,
-    has_token_losses: bool,
-) -> Reduction:
+def reduction_of(plugins: SelectedPlugins, facts: RunFacts, loss_type: str, *, knows_weights: bool) -> Reduction:
     """The reduction of a run: the selected aggregation's, or TRL's own, whose weights may be unknown."""
+    aggregation, has_token_losses = plugins.aggregation, bool(plugins.token_losses)
     if aggregation is None:
         return TRLsReduction(facts, loss_type, knows_weights=knows_weights, has_token_losses=has_token_losses)
     contract.check_loss_type(loss_type)
     if implements(aggregation, "weights"):
         return Weighted(aggregation, facts)
-    return Reducing(aggregation, facts, section)
-
-
-# ------------------------------------------------------------------------------------------------ the terms of TRL
+    return Reducing(aggregation, facts)
 
 
 def terms_of(settings: LossSettings, forward_hooks: Sequence[Any], further: Sequence[Term]) -> list[Term]:
@@ -168,8 +158,11 @@ def terms_of(settings: LossSettings, forward_hooks: Sequence[Any], further: Sequ
         acts_without_advantage=["forward hooks may give rows without signal one"] * bool(forward_hooks),
         unscaled=["forward hooks"] * bool(forward_hooks),
     )
-    others = {terms.KL: settings.beta != 0.0, terms.ENTROPY: settings.entropy_bonus}
-    others[terms.AUXILIARY] = settings.auxiliary_loss
+    others = {
+        terms.KL: settings.beta != 0.0,
+        terms.ENTROPY: settings.entropy_bonus,
+        terms.AUXILIARY: settings.auxiliary_loss,
+    }
     return [policy, *(term for term, is_there in others.items() if is_there), *further]
 
 
@@ -199,12 +192,12 @@ def kl_penalty(forward: LossForward, settings: LossSettings) -> torch.Tensor:
 
 def trl_weights(computed: Computed, facts: RunFacts) -> torch.Tensor:
     """The weight that TRL's own reduction gives every token, `(B, T)`."""
+    if computed.trl_weights_B_T is not None:
+        return computed.trl_weights_B_T
     forward, loss_type = computed.forward, computed.settings.loss_type
     tokens = forward.inputs["num_items_in_batch"]
     return reading.reduction_weights(loss_type, forward.mask_B_T, tokens, facts, computed.progress)
 
-
-# ------------------------------------------------------------------ the check of the first step
 
 RELATIVE_TOLERANCE = 1e-3
 """Far above what rounding does to these sums, far below what a changed reduction or a foreign term does."""
@@ -222,21 +215,15 @@ def self_check(
 ) -> None:
     """At the first training step: do our terms of TRL's loss add up to TRL's loss?
 
-    It runs TRL's own `_compute_loss` on shapes and masks of the real first batch, with invented numbers. Compared are
-
-    1. the weight that TRL's reduction gives each token, read off the slope of the loss in the advantages where every
-       importance ratio is 1, with `reading.reduction_weights`, which we divide out;
-    2. TRL's loss and its gradient in the log-probabilities, away from ratio 1 and with advantages of both signs, with
-       the loss put together again from the terms under those same weights. A loss that is not homogeneous in the
-       advantages, a KL penalty that differs from ours, or a foreign term makes the two differ.
-
+    TRL's own `_compute_loss` runs on shapes and masks of the real first batch, with invented numbers. Compared are the
+    weight that its reduction gives each token, read off the slope in the advantages at importance ratio 1; then, away
+    from ratio 1, its loss and the gradient in the log-probabilities, with those of the terms under these weights.
     Entropy bonus and auxiliary loss are off, since training keeps them as TRL has them. With forward hooks alone only
     the slope matters. If no token of the micro-batch counts, all are made to count.
     """
     if not bool((mask_B_T > 0).any()):
         mask_B_T = torch.ones_like(mask_B_T)
     all_tokens = bool((mask_B_T > 0).all())
-
     without = replace(settings, entropy_bonus=False, auxiliary_loss=False)
 
     def computed_in(trial: LossTrial, advantages_B_T: torch.Tensor) -> Computed:
@@ -253,10 +240,9 @@ def self_check(
         if not float(gap.max()) <= RELATIVE_TOLERANCE * largest:  # `not <=`, so that NaN is caught
             worst = int(gap.nan_to_num(nan=torch.inf).argmax())
             raise SelfCheckError(
-                f"The loss of {facts.trainer} (loss_type={settings.loss_type!r}) does not consist of the pieces that "
-                f"trl-grpo-ext knows: its {what} is {in_trl.flatten()[worst].item():.6g}, the pieces' is "
-                f"{expected.flatten()[worst].item():.6g}. Remove loss_aggregation and token_losses, move a term of "
-                "your own from _compute_loss to compute_loss, or install a TRL that was tested."
+                f"The loss of {facts.trainer} (loss_type={settings.loss_type!r}) has other pieces than are known: its "
+                f"{what} is {in_trl.flatten()[worst].item():.6g}, the pieces' is {expected.flatten()[worst]:.6g}. "
+                "Remove loss_aggregation and token_losses, or move your own term from _compute_loss to compute_loss."
             )
 
     with torch.enable_grad():
@@ -264,15 +250,15 @@ def self_check(
         near_one = LossTrial(inputs, all_tokens=all_tokens)
         computed_at_one = computed_in(at_one, torch.ones_like(at_one.logps_B_T))
         computed = computed_in(near_one, near_one.wave_B_T)
-        loss, slope_B_T = computed.trl_loss, None
+        loss = computed.trl_loss
+        slope_B_T = None
         if computed_at_one.trl_loss.requires_grad:
             leaf_B_T = computed_at_one.forward.inputs["advantages"]
             (slope_B_T,) = torch.autograd.grad(computed_at_one.trl_loss, leaf_B_T, allow_unused=True)
         if slope_B_T is None:
             raise SelfCheckError(
-                f"The loss of {facts.trainer} does not depend on the advantages that trl-grpo-ext passes to it, so "
-                "neither a forward hook nor an aggregation can act on it: it reads them before the policy's forward "
-                "pass, or from a copy. Remove these plugins, or the override of _compute_loss."
+                f"The loss of {facts.trainer} does not depend on the advantages that it is given: it reads them before "
+                "the policy's forward pass, or from a copy. Remove the plugins, or the override of _compute_loss."
             )
         if not takes_apart:
             return

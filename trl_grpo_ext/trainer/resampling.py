@@ -1,28 +1,24 @@
 """`resample`: replace groups that a filter drops, until the batch is full or the rounds are used up.
 
 One round is one call of TRL's own `_generate_and_score_completions`, for as many prompts as a generation batch has. So
-generation (vLLM, tools, environments, `rollout_func`), rewards, shapers, TRL's metrics and its table of completions see
-each completion once, when it is sampled. What is trained on is put together afterwards:
+generation, rewards, shapers, TRL's metrics and its table see each completion once, when it is sampled. What is trained
+on is put together afterwards:
 
     round ──filter──▶ kept groups ──▶ the batch ──▶ hooks, aggregation, records, update
                  └──▶ dropped, counted by reason
 
-- A batch takes what it needs; groups kept beyond it are dropped and counted as surplus.
-- TRL's batches have a fixed size. A batch that is not full after `max_rounds` is filled up with dropped groups of its
-  rounds, whose tokens are masked: they are in no loss and no denominator.
-- Prompts come from the prompt sampler, by default in TRL's order, in as many whole rounds as a pass has; no batch has
-  two groups of one prompt. An epoch is as many updates as without `resample`, and the data is passed faster.
+- Groups kept beyond what a batch needs are dropped and counted as surplus. A batch that is not full after `max_rounds`
+  is filled up with dropped groups of its rounds, whose tokens are masked: they are in no loss and no denominator.
+- Prompts come from the prompt sampler, by default in TRL's order; no batch has two groups of one prompt. An epoch is as
+  many updates as without `resample`, and the data is passed faster.
 - Hooks run on the batch that is trained on. Where the filter reads advantages they run in each round too, which gives
-  the same only if each of them looks at every group by itself (`independent`). Shapers always run in the round. What
-  cannot be exact is refused when the trainer is constructed.
-- A checkpoint has the rounds drawn and the sampler's state. One inside a generation batch lacks that batch, which TRL
-  would sample again from other weights: it cannot be resumed from, and `save_steps` that would write one are refused.
+  the same only if each of them looks at every group by itself (`independent`). Shapers always run in the round.
 """
 
 import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -32,14 +28,14 @@ from ..credit.flow import group_verdicts, plugin_label, verdicts_by_group
 from ..credit.parts import names_of
 from ..credit.rollouts import ScoredRows
 from ..errors import ConfigurationError
-from ..guard.agreement import Agreement
-from ..guard.parameters import checked_whole
 from ..types import FilterDeclaration, HookDeclaration, Rollout, implements, role_of
 from .batch import PROMPT_KEYS, BatchKeys, counting_mask
+from .config import ResampleSettings
 from .facts import Progress, RunFacts
 from .prompts import DealtPrompts, Drawn, DrawnPrompts
 from .sampled_batch import SampledBatch, read_rollout
-from .upstream import acting, images
+from .selected import SelectedPlugins
+from .upstream import acting, images, reading
 
 _PAD: Mapping[str, float] = {
     "tool_mask": 1.0,
@@ -50,30 +46,6 @@ _PAD: Mapping[str, float] = {
 
 _SHAPED = ("rewards_B", "raw_rewards_B", "group_baselines_B", "token_rewards_B_T")
 """Entries of a rollout that shapers make, kept so that these need not run again."""
-
-
-@dataclass(frozen=True)
-class ResampleSettings:
-    """The mapping `resample`, read."""
-
-    filter: Any  # A selection of a group filter, or one
-    max_rounds: int = 4  # most generations for one batch
-
-
-def read_resample(value: Any) -> ResampleSettings | None:
-    """Read the setting: None, a filter's name, or a mapping of `filter` and `max_rounds`."""
-    if value is None:
-        return None
-    if isinstance(value, str):
-        value = {"filter": value}
-    how = "Write a filter's name, or {filter: signal, max_rounds: 4}."
-    if not isinstance(value, Mapping) or value.get("filter") is None:
-        raise ConfigurationError(f"resample: {value!r} does not say which groups to keep. {how}")
-    if unknown := [key for key in value if key not in ResampleSettings.__dataclass_fields__]:
-        raise ConfigurationError(f"resample has no {unknown[0]!r}. {how}")
-    settings = ResampleSettings(**value)
-    checked_whole("resample: max_rounds", settings.max_rounds, lowest=1)
-    return settings
 
 
 Row = dict[tuple[str, str], Any]
@@ -88,21 +60,12 @@ Group = list[Row]
 class Resampling:
     """Fills generation batches with groups that a filter keeps."""
 
-    def __init__(
-        self,
-        settings: ResampleSettings,
-        group_filter: Any,
-        facts: RunFacts,
-        agreement: Agreement,
-        loss_counts_rows: bool,
-    ) -> None:
+    def __init__(self, settings: ResampleSettings, group_filter: Any, facts: RunFacts, loss_counts_rows: bool) -> None:
         self.settings, self.filter = settings, group_filter
         self.reads_advantages = "advantages" in FilterDeclaration.of(group_filter).needs
-        self._facts, self._agreement = facts, agreement
+        self._facts = facts
         self._loss_counts_rows = loss_counts_rows
         self._reasons: set[str] = set()
-
-    # ------------------------------------------------------------------ once per generation batch
 
     def fill(
         self,
@@ -120,7 +83,7 @@ class Resampling:
                 break
             drawn = prompts.next_round([])
             sampled, seen = sample(drawn)
-            with self._agreement.section():
+            with self._facts.agreement.section():
                 seen = seen if self.reads_advantages else replace(seen, advantages_B_T=None)
                 verdicts = group_verdicts(self.filter, seen)
             rounds, wanted = rounds + 1, len(drawn.prompts)
@@ -136,8 +99,7 @@ class Resampling:
             why = ", ".join(f"{reason} ({number})" for reason, number in dropped.most_common())
             warnings.warn(
                 f"resample: the filter {plugin_label(self.filter)!r} kept none of {rounds * wanted} groups in {rounds} "
-                f"rounds: {why}. If this persists, look at the completions (log_completions), or change the data, "
-                "num_generations, the temperature or the filter.",
+                f"rounds: {why}. Look at the completions (log_completions), or change the data or the filter.",
                 stacklevel=2,
             )
         chosen = [*kept.values(), *(group for prompt, group in others.items() if prompt not in kept)][:wanted]
@@ -161,8 +123,6 @@ class Resampling:
         by_group = verdicts_by_group(self.filter, verdicts, [row // size for row in range(len(rows))])
         groups = [rows[start : start + size] for start in range(0, len(rows), size)]
         return list(zip(groups, by_group.values(), strict=True))
-
-    # ------------------------------------------------------------------ rows put together
 
     def _column(self, rows: Sequence[Row], source: str, name: str) -> torch.Tensor:
         like = "prompt_ids" if name in PROMPT_KEYS else "completion_ids"
@@ -206,11 +166,10 @@ class Resampling:
             batch[BatchKeys.masked_groups_factor] = torch.tensor(len(groups) / counted, device=self._facts.device)
         scored = self._join_scored(rows, everybody)
         logps = self._columns(rows, "logps")
-        with self._agreement.section():
+        with self._facts.agreement.section():
             raw = replace(scored, rewards_N_K=scored.rewards_N_K[:, : len(reward_weights_K)])
-            gather = self._agreement.gather
             numbers = [row["scored", "row_number"] for row in rows]
-            rollout = read_rollout(self._facts, progress, batch, raw, logps, reward_weights_K, gather, numbers)
+            rollout = read_rollout(self._facts, progress, batch, raw, logps, reward_weights_K, numbers)
         rollout = replace(
             rollout,
             rewards_B_K=scored.rewards_N_K[rollout.local_rows],
@@ -245,9 +204,6 @@ class Resampling:
         )
 
 
-# ---------------------------------------------------------------------- rows cut out
-
-
 def _by_row(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.dim() > 0
 
@@ -275,36 +231,35 @@ def _rows_of_batch(sampled: SampledBatch) -> list[Row]:
             values = values[values.numel() - prompts[row] :] if key[1] in PROMPT_KEYS else values[: written[row]]
         return values.clone()
 
-    def scored_at(row: int) -> dict[str, Any]:
-        return {
-            "row": dict(scored.rows[row]),
-            "row_number": (rollout.row_numbers or [])[row],
-            "prompt": scored.prompts[row],
-            "completion": scored.completions[row],
-            "rewards": rewards_B_K[row].clone(),
-            "parts": {name: parts[row] for name, parts in scored.parts.items()},
-            "outcomes": {name: outcomes[row] for name, outcomes in scored.outcomes.items()},
-            "tool_mask": None if masks is None else masks[row],
-        }
-
-    return [
-        {
-            **{key: cut(key, row) for key in columns},
-            **{("scored", name): value for name, value in scored_at(row).items()},
-            **{("images", name): _on_cpu(parts[row]) for name, parts in parts_of_images.items()},
-        }
-        for row in range(len(written))
-    ]
+    rows = []
+    for row in range(len(written)):
+        found: Row = {key: cut(key, row) for key in columns}
+        for name, parts in parts_of_images.items():
+            part = parts[row]
+            found["images", name] = part.detach().cpu() if isinstance(part, torch.Tensor) else part
+        found["scored", "row"] = dict(scored.rows[row])
+        found["scored", "row_number"] = (rollout.row_numbers or [])[row]
+        found["scored", "prompt"] = scored.prompts[row]
+        found["scored", "completion"] = scored.completions[row]
+        found["scored", "rewards"] = rewards_B_K[row].clone()
+        found["scored", "parts"] = {name: parts[row] for name, parts in scored.parts.items()}
+        found["scored", "outcomes"] = {name: outcomes[row] for name, outcomes in scored.outcomes.items()}
+        found["scored", "tool_mask"] = None if masks is None else masks[row]
+        rows.append(found)
+    return rows
 
 
-def _on_cpu(part: Any) -> Any:
-    return part.detach().cpu() if isinstance(part, torch.Tensor) else part
+def resampling_of(
+    trainer: Any, facts: RunFacts, plugins: SelectedPlugins, *, loss_counts_rows: bool
+) -> Resampling | None:
+    """What fills the batches of a run; None without `resample`."""
+    if plugins.resample is None:
+        return None
+    _refuse_inexact(plugins.group_filter, plugins.hooks, reading.batch_statistics_of(trainer))
+    return Resampling(plugins.resample, plugins.group_filter, facts, loss_counts_rows)
 
 
-# ---------------------------------------------------------------------- what is refused
-
-
-def refuse_inexact(group_filter: Any, hooks: Sequence[Any], trls_batch_statistics: str | None) -> None:
+def _refuse_inexact(group_filter: Any, hooks: Sequence[Any], trls_batch_statistics: str | None) -> None:
     """Refuse what would not be exact over rounds."""
     label = plugin_label(group_filter)
     say = "If it looks at each group by itself and remembers nothing, let it declare independent=True"
@@ -318,13 +273,11 @@ def refuse_inexact(group_filter: Any, hooks: Sequence[Any], trls_batch_statistic
             )
         if implements(hook, "on_rollout") and "advantages" in FilterDeclaration.of(group_filter).needs:
             raise ConfigurationError(
-                f"resample: the filter {label!r} reads advantages, so the hooks run in each round, and "
-                f"{plugin_label(hook)!r} may look at the whole batch, which is incomplete then. {say}; otherwise "
-                f"select a filter that does not read advantages, such as accuracy_between."
+                f"resample: the filter {label!r} reads advantages, so hooks run in each round, and "
+                f"{plugin_label(hook)!r} may look at the whole batch. {say}; otherwise select another filter."
             )
     if trls_batch_statistics is not None and not any(role_of(hook) == "estimator" for hook in hooks):
         raise ConfigurationError(
-            f"resample: with {trls_batch_statistics} TRL's advantages depend on everything sampled in a round, which "
-            f"is not the batch that is trained on. Set scale_rewards to group or none, or select an estimator "
-            "(batch_whitening divides by the standard deviation of the batch that is trained on)."
+            f"resample: with {trls_batch_statistics} TRL's advantages depend on a whole round, which is not the batch "
+            "that is trained on. Set scale_rewards to group or none, or select an estimator (batch_whitening)."
         )

@@ -6,7 +6,7 @@ prompts ──TRL generates──▶ completions ──rewards, shapers──▶
 
 import functools
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -19,19 +19,27 @@ from ..credit.parts import agreed_names, part_metrics
 from ..credit.rollouts import ScoredRows
 from ..credit.signal import rewards_are_equal, share_without_signal, signal_table, zero_variance_of
 from ..errors import UpstreamError
-from ..guard.agreement import Agreement
 from ..guard.reward_watch import RewardWatch, reward_limit
 from ..types import Rollout, Totals, implements
 from .batch import BatchKeys
+from .compact.sampling import sharing_of
 from .facts import Progress, RunFacts
 from .logps import LogpsForHooks
 from .loss_forward import Inherited
-from .prompts import DealtPrompts, Drawn, DrawnPrompts
+from .prompts import Drawn, prompts_of
 from .record_stage import RecordStage
-from .resampling import Resampling
-from .sampled_batch import HookLogps, NotSampling, SampledBatch, Sampling, read_rollout
+from .reductions import DividesBy
+from .resampling import resampling_of
+from .sampled_batch import (
+    HookLogps,
+    SampledBatch,
+    Sampling,
+    batch_before_trls,
+    read_rollout,
+    refuse_images,
+    rollout_of_shapers,
+)
 from .selected import SelectedPlugins
-from .shaping import batch_before_trls, refuse_images, rollout_of_shapers
 from .token_losses import TokenLosses
 from .upstream import acting, contract, reading
 
@@ -44,34 +52,44 @@ class RolloutStage:
         trainer: Any,
         facts: RunFacts,
         plugins: SelectedPlugins,
-        agreement: Agreement,
         records: RecordStage,
-        *,
-        hook_logps: LogpsForHooks,
-        prompts: DealtPrompts | DrawnPrompts,
-        resampling: Resampling | None,
         token_losses: TokenLosses,
-        trls_advantages: bool,
+        divides_by: DividesBy,
+        *,
+        own_scoring: bool,
     ) -> None:
-        self._trainer, self._facts, self._agreement, self._records = trainer, facts, agreement, records
-        self._chain, self._aggregation, self._settings = plugins.chain, plugins.aggregation, plugins.settings
-        self._hook_logps, self._resampling, self._token_losses = hook_logps, resampling, token_losses
-        self.prompts = prompts
+        self._trainer = trainer
+        self._facts = facts
+        self._agreement = facts.agreement
+        self._records = records
+        self._chain = plugins.chain
+        self._aggregation = plugins.aggregation
+        self._settings = plugins.settings
+        self._hook_logps = LogpsForHooks(plugins.needing_logps, trainer, facts.tokenizer)
+        self._token_losses = token_losses
+        self.prompts = prompts_of(trainer, facts, plugins, records.add_metrics)
+        self._resampling = resampling_of(trainer, facts, plugins, loss_counts_rows=divides_by == "rows")
+        self._sharing = sharing_of(trainer) if plugins.settings.share_prompts else nullcontext
         self._shapes = self._chain.acts("on_rewards")
-        self._reads_rollouts, self._weighs = plugins.read_rollouts, implements(plugins.aggregation, "weights")
-        self._zeroes_rounding = trls_advantages and (
-            plugins.change_advantages or plugins.compact or plugins.reduces or resampling is not None
-        )
-        self._sampling: Sampling = NotSampling()
+        has_images = reading.has_images(trainer.train_dataset)  # what tools return is seen in the batch alone
+        self._hook_logps.check_images(has_images)
+        if self._shapes:
+            refuse_images(has_images, self._hook_logps.missing(reading.logps_of_batches(trainer)))
+        self._reads_rollouts = plugins.read_rollouts
+        used = plugins.change_advantages or plugins.compact or plugins.reduces or self._resampling is not None
+        self._zeroes_rounding = used and not own_scoring
+        self._sampling = Sampling()
         self.totals: dict[int, Totals] = {}  # of the generation batch to train on, by its number
         self._batches = 0
-
-    # ------------------------------------------------------------------ what TRL's overrides call
 
     def generate_and_score(self, inherited: Inherited, inputs: Any) -> dict[str, Any]:
         """TRL's generation batch with the advantages, weights and entries that the plugins make."""
         if not self._reads_rollouts:
-            return self._as_trl_scores(inherited, inputs)
+            with self._watching() as sampling:
+                batch: dict[str, Any] = inherited(inputs)
+            if self._zeroes_rounding and sampling.scored:
+                self._zero_rounding(batch, sampling.scored[-1])
+            return batch
         progress = reading.progress_of(self._trainer)
         if not progress.training:
             return self._finish(self._sample(inherited, Drawn(inputs), progress))
@@ -88,7 +106,8 @@ class RolloutStage:
 
     def generate(self, inherited: Inherited, prompts: Any) -> Any:
         """What TRL generates, which shapers and the rollout need."""
-        generated = inherited(prompts)
+        with self._sharing():
+            generated = inherited(prompts)
         self._sampling.saw_generated(generated)
         return generated
 
@@ -102,9 +121,10 @@ class RolloutStage:
         self, inherited: Inherited, inputs: Any, prompts: Any, completions: Any, completion_ids: Any
     ) -> torch.Tensor:
         """The rewards of all ranks, `(N, K)`, with a column for each shaper."""
-        trl, names = self._trainer, self._facts.reward_names
-        limit = reward_limit(self._settings.reward_timeout, float(trl.args.ddp_timeout), self._facts.ranks)
-        watch, failure = RewardWatch(limit), None
+        trl = self._trainer
+        names = self._facts.reward_names
+        watch = RewardWatch(reward_limit(self._settings.reward_timeout, float(trl.args.ddp_timeout), self._facts.ranks))
+        failure = None
         shape = len(prompts), len(names)  # now: a reward may empty what it is given
         self._sampling.show_columns(())  # those of an earlier call in this batch are no functions
         functions = trl.reward_funcs
@@ -129,8 +149,6 @@ class RolloutStage:
         self._sampling.saw_rewards(ScoredRows(*seen, watch.parts, part_names, watch.outcomes, masks))
         return self._shape_rewards(rewards_N_K) if self._shapes else rewards_N_K
 
-    # ------------------------------------------------------------------ one round
-
     @contextmanager
     def _watching(self) -> Iterator[Sampling]:
         """A context in which the other overrides note what they see of one round."""
@@ -139,18 +157,7 @@ class RolloutStage:
             try:
                 yield self._sampling
             finally:
-                self._sampling = NotSampling()
-
-    def _as_trl_scores(self, inherited: Inherited, inputs: Any) -> dict[str, Any]:
-        """TRL's batch, where nothing needs the rollout; its advantages may be rounded to 0."""
-        if not self._zeroes_rounding:
-            batch: dict[str, Any] = inherited(inputs)
-            return batch
-        with self._watching() as sampling:
-            batch = inherited(inputs)
-        for scored in sampling.scored[-1:]:
-            self._zero_rounding(batch, scored)
-        return batch
+                self._sampling = Sampling()
 
     def _one_round(
         self, inherited: Inherited, progress: Progress, reads_advantages: bool, drawn: Drawn
@@ -168,8 +175,7 @@ class RolloutStage:
         if not sampling.scored:
             raise UpstreamError(
                 f"The rewards of this generation batch were never seen: a base class of {self._facts.trainer} "
-                "overrides _generate_and_score_completions without calling _calculate_rewards. Advantage hooks and "
-                "loss aggregations need it."
+                "overrides _generate_and_score_completions without calling _calculate_rewards, which the plugins need."
             )
         scored = sampling.scored[-1]
         logps: HookLogps = {}
@@ -179,7 +185,8 @@ class RolloutStage:
             if self._shapes:
                 rollout = rollout_of_shapers(self._facts, sampling, batch)
             else:
-                rollout = self._read_rollout(progress, batch, scored, logps, drawn.row_numbers)
+                weights_K = self._trainer.reward_weights
+                rollout = read_rollout(self._facts, progress, batch, scored, logps, weights_K, drawn.row_numbers)
             if self._zeroes_rounding:
                 self._zero_rounding(batch, scored)
         batch[BatchKeys.row_id] = self._records.number_rows(rollout)
@@ -189,11 +196,12 @@ class RolloutStage:
         """The rewards of all ranks, with a column for what each shaper adds."""
         sampling, progress = self._sampling, reading.progress_of(self._trainer)
         batch = batch_before_trls(self._facts, sampling, has_reference=self._trainer.beta != 0.0)
-        refuse_images(sampling, self._hook_logps.missing(batch))
+        refuse_images(sampling.has_images, self._hook_logps.missing(batch))
         logps = self._compute_logps(batch, sampling.scored[-1].rows, progress)
         scored = sampling.scored[-1]
         with self._agreement.section():
-            raw = self._read_rollout(progress, batch, scored, logps, sampling.row_numbers)
+            weights_K = self._trainer.reward_weights
+            raw = read_rollout(self._facts, progress, batch, scored, logps, weights_K, sampling.row_numbers)
             rollout = self._chain.on_rewards(raw)
         added_N_S = self._facts.gather(rollout.rewards_B_K[:, len(raw.reward_names) :])
         rewards_N_K = torch.cat([rewards_N_K, added_N_S], dim=1)
@@ -209,20 +217,10 @@ class RolloutStage:
             prompted = self._hook_logps.with_prompts(batch, rows)
         return self._hook_logps.compute(batch, prompted, self._facts.rows_at_once(progress.training))
 
-    def _read_rollout(
-        self,
-        progress: Progress,
-        batch: dict[str, Any],
-        scored: ScoredRows,
-        logps: HookLogps,
-        row_numbers: Sequence[int] | None,
-    ) -> Rollout:
-        weights_K, gather_rows = self._trainer.reward_weights, self._agreement.gather
-        return read_rollout(self._facts, progress, batch, scored, logps, weights_K, gather_rows, row_numbers)
-
     def _zero_rounding(self, batch: dict[str, Any], scored: ScoredRows) -> None:
         """Set TRL's own advantages to exactly 0 if a group's rewards are equal, where rounding may leave a rest."""
-        trl, rewards_N_K = self._trainer, scored.rewards_N_K
+        trl = self._trainer
+        rewards_N_K = scored.rewards_N_K
         more = rewards_N_K.size(1) - len(trl.reward_weights)
         weights_K = torch.cat([trl.reward_weights, trl.reward_weights.new_ones(more)]).to(rewards_N_K.device)
         group_size = self._facts.group_size(reading.progress_of(trl).training)
@@ -231,8 +229,6 @@ class RolloutStage:
         rows, advantages_B = len(scored.prompts), batch["advantages"]
         equal_B = equal_N[self._facts.rank * rows : (self._facts.rank + 1) * rows]
         batch["advantages"] = torch.where(equal_B, torch.zeros_like(advantages_B), advantages_B)
-
-    # ------------------------------------------------------------------ the batch to train on
 
     def _apply_rollout_hooks(self, sampled: SampledBatch) -> tuple[Rollout, list[Change], torch.Tensor | None]:
         """The rollout with the advantages, what each hook did, and the signs that its masks allow."""
@@ -272,7 +268,7 @@ class RolloutStage:
         self.totals.clear()
         self.totals[self._batches] = rollout.totals
         batch[BatchKeys.batch_number] = torch.full_like(batch[BatchKeys.row_id], self._batches)
-        if self._weighs:
+        if implements(self._aggregation, "weights"):
             with self._agreement.section():
                 weights_B_T = batch[BatchKeys.weights] = flow.token_weights(self._aggregation, rollout)
             self._records.saw_weights(weights_B_T, advantages_B_T, rollout.mask_B_T)

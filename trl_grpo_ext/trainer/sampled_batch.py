@@ -2,8 +2,13 @@
 
 TRL shuffles a generation batch before it is trained on. What must stay with a row travels in the batch itself, under
 `BatchKeys`.
+
+TRL makes advantages from what its `_calculate_rewards` returns, inside the method that also makes the batch. So shapers
+run there, and each gives TRL one more column of rewards, of weight 1, on which TRL's own estimator works. At that point
+the batch does not exist yet. `batch_before_trls` puts it together, and `rollout_of_shapers` compares it with TRL's.
 """
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,10 +16,11 @@ from typing import Any
 import torch
 
 from ..credit.rollouts import RolloutFacts, RowTensors, ScoredRows, build_rollout
-from ..errors import ConfigurationError
+from ..errors import ConfigurationError, UpstreamError
 from ..types import Rollout, Totals
 from .batch import counting_mask
 from .facts import Progress, RunFacts
+from .upstream.acting import pad_rows
 from .upstream.reading import Generated
 
 HookLogps = Mapping[str, torch.Tensor]
@@ -33,10 +39,6 @@ class SampledBatch:
     rollout: Rollout
 
 
-def _show_nothing(names: Sequence[str]) -> None:
-    """Without shapers there are no further columns."""
-
-
 @dataclass
 class Sampling:
     """A generation batch while TRL samples and scores it: each override adds what it sees."""
@@ -47,8 +49,7 @@ class Sampling:
     scored: list[ScoredRows] = field(default_factory=list)  # what `_calculate_rewards` saw; the last one counts
     shaped: list[tuple[dict[str, Any], Rollout]] = field(default_factory=list)  # the batch as shapers saw it, and after
     row_numbers: Sequence[int] | None = None  # of this rank's completions in the training data, if they are known
-    # Shows TRL the columns of rewards that shapers add.
-    show_columns: Callable[[Sequence[str]], None] = _show_nothing
+    show_columns: Callable[[Sequence[str]], None] = lambda names: None  # shows TRL the columns that shapers add
 
     def saw_generated(self, returned: Sequence[Any]) -> None:
         """TRL has generated; the passes before that belong to nothing."""
@@ -56,8 +57,8 @@ class Sampling:
         self.passes = []
 
     def saw_pass(self, logps_B_T: torch.Tensor) -> None:
-        """TRL ran a model over the batch."""
-        if not self.scored:  # else the batch is already known
+        """TRL ran a model, over the batch if there is one that is not known yet."""
+        if self.generated.completion_ids and not self.scored:
             self.passes.append(logps_B_T)
 
     def saw_rewards(self, scored: ScoredRows) -> None:
@@ -76,19 +77,6 @@ class Sampling:
         return self.generated.images is not None or any(row.get(key) for key in ("image", "images"))
 
 
-class NotSampling(Sampling):
-    """Stands where no generation batch is in the making, or nobody needs to know of it: nothing is kept."""
-
-    def saw_generated(self, returned: Sequence[Any]) -> None:
-        """Keep nothing."""
-
-    def saw_pass(self, logps_B_T: torch.Tensor) -> None:
-        """Keep nothing."""
-
-    def saw_rewards(self, scored: ScoredRows) -> None:
-        """Keep nothing."""
-
-
 def read_rollout(
     facts: RunFacts,
     progress: Progress,
@@ -96,7 +84,6 @@ def read_rollout(
     scored: ScoredRows,
     logps: HookLogps,
     reward_weights_K: torch.Tensor,
-    gather: Callable[[torch.Tensor], torch.Tensor],
     row_numbers: Sequence[int] | None = None,
 ) -> Rollout:
     """The context of one generation batch, from TRL's batch and, in `logps`, what hooks need beyond it."""
@@ -139,7 +126,7 @@ def read_rollout(
         tensors,
         made_with,
         totals,
-        gather,
+        facts.agreement.gather,
         row_numbers=row_numbers,
         step=progress.step,
         training=progress.training,
@@ -155,7 +142,80 @@ def _check_rows(facts: RunFacts, batch: Mapping[str, Any], scored: ScoredRows) -
     what = f"row {same.index(False)} is another" if False in same else f"{len(rows)} of {len(scored.completion_ids)}"
     raise ConfigurationError(
         f"_generate_and_score_completions of a base class of {facts.trainer} returned other rows than were scored "
-        f"({what}), so advantage hooks and loss aggregations would see wrong rewards and groups. Let it keep all "
-        f"rows in order and set unwanted advantages to zero, or derive that class from GRPOExtTrainer, so that it "
-        f"runs after the hooks."
+        f"({what}). Let it keep all rows in order and set unwanted advantages to zero, or derive that class from "
+        "GRPOExtTrainer, so that it runs after the hooks."
     )
+
+
+_COMPARED = (
+    "prompt_ids",
+    "prompt_mask",
+    "completion_ids",
+    "completion_mask",
+    "tool_mask",
+    "num_items_in_batch",
+    "old_per_token_logps",
+    "ref_per_token_logps",
+    "sampling_per_token_logps",
+)
+"""Entries of TRL's batch that a `Rollout` is made of; ours must equal them."""
+
+
+def batch_before_trls(facts: RunFacts, sampling: Sampling, has_reference: bool) -> dict[str, Any]:
+    """The batch that TRL will make of what was generated, as far as a `Rollout` needs it."""
+    generated = sampling.generated
+    if not generated.completion_ids:
+        raise UpstreamError(
+            f"A base class of {facts.trainer} calls _calculate_rewards outside of _generate_and_score_completions, or "
+            "does not generate with _generate. Hooks that shape rewards need to see both."
+        )
+
+    padded = functools.partial(pad_rows, facts)
+    made: dict[str, Any] = {
+        "prompt_ids": padded(generated.prompt_ids, facts.pad_id, "left"),
+        "prompt_mask": padded([[1] * len(ids) for ids in generated.prompt_ids], 0, "left"),
+        "completion_ids": padded(generated.completion_ids, facts.pad_id),
+        "completion_mask": padded([[1] * len(ids) for ids in generated.completion_ids], 0),
+    }
+    if generated.tool_masks is not None:
+        made["tool_mask"] = padded(generated.tool_masks, 1)
+    if generated.sampling_logps is not None:
+        numbers = [[torch.nan if logp is None else logp for logp in row] for row in generated.sampling_logps]
+        made["sampling_per_token_logps"] = padded(numbers, 0.0)
+    if facts.masks_truncated:
+        whole_B = torch.tensor([ids[-1] in facts.end_ids for ids in generated.completion_ids], device=facts.device)
+        for key in {"completion_mask", "tool_mask"} & made.keys():
+            made[key] = made[key] * whole_B.unsqueeze(1).int()
+    counting_B_T = made["completion_mask"] * made.get("tool_mask", 1)
+    made["num_items_in_batch"] = facts.gather(counting_B_T.sum()).sum()
+    if len(sampling.passes) > has_reference:
+        made["old_per_token_logps"] = sampling.passes[0]
+    if has_reference and sampling.passes:
+        made["ref_per_token_logps"] = sampling.passes[-1]
+    return made
+
+
+def refuse_images(has_images: bool, missing: Sequence[str]) -> None:
+    """Refuse log-probabilities, `missing` in TRL's batch, that need a pass with images."""
+    if missing and has_images:
+        raise ConfigurationError(
+            f"A hook that shapes rewards needs {' and '.join(missing)} of a batch with images, which TRL computes "
+            "where num_iterations is above 1 (old policy) or beta above 0 (reference). Set these, or remove the hook."
+        )
+
+
+def rollout_of_shapers(facts: RunFacts, sampling: Sampling, batch: dict[str, Any]) -> Rollout:
+    """Check that TRL made the batch that the shapers saw, and return the rollout after the shapers."""
+    before, rollout = sampling.shaped[-1]
+    for key in _COMPARED:
+        seen, made = before.get(key), batch.get(key)
+        if seen is not made and (seen is None or made is None or not _same(seen, made)):
+            raise UpstreamError(
+                f"Hooks that shape rewards saw a different {key!r} than is in the batch that {facts.trainer} "
+                f"made. A base class changes the batch after the rewards, or this TRL is untested."
+            )
+    return rollout
+
+
+def _same(seen: torch.Tensor, made: torch.Tensor) -> bool:
+    return seen.shape == made.shape and bool(((seen == made) | ((seen != seen) & (made != made))).all())

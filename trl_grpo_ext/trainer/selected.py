@@ -1,6 +1,6 @@
 """The plugins of one trainer, loaded: those given in Python and those selected in its config."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,9 +19,7 @@ from ..plugins.loading import (
     resolve,
 )
 from ..types import implements
-from .config import our_settings
-from .own_loss import reward_positions
-from .resampling import read_resample
+from .config import our_settings, read_resample
 from .upstream import contract
 
 
@@ -45,8 +43,25 @@ class SelectedRewards:
     def set_weights(self, trainer: Any) -> None:
         """Put the weights where the trainer keeps them, unless the config has some."""
         if trainer.args.reward_weights is None:
-            positions = reward_positions(self._chosen, trainer.reward_funcs, self.weights)
+            positions = _reward_positions(self._chosen, trainer.reward_funcs, self.weights)
             trainer.reward_weights[positions] = torch.tensor(self.weights)
+
+
+def _reward_positions(given: Sequence[Any], functions: Sequence[Any], weights: Sequence[float]) -> list[int]:
+    """The positions of the given reward functions in the trainer: a subclass may put its own before them."""
+    free, places = list(range(len(functions))), list[int]()
+    for function, weight in zip(given, weights, strict=True):
+        same = [place for place in free if functions[place] is function]
+        if not same and places == list(range(len(places))):  # TRL made a model of an id, or a subclass wrapped it
+            same = [place for place in free if place == len(places)]
+        if not same:
+            raise ConfigurationError(
+                f"The reward function {function!r} of weight {weight} is not among the trainer's, {list(functions)!r}: "
+                "a base class has replaced it. Give all of them their weights as reward_weights."
+            )
+        places.append(same[0])
+        free.remove(same[0])
+    return places
 
 
 class SelectedPlugins:

@@ -13,7 +13,7 @@ from ..errors import ConfigurationError
 from ..types import LossTerms, Rollout, TokenLossDeclaration
 from .batch import BatchKeys, join_batches
 from .facts import Progress, RunFacts
-from .loss_forward import LossForward
+from .loss_forward import LossForward, PolicyPass
 from .own_loss import LossTrial
 
 
@@ -21,10 +21,7 @@ class TokenLosses:
     """The token losses of a run, by name; in `section` one that fails on a rank stops all."""
 
     def __init__(
-        self,
-        losses: Mapping[str, Any],
-        facts: RunFacts,
-        section: Callable[[], AbstractContextManager[None]],
+        self, losses: Mapping[str, Any], facts: RunFacts, section: Callable[[], AbstractContextManager[None]]
     ) -> None:
         self._losses, self._facts, self._section = losses, facts, section
         declared = {name: TokenLossDeclaration.of(loss) for name, loss in losses.items()}
@@ -44,8 +41,6 @@ class TokenLosses:
             found.append(Term(name=name, mixes_rows=mixes, acts_without_advantage=acts))
         return found
 
-    # ------------------------------------------------------------------ once per generation batch
-
     def carry(self, batch: dict[str, Any], rollout: Rollout) -> None:
         """Let the rows take along what the losses want to find again, and what they need that TRL did not compute."""
         if self._need_reference and rollout.ref_logps_B_T is not None:
@@ -55,20 +50,17 @@ class TokenLosses:
                 values = carried_values(loss, rollout)
             batch.update({_key(number, name): values_B_T for name, values_B_T in values.items()})
 
-    # ------------------------------------------------------------------ at every loss forward
-
     def values(self, forward: LossForward, progress: Progress) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
         """Each loss's value of every token, `(B, T)`, and what is logged of them."""
+        if not self._losses:
+            return {}, {}
         factor_B = forward.inputs.get(BatchKeys.part_factor)
         # Compact updates multiplied the advantages by it, to make up for another denominator: of TRL's loss alone.
         factor_B_1 = 1.0 if factor_B is None else factor_B.unsqueeze(1)
         values, seen = dict[str, torch.Tensor](), dict[str, torch.Tensor]()
-        policy = forward.policy
         for number, (name, loss) in enumerate(self._losses.items()):
             with self._section():
-                entropies_B_T = policy.entropies_B_T
-                assert entropies_B_T is not None  # they are asked for
-                terms = self._terms(number, forward.inputs, forward.mask_B_T, policy.logps_B_T, entropies_B_T, progress)
+                terms = self._terms(number, forward, progress)
                 value_B_T = run_token_loss(loss, terms)
                 seen[f"token_loss/{name}/mean"] = value_B_T.detach()
                 for what, measured_B_T in measured(loss, terms).items():
@@ -85,30 +77,26 @@ class TokenLosses:
         wave_B_T, ones_B_T = trial.wave_B_T, torch.ones_like(trial.wave_B_T)
         made_up = {**trial.batch, "advantages": wave_B_T, BatchKeys.reward: wave_B_T[:, 0]}
         made_up.pop(BatchKeys.part_factor, None)
+        forward = LossForward(made_up, ones_B_T)
+        forward.passes.append(PolicyPass(trial.logps_B_T, ones_B_T + 0.1 * wave_B_T))
         for number, loss in enumerate(self._losses.values()):
-            terms = self._terms(number, made_up, ones_B_T, trial.logps_B_T, ones_B_T + 0.1 * wave_B_T, progress)
+            terms = self._terms(number, forward, progress)
             declared = TokenLossDeclaration.of(loss)
             with self._section():
                 check_declarations(loss, terms, rows_apart=declared.independent, vanishes=declared.needs_advantage)
 
-    def _terms(
-        self,
-        number: int,
-        inputs: Mapping[str, Any],
-        mask_B_T: torch.Tensor,
-        logps_B_T: torch.Tensor,
-        entropies_B_T: torch.Tensor,
-        progress: Progress,
-    ) -> LossTerms:
-        advantages_B_T = flow.expand_advantages(inputs["advantages"].detach(), mask_B_T)
+    def _terms(self, number: int, forward: LossForward, progress: Progress) -> LossTerms:
+        inputs, policy = forward.inputs, forward.policy
+        assert policy.entropies_B_T is not None  # they are asked for
+        advantages_B_T = flow.expand_advantages(inputs["advantages"].detach(), forward.mask_B_T)
         factor_B = inputs.get(BatchKeys.part_factor)
         prefix = _key(number, "")
         return LossTerms(
-            logps_B_T=logps_B_T,
-            old_logps_B_T=inputs.get("old_per_token_logps", logps_B_T.detach()),
+            logps_B_T=policy.logps_B_T,
+            old_logps_B_T=inputs.get("old_per_token_logps", policy.logps_B_T.detach()),
             advantages_B_T=advantages_B_T if factor_B is None else advantages_B_T / factor_B.unsqueeze(1),
-            mask_B_T=mask_B_T,
-            entropies_B_T=entropies_B_T.detach(),
+            mask_B_T=forward.mask_B_T,
+            entropies_B_T=policy.entropies_B_T.detach(),
             ref_logps_B_T=inputs.get("ref_per_token_logps", inputs.get(_REFERENCE)),
             sampling_logps_B_T=inputs.get("sampling_per_token_logps"),
             completion_ids_B_T=inputs["completion_ids"],
@@ -132,6 +120,16 @@ def _key(number: int, name: str) -> str:
     return f"{BatchKeys.carried}_{number}_{name}"
 
 
+def losses_that_replace(losses: Mapping[str, Any]) -> list[str]:
+    """The name of the token loss that takes the place of TRL's, if there is one; two are refused."""
+    replacing = [name for name, loss in losses.items() if TokenLossDeclaration.of(loss).replaces]
+    if len(replacing) > 1:
+        raise ConfigurationError(
+            f"The token losses {replacing[0]!r} and {replacing[1]!r} both replace TRL's policy loss. Keep one of them."
+        )
+    return replacing
+
+
 def refuse_token_losses(losses: Mapping[str, Any], trainer: Any, owners: Sequence[type]) -> None:
     """Refuse token losses where they cannot act, or would take away in silence what TRL does inside its own loss."""
     if not losses:
@@ -147,11 +145,7 @@ def refuse_token_losses(losses: Mapping[str, Any], trainer: Any, owners: Sequenc
             f"The token loss {first!r} cannot be added to the loss of {owners[0].__qualname__}, whose terms are not "
             "known. Remove one of them, or make that loss a token loss that replaces TRL's."
         )
-    replacing = [name for name, loss in losses.items() if TokenLossDeclaration.of(loss).replaces]
-    if len(replacing) > 1:
-        raise ConfigurationError(
-            f"The token losses {replacing[0]!r} and {replacing[1]!r} both replace TRL's policy loss. Keep one of them."
-        )
+    replacing = losses_that_replace(losses)
     is_on = (  # in the order of INSIDE_TRLS
         trainer.importance_sampling_level != "token",
         trainer.top_entropy_quantile < 1.0,

@@ -183,9 +183,7 @@ def _text(name: str, text: str) -> Make:
 REFUSED: dict[str, tuple[Make, str]] = {
     "nothing there": (lambda folder: folder / "no", "There is no file or folder '.*no' with saved completions"),
     "only a log": (lambda f: _text("trl_grpo_ext_log.jsonl", "")(f).parent, "Train with log_completions: true"),
-    "other suffix": (_text("x.csv", "a"), "ends in neither of .parquet, .jsonl"),
     "cut off": (_cut_off, "completions_00010.parquet is not a complete parquet file .*; it may be truncated"),
-    "empty file": (_text("x.parquet", ""), "x.parquet is not a complete parquet file"),
     "foreign": (
         lambda folder: write_table(folder / "x.parquet", a=[1], b=[2]),
         "x.parquet holds no saved completions: it has no column 'completion' and no 'prompt', but: a, b",
@@ -237,14 +235,12 @@ SELECTIONS: dict[str, tuple[dict[str, Any], str]] = {
         {"advantage_hooks": ["low_probability"]},
         "'low_probability' needs log-probabilities, which only token",
     ),
-    "old": ({"advantage_hooks": ["zero_variance_credit"]}, "'zero_variance_credit' .* which only token records have"),
     "reference": ({"advantage_hooks": ["kl_in_reward"]}, "'kl_in_reward' needs log-probabilities under a reference"),
     "teacher": (
         {"advantage_hooks": [{"name": "teacher_log_ratio", "teacher": "some/model"}]},
         "'teacher_log_ratio' needs the model 'some/model', but a comparison loads no teacher",
     ),
     "column": ({"rewards": ["gsm8k_accuracy"]}, "gsm8k_accuracy needs the column 'answer'.*--dataset FILE"),
-    "argument": ({"rewards": [lambda completions, answer, **rest: []]}, "1 required .*: 'answer'.*--dataset FILE"),
     "weights": ({"reward_weights": [1, 2]}, "2 reward_weights for 1 rewards"),
     "weights twice": (
         {"rewards": [{"name": "think_format", "weight": 2}], "reward_weights": [1]},
@@ -252,7 +248,6 @@ SELECTIONS: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "loss type": ({"loss_type": "nope"}, "loss_type is 'nope'; it must be one of .*dapo"),
     "masking": ({"mask_truncated_completions": True}, "mask_truncated_completions needs to know"),
-    "unknown": ({"advantage_hooks": ["nope"]}, "nope"),
     "a crash": ({"rewards": [fragile]}, r"step 10: .*'fragile' raised ZeroDivisionError.*at row 3 of 4, .*'no'"),
     "an error": ({"rewards": [strict]}, r"completions_00010.parquet, step 10: the reference of row 2 cannot"),
     "values of turns": ({"rewards": [of_turns]}, "the reward 'of_turns' scores turns"),

@@ -1,14 +1,12 @@
 """What the figures show is what was logged, read from their artists; what strangers named is text."""
 
 import re
-import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 import numpy as np
-import pyarrow.parquet
 import pytest
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -65,10 +63,8 @@ def a_run(folder: Path, *entries: dict[str, Any]) -> Run:
 # ---------------------------------------------------------------------------------------------- values
 
 
-def test_a_real_run_has_every_figure_but_vllms(shown: list[tuple[Plot, str | Absent]]) -> None:
-    absent = {plot.name: svg.reason for plot, svg in shown if isinstance(svg, Absent)}
-    assert absent.keys() == {"pass_at_k", "resampled", "sampling_ratio"}
-    assert "vLLM" in absent["sampling_ratio"]
+def test_a_real_run_has_nearly_every_figure(shown: list[tuple[Plot, str | Absent]]) -> None:
+    assert {plot.name for plot, svg in shown if isinstance(svg, Absent)} == {"pass_at_k"}
 
 
 def test_figures_of_rewards_are_as_logged(two: list[Run], trained_once: tuple[Path, dict[str, Any]]) -> None:
@@ -106,40 +102,6 @@ def test_figures_of_metrics_and_hooks(two: list[Run], trained_once: Any) -> None
     names = [text.get_text() for legend in hooks.legends for text in legend.get_texts()]
     # Held-out values of hooks say nothing.
     assert names == ["centred", "entropy_shaping", "leave_one_out", "one", "two"]
-
-
-def quantile(values: list[float], share: float) -> float:
-    """By hand: linear between the two neighbours."""
-    values = sorted(values)
-    place = share * (len(values) - 1)
-    low = int(place)
-    return values[low] + (place - low) * (values[min(low + 1, len(values) - 1)] - values[low])
-
-
-@pytest.mark.parametrize("column", ["advantage", "weight"])
-def test_bands_are_the_quantiles_of_live_tokens(two: list[Run], column: str) -> None:
-    figure = drawn(two, f"{column}s")
-    for run, axis in zip(two, figure.axes, strict=True):
-        expected: dict[int, list[float]] = {}
-        for file in run.records:
-            values: list[float] = []
-            for row in pyarrow.parquet.read_table(file).to_pylist():
-                if row[column] is not None:
-                    values += [value for value, live in zip(row[column], row["live"], strict=True) if live]
-            if values:
-                mean = statistics.fmean(values) if column == "weight" else 1.0
-                expected[int(file.stem[5:])] = [quantile(values, q) / mean for q in (0.05, 0.25, 0.5, 0.75, 0.95)]
-        assert len(expected) >= 2
-        median, _ = axis.get_lines()  # once for each of the bands
-        assert median.get_ydata() == pytest.approx([values[2] for values in expected.values()], rel=1e-6)
-        assert list(median.get_xdata()) == list(expected)
-        outer, inner = axis.collections
-        for area, low, high in ((outer, 0, 4), (inner, 1, 3)):
-            edges = np.array(sorted(corners(area)))
-            for step, values in expected.items():
-                there = edges[edges[:, 0] == step][:, 1]
-                assert min(there) == pytest.approx(values[low], abs=2e-6)
-                assert max(there) == pytest.approx(values[high], abs=2e-6)
 
 
 def test_phases_are_stacked_to_the_whole_step(two: list[Run], trained_once: Any) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.history.report.trained import write_history
 from trl_grpo_ext.errors import ConfigurationError
 from trl_grpo_ext.history.report import load_run, load_runs
-from trl_grpo_ext.history.report.drawing import live_values
+from trl_grpo_ext.history.report.page_data import read_rows
 from trl_grpo_ext.history.report.trained_run import LOG, STATE
 
 HISTORY = [{"loss": 0.5, "reward": 1.0, "step": 1}, {"loss": 0.25, "reward": 2.0, "step": 2}]
@@ -99,7 +99,7 @@ def test_what_is_damaged_is_a_sentence(own_runs: Path, case: tuple[str, bytes, s
     whole = load_run(own_runs / "one")
     (own_runs / "one" / file).write_bytes(content)
     run = load_run(own_runs / "one")
-    unread = [path.name for path in (*run.records, *run.completions) if run.columns_of(path) is None]
+    unread = [path.name for path in (*run.records, *run.completions) if not run.columns_of(path)]
     assert told(run, file, sentence)
     assert run.history == whole.history
     assert unread == [Path(file).name] * file.endswith("3.parquet")
@@ -120,8 +120,8 @@ def test_no_damage_is_an_error(own_runs: Path, seed: int) -> None:
         file.write_bytes(damaged)
         run = load_run(own_runs / "two")
         for path in run.records:
-            live_values(run, path, "weight")
-        lost = {path for path in (*run.records, *run.completions) if run.columns_of(path) is None}
+            read_rows(run, path)
+        lost = {path for path in (*run.records, *run.completions) if not run.columns_of(path)}
     finally:
         file.write_bytes(whole)
     assert lost <= {file}  # the others are all there

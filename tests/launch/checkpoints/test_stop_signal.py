@@ -141,9 +141,6 @@ def test_sigterm_to_the_launcher_saves_and_ends(tiny_model: Path, tmp_path: Path
     assert [name for name in names(output) if not name.startswith("reached")] == [f"checkpoint-{steps.pop()}"]
 
 
-# ------------------------------------------------------------------ the handler alone, in this process
-
-
 @pytest.fixture
 def usr1() -> Any:
     """SIGUSR1 is noted by the test."""

@@ -32,9 +32,6 @@ def test_a_tiny_model_is_counted_by_hand() -> None:
     assert (untied.parameters, untied.linear) == (sizes.parameters + 800, sizes.linear)
 
 
-# --------------------------------------------------------------------------------------------------------- adapters
-
-
 @pytest.mark.parametrize("targets", ["all-linear", ["q_proj", "down_proj"], None, r".*(q|k)_proj"])
 def test_adapters_are_those_that_peft_would_train(targets: str | list[str] | None) -> None:
     def config() -> LoraConfig:
@@ -58,9 +55,6 @@ def test_a_target_that_peft_drops_without_a_word_is_found() -> None:
     targets = ["q_proj", "w1", "self_attn.k_proj", "proj"]
     found = adapters_of(on_meta(TINY), LoraConfig(r=2, target_modules=targets, task_type="CAUSAL_LM"))
     assert found.missing == ("proj", "w1")
-
-
-# ---------------------------------------------------------------------------------------------------------- configs
 
 
 def test_a_model_that_is_not_here_is_a_reason() -> None:

@@ -1,7 +1,6 @@
 """Each pitfall: one setup that it speaks of and one that it does not."""
 
 import math
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
@@ -16,7 +15,7 @@ from transformers import BitsAndBytesConfig
 from tests.launch.doctor.cases import A100, adapted, case, launched, lora, qwen
 from trl_grpo_ext.launch.doctor import Machine, Severity
 from trl_grpo_ext.launch.doctor.case import Case
-from trl_grpo_ext.launch.doctor.pitfalls import PITFALLS, _movable, problems_of
+from trl_grpo_ext.launch.doctor.pitfalls import _movable, problems_of
 
 DDP = launched("ddp", 2)
 ZERO2, ZERO3 = launched("zero2", 2), launched("zero3", 2)
@@ -45,7 +44,6 @@ def state(kind: str, processes: int) -> Any:
     return SimpleNamespace(distributed_type=DistributedType(kind), num_processes=processes)
 
 
-ACCUMULATES = launched("zero2", 2, environment={"ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "1"})
 FOUR = {"per_device_train_batch_size": 16, "num_generations": 4}
 
 # fmt: off
@@ -56,10 +54,6 @@ PAIRS: dict[str, Pair] = {
         lambda: case(NODES, machine=Machine(machines=1)), lambda: case(NODES, machine=Machine(machines=2))),
     "several_gpus_for_one_process": Pair("warning", "spreads the model over them",
         lambda: case(devices=(A100, A100), sizes=qwen()), lambda: case(DDP, sizes=qwen())),
-    "package_that_is_missing": Pair("error", "asks for vllm liger-kernel, not installed",
-        lambda: case(ZERO2, use_vllm=True, use_liger_kernel=True), lambda: case(DDP)),
-    "nowhere_to_save": Pair("error", "a file",
-        lambda: case(output_dir=__file__), case),
     "other_engine": Pair("error", "on the CPU Accelerate runs DDP in its place",
         lambda: case(FSDP2, distributed_state=state("MULTI_CPU", 2)),
         lambda: case(FSDP2, distributed_state=state("MULTI_GPU", 2))),
@@ -67,9 +61,6 @@ PAIRS: dict[str, Pair] = {
         lambda: case(launched(asked_processes=4)), lambda: case(launched("ddp", 4))),
     "machines_without_ranks": Pair("warning", "no job forms",
         lambda: case(NODES), lambda: case(replace(NODES, ranked=True))),
-    "accumulation_in_two_places": Pair("error", "is 1 in launch.yaml and 4 in the run",
-        lambda: case(ACCUMULATES, gradient_accumulation_steps=4),
-        lambda: case(ACCUMULATES, gradient_accumulation_steps=1)),
     "quantised_without_adapters": Pair("error", "cannot be trained",
         lambda: case(quantisation=FOUR_BIT), qlora),
     "quantised_with_vllm": Pair("error", "trl#4973",
@@ -106,20 +97,13 @@ PAIRS: dict[str, Pair] = {
 # fmt: on
 
 
-BY_NAME = {pitfall.name: pitfall for pitfall in PITFALLS}
-
-
 @pytest.mark.parametrize("name", PAIRS)
 def test_pitfall_speaks_of_what_is_wrong_alone(name: str) -> None:
     pair = PAIRS[name]
-    pitfall = BY_NAME[name]
-    found = pitfall(pair.wrong())
-    assert found is not None
+    (found,) = [problem for problem in problems_of(pair.wrong()) if pair.word in problem.message]
     assert found.severity == pair.severity, found
-    assert pair.word in found.message, found.message
-    assert found.subject
     assert len(found.fix) >= 10 or "Accelerate" in found.message  # which says what to do itself
-    assert pitfall(pair.right()) is None
+    assert not any(pair.word in problem.message for problem in problems_of(pair.right()))
 
 
 @pytest.mark.parametrize("width", [896, 3584])
@@ -130,10 +114,6 @@ def test_movable_is_what_bfloat16_keeps(width: int, learning_rate: float) -> Non
     changed = float(((lora_A - learning_rate * torch.randn_like(lora_A).sign()) != lora_A).float().mean())
     expected = _movable(case(sizes=replace(qwen(), hidden=width), learning_rate=learning_rate))
     assert changed == pytest.approx(expected, abs=0.02 + 0.25 * expected)
-
-
-def test_pitfalls_have_a_pair_each() -> None:
-    assert Counter(pitfall.name for pitfall in PITFALLS) == Counter(PAIRS.keys())
 
 
 def test_problems_of_a_usual_run() -> None:

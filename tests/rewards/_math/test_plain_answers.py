@@ -97,8 +97,6 @@ def test_a_text_has_no_answer_where_nothing_can_begin_one() -> None:
         assert not has_no_answer(text)
 
 
-# Against math-verify -----------------------------------------------------------------------------------------------
-
 digits = st.integers(0, 10**7) | st.integers(0, 30) | st.integers(0, 10**30 - 1)
 signs = st.sampled_from(["", "", "-"])
 tails = st.sampled_from(["0", "00", "5", "50", "25", "75", "333333", "333334", "000001", "142857", "999999", "1"])
@@ -173,9 +171,6 @@ def test_what_is_decided_here_is_math_verifys_verdict(pair: tuple[str, str]) -> 
     if outcome is not None:
         [theirs] = accuracy_rewards.accuracy_reward([[{"content": completion}]], [reference])
         assert theirs == float(outcome is Outcome.RIGHT)
-
-
-# Limits ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -219,9 +219,6 @@ def test_texts_by_hand(name: str) -> None:
     assert misread(table(TABLES.get(name, ""), ODD if name == "odd" else [])) == []
 
 
-# ---------------------------------------------------------------- parts of expressions, denials, dressed numbers
-
-
 def items(lines: str) -> list[str]:
     """The entries of a table; two spaces or more stand between them."""
     return re.split(r"\s{2,}", lines.strip())
@@ -312,9 +309,6 @@ def test_a_dressed_number_is_the_answer() -> None:
     )
     assert misread((box.format(written), 18) for written in HONEST for box in boxes) == []
     assert misread((line.format(w), 18) for w in HONEST if "\\" not in w for line in lines) == []
-
-
-# ---------------------------------------------------------------------------------------------- references, any text
 
 
 def test_a_scale_word_keeps_the_face_of_the_number() -> None:

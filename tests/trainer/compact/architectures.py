@@ -1,20 +1,16 @@
 """Every causal language model of the installed transformers, small, in updates of compact rows against plain TRL's.
 
     python -m tests.trainer.compact.architectures [NAME ...]
-    python -m tests.trainer.compact.architectures --cost
 
-The first prints a table: for each architecture and width of a batch, whether its rows were packed, or why not, and the
-gradient's relative gap. The second prints the processor's seconds for one trial and for an update of a small Llama.
+It prints a table: for each architecture and width of a batch, whether its rows were packed, or why not, and the
+gradient's relative gap.
 """
 
-import functools
 import inspect
 import logging
 import math
 import sys
-import time
 from collections import Counter
-from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -211,31 +207,6 @@ def updates_of(model: Any, logged: dict[str, float]) -> CompactUpdates:
     )
 
 
-def cost() -> None:
-    """Seconds of 64 completions of 80 to 256 tokens after prompts of 32 to 64."""
-    torch.set_num_threads(1)
-    model = AutoModelForCausalLM.from_config(small_config("llama")).train()
-    add_fused_lm_head(model, outputs=("log_probs", "entropy"))
-    rows = [batch for seed in range(8) for batch in batch_of((32, 64, 80, 256), seed)]
-    compact = updates_of(model, {})
-
-    def seconds(run: Callable[[], Any]) -> float:
-        before = time.process_time()
-        run()
-        return time.process_time() - before
-
-    logps = functools.partial(compact.logps, trls_logps)
-    seconds(lambda: gradient_of(model, rows[:2], trls_logps))
-    plain = seconds(lambda: gradient_of(model, rows, trls_logps))
-    first = seconds(lambda: compact.plan([*rows], torch.float32))
-    again = seconds(lambda: compact.plan([*rows], torch.float32))
-    shared = seconds(lambda: gradient_of(model, compact.plan([*rows], torch.float32), logps)) - again
-    trial = first - again
-    print(
-        f"update in plain TRL {plain:.2f} s, shared {shared:.2f} s; trial {trial:.2f} s, {trial / plain:.0%} of TRL's"
-    )
-
-
 def tried(name: str) -> Outcome:
     """One architecture at all widths of a batch."""
     outcome, heard = Outcome(name), Heard()
@@ -276,9 +247,6 @@ def tried(name: str) -> Outcome:
 
 
 def main() -> None:
-    if sys.argv[1:] == ["--cost"]:
-        cost()
-        return
     outcomes = []
     for name in sys.argv[1:] or NAMES:
         try:

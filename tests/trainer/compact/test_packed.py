@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from peft import LoraConfig, PrefixTuningConfig, get_peft_model
 from transformers import (
@@ -87,9 +87,6 @@ def exact_in(model: Any, packing: Packing) -> Exact:
     return trials.of(Rows(*batch.values(), *found), [(1, batch["input_ids"].size(1))], fits=True)
 
 
-# -------------------------------------------------------------------------------------------------- packed rows
-
-
 def test_packed_rows_by_hand() -> None:
     ids = torch.tensor([[0, 10, 11, 20, 21, 22], [0, 10, 11, 30, 0, 0], [12, 13, 14, 40, 41, 0]])
     packed = PackedRows.of(ids, 3, np.array([[2, 3], [2, 1], [3, 2]]), np.array([7, 7, 2]))
@@ -126,8 +123,17 @@ CONFIGS: dict[str, tuple[Any, torch.dtype]] = {
 }
 
 
-@pytest.mark.parametrize("share", [False, True])
-@pytest.mark.parametrize("name", CONFIGS)
+QUICK = [("llama", True), ("qwen2", False), ("experts", True)]
+
+
+@pytest.mark.parametrize(
+    ("name", "share"),
+    [
+        pytest.param(name, share, marks=[pytest.mark.slow] * ((name, share) not in QUICK))
+        for name in CONFIGS
+        for share in (False, True)
+    ],
+)
 def test_packed_rows_are_as_rows_alone(name: str, share: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     config, dtype = CONFIGS[name]
     if share:
@@ -143,7 +149,7 @@ def assert_same(model: Any, tolerance: float, share: bool) -> None:
     assert packed is not None
     # Prompts of 5, 5, 7, 7, 1, 1, 3 or of 5, 7, 1, 3, and completions without their last token.
     assert packed.ids_1_L.size(1) == (16 if share else 29) + 8 + 2 + 3 + 0 + 5 + 1 + 4
-    slope = torch.randn(len(ROWS), 10, generator=torch.Generator().manual_seed(2), dtype=packed_dtype(model))
+    slope = torch.randn(len(ROWS), 10, generator=torch.Generator().manual_seed(2), dtype=model.dtype)
     found = []
     for scored in (score(model, *batch.values()), packing.logps(score, {"model": model, **batch}, packed)):
         model.zero_grad()
@@ -156,14 +162,7 @@ def assert_same(model: Any, tolerance: float, share: bool) -> None:
     assert (found[1][2] - found[0][2]).abs().max() < 10 * tolerance
 
 
-def packed_dtype(model: Any) -> torch.dtype:
-    dtype: torch.dtype = next(model.parameters()).dtype
-    return dtype
-
-
-# -------------------------------------------------------------------------------------------------- what it costs
-
-
+@settings(max_examples=40)
 @given(
     rows=st.lists(st.tuples(st.integers(0, 3), st.integers(1, 40)), min_size=1, max_size=12),
     prompt=st.integers(1, 60),
@@ -193,9 +192,6 @@ def test_groups_are_cut_where_a_part_is_full() -> None:
     (plan,) = plan_block(block, 4, groups=[groups])  # 30 do, and two micro-steps are left with a placeholder
     assert plan.steps == ((0, 2, 4, 6), (1, 3, 5, 7), (-1,), (-1,))
     assert (plan.computed, plan.idle) == (60, 2)
-
-
-# ---------------------------------------------------------------------------------------------- what is refused
 
 
 def adapted(config: Any) -> Callable[[Any], Any]:
@@ -306,9 +302,7 @@ def reads_the_mask(model: Any) -> None:
         (reads_the_mask, "the model calls __and__ on the mask"),
     ],
 )
-def test_a_model_in_which_it_would_not_be_exact_is_noticed(
-    change: Callable[[Any], None], reason: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_inexact_model_is_noticed(change: Callable[[Any], None], reason: str, caplog: pytest.LogCaptureFixture) -> None:
     model = model_of(*CONFIGS["llama"])
     assert exact_in(model, Packing(share=True)).packed
     change(model)

@@ -82,9 +82,6 @@ ranks_of_rows = st.integers(1, 3).flatmap(
 )
 
 
-# ----------------------------------------------------------------------------------------------------- by hand
-
-
 def test_one_long_row_is_left_alone_and_the_short_ones_meet() -> None:
     # In parts of 3 and 3: 3 * 10 + 3 * 2 = 36 tokens, in parts of 1 and 5: 10 + 5 * 2 = 20. Without a plan 3 * 10 may
     # run at a time, so that five short ones may.
@@ -121,11 +118,8 @@ def test_plan_with_few_rows_has_placeholders() -> None:
     assert (plan.computed, plan.idle) == (5 + 5, 2)
 
 
-# ----------------------------------------------------------------------------------------------- of any plan
-
-
 @given(ranks_of_rows, st.integers(1, 5), st.randoms(use_true_random=False))
-@settings(max_examples=300)
+@settings(max_examples=60)
 def test_of_any_plan(ranks: list[Rank], micro_steps: int, random: Any) -> None:
     plans = plans_of(ranks, micro_steps)
     # No cut computes fewer tokens.
@@ -153,6 +147,7 @@ def test_of_any_plan(ranks: list[Rank], micro_steps: int, random: Any) -> None:
 
 
 @given(st.integers(1, 4), st.integers(1, 4), st.integers(1, 3), st.data())
+@settings(max_examples=30)
 def test_parts_of_a_fixed_size_hold_every_row(rows: int, micro_steps: int, count: int, data: st.DataObject) -> None:
     total = rows * micro_steps
     ranks = [all_run(*data.draw(st.lists(lengths, min_size=total, max_size=total), label="rows")) for _ in range(count)]

@@ -30,8 +30,7 @@ from tests.trainer.test_processes import BY_WEIGHTS
 from trl_grpo_ext import GRPOExtConfig, GRPOExtTrainer
 from trl_grpo_ext.errors import ConfigurationError
 from trl_grpo_ext.trainer.compact import trials
-from trl_grpo_ext.trainer.compact.updates import Freedom
-from trl_grpo_ext.trainer.extension import Extension
+from trl_grpo_ext.trainer.compact.updates import Freedom, updates_of
 from trl_grpo_ext.types import HookDeclaration
 
 pytestmark = pytest.mark.slow
@@ -154,9 +153,7 @@ def marked(number: int, name: str, share: bool) -> Any:
 @pytest.mark.parametrize(
     ("overrides", "share"), [marked(n, name, share) for n, name in enumerate(TRAININGS) for share in (False, True)]
 )
-def test_three_optimizer_steps_give_the_same_weights(
-    tiny_model: Path, tmp_path: Path, overrides: dict[str, Any], share: bool
-) -> None:
+def test_updates_of_three_steps(tiny_model: Path, tmp_path: Path, overrides: dict[str, Any], share: bool) -> None:
     ours, theirs = pair(tiny_model, tmp_path, Seen, **{"max_steps": 3, "share_prompts": share, **overrides})
     assert len(ours.gradients) == len(theirs.gradients) >= 3
     assert max(gaps(ours, theirs)) < EXACT["float64"]
@@ -194,9 +191,6 @@ def test_aggregations_by_weights_with_token_advantages(tiny_model: Path, tmp_pat
     assert max(measured) < EXACT["float64"]
     dropped = [log["compact/rows_dropped"] for log in ours["logs"] if "loss" in log]
     assert dropped == [0.0 if beta else 0.5] * len(measured)
-
-
-# ------------------------------------------------------------------------------------------- what is logged
 
 
 def test_the_metrics_by_hand(tiny_model: Path, tmp_path: Path) -> None:
@@ -266,9 +260,7 @@ def test_updates_drop_masked_sequences(tiny_model: Path, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("aggregation", [None, "seq_mean_token_mean"])
 @pytest.mark.parametrize("loss_type", ["dapo", "grpo"])
-def test_recorded_weights_and_advantages_are_the_loss(
-    tiny_model: Path, tmp_path: Path, loss_type: str, aggregation: str | None
-) -> None:
+def test_records_are_the_loss(tiny_model: Path, tmp_path: Path, loss_type: str, aggregation: str | None) -> None:
     overrides: dict[str, Any] = {"token_records": 99, "max_steps": 1, "loss_aggregation": aggregation}
     ours, theirs = pair(tiny_model, tmp_path, loss_type=loss_type, **overrides)
     totals, trained = {}, {}
@@ -289,9 +281,6 @@ def test_recorded_weights_and_advantages_are_the_loss(
         assert total == pytest.approx(totals["off"][completion], abs=1e-6)
 
 
-# ------------------------------------------------------------------------------------------------------ models
-
-
 def saved(config: Any, tiny_model: Path, folder: Path) -> Path:
     """A model with the tiny model's tokenizer."""
     tokenizer = AutoTokenizer.from_pretrained(tiny_model)
@@ -301,9 +290,7 @@ def saved(config: Any, tiny_model: Path, folder: Path) -> Path:
     return folder
 
 
-def test_the_routers_auxiliary_loss_stays_with_its_micro_batches(
-    tiny_moe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_updates_with_auxiliary_loss(tiny_moe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # float32: torch has no grouped product of doubles.
     overrides: dict[str, Any] = {"dtype": "float32", "max_steps": 1, "router_aux_loss_coef": 0.5}
     ours, theirs = pair(tiny_moe, tmp_path, GRPOExtTrainer, **overrides)
@@ -385,18 +372,11 @@ def test_updates_of_the_old_policy_and_reference(tiny_model: Path, tmp_path: Pat
     assert max(gaps(ours, theirs)) < EXACT["float64"]
 
 
-# ------------------------------------------------------------------------------------------------------ freedom
-
-
-# ------------------------------------------------------------------------------------------- what is refused
-
-
 def test_a_liger_loss_is_refused() -> None:
-    stand_in = SimpleNamespace(
-        _trainer=SimpleNamespace(args=SimpleNamespace(use_liger_kernel=True)), plugins=SimpleNamespace(compact=True)
-    )
+    trainer, plugins = SimpleNamespace(args=SimpleNamespace(use_liger_kernel=True)), SimpleNamespace(compact=True)
+    given: Any = (trainer, None, plugins, None, None, None)
     with pytest.raises(ConfigurationError, match="use_liger_kernel"):
-        Extension._make_updates(stand_in, None, None, None, ())  # type: ignore[arg-type]
+        updates_of(*given, own_passes=False)
 
 
 @pytest.mark.parametrize(

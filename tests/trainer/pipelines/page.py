@@ -19,10 +19,15 @@ Row = tuple[list[int], list[int]]
 
 
 def theirs(name: str) -> Any:
-    """A trainer of somebody else's, as the page has it."""
+    """A trainer of somebody else's, as the page has it; `PerToken` is `PerCompletion` with the page's edit."""
     names: dict[str, Any] = {}
     exec("import torch\nfrom trl import GRPOTrainer\n", names)
-    (code,) = [block for block in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL) if f"class {name}(" in block]
+    of_page = "PerCompletion" if name == "PerToken" else name
+    (code,) = [block for block in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL) if f"class {of_page}(" in block]
+    if name == "PerToken":
+        ((before, after),) = re.findall(r"```diff\n-(.*)\n\+(.*)\n```", PAGE)
+        assert code.count(before) == 1
+        code = code.replace(before, after).replace(of_page, name)
     exec(code, names)
     return names[name]
 

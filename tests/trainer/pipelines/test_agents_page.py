@@ -70,6 +70,7 @@ def test_tools(tool_model: Path, tmp_path: Path) -> None:
     assert [type(hook).__name__ for hook in names["trainer"].advantage_hooks] == ["TurnRewards", "Watch", "ToolErrors"]
 
 
+@pytest.mark.slow
 def test_an_environment(tool_model: Path, tmp_path: Path) -> None:
     scripts = {
         ASKED: [call("increment", by=2), call("increment", by=9)],
@@ -97,6 +98,7 @@ def test_an_environment(tool_model: Path, tmp_path: Path) -> None:
     assert not bool(table.outcome_B.any())
 
 
+@pytest.mark.slow
 def test_rewards_and_hooks_of_ones_own(tool_model: Path, tmp_path: Path) -> None:
     names: dict[str, Any] = {}
     exec(block("def polite_turns"), names)
@@ -105,12 +107,9 @@ def test_rewards_and_hooks_of_ones_own(tool_model: Path, tmp_path: Path) -> None
         {"role": "tool", "name": "t", "content": "please!"},
         {"role": "assistant", "content": "Now!!"},
     ]
-    (polite,), (shouted,) = (names[name](completions=[messages]) for name in ("polite_turns", "shouted"))
+    (polite,) = names["polite_turns"](completions=[messages])
     assert polite == 0.5
     assert [(part.score, part.places) for part in polite.parts] == [(1.0, (Place(turn=0),)), (0.0, (Place(turn=1),))]
-    assert shouted == -0.5
-    (part,) = shouted.parts
-    assert part.places == (Place(6, 7, 0), Place(3, 4, 1), Place(4, 5, 1))
 
     exec(block("class NoSecondTime"), names)
     scripts = {ASKED: [call("multiply", a=2, b=3)], result("6"): [call("multiply", a=2, b=3), "it is 6"]}

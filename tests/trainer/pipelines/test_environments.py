@@ -12,10 +12,10 @@ from trl import GRPOConfig, GRPOTrainer
 from tests.support import arguments
 from tests.trainer.pipelines.test_tools import ASKED, TEMPERATURE, call, result
 from tests.trainer.pipelines.tool_model import END, RESPONSE, START, biases
+from tests.trainer.watch import Watch
 from trl_grpo_ext import GRPOExtConfig, GRPOExtTrainer
 from trl_grpo_ext.advantages.turns import rewards_of_turns
 from trl_grpo_ext.rewards.environment import record_steps
-from trl_grpo_ext.types import HookDeclaration
 
 BOTH = call("increment", by=1) + call("increment", by=5)
 SCRIPTS = {
@@ -59,17 +59,6 @@ class Counter:
 def total(environments: list[Any], **columns: Any) -> list[float]:
     """As a user of TRL writes it."""
     return [environment.sum for environment in environments]
-
-
-class Watch:
-    declares = HookDeclaration(role="transform")
-
-    def __init__(self) -> None:
-        self.rollouts: list[Any] = []
-
-    def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Any) -> torch.Tensor:
-        self.rollouts.append(rollout)
-        return advantages_B_T
 
 
 def played(model: Path, folder: Path, trainer: type, config: type, factory: Any, **more: Any) -> Any:

@@ -46,6 +46,7 @@ def test_hooks_act_on_what_the_subclass_made(tiny_model: Path, tmp_path: Path, c
     )
 
 
+@pytest.mark.slow
 def test_own_advantages_before_an_estimator(tiny_model: Path, tmp_path: Path) -> None:
     hooks: dict[str, Any] = {"hooks": ["centred"], "max_steps": 1}
     ours = train(tiny_model, tmp_path / "mixed", page.mixed(page.theirs("Curriculum")), **hooks)
@@ -74,9 +75,7 @@ def test_a_bonus_on_the_rewards(tiny_model: Path, tmp_path: Path, make: Any) -> 
     page.assert_gradient(run, tiny_model, rows, page.falling(centred.tolist(), rows), page.sequence_means(rows))
 
 
-# ---------------------------------------------------------------------------------------------- rows
-
-
+@pytest.mark.slow
 def test_rows_that_are_reordered_below_are_refused(tiny_model: Path, tmp_path: Path) -> None:
     class Reversed(GRPOTrainer):
         def _generate_and_score_completions(self, inputs: Any) -> Any:
@@ -116,9 +115,6 @@ def test_own_batch_of_several_is_refused(tiny_model: Path, tmp_path: Path) -> No
     plain = train(tiny_model, tmp_path, GRPOTrainer, max_steps=1)  # the script gives the same rows twice
     twice = {name: 2.0 * gradient for name, gradient in plain.gradients[0].items()}
     assert relative_gap(doubled.gradients[0], twice) < page.EXACT
-
-
-# ---------------------------------------------------------------------------------------------- bases and building
 
 
 def test_mixin_behind_trls_trainer_is_refused() -> None:

@@ -201,6 +201,7 @@ def last_letters(completions: list[Any], **columns: Any) -> list[float]:
     return [len(messages[-1]["content"]) / 4 - ("error" in messages[1]["content"]) for messages in completions]
 
 
+@pytest.mark.slow
 def test_the_outcomes_advantage_for_all_turns_is_trls(tool_model: Path, tmp_path: Path) -> None:
     scripts = {  # two turns in every completion, so that a group's turns are compared with all of it
         ASKED: [ADD, FAIL],

@@ -1,17 +1,18 @@
 """The contract with the TRL that is installed: what `upstream` lists is there, is complete, and behaves as we assume.
 
-Nothing here uses our trainer where TRL's own can be asked. `test_other_trl` runs this file under other releases.
+Nothing here uses our trainer where TRL's own can be asked.
 """
 
 import ast
+import functools
 import importlib
 import inspect
 import re
 import textwrap
 import warnings
-from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import accelerate.utils
@@ -20,12 +21,13 @@ import torch
 from packaging.version import Version
 from torch.utils._python_dispatch import TorchDispatchMode
 from trl import GRPOTrainer
+from trl.kernels import chunked_logprob
 
 import trl_grpo_ext
 from tests.support import arguments, length_reward, prompts, scripted_rollout
 from trl_grpo_ext import GRPOExtMixin, GRPOExtTrainer
 from trl_grpo_ext.errors import ConfigurationError, UpstreamError
-from trl_grpo_ext.trainer.upstream import acting, contract, releases
+from trl_grpo_ext.trainer.upstream import acting, contract
 
 PACKAGE = Path(trl_grpo_ext.__file__).parent
 UPSTREAM = "trainer/upstream/"
@@ -35,7 +37,7 @@ ADAPTER = ("trainer/mixin.py", UPSTREAM, "asynchronous/trainer.py")
 OF_TRANSFORMERS = "launch/checkpoints/"
 """The files that touch transformers' trainer."""
 
-LISTED = {*contract.METHODS, *contract.SAVING, *contract.WHERE_THERE, *contract.ATTRIBUTES}
+LISTED = {*contract.METHODS, *contract.SAVING, "_run_epoch", *contract.ATTRIBUTES}
 MAPPED_BY_TRANSFORMERS = {
     "accelerator",
     "add_callback",
@@ -80,9 +82,6 @@ def trained(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
     return trainer
 
 
-# ---------------------------------------------------------------------------------------------- all of it is there
-
-
 def test_installed_trl_is_accepted() -> None:
     with warnings.catch_warnings():
         if Version(version("trl")).release[:2] <= Version(contract.NEWEST_TESTED).release[:2]:
@@ -96,9 +95,6 @@ def test_everything_listed_is_there(trained: Any) -> None:
     assert len(trained.kept_batches) == 2  # in training and in evaluation
     for batch in trained.kept_batches:
         contract.check_batch(batch)
-
-
-# ---------------------------------------------------------------------------------------------- what is gone is named
 
 
 def test_a_method_that_is_gone_or_changed_is_named() -> None:
@@ -118,29 +114,43 @@ def test_a_method_that_is_gone_or_changed_is_named() -> None:
             contract.check_class(type("Changed", (), {**methods, gone: other}))
 
 
+def test_lost_attribute_is_named(trained: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(trained, "_buffered_inputs")
+    with pytest.raises(UpstreamError, match=r"Batches.*: attribute _buffered_inputs is gone"):
+        contract.check_instance(trained)
+
+
+def test_lost_argument_is_named(trained: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trained, "args", SimpleNamespace(**{**vars(trained.args), "delta": None}))
+    contract.check_instance(trained)
+    del trained.args.delta
+    with pytest.raises(UpstreamError, match=r"Batches.*: argument delta is gone"):
+        contract.check_instance(trained)
+
+
+def test_lost_batch_key_is_named(trained: Any) -> None:
+    batch = {key: value for key, value in trained.kept_batches[0].items() if key != "completion_mask"}
+    with pytest.raises(UpstreamError, match="batch entry 'completion_mask' is gone"):
+        contract.check_batch(batch)
+
+
 def test_the_trainer_asks_before_it_loads_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(GRPOTrainer, "_calculate_rewards")
     with pytest.raises(UpstreamError, match="_calculate_rewards"):
         GRPOExtTrainer(str(tmp_path / "no model"), length_reward, arguments(tmp_path), train_dataset=prompts())
 
 
-# ---------------------------------------------------------------------------------------------- versions
-
-
 def test_versions_that_are_refused_warned_of_and_silent() -> None:
-    for installed in ("1.13.9", "1.14.0rc1", "2.0.0.dev0", "3.0"):
-        with pytest.raises(UpstreamError, match=rf"trl {installed} .*trl>=1.14,<2"):
+    for installed in ("1.15.2", "1.16.0rc1", "2.0.0.dev0", "3.0"):
+        with pytest.raises(UpstreamError, match=rf"trl {installed} .*trl>=1.16,<2"):
             contract.check_version(installed)
     for installed in ("1.17.0.dev0", "1.99.3"):
         with pytest.warns(UserWarning, match=f"trl {installed} .*newer"):
             contract.check_version(installed)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        for installed in ("1.14", "1.15.2", "1.16.1.dev0"):
+        for installed in ("1.16", "1.16.1.dev0"):
             contract.check_version(installed)
-
-
-# ---------------------------------------------------------------------------------------------- how TRL behaves
 
 
 def test_scoring_makes_one_gather_and_it_is_of_the_scores() -> None:
@@ -171,13 +181,10 @@ def test_every_loss_type_of_the_installed_trl_is_known() -> None:
     assert known_to_trl == contract.LOSS_TYPES
 
 
-# ---------------------------------------------------------------------------------------------- the list is complete
-
-
-def trees(room: str = "") -> Iterator[tuple[str, ast.Module]]:
-    """The package's files, or those of one room, with their source."""
-    for file in sorted((PACKAGE / room).rglob("*.py")):
-        yield file.relative_to(PACKAGE).as_posix(), ast.parse(file.read_text())
+@functools.cache
+def trees() -> list[tuple[str, ast.Module]]:
+    """The package's files."""
+    return [(file.relative_to(PACKAGE).as_posix(), ast.parse(file.read_text())) for file in PACKAGE.rglob("*.py")]
 
 
 def mentioned(tree: ast.Module) -> set[str]:
@@ -227,7 +234,8 @@ def test_every_private_name_of_trl_in_use_is_listed(trained: Any) -> None:
 def test_every_public_name_of_trls_trainer_in_use_is_listed(trained: Any) -> None:
     on_the_trainer = {
         node.attr
-        for _, tree in trees("trainer")
+        for file, tree in trees()
+        if file.startswith("trainer/")
         for node in ast.walk(tree)
         if isinstance(node, ast.Attribute)
         and (
@@ -264,7 +272,6 @@ def test_no_name_of_ours_hides_one_of_trls(trained: Any) -> None:
     assert not hidden, f"names of ours that TRL's trainer has, too: {hidden}"
 
 
-@pytest.mark.skipif(releases.chunked_logprob is None, reason="this TRL's head makes all logits at once")
 def test_head_in_tiles_is_the_same() -> None:
     class Products(TorchDispatchMode):
         rows: ClassVar[list[int]] = []
@@ -273,7 +280,7 @@ def test_head_in_tiles_is_the_same() -> None:
             self.rows += [args[0].size(0)] if "mm.out" in str(function) else []
             return function(*args, **(kwargs or {}))
 
-    head, generator = releases.chunked_logprob.ChunkedLogProbFunction, torch.manual_seed(0)
+    head, generator = chunked_logprob.ChunkedLogProbFunction, torch.manual_seed(0)
     states, weight = torch.randn(500, 8, generator=generator), torch.randn(30, 8, generator=generator)
     found = []
     for device, tokens in (("meta", [500, 500]), ("cpu", [240, 240, 20] * 2)):
@@ -283,7 +290,5 @@ def test_head_in_tiles_is_the_same() -> None:
             head.apply(*leaves, None, torch.arange(500) % 30, 1.0, 32_768)[0].square().sum().backward()
         assert products.rows == tokens  # forward and backward
         found.append([leaf.grad for leaf in leaves])
-    for one, other in zip(
-        *found, strict=True
-    ):  # sums in another order: rounding is relative to the largest, not to each
+    for one, other in zip(*found, strict=True):  # sums in another order: rounding is relative to the largest
         torch.testing.assert_close(one, other, rtol=0.0, atol=1e-6 * float(other.abs().max()))

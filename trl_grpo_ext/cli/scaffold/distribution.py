@@ -98,32 +98,23 @@ class NewDistribution:
         return {**files, f"src/{self.package}/py.typed": ""}
 
     def write(self, directory: Path) -> list[str]:
-        """Write the distribution into a folder that is not there yet or empty, and return the files' paths."""
+        """Write the distribution into a new folder, and return the files' paths."""
         files = self.files()
         try:
-            if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
-                what = "is a file" if not directory.is_dir() else "is not empty, and nothing is ever overwritten"
-                raise ConfigurationError(f"{directory} {what}. Choose another folder with --directory.")
+            directory.mkdir(parents=True)
             for path, text in files.items():
                 place = directory / path
                 place.parent.mkdir(parents=True, exist_ok=True)
-                with place.open("x", encoding="utf-8", newline="\n") as handle:
-                    handle.write(text)
+                place.write_text(text, encoding="utf-8", newline="\n")
         except OSError as error:
-            raise ConfigurationError(f"The folder {directory} cannot be written: {error.strerror}.") from error
+            raise ConfigurationError(f"The folder {directory} cannot be made: {error.strerror}.") from error
         return list(files)
 
 
 def requirement() -> str:
     """The range of this package's versions that a plugin written today works with: from here to the next major one."""
-    version = importlib.metadata.version("trl-grpo-ext")
-    numbers = re.match(r"(\d+)\.(\d+)", version)
-    if numbers is None:
-        raise ConfigurationError(f"The installed trl-grpo-ext has the version {version!r}, which names no release.")
-    return f"trl-grpo-ext>={numbers[1]}.{numbers[2]},<{int(numbers[1]) + 1}"
-
-
-# ------------------------------------------------------------------------------------------------------------- words
+    major, minor, *_ = importlib.metadata.version("trl-grpo-ext").split(".")
+    return f"trl-grpo-ext>={major}.{minor},<{int(major) + 1}"
 
 
 def _check_name(name: str) -> None:

@@ -1,22 +1,13 @@
 """Compare selections of plugins on the same completions, without training.
 
-    from trl_grpo_ext.history.compare import compare
-
-    found = compare("outputs/run", ["a.yaml", "b.yaml"])
-    found.pairs[0].moved                    # share of the gradient mass that moves to other completions
-    found = compare("outputs/run", ["a.yaml", "b.yaml"], model="outputs/run/checkpoint-100")
-    found.gradients.selections[2].worth     # how many times more completions plain TRL needs for the same signal
-    found.plain()                           # everything, for JSON
-
 Without a model: what moves. `saved` reads the completions, `selections` loads the plugins, `running` runs
-them in the trainer's order, `comparison` has the numbers. With one also signal, noise and direction: `sampling` makes
-completions if there are none, `derivatives` the gradients, `gradients` and `statistics` what they say.
+them in the trainer's order, `comparison` has the numbers. With one also signal, noise and direction: `derivatives`
+makes gradients, and completions if there are none; `gradients` and `statistics` say what they show.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +25,9 @@ from .comparison import (
     SelectionNumbers,
     what_moves,
 )
-from .derivatives import DIMENSIONS, ROWS, Policy, load_policy
+from .derivatives import DIMENSIONS, NUM_GENERATIONS, ROWS, Policy, load_policy, sample
 from .gradients import Progress, measured, with_references
 from .running import BatchResult, run_selection
-from .sampling import NUM_GENERATIONS, sample
 from .saved import SavedBatch, join_columns, load_tokenizer, read_saved
 from .selections import LoadedSelection, Selections, load_selection, named_selections, reads_log_probabilities
 from .statistics import Estimate
@@ -81,21 +71,20 @@ def compare(
     Args:
         completions: A run's output_dir, a folder or a file with token records, TRL's tables of completions, or JSON
             Lines with `prompt` and `completion`; with `sample_to`, a `.jsonl` or `.parquet` file of prompts.
-        selections: Paths of YAML files, or what such files hold; the first is the base. They may hold all of a run's
-            settings; those that matter here are read. A mapping gives them names.
+        selections: Paths of YAML files, of a whole run if you like, or what such files hold; the first is the base. A
+            mapping gives them names.
         model: The policy that sampled the completions: a path or hub id of a model or an adapter, or what `load_policy`
             returned. With it the gradients are measured, also those of plain TRL and of the policy gradient with the
-            rewards of the first selection. None compares what needs no model.
-        sample_to: A folder without completions, for new ones of the model: `num_generations` (or the first selection's,
-            or TRL's) for each prompt, at most `limit` in all, as token records.
-        tokenizer: A tokenizer, its path or hub id; None is the model's. Without both, texts are split into words where
-            the files have no tokens.
-        dataset: A `.jsonl` or `.parquet` file with the columns that rewards need, joined by the prompt. None is the
+            rewards of the first selection.
+        sample_to: A folder without completions, for new ones of the model: `num_generations` for each prompt, at most
+            `limit` in all, as token records.
+        tokenizer: A tokenizer, its path or hub id; None is the model's. Without both, texts are split into words.
+        dataset: A `.jsonl` or `.parquet` file with the columns that rewards need, joined by the prompt; by default the
             file of prompts, if there is one.
         right_at: The least value of the base's first reward that counts as right.
         steps: First and last step; None means no bound.
         limit: Most completions, in whole groups.
-        num_generations: Completions per prompt, for files that don't say; None is a selection's, or all in a row.
+        num_generations: Completions per prompt, for files that don't say; by default a selection's, or all in a row.
         show: How many completions to list for each pair.
         temperature: Of the sampling; the model's logits are divided by it.
         dimensions: Of the sketch. With no fewer than the model has trained parameters everything is exact.
@@ -113,19 +102,17 @@ def compare(
     notes: list[str] = []
     given = named_selections(selections)
     policy = None
-    if isinstance(model, str | Path):
-        policy = Policy(load_policy(str(model)), name=str(model), temperature=temperature, rows=rows)
-    elif model is not None:
-        policy = Policy(model, temperature=temperature, rows=rows)
-    if policy is not None:
+    if model is not None:
+        name = str(model) if isinstance(model, str | Path) else ""
+        policy = Policy(load_policy(name) if name else model, name=name, temperature=temperature, rows=rows)
         tokenizer = policy.name if tokenizer is None else tokenizer
     if isinstance(tokenizer, str | Path):
         tokenizer = load_tokenizer(str(tokenizer))
     everything = given if policy is None else with_references(given)
     chosen = [load_selection(name, one) for name, one in everything.items()]
     asked = [one for one in chosen if one.name in given]
-    in_a_group = [num_generations, *(one.settings["num_generations"] for one in asked)]
-    num_generations = next(filter(None, in_a_group), None)
+    in_a_group = (one.settings["num_generations"] for one in asked)
+    num_generations = num_generations or next(filter(None, in_a_group), None)
     source = str(completions)
     if sample_to is not None:
         if policy is None:
@@ -165,7 +152,10 @@ def compare(
         known: dict[str, Any] = {}
         for one in chosen:
             results[one.name].append(run_selection(one, batch, known, tokenizer))
-    moves = what_moves(
+    gradients = None
+    if policy is not None:
+        gradients = measured(policy, tokenizer, batches, results, dimensions, progress, notes.append)
+    return what_moves(
         asked,
         batches,
         {one.name: results[one.name] for one in asked},
@@ -173,12 +163,9 @@ def compare(
         show=show,
         source=source,
         tokens_are=tokens_are,
-        notes=(),
+        gradients=gradients,
+        notes=tuple(dict.fromkeys(notes)),
     )
-    gradients = None
-    if policy is not None:
-        gradients = measured(policy, tokenizer, batches, results, dimensions, progress, notes.append)
-    return replace(moves, gradients=gradients, notes=tuple(dict.fromkeys(notes)))
 
 
 def _explain(chosen: Sequence[LoadedSelection], batches: Sequence[SavedBatch], tokens_are: str, note: Say) -> None:

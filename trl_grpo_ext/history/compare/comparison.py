@@ -124,8 +124,7 @@ class Comparison:
 
     def plain(self) -> dict[str, Any]:
         """Everything but the tensors, as JSON can hold it."""
-        found: dict[str, Any] = _plain(self)
-        return found
+        return _plain(self)  # type: ignore[no-any-return]
 
 
 def _plain(value: Any) -> Any:
@@ -148,17 +147,17 @@ _SAME = 1e-6
 """Shares of the mass that differ by no more, relative to the largest, count as equal."""
 
 
-@dataclass(frozen=True)
 class _Totals:
     """One selection's numbers of all `N` completions, in float64; shares are zero without any gradient mass."""
 
-    name: str
-    rewards_N: torch.Tensor
-    advantages_N: torch.Tensor
-    lengths_N: torch.Tensor
-    mass_N: torch.Tensor
-    shares_N: torch.Tensor
-    tenths_N: torch.Tensor
+    def __init__(self, name: str, results: Sequence[BatchResult]) -> None:
+        self.name = name
+        self.rewards_N = torch.cat([one.rewards_B for one in results]).double()
+        self.advantages_N = torch.cat([one.advantages_B for one in results]).double()
+        self.lengths_N = torch.cat([one.mask_B_T.double().sum(dim=1) for one in results])
+        self.mass_N = torch.cat([one.mass_B_T.double().sum(dim=1) for one in results])
+        self.shares_N = self.mass_N / self.mass_N.sum().clamp(min=torch.finfo(torch.float64).tiny)
+        self.tenths_N = torch.cat([by_tenth(one.mass_B_T, one.completion_mask_B_T) for one in results])
 
 
 def what_moves(
@@ -171,11 +170,12 @@ def what_moves(
     **read: Any,
 ) -> Comparison:
     """All numbers that need no model; `read` is what the comparison says of how the completions were read."""
-    totals = [_totals(one.name, results[one.name]) for one in chosen]
+    totals = [_Totals(one.name, results[one.name]) for one in chosen]
     base = totals[0]
     values_N = torch.cat([one.rewards_B_K[:, 0] for one in results[base.name]])
-    right = {"right": values_N >= right_at, "wrong": values_N < right_at, "no value": values_N.isnan()}
-    by_correctness = [_part(name, chosen_N, totals) for name, chosen_N in right.items()]
+    judged = {"right": values_N >= right_at, "wrong": values_N < right_at}
+    if values_N.isnan().any():
+        judged["no value"] = values_N.isnan()
     return Comparison(
         **read,
         steps=tuple(batch.step for batch in batches),
@@ -188,7 +188,7 @@ def what_moves(
         selections=[_numbers(one, results[one.name], of) for one, of in zip(chosen, totals, strict=True)],
         pairs=[_pair(base, one, results, batches, show) for one in totals[1:]],
         by_length=_by_length(totals),
-        by_correctness=[part for part in by_correctness if part.name != "no value" or part.completions],
+        by_correctness=[_part(name, chosen_N, totals) for name, chosen_N in judged.items()],
         by_position=[
             Part(
                 name=f"position {tenth * 10} to {tenth * 10 + 10} %",
@@ -198,24 +198,6 @@ def what_moves(
         ],
         batches=tuple(batches),
         results=results,
-    )
-
-
-def _totals(name: str, results: Sequence[BatchResult]) -> _Totals:
-    """Put the batches of one selection together."""
-
-    def sums(field: str) -> torch.Tensor:
-        return torch.cat([getattr(one, field).double().sum(dim=1) for one in results])
-
-    mass_N = sums("mass_B_T")
-    return _Totals(
-        name=name,
-        rewards_N=torch.cat([one.rewards_B for one in results]).double(),
-        advantages_N=torch.cat([one.advantages_B for one in results]).double(),
-        lengths_N=sums("mask_B_T"),
-        mass_N=mass_N,
-        shares_N=mass_N / mass_N.sum().clamp(min=torch.finfo(torch.float64).tiny),
-        tenths_N=torch.cat([by_tenth(one.mass_B_T, one.completion_mask_B_T) for one in results]),
     )
 
 
@@ -244,9 +226,8 @@ def _by_length(all_totals: Sequence[_Totals]) -> list[Part]:
     for number, name in enumerate(QUARTERS):
         chosen_N = quarters_N == number
         if chosen_N.any():
-            low = int(lengths_N[chosen_N].min())
-            high = int(lengths_N[chosen_N].max())
-            name = f"{name} ({low:,} tokens)" if low == high else f"{name} ({low:,} to {high:,} tokens)"
+            low, high = (int(bound) for bound in lengths_N[chosen_N].aminmax())
+            name += f" ({low:,} tokens)" if low == high else f" ({low:,} to {high:,} tokens)"
         parts.append(_part(name, chosen_N, all_totals))
     return parts
 

@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,12 +24,20 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 from transformers import GenerationConfig
 
+from ...credit.alignment import token_offsets
 from ...errors import ConfigurationError
+from ...records.token_records import FOLDER, texts_of, write_records
 from ...trainer.logps import completion_logits, logps_of
+from ..run_files import plain_messages, read_columns
 from .saved import loaded_or_refused
 
 DIMENSIONS = 4096
 ROWS = 8
+NUM_GENERATIONS = 8
+"""Completions of a prompt: TRL's default."""
+GROUPS = 8
+"""Prompts of a batch of sampled completions."""
+SEED = 0
 _KEPT_PLACES = 1 << 27
 """With at most this many parameters the sketch keeps their places, four bytes each; with more it draws them again."""
 _IN_THE_SPAN = 5e-7
@@ -237,3 +246,59 @@ def prompt_tokens(prompt: Any, tokenizer: Any) -> list[int]:
         return list(tokenizer(text=prompt)["input_ids"])
     made = tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=True, return_dict=True)
     return list(made["input_ids"])
+
+
+# ------------------------------------------------------------------------------------------------ new completions
+
+
+def sample(
+    policy: Policy,
+    tokenizer: Any,
+    prompts: str | Path,
+    folder: str | Path,
+    *,
+    num_generations: int,
+    longest: int,
+    limit: int | None,
+    progress: Callable[[Sequence[Any], str], Iterable[Any]],
+) -> None:
+    """Write token records of `num_generations` new completions of each prompt in a `.jsonl` or `.parquet` file.
+
+    They are drawn from the whole distribution at the policy's temperature, and are the same if drawn again on the same
+    machine. Every `GROUPS` prompts are one generation batch.
+
+    Raises:
+        ConfigurationError: The folder has completions already, or the file has no column `prompt`.
+    """
+    if (Path(folder) / FOLDER).exists():
+        raise ConfigurationError(f"{folder} has completions already: name another --sample, or compare these.")
+    rows = read_columns(Path(prompts)).get("prompt")
+    if not rows:
+        raise ConfigurationError(f"{prompts} has no column 'prompt', so there is nothing to sample for.")
+    if limit is not None:
+        rows = rows[: max(limit // num_generations, 1)]
+    end = tokenizer.eos_token_id
+    records: list[dict[str, Any]] = []
+    with torch.random.fork_rng():
+        torch.manual_seed(SEED)
+        for number, prompt in enumerate(progress([plain_messages(row) for row in rows], "Sampling"), start=1):
+            prompt_ids = prompt_tokens(prompt, tokenizer)
+            sampled = zip(*policy.samples(prompt_ids, num_generations, longest, end), strict=True)
+            for member, (ids, logps, entropies) in enumerate(sampled):
+                text = tokenizer.decode(ids, skip_special_tokens=True)
+                records.append(
+                    {
+                        **texts_of(prompt, text, ids, tokenizer, partial(token_offsets, tokenizer, ids, text)),
+                        "group": (number - 1) % GROUPS,
+                        "member": member,
+                        "prompt_ids": prompt_ids,
+                        "truncated": ids[-1] != end,
+                        "rewards": [],
+                        "live": [True] * len(ids),
+                        "logp": logps,
+                        "entropy": entropies,
+                    }
+                )
+            if number % GROUPS == 0 or number == len(rows):
+                write_records(records, str(folder), -(-number // GROUPS))
+                records = []

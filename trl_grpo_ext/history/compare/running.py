@@ -1,9 +1,8 @@
 """Run one selection on one saved batch, in the trainer's order but without a model.
 
-Rewards are saved ones or come from functions, each called once for all selections. A loss forward here has the whole
-batch in one micro-batch of one optimizer step; the saved log-probabilities stand for the old and the current
-policy. So the policy ratio is 1, where the gradient of each of TRL's loss types is the same up to a constant (`cispo`
-bounds the ratio): a token's score, which is the gradient of its log-probability, times its weight, times its advantage.
+A loss forward here has the whole batch in one micro-batch of one optimizer step, and the saved log-probabilities stand
+for the old and the current policy. At a policy ratio of 1 the gradient of each of TRL's loss types is the same up to a
+constant: a token's score times its weight times its advantage.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ import torch
 from ...credit import flow
 from ...credit.chain import HookChain
 from ...credit.flow import plugin_label
-from ...credit.groups import group_mean, group_std, weighted_rewards
+from ...credit.groups import group_apart, group_mean, group_std, weighted_rewards
 from ...credit.parts import Rows, with_parts
 from ...credit.signal import groups_of, signal_table, zero_variance_of
 from ...errors import ConfigurationError, PluginOutputError, PluginRunError, RewardError
@@ -72,7 +71,20 @@ def run_selection(
     if implements(selection.aggregation, "weights"):
         weights_B_T = flow.token_weights(selection.aggregation, rollout)
     if chain.acts("on_forward"):
-        forward = _forward(rollout, batch.tokens, zero_variance_of(signal_table(rollout)))
+        assert batch.tokens.logps_B_T is not None  # `check_runnable` has checked it
+        assert batch.tokens.entropies_B_T is not None
+        forward = Forward(
+            logps_B_T=batch.tokens.logps_B_T,
+            entropies_B_T=batch.tokens.entropies_B_T,
+            old_logps_B_T=batch.tokens.logps_B_T,
+            mask_B_T=rollout.mask_B_T,
+            completion_ids_B_T=rollout.completion_ids_B_T,
+            rewards_B=rollout.rewards_B,
+            raw_rewards_B=rollout.raw_rewards_B,
+            group_baselines_B=rollout.group_baselines_B,
+            zero_variance_B=zero_variance_of(signal_table(rollout)),
+            step=rollout.step,
+        )
         advantages_B_T, _ = chain.on_forward(advantages_B_T, forward, chain.allowed_signs(rollout))
     if weights_B_T is None:
         weights_B_T = _weights_of_reduction(selection.aggregation, advantages_B_T, rollout)
@@ -91,20 +103,15 @@ def run_selection(
 def group_advantages(rollout: Rollout, scale_rewards: str, multi_objective_aggregation: str) -> torch.Tensor:
     """Advantages `(B,)` as TRL's settings of these names define them; 0 for a completion without a reward."""
     groups_B = rollout.group_ids_B
-    batch_B = torch.zeros_like(rollout.group_ids_B)
-
-    def scaled(values_B: torch.Tensor, within_B: torch.Tensor) -> torch.Tensor:
-        return (values_B - group_mean(values_B, within_B)) / (group_std(values_B, within_B) + EPSILON)
-
+    batch_B = torch.zeros_like(groups_B)
     if multi_objective_aggregation == "normalize_then_sum":
-        columns = [scaled(rewards_B, groups_B) for rewards_B in rollout.rewards_B_K.unbind(dim=1)]
-        advantages_B = scaled(weighted_rewards(torch.stack(columns, dim=1), rollout.reward_weights_K), batch_B)
-    else:
-        advantages_B = rollout.rewards_B - group_mean(rollout.rewards_B, groups_B)
-        if scale_rewards != "none":
-            within_B = groups_B if scale_rewards == "group" else batch_B
-            advantages_B = advantages_B / (group_std(rollout.rewards_B, within_B) + EPSILON)
-    return advantages_B.nan_to_num(nan=0.0)
+        columns = [group_apart(rewards_B, groups_B, EPSILON) for rewards_B in rollout.rewards_B_K.unbind(dim=1)]
+        apart_B_K = torch.stack(columns, dim=1).masked_fill(rollout.rewards_B_K.isnan(), torch.nan)
+        return group_apart(weighted_rewards(apart_B_K, rollout.reward_weights_K), batch_B, EPSILON)
+    if scale_rewards == "group":
+        return group_apart(rollout.rewards_B, groups_B, EPSILON)
+    advantages_B = group_apart(rollout.rewards_B, groups_B)
+    return advantages_B if scale_rewards == "none" else advantages_B / (group_std(rollout.rewards_B, batch_B) + EPSILON)
 
 
 def _rollout(
@@ -163,30 +170,12 @@ def _tool_mask(tokens: Tokens) -> torch.Tensor | None:
     return torch.where(tokens.completion_mask_B_T > 0, written_B_T, 1.0)
 
 
-def _forward(rollout: Rollout, tokens: Tokens, zero_variance_B: torch.Tensor) -> Forward:
-    assert tokens.logps_B_T is not None  # `check_runnable` has checked it
-    assert tokens.entropies_B_T is not None
-    return Forward(
-        logps_B_T=tokens.logps_B_T,
-        entropies_B_T=tokens.entropies_B_T,
-        old_logps_B_T=tokens.logps_B_T,
-        mask_B_T=rollout.mask_B_T,
-        completion_ids_B_T=rollout.completion_ids_B_T,
-        rewards_B=rollout.rewards_B,
-        raw_rewards_B=rollout.raw_rewards_B,
-        group_baselines_B=rollout.group_baselines_B,
-        zero_variance_B=zero_variance_B,
-        step=rollout.step,
-    )
-
-
 def _weights_of_reduction(aggregation: Any, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
     """Each token's weight under a `reduce` aggregation if every loss is minus the advantage, as at ratio 1."""
     step = StepTotals(tokens=rollout.totals.tokens, sequences=rollout.totals.sequences)
     with torch.enable_grad():
         loss_B_T = (-advantages_B_T).requires_grad_()
-        totals = replace(rollout.totals, step=step)
-        loss = flow.reduced_loss(aggregation, loss_B_T, rollout.mask_B_T, totals)
+        loss = flow.reduced_loss(aggregation, loss_B_T, rollout.mask_B_T, replace(rollout.totals, step=step))
         return flow.reduced_weights(aggregation, loss, loss_B_T, rollout.mask_B_T).detach()
 
 
@@ -224,7 +213,7 @@ def _called(source: RewardSource, selection: str, batch: SavedBatch) -> OneRewar
             f"{selection}: the reward {source.name!r} is a model, which a comparison does not run."
         )
     watch = RewardWatch()
-    columns = batch.columns_and_rewards
+    columns = {**batch.columns, **batch.rewards}  # in anybody's file a column of numbers may be either
     try:
         returned = call(
             watch.wrap(source.function, source.name),
@@ -255,11 +244,11 @@ def _weighted_sum(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The rewards' weighted sum `(B,)` and their weights `(K,)`; of saved rewards the saved sum, if it is theirs."""
     weights = [source.weight for source in selection.rewards or ()] or selection.settings["reward_weights"]
-    if weights is not None:
-        check_weights(selection.name, weights, list(rewards))
-    weights_K = torch.tensor([1.0] * len(rewards) if weights is None else weights, dtype=torch.float32)
     if weights is None and batch.reward is not None and len(rewards) == len(batch.rewards):
-        return tensor_of(batch.reward), weights_K
+        return tensor_of(batch.reward), torch.ones(len(rewards))
+    weights = [1.0] * len(rewards) if weights is None else weights
+    check_weights(selection.name, weights, list(rewards))
+    weights_K = torch.tensor(weights, dtype=torch.float32)
     return weighted_rewards(rewards_B_K, weights_K), weights_K
 
 

@@ -81,11 +81,6 @@ class SavedBatch:
     records: Columns | None = None  # columns of the token records; None in other files
     truncated: Sequence[bool] | None = None  # None if the file does not say
 
-    @property
-    def columns_and_rewards(self) -> dict[str, Sequence[Any]]:
-        """Both together: in anybody's file a column of numbers may be either."""
-        return {**self.columns, **self.rewards}
-
 
 class _Part(NamedTuple):
     """The rows of one step of one file."""

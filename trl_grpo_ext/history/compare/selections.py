@@ -172,15 +172,14 @@ def _setting(selection: str, key: str, value: Any) -> Any:
         value = None
     if value is None:
         return DEFAULTS[key]
+    expected = "a whole number from 1 up"
+    fits = type(value) is int and value > 0
     if key in _CHOICES:
         expected = f"one of {', '.join(map(str, _CHOICES[key]))}"
         fits = value in _CHOICES[key]
     elif key == "reward_weights":
-        fits = isinstance(value, list | tuple) and {*map(type, value)} <= {int, float}
         expected = "a list of numbers"
-    else:
-        expected = "a whole number from 1 up"
-        fits = type(value) is int and value > 0
+        fits = isinstance(value, list | tuple) and {*map(type, value)} <= {int, float}
     if not fits:
         raise ConfigurationError(f"{selection}: {key} is {value!r}; it must be {expected}.")
     return value

@@ -6,9 +6,9 @@ have a mean `μ`, the signal, and a covariance `Σ`, the noise:
     signal       μ·ν      the mean of x_i · y_j over pairs of groups of different prompts
     noise        tr Σ     the mean of x_i · x_i minus that
 
-Such a pair shares no noise, so the first is unbiased, while the squared norm of the mean gradient is too large. With
-weak signal it can be negative; ratios of it are then undefined, and None. Every estimate is a function of how often
-each of the `M` prompts counts: once in the estimate, at random in the bootstrap, where no prompt is its own pair.
+Such a pair shares no noise, so the first is unbiased. With weak signal it can be negative; ratios of it are then
+undefined, and None. Every estimate is a function of how often each of the `M` prompts counts: once, or at random in the
+bootstrap, where no prompt is its own pair.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
-"""How figures are drawn: metrics as lines, parts of a whole stacked, single tokens as bands, all in one style.
+"""How figures are drawn: metrics as lines, parts of a whole stacked, all in one style.
 
-The palette is that of Okabe and Ito (2008), without its black and yellow, which vanish on a dark or a light background.
-Text, axes and grid are drawn in `INK`, which `svg_of` makes `currentColor`, so that they are legible on both. Runs and
-series also differ by dashes and markers, and stacked parts by hatching, for readers who see no colours. Names of
-rewards and runs are untrusted: `label` escapes what is not printable, and `text.parse_math` is off, so that a dollar
-sign stays one.
+The palette is that of Okabe and Ito (2008), without its black and yellow, which vanish on a dark or a light background;
+`svg_of` makes `INK` the `currentColor`. Runs and series also differ by dashes and markers, and stacked parts by
+hatching, for readers who see no colours. Names of rewards and runs are untrusted (`label`).
 """
 
 from __future__ import annotations
@@ -14,22 +12,18 @@ import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 from xml.etree import ElementTree
 
 import matplotlib as mpl
-import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from ...guard.untrusted import escape
-from ...records.writing import evenly
-from ..run_files import step_of
-from .trained_run import LARGEST_NUMBER, History, Run
+from .trained_run import Run
 
 INK = "#010203"
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
@@ -313,55 +307,6 @@ def _table(run: Run, parts: Parts) -> tuple[list[int], dict[str, list[float]]]:
     steps = sorted({step for values in known.values() for step in values})
     steps = steps[:: -(-len(steps) // MOST_POINTS)] if steps else []
     return steps, {name: [values.get(step, 0.0) for step in steps] for name, values in known.items()}
-
-
-# --------------------------------------------------------------------------------------------------- single tokens
-
-
-MOST_FILES = 200
-"""Most token record files to read for a figure, spread evenly over the training."""
-
-QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
-
-
-def draw_tokens(runs: Sequence[Run], column: str, title: str) -> Figure | Absent:
-    """Draw a column of the live tokens as bands, half of them and nine in ten, around their median; a panel per run."""
-    panels = []
-    read = []
-    for number, run in enumerate(runs):
-        read.append(replace(run, history=quantiles(run, column, number)))
-        low, lower, middle, upper, high = (f"{number}/{share}" for share in QUANTILES)
-        bands = [Series(middle, low=low, high=high), Series(middle, low=lower, high=upper)]
-        panels.append(Panel(title if len(runs) == 1 else f"{label(run.name)}: {title}", bands))
-    reason = "No token records with trained rows: train with token_records: 64 to see single tokens."
-    return draw_lines(read, panels, reason)
-
-
-def quantiles(run: Run, column: str, number: int) -> History:
-    """The quantiles of a column, weights relative to their mean, as entries of a log from the run's first step on."""
-    entries = [{"step": entry["step"]} for entry in (*run.history[:1], *run.history[-1:])]
-    for path in evenly(run.records, MOST_FILES):
-        values = live_values(run, path, column)
-        if values is not None and (scale := values.mean() if column == "weight" else 1.0) > 0:
-            found = np.quantile(values / scale, QUANTILES).tolist()
-            entries.append(
-                {"step": step_of(path), **{f"{number}/{q}": x for q, x in zip(QUANTILES, found, strict=True)}}
-            )
-    return sorted(entries, key=lambda entry: float(entry["step"]))
-
-
-def live_values(run: Run, path: Path, column: str) -> Any:
-    """A column's usable values at the live tokens of one file's trained rows, `(N,)`; None if it has none."""
-    columns = run.columns_of(path, [column, "live"]) or {}
-    rows = [row for row in zip(columns.get(column, ()), columns.get("live", ()), strict=False) if row[0] is not None]
-    try:
-        values = np.concatenate([np.asarray(values, float)[np.asarray(live, bool)] for values, live in rows])
-    except (TypeError, ValueError, IndexError) as error:
-        if rows:
-            run.note(f"{path} was left out of the figures: its columns {column} and live do not fit ({error}).")
-        return None
-    kept = values[np.abs(values) <= LARGEST_NUMBER]
-    return kept if kept.size else None
 
 
 # ------------------------------------------------------------------------------------------------- figures as SVG

@@ -1,7 +1,6 @@
 """The figures of some runs, as SVG for the page.
 
-`PLOTS` lists them with their stable names. Each draws a list of runs or says why it cannot. A figure added there
-appears everywhere.
+`PLOTS` lists them with their stable names. Each draws a list of runs or says why it cannot.
 """
 
 from __future__ import annotations
@@ -9,7 +8,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import chain
 
 from ...errors import ConfigurationError
@@ -20,21 +18,10 @@ try:
 except ModuleNotFoundError as error:
     raise ConfigurationError(f"The report needs {error.name}: pip install {error.name}") from error
 
-from .drawing import Absent, Panel, Series, draw_lines, draw_stacked, draw_tokens, label, style, svg_of
+from .drawing import Absent, Panel, Series, draw_lines, draw_stacked, label, style, svg_of
 
 Draw = Callable[[Sequence[Run]], Figure | Absent]
 
-_REWARD = re.compile(r"(?:eval_)?rewards/(.+)/mean", re.DOTALL)
-_OUTCOME = re.compile(r"outcomes/(.+)/([^/]+)", re.DOTALL)
-_PART = re.compile(r"parts/([^/]+)/(.+)/mean", re.DOTALL)
-_AT_K = re.compile(r"eval_pass@(\d+)(?:/(.+))?", re.DOTALL)
-_HOOK = re.compile(r"advantage/(.+)/mean", re.DOTALL)
-_HOOK_MEASURES = {
-    "sign_flips": "share of tokens whose advantage changed sign",
-    "mass_moved": "mass moved: sum of changes / sum of advantages",
-    "mean": "mean advantage after the hook",
-    "std": "standard deviation of advantages after the hook",
-}
 _NO_METRICS = "No such metric is in the history; TRL logs it every logging_steps."
 _OUTCOMES = (
     "right",
@@ -53,7 +40,7 @@ _OUTCOMES = (
 
 @dataclass(frozen=True)
 class Plot:
-    """One figure: its stable name, which is that of its file, its heading and title, and one sentence to read it by."""
+    """One figure: its stable name, its heading and title, and one sentence to read it by."""
 
     name: str
     theme: str
@@ -67,9 +54,10 @@ def _range(metric: str) -> Series:
     return Series(metric.format("mean"), low=metric.format("min"), high=metric.format("max"))
 
 
-def _match_keys(runs: Sequence[Run], pattern: re.Pattern[str]) -> list[re.Match[str]]:
+def _matches(runs: Sequence[Run], pattern: str) -> list[re.Match[str]]:
+    """The names of metrics that match, in order of first appearance."""
     keys = dict.fromkeys(chain.from_iterable(run.keys() for run in runs))
-    return [found for key in keys if (found := pattern.fullmatch(key))]
+    return [found for key in keys if (found := re.fullmatch(pattern, key, re.DOTALL))]
 
 
 def _of_metrics(*panels: Panel, reason: str = _NO_METRICS) -> Draw:
@@ -78,7 +66,7 @@ def _of_metrics(*panels: Panel, reason: str = _NO_METRICS) -> Draw:
 
 def reward_functions(runs: Sequence[Run]) -> Figure | Absent:
     """One panel per reward function: mean, and plus and minus the standard deviation."""
-    names = dict.fromkeys(found[1] for found in _match_keys(runs, _REWARD))
+    names = dict.fromkeys(found[1] for found in _matches(runs, r"(?:eval_)?rewards/(.+)/mean"))
     panels = [Panel(name, [Series(f"rewards/{name}/mean", spread=f"rewards/{name}/std")]) for name in names]
     return draw_lines(runs, panels, "No rewards are in the history.")
 
@@ -86,33 +74,34 @@ def reward_functions(runs: Sequence[Run]) -> Figure | Absent:
 def parts(runs: Sequence[Run]) -> Figure | Absent:
     """Two panels per reward that consists of parts: the mean score of each part, and where it is present."""
     by_reward: dict[str, list[str]] = {}
-    for found in _match_keys(runs, _PART):
+    for found in _matches(runs, r"parts/([^/]+)/(.+)/mean"):
         by_reward.setdefault(found[1], []).append(found[2])
     panels = []
     for reward, names in by_reward.items():
         means = [Series(f"parts/{reward}/{name}/mean", name) for name in names]
         present = [Series(f"parts/{reward}/{name}/present", name) for name in names]
-        panels += [Panel(f"{reward}: mean score of each part", means)]
-        panels += [Panel(f"{reward}: share of completions that have it", present, share=True)]
+        panels.append(Panel(f"{reward}: mean score of each part", means))
+        panels.append(Panel(f"{reward}: share of completions that have it", present, share=True))
     return draw_lines(runs, panels, "No reward of these runs returns Parts.")
 
 
 def outcomes(runs: Sequence[Run]) -> Figure | Absent:
     """One panel per run and reward with outcomes: their shares, stacked."""
-    found = {(match[1], match[2]): match[0] for match in _match_keys(runs, _OUTCOME)}
+    found: dict[str, dict[str, str]] = {}
+    for match in _matches(runs, r"outcomes/(.+)/([^/]+)"):
+        found.setdefault(match[1], {})[match[2]] = match[0]
     panels = []
-    for reward in dict.fromkeys(reward for reward, _ in found):
-        there = [name for name in _OUTCOMES if (reward, name) in found]
-        there += sorted(name for of, name in found if of == reward and name not in _OUTCOMES)
-        parts = {name: found[reward, name] for name in there}
-        panels += [(reward if len(runs) == 1 else f"{label(run.name)}: {reward}", run, parts) for run in runs]
+    for reward, keys in found.items():
+        order = [name for name in _OUTCOMES if name in keys] + sorted(keys.keys() - {*_OUTCOMES})
+        shares = {name: keys[name] for name in order}
+        panels += [(_of_run(runs, run, reward), run, shares) for run in runs]
     return draw_stacked(panels, "No reward of these runs has outcomes; guard: {} gives any reward some.", share=True)
 
 
 def at_k(runs: Sequence[Run]) -> Figure | Absent:
     """Per reward a panel of pass@k with a line for each k."""
     panels: dict[str, list[Series]] = {}
-    for k, reward in sorted({(int(m[1]), m[2] or "") for m in _match_keys(runs, _AT_K)}):
+    for k, reward in sorted({(int(m[1]), m[2] or "") for m in _matches(runs, r"eval_pass@(\d+)(?:/(.+))?")}):
         key = f"pass@{k}"
         panels.setdefault(reward, []).append(Series(f"{key}/{reward}" if reward else key, key))
     shown = [
@@ -124,11 +113,16 @@ def at_k(runs: Sequence[Run]) -> Figure | Absent:
 
 def hooks(runs: Sequence[Run]) -> Figure | Absent:
     """What each hook did to the advantages: one panel per measure."""
-    names = list(dict.fromkeys(found[1] for found in _match_keys(runs, _HOOK)))
-
+    names = list(dict.fromkeys(found[1] for found in _matches(runs, r"advantage/(.+)/mean")))
+    measures = {
+        "sign_flips": "share of tokens whose advantage changed sign",
+        "mass_moved": "mass moved: sum of changes / sum of advantages",
+        "mean": "mean advantage after the hook",
+        "std": "standard deviation of advantages after the hook",
+    }
     panels = [
         Panel(title, [Series(f"advantage/{name}/{measure}", name) for name in names])
-        for measure, title in _HOOK_MEASURES.items()
+        for measure, title in measures.items()
     ]
     return draw_lines(runs, panels, "No advantage hook is selected.")
 
@@ -137,16 +131,17 @@ def phase_times(runs: Sequence[Run]) -> Figure | Absent:
     """One panel per run: the seconds of an optimizer step, stacked."""
     panels = []
     for run in runs:
-        known = set(run.keys())
-        parts = {name: f"time/{name}" for name in ("generation", "rewards", "update")}
-        if not known & set(parts.values()):
-            parts = {"whole step": "step_time"}
-        panels.append(("seconds" if len(runs) == 1 else f"{label(run.name)}: seconds", run, parts))
+        phases = {name: f"time/{name}" for name in ("generation", "rewards", "update")}
+        if not {*run.keys()} & {*phases.values()}:
+            phases = {"whole step": "step_time"}
+        panels.append((_of_run(runs, run, "seconds"), run, phases))
     return draw_stacked(panels, "No times are in the history.")
 
 
-_SIGNS = {"positive": "above", "negative": "below"}
-_QUARTERS = ("shortest quarter", "second", "third", "longest quarter")
+def _of_run(runs: Sequence[Run], run: Run, title: str) -> str:
+    """The title of a panel that shows one run alone."""
+    return title if len(runs) == 1 else f"{label(run.name)}: {title}"
+
 
 PLOTS: tuple[Plot, ...] = (
     Plot(
@@ -202,54 +197,6 @@ PLOTS: tuple[Plot, ...] = (
         ),
     ),
     Plot(
-        "resampled",
-        "Credit",
-        "Resampled groups",
-        "The generation rounds it took to fill batches with groups that the filter keeps, and how full they got. If "
-        "rounds rise and batches are no longer full, the prompts are used up.",
-        _of_metrics(
-            Panel("share of the batch that the filter kept", ["groups/kept"], share=True),
-            Panel("rounds for a batch", ["groups/rounds"]),
-            Panel(
-                "groups sampled, and kept beyond the batch",
-                [Series("groups/prompts_used", "sampled"), Series("groups/surplus", "surplus")],
-            ),
-        ),
-    ),
-    Plot(
-        "advantages",
-        "Credit",
-        "Advantages",
-        "Recorded tokens' advantages when the loss uses them (median; bands: half of them, nine in ten); a band that "
-        "collapses to 0 teaches nothing, a lopsided one pushes in one direction.",
-        partial(draw_tokens, column="advantage", title="advantage of a live token"),
-    ),
-    Plot(
-        "weights",
-        "Credit",
-        "Weights",
-        "Weights of recorded tokens in the loss, relative to their mean (median; bands: half of them, nine in ten); a "
-        "wide band means that few tokens decide.",
-        partial(draw_tokens, column="weight", title="weight of a live token, mean = 1"),
-    ),
-    Plot(
-        "loss_weights",
-        "Credit",
-        "Weights by length and sign",
-        "A token's weight in the loss, 1 being the mean; look for a preference for short or long completions.",
-        _of_metrics(
-            Panel(
-                "mean weight of a token by its completion's length",
-                [Series(f"loss_weight/length_q{number}", name) for number, name in enumerate(_QUARTERS, start=1)],
-            ),
-            Panel(
-                "mean weight of a token by its advantage's sign",
-                [Series(f"loss_weight/{sign}_advantage", f"advantage {which} 0") for sign, which in _SIGNS.items()],
-            ),
-            reason="No loss aggregation is selected, so TRL's own weights apply.",
-        ),
-    ),
-    Plot(
         "hooks",
         "Credit",
         "What each hook changed",
@@ -298,16 +245,6 @@ PLOTS: tuple[Plot, ...] = (
         ),
     ),
     Plot(
-        "sampling_ratio",
-        "Update",
-        "Sampler and trainer",
-        "Ratio of the trainer's to the sampler's probabilities (vLLM); far from 1, the two disagree.",
-        _of_metrics(
-            Panel("importance ratio: mean, smallest to largest", [_range("sampling/importance_sampling_ratio/{}")]),
-            reason="Only vLLM's importance sampling correction logs it.",
-        ),
-    ),
-    Plot(
         "optimisation",
         "Update",
         "Loss, gradient norm, learning rate",
@@ -325,21 +262,6 @@ PLOTS: tuple[Plot, ...] = (
         "Time per optimizer step",
         "Where the seconds go; speed up what takes most.",
         phase_times,
-    ),
-    Plot(
-        "tokens",
-        "Cost",
-        "Tokens",
-        "Tokens computed and tokens that count; the gap is padding and rows without signal.",
-        _of_metrics(
-            Panel(
-                "tokens of an update",
-                [Series("compact/live_tokens", "that count"), Series("compact/computed_tokens", "computed")],
-            ),
-            Panel("computed tokens per token that counts", ["compact/computed_to_live"]),
-            Panel("share of the rows left out", ["compact/rows_dropped"], share=True),
-            Panel("tokens seen in all, prompts included", ["num_tokens"]),
-        ),
     ),
 )
 

@@ -1,8 +1,7 @@
 """One self-contained HTML page of runs: curves, settings, plugins, and every completion token by token.
 
-Everything from a run is untrusted: a model wrote the completions, and the folder may be anybody's. So the page's
-content security policy forbids all connections, and all scripts and styles but its own, which are named by their
-hashes. The template escapes, the scripts write data only as text, and the figures have no styles and no links (`svg`).
+Everything from a run is untrusted. So the page's content security policy forbids all connections, and all scripts and
+styles but its own, named by their hashes; the template escapes, and the scripts write data only as text.
 """
 
 from __future__ import annotations

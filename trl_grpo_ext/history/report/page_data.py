@@ -1,7 +1,7 @@
 """The data of the page's completion browser: an index of all completions, and chunks of text and numbers per step.
 
-The index is small and always loaded; the browser unpacks a step's chunks, JSON in gzip in base64, when that step is
-opened. The numbers of tokens have five significant digits, one more than the page shows.
+The index is always loaded; the browser unpacks a step's chunks, JSON in gzip in base64, when that step is opened. The
+numbers of tokens have five significant digits, one more than the page shows.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import base64
 import gzip
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -67,10 +67,11 @@ def page_data(runs: Sequence[Run], limit: int) -> PageData:
             )
         steps = [_add_to_index(data, path, rows) for path, rows, _ in chosen]
         rewards = list(dict.fromkeys(name for step in steps for name in step["rewards"]))
-        right = next((name for name in rewards if _RIGHT_OR_WRONG.search(name)), rewards[0] if rewards else None)
         opens = place_to_open([rows for _, rows, _ in chosen])
-        entry = {"name": run.name, "rewards": rewards, "right": right, "opens": opens, "steps": steps}
-        data.index["runs"].append(entry)
+        right = next((name for name in rewards if _RIGHT_OR_WRONG.search(name)), next(iter(rewards), None))
+        data.index["runs"].append(
+            {"name": run.name, "rewards": rewards, "right": right, "opens": opens, "steps": steps}
+        )
     return data
 
 
@@ -95,15 +96,12 @@ def _choose(run: Run, files: list[Path], share: int, size: int) -> Iterator[tupl
 
 
 def place_to_open(steps: Sequence[Sequence[Row]]) -> tuple[int, int]:
-    """Places of a step and of a group in it: the first group with signal in the latest step that has one.
-
-    Without any signal, the last step's first group.
-    """
+    """Places of a step and of a group in it: the latest step's first group with signal, else the last step's first."""
     for place in reversed(range(len(steps))):
-        with_signal = {row.group for row in steps[place] if row.has_signal}
-        for number, group in enumerate(dict.fromkeys(row.group for row in steps[place])):
-            if group in with_signal:
-                return place, number
+        groups = list(dict.fromkeys(row.group for row in steps[place]))
+        for row in steps[place]:
+            if row.has_signal:
+                return place, groups.index(row.group)
     return max(len(steps) - 1, 0), 0
 
 
@@ -128,9 +126,8 @@ def _add_to_index(data: PageData, path: Path, rows: Sequence[Row]) -> dict[str, 
     text = f"t{len(data.chunks)}"
     numbers = None
     asked = [(row.prompt, tuple(row.pictures)) for row in rows]
-    prompts = {prompt: number for number, prompt in enumerate(dict.fromkeys(asked))}
-    names = dict.fromkeys(name for row in rows for name in row.tokens or ())
-    vocabulary = {name: number for number, name in enumerate(names)}
+    prompts = numbered(asked)
+    vocabulary = numbered(name for row in rows for name in row.tokens or ())
     # A row that is not trained on yet has only the stages of the rollout.
     stages = max(([name for name, _ in row.stages] for row in rows), key=len)
     texts = {
@@ -158,6 +155,11 @@ def _add_to_index(data: PageData, path: Path, rows: Sequence[Row]) -> dict[str, 
         "rewards": {name: [row.rewards.get(name) for row in rows] for row in rows for name in row.rewards},
         **{name: [getattr(row, name) for row in rows] for name in _AS_THEY_ARE},
     }
+
+
+def numbered(values: Iterable[Any]) -> dict[Any, int]:
+    """Different values, numbered in order of first appearance."""
+    return {value: number for number, value in enumerate(dict.fromkeys(values))}
 
 
 def _numbers(row: Row, vocabulary: Mapping[str, int], stages: int) -> str:
@@ -197,13 +199,7 @@ def compress(text: str) -> str:
 
 @dataclass
 class Row:
-    """One completion as the page shows it; what the file does not say is None.
-
-    `credit` is what the update does to it, by its sign: the sum over live tokens of advantage times weight; the mean of
-    the last advantages over live tokens where it has not been trained on; TRL's advantage in its tables. `spans` are
-    `(start, end)` of each token in UTF-16 units, as browsers count. `stages` and `values` have one number per token.
-    `parts` are the parts of its rewards with their scores, `token_part` the number of each token's part there, or -1.
-    """
+    """One completion as the page shows it; what the file does not say is None."""
 
     group: int
     member: int
@@ -212,17 +208,19 @@ class Row:
     truncated: bool | None
     rewards: dict[str, float | None]
     reward: float | None
+    # What the update does to it, by its sign: the sum over live tokens of advantage times weight; the mean of the last
+    # advantages over live tokens where it has not been trained on; TRL's advantage in its tables.
     credit: float | None = None
     outcomes: dict[str, str] = field(default_factory=dict)
     extras: dict[str, str] = field(default_factory=dict)
     pictures: list[str] = field(default_factory=list)
     tokens: list[str] | None = None
-    spans: Numbers | None = None
+    spans: Numbers | None = None  # `(start, end)` of each token in UTF-16 units, as browsers count
     live: Numbers | None = None
     turns: Numbers | None = None
     failed_turns: list[int] = field(default_factory=list)
-    parts: list[tuple[str, float | None]] = field(default_factory=list)
-    token_part: Numbers | None = None
+    parts: list[tuple[str, float | None]] = field(default_factory=list)  # of its rewards, with their scores
+    token_part: Numbers | None = None  # the number of each token's part there, or -1
     stages: list[tuple[str, Numbers]] = field(default_factory=list)
     values: dict[str, Numbers] = field(default_factory=dict)
 
@@ -278,18 +276,16 @@ def _of_records(run: Run, path: Path) -> list[Row]:
         return []
     rows = []
     for index in range(len(columns["prompt"])):
-        at = {name: values[index] for name, values in columns.items()}
-        at = {name: value for name, value in at.items() if value is not None}
+        at = {name: values[index] for name, values in columns.items() if values[index] is not None}
         size = len(at["tokens"])
         completion = str(at["completion"])
-        spans = None
-        if "starts" in at and "ends" in at:
-            spans = utf16_spans(completion, *(_per_token(at[name], size, numpy.int64) for name in ("starts", "ends")))
+        whole = {
+            name: _per_token(at[name], size, numpy.int64)
+            for name in ("starts", "ends", "turns", "token_part")
+            if name in at
+        }
         scores = zip(at.get("parts", ()), at.get("part_scores", ()), strict=True)
         parts = [(_short(name, 60), number(float(score))) for name, score in scores]
-        part_of = None
-        if "token_part" in at:
-            part_of = _per_token(at["token_part"], size, numpy.int64).clip(-1, len(parts) - 1)
         row = Row(
             group=int(at["group"]),
             member=int(at["member"]),
@@ -301,19 +297,25 @@ def _of_records(run: Run, path: Path) -> list[Row]:
             outcomes={str(name): _short(value, 60) for name, value in dict(at.get("outcomes", ())).items()},
             pictures=_pictures(run, path, at.get("images", ())),
             tokens=[str(token) for token in at["tokens"]],
-            spans=spans,
+            spans=utf16_spans(completion, whole["starts"], whole["ends"])
+            if {"starts", "ends"} <= whole.keys()
+            else None,
             live=_per_token(at["live"], size, bool),
-            turns=_per_token(at["turns"], size, numpy.int64).clip(-1, size) if "turns" in at else None,
+            turns=whole["turns"].clip(-1, size) if "turns" in whole else None,
             failed_turns=[int(turn) for turn in at.get("failed_turns", ())],
             parts=parts,
-            token_part=part_of,
+            token_part=whole["token_part"].clip(-1, len(parts) - 1) if "token_part" in whole else None,
             stages=[
                 (str(name), _per_token(values, size))
                 for name, values in zip(at.get("stages", ()), at.get("advantages", ()), strict=True)
             ],
             values={name: _per_token(at[name], size) for name in PER_TOKEN if name in at},
         )
-        row.credit = _credit(row)
+        credit = live_credit(row)
+        if len(credit):
+            row.credit = number(float(credit.sum() if row.trained else credit.mean()))
+        elif not row.live.any():  # type: ignore[union-attr]
+            row.credit = 0.0
         rows.append(row)
     return rows
 
@@ -344,16 +346,6 @@ def live_credit(row: Row) -> Numbers:
     if row.trained:
         return (row.values["advantage"].astype(numpy.float64) * row.values["weight"])[row.live]
     return row.stages[-1][1].astype(numpy.float64)[row.live] if row.stages else numpy.zeros(0)
-
-
-def _credit(row: Row) -> float | None:
-    assert row.live is not None
-    if not row.live.any():
-        return 0.0
-    credit = live_credit(row)
-    if row.trained:
-        return number(float(credit.sum()))
-    return number(float(credit.mean())) if row.stages else None
 
 
 # ---------------------------------------------------------------------------------------------- TRL's tables
@@ -400,8 +392,10 @@ def _groups(prompts: Sequence[str], run: Run) -> Iterator[tuple[int, int]]:
     group = -1
     member = 0
     for index, prompt in enumerate(prompts):
-        new = index == 0 or prompt != prompts[index - 1] or member + 1 == whole
-        group, member = (group + 1, 0) if new else (group, member + 1)
+        member += 1
+        if index == 0 or prompt != prompts[index - 1] or member == whole:
+            group += 1
+            member = 0
         yield group, member
 
 

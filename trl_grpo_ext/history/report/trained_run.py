@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from ...errors import ConfigurationError, ManifestError
 from ...guard.calls import unique_names
@@ -22,39 +22,29 @@ from ...records.settings import from_plain
 from .. import run_files as files
 
 STATE = "trainer_state.json"
-
-_CHECKPOINT = re.compile(r"checkpoint-(\d{1,12})")
-
 LARGEST_NUMBER = 1e100
 """Metrics of larger magnitude are left out, as NaN is: their sums and differences would overflow."""
+
 History = list[dict[str, Any]]
-T = TypeVar("T")
+_CHECKPOINT = re.compile(r"checkpoint-(\d{1,12})")
 
 
 @dataclass(frozen=True)
 class Run:
-    """One training, as its folder shows it.
+    """One training, as its folder shows it."""
 
-    Attributes:
-        folder: Its output folder.
-        name: Its name; unique among those that `load_runs` returned.
-        history: The log entries of training and evaluation, ordered by `step`; numbers that are not finite, or larger
-            than `LARGEST_NUMBER`, are None.
-        settings: Hyper-parameters that were set, and those that are always shown.
-        manifest: The plugins; None if there is no record of them.
-        records: Token record files, by step.
-        completions: TRL's tables of completions, by step.
-        missing: Sentences on what is missing or unusable, and what would help. `columns_of` adds files whose data is
-            damaged, so show it last.
-    """
-
-    folder: Path
-    name: str
+    folder: Path  # its output folder
+    name: str  # its name; unique among those that `load_runs` returned
+    # the log entries of training and evaluation, ordered by `step`; numbers that are not finite, or larger than
+    # `LARGEST_NUMBER`, are None
     history: History = field(default_factory=list)
+    # hyper-parameters that were set, and those that are always shown
     settings: dict[str, Any] = field(default_factory=dict)
-    manifest: Manifest | None = None
-    records: list[Path] = field(default_factory=list)
-    completions: list[Path] = field(default_factory=list)
+    manifest: Manifest | None = None  # the plugins; None if there is no record of them
+    records: list[Path] = field(default_factory=list)  # token record files, by step
+    completions: list[Path] = field(default_factory=list)  # TRL's tables of completions, by step
+    # Sentences on what is missing or unusable, and what would help. `columns_of` adds files whose data is damaged, so
+    # show it last.
     missing: list[str] = field(default_factory=list)
 
     @property
@@ -77,7 +67,7 @@ class Run:
             self.missing.append(sentence)
 
     def columns_of(self, path: Path, columns: Sequence[str] | None = None) -> files.Columns | None:
-        """files.Columns of one of `records` or `completions`, one entry per row; None if its data is damaged."""
+        """Columns of one of `records` or `completions`, one entry per row; None if its data is damaged."""
         try:
             return files.read_columns(path, columns)
         except files.UnreadableError as error:
@@ -86,19 +76,14 @@ class Run:
 
 
 def load_run(folder: str | Path) -> Run:
-    """Read what a training left in its folder.
+    """Read what a training left in its `output_dir`, or in a checkpoint of it.
 
-    Args:
-        folder: The `output_dir`, or a checkpoint of it.
-
-    Returns:
-        The run. Damaged, missing and foreign files are listed in `missing`, never raised.
+    Damaged, missing and foreign files are listed in `missing`, never raised.
 
     Raises:
         ConfigurationError: There is no such folder, it may not be read, or nothing of a run is in it.
     """
     folder = Path(folder)
-    missing: list[str] = []
     try:
         entries = {entry.name for entry in folder.iterdir()}
     except (OSError, ValueError) as error:
@@ -111,6 +96,7 @@ def load_run(folder: str | Path) -> Run:
             f"No training data found in {str(folder)!r}: no {STATE}, {LOG}, {files.RECORDS}/, {files.COMPLETIONS}/ or "
             "checkpoint. Name the output_dir of a training."
         )
+    missing: list[str] = []
     note = missing.append
     history = _history(folder, note)
     if not history:
@@ -118,18 +104,18 @@ def load_run(folder: str | Path) -> Run:
             f"There is no history of metrics in {folder}, so there are no curves. GRPOExtTrainer writes {LOG} while it "
             f"trains, and TRL {STATE} with every checkpoint (save_strategy, save_steps)."
         )
-    records = _tables(folder / files.RECORDS, "step_")
-    completions = _tables(folder / files.COMPLETIONS, "completions_")
+    records = sorted((folder / files.RECORDS).glob("step_*.parquet"), key=files.step_of)
+    completions = sorted((folder / files.COMPLETIONS).glob("completions_*.parquet"), key=files.step_of)
     if not records:
         note(f"There are no token records in {folder}, so tokens are not shown. Train with token_records: 64.")
     if not records and not completions:
         note(f"There are no completions in {folder}. Train with log_completions: true or token_records: 64.")
+    settings = _recorded(folder / SETTINGS, "hyper-parameters", lambda path: from_plain(files.read_json(path)), note)
     return Run(
         folder=folder,
         name=folder.resolve().name or str(folder),
         history=history,
-        settings=_recorded(folder / SETTINGS, "hyper-parameters", lambda path: from_plain(files.read_json(path)), note)
-        or {},
+        settings=settings or {},
         manifest=_recorded(folder / MANIFEST, "plugins", Manifest.read, note),
         records=records,
         completions=completions,
@@ -138,10 +124,7 @@ def load_run(folder: str | Path) -> Run:
 
 
 def load_runs(folders: Sequence[str | Path]) -> list[Run]:
-    """Read several runs, and lengthen the names of runs with the same name.
-
-    Args:
-        folders: In display order; a folder given twice is read once.
+    """Read several runs, each folder once, and lengthen the names of runs with the same name.
 
     Raises:
         ConfigurationError: As `load_run`; or no folder is named.
@@ -159,23 +142,22 @@ def is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST_NUMBER
 
 
-# ------------------------------------------------------------------------------------------------- what is read
-
-
 def _history(folder: Path, note: files.Say) -> History:
     """The live log, which is of the last training in the folder, else the newest state that the trainer saved."""
+
+    def damaged(line: object) -> None:
+        note(f"{line} Curves may miss a point.")
+
     found: History = []
     if (folder / LOG).is_file():
         try:
-            found = _entries(
-                files.read_json_lines(folder / LOG, bad=lambda line: note(f"{line} Curves may miss a point."))
-            )
+            found = _entries(files.read_json_lines(folder / LOG, bad=damaged))
         except files.UnreadableError as error:
-            note(f"{error} Curves may miss a point.")
+            damaged(error)
     checkpoints = [(int(name[1]), entry) for entry in folder.iterdir() if (name := _CHECKPOINT.fullmatch(entry.name))]
-    places = [folder, *(checkpoint for _, checkpoint in sorted(checkpoints, reverse=True))]
-    while places and not found:
-        place = places.pop(0)
+    for place in [folder, *(checkpoint for _, checkpoint in sorted(checkpoints, reverse=True))]:
+        if found:
+            break
         if (place / STATE).is_file():
             try:
                 content = files.read_json(place / STATE)
@@ -189,22 +171,19 @@ def _history(folder: Path, note: files.Say) -> History:
 
 def _entries(values: Any) -> History:
     """The log entries in a list of values: mappings with a step; numbers that cannot be drawn become None."""
+    known = [one for one in values if isinstance(one, dict)] if isinstance(values, list) else []
     return [
-        {
-            str(key): number if not isinstance(number, int | float) or is_number(number) else None
-            for key, number in one.items()
-        }
-        for one in (values if isinstance(values, list) else [])
-        if isinstance(one, dict) and is_number(one.get("step"))
+        {str(key): None if isinstance(of, int | float) and not is_number(of) else of for key, of in one.items()}
+        for one in known
+        if is_number(one.get("step"))
     ]
 
 
-def _recorded(path: Path, what: str, read: Callable[[Path], T], note: files.Say) -> T | None:
+def _recorded(path: Path, what: str, read: Callable[[Path], Any], note: files.Say) -> Any:
     """What GRPOExtTrainer recorded in a file when a training started; None if it cannot be used."""
     if not path.is_file():
         note(
-            f"There is no {path.name} in {path.parent}, so no {what} are shown. GRPOExtTrainer writes it when a "
-            "training starts."
+            f"There is no {path.name} in {path.parent}, so no {what} are shown. GRPOExtTrainer writes it at the start."
         )
         return None
     try:
@@ -212,8 +191,3 @@ def _recorded(path: Path, what: str, read: Callable[[Path], T], note: files.Say)
     except (ManifestError, files.UnreadableError, OSError) as error:
         note(f"{path} cannot be used, so no {what} are shown: {error}")
         return None
-
-
-def _tables(folder: Path, prefix: str) -> list[Path]:
-    """The parquet files of a folder that training writes, by step."""
-    return sorted(folder.glob(f"{prefix}*.parquet"), key=files.step_of)

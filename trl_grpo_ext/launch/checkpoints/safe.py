@@ -64,10 +64,7 @@ logger = logging.getLogger(__name__)
 class SafeCheckpoints:
     """Put it before any subclass of `transformers.Trainer`; takes its arguments and one more.
 
-    Args:
-        *arguments: As in the trainer.
-        stop_signals: Signals that save a checkpoint and end the training; see `stop_signal`. None with `()`.
-        **keywords: As in the trainer.
+    `stop_signals` save a checkpoint and end the training; see `stop_signal`. There are none with `()`.
 
     Raises:
         ConfigurationError: `enable_jit_checkpoint` is set, or a signal cannot be handled.
@@ -110,10 +107,7 @@ class SafeCheckpoints:
         Resuming a finished run logs that and trains no step. What transformers does not find in the checkpoint and goes
         on without (one saved with `save_only_model`, or by another number of processes) is a warning.
 
-        Args:
-            resume_from_checkpoint: As in the trainer; True means the newest checkpoint that is whole on all machines.
-            *arguments: As in the trainer.
-            **keywords: As in the trainer.
+        `resume_from_checkpoint` is as in the trainer; True means the newest checkpoint that is whole on all machines.
 
         Raises:
             CheckpointError: There is no such checkpoint, it is incomplete or damaged, or one could not be written on
@@ -155,8 +149,6 @@ class SafeCheckpoints:
         lacking = missing_state(checkpoint, self.args.process_index, self.args.world_size)
         if lacking and (checkpoint / STATE).is_file():
             logger.warning("%s has no %s: the resumed run differs from one that went on.", checkpoint, lacking)
-
-    # ------------------------------------------------------------------ one save
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         name = f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
@@ -205,8 +197,6 @@ class SafeCheckpoints:
             if self.args.should_save:
                 state.save_to_json(str(staging.checkpoint / STATE))
 
-    # ------------------------------------------------------------------ what ranks agree on
-
     @contextmanager
     def _agree(self) -> Iterator[None]:
         ranks = self.accelerator
@@ -246,9 +236,6 @@ class _SayFinished(TrainerCallback):
             )
 
 
-# ------------------------------------------------------------------------------------------- one save, on the disk
-
-
 class Staging:
     """One save of one checkpoint into `run_dir`, as one rank sees it; the leader of a disk acts for the others."""
 
@@ -262,8 +249,8 @@ class Staging:
 
     def prepare(self) -> None:
         """Remove what killed saves left, and make the folder."""
+        self.discard()
         if self.leader:
-            remove_leftovers(self.run_dir)
             self.folder.mkdir(parents=True, exist_ok=True)
 
     def publish(self, *, check: bool) -> None:

@@ -42,10 +42,7 @@ def exit_status(number: int) -> int:
 
 
 class SaveOnSignal(TrainerCallback):
-    """Saves a checkpoint and stops after a signal; works in any `transformers.Trainer`.
-
-    Args:
-        signals: Signals to act on. Others keep their handlers.
+    """Saves a checkpoint and stops after one of the signals; works in any `transformers.Trainer`.
 
     Raises:
         ConfigurationError: One of them cannot be handled.
@@ -53,9 +50,8 @@ class SaveOnSignal(TrainerCallback):
 
     def __init__(self, signals: Sequence[signal.Signals | int] = (signal.SIGTERM,)) -> None:
         self.signals = [signal.Signals(number) for number in signals]
-        refused = [s.name for s in self.signals if s in (signal.SIGKILL, signal.SIGSTOP)]
-        if refused:
-            raise ConfigurationError(f"{', '.join(refused)} cannot be handled by a process. Name SIGTERM or SIGUSR1.")
+        for number in {signal.SIGKILL, signal.SIGSTOP}.intersection(self.signals):
+            raise ConfigurationError(f"{number.name} cannot be handled by a process. Name SIGTERM or SIGUSR1.")
         self.stopped_by: signal.Signals | None = None
         self._earlier: dict[int, Any] = {}
         self._came: set[int] = set()

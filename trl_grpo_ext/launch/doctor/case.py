@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from ...credit.flow import plugin_label
 from ...guard.untrusted import one_line
 from ..engine import launched_engine
 from . import Machine, Problem
@@ -82,20 +83,12 @@ class Case:
         """Whether TRL's cast of a quantised model's adapters is undone, as by the recipes; True if that is unknown."""
         return self.trainer is None or bool(getattr(self.trainer, "adapters_in_float32", False))
 
-    @property
-    def output_dir(self) -> str:
-        """Where checkpoints go."""
-        return str(self["output_dir"] or "trainer_output")
-
-    def disk(self) -> tuple[int | None, str]:
-        """Free bytes at the nearest existing folder, and why nothing can be written there."""
-        place = Path(self.output_dir).expanduser().absolute()
+    def free_disk(self) -> int:
+        """Free bytes where checkpoints go."""
+        place = Path(self["output_dir"] or ".").expanduser().absolute()
         while not place.is_dir():
-            if place.is_file():
-                return None, f"{one_line(place, 300)} is a file, not a folder"
             place = place.parent
-        problem = "" if os.access(place, os.W_OK | os.X_OK) else f"{one_line(place, 300)} may not be written to"
-        return shutil.disk_usage(place).free, problem
+        return shutil.disk_usage(place).free
 
     def described(self, trainer: Any) -> str:
         """The run in one line."""
@@ -114,29 +107,24 @@ class Case:
         named: dict[str, Any] = {"rewards": self.rewards}
         if hasattr(trainer, "_trl_grpo_ext"):
             named |= {name: getattr(trainer, name, None) for name in _PLUGINS}
-        parts += [f"{kind.replace('_', ' ')} {names(plugins)}" for kind, plugins in named.items() if plugins]
+        for kind, plugins in named.items():
+            listed = plugins if isinstance(plugins, list | tuple) else [plugins]
+            own = [one if isinstance(one, str) else plugin_label(one) for one in listed if one]
+            parts += [f"{kind.replace('_', ' ')} {', '.join(own)}"] if own else []
         return "; ".join(parts)
 
 
-def names(plugins: Any) -> str:
-    """What a message calls one plugin, or a list of them."""
-    listed = plugins if isinstance(plugins, list | tuple) else [plugins]
-    own = [getattr(one, "__name__", one if isinstance(one, str) else type(one).__name__) for one in listed]
-    return ", ".join(own)
-
-
-def case_of(launch: Launch, machine: Machine, trainer: Any, given: Mapping[str, Any]) -> tuple[Case, list[Problem]]:
+def case_of(launch: Launch, machine: Machine, trainer: Any, given: Mapping[str, Any]) -> tuple[Case, Problem | None]:
     """The case of a trainer that got these arguments, and why something of it is not known."""
     args = given.get("args")
     settings = dict(getattr(args, "model_init_kwargs", None) or {})
     facts: dict[str, Any] = {"peft_config": given.get("peft_config"), "model_settings": settings}
     facts["quantisation"] = given.get("quantization_config") or settings.get("quantization_config")
-    problems: list[Problem] = []
     try:
-        problems += _look_at_model(given.get("model"), settings, facts)
+        unknown = _look_at_model(given.get("model"), settings, facts)
     except Exception as error:  # a config is an untrusted file, and a model any module
         fix = "Name another model, or check its config.json."
-        problems.append(Problem("warning", "model", one_line(error, 400), fix))
+        unknown = Problem("warning", "model", one_line(error, 400), fix)
     data: Any = given.get("train_dataset")
     rewards = given.get("reward_funcs") or ()
     case = Case(
@@ -149,19 +137,19 @@ def case_of(launch: Launch, machine: Machine, trainer: Any, given: Mapping[str, 
         prompts=len(data) if hasattr(data, "__len__") else None,
         **facts,
     )
-    return case, problems
+    return case, unknown
 
 
-def _look_at_model(model: Any, settings: dict[str, Any], facts: dict[str, Any]) -> list[Problem]:
+def _look_at_model(model: Any, settings: dict[str, Any], facts: dict[str, Any]) -> Problem | None:
     """Add the model's name, quantisation, sizes and adapters to the facts, as far as they are known."""
     if not model:
-        return []
+        return None
     if isinstance(model, str):
         facts["model"] = model
         config, why = load_config(model, str(settings.get("revision") or "main"))
         if config is None:
             fix = "It is estimated once the model's config.json is in the hub's cache, or a folder is named."
-            return [Problem("note", "memory", f"The model's sizes are not known. {why}", fix)]
+            return Problem("note", "memory", f"The model's sizes are not known. {why}", fix)
         model = on_meta(config)
     else:  # a script's own model: its settings are what it has
         settings["dtype"] = str(model.dtype)
@@ -173,7 +161,7 @@ def _look_at_model(model: Any, settings: dict[str, Any], facts: dict[str, Any]) 
         facts["adapters"] = Adapters(trainable_of(model))
     elif facts["peft_config"] is not None:
         facts["adapters"] = adapters_of(model, facts["peft_config"])
-    return []
+    return None
 
 
 def _devices(machine: Machine) -> tuple[int, ...]:

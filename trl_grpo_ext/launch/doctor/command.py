@@ -1,9 +1,8 @@
 """`trl-grpo-ext doctor`: the command line, which starts the examination in other processes and prints what they say."""
 
-import dataclasses
 import functools
-import json
 import os
+import pickle
 import subprocess
 import sys
 import tempfile
@@ -12,7 +11,7 @@ import urllib.request
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -20,7 +19,7 @@ from rich.text import Text
 
 from ...guard.untrusted import one_line, printable
 from . import Machine, Problem, Severity
-from .launch import Launch, from_json, read_command
+from .launch import Launch, read_command
 from .memory import Memory
 
 CONTEXT = {"allow_extra_args": True, "ignore_unknown_options": False}
@@ -69,32 +68,30 @@ def examine(
     launch = read_command(words)
     machine = machine or Machine()
     with tempfile.TemporaryDirectory(prefix="trl-grpo-ext-doctor-") as folder:
-        request = Path(folder, "request.json")
-        answer = Path(folder, "answer.json")
-        asked = {"launch": dataclasses.asdict(launch), "machine": dataclasses.asdict(machine)}
-        request.write_text(json.dumps({**asked, "prompt_length": prompt_length}))
+        request = Path(folder, "request")
+
+        def ask(module: str) -> tuple[Any, str]:
+            """What a process of one of our modules answers, None if it does not, and what it said last."""
+            request.write_bytes(pickle.dumps((launch, machine, prompt_length)))
+            answer = Path(folder, module)
+            said = _child(module, (request, answer), launch)
+            return pickle.loads(answer.read_bytes()) if answer.is_file() else None, said
+
+        said = ""
         if launch.script is None:
-            said = _child("launch", (request,), launch)
-            launch = from_json(json.loads(request.read_text())["launch"])
+            read, said = ask("launch")
+            launch = read or launch
         if launch.script is None:
             problems = launch.problems or (Problem("error", "launch", f"{launch.launcher} stops: {said}"),)
             return Examination(launch, machine, problems)
         if launch.is_on("ACCELERATE_USE_DEEPSPEED"):
             say(_COMPILES)
-        said = _child("probe", (request, answer), launch)
-        if not answer.is_file():
-            return Examination(launch, machine, launch.problems, unreached="the script's process ended", said=said)
-        found = json.loads(answer.read_text())
-    problems = tuple(dict.fromkeys([*launch.problems, *(Problem(**one) for one in found.pop("problems"))]))
-    memory = found.pop("memory")
-    return Examination(
-        launch,
-        Machine(**found.pop("machine")),
-        tuple(sorted(problems, key=lambda problem: list(_STYLES).index(problem.severity))),
-        memory=memory and Memory(**memory),
-        said=said,
-        **found,
-    )
+        found, said = ask("probe")
+    if found is None:
+        return Examination(launch, machine, launch.problems, unreached="the script's process ended", said=said)
+    unique = dict.fromkeys([*launch.problems, *found.pop("problems")])
+    ordered = sorted(unique, key=lambda problem: list(_STYLES).index(problem.severity))
+    return Examination(launch, problems=tuple(ordered), said=said, **found)
 
 
 def _child(module: str, paths: Sequence[Path], launch: Launch) -> str:

@@ -1,6 +1,7 @@
 """A command line read by the launcher that it names: what it would start, and in which environment.
 
-`python -m trl_grpo_ext.launch.doctor.launch REQUEST` calls that launcher itself, up to where it would start processes.
+`python -m trl_grpo_ext.launch.doctor.launch REQUEST ANSWER` calls that launcher itself, up to where it would start
+processes.
 """
 
 import contextlib
@@ -9,8 +10,8 @@ import difflib
 import importlib
 import importlib.metadata
 import io
-import json
 import os
+import pickle
 import re
 import shutil
 import sys
@@ -22,7 +23,7 @@ from typing import Any, NoReturn
 
 from ...errors import ConfigurationError
 from ...guard.untrusted import one_line, read_settings
-from . import Machine, Problem
+from . import Problem
 from .renamed import RENAMED, what_to_write
 
 LAUNCHERS = ("accelerate", "accelerate-launch", "torchrun", "trl")
@@ -74,23 +75,13 @@ class Launch:
         """FSDP within each machine, whose machines are replicas."""
         return self.environment.get("PARALLELISM_CONFIG_DP_REPLICATE_SIZE", "1") != "1"
 
-    def deepspeed(self) -> dict[str, Any]:
-        """DeepSpeed's own settings, from its JSON file or the launcher's variables."""
-        path = self.environment.get("ACCELERATE_DEEPSPEED_CONFIG_FILE", "none")
-        if path != "none":
-            return read_settings(path)
-        get = self.environment.get
-        zero = {
-            f"offload_{what}": {"device": get(f"ACCELERATE_DEEPSPEED_OFFLOAD_{what.upper()}_DEVICE")}
-            for what in ("optimizer", "param")
-        }
-        accumulation = get("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "auto")
-        return {"zero_optimization": zero, "gradient_accumulation_steps": accumulation}
-
     def offloads(self, what: str) -> bool:
         """Whether DeepSpeed keeps the `optimizer` or the `param` on the CPU or a disk."""
-        place = self.deepspeed().get("zero_optimization", {}).get(f"offload_{what}", {}).get("device")
-        return str(place) in ("cpu", "nvme")
+        place = self.environment.get(f"ACCELERATE_DEEPSPEED_OFFLOAD_{what.upper()}_DEVICE")
+        path = self.environment.get("ACCELERATE_DEEPSPEED_CONFIG_FILE", "none")
+        if path != "none":
+            place = read_settings(path).get("zero_optimization", {}).get(f"offload_{what}", {}).get("device")
+        return place in ("cpu", "nvme")
 
 
 def read_command(words: Sequence[str]) -> Launch:
@@ -238,22 +229,13 @@ def unknown_keys(path: str) -> list[Problem]:
 
 
 def main() -> None:
-    """Read the request's launch, and write what was read in its place."""
-    path = Path(sys.argv[1])
-    request = json.loads(path.read_text())
-    machine = Machine(**request["machine"])
+    """Read the request's launch, and answer with what it was read as."""
+    launch, machine, _ = pickle.loads(Path(sys.argv[1]).read_bytes())
     if machine.gpus is not None:
         from . import pretend
 
         pretend.gpus(importlib.import_module("torch"), machine.gpus, machine.gpu_bytes)
-    launch = read_launcher(from_json(request["launch"]))
-    path.write_text(json.dumps({**request, "launch": dataclasses.asdict(launch)}))
-
-
-def from_json(values: dict[str, Any]) -> Launch:
-    """A launch that `dataclasses.asdict` wrote."""
-    problems = tuple(Problem(**problem) for problem in values["problems"])
-    return Launch(**{**values, "words": tuple(values["words"]), "problems": problems})
+    Path(sys.argv[2]).write_bytes(pickle.dumps(read_launcher(launch)))
 
 
 if __name__ == "__main__":

@@ -132,12 +132,10 @@ def memory_problems(case: Case, memory: Memory) -> list[Problem]:
         fix = "Smaller per_device_train_batch_size or max_completion_length, LoRA, or more sharding."
         problems.append(Problem("warning", "memory", message, fix))
     # One checkpoint is written before one is deleted.
-    free = case.disk()[0]
+    free = case.free_disk()
     needed = ((case["save_total_limit"] or 1) + 1) * memory.checkpoint_bytes
-    saves_here = (
-        not (case.machine.elsewhere or case.machine.assumed) and getattr(case["save_strategy"], "value", None) != "no"
-    )
-    if free is not None and saves_here and needed > free:
+    saves = getattr(case["save_strategy"], "value", None) != "no"
+    if saves and needed > free and not (case.machine.elsewhere or case.machine.assumed):
         message = f"Checkpoints take about {needed / GB:.1f} GB, and {free / GB:.1f} GB are free."
         fix = "Lower save_total_limit, set save_only_model: true, or choose another output_dir."
         problems.append(Problem("warning", "disk", message, fix))

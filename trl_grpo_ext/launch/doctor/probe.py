@@ -1,17 +1,17 @@
-"""The user's script, run up to the construction of its trainer: `python -m trl_grpo_ext.launch.doctor.probe REQUEST`.
+"""The user's script, run up to the construction of its trainer.
 
-The script runs as under its launcher, as rank 0 and alone. Libraries are changed when it imports them, not before, so
-that what it sets before its imports still counts: no weights load, and the first trainer of transformers or TRL is
-examined in place of being initialised. Then the process ends, without the script's own `finally`.
+`python -m trl_grpo_ext.launch.doctor.probe REQUEST ANSWER`. The script runs as under its launcher, as rank 0 and alone.
+Libraries are changed when it imports them, not before, so that what it sets before its imports still counts: no weights
+load, and the first trainer of transformers or TRL is examined in place of being initialised. Then the process ends,
+without the script's own `finally`.
 """
 
 import dataclasses
 import importlib.abc
 import importlib.machinery
-import importlib.util
 import inspect
-import json
 import os
+import pickle
 import re
 import runpy
 import sys
@@ -24,7 +24,7 @@ from typing import Any, NoReturn
 
 from ...guard.untrusted import one_line
 from . import Machine, Problem, pretend
-from .launch import Launch, from_json
+from .launch import Launch
 from .renamed import RENAMED, what_to_write
 
 _UNREACHABLE = ("LocalEntryNotFoundError", "OfflineModeIsEnabled", "ConnectionError", "ConnectError", "ConnectTimeout")
@@ -37,26 +37,20 @@ class AfterImport(importlib.abc.MetaPathFinder):
 
     def __init__(self, actions: dict[str, Callable[[ModuleType], None]]) -> None:
         self._actions = actions
-        self._searched = ""
 
     def find_spec(self, fullname: str, path: Any, target: Any = None) -> importlib.machinery.ModuleSpec | None:
         """The module's own spec, whose loader also acts."""
-        action = self._actions.get(fullname)
-        if action is None or fullname == self._searched:  # the second is our own search below
+        if fullname not in self._actions:
             return None
-        outer = self._searched
-        self._searched = fullname
-        try:
-            spec = importlib.util.find_spec(fullname)
-        finally:
-            self._searched = outer
+        others = [finder for finder in sys.meta_path if finder is not self]
+        spec = next(filter(None, (finder.find_spec(fullname, path, target) for finder in others)), None)
         if spec is None or spec.loader is None:
             return None
         load = spec.loader.exec_module
 
         def load_and_act(module: ModuleType) -> None:
             load(module)
-            if self._actions.pop(fullname, None) is not None:  # others may only have asked whether it is there
+            if action := self._actions.pop(fullname, None):  # others may only have asked whether it is there
                 action(module)
 
         spec.loader.exec_module = load_and_act  # type: ignore[method-assign]
@@ -66,18 +60,16 @@ class AfterImport(importlib.abc.MetaPathFinder):
 class Probe:
     """What is seen of one run."""
 
-    def __init__(self, request: Mapping[str, Any], answer: Path) -> None:
+    def __init__(self, launch: Launch, machine: Machine, prompt_length: int, answer: Path) -> None:
+        self.launch = launch
+        self.machine = machine
+        self._prompt_length = prompt_length
         self._answer = answer
-        self._prompt_length = int(request["prompt_length"])
-        self.launch: Launch = from_json(request["launch"])
-        self.machine = Machine(**request["machine"])
         self.problems: list[Problem] = []
         self._made: dict[str, Any] = {}  # the last training arguments and the last model arguments
         self._unknown: dict[str, Any] = {}  # settings of a file that its parser does not know
         self._deprecated: list[str] = []
         self._settings_alone = self.launch.settings_alone  # the trainer is not the script's
-
-    # ------------------------------------------------------------------------------------------ what is changed
 
     def actions(self) -> dict[str, Callable[[ModuleType], None]]:
         """By module: what is done once it is imported."""
@@ -161,8 +153,6 @@ class Probe:
 
         module.Trainer.__new__ = new
 
-    # ------------------------------------------------------------------------------------------ how it ends
-
     def run(self) -> None:
         """Run the script; every way in which it can end writes an answer."""
         script = str(self.launch.script)
@@ -192,7 +182,7 @@ class Probe:
             raise
         except BaseException as error:  # whatever the user's script raises, SystemExit too
             self._failed(error)
-        self._finish("the script ended without constructing a trainer")
+        self._finish(unreached="the script ended without constructing a trainer")
 
     def _failed(self, error: BaseException) -> None:
         """Say why the script ended before its trainer, and examine what is known by then."""
@@ -203,11 +193,12 @@ class Probe:
             cause = error.__cause__ or error.__context__ or error
         chain = _chain(error)
         reached = f"The script stopped before its trainer: {_said(cause)}"
+        goes_on = "it goes on; what follows is from its settings alone."
         if any(pretend.is_of_a_missing_gpu(one) for one in chain) and self.machine.gpus:
-            fix = "On the machine itself it goes on; what follows is from its settings alone."
-            self.problems.append(Problem("note", "script", f"{reached} It uses a GPU, and none is here.", fix))
+            reached += " It uses a GPU, and none is here."
+            self.problems.append(Problem("note", "script", reached, f"On the machine itself {goes_on}"))
         elif any(_is_unreachable(one) for one in chain):
-            fix = "With network, or once it is in the cache, it goes on; what follows is from its settings alone."
+            fix = f"With network, or once it is in the cache, {goes_on}"
             self.problems.append(Problem("note", "script", reached, fix))
         else:
             self._refused(cause, reached)
@@ -245,11 +236,12 @@ class Probe:
         self._say_what_is_old()
         seen = None if self._settings_alone else trainer
         case, unknown = case_of(self.launch, self.machine, seen, given)
-        self.problems += [*unknown, *problems_of(case)]
+        self.problems += [unknown] if unknown else []
+        self.problems += problems_of(case)
         memory = estimate(case, self._prompt_length)
         if memory is not None:
             self.problems += memory_problems(case, memory)
-        self._finish(described=case.described(trainer), memory=None if memory is None else dataclasses.asdict(memory))
+        self._finish(described=case.described(trainer), memory=memory)
 
     def _say_what_is_old(self) -> None:
         """Settings that the parser did not know, and those that the installed versions call deprecated."""
@@ -273,11 +265,8 @@ class Probe:
         if said:
             self.problems.append(Problem("note", "settings", " ".join(dict.fromkeys(said))))
 
-    def _finish(self, unreached: str = "", described: str = "", memory: dict[str, Any] | None = None) -> NoReturn:
-        machine = dataclasses.asdict(self.machine)
-        answer: dict[str, Any] = {"unreached": unreached, "described": described, "memory": memory, "machine": machine}
-        answer["problems"] = [dataclasses.asdict(problem) for problem in self.problems]
-        self._answer.write_text(json.dumps(answer))
+    def _finish(self, **found: Any) -> NoReturn:
+        self._answer.write_bytes(pickle.dumps({**found, "machine": self.machine, "problems": self.problems}))
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0)
@@ -322,8 +311,8 @@ def _line_of(error: BaseException, script: str) -> str:
 
 def main() -> None:
     """Read the request and run its script."""
-    request = json.loads(Path(sys.argv[1]).read_text())
-    Probe(request, Path(sys.argv[2])).run()
+    launch, machine, prompt_length = pickle.loads(Path(sys.argv[1]).read_bytes())
+    Probe(launch, machine, prompt_length, Path(sys.argv[2])).run()
 
 
 if __name__ == "__main__":

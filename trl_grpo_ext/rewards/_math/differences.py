@@ -1,7 +1,7 @@
 """Find expressions that surely differ without sympy's `simplify` and `solve`, which may take seconds to say so.
 
 Expressions whose values at one point differ are not equal. That two are equal is never concluded here: math-verify asks
-sympy then, and wherever something else than exact numbers, symbols and the commonest functions is involved.
+sympy then, and wherever more than exact numbers, symbols and the commonest functions is involved.
 """
 
 from __future__ import annotations
@@ -11,42 +11,26 @@ import re
 from typing import Any
 
 import mpmath
+import sympy
 from math_verify import grader
-from sympy import (
-    Abs,
-    Add,
-    Eq,
-    Expr,
-    I,
-    Integral,
-    Mul,
-    NumberSymbol,
-    Pow,
-    Rational,
-    S,
-    Symbol,
-    cos,
-    exp,
-    lambdify,
-    log,
-    preorder_traversal,
-    sign,
-    sin,
-    tan,
-)
+from sympy import Add, Expr, Integral, Rational, Symbol
 from sympy.core.numbers import ImaginaryUnit
 
-_COMMON = (Abs, Add, ImaginaryUnit, Mul, NumberSymbol, Pow, Rational, Symbol, cos, exp, log, sin, tan)
+_COMMON = (
+    *(Add, ImaginaryUnit, Rational, Symbol, sympy.Mul, sympy.NumberSymbol, sympy.Pow),
+    *(sympy.Abs, sympy.cos, sympy.exp, sympy.log, sympy.sin, sympy.tan),
+)
 _NAME = re.compile(r"[A-DF-Za-df-z](_\{?\w+\}?)?")
 _DIGITS, _MARGIN = 20, 1e-8
 _FAR, _LARGE = 1e-3, 1_000
-_simplify, _solve_and_compare = grader.simplify, grader.sympy_solve_and_compare
+_simplify = grader.simplify
+_solve_and_compare = grader.sympy_solve_and_compare
 _is_of_symbols = grader.is_expr_of_only_symbols
 
 
 def simplify(difference: Any) -> Any:
     """Math-verify's `simplify`, which only asks it whether a difference is zero: 1 stands for what is surely not."""
-    return S.One if is_nonzero(difference) else _simplify(difference)
+    return sympy.S.One if is_nonzero(difference) else _simplify(difference)
 
 
 def sympy_solve_and_compare(gold: Any, pred: Any, *precision: int) -> bool:
@@ -55,7 +39,12 @@ def sympy_solve_and_compare(gold: Any, pred: Any, *precision: int) -> bool:
     Their solutions for any symbol differ then. Its quirks stay: imaginary solutions are dropped, so both have none; it
     compares names without case, and a symbol with a product by their letters, so names of one letter only are judged.
     """
-    if isinstance(gold, Eq) and isinstance(pred, Eq) and isinstance(gold.lhs, Symbol) and gold.lhs == pred.lhs:
+    if (
+        isinstance(gold, sympy.Eq)
+        and isinstance(pred, sympy.Eq)
+        and isinstance(gold.lhs, Symbol)
+        and gold.lhs == pred.lhs
+    ):
         values = [_value(side) for side in (gold.rhs, pred.rhs)]
         symbols = gold.free_symbols | pred.free_symbols
         names = {symbol.name.lower() for symbol in symbols if _NAME.fullmatch(symbol.name)}
@@ -79,7 +68,7 @@ def is_nonzero(difference: Any) -> bool:
 def _value(expression: Any) -> complex:
     """The value at a point that depends on the symbols' names alone; not a number where it cannot be worked out."""
     with contextlib.suppress(Exception):  # whatever sympy raises
-        if all(isinstance(node, _COMMON) for node in preorder_traversal(expression)):
+        if all(isinstance(node, _COMMON) for node in sympy.preorder_traversal(expression)):
             symbols = enumerate(sorted(expression.free_symbols, key=str))
             point = {
                 symbol: Rational(sum(map(ord, symbol.name)) % 89 + 3 * place + 48, 97) for place, symbol in symbols
@@ -109,26 +98,25 @@ def _quadrature(integral: Any) -> Any:
     ((variable, start, end),) = integral.limits
     integrand = integral.function
     numbers = [abs(number) for number in integrand.atoms(Rational)]
-    if integrand.free_symbols - {variable} or not all(isinstance(n, _COMMON) for n in preorder_traversal(integrand)):
+    is_plain = all(isinstance(node, _COMMON) for node in sympy.preorder_traversal(integrand))
+    if integrand.free_symbols - {variable} or not is_plain:
         raise ValueError("no plain function of one variable")
     if any(number and not 1 / _LARGE < number < _LARGE for number in numbers):
         raise ValueError("numbers of very different size")
-    function = lambdify(variable, integrand, "mpmath")
+    function = sympy.lambdify(variable, integrand, "mpmath")
     low, high = (
-        mpmath.mpf(bound.evalf(_DIGITS)) if bound.is_finite else mpmath.inf * int(sign(bound)) for bound in (start, end)
+        mpmath.mpf(bound.evalf(_DIGITS)) if bound.is_finite else mpmath.inf * int(sympy.sign(bound))
+        for bound in (start, end)
     )
     cut = low + (1 if mpmath.isinf(high) else 0.382 * (high - low)) if mpmath.isfinite(low) else mpmath.mpf(0)
     values = [
-        mpmath.quad(function, points, method=method, maxdegree=degree)
-        for points, method, degree in (
-            ([low, high], "tanh-sinh", 6),
-            ([low, high], "gauss-legendre", 5),
-            ([low, cut, high], "tanh-sinh", 6),
-        )
+        mpmath.quad(function, [low, high], method="tanh-sinh", maxdegree=6),
+        mpmath.quad(function, [low, high], method="gauss-legendre", maxdegree=5),
+        mpmath.quad(function, [low, cut, high], method="tanh-sinh", maxdegree=6),
     ]
     if max(abs(value - values[0]) for value in values) > _FAR / 10 * (1 + abs(values[0])):
         raise ValueError("the rules disagree")
-    return Rational(mpmath.nstr(values[0].real, 15)) + I * Rational(mpmath.nstr(mpmath.im(values[0]), 15))
+    return Rational(mpmath.nstr(values[0].real, 15)) + sympy.I * Rational(mpmath.nstr(mpmath.im(values[0]), 15))
 
 
 REPLACED = {

@@ -61,8 +61,9 @@ def normalize(text: str, config: Any) -> str:
         text = math_normalization.extract_boxed_content(text, mode=config.boxed)
     text = "".join(part if place % 2 else _rewritten(part) for place, part in enumerate(_TEXT.split(text)))
     text = _both_signs(text)
-    if config.units:
-        text = _without_unit(text)
+    end = _END.fullmatch(text) if config.units else None
+    if end and is_unit(_WRAPPER.sub(" ", end["words"]), end["quantity"]):
+        text = end["quantity"]
     done: str = normalize_latex(text, config=replace(config, boxed="none", units=False))
     if config.units:
         for _ in range(2):
@@ -106,11 +107,6 @@ def _repeating(match: re.Match[str]) -> str:
     whole, once, again = match[1], match[2], match[3] or match[4]
     value = Fraction(int(whole + once + again) - int(whole + once), 10 ** len(once) * (10 ** len(again) - 1))
     return f"\\frac{{{value.numerator}}}{{{value.denominator}}}"
-
-
-def _without_unit(text: str) -> str:
-    end = _END.fullmatch(text)
-    return end["quantity"] if end and is_unit(_WRAPPER.sub(" ", end["words"]), end["quantity"]) else text
 
 
 def _both_signs(text: str) -> str:

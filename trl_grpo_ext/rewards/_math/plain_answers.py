@@ -6,9 +6,9 @@ cannot be proved, `verdict` returns None. The proof rests on math-verify 0.9 wit
 
 - A box decides wherever there is one, but for an expression between "final answer is" and "I hope".
 - A match that holds the only box holds it whole: nothing in the plain contents accepted here could end one.
-- A percent sign counts only after an environment; texts with one after the box are not decided here.
+- A percent sign counts only after an environment: texts with one after the box are left.
 - Without a box, a match needs the word "answer" and the beginning of an environment.
-- Numbers are compared exactly, or rounded to 6 places where one of them is a decimal; near pairs are not decided here.
+- Numbers are compared exactly, or rounded to 6 places where one of them is a decimal: near pairs are left.
 
 **Limits.** Only text that would surely be parsed is measured: a whole reference, or the content of a completion's only
 box. All functions take time linear in the text. The tests compare them with math-verify.
@@ -20,6 +20,7 @@ from fractions import Fraction
 from functools import lru_cache
 
 from ...guard.outcomes import Outcome
+from .._judged import too_long
 from .units import is_unit
 
 # No leading zeros: as a reference, math-verify reads 07 and cannot read -07.
@@ -35,10 +36,8 @@ _NOT_UNITS = re.compile(r"and|or|inf|sqrt|percent|pct")  # what math-verify's no
 _CURRENCY = re.compile(r"\A\\?\$")
 
 _REFERENCE = re.compile(
-    rf"(?:####[ ])?(?P<bare>{_INTEGER}|{_DECIMAL})|(?P<quotient>{_QUOTIENT}|{_FRACTION})"
-    rf"|\$(?P<inline>{_INTEGER}|{_DECIMAL}|{_QUOTIENT}|{_ANY_FRACTION})\$"
-    rf"|\\boxed\{{(?P<boxed>{_INTEGER}|{_DECIMAL}|{_QUOTIENT}|{_ANY_FRACTION})\}}"
-    rf"|\$\\boxed\{{(?P<both>{_INTEGER}|{_DECIMAL}|{_QUOTIENT}|{_ANY_FRACTION})\}}\$"
+    rf"(?:####[ ])?({_INTEGER}|{_DECIMAL})|({_QUOTIENT}|{_FRACTION})"
+    rf"|\$({_NUMBER.pattern})\$|\\boxed\{{({_NUMBER.pattern})\}}|\$\\boxed\{{({_NUMBER.pattern})\}}\$"
 )
 _LONGEST_REFERENCE = 100
 _LONGEST_CONTENT = 120
@@ -53,11 +52,9 @@ _MARGIN = Fraction(2, 10**6)
 DEEPEST = 40
 """Brackets within brackets. math-verify's parser needs a dozen Python frames for each, and a second for a hundred."""
 
-MOST_POWERS = 8
-"""Exponents within exponents, in which its parser's time is exponential."""
+MOST_POWERS = 8  # exponents within exponents, in which its parser's time is exponential
 
-MOST_DIGITS = 2_000
-"""Digits in a row. Python itself refuses to read an integer of more than 4300."""
+MOST_DIGITS = 2_000  # digits in a row. Python itself refuses to read an integer of more than 4300
 
 LONGEST_ANSWER = 3_000
 """Characters in a box. Its parser takes up to a millisecond for each; answers of people have a hundred at most."""
@@ -85,6 +82,12 @@ class PlainNumber:
 def plain_reference(reference: str) -> PlainNumber | None:
     r"""Read a reference that is nothing but a number: `18`, `1,234.5`, `3/4`, `#### 18`, `$18$`, `\boxed{18}`."""
     return _read_reference(reference) if len(reference) <= _LONGEST_REFERENCE else None
+
+
+@lru_cache(maxsize=4096)
+def _read_reference(reference: str) -> PlainNumber | None:
+    match = _REFERENCE.fullmatch(reference.strip(" \n"))
+    return None if match is None else _number(match[match.lastindex or 0])
 
 
 def plain_answer(text: str) -> PlainNumber | None:
@@ -117,13 +120,14 @@ def verdict(reference: PlainNumber, answer: PlainNumber) -> Outcome | None:
 
 def excess_of_reference(reference: str, max_characters: int) -> str | None:
     """Say why a reference is too much to be parsed, or None where it is not."""
-    return _too_long(reference, max_characters) or _excess(reference)
+    size = len(reference)
+    return too_long(size, max_characters) if size > max_characters else _excess(reference)
 
 
 def excess_of_completion(text: str, max_characters: int) -> str | None:
     """Say why a completion is too much to be parsed, or None where it is not."""
-    if too_long := _too_long(text, max_characters):
-        return too_long
+    if len(text) > max_characters:
+        return too_long(len(text), max_characters)
     if (box := only_box(text)) is None:
         unclosed = text.rfind("\\boxed{")
         return _excess(text[unclosed:]) if unclosed >= 0 and text.count("{") > text.count("}") + DEEPEST else None
@@ -158,12 +162,6 @@ def only_box(text: str) -> tuple[int, int] | None:
     return None
 
 
-@lru_cache(maxsize=4096)
-def _read_reference(reference: str) -> PlainNumber | None:
-    match = _REFERENCE.fullmatch(reference.strip(" \n"))
-    return None if match is None else _number(next(group for group in match.groups() if group is not None))
-
-
 def _number(text: str) -> PlainNumber | None:
     if _NUMBER.fullmatch(text) is None:
         return None
@@ -175,10 +173,6 @@ def _number(text: str) -> PlainNumber | None:
         sign = -1 if digits.startswith("-\\") else 1
         return PlainNumber(text, sign * Fraction(int(above), int(below)), decimal=False)
     return PlainNumber(text, Fraction(digits), decimal="." in digits)
-
-
-def _too_long(text: str, limit: int) -> str | None:
-    return f"{len(text)} characters, more than max_characters, {limit}" if len(text) > limit else None
 
 
 def _excess(expression: str) -> str | None:

@@ -56,7 +56,7 @@ def read(text: str, expressions: list[Any], extract: Callable[..., list[Any]]) -
     if _BOXED.search(text):
         return Reference(tuple(extract(text, latex, "first_match")))
     mark = max(_MARK.finditer(text), key=lambda match: match.end(), default=None)
-    answer = _bare(text[mark.end() if mark else 0 :])
+    answer = _AROUND.sub("", text[mark.end() if mark else 0 :].strip()).lstrip(" *_`\n:")
     environment = next(pattern for pattern, priority in latex[0][0] if priority == _PLAIN)
     match = environment.match(answer)
     if match and match.lastgroup != "first_latexFraction" and not answer.startswith(("\\frac", "-\\frac")):
@@ -79,11 +79,6 @@ def read(text: str, expressions: list[Any], extract: Callable[..., list[Any]]) -
     if had_dollars:
         return Reference(left=text, why=_MORE)
     return Reference(left=text, why=_PICKED if re.search(r"\d", answer) else _NO_MATHS)
-
-
-def _bare(text: str) -> str:
-    text = _AROUND.sub("", text.strip())
-    return text.lstrip(" *_`\n:")
 
 
 def _is_mathematics(text: str) -> bool:

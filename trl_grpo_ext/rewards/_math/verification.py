@@ -132,7 +132,8 @@ def _reference_text(text: str) -> str:
 
 def _text(extract: Callable[[], Sequence[Any]]) -> str:
     """The one LaTeX that math-verify reads, normalised, without parsing it; empty where it reads none or several."""
-    parse_latex, parser.parse_latex_cached = parser.parse_latex_cached, _unparsed
+    parse_latex = parser.parse_latex_cached
+    parser.parse_latex_cached = lambda latex: _UNPARSED
     try:
         found = extract()
     finally:
@@ -142,10 +143,6 @@ def _text(extract: Callable[[], Sequence[Any]]) -> str:
 
 def _squeezed(text: str) -> str:
     return _SPACE.sub("", " ".join(text.split()))
-
-
-def _unparsed(latex: str) -> Symbol:
-    return _UNPARSED
 
 
 class _Choices(ParserATNSimulator):

@@ -37,11 +37,9 @@ class Verifier:
 
     def readings(self, pairs: Sequence[Pair]) -> dict[Pair, Reading]:
         """Judge distinct pairs: cached verdicts first, workers for the others."""
-        readings: dict[Pair, Reading] = {}
-        for pair in pairs:
-            if (known := self._verdicts.pop(pair, None)) is not None:
-                readings[pair] = known
-                _keep(self._verdicts, pair, known, self._most_verdicts)  # as the latest
+        readings = {pair: self._verdicts.pop(pair) for pair in pairs if pair in self._verdicts}
+        for pair, known in readings.items():
+            _keep(self._verdicts, pair, known, self._most_verdicts)  # as the latest
         jobs = [pair for pair in pairs if pair not in readings]
         failed: dict[Pair, Judgement] = {}
         for pair, done in zip(jobs, self._run(jobs), strict=True):
@@ -52,9 +50,8 @@ class Verifier:
                 failed[pair] = Judgement(Outcome(done.status), done.detail)
         alone = self._references_alone([reference for reference, _ in failed])
         for pair, judgement in failed.items():
-            of_reference = alone.get(pair[0])
-            at_fault = of_reference is not None and of_reference.outcome is not Outcome.SCORED
-            readings[pair] = Reading(of_reference if of_reference is not None and at_fault else judgement)
+            of_reference = alone.get(pair[0], judgement)
+            readings[pair] = Reading(judgement if of_reference.outcome is Outcome.SCORED else of_reference)
         return readings
 
     def read(self, references: Sequence[str]) -> list[Reading]:
@@ -88,8 +85,8 @@ class Verifier:
 def _keep(cache: dict[Any, Any], key: Any, value: Any, most: int) -> None:
     """Put the latest entry into a cache, and drop the oldest ones beyond its size."""
     cache[key] = value
-    for oldest in list(cache)[: len(cache) - most]:
-        cache.pop(oldest, None)
+    while len(cache) > most:
+        cache.pop(next(iter(cache)), None)
 
 
 class _MathVerify:

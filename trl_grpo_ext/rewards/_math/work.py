@@ -6,6 +6,7 @@ terms of finite sums and products that have no short form. What makes no exact n
 infinity) has no size. The limits are far above what answers of people have: 4 million bits are 1.2 million digits.
 """
 
+import contextlib
 import math
 from collections.abc import Sequence
 from fractions import Fraction
@@ -22,8 +23,7 @@ MOST_FUNCTIONS = 3
 _EXACT_BITS = 1_000
 """Smaller numbers, all of which a float can hold, are worked out; of larger ones only the size is kept."""
 
-Size = Fraction | float | None
-"""An exact value, the bits of one, or None where no exact value is made."""
+Size = Fraction | float | None  # an exact value, the bits of one, or None where no exact value is made
 
 
 class _TooMuchError(Exception):
@@ -134,13 +134,10 @@ def _check_expansion(base: Any, exponent: Fraction) -> None:
 def _check_terms(node: Any) -> None:
     """A sum or product over a range is worked out term by term unless it has a polynomial's short form."""
     for variable, first, last in (limits for limits in node.limits if len(limits) == 3):
-        try:
+        count = math.inf
+        with contextlib.suppress(TypeError, ValueError, OverflowError):  # a symbol, or infinite
             count = float(last - first)
-        except (TypeError, ValueError, OverflowError):
-            continue  # a symbol, or infinite
-        if math.isfinite(count) and count > MOST_TERMS:
-            if isinstance(node, Sum) and node.function.is_polynomial(variable):
-                continue
+        if MOST_TERMS < count < math.inf and not (isinstance(node, Sum) and node.function.is_polynomial(variable)):
             raise _TooMuchError(f"a {type(node).__name__.lower()} of {count:.3g} terms")
 
 

@@ -1,7 +1,5 @@
 """The tests' side: its conversation with the solution, and `__judge__`, which rewritten tests call (`forms_of_tests`).
 
-It knows which asserts ran, and what they compared.
-
 What a test expects must not depend on what the solution does to its arguments. First the tests run with copies of their
 own (`own_copies`): a change that the solution makes never reaches them. Where they fail so, and it has changed
 something, they run once more with the changes, as functions that work in place need it; there a comparison counts only
@@ -25,21 +23,9 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from . import remote
+from . import remote, wire
 from .hostile import JUDGING, MAX_TEXT, OPERATORS, owner_of
 from .remote import Remote, RemoteType, SolutionModule, UnjudgedError, WrongError
-from .wire import (
-    MAX_MESSAGE,
-    ClosedError,
-    Codec,
-    Conversation,
-    TooLongError,
-    ViolationError,
-    exception_class,
-    find_by_name,
-    made_exception,
-    text_of,
-)
 
 _MOCKS_OWN = ("assert", "configure_mock", "attach_mock", "mock_add_spec", "reset_mock", "method_calls", "call")
 """How the attributes of a mock begin that are for the tests."""
@@ -48,7 +34,7 @@ NOTHING = "it compares nothing: an array is empty"
 _MAX_SEEN = 20_000
 
 
-class _Printer(Codec):
+class _Printer(wire.Codec):
     """Writes a value down, to see whether it is the same in the other run."""
 
     def opaque(self, value: Any) -> Any:
@@ -100,11 +86,11 @@ class GoneError(BaseException):
     """The other process has ended, or sent something that is not a message."""
 
 
-class Side(Conversation):
+class Side(wire.Conversation):
     """The tests' side of the conversation, and the bookkeeping of the test that runs."""
 
     forgets = True
-    fatal = (UnjudgedError, WrongError, GoneError, ViolationError, ClosedError)
+    fatal = (UnjudgedError, WrongError, GoneError, wire.ViolationError, wire.ClosedError)
 
     def __init__(self, requests: int, replies: int, shared: Any, own_copies: bool, seen: Mapping[str, Any]) -> None:
         super().__init__(0, replies, requests)
@@ -319,14 +305,14 @@ class Side(Conversation):
         self.asked += 1
         try:
             return super().request(what, *arguments)
-        except TooLongError:
+        except wire.TooLongError:
             reason = "an argument is too large to be handed over"
-            if self.received > MAX_MESSAGE // 10:  # it may be made of what the solution has sent
+            if self.received > wire.MAX_MESSAGE // 10:  # it may be made of what the solution has sent
                 self.failure = self.failure or reason
                 raise WrongError(reason) from None
             raise self.unjudged(reason) from None
-        except (ClosedError, ViolationError) as error:
-            self.gone = "closed" if isinstance(error, ClosedError) else f"violation: {error}"
+        except (wire.ClosedError, wire.ViolationError) as error:
+            self.gone = "closed" if isinstance(error, wire.ClosedError) else f"violation: {error}"
             raise GoneError(str(error)) from None
         except StopIteration as error:
             if what == "operate" and arguments[1] == "__next__":
@@ -359,7 +345,7 @@ class Side(Conversation):
     def take_note(self, news: Any) -> None:
         """Write what the solution has printed; warn and log as it did."""
         for what, kind, written in news or ():
-            text = text_of(written)
+            text = wire.text_of(written)
             if what == "process":
                 self.process = text[:MAX_TEXT]
             elif what in ("stdout", "stderr"):
@@ -380,12 +366,12 @@ class Side(Conversation):
     def _use(self, what: Any, value: Any, name: Any, *rest: Any) -> Any:
         number = self._lent_numbers.get(id(value), -1)
         if number < 0 or self._lent[number][0] is not value:
-            raise ViolationError("nothing that was lent")
+            raise wire.ViolationError("nothing that was lent")
         _, own, attributes = self._lent[number]
         if what == "operate":
             positional, keywords = rest
             if name not in own:
-                raise ViolationError("an operation that was not lent")
+                raise wire.ViolationError("an operation that was not lent")
             bound = value if name == "__call__" else functools.partial(getattr(type(value), name), value)
             result = bound(*positional, **keywords)
             if isinstance(result, types.CoroutineType):
@@ -399,7 +385,7 @@ class Side(Conversation):
             return getattr(value, name)
         if what == "set" and type(value).__module__ == "tests":
             return setattr(value, name, *rest)
-        raise ViolationError("an unknown question")
+        raise wire.ViolationError("an unknown question")
 
     # Values that are no data.
 
@@ -416,7 +402,7 @@ class Side(Conversation):
         if named is not None:
             return ["y", *named]
         if isinstance(value, BaseException):
-            kind = next(base for base in type(value).__mro__ if exception_class(base) is not None)
+            kind = next(base for base in type(value).__mro__ if wire.exception_class(base) is not None)
             plain = [part if type(part) in (str, int, float, bool) else None for part in value.args]
             arguments = [self.encode(part) for part in (None, *plain)]
             return ["z", self._lend(value, (), False), ["x", kind.__module__, kind.__qualname__, arguments]]
@@ -441,7 +427,7 @@ class Side(Conversation):
         if tag == "X":
             return type(self.decode(["x", *parts, []]))
         if tag not in ("h", "C") or type(parts[0]) is not int:
-            raise ViolationError("an unknown kind of value")
+            raise wire.ViolationError("an unknown kind of value")
         number, *description = parts
         if number not in self._objects:
             self._objects[number] = (self._class if tag == "C" else self._object)(number, *description)
@@ -453,9 +439,9 @@ class Side(Conversation):
     def _object(self, number: int, encoded_class: Any, content: Any) -> Any:
         kind = self.decode(encoded_class)
         if not isinstance(kind, RemoteType):
-            raise ViolationError("no class")
+            raise wire.ViolationError("no class")
         if issubclass(kind, BaseException):
-            value = made_exception(kind, [self.decode(part) for part in content or ()])
+            value = wire.made_exception(kind, [self.decode(part) for part in content or ()])
             object.__setattr__(value, "_remote_id", number)
             return value
         return remote.remote_object(kind, number, self.decode(content))
@@ -470,7 +456,7 @@ def _named(value: Any) -> tuple[str, str] | None:
     if not isinstance(module, str) or not isinstance(name, str):
         return None
     known = module.partition(".")[0] in {*sys.stdlib_module_names, "numpy"}
-    return (module, name) if known and find_by_name(module, name) is value else None
+    return (module, name) if known and wire.find_by_name(module, name) is value else None
 
 
 def _described(function: Any) -> tuple[Any, ...]:

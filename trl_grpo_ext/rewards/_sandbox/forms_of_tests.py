@@ -1,6 +1,6 @@
 """Read the forms of Python tests in data sets, and prepare them for the process that runs them.
 
-This finds out without running the tests which names are the solution's, which definitions are meant to run, and whether
+This finds out without running them which names are the solution's, which definitions are meant to run, and whether
 there is any assert. It rewrites asserts so that those that ran are counted, and those skipped because of the solution's
 result are noticed (`checks.Side`).
 """
@@ -9,6 +9,7 @@ result are noticed (`checks.Side`).
 # ruff: noqa: SIM905
 import ast
 import builtins
+import contextlib
 import functools
 import json
 import textwrap
@@ -18,8 +19,7 @@ from typing import Any
 from ...guard.outcomes import shown
 from .wire import SOLUTION_MODULES
 
-JUDGE = "__judge__"
-"""The name by which rewritten tests reach `checks.Side`."""
+JUDGE = "__judge__"  # the name by which rewritten tests reach `checks.Side`
 
 _TOO_BAD = (SyntaxError, ValueError, TypeError, RecursionError, MemoryError)
 _BUILT_IN = frozenset(dir(builtins)) | {"__file__", "__name__", "__doc__", "__builtins__"}
@@ -30,10 +30,8 @@ class UnreadableTestsError(Exception):
     """The tests of a row are in none of the forms, or cannot fail; the message says why."""
 
 
-Plan = dict[str, Any]
-"""Tests that call the solution: what `tests_process` runs, as JSON has it."""
-Examples = list[tuple[str, str]]
-"""What a program reads and what it must print."""
+Plan = dict[str, Any]  # tests that call the solution: what `tests_process` runs, as JSON has it
+Examples = list[tuple[str, str]]  # what a program reads and what it must print
 
 
 def read_tests(tests: Any, entry_point: Any = None) -> Plan | Examples:
@@ -106,11 +104,9 @@ def _all_texts(values: Sequence[Any]) -> bool:
 
 def same_output(printed: bytes, expected: str) -> bool:
     """Whether the lines are equal, apart from white space at their ends and empty lines at the end."""
-
-    def lines(text: str) -> list[str]:
-        return [line.rstrip() for line in text.rstrip().splitlines()]
-
-    return lines(printed.decode("utf-8", "replace")) == lines(expected.encode("utf-8", "replace").decode("utf-8"))
+    texts = (printed, expected.encode("utf-8", "replace"))
+    mine, theirs = (text.decode("utf-8", "replace").rstrip().splitlines() for text in texts)
+    return [line.rstrip() for line in mine] == [line.rstrip() for line in theirs]
 
 
 @functools.lru_cache(maxsize=4096)  # the completions of a group have the same tests
@@ -143,9 +139,8 @@ _MODULES = {name: name for name in f"{_USED} time unittest pytest numpy".split()
 def _only_as_module(name: str, trees: Sequence[ast.AST]) -> bool:
     """Whether a name is used for its attributes alone."""
     nodes = [node for tree in trees for node in ast.walk(tree)]
-    used = sum(isinstance(node, ast.Name) and node.id == name for node in nodes)
-    bases = (node.value for node in nodes if isinstance(node, ast.Attribute))
-    return used == sum(isinstance(base, ast.Name) and base.id == name for base in bases)
+    used = [node for node in nodes if isinstance(node, ast.Name) and node.id == name]
+    return len(used) == sum(isinstance(node, ast.Attribute) and node.value in used for node in nodes)
 
 
 def _tree(text: str) -> ast.Module:
@@ -167,7 +162,7 @@ def _tree(text: str) -> ast.Module:
 
 def _planned(tree: ast.Module, number: int, free: set[str], entry: str | None) -> dict[str, Any]:
     """what `tests_process` needs of one test."""
-    called = set(map(_called_name, _outside_definitions(tree)))
+    called = {_called_name(node) for node in _outside_definitions(tree)}
     functions = [node for node in tree.body if isinstance(node, _FUNCTIONS) and node.name not in called]
     candidates = [node for node in functions if _takes_a_candidate(node)]
     if candidates:
@@ -192,14 +187,10 @@ def _planned(tree: ast.Module, number: int, free: set[str], entry: str | None) -
     return planned
 
 
-# --- what tests consist of -------------------------------------------------------------------------------------------
-
-
 def _parsed(source: str) -> ast.Module | None:
-    try:
+    with contextlib.suppress(*_TOO_BAD):
         return ast.parse(source)
-    except _TOO_BAD:
-        return None
+    return None
 
 
 def _outside_definitions(tree: ast.AST) -> Iterator[ast.AST]:
@@ -331,7 +322,7 @@ def _free_names(trees: Sequence[ast.AST], entry: str | None) -> set[str]:
     if entry is not None:
         expression = _parsed(entry.strip())
         return free | {node.id for node in ast.walk(expression or ast.Pass()) if isinstance(node, ast.Name)}
-    if free or any(map(_imports_solution, nodes)):
+    if free or _imported_from_solution(nodes):
         return free
     inner = {
         _called_name(node)
@@ -344,23 +335,21 @@ def _free_names(trees: Sequence[ast.AST], entry: str | None) -> set[str]:
     return inner if len(inner) == 1 else set()
 
 
-def _imports_solution(node: ast.AST) -> bool:
-    if isinstance(node, ast.ImportFrom):
-        return node.module in SOLUTION_MODULES
-    return isinstance(node, ast.Import) and any(alias.name in SOLUTION_MODULES for alias in node.names)
-
-
-# --- what the solution decides ---------------------------------------------------------------------------------------
+def _imported_from_solution(nodes: Sequence[ast.AST]) -> set[str]:
+    """The names by which the solution, or what is in it, is imported."""
+    return {
+        alias.asname or alias.name
+        for node in nodes
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for alias in node.names
+        if (node.module if isinstance(node, ast.ImportFrom) else alias.name) in SOLUTION_MODULES
+    }
 
 
 def _tainted(tree: ast.Module, free: set[str]) -> set[str]:
     """Names, and `.names` of attributes, whose values may come from the solution."""
-    tainted, nodes = free | {"candidate"}, list(ast.walk(tree))
-    for node in nodes:
-        if isinstance(node, ast.ImportFrom) and node.module in SOLUTION_MODULES:
-            tainted |= {alias.asname or alias.name for alias in node.names}
-        elif isinstance(node, ast.Import):
-            tainted |= {alias.asname or alias.name for alias in node.names if alias.name in SOLUTION_MODULES}
+    nodes = list(ast.walk(tree))
+    tainted = free | {"candidate"} | _imported_from_solution(nodes)
     functions = {node.name: node for node in nodes if isinstance(node, _FUNCTIONS)}
     while True:
         before = len(tainted)
@@ -549,7 +538,9 @@ class _Rewriting(ast.NodeTransformer):
     # Statements.
 
     def visit_FunctionDef(self, node: ast.AST) -> ast.AST:
-        outer, self.checked_until = self.checked_until, _last_check(node)
+        outer = self.checked_until
+        lines = (getattr(inner, "lineno", 0) for inner in ast.walk(node) if _checks_something(inner))
+        self.checked_until = max(lines, default=0)
         self.generic_visit(node)
         self.checked_until = outer
         return node
@@ -604,10 +595,7 @@ class _Rewriting(ast.NodeTransformer):
     def visit_If(self, node: ast.If) -> ast.stmt:
         branches = [node.body, node.orelse]
         checks = [_has_checks(branch) for branch in branches]
-        leaves = [
-            any(isinstance(inner, ast.Return | ast.Continue | ast.Break) for part in branch for inner in ast.walk(part))
-            for branch in branches
-        ]
+        leaves = [any(isinstance(inner, _LEAVING) for inner in _walk(branch)) for branch in branches]
         later = self.checked_until > (node.end_lineno or 0)
         decided = _from_solution(node.test, self.tainted)
         test = self.visit(node.test)
@@ -647,6 +635,7 @@ class _Rewriting(ast.NodeTransformer):
 
 
 _ORDER = ast.Lt | ast.LtE | ast.Gt | ast.GtE
+_LEAVING = ast.Return | ast.Continue | ast.Break
 _SIDES = frozenset("first second actual desired expected x y a b left right list1 list2".split())
 """Names of parameters that are compared."""
 
@@ -683,12 +672,12 @@ def _has_star(node: ast.Call) -> bool:
     return any(isinstance(value, ast.Starred) for value in node.args)
 
 
+def _walk(statements: Sequence[ast.stmt]) -> Iterator[ast.AST]:
+    return (inner for part in statements for inner in ast.walk(part))
+
+
 def _has_checks(statements: Sequence[ast.stmt]) -> bool:
-    return any(_checks_something(inner) for part in statements for inner in ast.walk(part))
-
-
-def _last_check(node: ast.AST) -> int:
-    return max((getattr(inner, "lineno", 0) for inner in ast.walk(node) if _checks_something(inner)), default=0)
+    return any(map(_checks_something, _walk(statements)))
 
 
 def _call(name: str, *arguments: ast.expr) -> ast.Call:

@@ -33,8 +33,7 @@ def special_names(names: str) -> tuple[str, ...]:
     return tuple(f"__{name}__" for name in names.split())
 
 
-JUDGING = special_names("eq ne lt le gt ge bool contains hash")
-"""What decides whether an assert holds."""
+JUDGING = special_names("eq ne lt le gt ge bool contains hash")  # what decides whether an assert holds
 TO_NUMBERS = special_names("abs int float complex index round trunc floor ceil")
 UNARY = TO_NUMBERS + special_names(
     "call len iter next reversed getitem setitem delitem enter exit str repr format neg pos invert "

@@ -3,22 +3,18 @@
 A server (`keeper`), which has imported what is needed but nothing of this package or the user's, forks a job's
 processes: one that holds the code (`hostile`), one that runs the tests (`tests_process`), and a keeper that watches
 over both. The environment is empty, the directory is the job's own, and before any code runs each process gives up
-rights in layers (`layers`). A kernel may lack some; `isolation()` lists those that hold here:
+rights in layers (`layers`), of which `isolation()` lists those that hold here:
 
-- "files": Landlock (Linux 5.13). It reads Python's libraries, installed packages and the system's libraries, reads and
-  writes in its own directory, executes no file, and empties none that it may not write. The layer does not hold where
-  what is written cannot be counted (/proc/PID/io).
-- "network", "processes": a seccomp filter (x86-64 and ARM) that lets a list of system calls pass: no socket, no
-  process, no signal to others. Capabilities are dropped, so it holds for root too.
+- "files": Landlock. It reads Python's and the system's libraries and installed packages, writes in its own directory
+  alone, and executes no file. The layer does not hold where what is written cannot be counted (/proc/PID/io).
+- "network", "processes": a seccomp filter that lets a list of system calls pass. Capabilities are dropped, so it holds
+  for root too.
 - "memory": a limit on its address space.
 
 What it writes is limited in all, deleted files included; so are files, folders, descriptors, threads and output. Time
 is its own processor time, and half of the time in which nothing of the job runs or waits for a core. These are checked
-every 20 ms, so a job may exceed them a little. Namespaces and cgroups are not used, because containers commonly forbid
-them.
-
-This is no boundary against an exploit of the kernel or the interpreter. It hides neither installed packages, nor the
-existence, size and owner of other files, nor the time, the machine's name and its number of cores.
+every 20 ms. Namespaces and cgroups are not used, because containers commonly forbid them. This is no boundary against
+an exploit of the kernel or the interpreter.
 """
 
 import base64
@@ -42,8 +38,7 @@ from typing import Any, TypeVar
 
 from ...errors import RewardError
 
-LAYERS = ("files", "network", "processes", "memory")
-"""The layers that a machine may support."""
+LAYERS = ("files", "network", "processes", "memory")  # the layers that a machine may support
 
 _SERVE = """
 import sys

@@ -1,10 +1,9 @@
 """The server, started by `jobs`, that forks the processes that run and judge code, and watches over them.
 
 It has imported what they need, without this package and the parent's `__main__`, so a job costs only a fork. For each
-job of its parent it forks a keeper, which forks the solution's process (`hostile`) and, for a module, the tests'
-process (`tests_process`); each gives up its rights (`layers`). The keeper runs none of their code: it counts their
-processor time, storage and threads, ends them, and answers the parent. When the parent closes the connection, the job
-ends.
+job it forks a keeper, which forks the solution's process (`hostile`) and, for a module, the tests' process
+(`tests_process`). The keeper runs none of their code: it counts their processor time, storage and threads, ends them,
+and answers the parent. When the parent closes the connection, the job ends.
 """
 
 # What runs between forks is as plain as can be, and pathlib gives nothing here.
@@ -83,15 +82,13 @@ def serve(descriptor: int, libraries: list[str]) -> None:
 
 
 def _keep(connection: Connection) -> NoReturn:
-    status = 1
     try:
-        answer = _Keeper(json.loads(connection.recv_bytes()), connection).run()
-        connection.send_bytes(json.dumps(answer).encode("ascii"))
-        status = 0
-    except (EOFError, OSError):
-        pass
+        with contextlib.suppress(EOFError, OSError):
+            answer = _Keeper(json.loads(connection.recv_bytes()), connection).run()
+            connection.send_bytes(json.dumps(answer).encode("ascii"))
+            os._exit(0)
     finally:
-        os._exit(status)
+        os._exit(1)
 
 
 def _flush() -> None:
@@ -102,11 +99,9 @@ def _flush() -> None:
 
 def _proc(pid: int, name: str) -> bytes:
     """What a file in /proc says of a process; nothing if it cannot be read."""
-    try:
-        with open(f"/proc/{pid}/{name}", "rb") as file:
-            return file.read()
-    except OSError:
-        return b""
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/{name}", "rb") as file:
+        return file.read()
+    return b""
 
 
 class _Process:
@@ -132,16 +127,14 @@ class _Process:
 
     def seconds(self) -> float:
         """Processor time of all its threads."""
-        try:
+        with contextlib.suppress(OSError):
             return time.clock_gettime((~self.pid << 3) | 2)
-        except OSError:
-            return 0.0
+        return 0.0
 
     def threads(self) -> list[str]:
-        try:
+        with contextlib.suppress(OSError):
             return os.listdir(f"/proc/{self.pid}/task")
-        except OSError:
-            return []
+        return []
 
     def runs(self) -> bool:
         """Whether one of its threads runs or waits for a core, which is no sleep however busy the machine is."""

@@ -41,8 +41,7 @@ _APPARENT_CLASSES: dict[str, Any] = {
         *(types.AsyncGeneratorType, list, dict, set, bytearray),
     )
 }
-SIDE: Any = None
-"""The conversation of this process (`checks.Side`)."""
+SIDE: Any = None  # the conversation of this process (`checks.Side`)
 
 
 class UnjudgedError(BaseException):
@@ -82,18 +81,17 @@ def _operator(name: str) -> Callable[..., Any]:
 
     def judge(self: Any, *arguments: Any) -> Any:
         if type(self)._remote_content and name != "__hash__":  # it extends `list`, `dict`, ...: what it holds decides
-            held = [_content_of(value) for value in (self, *arguments)]
+            parts = (self, *arguments)
+            held = [SIDE.request("content", part) if _is_container(part) else part for part in parts]
             return bool(held[0]) if name == "__bool__" else getattr(held[0], name)(*held[1:])
         raise SIDE.refused(f"it needs the {name} of the solution's own class {type(self).__name__}", self, *arguments)
 
     return judge if name in JUDGING else operate
 
 
-def _content_of(value: Any) -> Any:
-    """What an object of a class that extends `list`, `dict`, ... holds, as the built-in type."""
-    if isinstance(value, Remote) and type(value)._remote_content:  # type: ignore[attr-defined]
-        return SIDE.request("content", value)
-    return value
+def _is_container(value: Any) -> bool:
+    """Whether it is an object of a class that extends `list`, `dict`, ..."""
+    return isinstance(value, Remote) and bool(type(value)._remote_content)  # type: ignore[attr-defined]
 
 
 def _attribute(value: Any, name: str) -> Any:

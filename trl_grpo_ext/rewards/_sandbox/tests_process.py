@@ -31,8 +31,6 @@ from .hostile import MAX_TEXT
 from .remote import Remote, RemoteType, SolutionModule, WrongError
 from .wire import SOLUTION_MODULES
 
-# --- running the tests -----------------------------------------------------------------------------------------------
-
 
 class _Judging:
     """Runs the tests of a plan, one after the other."""
@@ -176,9 +174,6 @@ class _Result(unittest.TestResult):
 
 def _text(error: BaseException) -> str:
     return (repr(error.args) if isinstance(error, Remote) else str(error))[:MAX_TEXT]
-
-
-# --- the modules that tests use --------------------------------------------------------------------------------------
 
 
 def _replace(module: Any, name: str, make: Callable[[Any], Any]) -> None:

@@ -25,8 +25,7 @@ SOLUTION_MODULES = frozenset(
     "solution_module my_module your_module module task implementation".split()
 )
 """Module names from which tests import the solution."""
-MAX_MESSAGE = 16 * 2**20
-"""Bytes of one message."""
+MAX_MESSAGE = 16 * 2**20  # bytes of one message
 _SMALL = 2**53
 _NUMPY_KINDS = "biufcUSMm"
 _NO_EXCEPTIONS_OF = ("unittest", "doctest", "bdb")  # those that a runner of tests takes for its own
@@ -37,13 +36,6 @@ class ViolationError(Exception):
     """Something arrived that is not a message."""
 
 
-def text_of(value: Any) -> str:
-    """The value, which must be a string."""
-    if type(value) is not str:
-        raise ViolationError("no text")
-    return value
-
-
 class ClosedError(Exception):
     """The other side has closed."""
 
@@ -52,7 +44,12 @@ class TooLongError(Exception):
     """A message is longer than is allowed."""
 
 
-# --- plain values ----------------------------------------------------------------------------------------------------
+def text_of(value: Any) -> str:
+    """The value, which must be a string."""
+    if type(value) is not str:
+        raise ViolationError("no text")
+    return value
+
 
 _TYPES: dict[str, type] = {
     kind.__name__: kind
@@ -67,27 +64,22 @@ _TYPES: dict[str, type] = {
 _TYPE_NAMES = {kind: name for name, kind in _TYPES.items()}
 
 
-# Values written as text or numbers: tag, writing (None where it is no data), reading.
-_SCALARS: dict[type, tuple[str, Callable[[Any], Any], Callable[[Any], Any]]] = {
-    int: ("i", lambda value: format(value, "x"), lambda text: int(text, 16)),
-    float: ("f", float.hex, float.fromhex),
-    complex: ("c", lambda value: [value.real.hex(), value.imag.hex()], lambda p: complex(*map(float.fromhex, p))),
-    bytes: ("b", bytes.hex, bytes.fromhex),
-    uuid.UUID: ("uuid", str, lambda text: uuid.UUID(text_of(text))),
-    type(Ellipsis): ("...", bool, lambda _: Ellipsis),
-    type(NotImplemented): ("ni", lambda _: True, lambda _: NotImplemented),
-    type: ("T", _TYPE_NAMES.get, lambda name: _TYPES[name]),
-}
-
-
 def _arguments(value: Any) -> list[Any]:
     """What its class makes an equal one of."""
     _, arguments, *_ = value.__reduce_ex__(4)
     return list(arguments)
 
 
-# Values made of others that never change: tag, from and to a list of them.
+# Values that never change: tag, and from and to a list of others.
 _VALUES: dict[type, tuple[str, Callable[[Any], list[Any]], Callable[[list[Any]], Any]]] = {
+    int: ("i", lambda value: [format(value, "x")], lambda parts: int(parts[0], 16)),
+    float: ("f", lambda value: [value.hex()], lambda parts: float.fromhex(parts[0])),
+    complex: ("c", lambda value: [value.real, value.imag], lambda parts: complex(*parts)),
+    bytes: ("b", lambda value: [value.hex()], lambda parts: bytes.fromhex(parts[0])),
+    uuid.UUID: ("uuid", lambda value: [str(value)], lambda parts: uuid.UUID(text_of(parts[0]))),
+    type(Ellipsis): ("...", lambda _: [], lambda _: Ellipsis),
+    type(NotImplemented): ("ni", lambda _: [], lambda _: NotImplemented),
+    type: ("T", lambda value: [_TYPE_NAMES[value]], lambda parts: _TYPES[text_of(parts[0])]),
     tuple: ("t", list, tuple),
     frozenset: ("F", list, frozenset),
     type({}.keys()): ("keys", list, lambda items: dict.fromkeys(items).keys()),
@@ -156,9 +148,8 @@ _CONTAINERS: dict[type, _Container] = {
 }
 _ARRAY: _Container = (
     *("n", lambda value: [value.dtype.str, value.shape, value.tobytes()]),
-    lambda parts: _new_array([parts[0], parts[1][1], bytes.fromhex(parts[2][1])]),
+    lambda parts: _new_array([parts[0], parts[1][1], bytes.fromhex(parts[2][1][0])]),
 )
-_READ_SCALAR = {tag: read for tag, _, read in _SCALARS.values()}
 _READ_VALUE = {tag: read for tag, _, read in _VALUES.values()}
 _READ_CONTAINER = {row[0]: row for row in (*_CONTAINERS.values(), _ARRAY)}
 
@@ -190,8 +181,7 @@ class Codec:
 
     own_copies = False
     """Whether this side's containers stay as they are when the other side changes them: it then has new ones."""
-    forgets = False
-    """Whether it lets go of twins, and says so with each message."""
+    forgets = False  # whether it lets go of twins, and says so with each message
 
     def __init__(self, first: int) -> None:
         self._parity = self._next = first
@@ -232,10 +222,8 @@ class Codec:
             elif number in self._written or not self._differs(number):
                 return ["=", number]
             return self._full(number)
-        if kind in _SCALARS:
-            tag, write, _ = _SCALARS[kind]
-            written = write(value)
-            return self.opaque(value) if written is None else [tag, written]
+        if kind is type and value not in _TYPE_NAMES:
+            return self.opaque(value)
         zone = getattr(value, "tzinfo", None) if kind in (datetime.datetime, datetime.time) else None
         if kind in _VALUES and type(zone) in (type(None), datetime.timezone):
             tag, parts, _ = _VALUES[kind]
@@ -288,8 +276,6 @@ class Codec:
         tag, *parts = encoded
         if tag == "=":
             return self._twins[parts[0]][0]
-        if tag in _READ_SCALAR:
-            return _READ_SCALAR[tag](parts[0])
         if tag in _READ_VALUE:
             return _READ_VALUE[tag]([self.decode(part) for part in parts[0]])
         if tag in _READ_CONTAINER:
@@ -311,7 +297,8 @@ class Codec:
         """The container of this number that is to be filled: the one that is there, or the new one."""
         if type(number) is not int:
             raise ViolationError("no number")
-        twin, own = self._twins.get(number), number % 2 == self._parity % 2
+        twin = self._twins.get(number)
+        own = number % 2 == self._parity
         if twin is None:
             if number < 0 or own:
                 raise ViolationError("a number of this side")
@@ -331,8 +318,6 @@ class Codec:
         if not isinstance(kind, type) or exception_class(kind) is None or module.partition(".")[0] in _NO_EXCEPTIONS_OF:
             kind = Exception
         return made_exception(kind, [self.decode(argument) for argument in arguments])
-
-    # Forgetting.
 
     def _forget(self, number: int) -> None:
         del self._numbers[id(self._twins.pop(number)[0])]
@@ -372,14 +357,10 @@ def made_exception(kind: Any, parts: list[Any]) -> Any:
     return value
 
 
-# --- the conversation ------------------------------------------------------------------------------------------------
-
-
 class Conversation(Codec):
     """One side of the conversation: it asks the other to do something, and does meanwhile what that one asks for."""
 
-    fatal: tuple[type[BaseException], ...] = (ClosedError,)
-    """What ends the conversation instead of being an answer."""
+    fatal: tuple[type[BaseException], ...] = (ClosedError,)  # what ends the conversation instead of being an answer
 
     def __init__(self, first: int, incoming: int, outgoing: int) -> None:
         super().__init__(first)

@@ -7,13 +7,13 @@ import json
 import math
 import re
 from collections import deque
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from .fences import fences
 
 MOST_DIGITS = 1000
-EXTRACTS = ("fence", "whole", "last")
-"""Where a completion's JSON may be, see `find_json`."""
+EXTRACTS = ("fence", "whole", "last")  # where a completion's JSON may be, see `find_json`
 
 # A string always matches, closed or not, and possessively: there is nothing to go back to.
 _STRUCTURE = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[\[\]{}]', re.DOTALL)
@@ -38,8 +38,7 @@ def find_json(text: str, extract: str) -> tuple[int, int] | None:
     """
     if extract == "last":
         return _last_object(text)
-    start = 0
-    end = len(text)
+    start, end = 0, len(text)
     if extract == "fence":
         closed = [(label, begin, stop) for label, begin, stop, is_closed in fences(text) if is_closed]
         marked = [block for block in closed if block[0] == "json"] or [block for block in closed if not block[0]]
@@ -133,8 +132,6 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return read
 
 
-# ----------------------------------------------------------------------------------------------- values in their places
-
 _PLAIN_NUMBER = re.compile(r"[+-]?(?:\d{1,3}(?:,\d{3})++|\d++)?(?:\.\d*+)?(?:[eE][+-]?\d{1,4})?", re.ASCII)
 _TOKEN = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"|[\[\]{}]|[^\s\[\]{}:,"]+', re.DOTALL)
 _KINDS = {"{": "object", "[": "array", '"': "string", "t": "boolean", "f": "boolean", "n": "null"}
@@ -160,14 +157,14 @@ class Located(NamedTuple):
     members: tuple[tuple[str | int, Located], ...] = ()
 
 
+@dataclass
 class _Open:
     """An object or array that is not closed yet."""
 
-    def __init__(self, kind: str, start: int) -> None:
-        self.kind = kind
-        self.start = start
-        self.key: str | None = None
-        self.members: list[tuple[str | int, Located]] = []
+    kind: str
+    start: int
+    key: str | None = None
+    members: list[tuple[str | int, Located]] = field(default_factory=list)
 
     def add(self, value: Located) -> None:
         self.members.append((len(self.members) if self.key is None else self.key, value))

@@ -11,10 +11,9 @@ import importlib
 import json
 import re
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 _SHAPES = re.compile(
     r"<(?=\|)|\|(?=>)"  # <|im_end|>, <turn|>
@@ -75,7 +74,10 @@ def special_tokens(model: str) -> list[str]:
     for name, key in (("tokenizer.json", "added_tokens"), ("tokenizer_config.json", "added_tokens_decoder")):
         with suppress(ImportError, OSError, ValueError, AttributeError):  # not there, or no tokenizer's
             found = json.loads(_file(model, name).read_text(encoding="utf-8")).get(key, ())
-            tokens.update(_contents(found.values() if isinstance(found, dict) else found))
+            for token in found.values() if isinstance(found, dict) else found:
+                content = token.get("content")
+                if token.get("special") and isinstance(content, str) and len(content) > 1 and not content.isalnum():
+                    tokens.add(content)
     return sorted(tokens)
 
 
@@ -84,10 +86,3 @@ def _file(model: str, name: str) -> Path:
         return Path(model) / name
     hub = importlib.import_module("huggingface_hub")  # here, because most rewards do without
     return Path(str(hub.try_to_load_from_cache(model, name)))
-
-
-def _contents(tokens: Any) -> Iterator[str]:
-    for token in tokens:
-        content = token.get("content")
-        if token.get("special") and isinstance(content, str) and len(content) > 1 and not content.isalnum():
-            yield content

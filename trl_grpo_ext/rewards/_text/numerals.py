@@ -1,8 +1,7 @@
 r"""One written number, read exactly: `1,234.50`, `\frac{1}{2}`, `1½`, `１８`, `-$5`, `2 \times 10^3`, "eighteen".
 
-Everything here is linear in the text and never raises. Runs of digits are matched possessively, and a number of more
-than `MAX_DIGITS` digits is recognised but not evaluated: turning it into an int costs quadratic time, and Python
-refuses beyond 4,300 digits.
+Everything here is linear in the text and never raises. A number of more than `MAX_DIGITS` digits is recognised but not
+evaluated: turning it into an int costs quadratic time, and Python refuses beyond 4,300 digits.
 """
 
 import re
@@ -11,8 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 
-MAX_DIGITS = 600
-"""Longest number that is evaluated, in significant digits; also the bound on powers of ten."""
+MAX_DIGITS = 600  # longest number that is evaluated, in significant digits; also the bound on powers of ten
 
 _FOLDED = {
     **{code: chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5F)},  # full-width ASCII

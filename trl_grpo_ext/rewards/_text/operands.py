@@ -1,16 +1,12 @@
 r"""Does a number stand for itself, or is it part of an expression with another value?
 
-Three questions, asked of the text right before and right after one number:
+Asked of the text right before and right after one number, within a window around it:
 
-- `is_operand`: it is one part of an expression, in signs (`18!`, `\sqrt{18}`, `18^{-1}`, `2 \cdot 18`, `18x`,
-  `\frac{18}{n}`) or in words ("18 squared", "half of 18", "3 plus 18"). The expression is not evaluated here.
-- `is_denied`: the text says that it is not this number ("not 18", "isn't 18", `\neq 18`, "rather than 18", "less than
-  18", "18 is not the answer").
-- `is_one_of_several`: the text says more than this number: a ratio (`3:18`), an alternative ("17 or 18"), a range, a
-  list, a strict comparison (`> 18`), a bound ("18 or more"), a quantity in two units ("18 hours 30 minutes").
-
-Units, brackets, fonts and currency are no part of an expression; a LaTeX command beside a number makes one of it,
-unless it is known not to. All is decided within a window around the number, so the text's length makes no difference.
+- `is_operand`: it is one part of an expression, in signs (`18!`, `\sqrt{18}`, `2 \cdot 18`) or in words ("18 squared",
+  "half of 18"). A LaTeX command beside a number makes one of it, unless it is known not to.
+- `is_denied`: the text says that it is not this number ("not 18", `\neq 18`, "less than 18", "18 is not the answer").
+- `is_one_of_several`: the text says more than this number: a ratio, an alternative, a range, a list, a bound, a
+  quantity in two units.
 """
 
 import re

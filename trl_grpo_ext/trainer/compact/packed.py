@@ -2,13 +2,11 @@
 
 The tokens of a pass run as one row `[prompt][completion 1][completion 2]...[next prompt]...`, at the positions that
 they have in rows of their own. Attention is the only place where tokens meet: in place of a mask the model passes on a
-`PackedMask`, on which `scaled_dot_product_attention` dispatches, as it does on torch's own `CausalBias`. Attention then
-runs block by block: rows without padding between them, and completions that see the keys and values of their prompt.
-No pair of tokens is computed that separate rows would not compute, so packing never costs more than padding.
+`PackedMask`, on which `scaled_dot_product_attention` dispatches, as it does on torch's own `CausalBias`. It then runs
+block by block, and no pair of tokens is computed that separate rows would not compute.
 
 TRL's own method is called with the tokens that are scored and no others. Two hooks on the model's backbone replace
-these by the packed row, and what it returns by the hidden states that predict the scored tokens. So the head makes no
-logits of prompts and padding, and later code sees `(B, T)` as usual.
+these by the packed row, and what it returns by the hidden states that predict the scored tokens.
 """
 
 from __future__ import annotations
@@ -34,17 +32,10 @@ logger = logging.getLogger(__name__)
 
 Integers = npt.NDArray[np.int64]
 
-Lengths = Integers
-"""`(rows, 2)`: tokens of each row's prompt and of its completion, without padding."""
-
-Groups = Integers
-"""A number for each row, the same for rows that share a prompt."""
-
+Lengths = Integers  # `(rows, 2)`: tokens of each row's prompt and of its completion, without padding
+Groups = Integers  # a number for each row, the same for rows that share a prompt
 PAIRS = 2**16
 """Pairs of tokens that padding may take in one block of attention on a CPU, where more blocks then cost less."""
-
-
-# ------------------------------------------------------------------------------------------------------- attention
 
 
 @dataclass(frozen=True)
@@ -84,28 +75,28 @@ class PackedMask(torch.Tensor):
 
     @classmethod
     def of(
-        cls,
-        blocks: Sequence[tuple[Sequence[Integers], Integers | None]],
-        length: int,
-        tensor: Callable[[Integers], torch.Tensor],
+        cls, blocks: Sequence[tuple[Sequence[Integers], Integers | None]], length: int, device: torch.device
     ) -> PackedMask:
         """The mask of a packed row, by the places of each block's rows and of the prompt before them."""
-        made, back, first = [], np.zeros(length, dtype=np.int64), 0
+        back = np.zeros(length, dtype=np.int64)
+        made = []
+        first = 0
         for rows, prompt in blocks:
             width = max(map(len, rows))
             for number, places in enumerate(rows):
                 back[places] = first + number * width + np.arange(len(places))
             first += len(rows) * width
-            places_N_W = tensor(np.array([np.pad(places, (0, width - len(places)), "edge") for places in rows]))
+            padded = np.array([np.pad(places, (0, width - len(places)), "edge") for places in rows])
+            places_N_W = torch.from_numpy(padded).to(device)
             if prompt is None:
                 made.append(Block(places_N_W))
             else:
-                ones = torch.ones(width, len(prompt) + width, dtype=torch.bool, device=places_N_W.device)
-                made.append(Block(places_N_W, tensor(prompt), ones.tril(len(prompt))))
-        back_L = tensor(back)
-        everywhere = torch.ones((), dtype=torch.bool, device=back_L.device).expand(1, 1, length, length)
+                ones = torch.ones(width, len(prompt) + width, dtype=torch.bool, device=device)
+                made.append(Block(places_N_W, torch.from_numpy(prompt).to(device), ones.tril(len(prompt))))
+        everywhere = torch.ones((), dtype=torch.bool, device=device).expand(1, 1, length, length)
         mask: PackedMask = everywhere.as_subclass(cls)
-        mask.blocks, mask.back_L = made, back_L
+        mask.blocks = made
+        mask.back_L = torch.from_numpy(back).to(device)
         return mask
 
     @classmethod
@@ -137,9 +128,6 @@ def _attention(
     return seen.index_select(1, attn_mask.back_L).unsqueeze(0)
 
 
-# -------------------------------------------------------------------------------------------------------- the rows
-
-
 @dataclass(frozen=True)
 class PackedRows:
     """The rows of one forward pass as one row of `L` tokens, of which `K` predict a token that is scored."""
@@ -158,7 +146,9 @@ class PackedRows:
         """Pack the rows that have a completion; None if that is less than two tokens. The last of each need not run."""
         start, width = ids.size(1) - keep, ids.size(1)
         source, positions, predictors, target = (list[Integers]() for _ in range(4))
-        causal, blocks, end = list[Integers](), list[tuple[list[Integers], Integers | None]](), 0
+        causal = list[Integers]()
+        blocks = list[tuple[list[Integers], Integers | None]]()
+        end = 0
         spare = PAIRS if ids.device.type == "cpu" else math.inf
         for rows in together(lengths, groups):
             prompt = int(lengths[rows[0], 0])
@@ -192,7 +182,7 @@ class PackedRows:
         return cls(
             ids_1_L=flat[source_L].unsqueeze(0),
             positions_1_L=tensor(np.concatenate(positions)).unsqueeze(0),
-            mask=PackedMask.of(blocks, end, tensor),
+            mask=PackedMask.of(blocks, end, ids.device),
             predictors_K=tensor(np.concatenate(predictors)),
             scored_K=flat[tensor(targets // keep * width + start + targets % keep)],
             target_K=tensor(targets),
@@ -225,9 +215,6 @@ def together(lengths: Lengths, groups: Groups) -> list[list[int]]:
     for row in np.flatnonzero(lengths[:, 1]).tolist():
         found.setdefault(int(groups[row]), []).append(row)
     return list(found.values())
-
-
-# ---------------------------------------------------------------------------------------------------- what refuses
 
 
 def reason_against_sharing(model: Any) -> str | None:
@@ -277,17 +264,7 @@ def window_of(config: Any) -> int | None:
     return None if window is None or (layers is not None and "sliding_attention" not in layers) else int(window)
 
 
-# ---------------------------------------------------------------------------------------------------- at the passes
-
-
-def packing_of(
-    model: Any,
-    loss: LossSettings,
-    *,
-    share: bool,
-    compiled: bool,
-    overridden: bool,
-) -> Packing | None:
+def packing_of(model: Any, loss: LossSettings, *, share: bool, compiled: bool, overridden: bool) -> Packing | None:
     """The `Packing` of a run; None, with the reason logged, if its rows cannot be packed."""
     reason, takes = None, inspect.signature(type(backbone_of(model)).forward).parameters
     if image_token_of(model) is not None and "token_type_ids" in takes:
@@ -303,7 +280,6 @@ def packing_of(
         share, reason = False, None
     if overridden and not share:  # that class may need whole rows; who selects `share_prompts` says that it does not
         reason = reason or "a class of yours overrides _get_per_token_logps_and_entropies"
-
     packing = Packing(share, window_of(model.config), image_token_of(model))
     if reason is not None:
         packing.say_once(reason)
@@ -363,12 +339,9 @@ class Packing:
         without_padding = torch.where(prompt_mask != 0, prompt_ids, -1)
         groups_B: torch.Tensor = torch.unique(without_padding, dim=0, return_inverse=True)[1]
         if images:
-            texts, firsts = groups_B.tolist(), dict[int, list[int]]()
-            for row, text in enumerate(texts):
-                alike = [first for first in firsts.setdefault(text, []) if images.same(first, row)]
-                if not alike:
-                    firsts[text].append(row)
-                groups_B[row] = (alike or [row])[0]
+            texts = groups_B.tolist()
+            for row, text in enumerate(texts):  # the first row with the same text and images
+                groups_B[row] = next(one for one in range(row + 1) if texts[one] == text and images.same(one, row))
         return groups_B.unsqueeze(1)
 
     def pack(self, ids: torch.Tensor, mask: torch.Tensor, keep: int, images: Images = NO_IMAGES) -> PackedRows | None:
@@ -381,7 +354,6 @@ class Packing:
         backbone, ran = backbone_of(given["model"]), 0
         predictors = torch.cat([packed.predictors_K, packed.predictors_K[-1:]])  # TRL's head drops the last one
         scored = torch.cat([packed.scored_K[:1], packed.scored_K]).unsqueeze(0)
-
         row = {"input_ids": packed.ids_1_L, "attention_mask": packed.mask, "position_ids": packed.positions_1_L}
         if images := Images.of(given):
             row |= images.packed(packed.prompted, packed.source_L)

@@ -14,9 +14,7 @@ import numpy.typing as npt
 
 from .packed import Groups, Lengths, together
 
-Runs = npt.NDArray[np.bool_]
-"""Which rows have to run."""
-
+Runs = npt.NDArray[np.bool_]  # which rows have to run
 Tokens = Iterator[npt.NDArray[np.int64]]
 """For parts of 1, 2, ... rows: the tokens of the part that starts at each place of the order, on the rank with most."""
 

@@ -8,7 +8,7 @@ import torch
 
 from ...credit.signal import has_signal
 from ..batch import PROMPT_KEYS, BatchKeys, counting_mask, join_batches
-from ..upstream import images
+from ..upstream import contract, images
 from .packed import Lengths, Packing
 from .plan import Plan, plan_block
 
@@ -36,9 +36,6 @@ def _width(mask_B_T: torch.Tensor) -> torch.Tensor:
     """The number of columns up to the last non-zero one; 0 if all are 0."""
     columns = torch.arange(1, mask_B_T.size(1) + 1, device=mask_B_T.device)
     return (columns * (mask_B_T != 0)).amax(dim=1)
-
-
-# ------------------------------------------------------------------------------------------------ parts made of rows
 
 
 def make_micro_steps(
@@ -108,9 +105,6 @@ def _trimmed(part: dict[str, Any], left: int, right: int) -> dict[str, Any]:
     return made
 
 
-# ------------------------------------------------------------------------------- log-probabilities without a gradient
-
-
 def logps_by_length(
     method: Any, given: dict[str, Any], chunk: int, widths: Lengths, packing: Packing | None = None
 ) -> Any:
@@ -119,8 +113,9 @@ def logps_by_length(
     `widths` are how much of each prompt and completion runs, if the rows are not packed.
     """
     ids, mask, keep = given["input_ids"], given["attention_mask"], given["logits_to_keep"]
-    start, entropies = ids.size(1) - keep, given.get("compute_entropy", False)
+    start = ids.size(1) - keep
     seen = images.Images.of(given)
+    without_images = {name: value for name, value in given.items() if name not in contract.MULTIMODAL_KEYS}
     found = None if packing is None else packing.measured(ids, mask, keep, seen)
     lengths, groups = (widths, None) if found is None else (found[0], [found[1]])
     (plan,) = plan_block([(lengths, np.ones(len(ids), dtype=bool))], -(-len(ids) // chunk), groups=groups)
@@ -131,24 +126,10 @@ def logps_by_length(
         left, width = (max(1, int(longest)) for longest in lengths[rows.cpu().numpy()].max(axis=0))
         columns = slice(start - left, start + width)
         own = seen.at(rows.tolist()).between(columns)
-        pictures = own.entries(ids.device)
-        some = {
-            **given,
-            **pictures,
-            "input_ids": ids[rows, columns],
-            "attention_mask": mask[rows, columns],
-            "logits_to_keep": width,
-        }
+        some = {**without_images, **own.entries(ids.device), "batch_size": len(rows)}
+        some |= {"input_ids": ids[rows, columns], "attention_mask": mask[rows, columns], "logits_to_keep": width}
         packed = None if packing is None else packing.pack(some["input_ids"], some["attention_mask"], width, own)
-        if packing is not None and packed is not None:
-            output = packing.logps(method, some, packed)
-        else:
-            output = method(
-                *(some[name] for name in ("model", "input_ids", "attention_mask", "logits_to_keep")),
-                batch_size=len(rows),
-                compute_entropy=entropies,
-                **pictures,
-            )
+        output = method(**some) if packing is None or packed is None else packing.logps(method, some, packed)
         for number, values in enumerate(output[:2]):
             if values is not None:
                 results.setdefault(number, values.new_zeros((len(ids), keep)))[rows, :width] = values

@@ -1,11 +1,10 @@
 """Find out, on rows of the run's own batches, what may change about them without changing what the policy computes.
 
 TRL's own pass of a few rows is the reference. Beside it the same rows run at other places, by themselves without
-padding, and packed; then gradients of a random projection are compared, with respect to what is trained. What counts as
-equal is measured too: the change that one more rounding of every module's output makes, in the precision of the run.
-
-Some models change with the length of a pass, but only beyond one that their config names. So the trial is made again as
-soon as a row and the width at which TRL runs it lie on two sides of a number in the config.
+padding, and packed; then gradients of a random projection are compared. What counts as equal is measured too: the
+change that one more rounding of every module's output makes, in the precision of the run. Some models change only
+beyond a length in their config, so the trial is made again as soon as a row and the width at which TRL runs it lie on
+two sides of a number in the config.
 """
 
 from __future__ import annotations
@@ -15,8 +14,8 @@ import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import astuple, dataclass, replace
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -31,35 +30,25 @@ from .packed import Groups, Lengths, PackedRows, Packing, backbone_of
 
 logger = logging.getLogger(__name__)
 
-ROWS = 6
-"""Rows of each rank that a trial runs."""
-
+ROWS = 6  # rows of each rank that a trial runs
 PADDED = 3
 """Those of them that also run elsewhere and by themselves: the longest, the shortest, that with the shortest prompt."""
 
-SHOWN = 64
-"""Tokens of a prompt's end and of a completion's beginning that a trial of the gradient runs."""
-
-TIMES = 10.0
-"""A difference that is larger than so many times that of one more rounding is one."""
-
-FLOOR = 1e-5
-"""A difference of log-probabilities, root mean square, that is none."""
-
+SHOWN = 64  # tokens of a prompt's end and of a completion's beginning that a trial of the gradient runs
+TIMES = 10.0  # a difference above so many times that of one more rounding counts
+FLOOR = 1e-5  # differences of log-probabilities up to this, root mean square, count for nothing
+GRADIENT_FLOOR = 1e-4
+"""Nor do those of a parameter's gradient, relative to it. Where few tokens are scored, one more rounding may change it by
+less than a tenth of what another place in the row does. Models that see their place change it by far more: the least
+that was found is 2e-3."""
 MARGIN = 3
 """Tokens by which a length lies beyond a number in the config, if it is surely beyond what the model makes of it."""
 
-LARGE = 2**24
-"""Numbers of a buffer that no model changes in a pass; quantised weights may be buffers."""
+LARGE = 2**24  # numbers of a buffer that no model changes in a pass; quantised weights may be buffers
+Result = TypeVar("Result")
 
-_WRONG = (UpstreamError, AttributeError, IndexError, RuntimeError, TypeError, ValueError)
-"""Errors of a model that does not take rows as they are."""
-
-Policy = Callable[[], tuple[Callable[..., Any], Any]]
-"""TRL's method for log-probabilities, and the policy."""
-
-Span = tuple[int, int]
-"""Of one rank's batch: tokens of its shortest row, and the width at which TRL runs all."""
+Policy = Callable[[], tuple[Callable[..., Any], Any]]  # TRL's method for log-probabilities, and the policy
+Span = tuple[int, int]  # of one rank's batch: tokens of its shortest row, and the width at which TRL runs all
 
 
 @dataclass(frozen=True)
@@ -92,14 +81,14 @@ class Rows:
 
     def few(self) -> Rows:
         """The longest row, the shortest, that with the shortest prompt, one of the longest's, and those of others."""
-        scored = [*np.flatnonzero(self.lengths[:, 1]).tolist()] or [*range(len(self.ids))]
-        of_row = dict(enumerate(self.groups.tolist()))
-        total = self.lengths.sum(axis=1)
-        longest, shortest = (pick(scored, key=lambda row: int(total[row])) for pick in (max, min))
-        prompt = min(scored, key=lambda row: int(self.lengths[row, 0]))
-        mates = [row for row in scored if of_row[row] == of_row[longest] and row != longest]
-        of_each_prompt = {of_row[row]: row for row in scored}.values()
-        wanted = dict.fromkeys([longest, shortest, prompt, *mates[:1], *of_each_prompt, *range(len(self.ids))])
+        everyone = range(len(self.ids))
+        scored = np.flatnonzero(self.lengths[:, 1]).tolist() or [*everyone]
+        group, total, prompt = self.groups.tolist(), self.lengths.sum(axis=1).tolist(), self.lengths[:, 0].tolist()
+        longest = max(scored, key=total.__getitem__)
+        mates = [row for row in scored if group[row] == group[longest] and row != longest]
+        shortest = [min(scored, key=total.__getitem__), min(scored, key=prompt.__getitem__)]
+        of_each_prompt = {group[row]: row for row in scored}.values()
+        wanted = dict.fromkeys([longest, *shortest, *mates[:1], *of_each_prompt, *everyone])
         return self.at([*wanted][:ROWS])
 
     def at(self, chosen: list[int]) -> Rows:
@@ -172,12 +161,9 @@ class Trials:
         devices = [self._facts.device] if self._facts.device.type == "cuda" else []
         with _without_dropout(model), _same_state(model), torch.random.fork_rng(devices):
             torch.manual_seed(0)
-            try:
-                trial = _Trial(method, model, rows.few(), self._packing, self._facts)
-            except _WRONG as error:
-                if is_out_of_memory(error):
-                    raise
-                self._find(NOTHING, f"rows of the batch do not run without dropout ({type(error).__name__}: {error})")
+            trial, wrong = _attempt(lambda: _Trial(method, model, rows.few(), self._packing, self._facts))
+            if trial is None:
+                self._find(NOTHING, f"rows of the batch do not run without dropout ({wrong})")
                 return self.exact
             if trial.ranks_tokens:
                 self._find(NOTHING, "the model chooses tokens by rank (topk), and padding decides between equals")
@@ -196,49 +182,53 @@ class Trials:
         """Say why less is exact than before."""
         if exact == self.exact:
             return
+        self.exact = exact
         if self._packing is not None:
             self._packing.say_once(reason)
         else:
             logger.info("compact_updates: rows keep their padding: %s.", reason)
-        self.exact = exact
 
     def _try_values(self, trial: _Trial, *, pack: bool) -> None:
         by = f"by one more rounding {trial.noise:.2g}"
+        anywhere = replace(self.exact, left=False, packed=False)
         if not (places := trial.places()) <= trial.limit:
-            self._find(
-                replace(self.exact, left=False, packed=False),
-                f"the model's positions are absolute: at other places of rows of the same width log-probabilities "
-                f"change by {places:.2g}, {by}",
-            )
+            where = "at other places of rows of the same width log-probabilities"
+            self._find(anywhere, f"the model's positions are absolute: {where} change by {places:.2g}, {by}")
         if not trial.alone(trim_left=self.exact.left) <= trial.limit:
             after = trial.alone(trim_left=False)
-            if not after <= trial.limit:
+            if after <= trial.limit:
+                self._find(anywhere, "the model sees the padding before a prompt")
+            else:
                 self._find(
                     NOTHING,
                     "what the model computes depends on the length of a pass: without padding after them "
                     f"log-probabilities change by {after:.2g}, {by}",
                 )
-            else:
-                self._find(replace(self.exact, left=False, packed=False), "the model sees the padding before a prompt")
         if pack and self.exact.left and self.exact.right:
-            gap, why = trial.packed()
+            gap, wrong = trial.packed()
             self.exact = replace(self.exact, packed=True)
             if not gap <= trial.limit:
-                self._find(replace(self.exact, packed=False), why or f"log-probabilities differ by {gap:.2g}, {by}")
+                self._find(replace(self.exact, packed=False), wrong or f"log-probabilities differ by {gap:.2g}, {by}")
 
     def _try_gradients(self, trial: _Trial, *, pack: bool) -> None:
-        (moved, gap, noise), packed, why = trial.gradients(pack=pack)
-        if moved:
-            self._find(
-                replace(self.exact, left=False, packed=False),
-                f"the model's positions are absolute: at other places of rows gradients change by {gap:.2g}, by one "
-                f"more rounding {noise:.2g}",
-            )
-        elif packed[0]:
-            self._find(
-                replace(self.exact, packed=False),
-                why or f"gradients differ by {packed[1]:.2g}, by one more rounding {packed[2]:.2g}",
-            )
+        elsewhere, packed, wrong = trial.gradients(pack=pack)
+        if elsewhere.differs:
+            where = f"at other places of rows gradients change by {elsewhere}"
+            self._find(replace(self.exact, left=False, packed=False), f"the model's positions are absolute: {where}")
+        elif packed.differs:
+            self._find(replace(self.exact, packed=False), wrong or f"gradients differ by {packed}")
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Whether gradients differ; the gap, and the gap after one more rounding, of those that differ most."""
+
+    differs: float = 0.0
+    gap: float = 0.0
+    noise: float = 0.0
+
+    def __str__(self) -> str:
+        return f"{self.gap:.2g}, by one more rounding {self.noise:.2g}"
 
 
 def _shows(tried: Span, span: Span, number: int) -> bool:
@@ -303,32 +293,26 @@ class _Trial:
 
     def alone(self, *, trim_left: bool) -> float:
         """The change where every row runs by itself, without padding after it, nor before it."""
-        found = torch.zeros_like(self._expected[: len(self._padded.ids)])
-        try:
+        found = torch.full_like(self._expected[: len(self._padded.ids)], math.nan)
+
+        def run() -> None:
             for number in range(len(found)):
                 row = self._padded.row(number, trim_left)
                 found[number, : row.keep] = self._values(row)[0]
-        except _WRONG as error:  # of a model that takes no other width
-            if is_out_of_memory(error):
-                raise
-            found[:] = math.nan
+
+        _attempt(run)  # of a model that takes no other width nothing is found
         return self._agree(self._gap(found))[0]
 
     def packed(self) -> tuple[float, str]:
         """The change where the rows are packed, and what went wrong."""
-        why, gap = "", math.nan
-        try:
-            gap = self._gap(self._packed_values(self._rows))
-        except _WRONG as error:
-            if is_out_of_memory(error):
-                raise
-            why = f"packed rows fail ({type(error).__name__}: {error})"
-        return self._agree(gap)[0], why
+        gap, wrong = _attempt(lambda: self._gap(self._packed_values(self._rows)))
+        why = f"packed rows fail ({wrong})" if wrong else ""
+        return self._agree(math.nan if gap is None else gap)[0], why
 
-    def gradients(self, *, pack: bool) -> tuple[list[float], list[float], str]:
-        """How gradients of a random projection differ at other places, and packed, of rows that are cut short.
+    def gradients(self, *, pack: bool) -> tuple[Difference, Difference, str]:
+        """How gradients of a random projection differ at other places, and packed, of rows cut short; what went wrong.
 
-        Each is whether they do, by how much, and by how much after one more rounding; then what went wrong.
+        Rows that are not packed do not differ.
         """
         rows = self._rows.cut(SHOWN, SHOWN)
         shift = rows.keep // 4
@@ -343,28 +327,37 @@ class _Trial:
         with _rounded(self._model, rows.ids.size(1)):
             rounded = projected(self._values, rows)
         elsewhere = _worst(projected(self._values, moved), expected, rounded)
-        why, packed = "", [0.0, 0.0, 0.0]
+        packed: Difference | None = Difference()
+        wrong = ""
         if pack:
-            try:
-                packed = _worst(projected(self._packed_values, rows), expected, rounded)
-            except _WRONG as error:
-                if is_out_of_memory(error):
-                    raise
-                why, packed[0] = f"the gradient of packed rows fails ({type(error).__name__}: {error})", 1.0
-        agreed = self._agree(*elsewhere, *packed)
-        return agreed[:3], agreed[3:], why
+            packed, wrong = _attempt(lambda: _worst(projected(self._packed_values, rows), expected, rounded))
+        own = [*astuple(elsewhere), *astuple(packed or Difference(differs=1.0))]
+        agreed = self._agree(*own)
+        why = f"the gradient of packed rows fails ({wrong})" if wrong else ""
+        return Difference(*agreed[:3]), Difference(*agreed[3:]), why
 
 
-def _worst(found: torch.Tensor, expected: torch.Tensor, rounded: torch.Tensor) -> list[float]:
-    """Whether gradients `(parameters, projections)` differ, and the gap and noise of that which differs most."""
+def _attempt(run: Callable[[], Result]) -> tuple[Result | None, str]:
+    """What passes of a model return; or None, and what it raises where it does not take rows as they are."""
+    try:
+        return run(), ""
+    except (UpstreamError, AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
+        if is_out_of_memory(error):
+            raise
+        return None, f"{type(error).__name__}: {error}"
+
+
+def _worst(found: torch.Tensor, expected: torch.Tensor, rounded: torch.Tensor) -> Difference:
+    """How gradients `(parameters, projections)` differ."""
     if not expected.any():
-        return [1.0, math.nan, math.nan]  # a gradient that is not seen is not compared
+        return Difference(1.0, math.nan, math.nan)  # a gradient that is not seen is not compared
     sizes = [tensor.square().mean(dim=1).sqrt() for tensor in (expected, found - expected, rounded - expected)]
     size, gap, noise = sizes
     limit = TIMES * torch.maximum(noise, torch.finfo(torch.float32).eps * (size + size.square().mean().sqrt()))
+    limit = torch.maximum(limit, GRADIENT_FLOOR * size)
     worst = int((gap - limit).argmax())
     scale = float(size[worst]) or float(size.max()) or 1.0
-    return [float(not bool((gap <= limit).all())), float(gap[worst]) / scale, float(noise[worst]) / scale]
+    return Difference(float(not bool((gap <= limit).all())), float(gap[worst]) / scale, float(noise[worst]) / scale)
 
 
 SKETCH = 4
@@ -415,9 +408,6 @@ def _sketch(gradient: torch.Tensor, seed: int) -> torch.Tensor:
     return ((left @ matrix).float() @ right).flatten().double().cpu()
 
 
-# ------------------------------------------------------------------------------------------------ around a trial
-
-
 class _RankedSizes(TorchFunctionMode):
     """Notes among how many entries each `topk` inside chooses: experts are always as many, tokens are not."""
 
@@ -426,7 +416,6 @@ class _RankedSizes(TorchFunctionMode):
         self.sizes: set[int] = set()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run the function as it is."""
         keywords = kwargs or {}
         if func in (torch.topk, torch.Tensor.topk):
             dim = keywords.get("dim", args[2] if len(args) > 2 else -1)

@@ -1,16 +1,11 @@
 """Cheaper updates with the same gradient: rows in order of length, trimmed, and without those that have no signal.
 
-TRL pads a whole generation batch to its longest completion and deals shuffled rows to the micro-batches. So one long
-completion slows all of them, and rows with zero advantages run forward and backward for nothing. The loss of an
-optimizer step is a sum over its tokens with weights that are fixed beforehand. So its rows may run in any order and in
-batches of any size, and rows that contribute nothing can be left out. `Freedom` says how much of that is exact in a
-run.
-
-| TRL calls | `CompactUpdates` adds |
-| --- | --- |
-| `_prepare_inputs` | the buffered micro-batches, rearranged (`plan`, `rows`) |
-| `_get_per_token_logps_and_entropies` | the old policy's and the reference's forward passes, in order of length too |
-| the same | rows without padding and, with `share_prompts`, each prompt once, in all three passes (`packed`) |
+TRL pads a whole generation batch to its longest completion and deals shuffled rows to the micro-batches, and rows with
+zero advantages run for nothing. The loss of an optimizer step is a sum over its tokens with weights that are fixed
+beforehand. So its rows may run in any order and in batches of any size, and rows that contribute nothing can be left
+out. `Freedom` says how much of that is exact in a run. The buffered micro-batches are rearranged (`plan`, `rows`), and
+all forward passes are run in order of length, without padding and, with `share_prompts`, with each prompt once
+(`packed`).
 """
 
 import functools
@@ -26,11 +21,13 @@ import numpy as np
 import torch
 
 from ...credit.terms import Term
+from ...errors import ConfigurationError
 from ..batch import BatchKeys, counting_mask, join_batches, whole_rows
 from ..facts import RunFacts
-from ..upstream import acting, contract, images, reading, releases
+from ..selected import SelectedPlugins
+from ..upstream import acting, contract, images, reading
 from ..upstream.images import Images
-from .packed import Lengths, Packing, image_token_of, in_completions
+from .packed import Lengths, Packing, image_token_of, in_completions, packing_of
 from .plan import Plan, plan_block
 from .rows import logps_by_length, make_micro_steps, row_lengths, row_lengths_and_kinds
 from .trials import NOTHING, Policy, Rows, Span, Trials
@@ -114,8 +111,6 @@ class CompactUpdates:
         """A context in which TRL's head makes the logits of few tokens at a time on a CPU."""
         return acting.small_head_tiles(self._facts.device)
 
-    # ------------------------------------------------------------------ once per generation batch
-
     def plan(self, micro_batches: list[dict[str, Any]], precision: torch.dtype) -> list[dict[str, Any]]:
         """Rearrange TRL's buffered micro-batches; those of an earlier call come back unchanged."""
         if micro_batches is self._planned:
@@ -195,8 +190,6 @@ class CompactUpdates:
             self._log({"compact/distinct_tokens": float(distinct), "compact/computed_to_distinct": computed / distinct})
         return planned
 
-    # ------------------------------------------------------------------ at every forward pass
-
     def logps(self, method: Callable[..., Any], model: Any, *arguments: Any, **keywords: Any) -> Any:
         """TRL's log-probabilities of packed rows; rows are sorted by length in passes without a gradient."""
         packing, inferring = self._packing, not torch.is_grad_enabled()
@@ -204,32 +197,29 @@ class CompactUpdates:
             return method(model, *arguments, **keywords)
         bound = inspect.signature(method).bind(model, *arguments, **keywords).arguments
         named = {**bound, **bound.pop("kwargs", {})}
-        named |= dict(
-            zip(releases.LOGPS_ARGUMENTS, named.pop("args", ()), strict=False)
-        )  # TRL 1.14 names fewer of them
+        named |= zip(contract.LOGPS_ARGUMENTS, named.pop("args", ()), strict=False)  # a user's class may not name them
         given = {name: value for name, value in named.items() if value is not None and value is not False}
         if (
             not {"input_ids", "attention_mask", "logits_to_keep"}
             <= given.keys()
-            <= {"model", *releases.LOGPS_ARGUMENTS, *contract.MULTIMODAL_KEYS}
+            <= {"model", *contract.LOGPS_ARGUMENTS, *contract.MULTIMODAL_KEYS}
         ):
             if packing is not None:
                 packing.say_once(f"a forward pass takes {', '.join(given)}")
             return method(model, *arguments, **keywords)
         ids, mask, keep = given["input_ids"], given["attention_mask"], given["logits_to_keep"]
         rows, start, exact = ids.size(0), ids.size(1) - keep, self._trials.exact
-        chunk, packed = given.get("batch_size") or rows, None
+        chunk = given.get("batch_size") or rows
+        packing = packing if exact.packed else None
         if inferring:  # of rows that no update has tried yet, or of another model
             widths = row_lengths(mask[:, :start], mask[:, start:]).cpu().numpy()
             if exact == NOTHING or not (self._trials.takes(model) and self._trials.covers(_span(widths, ids.size(1)))):
                 return method(model, *arguments, **keywords)
-            packing = packing if exact.packed else None
             if rows > chunk:
-                for column, (trimmed, width) in enumerate(((exact.left, start), (exact.right, keep))):
-                    if not trimmed:
-                        widths[:, column] = width
+                widths = np.where([exact.left, exact.right], widths, [start, keep])
                 return logps_by_length(method, given, chunk, widths, packing)
-        if packing is not None and exact.packed and rows <= chunk:
+        packed = None
+        if packing is not None and rows <= chunk:
             packed = packing.pack(ids, mask, keep, Images.of(given))
         if packing is None or packed is None:
             return method(model, *arguments, **keywords)
@@ -243,6 +233,36 @@ def _span(lengths: Lengths, width: int) -> Span:
 
 
 Updates = PlainUpdates | CompactUpdates
+
+
+def updates_of(
+    trainer: Any,
+    facts: RunFacts,
+    plugins: SelectedPlugins,
+    freedom: Freedom,
+    policy_logps: Callable[..., Any],
+    log: Callable[[dict[str, float]], None],
+    *,
+    own_passes: bool,
+) -> Updates:
+    """The updates of a run; `own_passes` says whether a class of the user's runs the models in its own way."""
+    if not plugins.compact:
+        return PlainUpdates()
+    if trainer.args.use_liger_kernel:
+        raise ConfigurationError(
+            "compact_updates: exact does not work with use_liger_kernel, whose loss counts the rows of each "
+            "micro-batch. Turn one of them off."
+        )
+    loss = reading.loss_settings_of(trainer)
+    share, compiled = plugins.settings.share_prompts, trainer.args.torch_compile
+    return CompactUpdates(
+        freedom,
+        facts,
+        loss_type=loss.loss_type if plugins.aggregation is None else None,
+        packing=packing_of(trainer.model, loss, share=share, compiled=compiled, overridden=own_passes),
+        policy=lambda: (policy_logps, trainer.model),
+        log=log,
+    )
 
 
 def row_factor(loss_type: str | None, before: dict[str, Any], part: dict[str, Any]) -> float | None:

@@ -7,5 +7,5 @@
 | `reading` | facts read off a trainer: `RunFacts`, `Progress`, `LossSettings`, and single settings |
 | `acting` | what is done to a trainer: metrics, tables, batches, trials of its loss |
 
-`tests/trainer/upstream` runs the contract against the oldest and the newest supported TRL; an error names what changed.
+`tests/trainer/upstream` runs the contract against the installed TRL; an error names what changed.
 """

@@ -9,15 +9,15 @@ import torch
 from accelerate.utils import is_peft_model
 from peft import get_peft_model_state_dict, set_peft_model_state_dict
 from trl import GRPOTrainer
+from trl.kernels import chunked_logprob
 from trl.models import prepare_deepspeed, prepare_fsdp
-from trl.trainer.utils import pad
+from trl.trainer.utils import add_fused_lm_head, pad
 
 from ..batch import whole_rows
 from ..facts import RunFacts
-from . import contract, reading, releases
+from . import contract, reading
 
-HEAD_TOKENS = 240
-"""Tokens of which TRL's head makes the logits at a time on a CPU."""
+HEAD_TOKENS = 240  # tokens of which TRL's head makes the logits at a time on a CPU
 
 
 @contextmanager
@@ -27,15 +27,13 @@ def small_head_tiles(device: torch.device) -> Iterator[None]:
     It cuts the vocabulary into pieces of 32,768, and what it computes of 240 tokens and a piece takes less than 32 MiB:
     more than that glibc maps and unmaps at every operation, page by page.
     """
-    if device.type != "cpu" or not hasattr(releases.chunked_logprob, "TOKEN_CHUNK_SIZE"):
-        yield
-        return
-    before = releases.chunked_logprob.TOKEN_CHUNK_SIZE
-    releases.chunked_logprob.TOKEN_CHUNK_SIZE = HEAD_TOKENS
+    before = chunked_logprob.TOKEN_CHUNK_SIZE
+    if device.type == "cpu":
+        chunked_logprob.TOKEN_CHUNK_SIZE = HEAD_TOKENS
     try:
         yield
     finally:
-        releases.chunked_logprob.TOKEN_CHUNK_SIZE = before
+        chunked_logprob.TOKEN_CHUNK_SIZE = before
 
 
 def keep_adapter_as_reference(model: Any, args: Any, peft_config: Any) -> None:
@@ -56,8 +54,7 @@ def keep_adapter_as_reference(model: Any, args: Any, peft_config: Any) -> None:
 
 def prepare_like_policy(trainer: Any, model: Any) -> Any:
     """Put another model on the policy's device, sharded like it, with the head that TRL gives the policy."""
-    if releases.add_fused_lm_head is not None:
-        releases.add_fused_lm_head(model, temperature=trainer.temperature)
+    add_fused_lm_head(model, temperature=trainer.temperature)
     if trainer.is_deepspeed_enabled:
         return prepare_deepspeed(model, trainer.accelerator)
     if trainer.is_fsdp_enabled:
@@ -122,8 +119,9 @@ def without_policy_metrics(trainer: Any) -> Iterator[None]:
 def drop_undefined_metrics(trainer: Any) -> None:
     """Remove metrics without a value from what TRL is about to log, since its loggers would print None."""
     for kept in trainer._metrics.values():
-        for name in [name for name, values in kept.items() if values and all(map(math.isnan, values))]:
-            del kept[name]
+        for name, values in list(kept.items()):
+            if values and all(isinstance(value, float) and math.isnan(value) for value in values):
+                del kept[name]
 
 
 def add_metrics(trainer: Any, metrics: Mapping[str, float]) -> None:

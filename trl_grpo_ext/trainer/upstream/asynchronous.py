@@ -3,11 +3,9 @@
 Its interface changes monthly, so other releases than those that were tested are refused.
 """
 
-import multiprocessing.queues
 import queue
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from types import SimpleNamespace
 from typing import Any
@@ -24,28 +22,29 @@ TESTED = ("1.16",)
 METHODS: dict[str, tuple[str, ...]] = {
     "_save": ("self", "output_dir"),
     "compute_loss": ("self", "model", "inputs"),
-    "get_batch_samples": ("self", "epoch_iterator", "num_batches", "device"),
+    "get_batch_samples": ("self",),
     "get_train_dataloader": ("self",),
     "log": ("self", "logs"),
     "train": ("self", "resume_from_checkpoint"),
 }
 """Methods of the trainer that we wrap, with their leading parameters."""
 
-GROUP = ("prompts", "reward_kwargs", "completions", "completions_ids", "completions_sequences")
-SAMPLE = ("prompt", "completion", "input_ids", "completion_mask", "old_log_probs", "advantage")
-
 OF_WORKER: dict[str, dict[str, tuple[str, ...]]] = {
     "_AsyncRolloutLoop": {"_push_metrics": ("self", "values"), "_score_group": ("self", "group")},
-    "RolloutGroup": {"__init__": ("self", *GROUP)},
-    "RolloutSample": {"__init__": ("self", *SAMPLE)},
+    "RolloutGroup": {
+        "__init__": ("self", "prompts", "reward_kwargs", "completions", "completions_ids", "completions_sequences")
+    },
+    "RolloutSample": {
+        "__init__": ("self", "prompt", "completion", "input_ids", "completion_mask", "old_log_probs", "advantage")
+    },
 }
 """Methods of the rollout loop that we wrap or call, and the first fields of what it scores and makes."""
 
 ATTRIBUTES = (
     "_last_groups_trained",
     "_metrics",
-    "_step_forward_s",
     "_trained_groups",
+    "aux_loss_enabled",
     "eos_token_ids",
     "rollout_queue",
     "rollout_worker",
@@ -78,30 +77,22 @@ def check_instance(trainer: Any) -> None:
     problems = [f"attribute {name} is gone" for name in ATTRIBUTES if not hasattr(trainer, name)]
     worker = getattr(trainer, "rollout_worker", None)
     if isinstance(worker, async_rollout_worker.AsyncRolloutWorker):
-        problems += [
-            f"attribute {name} of its worker is gone" for name in WORKER_ATTRIBUTES if not hasattr(worker, name)
-        ]
+        gone = [name for name in WORKER_ATTRIBUTES if not hasattr(worker, name)]
+        problems += [f"attribute {name} of its worker is gone" for name in gone]
     contract.require(problems, type(trainer))
 
 
-def has_trls_worker(trainer: Any) -> bool:
-    """Whether this process holds a rollout worker, and it is TRL's with TRL's own loop."""
+def install_loop(trainer: Any, loop: type, arguments: Mapping[str, Any], *, needed: bool) -> None:
+    """Let TRL's worker, which one rank has, run our loop. Another worker cannot; if the loop is `needed`, refuse it."""
     worker, module = trainer.rollout_worker, async_rollout_worker
-    return isinstance(worker, module.AsyncRolloutWorker) and worker._loop_cls is module._AsyncRolloutLoop
-
-
-def install_loop(trainer: Any, loop: type, arguments: Mapping[str, Any]) -> None:
-    """Let the worker run our loop."""
-    trainer.rollout_worker._loop_cls = loop
-    trainer.rollout_worker._loop_kwargs.update(arguments)
-
-
-def refuse_foreign_worker(trainer: Any) -> None:
-    """Refuse a worker of the user's, on the rank that has one."""
-    if trainer.rollout_worker is not None:
+    if isinstance(worker, module.AsyncRolloutWorker) and worker._loop_cls is module._AsyncRolloutLoop:
+        worker._loop_cls = loop
+        worker._loop_kwargs.update(arguments)
+        trainer.rollout_queue = Inbox(trainer)
+    elif worker is not None and needed:
         raise ConfigurationError(
             "Plugins act where completions are scored, in the loop of TRL's own rollout worker, and this run has "
-            f"{type(trainer.rollout_worker).__qualname__}: leave rollout_worker out, or the plugins and weights."
+            f"{type(worker).__qualname__}: leave rollout_worker out, or the plugins and weights."
         )
 
 
@@ -119,23 +110,17 @@ def extend_collator(loader: Any, more: Callable[[list[Any], dict[str, Any]], Non
     collator.torch_call = packed
 
 
-class _Captured(BaseException):
-    """Ends TRL's `compute_loss` where it calls the model, before it has done anything else."""
+class LateAdvantages:
+    """The advantages `(M,)` of a micro-batch's terms, which may still change in the forward pass.
 
+    TRL takes them out of the batch, by an index, before it calls the model.
+    """
 
-def model_arguments(compute_loss: Callable[..., Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """What TRL calls the model with: it reads the advantages before that, so hooks need the pass before."""
-    found: dict[str, Any] = {}
+    def __init__(self, values_M: torch.Tensor) -> None:
+        self.values_M = values_M
 
-    def model(**keywords: Any) -> None:
-        found.update(keywords)
-        raise _Captured
-
-    try:
-        compute_loss(model, inputs)
-    except _Captured:
-        return found
-    raise UpstreamError("compute_loss does not call the model, so plugins cannot act: remove the override.")
+    def __getitem__(self, selected: torch.Tensor) -> torch.Tensor:
+        return self.values_M
 
 
 def reduction_weights(trainer: Any, compute_loss: Callable[..., Any], inputs: Mapping[str, Any]) -> torch.Tensor:
@@ -145,39 +130,24 @@ def reduction_weights(trainer: Any, compute_loss: Callable[..., Any], inputs: Ma
     weight. What the trial does to the trainer is undone.
     """
     ones = torch.ones_like(inputs["advantages"]).requires_grad_()
+    before, metrics = dict(vars(trainer)), trainer._metrics["train"]
+    counts = {name: len(values) for name, values in metrics.items()}
 
     def model(input_ids: torch.Tensor, **keywords: Any) -> Any:
         zeros = torch.zeros(input_ids.shape, device=ones.device)
         return SimpleNamespace(log_probs=zeros, entropy=zeros, aux_loss=zeros.sum())
 
-    with _undone(trainer):
+    try:
         tried = {**inputs, "old_log_probs": torch.zeros_like(inputs["old_log_probs"]), "advantages": ones}
         (slope,) = torch.autograd.grad(compute_loss(model, tried), ones)
+    finally:
+        vars(trainer).update(before)
+        for name, values in metrics.items():
+            del values[counts.get(name, 0) :]
     return -slope
 
 
-@contextmanager
-def _undone(trainer: Any) -> Iterator[None]:
-    before, metrics = dict(vars(trainer)), {name: len(values) for name, values in trainer._metrics["train"].items()}
-    try:
-        yield
-    finally:
-        vars(trainer).update(before)
-        for name, values in trainer._metrics["train"].items():
-            del values[metrics.get(name, 0) :]
-
-
-def add_metric(trainer: Any, name: str, value: float) -> None:
-    """Add a value to TRL's metrics. How they are reduced follows from the name: a `total` is summed."""
-    trainer._metrics["train"][name].append(value)
-
-
-def count_forward_seconds(trainer: Any, seconds: float) -> None:
-    """Count a forward pass that TRL has not seen."""
-    trainer._step_forward_s += seconds
-
-
-class Inbox:
+class Inbox(queue.Queue[Any]):
     """The queue of scored samples, as TRL reads it. It notices a worker that was killed and a server that has gone.
 
     A process that is killed while it writes leaves half a message in the pipe, and whoever reads that waits for ever.
@@ -185,30 +155,30 @@ class Inbox:
     """
 
     def __init__(self, trainer: Any) -> None:
-        self._trainer, self._queue = trainer, trainer.rollout_queue
-        self._read: queue.Queue[Any] = queue.Queue(maxsize=1)
+        super().__init__(maxsize=1)
+        self._trainer, self._source = trainer, trainer.rollout_queue
         self._reader = threading.Thread(target=self._read_on, name="trl-grpo-ext-inbox", daemon=True)
 
-    def get(self, timeout: float | None = None) -> Any:
+    def get(self, block: bool = True, timeout: float | None = None) -> Any:
         """The next sample; `queue.Empty` if there is none in time."""
-        if not isinstance(self._queue, multiprocessing.queues.Queue):  # of a worker without a process
-            return self._counted(self._queue.get(timeout=timeout))
+        if self._trainer.rollout_worker._process is None:
+            return self._counted(self._source.get(timeout=timeout))
         if self._reader.ident is None:
             self._reader.start()
         try:
-            return self._counted(self._read.get(timeout=timeout))
+            return self._counted(super().get(block, timeout))
         except queue.Empty:
             self._check()
             raise
 
     def qsize(self) -> int:
         """Samples that wait."""
-        return int(self._queue.qsize()) + self._read.qsize()
+        return int(self._source.qsize()) + super().qsize()
 
     def _read_on(self) -> None:
         while self._trainer.rollout_worker._process is not None:  # until it is stopped
             try:
-                self._read.put(self._queue.get(timeout=1.0))
+                self.put(self._source.get(timeout=1.0))
             except queue.Empty:
                 continue
 
@@ -218,16 +188,16 @@ class Inbox:
         new = dropped.keys() - trainer._trained_groups
         trainer._trained_groups |= new
         trainer._last_groups_trained += len(new)  # which TRL subtracts for `batch/groups_per_step`
-        for group in new:
-            add_metric(trainer, f"groups/dropped/{dropped[group].replace(' ', '_')}_total", 1.0)
+        for group in new:  # TRL sums what is called a total
+            trainer._metrics["train"][f"groups/dropped/{dropped[group].replace(' ', '_')}_total"].append(1.0)
         return sample
 
     def _check(self) -> None:
-        trainer, worker = self._trainer, self._trainer.rollout_worker
+        worker = self._trainer.rollout_worker
         process = worker._process
         try:
             worker.check_health(float("inf"))  # raises what the process said, if it could say anything
-            if process is not None and not process.is_alive():
+            if not process.is_alive():
                 raise RuntimeError(
                     f"The process that samples and scores (pid {process.pid}) ended with exit code {process.exitcode}: "
                     "a negative one is the signal that killed it, -9 often for lack of memory. Its output may say more."
@@ -237,4 +207,4 @@ class Inbox:
             process.join()
             worker._process = None  # else TRL's `stop` waits for ever until a process that is gone has woken up
             raise
-        trainer.vllm_client.wait_for_server_ready()  # else the worker tries for minutes beyond `vllm_server_timeout`
+        self._trainer.vllm_client.wait_for_server_ready()  # else the worker tries for minutes beyond the time limit

@@ -12,8 +12,11 @@ from trl import GRPOTrainer
 from ...credit.flow import TRL_REDUCTIONS
 from ...errors import ConfigurationError, UpstreamError
 
-OLDEST_TESTED = "1.14"
+OLDEST_TESTED = "1.16"
 NEWEST_TESTED = "1.16"
+
+LOGPS_ARGUMENTS = ("input_ids", "attention_mask", "logits_to_keep", "batch_size", "compute_entropy")
+"""The arguments after `model` of `_get_per_token_logps_and_entropies`."""
 
 METHODS: dict[str, tuple[str, ...]] = {
     "_generate": ("self", "prompts"),
@@ -21,8 +24,7 @@ METHODS: dict[str, tuple[str, ...]] = {
     "_tokenize_prompts": ("self", "prompts"),
     "_prepare_inputs": ("self", "generation_batch"),
     "_calculate_rewards": ("self", "inputs", "prompts", "completions", "completion_ids_list"),
-    # Called with positional arguments by some releases and passed through untouched, so only `self, model` matter.
-    "_get_per_token_logps_and_entropies": ("self", "model"),
+    "_get_per_token_logps_and_entropies": ("self", "model", *LOGPS_ARGUMENTS),
     "_compute_loss": ("self", "model", "inputs"),
     "compute_loss": ("self", "model", "inputs"),
     "evaluation_loop": ("self", "dataloader"),
@@ -39,9 +41,6 @@ METHODS: dict[str, tuple[str, ...]] = {
 LOSS_METHODS = frozenset({"_compute_loss", "compute_loss"})
 """Methods that make the loss; a class that overrides one has its own loss."""
 
-ENTROPY_ARGUMENT = 4
-"""Place of `compute_entropy` after `model` among the arguments of `_get_per_token_logps_and_entropies`."""
-
 SAVING: dict[str, tuple[str, ...]] = {
     "_get_output_dir": ("self", "trial"),
     "_load_from_checkpoint": ("self", "resume_from_checkpoint"),
@@ -50,9 +49,6 @@ SAVING: dict[str, tuple[str, ...]] = {
     "train": ("self", "resume_from_checkpoint"),
 }
 """Methods of transformers' `Trainer` that `SafeCheckpoints` wraps."""
-
-WHERE_THERE: dict[str, tuple[str, ...]] = {"_run_epoch": ("self",)}
-"""Methods that are wrapped if this release of transformers has them."""
 
 ATTRIBUTES: tuple[str, ...] = (
     "_buffered_inputs",
@@ -67,6 +63,7 @@ ATTRIBUTES: tuple[str, ...] = (
     "beta",
     "data_collator",
     "entropy_coef",
+    "eos_token_ids",
     "epsilon_high",
     "importance_sampling_level",
     "loss_type",
@@ -86,6 +83,7 @@ ATTRIBUTES: tuple[str, ...] = (
     "tools",
     "top_entropy_quantile",
     "train_dataset",
+    "use_transformers_continuous_batching",
     "use_vllm",
 )
 """Attributes that a constructed `GRPOTrainer` has and that we read (or set aside for a trial and restore)."""
@@ -135,8 +133,6 @@ LOSS_TYPES = frozenset(TRL_REDUCTIONS)
 GLOBAL_TOKEN_MEAN = frozenset(name for name in LOSS_TYPES if TRL_REDUCTIONS[name] == "token_mean")
 LOCAL_TOKEN_MEAN = frozenset(name for name in LOSS_TYPES if TRL_REDUCTIONS[name] == "token_mean_local")
 """All others divide by the rows of a micro-batch, masked ones included."""
-
-"""TRL's own trainers below `GRPOTrainer` whose loss has no per-token terms, and why."""
 
 
 def check_version(installed: str | None = None) -> None:

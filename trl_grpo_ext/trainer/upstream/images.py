@@ -17,8 +17,7 @@ from trl.trainer.utils import split_pixel_values_by_grid
 from ..batch import PROMPT_TYPES
 from . import contract, reading
 
-COUNTS = frozenset({"num_images", "num_tiles"})
-"""Lists of numbers, one for each row, which no model takes."""
+COUNTS = frozenset({"num_images", "num_tiles"})  # lists of numbers, one for each row, which no model takes
 
 
 @dataclass(frozen=True)

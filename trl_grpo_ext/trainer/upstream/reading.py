@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from trl.trainer.utils import use_adapter
 
 from ...credit.flow import TRL_REDUCTIONS
 from ...errors import ConfigurationError
+from ...guard.agreement import Agreement
 from ..facts import LossSettings, Progress, RunFacts
 from . import contract, releases
 
@@ -23,10 +23,11 @@ from . import contract, releases
 def facts_of(trainer: Any) -> RunFacts:
     """What stays the same for the run of a constructed trainer."""
     args, accelerator, tokenizer = trainer.args, trainer.accelerator, trainer._tokenizer
+    rank, ranks = accelerator.process_index, accelerator.num_processes
     return RunFacts(
         trainer=type(trainer).__qualname__,
         tokenizer=tokenizer,
-        end_ids=frozenset({*releases.end_ids_of(trainer), tokenizer.pad_token_id}),
+        end_ids=frozenset({*trainer.eos_token_ids, tokenizer.pad_token_id}),
         pad_id=tokenizer.pad_token_id,
         pad_to_multiple_of=trainer.pad_to_multiple_of,
         masks_truncated=bool(trainer.mask_truncated_completions),
@@ -38,8 +39,9 @@ def facts_of(trainer: Any) -> RunFacts:
         steps_per_generation=int(args.steps_per_generation),
         rows_per_pass=int(args.per_device_train_batch_size),
         rows_per_pass_eval=int(args.per_device_eval_batch_size),
-        rank=accelerator.process_index,
-        ranks=accelerator.num_processes,
+        rank=rank,
+        ranks=ranks,
+        agreement=Agreement(rank, ranks, accelerator.gather),
         gather=accelerator.gather,
         sum_over_ranks=partial(accelerator.reduce, reduction="sum"),
         device=accelerator.device,
@@ -62,15 +64,6 @@ def progress_of(trainer: Any) -> Progress:
     )
 
 
-def refuse_stream(dataset: Any, drawing: str) -> None:
-    """Refuse data that has no rows to draw; `drawing` is the setting that draws."""
-    if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
-        raise ConfigurationError(
-            f"{drawing} draws prompts from train_dataset, but {type(dataset).__name__} has no rows to choose from (a "
-            f"stream). Load it as a Dataset, or remove {drawing}."
-        )
-
-
 def training_data_of(trainer: Any) -> tuple[Any, Callable[[], Any]]:
     """The rows of a trainer's data loader, without unused columns, and a function that makes a sampler of them."""
     args, rows = trainer.args, trainer._remove_unused_columns(trainer.train_dataset, "training")
@@ -81,27 +74,11 @@ def training_data_of(trainer: Any) -> tuple[Any, Callable[[], Any]]:
     return rows, sampler
 
 
-def batches_done(trainer: Any, step: int) -> int:
-    """Generation batches that a run without `resample` has drawn by an optimizer step."""
-    block = int(trainer.args.num_iterations) * int(trainer.args.steps_per_generation)
-    return -(-step * int(trainer.args.gradient_accumulation_steps) // block)
-
-
 def batch_statistics_of(trainer: Any) -> str | None:
     """The setting that makes TRL's own advantages depend on the whole batch; None if they depend on the group."""
     if trainer.multi_objective_aggregation == "normalize_then_sum":
         return "multi_objective_aggregation: normalize_then_sum"
     return "scale_rewards: batch" if trainer.scale_rewards == "batch" else None
-
-
-def saves_inside_batches(trainer: Any) -> str | None:
-    """The setting by which checkpoints fall inside generation batches, and what to set; None if none does."""
-    args = trainer.args
-    every, block = args.save_steps, int(args.steps_per_generation) * int(trainer.num_iterations)
-    if args.save_strategy != "steps" or every < 1 or every * args.gradient_accumulation_steps % block == 0:
-        return None
-    steps = math.lcm(block, int(args.gradient_accumulation_steps)) // int(args.gradient_accumulation_steps)
-    return f"save_steps={every} has to be a multiple of {steps} here"
 
 
 def between_batches(trainer: Any) -> bool:
@@ -137,6 +114,18 @@ def one_update_of(trainer: Any) -> str | None:
     if accumulation % (iterations * steps):  # TRL's own condition for keeping the old policy's log-probabilities
         return None
     return ", ".join(f"{name}={value}" for name, value in zip(names, values, strict=True))
+
+
+def logps_of_batches(trainer: Any) -> set[str]:
+    """The log-probabilities in TRL's batches: those of its own passes."""
+    corrected = trainer.use_vllm and trainer.args.vllm_importance_sampling_correction
+    kept = {"old_per_token_logps"} if corrected or one_update_of(trainer) is None else set()
+    return kept | ({"ref_per_token_logps"} if trainer.beta != 0.0 else set())
+
+
+def has_images(dataset: Any) -> bool:
+    """Whether data has one of TRL's columns of images; False of a stream that does not name its columns."""
+    return bool({"image", "images"} & {*(getattr(dataset, "column_names", None) or ())})
 
 
 def reference_of(trainer: Any) -> Callable[[], AbstractContextManager[Any]] | None:
@@ -194,9 +183,8 @@ class Generated:
 
     @classmethod
     def of(cls, returned: Sequence[Any]) -> Generated:
-        """Read TRL's tuple; its seventh entry came later than the others."""
-        prompt_ids, completion_ids, tool_masks, _, sampling_logps, *more = returned
-        images = more[1] if len(more) > 1 else None
+        """Read TRL's tuple."""
+        prompt_ids, completion_ids, tool_masks, _, sampling_logps, _, images, *_ = returned
         return cls(prompt_ids, completion_ids, tool_masks, sampling_logps, images)
 
 

@@ -1,0 +1,134 @@
+"""`recipes/coins_grpo.py`: its environment and task, what `bench.coins` makes of them, and a short run."""
+
+import itertools
+import json
+import random
+import sys
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import pytest
+from trl.chat_template_utils import parse_response
+
+from bench import coins as bench
+from tests.recipes.launching import RECIPES, options, trained
+from trl_grpo_ext import Parts
+from trl_grpo_ext.records.manifest import FILE
+from trl_grpo_ext.rewards.environment import EnvironmentSteps, record_steps
+from trl_grpo_ext.types import Place
+
+task = bench.task
+SCRIPT = RECIPES / "coins_grpo.py"
+
+
+def test_a_game() -> None:
+    game = record_steps(task.Coins)()
+    game.reset(coins=[4, 7, 2, 9, 1, 8, 0, 3])
+    assert [game.left(), game.right(), game.left()] == ["7 2 9 1 8 0 3", "7 2 9 1 8 0", "2 9 1 8 0"]
+    for _ in range(3):
+        game.right()
+    with pytest.raises(ValueError, match="over"):
+        game.left()
+    assert game.step_rewards[:3] == [("left", 4.0), ("right", 3.0), ("left", 7.0)]
+    assert [value for _, value in game.step_rewards[3:]] == [0.0, 8.0, 1.0, None]
+    assert game.taken == 23.0
+    assert task.of_best([game], [[4, 7, 2, 9, 1, 8, 0, 3]]) == [23 / task.value_of([4, 7, 2, 9, 1, 8, 0, 3], max)]
+
+
+def test_the_best_play_and_chance() -> None:
+    """Against all games that there are."""
+    coins = [4, 7, 2, 9, 1, 8, 0, 3]
+    totals = []
+    for sides in itertools.product(task.SIDES, repeat=task.TURNS):
+        game = task.Coins()
+        game.reset(coins)
+        for side in sides:
+            getattr(game, side)()
+        totals.append(game.taken)
+    assert task.value_of(coins, max) == max(totals)
+    assert task.value_of(coins, fmean) == pytest.approx(fmean(totals))
+
+
+def test_splits_share_no_row_in_either_direction() -> None:
+    train, held = (
+        {tuple(coins) for coins in task.draw_rows(split, 2000, random.Random(1))} for split in ("train", "heldout")
+    )
+    assert not (train | {coins[::-1] for coins in train}) & held
+
+
+def test_what_is_learned_is_what_trls_template_makes_of_it(tmp_path: Path) -> None:
+    task.make_tokenizer(task.LARGEST, task.WORDS).save_pretrained(tmp_path)
+    tokenizer = task.load_tokenizer(tmp_path)
+    prompt, said = task.game([4, 7, 2, 9, 1, 8, 0, 3], random.Random(0), greedy=True)
+    messages = list(prompt)
+    for side, answer in zip(said[:-1:2], said[1::2], strict=True):
+        call = {"type": "function", "function": {"name": side[0].split()[0], "arguments": {}}}
+        messages += [
+            {"role": "assistant", "content": "", "tool_calls": [call]},
+            {"role": "tool", "name": "side", "content": answer[0].removesuffix(" ?")},
+        ]
+    messages.append({"role": "assistant", "content": ""})
+    (ids,) = tokenizer.apply_chat_template([messages], return_dict=False)
+    (begun,) = tokenizer.apply_chat_template([prompt], return_dict=False)
+    assert ids == begun + [token for text, _ in said for token in tokenizer(text)["input_ids"]]
+    assert tokenizer.unk_token_id not in ids
+    written = tokenizer("right <eos>")["input_ids"]
+    called = parse_response(tokenizer, written, prefix=begun)["tool_calls"]
+    assert [call["function"] for call in called] == [{"name": "right", "arguments": {}}]
+    assert "tool_calls" not in parse_response(tokenizer, tokenizer("<eos>")["input_ids"], prefix=begun)
+
+
+def test_the_control_pays_each_turn_for_the_next() -> None:
+    game = record_steps(task.Coins)()
+    game.reset(coins=[4, 7, 2, 9, 1, 8, 0, 3])
+    messages = []
+    for side in ("left", "left", "right"):
+        call = {"type": "function", "function": {"name": side, "arguments": {}}}
+        answer = getattr(game, side)()
+        messages += [{"role": "assistant", "tool_calls": [call]}, {"role": "tool", "name": side, "content": answer}]
+    paid, shuffled = (
+        reward(completions=[messages], environments=[game])[0] for reward in (EnvironmentSteps(), bench.Shuffled())
+    )
+    assert isinstance(paid, Parts)
+    assert isinstance(shuffled, Parts)
+    assert float(paid) == float(shuffled) == 14.0
+    assert {part.places[0]: part.score for part in paid.parts} == {Place(turn=0): 4, Place(turn=1): 7, Place(turn=2): 3}
+    assert {part.places[0]: part.score for part in shuffled.parts} == {
+        Place(turn=0): 7,
+        Place(turn=1): 3,
+        Place(turn=2): 4,
+    }
+
+
+def test_the_page_says_what_the_raw_runs_say() -> None:
+    page = (RECIPES.parent / "docs" / "recipes.md").read_text(encoding="utf-8")
+    lines = [json.loads(line) for line in bench.RUNS.read_text(encoding="utf-8").splitlines()]
+    for arm in bench.HOOKS:
+        scores = {line["seed"]: line["last"] for line in lines if (line["stage"], line["arm"]) == ("evaluation", arm)}
+        assert len(scores) == 5
+        assert not {*bench.TUNING_SEEDS} & {*scores}
+        mean = f"{fmean(scores.values()):.3f} ({min(scores.values()):.3f} to {max(scores.values()):.3f})"
+        assert f"| {arm} | {bench.tuned(lines, arm):g} | 5 | {mean} |" in page
+
+
+@pytest.mark.slow
+def test_a_short_run_leaves_what_its_siblings_leave(tmp_path: Path) -> None:
+    words = options(supervised_steps=30, max_steps=2, per_device_eval_batch_size=16, eval_games=16, train_games=16)
+    run = trained(SCRIPT, tmp_path, *words, *options(save_steps=2))
+    for which in ("before", "after"):
+        assert {"environment_steps", "of_best"} <= run.metrics[which].keys()
+    assert run.metrics["run"]["recipe"]["credit"] == "turns"
+    assert list((tmp_path / "output" / "token_records").glob("*.parquet"))
+    assert "turn_rewards" in (tmp_path / "output" / FILE).read_text()
+
+
+@pytest.mark.parametrize(("credit", "hooks"), [("turns", [{"name": "turn_rewards", "gamma": 0.5}]), ("outcome", None)])
+def test_the_credit_is_a_selection(credit: str, hooks: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.syspath_prepend(str(RECIPES))
+    import coins_grpo
+
+    monkeypatch.setattr(sys, "argv", ["coins_grpo.py", "--output_dir", str(tmp_path), "--credit", credit, "--use_cpu"])
+    recipe, args, _ = coins_grpo.parse()
+    assert recipe.credit == credit
+    assert args.advantage_hooks == hooks

@@ -1,0 +1,151 @@
+"""Prompts that are read once for all their completions are answered as if each completion had read its own."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from datasets import Dataset
+from peft import LoraConfig, PrefixTuningConfig, get_peft_model
+from transformers import (
+    AutoModelForCausalLM,
+    DeepseekV3Config,
+    Gemma2Config,
+    GenerationConfig,
+    GPT2Config,
+    LlamaConfig,
+    MambaConfig,
+    MistralConfig,
+    Qwen3Config,
+    Qwen3MoeConfig,
+)
+
+from tests.support import SIZES as TINY
+from trl_grpo_ext import GRPOExtConfig, GRPOExtTrainer
+from trl_grpo_ext.trainer.compact.sampling import copies_exactly, shared_prompts
+
+SIZES: dict[str, Any] = {**TINY, "vocab_size": 42}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+MLA = {"q_lora_rank": 8, "kv_lora_rank": 8, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 8}
+ROUTED = {"n_routed_experts": 4, "n_group": 1, "topk_group": 1, "num_experts_per_tok": 2, "first_k_dense_replace": 1}
+CONFIGS = {
+    "llama": LlamaConfig(**SIZES),
+    "qwen3": Qwen3Config(**SIZES),
+    "experts": Qwen3MoeConfig(**SIZES, **EXPERTS),
+    "compressed keys": DeepseekV3Config(
+        **{**SIZES, "num_key_value_heads": SIZES["num_attention_heads"]}, moe_intermediate_size=32, **MLA, **ROUTED
+    ),
+    "learned positions": GPT2Config(vocab_size=42, n_embd=32, n_layer=2, n_head=2, n_positions=64),
+}
+IDS = torch.tensor([[0, 0, 5, 9, 8], [3, 4, 5, 6, 7], [0, 0, 5, 9, 8], [3, 4, 5, 6, 7], [0, 0, 5, 9, 9]])
+
+
+def model_of(config: Any) -> Any:
+    torch.manual_seed(0)
+    return AutoModelForCausalLM.from_config(config).eval()
+
+
+def answered(model: Any, cache: str | None, **more: Any) -> Any:
+    config = GenerationConfig(
+        max_new_tokens=6, do_sample=False, cache_implementation=cache, pad_token_id=0, eos_token_id=41
+    )
+    kept = {"output_logits": True, "return_dict_in_generate": True, **more}
+    return model.generate(input_ids=IDS, attention_mask=(IDS > 0).long(), generation_config=config, **kept)
+
+
+def rows_of_first_pass(model: Any, cache: str | None) -> tuple[int, Any]:
+    computed: list[int] = []
+    hook = model.get_decoder().register_forward_hook(lambda *called: computed.append(called[-1][0].size(0)))
+    with shared_prompts(model):
+        shared = answered(model, cache)
+    hook.remove()
+    return computed[0], shared
+
+
+@pytest.mark.parametrize("cache", [None, "static"])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_shared_prompts_are_answered_as_before(name: str, cache: str | None) -> None:
+    model = model_of(CONFIGS[name])
+    assert copies_exactly(model)
+    once = answered(model, cache)
+    rows, shared = rows_of_first_pass(model, cache)
+    assert rows == 3  # distinct prompts
+    assert torch.equal(shared.sequences, once.sequences)
+    torch.testing.assert_close(torch.stack(shared.logits), torch.stack(once.logits))
+    assert "generate" not in vars(model)
+
+
+def test_shared_prompts_with_lora() -> None:
+    adapted = get_peft_model(model_of(CONFIGS["llama"]), LoraConfig(init_lora_weights=False, task_type="CAUSAL_LM"))
+    assert copies_exactly(adapted)
+    once = answered(adapted, None)
+    rows, shared = rows_of_first_pass(adapted, None)
+    assert rows == 3
+    assert torch.equal(shared.sequences, once.sequences)
+
+
+def test_shared_prompts_leave_calls_with_more_than_texts_alone() -> None:
+    model, seen = model_of(CONFIGS["llama"]), []
+    model.generate = lambda **given: seen.append(given)
+    with shared_prompts(model):
+        answered(model, None, pixel_values=torch.zeros(5, 3))
+        answered(model, None)
+    assert "past_key_values" not in seen[0]
+    assert "past_key_values" in seen[1]
+    assert "generate" in vars(model)  # the user's own
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        MistralConfig(**SIZES, sliding_window=4),
+        Gemma2Config(**SIZES),
+        MambaConfig(vocab_size=42, hidden_size=32, num_hidden_layers=2, state_size=4),
+    ],
+    ids=lambda config: config.model_type,
+)
+def test_copies_exactly_refuses_what_sees_more_than_a_prompts_keys(config: Any) -> None:
+    assert not copies_exactly(model_of(config))
+
+
+@pytest.mark.parametrize(
+    "adapter",
+    [
+        PrefixTuningConfig(num_virtual_tokens=2, task_type="CAUSAL_LM"),
+        LoraConfig(alora_invocation_tokens=[5], task_type="CAUSAL_LM"),
+    ],
+    ids=["prefix", "activated lora"],
+)
+def test_copies_exactly_refuses_adapters_of_the_prompt(adapter: Any) -> None:
+    assert not copies_exactly(get_peft_model(model_of(CONFIGS["llama"]), adapter))
+
+
+def test_sharing_samples_the_completions_of_plain_sampling(tiny_model: Path, tmp_path: Path) -> None:
+    found: list[list[list[int]]] = []
+    read: list[int] = []
+
+    def reward(completion_ids: list[list[int]], **columns: Any) -> list[float]:
+        found.append([list(ids) for ids in completion_ids])
+        return [float(len(ids) % 3) for ids in completion_ids]
+
+    for share in (False, True):
+        args = GRPOExtConfig(
+            output_dir=str(tmp_path / str(share)),
+            use_cpu=True,
+            bf16=False,
+            max_steps=1,
+            per_device_train_batch_size=8,
+            num_generations=4,
+            max_completion_length=6,
+            report_to="none",
+            save_strategy="no",
+            compact_updates="exact",
+            share_prompts=share,
+        )
+        rows = Dataset.from_dict({"prompt": ["one two", "three"]})
+        trainer = GRPOExtTrainer(str(tiny_model), reward, args, train_dataset=rows)
+        hook = trainer.model.get_decoder().register_forward_hook(lambda *called: read.append(called[-1][0].size(0)))
+        trainer.train()
+        hook.remove()
+        assert (2 in read) is share
+    assert found[0] == found[1]

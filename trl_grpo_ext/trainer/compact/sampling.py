@@ -1,0 +1,91 @@
+"""Sampling with transformers, in which each prompt is computed once for all its completions.
+
+TRL gives `generate` each prompt as often as it is to be answered; on a CPU, reading prompts is much of the work. Here
+the prompts but for their last token run once each, and their keys and values are copied for every completion. With
+`cache_implementation: static` the cache has its full size at once, else it is copied for every token.
+"""
+
+import contextlib
+import functools
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from copy import copy
+from typing import Any
+
+import torch
+from transformers import Cache, DynamicCache, StaticCache
+
+from .packed import backbone_of, window_of
+
+
+def sharing_of(trainer: Any) -> Callable[[], AbstractContextManager[None]]:
+    """What the trainer's generation runs in, so that prompts are shared where one process samples and it is exact."""
+    own = trainer.accelerator.num_processes > 1 or trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled
+    elsewhere = trainer.use_vllm or trainer.use_transformers_continuous_batching or trainer.rollout_func is not None
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    if own or elsewhere or not copies_exactly(model):
+        return contextlib.nullcontext
+    return functools.partial(shared_prompts, model)
+
+
+def copies_exactly(model: Any) -> bool:
+    """Whether a prompt's keys and values are all that a completion needs of it: full attention, and no adapter that
+    looks at where the prompt ends."""
+    backbone, text = backbone_of(model), model.config.get_text_config(decoder=True)
+    takes = inspect.signature(type(backbone).forward).parameters
+    return (
+        {"position_ids", "past_key_values"} <= takes.keys()
+        and not model.config.is_encoder_decoder
+        and not getattr(backbone, "_is_stateful", False)
+        and window_of(model.config) is None
+        and {"full_attention"}.issuperset(getattr(text, "layer_types", None) or ())
+        and not any(
+            adapter.is_prompt_learning or getattr(adapter, "alora_invocation_tokens", None)
+            for adapter in getattr(model, "peft_config", {}).values()
+        )
+    )
+
+
+@contextlib.contextmanager
+def shared_prompts(model: Any) -> Iterator[None]:
+    """A context in which `model.generate` computes each prompt once."""
+    before = vars(model).get("generate")
+    model.generate = functools.partial(_generate_once, model, model.generate)
+    try:
+        yield
+    finally:
+        del model.generate
+        if before is not None:
+            model.generate = before
+
+
+def _generate_once(model: Any, generate: Callable[..., Any], **given: Any) -> Any:
+    """`generate`'s result; calls with more than texts, as with images, are left alone."""
+    ids, mask, config = given.get("input_ids"), given.get("attention_mask"), given.get("generation_config")
+    if ids is None or mask is None or config is None or {"inputs_embeds", "past_key_values"} & given.keys():
+        return generate(**given)
+    if any(isinstance(value, torch.Tensor) for name, value in given.items() if name not in _OF_TEXT):
+        return generate(**given)
+    numbers: dict[tuple[int, ...], int] = {}
+    rows = torch.cat([ids, mask], dim=1).tolist()
+    which = [numbers.setdefault(tuple(row), len(numbers)) for row in rows]
+    if len(numbers) == len(rows) or ids.size(1) < 2 or not mask[:, :-1].any(dim=1).all():
+        return generate(**given)
+    firsts = [which.index(number) for number in range(len(numbers))]
+    read, seen = ids[firsts, :-1], mask[firsts, :-1]  # `generate` reads the last token itself
+    cache: Cache = DynamicCache(config=model.config)
+    if config.cache_implementation == "static":
+        cache = StaticCache(config=model.config, max_cache_len=ids.size(1) + config.max_new_tokens)
+        config = copy(config)
+        config.cache_implementation = None  # `generate` takes either a cache or its name
+    places = (seen.cumsum(dim=1) - 1).clamp(min=0)
+    with torch.no_grad():
+        backbone_of(model)(
+            input_ids=read, attention_mask=seen, position_ids=places, past_key_values=cache, use_cache=True
+        )
+    cache.reorder_cache(torch.tensor(which, device=ids.device))
+    return generate(**{**given, "generation_config": config, "past_key_values": cache})
+
+
+_OF_TEXT = frozenset({"input_ids", "attention_mask"})
