@@ -38,8 +38,8 @@ SHOWN = 64  # tokens of a prompt's end and of a completion's beginning that a tr
 TIMES = 10.0  # a difference above so many times that of one more rounding counts
 FLOOR = 1e-5  # differences of log-probabilities up to this, root mean square, count for nothing
 GRADIENT_FLOOR = 1e-4
-"""Nor do those of a parameter's gradient, relative to it. Where few tokens are scored, one more rounding may change it by
-less than a tenth of what another place in the row does. Models that see their place change it by far more: the least
+"""Nor do those of a parameter's gradient, relative to it. Where few tokens are scored, one more rounding may change it
+by less than a tenth of what another place in the row does. Models that see their place change it by far more: the least
 that was found is 2e-3."""
 MARGIN = 3
 """Tokens by which a length lies beyond a number in the config, if it is surely beyond what the model makes of it."""
