@@ -228,7 +228,8 @@ PLOTS: tuple[Plot, ...] = (
         "kl",
         "Update",
         "KL divergence",
-        "Distance from the reference model; a jump often comes before a collapse.",
+        "Distance from the reference model, with the asynchronous trainer from the model that sampled; a jump often "
+        "comes before a collapse.",
         _of_metrics(Panel("KL, nats per token", ["kl"]), reason="beta is 0, so no KL divergence is computed."),
     ),
     Plot(
