@@ -240,6 +240,13 @@ def test_difficulty_pool_explores_first_and_then_prefers_the_target() -> None:
     assert min(later[0], later[2]) > 0
 
 
+def test_difficulty_pool_sees_most_of_a_pool_first() -> None:
+    sampler = DifficultyPool()
+    sampler.start(plain(40))
+    drawn = rounds(sampler, 4, dict.fromkeys(range(40), 0.5), range(8))
+    assert len({row for rows in drawn for row in rows}) == 25  # of 32 draws: 4, 4, 4, 3, 3, 3, 2, 2 new ones
+
+
 def test_difficulty_pool_draws_by_weight_as_the_slow_way_does() -> None:
     sampler = DifficultyPool(explore=0.0)
     sampler.start(plain(3))
