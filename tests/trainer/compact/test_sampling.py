@@ -95,6 +95,17 @@ def test_shared_prompts_leave_calls_with_more_than_texts_alone() -> None:
     assert "generate" in vars(model)  # the user's own
 
 
+@pytest.mark.parametrize("settings", [{"use_cache": False}, {"num_beams": 2}, {"cache_implementation": "dynamic"}])
+def test_shared_prompts_leave_other_ways_to_generate_alone(settings: dict[str, Any]) -> None:
+    model = model_of(CONFIGS["llama"])
+    own = {"max_new_tokens": 3, "do_sample": False, "pad_token_id": 0, "eos_token_id": 41}
+    config = GenerationConfig(**own, **settings)
+    given = {"input_ids": IDS, "attention_mask": (IDS > 0).long(), "generation_config": config}
+    once = model.generate(**given)
+    with shared_prompts(model):
+        assert torch.equal(model.generate(**given), once)
+
+
 @pytest.mark.parametrize(
     "config",
     [

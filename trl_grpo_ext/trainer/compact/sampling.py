@@ -61,11 +61,14 @@ def shared_prompts(model: Any) -> Iterator[None]:
 
 
 def _generate_once(model: Any, generate: Callable[..., Any], **given: Any) -> Any:
-    """`generate`'s result; calls with more than texts, as with images, are left alone."""
+    """`generate`'s result. Calls with images, with beams, without a cache or with a cache of another kind are left alone."""
     ids, mask, config = given.get("input_ids"), given.get("attention_mask"), given.get("generation_config")
     if ids is None or mask is None or config is None or {"inputs_embeds", "past_key_values"} & given.keys():
         return generate(**given)
     if any(isinstance(value, torch.Tensor) for name, value in given.items() if name not in _OF_TEXT):
+        return generate(**given)
+    plain = config.use_cache is not False and config.num_beams in (None, 1) and config.max_new_tokens is not None
+    if not plain or config.cache_implementation not in (None, "static"):  # another cache is the user's choice
         return generate(**given)
     numbers: dict[tuple[int, ...], int] = {}
     rows = torch.cat([ids, mask], dim=1).tolist()
