@@ -61,7 +61,7 @@ def shared_prompts(model: Any) -> Iterator[None]:
 
 
 def _generate_once(model: Any, generate: Callable[..., Any], **given: Any) -> Any:
-    """`generate`'s result. Calls with images, with beams, without a cache or with a cache of another kind are left alone."""
+    """`generate`'s result. Calls with images, with beams, or with no or another kind of cache are left alone."""
     ids, mask, config = given.get("input_ids"), given.get("attention_mask"), given.get("generation_config")
     if ids is None or mask is None or config is None or {"inputs_embeds", "past_key_values"} & given.keys():
         return generate(**given)
