@@ -172,6 +172,10 @@ def become(job: Mapping[str, Any]) -> None:
     sys.path[0] = str(Path(target).parent) if job["script"] else job["cwd"]
     sys.path[1:1] = list(filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)))
     sys.argv = [target, *job["words"]]
+    # A fork makes torch's pool of threads anew at first use, and that use must not be two threads' (transformers loads
+    # weights in four): one of them then finds no pool, "Invalid thread pool!".
+    torch = importlib.import_module("torch")
+    torch.set_num_threads(torch.get_num_threads())
     if job["script"]:
         runpy.run_path(target, run_name="__main__")
     else:
