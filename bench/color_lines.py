@@ -34,7 +34,7 @@ Row = dict[str, Any]
 
 
 def problem(rng: random.Random, count: int, size: int = FACTS) -> Row:
-    """A prompt with `size` facts and `count` questions, and the right lines."""
+    """A prompt with `size` facts and `count` questions, one with the asked facts alone, and the right lines."""
     names = rng.sample(NAMES, size)
     things = rng.sample(THINGS, size)
     colors = [rng.choice(COLORS) for _ in range(size)]
@@ -42,7 +42,9 @@ def problem(rng: random.Random, count: int, size: int = FACTS) -> Row:
     asked = rng.sample(range(size), count)
     question = "Write the color of each, one a line: " + ", ".join(things[n] for n in asked)
     prompt = [{"role": "user", "content": " ".join(facts) + "\n" + question}]
-    return {"prompt": prompt, "lines": [f"{things[n]}: {colors[n]}" for n in asked]}
+    needed = " ".join(facts[n] for n in sorted(asked))
+    hint = [{"role": "user", "content": needed + "\n" + question}]
+    return {"prompt": prompt, "teacher_prompt": hint, "lines": [f"{things[n]}: {colors[n]}" for n in asked]}
 
 
 def problems(split: str, size: int, count: int, seed: int) -> list[Row]:

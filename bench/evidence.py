@@ -4,6 +4,7 @@
     python -m bench.evidence gate --parts 4 8 12          # signal to noise at the start: is a training worth it?
     python -m bench.evidence tune --parts 12              # every arm at every rate, on seeds of their own
     python -m bench.evidence train --parts 12             # five paired seeds, and the controls
+    python -m bench.evidence go_on --parts 12             # runs with the outcome reward that have not met the target
     python -m bench.evidence time --parts 12              # seconds of a step, plain TRL and ours in turns
     python -m bench.evidence report --docs docs/evidence.md
 
@@ -51,6 +52,7 @@ PROMPTS, GROUP = 2, 8  # of a step, and completions of a prompt
 WINDOW, HELD_OUT = 10, 64
 TARGET = 0.55
 STEPS = {"tuning": 14, "evaluation": 30, "time": 4}
+LONGER = 60  # steps of a run that goes on
 RATES = (5e-5, 1e-4, 3e-4)
 TUNING_SEEDS, SEEDS = (101,), (1, 2, 3, 4, 5)
 PARTS = (4, 8, 12)
@@ -59,6 +61,7 @@ TUNED_PARTS = 8  # other numbers of parts have its rates where they have none
 CREDIT = {"advantage_hooks": [{"name": "part_credit", "normalise": True}]}
 COMPACT = {"compact_updates": "exact"}
 SHARED = {**COMPACT, "share_prompts": True}
+HINT = "teacher_prompt"  # a column: the problem with the facts alone that are asked for
 ARMS: dict[str, dict[str, Any]] = {
     "plain TRL": {},
     "compact": COMPACT,
@@ -66,9 +69,14 @@ ARMS: dict[str, dict[str, Any]] = {
     "parts": {**SHARED, **CREDIT},
     "places shuffled": {**SHARED, **CREDIT},
     "no places": {**SHARED, **CREDIT},
+    "weighed": {**SHARED, "advantage_hooks": [{"name": "self_distilled", "prompt": HINT}]},
+    "taught": {
+        **SHARED,
+        "advantage_hooks": [{"name": "teacher_log_ratio", "teacher": "policy", "prompt": HINT}],
+    },
 }
 """What each arm sets. All are paid by the reward `lines`, which is a number to TRL and parts to `part_credit`."""
-TUNED = ("shared", "parts")
+TUNED = ("shared", "parts", "weighed", "taught")
 """The arms whose rates are tuned; the others have the rate of the one that they are compared with."""
 RATE_OF = {"plain TRL": "shared", "compact": "shared", "places shuffled": "parts", "no places": "parts"}
 
@@ -180,6 +188,19 @@ def steps_to(target: float, right: Sequence[float]) -> float | None:
     return next((step for step, found in windows(right) if found >= target), None)
 
 
+@dataclass(frozen=True)
+class Needed:
+    """Steps to the target; of a run that has not met it, all its steps."""
+
+    steps: float
+    met: bool
+
+
+def needed_by(line: Mapping[str, Any]) -> Needed:
+    found = steps_to(TARGET, line["right"])
+    return Needed(line["steps"] if found is None else found, found is not None)
+
+
 def policy_of(start: Path, dtype: str) -> Any:
     """The start model, whose upper half is trained."""
     model = AutoModelForCausalLM.from_pretrained(start, dtype=dtype)
@@ -189,12 +210,24 @@ def policy_of(start: Path, dtype: str) -> Any:
     return model
 
 
+def training_rows(run: Run) -> tuple[list[task.Row], bool]:
+    """The problems, and whether TRL shuffles them; a run that goes on begins with those of the shorter one, shuffled."""
+    rows = task.problems("train", run.steps * PROMPTS + 8, run.parts, run.seed)
+    if run.steps <= STEPS["evaluation"]:
+        return rows, True
+    first = STEPS["evaluation"] * PROMPTS + 8
+    order = torch.randperm(first, generator=torch.Generator().manual_seed(run.seed)).tolist()
+    return [*(rows[number] for number in order), *rows[first:]], False
+
+
 def trainer_of(run: Run, start: Path, folder: str, **more: Any) -> Any:
     """The run's trainer."""
+    rows, shuffled = training_rows(run)
     plain = run.arm == "plain TRL"
     settings = {
         "output_dir": folder,
         "seed": run.seed,
+        "shuffle_dataset": shuffled,
         "learning_rate": run.rate,
         "lr_scheduler_type": "constant_with_warmup",
         "warmup_steps": 3,
@@ -220,7 +253,7 @@ def trainer_of(run: Run, start: Path, folder: str, **more: Any) -> Any:
         policy_of(start, run.dtype),
         answers,
         (GRPOConfig if plain else GRPOExtConfig)(**{**settings, **ARMS[run.arm], **more}),
-        train_dataset=Dataset.from_list(task.problems("train", run.steps * PROMPTS + 8, run.parts, run.seed)),
+        train_dataset=Dataset.from_list(rows),
         processing_class=AutoTokenizer.from_pretrained(start, padding_side="left"),
     )
     trainer.answers = answers
@@ -241,6 +274,20 @@ def work(run: Run, start: Path) -> dict[str, Any]:
     found = {name: round(value, 2) if isinstance(value, float) else value for name, value in watch.found.items()}
     last = statistics.fmean(watch.found["right"][-WINDOW:])
     return {**asdict(run), **found, "last": last, "seconds": round(time.process_time() - started, 1)}
+
+
+def hinted(count: int, start: Path) -> dict[str, Any]:
+    """How often the start model is right after the problem and after its hint: a line of the file."""
+    tokenizer = AutoTokenizer.from_pretrained(start, padding_side="left")
+    policy = AutoModelForCausalLM.from_pretrained(start, dtype=torch.float32).eval()
+    rows = task.problems("hint", HELD_OUT, count, 0)
+    torch.manual_seed(7)
+    shorter = [{**row, "prompt": row[HINT]} for row in rows]
+    found = {
+        name: task.right(task.sampled(policy, tokenizer, some), some)
+        for name, some in (("right", rows), ("hinted", shorter))
+    }
+    return {"stage": "hint", "parts": count, **found}
 
 
 def start_of() -> Path:
@@ -314,13 +361,14 @@ def gate(count: int, groups: int, start: Path) -> dict[str, Any]:
 # ---------------------------------------------------------------------------------------------------------- the plan
 
 
-def tuning_runs(count: int) -> list[Run]:
+def tuning_runs(count: int, arms: Sequence[str]) -> list[Run]:
     """The tuned arms at every rate."""
     return [
         Run("tuning", arm, count, rate, seed, STEPS["tuning"])
         for seed in TUNING_SEEDS
-        for rate in reversed(RATES)
-        for arm in reversed(TUNED)
+        for rate in RATES
+        for arm in arms
+        if arm in TUNED
     ]
 
 
@@ -339,6 +387,15 @@ def evaluation_runs(count: int, rates: Mapping[str, float], arms: Sequence[str],
         Run("evaluation", arm, count, rates[RATE_OF.get(arm, arm)], seed, STEPS["evaluation"])
         for seed in seeds
         for arm in arms
+    ]
+
+
+def longer_runs(lines: Sequence[Mapping[str, Any]], count: int) -> list[Run]:
+    """Those with the outcome reward that ended before the target; they begin as they did and go on."""
+    return [
+        Run("evaluation", "shared", count, line["rate"], seed, LONGER)
+        for seed, line in trainings(lines, count).get("shared", {}).items()
+        if steps_to(TARGET, line["right"]) is None or line["steps"] == LONGER
     ]
 
 
@@ -382,11 +439,15 @@ def gate_table(lines: Sequence[Mapping[str, Any]]) -> str:
 
 
 def trainings(lines: Sequence[Mapping[str, Any]], count: int) -> dict[str, dict[int, Mapping[str, Any]]]:
-    """By arm and seed."""
+    """By arm and seed; of a run that went on, its whole course, and the held-out accuracy of the shorter one."""
     found: dict[str, dict[int, Mapping[str, Any]]] = {}
-    for line in lines:
-        if line["stage"] == "evaluation" and line["parts"] == count:
-            found.setdefault(line["arm"], {})[line["seed"]] = line
+    for line in sorted((line for line in lines if line["stage"] == "evaluation"), key=lambda line: int(line["steps"])):
+        if line["parts"] != count:
+            continue
+        shorter = found.setdefault(line["arm"], {}).get(line["seed"])
+        if shorter is not None and line["right"][: len(shorter["right"])] != shorter["right"]:
+            raise ValueError(f"{line['arm']}, seed {line['seed']}: the longer run does not begin as the shorter one.")
+        found[line["arm"]][line["seed"]] = line if shorter is None else {**line, "heldout": shorter["heldout"]}
     return found
 
 
@@ -398,15 +459,15 @@ def completions_table(lines: Sequence[Mapping[str, Any]]) -> str:
     for count in PARTS:
         by_arm = trainings(lines, count)
         for arm, of_arm in by_arm.items():
-            needed = {seed: steps_to(TARGET, line["right"]) for seed, line in of_arm.items()}
-            met = [steps * PROMPTS * GROUP for steps in needed.values() if steps is not None]
+            needed = {seed: needed_by(line) for seed, line in of_arm.items()}
+            met = [one.steps * PROMPTS * GROUP for one in needed.values() if one.met]
             last = {seed: line["heldout"] for seed, line in of_arm.items()}
             rate = next(iter(of_arm.values()))["rate"]
             cells = [str(count), arm, f"{rate:g}", str(len(of_arm)), str(len(met))]
             cells += [f"{statistics.fmean(met):,.0f}" if met else "-"]
             base, pairs, differences = by_arm.get("shared", {}), [], []
             for seed in sorted({*of_arm} & {*base}):
-                pairs.append((steps_to(TARGET, base[seed]["right"]), needed[seed]))
+                pairs.append((needed_by(base[seed]), needed[seed]))
                 differences.append(last[seed] - base[seed]["heldout"])
             is_base = arm == "shared"
             cells += ["" if is_base else ratio_text(pairs), f"{statistics.fmean(last.values()):.3f}"]
@@ -414,12 +475,12 @@ def completions_table(lines: Sequence[Mapping[str, Any]]) -> str:
     return markdown(heads, rows)
 
 
-def ratio_text(pairs: Sequence[tuple[float | None, float | None]]) -> str:
-    """The geometric mean of the ratios with its interval; a base that did not get there counts with all its steps."""
-    if not pairs or any(found is None for _, found in pairs):
+def ratio_text(pairs: Sequence[tuple[Needed, Needed]], faster: float = 1.0) -> str:
+    """The geometric mean of the ratios, times `faster`, with its interval; > if a base did not get there."""
+    if not pairs or any(not own.met for _, own in pairs):
         return "-"
-    logs = [math.log((base or STEPS["evaluation"]) / found) for base, found in pairs if found]
-    bound = "> " if any(base is None for base, _ in pairs) else ""
+    logs = [math.log(faster * base.steps / own.steps) for base, own in pairs]
+    bound = "> " if any(not base.met for base, _ in pairs) else ""
     if len(logs) < 2:
         return f"{bound}{math.exp(logs[0]):.2f}"
     of_logs = estimate(logs)
@@ -453,13 +514,11 @@ def time_table(lines: Sequence[Mapping[str, Any]]) -> str:
                 for seed, base in by_arm.get("shared", {}).items():
                     own = by_arm.get("parts", {}).get(seed) if arm == "parts" else base
                     if own is not None:
-                        pairs.append((steps_to(TARGET, base["right"]), steps_to(TARGET, own["right"])))
-                met = [steps * seconds[-1] for _, steps in pairs if steps is not None]
-                scaled = [(base and base * plain[-1], steps and steps * seconds[-1]) for base, steps in pairs]
+                        pairs.append((needed_by(base), needed_by(own)))
+                met = [own.steps * seconds[-1] for _, own in pairs if own.met]
                 if dtype == "float32":  # the trainings' precision
-                    most = STEPS["evaluation"] * plain[-1]
                     cells += [f"{statistics.fmean(met):,.0f} ({len(met)} of {len(pairs)})" if met else "-"]
-                    cells += [ratio_text([(base or most, found) for base, found in scaled])]
+                    cells += [ratio_text(pairs, plain[-1] / seconds[-1])]
                 else:
                     cells += ["", ""]
                 rows.append(cells)
@@ -509,7 +568,7 @@ def plot(lines: Sequence[Mapping[str, Any]], path: Path) -> None:
 
 def main(words: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("command", choices=("start", "gate", "tune", "train", "time", "report"))
+    parser.add_argument("command", choices=("start", "gate", "tune", "train", "go_on", "time", "report"))
     parser.add_argument("--parts", nargs="+", type=int, default=PARTS)
     parser.add_argument("--arms", nargs="+", choices=tuple(ARMS), default=("shared", "parts"))
     parser.add_argument("--seeds", nargs="+", type=int, default=SEEDS)
@@ -528,10 +587,13 @@ def main(words: list[str] | None = None) -> None:
             line["stage"] == "gate" and line["parts"] == count for line in results.lines
         ):
             results.add(gate(count, options.groups, start))
+        if options.command == "tune" and {"weighed", "taught"} & {*options.arms}:
+            results.add(hinted(count, start))
         rates = tuned_rates(results.lines, count) or tuned_rates(results.lines, TUNED_PARTS)
         runs = {
-            "tune": lambda: tuning_runs(count),  # noqa: B023 (called here)
+            "tune": lambda: tuning_runs(count, options.arms),  # noqa: B023 (called here)
             "train": lambda: evaluation_runs(count, rates, options.arms, options.seeds),  # noqa: B023
+            "go_on": lambda: longer_runs(results.lines, count),  # noqa: B023
             "time": lambda: time_runs(count, rates),  # noqa: B023
         }
         if options.command in runs:

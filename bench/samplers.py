@@ -246,6 +246,7 @@ def main(words: list[str] | None = None) -> None:
     parser.add_argument("--tasks", nargs="+", choices=tuple(SETTINGS), default=tuple(SETTINGS))
     parser.add_argument("--seeds", nargs="+", type=int, default=(1, 2, 3, 4, 5))
     parser.add_argument("--resample", nargs="+", type=int, choices=(0, 1), default=(0, 1), help="without, with")
+    parser.add_argument("--samplers", nargs="+", choices=SAMPLERS, default=SAMPLERS)
     parser.add_argument("--jobs", type=int, default=1, help="trainings at a time, one thread each")
     parser.add_argument("--docs", type=Path, help="the page whose table is replaced")
     options = parser.parse_args(words)
@@ -255,7 +256,7 @@ def main(words: list[str] | None = None) -> None:
         for task in options.tasks
         for seed in options.seeds
         for resample in options.resample
-        for name in SAMPLERS
+        for name in options.samplers
     ]
     if "tiny" in options.tasks:
         trained()
