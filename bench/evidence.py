@@ -211,7 +211,7 @@ def policy_of(start: Path, dtype: str) -> Any:
 
 
 def training_rows(run: Run) -> tuple[list[task.Row], bool]:
-    """The problems, and whether TRL shuffles them; a run that goes on begins with those of the shorter one, shuffled."""
+    """The problems, and whether TRL shuffles them; a run that goes on begins with those of the shorter, shuffled."""
     rows = task.problems("train", run.steps * PROMPTS + 8, run.parts, run.seed)
     if run.steps <= STEPS["evaluation"]:
         return rows, True
