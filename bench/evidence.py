@@ -54,6 +54,7 @@ TARGET = 0.55
 STEPS = {"tuning": 14, "evaluation": 30, "time": 4}
 LONGER = 60  # steps of a run that goes on
 RATES = (5e-5, 1e-4, 3e-4)
+LOWER_RATES = (1.5e-5, 5e-5, 1e-4)  # of the arms with a teacher, which lost what the model knew already at 5e-5
 TUNING_SEEDS, SEEDS = (101,), (1, 2, 3, 4, 5)
 PARTS = (4, 8, 12)
 TUNED_PARTS = 8  # other numbers of parts have its rates where they have none
@@ -366,8 +367,8 @@ def tuning_runs(count: int, arms: Sequence[str]) -> list[Run]:
     return [
         Run("tuning", arm, count, rate, seed, STEPS["tuning"])
         for seed in TUNING_SEEDS
-        for rate in RATES
         for arm in arms
+        for rate in (LOWER_RATES if arm in ("weighed", "taught") else RATES)
         if arm in TUNED
     ]
 
