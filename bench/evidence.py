@@ -54,7 +54,7 @@ TARGET = 0.55
 STEPS = {"tuning": 14, "evaluation": 30, "time": 4}
 LONGER = 60  # steps of a run that goes on
 RATES = (5e-5, 1e-4, 3e-4)
-LOWER_RATES = (1.5e-5, 5e-5, 1e-4)  # of the arms with a teacher, which lost what the model knew already at 5e-5
+LOWER_RATES = (1.5e-5, 5e-5)  # of the arms with a teacher, which lost what the model knew already at 5e-5
 TUNING_SEEDS, SEEDS = (101,), (1, 2, 3, 4, 5)
 PARTS = (4, 8, 12)
 TUNED_PARTS = 8  # other numbers of parts have its rates where they have none
@@ -589,7 +589,8 @@ def main(words: list[str] | None = None) -> None:
         ):
             results.add(gate(count, options.groups, start))
         if options.command == "tune" and {"weighed", "taught"} & {*options.arms}:
-            results.add(hinted(count, start))
+            if not any(line["stage"] == "hint" and line["parts"] == count for line in results.lines):
+                results.add(hinted(count, start))
         rates = tuned_rates(results.lines, count) or tuned_rates(results.lines, TUNED_PARTS)
         runs = {
             "tune": lambda: tuning_runs(count, options.arms),  # noqa: B023 (called here)
