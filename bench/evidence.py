@@ -588,9 +588,9 @@ def main(words: list[str] | None = None) -> None:
             line["stage"] == "gate" and line["parts"] == count for line in results.lines
         ):
             results.add(gate(count, options.groups, start))
-        if options.command == "tune" and {"weighed", "taught"} & {*options.arms}:
-            if not any(line["stage"] == "hint" and line["parts"] == count for line in results.lines):
-                results.add(hinted(count, start))
+        with_hint = options.command == "tune" and {"weighed", "taught"} & {*options.arms}
+        if with_hint and not any(line["stage"] == "hint" and line["parts"] == count for line in results.lines):
+            results.add(hinted(count, start))
         rates = tuned_rates(results.lines, count) or tuned_rates(results.lines, TUNED_PARTS)
         runs = {
             "tune": lambda: tuning_runs(count, options.arms),  # noqa: B023 (called here)
