@@ -1,10 +1,8 @@
-"""What is relied on inside TRL's `AsyncGRPOTrainer`: the tables, and what is done to it.
+"""What is relied on inside TRL's `AsyncGRPOTrainer`, and what is done to it. Releases that were not tested are refused."""
 
-Its interface changes monthly, so other releases than those that were tested are refused.
-"""
-
+import copy
 import queue
-import threading
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from types import SimpleNamespace
@@ -12,33 +10,31 @@ from typing import Any
 
 import torch
 from packaging.version import Version
-from trl.experimental.async_grpo import async_rollout_worker
+from trl.experimental.async_grpo import AsyncGRPOTrainer, async_rollout_worker
 
 from ...errors import ConfigurationError, UpstreamError
 from . import contract
 
-TESTED = ("1.16",)
+TESTED = "1.16"
 
-METHODS: dict[str, tuple[str, ...]] = {
-    "_save": ("self", "output_dir"),
-    "compute_loss": ("self", "model", "inputs"),
-    "get_batch_samples": ("self",),
-    "get_train_dataloader": ("self",),
-    "log": ("self", "logs"),
-    "train": ("self", "resume_from_checkpoint"),
-}
-"""Methods of the trainer that we wrap, with their leading parameters."""
-
-OF_WORKER: dict[str, dict[str, tuple[str, ...]]] = {
-    "_AsyncRolloutLoop": {"_push_metrics": ("self", "values"), "_score_group": ("self", "group")},
-    "RolloutGroup": {
+METHODS: dict[type, dict[str, tuple[str, ...]]] = {
+    AsyncGRPOTrainer: {
+        "_save": ("self", "output_dir"),
+        "compute_loss": ("self", "model", "inputs"),
+        "get_batch_samples": ("self",),
+        "get_train_dataloader": ("self",),
+        "log": ("self", "logs"),
+        "train": ("self", "resume_from_checkpoint"),
+    },
+    async_rollout_worker._AsyncRolloutLoop: {"_push_metrics": ("self", "values"), "_score_group": ("self", "group")},
+    async_rollout_worker.RolloutGroup: {
         "__init__": ("self", "prompts", "reward_kwargs", "completions", "completions_ids", "completions_sequences")
     },
-    "RolloutSample": {
+    async_rollout_worker.RolloutSample: {
         "__init__": ("self", "prompt", "completion", "input_ids", "completion_mask", "old_log_probs", "advantage")
     },
 }
-"""Methods of the rollout loop that we wrap or call, and the first fields of what it scores and makes."""
+"""Methods that we wrap or call, with their leading parameters, and the first fields of what is scored and made."""
 
 ATTRIBUTES = (
     "_last_groups_trained",
@@ -59,33 +55,24 @@ BATCH_KEYS = ("advantages", "old_log_probs", "segment_id", "token_index")
 """Entries of a packed micro-batch that we read: a number for each term of the loss."""
 
 
-def check(trainer_class: type) -> None:
+def check() -> None:
     """Refuse a TRL whose asynchronous trainer was not tested, or differs from what the tables say."""
     installed = version("trl")
-    if ".".join(map(str, Version(installed).release[:2])) not in TESTED:
+    if Version(installed).release[:2] != Version(TESTED).release:
         raise UpstreamError(
-            f"trl {installed} is installed; AsyncGRPOExtTrainer works with {', '.join(TESTED)}.x alone, since TRL's "
-            f"asynchronous trainer changes with every release. Run: pip install 'trl=={TESTED[-1]}.*'"
+            f"trl {installed} is installed; AsyncGRPOExtTrainer works with {TESTED}.x alone, since TRL's asynchronous "
+            f"trainer changes with every release. Run: pip install 'trl=={TESTED}.*'"
         )
-    contract.check_class(trainer_class, METHODS)
-    for kind, methods in OF_WORKER.items():
-        contract.check_class(getattr(async_rollout_worker, kind), methods)
-
-
-def check_instance(trainer: Any) -> None:
-    """Check that a constructed trainer and its worker have the attributes that we read."""
-    problems = [f"attribute {name} is gone" for name in ATTRIBUTES if not hasattr(trainer, name)]
-    worker = getattr(trainer, "rollout_worker", None)
-    if isinstance(worker, async_rollout_worker.AsyncRolloutWorker):
-        gone = [name for name in WORKER_ATTRIBUTES if not hasattr(worker, name)]
-        problems += [f"attribute {name} of its worker is gone" for name in gone]
-    contract.require(problems, type(trainer))
+    for owner, methods in METHODS.items():
+        contract.check_class(owner, methods)
 
 
 def install_loop(trainer: Any, loop: type, arguments: Mapping[str, Any], *, needed: bool) -> None:
     """Let TRL's worker, which one rank has, run our loop. Another worker cannot; if the loop is `needed`, refuse it."""
+    contract.check_instance(trainer, ATTRIBUTES, ())
     worker, module = trainer.rollout_worker, async_rollout_worker
     if isinstance(worker, module.AsyncRolloutWorker) and worker._loop_cls is module._AsyncRolloutLoop:
+        contract.check_instance(worker, WORKER_ATTRIBUTES, ())
         worker._loop_cls = loop
         worker._loop_kwargs.update(arguments)
         trainer.rollout_queue = Inbox(trainer)
@@ -111,10 +98,7 @@ def extend_collator(loader: Any, more: Callable[[list[Any], dict[str, Any]], Non
 
 
 class LateAdvantages:
-    """The advantages `(M,)` of a micro-batch's terms, which may still change in the forward pass.
-
-    TRL takes them out of the batch, by an index, before it calls the model.
-    """
+    """Advantages `(M,)` that may still change in the forward pass: before it TRL only takes them, by an index."""
 
     def __init__(self, values_M: torch.Tensor) -> None:
         self.values_M = values_M
@@ -123,78 +107,57 @@ class LateAdvantages:
         return self.values_M
 
 
-def reduction_weights(trainer: Any, compute_loss: Callable[..., Any], inputs: Mapping[str, Any]) -> torch.Tensor:
+def reduction_weights(trainer: Any, compute_loss: Any, inputs: Mapping[str, Any]) -> torch.Tensor:
     """The weight that TRL's reduction gives each term of a micro-batch, shaped as its advantages, by a trial.
 
     At log-probabilities of 0 every importance ratio is 1, and the slope of the loss in an advantage of 1 is minus the
-    weight. What the trial does to the trainer is undone.
+    weight. What TRL counts and logs goes to a copy of the trainer.
     """
     ones = torch.ones_like(inputs["advantages"]).requires_grad_()
-    before, metrics = dict(vars(trainer)), trainer._metrics["train"]
-    counts = {name: len(values) for name, values in metrics.items()}
+    trial = copy.copy(trainer)
+    trial._metrics = {"train": defaultdict(list)}
 
     def model(input_ids: torch.Tensor, **keywords: Any) -> Any:
         zeros = torch.zeros(input_ids.shape, device=ones.device)
         return SimpleNamespace(log_probs=zeros, entropy=zeros, aux_loss=zeros.sum())
 
-    try:
-        tried = {**inputs, "old_log_probs": torch.zeros_like(inputs["old_log_probs"]), "advantages": ones}
-        (slope,) = torch.autograd.grad(compute_loss(model, tried), ones)
-    finally:
-        vars(trainer).update(before)
-        for name, values in metrics.items():
-            del values[counts.get(name, 0) :]
+    tried = {**inputs, "old_log_probs": torch.zeros_like(inputs["old_log_probs"]), "advantages": ones}
+    (slope,) = torch.autograd.grad(compute_loss.__func__(trial, model, tried), ones)
     return -slope
 
 
-class Inbox(queue.Queue[Any]):
-    """The queue of scored samples, as TRL reads it. It notices a worker that was killed and a server that has gone.
-
-    A process that is killed while it writes leaves half a message in the pipe, and whoever reads that waits for ever.
-    So a thread reads, never more than two samples ahead.
-    """
+class Inbox:
+    """The queue of scored samples, as TRL reads it. It notices a process that was killed and a server that has gone."""
 
     def __init__(self, trainer: Any) -> None:
-        super().__init__(maxsize=1)
         self._trainer, self._source = trainer, trainer.rollout_queue
-        self._reader = threading.Thread(target=self._read_on, name="trl-grpo-ext-inbox", daemon=True)
-
-    def get(self, block: bool = True, timeout: float | None = None) -> Any:
-        """The next sample; `queue.Empty` if there is none in time."""
-        if self._trainer.rollout_worker._process is None:
-            return self._counted(self._source.get(timeout=timeout))
-        if self._reader.ident is None:
-            self._reader.start()
-        try:
-            return self._counted(super().get(block, timeout))
-        except queue.Empty:
-            self._check()
-            raise
 
     def qsize(self) -> int:
         """Samples that wait."""
-        return int(self._source.qsize()) + super().qsize()
+        return int(self._source.qsize())
 
-    def _read_on(self) -> None:
-        while self._trainer.rollout_worker._process is not None:  # until it is stopped
-            try:
-                self.put(self._source.get(timeout=1.0))
-            except queue.Empty:
-                continue
-
-    def _counted(self, sample: Any) -> Any:
-        """The sample; groups that the filter dropped before it count as done, or TRL would resume too early."""
-        trainer, dropped = self._trainer, getattr(sample.advantage, "dropped", {})
-        new = dropped.keys() - trainer._trained_groups
-        trainer._trained_groups |= new
-        trainer._last_groups_trained += len(new)  # which TRL subtracts for `batch/groups_per_step`
-        for group in new:  # TRL sums what is called a total
-            trainer._metrics["train"][f"groups/dropped/{dropped[group].replace(' ', '_')}_total"].append(1.0)
+    def get(self, timeout: float | None = None) -> Any:
+        """The next sample. Groups that the filter dropped before it count as done, or TRL would resume too early."""
+        trainer, process = self._trainer, self._trainer.rollout_worker._process
+        if process is not None:
+            self._source._writer.close()  # so that the pipe ends, perhaps amid a sample, when the process does
+        try:
+            sample = self._source.get(timeout=timeout)
+        except (queue.Empty, EOFError, OSError):
+            self._check(process)
+            raise
+        dropped = getattr(sample.advantage, "dropped", {})
+        trainer._trained_groups.update(dropped)
+        trainer._last_groups_trained += len(dropped)  # which TRL subtracts for `batch/groups_per_step`
+        for why in dropped.values():  # TRL sums what is called a total
+            trainer._metrics["train"][f"groups/dropped/{why.replace(' ', '_')}_total"].append(1.0)
         return sample
 
-    def _check(self) -> None:
+    def _check(self, process: Any) -> None:
         worker = self._trainer.rollout_worker
-        process = worker._process
+        if process is None:
+            return
+        process.join(timeout=1.0)  # the pipe ends a moment before it
         try:
             worker.check_health(float("inf"))  # raises what the process said, if it could say anything
             if not process.is_alive():

@@ -166,10 +166,10 @@ def check_class(trainer_class: type, methods: dict[str, tuple[str, ...]] = METHO
     require(problems, trainer_class)
 
 
-def check_instance(trainer: Any) -> None:
+def check_instance(trainer: Any, attributes: Sequence[str] = ATTRIBUTES, arguments: Sequence[str] = ARGUMENTS) -> None:
     """Check that a constructed trainer has the attributes and arguments that we read."""
-    problems = [f"attribute {name} is gone" for name in ATTRIBUTES if not hasattr(trainer, name)]
-    problems += [f"argument {name} is gone" for name in ARGUMENTS if not hasattr(trainer.args, name)]
+    problems = [f"attribute {name} is gone" for name in attributes if not hasattr(trainer, name)]
+    problems += [f"argument {name} is gone" for name in arguments if not hasattr(trainer.args, name)]
     require(problems, type(trainer))
 
 
