@@ -117,7 +117,7 @@ class Panel:
 
     def lines(self, runs: Sequence[Run]) -> list[Series]:
         """The series with data in one of the runs."""
-        return [s for s in self.series if any(run.series(key)[0] for run in runs for key in (s.key, f"eval_{s.key}"))]
+        return [one for one in self.series if any(_known(run, one) for run in runs)]
 
 
 def draw_lines(runs: Sequence[Run], panels: Sequence[Panel], reason: str) -> Figure | Absent:
@@ -125,10 +125,12 @@ def draw_lines(runs: Sequence[Run], panels: Sequence[Panel], reason: str) -> Fig
     there = [(panel, shown) for panel in panels if (shown := panel.lines(runs))][:MOST_PANELS]
     if not there:
         return Absent(reason)
-    named = dict.fromkeys(one.name for _, shown in there for one in shown)
-    looks: dict[str, dict[str, Any]] = {}
-    for number, name in enumerate(_name(runs, run, name) for run in runs for name in named):
-        looks[name] = {"color": COLOURS[number % len(COLOURS)], "marker": MARKERS[number % len(MARKERS)]}
+    every = [(run, one) for run in runs for _, shown in there for one in shown]
+    names = dict.fromkeys(_name(runs, run, one.name) for run, one in every if _known(run, one))
+    looks: dict[str, dict[str, Any]] = {
+        name: {"color": COLOURS[number % len(COLOURS)], "marker": MARKERS[number % len(MARKERS)]}
+        for number, name in enumerate(names)
+    }
     columns = _legend_columns([*looks, "held out"])
     rows = -(-(len(looks) + 1) // columns)
     size = (WIDTH, HEIGHT * len(there) + MARGIN + 0.17 * rows)
@@ -141,7 +143,7 @@ def draw_lines(runs: Sequence[Run], panels: Sequence[Panel], reason: str) -> Fig
         axis.yaxis.set_major_locator(MaxNLocator(nbins=5))
         for run in runs:
             steps = sorted({step for one in shown for step in run.series(one.key)[0]} if panel.whole else ())
-            for series in shown:
+            for series in (one for one in shown if _known(run, one)):
                 name = _name(runs, run, series.name)
                 known = dict.fromkeys(steps, 0.0) | _points(run, series.key)
                 _draw_band(axis, run, series, looks[name]["color"])
@@ -175,6 +177,10 @@ def _legend_columns(names: Sequence[str]) -> int:
     """The columns of a legend that fit into the width of a figure."""
     longest = max(map(len, names))
     return max(1, min(len(names), 4, int(72 * WIDTH / (48 + 4.6 * longest))))  # points: the handle, and a character
+
+
+def _known(run: Run, series: Series) -> bool:
+    return bool(run.series(series.key)[0] or run.series(f"eval_{series.key}")[0])
 
 
 def _points(run: Run, key: str) -> dict[int, float]:
