@@ -104,7 +104,7 @@ def turns_between(by_model: Sequence[bool | int], pieces: Sequence[str], failed:
         text = "".join(pieces[first:end])
         result = "".join(pieces[end:after])
         outcome = "raised" if number in failed else "returned"
-        call = ToolCall(name="tool", arguments={}, outcome=outcome, result=result, tokens=(first, end))
+        call = ToolCall(name="tool", arguments={}, outcome=outcome, result=result)
         characters = (offsets[first][0], offsets[end - 1][1])
         turns.append(
             Turn(

@@ -118,7 +118,6 @@ def read_rollout(
         reward_weights_K=reward_weights_K,
         group_size=group_size,
         rank=facts.rank,
-        parsing=facts.parsing,
         async_tools=facts.async_tools,
     )
     return build_rollout(

@@ -3,7 +3,6 @@
 | module | what it holds |
 | --- | --- |
 | `contract` | the tables: supported versions, methods, attributes, entries of batches, loss types; and their checks |
-| `releases` | what differs between the supported releases |
 | `reading` | facts read off a trainer: `RunFacts`, `Progress`, `LossSettings`, and single settings |
 | `acting` | what is done to a trainer: metrics, tables, batches, trials of its loss |
 
