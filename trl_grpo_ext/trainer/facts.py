@@ -39,11 +39,9 @@ class RunFacts:
     async_tools: frozenset[str] = frozenset()  # names of the asynchronous tools
 
     def group_size(self, training: bool) -> int:
-        """Completions of one prompt."""
         return self.num_generations if training else self.num_generations_eval
 
     def rows_at_once(self, training: bool) -> int:
-        """Completions of one forward pass."""
         return self.rows_per_pass if training else self.rows_per_pass_eval
 
 
