@@ -175,7 +175,7 @@ def _record(rollout: Rollout, row: int) -> dict[str, Any]:
     rewards = zip(rollout.reward_names, rollout.rewards_B_K[row].tolist(), strict=True)
     turns = rollout.turns_B_T[row, : len(ids)].tolist()
     failed: list[int] | None = []
-    if -1 in turns or getattr(rollout.tokenizer, "response_template", None) is not None:
+    if -1 in turns:
         try:
             failed = [turn.number for turn in rollout.turns(row) if turn.failed]
         except (AlignmentError, PluginOutputError):
