@@ -1,17 +1,20 @@
-"""What is relied on inside TRL's `AsyncGRPOTrainer`, and what is done to it. Releases that were not tested are refused."""
+"""What is relied on inside TRL's `AsyncGRPOTrainer`, and what is done to it. Untested releases are refused."""
 
 import copy
+import pickle
 import queue
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from importlib.metadata import version
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
 from packaging.version import Version
 from trl.experimental.async_grpo import AsyncGRPOTrainer, async_rollout_worker
 
+from ...credit.rollouts import padded
 from ...errors import ConfigurationError, UpstreamError
 from . import contract
 
@@ -27,32 +30,12 @@ METHODS: dict[type, dict[str, tuple[str, ...]]] = {
         "train": ("self", "resume_from_checkpoint"),
     },
     async_rollout_worker._AsyncRolloutLoop: {"_push_metrics": ("self", "values"), "_score_group": ("self", "group")},
-    async_rollout_worker.RolloutGroup: {
-        "__init__": ("self", "prompts", "reward_kwargs", "completions", "completions_ids", "completions_sequences")
-    },
-    async_rollout_worker.RolloutSample: {
-        "__init__": ("self", "prompt", "completion", "input_ids", "completion_mask", "old_log_probs", "advantage")
-    },
 }
-"""Methods that we wrap or call, with their leading parameters, and the first fields of what is scored and made."""
+"""Methods that we wrap or call, with their leading parameters."""
 
-ATTRIBUTES = (
-    "_last_groups_trained",
-    "_metrics",
-    "_trained_groups",
-    "aux_loss_enabled",
-    "eos_token_ids",
-    "rollout_queue",
-    "rollout_worker",
-    "vllm_client",
-)
-"""Attributes of a constructed trainer that we read or set."""
-
+ATTRIBUTES = ("_last_groups_trained", "_metrics", "_trained_groups", "rollout_queue", "rollout_worker", "vllm_client")
 WORKER_ATTRIBUTES = ("_loop_cls", "_loop_kwargs", "_process")
-"""Those of TRL's worker."""
-
-BATCH_KEYS = ("advantages", "old_log_probs", "segment_id", "token_index")
-"""Entries of a packed micro-batch that we read: a number for each term of the loss."""
+"""Attributes of a constructed trainer and of TRL's worker that we read or set."""
 
 
 def check() -> None:
@@ -78,40 +61,25 @@ def install_loop(trainer: Any, loop: type, arguments: Mapping[str, Any], *, need
         trainer.rollout_queue = Inbox(trainer)
     elif worker is not None and needed:
         raise ConfigurationError(
-            "Plugins act where completions are scored, in the loop of TRL's own rollout worker, and this run has "
-            f"{type(worker).__qualname__}: leave rollout_worker out, or the plugins and weights."
+            f"Plugins and weights act in TRL's own rollout worker, and this run has {type(worker).__qualname__}."
         )
 
 
-def extend_collator(loader: Any, more: Callable[[list[Any], dict[str, Any]], None]) -> None:
-    """Let `more` see the rows that TRL packs for each rank, and change the micro-batch."""
-    collator = loader.collate_fn
-    pack = collator.torch_call
+def extend_collator(loader: Any, name: str) -> None:
+    """Add to each micro-batch the advantages of the samples of each rank, as bytes: TRL deals tensors alone."""
+    pack = loader.collate_fn.torch_call
 
     def packed(examples: list[Any]) -> dict[str, Any]:
-        batch: dict[str, Any] = pack(examples)
-        contract.require([f"batch entry {key!r} is gone" for key in BATCH_KEYS if key not in batch], type(collator))
-        more(examples[0], batch)
-        return batch
+        rows = [pickle.dumps([sample["advantage"] for sample in row.samples]) for row in examples[0]]
+        return {**pack(examples), name: padded([np.frombuffer(bytearray(row), dtype=np.uint8) for row in rows])}
 
-    collator.torch_call = packed
-
-
-class LateAdvantages:
-    """Advantages `(M,)` that may still change in the forward pass: before it TRL only takes them, by an index."""
-
-    def __init__(self, values_M: torch.Tensor) -> None:
-        self.values_M = values_M
-
-    def __getitem__(self, selected: torch.Tensor) -> torch.Tensor:
-        return self.values_M
+    loader.collate_fn.torch_call = packed
 
 
 def reduction_weights(trainer: Any, compute_loss: Any, inputs: Mapping[str, Any]) -> torch.Tensor:
     """The weight that TRL's reduction gives each term of a micro-batch, shaped as its advantages, by a trial.
 
-    At log-probabilities of 0 every importance ratio is 1, and the slope of the loss in an advantage of 1 is minus the
-    weight. What TRL counts and logs goes to a copy of the trainer.
+    At ratios of 1 the slope of the loss in an advantage is minus the weight. A copy of the trainer counts and logs it.
     """
     ones = torch.ones_like(inputs["advantages"]).requires_grad_()
     trial = copy.copy(trainer)
@@ -131,12 +99,9 @@ class Inbox:
 
     def __init__(self, trainer: Any) -> None:
         self._trainer, self._source = trainer, trainer.rollout_queue
+        self.qsize = self._source.qsize
 
-    def qsize(self) -> int:
-        """Samples that wait."""
-        return int(self._source.qsize())
-
-    def get(self, timeout: float | None = None) -> Any:
+    def get(self, timeout: float) -> Any:
         """The next sample. Groups that the filter dropped before it count as done, or TRL would resume too early."""
         trainer, process = self._trainer, self._trainer.rollout_worker._process
         if process is not None:
@@ -144,7 +109,8 @@ class Inbox:
         try:
             sample = self._source.get(timeout=timeout)
         except (queue.Empty, EOFError, OSError):
-            self._check(process)
+            if process is not None:
+                self._check(trainer.rollout_worker, process)
             raise
         dropped = getattr(sample.advantage, "dropped", {})
         trainer._trained_groups.update(dropped)
@@ -153,18 +119,12 @@ class Inbox:
             trainer._metrics["train"][f"groups/dropped/{why.replace(' ', '_')}_total"].append(1.0)
         return sample
 
-    def _check(self, process: Any) -> None:
-        worker = self._trainer.rollout_worker
-        if process is None:
-            return
-        process.join(timeout=1.0)  # the pipe ends a moment before it
+    def _check(self, worker: Any, process: Any) -> None:
+        process.join(timeout=1.0)  # the pipe ends a moment before the process
         try:
             worker.check_health(float("inf"))  # raises what the process said, if it could say anything
             if not process.is_alive():
-                raise RuntimeError(
-                    f"The process that samples and scores (pid {process.pid}) ended with exit code {process.exitcode}: "
-                    "a negative one is the signal that killed it, -9 often for lack of memory. Its output may say more."
-                )
+                raise RuntimeError(f"The process that samples and scores ended with exit code {process.exitcode}.")
         except RuntimeError:
             process.kill()
             process.join()
