@@ -207,6 +207,8 @@ def rollout_of(
 class ScoringLoop(async_rollout_worker._AsyncRolloutLoop):
     """TRL's rollout loop; `_score_group` scores, changes or drops a group."""
 
+    reward_funcs: list[Any]
+
     def __init__(self, plugins: SelectedPlugins, weights: Sequence[float], updates: int, **keywords: Any) -> None:
         super().__init__(**keywords)
         self.reward_func_names: list[str] = unique_names(self.reward_func_names)
@@ -293,13 +295,13 @@ class Steps:
     def __init__(self, trainer: Any, plugins: SelectedPlugins) -> None:
         self._trainer, self.plugins = trainer, plugins
         once = {"accumulation": 1, "steps_per_generation": 1}  # what weights span here is one optimizer step
-        self._facts: Any = SimpleNamespace(**reading.ranks_of(trainer.accelerator), **once)
-        self._agreement = self._facts.agreement
-        self._facts.gather = self.gather
-        self._reduction = reduction_of(plugins, self._facts, LOSS_TYPE, knows_weights=True)
-        self._token_losses = TokenLosses(plugins.losses_by_name, self._facts)
+        facts: Any = SimpleNamespace(**reading.ranks_of(trainer.accelerator), **once)
+        facts.gather = self.gather
+        self._facts, self._agreement = facts, facts.agreement
+        self._reduction = reduction_of(plugins, facts, LOSS_TYPE, knows_weights=True)
+        self._token_losses = TokenLosses(plugins.losses_by_name, facts)
         self._settings = LossSettings(LOSS_TYPE, auxiliary_loss=trainer.aux_loss_enabled)
-        self.records = RecordStage(trainer, self._facts, plugins, evaluates=False)
+        self.records = RecordStage(trainer, facts, plugins, evaluates=False)
 
     def gather(self, values: torch.Tensor) -> torch.Tensor:
         """All ranks' rows, of which each may have another number."""
