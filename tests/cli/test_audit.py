@@ -112,25 +112,6 @@ def no_connection(completions: list[str], answer: list[str], **columns: Any) -> 
     raise RewardError("no connection")
 
 
-@pytest.mark.parametrize(
-    ("reward", "rows", "options", "message"),
-    [
-        ("gsm8k_accuracy", [], {}, "no rows"),
-        ("gsm8k_accuracy", [{"prompt": "p", "ref": "1"}], {}, "no column 'answer'; the columns are prompt, ref"),
-        ("gsm8k_accuracy", GOOD, {"completions": "code"}, "There is no column 'code'"),
-        (half_right, [{"answer": "1"}], {"column": "target"}, "There is no column 'target'"),
-        (half_right, [{"answer": "1"}], {}, "names no column of references"),
-        (no_connection, GOOD, {"column": "answer"}, "no connection"),
-    ],
-    ids=lambda value: value if isinstance(value, str) else "",
-)
-def test_what_cannot_be_audited_is_said(
-    reward: Any, rows: list[dict[str, Any]], options: dict[str, str], message: str
-) -> None:
-    with pytest.raises((ConfigurationError, RewardError), match=message):
-        audit(load_rewards([reward])[0], rows, **options)
-
-
 HOSTILE = "no number [red]x[/red] \x1b[31m\u202e \ud83d\ude00 " + "y" * 120
 
 
