@@ -111,9 +111,7 @@ def _targets(declaration: type[Declaration]) -> Iterator[tuple[str, str]]:
     """The names that an author may write for a declaration, with what to write."""
     for name in inspect.signature(declaration).parameters:
         yield name, f"write declares = {declaration.__name__}({name}=...)"
-    for name, instead in declaration.GUESSES.items():
-        yield name, f"in declares = {declaration.__name__}(...) {instead}"
-    for need in declaration.NEEDS:
+    for need in declaration.KNOWN["needs"]:
         for verb in ("needs", "reads"):
             yield f"{verb}_{need}", f"write declares = {declaration.__name__}(needs=({need!r},))"
 
