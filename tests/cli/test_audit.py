@@ -179,7 +179,7 @@ def test_the_command_exits_with_2_and_one_line_where_it_cannot(
         ("empty.jsonl", "", "no rows to audit"),
         ("empty.parquet", "", "could not be loaded"),
         ("deep.jsonl", "[" * 100_000, "is not JSON"),
-        ("binary.jsonl", "\x00\xff", "is not text"),
+        ("binary.jsonl", "\x00\xff", "cannot be read"),
         ("rows.csv", "answer\n1\n", "could not be loaded"),
         ("x" * 300, None, "could not be loaded"),
         ("x" * 300 + ".jsonl", None, "cannot be read"),
