@@ -23,7 +23,6 @@ class EntropyShaping(Checked):
     With κ > 1 the bonus never flips a sign, and advantages of 0 stay 0.
 
     Source: Reasoning with Exploration: An Entropy Perspective (2506.14758), eq. 4 and 5.
-    Departures: none.
 
     Args:
         alpha: α, advantage per nat; positive. The paper uses 0.4 for GRPO.
@@ -80,7 +79,6 @@ class LowProbability(Checked):
 
     Source: the advantage reweighting of Do Not Let Low-Probability Tokens Over-Dominate in RL for LLMs (2505.12929) and
     its authors' code, which weighs by the old policy, once per batch, with α = 0.2.
-    Departures: none.
 
     Args:
         alpha: α, in [0, 1].

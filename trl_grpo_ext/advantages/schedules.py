@@ -24,7 +24,6 @@ class RewardSchedule:
     without a value adds nothing.
 
     Source: none of its own; asked for in TRL's issue 3036.
-    Departures: none.
 
     Args:
         weights: The points of each reward that has a schedule, by its name; steps count from 0 and increase.

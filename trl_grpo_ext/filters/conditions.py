@@ -111,7 +111,6 @@ class AllOf:
     """Keep groups that all of several filters keep. The reason is that of the first filter that drops the group.
 
     Source: our own.
-    Departures: none.
 
     Args:
         filters: Selections of filters.

@@ -102,7 +102,6 @@ class Mixture(Checked, _ByRound):
     sources count by their weights, not by their sizes.
 
     Source: none of its own.
-    Departures: none.
 
     Args:
         column: The column that names a row's source.
