@@ -2,7 +2,7 @@
 
 import shlex
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 from rich.text import Text
@@ -10,8 +10,7 @@ from rich.text import Text
 from ..errors import ConfigurationError
 from ..guard.untrusted import printable
 from .console import kind_of, paragraph, results
-
-PluginKind = Literal["reward", "hook", "aggregation", "filter", "token-loss", "sampler"]
+from .scaffold import PluginKind
 
 
 def new_command(

@@ -18,7 +18,7 @@ from ...errors import ConfigurationError
 from ...plugins.kinds import GROUPS, LABELS, WORDS, with_article
 from ...plugins.metadata import installed_distributions, normalise, owner_of
 from ...types import CONTRACT_VERSION
-from ..new import PluginKind
+from . import PluginKind
 
 _NAME = re.compile(r"(?=.{1,28}\Z)[a-z][a-z0-9]*(_[a-z0-9]+)*")
 _DISTRIBUTION = re.compile(r"(?=.{1,38}\Z)[A-Za-z][A-Za-z0-9]*([._-]+[A-Za-z0-9]+)*")  # PEP 508, no digit in front
