@@ -26,7 +26,7 @@ def list_command(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a list of objects.")] = False,
 ) -> None:
-    """List the installed plugins: kind, name, distribution, version, state, a hook's role, and a line of their docs.
+    """List the installed plugins: kind, name, distribution, version, state, and a line of their docs.
 
     Imports none of them.
     """
@@ -52,7 +52,6 @@ def _plain(entry: Entry) -> dict[str, Any]:
     return {
         **{key: getattr(info, key) for key in of_info},
         **{key: getattr(entry, key) for key in ("state", "detail", "summary")},
-        "role": entry.role or None,
     }
 
 
@@ -67,7 +66,6 @@ def _print(entries: list[Entry], console: Console) -> None:
             name = Text(one_line(info.name), style="bold")
             for alias in info.aliases:
                 name.append(f" ({one_line(alias)})", style="not bold dim")
-            name.append(f"  {one_line(entry.role)}" if entry.role else "", style="not bold dim")
             if not (info.builtin and ready):
                 name.append(f"  {one_line(info.source)}, ", style="not bold dim")
                 name.append(entry.state, style="not bold green" if ready else "bold yellow")
