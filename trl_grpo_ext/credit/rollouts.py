@@ -13,7 +13,7 @@ from ..types import NEEDS, Rollout, Totals, Turn, turn_numbers
 from .alignment import token_offsets
 from .groups import group_mean, weighted_rewards
 from .parts import Rows, with_parts
-from .turns import Parsing, read_turns
+from .turns import read_turns
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,6 @@ class RolloutFacts:
     reward_weights_K: torch.Tensor
     group_size: int
     rank: int = 0
-    parsing: Parsing | None = None
     async_tools: frozenset[str] = frozenset()
 
 
@@ -115,11 +114,8 @@ def build_rollout(
 
     @functools.cache
     def turns(row: int) -> Sequence[Turn]:
-        prompt_ids = tensors.prompt_ids_B_P[row][tensors.prompt_mask_B_P[row] > 0].tolist()
-        ids = scored.completion_ids[row]
-        written = [number >= 0 for number in turns_B_T[row, : len(ids)].tolist()]
-        seen = (ids, written, scored.completions[row], texts[row], offsets(row))
-        return read_turns(facts.tokenizer, *seen, prompt_ids, facts.async_tools, facts.parsing)
+        by_model = [number >= 0 for number in turns_B_T[row, : len(scored.completion_ids[row])].tolist()]
+        return read_turns(by_model, scored.completions[row], texts[row], offsets(row), facts.async_tools)
 
     ends = [ids[-1] not in facts.end_ids for ids in scored.completion_ids]
     logps = dict(tensors.logps_B_T)

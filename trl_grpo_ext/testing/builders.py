@@ -102,7 +102,7 @@ def turns_between(by_model: Sequence[bool | int], pieces: Sequence[str], failed:
         after = runs[number + 1][0] if number + 1 < len(runs) else len(by_model)
         result = "".join(pieces[end:after])
         outcome = "raised" if number in failed else "returned"
-        call = ToolCall(name="tool", arguments={}, outcome=outcome, result=result, tokens=(first, end))
+        call = ToolCall(name="tool", arguments={}, outcome=outcome, result=result)
         calls = [call] if number + 1 < len(runs) else []
         text = "".join(pieces[first:end])
         characters = (offsets[first][0], offsets[end - 1][1])

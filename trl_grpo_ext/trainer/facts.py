@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-from ..credit.turns import Parsing
 from ..guard.agreement import Agreement
 
 
@@ -38,7 +37,6 @@ class RunFacts:
     sum_over_ranks: Callable[[torch.Tensor], torch.Tensor]
     device: torch.device
     async_tools: frozenset[str] = frozenset()  # names of the asynchronous tools
-    parsing: Parsing | None = None  # by what TRL parses the messages of a conversation
 
     def group_size(self, training: bool) -> int:
         return self.num_generations if training else self.num_generations_eval

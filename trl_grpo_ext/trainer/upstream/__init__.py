@@ -1,4 +1,4 @@
 """Everything that this package relies on inside TRL: `contract` lists it, `reading` reads, `acting` changes.
 
-What differs between supported releases stands in `releases`. `tests/trainer/upstream` runs the contract.
+`tests/trainer/upstream` runs the contract against the installed TRL; an error names what changed.
 """

@@ -17,7 +17,7 @@ from ...credit.flow import TRL_REDUCTIONS
 from ...errors import ConfigurationError
 from ...guard.agreement import Agreement
 from ..facts import LossSettings, Progress, RunFacts
-from . import contract, releases
+from . import contract
 
 
 def facts_of(trainer: Any) -> RunFacts:
@@ -47,7 +47,6 @@ def facts_of(trainer: Any) -> RunFacts:
         async_tools=frozenset(
             getattr(tool, "__name__", "") for tool in trainer.tools or () if inspect.iscoroutinefunction(tool)
         ),
-        parsing=releases.parsing_of(tokenizer),
     )
 
 
