@@ -161,7 +161,6 @@ class ToolErrors(Checked):
 
     Source: none of its own; penalties for calls that fail are part of many agents' rewards (ToolRL, 2504.13958), where
     they fall on all tokens of the completion.
-    Departures: none.
 
     Args:
         penalty: c, positive, in units of the advantages.
@@ -185,7 +184,6 @@ class MaskedTurns(Checked):
     stay in the denominators of the loss and under a KL penalty.
 
     Source: none of its own; Search-R1 (2503.09516) masks the search results, which have no advantage here anyway.
-    Departures: none.
 
     Args:
         pick: "first", "last", "calls", "answers", "failed" or "sound".
