@@ -95,7 +95,7 @@ def test_all_that_is_known_of_a_hook(folder: Path) -> None:
             {"name": "factor", "type": "float", "required": False, "default": "2.0", "doc": "What to multiply with."},
         ],
         "columns": [],
-        "declares": {"role": "transform", "needs": ["old_logps"], "teachers": "depends on the parameters"},
+        "declares": {},
         "methods": ["on_rollout"],
         "summary": "Scale by `factor`: `A'_t = factor · A_t`.",
         "description": "Scale by `factor`: `A'_t = factor · A_t`.",

@@ -26,7 +26,7 @@ def list_command(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a list of objects.")] = False,
 ) -> None:
-    """List the installed plugins: kind, name, distribution, version, state, a hook's role, and a line of their docs.
+    """List the installed plugins: kind, name, distribution, version, state, and a line of their docs.
 
     Imports none of them.
     """
@@ -49,7 +49,7 @@ def list_command(
 def _plain(entry: Entry) -> dict[str, Any]:
     of_info = ("kind", "name", "aliases", "distribution", "version", "builtin", "target")
     plain = {key: getattr(entry.info, key) for key in of_info}
-    return {**plain, "state": entry.state, "detail": entry.detail, "summary": entry.summary, "role": entry.role or None}
+    return {**plain, "state": entry.state, "detail": entry.detail, "summary": entry.summary}
 
 
 def _print(entries: list[Entry], console: Console) -> None:
@@ -61,7 +61,7 @@ def _print(entries: list[Entry], console: Console) -> None:
             info = entry.info
             ready = entry.state == "ready"
             aliases = [(f" ({one_line(alias)})", "dim") for alias in info.aliases]
-            name = Text.assemble((one_line(info.name), "bold"), *aliases, (f"  {one_line(entry.role)}".rstrip(), "dim"))
+            name = Text.assemble((one_line(info.name), "bold"), *aliases)
             if not (info.builtin and ready):
                 name.append(f"  {one_line(info.source)}, ", style="dim")
                 name.append(entry.state, style="green" if ready else "bold yellow")

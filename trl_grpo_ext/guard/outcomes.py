@@ -1,8 +1,7 @@
 """How scoring a completion can end, and what each outcome is worth.
 
-A wrong answer, an unparseable reference, a timeout and a crash are different things. A reward first finds the
-`Outcome`; a policy, which the user may change, then turns it into a number, None (the reward does not apply to this
-completion), or "raise" (the run stops and names the completion).
+A reward first finds the `Outcome`; a policy, which the user may change, then turns it into a number, None (the reward
+does not apply to this completion), or "raise" (the run stops and names the completion).
 """
 
 from __future__ import annotations
@@ -34,27 +33,17 @@ class Outcome(StrEnum):
 
     RIGHT = "right"
     WRONG = "wrong"
-    NO_ANSWER = "no_answer"
-    """The completion holds no answer that can be read."""
-    UNPARSEABLE = "unparseable_reference"
-    """The reference cannot be read: nothing can be said about the completion."""
-    SCORED = "scored"
-    """The reward gave a value that is neither right nor wrong."""
-    NONE = "none"
-    """The reward itself said None."""
+    NO_ANSWER = "no_answer"  # the completion holds no answer that can be read
+    UNPARSEABLE = "unparseable_reference"  # the reference cannot be read: nothing can be said about the completion
+    SCORED = "scored"  # the reward gave a value that is neither right nor wrong
+    NONE = "none"  # the reward itself said None
     TIMEOUT = "timeout"
-    DIED = "died"
-    """The process at work on it died, twice, or ran out of memory."""
-    REFUSED = "refused"
-    """Too large or too deep to be looked at."""
-    ERROR = "error"
-    """The reward raised, or the server that it asks failed."""
-    DECLINED = "declined"
-    """A judge would not give a verdict."""
-    UNREADABLE = "unreadable"
-    """A judge's reply is no verdict."""
-    BUSY = "busy"
-    """A server took no more requests, also after waiting."""
+    DIED = "died"  # the process at work on it died, twice, or ran out of memory
+    REFUSED = "refused"  # too large or too deep to be looked at
+    ERROR = "error"  # the reward raised, or the server that it asks failed
+    DECLINED = "declined"  # a judge would not give a verdict
+    UNREADABLE = "unreadable"  # a judge's reply is no verdict
+    BUSY = "busy"  # a server took no more requests, also after waiting
 
 
 DEFAULTS: Mapping[Outcome, Consequence] = {
