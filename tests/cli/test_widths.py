@@ -7,7 +7,6 @@ import pytest
 
 from tests.cli.distributions import MARKED, write_distribution
 from tests.cli.terminal import assert_readable, invoke, run_command
-from tests.public_api.surface import commands
 
 LONG = "long_" * 60
 CLEAR = "\x1b[2J\x1b]0;title\x07\x9b31m\x7f"
@@ -40,7 +39,7 @@ def test_every_name_and_alias_can_be_read_whole() -> None:
             assert name in shown
 
 
-@pytest.mark.parametrize("command", ["", *commands()])
+@pytest.mark.parametrize("command", ["", "list", "show", "check", "new", "compare", "report", "audit", "doctor"])
 def test_help_can_be_read(command: str) -> None:
     done = invoke(*command.split(), "--help", width=60)
     assert done.status == 0

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from tests.recipes.launching import MODEL, RECIPES, options, trained
-from trl_grpo_ext.errors import ConfigurationError
 from trl_grpo_ext.rewards.reasoning_gym import ReasoningGym
 
 pytest.importorskip("reasoning_gym", reason="the extra `reasoning_gym` is not installed")
@@ -44,15 +43,6 @@ def test_mixture_holds_problems_out() -> None:
     solved = task.Solved("gcd", "answer")([*right[:-1], "<answer>no</answer>"], **columns)
     expected = [1.0 if name == "gcd" else None for name in columns["task"]]
     assert solved == [*expected[:-1], 0.0 if expected[-1] else None]
-
-
-def test_what_cannot_be_a_mixture_is_refused() -> None:
-    for tasks, sizes in (([], (8, 8)), ([{**SUMS, "weight": 0}], (8, 8)), (["gcd"], (8, 0))):
-        with pytest.raises(task.RecipeError, match="one task"):
-            task.make_problems(tasks, sizes, 0, examples=0, extract="whole")
-    assert not task.make_problems([{"name": "gcd", "max_value": 2}], (8, 100), 0, examples=0, extract="whole")[0]
-    with pytest.raises(ConfigurationError, match="'no_such_task'"):
-        task.make_problems(["no_such_task"], (8, 8), 0, examples=0, extract="whole")
 
 
 WORDS = options(max_steps=1, per_device_train_batch_size=8, num_generations=4, per_device_eval_batch_size=4)
