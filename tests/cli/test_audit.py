@@ -157,8 +157,6 @@ def test_audit_command_shows_hostile_text(files: Path, width: int | None) -> Non
 @pytest.mark.parametrize(
     ("name", "words", "message"),
     [
-        ("nowhere.jsonl", ("--reward", "gsm8k_accuracy"), "No such file"),
-        ("good.jsonl", ("--reward", "gsm8k_acuracy"), "Did you mean"),
         ("good.jsonl", ("--reward", "think_format"), "names no column of references"),
         ("good.jsonl", ("--reward", "gsm8k_accuracy", "--reference", "solution"), "There is no column 'solution'"),
     ],
@@ -175,14 +173,10 @@ def test_the_command_exits_with_2_and_one_line_where_it_cannot(
 @pytest.mark.parametrize(
     ("name", "content", "says"),
     [
-        ("null.jsonl", "null\n", "line 1 is not an object"),
         ("empty.jsonl", "", "no rows to audit"),
         ("empty.parquet", "", "could not be loaded"),
-        ("deep.jsonl", "[" * 100_000, "is not JSON"),
         ("binary.jsonl", "\x00\xff", "cannot be read"),
-        ("rows.csv", "answer\n1\n", "could not be loaded"),
         ("x" * 300, None, "could not be loaded"),
-        ("x" * 300 + ".jsonl", None, "cannot be read"),
     ],
     ids=lambda value: str(value)[:12],
 )

@@ -61,10 +61,6 @@ def test_new_refuses_and_makes_nothing(words: list[str], reason: str, tmp_path: 
     assert [path.name for path in tmp_path.rglob("*")] == ["taken", "mine"]
 
 
-def test_new_takes_a_name_of_another_kind(tmp_path: Path) -> None:
-    assert invoke("new", "hook", "think_format", cwd=tmp_path).status == 0
-
-
 def test_new_workflows_test_without_publishing(tmp_path: Path) -> None:
     assert invoke("new", "reward", "polite", cwd=tmp_path).status == 0
     found = (tmp_path / "grpo-polite").glob(".github/workflows/*")

@@ -50,14 +50,6 @@ def test_help_can_be_read(command: str) -> None:
         assert option in done.plain
 
 
-def test_no_color_is_respected_in_a_terminal() -> None:
-    coloured, plain = invoke("list", "hooks", width=100), invoke("list", "hooks", width=100, color=False)
-    assert "\x1b[1m" in coloured.out
-    for code in range(30, 48):
-        assert f"\x1b[{code}m" not in plain.out
-    assert plain.plain == coloured.plain
-
-
 def test_the_installed_command() -> None:
     assert run_command("list").out == invoke("list").out
     done = run_command("list", "rewrds")

@@ -53,16 +53,6 @@ def test_wheel_has_the_packages_version_address_and_extras(built: tuple[Path, Pa
     assert vllm.extras == {"vllm"}
 
 
-def test_version_stands_in_one_place() -> None:
-    assert PROJECT["dynamic"] == ["version"]
-    said = [
-        name
-        for name in ("pyproject.toml", "CITATION.cff", "Makefile", "trl_grpo_ext/__init__.py")
-        if re.search(rf"version_*\W+{re.escape(trl_grpo_ext.__version__)}\b", (ROOT / name).read_text(encoding="utf-8"))
-    ]
-    assert said == ["trl_grpo_ext/__init__.py"]
-
-
 @pytest.mark.parametrize("file", WORKFLOWS, ids=lambda file: file.name)
 def test_workflow_names_targets_and_files_that_are_there(file: Path) -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")

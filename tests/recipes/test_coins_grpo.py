@@ -1,6 +1,5 @@
 """`recipes/coins_grpo.py`: its environment and task, what `bench.coins` makes of them, and a short run."""
 
-import itertools
 import json
 import random
 from pathlib import Path
@@ -31,20 +30,6 @@ def test_a_game() -> None:
     assert [value for _, value in game.step_rewards[3:]] == [0.0, 8.0, 1.0, None]
     assert game.taken == 23.0
     assert task.of_best([game], [[4, 7, 2, 9, 1, 8, 0, 3]]) == [23 / task.value_of([4, 7, 2, 9, 1, 8, 0, 3], max)]
-
-
-def test_the_best_play_and_chance() -> None:
-    """Against all games that there are."""
-    coins = [4, 7, 2, 9, 1, 8, 0, 3]
-    totals = []
-    for sides in itertools.product(task.SIDES, repeat=task.TURNS):
-        game = task.Coins()
-        game.reset(coins)
-        for side in sides:
-            getattr(game, side)()
-        totals.append(game.taken)
-    assert task.value_of(coins, max) == max(totals)
-    assert task.value_of(coins, fmean) == pytest.approx(fmean(totals))
 
 
 def test_splits_share_no_row_in_either_direction() -> None:

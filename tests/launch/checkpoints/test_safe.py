@@ -142,22 +142,10 @@ def test_what_transformers_goes_on_without_is_a_warning(
     assert trainer.state.global_step == 3
 
 
-def test_where_nothing_is_there_nothing_is_found(tmp_path: Path) -> None:
-    (tmp_path / "checkpoint-1").mkdir()
-    (tmp_path / "checkpoint-x").mkdir()
-    assert last_complete_checkpoint(tmp_path) is None
-    assert last_complete_checkpoint(tmp_path / "absent") is None
-
-
 def test_resuming_from_nothing_is_refused_with_what_is_there(tiny_model: Path, tmp_path: Path) -> None:
     (tmp_path / "checkpoint-5").mkdir()
     with pytest.raises(CheckpointError, match=r"no complete .*checkpoint-5"):
         make(tiny_model, tmp_path).train(resume_from_checkpoint=True)
-
-
-def test_the_handler_of_transformers_is_refused(tiny_model: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="enable_jit_checkpoint saves"):
-        make(tiny_model, tmp_path, enable_jit_checkpoint=True)
 
 
 @pytest.mark.slow
@@ -212,3 +200,8 @@ def test_safe_checkpoint_resumes_a_finished_run(tiny_model: Path, tmp_path: Path
     more = make(tiny_model, tmp_path, max_steps=steps + 1)
     more.train(resume_from_checkpoint=True)
     assert more.state.global_step == steps + 1
+
+
+def test_the_handler_of_transformers_is_refused(tiny_model: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="enable_jit_checkpoint saves"):
+        make(tiny_model, tmp_path, enable_jit_checkpoint=True)
