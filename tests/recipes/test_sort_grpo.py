@@ -1,4 +1,4 @@
-"""`recipes/sort_grpo.py` as a person starts it: it learns, what it leaves behind, and what it refuses."""
+"""What `recipes/sort_grpo.py` refuses; `test_two_processes.py` trains with it."""
 
 import sys
 from pathlib import Path
@@ -8,16 +8,6 @@ from common.errors import exit_with_message
 import pytest
 import sort_grpo
 from sorting.task import save_untrained_model
-
-from tests.recipes.launching import RECIPES
-
-SCRIPT = RECIPES / "sort_grpo.py"
-
-
-# -------------------------------------------------------------------------------------------------------- it learns
-
-
-# -------------------------------------------------------------------------------------------------- what it refuses
 
 WRONG = {
     "no such objective in YAML": (

@@ -1,4 +1,4 @@
-"""Two recipes on two processes, one after the other in one launch."""
+"""Three recipes on two processes, one after the other in one launch."""
 
 import json
 from pathlib import Path
@@ -11,6 +11,9 @@ from tests.recipes.test_detox_grpo import STEPS, check_coefficients, hooks, word
 
 pytestmark = pytest.mark.slow
 
+SORT = options(max_steps=4, warmup_steps=0, logging_steps=1, num_iterations=2, per_device_train_batch_size=16)
+SORT += options(objective="naive", variant="raw", reward="sort_distance", beta=0.05)
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -18,6 +21,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     spied = ["--rewards", "gsm8k_accuracy", "{name: 'tests.recipes.spy:spy', weight: 0}", "--log_completions"]
     kl = hooks(coefficient=0.1, target=0.5, horizon=400)
     runs = [
+        Run("sort", ["--output_dir", "{folder}/sort/output", *SORT], RECIPES / "sort_grpo.py"),
         Run("maths", ["--output_dir", "{folder}/maths/output", *options(**SMALL), *spied]),
         Run(
             "detox",
@@ -54,6 +58,14 @@ def test_recipe_divides_batches_among_ranks(folder: Path) -> None:
         assert len(set(prompts)) * 4 == len(prompts)
     everything = {prompt for calls in seen for call in calls for prompt in call["prompts"]}
     assert {row["prompt"] for row in logged} <= everything
+
+
+def test_the_sorting_recipe_with_everything_else_chosen(folder: Path) -> None:
+    run = finished_run(folder, "sort", "128 held-out prompts")
+    assert run.out.count("sort_distance, raw advantages, naive objective, KL 0.05") == 1
+    training = [log for log in run.metrics["history"] if "loss" in log]
+    assert training[0]["kl"] == pytest.approx(0.0, abs=1e-6)  # the reference is the untrained model
+    assert all(log["kl"] > 1e-3 for log in training[1:])
 
 
 def test_the_detox_recipe_steers_by_the_completions_of_both(folder: Path) -> None:
