@@ -56,10 +56,3 @@ def test_a_short_run_measures_each_task(tmp_path: Path) -> None:
     for which in ("before", "after"):
         assert {"reasoning_gym", "solved_chain_sum", "solved_gcd"} <= metrics[which].keys()
     assert metrics["run"]["recipe"]["tasks"] == [json.dumps(SUMS), "gcd"]
-
-
-@pytest.mark.real
-@pytest.mark.nightly
-def test_one_step_of_the_real_model_on_the_default_tasks(smollm2: str, tmp_path: Path) -> None:
-    metrics = trained(SCRIPT, tmp_path, *WORDS, "--model_name_or_path", smollm2).metrics
-    assert sum(name.startswith("solved_") for name in metrics["after"]) == 2

@@ -93,10 +93,8 @@ def gap(ours: Run, theirs: Run) -> float:
 AS_TRL: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "nothing": ({}, {"max_steps": 3}),
     "two iterations, KL": ({}, KL),
-    "no correction": ({}, {"vllm_importance_sampling_correction": False}),
     "evaluations with pass@k": ({"pass_at_k": [1, 3], "pass_thresholds": {"length_reward": 0.9}}, EVALUATED),
     "LoRA": ({}, LORA),
-    "token records": ({"token_records": 8}, {"max_steps": 2}),
 }
 
 
@@ -125,7 +123,6 @@ CORRECTIONS: dict[str, dict[str, Any]] = {
 """Bounds that the engine's bfloat16 crosses for many tokens."""
 SELECTED: dict[str, dict[str, Any]] = {
     "aggregation": {"loss_aggregation": "token_mean"},
-    "compact": {"compact_updates": "exact"},
     "shared prompts": {"compact_updates": "exact", "share_prompts": True},
     "all of it": {"loss_aggregation": "token_mean", "compact_updates": "exact", "share_prompts": True},
 }

@@ -22,7 +22,7 @@ from safetensors.torch import save_file
 from trl import GRPOTrainer
 from trl.generation.vllm_client import VLLMClient
 
-from tests.support import Run, relative_gap, save_tiny_model, train
+from tests.support import Run, relative_gap, train
 from tests.vllm import needs_vllm
 from tests.vllm.test_colocated import SELECTED, Sampling, Truncated
 
@@ -138,13 +138,6 @@ def test_a_training_through_the_server(model: Path, tmp_path: Path, server: Serv
         theirs = replayed(model, tmp_path / "theirs", server.url, found, **both)
         assert relative_gap(found.weights, theirs.weights) < 1e-6
         assert relative_gap(found.weights, ours.weights) > 1e-3  # the server drew others
-
-
-def test_a_server_with_another_model(tmp_path: Path, server: Server) -> None:
-    # Neither TRL nor the server objects: it loads the weights that it has a place for.
-    other = save_tiny_model(tmp_path / "other", head_dim=64)
-    with pytest.warns(UserWarning, match=r"'.*model_for_vllm0'.*'.*other'"):
-        run(other, tmp_path, server.url)
 
 
 def test_a_server_that_dies(model: Path, tmp_path: Path, server: Server) -> None:
