@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import pytest
 from json_fields import task
 
 from tests.recipes.launching import RECIPES, trained
