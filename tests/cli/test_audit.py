@@ -11,7 +11,7 @@ import pytest
 from tests.cli.terminal import assert_readable, invoke
 from trl_grpo_ext import load_rewards
 from trl_grpo_ext.cli.audit import Audit, _rows, audit
-from trl_grpo_ext.errors import ConfigurationError, RewardError
+from trl_grpo_ext.errors import ConfigurationError
 from trl_grpo_ext.rewards.python_tests import PythonTests
 
 GOOD = [
@@ -106,10 +106,6 @@ def test_a_reward_without_outcomes_is_right_from_1_on() -> None:
     assert problems(audit(half_right, rows, column="target")) == [(1, "none")]
     short = [{"target": "a", "code": "b"}]
     assert problems(audit(half_right, short, column="target", completions="code")) == [(0, "wrong")]
-
-
-def no_connection(completions: list[str], answer: list[str], **columns: Any) -> list[float]:
-    raise RewardError("no connection")
 
 
 HOSTILE = "no number [red]x[/red] \x1b[31m\u202e \ud83d\ude00 " + "y" * 120
