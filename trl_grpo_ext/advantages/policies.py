@@ -212,8 +212,12 @@ def needs_of(name: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 def logps_of(name: str, rollout: Rollout) -> torch.Tensor:
-    """Log-probabilities `(B, T)`: "old_logps", of the reference, or of a teacher."""
-    own = {"old_logps": rollout.old_logps_B_T, REFERENCE: rollout.ref_logps_B_T}
+    """Log-probabilities `(B, T)` by their name among the needs, of the reference, or of a teacher."""
+    own = {
+        "old_logps": rollout.old_logps_B_T,
+        "sampling_logps": rollout.sampling_logps_B_T,
+        REFERENCE: rollout.ref_logps_B_T,
+    }
     found = own[name] if name in own else rollout.teacher_logps_B_T.get(name)
     if found is None:
         raise ConfigurationError(f"The rollout has no log-probabilities of {name!r}, which the hook needs.")

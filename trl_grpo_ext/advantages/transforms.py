@@ -9,6 +9,7 @@ import torch
 from ..credit.groups import compute_dtype, gather_groups, group_extremes, without_rounding
 from ..guard.parameters import Checked, choice, number, whole
 from ..types import HookDeclaration, Rollout
+from .policies import logps_of
 
 
 @dataclass(kw_only=True, eq=False)
@@ -201,10 +202,8 @@ class SequenceRejection(Checked):
     high: float = number(1.001, "above 1", lambda x: x > 1)
 
     def on_rollout(self, advantages_B_T: torch.Tensor, rollout: Rollout) -> torch.Tensor:
-        assert rollout.old_logps_B_T is not None  # both are among the needs
-        assert rollout.sampling_logps_B_T is not None
         dtype, live_B_T = compute_dtype(advantages_B_T.dtype), rollout.mask_B_T > 0
-        log_ratio_B_T = rollout.old_logps_B_T.to(dtype) - rollout.sampling_logps_B_T.to(dtype)
+        log_ratio_B_T = logps_of("old_logps", rollout).to(dtype) - logps_of("sampling_logps", rollout).to(dtype)
         sums_B = row_sums(torch.where(live_B_T, log_ratio_B_T, 0.0))
         ratio_B = (sums_B / live_B_T.sum(dim=1).clamp(min=1)).exp()
         kept_B = (ratio_B >= self.low) & (ratio_B <= self.high)

@@ -23,7 +23,6 @@ class TokenMean:
     __name__ = "token_mean"
 
     def weights(self, rollout: Rollout) -> torch.Tensor:
-        """Return weights `(B, T)` that sum to 1 over all ranks (to 0 in a batch without a live token)."""
         return rollout.mask_B_T / max(rollout.totals.tokens, 1)
 
 
@@ -120,7 +119,6 @@ class TokenMeanStep:
     declares = AggregationDeclaration(needs=("step_totals",))
 
     def reduce(self, loss_B_T: torch.Tensor, mask_B_T: torch.Tensor, totals: Totals) -> torch.Tensor:
-        """Return the micro-batch's share, scaled so that the mean over the step's micro-batches and ranks is exact."""
         if totals.step is None:
             raise ConfigurationError("token_mean_step: totals.step is None: an optimizer step spans several batches.")
         shares = totals.processes * totals.step.micro_batches
@@ -140,7 +138,6 @@ class TokenMeanLocal:
     __name__ = "token_mean_local"
 
     def reduce(self, loss_B_T: torch.Tensor, mask_B_T: torch.Tensor, totals: Totals) -> torch.Tensor:
-        """Return `Σ m·l / Σ m` of one micro-batch; 0 where it has no live token."""
         return _live_sum(loss_B_T, mask_B_T) / mask_B_T.sum().clamp(min=1.0)
 
 
@@ -256,7 +253,6 @@ class TailMean(Checked):
     fraction: float = number(0.5, "greater than 0 and at most 1", lambda x: 0 < x <= 1)
 
     def reduce(self, loss_B_T: torch.Tensor, mask_B_T: torch.Tensor, totals: Totals) -> torch.Tensor:
-        """Return the mean of the micro-batch's worst sequence losses; 0 where it has no live token."""
         lengths_B = mask_B_T.sum(dim=1)
         sums_B = (torch.where(mask_B_T > 0, loss_B_T, 0.0) * mask_B_T).sum(dim=1)
         losses_n = sums_B[lengths_B > 0] / lengths_B[lengths_B > 0]
