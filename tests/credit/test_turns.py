@@ -12,9 +12,10 @@ from tests.contexts import make_rollout
 from tests.credit.template_turns import FAMILIES, Family, tokenizer_of
 from tests.support import arguments
 from trl_grpo_ext import GRPOExtTrainer
+from trl_grpo_ext.completions import turn_numbers
 from trl_grpo_ext.credit.turns import is_tool_error, read_turns, true_runs
 from trl_grpo_ext.errors import AlignmentError
-from trl_grpo_ext.types import END, HookDeclaration, Part, Parts, Place, Rollout, Turn, turn_numbers
+from trl_grpo_ext.types import END, HookDeclaration, Part, Parts, Place, Rollout, Turn
 
 LIMIT = 1600
 HARD = "naïve ﷽ 你好 שלום 👩‍👩‍👧 e\u0301"
