@@ -49,12 +49,8 @@ class Outcome(StrEnum):
     """Too large or too deep to be looked at."""
     ERROR = "error"
     """The reward raised, or the server that it asks failed."""
-    DECLINED = "declined"
-    """A judge would not give a verdict."""
     UNREADABLE = "unreadable"
     """A judge's reply is no verdict."""
-    BUSY = "busy"
-    """A server took no more requests, also after waiting."""
 
 
 DEFAULTS: Mapping[Outcome, Consequence] = {
