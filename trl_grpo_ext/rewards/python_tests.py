@@ -34,7 +34,7 @@ class PythonTests(Judged):
     column `tests` has, for each row, one of
 
     - a list of statements, `["assert add(1, 2) == 3", ...]` (MBPP): each is a test;
-    - one source text (HumanEval, pytest, unittest): one test, for which `check(candidate)` is called with the row's
+    - one source text (HumanEval, `test_*` functions, unittest): one test, for which `check(candidate)` is called with the row's
       value in the column `entry_point`;
     - a list of `{"input": ..., "output": ...}` (LiveCodeBench), or `{"inputs": [...], "outputs": [...]}` (APPS, TACO):
       the code is a program that reads and prints, or a function that is called (`testtype: functional`, `fn_name`).

@@ -13,13 +13,11 @@ import hashlib
 import inspect
 import io
 import json
-import logging
 import os
 import re
 import sys
 import types
 import unittest.mock
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -343,19 +341,13 @@ class Side(wire.Conversation):
             self._shared[0] = waiting
 
     def take_note(self, news: Any) -> None:
-        """Write what the solution has printed; warn and log as it did."""
-        for what, kind, written in news or ():
+        """Write what the solution has printed."""
+        for what, written in news or ():
             text = wire.text_of(written)
             if what == "process":
                 self.process = text[:MAX_TEXT]
             elif what in ("stdout", "stderr"):
                 getattr(sys, what).write(text)
-            elif what == "warn" and isinstance(kind, Warning):
-                warnings.warn(kind, stacklevel=2)
-            elif what == "log" and type(kind) is tuple and type(kind[0]) is str and type(kind[1]) is int:
-                logger = logging.getLogger(kind[0])
-                if logger.isEnabledFor(kind[1]):
-                    logger.handle(logger.makeRecord(kind[0], kind[1], "solution.py", 0, text, (), None))
 
     def perform(self, what: Any, *arguments: Any) -> Any:
         """Do what the solution asks for, of an object that it was lent."""

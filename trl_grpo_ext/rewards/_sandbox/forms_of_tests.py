@@ -24,6 +24,10 @@ JUDGE = "__judge__"  # the name by which rewritten tests reach `checks.Side`
 _TOO_BAD = (SyntaxError, ValueError, TypeError, RecursionError, MemoryError)
 _BUILT_IN = frozenset(dir(builtins)) | {"__file__", "__name__", "__doc__", "__builtins__"}
 _FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef
+_OF_WARNINGS = frozenset(
+    "assertLogs assertNoLogs assertWarns assertWarnsRegex catch_warnings deprecated_call warns addHandler".split()
+)
+_DEFINITIONS = _FUNCTIONS | ast.ClassDef
 
 
 class UnreadableTestsError(Exception):
@@ -124,7 +128,7 @@ def _plan(tests: tuple[str, ...], entry: str | None) -> Plan:
     if all(test["empty"] for test in planned):
         raise UnreadableTestsError(
             "nothing in the tests can fail: there is no assert and no expected exception in what runs "
-            "(statements, `test_*` functions, `Test*` and `TestCase` classes, `check(candidate)`)"
+            "(statements, `test_*` functions, `TestCase` classes, `check(candidate)`)"
         )
     return {"tests": planned, "free": sorted(free), "modules": modules}
 
@@ -175,11 +179,16 @@ def _planned(tree: ast.Module, number: int, free: set[str], entry: str | None) -
         except _TOO_BAD as error:
             raise UnreadableTestsError(f"the entry point {shown(entry)} is no Python") from error
     wanted = [node for node in functions if node.name.startswith("test") and node not in candidates]
-    classes = [node for node in tree.body if isinstance(node, ast.ClassDef) and (_is_case(node) or _holds_tests(node))]
+    classes = [node for node in tree.body if isinstance(node, ast.ClassDef) and _is_case(node)]
     planned: dict[str, Any] = {"calls": [f"{node.name}({entry})" for node in candidates]}
     planned |= {"functions": [node.name for node in wanted], "classes": [node.name for node in classes]}
-    planned["pytest"] = bool(wanted or classes) and _needs_pytest(tree, wanted, classes)
-    planned["empty"] = not _can_fail(tree, {node.name for node in (*wanted, *classes, *candidates)})
+    if any(_last_name(node) in _OF_WARNINGS for node in ast.walk(tree) if isinstance(node, ast.expr)):
+        raise UnreadableTestsError("they expect a warning or a log, which stays in the process of the code")
+    if _needs_pytest(tree, wanted):
+        raise UnreadableTestsError("they need pytest to run them: fixtures, marks, or classes that are no `TestCase`")
+    runs = bool(candidates or wanted or classes)
+    defines = all(isinstance(node, _DEFINITIONS | ast.Import | ast.ImportFrom) for node in tree.body)
+    planned["empty"] = (defines and not runs) or not any(map(_checks_something, ast.walk(tree)))
     rewritten = _Rewriting(_tainted(tree, free), number).visit(tree)
     planned["calls_of"] = sorted(free & {_called_name(node) for node in ast.walk(tree)})
     planned["source"] = ast.unparse(ast.fix_missing_locations(rewritten))
@@ -195,7 +204,7 @@ def _parsed(source: str) -> ast.Module | None:
 
 def _outside_definitions(tree: ast.AST) -> Iterator[ast.AST]:
     for node in ast.iter_child_nodes(tree):
-        if not isinstance(node, _FUNCTIONS | ast.ClassDef | ast.Lambda):
+        if not isinstance(node, _DEFINITIONS | ast.Lambda):
             yield node
             yield from _outside_definitions(node)
 
@@ -215,17 +224,14 @@ def _is_case(node: ast.ClassDef) -> bool:
     return any(ast.unparse(base).endswith("TestCase") for base in node.bases)
 
 
-def _holds_tests(node: ast.ClassDef) -> bool:
-    methods = any(isinstance(inner, _FUNCTIONS) and inner.name.startswith("test") for inner in node.body)
-    return methods and not node.bases and node.name.startswith("Test")
-
-
-def _needs_pytest(tree: ast.Module, functions: Sequence[Any], classes: Sequence[ast.ClassDef]) -> bool:
-    """Fixtures, marks and classes that are no `TestCase` are for pytest itself to run. `pytest.raises` alone is not."""
+def _needs_pytest(tree: ast.Module, functions: Sequence[Any]) -> bool:
+    """`pytest.raises` and `pytest.approx` alone are a library's, and need nobody to run them."""
     fixtures = any(node.args.args and not node.args.defaults for node in functions)
     marks = [ast.unparse(mark) for node in ast.walk(tree) for mark in getattr(node, "decorator_list", ())]
     marked = any("pytest" in mark and not mark.endswith((".asyncio", ".anyio")) for mark in marks)
-    return fixtures or marked or "pytestmark" in _bound_names(tree) or not all(map(_is_case, classes))
+    classes = [node for node in tree.body if isinstance(node, ast.ClassDef) and not node.bases]
+    others = any(node.name.startswith("Test") and "def test" in ast.unparse(node) for node in classes)
+    return fixtures or marked or others or "pytestmark" in _bound_names(tree)
 
 
 def _checks_something(node: ast.AST) -> bool:
@@ -253,9 +259,7 @@ def _last_name(node: ast.expr) -> str:
 
 def _expects(node: ast.expr) -> bool:
     called = _last_name(node.func) if isinstance(node, ast.Call) else ""
-    return called in ("raises", "warns", "deprecated_call") or called.startswith(
-        ("assertRaises", "assertWarns", "assertLogs")
-    )
+    return called == "raises" or called.startswith("assertRaises")
 
 
 def _always_fails(node: ast.stmt) -> bool:
@@ -273,32 +277,12 @@ def _skips(node: ast.stmt) -> bool:
     return _last_name(getattr(value, "func", value)) in ("skip", "skipTest", "SkipTest")
 
 
-def _can_fail(tree: ast.Module, runs: set[str]) -> bool:
-    """Whether an assert can be reached from what is run: by name, from one definition to the next."""
-    definitions: dict[str, list[ast.AST]] = {}
-    for node in ast.walk(tree):
-        if isinstance(node, _FUNCTIONS | ast.ClassDef):
-            definitions.setdefault(node.name, []).append(node)
-    reached: list[ast.AST] = [node for node in tree.body if not isinstance(node, _FUNCTIONS | ast.ClassDef)]
-    reached += [node for name in runs for node in definitions.get(name, [])]
-    seen: set[str] = set(runs)
-    while reached:
-        for node in ast.walk(reached.pop()):
-            if _checks_something(node):
-                return True
-            name = node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
-            if name in definitions and name not in seen:
-                seen.add(name)
-                reached += definitions[name]
-    return False
-
-
 def _bound_names(tree: ast.AST) -> set[str]:
     names: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
             names.add(node.id)
-        elif isinstance(node, _FUNCTIONS | ast.ClassDef):
+        elif isinstance(node, _DEFINITIONS):
             names.add(node.name)
         elif isinstance(node, ast.arg):
             names.add(node.arg)

@@ -7,7 +7,7 @@ and answers the parent. When the parent closes the connection, the job ends.
 """
 
 # What runs between forks is as plain as can be, and pathlib gives nothing here.
-# ruff: noqa: PTH101, PTH102, PTH104, PTH106, PTH108, PTH112, PTH114, PTH118, PTH123, PTH208, SIM115, SIM905
+# ruff: noqa: PTH101, PTH104, PTH106, PTH108, PTH112, PTH114, PTH118, PTH123, PTH208, SIM115, SIM905
 import atexit
 import base64
 import contextlib
@@ -184,27 +184,24 @@ class _Keeper:
             _remove(self.home)
 
     def _run(self, processes: list[_Process]) -> dict[str, Any]:
-        job, home = self.job, self.home
-        work = os.path.join(home, "work")
-        os.mkdir(work)
+        job = self.job
         (asks, asked), (answers, answered), (prints, printed), (reports, reported) = (os.pipe() for _ in range(4))
         stdin = tempfile.TemporaryFile()
         stdin.write(base64.b64decode(job["stdin"]))
         stdin.seek(0)
 
-        def isolate(folders: list[str], memory_mb: int, seconds: float, own: bool) -> list[str]:
-            return layers.isolate(folders, memory_mb, seconds, os.getppid(), job["libraries"], own)
+        def isolate(memory_mb: int, seconds: float, counted: bool) -> list[str]:
+            return layers.isolate([self.home], memory_mb, seconds, os.getppid(), job["libraries"], counted)
 
         def solution() -> None:
             self.shared.close()
             standard = {} if job["module"] else {0: stdin.fileno(), 1: printed}
-            requests, replies, out = self._keep_only(standard, (asks, answered, reported), work)
-            held = isolate([work], job["memory_mb"], 2 * job["seconds"] + 5, True)
+            requests, replies, out = self._keep_only(standard, (asks, answered, reported))
+            held = isolate(job["memory_mb"], 2 * job["seconds"] + 5, True)
             os.write(out, json.dumps({"layers": held}).encode("ascii") + b"\n")
             if not set(job["require"]) <= set(held):
                 return
             sys.path += job["libraries"]
-            hostile.processes_as_threads()
             if job["module"]:
                 os.close(out)
                 hostile.hold(requests, replies)
@@ -229,15 +226,13 @@ class _Keeper:
         if job["module"]:
             plan = json.loads(self.connection.recv_bytes())
             verdicts, judged = os.pipe()
-            own = tempfile.mkdtemp(dir=home)
 
             def tests() -> None:
-                requests, replies, out = self._keep_only({}, (asked, answers, judged), work)
-                isolate([work, own], job["memory_mb"] + _TESTS_MEMORY_MB, 4 * job["seconds"] + 10, False)
+                requests, replies, out = self._keep_only({}, (asked, answers, judged))
+                isolate(job["memory_mb"] + _TESTS_MEMORY_MB, 4 * job["seconds"] + 10, False)
                 sys.path += job["libraries"]
-                tests_process.judge(
-                    {**plan, "code": job["code"]}, requests, replies, self.shared, own, _reporting(out, token)
-                )
+                said = {**plan, "code": job["code"]}
+                tests_process.judge(said, requests, replies, self.shared, _reporting(out, token))
 
             second = _Process(tests)
             processes.append(second)
@@ -247,7 +242,7 @@ class _Keeper:
             os.close(descriptor)
         return self._watch_over(first, second, token)
 
-    def _keep_only(self, standard: dict[int, int], keep: tuple[int, ...], home: str) -> list[int]:
+    def _keep_only(self, standard: dict[int, int], keep: tuple[int, ...]) -> list[int]:
         """In a forked process: keep these descriptors, as 3 and up, and nothing else of the keeper."""
         high = [os.dup2(descriptor, 900 + number) for number, descriptor in enumerate(keep)]
         nothing = os.open(os.devnull, os.O_RDWR)
@@ -258,9 +253,10 @@ class _Keeper:
         os.closerange(3 + len(moved), 1 << 16)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         gc.enable()
-        os.chdir(home)
+        os.chdir(self.home)
         os.environ.clear()
-        os.environ.update({"PATH": "", "HOME": home, "TMPDIR": home, "LANG": "C.UTF-8", "PYTHONHASHSEED": "0"})
+        os.environ.update({"PATH": "", "LANG": "C.UTF-8", "PYTHONHASHSEED": "0"})
+        os.environ.update(dict.fromkeys(("HOME", "TMPDIR"), self.home))
         tempfile.tempdir = None
         return moved
 

@@ -12,7 +12,7 @@ import builtins
 import copy
 import importlib
 import types
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from .hostile import JUDGING, OPERATORS, TO_NUMBERS, UNARY, special_names
@@ -197,28 +197,16 @@ def _refuse_mixed(value: Any, name: str) -> None:
         raise SIDE.refused(f"it takes {name} of what the solution's own arithmetic made of a value of the tests", value)
 
 
-async def _waited(value: Any) -> Any:
-    """A coroutine of the solution: it runs in a loop over there, from its beginning to its end."""
-    return SIDE.request("wait", value)
-
-
-async def _anext(self: Any) -> Any:
-    return SIDE.request("wait_next", self)
-
-
 def _awaiting(name: str) -> Callable[..., Any]:
-    """`__aenter__` or `__aexit__`."""
-
-    async def operate(self: Any, *arguments: Any) -> Any:
-        return await SIDE.request("operate", self, name, (*arguments[:2], *[None for _ in arguments[2:]]))
+    def operate(self: Any, *arguments: Any) -> Any:
+        raise SIDE.unjudged(f"it awaits an object of the solution by its {name}")
 
     return operate
 
 
-def _await(self: Any) -> Generator[None, None, Any]:
-    """`await` for an object of the solution."""
-    yield from ()
-    return SIDE.request("wait", self)
+async def _waited(value: Any) -> Any:
+    """A coroutine of the solution: it runs in a loop over there, from its beginning to its end."""
+    return SIDE.request("wait", value)
 
 
 def _of_solution(name: str) -> Any:
@@ -251,9 +239,7 @@ def remote_class(number: int, name: Any, module: Any, bases: list[Any], own: lis
             body["__hash__"] = object.__hash__
         if "__len__" in own:
             body["__bool__"] = _operator("__bool__")
-        waiting = {"__await__": _await, "__anext__": _anext}
-        waiting |= {name: _awaiting(name) for name in ("__aenter__", "__aexit__")}
-        body |= {name: method for name, method in waiting.items() if name in own}
+        body |= {name: _awaiting(name) for name in ("__await__", "__anext__", "__aenter__") if name in own}
         seen = _APPARENT_CLASSES.get(content or (name if module == "builtins" else ""))
         if seen is not None:
             body["__class__"] = property(lambda self: seen)
