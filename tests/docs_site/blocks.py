@@ -77,12 +77,6 @@ _ELSEWHERE = {
 ELSEWHERE = {(page, part): module for (page, module), parts in _ELSEWHERE.items() for part in parts}
 """By page and a part of the block, the module of tests that executes a Python block."""
 
-A_TRAINER = """
-from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
-small = LlamaConfig(hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1, vocab_size=8)
-trainer = Trainer(LlamaForCausalLM(small), TrainingArguments("out", use_cpu=True, report_to="none"))
-"""
-
 RUN: dict[tuple[str, str], tuple[str, str]] = {
     ("docs/pipelines.md", "class Mine(GRPOExtMixin, Theirs)"): (
         "from trl import GRPOTrainer as Theirs",
@@ -107,10 +101,6 @@ RUN: dict[tuple[str, str], tuple[str, str]] = {
     ),
     ("docs/report.md", "def last_rewards("): ("", "callable(last_rewards)"),
     ("docs/rewards.md", "def judged("): ("", "judged(['a 5', 'b'], ['5', None]) == [1.0, None]"),
-    ("docs/metrics.md", "use_console_summary("): (
-        A_TRAINER,
-        "[c.every for c in trainer.callback_handler.callbacks if type(c).__name__ == 'ConsoleSummary'] == [10]",
-    ),
     ("docs/launching.md", "class MyTrainer(SafeCheckpoints"): (
         "from trl_grpo_ext import GRPOExtTrainer",
         "MyTrainer.__bases__ == (SafeCheckpoints, GRPOExtTrainer) and callable(last_complete_checkpoint)",

@@ -34,7 +34,7 @@ MODULES = (
     "trl_grpo_ext.testing",
     "trl_grpo_ext.records.manifest",
     "trl_grpo_ext.history.compare",
-    "trl_grpo_ext.trainer.live",
+    "trl_grpo_ext.records.log",
     "trl_grpo_ext.history.report",
     "trl_grpo_ext.cli.audit",
     "trl_grpo_ext.launch.engine",

@@ -72,10 +72,10 @@ def test_surface_change_needs_an_entry() -> None:
     ]
     assert unmentioned(before, now, "- `list` has --wide; `x` is called `y`") == []
     assert unmentioned(before, before, "") == []
-    with_a_class = now | {"trl_grpo_ext.trainer.live.New": "class", "trl_grpo_ext.trainer.live.New.method": "()"}
-    assert unmentioned(now, with_a_class, "") == ["trl_grpo_ext.trainer.live.New: new"]
-    assert unmentioned(with_a_class, with_a_class | {"trl_grpo_ext.trainer.live.New.other": "()"}, "- `New`") == [
-        "trl_grpo_ext.trainer.live.New.other: new"
+    with_a_class = now | {"trl_grpo_ext.records.log.New": "class", "trl_grpo_ext.records.log.New.method": "()"}
+    assert unmentioned(now, with_a_class, "") == ["trl_grpo_ext.records.log.New: new"]
+    assert unmentioned(with_a_class, with_a_class | {"trl_grpo_ext.records.log.New.other": "()"}, "- `New`") == [
+        "trl_grpo_ext.records.log.New.other: new"
     ]
 
 

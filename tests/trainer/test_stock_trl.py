@@ -144,7 +144,7 @@ def test_config_however_it_came_stops(tiny_model: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_config_where_it_is_read_or_empty_is_no_error(tiny_model: Path, tmp_path: Path) -> None:
-    args = arguments(tmp_path, compact_updates="exact", summary_steps=2)
+    args = arguments(tmp_path, compact_updates="exact", token_records=2)
     assert args.get_process_log_level() == GRPOConfig(str(tmp_path), use_cpu=True, bf16=False).get_process_log_level()
     for trainer_class in (GRPOExtTrainer, mixed(GRPOTrainer), mixed(Subclass)):
         assert "eval_loss" in construct(trainer_class, tiny_model, args).evaluate()

@@ -21,6 +21,8 @@ from ..guard.untrusted import as_json
 from .findings import findings_of
 from .writing import write_atomically
 
+__all__ = ["LOG_FILE", "LiveLog"]
+
 LOG_FILE = "trl_grpo_ext_log.jsonl"
 
 

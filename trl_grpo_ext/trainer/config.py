@@ -62,8 +62,6 @@ class GRPOExtConfig(GRPOConfig):
             parquet file per logging step to `output_dir/token_records`. 0 records nothing.
         plugin_changes: What to do when a run resumes from a checkpoint with different plugins: `stop` with an error
             that names every difference, or `warn` and continue (see `trl_grpo_ext.records.manifest`).
-        summary_steps: Optimizer steps between summaries on the console (see `trl_grpo_ext.trainer.live`), which replace
-            the dictionaries that transformers prints. 0 keeps those.
         pass_at_k: Values of k, each at most `num_generations_eval`. An evaluation reports `pass@k`: the probability
             that at least one of k completions passes, estimated without bias from all completions of a problem (see
             `trl_grpo_ext.trainer.pass_at_k`).
@@ -87,7 +85,6 @@ class GRPOExtConfig(GRPOConfig):
     share_prompts: bool = False
     token_records: int = 0
     plugin_changes: str = "stop"
-    summary_steps: int = 0
     pass_at_k: list[int] | None = None
     pass_thresholds: dict[str, Any] | str | None = None
 
@@ -108,7 +105,6 @@ class GRPOExtConfig(GRPOConfig):
         checked_choice("plugin_changes", self.plugin_changes, ("stop", "warn"))
         checked_choice("compact_updates", self.compact_updates, ("off", "exact"))
         checked_whole("token_records", self.token_records, lowest=0)
-        checked_whole("summary_steps", self.summary_steps, lowest=0)
         if self.compact_updates == "off" and self.share_prompts:
             raise ConfigurationError("share_prompts needs compact_updates: exact. Set one or the other.")
         if self.reward_timeout is not None:

@@ -17,7 +17,6 @@ from ..records.log import LiveLog
 from .compact.updates import freedom_of, updates_of
 from .config import our_settings
 from .hook_states import AdvantageHookStates, has_state
-from .live import use_console_summary
 from .logps import needs_reference
 from .loss_forward import Inherited
 from .loss_stage import LossStage
@@ -57,8 +56,6 @@ class Extension:
         rewards.set_weights(trl)
         facts = reading.facts_of(trl)
         trl.add_callback(LiveLog())
-        if plugins.settings.summary_steps:
-            use_console_summary(trl, plugins.settings.summary_steps)
         if any(map(has_state, plugins.hooks)):
             trl.add_callback(AdvantageHookStates.of(hooks=plugins.hooks))
         reduction = reduction_of(plugins, facts, trl.loss_type, knows_weights=not owners)
