@@ -1,7 +1,6 @@
 r"""One written number, read exactly: `1,234.50`, `\frac{1}{2}`, `1½`, `１８`, `-$5`, `2 \times 10^3`, "eighteen".
 
-Everything here is linear in the text and never raises. A number of more than `MAX_DIGITS` digits is recognised but not
-evaluated: turning it into an int costs quadratic time, and Python refuses beyond 4,300 digits.
+Linear in the text; never raises. A number of more than `MAX_DIGITS` digits is recognised but not evaluated.
 """
 
 import re
