@@ -21,8 +21,6 @@ Step = tuple[str | None, float | None]  # the tool that was called, if it is kno
 
 @dataclass(frozen=True)
 class _Idle:
-    """An environment in which nothing was done."""
-
     step_rewards: tuple[float, ...] = ()
 
 

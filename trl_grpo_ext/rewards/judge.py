@@ -50,8 +50,6 @@ class _Criterion(NamedTuple):
 
 
 class _Reply(NamedTuple):
-    """What a server said to one request."""
-
     judgement: Judgement
     text: str = ""
     seconds: float = 0.0  # retries included
@@ -142,25 +140,18 @@ class Judge(Judged):
                 f"{self.template!r:.200}."
             )
         self._special_tokens = special_tokens(self.model)
-        self._forget_connection()
+        self._process: int | None = None  # the one that what follows belongs to
+        self._client: Any = None
+        self._places: Any = None
+        self._started: dict[str, asyncio.Task[_Reply]] = {}  # by `start_scoring`, not yet awaited
+        self._schemas = True  # until the server says that it cannot hold a reply to a JSON schema
 
     def usual(self) -> Mapping[Outcome, Consequence]:
         """What is no verdict has no score."""
         return _NO_VERDICT
 
-    def _forget_connection(self) -> None:
-        self._process: int | None = None  # the one that the others belong to
-        self._client: Any = None
-        self._places = asyncio.Semaphore(self.concurrency)
-        self._schemas = True  # until the server says that it cannot hold a reply to a JSON schema
-        self._started: dict[str, asyncio.Task[_Reply]] = {}  # by `start_scoring`, not yet awaited
-
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name not in ("_client", "_places", "_started")}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
-        self._forget_connection()
+        return {**vars(self), "_process": None, "_client": None, "_places": None, "_started": {}}
 
     def start_scoring(self, completions: Sequence[Any], **columns: Any) -> None:
         """Send a batch's requests without waiting for the replies, which the call with the same batch then awaits."""
@@ -197,20 +188,16 @@ class Judge(Judged):
         wanted = ["Reply with one JSON object that has these keys in this order:", '"reason": one short sentence']
         wanted += [f'"{each.name}": {each.question} ({each.wanted})' for each in self._criteria]
         request = "\n".join(wanted)
-        asks: list[str | None] = []
-        for row, said in enumerate(texts):
+        keys = re.compile(f'"({"|".join(criterion.name for criterion in self._criteria)})"')
 
-            def fenced(match: re.Match[str], row: int = row) -> str:
-                return _fence(match[1], self._made_harmless(str(filled[match[1]][row])))
+        def filled_in(row: int) -> str:
+            def fenced(match: re.Match[str]) -> str:  # a text that ends no turn and holds no verdict
+                text = broken_up(str(filled[match[1]][row]), self._special_tokens)
+                return _fence(match[1], keys.sub(r'"\1 "', text))
 
-            too_many = len(said) > self.max_characters
-            asks.append(None if too_many else f"{_FIELD.sub(fenced, self.template)}\n\n{request}")
-        return asks
+            return f"{_FIELD.sub(fenced, self.template)}\n\n{request}"
 
-    def _made_harmless(self, text: str) -> str:
-        """A judged text that ends no turn and holds no verdict."""
-        keys = "|".join(criterion.name for criterion in self._criteria)
-        return re.sub(f'"({keys})"', r'"\1 "', broken_up(text, self._special_tokens))
+        return [None if len(said) > self.max_characters else filled_in(row) for row, said in enumerate(texts)]
 
     async def _judged(
         self, completions: Sequence[Any], columns: Mapping[str, Any]
@@ -249,8 +236,9 @@ class Judge(Judged):
     def _tasks(self, asks: Sequence[str | None]) -> dict[str, asyncio.Task[_Reply]]:
         """One task for each different request: the one that has started, or a fresh one."""
         if self._process != os.getpid():  # a fork or an unpickled copy makes its own client
-            self._forget_connection()
             self._process = os.getpid()
+            self._places = asyncio.Semaphore(self.concurrency)
+            self._started = {}
             self._client = optional_module("judge", "openai").AsyncOpenAI(
                 base_url=self.base_url,
                 api_key=os.environ.get(self.api_key_env) or "none",
@@ -401,7 +389,6 @@ def _criteria(criteria: Any) -> list[_Criterion]:
 
 
 def _possible_answers(scale: Any) -> tuple[str, dict[str, Any], dict[str, float]]:
-    """The answers to a criterion: in words, as a schema, and what each is worth."""
     if scale is None:
         return "true or false", {"type": "boolean"}, {"true": 1.0, "false": 0.0}
     whole = isinstance(scale, Sequence) and len(scale) == 2 and all(type(end) is int for end in scale)

@@ -37,10 +37,9 @@ _CODE = frozenset(name for name in vars(builtins) if name not in _COMPUTE)
 class ReasoningGym(Judged):
     """Score a completion by the verifier of the `reasoning-gym` task that its prompt came from.
 
-    The column `task` names the task, and `entry` has the problem as the package makes it, as JSON;
-    `reasoning_gym_rows` makes such rows. The optional column `config` has the task's settings, as JSON. A problem that
-    cannot be read, or whose own answer does not get 1.0 (the verifiers of `arc_agi` and `rearc` cannot read theirs from
-    JSON), is an unparseable reference.
+    The columns are `task`, its name, `entry`, the problem as JSON, and optionally `config`, the task's settings as
+    JSON; `reasoning_gym_rows` makes them. A problem that cannot be read, or whose own answer does not get 1.0, is an
+    unparseable reference; those of `arc_agi` and `rearc` cannot be read from JSON.
 
     Several verifiers evaluate the answer as Python. Here they read only literals and plain expressions, and each worker
     has given up its rights to files, network and processes before the first answer. Scores are the verifier's own,
@@ -121,12 +120,12 @@ def reasoning_gym_rows(task: str, seed: int, size: int, **config: Any) -> list[d
     dataset = _dataset(task, settings, seed=seed, size=max(size, 1))  # no task takes 0
     if isinstance(dataset, str):
         raise ConfigurationError(f"reasoning_gym: {dataset}")
-    named = {"task": task, "config": settings}
-    items = [dataset[index] for index in range(size)]
-    return [
-        {"prompt": item["question"], **named, "entry": json.dumps(item), "answer": str(item["answer"])}
-        for item in items
-    ]
+    rows = []
+    for index in range(size):
+        item = dataset[index]
+        named = {"task": task, "config": settings, "entry": json.dumps(item)}
+        rows.append({"prompt": item["question"], **named, "answer": str(item["answer"])})
+    return rows
 
 
 def score(job: Sequence[Any]) -> float | str:

@@ -71,7 +71,6 @@ class ToolUse(Checked):
         return [self._scored(row) for row in counts]
 
     def _counts(self, exchange: Exchange) -> tuple[int, int, int, int]:
-        """A turn's numbers of calls made, returned, failed and unanswered."""
         message, answers = exchange
         calls = len(tool_calls(message))
         if not calls:

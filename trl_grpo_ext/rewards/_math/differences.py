@@ -58,7 +58,6 @@ def is_name(side: Any) -> bool:
 
 
 def is_nonzero(difference: Any) -> bool:
-    """Whether an expression is surely not zero."""
     return _MARGIN < abs(_value(difference)) < float("inf")
 
 

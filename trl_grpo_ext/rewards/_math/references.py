@@ -77,7 +77,6 @@ def read(text: str, expressions: list[Any], extract: Callable[..., list[Any]]) -
 
 
 def _is_mathematics(text: str) -> bool:
-    """Whether a text is LaTeX without dollars, and no words."""
     words = _COMMANDS.sub(" ", _GROUPS.sub(" ", text))
     prose = [word for word in _PROSE.findall(words) if not _FUNCTIONS.fullmatch(word)]
     return not prose and _SIGNS.search(text) is not None and _LABEL.search(text) is None

@@ -1,8 +1,7 @@
 """Read the forms of Python tests in data sets, and prepare them for the process that runs them.
 
-This finds out without running them which names are the solution's, which definitions are meant to run, and whether
-there is any assert. It rewrites asserts so that those that ran are counted, and those skipped because of the solution's
-result are noticed (`checks.Side`).
+This finds out, without running them, which names are the solution's and which definitions are meant to run, and
+rewrites asserts so that those that ran are counted and what they compare is seen (`checks.Side`).
 """
 
 # Tables of words are easier to read as words.
@@ -12,6 +11,7 @@ import builtins
 import contextlib
 import functools
 import json
+import re
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -24,9 +24,12 @@ JUDGE = "__judge__"  # the name by which rewritten tests reach `checks.Side`
 _TOO_BAD = (SyntaxError, ValueError, TypeError, RecursionError, MemoryError)
 _BUILT_IN = frozenset(dir(builtins)) | {"__file__", "__name__", "__doc__", "__builtins__"}
 _FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef
-_OF_WARNINGS = frozenset(
-    "assertLogs assertNoLogs assertWarns assertWarnsRegex catch_warnings deprecated_call warns addHandler".split()
+_SAYS_NOTHING = re.compile(
+    r"pytest\.(?:skip|importorskip|warns|deprecated_call)|from pytest import[^\n]*(?:skip|warns|deprecated)"
+    r"|unittest\.skip|\b(?:skipTest|SkipTest|skipIf|skipUnless|assertLogs|assertNoLogs|assertWarns|catch_warnings"
+    r"|addHandler|asyncio)|async (?:def|for|with)"
 )
+"""Tests that skip, or of warnings, logs and coroutines, which stay in the process of the code."""
 _DEFINITIONS = _FUNCTIONS | ast.ClassDef
 
 
@@ -165,7 +168,6 @@ def _tree(text: str) -> ast.Module:
 
 
 def _planned(tree: ast.Module, number: int, free: set[str], entry: str | None) -> dict[str, Any]:
-    """what `tests_process` needs of one test."""
     called = {_called_name(node) for node in _outside_definitions(tree)}
     functions = [node for node in tree.body if isinstance(node, _FUNCTIONS) and node.name not in called]
     candidates = [node for node in functions if _takes_a_candidate(node)]
@@ -182,8 +184,8 @@ def _planned(tree: ast.Module, number: int, free: set[str], entry: str | None) -
     classes = [node for node in tree.body if isinstance(node, ast.ClassDef) and _is_case(node)]
     planned: dict[str, Any] = {"calls": [f"{node.name}({entry})" for node in candidates]}
     planned |= {"functions": [node.name for node in wanted], "classes": [node.name for node in classes]}
-    if any(_last_name(node) in _OF_WARNINGS for node in ast.walk(tree) if isinstance(node, ast.expr)):
-        raise UnreadableTestsError("they expect a warning or a log, which stays in the process of the code")
+    if _SAYS_NOTHING.search(ast.unparse(tree)):
+        raise UnreadableTestsError("they skip, await, or expect a warning or a log of the process of the code")
     if _needs_pytest(tree, wanted):
         raise UnreadableTestsError("they need pytest to run them: fixtures, marks, or classes that are no `TestCase`")
     runs = bool(candidates or wanted or classes)
@@ -210,7 +212,6 @@ def _outside_definitions(tree: ast.AST) -> Iterator[ast.AST]:
 
 
 def _called_name(node: ast.AST) -> str:
-    """The name that it calls, or "" where it calls none."""
     return node.func.id if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) else ""
 
 
@@ -228,14 +229,13 @@ def _needs_pytest(tree: ast.Module, functions: Sequence[Any]) -> bool:
     """`pytest.raises` and `pytest.approx` alone are a library's, and need nobody to run them."""
     fixtures = any(node.args.args and not node.args.defaults for node in functions)
     marks = [ast.unparse(mark) for node in ast.walk(tree) for mark in getattr(node, "decorator_list", ())]
-    marked = any("pytest" in mark and not mark.endswith((".asyncio", ".anyio")) for mark in marks)
+    marked = any("pytest" in mark for mark in marks)
     classes = [node for node in tree.body if isinstance(node, ast.ClassDef) and not node.bases]
     others = any(node.name.startswith("Test") and "def test" in ast.unparse(node) for node in classes)
     return fixtures or marked or others or "pytestmark" in _bound_names(tree)
 
 
 def _checks_something(node: ast.AST) -> bool:
-    """Whether a node is an assert, or what is like one."""
     if isinstance(node, ast.Assert):
         return not (isinstance(node.test, ast.Constant) and bool(node.test.value))
     if isinstance(node, ast.Raise):
@@ -263,18 +263,11 @@ def _expects(node: ast.expr) -> bool:
 
 
 def _always_fails(node: ast.stmt) -> bool:
-    """`assert False`, `raise ...`, `self.fail()`, `pytest.fail()`."""
     if isinstance(node, ast.Assert):
         return isinstance(node.test, ast.Constant) and not node.test.value
     if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
         return _last_name(node.value.func) == "fail"
     return isinstance(node, ast.Raise)
-
-
-def _skips(node: ast.stmt) -> bool:
-    """`pytest.skip()`, `self.skipTest()`, `raise SkipTest`."""
-    value: Any = getattr(node, "exc" if isinstance(node, ast.Raise) else "value", None)
-    return _last_name(getattr(value, "func", value)) in ("skip", "skipTest", "SkipTest")
 
 
 def _bound_names(tree: ast.AST) -> set[str]:
@@ -320,7 +313,6 @@ def _free_names(trees: Sequence[ast.AST], entry: str | None) -> set[str]:
 
 
 def _imported_from_solution(nodes: Sequence[ast.AST]) -> set[str]:
-    """The names by which the solution, or what is in it, is imported."""
     return {
         alias.asname or alias.name
         for node in nodes
@@ -457,7 +449,6 @@ class _Rewriting(ast.NodeTransformer):
         return node
 
     def arguments(self, node: ast.Call, which: Sequence[int] = (0, 1)) -> None:
-        """Hand over arguments of a call, of those that it has."""
         which = [number for number in which if number < len(node.args)]
         if not any(isinstance(node.args[number], ast.Starred) for number in which):
             named = [keyword for keyword in node.keywords if keyword.arg in _SIDES][: max(0, 2 - len(node.args))]
@@ -523,8 +514,7 @@ class _Rewriting(ast.NodeTransformer):
 
     def visit_FunctionDef(self, node: ast.AST) -> ast.AST:
         outer = self.checked_until
-        lines = (getattr(inner, "lineno", 0) for inner in ast.walk(node) if _checks_something(inner))
-        self.checked_until = max(lines, default=0)
+        self.checked_until = max((getattr(n, "lineno", 0) for n in ast.walk(node) if _checks_something(n)), default=0)
         self.generic_visit(node)
         self.checked_until = outer
         return node
@@ -570,8 +560,7 @@ class _Rewriting(ast.NodeTransformer):
             quiet = not _has_checks(handler.body)
             handler.body = self._block(handler.body)
             calls = [*(["expected"] if fails or not quiet else []), *(["passed"] if quiet and expected else [])]
-            skips = any(map(_skips, handler.body)) and any(_from_solution(part, self.tainted) for part in node.body)
-            calls += ["swallowed"] if skips or (quiet and checks and not expected) else []
+            calls += ["swallowed"] if quiet and checks and not expected else []
             handler.body[:0] = [ast.Expr(_call(name)) for name in calls]
         node.orelse, node.finalbody = self._block(node.orelse), self._block(node.finalbody)
         return node
@@ -579,22 +568,18 @@ class _Rewriting(ast.NodeTransformer):
     def visit_If(self, node: ast.If) -> ast.stmt:
         branches = [node.body, node.orelse]
         checks = [_has_checks(branch) for branch in branches]
-        leaves = [any(isinstance(inner, _LEAVING) for inner in _walk(branch)) for branch in branches]
-        later = self.checked_until > (node.end_lineno or 0)
-        decided = _from_solution(node.test, self.tainted)
-        test = self.visit(node.test)
-        if any(_always_fails(part) for branch in branches for part in branch):
-            test = _call("value", _call("begin"), self.compared(test))
-        bodies = [self._block(branch) for branch in branches]
-        if decided:
-            for branch, body in zip(branches, bodies, strict=True):
-                body[:0] = [ast.Expr(_call("swallowed"))] if any(map(_skips, branch)) else []
+        fails = [bool(branch) and all(map(_always_fails, branch)) for branch in branches]
+        if _from_solution(node.test, self.tainted) and not any(fails):
+            later = self.checked_until > (node.end_lineno or 0)
+            leaves = [later and any(isinstance(inner, _LEAVING) for inner in _walk(branch)) for branch in branches]
             for own, other in ((0, 1), (1, 0)):
-                raises = branches[other] and all(map(_always_fails, branches[other]))
-                rest = later and leaves[other] and not leaves[own]  # what follows is checked instead
-                if not checks[own] and not raises and ((checks[other] and not rest) or (leaves[own] and later)):
-                    bodies[own].insert(0, ast.Expr(_call("skipped")))
-        return ast.copy_location(ast.If(test, bodies[0], bodies[1]), node)
+                rest = leaves[other] and not leaves[own]  # what follows is checked instead
+                if not checks[own] and (leaves[own] or (checks[other] and not rest)):
+                    raise UnreadableTestsError("an assert is under a condition that the solution decides")
+        test = self.visit(node.test)
+        if any(map(_always_fails, node.body + node.orelse)):
+            test = _call("value", _call("begin"), self.compared(test))
+        return ast.copy_location(ast.If(test, self._block(node.body), self._block(node.orelse)), node)
 
     def visit_For(self, node: ast.For) -> ast.stmt:
         decided = _has_checks(node.body) and _from_solution(node.iter, self.tainted)
@@ -604,10 +589,9 @@ class _Rewriting(ast.NodeTransformer):
         return node
 
     def visit_While(self, node: ast.While) -> ast.stmt:
-        decided = _has_checks(node.body) and _from_solution(node.test, self.tainted)
+        if _has_checks(node.body) and _from_solution(node.test, self.tainted):
+            raise UnreadableTestsError("an assert is in a loop whose length the solution decides")
         self.generic_visit(node)
-        if decided:
-            node.test = _call("looped", self.site(), node.test)
         return node
 
     def _block(self, statements: list[ast.stmt]) -> list[ast.stmt]:

@@ -1,10 +1,5 @@
-"""The process that holds a solution: it runs the code and answers calls. Only the data that it sends is used.
+"""The process that holds a solution: it runs the code and answers calls. Only the data that it sends is used."""
 
-`server` forks it. It has given up its rights (`layers`) before the code runs. It never sees a test: it gets calls with
-arguments and answers with values (`wire`). Whatever the code does to this process, it can do no more than answer.
-"""
-
-import asyncio
 import builtins
 import collections
 import contextlib
@@ -22,15 +17,13 @@ from .wire import ClosedError, Conversation, exception_class, find_by_name
 
 
 def special_names(names: str) -> tuple[str, ...]:
-    """`__add__` and so on, of the words between."""
     return tuple(f"__{name}__" for name in names.split())
 
 
 JUDGING = special_names("eq ne lt le gt ge bool contains hash")  # what decides whether an assert holds
-TO_NUMBERS = special_names("abs int float complex index round trunc floor ceil")
-UNARY = TO_NUMBERS + special_names(
+UNARY = special_names(
     "call len iter next reversed getitem setitem delitem enter exit str repr format neg pos invert "
-    "aenter await aiter anext"
+    "abs int float complex index round trunc floor ceil"
 )
 _ARITHMETIC = "add sub mul matmul truediv floordiv mod divmod pow lshift rshift and or xor"
 OPERATORS = JUDGING + UNARY + special_names(" ".join(f"{name} r{name} i{name}" for name in _ARITHMETIC.split()))
@@ -45,14 +38,10 @@ _NOT_COMPILED = (SyntaxError, ValueError, OverflowError, RecursionError, MemoryE
 
 
 class Lent:
-    """An object of the tests' process, here."""
-
     __slots__ = ("__weakref__", "_number")
 
 
 class Solution(Conversation):
-    """The solution's side of the conversation."""
-
     def __init__(self, requests: int, replies: int) -> None:
         super().__init__(1, requests, replies)
         self._objects: list[Any] = []
@@ -67,7 +56,6 @@ class Solution(Conversation):
         self.module.__file__ = "solution.py"
 
     def serve(self) -> None:
-        """Answer until the conversation ends."""
         with contextlib.suppress(ClosedError):
             while True:
                 _, packed, news = self._receive()
@@ -112,16 +100,6 @@ class Solution(Conversation):
     def _do_content(self, value: Any) -> Any:
         kind: Any = next(kind for kind in _CHANGING if isinstance(value, kind))
         return kind(kind.items(value) if kind is dict else kind.__iter__(value))
-
-    def _do_wait(self, value: Any) -> Any:
-        async def waited() -> Any:
-            return await value
-
-        loop = asyncio.new_event_loop()
-        try:
-            return loop.run_until_complete(waited())
-        finally:
-            loop.close()
 
     def _do_seed(self, value: Any) -> None:
         random.seed(value)
@@ -253,8 +231,6 @@ def _asking(side: Solution, operator: str) -> Callable[..., Any]:
 
 
 class _Stdin(io.TextIOBase):
-    """What the tests' process has as its standard input."""
-
     def __init__(self, side: Solution) -> None:
         self._side = side
 

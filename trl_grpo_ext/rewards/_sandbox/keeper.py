@@ -1,13 +1,11 @@
 """The server, started by `jobs`, that forks the processes that run and judge code, and watches over them.
 
-It has imported what they need, without this package and the parent's `__main__`, so a job costs only a fork. For each
-job it forks a keeper, which forks the solution's process (`hostile`) and, for a module, the tests' process
-(`tests_process`). The keeper runs none of their code: it counts their processor time, storage and threads, ends them,
-and answers the parent. When the parent closes the connection, the job ends.
+For each job it forks a keeper, which forks the solution's process (`hostile`) and, for a module, the tests' process
+(`tests_process`), counts their processor time, storage and threads, ends them, and answers the parent.
 """
 
 # What runs between forks is as plain as can be, and pathlib gives nothing here.
-# ruff: noqa: PTH101, PTH104, PTH106, PTH108, PTH112, PTH114, PTH118, PTH123, PTH208, SIM115, SIM905
+# ruff: noqa: PTH101, PTH104, PTH106, PTH108, PTH118, PTH123, PTH208, SIM115, SIM905
 import atexit
 import base64
 import contextlib
@@ -98,15 +96,12 @@ def _flush() -> None:
 
 
 def _proc(pid: int, name: str) -> bytes:
-    """What a file in /proc says of a process; nothing if it cannot be read."""
     with contextlib.suppress(OSError), open(f"/proc/{pid}/{name}", "rb") as file:
         return file.read()
     return b""
 
 
 class _Process:
-    """One forked process: its clock, and how it ended."""
-
     def __init__(self, body: Callable[[], None]) -> None:
         parent = os.getpid()
         self.pid = os.fork()
@@ -126,7 +121,6 @@ class _Process:
         self.status: int | None = None
 
     def seconds(self) -> float:
-        """Processor time of all its threads."""
         with contextlib.suppress(OSError):
             return time.clock_gettime((~self.pid << 3) | 2)
         return 0.0
@@ -137,7 +131,6 @@ class _Process:
         return []
 
     def runs(self) -> bool:
-        """Whether one of its threads runs or waits for a core, which is no sleep however busy the machine is."""
         stats = (_proc(self.pid, f"task/{thread}/stat") for thread in self.threads())
         return any(stat.rpartition(b")")[2].split()[:1] == [b"R"] for stat in stats)
 
@@ -164,8 +157,6 @@ class _Process:
 
 
 class _Keeper:
-    """Watches over one job's processes."""
-
     def __init__(self, job: dict[str, Any], connection: Connection) -> None:
         self.job, self.connection = job, connection
         # Of the tests: 0, an answer is awaited; 1, one has come; 2, an argument has been changed; 8 to 16, bytes read.
@@ -175,15 +166,15 @@ class _Keeper:
 
     def run(self) -> dict[str, Any]:
         self.home = tempfile.mkdtemp(prefix="python-tests-", dir=self.job["folder"])
-        processes: list[_Process] = []
+        self.processes: list[_Process] = []
         try:
-            return self._run(processes)
+            return self._run()
         finally:
-            for process in processes:
+            for process in self.processes:
                 process.end()
             _remove(self.home)
 
-    def _run(self, processes: list[_Process]) -> dict[str, Any]:
+    def _run(self) -> dict[str, Any]:
         job = self.job
         (asks, asked), (answers, answered), (prints, printed), (reports, reported) = (os.pipe() for _ in range(4))
         stdin = tempfile.TemporaryFile()
@@ -220,7 +211,7 @@ class _Keeper:
                 vars(sys.modules.get("__main__", layers)).clear()  # files that are not closed are flushed, too
 
         first, second = _Process(solution), None
-        processes.append(first)
+        self.processes.append(first)
         self.watched |= {reports: self.reported, prints: self.printed}
         token = secrets.token_hex(16).encode("ascii")  # the solution's process has never had it, nor what follows
         if job["module"]:
@@ -235,7 +226,7 @@ class _Keeper:
                 tests_process.judge(said, requests, replies, self.shared, _reporting(out, token))
 
             second = _Process(tests)
-            processes.append(second)
+            self.processes.append(second)
             os.close(judged)
             self.watched[verdicts] = self.judged
         for descriptor in (asks, asked, answers, answered, printed, reported):
@@ -263,8 +254,7 @@ class _Keeper:
     def _watch_over(self, first: _Process, second: _Process | None, token: bytes) -> dict[str, Any]:
         seconds, ended = self.job["seconds"], "exited"
         checked = last = time.monotonic()
-        processes = [process for process in (first, second) if process is not None]
-        idle, before = [0.0, 0.0], [process.seconds() for process in processes]  # of the tests, of the solution
+        idle, before = [0.0, 0.0], [process.seconds() for process in self.processes]  # of the tests, of the solution
         deciding = second or first
         while ended == "exited":
             over = deciding.poll()
@@ -279,8 +269,8 @@ class _Keeper:
             if now - checked < _TICK / 2:
                 continue
             checked = now
-            clocks = [process.seconds() for process in processes]
-            if not any(process.runs() for process in processes):
+            clocks = [process.seconds() for process in self.processes]
+            if not any(process.runs() for process in self.processes):
                 idle[second is None or self.shared[0]] += max(0.0, now - last - sum(clocks) + sum(before))
             last, before = now, clocks
             if clocks[0] + idle[1] / 2 > seconds:
@@ -388,23 +378,18 @@ def _folder_too_large(home: str) -> bool:
 
 
 def _remove(home: str) -> None:
-    """Remove a folder of any depth, by moving its contents up before removing it."""
+    """Remove a folder of any depth, by moving what is two levels down up before removing it."""
     moved = 0
-    while True:
-        with os.scandir(home) as entries:
-            names = [(entry.path, entry.is_dir(follow_symlinks=False)) for entry in entries]
-        if not names:
-            break
-        for path, folder in names:
-            if not folder:
-                os.unlink(path)
+    while entries := list(os.scandir(home)):
+        for entry in entries:
+            if not entry.is_dir(follow_symlinks=False):
+                os.unlink(entry.path)
                 continue
-            os.chmod(path, 0o700)
-            for name in os.listdir(path):
-                inner = os.path.join(path, name)
-                if os.path.isdir(inner) and not os.path.islink(inner):
-                    os.chmod(inner, 0o700)
+            os.chmod(entry.path, 0o700)
+            for inner in list(os.scandir(entry.path)):
+                if inner.is_dir(follow_symlinks=False):
+                    os.chmod(inner.path, 0o700)
                 moved += 1
-                os.rename(inner, os.path.join(home, f"{moved}-{secrets.token_hex(4)}"))
-            os.rmdir(path)
+                os.rename(inner.path, os.path.join(home, f"{moved}-{secrets.token_hex(4)}"))
+            os.rmdir(entry.path)
     os.rmdir(home)

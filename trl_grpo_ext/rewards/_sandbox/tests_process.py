@@ -1,12 +1,7 @@
-"""The process that runs the tests of a solution, which another one holds: `keeper` forks both.
-
-Plain values arrive as data, so `==`, `len`, `sorted`, `isinstance` and asserts are Python's own here; anything else is
-`remote`. `checks` knows which asserts ran, and what they compared.
-"""
+"""The process that runs the tests of a solution, which another one holds: `keeper` forks both."""
 
 # Beside the tests' own process, pathlib gives nothing here.
 # ruff: noqa: PTH100, PTH109, PTH117, PTH123, SIM115
-import asyncio
 import builtins
 import dataclasses
 import functools
@@ -32,7 +27,6 @@ from .wire import SOLUTION_MODULES
 
 
 def _run_tests(plan: dict[str, Any], report: Callable[[dict[str, Any]], None]) -> None:
-    """Run the tests of a plan, one after the other."""
     names: dict[str, Any] = {"__builtins__": remote.Names(plan), "__name__": "tests"}
     for number, test in enumerate(plan["tests"]):
         SIDE.fresh()
@@ -55,11 +49,9 @@ def _verdict(number: int, test: dict[str, Any], names: dict[str, Any]) -> tuple[
     if SIDE.reason and error is not None:
         return "unjudged", SIDE.reason  # what followed from it says nothing
     if error is not None:
-        if not (SIDE.failure or isinstance(error, Remote) or any(raised is error for raised in SIDE.raised)):
-            if isinstance(error, ModuleNotFoundError):
-                return "unjudged", f"the tests import {error.name}, which is not installed"
-            if type(error).__name__ in ("SkipTest", "Skipped"):
-                return "unjudged", "a test was skipped"
+        own = not (SIDE.failure or isinstance(error, Remote) or any(raised is error for raised in SIDE.raised))
+        if own and isinstance(error, ModuleNotFoundError):
+            return "unjudged", f"the tests import {error.name}, which is not installed"
         return "fail", f"{type(error).__name__[:MAX_TEXT]}: {_text(error)}"
     if test["empty"] and not SIDE.failure:
         return "setup", ""
@@ -73,22 +65,16 @@ def _first_error(number: int, test: dict[str, Any], names: dict[str, Any]) -> Ba
     for source in [test["source"], *test["calls"]]:
         exec(compile(source, f"<test {number}>", "exec", dont_inherit=True), names)
     for name in test["functions"]:
-        result = names[name]()
-        if isinstance(result, types.CoroutineType):
-            asyncio.run(result)
+        names[name]()
     for name in test["classes"]:
         ran = _Result()
         unittest.defaultTestLoader.loadTestsFromTestCase(names[name]).run(ran)
-        if ran.skipped:
-            SIDE.unjudged("a test was skipped")
         if ran.first is not None:
             return ran.first
     return None
 
 
 class _Result(unittest.TestResult):
-    """Keeps the first thing that went wrong."""
-
     first: BaseException | None = None
 
     def addFailure(self, test: Any, err: Any) -> None:

@@ -271,7 +271,6 @@ def _operand(number: Number) -> Number:
 
 
 def _result(text: str, left: Number, start: int, end: int, is_box: bool) -> Number | None:
-    """Return the result of the equation that opens with `left`, or None."""
     stop = _sentence_end(text, left.end, end)
     equals = list(_EQUALS.finditer(text, left.end, stop))
     for sign in reversed(equals):

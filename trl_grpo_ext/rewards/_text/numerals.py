@@ -110,7 +110,6 @@ def fold(text: str) -> str:
 
 
 def number_at(text: str, position: int) -> Number | None:
-    """Read the number that starts at `position` of a folded text, or None."""
     match = _NUMBER.match(text, position)
     return _number(match) if match else None
 
@@ -178,7 +177,6 @@ def _magnitude(match: re.Match[str]) -> Fraction | None:
 
 
 def _decimal(written: str) -> Fraction | None:
-    """Read digits, separators and at most one point."""
     whole, _, part = written.partition(".")
     whole = re.sub(r"[^0-9]+", "", whole).lstrip("0")
     part = part.rstrip("0")

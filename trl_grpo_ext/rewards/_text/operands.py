@@ -192,7 +192,6 @@ def _last_line(before: str) -> str:
 
 
 def _right_operand(before: str, written: str, in_math: bool) -> bool:
-    """Whether the text before a number takes it as an operand."""
     line = _last_line(before)
     if _SIGN_OF_GROUP.search(before) or (line.endswith(")") and not _LABEL.search(line)):
         return True
@@ -221,7 +220,6 @@ def _ascends(left: str, right: str) -> bool:
 
 
 def _left_operand(after: str, in_math: bool) -> bool:
-    """Whether the text after a number takes it as an operand."""
     if _LETTER_GROUP.match(after):
         return True
     rest = _CLOSING.sub("", _DEGREE.sub("°", after), count=1)
