@@ -2,23 +2,19 @@
 
 import random
 import re
-import sys
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from embedded import make_detox, make_model, other_formats, rude_text, word_problems
+from embedded.rude_text import draw_scenes, judge, write_reply
+from embedded.word_problems import make_problems
 from transformers import AutoTokenizer
 
 from tests.recipes.launching import MODEL, RECIPES
 from trl_grpo_ext import load_rewards
-
-sys.path.insert(0, str(RECIPES))
-
-from embedded import make_detox, make_model, other_formats, rude_text, word_problems
-from embedded.rude_text import draw_scenes, judge, write_reply
-from embedded.word_problems import make_problems
 
 DETOX = RECIPES / "embedded" / "detox"
 

@@ -14,7 +14,6 @@ import threading
 import time
 import warnings
 from collections.abc import Callable
-from fractions import Fraction
 from typing import Any
 
 from trl_grpo_ext import completion_text
@@ -163,13 +162,6 @@ class FirstRowOnly(Right):
         return [self.score(text, columns["answer"][0]) for text in texts]
 
 
-class LowersReferences(Right):
-    """Reads None as a text."""
-
-    def score(self, text: str, answer: Any) -> float | None:
-        return float(answer.lower() in text)
-
-
 class OneNoneSpoilsAll(Right):
     """Where one row has no answer, no row gets a score."""
 
@@ -227,11 +219,6 @@ class KeepsItsTexts(Simple):
         return found(self.texts)
 
 
-class Lambda(Simple):
-    def __init__(self) -> None:
-        self.key = lambda text: text
-
-
 def after(do: Callable[[list[str], Any], Any]) -> By:
     """The simple scores after something else, which no reward should do."""
     return By(lambda texts, columns: (do(texts, columns), found(texts))[1])
@@ -262,15 +249,13 @@ in_words = By(lambda texts, columns: [str(score) for score in found(texts)])
 less_the_mean = By(lambda texts, columns: [score - sum(found(texts)) / len(texts) for score in found(texts)])
 
 BREAKS: list[tuple[str, Any]] = [
-    ("reward.call", names_its_columns),
+    ("reward.run", names_its_columns),
     ("reward.run", after(lambda texts, columns: exit_with(0))),
-    ("reward.run", By(lambda texts, columns: [1 / len(re.findall(r"\d", text)) for text in texts])),
-    ("reward.length", only_the_first),
-    ("reward.length", By(lambda texts, columns: [1.0])),  # huggingface/trl#6533: torch spreads it over all
-    ("reward.length", By(lambda texts, columns: None)),
-    ("reward.types", in_words),
-    ("reward.types", By(lambda texts, columns: [score * 1e39 for score in found(texts)])),
-    ("reward.types", By(lambda texts, columns: [Fraction(1, 3) for _ in texts])),
+    ("reward.run", only_the_first),
+    ("reward.run", By(lambda texts, columns: [1.0])),  # huggingface/trl#6533: torch spreads it over all
+    ("reward.run", By(lambda texts, columns: None)),
+    ("reward.run", in_words),
+    ("reward.run", By(lambda texts, columns: [score * 1e39 for score in found(texts)])),
     ("reward.determinism", By(lambda texts, columns: [score + noise() for score in found(texts)])),
     *(("reward.determinism", reward) for reward in (RemembersForAll, RemembersOnItself, WarmsUp)),
     *(("reward.neighbours", reward) for reward in (less_the_mean, FirstRowOnly)),
@@ -278,14 +263,11 @@ BREAKS: list[tuple[str, Any]] = [
     ("reward.inputs", after(lambda texts, columns: columns["answer"].insert(0, "seen"))),
     ("reward.inputs", strips),
     ("reward.formats", reads_the_brackets),
-    *(("reward.none", reward) for reward in (LowersReferences, OneNoneSpoilsAll)),
     ("reward.hostile_text", after(lambda texts, columns: all(texts) or exit_with("no text"))),
     ("reward.hostile_text", By(last_number)),
     ("reward.hostile_text", after(lambda texts, columns: [text.encode() for text in texts])),  # a lone surrogate
-    ("reward.outcomes", NoReferenceIsWrong),
-    ("reward.parts", By(lambda texts, columns: [Parts({"a": (1.0, (0, len(text) + 1))}) for text in texts])),
+    *(("reward.outcomes", reward) for reward in (NoReferenceIsWrong, OneNoneSpoilsAll)),
     ("reward.parts", By(lambda texts, columns: [Parts({text or "a": float("18" in text)}) for text in texts])),
-    ("reward.pickle", Lambda),
     ("reward.threads", KeepsItsTexts),
     ("reward.threads", after(lambda t, c: signal.signal(signal.SIGUSR2, signal.getsignal(signal.SIGUSR2)))),
     ("reward.global_state", after(lambda texts, columns: random.seed(0))),

@@ -17,7 +17,7 @@ from trl_grpo_ext.errors import (
     UpstreamError,
     is_out_of_memory,
 )
-from trl_grpo_ext.trainer.own_loss import try_out
+from trl_grpo_ext.trainer.own_loss import OwnLoss
 from trl_grpo_ext.types import HookDeclaration
 
 AGGREGATION: dict[str, Any] = {"loss_aggregation": "token_mean", "max_steps": 1}
@@ -130,8 +130,11 @@ def test_out_of_memory_says_nothing_about_a_loss() -> None:
             raise torch.OutOfMemoryError("CUDA out of memory")
         return -(logps_B_T * batch["advantages"].unsqueeze(1)).sum()
 
+    rows = {"completion_ids": torch.ones(2, 3), "completion_mask": torch.ones(2, 3), "advantages": torch.ones(2)}
+    plugins: Any = None
+    own_loss = OwnLoss([], plugins)
     with pytest.raises(torch.OutOfMemoryError):
-        try_out({"completion_mask": torch.ones(2, 3), "advantages": torch.ones(2)}, full, full)
+        own_loss.try_out(rows, full, full)
     assert is_out_of_memory(RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory"))
     assert not is_out_of_memory(RuntimeError("The size of tensor a (3) must match the size of tensor b (2)"))
 

@@ -349,11 +349,11 @@ def test_what_a_filter_sees_and_raises(tiny_model: Path, tmp_path: Path) -> None
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a hook of the whole batch under a filter of advantages": (
         {"advantage_hooks": ["batch_whitening"]},
-        r"'signal' reads advantages.*'batch_whitening' may look at the whole batch.*independent=True",
+        r"'batch_whitening' runs in each round, .*'signal' .*independent=True",
     ),
     "a shaper that adapts": (
         {"advantage_hooks": [{"name": "kl_in_reward", "form": "completion", "target": 0.1}], "beta": 0.1},
-        r"the shaper 'kl_in_reward' runs in each round",
+        "'kl_in_reward' runs in each round",
     ),
     "TRL's statistics of the batch": ({"scale_rewards": "batch"}, "with scale_rewards: batch TRL's advantages depend"),
     "those of several rewards": (

@@ -19,10 +19,7 @@ from tests.trainer.pipelines.page import mixed
 from tests.trainer.watch import WatchBoth
 from trl_grpo_ext import Rollout
 from trl_grpo_ext.credit.flow import shape_rewards
-from trl_grpo_ext.credit.rollouts import ScoredRows
-from trl_grpo_ext.errors import ConfigurationError, PluginOutputError, UpstreamError
-from trl_grpo_ext.trainer.sampled_batch import Sampling, refuse_images
-from trl_grpo_ext.trainer.upstream.reading import Generated
+from trl_grpo_ext.errors import PluginOutputError, UpstreamError
 from trl_grpo_ext.types import HookDeclaration
 
 
@@ -228,15 +225,3 @@ def test_rewards_outside_of_a_generation_are_refused(tiny_model: Path, tmp_path:
     run = train(tiny_model, tmp_path, hooks=[ByTokens()], max_steps=1)
     with pytest.raises(UpstreamError, match=r"_calculate_rewards .*_generate_and_score_completions"):
         run.trainer._calculate_rewards([{"prompt": "a"}], ["a"], ["b"], [[3]])
-
-
-def test_shaper_refuses_logps_of_images() -> None:
-    def check(row: dict[str, Any], of_tool: Any, missing: list[str]) -> None:
-        scored = ScoredRows([{"prompt": "a", **row}], ["a"], ["b"], [[3]], torch.zeros(0))
-        refuse_images(Sampling(Generated(images=of_tool), scored=[scored]).has_images, missing)
-
-    check({"image": None}, None, ["old_logps"])
-    check({"image": "a picture"}, None, [])
-    for row, of_tool in (({"image": "a picture"}, None), ({}, ["a picture"])):
-        with pytest.raises(ConfigurationError, match=r"old_logps .*images"):
-            check(row, of_tool, ["old_logps"])

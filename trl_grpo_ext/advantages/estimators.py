@@ -20,15 +20,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from ..credit.groups import (
-    gather_rewards,
-    group_apart,
-    group_count,
-    group_extremes,
-    group_mean,
-    group_std,
-    group_sum,
-)
+from ..credit.groups import gather_rewards, group_apart, group_count, group_extremes, group_mean, group_std, group_sum
 from ..errors import PluginOutputError
 from ..guard.parameters import Checked, choice, number, text, whole
 from ..types import HookDeclaration, Rollout
@@ -115,7 +107,7 @@ def mean_relative(rewards_N: torch.Tensor, groups_N: torch.Tensor) -> torch.Tens
             "goes below 0, or use centred or normalised, which take rewards of any sign."
         )
     means_N = group_mean(rewards_N, groups_N)
-    return _where_scored((rewards_N - means_N) / torch.where(means_N > 0, means_N, 1.0), rewards_N)
+    return group_apart(rewards_N, groups_N) / torch.where(means_N > 0, means_N, 1.0)
 
 
 def pass_at_k(rewards_N: torch.Tensor, groups_N: torch.Tensor, k: int = 4, threshold: float = 0.5) -> torch.Tensor:
@@ -154,8 +146,8 @@ class _Estimator:
 
     def _advantages(self, rewards_N: torch.Tensor, groups_N: torch.Tensor, rollout: Rollout) -> torch.Tensor:
         """The advantages `(N,)` of all ranks' completions, 0 where the reward is NaN."""
-        names = getattr(self, "__dataclass_fields__", ())  # of its parameters, if it has any
-        return self.function(rewards_N, groups_N, **{name: getattr(self, name) for name in names})
+        parameters = {name: getattr(self, name) for name in getattr(self, "__dataclass_fields__", ())}
+        return self.function(rewards_N, groups_N, **parameters)
 
 
 class RawReward(_Estimator):
@@ -164,13 +156,10 @@ class RawReward(_Estimator):
     Unbiased, but with the largest variance: with rewards of 0 and 1 only successes have a gradient.
 
     Source: REINFORCE (Williams, 1992), with the baseline left out.
-    Departures: none.
     """
 
     __name__ = "raw_reward"
-
-    def _advantages(self, rewards_N: torch.Tensor, groups_N: torch.Tensor, rollout: Rollout) -> torch.Tensor:
-        return raw_reward(rewards_N)
+    function = staticmethod(lambda rewards_N, groups_N: raw_reward(rewards_N))
 
 
 class Centred(_Estimator):
@@ -179,7 +168,6 @@ class Centred(_Estimator):
     A division by the group's standard deviation would make prompts that are nearly always or never solved count more.
 
     Source: Dr. GRPO (2503.20783), its advantage. The other half of the method is the aggregation `constant_length`.
-    Departures: none.
     """
 
     __name__ = "centred"
@@ -215,7 +203,6 @@ class MaxOnly(_Estimator):
     Nothing pushes away from failures. With negative rewards it would push away from the best completion.
 
     Source: one of the four "deltas" of Stanford CS336 (2025), lecture 17.
-    Departures: none.
     """
 
     __name__ = "max_only"
@@ -311,16 +298,14 @@ class RunningBaseline(Checked, _Estimator):
         self.baselines = {int(role): float(baseline) for role, baseline in state.items()}
 
     def _advantages(self, rewards_N: torch.Tensor, groups_N: torch.Tensor, rollout: Rollout) -> torch.Tensor:
-        # Ranks cannot exchange texts, so a role is known by its checksum.
-        roles = [0] * len(rollout.prompts)
+        sums_B = [0] * len(rollout.prompts)
         if self.column is not None:
             if self.column not in rollout.columns:
-                raise PluginOutputError(
-                    f"running_baseline: there is no column {self.column!r}; the data set has "
-                    f"{', '.join(rollout.columns) or 'none'}. Name one of these, or leave `column` out."
-                )
-            roles = [zlib.crc32(repr(role).encode()) for role in rollout.columns[self.column]]
-        roles_N = rollout.gather(torch.tensor(roles, device=rewards_N.device)).tolist()
+                known = ", ".join(rollout.columns) or "none"
+                raise PluginOutputError(f"running_baseline: there is no column {self.column!r}; there are: {known}.")
+            # Ranks cannot exchange texts, so a role is known by its checksum.
+            sums_B = [zlib.crc32(repr(role).encode()) for role in rollout.columns[self.column]]
+        roles_N = rollout.gather(torch.tensor(sums_B, device=rewards_N.device)).tolist()
         advantages_N = rewards_N - rewards_N.new_tensor([self.baselines.get(role, 0.0) for role in roles_N])
         of_role: dict[int, list[float]] = defaultdict(list)
         for role, reward in zip(roles_N, rewards_N.tolist(), strict=True):

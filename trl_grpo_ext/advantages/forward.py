@@ -23,7 +23,6 @@ class EntropyShaping(Checked):
     With κ > 1 the bonus never flips a sign, and advantages of 0 stay 0.
 
     Source: Reasoning with Exploration: An Entropy Perspective (2506.14758), eq. 4 and 5.
-    Departures: none.
 
     Args:
         alpha: α, advantage per nat; positive. The paper uses 0.4 for GRPO.
@@ -80,7 +79,6 @@ class LowProbability(Checked):
 
     Source: the advantage reweighting of Do Not Let Low-Probability Tokens Over-Dominate in RL for LLMs (2505.12929) and
     its authors' code, which weighs by the old policy, once per batch, with α = 0.2.
-    Departures: none.
 
     Args:
         alpha: α, in [0, 1].
@@ -187,12 +185,9 @@ class DivergenceMask(Checked):
 class RatioBounds(Checked):
     """Bound what completions of an older policy weigh: `A'_t = A_t·f_t`, by the ratio `r = π/π_old`.
 
-    | mode | r is | f |
-    | --- | --- | --- |
-    | `token_truncate` | the token's | `min(1, high/r)`, so that the loss weighs by `min(r, high)` |
-    | `token_mask` | the token's | 1 from `low` to `high`, else 0 |
-    | `sequence_truncate` | the geometric mean over the completion's live tokens | `min(1, high/r)` |
-    | `sequence_mask` | the same | 1 from `low` to `high`, else 0 |
+    The modes `token_truncate` and `sequence_truncate` have `f = min(1, high/r)`, so that the loss weighs by
+    `min(r, high)`; `token_mask` and `sequence_mask` have 1 from `low` to `high`, else 0. `r` is the token's, or the
+    geometric mean over the completion's live tokens.
 
     PPO's clip does not bound the ratio of a token with a negative advantage. This is for samples several updates old,
     as TRL's asynchronous trainer has them.

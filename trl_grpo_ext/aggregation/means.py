@@ -8,7 +8,7 @@ import torch
 
 from ..credit.groups import gather_groups, group_extremes, group_mean, group_sum, groups_with_prefixes, without_rounding
 from ..errors import ConfigurationError
-from ..guard.parameters import Checked, choice, flag, number, whole
+from ..guard.parameters import Checked, choice, number, whole
 from ..types import AggregationDeclaration, Rollout, Totals
 
 
@@ -127,10 +127,7 @@ class TokenMeanStep:
     def reduce(self, loss_B_T: torch.Tensor, mask_B_T: torch.Tensor, totals: Totals) -> torch.Tensor:
         """Return the micro-batch's share, scaled so that the mean over the step's micro-batches and ranks is exact."""
         if totals.step is None:
-            raise ConfigurationError(
-                "token_mean_step: totals.step is None, so the tokens of the optimizer step are not known. The trainer "
-                "sets it where every optimizer step lies within one generation batch; otherwise use token_mean."
-            )
+            raise ConfigurationError("token_mean_step: totals.step is None: an optimizer step spans several batches.")
         shares = totals.processes * totals.step.micro_batches
         return _live_sum(loss_B_T, mask_B_T) * (shares / max(totals.step.tokens, 1))
 
@@ -162,28 +159,20 @@ class LengthPower(Checked):
     """Weigh each completion's token sum by a power of its length: `w = |o_i|^-α / Σ_j |o_j|^-α`.
 
     If the variance of a completion's gradient is proportional to its length, α = 1 gives the weighted mean of token
-    sums with the least variance; a smaller α lets long completions count more. With `normalize=False` the divisor is
-    the number of completions, `w = |o_i|^-α / N`: α = 0 is `seq_mean_token_sum`, α = ½ the square-root rule and α = 1
-    `seq_mean_token_mean`.
+    sums with the least variance; a smaller α lets long completions count more.
 
     Source: VL Norm, first called ΔL normalisation (2509.07558). The sum runs over the whole batch, as in its authors'
     code.
-    Departures: the paper's constant factor 1/M is 1. Completions without a live token are not in the sum; with
-    `normalize=False` they count in N.
+    Departures: the paper's constant factor 1/M is 1. Completions without a live token are not in the sum.
 
     Args:
         alpha: α, not negative. The paper's theory asks for 1; for mathematics its authors use 0.75.
-        normalize: Whether the completions' weights sum to 1.
     """
 
     __name__ = "length_power"
     alpha: float = number(1.0, "a finite number that is not negative", lambda x: x >= 0)
-    normalize: bool = flag(True)
 
     def weights(self, rollout: Rollout) -> torch.Tensor:
-        if not self.normalize:
-            powers_B = rollout.lengths_B.clamp(min=1.0) ** -self.alpha
-            return rollout.mask_B_T * powers_B.unsqueeze(1) / max(rollout.totals.sequences, 1)
         lengths_N = rollout.gather(rollout.lengths_B)
         live_N = lengths_N > 0
         # In units of the shortest completion, whose power is 1: nothing overflows, and the sum is at least 1.

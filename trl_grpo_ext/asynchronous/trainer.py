@@ -230,7 +230,7 @@ class Steps:
         )
         self._facts, self._agreement = facts, facts.agreement
         self._reduction = reduction_of(plugins, facts, LOSS_TYPE, knows_weights=True)
-        self._token_losses = TokenLosses(plugins.losses_by_name, facts, facts.agreement.section)
+        self._token_losses = TokenLosses(plugins.losses_by_name, facts)
         self._settings = LossSettings(LOSS_TYPE, auxiliary_loss=trainer.aux_loss_enabled)
         self.records = Records(trainer, facts, plugins, evaluates=False)
 
@@ -350,7 +350,9 @@ class Steps:
         values, metrics = self._token_losses.values(forward, progress)
         self.records.add_metrics(metrics)
         further = FurtherTerms(values, bool(self._token_losses.replaced_by))
-        reduced = self._reduction.reduce(Computed(trl_loss, forward, self._settings, progress, further, weights_B_T))
+        reduced = self._reduction.reduce(
+            Computed(trl_loss, forward, self._settings, progress, self._facts, further, weights_B_T)
+        )
         self.records.saw_loss(forward, reduced)
         return reduced.loss
 

@@ -44,7 +44,7 @@ class EnvironmentSteps(Checked):
     """
 
     __name__ = "environment_steps"
-    declares = RewardDeclaration(conformance={"columns": {"environments": [_Idle()]}})
+    declares = RewardDeclaration(conformance={"columns": {"environments": [_Idle(), None]}})
     score: str = choice("sum", "mean", "last")
 
     def __call__(self, completions: Sequence[Any], **columns: Any) -> list[Parts | None]:

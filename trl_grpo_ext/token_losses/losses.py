@@ -20,7 +20,6 @@ class SquaredLogRatio(Checked):
     is 0 where the policy has not moved, so it acts from the second optimizer step on a generation batch on.
 
     Source: the estimator k2 of http://joschu.net/blog/kl-approx.html, used as a loss.
-    Departures: none.
 
     Args:
         coefficient: Factor, above 0.

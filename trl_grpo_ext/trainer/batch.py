@@ -48,13 +48,17 @@ def scaled_for_masked_groups(values: Any, batch: Mapping[str, Any]) -> Any:
 
 
 def whole_rows(batch: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Prompt and completion of each row, `(B, P + T)`, and its mask."""
     ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
     return ids, torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
 
 
+def two_rows_of(inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """A micro-batch for trials; its row twice if it has only one, since with one there is nothing to mix up."""
+    batch = dict(inputs)
+    return batch if batch["completion_ids"].size(0) > 1 else join_batches([batch, batch])
+
+
 def join_batches(batches: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The rows of several micro-batches as one."""
     rows: dict[str, Any] = {}
     for key, value in batches[0].items():
         if isinstance(value, torch.Tensor) and value.dim() > 0:

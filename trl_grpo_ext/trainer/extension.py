@@ -1,12 +1,7 @@
 """What the plugins of one trainer add to it: three stages, put together once TRL has constructed the trainer.
 
-| stage | from | to |
-| --- | --- | --- |
-| `rollouts` | prompts | a generation batch, scored, with advantages and weights |
-| `losses` | its micro-batches | the loss of each micro-step |
-| `records` | both | metrics, token records, the manifest |
-
-Each owns its state. They get the trainer; their collaborators get `RunFacts`, a `Progress`, or the function they need.
+From prompts `rollouts` makes a generation batch, scored, with advantages and weights; `losses` makes the loss of each
+micro-step of it; `records` keeps what both did. Each owns its state.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,7 +12,6 @@ from ..records.log import LiveLog
 from .compact.updates import freedom_of, updates_of
 from .config import our_settings
 from .hook_states import AdvantageHookStates, has_state
-from .logps import needs_reference
 from .loss_forward import Inherited
 from .loss_stage import LossStage
 from .own_loss import OwnLoss
@@ -26,7 +20,7 @@ from .reductions import reduction_of, terms_of
 from .rollout_stage import RolloutStage
 from .selected import SelectedPlugins, SelectedRewards
 from .token_losses import TokenLosses, refuse_token_losses
-from .upstream import acting, contract, reading
+from .upstream import contract, reading
 
 
 class Extension:
@@ -42,14 +36,8 @@ class Extension:
         self.plugins = SelectedPlugins(args, given)
         self._own_loss = OwnLoss(between, self.plugins)
 
-    def keep_reference(self, model: Any, args: Any, peft_config: Any) -> None:
-        """Keep a copy of an adapter that is trained further, if a plugin needs the reference policy."""
-        if any(map(needs_reference, self.plugins.needing_logps)):
-            acting.keep_adapter_as_reference(model, args, peft_config)
-
     def attach(self, rewards: SelectedRewards, policy_logps: Inherited, *, evaluates: bool) -> None:
-        """Make the stages for the trainer that TRL has constructed."""
-        trl, plugins, owners = self._trainer, self.plugins, self._own_loss.owners
+        trl, plugins, between, owners = self._trainer, self.plugins, self._between, self._own_loss.owners
         plugins.settings = our_settings(trl.args)  # a base class may have changed them, or made them
         contract.check_instance(trl)
         trl.reward_func_names = unique_names(trl.reward_func_names)
@@ -60,22 +48,18 @@ class Extension:
             trl.add_callback(AdvantageHookStates.of(hooks=plugins.hooks))
         reduction = reduction_of(plugins, facts, trl.loss_type, knows_weights=not owners)
         refuse_token_losses(plugins.losses_by_name, trl, owners)
-        token_losses = TokenLosses(plugins.losses_by_name, facts, facts.agreement.section)
+        token_losses = TokenLosses(plugins.losses_by_name, facts)
         terms = terms_of(reading.loss_settings_of(trl), plugins.forward_hooks, token_losses.terms())
         freedom = freedom_of(terms, reduction.divides_by, trl.loss_type)
-        self.records = RecordStage(trl, facts, plugins, evaluates=evaluates)
-        own_passes = contract.has_own_passes(self._between)
-        updates = updates_of(
-            trl, facts, plugins, freedom, policy_logps, self.records.add_metrics, own_passes=own_passes
-        )
-        own_scoring = contract.has_own_scoring(self._between)
+        records = self.records = RecordStage(trl, facts, plugins, evaluates=evaluates)
+        own_passes = contract.has_own_passes(between)
+        updates = updates_of(trl, facts, plugins, freedom, policy_logps, records.add_metrics, own_passes=own_passes)
+        own_scoring = contract.has_own_scoring(between)
         self.rollouts = RolloutStage(
-            trl, facts, plugins, self.records, token_losses, reduction.divides_by, own_scoring=own_scoring
+            trl, facts, plugins, records, token_losses, reduction.divides_by, own_scoring=own_scoring
         )
         outside = self.rollouts.pass_outside_losses
-        self.losses = LossStage(
-            trl, facts, plugins, self.records, token_losses, outside, self._own_loss, reduction, updates
-        )
+        self.losses = LossStage(trl, facts, plugins, records, token_losses, outside, self._own_loss, reduction, updates)
 
     def begin(self, resume_from_checkpoint: str | bool | None) -> None:
         """A training begins: compare and write records, and start with the first prompts."""

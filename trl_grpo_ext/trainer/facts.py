@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-from ..credit.turns import Parsing
 from ..guard.agreement import Agreement
 
 
@@ -38,14 +37,11 @@ class RunFacts:
     sum_over_ranks: Callable[[torch.Tensor], torch.Tensor]
     device: torch.device
     async_tools: frozenset[str] = frozenset()  # names of the asynchronous tools
-    parsing: Parsing | None = None  # by what TRL parses the messages of a conversation
 
     def group_size(self, training: bool) -> int:
-        """Completions of one prompt."""
         return self.num_generations if training else self.num_generations_eval
 
     def rows_at_once(self, training: bool) -> int:
-        """Completions of one forward pass."""
         return self.rows_per_pass if training else self.rows_per_pass_eval
 
 

@@ -1,8 +1,4 @@
-"""Log-probabilities and entropies that hooks need and TRL does not compute: old policy's, reference's, teacher's.
-
-Hooks declare what they need (`needs`, `teachers`). A need that cannot be met is an error at construction, before any
-weights load.
-"""
+"""Log-probabilities and entropies that hooks declare (`needs`, `teachers`) and TRL does not compute."""
 
 import inspect
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -61,7 +57,6 @@ class LogpsForHooks:
         return {column: self._after_prompts(batch, inputs, column, hook) for column, hook in columns.items()}
 
     def check_images(self, has_images: bool) -> None:
-        """Refuse images that a loaded teacher would not see."""
         if self._loaded and has_images:
             raise ConfigurationError(
                 f"The teacher {next(iter(self._loaded))!r} would read these prompts without their images. A teacher "
@@ -103,7 +98,6 @@ class LogpsForHooks:
     def _after_prompts(
         self, batch: dict[str, Any], inputs: Sequence[Mapping[str, Any]], column: str, hook: str
     ) -> dict[str, Any]:
-        """The batch's completions after other prompts: those of a column."""
         prompts: list[Any] = [row.get(column) for row in inputs]
         if not all(prompts):
             row = [*map(bool, prompts)].index(False)
@@ -160,7 +154,6 @@ def logps_of(logits_B_T_V: torch.Tensor, ids_B_T: torch.Tensor, temperature: flo
 
 
 def _positions(model: Any, attention_mask: torch.Tensor) -> dict[str, Any]:
-    """Positions without padding, if the model takes them."""
     if "position_ids" not in _takes(model):
         return {}
     return {"position_ids": (attention_mask.long().cumsum(1) - 1).clamp(min=0)}
@@ -176,7 +169,6 @@ def _teachers(plugin: Any) -> tuple[str, ...]:
 
 
 def needs_reference(plugin: Any) -> bool:
-    """Whether a plugin reads log-probabilities of the reference policy."""
     of_teachers = any(split_teacher(name)[0] == REFERENCE for name in _teachers(plugin))
     return of_teachers or "ref_logps" in Declaration.of(plugin).needs
 

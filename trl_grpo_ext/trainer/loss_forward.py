@@ -35,7 +35,6 @@ class LossForward:
 
     @property
     def policy(self) -> PolicyPass:
-        """The policy's last pass."""
         if not self.passes:
             raise UpstreamError(
                 "A loss was computed without the policy's forward pass, _get_per_token_logps_and_entropies, so its "
@@ -50,7 +49,6 @@ class LossForward:
         progress: Progress,
         gather: Callable[[torch.Tensor], torch.Tensor],
     ) -> Forward:
-        """What forward hooks see after the policy's pass."""
         inputs = self.inputs
         return Forward(
             logps_B_T=logps_B_T.detach(),

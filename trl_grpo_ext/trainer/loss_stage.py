@@ -87,12 +87,10 @@ class LossStage:
             return inputs
 
     def training_step(self, inherited: Inherited, *arguments: Any, **keywords: Any) -> Any:
-        """A micro-step, timed."""
         with self.updates.small_head_tiles():
             return self._records.time_step(functools.partial(inherited, *arguments, **keywords))
 
     def compute_loss(self, inherited: Inherited, model: Any, inputs: Any, *arguments: Any, **keywords: Any) -> Any:
-        """The loss of a micro-step; stops if the plugins were bypassed."""
         trl, before = self._trainer, self._reached
         idle = isinstance(inputs, dict) and inputs.get(BatchKeys.idle, False)
         if idle and reading.backward_may_be_left_out(trl):  # it would add zeros to all gradients
@@ -123,7 +121,7 @@ class LossStage:
             values, metrics = self._token_losses.values(forward, progress)
             self._records.add_metrics(metrics)
             further = FurtherTerms(values, bool(self._token_losses.replaced_by))
-            reduced = self.reduction.reduce(Computed(trl_loss, forward, settings, progress, further))
+            reduced = self.reduction.reduce(Computed(trl_loss, forward, settings, progress, self._facts, further))
         if self.reduction.divides_by == "losses" and reduced.weights_B_T is not None:
             self._records.saw_weights(reduced.weights_B_T, forward.inputs["advantages"], mask_B_T)
         if progress.training:
@@ -136,7 +134,6 @@ class LossStage:
 
     @contextmanager
     def _handled_by(self, handler: Inherited) -> Iterator[None]:
-        """Inside, `handler` gets the inherited method of a pass and its arguments."""
         self._handlers.append(handler)
         try:
             yield
@@ -176,7 +173,6 @@ class LossStage:
         return changes
 
     def _check_terms(self, inherited: Inherited, inputs: Any, mask_B_T: torch.Tensor, progress: Progress) -> None:
-        """Compare the terms that we know with TRL's loss, once."""
         settings, slope = reading.loss_settings_of(self._trainer), reading.slope_at_ratio_one(self._trainer)
         takes_apart, trial = self.reduction.takes_apart, self._on_trial(inherited)
         with self._agreement.section(), acting.restore_after_trial(self._trainer):

@@ -1,24 +1,8 @@
 """The adapter to TRL's trainer: every override of a TRL method, each in one place, none of them a copy.
 
-| TRL calls | which goes to | what is added, in this order |
-| --- | --- | --- |
-| `__init__` | `extension` | plugins loaded; the three stages made; callbacks for log, summary and states |
-| `train` | `extension` | the checkpoint's plugins compared; this run's recorded; prompts start over |
-| `_prepare_inputs` | `losses` | compact micro-batches; counts of optimizer steps; a subclass's own loss tried out |
-| `_generate_and_score_completions` | `rollouts` | rounds of prompts; rollout hooks: advantages `(B, T)`; weights |
-| `_generate` | `rollouts` | who wrote which token; what was generated, for shapers |
-| `_calculate_rewards` | `rollouts` | what rewards return checked; errors and limits on all ranks; shapers |
-| `training_step` | `losses` | its time; small tiles of the head on a CPU |
-| `compute_loss` | `losses` | stop if the selected plugins were bypassed |
-| `_compute_loss` | `losses` | the self-check, once; TRL's loss taken apart, token losses, the selected aggregation |
-| `_get_per_token_logps_and_entropies` | `losses` | passes sorted, prompts shared; forward hooks, inside a loss |
-| `evaluation_loop` | `records` | pass@k |
-| `log` | `records` | the token records written |
-| `_save`, `save_model` | `records` | the manifest beside the weights |
-
-With no plugin selected every method returns what the inherited one returned. Everything of ours that is neither an
-override nor public lives in the one attribute `_trl_grpo_ext`, so no private name of a user's trainer can collide with
-one of ours.
+`extension` has the three stages to which they go. With no plugin selected every method returns what the inherited one
+returned. Everything of ours that is neither an override nor public lives in the one attribute `_trl_grpo_ext`, so no
+private name of a user's trainer can collide with one of ours.
 """
 
 import functools
@@ -28,8 +12,9 @@ from trl import GRPOTrainer
 
 from ..errors import ConfigurationError
 from .extension import Extension
+from .logps import needs_reference
 from .selected import SelectedRewards
-from .upstream import contract
+from .upstream import acting, contract
 
 _Next: type = GRPOTrainer if TYPE_CHECKING else object
 """The class whose methods `super()` finds: TRL's trainer, or a user's in between."""
@@ -109,15 +94,11 @@ class GRPOExtMixin(_Next):
         contract.check_version()
         contract.check_class(GRPOTrainer)
         between = contract.classes_between(type(self), GRPOExtMixin)
-        plugins = {
-            "advantage_hooks": advantage_hooks,
-            "loss_aggregation": loss_aggregation,
-            "token_losses": token_losses,
-            "resample": resample,
-            "prompt_sampler": prompt_sampler,
-        }
-        ours = self._trl_grpo_ext = Extension(self, between, args, plugins)
-        ours.keep_reference(model, args, keywords.get("peft_config"))
+        chosen = {"advantage_hooks": advantage_hooks, "loss_aggregation": loss_aggregation, "resample": resample}
+        chosen |= {"token_losses": token_losses, "prompt_sampler": prompt_sampler}
+        ours = self._trl_grpo_ext = Extension(self, between, args, chosen)
+        if any(map(needs_reference, ours.plugins.needing_logps)):
+            acting.keep_adapter_as_reference(model, args, keywords.get("peft_config"))
         rewards = SelectedRewards(reward_funcs, ours.plugins.settings.rewards, reward_processing_classes)
         given = {"model": model, "reward_funcs": rewards.functions, "args": args}
         sources = {

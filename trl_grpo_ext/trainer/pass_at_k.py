@@ -1,11 +1,4 @@
-"""pass@k of an evaluation, from the completions that it samples anyway.
-
-pass@k is the probability that at least one of k completions of a problem passes, averaged over the problems. TRL logs
-means over evaluation batches; these are taken over the problems of the whole evaluation, on all ranks, each once.
-
-    num_generations_eval: 8
-    pass_at_k: [1, 4, 8]
-    pass_thresholds: {gsm8k_accuracy: 1.0}   # which reward decides, and from where on; needed where there are several
+"""pass@k of an evaluation, over its problems on all ranks, from the completions that it samples anyway.
 
 Source: Chen et al. (2021), https://arxiv.org/abs/2107.03374, equation 1.
 """
@@ -43,7 +36,6 @@ class PassAtK:
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        """A context in which `add` collects."""
         self._rewards = []
         try:
             yield

@@ -1,14 +1,7 @@
 """Where the time of an optimizer step goes: seconds in generation, in rewards and in the update.
 
-| metric | seconds of an optimizer step on the main process |
-| --- | --- |
-| `time/generation` | preparing its micro-batches but for rewards: generating, log-probabilities, hooks, weights |
-| `time/rewards` | in the reward functions, including the wait for other ranks |
-| `time/update` | all the rest: the loss, its gradient |
-
-A GPU works asynchronously, so the clock waits for the device twice in an optimizer step: before the first phase, when
-the optimizer's own step may still run (it counts as none of the three), and after the last. On the CPU the three add up
-to TRL's `step_time`; on a GPU to more, since TRL does not wait.
+A GPU works asynchronously, so the clock waits for the device before the first phase of an optimizer step, when the
+optimizer's own step may still run, and after the last.
 """
 
 import time

@@ -1,8 +1,4 @@
-"""Write a run's plugin manifest; when the run resumes, compare it with the checkpoint's, which must be whole.
-
-Every rank compares its plugins with the file that the main process reads, so one rank with other plugins stops all. The
-manifest is that of the trainer at construction.
-"""
+"""Write a run's plugin manifest; when the run resumes, compare it with the checkpoint's, on every rank."""
 
 import sys
 import warnings
@@ -32,7 +28,6 @@ class PluginRecords:
         self._stops, self._main_process = on_changes == "stop", args.process_index == 0
 
     def begin(self, resume_from_checkpoint: str | bool | None, write_settings: Callable[[Path], None]) -> None:
-        """Compare with the checkpoint to resume from, and write this run's records."""
         if resume_from_checkpoint:
             self._compare(resume_from_checkpoint)
         with self._agreement.section():
@@ -50,7 +45,6 @@ class PluginRecords:
             print(f"trl-grpo-ext: {line}", file=sys.stderr, flush=True)
 
     def write_beside_weights(self, output_dir: str | None) -> None:
-        """Write the manifest where weights were saved."""
         if self._args.should_save:
             self._manifest.write(Path(output_dir or self._args.output_dir) / FILE)
 

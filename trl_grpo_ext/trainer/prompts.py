@@ -1,9 +1,7 @@
 """Which training prompts a generation batch is sampled for: dealt by TRL's data loader, or drawn here.
 
-TRL's loader asks for batches ahead of time, before anything is known of the ones under way. So whatever chooses prompts
-by what came of others draws them at the moment of generation: a prompt sampler, and `resample`, which is its client.
-The sampler lives on rank 0. What it draws goes to all ranks, and a round is drawn as soon as the one before it has been
-observed, so that an exhausted sampler ends the training before a batch begins.
+TRL's loader asks ahead of time, before anything is known of the batches under way. A prompt sampler, on rank 0, draws
+at the moment of generation; a round is drawn as soon as the one before it has been observed.
 """
 
 import math
@@ -42,11 +40,9 @@ class DealtPrompts:
         """Nothing is drawn."""
 
     def look_ahead(self) -> bool:
-        """There is always a next round."""
         return True
 
     def next_round(self, inputs: list[Any]) -> Drawn:
-        """The prompts that were dealt."""
         return Drawn(inputs)
 
     def observe(self, drawn: Drawn, rollout: Rollout, verdicts: Mapping[int, bool | str]) -> None:
@@ -72,7 +68,6 @@ class DrawnPrompts:
         self._rows: Any = ()
 
     def begin(self) -> None:
-        """A training begins. The data are read at its first draw: callers may change them after construction."""
         self._started, self._drawn, self._ahead = False, 0, []
 
     @property
@@ -81,7 +76,6 @@ class DrawnPrompts:
         return not reading.between_batches(self._trainer)
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint needs for a run to continue as if it had not stopped."""
         return {
             "rounds_drawn": self._drawn,
             "ahead": self._ahead,
@@ -138,7 +132,6 @@ class DrawnPrompts:
         return Drawn(inputs, prompts, mine)
 
     def look_ahead(self) -> bool:
-        """Draw the next round unless it is drawn; False if the prompts are exhausted. All ranks call it."""
         if self._ahead:
             return True
         found: list[Any] = [None]
@@ -157,7 +150,6 @@ class DrawnPrompts:
         return True
 
     def observe(self, drawn: Drawn, rollout: Rollout, verdicts: Mapping[int, bool | str]) -> None:
-        """Tell the sampler what came of a round; `verdicts` are a filter's, by place in the round. Gathers."""
         rewards_N_K = rollout.gather(rollout.rewards_B_K)[:, : len(self._facts.reward_names)]
         lengths_N = rollout.gather(rollout.completion_mask_B_T.sum(dim=1))
         with self._plugin_code():
@@ -252,7 +244,6 @@ class PromptsState(KeptState):
     prompts: ClassVar[DrawnPrompts]
 
     def state(self) -> dict[str, Any]:
-        """What transformers writes into the checkpoint."""
         return {"args": {}, "attributes": {"saved": self.prompts.state()}}
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **keywords: Any) -> None:

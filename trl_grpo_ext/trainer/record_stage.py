@@ -48,15 +48,12 @@ class RecordStage:
         self._may_average = not replaced  # TRL's loss, and it was not said yet
 
     def begin(self, resume_from_checkpoint: str | bool | None) -> None:
-        """Compare the plugins with those of the checkpoint, and write this run's."""
         self._plugin_records.begin(resume_from_checkpoint, functools.partial(write_settings, self._trainer))
 
     def write_beside_weights(self, output_dir: str | Path | None) -> None:
-        """Write the manifest where weights were saved."""
         self._plugin_records.write_beside_weights(None if output_dir is None else str(output_dir))
 
     def evaluate(self, evaluation: Callable[[], Any], dataloader: Any, prefix: str) -> Any:
-        """An evaluation, with pass@k if that was asked for."""
         if not self._pass_at_k.ks:
             return evaluation()
         with self._pass_at_k.evaluating():
@@ -73,7 +70,6 @@ class RecordStage:
         return row_ids_B
 
     def saw_rewards(self, rewards_N_K: torch.Tensor, metrics: Mapping[str, float]) -> None:
-        """The rewards of all ranks were computed."""
         self._pass_at_k.add(rewards_N_K)
         self.add_metrics(metrics)
 
@@ -90,12 +86,10 @@ class RecordStage:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Count the time inside as that of a phase."""
         with self._phases.during(name):
             yield
 
     def time_step(self, step: Callable[[], Any]) -> Any:
-        """A micro-step, timed; with the last of an optimizer step its seconds are logged."""
         if not self._logs_more:
             return step()
         with self._phases.during("update"):
@@ -139,7 +133,6 @@ class RecordStage:
             )
 
     def saw_weights(self, weights_B_T: torch.Tensor, advantages_B_T: torch.Tensor, mask_B_T: torch.Tensor) -> None:
-        """Log how an aggregation's weights are distributed."""
         self.add_metrics(weight_metrics(self._facts.gather(row_table(weights_B_T, advantages_B_T, mask_B_T))))
 
     def saw_loss(self, forward: LossForward, reduced: Reduced) -> None:
@@ -171,11 +164,9 @@ class RecordStage:
             acting.drop_undefined_metrics(trl)
 
     def add_metrics(self, metrics: Mapping[str, float]) -> None:
-        """Add values to TRL's metrics."""
         acting.add_metrics(self._trainer, metrics)
 
     def warn(self, sentences: Iterable[str]) -> None:
-        """Warn on the main process."""
         for sentence in sentences if self._facts.rank == 0 else ():
             warnings.warn(sentence, stacklevel=2)
 

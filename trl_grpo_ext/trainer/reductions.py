@@ -1,12 +1,12 @@
 """From TRL's scalar loss to the loss that is trained: taken apart into terms, and reduced again by an aggregation.
 
 Without an aggregation the reduction is TRL's own: its scalar stays as it is, or its weights go to the terms where token
-losses are among them. `self_check` compares the terms with TRL's loss, once.
+losses are among them.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 
@@ -43,8 +43,38 @@ class Computed:
     forward: LossForward
     settings: LossSettings
     progress: Progress
+    facts: RunFacts
     further: FurtherTerms = NO_FURTHER
-    trl_weights_B_T: torch.Tensor | None = None  # if they were measured
+    measured_B_T: torch.Tensor | None = None  # TRL's weights, if they were measured
+
+    @property
+    def trl_weights_B_T(self) -> torch.Tensor:
+        if self.measured_B_T is not None:
+            return self.measured_B_T
+        forward, tokens = self.forward, self.forward.inputs["num_items_in_batch"]
+        return reading.reduction_weights(self.settings.loss_type, forward.mask_B_T, tokens, self.facts, self.progress)
+
+    def pieces(self) -> TakenApart:
+        settings = self.settings
+        pieces = terms.take_apart(
+            self.trl_loss,
+            self.forward.inputs["advantages"],
+            self.trl_weights_B_T,
+            self.forward.mask_B_T,
+            self._kl_penalty() if settings.beta != 0.0 else None,
+            has_rest=settings.entropy_bonus or settings.auxiliary_loss,
+        )
+        return pieces.changed_by(self.further)
+
+    def _kl_penalty(self) -> torch.Tensor:
+        """TRL's KL penalty of each token: it does not depend on the advantages, but follows the same weights."""
+        inputs, settings, logps_B_T = self.forward.inputs, self.settings, self.forward.policy.logps_B_T
+        ratio_B_T = None
+        if settings.bias_correction_kl:
+            old_logps_B_T = inputs.get("old_per_token_logps", logps_B_T.detach())
+            level = settings.importance_sampling_level
+            ratio_B_T = flow.importance_ratio(logps_B_T, old_logps_B_T, self.forward.mask_B_T, level)
+        return settings.beta * flow.kl_k3(logps_B_T, inputs["ref_per_token_logps"], ratio_B_T)
 
 
 class TRLsReduction:
@@ -53,11 +83,9 @@ class TRLsReduction:
     aggregation: Any = None
     by_weights = False
 
-    def __init__(self, facts: RunFacts, loss_type: str, *, knows_weights: bool, has_token_losses: bool) -> None:
-        self._facts, self._knows_weights = facts, knows_weights and loss_type in contract.LOSS_TYPES
+    def __init__(self, loss_type: str, *, knows_weights: bool, has_token_losses: bool) -> None:
+        self._knows_weights = knows_weights and loss_type in contract.LOSS_TYPES
         self.takes_apart = has_token_losses
-        if has_token_losses:
-            contract.check_loss_type(loss_type)
         self.divides_by: DividesBy = "rows"
         if loss_type in contract.GLOBAL_TOKEN_MEAN:
             self.divides_by = "nothing"
@@ -65,72 +93,55 @@ class TRLsReduction:
             self.divides_by = "tokens"
 
     def reduce(self, computed: Computed) -> Reduced:
-        """TRL's loss, or its terms and the further ones under TRL's weights."""
         if not self._knows_weights:
             return Reduced(computed.trl_loss, None)
-        weights_B_T = trl_weights(computed, self._facts)
-        loss = computed.trl_loss
+        weights_B_T, loss = computed.trl_weights_B_T, computed.trl_loss
         if self.takes_apart:
-            pieces = pieces_of(computed, self._facts)
+            pieces = computed.pieces()
             loss = (weights_B_T * pieces.loss_B_T).sum() + pieces.rest
-        return Reduced(loss, weights_B_T / self._facts.ranks)
+        return Reduced(loss, weights_B_T / computed.facts.ranks)
 
 
+@dataclass
 class Weighted:
     """An aggregation by weights, which its generation batch carries."""
 
+    aggregation: Any
     takes_apart = True
     by_weights = True
-    divides_by: DividesBy = "nothing"
-
-    def __init__(self, aggregation: Any, facts: RunFacts) -> None:
-        self.aggregation, self._facts = aggregation, facts
+    divides_by: ClassVar[DividesBy] = "nothing"
 
     def reduce(self, computed: Computed) -> Reduced:
-        """The same terms under these weights."""
-        pieces = pieces_of(computed, self._facts)
-        progress = computed.progress
+        pieces, progress = computed.pieces(), computed.progress
         # The weights' sum spans the generation batch. Ranks are averaged by DDP, ZeRO and FSDP; and each optimizer
         # step takes `accumulation` of the batch's `steps_per_generation` micro-batches. Weights that are those of a
         # step already stay as they are: the last step of an epoch may be short, and a sum is not to grow by that.
         per_step = AggregationDeclaration.of(self.aggregation).per_step
         share = 1.0 if per_step else progress.steps_per_generation / progress.accumulation
         weights_B_T: torch.Tensor = computed.forward.inputs[BatchKeys.weights]
-        loss = (weights_B_T * pieces.loss_B_T).sum() * (self._facts.ranks * share) + pieces.rest
+        loss = (weights_B_T * pieces.loss_B_T).sum() * (computed.facts.ranks * share) + pieces.rest
         return Reduced(loss, weights_B_T * share)
 
 
+@dataclass
 class Reducing:
     """An aggregation that reduces the losses of each micro-batch."""
 
+    aggregation: Any
     takes_apart = True
     by_weights = False
-    divides_by: DividesBy = "losses"
-
-    def __init__(self, aggregation: Any, facts: RunFacts) -> None:
-        self.aggregation, self._facts = aggregation, facts
-        needs = AggregationDeclaration.of(aggregation).needs
-        if "step_totals" in needs and facts.steps_per_generation % facts.accumulation:
-            raise ConfigurationError(
-                f"The loss aggregation {flow.plugin_label(aggregation)!r} needs the counts of each optimizer step, but "
-                f"steps_per_generation={facts.steps_per_generation} is no multiple of gradient_accumulation_steps="
-                f"{facts.accumulation}. Change one of the two."
-            )
+    divides_by: ClassVar[DividesBy] = "losses"
 
     def reduce(self, computed: Computed) -> Reduced:
-        """The same terms, reduced by the aggregation; its slope is each token's weight."""
-        pieces = pieces_of(computed, self._facts)
-        forward = computed.forward
-        accumulation = computed.progress.accumulation
+        pieces, forward, accumulation = computed.pieces(), computed.forward, computed.progress.accumulation
         loss_B_T = pieces.loss_B_T
         if not loss_B_T.requires_grad:  # in evaluation, where the loss is linear in the advantages
             loss_B_T = loss_B_T.detach().requires_grad_()
-        with self._facts.agreement.section():
+        with computed.facts.agreement.section():
             totals = forward.inputs[BatchKeys.totals]
             reduced = flow.reduced_loss(self.aggregation, loss_B_T, forward.mask_B_T, totals)
             slope_B_T = flow.reduced_weights(self.aggregation, reduced, loss_B_T, forward.mask_B_T)
-        weights_B_T = slope_B_T / (accumulation * self._facts.ranks)
-        return Reduced(reduced / accumulation + pieces.rest, weights_B_T)
+        return Reduced(reduced / accumulation + pieces.rest, slope_B_T / (accumulation * computed.facts.ranks))
 
 
 Reduction = TRLsReduction | Weighted | Reducing
@@ -139,12 +150,20 @@ Reduction = TRLsReduction | Weighted | Reducing
 def reduction_of(plugins: SelectedPlugins, facts: RunFacts, loss_type: str, *, knows_weights: bool) -> Reduction:
     """The reduction of a run: the selected aggregation's, or TRL's own, whose weights may be unknown."""
     aggregation, has_token_losses = plugins.aggregation, bool(plugins.token_losses)
+    if plugins.reduces:
+        contract.check_loss_type(loss_type)
     if aggregation is None:
-        return TRLsReduction(facts, loss_type, knows_weights=knows_weights, has_token_losses=has_token_losses)
-    contract.check_loss_type(loss_type)
+        return TRLsReduction(loss_type, knows_weights=knows_weights, has_token_losses=has_token_losses)
     if implements(aggregation, "weights"):
-        return Weighted(aggregation, facts)
-    return Reducing(aggregation, facts)
+        return Weighted(aggregation)
+    per_step = "step_totals" in AggregationDeclaration.of(aggregation).needs
+    if per_step and facts.steps_per_generation % facts.accumulation:
+        raise ConfigurationError(
+            f"The loss aggregation {flow.plugin_label(aggregation)!r} needs the counts of each optimizer step, but "
+            f"steps_per_generation={facts.steps_per_generation} is no multiple of gradient_accumulation_steps="
+            f"{facts.accumulation}. Change one of the two."
+        )
+    return Reducing(aggregation)
 
 
 def terms_of(settings: LossSettings, forward_hooks: Sequence[Any], further: Sequence[Term]) -> list[Term]:
@@ -164,39 +183,6 @@ def terms_of(settings: LossSettings, forward_hooks: Sequence[Any], further: Sequ
         terms.AUXILIARY: settings.auxiliary_loss,
     }
     return [policy, *(term for term, is_there in others.items() if is_there), *further]
-
-
-def pieces_of(computed: Computed, facts: RunFacts) -> TakenApart:
-    """TRL's scalar taken apart, with the further terms."""
-    settings, forward = computed.settings, computed.forward
-    pieces = terms.take_apart(
-        computed.trl_loss,
-        forward.inputs["advantages"],
-        trl_weights(computed, facts),
-        forward.mask_B_T,
-        kl_penalty(forward, settings) if settings.beta != 0.0 else None,
-        has_rest=settings.entropy_bonus or settings.auxiliary_loss,
-    )
-    return pieces.changed_by(computed.further)
-
-
-def kl_penalty(forward: LossForward, settings: LossSettings) -> torch.Tensor:
-    """TRL's KL penalty of each token, `(B, T)`. It does not depend on the advantages, but follows the same weights."""
-    inputs, logps_B_T, ratio_B_T = forward.inputs, forward.policy.logps_B_T, None
-    if settings.bias_correction_kl:
-        old_logps_B_T = inputs.get("old_per_token_logps", logps_B_T.detach())
-        level = settings.importance_sampling_level
-        ratio_B_T = flow.importance_ratio(logps_B_T, old_logps_B_T, forward.mask_B_T, level)
-    return settings.beta * flow.kl_k3(logps_B_T, inputs["ref_per_token_logps"], ratio_B_T)
-
-
-def trl_weights(computed: Computed, facts: RunFacts) -> torch.Tensor:
-    """The weight that TRL's own reduction gives every token, `(B, T)`."""
-    if computed.trl_weights_B_T is not None:
-        return computed.trl_weights_B_T
-    forward, loss_type = computed.forward, computed.settings.loss_type
-    tokens = forward.inputs["num_items_in_batch"]
-    return reading.reduction_weights(loss_type, forward.mask_B_T, tokens, facts, computed.progress)
 
 
 RELATIVE_TOLERANCE = 1e-3
@@ -231,7 +217,7 @@ def self_check(
         loss = trial.loss(loss_of, advantages_B_T, leaf_B_T)
         forward = LossForward({**trial.batch, "advantages": leaf_B_T}, mask_B_T)
         forward.passes.append(PolicyPass(trial.logps_B_T, torch.ones_like(trial.logps_B_T)))
-        return Computed(loss, forward, without, progress)
+        return Computed(loss, forward, without, progress, facts)
 
     def compare(what: str, in_trl: torch.Tensor, expected: torch.Tensor, scale: torch.Tensor | None = None) -> None:
         in_trl, expected = in_trl.detach().double(), expected.detach().double()
@@ -262,9 +248,9 @@ def self_check(
             )
         if not takes_apart:
             return
-        weights_B_T = trl_weights(computed_at_one, facts)
+        weights_B_T = computed_at_one.trl_weights_B_T
         compare("weight of a token", slope_B_T.abs() / slope_at_ratio_one, weights_B_T)
-        terms_B_T = weights_B_T * pieces_of(computed, facts).loss_B_T
+        terms_B_T = weights_B_T * computed.pieces().loss_B_T
         (gradient_B_T,) = torch.autograd.grad(loss, near_one.logps_B_T, retain_graph=True)
         (gradient_of_terms_B_T,) = torch.autograd.grad(terms_B_T.sum(), near_one.logps_B_T)
         compare("gradient", gradient_B_T, gradient_of_terms_B_T)

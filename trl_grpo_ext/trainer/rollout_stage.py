@@ -18,7 +18,7 @@ from ..credit.chain import Change
 from ..credit.parts import agreed_names, part_metrics
 from ..credit.rollouts import ScoredRows
 from ..credit.signal import rewards_are_equal, share_without_signal, signal_table, zero_variance_of
-from ..errors import UpstreamError
+from ..errors import ConfigurationError, UpstreamError
 from ..guard.reward_watch import RewardWatch, reward_limit
 from ..types import Rollout, Totals, implements
 from .batch import BatchKeys
@@ -30,18 +30,11 @@ from .prompts import Drawn, prompts_of
 from .record_stage import RecordStage
 from .reductions import DividesBy
 from .resampling import resampling_of
-from .sampled_batch import (
-    HookLogps,
-    SampledBatch,
-    Sampling,
-    batch_before_trls,
-    read_rollout,
-    refuse_images,
-    rollout_of_shapers,
-)
+from .sampled_batch import HookLogps, SampledBatch, Sampling, batch_before_trls, read_rollout, rollout_of_shapers
 from .selected import SelectedPlugins
 from .token_losses import TokenLosses
 from .upstream import acting, contract, reading
+from .upstream.reading import Generated
 
 
 class RolloutStage:
@@ -71,10 +64,6 @@ class RolloutStage:
         self._resampling = resampling_of(trainer, facts, plugins, loss_counts_rows=divides_by == "rows")
         self._sharing = sharing_of(trainer) if plugins.settings.share_prompts else nullcontext
         self._shapes = self._chain.acts("on_rewards")
-        has_images = reading.has_images(trainer.train_dataset)  # what tools return is seen in the batch alone
-        self._hook_logps.check_images(has_images)
-        if self._shapes:
-            refuse_images(has_images, self._hook_logps.missing(reading.logps_of_batches(trainer)))
         self._reads_rollouts = plugins.read_rollouts
         used = plugins.change_advantages or plugins.compact or plugins.reduces or self._resampling is not None
         self._zeroes_rounding = used and not own_scoring
@@ -93,28 +82,27 @@ class RolloutStage:
         progress = reading.progress_of(self._trainer)
         if not progress.training:
             return self._finish(self._sample(inherited, Drawn(inputs), progress))
-        if self._resampling is None:
-            drawn = self.prompts.next_round(inputs)
-            sampled = self._sample(inherited, drawn, progress)
-            self.prompts.observe(drawn, sampled.rollout, {})
-            return self._finish(sampled)
-        one_round = functools.partial(self._one_round, inherited, progress, self._resampling.reads_advantages)
-        weights_K = self._trainer.reward_weights
-        filled, metrics = self._resampling.fill(one_round, self.prompts, progress, weights_K)
-        self._records.add_metrics(metrics)
-        return self._finish(filled)
+        if self._resampling is not None:
+            one_round = functools.partial(self._one_round, inherited, progress, self._resampling.reads_advantages)
+            filled, metrics = self._resampling.fill(one_round, self.prompts, progress)
+            self._records.add_metrics(metrics)
+            return self._finish(filled)
+        drawn = self.prompts.next_round(inputs)
+        sampled = self._sample(inherited, drawn, progress)
+        self.prompts.observe(drawn, sampled.rollout, {})
+        return self._finish(sampled)
 
     def generate(self, inherited: Inherited, prompts: Any) -> Any:
-        """What TRL generates, which shapers and the rollout need."""
         with self._sharing():
             generated = inherited(prompts)
-        self._sampling.saw_generated(generated)
+        self._sampling.generated = Generated.of(generated)
+        self._sampling.passes = []
         return generated
 
     def pass_outside_losses(self, inherited: Inherited, model: Any, *arguments: Any, **keywords: Any) -> Any:
-        """A forward pass of the old policy or the reference, for no loss."""
         result = inherited(model, *arguments, **keywords)
-        self._sampling.saw_pass(result[0])
+        if self._sampling.generated.completion_ids and not self._sampling.scored:
+            self._sampling.passes.append(result[0])
         return result
 
     def calculate_rewards(
@@ -146,14 +134,14 @@ class RolloutStage:
         self._records.saw_rewards(rewards_N_K, metrics | watch.counts(rewards_N_K, names, self._facts.gather))
         seen = (inputs, prompts, completions, completion_ids, rewards_N_K)
         masks = self._sampling.generated.tool_masks
-        self._sampling.saw_rewards(ScoredRows(*seen, watch.parts, part_names, watch.outcomes, masks))
+        self._sampling.scored.append(ScoredRows(*seen, watch.parts, part_names, watch.outcomes, masks))
         return self._shape_rewards(rewards_N_K) if self._shapes else rewards_N_K
 
     @contextmanager
     def _watching(self) -> Iterator[Sampling]:
         """A context in which the other overrides note what they see of one round."""
         with acting.reward_columns(self._trainer) as show_columns:
-            self._sampling = Sampling(show_columns=show_columns)
+            self._sampling = Sampling(show_columns)
             try:
                 yield self._sampling
             finally:
@@ -162,7 +150,6 @@ class RolloutStage:
     def _one_round(
         self, inherited: Inherited, progress: Progress, reads_advantages: bool, drawn: Drawn
     ) -> tuple[SampledBatch, Rollout]:
-        """A round of `resample`, and what its filter sees."""
         sampled = self._sample(inherited, drawn, progress)
         return sampled, self._apply_rollout_hooks(sampled)[0] if reads_advantages else sampled.rollout
 
@@ -178,9 +165,7 @@ class RolloutStage:
                 "overrides _generate_and_score_completions without calling _calculate_rewards, which the plugins need."
             )
         scored = sampling.scored[-1]
-        logps: HookLogps = {}
-        if not self._shapes:
-            logps = self._compute_logps(batch, scored.rows, progress)
+        logps = {} if self._shapes else self._compute_logps(batch, scored.rows, progress)
         with self._agreement.section():
             if self._shapes:
                 rollout = rollout_of_shapers(self._facts, sampling, batch)
@@ -193,19 +178,23 @@ class RolloutStage:
         return SampledBatch(batch, scored, logps, rollout)
 
     def _shape_rewards(self, rewards_N_K: torch.Tensor) -> torch.Tensor:
-        """The rewards of all ranks, with a column for what each shaper adds."""
         sampling, progress = self._sampling, reading.progress_of(self._trainer)
         batch = batch_before_trls(self._facts, sampling, has_reference=self._trainer.beta != 0.0)
-        refuse_images(sampling.has_images, self._hook_logps.missing(batch))
-        logps = self._compute_logps(batch, sampling.scored[-1].rows, progress)
         scored = sampling.scored[-1]
+        if sampling.has_images and (missing := self._hook_logps.missing(batch)):
+            raise ConfigurationError(
+                f"A hook that shapes rewards needs {' and '.join(missing)} of a batch with images, which TRL computes "
+                "where num_iterations is above 1 (old policy) or beta above 0 (reference). Set these, or remove it."
+            )
+        logps = self._compute_logps(batch, scored.rows, progress)
         with self._agreement.section():
             weights_K = self._trainer.reward_weights
             raw = read_rollout(self._facts, progress, batch, scored, logps, weights_K, sampling.row_numbers)
             rollout = self._chain.on_rewards(raw)
         added_N_S = self._facts.gather(rollout.rewards_B_K[:, len(raw.reward_names) :])
         rewards_N_K = torch.cat([rewards_N_K, added_N_S], dim=1)
-        sampling.saw_shaped(batch, rollout, replace(scored, rewards_N_K=rewards_N_K))
+        sampling.shaped.append((batch, rollout))
+        sampling.scored.append(replace(scored, rewards_N_K=rewards_N_K))
         sampling.show_columns(rollout.reward_names[len(raw.reward_names) :])
         raw_N = self._facts.gather(rollout.raw_rewards_B)
         known_N = raw_N[~torch.isnan(raw_N)]
@@ -245,8 +234,7 @@ class RolloutStage:
         rollout, changes, allowed_signs_B_T = self._apply_rollout_hooks(sampled)
         batch, advantages_B_T = sampled.batch, rollout.advantages_B_T
         assert advantages_B_T is not None
-        signal_N_C = self._facts.gather(signal_table(rollout, allowed_signs_B_T))
-        self._records.warn(self._chain.overruled(signal_N_C))
+        signal_N_C = self._facts.gather(signal_table(rollout))
         batch[BatchKeys.reward] = rollout.rewards_B
         batch[BatchKeys.raw_reward] = rollout.raw_rewards_B
         batch[BatchKeys.baseline] = rollout.group_baselines_B

@@ -41,7 +41,6 @@ class SelectedRewards:
         self._chosen = [*listed, *selected]  # now, since TRL adds an environment's to the list
 
     def set_weights(self, trainer: Any) -> None:
-        """Put the weights where the trainer keeps them, unless the config has some."""
         if trainer.args.reward_weights is None:
             positions = _reward_positions(self._chosen, trainer.reward_funcs, self.weights)
             trainer.reward_weights[positions] = torch.tensor(self.weights)
@@ -98,18 +97,15 @@ class SelectedPlugins:
 
     @property
     def losses_by_name(self) -> dict[str, Any]:
-        """The token losses by their names in metrics."""
         names = unique_names([plugin_label(loss) for loss in self.token_losses])
         return dict(zip(names, self.token_losses, strict=True))
 
     @property
     def compact(self) -> bool:
-        """Whether updates are compact."""
         return bool(self.settings.compact_updates == "exact")
 
     @property
     def read_rollouts(self) -> bool:
-        """Whether anything needs the `Rollout` of each generation batch."""
         records = self.settings.token_records > 0
         draws = self.resample is not None or self.prompt_sampler is not None
         return bool(self.hooks) or self.reduces or draws or records

@@ -1,12 +1,7 @@
-"""Run the rows of a forward pass without padding, each prompt once: the same log-probabilities and gradient.
+"""Run the rows of a forward pass as one row without padding, each prompt once: the same log-probabilities and gradient.
 
-The tokens of a pass run as one row `[prompt][completion 1][completion 2]...[next prompt]...`, at the positions that
-they have in rows of their own. Attention is the only place where tokens meet: in place of a mask the model passes on a
-`PackedMask`, on which `scaled_dot_product_attention` dispatches, as it does on torch's own `CausalBias`. It then runs
-block by block, and no pair of tokens is computed that separate rows would not compute.
-
-TRL's own method is called with the tokens that are scored and no others. Two hooks on the model's backbone replace
-these by the packed row, and what it returns by the hidden states that predict the scored tokens.
+TRL's method is called with the tokens that are scored. Hooks on the model's backbone put in the packed row, at the
+positions that tokens have in rows of their own, and attention runs block by block (`PackedMask`).
 """
 
 from __future__ import annotations
@@ -50,7 +45,6 @@ class Block:
     allowed: torch.Tensor | None = None  # with a prompt, `(W, P + W)`
 
     def attention(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **options: Any) -> torch.Tensor:
-        """Attention of these rows, `(heads, N * W, size)`, out of `(1, heads, L, size)`."""
         (rows, width), places = self.places_N_W.shape, self.places_N_W.flatten()
 
         def own(states: torch.Tensor) -> torch.Tensor:  # (N, heads, W, size)
@@ -295,7 +289,6 @@ class Packing:
         self._said: set[str] = set()
 
     def say_once(self, reason: str) -> None:
-        """Say once that rows are not packed, and why: a warning where prompts were to be shared."""
         if reason not in self._said:
             self._said.add(reason)
             if self.share:
@@ -345,12 +338,10 @@ class Packing:
         return groups_B.unsqueeze(1)
 
     def pack(self, ids: torch.Tensor, mask: torch.Tensor, keep: int, images: Images = NO_IMAGES) -> PackedRows | None:
-        """The rows of one pass, packed; None if they run as they are."""
         found = self.measured(ids, mask, keep, images)
         return None if found is None else PackedRows.of(ids, keep, *found)
 
     def logps(self, method: Callable[..., Any], given: dict[str, Any], packed: PackedRows) -> Any:
-        """The result of TRL's method for `given`, its arguments by name."""
         backbone, ran = backbone_of(given["model"]), 0
         predictors = torch.cat([packed.predictors_K, packed.predictors_K[-1:]])  # TRL's head drops the last one
         scored = torch.cat([packed.scored_K[:1], packed.scored_K]).unsqueeze(0)

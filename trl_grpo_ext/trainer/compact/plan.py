@@ -1,9 +1,7 @@
 """Plan which rows of an optimizer window run together, to compute few tokens. Numbers only.
 
-The rows of some consecutive micro-steps of one window, a block, are sorted and cut into at most one part for each, such
-that the tokens computed are as few as possible: `rows · (longest prompt + longest completion)` where rows are padded;
-where they are packed (`packed`), their own tokens, the prompt of a group once in each part. The cut has the same shape
-on all ranks: TRL gathers one number per row of a micro-batch, and sharded models need as many forwards on each rank.
+The cut has the same shape on all ranks: TRL gathers one number per row of a micro-batch, and sharded models need as
+many forwards on each rank.
 """
 
 from collections.abc import Iterator, Sequence

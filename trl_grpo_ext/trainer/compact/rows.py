@@ -28,7 +28,6 @@ def row_lengths_and_kinds(batch: dict[str, Any], ratios_multiply: bool = False) 
 
 
 def row_lengths(prompt_mask: torch.Tensor, completion_mask: torch.Tensor) -> torch.Tensor:
-    """`(B, 2)`: tokens of prompts, padded on the left, and of completions, padded on the right."""
     return torch.stack([_width(prompt_mask.flip(1)), _width(completion_mask)], dim=1)
 
 
@@ -81,7 +80,6 @@ def _take(rows: dict[str, Any], chosen: Sequence[int]) -> dict[str, Any]:
 
 
 def _make_placeholders(part: dict[str, Any], placeholders: Sequence[bool]) -> None:
-    """Turn copied rows into placeholders: no advantage, no weight, no token that counts."""
     if not any(placeholders):
         return
     empty_B = torch.tensor(placeholders, device=part["completion_mask"].device)
@@ -93,7 +91,6 @@ def _make_placeholders(part: dict[str, Any], placeholders: Sequence[bool]) -> No
 
 
 def _trimmed(part: dict[str, Any], left: int, right: int) -> dict[str, Any]:
-    """The last `left` columns of the prompts and the first `right` of the completions."""
     width, made = part["completion_mask"].size(1), dict(part)
     for key, value in part.items():
         if not isinstance(value, torch.Tensor) or value.dim() < 2:

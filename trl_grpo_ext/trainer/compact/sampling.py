@@ -1,8 +1,6 @@
-"""Sampling with transformers, in which each prompt is computed once for all its completions.
+"""Sampling with transformers, in which each prompt is read once for all its completions.
 
-TRL gives `generate` each prompt as often as it is to be answered; on a CPU, reading prompts is much of the work. Here
-the prompts but for their last token run once each, and their keys and values are copied for every completion. With
-`cache_implementation: static` the cache has its full size at once, else it is copied for every token.
+Prompts but for their last token run once each, and their keys and values are copied for every completion.
 """
 
 import contextlib
@@ -49,7 +47,6 @@ def copies_exactly(model: Any) -> bool:
 
 @contextlib.contextmanager
 def shared_prompts(model: Any) -> Iterator[None]:
-    """A context in which `model.generate` computes each prompt once."""
     before = vars(model).get("generate")
     model.generate = functools.partial(_generate_once, model, model.generate)
     try:

@@ -1,10 +1,7 @@
 """Find out, on rows of the run's own batches, what may change about them without changing what the policy computes.
 
-TRL's own pass of a few rows is the reference. Beside it the same rows run at other places, by themselves without
-padding, and packed; then gradients of a random projection are compared. What counts as equal is measured too: the
-change that one more rounding of every module's output makes, in the precision of the run. Some models change only
-beyond a length in their config, so the trial is made again as soon as a row and the width at which TRL runs it lie on
-two sides of a number in the config.
+TRL's own pass of a few rows is the reference; what counts as equal is measured by one more rounding of every module's
+output. Some models change only beyond a length in their config: `Trials.covers` says when to try again.
 """
 
 from __future__ import annotations
@@ -76,7 +73,6 @@ class Rows:
 
     @property
     def live(self) -> torch.Tensor:
-        """`(N, T)`, the tokens of completions."""
         return self.mask[:, -self.keep :] != 0
 
     def few(self) -> Rows:
@@ -92,7 +88,6 @@ class Rows:
         return self.at([*wanted][:ROWS])
 
     def at(self, chosen: list[int]) -> Rows:
-        """These rows alone."""
         images = self.images.at(chosen)
         return Rows(self.ids[chosen], self.mask[chosen], self.keep, self.lengths[chosen], self.groups[chosen], images)
 
@@ -139,7 +134,6 @@ class Trials:
         return isinstance(backbone, self._backbone) and numbers_in(backbone.config) == self._numbers
 
     def covers(self, span: Span) -> bool:
-        """Whether the trials until now hold for a batch."""
         if self.exact == NOTHING:
             return True
         shortest, width = span
@@ -179,7 +173,6 @@ class Trials:
         return self.exact
 
     def _find(self, exact: Exact, reason: str) -> None:
-        """Say why less is exact than before."""
         if exact == self.exact:
             return
         self.exact = exact
@@ -288,11 +281,9 @@ class _Trial:
         return [float(number) for number in self._facts.gather(table).view(self._facts.ranks, -1).amax(dim=0)]
 
     def places(self) -> float:
-        """The change where all tokens stand further right in rows of the same width."""
         return self._agree(self._gap(self._values(self._padded.moved(self._shift, self._facts.pad_id))))[0]
 
     def alone(self, *, trim_left: bool) -> float:
-        """The change where every row runs by itself, without padding after it, nor before it."""
         found = torch.full_like(self._expected[: len(self._padded.ids)], math.nan)
 
         def run() -> None:
@@ -304,7 +295,6 @@ class _Trial:
         return self._agree(self._gap(found))[0]
 
     def packed(self) -> tuple[float, str]:
-        """The change where the rows are packed, and what went wrong."""
         gap, wrong = _attempt(lambda: self._gap(self._packed_values(self._rows)))
         why = f"packed rows fail ({wrong})" if wrong else ""
         return self._agree(math.nan if gap is None else gap)[0], why
@@ -338,7 +328,6 @@ class _Trial:
 
 
 def _attempt(run: Callable[[], Result]) -> tuple[Result | None, str]:
-    """What passes of a model return; or None, and what it raises where it does not take rows as they are."""
     try:
         return run(), ""
     except (UpstreamError, AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:

@@ -1,11 +1,7 @@
 """Cheaper updates with the same gradient: rows in order of length, trimmed, and without those that have no signal.
 
-TRL pads a whole generation batch to its longest completion and deals shuffled rows to the micro-batches, and rows with
-zero advantages run for nothing. The loss of an optimizer step is a sum over its tokens with weights that are fixed
-beforehand. So its rows may run in any order and in batches of any size, and rows that contribute nothing can be left
-out. `Freedom` says how much of that is exact in a run. The buffered micro-batches are rearranged (`plan`, `rows`), and
-all forward passes are run in order of length, without padding and, with `share_prompts`, with each prompt once
-(`packed`).
+The loss of an optimizer step is a sum over its tokens with weights that are fixed beforehand. So its rows may run in
+any order and in batches of any size, and rows that contribute nothing may be left out, as far as `Freedom` says.
 """
 
 import functools
@@ -78,11 +74,9 @@ class PlainUpdates:
     """Updates as TRL makes them."""
 
     def logps(self, method: Callable[..., Any], model: Any, *arguments: Any, **keywords: Any) -> Any:
-        """TRL's log-probabilities."""
         return method(model, *arguments, **keywords)
 
     def small_head_tiles(self) -> AbstractContextManager[None]:
-        """A context in which nothing is different."""
         return nullcontext()
 
 
@@ -108,7 +102,6 @@ class CompactUpdates:
         self._planned: list[dict[str, Any]] | None = None
 
     def small_head_tiles(self) -> AbstractContextManager[None]:
-        """A context in which TRL's head makes the logits of few tokens at a time on a CPU."""
         return acting.small_head_tiles(self._facts.device)
 
     def plan(self, micro_batches: list[dict[str, Any]], precision: torch.dtype) -> list[dict[str, Any]]:
@@ -191,7 +184,6 @@ class CompactUpdates:
         return planned
 
     def logps(self, method: Callable[..., Any], model: Any, *arguments: Any, **keywords: Any) -> Any:
-        """TRL's log-probabilities of packed rows; rows are sorted by length in passes without a gradient."""
         packing, inferring = self._packing, not torch.is_grad_enabled()
         if packing is None and not inferring:
             return method(model, *arguments, **keywords)
@@ -227,7 +219,6 @@ class CompactUpdates:
 
 
 def _span(lengths: Lengths, width: int) -> Span:
-    """The shortest row that is scored, and the width of all."""
     scored = lengths[lengths[:, 1] > 0]
     return (int(scored.sum(axis=1).min()) if len(scored) else width), width
 

@@ -125,7 +125,6 @@ def drop_undefined_metrics(trainer: Any) -> None:
 
 
 def add_metrics(trainer: Any, metrics: Mapping[str, float]) -> None:
-    """Add values to TRL's metrics, which it averages when it logs."""
     kept = trainer._metrics["train" if trainer.model.training else "eval"]
     for name, value in metrics.items():
         kept[name].append(value)
@@ -154,7 +153,6 @@ def micro_batches_of(trainer: Any, due: dict[str, Any], training: bool) -> list[
 
 
 def trls_policy_loss(trainer: Any, model: Any, inputs: Any) -> torch.Tensor:
-    """TRL's own `_compute_loss`, whatever a class above it does."""
     loss: torch.Tensor = GRPOTrainer._compute_loss(trainer, model, inputs)
     return loss
 
@@ -173,14 +171,12 @@ def policy_pass(
 
 
 def prompt_tokens(trainer: Any, prompts: list[Any]) -> list[list[int]]:
-    """The tokens of prompts, strings or messages, with TRL's chat template."""
     tokens: list[list[int]] = trainer._tokenize_prompts(prompts)[0]
     return tokens
 
 
 @contextmanager
 def reward_functions(trainer: Any, functions: list[Any]) -> Iterator[None]:
-    """A context in which TRL calls these reward functions."""
     before, trainer.reward_funcs = trainer.reward_funcs, functions
     try:
         yield

@@ -153,7 +153,6 @@ def check_version(installed: str | None = None) -> None:
 
 
 def check_class(trainer_class: type, methods: dict[str, tuple[str, ...]] = METHODS) -> None:
-    """Check that a trainer class has the methods that we wrap, with the parameters that we pass on."""
     problems = []
     for name, expected in methods.items():
         method = getattr(trainer_class, name, None)
@@ -167,7 +166,6 @@ def check_class(trainer_class: type, methods: dict[str, tuple[str, ...]] = METHO
 
 
 def check_instance(trainer: Any) -> None:
-    """Check that a constructed trainer has the attributes and arguments that we read."""
     problems = [f"attribute {name} is gone" for name in ATTRIBUTES if not hasattr(trainer, name)]
     problems += [f"argument {name} is gone" for name in ARGUMENTS if not hasattr(trainer.args, name)]
     require(problems, type(trainer))
@@ -194,22 +192,18 @@ def classes_between(trainer_class: type, mixin: type) -> Sequence[type]:
 
 
 def has_own_scoring(between: Sequence[type]) -> bool:
-    """Whether a class of the user's makes generation batches in its own way, with advantages of its own perhaps."""
     return any("_generate_and_score_completions" in vars(owner) for owner in between)
 
 
 def has_own_passes(between: Sequence[type]) -> bool:
-    """Whether a class of the user's runs the models in its own way."""
     return any("_get_per_token_logps_and_entropies" in vars(owner) for owner in between)
 
 
 def check_batch(batch: dict[str, Any]) -> None:
-    """Check that a scored generation batch has the entries that we read."""
     require([f"batch entry {key!r} is gone" for key in BATCH_KEYS if key not in batch], dict)
 
 
 def require(problems: list[str], where: type) -> None:
-    """Raise if something that we rely on is gone."""
     if problems:
         raise UpstreamError(
             f"trl {version('trl')} is not the TRL that trl-grpo-ext knows ({where.__module__}.{where.__qualname__}): "

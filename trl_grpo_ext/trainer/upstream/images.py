@@ -1,7 +1,6 @@
 """Images in TRL's batches and passes: one part for each row, so that rows can move, and joined again.
 
-A processor makes one tensor of all images of a batch, whose rows are images, tiles, patches or completions; TRL's own
-function knows which. Token types, `(B, P + T)`, say which tokens are of images.
+A processor makes one tensor of all images of a batch, whose rows are images, tiles, patches or completions.
 """
 
 from __future__ import annotations
@@ -41,7 +40,6 @@ class Images:
         return "pixel_values" in self.parts
 
     def at(self, rows: Sequence[int]) -> Images:
-        """Those of these rows."""
         parts = {key: [parts[row] for row in rows] for key, parts in self.parts.items()}
         return Images(parts, {key: types[[*rows]] for key, types in self.types.items()})
 
@@ -50,11 +48,9 @@ class Images:
         return Images(self.parts, {key: changed(types) for key, types in self.types.items()})
 
     def between(self, columns: slice) -> Images:
-        """The same where only these columns are left."""
         return self.with_types(lambda types: types[:, columns])
 
     def same(self, one: int, other: int) -> bool:
-        """Whether two rows have the same images."""
         pairs = [(parts[one], parts[other]) for parts in self.parts.values()]
         return all(torch.equal(*pair) if torch.is_tensor(pair[0]) else pair[0] == pair[1] for pair in pairs)
 

@@ -17,11 +17,10 @@ from ...credit.flow import TRL_REDUCTIONS
 from ...errors import ConfigurationError
 from ...guard.agreement import Agreement
 from ..facts import LossSettings, Progress, RunFacts
-from . import contract, releases
+from . import contract
 
 
 def facts_of(trainer: Any) -> RunFacts:
-    """What stays the same for the run of a constructed trainer."""
     args, accelerator, tokenizer = trainer.args, trainer.accelerator, trainer._tokenizer
     rank, ranks = accelerator.process_index, accelerator.num_processes
     return RunFacts(
@@ -48,12 +47,10 @@ def facts_of(trainer: Any) -> RunFacts:
         async_tools=frozenset(
             getattr(tool, "__name__", "") for tool in trainer.tools or () if inspect.iscoroutinefunction(tool)
         ),
-        parsing=releases.parsing_of(tokenizer),
     )
 
 
 def progress_of(trainer: Any) -> Progress:
-    """Where in its run a trainer is."""
     training = bool(trainer.model.training)
     return Progress(
         training=training,
@@ -95,7 +92,6 @@ def problems_of(dataloader: Any) -> int | None:
 
 
 def loss_settings_of(trainer: Any) -> LossSettings:
-    """The settings that determine a trainer's loss."""
     return LossSettings(
         loss_type=trainer.loss_type,
         beta=trainer.beta,
@@ -114,18 +110,6 @@ def one_update_of(trainer: Any) -> str | None:
     if accumulation % (iterations * steps):  # TRL's own condition for keeping the old policy's log-probabilities
         return None
     return ", ".join(f"{name}={value}" for name, value in zip(names, values, strict=True))
-
-
-def logps_of_batches(trainer: Any) -> set[str]:
-    """The log-probabilities in TRL's batches: those of its own passes."""
-    corrected = trainer.use_vllm and trainer.args.vllm_importance_sampling_correction
-    kept = {"old_per_token_logps"} if corrected or one_update_of(trainer) is None else set()
-    return kept | ({"ref_per_token_logps"} if trainer.beta != 0.0 else set())
-
-
-def has_images(dataset: Any) -> bool:
-    """Whether data has one of TRL's columns of images; False of a stream that does not name its columns."""
-    return bool({"image", "images"} & {*(getattr(dataset, "column_names", None) or ())})
 
 
 def reference_of(trainer: Any) -> Callable[[], AbstractContextManager[Any]] | None:
@@ -183,7 +167,6 @@ class Generated:
 
     @classmethod
     def of(cls, returned: Sequence[Any]) -> Generated:
-        """Read TRL's tuple."""
         prompt_ids, completion_ids, tool_masks, _, sampling_logps, _, images, *_ = returned
         return cls(prompt_ids, completion_ids, tool_masks, sampling_logps, images)
 
@@ -194,5 +177,4 @@ def closes_step(trainer: Any) -> bool:
 
 
 def images_of(batch: Mapping[str, Any]) -> dict[str, Any]:
-    """The entries of a batch that belong to images."""
     return {key: batch[key] for key in contract.MULTIMODAL_KEYS if batch.get(key) is not None}
