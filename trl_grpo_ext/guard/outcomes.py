@@ -41,9 +41,7 @@ class Outcome(StrEnum):
     DIED = "died"  # the process at work on it died, twice, or ran out of memory
     REFUSED = "refused"  # too large or too deep to be looked at
     ERROR = "error"  # the reward raised, or the server that it asks failed
-    DECLINED = "declined"  # a judge would not give a verdict
     UNREADABLE = "unreadable"  # a judge's reply is no verdict
-    BUSY = "busy"  # a server took no more requests, also after waiting
 
 
 DEFAULTS: Mapping[Outcome, Consequence] = {
