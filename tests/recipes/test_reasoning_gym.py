@@ -38,7 +38,7 @@ def test_mixture_holds_problems_out() -> None:
     assert len(shown) <= 8
     assert "</answer>" in train[0]["prompt"][2]["content"]
     right = [f"so <answer>{row['answer']}</answer>" for row in held_out]
-    columns = {name: [row[name] for row in held_out] for name in ("task", "seed", "index", "config")}
+    columns = {name: [row[name] for row in held_out] for name in ("task", "entry", "config")}
     assert ReasoningGym(extract="answer")(right, **columns) == [1.0] * 40
     solved = task.Solved("gcd", "answer")([*right[:-1], "<answer>no</answer>"], **columns)
     expected = [1.0 if name == "gcd" else None for name in columns["task"]]

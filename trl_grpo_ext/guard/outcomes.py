@@ -41,9 +41,7 @@ class Outcome(StrEnum):
     DIED = "died"  # the process at work on it died, twice, or ran out of memory
     REFUSED = "refused"  # too large or too deep to be looked at
     ERROR = "error"  # the reward raised, or the server that it asks failed
-    DECLINED = "declined"  # a judge would not give a verdict
     UNREADABLE = "unreadable"  # a judge's reply is no verdict
-    BUSY = "busy"  # a server took no more requests, also after waiting
 
 
 DEFAULTS: Mapping[Outcome, Consequence] = {
@@ -61,17 +59,12 @@ DEFAULTS: Mapping[Outcome, Consequence] = {
 
 @dataclass(frozen=True)
 class Judgement:
-    """One completion's outcome.
-
-    Attributes:
-        outcome: The outcome.
-        detail: The reason, in a few words. It may quote the model.
-        score: The reward's own value if the outcome is `SCORED`; no policy replaces it. `Parts` may come with other
-            outcomes too: a verdict's keep their scores, and where nothing could be read each has the outcome's value.
-    """
+    """One completion's outcome."""
 
     outcome: Outcome
-    detail: str = ""
+    detail: str = ""  # the reason, in a few words; it may quote the model
+    # The reward's own value if the outcome is `SCORED`; no policy replaces it. `Parts` may come with other outcomes
+    # too: a verdict's keep their scores, and where nothing could be read each has the outcome's value.
     score: float | None = None
 
 
@@ -95,15 +88,17 @@ class OutcomePolicy:
         changed: Mapping[str, Any] | None = None,
         defaults: Mapping[Outcome, Consequence] | None = None,
     ) -> None:
-        self.reward, self.outcomes = reward, tuple(outcomes)
+        self.reward = reward
+        self.outcomes = tuple(outcomes)
         known = {**DEFAULTS, **(defaults or {})}
         self._becomes: dict[Outcome, Consequence] = {o: known[o] for o in self.outcomes if o in known}
         if not isinstance(changed, Mapping | None):
             raise ConfigurationError(f"{reward}: outcomes must be a mapping such as {{timeout: null}}, got {changed!r}")
         for name, value in (changed or {}).items():
             if name not in self._becomes:
-                can = ", ".join(self._becomes)
-                raise ConfigurationError(f"{reward} has no outcome {name!r} to set; it has: {can}.")
+                raise ConfigurationError(
+                    f"{reward} has no outcome {name!r} to set; it has: {', '.join(self._becomes)}."
+                )
             self._becomes[Outcome(name)] = _consequence(reward, name, value)
         self.changed = {outcome.value: it for outcome, it in self._becomes.items() if it != known[outcome]}
 
@@ -121,11 +116,9 @@ class OutcomePolicy:
                 continue
             becomes = self._becomes[judgement.outcome]
             if isinstance(becomes, str):
-                detail = f" ({judgement.detail})" if judgement.detail else ""
-                raise RewardError(
-                    f"{self.reward}: the outcome at row {row} is {judgement.outcome.value!r}{detail}, which raises. "
-                    f"Set outcomes: {{{judgement.outcome.value}: null}} (or a number) to go on."
-                ) from causes.get(row)
+                said = repr(judgement.outcome.value) + (f" ({judgement.detail})" if judgement.detail else "")
+                go_on = f"Set outcomes: {{{judgement.outcome.value}: null}} (or a number) to go on."
+                raise RewardError(f"{self.reward}: the outcome at row {row} is {said}. {go_on}") from causes.get(row)
             if isinstance(judgement.score, Parts) and becomes is not None:
                 parts = judgement.score.parts
                 if judgement.outcome not in (Outcome.RIGHT, Outcome.WRONG):
@@ -173,7 +166,6 @@ def _consequence(reward: str, name: str, value: object) -> Consequence:
         return None if value is None else RAISE
     number = value if isinstance(value, int | float) and not isinstance(value, bool) else None
     if number is None or not -sys.float_info.max <= number <= sys.float_info.max:
-        raise ConfigurationError(
-            f"{reward}: the outcome {name!r} must become a finite number, null or raise, got {value!r}."
-        )
+        what = f"{reward}: the outcome {name!r}"
+        raise ConfigurationError(f"{what} must become a finite number, null or raise, got {value!r}.")
     return float(number)

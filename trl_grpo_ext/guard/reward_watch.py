@@ -53,10 +53,9 @@ class _Call:
 
 
 class RewardWatch:
-    """Watches the functions of one scoring, at most `limit` seconds, and keeps scores, parts, outcomes and NaNs."""
+    """Watches the functions of one scoring, at most `limit` seconds, and keeps parts, outcomes and NaNs."""
 
     def __init__(self, limit: float | None = None) -> None:
-        self.scores: dict[str, list[float | None]] = {}
         self.parts: dict[str, list[Sequence[Part]]] = {}
         self.outcomes: dict[str, list[Any]] = {}
         self.nans: dict[str, int] = {}
@@ -216,28 +215,18 @@ class RewardWatch:
         """A call's columns, with loggers that refuse what TRL could not sum or send; and the check of its result."""
         count = len(columns["completions"])
         wrapped = dict(columns)
-        if (log_extra := columns.get("log_extra")) is not None:
 
-            def extra(column: str, values: Iterable[Any]) -> None:
-                values = list(values)
-                try:
-                    pickle.dumps((column, values))
-                except Exception as error:
-                    raise _cannot_log(reward, "log_extra", column, values) from error
-                if column.endswith(OUTCOME_SUFFIX) and len(values) == count:
-                    self.outcomes[column.removesuffix(OUTCOME_SUFFIX)] = values
-                log_extra(column, values)
+        def extra(column: str, values: Iterable[Any]) -> None:
+            values = list(values)
+            pickle.dumps((column, values))  # what cannot be sent to the other ranks is this reward's error, here
+            if column.endswith(OUTCOME_SUFFIX) and len(values) == count:
+                self.outcomes[column.removesuffix(OUTCOME_SUFFIX)] = values
+            columns["log_extra"](column, values)
 
+        if columns.get("log_extra") is not None:
             wrapped["log_extra"] = extra
-        if (log_metric := columns.get("log_metric")) is not None:
-
-            def metric(name: str, value: Any) -> None:
-                try:
-                    log_metric(name, float(value))
-                except (TypeError, ValueError, OverflowError) as error:
-                    raise _cannot_log(reward, "log_metric", name, value) from error
-
-            wrapped["log_metric"] = metric
+        if columns.get("log_metric") is not None:
+            wrapped["log_metric"] = lambda name, value: columns["log_metric"](name, float(value))
         prints = Fingerprints(wrapped)
         return wrapped, lambda returned: self._seen(returned, count, prints, reward)
 
@@ -245,16 +234,11 @@ class RewardWatch:
         if (changed := prints.changed()) is not None:
             text = f"The reward {name!r} changed {changed!r}, which others read as well. Let it make a copy first."
             raise PluginOutputError(text, "inputs")
-        scores = self.scores[name] = check_scores(returned, count, name)
+        scores = check_scores(returned, count, name)
         self.nans[name] = sum(score is not None and math.isnan(score) for score in scores)
         if any(isinstance(score, Parts) for score in scores):
             self.parts[name] = [score.parts if isinstance(score, Parts) else () for score in scores]
         return scores
-
-
-def _cannot_log(reward: str, logger: str, name: Any, value: Any) -> PluginOutputError:
-    wanted = "a number" if logger == "log_metric" else "values that can be pickled"
-    return PluginOutputError(f"The reward {reward!r} gave {logger} {shown(repr(value))} as {name!r}; give it {wanted}.")
 
 
 def _raised(name: str, error: BaseException) -> str:
