@@ -109,8 +109,8 @@ class FutureKL(Checked):
 
     Source: FIPO (2603.19835) and its authors' loss `future_kl`. The defaults are those of their 32B run, which clips to
     [1, 1.2]; for smaller models they recommend `epsilon_low: 0.2`.
-    Departures: distances count live tokens instead of positions. The authors' code further leaves out completions with
-    more than one token beyond their dual clip, and keeps weights under the safety threshold from falling below 0.8.
+    Departures: distances count live tokens. The authors' code leaves out completions with more than one token beyond
+    their dual clip, and keeps weights under the safety threshold from falling below 0.8.
 
     Args:
         half_life: Live tokens after which a token's share in the sum has halved; positive.
@@ -148,12 +148,9 @@ class DivergenceMask(Checked):
 
     With the probability π of the sampled token now and `μ` when it was generated, a token is dropped if `A_t > 0` and
     `π - μ > high`, or `A_t < 0` and `π - μ < -low`; with `divergence="kl"` the distance is
-    `μ·log(μ/π) + (1-μ)·log((1-μ)/(1-π))`, in nats. PPO's clip bounds the ratio π/μ instead, which of an improbable
-    token drops harmless changes, and of a probable one lets large ones pass.
-
-    It takes the place of the ratio clip, so let that not bind: `loss_type: cispo` with `epsilon_high: 20` has the
-    gradient of the authors' code, TRL's other clipped losses with `epsilon: 1` and `epsilon_high: 1e6` have prime-rl's.
-    It needs several optimizer steps per generation batch.
+    `μ·log(μ/π) + (1-μ)·log((1-μ)/(1-π))`, in nats. It takes the place of the ratio clip, so let that not bind:
+    `loss_type: cispo` with `epsilon_high: 20` has the gradient of the authors' code, TRL's other clipped losses with
+    `epsilon: 1` and `epsilon_high: 1e6` have prime-rl's. It needs several optimizer steps per generation batch.
 
     Source: DPPO with the binary total variation or KL divergence, Rethinking the Trust Region in LLM Reinforcement
     Learning (2602.04879), as verl (`dppo_tv`, `dppo_kl`) and prime-rl (its default loss) have it.

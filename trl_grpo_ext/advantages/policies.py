@@ -19,7 +19,7 @@ from .returns import discounted_returns, live_tokens_after, live_tokens_first
 class KLInReward(Checked):
     """Subtract a KL penalty from the reward, per token, `A'_t = γ^(L-t)·A_t - β Σ_{s≥t} γ^(s-t) KL_s`, or as a sum.
 
-    - `form: return_to_go` is a transform, as above: each token of every completion pays for itself and what follows.
+    - `form: return_to_go` is a transform, as above: each token pays for itself and what follows.
     - `form: completion` is a shaper, `r'_i = r_i - β Σ_t KL_t`: what counts is how much more a completion pays than the
       others of its group.
 
@@ -43,7 +43,7 @@ class KLInReward(Checked):
         gamma: γ, in (0, 1]; 1 in form "completion".
         estimator: "k1", "k2" or "k3".
         target: The KL per completion to steer to, in nats, positive. None keeps β as it is.
-        horizon: Completions over which the coefficient adapts, positive. Without a target not used.
+        horizon: Completions over which the coefficient adapts, positive.
         form: "return_to_go" or "completion".
     """
 
@@ -118,13 +118,14 @@ class TeacherLogRatio(Checked):
 
     In expectation over the policy's own tokens this is the gradient of the reverse KL divergence from the policy to the
     teacher, token by token: distillation on the student's own completions. With `prompt`, the teacher sees the prompt
-    in another column, such as one with feedback, a hint or a solution; with `teacher: policy` that is self-distillation
-    (SDPO). It needs no reward and no group. In mode "add", a transform, it is added to the incoming advantages.
+    in another column, such as one with feedback, a hint or a solution; with `teacher: policy` that is
+    self-distillation. It needs no reward and no group. In mode "add", a transform, it is added to the incoming
+    advantages.
 
     Source: MiniLLM (2306.08543) minimises the reverse KL on the student's own samples by policy gradient. SDPO
     (2601.20802) and self-distillation (2601.19897) for a teacher that is the policy after another prompt.
-    Departures: each token is credited with its own log-ratio alone, where MiniLLM sums the ratios of the tokens that
-    follow (`kl_in_reward` does, with the teacher as the reference), normalises by length and mixes the teacher into the
+    Departures: each token is credited with its own log-ratio alone, where MiniLLM sums those that follow
+    (`kl_in_reward` does, with the teacher as the reference), normalises by length and mixes the teacher into the
     sampling. SDPO has the divergence over the top K tokens, and an exponential average of the policy as its teacher.
 
     Args:
@@ -211,8 +212,12 @@ def needs_of(name: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 def logps_of(name: str, rollout: Rollout) -> torch.Tensor:
-    """Log-probabilities `(B, T)`: "old_logps", of the reference, or of a teacher."""
-    own = {"old_logps": rollout.old_logps_B_T, REFERENCE: rollout.ref_logps_B_T}
+    """Log-probabilities `(B, T)` by their name among the needs, of the reference, or of a teacher."""
+    own = {
+        "old_logps": rollout.old_logps_B_T,
+        "sampling_logps": rollout.sampling_logps_B_T,
+        REFERENCE: rollout.ref_logps_B_T,
+    }
     found = own[name] if name in own else rollout.teacher_logps_B_T.get(name)
     if found is None:
         raise ConfigurationError(f"The rollout has no log-probabilities of {name!r}, which the hook needs.")

@@ -11,7 +11,8 @@ import torch
 from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 
-from ..types import NEEDS, Rollout, Totals, Turn, turn_numbers
+from ..completions import turn_numbers
+from ..types import NEEDS, Rollout, Totals, Turn
 from .alignment import token_offsets
 from .groups import group_mean, weighted_rewards
 from .parts import Rows, with_parts

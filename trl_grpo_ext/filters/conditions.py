@@ -25,11 +25,10 @@ class Signal:
     """Keep groups with different rewards and an advantage: dynamic sampling.
 
     Groups are dropped for "equal rewards" if each function's rewards are equal before any shaper; beside a hook that
-    reads more than rewards (steps, turns, a teacher), only the advantages count. Groups whose advantages are all 0 on
-    the tokens that count, after the rollout stage of the hooks, are dropped for "no advantage".
+    reads more than rewards, only the advantages count. Groups whose advantages are all 0 on the tokens that count,
+    after the rollout stage of the hooks, are dropped for "no advantage".
 
-    Source: DAPO (2503.14476), section 3.2.
-    Departures: the paper asks for answers that are neither all right nor all wrong, this for different rewards.
+    Source: DAPO (2503.14476), section 3.2, which asks for answers that are neither all right nor all wrong.
     """
 
     __name__ = "signal"
@@ -46,13 +45,11 @@ class Signal:
 class AccuracyBetween(Checked):
     """Keep groups whose mean of one reward lies between two bounds.
 
-    With the defaults and a reward of 0 and 1: groups that are neither all right nor all wrong. Closer bounds make a
-    curriculum. Groups are dropped as "too hard" or "too easy", and for "no reward" if the function scored no
-    completion.
+    With the defaults and a reward of 0 and 1: groups that are neither all right nor all wrong. Groups are dropped as
+    "too hard" or "too easy", and for "no reward" if the function scored no completion.
 
-    Source: dynamic sampling of DAPO (2503.14476), section 3.2; with closer bounds the online prompt filtering of PRIME
-    (2502.01456).
-    Departures: any reward and any bounds; DAPO looks at the number of right answers.
+    Source: dynamic sampling of DAPO (2503.14476), section 3.2, which looks at the number of right answers; with closer
+    bounds the online prompt filtering of PRIME (2502.01456).
 
     Args:
         reward: The reward function's name; None means the weighted sum of all.

@@ -31,8 +31,7 @@ class _ByRound:
 class InOrder(_ByRound):
     """The prompts in the order of TRL's own sampler; what runs without a prompt sampler, equal to TRL's own batches.
 
-    Source: TRL's `RepeatSampler`.
-    Departures: a round of `resample` takes further prompts, so that the data is passed faster.
+    Source: TRL's `RepeatSampler`. A round of `resample` takes further prompts, so that the data is passed faster.
     """
 
     __name__ = "in_order"
@@ -275,12 +274,10 @@ class _Tracked(Checked):
 class RetireSolved(_Tracked):
     """The prompts in TRL's order, without those that were solved `after` times in a row.
 
-    A group that the policy solves as a whole has no signal, and costs as much as any other. A share of each draw goes
-    to retired prompts: one that fails is no longer retired. When every prompt has retired, the training ends. The
-    objective is another: prompts that the policy solves count less than in the data.
+    A share of each draw goes to retired prompts: one that fails is no longer retired. When every prompt has retired,
+    the training ends. The objective is another: prompts that the policy solves count less than in the data.
 
-    Source: none of its own; prime-rl and open-instruct retire solved prompts in this way.
-    Departures: theirs never come back.
+    Source: none of its own; prime-rl and open-instruct retire solved prompts in this way, but for good.
 
     Args:
         after: Rounds in a row in which all completions of a prompt must be right.
